@@ -1,12 +1,18 @@
-"""A gateway of a test's own, as a process, and what asks it over HTTP."""
+"""A gateway of a test's own, as a process or in this one, and what asks it over HTTP."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
+from typing import Any
 
 from helpers.servers import ServerProcess
+from omnistage.gateway.app import new_app
+from omnistage.gateway.door import Door
+from omnistage.gateway.metrics import GatewayMetrics
+from omnistage.gateway.port import HttpListener
+from omnistage.gateway.settings import GatewaySettings
 
 STARTS = ("omnistage.gateway",)
 
@@ -17,3 +23,19 @@ def gateway(router: str, log_folder: Path, *flags: str) -> Iterator[ServerProces
     with ServerProcess("omnistage.gateway", "--router", router, *flags, log_folder=log_folder) as server:
         server.wait_ready()
         yield server
+
+
+@asynccontextmanager
+async def local_gateway(router: str, **settings: Any) -> AsyncIterator[tuple[str, Door]]:
+    """One in the event loop of the test, where its limits can be others; its URL."""
+    given = GatewaySettings(address="127.0.0.1:0", router=router, **settings)
+    door = Door(given, GatewayMetrics())
+    listener = HttpListener(given, new_app(door), door)
+    address = listener.bind()
+    await listener.open()
+    try:
+        await listener.say(serves=True)
+        yield f"http://{address}", door
+    finally:
+        await listener.close(is_broken=False)
+        await door.omni.close()

@@ -28,7 +28,7 @@ HEAD_BYTES = 32 << 10
 HEAD_LIMIT_S = 10.0
 """For the head of a request to arrive, and for the rest of a body that was refused."""
 
-KEPT_LIMIT_S = 75.0
+KEPT_LIMIT_S = 75
 """For the next request to begin on a connection that is kept. Longer than clients and proxies keep one: no request meets its end."""
 
 UNREAD_LIMIT_S = 30.0
@@ -40,6 +40,11 @@ HOST_SHARE = 0.75
 """Most of all connections for one host, or one IPv6 network."""
 
 BACKLOG = 1024
+"""Connections that wait for being accepted."""
+
+ACCEPTED_AT_ONCE = 16
+"""Of these in one turn of the event loop, which closes too many only after it: they must not take all descriptors."""
+
 STOP_LIMIT_S = 1
 DATE_PERIOD_S = 1.0
 
@@ -78,9 +83,9 @@ class HttpListener:
             server_header=False,
             proxy_headers=bool(self._settings.trusted_proxies),
             forwarded_allow_ips=list(self._settings.trusted_proxies),
-            backlog=BACKLOG,
+            backlog=ACCEPTED_AT_ONCE,
             h11_max_incomplete_event_size=HEAD_BYTES,
-            timeout_keep_alive=int(KEPT_LIMIT_S),
+            timeout_keep_alive=KEPT_LIMIT_S,
             timeout_graceful_shutdown=STOP_LIMIT_S,
         )
         config.load()
@@ -89,6 +94,7 @@ class HttpListener:
         self._dating = asyncio.create_task(self._keep_date(server), name="omnistage-date")
         assert self._socket is not None
         await server.startup(sockets=[self._socket])
+        self._socket.listen(BACKLOG)
 
     async def say(self, *, serves: bool) -> None:
         self._door.serves = serves
@@ -140,21 +146,24 @@ def _protocol(door: Door) -> type[H11Protocol]:
 
         def connection_made(self, transport: Any) -> None:
             super().connection_made(transport)
-            self._host = network(self.client[0]) if self.client else "local"
-            by_host[self._host] += 1
-            door.metrics.connections.set(len(self.connections))
-            if len(self.connections) > most or by_host[self._host] > max(HOST_SHARE * most, 1):
+            host = network(self.client[0]) if self.client else "local"
+            if len(self.connections) > most or by_host[host] >= max(HOST_SHARE * most, 1):
+                self.connections.discard(self)  # Those that come with it find its place free.
                 transport.abort()
                 return
+            self._host = host
+            by_host[host] += 1
+            door.metrics.connections.set(len(self.connections))
             self._watch_head()
 
         def connection_lost(self, exc: Exception | None) -> None:
             for timer in (self._head, self._unread):
                 if timer is not None:
                     timer.cancel()
-            by_host[self._host] -= 1
-            if not by_host[self._host]:
-                del by_host[self._host]
+            if self._host:
+                by_host[self._host] -= 1
+                if not by_host[self._host]:
+                    del by_host[self._host]
             super().connection_lost(exc)
             door.metrics.connections.set(len(self.connections))
 

@@ -1,0 +1,314 @@
+"""Requests that are too large, too slow or none: each gets an answer or loses its connection, and the next one is answered."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, suppress
+from pathlib import Path
+
+import pytest
+
+from benchmarks.processes import peak_bytes
+from helpers import servers
+from helpers.gateway import gateway, local_gateway
+from helpers.raw_http import CHAT, QUESTION, answer, connected, head, heard, post
+from helpers.waiting import until
+
+MIB = 1 << 20
+HOST = {"Host": "localhost"}
+JSON = {**HOST, "Content-Type": "application/json"}
+CHUNKED = head("POST", CHAT, {**JSON, "Transfer-Encoding": "chunked"})
+DESCRIPTORS = 128
+
+
+@pytest.fixture(scope="module")
+def narrow(toy: servers.Stack, tmp_path_factory: pytest.TempPathFactory) -> Iterator[servers.ServerProcess]:
+    """A gateway that takes bodies of 1 MiB."""
+    with gateway(toy.address, tmp_path_factory.mktemp("narrow"), "--max-message-bytes", str(MIB)) as server:
+        yield server
+
+
+def is_answered(url: str, source: str = "127.0.0.1") -> bool:
+    """Whether a good request is."""
+    return answer(url, post(), source=source).status == 200
+
+
+def asked(**fields: object) -> bytes:
+    return json.dumps({**QUESTION, **fields}).encode()
+
+
+def written(name: str, value: str) -> bytes:
+    """The question with a field whose value is written so."""
+    return json.dumps(QUESTION)[:-1].encode() + f', "{name}": {value}}}'.encode("utf-8", "surrogatepass")
+
+
+BODIES = {
+    "nothing": b"",
+    "no object": b"[]",
+    "a number": b"1",
+    "half": b'{"model": "toy"',
+    "UTF-16": asked().decode().encode("utf-16"),
+    "byte order mark": b"\xef\xbb\xbf" + asked(),
+    "no UTF-8": b'{"model": "\xff"}',
+    "half a pair": written("stop", '"\\ud800"'),
+    "half a pair as a name": written("\\ud800", "1"),
+    "half a pair in the question": b'{"model": "toy", "messages": [{"role": "user", "content": "\\udfff"}]}',
+    "half a pair, as it is": written("stop", '"\ud800"'),
+    "NaN": written("temperature", "NaN"),
+    "Infinity": written("temperature", "-Infinity"),
+    "an infinite number": written("temperature", "1e999999"),
+    "an infinite count": written("seed", "1e999999"),
+    "100,000 digits": written("seed", "9" * 100_000),
+    "more than 64 bits": written("seed", str(1 << 64)),
+    "more than 64 bits, less than none": written("seed", str(-(1 << 64))),
+    "more than 31 bits": written("max_tokens", str(1 << 40)),
+    "a number as large as a float can be": written("max_tokens", "1e308"),
+    "deep lists": written("stop", "[" * 100_000 + "]" * 100_000),
+    "deep objects": written("stop", '{"a":' * 100_000 + "1" + "}" * 100_000),
+    "a million lists": written("stop", "[" + "[]," * 1_000_000 + "1]"),
+    "lists in a message": asked(messages=[{"role": "user", "content": [[]] * 100_000}]),
+    "many messages": asked(messages=[{"role": "user", "content": "a"}] * 100_000),
+    "many fields": asked(**{f"f{number}": 1 for number in range(100_000)}),
+    "a long name": written("x" * 100_000, "1"),
+    "a long model": asked(model="m" * 100_000),
+    "a long question": asked(messages=[{"role": "user", "content": "a" * 3_000_000}]),
+}
+
+
+@pytest.mark.parametrize("name", BODIES)
+def test_a_body_that_makes_no_sense_is_told_so(url: str, name: str) -> None:
+    told = answer(url, post(BODIES[name]))
+    assert told.status == (404 if name == "a long model" else 400)
+    assert told.error["code"]
+    assert len(told.body) < 8000, "it quotes without end"
+    assert is_answered(url)
+
+
+def test_of_two_values_of_a_field_the_last_counts(url: str) -> None:
+    told = answer(url, post(written("max_tokens", "3")))
+    assert json.loads(told.body)["usage"]["completion_tokens"] == 3
+
+
+@pytest.mark.parametrize("kind", ["text/plain", "application/x-www-form-urlencoded", "", "text/html; charset=json"])
+def test_only_json_is_read_as_json(url: str, kind: str) -> None:
+    told = answer(url, post(Content_Type=kind))
+    assert told.status == 400
+    assert "application/json" in told.error["hint"]
+
+
+HEADS = {
+    "a long line": head("GET", "/v1/models", {**HOST, "x": "a" * 40_000}),
+    "a line longer than what is read at once": head("GET", "/v1/models", {**HOST, "x": "a" * 400_000}),
+    "many lines": head("GET", "/v1/models", HOST)[:-2] + b"a:b\r\n" * 9000 + b"\r\n",
+    "a long path": head("GET", "/v1/" + "a" * 400_000, HOST),
+}
+
+
+@pytest.mark.parametrize("name", HEADS)
+def test_a_head_has_a_bound(url: str, name: str) -> None:
+    told = answer(url, HEADS[name])
+    assert told.status in (400, 431)
+    assert told.error["code"] in ("headers_too_large", "invalid_http")
+    assert is_answered(url)
+
+
+ODD = {
+    "HTTP/1.0": (head("GET", "/v1/models", HOST, version="1.0"), 200),
+    "HTTP/2": (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", 403),
+    "TLS": (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03", 400),
+    "words": (b"hello world\r\n\r\n", 400),
+    "WebSocket": (
+        head("GET", "/v1/realtime", {**HOST, "Connection": "Upgrade", "Upgrade": "websocket", "Sec-WebSocket-Version": "13"}),
+        404,
+    ),
+    "h2c": (head("GET", "/v1/models", {**HOST, "Connection": "Upgrade, HTTP2-Settings", "Upgrade": "h2c"}), 200),
+    "OPTIONS": (head("OPTIONS", CHAT, HOST), 405),
+    "OPTIONS *": (head("OPTIONS", "*", HOST), 404),
+    "CONNECT": (head("CONNECT", "localhost:80", HOST), 404),
+    "an unknown method": (head("BREW", "/v1/models", HOST), 405),
+    "a target with a host": (head("GET", "http://localhost/v1/models", HOST), 404),
+    "a path with a zero": (head("GET", "/v1/models/%00", HOST), 404),
+    "a path with lines": (head("GET", "/v1/models/a%0d%0ab:%20c", HOST), 404),
+    "a path with half a pair": (head("GET", "/v1/models/%ed%a0%80", HOST), 404),
+    "a path upwards": (head("GET", "/v1/../metrics", HOST), 404),
+    "a path upwards, written otherwise": (head("GET", "/%2e%2e/%2e%2e/etc/passwd", HOST), 404),
+    "two lengths": (head("POST", CHAT, {**JSON, "Content-Length": "5", "Transfer-Encoding": "chunked"}) + b"0\r\n\r\n", 400),
+    "a length twice": (head("POST", CHAT, {**JSON, "Content-Length": "5", "content-length": "6"}) + b"12345", 400),
+    "a length below zero": (head("POST", CHAT, {**JSON, "Content-Length": "-1"}), 400),
+    "a length beyond all": (head("POST", CHAT, {**JSON, "Content-Length": "9" * 20}), 413),
+    "a length of 10,000 digits": (head("POST", CHAT, {**JSON, "Content-Length": "9" * 10_000}), 400),
+    "an unknown coding": (head("POST", CHAT, {**JSON, "Transfer-Encoding": "gzip, chunked"}) + b"0\r\n\r\n", 400),
+    "a chunk that is none": (CHUNKED + b"zz\r\n", 400),
+    "a chunk below zero": (CHUNKED + b"-1\r\n", 400),
+    "a chunk line without end": (CHUNKED + b"1;" + b"a" * 100_000, 400),
+}
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_odd_requests_get_an_answer(url: str, name: str) -> None:
+    request, status = ODD[name]
+    told = answer(url, request)
+    assert told.status == status
+    if status >= 400:
+        assert told.error["message"]
+    assert is_answered(url)
+
+
+def test_what_follows_a_body_of_two_lengths_is_no_request(url: str) -> None:
+    """A proxy before us may have taken it for a part of the body, and so let anybody ask in another one's name."""
+    hidden = head("GET", "/health", HOST)
+    request = head("POST", CHAT, {**JSON, "Content-Length": str(5 + len(hidden)), "Transfer-Encoding": "chunked"}) + b"0\r\n\r\n" + hidden
+    with connected(url) as connection:
+        connection.sendall(request)
+        assert heard(connection).status == 400
+        assert heard(connection).status == 0
+
+
+def test_head_has_no_body(url: str) -> None:
+    told = answer(url, head("HEAD", "/v1/models", HOST), method="HEAD")
+    assert (told.status, told.body) == (405, b"")
+
+
+def test_requests_behind_each_other_are_answered_in_order(url: str) -> None:
+    with connected(url) as connection:
+        connection.sendall(b"".join(post({**QUESTION, "max_tokens": number}) for number in range(1, 21)))
+        counts = [json.loads(heard(connection).body)["usage"]["completion_tokens"] for _ in range(20)]
+    assert counts == list(range(1, 21))
+
+
+def test_who_asks_before_he_sends_a_body_is_told(url: str) -> None:
+    body = json.dumps(QUESTION).encode()
+    with connected(url) as connection:
+        connection.sendall(head("POST", CHAT, {**JSON, "Expect": "100-continue", "Content-Length": str(len(body))}))
+        assert connection.recv(1 << 16).startswith(b"HTTP/1.1 100 ")
+        connection.sendall(body)
+        assert heard(connection).status == 200
+    told = answer(url, head("POST", CHAT, {**JSON, "Expect": "100-continue", "Content-Length": str(1 << 40)}))
+    assert told.status == 413, "he need not send it"
+
+
+def test_a_body_comes_in_chunks_of_any_size(url: str) -> None:
+    body = json.dumps(QUESTION).encode()
+    pieces = [b"1\r\n" + bytes([each]) + b"\r\n" for each in body]
+    assert answer(url, CHUNKED, *pieces, b"0\r\n\r\n").status == 200
+
+
+def test_a_body_that_is_too_large_is_refused_while_it_arrives(narrow: servers.ServerProcess) -> None:
+    """Its client hears so though it still sends; then the same connection takes the next request."""
+    url = f"http://{narrow.address}"
+    size = 8 * MIB
+    for request in (CHUNKED + f"{size:x}\r\n".encode(), head("POST", CHAT, {**JSON, "Content-Length": str(size)})):
+        with connected(url) as connection:
+            connection.sendall(request)
+            for _ in range(8):
+                connection.sendall(b" " * MIB)
+            connection.sendall(b"\r\n0\r\n\r\n" if request.startswith(CHUNKED) else b"")
+            told = heard(connection)
+            assert (told.status, told.error["code"]) == (413, "too_large")
+            connection.sendall(post())
+            assert heard(connection).status == 200
+
+
+def test_what_is_refused_takes_no_memory(narrow: servers.ServerProcess) -> None:
+    url = f"http://{narrow.address}"
+    assert is_answered(url)
+    before = peak_bytes(narrow.pid)
+    with ExitStack() as opened:
+        for _ in range(24):
+            connection = opened.enter_context(connected(url))
+            connection.sendall(CHUNKED + f"{1 << 40:x}\r\n".encode())
+            for _ in range(8):
+                connection.sendall(b"[" * MIB)
+            assert heard(connection).status == 413
+    assert peak_bytes(narrow.pid) - before < 32 * MIB
+    assert is_answered(url)
+
+
+async def test_many_values_at_once_take_little_memory(url: str, toy: servers.Stack, tmp_path: Path) -> None:
+    """Each of them would be 40 MiB of objects."""
+    body = asked(messages=[{"role": "user", "content": [[]] * 250_000}]).replace(b" ", b"")
+    with gateway(toy.address, tmp_path) as server:
+        url = f"http://{server.address}"
+        assert is_answered(url)
+        before = peak_bytes(server.pid)
+        told = await asyncio.gather(*(asyncio.to_thread(answer, url, post(body)) for _ in range(12)))
+        assert {each.status for each in told} <= {400, 503}
+        assert peak_bytes(server.pid) - before < 256 * MIB
+        assert is_answered(url)
+
+
+async def test_a_head_that_drips_in_is_not_waited_for(toy: servers.Stack, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("omnistage.gateway.port.HEAD_LIMIT_S", 0.5)
+    async with local_gateway(toy.address) as (url, _):
+        await asyncio.gather(asyncio.to_thread(_drip, url), asyncio.to_thread(_say_nothing, url))
+        assert await asyncio.to_thread(is_answered, url)
+
+
+def _drip(url: str) -> None:
+    with connected(url) as connection, pytest.raises(ConnectionError):
+        for each in head("GET", "/v1/models", {**HOST, "x": "a" * 10_000}):
+            connection.sendall(bytes([each]))
+            time.sleep(0.01)
+
+
+def _say_nothing(url: str) -> None:
+    with connected(url) as connection, suppress(ConnectionError):
+        assert connection.recv(1) == b""
+
+
+async def test_a_connection_without_a_request_is_kept_for_a_while(toy: servers.Stack, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("omnistage.gateway.port.KEPT_LIMIT_S", 1)
+    async with local_gateway(toy.address) as (url, _):
+
+        def twice() -> None:
+            with connected(url) as connection:
+                for _ in range(2):
+                    connection.sendall(post())
+                    assert heard(connection).status == 200
+                assert connection.recv(1) == b""
+
+        await asyncio.to_thread(twice)
+
+
+async def test_a_body_that_drips_in_is_not_waited_for(toy: servers.Stack, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("omnistage.gateway.guard.BODY_LIMIT_S", 0.3)
+    async with local_gateway(toy.address) as (url, _):
+        told = await asyncio.to_thread(answer, url, head("POST", CHAT, {**JSON, "Content-Length": "10"}) + b"{")
+        assert (told.status, told.error["code"]) == (408, "timeout")
+        assert await asyncio.to_thread(is_answered, url)
+
+
+async def test_all_bodies_together_have_a_bound_and_one_host_a_share_of_it(toy: servers.Stack, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("omnistage.gateway.guard.BODIES_BYTES", 4 * MIB)
+    half = head("POST", CHAT, {**JSON, "Content-Length": str(2 * MIB)}) + b" " * (2 * MIB - 64 * 1024)
+    async with local_gateway(toy.address) as (url, door):
+        with connected(url) as holder:
+            await asyncio.to_thread(holder.sendall, half)
+            await until(lambda: door.running == 1)
+            told = await asyncio.to_thread(answer, url, half)
+            assert (told.status, told.error["reason"], told.header("retry-after")) == (503, "OVERLOADED", "1")
+            assert await asyncio.to_thread(is_answered, url, "127.0.0.2")
+            assert await asyncio.to_thread(is_answered, url), "small ones still have room"
+        await until(lambda: door.running == 0)
+        told = await asyncio.to_thread(answer, url, head("POST", CHAT, {**JSON, "Content-Length": str(MIB)}) + b" " * MIB)
+        assert told.status == 400, "what the others held is free again"
+
+
+def test_one_host_does_not_take_all_connections(toy: servers.Stack, tmp_path: Path) -> None:
+    environment = {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")])}
+    words = ("omnistage.gateway", str(DESCRIPTORS), "", "--router", toy.address)
+    with servers.ServerProcess("helpers.poor", *words, log_folder=tmp_path, environment=environment) as server:
+        server.wait_ready()
+        url = f"http://{server.address}"
+        with ExitStack() as opened:
+            flood: list[socket.socket] = []
+            for _ in range(2 * DESCRIPTORS):
+                with suppress(OSError):  # One that is closed at once.
+                    flood.append(opened.enter_context(connected(url)))
+            assert is_answered(url, "127.0.0.2")
+        assert is_answered(url)
