@@ -12,6 +12,7 @@ from starlette.types import ASGIApp
 from omnistage.client.errors import OmniError
 from omnistage.gateway import chat, listing, page, pictures, responses, speech, state
 from omnistage.gateway.account import Account
+from omnistage.gateway.document import document
 from omnistage.gateway.door import Door
 from omnistage.gateway.failure import ApiError, of_omni, of_validation
 from omnistage.gateway.guard import Guard
@@ -35,6 +36,7 @@ def new_app(door: Door) -> ASGIApp:
     app.add_exception_handler(ApiError, _failed)
     app.add_exception_handler(OmniError, _failed)
     app.add_exception_handler(Exception, _broken)
+    document(app)
     return Guard(app, door)
 
 

@@ -36,6 +36,9 @@ UNREAD_LIMIT_S = 30.0
 
 LEAST_READ_BYTES = 4 << 10
 
+UNSENT_BYTES = 128 << 10
+"""What the kernel holds of an answer that its client does not read; beside it uvicorn holds as much as its own bound."""
+
 HOST_SHARE = 0.75
 """Most of all connections for one host, or one IPv6 network."""
 
@@ -151,6 +154,7 @@ def _protocol(door: Door) -> type[H11Protocol]:
                 self.connections.discard(self)  # Those that come with it find its place free.
                 transport.abort()
                 return
+            transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT_BYTES)
             self._host = host
             by_host[host] += 1
             door.metrics.connections.set(len(self.connections))

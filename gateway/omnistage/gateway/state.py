@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fastapi import APIRouter
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
-from starlette.responses import JSONResponse, Response
+from starlette.responses import JSONResponse, PlainTextResponse, Response
 
 from omnistage.client.errors import OmniError
 from omnistage.gateway.door import Door
@@ -18,7 +18,7 @@ def routes(door: Door) -> APIRouter:
         """It lives."""
         return {"status": "ok"}
 
-    @router.get("/ready", responses={503: {"description": "It cannot answer now."}})
+    @router.get("/ready", responses={503: {"description": "It cannot answer now.", "content": {"application/json": {}}}})
     async def ready() -> Response:
         """It takes requests, its router answers, and a pipeline is ready."""
         why = await _not_ready(door)
@@ -26,7 +26,7 @@ def routes(door: Door) -> APIRouter:
             return JSONResponse({"status": "not ready", "why": why}, 503, {"Retry-After": "1"})
         return JSONResponse({"status": "ready"})
 
-    @router.get("/metrics")
+    @router.get("/metrics", response_class=PlainTextResponse)
     async def metrics() -> Response:
         """Of this process, for Prometheus."""
         return Response(generate_latest(door.metrics.registry), media_type=CONTENT_TYPE_LATEST)

@@ -1,0 +1,102 @@
+"""GET /openapi.json: what the endpoints take and give, errors and streams too."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from fastapi import FastAPI
+
+from omnistage.gateway.sound import MEDIA_TYPES
+
+_JSON, _EVENTS = "application/json", "text/event-stream"
+
+_TEXT_OR_NOTHING = {"type": ["string", "null"]}
+
+ERROR: Mapping[str, Any] = {
+    "type": "object",
+    "description": "What went wrong, in OpenAI's form, and beside it the reason of the router and what to do.",
+    "required": ["error"],
+    "additionalProperties": False,
+    "properties": {
+        "error": {
+            "type": "object",
+            "required": ["message", "type", "param", "code", "reason", "hint"],
+            "additionalProperties": False,
+            "properties": {
+                "message": {"type": "string", "minLength": 1},
+                "type": {"type": "string", "enum": ["invalid_request_error", "server_error"]},
+                "param": {**_TEXT_OR_NOTHING, "description": "the field that is wrong"},
+                "code": {**_TEXT_OR_NOTHING, "description": "for programs"},
+                "reason": {**_TEXT_OR_NOTHING, "description": "a name of omnistage.v1.ErrorReason"},
+                "hint": {**_TEXT_OR_NOTHING, "description": "what to do"},
+            },
+        }
+    },
+    "example": {
+        "error": {
+            "message": "temperature: Input should be less than or equal to 2",
+            "type": "invalid_request_error",
+            "param": "temperature",
+            "code": "invalid_value",
+            "reason": "BAD_REQUEST",
+            "hint": None,
+        }
+    },
+}
+
+_RETRY_AFTER = {"description": "seconds after which to ask again", "schema": {"type": "integer", "minimum": 0}}
+
+_SOUND = tuple(sorted(set(MEDIA_TYPES.values())))
+
+ALSO: Mapping[str, tuple[str, ...]] = {
+    "/v1/chat/completions": (_EVENTS,),
+    "/v1/responses": (_EVENTS,),
+    "/v1/audio/speech": (_EVENTS, *_SOUND),
+    "/v1/images/generations": (_EVENTS,),
+    "/v1/images/edits": (_EVENTS,),
+}
+"""What an answer may be beside JSON, by the path of its endpoint."""
+
+EXAMPLES: Mapping[str, Mapping[str, Any]] = {
+    "/v1/chat/completions": {"model": "smol", "messages": [{"role": "user", "content": "What is a kite?"}], "max_completion_tokens": 48},
+    "/v1/responses": {"model": "smol", "input": "What is a kite?", "max_output_tokens": 48},
+    "/v1/audio/speech": {"model": "tts-1", "voice": "alloy", "input": "Good morning."},
+    "/v1/images/generations": {"prompt": "a kite over the sea"},
+}
+
+
+def document(app: FastAPI) -> None:
+    """Have the app tell this as its document."""
+    plain = app.openapi
+
+    def whole() -> dict[str, Any]:
+        told = plain()
+        for path, operations in told["paths"].items():
+            for operation in operations.values():
+                _complete(path, operation)
+        components = told.setdefault("components", {})
+        for name in ("HTTPValidationError", "ValidationError"):
+            components.get("schemas", {}).pop(name, None)
+        components.setdefault("schemas", {})["Error"] = ERROR
+        components["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer", "description": "Any key: whose the request is."}}
+        told["security"] = [{}, {"key": []}]
+        return told
+
+    app.openapi = whole  # type: ignore[method-assign]
+
+
+def _complete(path: str, operation: dict[str, Any]) -> None:
+    responses = operation["responses"]
+    responses.pop("422", None)
+    if path.startswith("/v1/"):
+        error = {"content": {_JSON: {"schema": {"$ref": "#/components/schemas/Error"}}}}
+        responses.setdefault("4XX", {"description": "The request is wrong.", **error})
+        responses.setdefault("503", {"description": "It passes: ask again.", "headers": {"Retry-After": _RETRY_AFTER}, **error})
+        responses.setdefault("500", {"description": "A fault of the server.", **error})
+    content = responses["200"].setdefault("content", {})
+    for media_type in ALSO.get(path, ()):
+        content.setdefault(media_type, {"schema": {}})
+    body = operation.get("requestBody", {}).get("content", {}).get(_JSON)
+    if body is not None and path in EXAMPLES:
+        body.setdefault("example", EXAMPLES[path])

@@ -1,0 +1,283 @@
+"""Clients that leave or do not read, gateways and routers that end: nothing is held for those who are gone, and others do not notice."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import socket
+import struct
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from functools import partial
+from http.client import HTTPConnection
+from pathlib import Path
+
+import pytest
+
+from benchmarks.processes import peak_bytes
+from helpers import lengths, servers
+from helpers.gateway import gateway, local_gateway
+from helpers.metrics import fetched
+from helpers.ports import take_address
+from helpers.raw_http import CHAT, QUESTION, Heard, answer, connected, head, heard, post
+from helpers.waiting import until
+from omnistage.models.toy import formulas
+
+MIB = 1 << 20
+ENDLESS = {**QUESTION, "max_tokens": 32_768}
+STREAM = {**ENDLESS, "stream": True}
+PLACES = 2
+
+
+@pytest.fixture(scope="module")
+def slow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[servers.Stack]:
+    """A chain that speaks for minutes, with two places."""
+    options = {"interval_s": 0.02, "length": 100_000}
+    with servers.stack(
+        tmp_path_factory.mktemp("slow"), options=options, router_args=("--max-sessions", str(PLACES), "--client-share", "1")
+    ) as stack:
+        yield stack
+
+
+@pytest.fixture(scope="module")
+def front(slow: servers.Stack, tmp_path_factory: pytest.TempPathFactory) -> Iterator[servers.ServerProcess]:
+    with gateway(slow.address, tmp_path_factory.mktemp("front")) as server:
+        yield server
+
+
+@pytest.fixture
+def fast(tmp_path: Path) -> Iterator[servers.Stack]:
+    """A chain that speaks for long as fast as it can, whose router waits for a second where nobody reads."""
+    many = ("--max-sessions", "512")
+    with servers.stack(tmp_path, options={"length": 100_000}, stage_args=many, router_args=("--stall-limit", "1", *many)) as stack:
+        yield stack
+
+
+def inflight(server: servers.ServerProcess) -> float:
+    """Of a router or a gateway."""
+    (found,) = [
+        family for family in fetched(server.metrics_address) if family.name in ("omnistage_router_inflight", "omnistage_gateway_inflight")
+    ]
+    return found.samples[0].value
+
+
+async def all_free(stack: servers.Stack, front: servers.ServerProcess) -> None:
+    """Return when nothing of any request is left."""
+    assert stack.router is not None
+    for server in (front, stack.router):
+        await until(partial(_is_idle, server))
+    await servers.all_free(list(stack.addresses.values()))
+
+
+def _is_idle(server: servers.ServerProcess) -> bool:
+    return inflight(server) == 0
+
+
+def close(connection: socket.socket) -> None:
+    connection.close()
+
+
+def reset(connection: socket.socket) -> None:
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    connection.close()
+
+
+def half_close(connection: socket.socket) -> None:
+    """Nothing more will come: it counts as leaving."""
+    connection.shutdown(socket.SHUT_WR)
+
+
+WAYS: dict[str, Callable[[socket.socket], None]] = {"close": close, "reset": reset, "half-close": half_close}
+
+MOMENTS = ("while its body arrives", "in the queue", "before the first byte", "in the middle of a stream", "during a whole answer")
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("moment", MOMENTS)
+async def test_a_client_that_leaves_frees_all_that_it_had(slow: servers.Stack, front: servers.ServerProcess, moment: str, way: str) -> None:
+    assert slow.router is not None
+    url = f"http://{front.address}"
+    with ExitStack() as opened:
+        others = [opened.enter_context(connected(url)) for _ in range(PLACES if moment == "in the queue" else 0)]
+        for other in others:
+            other.sendall(post(STREAM))
+        await until(lambda: slow.router is not None and inflight(slow.router) == len(others))
+        connection = opened.enter_context(connected(url))
+        if moment == "while its body arrives":
+            connection.sendall(post(STREAM)[:-10])
+        else:
+            connection.sendall(post(ENDLESS if moment == "during a whole answer" else STREAM, x_api_key="another"))
+        await until(lambda: inflight(front) == len(others) + 1)
+        if moment == "in the middle of a stream":
+            await until(lambda: b"delta" in connection.recv(1 << 16, socket.MSG_PEEK))
+        elif moment == "during a whole answer":
+            await until(lambda: slow.router is not None and inflight(slow.router) == 1)
+        WAYS[way](connection)
+        await until(lambda: inflight(front) == len(others))
+    await all_free(slow, front)
+    assert '"reason": "CANCELLED"' in front.log()
+    assert "http.bug" not in front.log()
+    with connected(url) as connection:
+        connection.sendall(post({**QUESTION, "max_tokens": 2}))
+        assert (await asyncio.to_thread(heard, connection)).status == 200
+
+
+@lengths.rounds(16, 200)
+async def test_clients_that_do_not_read_hold_little(fast: servers.Stack, tmp_path: Path, rounds: int) -> None:
+    """The router soon has nothing to do with them: it has given all of an answer, or broken it off by its own rule."""
+    assert fast.router is not None
+    with gateway(fast.address, tmp_path) as front, ExitStack() as opened:
+        url = f"http://{front.address}"
+        assert answer(url, post()).status == 200
+        before = peak_bytes(front.pid)
+        readers = []
+        for _ in range(rounds):
+            reader = opened.enter_context(connected(url))
+            reader.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            reader.sendall(post({**STREAM, "max_tokens": 6000}))
+            readers.append(reader)
+        await until(lambda: inflight(front) == rounds)
+        assert (await asyncio.to_thread(answer, url, post())).status == 200, "others do not notice"
+        await until(partial(_is_idle, fast.router))
+        assert peak_bytes(front.pid) - before < 16 * MIB + rounds * 2 * MIB
+        for reader in readers:
+            reader.close()
+        await until(partial(_is_idle, front))
+
+
+async def test_who_reads_nothing_at_all_loses_the_connection(fast: servers.Stack, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("omnistage.gateway.port.UNREAD_LIMIT_S", 0.5)
+    async with local_gateway(fast.address) as (url, door):
+        with connected(url) as reader:
+            reader.sendall(post(STREAM))
+            await until(lambda: door.running == 1)
+            await until(lambda: door.running == 0)
+            assert (await asyncio.to_thread(heard, reader)).status == 0, "a stream that was broken off looks whole"
+        assert (await asyncio.to_thread(answer, url, post())).status == 200
+    assert fast.router is not None
+    await until(partial(_is_idle, fast.router))
+
+
+async def test_who_reads_slowly_gets_all_of_a_whole_answer(fast: servers.Stack, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It takes longer than a client may read nothing."""
+    monkeypatch.setattr("omnistage.gateway.port.UNREAD_LIMIT_S", 0.2)
+    async with local_gateway(fast.address) as (url, _):
+
+        def slowly() -> Heard:
+            with connected(url) as reader:
+                reader.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+                reader.sendall(post({**QUESTION, "max_tokens": 32_768}))
+                whole = bytearray()
+                while not whole.endswith(b"}"):
+                    whole += reader.recv(8192)
+                    time.sleep(0.02)
+            return Heard(body=bytes(whole).partition(b"\r\n\r\n")[2])
+
+        told = await asyncio.to_thread(slowly)
+        assert json.loads(told.body)["choices"][0]["message"]["content"] == formulas.text(5, "Hello", 32_768)
+
+
+async def test_a_gateway_that_is_told_to_end_lets_answers_end(slow: servers.Stack, tmp_path: Path) -> None:
+    with gateway(slow.address, tmp_path, "--grace", "60") as front:
+        url = f"http://{front.address}"
+        with connected(url) as connection:
+            connection.sendall(post({**STREAM, "max_tokens": 100}))
+            await until(lambda: inflight(front) == 1)
+            front.terminate()
+            await until(lambda: "server.draining" in front.log())
+            told = await asyncio.to_thread(answer, url, post())
+            assert (told.status, told.error["reason"], told.header("retry-after")) == (503, "DRAINING", "1")
+            ready = await asyncio.to_thread(answer, url, head("GET", "/ready", {"Host": "localhost"}))
+            assert (ready.status, ready.header("retry-after")) == (503, "1")
+            whole = await asyncio.to_thread(heard, connection)
+        assert whole.body.endswith(b"data: [DONE]\n\n")
+        assert await asyncio.to_thread(front.wait) == 0
+
+
+async def test_after_its_grace_it_breaks_them_off(slow: servers.Stack, tmp_path: Path) -> None:
+    with gateway(slow.address, tmp_path, "--grace", "0.2") as front, connected(f"http://{front.address}") as connection:
+        connection.sendall(post(STREAM))
+        await until(lambda: inflight(front) == 1)
+        front.terminate()
+        assert (await asyncio.to_thread(heard, connection)).status == 0, "a stream that was broken off looks whole"
+        assert await asyncio.to_thread(front.wait) == 0
+    assert slow.router is not None
+    await until(partial(_is_idle, slow.router))
+
+
+@pytest.mark.parametrize("blow", [signal.SIGKILL, signal.SIGSTOP])
+async def test_a_gateway_that_is_lost_holds_no_place(fast: servers.Stack, tmp_path: Path, blow: signal.Signals) -> None:
+    assert fast.router is not None
+    with gateway(fast.address, tmp_path) as front, connected(f"http://{front.address}") as connection:
+        connection.sendall(post(STREAM))
+        assert await asyncio.to_thread(connection.recv, 1 << 10)
+        os.kill(front.pid, blow)
+        try:
+            await until(partial(_is_idle, fast.router))
+        finally:
+            if blow == signal.SIGSTOP:
+                os.kill(front.pid, signal.SIGCONT)
+        if blow == signal.SIGSTOP:
+            assert (await asyncio.to_thread(answer, f"http://{front.address}", post())).status == 200
+
+
+async def test_a_stream_goes_on_when_its_router_is_lost_and_comes_back(tmp_path: Path) -> None:
+    flags = ("--address", take_address())
+    with ExitStack() as running:
+        stack = running.enter_context(servers.stack(tmp_path, options={"interval_s": 0.02, "length": 200}, router_args=flags))
+        assert stack.router is not None
+        front = running.enter_context(gateway(stack.address, tmp_path))
+        connection = running.enter_context(connected(f"http://{front.address}"))
+        connection.sendall(post({**STREAM, "max_tokens": 120}))
+        assert await asyncio.to_thread(connection.recv, 64, socket.MSG_PEEK)
+        await until(lambda: len(connection.recv(1 << 16, socket.MSG_PEEK)) > 4000)
+        stack.router.process.kill()
+        stack.router.wait()
+        stages = ",".join(f"{kind}={address}" for kind, address in stack.addresses.items())
+        words = ("--pipeline", "toy", "--stages", stages, "--grace", "5", *flags)
+        again = running.enter_context(servers.ServerProcess("omnistage.router", *words, log_folder=tmp_path))
+        again.wait_ready()
+        told = await asyncio.to_thread(heard, connection)
+    chunks = [json.loads(piece.removeprefix("data: ")) for piece in told.body.decode().split("\n\n") if piece not in ("", "data: [DONE]")]
+    text = "".join(choice["delta"].get("content", "") for chunk in chunks for choice in chunk.get("choices", ()))
+    assert text == formulas.text(5, "Hello", 120)
+
+
+def descriptors(pid: int) -> int:
+    return len(list(Path(f"/proc/{pid}/fd").iterdir()))
+
+
+def resident_bytes(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+@lengths.rounds(400, 10_000)
+async def test_requests_leave_nothing_behind(toy: servers.Stack, tmp_path: Path, rounds: int) -> None:
+    """Good ones, bad ones, streams, by connections that are kept and by new ones."""
+    bodies = [
+        json.dumps(body).encode()
+        for body in (QUESTION, {**QUESTION, "stream": True}, {**QUESTION, "temperature": 9}, {**QUESTION, "model": "x"})
+    ]
+    with gateway(toy.address, tmp_path) as front:
+        host, _, port = front.address.rpartition(":")
+
+        def ask(count: int) -> None:
+            kept = HTTPConnection(host, int(port), timeout=60)
+            for number in range(count):
+                if number % 10 == 0:
+                    kept.close()
+                kept.request("POST", CHAT, bodies[number % 4], {"Content-Type": "application/json", "x-api-key": f"k{number}"})
+                response = kept.getresponse()
+                response.read()
+                assert response.status == (200, 200, 400, 404)[number % 4]
+            kept.close()
+
+        await asyncio.to_thread(ask, rounds)
+        before = resident_bytes(front.pid)
+        opened = descriptors(front.pid)
+        await asyncio.to_thread(ask, rounds)
+        await until(lambda: descriptors(front.pid) <= opened)
+        assert resident_bytes(front.pid) - before < 8 * MIB

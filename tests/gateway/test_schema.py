@@ -1,0 +1,82 @@
+"""The gateway's own document: whatever it allows, and much that it does not, gets an answer that it describes."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import requests
+import schemathesis
+from hypothesis import HealthCheck, Phase, given, seed, settings
+from hypothesis import strategies as st
+from schemathesis import Case
+from schemathesis.checks import CheckFunction
+from schemathesis.specs.openapi.checks import content_type_conformance, response_schema_conformance, status_code_conformance
+
+from helpers import lengths, servers
+from helpers.gateway import gateway
+
+CHECKS: list[CheckFunction] = [content_type_conformance, response_schema_conformance, status_code_conformance]
+
+LIMIT_S = 60.0
+
+
+@pytest.fixture(scope="module")
+def hurried(toy: servers.Stack, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Where a gateway listens that gives no answer more than two seconds."""
+    with gateway(toy.address, tmp_path_factory.mktemp("hurried"), "--session-limit", "2") as server:
+        yield f"http://{server.address}"
+
+
+def made_good(case: Case, chosen: st.DataObject) -> None:
+    """Some cases name what there is, so that they come further than its check."""
+    body: Any = case.body
+    if isinstance(body, dict):
+        if "model" in body and chosen.draw(st.booleans()):
+            body["model"] = "toy"
+        if "messages" in body and chosen.draw(st.booleans()):
+            body["messages"] = [{"role": "user", "content": chosen.draw(st.text(max_size=20))}]
+
+
+def is_refused_for_now(response: Any) -> bool:
+    return bool(response.status_code == 503 and "retry-after" in response.headers)
+
+
+@lengths.rounds(150, 2000)
+def test_whatever_is_sent_gets_an_answer_of_the_document(hurried: str, rounds: int) -> None:
+    schema = schemathesis.openapi.from_url(f"{hurried}/openapi.json")
+    operations = [result.ok() for result in schema.get_all_operations()]
+    with_a_body = [operation for operation in operations if operation.body]
+    assert with_a_body
+    met: set[int] = set()
+    for operation in operations:
+        share = rounds * 4 // (5 * len(with_a_body)) if operation.body else rounds // (5 * (len(operations) - len(with_a_body)))
+
+        @seed(int(os.environ["OMNISTAGE_TEST_SEED"]))
+        @settings(
+            max_examples=max(share, 1), deadline=None, database=None, phases=[Phase.generate], suppress_health_check=list(HealthCheck)
+        )
+        @given(case=operation.as_strategy(), chosen=st.data())
+        def ask(case: Case, chosen: st.DataObject) -> None:
+            made_good(case, chosen)
+            response = case.call(timeout=LIMIT_S)
+            met.add(response.status_code)
+            assert response.status_code < 500 or is_refused_for_now(response), response.content
+            case.validate_response(response, checks=CHECKS)
+
+        ask()
+    assert {200, 400, 404} <= met, "it met only what is refused at once"
+    assert requests.get(f"{hurried}/ready", timeout=LIMIT_S).status_code == 200
+
+
+def test_the_document_tells_of_errors_and_streams(url: str) -> None:
+    told = requests.get(f"{url}/openapi.json", timeout=LIMIT_S).json()
+    chat = told["paths"]["/v1/chat/completions"]["post"]
+    assert chat["requestBody"]["content"]["application/json"]["example"]["messages"]
+    assert {"200", "4XX", "500", "503"} == set(chat["responses"])
+    assert "text/event-stream" in chat["responses"]["200"]["content"]
+    assert "Retry-After" in chat["responses"]["503"]["headers"]
+    assert told["components"]["schemas"]["Error"]["properties"]["error"]["required"]
+    assert "422" not in str(told["paths"])
