@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from typing import Any
 
 from fastapi import APIRouter
@@ -13,6 +14,7 @@ from omnistage.gateway.door import Door
 
 def routes(door: Door) -> APIRouter:
     router = APIRouter(prefix="/v1", tags=["models"])
+    # Nobody knows since when a pipeline is there: all of them are as old as this process.
     created = int(time.time())
 
     @router.get("/models")
@@ -30,10 +32,16 @@ def routes(door: Door) -> APIRouter:
         """All voices, each with the pipelines that have it."""
         pipelines = await door.offer.pipelines()
         names = sorted({voice for one in pipelines for voice in one.voices})
-        data = [{"id": name, "object": "voice", "models": [one.name for one in pipelines if name in one.voices]} for name in names]
+        data = [_voice(name, pipelines, created) for name in names]
         return {"object": "list", "data": data, "voices": names}
 
     return router
+
+
+def _voice(name: str, pipelines: Sequence[Pipeline], created: int) -> dict[str, Any]:
+    """As OpenAI has one that was made, and which models speak with it."""
+    models = [one.name for one in pipelines if name in one.voices]
+    return {"id": name, "object": "audio.voice", "name": name, "created_at": created, "models": models}
 
 
 def _model(pipeline: Pipeline, created: int) -> dict[str, Any]:

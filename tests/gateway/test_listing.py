@@ -1,0 +1,38 @@
+"""What can be asked, over HTTP."""
+
+from __future__ import annotations
+
+import httpx2
+import openai
+import pytest
+
+from helpers.openai_document import document
+
+
+def test_models_are_pipelines_with_what_they_take_and_give(client: openai.OpenAI) -> None:
+    (model,) = client.models.list()
+    assert (model.id, model.object, model.owned_by) == ("toy", "model", "omnistage")
+    told = model.model_dump()
+    assert (told["inputs"], told["outputs"], told["voices"], told["state"]) == (["text"], ["text", "audio"], ["toy"], "ready")
+    assert client.models.retrieve("toy") == model
+
+
+def test_a_model_that_is_not_there_is_told_which_are(client: openai.OpenAI) -> None:
+    with pytest.raises(openai.NotFoundError, match="toy") as refused:
+        client.models.retrieve("gpt-9")
+    assert (refused.value.param, refused.value.code) == ("model", "model_not_found")
+
+
+def test_voices_have_the_models_that_speak_with_them(url: str) -> None:
+    answer = httpx2.get(f"{url}/v1/audio/voices").json()
+    (voice,) = answer["data"]
+    assert (voice["id"], voice["name"], voice["object"], voice["models"]) == ("toy", "toy", "audio.voice", ["toy"])
+    assert answer["voices"] == ["toy"]
+
+
+def test_lists_are_as_the_document_has_them(url: str) -> None:
+    document().check_answer(httpx2.get(f"{url}/v1/models").json(), "/models", "get")
+    document().check(httpx2.get(f"{url}/v1/models/toy").json(), "Model")
+    for voice in httpx2.get(f"{url}/v1/audio/voices").json()["data"]:
+        # It has no list of voices, only one that was made.
+        document().check({name: value for name, value in voice.items() if name != "models"}, "VoiceResource")

@@ -1,0 +1,274 @@
+"""Pictures over HTTP, as OpenAI's own client sees them: those of the toy film maker, which are known beforehand."""
+
+from __future__ import annotations
+
+import io
+import json
+from base64 import b64decode, b64encode
+from collections.abc import Iterator
+from itertools import pairwise
+from typing import Any
+
+import httpx2
+import numpy as np
+import openai
+import pytest
+from numpy.typing import NDArray
+
+from helpers import servers
+from helpers.gateway import gateway
+from helpers.openai_document import document, events_of
+from omnistage.models.toy import film, formulas
+from omnistage.models.toy.files import pixels_of, png
+
+PROMPT = "a cat"
+SEED = 5
+SKETCH = np.add.outer(np.arange(16), 3 * np.arange(16)).astype(np.uint8)
+URL_OF_SKETCH = "data:image/png;base64," + b64encode(png(SKETCH)).decode()
+
+
+@pytest.fixture(scope="module")
+def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A gateway in front of the film maker."""
+    folder = tmp_path_factory.mktemp("film")
+    with (
+        servers.stack(folder, kinds=["diffusion"], pipeline="toy-film", family="toy-film") as stack,
+        gateway(stack.address, folder) as server,
+    ):
+        yield f"http://{server.address}"
+
+
+def drawn(
+    seed: int = SEED, *, result: int = 0, layer: int = 0, side: int = film.SIDE, shown: int = 0, steps: int = film.STEPS, negative: str = ""
+) -> NDArray[np.uint8]:
+    """What a finished picture must be. shown: the sum of the pixels that were given."""
+    begun = formulas.noise(seed, np.array([result]), np.arange(side), np.arange(side))[0]
+    return formulas.layer(formulas.drawn(begun, formulas.steer(PROMPT, negative, film.GUIDANCE, shown), steps), layer)
+
+
+def pixels(b64_json: str | None) -> NDArray[np.uint8]:
+    assert b64_json is not None
+    return pixels_of(b64decode(b64_json))
+
+
+def post(url: str, path: str, **body: Any) -> httpx2.Response:
+    return httpx2.post(f"{url}/v1/images/{path}", content=json.dumps(body).encode(), headers={"Content-Type": "application/json"})
+
+
+def test_pictures_are_those_of_the_formula(client: openai.OpenAI) -> None:
+    answer = client.images.generate(
+        model="gpt-image-1", prompt=PROMPT, n=2, quality="high", user="ann", extra_body={"seed": SEED, "steps": 3, "negative_prompt": "dog"}
+    )
+    assert answer.data is not None and answer.output_format == "png" and answer.background == "opaque"
+    for number, picture in enumerate(answer.data):
+        np.testing.assert_array_equal(pixels(picture.b64_json), drawn(result=number, steps=3, negative="dog"))
+    assert answer.model_dump()["seed"] == SEED
+
+
+async def test_the_asynchronous_client_and_a_size(url: str) -> None:
+    async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="test", max_retries=0) as client:
+        answer = await client.images.generate(model="toy-film", prompt=PROMPT, size="24x24", output_format="png", extra_body={"seed": SEED})  # type: ignore[call-overload]
+    assert answer.size == "24x24"
+    np.testing.assert_array_equal(pixels(answer.data[0].b64_json), drawn(side=24))
+
+
+def test_a_seed_that_is_told_draws_the_same_again(client: openai.OpenAI) -> None:
+    first = client.images.generate(prompt=PROMPT)
+    again = client.images.generate(prompt=PROMPT, extra_body={"seed": first.model_dump()["seed"]})
+    assert first.data is not None and again.data is not None and first.data[0].b64_json == again.data[0].b64_json
+
+
+def test_layers_come_one_by_one(client: openai.OpenAI) -> None:
+    answer = client.images.generate(prompt=PROMPT, n=2, background="transparent", extra_body={"seed": SEED, "layers": 3})
+    assert answer.data is not None
+    assert [picture.model_dump()["layer"] for picture in answer.data] == [0, 1, 2] * 2
+    for number, picture in enumerate(answer.data):
+        np.testing.assert_array_equal(pixels(picture.b64_json), drawn(result=number // 3, layer=number % 3))
+
+
+@pytest.mark.parametrize("said", [{"model": "dall-e-3"}, {"model": "gpt-image-1", "response_format": "url"}])
+def test_a_url_stands_for_a_picture(said: dict[str, str], client: openai.OpenAI, url: str) -> None:
+    """The one that was called: by a name, where it was called by that."""
+    named = url.replace("127.0.0.1", "localhost")
+    answer = client.with_options(base_url=f"{named}/v1").images.generate(prompt=PROMPT, extra_body={"seed": SEED}, **said)  # type: ignore[call-overload]
+    (picture,) = answer.data
+    assert picture.b64_json is None and picture.url.startswith(f"{named}/v1/images/files/") and picture.url.endswith(".png")
+    file = httpx2.get(picture.url)
+    np.testing.assert_array_equal(pixels_of(file.content), drawn())
+    wanted = {"content-type": "image/png", "cache-control": "private, max-age=3600", "x-content-type-options": "nosniff"}
+    assert {name: file.headers[name] for name in wanted} == wanted
+
+
+def test_nobody_finds_a_picture_without_its_name(url: str) -> None:
+    answer = httpx2.get(f"{url}/v1/images/files/guessed.png")
+    assert (answer.status_code, answer.json()["error"]["code"]) == (404, "not_found")
+
+
+def test_partial_images_change_until_they_are_the_finished_one(client: openai.OpenAI) -> None:
+    """The toy's previews have 16 shades."""
+    stream = client.images.generate(prompt=PROMPT, stream=True, partial_images=3, extra_body={"seed": SEED})
+    *partial, completed = list(stream)
+    shown = []
+    for number, event in enumerate(partial):
+        assert event.type == "image_generation.partial_image" and event.partial_image_index == number
+        shown.append(pixels(event.b64_json))
+    assert len(shown) == 3 and not any(np.array_equal(*pair) for pair in pairwise(shown))
+    assert completed.type == "image_generation.completed" and completed.usage.total_tokens == 0
+    np.testing.assert_array_equal(pixels(completed.b64_json), drawn())
+    np.testing.assert_array_equal(shown[-1], drawn() // 16 * 16)
+
+
+def test_each_of_several_is_completed(client: openai.OpenAI) -> None:
+    events = list(client.images.generate(prompt=PROMPT, stream=True, n=3, extra_body={"seed": SEED}))
+    assert [event.type for event in events] == ["image_generation.completed"] * 3
+    for number, event in enumerate(events):
+        np.testing.assert_array_equal(pixels(event.b64_json), drawn(result=number))
+
+
+def test_events_of_ours_come_to_whoever_asks(url: str) -> None:
+    body = post(url, "generations", prompt=PROMPT, stream=True, partial_images=1, include_events=True).text
+    events = list(events_of(body))
+    assert all(name == data["type"] for name, data in events)
+    progress = [data for name, data in events if name == "omnistage.progress"]
+    assert progress == [{"type": "omnistage.progress", "done": step, "total": film.STEPS} for step in range(1, film.STEPS + 1)]
+    usage = events[-1][1]
+    assert usage["pipeline"] == "toy-film" and usage["session_id"] and "seed" in usage
+    assert [stage["stage"] for stage in usage["usage"]["stages"]] == ["diffusion"]
+    unasked = {name for name, _ in events_of(post(url, "generations", prompt=PROMPT, stream=True, partial_images=1).text)}
+    assert unasked == {"image_generation.partial_image", "image_generation.completed"}
+
+
+@pytest.mark.parametrize("given", [1, 2])
+def test_what_is_given_is_drawn_from(given: int, client: openai.OpenAI) -> None:
+    """One picture, or several, as the client sends them in a form."""
+    files = [io.BytesIO(png(SKETCH)) for _ in range(given)]
+    answer = client.images.edit(image=files[0] if given == 1 else files, prompt=PROMPT, model="gpt-image-1", n=2, extra_body={"seed": SEED})
+    assert answer.data is not None
+    for number, picture in enumerate(answer.data):
+        np.testing.assert_array_equal(pixels(picture.b64_json), drawn(result=number, shown=given * int(SKETCH.sum())))
+
+
+def test_an_edit_is_streamed(client: openai.OpenAI) -> None:
+    partial, completed = list(
+        client.images.edit(image=png(SKETCH), prompt=PROMPT, stream=True, partial_images=1, extra_body={"seed": SEED})
+    )
+    assert partial.type == "image_edit.partial_image" and completed.type == "image_edit.completed"
+    np.testing.assert_array_equal(pixels(completed.b64_json), drawn(shown=int(SKETCH.sum())))
+
+
+def test_an_edit_in_json(url: str) -> None:
+    answer = post(url, "edits", prompt=PROMPT, images=[{"image_url": URL_OF_SKETCH}], seed=SEED)
+    np.testing.assert_array_equal(pixels(answer.json()["data"][0]["b64_json"]), drawn(shown=int(SKETCH.sum())))
+
+
+def test_answers_are_as_the_document_has_them(url: str) -> None:
+    """Sizes that OpenAI's models do not draw have no name there: the client's types have any."""
+    asked: dict[str, Any] = {"prompt": PROMPT, "model": "gpt-image-1", "n": 2}
+    edit = {**asked, "images": [{"image_url": URL_OF_SKETCH}]}
+    document().check(asked, "CreateImageRequest")
+    document().check(edit, "EditImageBodyJsonParam")
+    for path, body in (("generations", asked), ("edits", edit)):
+        document().check_answer(post(url, path, **body).json(), f"/images/{path}")
+        for _, data in events_of(post(url, path, **body, stream=True, partial_images=2).text):
+            document().check_answer(data, f"/images/{path}", media_type="text/event-stream")
+    document().check_answer(post(url, "generations", prompt=PROMPT, response_format="url").json(), "/images/generations")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("asked", "param"),
+    [
+        ({"size": "300x300"}, "size"),
+        ({"size": "large"}, "size"),
+        ({"n": 0}, "n"),
+        ({"n": 9}, "n"),
+        ({"prompt": ""}, "prompt"),
+        ({"prompt": "\ud800"}, "prompt"),
+        ({"background": "transparent"}, "background"),
+        ({"output_format": "webp"}, "output_format"),
+        ({"output_format": "gif"}, "output_format"),
+        ({"partial_images": 4}, "partial_images"),
+        ({"steps": 5000}, "steps"),
+        ({"guidance_scale": -1}, "guidance_scale"),
+        ({"seed": -1}, "seed"),
+        ({"layers": 65}, "layers"),
+        ({"tools": []}, "tools"),
+    ],
+)
+def test_what_cannot_be_drawn_is_refused_by_name(asked: dict[str, Any], param: str, stream: bool, url: str) -> None:
+    answer = post(url, "generations", **{"prompt": PROMPT, "stream": stream, **asked})
+    error = answer.json()["error"]
+    assert (answer.status_code, error["param"]) == (400, param) and param in error["message"]
+
+
+def test_a_stream_has_no_urls(url: str) -> None:
+    answer = post(url, "generations", prompt=PROMPT, stream=True, response_format="url")
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "response_format")
+
+
+@pytest.mark.parametrize(
+    ("images", "param"),
+    [
+        ([], "images"),
+        ([{"image_url": "/etc/passwd"}], "images[0].image_url"),
+        ([{"image_url": "https://host.example/cat.png"}], "images[0].image_url"),
+        ([{"image_url": URL_OF_SKETCH}, {"file_id": "file-1"}], "images[1].file_id"),
+        ([{"image_url": URL_OF_SKETCH}, {"image_url": "data:image/png;base64,!"}], "images[1]"),
+        ([{"image_url": URL_OF_SKETCH}] * 17, "images"),
+    ],
+)
+def test_what_is_no_picture_is_refused_by_name(images: list[dict[str, str]], param: str, url: str) -> None:
+    """A text that is no data: URL above all: it would name a file of the gateway's machine."""
+    answer = post(url, "edits", prompt=PROMPT, images=images)
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
+
+
+def test_a_mask_is_refused(client: openai.OpenAI, url: str) -> None:
+    with pytest.raises(openai.BadRequestError) as refused:
+        client.images.edit(image=png(SKETCH), mask=png(SKETCH), prompt=PROMPT)
+    assert refused.value.param == "mask"
+    answer = post(url, "edits", prompt=PROMPT, images=[{"image_url": URL_OF_SKETCH}], mask={"image_url": URL_OF_SKETCH})
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "mask")
+
+
+FORM = {"Content-Type": "multipart/form-data; boundary=x"}
+
+
+@pytest.mark.parametrize(
+    ("sent", "param"),
+    [
+        ({"files": {"image": b"no picture"}, "data": {"prompt": PROMPT}}, "image[0]"),
+        ({"files": {"image": b""}, "data": {"prompt": PROMPT}}, "image[0]"),
+        ({"files": {"mast": png(SKETCH)}, "data": {"prompt": PROMPT}}, "mast"),
+        ({"files": {"image": png(SKETCH), "prompt": b"a cat"}}, "prompt"),
+        ({"files": {"image": png(SKETCH)}}, "prompt"),
+        ({"files": {"image": png(SKETCH)}, "data": {"prompt": PROMPT, "n": "many"}}, "n"),
+        ({"files": {"image": png(SKETCH)}, "data": {"prompt": PROMPT, "style_of": "x"}}, "style_of"),
+        ({"files": [("image[]", png(SKETCH))] * 17, "data": {"prompt": PROMPT}}, "image"),
+        ({"files": [("image[]", png(SKETCH))] * 18, "data": {"prompt": PROMPT}}, None),
+        ({"content": b"nothing", "headers": FORM}, None),
+        ({"content": b"--x\r\n\r\nnothing", "headers": FORM}, None),
+        ({"content": b"", "headers": FORM}, "image"),
+        ({"content": b"nothing", "headers": {"Content-Type": "multipart/form-data"}}, None),
+        ({"content": b"[" * 100_000, "headers": {"Content-Type": "application/json"}}, None),
+        ({"content": b"a cat", "headers": {"Content-Type": "text/plain"}}, None),
+        ({}, None),
+    ],
+)
+def test_a_form_that_is_none_is_refused(sent: dict[str, Any], param: str | None, url: str) -> None:
+    answer = httpx2.post(f"{url}/v1/images/edits", **sent)
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
+    assert post(url, "generations", prompt=PROMPT).status_code == 200
+
+
+def test_who_takes_no_pictures_says_so(tmp_path_factory: pytest.TempPathFactory) -> None:
+    folder = tmp_path_factory.mktemp("picture")
+    with servers.stack(folder, kinds=["diffusion"], pipeline="toy-picture") as stack, gateway(stack.address, folder) as server:
+        for model in ("toy-picture", "gpt-image-1"):
+            answer = post(f"http://{server.address}", "edits", model=model, prompt=PROMPT, images=[{"image_url": URL_OF_SKETCH}])
+            assert answer.status_code == 400 and "picture" in answer.json()["error"]["message"]
+
+
+def test_variations_are_not_offered(url: str) -> None:
+    answer = httpx2.post(f"{url}/v1/images/variations", files={"image": png(SKETCH)})
+    assert answer.status_code == 404 and "variations" in answer.json()["error"]["message"]
