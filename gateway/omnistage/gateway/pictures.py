@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import time
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -20,7 +20,7 @@ from omnistage.gateway.answering import Pieces, Streamed, begun, told, unless_go
 from omnistage.gateway.door import Door
 from omnistage.gateway.failure import ApiError, in_words_of
 from omnistage.gateway.kept import KEPT_S, Kept
-from omnistage.gateway.pictures_body import read_edit
+from omnistage.gateway.pictures_body import Edit, fetched, read_edit
 from omnistage.gateway.pictures_schema import PictureRequest, edit_bodies
 
 FIELDS = {
@@ -38,7 +38,7 @@ FILES_BYTES = 64 << 20
 """Of the pictures that URLs stand for, all together."""
 
 Made = Literal["image_generation", "image_edit"]
-"""How the events of a stream begin."""
+"""How the names of events begin."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,13 +54,13 @@ def routes(door: Door) -> APIRouter:
     @router.post("/generations", response_class=Response)
     async def generations(request: Request, asked: PictureRequest) -> Response:
         """Draw pictures of a prompt: whole, or as server-sent events with what they look like on the way."""
-        return await _drawn(door, files, request, asked, "image_generation", (), "images")
+        return await _drawn(door, files, request, asked)
 
     @router.post("/edits", response_class=Response, openapi_extra=edit_bodies())
     async def edits(request: Request) -> Response:
         """Draw from pictures, by a prompt: a form as clients of OpenAI send it, or JSON."""
         edit = await read_edit(request)
-        return await _drawn(door, files, request, edit.asked, "image_edit", edit.pictures, edit.field)
+        return await _drawn(door, files, request, edit.asked, edit)
 
     @router.post("/variations", response_class=Response, status_code=404)
     async def variations() -> Response:
@@ -80,12 +80,11 @@ def routes(door: Door) -> APIRouter:
     return router
 
 
-async def _drawn(
-    door: Door, files: Kept[_File], request: Request, asked: PictureRequest, made: Made, pictures: Sequence[bytes | str], field: str
-) -> Response:
-    """pictures: to draw from. field: where they stand in the request."""
+async def _drawn(door: Door, files: Kept[_File], request: Request, asked: PictureRequest, edit: Edit | None = None) -> Response:
+    """edit: what is drawn from, if anything."""
     _check(asked)
     visitor = door.visitor(request)
+    pictures = await unless_gone(request, fetched(edit, door.fetcher.of(visitor.account))) if edit else []
     width, height = asked.sides
     options = door.options(
         visitor,
@@ -102,11 +101,11 @@ async def _drawn(
         negative_prompt=asked.negative_prompt,
         layers=asked.layers,
     )
-    fields = _fields(field)
+    fields = _fields(edit.field if edit else "images")
     with in_words_of(fields):
         events = visitor.account.followed(visitor.omni.stream_draw(asked.prompt, images=pictures, **options))
     if asked.stream:
-        pieces = await unless_gone(request, begun(_events(events, asked, made, fields)))
+        pieces = await unless_gone(request, begun(_events(events, asked, "image_edit" if edit else "image_generation", fields)))
         return Streamed(with_errors(pieces, visitor.account), visitor.account, "text/event-stream")
     answer = await unless_gone(request, _whole(events, fields))
     keep = _keeper(files, request) if _wants_url(asked) else None

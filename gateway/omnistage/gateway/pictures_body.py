@@ -12,6 +12,7 @@ from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import Request
 
 from omnistage.gateway.failure import ApiError
+from omnistage.gateway.fetching import Fetch
 from omnistage.gateway.pictures_schema import MOST_GIVEN, EditRequest, PictureReference, PictureRequest
 
 FORM, JSON = "multipart/form-data", "application/json"
@@ -26,7 +27,7 @@ PICTURES = ("image", "image[]")
 
 @dataclass(frozen=True, slots=True)
 class Edit:
-    """pictures: as the client library takes them: a file's bytes, or a data: URL. field: where they stand in the body."""
+    """pictures: the bytes of a file, or a URL. field: where they stand in the body."""
 
     asked: PictureRequest
     pictures: Sequence[bytes | str]
@@ -88,12 +89,21 @@ def _of_json(body: bytes) -> Edit:
 
 
 def _url(reference: PictureReference, where: str) -> str:
-    """A data: URL. Nothing else may reach the client library, which takes other texts for paths."""
     if reference.file_id is not None:
         raise _bad(f"{where}.file_id", "no files are kept here to be named; give the picture as a data: URL in image_url")
-    if reference.image_url is None or reference.image_url[:5].lower() != "data:":
-        raise _bad(f"{where}.image_url", "give the picture as a data: URL, such as data:image/png;base64,...; nothing is fetched")
+    if reference.image_url is None:
+        raise _bad(f"{where}.image_url", "is missing; give the picture as a data: URL")
     return reference.image_url
+
+
+async def fetched(edit: Edit, fetch: Fetch) -> list[bytes | str]:
+    """Its pictures as the client library takes them: data: URLs stay. No other text may get there, where it would be a path. Raises
+    ApiError."""
+    pictures = list(edit.pictures)
+    for n, given in enumerate(pictures):
+        if isinstance(given, str) and given[:5].lower() != "data:":
+            pictures[n] = await fetch(given, f"images[{n}].image_url")
+    return pictures
 
 
 def _bad(param: str, what: str) -> ApiError:

@@ -64,7 +64,7 @@ def routes(door: Door) -> APIRouter:
     async def speech(request: Request, asked: SpeechRequest) -> Response:
         """Speak a text: one file while it is made, or server-sent events with its pieces."""
         visitor = door.visitor(request)
-        rate_hz = asked.sample_rate_hz
+        rate_hz: int | None = asked.sample_rate_hz
         check_format(asked.response_format, rate_hz or 0, FORMAT)
         if rate_hz is None and asked.response_format in FIXED_RATE:
             rate_hz = RATE_HZ
