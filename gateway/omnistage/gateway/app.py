@@ -12,6 +12,7 @@ from starlette.types import ASGIApp
 from omnistage.client.errors import OmniError
 from omnistage.gateway import chat, listing, page, pictures, responses, speech, state
 from omnistage.gateway.account import Account
+from omnistage.gateway.answering import BrokenOff
 from omnistage.gateway.document import document
 from omnistage.gateway.door import Door
 from omnistage.gateway.failure import ApiError, of_omni, of_validation
@@ -54,7 +55,7 @@ async def _failed(request: Request, error: Exception) -> Response:
 
 async def _broken(request: Request, error: Exception) -> Response:
     """What is raised again, for the guard."""
-    if isinstance(error, ClientDisconnect):
+    if isinstance(error, ClientDisconnect | BrokenOff):  # Nobody reads this any more.
         return Response(status_code=499)
     return _told(request, ApiError(500, "the gateway failed; its log has the cause", code="internal", reason="INTERNAL"))
 

@@ -108,11 +108,10 @@ async def _drawn(door: Door, files: Kept[_File], request: Request, asked: Pictur
         pieces = await unless_gone(request, begun(_events(events, asked, "image_edit" if edit else "image_generation", fields)))
         return Streamed(with_errors(pieces, visitor.account), visitor.account, "text/event-stream")
     answer = await unless_gone(request, _whole(events, fields))
-    keep = _keeper(files, request) if _wants_url(asked) else None
-    if keep is not None:
+    if _wants_url(asked):
         _check_size(answer)
-    # Megabytes in base64 take a while.
-    return await asyncio.to_thread(_response, answer, asked, keep)
+        return _response(answer, asked, _keeper(files, request))
+    return await asyncio.to_thread(_response, answer, asked)  # Megabytes in base64 take a while.
 
 
 def _check(asked: PictureRequest) -> None:
@@ -166,7 +165,7 @@ def _check_size(answer: Answer) -> None:
         raise ApiError(400, message, param="response_format", code="too_large", hint="Ask for b64_json, or for fewer or smaller pictures.")
 
 
-def _response(answer: Answer, asked: PictureRequest, keep: Keep | None) -> Response:
+def _response(answer: Answer, asked: PictureRequest, keep: Keep | None = None) -> Response:
     data = [_entry(picture, asked, keep) for picture in answer.pictures]
     first = answer.pictures[0] if answer.pictures else None
     body = {
