@@ -8,17 +8,21 @@ import json
 import shutil
 import subprocess
 import sys
+from base64 import b64decode
 from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
+import openai
 import pytest
 from PIL import Image
 
 from helpers.command import omnistage
+from helpers.gateway import gateway
 from helpers.processes import Family, Started
 from helpers.waiting import until
 from omnistage.client import AsyncOmni, Omni
+from omnistage.client.wav import to_pcm16
 from tools.examples import Example
 from tools.languages import LANGUAGES, build
 
@@ -89,6 +93,29 @@ def test_the_command_talks_and_draws(address: str, tmp_path: Path) -> None:
     check_drawn((tmp_path / "kite.png").read_bytes())
     status = omnistage("status", "--json", variables=variables)
     assert {one["pipeline"] for one in json.loads(status.stdout)["replicas"]} == {"smol", "picture"}
+
+
+def test_openai_talks_and_draws(address: str, tmp_path: Path) -> None:
+    """By the names of OpenAI's models and voices, which stand for what is here."""
+    with Omni(address=address) as omni:
+        said = omni.say("Good morning.", seed=SEED)
+        drawing = omni.draw(DRAWN, seed=SEED)
+    assert said.audio is not None
+    seed = {"seed": SEED}
+    with gateway(address, tmp_path) as door, openai.OpenAI(base_url=f"http://{door.address}/v1", api_key="test", max_retries=0) as client:
+        spoken = client.audio.speech.create(model="tts-1", voice="nova", input="Good morning.", response_format="pcm", extra_body=seed)
+        assert spoken.content == to_pcm16(said.audio.samples)
+        with pytest.raises(openai.BadRequestError, match="input"):
+            client.audio.speech.create(model="tts-1", voice="nova", input="🙂")
+        for form in ("png", "jpeg", "webp"):
+            drawn = client.images.generate(model="gpt-image-1", prompt=DRAWN, output_format=form, extra_body=seed)  # type: ignore[call-overload]
+            data = b64decode(drawn.data[0].b64_json)
+            assert drawn.output_format == form
+            check_drawn(data)
+            assert form != "png" or data == drawing.pictures[0].data
+        stream = client.images.generate(model="dall-e-3", prompt=DRAWN, stream=True, partial_images=3, extra_body=seed)
+        shown = [b64decode(event.b64_json) for event in stream]
+        assert len(set(shown)) == 4 and shown[-1] == drawing.pictures[0].data
 
 
 @pytest.mark.skipif(shutil.which("node") is None or shutil.which("npm") is None, reason="Node is not on this machine")

@@ -27,10 +27,10 @@ class _Entry(Generic[T]):
 
 
 class Kept(Generic[T]):
-    """At most so many bytes of values; the oldest go first."""
+    """At most so many bytes of values, each for so many seconds; the oldest go first."""
 
-    def __init__(self, most_bytes: int) -> None:
-        self._most_bytes = most_bytes
+    def __init__(self, most_bytes: int, kept_s: float = KEPT_S) -> None:
+        self._most_bytes, self._kept_s = most_bytes, kept_s
         self._entries: OrderedDict[str, _Entry[T]] = OrderedDict()
         self._bytes = 0
 
@@ -38,7 +38,7 @@ class Kept(Generic[T]):
         """Keep it; its name, and until when, as Unix time. One that is larger than all that may be kept is gone at once. name: where it had
         to be known before; `new_name` makes it."""
         self._clear(size)
-        name, expires_at = name or new_name(prefix), time.time() + KEPT_S
+        name, expires_at = name or new_name(prefix), time.time() + self._kept_s
         self._entries[name] = _Entry(value, size, expires_at)
         self._bytes += size
         self._clear(0)
