@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from importlib.util import find_spec
 from typing import Any, Protocol
 
 import numpy as np
@@ -33,9 +37,10 @@ RAW = ("pcm", "pcm16")
 LIGHT = (*RAW, "wav")
 """Samples stand in these as they are: nothing is worked out."""
 
+OPUS_RATES_HZ = (8000, 12000, 16000, 24000, 48000)
 AAC_RATES_HZ = (8000, 11025, 12000, 16000, 22050, 24000, 32000, 44100, 48000)
-AAC_BIT_S = 64_000
-AAC_INSTALL = "Install the package av (pip install 'omnistage[gateway]'), or ask for mp3, opus, flac, wav or pcm."
+PAGE_S = 0.1
+"""Of sound in one page of Ogg: what a listener has waited for before he hears it. libsndfile fills pages of a second."""
 
 
 class _Form(Protocol):
@@ -79,11 +84,10 @@ def check_format(name: str, sample_rate_hz: int, param: str) -> None:
     """Whether it can be written here. sample_rate_hz: 0 if not known yet. param: the field that named the format. Raises ApiError."""
     if name not in MEDIA_TYPES:
         raise ApiError(400, f"{param}: '{name[:64]}' is no format; give one of {', '.join(MEDIA_TYPES)}", param=param, code="invalid_value")
+    form = LIBAV.get(name) or FORMATS.get(f".{name}")
     try:
-        if name == "aac":
-            _check_aac(sample_rate_hz)
-        elif name not in RAW:
-            FORMATS[f".{name}"].check(sample_rate_hz)
+        if form is not None:
+            form.check(sample_rate_hz)
     except RequestError as error:
         raise ApiError(400, f"{param}: {error.message}", param=param, code="unsupported", reason=error.reason, hint=error.hint) from None
 
@@ -91,7 +95,13 @@ def check_format(name: str, sample_rate_hz: int, param: str) -> None:
 def new_encoder(name: str, sample_rate_hz: int, param: str) -> Encoder:
     """For a format by its name. param: the field that named it. Raises ApiError where it cannot be made here."""
     check_format(name, sample_rate_hz, param)
-    form: _Form = _Raw() if name in RAW else _Aac(sample_rate_hz) if name == "aac" else SoundEncoder(f".{name}", sample_rate_hz)
+    form: _Form
+    if name in RAW:
+        form = _Raw()
+    elif name in LIBAV:
+        form = _Libav(LIBAV[name], sample_rate_hz)
+    else:
+        form = SoundEncoder(f".{name}", sample_rate_hz)
     return Encoder(form, is_light=name in LIGHT)
 
 
@@ -105,36 +115,57 @@ class _Raw:
         return b""
 
 
-def _check_aac(sample_rate_hz: int) -> None:
-    if sample_rate_hz and sample_rate_hz not in AAC_RATES_HZ:
-        possible = ", ".join(map(str, AAC_RATES_HZ))
-        raise RequestError(f"AAC cannot have {sample_rate_hz} samples a second, only {possible}", hint="Ask for one of these sample rates.")
-    _av()
+@dataclass(frozen=True, slots=True)
+class _LibavForm:
+    """A kind of file that FFmpeg's libraries write. codec, container, options: as these call them."""
+
+    name: str
+    codec: str
+    container: str
+    bit_s: int
+    rates_hz: tuple[int, ...]
+    options: Mapping[str, str] = field(default_factory=dict)
+
+    def check(self, sample_rate_hz: int) -> None:
+        """Raises RequestError, NotAvailableError where the package av is not there."""
+        if sample_rate_hz and sample_rate_hz not in self.rates_hz:
+            possible = ", ".join(map(str, self.rates_hz))
+            hint = "Ask for one of these sample rates."
+            raise RequestError(f"{self.name} cannot have {sample_rate_hz} samples a second, only {possible}", hint=hint)
+        if find_spec("av") is None:
+            hint = "Install it (pip install 'omnistage[gateway]'), or ask for mp3, flac, wav or pcm."
+            raise NotAvailableError(f"{self.name} needs a package that is not installed: av", hint=hint)
 
 
-def _av() -> Any:
-    """The package av. Raises NotAvailableError."""
-    try:
-        import av  # It loads all of FFmpeg, for a format that hardly anybody asks for.
-    except ImportError as error:
-        raise NotAvailableError("AAC needs a package that is not installed: av", hint=AAC_INSTALL) from error
-    return av
+LIBAV = {
+    "opus": _LibavForm("Opus", "libopus", "ogg", 40_000, OPUS_RATES_HZ, {"page_duration": str(round(PAGE_S * 1e6))}),
+    # In frames that say for themselves what they are (ADTS, ISO/IEC 13818-7): it can be heard from any of them on.
+    "aac": _LibavForm("AAC", "aac", "adts", 64_000, AAC_RATES_HZ),
+}
 
 
-class _Aac:
-    """AAC in frames that say for themselves what they are (ADTS, ISO/IEC 13818-7): they need no container, and can be heard from any of
-    them on."""
+class _Libav:
+    """One file. The library is loaded with the first samples, beside the event loop: that takes a tenth of a second."""
 
-    def __init__(self, sample_rate_hz: int) -> None:
-        self._av = _av()
+    def __init__(self, form: _LibavForm, sample_rate_hz: int) -> None:
+        self._form, self._rate_hz = form, sample_rate_hz
         self._sink = _Sink()
-        self._rate_hz = sample_rate_hz
-        self._file = self._av.open(self._sink, "w", format="adts")
-        self._stream = self._file.add_stream("aac", rate=sample_rate_hz, layout="mono", bit_rate=AAC_BIT_S)
+
+    @cached_property
+    def _file(self) -> Any:
+        import av
+
+        return av.open(self._sink, "w", format=self._form.container, options=dict(self._form.options))
+
+    @cached_property
+    def _stream(self) -> Any:
+        return self._file.add_stream(self._form.codec, rate=self._rate_hz, layout="mono", bit_rate=self._form.bit_s)
 
     def encode(self, samples: Samples) -> bytes:
+        import av
+
         if len(samples):
-            frame = self._av.AudioFrame.from_ndarray(np.clip(samples, -1, 1).reshape(1, -1), format="fltp", layout="mono")
+            frame = av.AudioFrame.from_ndarray(np.clip(samples, -1, 1).reshape(1, -1), format="fltp", layout="mono")
             frame.sample_rate = self._rate_hz
             self._file.mux(self._stream.encode(frame))
         return self._sink.taken()

@@ -1,0 +1,71 @@
+"""Sound in the forms that OpenAI's interface knows, while it comes."""
+
+from __future__ import annotations
+
+import io
+import sys
+
+import av
+import numpy as np
+import pytest
+
+from omnistage.gateway.failure import ApiError
+from omnistage.gateway.sound import MEDIA_TYPES, RAW, new_encoder
+
+RATE_HZ = 24_000
+FILES = {"wav": "wav", "flac": "flac", "mp3": "mp3", "opus": "ogg", "aac": "aac"}
+"""By the name of a format, what FFmpeg calls its file."""
+
+
+def seconds(data: bytes, form: str) -> float:
+    """Of sound that can be heard in a file that may have been broken off."""
+    with av.open(io.BytesIO(data), format=FILES[form]) as file:
+        frames = list(file.decode(audio=0))
+    return sum(frame.samples / frame.sample_rate for frame in frames)
+
+
+def tone(duration_s: float) -> np.ndarray:
+    return (0.3 * np.sin(2 * np.pi * 440 * np.arange(round(duration_s * RATE_HZ)) / RATE_HZ)).astype(np.float32)
+
+
+@pytest.mark.parametrize("form", FILES)
+def test_it_can_be_heard_soon_and_wherever_it_ends(form: str) -> None:
+    """Half a second has come in small pieces, and no more than 0.3 s of it are held back."""
+    encoder = new_encoder(form, RATE_HZ, "format")
+    begun = b"".join(encoder.encode(piece) for piece in np.split(tone(0.5), 25))
+    assert 0.2 <= seconds(begun, form) <= 0.6
+    assert 0.5 <= seconds(begun + encoder.finish(), form) <= 0.6
+
+
+@pytest.mark.parametrize("form", FILES)
+async def test_beside_the_loop_it_is_the_same(form: str) -> None:
+    beside, here = new_encoder(form, RATE_HZ, "format"), new_encoder(form, RATE_HZ, "format")
+    pieces = np.split(tone(0.5), 5)
+    written = b"".join([await beside.grown(piece) for piece in pieces]) + await beside.finished()
+    expected = b"".join(map(here.encode, pieces)) + here.finish()
+    if form == "opus":  # The number of its stream is drawn.
+        assert (len(written), seconds(written, form)) == (len(expected), seconds(expected, form))
+    else:
+        assert written == expected
+
+
+@pytest.mark.parametrize("form", MEDIA_TYPES)
+def test_louder_than_full_scale_is_clipped(form: str) -> None:
+    encoder = new_encoder(form, RATE_HZ, "format")
+    data = encoder.encode(np.full(4800, 3, np.float32)) + encoder.finish()
+    assert data if form not in RAW else np.array_equal(np.frombuffer(data, "<i2"), np.full(4800, 32767))
+
+
+@pytest.mark.parametrize("form", ["aac", "opus"])
+def test_what_needs_a_package_that_is_missing_says_so(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "av", None)
+    with pytest.raises(ApiError, match=r"format: .*av") as refused:
+        new_encoder(form, RATE_HZ, "format")
+    assert (refused.value.status, refused.value.param, refused.value.hint.count("mp3")) == (400, "format", 1)
+
+
+@pytest.mark.parametrize(("form", "rate_hz"), [("aac", 12345), ("opus", 22050), ("mp3", 12345), ("vorbis", RATE_HZ)])
+def test_what_cannot_be_written_is_refused_by_its_field(form: str, rate_hz: int) -> None:
+    with pytest.raises(ApiError, match=r"^format: ") as refused:
+        new_encoder(form, rate_hz, "format")
+    assert (refused.value.status, refused.value.param) == (400, "format")
