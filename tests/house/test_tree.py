@@ -16,8 +16,8 @@ ROOT = Path(__file__).resolve().parents[2]
 # Folders of one machine: the code must run in any. Spelled in two parts so that this file does not hold what it looks for.
 MACHINE_PATH = re.compile(r"(?<![\w.{}$-])/(?:work|root|tmp|home/\w+|opt/(?:pypi|wheels)\S*)/")
 URL_HOST = re.compile(r"\b[a-z][a-z+]*://([^\s/\"'`)>\]:{}$]+)")
-# The PyTorch index is the one address that set-up may go to; the rest is cited, or this machine.
-HOSTS = {"download.pytorch.org", "www.apache.org", "127.0.0.1", "localhost"}
+# The PyTorch index is the one address that set-up may go to; the rest is cited, names a form, or is this machine.
+HOSTS = {"download.pytorch.org", "www.apache.org", "www.w3.org", "127.0.0.1", "localhost"}
 # example.com is reserved for examples; one letter before the dot is no host that exists.
 EXAMPLE = re.compile(r"(?:[\w-]+\.)*example\.com(?::\d+)?|[a-z]\.[a-z]")
 REGISTRY = re.compile(r"\b(?:pypi|pythonhosted|npmjs|debian|docker|ghcr|quay|huggingface)\.(?:org|com|io|co)\b")

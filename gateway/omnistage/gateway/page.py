@@ -2,10 +2,98 @@
 
 from __future__ import annotations
 
-from fastapi import APIRouter
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+
+from fastapi import APIRouter, Request
+from starlette.responses import Response
 
 from omnistage.gateway.door import Door
+from omnistage.gateway.failure import ApiError
+
+FOLDER = Path(__file__).parent / "page"
+
+HOME = "index.html"
+
+MEDIA_TYPES = {
+    HOME: "text/html; charset=utf-8",
+    "style.css": "text/css; charset=utf-8",
+    "app.js": "text/javascript; charset=utf-8",
+    "api.js": "text/javascript; charset=utf-8",
+    "ask.js": "text/javascript; charset=utf-8",
+    "elements.js": "text/javascript; charset=utf-8",
+    "history.js": "text/javascript; charset=utf-8",
+    "pictures.js": "text/javascript; charset=utf-8",
+    "player.js": "text/javascript; charset=utf-8",
+    "ring.js": "text/javascript; charset=utf-8",
+    "snippet.js": "text/javascript; charset=utf-8",
+    "thread.js": "text/javascript; charset=utf-8",
+    "timeline.js": "text/javascript; charset=utf-8",
+    "worker.js": "text/javascript; charset=utf-8",
+    "icon.svg": "image/svg+xml",
+}
+"""All files of the page, by name: nothing else in the folder is served."""
+
+POLICY = "; ".join(
+    (
+        "default-src 'none'",
+        "script-src 'self'",
+        "style-src 'self'",
+        "img-src 'self' data: blob:",
+        "connect-src 'self'",
+        "media-src 'self' blob: data:",
+        "worker-src 'self'",
+        "base-uri 'none'",
+        "form-action 'none'",
+        "frame-ancestors 'none'",
+    )
+)
+"""What a browser may load and run: files of this gateway, and pictures and sound that the page itself made."""
+
+HEADERS = {
+    "Content-Security-Policy": POLICY,
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cache-Control": "no-cache",  # A browser asks each time, and is told by the ETag that nothing changed.
+}
+
+
+@dataclass(frozen=True, slots=True)
+class _File:
+    body: bytes
+    media_type: str
+    etag: str
 
 
 def routes(door: Door) -> APIRouter:
-    return APIRouter(prefix="/v1", tags=["page"])
+    router = APIRouter(include_in_schema=False)
+    files = {name: _read(name, media_type) for name, media_type in MEDIA_TYPES.items()}
+
+    @router.api_route("/", methods=["GET", "HEAD"])
+    async def home(request: Request) -> Response:
+        """The page itself."""
+        return _answer(request, files[HOME])
+
+    @router.api_route("/page/{name}", methods=["GET", "HEAD"])
+    async def file(request: Request, name: str) -> Response:
+        """A file that it needs."""
+        if name not in files:
+            raise ApiError(404, f"the page has no file {name[:128]}", code="unknown_url")
+        return _answer(request, files[name])
+
+    return router
+
+
+def _read(name: str, media_type: str) -> _File:
+    body = (FOLDER / name).read_bytes()
+    return _File(body, media_type, f'"{hashlib.sha256(body).hexdigest()[:32]}"')
+
+
+def _answer(request: Request, file: _File) -> Response:
+    # The worker lies beside the other files, and answers for the page above them.
+    headers = {**HEADERS, "ETag": file.etag, "Service-Worker-Allowed": "/"}
+    known = [tag.strip().removeprefix("W/") for tag in request.headers.get("if-none-match", "").split(",")]
+    if file.etag in known:
+        return Response(status_code=304, headers=headers)
+    return Response(file.body, headers=headers, media_type=file.media_type)

@@ -1,0 +1,172 @@
+// Sound as it comes. An AudioWorklet plays it, and where the browser gives none, sources that are scheduled one after the other.
+
+const LEAD_S = 0.02; // So far ahead a first source is scheduled.
+const USUAL_RATE_HZ = 24000;
+
+/** Of one answer at a time. heard: called with {played, underruns, isOver} as sound is played. */
+export class Player {
+  constructor(heard) {
+    this.heard = heard;
+    this.context = null;
+    this.turn = 0;
+    this.sent = 0;
+    this.last = { played: 0, underruns: 0, isOver: true };
+  }
+
+  static get hasWorklet() {
+    return "AudioWorkletNode" in window && window.isSecureContext;
+  }
+
+  /** In the click that asks: browsers let nothing else begin with sound. */
+  open(rateHz = USUAL_RATE_HZ) {
+    if (this.context?.sampleRate !== rateHz) {
+      this.context?.close();
+      this.context = new AudioContext({ sampleRate: rateHz, latencyHint: "interactive" });
+      const report = (told) => this.report(told);
+      this.sink = Player.hasWorklet ? new WorkletSink(this.context, report) : new ScheduledSink(this.context, report);
+    }
+    if (this.context.state !== "running") this.context.resume();
+  }
+
+  /** A new sound. prebufferS: after its first samples it waits so long, or until it is whole. */
+  begin(rateHz, prebufferS) {
+    this.stop();
+    this.open(rateHz);
+    this.rateHz = rateHz;
+    this.prebufferS = prebufferS;
+    this.sent = 0;
+    this.isWhole = false;
+    this.last = { played: 0, underruns: 0, isOver: false };
+    this.sink.clear(++this.turn);
+  }
+
+  push(samples) {
+    if (!samples.length || this.last.isOver) return;
+    if (!this.sent) this.waiting = setTimeout(() => this.sink.start(), this.prebufferS * 1000);
+    this.sent += samples.length;
+    this.sink.push(samples);
+  }
+
+  /** Nothing follows. */
+  end() {
+    if (this.last.isOver || this.isWhole) return;
+    this.isWhole = true;
+    clearTimeout(this.waiting);
+    this.sink.start();
+    this.sink.end();
+  }
+
+  stop() {
+    clearTimeout(this.waiting);
+    if (this.last.isOver) return;
+    this.last = { ...this.last, isOver: true };
+    this.sink.clear(++this.turn);
+    this.heard(this.last);
+  }
+
+  get isPlaying() {
+    return !this.last.isOver;
+  }
+
+  report(told) {
+    if (told.turn !== this.turn || this.last.isOver) return;
+    this.last = told;
+    this.heard(told);
+  }
+}
+
+class WorkletSink {
+  constructor(context, report) {
+    this.ready = context.audioWorklet.addModule(new URL("ring.js", import.meta.url)).then(() => {
+      this.node = new AudioWorkletNode(context, "ring", { numberOfInputs: 0, outputChannelCount: [1] });
+      this.node.port.onmessage = ({ data }) => report(data);
+      this.node.connect(context.destination);
+    });
+  }
+
+  /** In order, also while the worklet is being loaded. */
+  tell(message, moved = []) {
+    this.ready = this.ready.then(() => this.node.port.postMessage(message, moved));
+  }
+
+  clear(turn) {
+    this.tell({ deed: "clear", turn });
+  }
+
+  push(samples) {
+    this.tell({ deed: "chunk", samples }, [samples.buffer]);
+  }
+
+  start() {
+    this.tell({ deed: "start" });
+  }
+
+  end() {
+    this.tell({ deed: "end" });
+  }
+}
+
+class ScheduledSink {
+  constructor(context, report) {
+    this.context = context;
+    this.told = report;
+    this.sources = new Set();
+    this.clear(0);
+  }
+
+  clear(turn) {
+    for (const source of this.sources) {
+      source.onended = null;
+      source.stop();
+    }
+    this.sources.clear();
+    this.turn = turn;
+    this.waiting = [];
+    this.until = null; // When what is scheduled ends.
+    this.firstAt = null;
+    this.played = this.underruns = 0;
+    this.runs = this.isWhole = false;
+  }
+
+  push(samples) {
+    if (this.runs) this.schedule(samples);
+    else this.waiting.push(samples);
+  }
+
+  start() {
+    if (this.runs) return;
+    this.runs = true;
+    this.waiting.splice(0).forEach((samples) => this.schedule(samples));
+  }
+
+  end() {
+    this.isWhole = true;
+    if (!this.sources.size) this.report();
+  }
+
+  schedule(samples) {
+    const { context } = this;
+    const buffer = context.createBuffer(1, samples.length, context.sampleRate);
+    buffer.copyToChannel(samples, 0);
+    const source = new AudioBufferSourceNode(context, { buffer });
+    source.connect(context.destination);
+    if (this.until === null || this.until < context.currentTime) {
+      if (this.until !== null) this.underruns += 1;
+      this.until = context.currentTime + LEAD_S;
+    }
+    this.firstAt ??= this.until;
+    source.onended = () => {
+      this.sources.delete(source);
+      this.played += samples.length;
+      this.report();
+    };
+    source.start(this.until);
+    this.sources.add(source);
+    this.until += samples.length / context.sampleRate;
+  }
+
+  report() {
+    const { turn, played, underruns, firstAt } = this;
+    this.told({ turn, played, underruns, firstAt, isOver: this.isWhole && !this.sources.size });
+  }
+}

@@ -1,0 +1,115 @@
+// The conversation as it is seen.
+
+import { byId, copy, make, toast } from "./elements.js";
+
+const SENTENCE = /[.!?…。！？]["')\]]*\s|\n/;
+
+/** Of one user's turn. */
+export function showQuestion({ text, pictures }) {
+  const images = pictures.map((src) => make("img", { src, alt: "A picture that was sent" }));
+  add(make("article", { className: "user", ariaLabel: "You" }, ...(images.length ? [make("div", { className: "images" }, ...images)] : []), ...(text ? [make("p", { textContent: text })] : [])));
+}
+
+/** One answer: text, pictures and notes as they come. */
+export class Shown {
+  constructor() {
+    this.body = make("p", { className: "body" });
+    this.images = make("div", { className: "images" });
+    this.notes = make("div", { className: "notes" });
+    this.deeds = make("div", { className: "deeds" });
+    this.article = make("article", { className: "assistant live", ariaLabel: "Answer" }, this.body, this.images, this.notes, this.deeds);
+    this.unsaid = "";
+    this.text = "";
+    add(this.article);
+  }
+
+  addText(text) {
+    this.text += text;
+    this.body.append(text); // A node of text: never HTML.
+    this.unsaid += text;
+    const end = this.unsaid.match(SENTENCE);
+    if (end) this.say(end.index + end[0].length);
+    follow();
+  }
+
+  /** Give a screen reader the next sentences: single tokens would be stammered. */
+  say(length) {
+    byId("said").textContent = this.unsaid.slice(0, length);
+    this.unsaid = this.unsaid.slice(length);
+  }
+
+  /** A preview replaces the one before it; so does the picture that they became. */
+  setPicture(uri, isPreview, prompt) {
+    this.pending ??= this.images.appendChild(make("img", {}));
+    Object.assign(this.pending, { src: uri, alt: `${isPreview ? "Preview of" : "Drawing of"} ${prompt}`, className: isPreview ? "preview" : "whole" });
+    if (!isPreview) {
+      const name = `drawing.${uri.match(/^data:image\/(\w+)/)?.[1] ?? "png"}`;
+      this.deeds.append(make("a", { href: uri, download: name, className: "quiet", textContent: "Save picture" }));
+      this.pending = null;
+      byId("said").textContent = "The drawing is finished.";
+    }
+    this.pending?.addEventListener("load", follow, { once: true });
+    follow();
+  }
+
+  setProgress(done, total) {
+    this.bar ??= this.notes.appendChild(make("progress", { ariaLabel: "Steps of the drawing" }));
+    if (total) Object.assign(this.bar, { max: total, value: done });
+  }
+
+  addNote(text, kind = "") {
+    this.notes.append(make("p", { className: `note ${kind}`, textContent: text }));
+    follow();
+  }
+
+  end() {
+    this.say(this.unsaid.length);
+    this.bar?.remove();
+    this.article.classList.remove("live");
+    if (this.text) this.deeds.prepend(make("button", { type: "button", className: "quiet", textContent: "Copy text", on: { click: () => copy(this.text).then((done) => toast(done ? "Copied." : "The browser does not let this page copy.")) } }));
+  }
+
+  /** What can be done with its sound. */
+  addSound(wav, again) {
+    const href = URL.createObjectURL(wav);
+    this.deeds.prepend(
+      make("button", { type: "button", className: "quiet", textContent: "Hear again", on: { click: again } }),
+      make("a", { href, download: "answer.wav", className: "quiet", textContent: "Save sound" }),
+    );
+    follow();
+  }
+}
+
+/** What went wrong, what to do, and from when on. */
+export function showFailure({ message, hint, retryAfterS = null }, again) {
+  const button = make("button", { type: "button", className: "quiet", on: { click: () => (card.remove(), again()) } });
+  const card = make("article", { className: "failure", role: "alert" }, make("p", { className: "what", textContent: message }), ...(hint ? [make("p", { textContent: hint })] : []));
+  if (retryAfterS !== null) {
+    let left = Math.ceil(retryAfterS);
+    const count = () => {
+      button.disabled = left > 0;
+      button.textContent = left > 0 ? `Try again in ${left} s` : "Try again";
+      if (left-- > 0 && (card.isConnected || !button.isConnected)) setTimeout(count, 1000);
+    };
+    count();
+    card.append(button);
+  }
+  add(card);
+}
+
+function add(article) {
+  byId("empty").hidden = true;
+  byId("thread").append(article);
+  byId("thread").scrollTop = byId("thread").scrollHeight;
+}
+
+/** Keep the end in sight for who looks at it. */
+function follow() {
+  const thread = byId("thread");
+  if (thread.scrollHeight - thread.scrollTop - thread.clientHeight < 160) thread.scrollTop = thread.scrollHeight;
+}
+
+export function clearThread() {
+  for (const article of byId("thread").querySelectorAll("article")) article.remove();
+  byId("empty").hidden = false;
+}
