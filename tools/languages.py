@@ -109,7 +109,7 @@ def install(language: Language) -> None:
     if os.geteuid() != 0:
         raise ToolchainError(f"{told}; install them first: sudo apt-get install {' '.join(language.packages)}")
     environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
-    with _alone():
+    with _alone(BUILT):
         try:
             _run(command, environment, INSTALL_TIMEOUT_S)
         except ToolchainError:
@@ -122,11 +122,13 @@ def install(language: Language) -> None:
 
 def build(language: Language) -> list[str]:
     """Build its example from the protos of this checkout. Returns the command that runs it. Raises ToolchainError."""
-    with _alone():
+    with _alone(BUILT):
         _write_protos()
         language.built.mkdir(parents=True, exist_ok=True)
         if language.name == "node":
-            _install_modules(language)
+            # Beside a copy of the program: npm puts what it fetches where package.json is.
+            shutil.copy(language.source / "ask.js", language.built)
+            install_modules((language.source / "package.json").read_bytes(), language.built)
         else:
             make = ["make", "--silent", "--jobs=2", f"--directory={language.source}", f"PROTOS={PROTOS}", f"OUT={language.built}"]
             _run(make, os.environ, BUILD_TIMEOUT_S)
@@ -144,23 +146,24 @@ def _write_protos() -> None:
     shutil.rmtree(fresh)
 
 
-def _install_modules(language: Language) -> None:
-    """Beside a copy of the program: npm puts what it fetches where package.json is. Nothing is fetched where that is done already."""
-    shutil.copy(language.source / "ask.js", language.built)
-    wanted, done = (language.source / "package.json").read_bytes(), language.built / "installed.json"
-    if done.exists() and done.read_bytes() == wanted and (language.built / "node_modules").is_dir():
-        return
-    (language.built / "package.json").write_bytes(wanted)
-    quiet = ["--no-package-lock", "--no-audit", "--no-fund", "--no-update-notifier", "--ignore-scripts", "--prefer-offline"]
-    _run(["npm", "install", f"--prefix={language.built}", *quiet], os.environ, INSTALL_TIMEOUT_S)
-    done.write_bytes(wanted)
+def install_modules(package: bytes, folder: Path) -> None:
+    """What a package.json of this text names, by npm, into a folder. Nothing is fetched where that is done already. Raises
+    ToolchainError."""
+    with _alone(folder):
+        done = folder / "installed.json"
+        if done.exists() and done.read_bytes() == package and (folder / "node_modules").is_dir():
+            return
+        (folder / "package.json").write_bytes(package)
+        quiet = ["--no-package-lock", "--no-audit", "--no-fund", "--no-update-notifier", "--ignore-scripts", "--prefer-offline"]
+        _run(["npm", "install", f"--prefix={folder}", *quiet], os.environ, INSTALL_TIMEOUT_S)
+        done.write_bytes(package)
 
 
 @contextmanager
-def _alone() -> Iterator[None]:
-    """While no other process builds here."""
-    BUILT.mkdir(parents=True, exist_ok=True)
-    with (BUILT / "lock").open("w") as file:
+def _alone(folder: Path) -> Iterator[None]:
+    """While no other process builds in this folder, which is made."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "lock").open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
 

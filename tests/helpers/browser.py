@@ -1,0 +1,137 @@
+"""A headless Chromium for tests of the page, and what it must not do there."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+from playwright.async_api import BrowserContext, ConsoleMessage, Page, Request, async_playwright
+
+from tools.languages import BUILT, install_modules
+
+CHROMIUM = shutil.which("chromium")
+
+needs_chromium = pytest.mark.skipif(CHROMIUM is None, reason="needs Debian's chromium")
+
+FLAGS = (
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--disable-features=HttpsUpgrades",
+    "--autoplay-policy=user-gesture-required",
+)
+
+WAIT_MS = 90_000
+"""For anything that is waited for: an end, on a machine that is busy."""
+
+PACKAGES = b'{"private": true, "dependencies": {"axe-core": "4.14.1"}}\n'
+
+LISTENING = """
+window.listening = {contexts: [], peak: 0, violations: []};
+document.addEventListener("securitypolicyviolation", (event) => listening.violations.push(event.violatedDirective));
+const connect = AudioNode.prototype.connect;
+AudioNode.prototype.connect = function (target, ...rest) {
+  if (target instanceof AudioDestinationNode && !(this instanceof AnalyserNode)) {
+    const {context} = this;
+    if (!listening.contexts.includes(context)) {
+      listening.contexts.push(context);
+      context.ear = new AnalyserNode(context, {fftSize: 32768});
+      const wave = new Float32Array(32768);
+      setInterval(() => {
+        context.ear.getFloatTimeDomainData(wave);
+        listening.peak = Math.max(listening.peak, ...wave);
+      }, 100);
+    }
+    connect.call(this, context.ear);
+  }
+  return connect.call(this, target, ...rest);
+};
+"""
+"""In a page: what really goes to the loudspeaker, the newest 1.4 s of it ten times a second; and what the page's policy refused."""
+
+
+@dataclass
+class Watched:
+    """A page, and what went wrong in it. hosts: it asked these. urls: all that it asked for."""
+
+    page: Page
+    errors: list[str] = field(default_factory=list)
+    urls: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.page.on("console", self._console)
+        self.page.on("pageerror", lambda error: self.errors.append(str(error)))
+        self.page.on("request", self._request)
+
+    @property
+    def hosts(self) -> set[str]:
+        return {urlsplit(url).netloc for url in self.urls if urlsplit(url).scheme not in ("data", "blob")}
+
+    def _console(self, message: ConsoleMessage) -> None:
+        if message.type in ("error", "warning"):
+            self.errors.append(message.text)
+
+    def _request(self, request: Request) -> None:
+        self.urls.append(request.url)
+
+    async def check(self, url: str) -> None:
+        """Nothing went wrong, and nobody else was asked."""
+        assert self.errors == []
+        assert await self.page.evaluate("listening.violations") == []
+        assert self.hosts == {urlsplit(url).netloc}
+
+
+@asynccontextmanager
+async def browser(*flags: str, **options: Any) -> AsyncIterator[BrowserContext]:
+    """One, without anything of an earlier one. options: of playwright's `new_context`, such as viewport."""
+    async with async_playwright() as playwright:
+        running = await playwright.chromium.launch(executable_path=CHROMIUM, args=[*FLAGS, *flags], timeout=WAIT_MS)
+        try:
+            context = await running.new_context(**options)
+            context.set_default_timeout(WAIT_MS)
+            await context.add_init_script(LISTENING)
+            yield context
+        finally:
+            await running.close()
+
+
+async def opened(context: BrowserContext, url: str) -> Watched:
+    """The page of a gateway, when it knows its models."""
+    watched = Watched(await context.new_page())
+    await watched.page.goto(url)
+    await watched.page.locator("#state.ready").wait_for()
+    return watched
+
+
+async def ask(page: Page, text: str, seed: int | None = None) -> None:
+    """As somebody would who has a keyboard."""
+    await page.locator("#seed").fill("" if seed is None else str(seed))
+    await page.locator("#text").fill(text)
+    await page.keyboard.press("Enter")
+
+
+async def serious_faults(page: Page) -> list[str]:
+    """What axe-core finds for people who cannot see or click well, of what is serious. Skips the test where npm cannot bring it."""
+    if shutil.which("npm") is None:
+        pytest.skip("needs npm, which brings axe-core")
+    await page.evaluate((axe_folder() / "axe.min.js").read_text(encoding="utf-8"))
+    found = await page.evaluate("axe.run()")
+    serious = [fault for fault in found["violations"] if fault["impact"] in ("serious", "critical")]
+    return [f"{fault['id']}: {node['html']}: {node['failureSummary']}" for fault in serious for node in fault["nodes"]]
+
+
+def axe_folder() -> Path:
+    """Of axe-core, which is fetched once."""
+    folder = BUILT / "axe"
+    install_modules(PACKAGES, folder)
+    return folder / "node_modules" / "axe-core"
