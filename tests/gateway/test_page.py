@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import re
 import wave
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import asynccontextmanager
+from collections.abc import Iterator
 from pathlib import Path
 
 import httpx2
 import pytest
 from playwright.async_api import Page, expect
 
-from helpers import lengths, servers
-from helpers.browser import ask, browser, needs_chromium, opened, serious_faults
+from helpers import servers
+from helpers.browser import ask, browser, heard, needs_chromium, opened, serious_faults
 from helpers.gateway import gateway
 from omnistage.client.wav import to_pcm16
 from omnistage.gateway.page import FOLDER, HEADERS, MEDIA_TYPES
@@ -53,7 +52,9 @@ def test_all_files_are_named() -> None:
 
 def test_its_files_name_no_other_host_and_make_no_html_of_text() -> None:
     text = {name: (FOLDER / name).read_text(encoding="utf-8") for name in MEDIA_TYPES}
-    assert [name for name, body in text.items() if re.search(r"(innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\()", body)] == []
+    assert [
+        name for name, body in text.items() if re.search(r"(innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\()", body)
+    ] == []
     assert set(re.findall(r"https?://[^\s\"'`]+", "".join(text.values()))) <= {"http://www.w3.org/2000/svg"}
     assert re.findall(r"<style|\sstyle=|\son\w+=|<script(?![^>]*\ssrc=)", text["index.html"]) == []
 
@@ -74,7 +75,7 @@ async def test_it_talks_and_stops(url: str, slow: servers.Stack, tmp_path: Path)
         watched = await opened(context, url)
         page = watched.page
         await ask(page, "Hello", SEED)
-        await heard(page)
+        await heard(page, formulas.audio(SEED, "Hello", LENGTH))
         await said_all(page, tmp_path)
         assert await page.locator("#timeline .marks").count() == 2  # Of text and of sound.
         assert await page.locator("#timeline .work").count() == 4  # Of three stages, and of what was heard.
@@ -88,25 +89,12 @@ async def test_it_talks_and_stops(url: str, slow: servers.Stack, tmp_path: Path)
             await watched.check(url)
 
 
-async def heard(page: Page) -> None:
-    """All samples of the answer went through the browser's audio to its loudspeaker."""
-    count = len(formulas.audio(SEED, "Hello", LENGTH))
-    await page.locator(f'#stage[data-is-playing="false"][data-sent="{count}"][data-played="{count}"]').wait_for()
-    told = await page.evaluate("listening.contexts.map((one) => [one.state, one.currentTime > 0, one.sampleRate])")
-    assert told == [["running", True, formulas.SAMPLE_RATE_HZ]]
-    for _ in range(50):
-        if (peak := await page.evaluate("listening.peak")) > 0:
-            break
-        await page.wait_for_timeout(100)
-    assert peak == pytest.approx(formulas.audio(SEED, "Hello", LENGTH).max(), abs=1e-4)
-
-
 async def said_all(page: Page, folder: Path) -> None:
     """The text, the figures, and the sound as a file are those of the answer."""
     await expect(page.locator(".assistant:not(.live) .body")).to_have_text(formulas.text(SEED, "Hello", LENGTH).strip())
-    await expect(page.locator("#underruns")).to_have_text("0")
+    await expect(page.locator("[data-figure=underruns] dd")).to_have_text("0")
     for name in ("ttft", "ttfa"):
-        await expect(page.locator(f"#{name}")).to_have_text(re.compile(r"^[\d.]+ m?s$"))
+        await expect(page.locator(f"[data-figure={name}] dd")).to_have_text(re.compile(r"^[\d.]+ m?s$"))
     async with page.expect_download() as download:
         await page.get_by_text("Save sound").click()
     await (await download.value).save_as(folder / "answer.wav")

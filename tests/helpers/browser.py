@@ -10,7 +10,9 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+import numpy as np
 import pytest
+from numpy.typing import NDArray
 from playwright.async_api import BrowserContext, ConsoleMessage, Page, Request, async_playwright
 
 from tools.languages import BUILT, install_modules
@@ -31,6 +33,9 @@ FLAGS = (
     "--autoplay-policy=user-gesture-required",
 )
 
+RATE_HZ = 24_000
+"""Of sound in OpenAI's interface."""
+
 WAIT_MS = 90_000
 """For anything that is waited for: an end, on a machine that is busy."""
 
@@ -50,6 +55,7 @@ AudioNode.prototype.connect = function (target, ...rest) {
       setInterval(() => {
         context.ear.getFloatTimeDomainData(wave);
         listening.peak = Math.max(listening.peak, ...wave);
+        document.documentElement.dataset.peak = Math.round(listening.peak * 32768);
       }, 100);
     }
     connect.call(this, context.ear);
@@ -118,6 +124,16 @@ async def ask(page: Page, text: str, seed: int | None = None) -> None:
     await page.locator("#seed").fill("" if seed is None else str(seed))
     await page.locator("#text").fill(text)
     await page.keyboard.press("Enter")
+
+
+async def heard(page: Page, samples: NDArray[np.float32]) -> None:
+    """All samples of the newest answer went through the browser's audio to its loudspeaker."""
+    played = f'[data-sent="{len(samples)}"][data-played="{len(samples)}"]'
+    await page.locator(f'#stage[data-is-playing="false"]{played}').wait_for()
+    told = await page.evaluate("listening.contexts.map((one) => [one.state, one.currentTime > 0, one.sampleRate])")
+    assert told == [["running", True, RATE_HZ]]
+    # The ear listens to the newest 1.4 s, ten times a second.
+    await page.locator(f'html[data-peak="{samples.max() * 32768:.0f}"]').wait_for(state="attached")
 
 
 async def serious_faults(page: Page) -> list[str]:

@@ -142,6 +142,7 @@ async function run(request, prompt) {
   }
 }
 
+/** What an event changes. */
 function take(event, shown, made, prompt) {
   switch (event.kind) {
     case "text":
@@ -236,11 +237,12 @@ function heard({ played, underruns, isOver }) {
 }
 
 function showFigures() {
-  const { ttft, ttfa, rtf, underruns } = timeline.figures;
-  byId("ttft").textContent = seconds(ttft);
-  byId("ttfa").textContent = seconds(ttfa);
-  byId("rtf").textContent = rtf === null ? "–" : rtf.toFixed(2);
-  byId("underruns").textContent = underruns ?? "–";
+  const figures = timeline.figures.map(([name, title, textContent]) => {
+    const shown = make("div", {}, make("dt", {}, make("abbr", { title, textContent: name })), make("dd", { textContent }));
+    shown.dataset.figure = name;
+    return shown;
+  });
+  byId("figures").replaceChildren(...figures);
 }
 
 function showRunning(isRunning) {

@@ -1,6 +1,6 @@
 // The last request, for a terminal or a program. A key never stands in it.
 
-const OUR_FIELDS = new Set(["speed", "steps", "include_events"]);
+const OURS = { chat: ["speed"], pictures: ["seed", "steps"] }; // Fields that OpenAI's client does not know.
 
 /** What is shown of a body: without what only this page needs, and without the bytes of pictures. */
 function shown(body) {
@@ -11,30 +11,36 @@ function shown(body) {
   return JSON.parse(text);
 }
 
+/** Between single quotes of a shell. */
+const quote = (text) => text.replaceAll("'", "'\\''");
+
 const url = (path) => new URL(path, document.baseURI).href;
 
-export function curl({ path, body }) {
-  const quoted = JSON.stringify(shown(body), null, 2).replaceAll("'", "'\\''");
-  return [`curl --no-buffer ${url(path)} \\`, '  -H "Authorization: Bearer $OMNISTAGE_API_KEY" \\', "  -H 'Content-Type: application/json' \\", `  -d '${quoted}'`].join("\n");
+export function curl({ path, body, files }) {
+  const start = [`curl --no-buffer ${url(path)} \\`, '  -H "Authorization: Bearer $OMNISTAGE_API_KEY" \\'];
+  if (files) {
+    const parts = Object.entries(shown(body)).map(([name, value]) => `  --form-string '${quote(`${name}=${value}`)}'`);
+    return [...start, [...parts, ...files.map(({ name }) => `  -F 'image[]=@${quote(name)}'`)].join(" \\\n")].join("\n");
+  }
+  return [...start, "  -H 'Content-Type: application/json' \\", `  -d '${quote(JSON.stringify(shown(body), null, 2))}'`].join("\n");
 }
 
-export function python({ path, body }) {
-  const known = shown(body), extra = {};
-  for (const name of Object.keys(known)) {
-    if (!OUR_FIELDS.has(name)) continue;
-    extra[name] = known[name];
-    delete known[name];
-  }
-  const given = Object.entries(known).map(([name, value]) => `    ${name}=${literal(value)},`);
-  if (Object.keys(extra).length) given.push(`    extra_body=${literal(extra)},`);
+export function python({ path, body, files }) {
   const isChat = path.endsWith("chat/completions");
+  const ours = isChat ? OURS.chat : OURS.pictures;
+  const fields = Object.entries(shown(body));
+  const extra = Object.fromEntries(fields.filter(([name]) => ours.includes(name)));
+  const given = fields.filter(([name]) => !ours.includes(name)).map(([name, value]) => `    ${name}=${literal(value)},`);
+  if (Object.keys(extra).length) given.push(`    extra_body=${literal(extra)},`);
+  if (files) given.unshift(`    image=[${files.map(({ name }) => `open(${literal(name)}, "rb")`).join(", ")}],`);
+  const call = isChat ? "chat.completions.create" : files ? "images.edit" : "images.generate";
   return [
     "import os",
     "",
     "from openai import OpenAI",
     "",
     `client = OpenAI(base_url=${literal(url("v1"))}, api_key=os.environ.get("OMNISTAGE_API_KEY", "none"))`,
-    `events = client.${isChat ? "chat.completions.create" : "images.generate"}(`,
+    `events = client.${call}(`,
     ...given,
     ")",
     "for event in events:",

@@ -110,10 +110,27 @@ export class Timeline {
     this.run();
   }
 
+  /** [name, what it is, value], for one that speaks or draws. */
   get figures() {
-    const { sound } = this;
-    const first = this.text.first ?? this.pictures.first;
-    return { ttft: first, ttfa: sound.first, rtf: sound.received ? sound.last / sound.received : null, underruns: sound.first === null ? null : sound.underruns };
+    const { text, sound, pictures } = this;
+    if (this.isDrawing) {
+      const isWhole = pictures.whole > 0;
+      return [
+        ["first view", "time to the first preview or picture", seconds(pictures.first)],
+        ["drawn", "time to the last picture", isWhole ? seconds(pictures.last) : "–"],
+        ["steps", "of the drawing", pictures.total ? `${pictures.done}/${pictures.total}` : "–"],
+      ];
+    }
+    return [
+      ["ttft", "time to first text", seconds(text.first)],
+      ["ttfa", "time to first audio", seconds(sound.first)],
+      ["rtf", "real-time factor: arrival of the last sound, over how long the sound is", sound.received ? (sound.last / sound.received).toFixed(2) : "–"],
+      ["underruns", "how often the sound ran dry", sound.first === null ? "–" : String(sound.underruns)],
+    ];
+  }
+
+  get isDrawing() {
+    return this.pictures.first !== null || (this.stages.includes("diffusion") && this.sound.first === null);
   }
 
   // Drawing ------------------------------------------------------------------------------------------------------------------------------
@@ -188,7 +205,7 @@ export class Timeline {
   /** The lane of what a person hears or sees. */
   hearing(x, y, left, right) {
     const { sound, pictures } = this, top = y + (LANE - BAR) / 2;
-    const isSeen = sound.first === null && (pictures.first !== null || this.stages.includes("diffusion"));
+    const isSeen = this.isDrawing;
     const parts = [this.label(isSeen ? "You see" : "You hear", 0, y + LANE / 2 + 4, "name")];
     parts.push(this.shape("rect", { x: left, y: top, width: right - left, height: BAR, rx: 5, class: "track" }));
     const begins = isSeen ? pictures.first : sound.heard;

@@ -1,0 +1,299 @@
+"""What people do with the page, each in a browser of its own."""
+
+from __future__ import annotations
+
+import base64
+import os
+import subprocess
+import sys
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import numpy as np
+import pytest
+from playwright.async_api import Request, expect
+
+from helpers import lengths, servers
+from helpers.browser import ask, browser, heard, needs_chromium, opened, serious_faults
+from helpers.gateway import gateway
+from helpers.page_picture import take_picture
+from helpers.servers import ServerProcess
+from omnistage.models.toy import files, formulas
+
+SEED = 7
+QUESTION = "Hello"
+TEXT = formulas.text(SEED, QUESTION, formulas.NATURAL_LENGTH).strip()
+SOUND = formulas.audio(SEED, QUESTION, formulas.NATURAL_LENGTH)
+PHONE = {"viewport": {"width": 375, "height": 800}, "has_touch": True, "is_mobile": True}
+KEY = "s3cret-of-ann"
+MOST_PICTURE_BYTES = 200_000
+
+WATCH_PICTURES = """
+window.seen = [];
+const watching = new MutationObserver((changes) => changes.forEach(({target}) => seen.push(target.src)));
+watching.observe(document.querySelector("#thread"), {subtree: true, attributes: true, attributeFilter: ["src"]});
+"""
+"""In a page: every picture that comes into the place of another one."""
+
+pytestmark = needs_chromium
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A gateway, and a folder of the test's own. router: in front of which it is."""
+
+    url: str
+    router: str
+    folder: Path
+
+
+@pytest.fixture(scope="module")
+def router(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """One that talks, sees, draws, and draws from pictures."""
+    folder = tmp_path_factory.mktemp("router")
+    chains: Mapping[str, Mapping[str, Any]] = {
+        "toy": {},
+        "toy-omni": {"family": "toy-omni"},
+        "toy-picture": {"kinds": ("diffusion",), "options": {"interval_s": 0.05}},
+        "toy-film": {"kinds": ("diffusion",), "family": "toy-film"},
+    }
+    with ExitStack() as stack:
+        found = []
+        for pipeline, chain in chains.items():
+            made = stack.enter_context(servers.stack(folder, router_args=None, **chain))
+            found += [f"{pipeline}/{kind}={address}" for kind, address in made.addresses.items()]
+        flags = ("--pipeline", ",".join(chains), "--stages", ",".join(found), "--grace", "5")
+        router = stack.enter_context(ServerProcess("omnistage.router", *flags, log_folder=folder))
+        router.wait_ready()
+        yield router.address
+
+
+@pytest.fixture
+def place(router: str, tmp_path: Path) -> Iterator[Place]:
+    with gateway(router, tmp_path) as server:
+        yield Place(f"http://{server.address}", router, tmp_path)
+
+
+async def it_draws(place: Place) -> None:
+    """Previews come and go; the last one makes way for the picture that the same seed gives whoever asks."""
+    async with browser() as context:
+        watched = await opened(context, place.url)
+        page = watched.page
+        await page.evaluate(WATCH_PICTURES)
+        await page.get_by_text("Draw", exact=True).click()
+        await page.locator("#model").select_option("toy-picture")
+        await ask(page, "A cat", SEED)
+        shown = page.locator(".assistant:not(.live) .whole")
+        await shown.wait_for()
+        asked = {"model": "toy-picture", "prompt": "A cat", "seed": SEED, "response_format": "b64_json"}
+        whole = httpx2.post(f"{place.url}/v1/images/generations", json=asked).json()["data"][0]["b64_json"]
+        assert await shown.get_attribute("src") == f"data:image/png;base64,{whole}"
+        *previews, last = await page.evaluate("seen")
+        assert len(previews) >= 2
+        assert last not in previews
+        assert await page.locator("#timeline .marks.diffusion").count() == 1
+        assert await serious_faults(page) == []
+        await watched.check(place.url)
+
+
+async def it_sees(place: Place) -> None:
+    """A picture that was chosen goes with the question, and with a drawing."""
+    picture = files.png(np.arange(64, dtype=np.uint8).reshape(8, 8))
+    async with browser() as context:
+        watched = await opened(context, place.url)
+        page = watched.page
+        await page.locator("#model").select_option("toy-omni")
+        await page.locator("#file").set_input_files({"name": "cat.png", "mimeType": "image/png", "buffer": picture})
+        await page.get_by_role("img", name="cat.png").wait_for()
+        await ask(page, QUESTION, SEED)
+        uri = f"data:image/png;base64,{base64.b64encode(picture).decode()}"
+        content = [{"type": "image_url", "image_url": {"url": uri}}, {"type": "text", "text": QUESTION}]
+        asked = {"model": "toy-omni", "messages": [{"role": "user", "content": content}], "seed": SEED}
+        told = httpx2.post(f"{place.url}/v1/chat/completions", json=asked).json()["choices"][0]["message"]["content"]
+        await expect(page.locator(".assistant:not(.live) .body")).to_have_text(told.strip())
+        await page.get_by_text("Draw", exact=True).click()
+        await page.locator("#model").select_option("toy-film")
+        await page.locator("#file").set_input_files({"name": "cat.png", "mimeType": "image/png", "buffer": picture})
+        await page.get_by_role("img", name="cat.png").wait_for()
+        await ask(page, "A cat", SEED)
+        await page.locator(".assistant:not(.live) .whole").first.wait_for()
+        await watched.check(place.url)
+
+
+async def it_fits_a_phone(place: Place) -> None:
+    await _looks(place, {**PHONE, "color_scheme": "light"})
+
+
+async def it_is_dark_where_that_is_wanted(place: Place) -> None:
+    await _looks(place, {"color_scheme": "dark", "reduced_motion": "reduce"})
+
+
+async def _looks(place: Place, options: Mapping[str, Any]) -> None:
+    async with browser(**options) as context:
+        watched = await opened(context, place.url)
+        page = watched.page
+        await ask(page, QUESTION, SEED)
+        await heard(page, SOUND)
+        assert await serious_faults(page) == []
+        assert await page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+        assert await page.evaluate(
+            "[...document.querySelectorAll('button, select, input, textarea')].every((one) => one.getBoundingClientRect().right <= innerWidth)"
+        )
+        await page.locator("#table summary").click()
+        await page.get_by_role("button", name="Settings").click()
+        assert await serious_faults(page) == []
+        await watched.check(place.url)
+
+
+async def it_speaks_over_plain_http(place: Place) -> None:
+    """As on a phone: by a name that is not of this machine no page has a worklet. It says so, and is heard all the same."""
+    name = "omnistage.example.com"
+    with gateway(place.router, place.folder, "--allowed-hosts", name) as server:
+        url = f"http://{name}:{server.address.rpartition(':')[2]}"
+        async with browser(f"--host-resolver-rules=MAP {name} 127.0.0.1") as context:
+            watched = await opened(context, url)
+            page = watched.page
+            assert await page.evaluate("isSecureContext") is False
+            await page.get_by_text("plain HTTP").wait_for()
+            await ask(page, QUESTION, SEED)
+            await heard(page, SOUND)
+            await expect(page.locator(".assistant:not(.live) .body")).to_have_text(TEXT)
+            await watched.check(url)
+
+
+async def it_remembers_all_but_the_key(place: Place) -> None:
+    async with browser() as context:
+        watched = await opened(context, place.url)
+        page = watched.page
+        await page.get_by_role("button", name="Settings").click()
+        await page.get_by_label("API key").fill(KEY)
+        await page.get_by_role("button", name="Done").click()
+        sent: list[Request] = []
+        page.on("request", lambda request: sent.append(request))  # noqa: PLW0108 - playwright marks what it is given.
+        await ask(page, QUESTION, SEED)
+        await heard(page, SOUND)
+        [chat] = [request for request in sent if request.url.endswith("/chat/completions")]
+        assert (await chat.all_headers())["authorization"] == f"Bearer {KEY}"
+        assert [url for url in watched.urls if KEY in url] == []
+        assert KEY not in await page.evaluate(
+            "JSON.stringify({...localStorage}) + document.cookie + location.href + document.documentElement.outerHTML"
+        )
+        await page.reload()
+        await expect(page.locator(".assistant .body")).to_have_text(TEXT)
+        other = (await opened(context, place.url)).page  # Another tab: no key.
+        assert await other.evaluate("sessionStorage.length") == 0
+        await page.get_by_role("button", name="Settings").click()
+        await page.get_by_role("button", name="Clear the conversation").click()
+        await page.get_by_role("button", name="Done").click()
+        await page.reload()
+        await expect(page.locator("#empty")).to_be_visible()
+        assert QUESTION not in await page.evaluate("localStorage.getItem('omnistage.turns') ?? ''")
+        await watched.check(place.url)
+
+
+async def it_opens_without_its_gateway(place: Place) -> None:
+    async with browser() as context:
+        with gateway(place.router, place.folder) as server:
+            page = (await opened(context, f"http://{server.address}")).page
+            await ask(page, QUESTION, SEED)
+            await heard(page, SOUND)
+            await page.locator("html[data-kept=true]").wait_for(state="attached")
+        await page.reload()
+        await expect(page.locator(".assistant .body")).to_have_text(TEXT)
+        await expect(page.locator("#state")).to_have_text("The gateway cannot be reached.")
+
+
+async def it_says_what_went_wrong(place: Place) -> None:
+    """An error is told in words; the same question is asked again when it may be."""
+    async with browser() as context:
+        with servers.stack(place.folder) as stack, gateway(stack.address, place.folder) as server:
+            page = (await opened(context, f"http://{server.address}")).page
+            assert stack.router is not None
+            stack.router.stop()
+            await ask(page, QUESTION, SEED)
+            failure = page.get_by_role("alert")
+            await failure.locator(".what").wait_for()
+            again = failure.get_by_role("button", name="Try again", exact=True)
+            await expect(again).to_be_enabled()
+            flags = ("--pipeline", "toy", "--stages", ",".join(f"{kind}={at}" for kind, at in stack.addresses.items()))
+            with ServerProcess("omnistage.router", *flags, "--address", stack.address, log_folder=place.folder) as router:
+                router.wait_ready()
+                await again.click()
+                await expect(page.locator(".assistant:not(.live) .body")).to_have_text(TEXT)
+                await expect(failure).to_have_count(0)
+
+
+async def it_is_used_by_keys_alone(place: Place) -> None:
+    """All that can be done is reached by Tab, in the order in which it is seen; Escape stops."""
+    async with browser() as context:
+        with (
+            servers.stack(place.folder, options_of={"thinker": {"interval_s": 1.0}}) as stack,
+            gateway(stack.address, place.folder) as server,
+        ):
+            page = (await opened(context, f"http://{server.address}")).page
+            await page.locator("body").click(position={"x": 1, "y": 1})
+            reached = []
+            for _ in range(12):
+                await page.keyboard.press("Tab")
+                reached.append(
+                    await page.evaluate("document.activeElement.id || document.activeElement.name || document.activeElement.tagName")
+                )
+            assert reached[:4] == ["settings-open", "SUMMARY", "thread", "BUTTON"]
+            assert reached[6:] == ["text", "mode", "model", "voice", "speed", "seed"]
+            await ask(page, QUESTION)
+            await page.locator(".assistant.live .body:not(:empty)").wait_for()
+            await page.keyboard.press("Escape")
+            await expect(page.locator(".assistant:not(.live) .note")).to_have_text("Stopped.")
+            await servers.all_free(list(stack.addresses.values()))
+
+
+async def its_snippets_run(place: Place) -> None:
+    """What is copied asks the same, and gets the same answer."""
+    async with browser(permissions=["clipboard-read", "clipboard-write"]) as context:
+        watched = await opened(context, place.url)
+        page = watched.page
+        await ask(page, 'It\'s "so" $HOME', SEED)
+        await page.locator(".assistant:not(.live)").wait_for()
+        variables = {**os.environ, "OMNISTAGE_API_KEY": KEY}
+        for name, command in (("curl", ("bash", "-c")), ("Python", (sys.executable, "-c"))):
+            await page.get_by_role("button", name=f"Copy as {name}").click()
+            await expect(page.locator("#toast")).to_contain_text("Copied")
+            snippet = await page.evaluate("navigator.clipboard.readText()")
+            assert "include_events" not in snippet and KEY not in snippet
+            done = subprocess.run([*command, snippet], env=variables, capture_output=True, text=True, check=False, timeout=90)
+            assert done.returncode == 0, done.stderr
+            said = formulas.text(SEED, 'It\'s "so" $HOME', formulas.NATURAL_LENGTH).split()
+            assert [word for word in said if word not in done.stdout] == []
+        await watched.check(place.url)
+
+
+async def its_picture_is_taken(place: Place) -> None:
+    """As for the readme."""
+    path = place.folder / "page.png"
+    await take_picture(place.url, path)
+    assert 10_000 < path.stat().st_size <= MOST_PICTURE_BYTES
+
+
+DEEDS: tuple[Callable[[Place], Awaitable[None]], ...] = (
+    it_draws,
+    it_sees,
+    it_fits_a_phone,
+    it_is_dark_where_that_is_wanted,
+    it_speaks_over_plain_http,
+    it_remembers_all_but_the_key,
+    it_opens_without_its_gateway,
+    it_says_what_went_wrong,
+    it_is_used_by_keys_alone,
+    its_snippets_run,
+    its_picture_is_taken,
+)
+BY_NAME = {deed.__name__: deed for deed in DEEDS}
+
+
+@lengths.one_or_all("deed", BY_NAME)
+async def test_the_page_in_use(deed: str, place: Place, seed: int) -> None:
+    await BY_NAME[lengths.draw(deed, BY_NAME, seed)](place)
