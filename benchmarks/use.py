@@ -143,7 +143,7 @@ def stack(*pipelines: str) -> Iterator[tuple[int, str, float]]:
     served."""
     ready, told = os.pipe()
     begun = time.monotonic()
-    words = [*COMMAND, "serve", *pipelines, "--address", "127.0.0.1:0", "--ready-fd", str(told)]
+    words = [*COMMAND, "serve", *pipelines, "--address", "127.0.0.1:0", "--no-http", "--ready-fd", str(told)]
     with tempfile.TemporaryFile() as output:
         process = subprocess.Popen(words, pass_fds=(told,), stdout=output, stderr=output, env=_environment("none"))
         try:

@@ -25,6 +25,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 # Whatever serves on this machine is not of the tests.
 os.environ["OMNISTAGE_ROUTER"] = "none"
 os.environ["OMNISTAGE_STATE"] = str(Path(tempfile.gettempdir()) / f"omnistage-tests-{os.geteuid()}")  # what a person said to it, too
+os.environ["OMNISTAGE_SERVE_NO_HTTP"] = "true"  # what is started needs no door that no test asks
 os.environ["OMNISTAGE_PLAYER"] = "none"  # and whoever works on it need not hear them
 
 # Before anything imports Triton, as Transformers does: where no GPU can be, its kernels are interpreted.

@@ -21,7 +21,7 @@ from pathlib import Path, PurePosixPath
 
 from tools.sources import Source, read, read_fixtures
 
-SERVERS = ("services/*/omnistage/*/__main__.py", "router/omnistage/router/__main__.py")
+SERVERS = ("services/*/omnistage/*/__main__.py", "router/omnistage/router/__main__.py", "gateway/omnistage/gateway/__main__.py")
 
 STARTED: Mapping[str, Collection[str]] = {
     "sdk/omnistage/cli/child.py": (),  # what it is told: stack.py tells it

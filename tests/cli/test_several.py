@@ -19,7 +19,7 @@ from helpers.hanging import ENVIRONMENT
 from helpers.loading import loading_pipeline, reading
 from helpers.processes import Family, Started
 from omnistage.cli.announcement import announce
-from omnistage.cli.layout import Layout, PipelineLayout, StageLayout, by_stage
+from omnistage.cli.layout import Layout, PipelineLayout, ServerOptions, StageLayout, by_stage
 from omnistage.cli.notices import Notices
 from omnistage.cli.pipelines import Choice, layout_of
 from omnistage.client import Omni
@@ -213,16 +213,20 @@ def test_a_stack_is_announced_alike_wherever_it_runs(capsys: pytest.CaptureFixtu
     """Commands are told the address where they do not find it by themselves."""
     shown = []
     for pid in (0, 7):
-        announce(Notices(), address, pid=pid, starting=["two", "three"], metrics="127.0.0.1:9", log_folder="/logs")
+        asked = ServerOptions(http="0.0.0.0:8000", idle_limit_s=1800)
+        starting, http, metrics = ["two", "three"], "0.0.0.0:8001", "127.0.0.1:9"
+        announce(Notices(), address, asked, pid=pid, http=http, starting=starting, metrics=metrics, log_folder="/logs")
         first, *rest = capsys.readouterr().err.splitlines()
         end = f"pid 7; `omnistage stop{ended}` ends it" if pid else "Ctrl-C ends it"
         assert first == f"serving on {address}   ({end})"
         shown.append(rest)
     lines = [
+        "page:     http://127.0.0.1:8001   (the port of 0.0.0.0:8000 is taken; OpenAI's interface is below /v1; any key is taken)",
         f'ask it:   omnistage ask "What is a kite?"{named}',
         f"starting: two, three; `omnistage status{named}` shows how far",
         "metrics:  http://127.0.0.1:9/metrics",
         "logs:     /logs",
+        "idle:     it ends by itself when nobody has asked for 1800 s",
     ]
     assert shown == [lines, lines]
 

@@ -6,21 +6,45 @@ from collections.abc import Iterator, Sequence
 
 from rich.markup import escape
 
+from omnistage.cli.layout import ServerOptions, reached
 from omnistage.cli.notices import Notices
 from omnistage.client import found
 
 
 def announce(
-    notices: Notices, address: str, *, pid: int = 0, starting: Sequence[str] = (), metrics: str = "", log_folder: str = ""
+    notices: Notices,
+    address: str,
+    servers: ServerOptions,
+    *,
+    pid: int = 0,
+    http: str = "",
+    starting: Sequence[str] = (),
+    metrics: str = "",
+    log_folder: str = "",
 ) -> None:
-    """pid: of its launcher; 0: this process. starting: the pipelines that do not serve yet. metrics: HOST:PORT of those of all processes.
-    log_folder: where the output of the processes goes; empty: onto the terminal."""
+    """servers: what was asked for. pid: of its launcher; 0: this process. http: HOST:PORT of its gateway. starting: the pipelines that do
+    not serve yet. metrics: HOST:PORT of those of all processes. log_folder: where the output of the processes goes; empty: onto the
+    terminal."""
     is_found = address == found.LOCAL_ADDRESS  # Where commands look by themselves.
     end = f"pid {pid}; `omnistage stop{'' if is_found else f' {address}'}` ends it" if pid else "Ctrl-C ends it"
     notices.say(f"[bold green]serving[/] on {escape(address)}   ({escape(end)})")
     named = "" if is_found else f" --address {address}"
+    if http:
+        notices.say(f"page:     [bold]{page(http)}[/]   [dim]({escape(_about_http(servers.http, http))})[/]")
     for name, text in _lines(named, starting, metrics, log_folder):
         notices.say(f"[dim]{f'{name}:':<10}{escape(text)}[/]")
+    if servers.idle_limit_s:
+        notices.say(f"[dim]idle:     it ends by itself when nobody has asked for {servers.idle_limit_s:g} s[/]")
+
+
+def page(http: str) -> str:
+    """What a browser on this machine is given for a gateway."""
+    return f"http://{reached(http)}"
+
+
+def _about_http(asked: str, http: str) -> str:
+    moved = f"the port of {asked} is taken; " if asked != http and not asked.endswith(":0") else ""
+    return f"{moved}OpenAI's interface is below /v1; any key is taken"
 
 
 def _lines(named: str, starting: Sequence[str], metrics: str, log_folder: str) -> Iterator[tuple[str, str]]:

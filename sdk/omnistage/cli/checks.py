@@ -30,6 +30,9 @@ def check(layout: Layout, *, of_models: bool = True) -> None:
         listening = {"--address": servers.address, "--metrics-address": servers.metrics_address}
         if servers.metrics:
             listening["--metrics"] = servers.metrics
+        if servers.http:
+            _check_typed("--http", servers.http)
+            check_can_listen(f"{servers.http.rpartition(':')[0]}:0", "--http")  # A port that is taken is not in its way.
         for option, address in listening.items():
             _check_typed(option, address)
         for stage in (group.stage for group in layout.groups):

@@ -70,11 +70,12 @@ class Child:
             raise RuntimeError(f"{self.name} does not serve")
         return self._asking
 
-    async def start(self, lifeline_fd: int, start_fd: int | None = None) -> None:
-        """Start it and wait until it serves; the one before has ended. start_fd: of a pipe, whose end tells a router to go on. Raises
-        StackError with its last words if it ends before, and if it cannot be started at all."""
+    async def start(self, lifeline_fd: int, start_fd: int | None = None, words: Sequence[str] = ()) -> None:
+        """Start it and wait until it serves; the one before has ended. start_fd: of a pipe, whose end tells a router to go on. words: more
+        arguments, of this start alone. Raises StackError with its last words if it ends before, and if it cannot be started at all."""
+        fds = {"--lifeline-fd": lifeline_fd, **({} if start_fd is None else {"--start-fd": start_fd})}
         try:
-            line = await self._ready_line({"--lifeline-fd": lifeline_fd, **({} if start_fd is None else {"--start-fd": start_fd})})
+            line = await self._ready_line(fds, words)
         except OSError as error:
             raise StackError(f"{self.name} cannot be started: {error}") from error
         ready = json.loads(line) if line.endswith(b"\n") else {}
@@ -83,7 +84,7 @@ class Child:
         self.address, self.metrics_address = str(ready["address"]), str(ready["metrics_address"])
         self._serves = True
 
-    async def _ready_line(self, fds: Mapping[str, int]) -> bytes:
+    async def _ready_line(self, fds: Mapping[str, int], words: Sequence[str]) -> bytes:
         """Start it; what it says of itself when it serves or knows that it cannot. Empty: it ended. fds: by flag, with which it is told.
         Raises OSError."""
         self._serves = False
@@ -101,7 +102,7 @@ class Child:
                 lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(ready_read, "rb")
             )
             ends.callback(transport.close)
-            await self._spawn({**fds, "--ready-fd": ready_write, "--liveness-fd": asked.fileno()})
+            await self._spawn({**fds, "--ready-fd": ready_write, "--liveness-fd": asked.fileno()}, words)
             writer.close()  # So that its end is the end of the pipe.
             asked.close()
             line = await reader.readline()
@@ -115,11 +116,12 @@ class Child:
             self._asking.close()
             self._asking = None
 
-    async def _spawn(self, fds: Mapping[str, int]) -> None:
+    async def _spawn(self, fds: Mapping[str, int], words: Sequence[str]) -> None:
         output = sys.stderr.fileno() if self._log is None else _opened(self._log)
         try:
             self._process = await asyncio.create_subprocess_exec(
                 *self._command,
+                *words,
                 "--address",
                 self.address,
                 *(word for flag, fd in fds.items() for word in (flag, str(fd))),

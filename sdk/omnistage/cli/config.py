@@ -49,6 +49,9 @@ OF_THE_CALL = frozenset({"config_file", "print_config", "detach", "verbose", "he
 PATHS = frozenset({"pipeline", "checkpoint"})
 """Settings of several words, which may be paths."""
 
+PRECEDENCE = ("DEFAULT", "DEFAULT_MAP", "ENVIRONMENT", "COMMANDLINE")
+"""Where a setting may be from; what stands later counts more."""
+
 ALL = "all"
 """In place of a stage: every one that is not named beside it."""
 
@@ -84,6 +87,13 @@ def printed(context: typer.Context) -> str:
         text = yaml.safe_dump(value, default_flow_style=True, width=math.inf).removesuffix("...\n").rstrip()
         lines.append(f"{name}: {text}  # {origin}")
     return "\n".join(lines)
+
+
+def counts_more(context: typer.Context, setting: str, other: str) -> bool:
+    """Whether what says the one counts more than what says the other, as the command line does than a variable."""
+    sources = (context.get_parameter_source(name) for name in (setting, other))
+    one, another = (PRECEDENCE.index(source.name) if source is not None else 0 for source in sources)
+    return one > another
 
 
 def _origin(context: typer.Context, name: str, typed: str) -> str:

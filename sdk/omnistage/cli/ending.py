@@ -6,8 +6,9 @@ import asyncio
 import signal
 
 from omnistage.cli import interrupt
+from omnistage.cli.layout import ROUTER
 from omnistage.cli.notices import Notices
-from omnistage.cli.stack import ROUTER, Stack
+from omnistage.cli.stack import Stack
 from omnistage.client.beside import beside
 
 RUNNING = "omnistage_router_inflight"
@@ -31,6 +32,7 @@ class Ending:
         self.serves = False
         """The stack has started."""
         self.came = False
+        self._why = ""
         self.is_now = False
         """A second signal came: no answer was waited for any more."""
         self._task = task
@@ -60,7 +62,7 @@ class Ending:
     def _signalled(self, number: signal.Signals) -> None:
         self.number = number
         if not self.came:
-            self.begin()
+            self.begin(f"on {number.name}")
         elif not self.is_now:
             self.is_now = True
             if self._telling is not None:
@@ -70,13 +72,14 @@ class Ending:
             if self.stack is not None:
                 self.stack.kill()
 
-    def begin(self) -> None:
+    def begin(self, why: str) -> None:
         """As the first signal does."""
         if self.came:
             return
         self.came = True
+        self._why = why
         if self._notices is None or self.stack is None or not self.serves:
-            self._say(f"[bold]ending[/] on {self.number.name}, before it serves")
+            self._say(f"[bold]ending[/] {why}, before it serves")
             self._cancel()
         else:
             self._telling = asyncio.create_task(self._tell(self.stack.metrics_addresses()[ROUTER]))
@@ -85,7 +88,7 @@ class Ending:
         """Say what is waited for, and begin to."""
         try:
             running = await _running(address)
-            self._say(f"[bold]ending[/] on {self.number.name}{self._waits_for(running)}")
+            self._say(f"[bold]ending[/] {self._why}{self._waits_for(running)}")
         finally:
             self._cancel()
 

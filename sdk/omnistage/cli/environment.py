@@ -15,3 +15,8 @@ def with_token(environment: Mapping[str, str]) -> dict[str, str]:
     if theirs.get(VARIABLE) or theirs.get(FILE_VARIABLE):
         return theirs
     return {**theirs, VARIABLE: new_token().secret}
+
+
+def without_token(environment: Mapping[str, str]) -> dict[str, str]:
+    """The same for a process that calls no stage."""
+    return {name: value for name, value in environment.items() if name not in (VARIABLE, FILE_VARIABLE)}

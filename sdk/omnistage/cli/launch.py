@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from omnistage.cli import config
-from omnistage.cli.layout import DEFAULT_ADDRESS
+from omnistage.cli.layout import DEFAULT_ADDRESS, DEFAULT_HTTP
 from omnistage.cli.options import Verbose
 from omnistage.cli.report import errors_reported
 
@@ -57,6 +57,13 @@ def serve(
     dtype: Annotated[str, typer.Option(metavar="DTYPE", help="auto, float32 or bfloat16.")] = "auto",
     replicas: Annotated[list[str] | None, typer.Option(metavar="STAGE=N", help="Processes of a stage.")] = None,
     address: Annotated[str, typer.Option(metavar="HOST:PORT", help="Where to listen; port 0 takes a free one.")] = DEFAULT_ADDRESS,
+    http: Annotated[
+        str,
+        typer.Option(
+            metavar="HOST:PORT", help="Where to take HTTP, as OpenAI's clients speak it, with a page; a taken port: the next free one."
+        ),
+    ] = DEFAULT_HTTP,
+    no_http: Annotated[bool, typer.Option("--no-http", help="Take no HTTP.")] = False,
     metrics_address: Annotated[str, typer.Option(metavar="HOST:PORT", help="Prometheus metrics of the router alone.")] = "127.0.0.1:0",
     metrics: Annotated[
         str,
@@ -94,6 +101,9 @@ def serve(
         float | None, typer.Option(min=0.01, max=1.0, metavar="PART", help="Most of the places for one client; default: 0.75.")
     ] = None,
     grace: Annotated[float, typer.Option(min=0.0, metavar="SECONDS", help="Time for running answers to finish at the end.")] = 5.0,
+    idle_limit: Annotated[
+        float, typer.Option(min=0.0, metavar="SECONDS", help="End by itself when nobody has asked anything for so long; 0: never.")
+    ] = 0.0,
     log_dir: Annotated[Path | None, typer.Option(metavar="DIR", help="Keep the servers' logs here.")] = None,
     verbose: Verbose = False,
     ready_fd: Annotated[int, typer.Option(hidden=True)] = -1,
@@ -108,6 +118,9 @@ def serve(
     from omnistage.cli.layout import ServerOptions, by_stage, counts, flag
     from omnistage.cli.pipelines import Choice
 
+    if no_http and config.counts_more(context, "http", "no_http"):
+        no_http = context.params["no_http"] = False
+    is_private = lifeline_fd >= 0  # Its owner asks it over gRPC, and ends it.
     try:
         checkpoints = config.by_pipeline(checkpoint or ())
         devices = by_stage(device or (), "--device")
@@ -130,6 +143,7 @@ def serve(
         raise typer.BadParameter(str(error)) from None
     servers = ServerOptions(
         address=address,
+        http="" if no_http or is_private else http,
         metrics_address=metrics_address,
         metrics=metrics,
         otlp=otlp,
@@ -138,6 +152,7 @@ def serve(
         stall_limit_s=stall_limit,
         client_share=client_share,
         grace_s=grace,
+        idle_limit_s=0.0 if is_private else idle_limit,
     )
     if print_config:
         print(config.printed(context))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 ANY_PORT = "127.0.0.1:0"
@@ -11,8 +11,18 @@ ANY_PORT = "127.0.0.1:0"
 DEFAULT_ADDRESS = "127.0.0.1:50050"
 """Where `omnistage serve` listens unless it is told otherwise."""
 
+DEFAULT_HTTP = "127.0.0.1:8000"
+"""The same over HTTP; where that port is taken, the next one that is free."""
+
+ROUTER, GATEWAY = "router", "gateway"
+"""Names of processes."""
+
 DEFAULT_PIPELINES = ("smol", "picture")
 """What is served where nothing is named, as far as it can be served here; the first starts first. Nowhere else is this said."""
+
+
+ALL_ADDRESSES = {"0.0.0.0": "127.0.0.1", "[::]": "[::1]"}
+"""And the loopback address of their kind."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,11 +45,13 @@ class StageLayout:
 
 @dataclass(frozen=True, slots=True)
 class ServerOptions:
-    """What the servers of one stack have in common. address, metrics_address: of the router. metrics: where the launcher shows the metrics
-    of all processes; empty: nowhere. otlp: URL of the collector that gets the spans of all; empty: none, unless a variable says so. 0 and
-    None: the default of the server."""
+    """What the servers of one stack have in common. address, metrics_address: of the router. http: of the gateway; empty: there is none.
+    metrics: where the launcher shows the metrics of all processes; empty: nowhere. otlp: URL of the collector that gets the spans of all;
+    empty: none, unless a variable says so. idle_limit_s: the stack ends by itself when nobody has asked for so long; 0: never. Otherwise 0
+    and None: the default of the server."""
 
     address: str = ANY_PORT
+    http: str = ""
     metrics_address: str = ANY_PORT
     metrics: str = ""
     max_sessions: int = 0
@@ -47,6 +59,7 @@ class ServerOptions:
     stall_limit_s: float | None = None
     client_share: float | None = None
     grace_s: float = 5.0
+    idle_limit_s: float = 0.0
     otlp: str = ""
 
 
@@ -86,6 +99,11 @@ class Layout:
     def names(self) -> str:
         """The pipelines, for people."""
         return ", ".join(pipeline.name for pipeline in self.pipelines)
+
+    @property
+    def fronts(self) -> list[str]:
+        """The processes that clients ask."""
+        return [GATEWAY, ROUTER] if self.servers.http else [ROUTER]
 
     @property
     def kinds(self) -> frozenset[str]:
@@ -140,6 +158,23 @@ class Layout:
         if servers.otlp:
             words += ["--otlp", servers.otlp]
         return words
+
+    def gateway_arguments(self, router: str) -> list[str]:
+        """The command line of the gateway in front of the router that listens there, without its own addresses."""
+        return ["--router", reached(router), "--grace", str(self.servers.grace_s)]
+
+
+def reached(address: str) -> str:
+    """Where this machine reaches who listens at HOST:PORT: there, or on loopback if that is all addresses."""
+    host, _, port = address.rpartition(":")
+    return f"{ALL_ADDRESSES.get(host, host)}:{port}"
+
+
+def apart(address: str, others: Collection[str]) -> str:
+    """The address, or where its port is that of another one, the same host with the next port."""
+    host, _, port = address.rpartition(":")
+    taken = {other.rpartition(":")[2] for other in others} - {"0"}
+    return address if port not in taken else apart(f"{host}:{int(port) + 1}", others)
 
 
 def flag(setting: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from importlib.util import find_spec
 from pathlib import Path
 
 import grpc
@@ -16,6 +17,8 @@ from omnistage.models.errors import LoadError
 from omnistage.models.options import DEFAULTS, MEMORY_SHARE
 from omnistage.models.registry import UnknownFamily, dtypes, families, has_default, missing_packages, recognise, uses
 from omnistage.router.pipeline import Pipeline, PipelineError, StageSpec, load_pipeline, shipped_pipelines
+
+GATEWAY_NEEDS = ("fastapi", "h11", "python_multipart", "uvicorn")
 
 ADVICE = {"tensor_parallel_size": "; more processes of a stage serve more answers: --replicas talker=2"}
 
@@ -58,9 +61,19 @@ def layout_of(choice: Choice) -> Layout:
     says what to change."""
     wanted, notes = _wanted(choice)
     pipelines = [_pipeline(one, choice, is_alone=len(wanted) == 1) for one in wanted]
-    layout = shared(_checked(Layout(pipelines, choice.servers, notes), choice))
+    servers, left_out = with_gateway(choice.servers)
+    layout = shared(_checked(Layout(pipelines, servers, [*notes, *left_out]), choice))
     fetch_own(layout.pipelines[0])
     return layout
+
+
+def with_gateway(servers: ServerOptions) -> tuple[ServerOptions, list[str]]:
+    """Without one where packages are missing that it needs, and then what to tell of that."""
+    missing = [name for name in GATEWAY_NEEDS if servers.http and find_spec(name) is None]
+    if not missing:
+        return servers, []
+    note = f"it is served without HTTP and its page, which need {', '.join(missing)}: pip install 'omnistage[gateway]', or --no-http"
+    return replace(servers, http=""), [note]
 
 
 def fetch_own(pipeline: PipelineLayout) -> None:

@@ -1,4 +1,4 @@
-"""Ports of the loopback address that are kept for the processes of a stack, so that everybody knows them before anybody listens."""
+"""Ports that are kept for the processes of a stack, so that everybody knows them before anybody listens."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ class Ports:
     def __init__(self) -> None:
         self._held: list[socket.socket] = []
 
-    def take(self) -> str:
-        """One more, as HOST:PORT. Raises OSError where there is no free port."""
-        held = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    def take(self, host: str = "127.0.0.1") -> str:
+        """One more of a host, without brackets, as HOST:PORT. Raises OSError where there is no free port."""
+        family, kind, protocol, _, name = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+        held = socket.socket(family, kind, protocol)
         self._held.append(held)
         held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-        held.bind(("127.0.0.1", 0))
-        host, port = held.getsockname()
-        return f"{host}:{port}"
+        held.bind(name)
+        return f"{f'[{host}]' if ':' in host else host}:{held.getsockname()[1]}"
 
     @property
     def fds(self) -> tuple[int, ...]:

@@ -6,6 +6,7 @@ import asyncio
 import os
 from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager, nullcontext
+from functools import partial
 from pathlib import Path
 
 import typer
@@ -14,7 +15,8 @@ from rich.markup import escape
 from omnistage.cli import interrupt
 from omnistage.cli.announcement import announce
 from omnistage.cli.ending import Ending
-from omnistage.cli.layout import Layout, flag
+from omnistage.cli.idleness import ended_when_idle
+from omnistage.cli.layout import Layout, ServerOptions, flag
 from omnistage.cli.notices import Notices
 from omnistage.cli.owner import Owner, told
 from omnistage.cli.pipelines import Choice, layout_of
@@ -35,9 +37,9 @@ MAX_PAUSE_S = 300.0
 def serve(choice: Choice, log_folder: Path | None, verbose: bool, ready_fd: int, lifeline_fd: int) -> None:
     """Run until SIGTERM, Ctrl-C, or the end of the lifeline. Raises StackError where no pipeline is left.
 
-    ready_fd: gets lines of JSON: {"address", "metrics"} when the first pipeline serves, or {"error", "hint", "log"}. Who gets an error
-    there tells it; here typer.Exit is raised. lifeline_fd: of a private stack: a pipeline starts when its owner writes {"start": NAME}
-    there; each is answered with {"pipeline"} when it serves, or with the same and an error.
+    ready_fd: gets lines of JSON: {"address", "http", "metrics"} when the first pipeline serves, or {"error", "hint", "log"}. Who gets an
+    error there tells it; here typer.Exit is raised. lifeline_fd: of a private stack: a pipeline starts when its owner writes
+    {"start": NAME} there; each is answered with {"pipeline"} when it serves, or with the same and an error.
     """
     raise_limit()
     owner = Owner(ready_fd, lifeline_fd)
@@ -59,23 +61,25 @@ async def _serve(layout: Layout, log_folder: Path | None, verbose: bool, owner: 
         raise RuntimeError("serve runs as a task")
     notices = Notices()
     _tell_notes(layout, notices, is_private=owner.is_private)
-    _warn_of_others(layout.servers.address, notices)
+    _warn_of_others(layout.servers, notices)
     ending = Ending(task, layout.servers.grace_s, None if owner.is_private else notices)
     ending.heed()
     begins = Begins(owner, notices)
-    owner.listen(begins.asked, ending.begin)
+    owner.listen(begins.asked, partial(ending.begin, "with its owner"))
+    limit_s = layout.servers.idle_limit_s
+    end_idle = partial(ending.begin, f"as nobody has asked for {limit_s:g} s")
     try:
         async with started(layout, log_folder, verbose, ending.ends) as stack:
             ending.serves = True
             metrics = _show_metrics(layout.servers.metrics, stack)
-            served = Served(stack.address, os.getpid(), layout.names, str(stack.log_folder or ""), layout.servers.grace_s)
+            address, http, logs = stack.address, stack.http, str(stack.log_folder or "")
+            served = Served(address, os.getpid(), layout.names, logs, layout.servers.grace_s, http)
             with nullcontext() if owner.is_private else registered(served):
-                owner.tell_first({"address": stack.address, "metrics": metrics})
+                owner.tell_first({"address": address, "http": http, "metrics": metrics})
                 if not owner.is_there:
                     starting = [one.name for one in layout.pipelines[1:]]
-                    logs = str(stack.log_folder or "")
-                    announce(notices, stack.address, starting=starting, metrics=metrics, log_folder=logs)
-                async with begins.of(stack, layout):
+                    announce(notices, address, layout.servers, http=http, starting=starting, metrics=metrics, log_folder=logs)
+                async with ended_when_idle(limit_s, stack.metrics_addresses, end_idle), begins.of(stack, layout):
                     raise await stack.broken()
     except asyncio.CancelledError:
         if not ending.came:
@@ -163,12 +167,13 @@ def _tell_notes(layout: Layout, notices: Notices, *, is_private: bool) -> None:
         notices.say(f"{flag(GPU_MEMORY)} {escape(', '.join(sorted(given)))} means nothing on a CPU")
 
 
-def _warn_of_others(address: str, notices: Notices) -> None:
-    """A router that others reach."""
-    if not is_loopback(host_and_port(address)[0]):
+def _warn_of_others(servers: ServerOptions, notices: Notices) -> None:
+    """A router, or a gateway, that others reach."""
+    reached = [address for address in (servers.address, servers.http) if address and not is_loopback(host_and_port(address)[0])]
+    if reached:
         notices.say(
-            f"[yellow]{escape(address)} can be reached from other hosts: nothing is encrypted, and nobody is asked for a key; "
-            "see docs/security.md[/]"
+            f"[yellow]{escape(' and '.join(reached))} can be reached from other hosts: nothing is encrypted, and nobody is asked for a "
+            "key; see docs/security.md[/]"
         )
 
 

@@ -30,13 +30,15 @@ LONGEST_S = 86400.0
 @dataclass(frozen=True, slots=True)
 class Served:
     """One stack. address: HOST:PORT of its router. pid: of its launcher. pipeline: its name or file. log_folder: where the output of its
-    processes goes; empty: to where its launcher was started from. grace_s: how long answers get at the end."""
+    processes goes; empty: to where its launcher was started from. grace_s: how long answers get at the end. http: HOST:PORT of its
+    gateway; empty: it has none."""
 
     address: str
     pid: int
     pipeline: str
     log_folder: str
     grace_s: float
+    http: str = ""
 
 
 def folder() -> Path:
@@ -82,9 +84,22 @@ def all_served() -> list[Served]:
     return sorted(found, key=lambda served: served.address)
 
 
+def served_here() -> list[Served]:
+    """The same, for whoever only tells of them: none where their folder cannot be read."""
+    try:
+        return all_served()
+    except (NotAvailableError, OSError):
+        return []
+
+
 def _read(said: dict[str, Any]) -> Served:
     return Served(
-        str(said["address"]), int(said["pid"]), str(said["pipeline"]), str(said.get("log_folder", "")), float(said.get("grace_s", 5.0))
+        str(said["address"]),
+        int(said["pid"]),
+        str(said["pipeline"]),
+        str(said.get("log_folder", "")),
+        float(said.get("grace_s", 5.0)),
+        str(said.get("http", "")),
     )
 
 

@@ -10,10 +10,12 @@ from dataclasses import asdict
 from rich.markup import escape
 from rich.table import Table
 
+from omnistage.cli.announcement import page
 from omnistage.cli.connect import connected
 from omnistage.cli.console import Console
 from omnistage.cli.inventory import models_here
 from omnistage.cli.notices import Notices
+from omnistage.cli.served import served_here
 from omnistage.cli.targets import must_run, running
 from omnistage.client import found
 from omnistage.client.listing import Pipeline, Replica
@@ -54,19 +56,21 @@ async def show_pipelines(address: str | None, api_key: str | None, as_json: bool
 
 
 async def show_status(address: str | None, api_key: str | None, as_json: bool, timeout_s: float, verbose: bool) -> None:
-    """The stage servers behind a router; by pipeline; as JSON {"replicas": [{pipeline,
+    """The stage servers behind a router, by pipeline, and the page of a stack of this user; as JSON {"replicas": [{pipeline,
     stage, address, pid, state, sessions, queue, transport, settings}]}.
 
     address: None for the one where `omnistage serve` puts it. Raises UnavailableError where nothing runs.
     """
-    async with connected(must_run(address, api_key), timeout_s, verbose) as omni:
+    where = must_run(address, api_key)
+    async with connected(where, timeout_s, verbose) as omni:
         replicas = _grouped(await omni.replicas(timeout_s=timeout_s))
     if as_json:
         print(json.dumps({"replicas": [{key: getattr(replica, key) for key in STATUS_KEYS} for replica in replicas]}))
     else:
         console = _console()
         console.print(_fitting(replicas, console))
-        for line in settings_lines(replicas):
+        http = [f"[bold]page[/]  {page(served.http)}" for served in served_here() if served.http and served.address == where.address]
+        for line in [*settings_lines(replicas), *http]:
             console.print(line, highlight=False)
 
 

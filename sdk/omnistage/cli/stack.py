@@ -1,8 +1,9 @@
-"""A stack of processes: the stages of one pipeline side by side, the router in front of them, then the stages of the other pipelines, as
-they are asked for; nothing of it is left when the stack ends.
+"""A stack of processes: the stages of one pipeline side by side, the router and the gateway in front of them, then the stages of the other
+pipelines, as they are asked for; nothing of it is left when the stack ends.
 
 A process that ends by itself is started again, by a keeper of its own, from the moment it serves until the stack stops, or its pipeline is
-out: when the last process of one of its stages is given up. Whoever has the stack may begin that pipeline again.
+out: when the last process of one of its stages is given up. Whoever has the stack may begin that pipeline again. Without a router nothing
+can be asked, so the stack is broken then; without a gateway it goes on.
 
 Every process holds the reading end of one pipe, the lifeline, whose writing end is only here: if this process is killed, the pipe closes
 and the others drain and exit by themselves.
@@ -13,25 +14,27 @@ from __future__ import annotations
 import asyncio
 import os
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from pathlib import Path
 
 from omnistage.cli import bounds
 from omnistage.cli.child import Child
-from omnistage.cli.environment import with_token
+from omnistage.cli.environment import with_token, without_token
 from omnistage.cli.keeper import RESTART_LIMIT_S, Keeper, Tell
-from omnistage.cli.layout import ANY_PORT, Group, Layout
+from omnistage.cli.layout import ANY_PORT, GATEWAY, ROUTER, Layout, apart
 from omnistage.cli.pipelines import fetch_own
 from omnistage.cli.ports import Ports
 from omnistage.client.beside import beside
 from omnistage.client.errors import StackError, UnknownModelError
+from omnistage.host.addresses import host_and_port
 from omnistage.models.common.owned import OwnFolder, sweep
-
-ROUTER = "router"
 
 KEPT_PORT = ("--kept-port", "true")
 """Of a server whose port `Ports` keeps."""
+
+HTTP_PORT_TRIES = 20
+"""Where the port of the gateway is taken, the next ones. It keeps the one that it got: it is started again there."""
 
 FAILURES = frozenset({"lost", "failed", "given up"})
 """What makes the logs worth keeping."""
@@ -41,20 +44,22 @@ Report = Callable[[str], None]
 
 
 class Servers:
-    """The processes of a group, or the router, which is of none. all: as many as there are to be. children: those that are not given up.
-    keepers: of those that serve."""
+    """Processes that stand for each other. pipelines: whose stage they are; none: the whole stack's. is_vital: without the last of them the
+    stack is broken. all: as many as there are to be. children: those that are not given up. keepers: of those that serve."""
 
-    def __init__(self, group: Group | None, children: Sequence[Child]) -> None:
-        self.group = group
+    def __init__(self, children: Sequence[Child], pipelines: Collection[str] = (), *, is_vital: bool = False) -> None:
+        self.pipelines = frozenset(pipelines)
+        self.is_vital = is_vital
         self.all = list(children)
         self.children = list(children)
         self.keepers: list[asyncio.Task[None]] = []
         self.starting: asyncio.Task[None] | None = None
         """Done when all of them served for the first time; whatever pipeline asked first. None: they are not to run."""
 
-    def has(self, pipeline: str) -> bool:
-        """Whether they are of this pipeline."""
-        return self.group is not None and pipeline in self.group.pipelines
+    @property
+    def tasks(self) -> set[asyncio.Task[None]]:
+        """All that starts its processes, or starts them again."""
+        return {*self.keepers, *(() if self.starting is None else (self.starting,))}
 
 
 class Stack:
@@ -80,8 +85,9 @@ class Stack:
         self._owns_folder = log_folder is None and not verbose
         self._own_folder: OwnFolder | None = None
         self.log_folder = log_folder
-        self._servers: list[Servers] = []
-        self._router: Servers | None = None
+        self._stages: list[Servers] = []
+        self._fronts: list[Servers] = []
+        """What clients ask, in the order in which it ends, before any stage does: the gateway, while the router answers, and the router."""
         self._begun: dict[str, asyncio.Task[None]] = {}
         """By pipeline: its start, which may be done. One that failed or is out is not in it."""
         self._gone: dict[str, asyncio.Future[StackError]] = {}
@@ -112,18 +118,27 @@ class Stack:
     @property
     def address(self) -> str:
         """HOST:PORT of the router."""
-        return next((child.address for child in self._router.children), "") if self._router is not None else ""
+        return self._address_of(ROUTER)
+
+    @property
+    def http(self) -> str:
+        """HOST:PORT of the gateway; empty where there is none, or it was given up."""
+        return self._address_of(GATEWAY)
+
+    def _address_of(self, front: str) -> str:
+        return next((child.address for servers in self._fronts for child in servers.children if child.name == front), "")
 
     @property
     def children(self) -> list[Child]:
         """Every process that is to run and is not given up, router last."""
-        return [child for servers in self._running for child in servers.children]
+        return [child for servers in self._all if servers.starting is not None for child in servers.children]
 
     @property
     def names(self) -> list[str]:
         """The processes of the pipelines that were begun; before that, of the first."""
         begun = self._begun or {self._layout.pipelines[0].name}
-        return [*(name for group in self._layout.groups if not {*group.pipelines}.isdisjoint(begun) for name in group.names), ROUTER]
+        stages = [name for group in self._layout.groups if not {*group.pipelines}.isdisjoint(begun) for name in group.names]
+        return [*stages, *self._layout.fronts]
 
     def metrics_addresses(self) -> dict[str, str]:
         """HOST:PORT of every process's metrics, by its name; empty for one that does not serve now. May be called from any thread."""
@@ -173,16 +188,17 @@ class Stack:
             child.kill_now()
 
     async def stop(self) -> None:
-        """End the router first, so that running answers can finish, then all stages; wait for each. Nothing is started again from here."""
+        """End what clients ask first, so that running answers can finish, then all stages; wait for each. Nothing is started again from
+        here."""
         tasks = self._tasks
         for task in tasks:
             task.cancel()
         if tasks:
             await asyncio.wait(tasks)
-        if self._router is not None:
-            await self._end(self._router)
+        for servers in self._fronts:
+            await self._end(servers)
         async with asyncio.TaskGroup() as ends:
-            for servers in self._servers:
+            for servers in self._stages:
                 ends.create_task(self._end(servers))
         self._ports.close()
         if self._lifeline is not None:
@@ -193,21 +209,17 @@ class Stack:
             self._own_folder.keep() if self._failed else self._own_folder.remove()
 
     @property
-    def _running(self) -> list[Servers]:
-        servers = [*self._servers, *([] if self._router is None else [self._router])]
-        return [each for each in servers if each.starting is not None]
+    def _all(self) -> list[Servers]:
+        return [*self._stages, *self._fronts]
 
     @property
     def _tasks(self) -> set[asyncio.Task[None]]:
         """All that starts processes, or starts them again."""
-        tasks = {*self._begun.values(), *self._outs}
-        for servers in self._running:
-            tasks |= {*servers.keepers, *([] if servers.starting is None else [servers.starting])}
-        return tasks
+        return {*self._begun.values(), *self._outs}.union(*(servers.tasks for servers in self._all))
 
     async def _end(self, servers: Servers) -> None:
         """End its processes, and start none of them again; they may be begun anew."""
-        tasks = {*servers.keepers, *([] if servers.starting is None else [servers.starting])}
+        tasks = servers.tasks
         for task in tasks:
             task.cancel()
         for task in tasks and (await asyncio.wait(tasks))[0]:
@@ -220,19 +232,24 @@ class Stack:
     # Starting ------------------------------------------------------------------------------------------------------------------------
 
     async def _start(self) -> None:
-        """The router is loaded beside the stages of the first pipeline, and looks for them when all of them serve."""
+        """The router is loaded beside the stages of the first pipeline, and looks for them when all of them serve. The gateway asks nobody
+        before it is asked."""
         self._make_children()
-        router, first = self._router, self._layout.pipelines[0].name
-        assert router is not None
+        *gateways, router = self._fronts
+        first = self._layout.pipelines[0].name
         wait_fd, go_fd = os.pipe()
         loading = router.starting = asyncio.create_task(self._start_child(router, router.all[0], wait_fd))
+        opening = [asyncio.create_task(self._start_gateway(gateway, gateway.all[0])) for gateway in gateways]
+        for gateway, task in zip(gateways, opening, strict=True):
+            gateway.starting = task
         try:
             try:
                 self._note_begin(first, asyncio.create_task(self._start_stages(first)))
                 await self._has_begun(first)
             finally:
                 os.close(go_fd)
-            await self._unless_broken(loading)
+            for task in (loading, *opening):
+                await self._unless_broken(task)
         finally:
             loading.cancel()
             await asyncio.wait({loading})
@@ -240,13 +257,13 @@ class Stack:
 
     def _make_children(self) -> None:
         """All processes of all pipelines, each with its address; none is started."""
-        options = self._layout.servers
-        groups = self._layout.groups
+        options, groups = self._layout.servers, self._layout.groups
         try:
             addresses = [[self._ports.take() for _ in group.names] for group in groups]
-            router_address = self._ports.take() if options.address == ANY_PORT else options.address
+            host, port = host_and_port(options.address)
+            router = options.address if port else self._ports.take(host)
         except OSError as error:
-            raise StackError(f"there is no free port on the loopback address: {error.strerror}") from error
+            raise StackError(f"there is no free port to listen on: {error.strerror}") from error
         for group, own in zip(groups, addresses, strict=True):
             beside = [
                 address
@@ -256,24 +273,29 @@ class Stack:
             ]
             arguments = [*self._layout.stage_arguments(group.stage, beside), *KEPT_PORT]
             children = [
-                self._child(name, group.stage.kind, arguments, address, ANY_PORT, bounds.for_stage())
+                self._child(name, group.stage.kind, arguments, address, bounds.for_stage())
                 for name, address in zip(group.names, own, strict=True)
             ]
-            self._servers.append(Servers(group, children))
+            self._stages.append(Servers(children, group.pipelines))
         placed = [
             (f"{pipeline}/{group.stage.kind}", address)
             for group, own in zip(groups, addresses, strict=True)
             for pipeline in group.pipelines
             for address in own
         ]
-        arguments = self._layout.router_arguments(placed)
-        if router_address != options.address:
-            arguments += KEPT_PORT
         bounded = bounds.for_router(bounds.memory_of_machine())
-        self._router = Servers(None, [self._child(ROUTER, ROUTER, arguments, router_address, options.metrics_address, bounded)])
+        if options.http:
+            http = apart(options.http, (router, options.metrics_address, options.metrics))
+            gateway = self._child(GATEWAY, GATEWAY, self._layout.gateway_arguments(router), http, bounded)
+            self._fronts.append(Servers([gateway]))
+        arguments = [*self._layout.router_arguments(placed), *(() if port else KEPT_PORT)]
+        asked = self._child(ROUTER, ROUTER, arguments, router, bounded, options.metrics_address)
+        self._fronts.append(Servers([asked], is_vital=True))
 
-    def _child(self, name: str, kind: str, arguments: Sequence[str], address: str, metrics_address: str, bound: bounds.Bounds) -> Child:
-        log, variables = self._log(name), self._environment
+    def _child(
+        self, name: str, kind: str, arguments: Sequence[str], address: str, bound: bounds.Bounds, metrics_address: str = ANY_PORT
+    ) -> Child:
+        log, variables = self._log(name), without_token(self._environment) if kind == GATEWAY else self._environment
         return Child(name, f"omnistage.{kind}", arguments, address, metrics_address, log, variables, self._ports.fds, bound)
 
     async def _begin(self, pipeline: str) -> None:
@@ -299,8 +321,8 @@ class Stack:
     async def _start_stages(self, pipeline: str) -> None:
         """Raises StackError of the first process that does not start, and waits for no other."""
         starts = set[asyncio.Task[None]]()
-        for servers in self._servers:
-            if servers.has(pipeline):
+        for servers in self._stages:
+            if pipeline in servers.pipelines:
                 if servers.starting is None:
                     servers.starting = asyncio.create_task(self._start_servers(servers))
                 starts.add(servers.starting)
@@ -320,15 +342,26 @@ class Stack:
                 raise
             raise failures.exceptions[0] from None
 
-    async def _start_child(self, servers: Servers, child: Child, wait_fd: int | None = None) -> None:
+    async def _start_child(self, servers: Servers, child: Child, wait_fd: int | None = None, words: Sequence[str] = ()) -> None:
         if self._lifeline is None:
             raise StackError("the stack was stopped while it started")
-        await child.start(self._lifeline[0], wait_fd)
+        await child.start(self._lifeline[0], wait_fd, words)
         if self._report is not None:
             self._report(child.name)
         keeper = asyncio.create_task(self._keep(servers, Keeper(child, self._lifeline[0], self._tell)))
         keeper.add_done_callback(self._kept)
         servers.keepers.append(keeper)
+
+    async def _start_gateway(self, servers: Servers, child: Child) -> None:
+        """The stack goes on without it: one that does not start is given up."""
+        try:
+            async with asyncio.timeout(RESTART_LIMIT_S):
+                await self._start_child(servers, child, words=("--port-tries", str(HTTP_PORT_TRIES)))
+        except TimeoutError:
+            await child.kill()
+            self._give_up(servers, child, StackError(f"{child.name} was not ready within {RESTART_LIMIT_S:g} s"))
+        except StackError as error:
+            self._give_up(servers, child, error)
 
     async def _unless_broken(self, starting: asyncio.Task[None]) -> None:
         """The router is ready when its stages are: without one of them it would wait for ever."""
@@ -346,19 +379,21 @@ class Stack:
     # Keeping -------------------------------------------------------------------------------------------------------------------------
 
     async def _keep(self, servers: Servers, keeper: Keeper) -> None:
-        """Give a child up when its keeper does; without the last one of a stage its pipelines are out."""
-        error = await keeper.keep()
+        """Give a child up when its keeper does."""
+        self._give_up(servers, keeper.child, await keeper.keep())
+
+    def _give_up(self, servers: Servers, child: Child, error: StackError) -> None:
+        """Without the last one of a stage its pipelines are out."""
         self._tell("given up", error.message)
-        servers.children.remove(keeper.child)
+        servers.children.remove(child)
         if servers.children:
             return
-        if servers is self._router:
+        if servers.is_vital:
             self._break(error)
-            return
-        out = [name for name in self._begun if servers.has(name)]
-        for pipeline in out:
-            self._begun[pipeline].cancel()
-        self._put_out(out, error)
+        if out := [name for name in self._begun if name in servers.pipelines]:
+            for pipeline in out:
+                self._begun[pipeline].cancel()
+            self._put_out(out, error)
 
     def _put_out(self, pipelines: Sequence[str], error: StackError) -> asyncio.Task[None]:
         """From now on these may be begun anew, when a task of its own has ended what no other one has."""
@@ -372,8 +407,8 @@ class Stack:
 
     async def _end_rest(self, error: StackError, gone: Sequence[asyncio.Future[StackError]]) -> None:
         """The processes that no pipeline has, and then tell it. Without any pipeline the stack is broken."""
-        for servers in self._servers:
-            if servers.starting is not None and not (servers.children and any(map(servers.has, self._begun))):
+        for servers in self._stages:
+            if servers.starting is not None and not (servers.children and not servers.pipelines.isdisjoint(self._begun)):
                 await self._end(servers)
         if not self._begun:
             self._break(error)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,7 +14,7 @@ from omnistage.cli.notices import Notices
 from omnistage.cli.where import Where, named, typed_key
 from omnistage.client import found
 from omnistage.client.address import LOOKUP_S, is_unknown, split
-from omnistage.client.errors import BadRequestError, NotAvailableError, UnavailableError, UnknownModelError
+from omnistage.client.errors import BadRequestError, UnavailableError, UnknownModelError
 from omnistage.client.found import OFF, VARIABLE, Found, find_router, is_off, named_router
 from omnistage.host.addresses import host_and_port
 
@@ -123,12 +122,10 @@ def must_run(address: str | None = None, api_key: str | None = None) -> Where:
 
 def _elsewhere() -> str:
     """Which stacks of this user serve, as a hint; empty: none is known."""
-    from omnistage.cli.served import all_served
+    from omnistage.cli.served import served_here
 
-    with suppress(NotAvailableError, OSError):  # They are not told where their folder cannot be read; then nothing is lost but the hint.
-        if addresses := [served.address for served in all_served()]:
-            return f"Stacks of yours serve elsewhere: --address {' or '.join(addresses)}."
-    return ""
+    addresses = [served.address for served in served_here()]
+    return f"Stacks of yours serve elsewhere: --address {' or '.join(addresses)}." if addresses else ""
 
 
 async def _is_unknown(address: str) -> bool:

@@ -1,0 +1,73 @@
+"""The end of a stack that nobody asks any more."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+
+from omnistage.cli.layout import GATEWAY, ROUTER
+from omnistage.client.beside import beside
+
+LOOKS = 10
+"""In the time for which nobody may have asked."""
+
+MAX_PERIOD_S = 60.0
+"""Between two looks."""
+
+RUNNING = "omnistage_router_inflight"
+
+ASKED = ("omnistage_router_requests_total", "omnistage_gateway_requests_total")
+"""What counts whoever asked. An answer over HTTP counts twice, a page that is opened once."""
+
+LOOKING = frozenset(("/health", "/ready", "/metrics", "/v1/models", "/v1/models/{model}", "/v1/audio/voices"))
+"""Endpoints of the gateway that ask nothing: a page that somebody forgot, or a monitor, may call them for ever."""
+
+NOWHERE = "404"
+"""Nor does a request for what is not there, as scanners send them."""
+
+Count = frozenset[tuple[str, tuple[tuple[str, str], ...], float]]
+
+
+@asynccontextmanager
+async def ended_when_idle(limit_s: float, addresses: Callable[[], Mapping[str, str]], end: Callable[[], object]) -> AsyncIterator[None]:
+    """Meanwhile `end` is called once nobody has asked for so long; 0: never. addresses: of the metrics of all processes, by name."""
+    watching = asyncio.create_task(_watch(limit_s, addresses, end)) if limit_s else None
+    try:
+        yield
+    finally:
+        if watching is not None:
+            watching.cancel()
+            await asyncio.wait({watching})
+
+
+async def _watch(limit_s: float, addresses: Callable[[], Mapping[str, str]], end: Callable[[], object]) -> None:
+    clock = asyncio.get_running_loop().time
+    asked_at, before = clock(), await _asked(addresses())
+    while clock() - asked_at < limit_s:
+        await asyncio.sleep(min(limit_s / LOOKS, MAX_PERIOD_S))
+        now = await _asked(addresses())
+        if now is None or now != before:
+            asked_at, before = clock(), now
+    end()
+
+
+def _asks(labels: Mapping[str, str]) -> bool:
+    return labels.get("endpoint") not in LOOKING and labels.get("status") != NOWHERE
+
+
+async def _asked(addresses: Mapping[str, str]) -> Count | None:
+    """Differs from what it was when somebody has asked since, or a process was started again. None: an answer runs, or one of them does not
+    tell."""
+
+    def look() -> Count | None:
+        from omnistage.cli.stack_metrics import fetched
+
+        pages = [fetched(address) for name in (ROUTER, GATEWAY) if (address := addresses.get(name))]
+        samples = [sample for page in pages for family in page or () for sample in family.samples]
+        if None in pages or any(sample.value for sample in samples if sample.name == RUNNING):
+            return None
+        counted = (sample for sample in samples if sample.name in ASKED and _asks(sample.labels))
+        return frozenset((sample.name, tuple(sample.labels.items()), sample.value) for sample in counted)
+
+    return await beside(look, "omnistage-idle-look")
