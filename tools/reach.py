@@ -21,11 +21,12 @@ from pathlib import Path, PurePosixPath
 
 from tools.sources import Source, read, read_fixtures
 
-SERVERS = ("services/*/omnistage/*/__main__.py", "router/omnistage/router/__main__.py", "gateway/omnistage/gateway/__main__.py")
+SERVERS = ("services/*/omnistage/*/__main__.py", "router/omnistage/router/__main__.py")
+GATEWAY = "gateway/omnistage/gateway/__main__.py"
 
 STARTED: Mapping[str, Collection[str]] = {
     "sdk/omnistage/cli/child.py": (),  # what it is told: stack.py tells it
-    "sdk/omnistage/cli/stack.py": SERVERS,
+    "sdk/omnistage/cli/stack.py": (*SERVERS, GATEWAY),
     "services/stage/omnistage/stage/server.py": (),  # only the name that it gives itself
 }
 """Our own code that puts names of programs together at run time, and the files that are run then, as patterns."""

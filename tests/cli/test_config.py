@@ -55,6 +55,18 @@ def test_a_variable_counts_more_than_the_file_and_the_command_line_more_than_bot
     assert printed(OMNISTAGE_SERVE_GRACE="3")["grace"] == 3.0
 
 
+def test_http_is_left_out_by_whatever_counts_more(tmp_path: Path) -> None:
+    file = tmp_path / "stack.yaml"
+    file.write_text("http: 127.0.0.1:8001\nno_http: true\n")
+    assert printed()["no_http"] is False
+    assert printed("--config", str(file))["no_http"] is True
+    assert printed(OMNISTAGE_SERVE_NO_HTTP="true")["no_http"] is True
+    assert printed("--config", str(file), OMNISTAGE_SERVE_HTTP="127.0.0.1:8002")["no_http"] is False
+    told = printed("--http", "127.0.0.1:8003", OMNISTAGE_SERVE_NO_HTTP="true")
+    assert (told["http"], told["no_http"]) == ("127.0.0.1:8003", False)
+    assert printed("--http", "127.0.0.1:8003", "--no-http")["no_http"] is True
+
+
 def test_values_by_stage_are_one_setting(stack: Path) -> None:
     file = ("--config", str(stack))
     assert printed(*file)["replicas"] == {"talker": 2, "thinker": 1}

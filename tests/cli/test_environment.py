@@ -29,6 +29,10 @@ def test_a_token_that_a_server_would_read_is_left_as_it_is() -> None:
     assert environment.with_token(given) == given
 
 
+def test_who_calls_no_stage_has_no_token() -> None:
+    assert environment.without_token({**environment.with_token({"HOME": "/root"}), FILE_VARIABLE: "file"}) == {"HOME": "/root"}
+
+
 def test_a_token_file_that_a_server_would_read_gets_no_token_beside_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "token"
     assert make_file(file)

@@ -258,12 +258,15 @@ def test_an_owner_asks_for_pipelines_and_hears_of_each(family: Family, tmp_path:
     lifeline_read, lifeline_write = os.pipe()
     words = ["serve", "toy-picture", write(tmp_path, "one"), "--address", "127.0.0.1:0"]
     words += ["--ready-fd", str(ready_write), "--lifeline-fd", str(lifeline_read)]
-    with Started([sys.executable, "-m", "omnistage.cli", *words], pass_fds=(ready_write, lifeline_read)) as server:
+    environment = {**os.environ, "OMNISTAGE_SERVE_NO_HTTP": "false"}  # All the same it takes none: it has an owner.
+    command = [sys.executable, "-m", "omnistage.cli", *words]
+    with Started(command, pass_fds=(ready_write, lifeline_read), env=environment) as server:
         os.close(ready_write)
         os.close(lifeline_read)
         with os.fdopen(ready_read) as ready:
-            address = json.loads(ready.readline())["address"]
-            with Omni(address=address) as omni:
+            said = json.loads(ready.readline())
+            assert said["http"] == ""
+            with Omni(address=said["address"]) as omni:
                 assert {one.name: one.state for one in omni.pipelines()} == {"toy-picture": "ready", "one": "starting"}
                 os.write(lifeline_write, b'not json\n["one"]\n{"begin": "one"}\n{"start": "toy-picture"}\n')
                 answers = [json.loads(ready.readline()) for _ in range(4)]

@@ -43,10 +43,10 @@ async def ended_when_idle(limit_s: float, addresses: Callable[[], Mapping[str, s
 
 async def _watch(limit_s: float, addresses: Callable[[], Mapping[str, str]], end: Callable[[], object]) -> None:
     clock = asyncio.get_running_loop().time
-    asked_at, before = clock(), await _asked(addresses())
+    asked_at, before = clock(), await asked(addresses())
     while clock() - asked_at < limit_s:
         await asyncio.sleep(min(limit_s / LOOKS, MAX_PERIOD_S))
-        now = await _asked(addresses())
+        now = await asked(addresses())
         if now is None or now != before:
             asked_at, before = clock(), now
     end()
@@ -56,7 +56,7 @@ def _asks(labels: Mapping[str, str]) -> bool:
     return labels.get("endpoint") not in LOOKING and labels.get("status") != NOWHERE
 
 
-async def _asked(addresses: Mapping[str, str]) -> Count | None:
+async def asked(addresses: Mapping[str, str]) -> Count | None:
     """Differs from what it was when somebody has asked since, or a process was started again. None: an answer runs, or one of them does not
     tell."""
 

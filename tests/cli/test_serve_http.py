@@ -1,0 +1,199 @@
+"""`omnistage serve` takes HTTP: where, how long, and what becomes of the stack without it; and a stack that nobody asks."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import secrets
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.request import ProxyHandler, Request, build_opener
+
+import pytest
+from prometheus_client import CollectorRegistry, Counter, Gauge
+
+from helpers.command import omnistage
+from helpers.processes import Family, Started
+from helpers.toy_pipeline import toy_pipeline
+from omnistage.cli.checks import check
+from omnistage.cli.idleness import asked
+from omnistage.cli.layout import DEFAULT_HTTP, Layout, PipelineLayout, ServerOptions, StageLayout, apart, reached
+from omnistage.cli.pipelines import GATEWAY_NEEDS, with_gateway
+from omnistage.cli.served import all_served
+from omnistage.client import Omni
+from omnistage.client.errors import StackError
+from omnistage.host.metrics_page import serve_metrics
+from omnistage.models.toy import formulas
+
+LIMIT_S = 100.0
+
+
+def serve(*words: str) -> Started[str]:
+    command = [sys.executable, "-m", "omnistage.cli", "serve", *words, "--address", "127.0.0.1:0"]
+    return Started(command, stderr=subprocess.PIPE, text=True)
+
+
+def told(server: Started[str], start: str) -> str:
+    """The rest of the next line that begins so."""
+    assert server.stderr is not None
+    for line in server.stderr:
+        if line.startswith(start):
+            return line.removeprefix(start).strip()
+    raise AssertionError(f"it ended without {start!r}")
+
+
+def opened(url: str, **body: object) -> Iterator[str]:
+    """The lines of an answer, as they come. body: what is posted, if anything is."""
+    data = json.dumps(body).encode() if body else None
+    asking = Request(url, data, {"Content-Type": "application/json"})
+    with build_opener(ProxyHandler({})).open(asking, timeout=LIMIT_S) as answer:
+        for line in answer:
+            yield line.decode()
+
+
+def answered(page: str, name: str) -> str:
+    body = "".join(opened(f"{page}/v1/chat/completions", model=name, seed=1, messages=[{"role": "user", "content": "Hi"}]))
+    text: str = json.loads(body)["choices"][0]["message"]["content"]
+    return text
+
+
+def test_it_takes_http_at_one_port_for_as_long_as_it_serves(family: Family, tmp_path: Path) -> None:
+    """The gateway is kept and watched as every process is; a status names it; its answers are those of the router."""
+    logs = tmp_path / "logs"
+    with serve(toy_pipeline(tmp_path), "--http", "127.0.0.1:0", "--metrics", "127.0.0.1:0", "--log-dir", str(logs)) as server:
+        address = told(server, "serving on ").split()[0]
+        page, _, about = told(server, "page: ").partition(" ")
+        assert about.strip() == "(OpenAI's interface is below /v1; any key is taken)"
+        metrics = told(server, "metrics: ")
+        (name,) = (one["id"] for one in json.loads("".join(opened(f"{page}/v1/models")))["data"])
+        text = answered(page, name)
+        assert text == formulas.text(1, "Hi", formulas.NATURAL_LENGTH)
+        assert f"page  {page}" in omnistage("status", "--address", address).stdout.splitlines()
+        assert 'omnistage_process_up{process="gateway"} 1.0\n' in opened(metrics)
+        (pid,) = (pid for pid in family.pids() if b"omnistage.gateway" in Path(f"/proc/{pid}/cmdline").read_bytes())
+        assert b"OMNISTAGE_TOKEN" not in Path(f"/proc/{pid}/environ").read_bytes()
+        os.kill(pid, signal.SIGKILL)
+        assert told(server, "lost ").startswith(f"gateway (pid {pid}) ")
+        assert told(server, "restarted ").startswith("gateway ")
+        assert answered(page, name) == text
+        server.terminate()
+        assert server.wait(LIMIT_S) == 0
+    assert '"http.done"' in (logs / "gateway.log").read_text()
+    assert family.pids() == []
+
+
+def test_an_answer_over_http_ends_before_the_stack_does(family: Family, tmp_path: Path) -> None:
+    """Its router is there until then, and its stages."""
+    with serve(toy_pipeline(tmp_path, interval_s=0.05), "--http", "127.0.0.1:0", "--grace", "100") as server:
+        page = told(server, "page: ").split()[0]
+        (name,) = (one["id"] for one in json.loads("".join(opened(f"{page}/v1/models")))["data"])
+        question = {"model": name, "stream": True, "seed": 1, "messages": [{"role": "user", "content": "Hi"}]}
+        answer = opened(f"{page}/v1/chat/completions", **question)
+        lines = [next(answer)]
+        server.terminate()
+        assert told(server, "ending ").startswith("on SIGTERM")
+        lines += answer
+        pieces = [json.loads(line.removeprefix("data: ")) for line in lines if line.startswith("data: {")]
+        assert "".join(piece["choices"][0]["delta"].get("content") or "" for piece in pieces if piece["choices"]) == formulas.text(
+            1, "Hi", formulas.NATURAL_LENGTH
+        )
+        assert lines[-2:] == ["data: [DONE]\n", "\n"]
+        assert server.wait(LIMIT_S) == 0
+    assert family.pids() == []
+
+
+def test_a_port_that_is_taken_is_not_in_its_way(family: Family, tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        taken = f"127.0.0.1:{other.getsockname()[1]}"
+        with serve(toy_pipeline(tmp_path), "--http", taken) as server:
+            page, _, about = told(server, "page: ").partition(" ")
+            assert about.strip().startswith(f"(the port of {taken} is taken; ")
+            assert page != f"http://{taken}" and json.loads("".join(opened(f"{page}/health")))
+            server.terminate()
+            assert server.wait(LIMIT_S) == 0
+    assert family.pids() == []
+
+
+def test_a_stack_whose_gateway_cannot_start_goes_on_without(family: Family, tmp_path: Path) -> None:
+    host = ".".join(["127", *(str(secrets.randbelow(254) + 1) for _ in range(3))])
+    with socket.create_server((host, 65535)), serve(toy_pipeline(tmp_path), "--http", f"{host}:65535") as server:
+        assert told(server, "given up ").startswith(f"gateway cannot start: cannot listen on {host}:65535: the port is taken by ")
+        address = told(server, "serving on ").split()[0]
+        with Omni(address=address) as omni:
+            assert omni.generate("Hi").text
+        server.terminate()
+        assert server.wait(LIMIT_S) == 0
+    assert family.pids() == []
+
+
+def test_a_detached_one_that_nobody_asks_ends_by_itself(family: Family, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMNISTAGE_STATE", str(tmp_path / "state"))
+    words = ("--detach", "--address", "127.0.0.1:0", "--http", "127.0.0.1:0", "--idle-limit", "1")
+    done = omnistage("serve", toy_pipeline(tmp_path), *words, "--log-dir", str(tmp_path / "logs"))
+    assert done.returncode == 0, done.stderr
+    assert re.search(r"^page:     http://127\.0\.0\.1:\d+ ", done.stderr, re.MULTILINE)
+    assert "idle:     it ends by itself when nobody has asked for 1 s\n" in done.stderr
+    assert family.wait_ended(LIMIT_S) == []
+    assert "ending as nobody has asked for 1 s\n" in (tmp_path / "logs" / "serve.log").read_text()
+    assert all_served() == []
+
+
+async def test_who_looks_has_not_asked() -> None:
+    router, gateway = CollectorRegistry(), CollectorRegistry()
+    running = Gauge("omnistage_router_inflight", "Of a test.", registry=router)
+    answers = Counter("omnistage_router_requests_total", "Of a test.", ("pipeline", "reason"), registry=router)
+    calls = Counter("omnistage_gateway_requests_total", "Of a test.", ("endpoint", "status", "reason"), registry=gateway)
+    addresses = {
+        "thinker": "127.0.0.1:1",
+        "router": f"127.0.0.1:{serve_metrics('127.0.0.1', 0, router)}",
+        "gateway": f"127.0.0.1:{serve_metrics('127.0.0.1', 0, gateway)}",
+    }
+    before = await asked(addresses)
+    assert before is not None
+    for endpoint in ("/health", "/ready", "/metrics", "/v1/models"):
+        calls.labels(endpoint, "200", "OK").inc()
+    calls.labels("other", "404", "UNKNOWN_URL").inc()
+    assert await asked(addresses) == before
+    calls.labels("/", "200", "OK").inc()
+    opened_page = await asked(addresses)
+    answers.labels("toy", "BAD_REQUEST").inc()
+    assert before != opened_page != await asked(addresses) != before
+    running.set(1)
+    assert await asked(addresses) is None, "an answer that runs"
+    running.set(0)
+    assert await asked({**addresses, "router": "127.0.0.1:1"}) is None, "nobody knows"
+    assert await asked({**addresses, "gateway": ""}) is not None, "it was given up"
+
+
+@pytest.mark.parametrize("missing", GATEWAY_NEEDS)
+def test_without_its_packages_there_is_none_and_a_line_says_so(missing: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    options = ServerOptions(http=DEFAULT_HTTP)
+    assert with_gateway(options) == (options, [])
+    monkeypatch.setitem(sys.modules, missing, None)  # As where it is not installed.
+    without, (note,) = with_gateway(options)
+    assert without == ServerOptions()
+    assert f"need {missing}: pip install 'omnistage[gateway]'" in note
+    assert with_gateway(without) == (without, [])
+
+
+@pytest.mark.parametrize(
+    ("address", "said"),
+    [("8000", "--http: '8000' has no host"), ("192.0.2.1:8000", "cannot listen on 192.0.2.1:0: .*; choose another --http")],
+)
+def test_an_address_where_nobody_can_listen_is_told_before_anything_starts(address: str, said: str) -> None:
+    layout = Layout([PipelineLayout("toy", "toy", [StageLayout("thinker", "toy")])], ServerOptions(http=address))
+    with pytest.raises(StackError, match=said):
+        check(layout)
+
+
+def test_it_has_a_port_of_its_own_and_is_reached_on_this_machine() -> None:
+    assert apart("[::]:8000", ["127.0.0.1:8001", "127.0.0.1:0", ""]) == "[::]:8000"
+    assert apart("[::]:8000", ["127.0.0.1:8000", "0.0.0.0:8001"]) == "[::]:8002"
+    assert apart("127.0.0.1:0", ["127.0.0.1:0"]) == "127.0.0.1:0"
+    assert [reached(address) for address in ("[::]:1", "0.0.0.0:1", "h:1")] == ["[::1]:1", "127.0.0.1:1", "h:1"]
+    assert re.fullmatch(r"127\.0\.0\.1:\d+", DEFAULT_HTTP)
