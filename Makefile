@@ -24,8 +24,8 @@ model: setup ## fetch the default model and convert it, once
 demo-draw: setup ## draw a picture: demo.png
 	@$(BIN)/omnistage draw "a red heart on the left and a small yellow star on the right, on blue" --out demo.png --seed 7
 
-demo: model ## ask a question, hear the answer: demo.wav and demo-timeline.png
-	@$(BIN)/omnistage ask "How do plants make food?" --out demo.wav --timeline demo-timeline.png
+demo: model ## ask a question, hear the answer: demo.wav and demo-timeline.png; on a terminal its stack stays for half an hour, with a page
+	@$(BIN)/python tools/demo.py
 
 examples: setup-dev ## install, build and run the clients in Node, Go, C++ and Java (ARGS="node go" picks some)
 	@$(BIN)/python -m tools.examples $(ARGS)

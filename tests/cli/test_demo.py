@@ -1,0 +1,78 @@
+"""`make demo`: it leaves a stack with a page on a terminal, and nothing anywhere else."""
+
+from __future__ import annotations
+
+import os
+import pty
+import subprocess
+import sys
+from pathlib import Path
+from urllib.request import ProxyHandler, build_opener
+
+import pytest
+
+from helpers import lengths
+from helpers.command import omnistage
+from helpers.processes import Family
+from omnistage.cli.served import all_served
+
+ROOT = Path(__file__).resolve().parents[2]
+DEMO = (sys.executable, str(ROOT / "tools" / "demo.py"), "toy")
+LIMIT_S = 100.0
+ELSEWHERE = ("no terminal", "CI")
+
+
+@pytest.fixture(autouse=True)
+def alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, family: Family) -> None:
+    """Stacks of this test, at ports of their own."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("OMNISTAGE_STATE", str(tmp_path / "state"))
+    monkeypatch.setenv("OMNISTAGE_SERVE_ADDRESS", "127.0.0.1:0")
+    monkeypatch.setenv("OMNISTAGE_SERVE_HTTP", "127.0.0.1:0")
+    monkeypatch.setenv("OMNISTAGE_SERVE_NO_HTTP", "false")
+    monkeypatch.delenv("CI", raising=False)
+
+
+def on_terminal() -> str:
+    """What it shows there, to its end."""
+    master, slave = pty.openpty()
+    shown = b""
+    with subprocess.Popen(DEMO, stdin=slave, stdout=slave, stderr=slave) as demo:
+        os.close(slave)
+        try:
+            while piece := os.read(master, 65536):
+                shown += piece
+        except OSError:  # Linux says EIO when the last writer is gone
+            pass
+        assert demo.wait(LIMIT_S) == 0, shown.decode()
+    os.close(master)
+    return shown.decode()
+
+
+def test_on_a_terminal_its_stack_stays_and_is_used_again(family: Family, tmp_path: Path) -> None:
+    shown = on_terminal()
+    (served,) = all_served()
+    try:
+        assert f"Go on in a browser: http://{served.http} " in shown
+        assert "it ends by itself when nobody has asked for 1800 s" in shown
+        assert shown.splitlines()[-1].endswith(f"omnistage stop {served.address}")
+        with build_opener(ProxyHandler({})).open(f"http://{served.http}/ready", timeout=LIMIT_S) as ready:
+            assert ready.status == 200
+        assert (tmp_path / "demo.wav").stat().st_size > 44 and (tmp_path / "demo-timeline.png").exists()
+        assert "starting the stack" not in on_terminal()
+        assert all_served() == [served]
+    finally:
+        assert omnistage("stop").returncode == 0
+    assert family.pids() == []
+
+
+@lengths.one_or_all("where", ELSEWHERE)
+def test_elsewhere_nothing_is_left(family: Family, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str, seed: int) -> None:
+    if lengths.draw(where, ELSEWHERE, seed) == "CI":
+        monkeypatch.setenv("CI", "true")
+        assert "browser" not in on_terminal()
+    else:
+        done = subprocess.run(DEMO, capture_output=True, text=True, timeout=LIMIT_S, check=True)
+        assert "browser" not in done.stdout
+    assert (tmp_path / "demo.wav").exists() and all_served() == []
+    assert family.wait_ended(LIMIT_S) == []
