@@ -147,11 +147,12 @@ async def test_every_token_comes_with_its_logprob_where_that_was_asked_for() -> 
 async def test_logprobs_come_with_their_tokens() -> None:
     chunk = chunk_pb2.Chunk(port="text", count=2, last=True)
     tops = [chunk_pb2.TopLogprobs(token_ids=[7, 9], logprobs=[-0.5, -1.5], pieces=[b"a", b"\xf0"]), chunk_pb2.TopLogprobs()]
-    chunk.text.CopyFrom(chunk_pb2.TextChunk(text="ab", token_ids=[9, 8], logprobs=[-1.5, -2], top_logprobs=tops))
+    chunk.text.CopyFrom(chunk_pb2.TextChunk(text="ab", token_ids=[9, 8], logprobs=[-1.5, -2], top_logprobs=tops, pieces=[b"a", b"b"]))
     events = Reader(0.0).read(stream([STARTED, omni_pb2.GenerateResponse(chunk=chunk), USAGE]))
     delta = await anext(events)
     assert isinstance(delta, TextDelta)
     assert (delta.token_ids, delta.logprobs) == ((9, 8), (-1.5, -2.0))
+    assert delta.pieces == (b"a", b"b")
     assert delta.top_logprobs == ((TokenLogprob(7, -0.5, b"a"), TokenLogprob(9, -1.5, b"\xf0")), ())
     await events.aclose()
 

@@ -302,10 +302,10 @@ def test_what_else_could_have_been_said_is_no_part_of_a_history() -> None:
     account = OutputAccount(["text"], ["text"])
     top = [chunk_pb2.TopLogprobs(token_ids=[1, 2], logprobs=[-1, -2], pieces=[b"a", b"b"])]
     for seq in range(3):
-        text = chunk_pb2.TextChunk(text="a", token_ids=[1], logprobs=[-1], top_logprobs=top)
+        text = chunk_pb2.TextChunk(text="a", token_ids=[1], logprobs=[-1], top_logprobs=top, pieces=[b"a"])
         chunk = chunk_pb2.Chunk(port="text", seq=seq, first=seq, count=1, text=text)
         account.accept(chunk)
-        assert len(chunk.text.top_logprobs) == 1, "what is passed on has them"
+        assert len(chunk.text.top_logprobs) == len(chunk.text.pieces) == 1, "what is passed on has them"
     (history,) = account.resume().history
     assert (history.count, list(history.text.token_ids), list(history.text.logprobs)) == (3, [1, 1, 1], [-1, -1, -1])
-    assert not history.text.top_logprobs
+    assert not history.text.top_logprobs and not history.text.pieces

@@ -225,6 +225,7 @@ async def test_kept_answers_stand_beside_free_ones_and_change_nothing_of_them(th
     assert [answer[-1].finish_reason for answer in said] == [FinishReason.STOP] * 3
     for piece in (piece for answer in alone for piece in answer):
         assert len(piece.top_logprobs) == len(piece.logprobs) == len(piece.token_ids)
+        assert piece.pieces == tuple(map(thinker.tokenizer.piece, piece.token_ids))
         for token_id, logprob, top in zip(piece.token_ids, piece.logprobs, piece.top_logprobs, strict=True):
             assert (top[0].token_id, top[0].piece) == (token_id, thinker.tokenizer.piece(token_id))
             assert top[0].logprob == pytest.approx(logprob, abs=1e-4)

@@ -237,12 +237,13 @@ class OutputAccount:
 
 
 def _without_alternatives(chunk: chunk_pb2.Chunk) -> chunk_pb2.Chunk:
-    """What else could have been said rebuilds nothing."""
-    if not chunk.text.top_logprobs:
+    """What else could have been said, and the text of each token by itself, rebuild nothing."""
+    if not chunk.text.top_logprobs and not chunk.text.pieces:
         return chunk
     kept = chunk_pb2.Chunk()
     kept.CopyFrom(chunk)
     kept.text.ClearField("top_logprobs")
+    kept.text.ClearField("pieces")
     return kept
 
 

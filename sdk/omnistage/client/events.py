@@ -25,7 +25,8 @@ class TokenLogprob:
 @dataclass(frozen=True, slots=True)
 class TextDelta:
     """The next piece of text; its characters are final. first_token: position of its first token in the answer. logprobs: one per token;
-    top_logprobs: the likeliest tokens in the place of each, descending. Both are empty where they were not asked for."""
+    pieces: the text of each in UTF-8, perhaps a part of a character; top_logprobs: the likeliest tokens in the place of each, descending.
+    All three are empty where they were not asked for, pieces also where the server is older than they are."""
 
     text: str
     first_token: int
@@ -33,6 +34,7 @@ class TextDelta:
     arrival_s: float
     logprobs: tuple[float, ...] = ()
     top_logprobs: tuple[tuple[TokenLogprob, ...], ...] = ()
+    pieces: tuple[bytes, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)

@@ -60,6 +60,7 @@ COUNTS: Mapping[str, int] = {
     "TextChunk.token_ids": 1 << 18,
     "TextChunk.logprobs": 1 << 18,
     "TextChunk.top_logprobs": 1 << 12,
+    "TextChunk.pieces": 1 << 12,
     "TopLogprobs.token_ids": MAX_TOP_LOGPROBS << 12,
     "TopLogprobs.logprobs": MAX_TOP_LOGPROBS << 12,
     "TopLogprobs.pieces": MAX_TOP_LOGPROBS << 12,
@@ -84,6 +85,7 @@ COUNTS: Mapping[str, int] = {
 BYTES: Mapping[str, int | None] = {
     "Media.data": None,
     "TopLogprobs.pieces": 1 << 10,
+    "TextChunk.pieces": 1 << 10,
     "InlinePart.data": 1 << 20,
     "AudioChunk.data": 256 << 10,
     "VideoChunk.data": 1 << 20,

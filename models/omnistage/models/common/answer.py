@@ -69,6 +69,7 @@ class AnswerAssembler:
         self._text = ""
         self._ids: list[int] = []
         self._logprobs: list[float] = []
+        self._pieces: list[bytes] = []
         self._top_logprobs: list[tuple[TokenLogprob, ...]] = []
         self._reason: FinishReason | None = None
         self._told = False
@@ -128,6 +129,7 @@ class AnswerAssembler:
         self._ids.append(token_id)
         if logprob is not None:
             self._logprobs.append(logprob)
+            self._pieces.append(self._detokenizer.piece(token_id))
         if top:
             self._top_logprobs.append(tuple(TokenLogprob(other, value, self._detokenizer.piece(other)) for other, value in top))
         self._text += self._push(token_id)
@@ -172,8 +174,8 @@ class AnswerAssembler:
             reason = self._reason if ends else None
             logprobs, top = tuple(self._logprobs), tuple(self._top_logprobs)
             told = (self._queued_s, self._cached_tokens, self._prompt_tokens)
-            pieces.append(TextPiece(self._text, tuple(self._ids), logprobs, top, reason, *told))
-            self._text, self._ids, self._logprobs, self._top_logprobs = "", [], [], []
+            pieces.append(TextPiece(self._text, tuple(self._ids), logprobs, top, reason, *told, pieces=tuple(self._pieces)))
+            self._text, self._ids, self._logprobs, self._pieces, self._top_logprobs = "", [], [], [], []
             self._queued_s, self._cached_tokens, self._prompt_tokens = 0.0, 0, None
             self._told = self._told or ends
         if not self._rows_ended:

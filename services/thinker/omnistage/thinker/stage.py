@@ -161,6 +161,7 @@ def _text(piece: TextPiece) -> chunk_pb2.TextChunk:
         text=piece.text,
         token_ids=piece.token_ids,
         logprobs=piece.logprobs,
+        pieces=piece.pieces,
         finish_reason=finish,
         top_logprobs=[
             chunk_pb2.TopLogprobs(
