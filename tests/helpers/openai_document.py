@@ -68,6 +68,11 @@ def document() -> Document:
     return Document(Path(path))
 
 
+def is_here() -> bool:
+    """For a test that shows more than what the document says."""
+    return bool(os.environ.get(VARIABLE))
+
+
 def events_of(body: str) -> Iterator[tuple[str, Any]]:
     """The server-sent events of a whole stream: name, "" where it has none, and data, as JSON but for the last line [DONE]."""
     for block in body.split("\n\n"):

@@ -7,7 +7,6 @@ from typing import Any
 
 from omnistage.client.options import CODE2WAV, CONSTRAINTS, SAMPLING, TALKER, THINKER
 from omnistage.gateway.chat_schema import ChatRequest
-from omnistage.gateway.logprobs import ASKED
 from omnistage.gateway.sound import RATE_HZ
 
 SAME = (
@@ -43,7 +42,7 @@ def options_of(asked: ChatRequest, pipeline: str, voice: str | None, number: int
         "json_schema": asked.response_format and asked.response_format.kept_to,
     }
     if asked.logprobs:
-        options |= {"logprobs": True, "top_logprobs": ASKED}
+        options |= {"logprobs": True, "top_logprobs": asked.top_logprobs}
     if asked.is_spoken:
         options |= {"outputs": ["text", "audio"], "voice": voice, "sample_rate_hz": RATE_HZ}
     return options

@@ -21,7 +21,7 @@ from omnistage.gateway.choices import Events
 from omnistage.gateway.door import Door, Visitor
 from omnistage.gateway.failure import ApiError, in_words_of, of_omni
 from omnistage.gateway.kept import new_name
-from omnistage.gateway.logprobs import ASKED, logprobs_of
+from omnistage.gateway.logprobs import logprobs_of
 from omnistage.gateway.messages import Turn, with_fetched
 from omnistage.gateway.response_items import turns_of
 from omnistage.gateway.responses_schema import ResponsesRequest
@@ -68,7 +68,7 @@ async def _asked(
         top_p=None if asked.top_p is None else max(asked.top_p, LEAST_TOP_P),
         seed=None if asked.seed is None else asked.seed & MOST_SEED,
         json_schema=asked.kept_to,
-        **({"logprobs": True, "top_logprobs": ASKED} if asked.tells_logprobs else {}),
+        **({"logprobs": True, "top_logprobs": asked.top_logprobs} if asked.tells_logprobs else {}),
     )
     return visitor.account.followed(visitor.omni.stream_chat(fetched, **options))
 
