@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from helpers import servers
 from helpers.gateway import gateway
 from helpers.openai_document import document, events_of
+from helpers.waiting import until
 from omnistage.models.toy import film, formulas
 from omnistage.models.toy.files import pixels_of, png
 
@@ -260,12 +261,28 @@ def test_a_form_that_is_none_is_refused(sent: dict[str, Any], param: str | None,
     assert post(url, "generations", prompt=PROMPT).status_code == 200
 
 
-def test_who_takes_no_pictures_says_so(tmp_path_factory: pytest.TempPathFactory) -> None:
+@pytest.fixture(scope="module")
+def only_draws(tmp_path_factory: pytest.TempPathFactory) -> Iterator[servers.ServerProcess]:
+    """A gateway in front of a pipeline that takes no pictures."""
     folder = tmp_path_factory.mktemp("picture")
     with servers.stack(folder, kinds=["diffusion"], pipeline="toy-picture") as stack, gateway(stack.address, folder) as server:
-        for model in ("toy-picture", "gpt-image-1"):
-            answer = post(f"http://{server.address}", "edits", model=model, prompt=PROMPT, images=[{"image_url": URL_OF_SKETCH}])
-            assert answer.status_code == 400 and "picture" in answer.json()["error"]["message"]
+        yield server
+
+
+@pytest.mark.parametrize("model", ["toy-picture", "gpt-image-1"])
+def test_who_takes_no_pictures_says_so(model: str, only_draws: servers.ServerProcess) -> None:
+    images = [{"image_url": URL_OF_SKETCH}]
+    answer = post(f"http://{only_draws.address}", "edits", model=model, prompt=PROMPT, images=images)
+    assert answer.status_code == 400 and "image" in answer.json()["error"]["message"]
+
+
+async def test_a_form_that_is_none_is_a_line_in_the_log(only_draws: servers.ServerProcess) -> None:
+    """And no more: whoever sends one says nothing else there."""
+    for _ in range(3):
+        httpx2.post(f"http://{only_draws.address}/v1/images/edits", content=b"nothing", headers=FORM)
+    await until(lambda: only_draws.log().count("the form cannot be read") == 3)
+    told = {json.loads(line)["event"] for line in only_draws.log().splitlines()}
+    assert told == {"gateway.bound", "server.ready", "http.done"}
 
 
 def test_variations_are_not_offered(url: str) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import asyncio
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
 
 from fastapi.exceptions import RequestValidationError
@@ -20,6 +21,8 @@ FORM, JSON = "multipart/form-data", "application/json"
 MOST_FIELDS = 64
 FIELD_BYTES = 1 << 20
 """Of a field that is no file."""
+
+PIECE_BYTES = 1 << 20
 
 PICTURES = ("image", "image[]")
 """Their fields in a form; there may be several of either."""
@@ -52,7 +55,9 @@ async def read_edit(request: Request) -> Edit:
 
 
 async def _of_form(request: Request) -> Edit:
-    parser = _InMemory(request.headers, request.stream(), max_files=MOST_GIVEN + 1, max_fields=MOST_FIELDS, max_part_size=FIELD_BYTES)
+    parser = _InMemory(
+        request.headers, _pieces(await request.body()), max_files=MOST_GIVEN + 1, max_fields=MOST_FIELDS, max_part_size=FIELD_BYTES
+    )
     try:
         form = await parser.parse()
     except MultiPartException as error:
@@ -76,6 +81,13 @@ async def _of_form(request: Request) -> Edit:
         return Edit(PictureRequest.model_validate(fields), pictures, "image")
     except ValidationError as error:
         raise RequestValidationError(error.errors()) from None
+
+
+async def _pieces(body: bytes) -> AsyncGenerator[bytes, None]:
+    """So that neither others on the event loop wait for a large form, nor all of it is there once more."""
+    for place in range(0, len(body), PIECE_BYTES):
+        yield body[place : place + PIECE_BYTES]
+        await asyncio.sleep(0)
 
 
 def _of_json(body: bytes) -> Edit:

@@ -55,8 +55,10 @@ class GatewayServer:
 
 async def serve_gateway(settings: GatewaySettings, credentials: Credentials) -> None:
     """Serve until told to stop. credentials: between servers; clients of HTTP have none. Raises StartError."""
-    # It says of every request that is no HTTP that it is none, so whoever likes could fill the log; what fails the guard tells.
-    logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL + 1)
+    # They say of every request that is no HTTP, and of every form that is none, that it is none, so whoever likes could fill the log; what
+    # fails the guard tells.
+    for name in ("uvicorn.error", "python_multipart"):
+        logging.getLogger(name).setLevel(logging.CRITICAL + 1)
     metrics = GatewayMetrics()
     door = Door(settings, metrics)
     service = GatewayServer(door)
