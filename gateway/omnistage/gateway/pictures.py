@@ -37,6 +37,9 @@ FIELDS = {
 FILES_BYTES = 64 << 20
 """Of the pictures that URLs stand for, all together."""
 
+PICTURE: dict[int | str, dict[str, Any]] = {200: {"content": {f"image/{form}": {} for form in ("png", "jpeg", "webp")}}}
+"""What an answer is, in our own document."""
+
 Made = Literal["image_generation", "image_edit"]
 """How the names of events begin."""
 
@@ -62,13 +65,13 @@ def routes(door: Door) -> APIRouter:
         edit = await read_edit(request)
         return await _drawn(door, files, request, edit.asked, edit)
 
-    @router.post("/variations", response_class=Response, status_code=404)
-    async def variations() -> Response:
+    @router.post("/variations", include_in_schema=False)
+    async def variations() -> None:
         """Not offered: no model here varies a picture without a prompt."""
         hint = "POST /v1/images/edits draws from a picture, by a prompt."
         raise ApiError(404, "variations of pictures are not offered", code="not_offered", reason="UNKNOWN_MODEL", hint=hint)
 
-    @router.get("/files/{name}", response_class=Response, name="picture_file")
+    @router.get("/files/{name}", response_class=Response, responses=PICTURE, name="picture_file")
     async def file(name: str) -> Response:
         """A picture that was drawn in the last hour."""
         kept = files.get(name.partition(".")[0])
