@@ -146,6 +146,15 @@ def _write_protos() -> None:
     shutil.rmtree(fresh)
 
 
+def with_modules(source: Path, program: str) -> Path:
+    """A program of Node, copied to where what its package.json asks for is installed. Raises ToolchainError."""
+    built = BUILT / source.relative_to(ROOT / "examples")
+    built.mkdir(parents=True, exist_ok=True)
+    shutil.copy(source / program, built)
+    install_modules((source / "package.json").read_bytes(), built)
+    return built / program
+
+
 def install_modules(package: bytes, folder: Path) -> None:
     """What a package.json of this text names, by npm, into a folder. Nothing is fetched where that is done already. Raises
     ToolchainError."""

@@ -13,7 +13,7 @@ import pytest
 
 from omnistage.models.toy import formulas
 
-EXAMPLES = Path(__file__).resolve().parents[2] / "examples" / "openai"
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples" / "openai" / "python"
 PACKAGES = {
     "langchain_chat": ("langchain-openai==1.7.4",),
     "pipecat_voice": ("pipecat-ai[openai]==1.14.0",),
