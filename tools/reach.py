@@ -64,6 +64,7 @@ READ: Mapping[str, Collection[str]] = {
     "pictures/pyproject.toml": ("tests/models/diffusers/test_default_picture.py", *_IMAGES),
     "examples/*.py": ("tests/client/test_examples.py",),  # helpers of tests have the same names
     "examples/*/*": _BY_LANGUAGES,
+    "examples/openai/*": ("tests/gateway/test_openai_examples.py",),
     "tests/chaos/*.yaml": ("tests/chaos/house.py",),
     "tests/models/qwen2_5_omni/saved/*.json": ("tests/helpers/saved_versions.py",),
     "tests/families.dist-info/*": ("tests/helpers/engine_family.py", "tests/helpers/loading.py", "tests/models/test_registry.py"),

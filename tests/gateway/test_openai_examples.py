@@ -79,7 +79,8 @@ def sound_of(folder: Path) -> bytes:
     if (folder / "answer.pcm").exists():
         return (folder / "answer.pcm").read_bytes()
     with wave.open(str(folder / "answer.wav")) as file:
-        return file.readframes(file.getnframes())
+        samples: bytes = file.readframes(file.getnframes())
+    return samples
 
 
 def test_it_tells_what_went_wrong(command: list[str], url: str, tmp_path: Path) -> None:

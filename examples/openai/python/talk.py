@@ -9,15 +9,17 @@ import os
 import sys
 import wave
 from pathlib import Path
+from typing import Any
 
 import openai
 
 
 def main(url: str, question: str, model: str = "") -> None:
     client = openai.OpenAI(base_url=url, api_key=os.environ.get("OPENAI_API_KEY", "nobody"))
-    models = [one.to_dict() for one in client.models.list()]
+    # What each of them gives stands beside what OpenAI tells of a model.
+    gives: dict[str, Any] = {one.id: one.to_dict()["outputs"] for one in client.models.list()}
     chunks = client.chat.completions.create(
-        model=model or next(one["id"] for one in models if "audio" in one["outputs"]),
+        model=model or next(name for name, outputs in gives.items() if "audio" in outputs),
         messages=[{"role": "user", "content": question}],
         modalities=["text", "audio"],
         audio={"voice": "alloy", "format": "pcm16"},
@@ -36,9 +38,9 @@ def main(url: str, question: str, model: str = "") -> None:
     speech = client.audio.speech.create(model="tts-1", voice="alloy", input=question, response_format="wav")
     speech.write_to_file("speech.wav")
 
-    if any("image" in one["outputs"] for one in models):
-        (picture,) = client.images.generate(model="gpt-image-1", prompt=question).data
-        Path("picture.png").write_bytes(base64.b64decode(picture.b64_json))
+    if any("image" in outputs for outputs in gives.values()):
+        pictures = client.images.generate(model="gpt-image-1", prompt=question).data or []
+        Path("picture.png").write_bytes(base64.b64decode(pictures[0].b64_json or ""))
 
 
 if __name__ == "__main__":

@@ -188,7 +188,8 @@ class TextPiece:
     """Text whose characters are final, and the tokens it came from.
 
     logprobs: natural log, one per token, empty if not asked for. top_logprobs: the likeliest tokens in the place of each, descending, empty
-    if not asked for. pieces: the text of each token in UTF-8, where logprobs are asked for. finish_reason: set on the last piece and only there.
+    if not asked for. pieces: the text of each token in UTF-8, where logprobs are asked for. finish_reason: set on the last piece and only
+    there.
     queued_s, cached_tokens: on the first piece, seconds the request waited before its first step, and tokens of its prompt that need not be
     computed again. prompt_tokens: of the whole prompt, on the first piece; None: that is not told.
     """

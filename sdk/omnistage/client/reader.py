@@ -180,7 +180,8 @@ class Reader:
         if not text and not chunk.count:
             return None
         top = tuple(tuple(map(TokenLogprob, at.token_ids, at.logprobs, at.pieces)) for at in chunk.text.top_logprobs)
-        return TextDelta(text, chunk.first, tuple(chunk.text.token_ids), arrival_s, tuple(chunk.text.logprobs), top, tuple(chunk.text.pieces))
+        logprobs, pieces = tuple(chunk.text.logprobs), tuple(chunk.text.pieces)
+        return TextDelta(text, chunk.first, tuple(chunk.text.token_ids), arrival_s, logprobs, top, pieces)
 
     def _take_audio(self, chunk: chunk_pb2.Chunk, arrival_s: float) -> AudioChunk | None:
         rate_hz = chunk.audio.sample_rate_hz
