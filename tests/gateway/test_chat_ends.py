@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +17,21 @@ from helpers.openai_document import document, is_here
 
 HELLO: list[Any] = [{"role": "user", "content": "Hello"}]
 ENDLESS = {"interval_s": 0.05, "length": 10_000}
+
+
+@pytest.mark.parametrize("stream", [True, False], ids=["streamed", "whole"])
+async def test_who_leaves_ends_all_of_several_answers(toy: servers.Stack, url: str, stream: bool) -> None:
+    async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="leaving", max_retries=0) as client:
+        wanted: Any = {"n": 3, "stream": stream, "max_tokens": 32_768, "extra_body": {"ignore_eos": True}}
+        asking = asyncio.create_task(client.chat.completions.create(model="toy", messages=HELLO, **wanted))
+        await servers.watch_until(toy.addresses["thinker"], lambda report: report.sessions >= 3)
+        if stream:
+            await (await asking).close()
+        else:
+            asking.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await asking
+        await servers.all_free(list(toy.addresses.values()))
 
 
 @pytest.fixture
