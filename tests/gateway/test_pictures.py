@@ -7,6 +7,7 @@ import json
 from base64 import b64decode, b64encode
 from collections.abc import Iterator
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import httpx2
@@ -19,6 +20,7 @@ from helpers import servers
 from helpers.gateway import gateway
 from helpers.openai_document import document, events_of
 from helpers.waiting import until
+from helpers.web import web
 from omnistage.models.toy import film, formulas
 from omnistage.models.toy.files import pixels_of, png
 
@@ -29,13 +31,15 @@ URL_OF_SKETCH = "data:image/png;base64," + b64encode(png(SKETCH)).decode()
 
 
 @pytest.fixture(scope="module")
-def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def film_maker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[servers.Stack]:
+    with servers.stack(tmp_path_factory.mktemp("film"), kinds=["diffusion"], pipeline="toy-film", family="toy-film") as stack:
+        yield stack
+
+
+@pytest.fixture(scope="module")
+def url(film_maker: servers.Stack, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """A gateway in front of the film maker."""
-    folder = tmp_path_factory.mktemp("film")
-    with (
-        servers.stack(folder, kinds=["diffusion"], pipeline="toy-film", family="toy-film") as stack,
-        gateway(stack.address, folder) as server,
-    ):
+    with gateway(film_maker.address, tmp_path_factory.mktemp("gateway")) as server:
         yield f"http://{server.address}"
 
 
@@ -160,6 +164,18 @@ def test_an_edit_is_streamed(client: openai.OpenAI) -> None:
 def test_an_edit_in_json(url: str) -> None:
     answer = post(url, "edits", prompt=PROMPT, images=[{"image_url": URL_OF_SKETCH}], seed=SEED)
     np.testing.assert_array_equal(pixels(answer.json()["data"][0]["b64_json"]), drawn(shown=int(SKETCH.sum())))
+
+
+def test_an_edit_of_what_lies_on_a_host_that_is_named(film_maker: servers.Stack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with web(tmp_path) as there:
+        there.lay("/sketch.png", png(SKETCH), "image/png")
+        monkeypatch.setenv("SSL_CERT_FILE", str(there.authority))
+        with gateway(film_maker.address, tmp_path, "--media-hosts", f"127.0.0.1:{there.port}") as server:
+            images = [{"image_url": f"https://127.0.0.1:{there.port}/{name}.png"} for name in ("sketch", "none")]
+            answer = post(f"http://{server.address}", "edits", prompt=PROMPT, images=images[:1], seed=SEED)
+            refused = post(f"http://{server.address}", "edits", prompt=PROMPT, images=images)
+    np.testing.assert_array_equal(pixels(answer.json()["data"][0]["b64_json"]), drawn(shown=int(SKETCH.sum())))
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "images[1].image_url")
 
 
 def test_answers_are_as_the_document_has_them(url: str) -> None:
