@@ -19,8 +19,8 @@ from helpers.openai_document import document, events_of
 from omnistage.client import AsyncOmni
 from omnistage.client.wav import to_pcm16
 
-TEXT = " ".join(f"word{n}" for n in range(200))
-"""Of the toy it is one second of sound."""
+TEXT = " ".join(f"word{n}" for n in range(80))
+"""Of the toy it is 0.4 s of sound."""
 RATE_HZ = 24_000
 
 EXACT = ("wav", "flac", "pcm")
@@ -77,7 +77,7 @@ def test_libsndfile_reads_what_says_its_length_or_needs_none(client: openai.Open
     for form in ("wav", "mp3", "opus"):
         answer = client.audio.speech.create(model="tts-1", voice="alloy", input=TEXT, response_format=form, extra_body={"seed": seed})  # type: ignore[arg-type]
         samples, rate_hz = soundfile.read(io.BytesIO(answer.content))
-        assert len(samples) / rate_hz == pytest.approx(1, abs=0.15), form
+        assert len(samples) / rate_hz == pytest.approx(0.4, abs=0.15), form
 
 
 def test_the_default_is_mp3_and_what_clients_send_along_is_taken(client: openai.OpenAI) -> None:
@@ -91,7 +91,7 @@ def test_other_rates_are_asked_for_by_name(client: openai.OpenAI) -> None:
         model="toy", voice="toy", input=TEXT, response_format="wav", extra_body={"sample_rate_hz": 8000, "profile": "latency"}
     )
     samples, rate_hz = decoded(answer.content, "wav")
-    assert (rate_hz, len(samples)) == (8000, 8000)
+    assert (rate_hz, len(samples)) == (8000, 3200)
 
 
 async def test_it_comes_while_it_is_made(toy: servers.Stack, url: str, seed: int) -> None:
@@ -109,7 +109,7 @@ async def test_it_comes_while_it_is_made(toy: servers.Stack, url: str, seed: int
 @pytest.mark.parametrize("form", ["pcm", "opus"])
 async def test_events_hold_the_same_bytes_and_what_they_cost(form: str, toy: servers.Stack, url: str, seed: int) -> None:
     asked = {"model": "tts-1", "voice": "alloy", "input": TEXT, "response_format": form, "stream_format": "sse", "seed": seed}
-    answer = httpx2.post(f"{url}/v1/audio/speech", json=asked)
+    answer = httpx2.post(f"{url}/v1/audio/speech", json=asked, verify=False)
     assert answer.headers["content-type"].partition(";")[0] == "text/event-stream"
     *deltas, done = [data for _, data in events_of(answer.text)]
     assert {delta["type"] for delta in deltas} == {"speech.audio.delta"}
@@ -117,12 +117,12 @@ async def test_events_hold_the_same_bytes_and_what_they_cost(form: str, toy: ser
     expected = await spoken(toy, TEXT, seed) / 32768
     assert likeness(heard[:: rate_hz // RATE_HZ], expected) > ALIKE
     # A word is a token, and a token two frames.
-    assert done == {"type": "speech.audio.done", "usage": {"input_tokens": 200, "output_tokens": 400, "total_tokens": 600}}
+    assert done == {"type": "speech.audio.done", "usage": {"input_tokens": 80, "output_tokens": 160, "total_tokens": 240}}
 
 
 def test_events_are_as_the_document_has_them(url: str) -> None:
     asked = {"model": "tts-1", "voice": "alloy", "input": TEXT, "stream_format": "sse"}
-    answer = httpx2.post(f"{url}/v1/audio/speech", json=asked)
+    answer = httpx2.post(f"{url}/v1/audio/speech", json=asked, verify=False)
     document().check(asked, "CreateSpeechRequest")
     for _, data in events_of(answer.text):
         document().check_answer(data, "/audio/speech", media_type="text/event-stream")
@@ -151,7 +151,7 @@ def test_events_are_as_the_document_has_them(url: str) -> None:
 def test_what_cannot_be_is_refused_by_name(asked: dict[str, object], status: int, param: str | None, stream_format: str, url: str) -> None:
     """Before any of it is sent, so that the status says so, also of a stream."""
     whole = {"model": "tts-1", "voice": "alloy", "input": "Hello", "stream_format": stream_format, **asked}
-    with httpx2.Client(base_url=url) as client:
+    with httpx2.Client(base_url=url, verify=False) as client:
         answer = client.post("/v1/audio/speech", content=json.dumps(whole).encode(), headers={"Content-Type": "application/json"})
     error = answer.json()["error"]
     assert answer.status_code == status

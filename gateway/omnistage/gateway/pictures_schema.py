@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Field
 from pydantic_core import PydanticCustomError
 
-from omnistage.gateway.chat_schema import Body
+from omnistage.gateway.chat_schema import Body, Ignored
 
 MOST_PICTURES = 8
 """Of one answer, layers not counted."""
@@ -26,7 +26,7 @@ def _size(value: str) -> str:
 
 
 class PictureRequest(Body):
-    """What both have. quality, style, moderation, output_compression, input_fidelity and user change nothing here."""
+    """What both have."""
 
     prompt: Annotated[str, Field(min_length=1)]
     model: str | None = None
@@ -38,12 +38,14 @@ class PictureRequest(Body):
     stream: bool | None = None
     partial_images: Annotated[int, Field(ge=0, le=3)] | None = None
 
-    quality: str | None = None
-    style: str | None = None
-    moderation: str | None = None
-    output_compression: int | None = None
-    input_fidelity: str | None = None
-    user: str | None = None
+    complexity: Ignored = None
+    input_fidelity: Ignored = None
+    moderation: Ignored = None
+    output_compression: Ignored = None
+    quality: Ignored = None
+    safety_identifier: Ignored = None
+    style: Ignored = None
+    user: Ignored = None
 
     seed: int | None = None
     steps: int | None = None

@@ -14,7 +14,7 @@ from starlette.responses import Response
 from omnistage.client.errors import NotSpokenError
 from omnistage.client.events import AudioChunk, Done, Event, Usage
 from omnistage.gateway.answering import Pieces, Streamed, begun, told, unless_gone, with_errors
-from omnistage.gateway.chat_schema import Body
+from omnistage.gateway.chat_schema import Body, Ignored
 from omnistage.gateway.door import Door
 from omnistage.gateway.failure import ApiError, in_words_of
 from omnistage.gateway.sound import MEDIA_TYPES, RATE_HZ, RAW, Encoder, check_format, new_encoder
@@ -43,15 +43,13 @@ class VoiceId(Body):
 
 
 class SpeechRequest(Body):
-    """instructions: taken, and no voice here follows any."""
-
     input: str
     model: str | None = None
     voice: str | VoiceId | None = None
     response_format: Literal["mp3", "opus", "aac", "flac", "wav", "pcm"] = "mp3"
     stream_format: Literal["audio", "sse"] = "audio"
     speed: Annotated[float, Field(ge=0.5, le=2)] | None = None
-    instructions: str | None = None
+    instructions: Ignored = None
     seed: int | None = None
     profile: Literal["latency", "balanced", "quality", "offline"] | None = None
     sample_rate_hz: Literal[8000, 11025, 12000, 16000, 22050, 24000, 32000, 44100, 48000] | None = None
