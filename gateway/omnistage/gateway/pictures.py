@@ -17,6 +17,7 @@ from omnistage.client.answer import Answer, collect
 from omnistage.client.events import Done, Event, Failover, Picture, Progress, Usage
 from omnistage.gateway import additions
 from omnistage.gateway.answering import Pieces, Streamed, begun, told, unless_gone, with_errors
+from omnistage.gateway.chat_schema import MOST_SEED
 from omnistage.gateway.door import Door
 from omnistage.gateway.failure import ApiError, in_words_of
 from omnistage.gateway.kept import KEPT_S, Kept
@@ -98,7 +99,7 @@ async def _drawn(door: Door, files: Kept[_File], request: Request, asked: Pictur
         results=asked.n,
         media_type=asked.output_format and f"image/{asked.output_format}",
         previews=(asked.partial_images or None) if asked.stream else None,
-        seed=asked.seed,
+        seed=None if asked.seed is None else asked.seed & MOST_SEED,
         steps=asked.steps,
         guidance_scale=asked.guidance_scale,
         negative_prompt=asked.negative_prompt,

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Field
 from pydantic_core import PydanticCustomError
 
-from omnistage.gateway.chat_schema import Body, Ignored
+from omnistage.gateway.chat_schema import Body, Ignored, Seed
 
 MOST_PICTURES = 8
 """Of one answer, layers not counted."""
@@ -47,7 +47,7 @@ class PictureRequest(Body):
     style: Ignored = None
     user: Ignored = None
 
-    seed: int | None = None
+    seed: Seed | None = None
     steps: int | None = None
     guidance_scale: float | None = None
     negative_prompt: str | None = None

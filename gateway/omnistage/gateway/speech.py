@@ -14,7 +14,7 @@ from starlette.responses import Response
 from omnistage.client.errors import NotSpokenError
 from omnistage.client.events import AudioChunk, Done, Event, Usage
 from omnistage.gateway.answering import Pieces, Streamed, begun, told, unless_gone, with_errors
-from omnistage.gateway.chat_schema import Body, Ignored
+from omnistage.gateway.chat_schema import MOST_SEED, Body, Ignored, Seed
 from omnistage.gateway.door import Door
 from omnistage.gateway.failure import ApiError, in_words_of
 from omnistage.gateway.sound import MEDIA_TYPES, RATE_HZ, RAW, Encoder, check_format, new_encoder
@@ -50,7 +50,7 @@ class SpeechRequest(Body):
     stream_format: Literal["audio", "sse"] = "audio"
     speed: Annotated[float, Field(ge=0.5, le=2)] | None = None
     instructions: Ignored = None
-    seed: int | None = None
+    seed: Seed | None = None
     profile: Literal["latency", "balanced", "quality", "offline"] | None = None
     sample_rate_hz: Literal[8000, 11025, 12000, 16000, 22050, 24000, 32000, 44100, 48000] | None = None
 
@@ -72,7 +72,7 @@ def routes(door: Door) -> APIRouter:
             pipeline=await door.offer.model(asked.model),
             voice=await door.offer.voice(voice),
             speed=asked.speed,
-            seed=asked.seed,
+            seed=None if asked.seed is None else asked.seed & MOST_SEED,
             profile=asked.profile,
             sample_rate_hz=rate_hz,
         )
