@@ -74,8 +74,8 @@ def test_pictures_are_those_of_the_formula(client: openai.OpenAI) -> None:
 
 async def test_the_asynchronous_client_and_a_size(url: str) -> None:
     async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="test", max_retries=0) as client:
-        answer = await client.images.generate(model="toy-film", prompt=PROMPT, size="24x24", output_format="png", extra_body={"seed": SEED})  # type: ignore[call-overload]
-    assert answer.size == "24x24"
+        answer = await client.images.generate(model="toy-film", prompt=PROMPT, size="24x24", output_format="png", extra_body={"seed": SEED})
+    assert answer.data is not None and answer.size == "24x24"
     np.testing.assert_array_equal(pixels(answer.data[0].b64_json), drawn(side=24))
 
 

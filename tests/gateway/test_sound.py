@@ -19,9 +19,8 @@ FILES = {"wav": "wav", "flac": "flac", "mp3": "mp3", "opus": "ogg", "aac": "aac"
 
 def seconds(data: bytes, form: str) -> float:
     """Of sound that can be heard in a file that may have been broken off."""
-    with av.open(io.BytesIO(data), format=FILES[form]) as file:
-        frames = list(file.decode(audio=0))
-    return sum(frame.samples / frame.sample_rate for frame in frames)
+    with av.open(io.BytesIO(data), "r", format=FILES[form]) as file:
+        return float(sum(frame.samples / frame.sample_rate for frame in file.decode(audio=0)))
 
 
 def tone(duration_s: float) -> np.ndarray:

@@ -108,7 +108,8 @@ def test_openai_talks_and_draws(address: str, tmp_path: Path) -> None:
         with pytest.raises(openai.BadRequestError, match="input"):
             client.audio.speech.create(model="tts-1", voice="nova", input="🙂")
         for form in ("png", "jpeg", "webp"):
-            drawn = client.images.generate(model="gpt-image-1", prompt=DRAWN, output_format=form, extra_body=seed)  # type: ignore[call-overload]
+            drawn = client.images.generate(model="gpt-image-1", prompt=DRAWN, output_format=form, extra_body=seed)
+            assert drawn.data is not None and drawn.data[0].b64_json is not None
             data = b64decode(drawn.data[0].b64_json)
             assert drawn.output_format == form
             check_drawn(data)
