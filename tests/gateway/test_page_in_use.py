@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Awaitable, Callable, Iterator, Mapping
@@ -19,6 +21,7 @@ from playwright.async_api import Request, expect
 
 from helpers import lengths, servers
 from helpers.browser import ask, browser, heard, needs_chromium, opened, serious_faults
+from helpers.fleet import fleet
 from helpers.gateway import gateway
 from helpers.page_picture import take_picture
 from helpers.servers import ServerProcess
@@ -38,6 +41,11 @@ const watching = new MutationObserver((changes) => changes.forEach(({target}) =>
 watching.observe(document.querySelector("#thread"), {subtree: true, attributes: true, attributeFilter: ["src"]});
 """
 """In a page: every picture that comes into the place of another one."""
+
+FITS = """
+[...document.querySelectorAll("button, select, input, textarea")].every((one) => one.getBoundingClientRect().right <= innerWidth)
+"""
+"""In a page: nothing that can be used lies beside the screen."""
 
 pytestmark = needs_chromium
 
@@ -140,9 +148,7 @@ async def _looks(place: Place, options: Mapping[str, Any]) -> None:
         await heard(page, SOUND)
         assert await serious_faults(page) == []
         assert await page.evaluate("document.documentElement.scrollWidth <= innerWidth")
-        assert await page.evaluate(
-            "[...document.querySelectorAll('button, select, input, textarea')].every((one) => one.getBoundingClientRect().right <= innerWidth)"
-        )
+        assert await page.evaluate(FITS)
         await page.locator("#table summary").click()
         await page.get_by_role("button", name="Settings").click()
         assert await serious_faults(page) == []
@@ -173,7 +179,7 @@ async def it_remembers_all_but_the_key(place: Place) -> None:
         await page.get_by_label("API key").fill(KEY)
         await page.get_by_role("button", name="Done").click()
         sent: list[Request] = []
-        page.on("request", lambda request: sent.append(request))  # noqa: PLW0108 - playwright marks what it is given.
+        page.on("request", lambda request: sent.append(request))  # Playwright marks what it is given.
         await ask(page, QUESTION, SEED)
         await heard(page, SOUND)
         [chat] = [request for request in sent if request.url.endswith("/chat/completions")]
@@ -227,6 +233,37 @@ async def it_says_what_went_wrong(place: Place) -> None:
                 await expect(failure).to_have_count(0)
 
 
+async def it_tells_when_the_sound_runs_dry(place: Place) -> None:
+    """A word in a fifth of a second is 5 ms of sound: it waits for more, says so, and in the end nothing is missing."""
+    async with browser() as context:
+        options = {"thinker": {"interval_s": 0.2, "max_chunk": 1}}
+        with servers.stack(place.folder, options_of=options) as stack, gateway(stack.address, place.folder) as server:
+            page = (await opened(context, f"http://{server.address}")).page
+            await ask(page, QUESTION, SEED)
+            await heard(page, SOUND)
+            await expect(page.locator("[data-figure=underruns] dd")).to_have_text(re.compile("^[1-9]"))
+
+
+async def it_shows_a_loss(place: Place) -> None:
+    """A Talker is killed in the middle: the timeline and a note tell of it, and of text and sound nothing is missing."""
+    async with browser() as context:
+        slow = {"thinker": {"interval_s": 1.0, "max_chunk": 1}}
+        with fleet(place.folder, replicas={"talker": 2}, options_of=slow) as toys, gateway(toys.address("router"), place.folder) as server:
+            page = (await opened(context, f"http://{server.address}")).page
+            await ask(page, QUESTION, SEED)
+            await page.locator("#timeline .marks.code2wav").wait_for()
+            toys.kill("talker-0")
+            toys.begin("talker-0")
+            toys.ready("talker-0")
+            async with servers.omni_stub(toys.address("router")) as stub:
+                await servers.until_serving(stub, {toys.address(name) for name in toys.stages})
+            toys.kill("talker-1")
+            await page.locator("#timeline .lost").first.wait_for()
+            await expect(page.locator(".note").filter(has_text="talker was lost")).not_to_have_count(0)
+            await heard(page, SOUND)
+            await expect(page.locator(".assistant:not(.live) .body")).to_have_text(TEXT)
+
+
 async def it_is_used_by_keys_alone(place: Place) -> None:
     """All that can be done is reached by Tab, in the order in which it is seen; Escape stops."""
     async with browser() as context:
@@ -264,7 +301,9 @@ async def its_snippets_run(place: Place) -> None:
             await expect(page.locator("#toast")).to_contain_text("Copied")
             snippet = await page.evaluate("navigator.clipboard.readText()")
             assert "include_events" not in snippet and KEY not in snippet
-            done = subprocess.run([*command, snippet], env=variables, capture_output=True, text=True, check=False, timeout=90)
+            done = await asyncio.to_thread(
+                subprocess.run, [*command, snippet], env=variables, capture_output=True, text=True, check=False, timeout=90
+            )
             assert done.returncode == 0, done.stderr
             said = formulas.text(SEED, 'It\'s "so" $HOME', formulas.NATURAL_LENGTH).split()
             assert [word for word in said if word not in done.stdout] == []
@@ -287,6 +326,8 @@ DEEDS: tuple[Callable[[Place], Awaitable[None]], ...] = (
     it_remembers_all_but_the_key,
     it_opens_without_its_gateway,
     it_says_what_went_wrong,
+    it_tells_when_the_sound_runs_dry,
+    it_shows_a_loss,
     it_is_used_by_keys_alone,
     its_snippets_run,
     its_picture_is_taken,

@@ -1,6 +1,8 @@
 """The picture of the page for the readme: an answer with sound and a drawing, in one window.
 
-PYTHONPATH=.:tests python -m helpers.page_picture URL PATH   of a gateway that talks and draws; docs/images/page.png is of the default models
+PYTHONPATH=.:tests python -m helpers.page_picture URL PATH
+
+of a gateway that talks and draws. docs/images/page.png is of the default models.
 """
 
 from __future__ import annotations

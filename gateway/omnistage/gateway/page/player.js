@@ -1,6 +1,7 @@
 // Sound as it comes. An AudioWorklet plays it, and where the browser gives none, sources that are scheduled one after the other.
 
-const LEAD_S = 0.02; // So far ahead a first source is scheduled.
+const LEAD_S = 0.02; // So far ahead a first source is scheduled,
+const LATE_S = 0.2; // and one before which the sound ran dry: one gap is better than many.
 const USUAL_RATE_HZ = 24000;
 
 /** Of one answer at a time. heard: called with {played, underruns, isOver} as sound is played. */
@@ -123,7 +124,6 @@ class ScheduledSink {
     this.turn = turn;
     this.waiting = [];
     this.until = null; // When what is scheduled ends.
-    this.firstAt = null;
     this.played = this.underruns = 0;
     this.runs = this.isWhole = false;
   }
@@ -150,11 +150,9 @@ class ScheduledSink {
     buffer.copyToChannel(samples, 0);
     const source = new AudioBufferSourceNode(context, { buffer });
     source.connect(context.destination);
-    if (this.until === null || this.until < context.currentTime) {
-      if (this.until !== null) this.underruns += 1;
-      this.until = context.currentTime + LEAD_S;
-    }
-    this.firstAt ??= this.until;
+    const isDry = this.until !== null && this.until < context.currentTime;
+    if (isDry) this.underruns += 1;
+    if (isDry || this.until === null) this.until = context.currentTime + (isDry ? LATE_S : LEAD_S);
     source.onended = () => {
       this.sources.delete(source);
       this.played += samples.length;
@@ -166,7 +164,7 @@ class ScheduledSink {
   }
 
   report() {
-    const { turn, played, underruns, firstAt } = this;
-    this.told({ turn, played, underruns, firstAt, isOver: this.isWhole && !this.sources.size });
+    const { turn, played, underruns } = this;
+    this.told({ turn, played, underruns, isOver: this.isWhole && !this.sources.size });
   }
 }

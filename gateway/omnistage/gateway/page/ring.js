@@ -1,6 +1,7 @@
 // On the audio thread: plays chunks of samples one after the other, and says how far it is.
 
 const REPORT_BLOCKS = 8; // Between two reports: 43 ms at 24 kHz.
+const HELD_S = 0.2; // So much is held before it goes on where it ran dry: one gap is better than many.
 
 class Ring extends AudioWorkletProcessor {
   constructor() {
@@ -13,22 +14,26 @@ class Ring extends AudioWorkletProcessor {
     this.turn = turn;
     this.chunks = [];
     this.at = 0; // In chunks[0].
+    this.held = 0; // Samples that wait.
     this.played = 0;
     this.underruns = 0;
-    this.firstAt = null;
     this.runs = this.isWhole = this.isDry = this.isOver = false;
     this.blocks = 0;
   }
 
   hear({ deed, turn, samples }) {
     if (deed === "clear") return this.clear(turn);
-    if (deed === "chunk") this.chunks.push(samples);
+    if (deed === "chunk") {
+      this.chunks.push(samples);
+      this.held += samples.length;
+    }
     if (deed === "start") this.runs = true;
     if (deed === "end") this.isWhole = true;
   }
 
   process(_, [[out]]) {
     if (!this.runs || this.isOver) return true;
+    if (this.isDry && !this.isWhole && this.held < HELD_S * sampleRate) return true;
     let filled = 0;
     while (filled < out.length && this.chunks.length) {
       const piece = this.chunks[0].subarray(this.at, this.at + out.length - filled);
@@ -40,19 +45,18 @@ class Ring extends AudioWorkletProcessor {
         this.at = 0;
       }
     }
-    if (filled && this.firstAt === null) this.firstAt = currentTime;
     this.played += filled;
-    const isDry = filled < out.length && !this.isWhole;
-    if (isDry && !this.isDry) this.underruns += 1; // Once, however long the silence is.
-    this.isDry = isDry;
+    this.held -= filled;
+    this.isDry = filled < out.length && !this.isWhole;
+    if (this.isDry) this.underruns += 1;
     this.isOver = this.isWhole && !this.chunks.length;
-    if (++this.blocks % REPORT_BLOCKS === 0 || this.isOver) this.report();
+    if (++this.blocks % REPORT_BLOCKS === 0 || this.isDry || this.isOver) this.report();
     return true;
   }
 
   report() {
-    const { turn, played, underruns, firstAt, isOver } = this;
-    this.port.postMessage({ turn, played, underruns, firstAt, isOver });
+    const { turn, played, underruns, isOver } = this;
+    this.port.postMessage({ turn, played, underruns, isOver });
   }
 }
 

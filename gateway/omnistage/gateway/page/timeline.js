@@ -196,7 +196,7 @@ export class Timeline {
     } else if (this.begun !== null && this.ended === null) bar(0, this.now, "taken");
     if (marks.length) {
       const d = marks.map((at) => `M${x(at).toFixed(1)} ${top + 2}v${BAR - 4}`).join("");
-      parts.push(this.shape("path", { d, "stroke-width": TICK, class: `marks ${stage}` }));
+      parts.push(this.shape("path", { d, "stroke-width": this.svg.clientWidth < 500 ? 1 : TICK, class: `marks ${stage}` }));
     }
     for (const at of lost) parts.push(this.shape("path", { d: `M${x(at)} ${y + 2}l6 ${LANE / 2 - 2}l-6 ${LANE / 2 - 2}l-6 ${-LANE / 2 + 2}z`, class: "lost" }));
     return parts;
