@@ -55,6 +55,7 @@ READ: Mapping[str, Collection[str]] = {
     "sdk/omnistage/v1/*.pyi": (_STUBS,),
     "*/py.typed": ("tests/house/test_wheel.py", "tests/client/test_documents.py"),
     "deploy/pipelines/*.yaml": ("router/omnistage/router/pipeline.py", "tests/router/test_pipeline.py", "tests/house/test_wheel.py"),
+    "gateway/omnistage/gateway/page/*": ("gateway/omnistage/gateway/page.py", "tests/house/test_wheel.py"),
     "deploy/grafana/*.json": ("tests/house/test_queries.py",),
     "deploy/prometheus/*.yml": ("tests/house/test_queries.py",),
     ".dockerignore": _IMAGES,

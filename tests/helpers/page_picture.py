@@ -16,11 +16,10 @@ from playwright.async_api import Page
 
 from helpers.browser import ask, browser, opened
 
-QUESTION = "What is a kite?"
+QUESTION = "What is photosynthesis?"
 DRAWING = "A red circle on blue."
 SEED = 3
 WIDTH, HEIGHT, SCALE = 1100, 980, 1.5
-COLOURS = 256
 
 
 async def take_picture(url: str, path: Path) -> None:
@@ -34,7 +33,7 @@ async def take_picture(url: str, path: Path) -> None:
         await page.locator(".assistant:not(.live) .body:not(:empty)").wait_for()
         await page.screenshot(path=path)
     with Image.open(path) as picture:
-        picture.convert("RGB").quantize(COLOURS).save(path, optimize=True)
+        picture.convert("RGB").save(path, optimize=True)
 
 
 async def draw(page: Page, prompt: str) -> None:

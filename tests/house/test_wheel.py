@@ -42,6 +42,12 @@ def test_it_holds_the_pipelines_as_data_of_the_router(wheel: zipfile.ZipFile) ->
     assert pipelines <= set(wheel.namelist())
 
 
+def test_it_holds_the_files_of_the_page(wheel: zipfile.ZipFile) -> None:
+    files = {f"omnistage/gateway/page/{path.name}" for path in (ROOT / "gateway" / "omnistage" / "gateway" / "page").iterdir()}
+    assert files
+    assert files <= set(wheel.namelist())
+
+
 def test_it_holds_the_contract_which_its_command_writes(wheel: zipfile.ZipFile, tmp_path: Path) -> None:
     contract = {path.relative_to(ROOT / "protos").as_posix(): path.read_bytes() for path in (ROOT / "protos").rglob("*.proto")}
     assert len(contract) == 5

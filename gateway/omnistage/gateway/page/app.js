@@ -13,7 +13,7 @@ import { Timeline } from "./timeline.js";
 const LOOK_MS = 3000; // Between two looks for models, while there are none.
 const PICTURE_MOST = 400_000; // Characters of a drawing that stays in the browser.
 const IDEAS = {
-  talk: ["What is a kite?", "Tell me a very short story about the sea.", "Why is the sky blue?"],
+  talk: ["How do plants make food?", "Why is the sky blue?", "What is photosynthesis?"],
   draw: ["A red circle on blue.", "A green square on white.", "A yellow triangle on black."],
 };
 
