@@ -22,6 +22,7 @@ const player = new Player(heard);
 const pictures = new Pictures();
 let models = [];
 let turns = kept.turns();
+let looking = 0;
 let running = null; // AbortController of the answer that is being made.
 let last = null; // The last request.
 let playedShown = null; // The answer that is being heard is that of the timeline.
@@ -88,7 +89,8 @@ async function look() {
   const state = said || `${models.length} ${models.length === 1 ? "model" : "models"}`;
   byId("state").textContent = state;
   byId("state").classList.toggle("ready", !said);
-  if (said) setTimeout(look, LOOK_MS);
+  clearTimeout(looking);
+  if (said) looking = setTimeout(look, LOOK_MS);
 }
 
 // Asking ---------------------------------------------------------------------------------------------------------------------------------
@@ -96,11 +98,9 @@ async function look() {
 async function ask(text) {
   if (running || !model() || !(text || pictures.all.length)) return;
   const isSpoken = byId("aloud").checked && model().outputs.includes("audio");
-  player.stop();
-  if (isSpoken && mode() === "talk") player.open(); // In the click: see there.
   const sent = pictures.all;
   const turn = { role: "user", text, pictures: sent.map((one) => one.uri) };
-  turns.push(turn);
+  turns = [...turns.slice(1 - kept.MOST_TURNS), turn];
   showQuestion(turn);
   pictures.clear();
   byId("text").value = "";
@@ -111,14 +111,17 @@ async function ask(text) {
   await run(request, text);
 }
 
-/** The conversation as a model is told of it: without what was drawn beside it. */
+/** The conversation as a model is told of it: without what was drawn beside it, and questions that nobody answered. */
 function spoken() {
-  return turns.filter((turn) => !turn.isDrawn && (turn.text || turn.role === "user")).map((turn) => ({ ...turn, pictures: model().inputs.includes("image") ? turn.pictures : [] }));
+  const told = turns.filter((turn, n) => !turn.isDrawn && (turn.role === "assistant" || n === turns.length - 1 || turns[n + 1].role === "assistant"));
+  return told.map((turn) => ({ ...turn, pictures: model().inputs.includes("image") ? turn.pictures : [] }));
 }
 
 async function run(request, prompt) {
   last = request;
   running = new AbortController();
+  player.stop();
+  if (request.body.modalities) player.open(); // In the click: see there.
   const shown = new Shown();
   const made = { role: "assistant", text: "", pictures: [], pcm: [], rateHz: 0 };
   playedShown = shown;
@@ -137,7 +140,7 @@ async function run(request, prompt) {
   finish(shown, made);
   if (failure) {
     if (!made.text && !made.pictures.length) shown.article.remove();
-    showFailure(failure, () => run(request, prompt));
+    showFailure(failure, () => running === null && run(request, prompt));
     if (!("hint" in failure)) throw failure; // A fault of this page: its console tells.
   }
 }
@@ -270,12 +273,12 @@ function grow() {
 }
 
 function showTurns() {
-  for (const turn of turns) {
+  for (const [n, turn] of turns.entries()) {
     if (turn.role === "user") showQuestion(turn);
     else {
       const shown = new Shown();
       shown.body.textContent = shown.text = turn.text;
-      for (const uri of turn.pictures) shown.setPicture(uri, false, "before");
+      for (const uri of turn.pictures) shown.setPicture(uri, false, turns[n - 1]?.text ?? "");
       shown.end();
     }
   }
@@ -310,6 +313,7 @@ function listen() {
   for (const [id, write] of [["copy-curl", curl], ["copy-python", python]]) {
     byId(id).addEventListener("click", async () => toast((await copy(write(last))) ? "Copied. Put your key into OMNISTAGE_API_KEY." : "The browser does not let this page copy."));
   }
+  document.addEventListener("visibilitychange", () => document.visibilityState === "visible" && !running && look());
   listenToSettings();
 }
 
@@ -337,7 +341,12 @@ function listenToSettings() {
 /** The worker keeps the files of the page, for when its gateway is away. Plain HTTP from another machine has none. */
 async function keepFiles() {
   if (!("serviceWorker" in navigator)) return;
-  await navigator.serviceWorker.register(new URL("page/worker.js", document.baseURI), { scope: new URL(".", document.baseURI) });
+  try {
+    await navigator.serviceWorker.register(new URL("page/worker.js", document.baseURI), { scope: new URL(".", document.baseURI) });
+  } catch (error) {
+    console.info("The browser keeps no files of this page:", error.message); // As some do in a private window.
+    return;
+  }
   const { active } = await navigator.serviceWorker.ready;
   navigator.serviceWorker.addEventListener("message", () => (document.documentElement.dataset.kept = "true"));
   const loaded = performance.getEntriesByType("resource").map((one) => one.name.split("#")[0]);

@@ -2,6 +2,9 @@
 
 import { byId, copy, make, toast } from "./elements.js";
 
+const MOST_SOUNDS = 20; // That can be heard again; each is megabytes.
+const sounds = [];
+
 const SENTENCE = /[.!?…。！？]["')\]]*\s|\n/;
 
 /** Of one user's turn. */
@@ -72,17 +75,25 @@ export class Shown {
   /** What can be done with its sound. */
   addSound(wav, again) {
     const href = URL.createObjectURL(wav);
-    this.deeds.prepend(
+    const deeds = [
       make("button", { type: "button", className: "quiet", textContent: "Hear again", on: { click: again } }),
       make("a", { href, download: "answer.wav", className: "quiet", textContent: "Save sound" }),
-    );
+    ];
+    this.deeds.prepend(...deeds);
+    sounds.push({ href, deeds });
+    if (sounds.length > MOST_SOUNDS) forget(sounds.shift());
     follow();
   }
 }
 
+function forget({ href, deeds }) {
+  URL.revokeObjectURL(href);
+  for (const deed of deeds) deed.remove();
+}
+
 /** What went wrong, what to do, and from when on. */
 export function showFailure({ message, hint, retryAfterS = null }, again) {
-  const button = make("button", { type: "button", className: "quiet", on: { click: () => (card.remove(), again()) } });
+  const button = make("button", { type: "button", className: "quiet", on: { click: () => again() && card.remove() } });
   const card = make("article", { className: "failure", role: "alert" }, make("p", { className: "what", textContent: message }), ...(hint ? [make("p", { textContent: hint })] : []));
   if (retryAfterS !== null) {
     let left = Math.ceil(retryAfterS);
@@ -110,6 +121,7 @@ function follow() {
 }
 
 export function clearThread() {
+  sounds.splice(0).forEach(forget);
   for (const article of byId("thread").querySelectorAll("article")) article.remove();
   byId("empty").hidden = false;
 }
