@@ -34,6 +34,7 @@ up: ## the same stack in containers: build, start, wait until it answers (ARGS="
 	@$(COMPOSE) up --build --detach --wait $(ARGS)
 	@printf '\nomnistage answers at 127.0.0.1:%s. Ask it from here or from a container:\n' "$${OMNISTAGE_PORT:-50050}"
 	@printf '  .venv/bin/omnistage ask "How do plants make food?" --out answer.wav --address 127.0.0.1:%s\n' "$${OMNISTAGE_PORT:-50050}"
+	@printf '  a browser, or any client of OpenAI (docs/http.md): http://127.0.0.1:%s\n' "$${OMNISTAGE_HTTP_PORT:-8000}"
 	@printf '  $(COMPOSE) run --rm ask "How do plants make food?"\nmake down ends it.\n'
 
 down: ## let the running answers end, then remove the containers; the fetched model stays (ARGS=--volumes removes it too)

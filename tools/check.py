@@ -11,7 +11,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 BIN = Path(sys.executable).parent
-PACKAGES = ("sdk", "connector", "host", "wire", "link", "engine", "models", "services", "router")
+PACKAGES = ("sdk", "connector", "host", "wire", "link", "engine", "models", "services", "router", "gateway")
 OURS = (*PACKAGES, "benchmarks", "examples", "tests", "tools")
 
 

@@ -6,16 +6,20 @@ import argparse
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
 from omnistage.cli.announcement import page
 from omnistage.cli.served import Served, served_here
+from omnistage.client import Omni
 from omnistage.client.found import named_router
 
 OMNISTAGE = Path(sys.executable).with_name("omnistage")
 QUESTION = ("How do plants make food?", "--out", "demo.wav", "--timeline", "demo-timeline.png")
 IDLE_LIMIT_S = 1800
+LOAD_LIMIT_S = 60.0
+LOOK_S = 0.2
 
 
 def main(words: Sequence[str]) -> int:
@@ -30,6 +34,8 @@ def main(words: Sequence[str]) -> int:
     if served is None:
         _omnistage("serve", *pipelines, "--detach", "--idle-limit", str(IDLE_LIMIT_S))
         served = _serving()
+        if served is not None:
+            _wait_for_all(served.address)
     code = _omnistage("ask", *QUESTION, *asked, *(["--address", served.address] if served else []))
     if served is not None:
         _tell(served)
@@ -43,6 +49,14 @@ def _omnistage(*words: str) -> int:
 def _serving() -> Served | None:
     """A stack of this user, one with a page if there is one."""
     return max(served_here(), key=lambda served: bool(served.http), default=None)
+
+
+def _wait_for_all(address: str) -> None:
+    """A pipeline that is still loading would take the processor from the answer."""
+    until = time.monotonic() + LOAD_LIMIT_S
+    with Omni(address=address) as omni:
+        while any(one.state == "starting" for one in omni.pipelines()) and time.monotonic() < until:
+            time.sleep(LOOK_S)
 
 
 def _tell(served: Served) -> None:

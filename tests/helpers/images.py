@@ -25,7 +25,7 @@ from tools import setup, torch_build
 RELEASE, PYTHON = "bookworm", "3.11"
 PACKAGES = "ca-certificates,python3,python3-venv"
 KEYRING = Path("/usr/share/keyrings/debian-archive-keyring.gpg")
-EXTRAS = ("cli", "convert", "models")
+EXTRAS = ("cli", "convert", "gateway", "models")
 ROUTER_EXTRAS = ("server",)
 PLATFORMS = ("manylinux2014_x86_64", *(f"manylinux_2_{minor}_x86_64" for minor in range(17, 37)))
 TIMEOUT_S = 240.0

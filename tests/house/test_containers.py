@@ -19,11 +19,13 @@ from tools import setup
 ROOT = Path(__file__).resolve().parents[2]
 WITH_TORCH = ("services", "sdk")
 WITHOUT_TORCH = ("router",)
+WITH_HTTP = ("gateway",)
 OMNI = "omni-"
 """How the services of the profile qwen2_5_omni begin."""
 CHAIN = ("router", "thinker", "talker", "code2wav")
 PICTURES = ("picture-router", "painter")
-SERVERS = (*CHAIN, *(OMNI + name for name in CHAIN), *PICTURES)
+STAGED = (*CHAIN, *(OMNI + name for name in CHAIN), *PICTURES)
+SERVERS = (*STAGED, *WITH_HTTP)
 
 
 def instructions(folder: str) -> list[str]:
@@ -51,7 +53,7 @@ def test_images_that_install_the_same_begin_with_the_same_lines(folders: tuple[s
     assert [other for other in others if other != first] == []
 
 
-@pytest.mark.parametrize("folder", [*WITH_TORCH, *WITHOUT_TORCH])
+@pytest.mark.parametrize("folder", [*WITH_TORCH, *WITHOUT_TORCH, *WITH_HTTP])
 def test_every_image_gets_all_files_of_the_set_up(folder: str) -> None:
     files = {f"tools/{path.name}" for path in setup.SOURCES}
     copied = {word for line in installing(folder) if line.startswith("COPY tools/") for word in line.split()[1:-1]}
@@ -61,12 +63,12 @@ def test_every_image_gets_all_files_of_the_set_up(folder: str) -> None:
 
 def test_every_image_is_in_one_of_the_groups() -> None:
     found = {path.parent.relative_to(ROOT).as_posix() for pattern in ("*/Dockerfile", "*/*/Dockerfile") for path in ROOT.glob(pattern)}
-    assert found == {*WITH_TORCH, *WITHOUT_TORCH}
+    assert found == {*WITH_TORCH, *WITHOUT_TORCH, *WITH_HTTP}
 
 
 def test_every_stage_is_built_as_its_kind() -> None:
     kinds = {name: service["build"]["args"].get("KIND") for name, service in services().items() if "build" in service}
-    wanted = {name: name.removeprefix(OMNI).replace("painter", "diffusion") for name in SERVERS if not name.endswith("router")}
+    wanted = {name: name.removeprefix(OMNI).replace("painter", "diffusion") for name in STAGED if not name.endswith("router")}
     assert {name: kind for name, kind in kinds.items() if kind is not None} == wanted
 
 
@@ -92,10 +94,10 @@ def test_a_server_has_time_to_drain_and_comes_back_when_it_dies(name: str) -> No
 
 @pytest.mark.parametrize("name", SERVERS)
 def test_a_server_has_a_limit_of_memory_that_can_be_set(name: str) -> None:
-    """That of a router, which strangers reach, is one in any case."""
+    """That of a router or a gateway, which strangers reach, is one in any case."""
     limit = re.fullmatch(r"\$\{(OMNISTAGE_[A-Z]+_MEMORY):-(\d+)g?\}", services()[name]["mem_limit"])
     assert limit and limit[1] in (ROOT / "docs" / "compose.md").read_text(encoding="utf-8")
-    assert int(limit[2]) or "router" not in name
+    assert int(limit[2]) or not name.endswith(("router", "gateway"))
 
 
 @pytest.mark.parametrize("name", sorted(services()))

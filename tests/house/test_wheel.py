@@ -43,8 +43,9 @@ def test_it_holds_the_pipelines_as_data_of_the_router(wheel: zipfile.ZipFile) ->
 
 
 def test_it_holds_the_files_of_the_page(wheel: zipfile.ZipFile) -> None:
-    files = {f"omnistage/gateway/page/{path.name}" for path in (ROOT / "gateway" / "omnistage" / "gateway" / "page").iterdir()}
-    assert files
+    folder = ROOT / "gateway" / "omnistage"
+    files = {path.relative_to(folder.parent).as_posix() for path in folder.rglob("*") if path.is_file() and path.suffix != ".pyc"}
+    assert "omnistage/gateway/py.typed" in files
     assert files <= set(wheel.namelist())
 
 

@@ -36,8 +36,9 @@ READY = "omnistage-test-ready"
 ROUTER_FROM_BASE = f"services: {{router: {{build: {{args: {{BASE_IMAGE: {BASE}}}}}}}}}\n"
 """Goes behind docker-compose.yml where BASE_IMAGE names the other one."""
 ROUTER, OMNI_ROUTER = "127.0.0.1:50050", "127.0.0.1:50060"
+GATEWAY = "127.0.0.1:8000"
 CONTAINER_USER = 10001
-SERVERS = ("router", "thinker", "talker", "code2wav")
+SERVERS = ("gateway", "router", "thinker", "talker", "code2wav")
 TALKERS = {"talker": 2}
 BUILD_TIMEOUT_S = 900.0
 IMPORT_TIMEOUT_S = 120.0
@@ -156,7 +157,7 @@ def stack(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
             running = Containers(daemon, before, base)
             try:
                 printed = running.make("up", "--scale talker=2", BUILD_TIMEOUT_S)
-                assert ROUTER in printed, "make up does not say where to ask"
+                assert ROUTER in printed and f"http://{GATEWAY}" in printed, "make up does not say where to ask"
                 yield running
             except BaseException as error:
                 error.add_note(f"--- dockerd:\n{daemon.log()}")
@@ -198,6 +199,27 @@ def test_a_question_through_the_published_port_is_answered_in_words_that_can_be_
     samples = np.load(tmp_path / "samples.npy")
     assert word_error_rate([(answer["text"], heard(recogniser(), samples, answer["sample_rate_hz"]))]) <= 0.1
     assert same(stack.ask(QUESTION), answer)
+
+
+OVER_HTTP = """
+import http.client, json, sys
+host, words = sys.argv[1], json.loads(sys.argv[2])
+connection = http.client.HTTPConnection(host, timeout=100)
+for name in (host, "evil.example"):
+    connection.request("POST", "/v1/chat/completions", json.dumps(words), {"Content-Type": "application/json", "Host": name})
+    answer = connection.getresponse()
+    print(json.dumps({"status": answer.status, **json.loads(answer.read())}))
+"""
+
+
+def test_a_question_over_http_is_answered_as_over_grpc(stack: Containers) -> None:
+    """By the names that it has there, and by no other."""
+    question = {"role": "user", "content": QUESTION["prompt"]}
+    asked = {"model": "smol", "messages": [question], "seed": QUESTION["seed"], "max_completion_tokens": QUESTION["max_tokens"]}
+    printed = stack.daemon.run(*stack.daemon.beside(sys.executable, "-c", OVER_HTTP, GATEWAY, json.dumps(asked)))
+    answer, refused = map(json.loads, printed.splitlines())
+    assert answer["choices"][0]["message"]["content"] == stack.ask(QUESTION)["text"]
+    assert (refused["status"], refused["error"]["code"]) == (403, "host_not_allowed")
 
 
 def test_both_talkers_are_found_by_their_name_and_both_work(stack: Containers) -> None:

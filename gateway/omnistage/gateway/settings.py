@@ -36,7 +36,7 @@ class GatewaySettings(ServerSettings):
     )
     allowed_origins: Words = Field(
         (),
-        description="pages of other hosts that may call it from a browser, such as https://app.example",
+        description="pages of other hosts that may call it from a browser, such as https://app.example.com",
         json_schema_extra={"metavar": "ORIGIN,..."},
     )
     trusted_proxies: Words = Field(
