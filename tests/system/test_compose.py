@@ -72,7 +72,7 @@ class Containers:
 
     def at(self, address: str) -> str:
         """The container that has HOST:PORT in the network of the stages."""
-        template = '{{(index .NetworkSettings.Networks "omnistage_stages").IPAddress}}'
+        template = '{{with index .NetworkSettings.Networks "omnistage_stages"}}{{.IPAddress}}{{end}}'
         host = address.rpartition(":")[0]
         (found,) = [container for service in SERVERS for container in self.of(service) if self.daemon.inspect(container, template) == host]
         return found
