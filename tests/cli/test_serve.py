@@ -12,6 +12,7 @@ import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
+from urllib.request import ProxyHandler, build_opener
 
 import pytest
 
@@ -308,11 +309,15 @@ def test_the_ready_line_and_the_lifeline(family: Family, alone: str) -> None:
     assert family.pids() == []
 
 
-def test_a_router_that_others_reach_says_so(family: Family, alone: str) -> None:
-    with serve(alone, "--address", "0.0.0.0:0") as server:
+def test_a_stack_that_others_reach_says_so(family: Family, alone: str) -> None:
+    """Its page is told by its address on this machine."""
+    with serve(alone, "--address", "0.0.0.0:0", "--http", "0.0.0.0:0") as server:
         assert server.stderr is not None
         assert "0.0.0.0:0 can be reached from other hosts: nothing is encrypted" in server.stderr.readline()
-        assert server.stderr.readline().startswith("serving on ")
+        assert server.stderr.readline().startswith("serving on 0.0.0.0:")
+        page = told(server, "page:").split()[0]
+        with build_opener(ProxyHandler({})).open(f"{page}/ready", timeout=60) as ready:
+            assert ready.status == 200 and "//127.0.0.1:" in page
         server.terminate()
         assert server.wait(30) == 0
     assert family.pids() == []

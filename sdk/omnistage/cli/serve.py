@@ -169,7 +169,8 @@ def _tell_notes(layout: Layout, notices: Notices, *, is_private: bool) -> None:
 
 def _warn_of_others(servers: ServerOptions, notices: Notices) -> None:
     """A router, or a gateway, that others reach."""
-    reached = [address for address in (servers.address, servers.http) if address and not is_loopback(host_and_port(address)[0])]
+    addresses = dict.fromkeys(filter(None, (servers.address, servers.http)))
+    reached = [address for address in addresses if not is_loopback(host_and_port(address)[0])]
     if reached:
         notices.say(
             f"[yellow]{escape(' and '.join(reached))} can be reached from other hosts: nothing is encrypted, and nobody is asked for a "
