@@ -6,7 +6,7 @@ SETUP_FLAGS := $(if $(REQUIRE_TORCH_HASH),--require-torch-hash) $(if $(DEVICE),-
 # The plugin of docker, or where it is missing the program of the same kind.
 COMPOSE ?= $(shell docker compose version >/dev/null 2>&1 && echo docker compose || echo docker-compose)
 
-.PHONY: help setup setup-dev model demo demo-draw examples up down test test-near test-long drills test-costs check format lock protos bench-default bench-engine bench-talker bench-pipeline bench-code2wav bench-diffusion bench-use bench-soak bench-resilience chaos clean
+.PHONY: help setup setup-dev model demo demo-draw examples up down test test-near test-long drills test-costs check format lock protos bench-default bench-engine bench-talker bench-pipeline bench-code2wav bench-diffusion bench-use bench-gateway bench-soak bench-resilience chaos clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -94,6 +94,9 @@ bench-diffusion: setup-dev ## figures of pictures drawn step by step, beside Dif
 
 bench-use: setup-dev model ## what a person waits for, and an idle stack: benchmarks/out/use.json; the same
 	@$(BIN)/python -m benchmarks.use $(ARGS)
+
+bench-gateway: setup-dev model ## what HTTP adds to gRPC: benchmarks/out/gateway.json; the same
+	@$(BIN)/python -m benchmarks.gateway $(ARGS)
 
 bench-soak: setup-dev model ## memory of the default stack in half an hour of questions: benchmarks/out/soak.json; the same (ARGS="--minutes 5")
 	@$(BIN)/python -m benchmarks.soak $(ARGS)

@@ -50,9 +50,9 @@ def front(slow: servers.Stack, tmp_path_factory: pytest.TempPathFactory) -> Iter
 
 @pytest.fixture
 def fast(tmp_path: Path) -> Iterator[servers.Stack]:
-    """A chain that speaks for long as fast as it can, whose router waits for a second where nobody reads."""
+    """A chain that speaks for long as fast as it can, whose router waits for four seconds where nobody reads."""
     many = ("--max-sessions", "512")
-    with servers.stack(tmp_path, options={"length": 100_000}, stage_args=many, router_args=("--stall-limit", "1", *many)) as stack:
+    with servers.stack(tmp_path, options={"length": 100_000}, stage_args=many, router_args=("--stall-limit", "4", *many)) as stack:
         yield stack
 
 

@@ -35,11 +35,15 @@ class Offer:
             return self._known
 
     async def pipeline(self, name: str) -> Pipeline:
-        """The one of this name. Raises ApiError 404, which lists those that there are."""
-        pipelines = await self.pipelines()
-        found = next((one for one in pipelines if one.name == name), None)
+        """The one of this name. Raises ApiError 404, which lists those that there are.
+
+        The router is not asked again for one that is known: that would be a call before each answer, and it refuses what it has no more.
+        """
+        found = self._find(name)
         if found is None:
-            there = ", ".join(one.name for one in pipelines)
+            there = ", ".join(one.name for one in await self.pipelines())
+            found = self._find(name)
+        if found is None:
             raise ApiError(
                 404,
                 f"The model '{name[:128]}' does not exist here; there are: {there}",
@@ -48,6 +52,9 @@ class Offer:
                 reason="UNKNOWN_MODEL",
             )
         return found
+
+    def _find(self, name: str) -> Pipeline | None:
+        return next((one for one in self._known if one.name == name), None)
 
     async def chat_model(self, model: str) -> str:
         """The pipeline of a model that is to answer. Raises ApiError 404, or 400 for one that only draws."""

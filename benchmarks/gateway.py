@@ -1,0 +1,270 @@
+"""`python -m benchmarks.gateway`: what HTTP adds to gRPC, as benchmarks/out/gateway.json and as a table: the same questions over both in
+turn, the processor time of the gateway beside the router's, many streams at once, and a gateway that nobody asks."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+import time
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from benchmarks.figures import Figure, Report, arguments, median, percentile
+from benchmarks.processes import CpuMeter, peak_bytes, wakeups
+from benchmarks.prompts import QUESTION, SIX_SECONDS_TOKENS
+from omnistage.cli.layout import Layout, PipelineLayout, ServerOptions, StageLayout
+from omnistage.cli.pipelines import Choice, layout_of
+from omnistage.cli.stack import Stack
+from omnistage.client import AsyncOmni
+from omnistage.client.events import AudioChunk, TextDelta
+
+PAIRS = 100
+WARM_UPS = 3
+SOUNDS = 4
+SOUND_ROUNDS = 3
+
+STREAMS = 200
+STREAM_TOKENS = 100
+STREAM_INTERVAL_S = 0.1
+
+SETTLE_S = 30.0
+IDLE_S = 30.0
+
+BYTES_OF_SECOND = 2 * 24_000
+"""Of raw sound over HTTP."""
+
+SPEAKS = {"modalities": ["text", "audio"], "audio": {"voice": "alloy", "format": "pcm16"}}
+
+
+@dataclass
+class Heard:
+    """Of one streamed answer: seconds from its question."""
+
+    ttft_s: float = 0.0
+    ttfa_s: float = 0.0
+    audio_s: float = 0.0
+    text: str = ""
+    is_whole: bool = False
+    gaps_s: list[float] = field(default_factory=list)
+
+
+class Http:
+    """A client that is bare, so that its own work is not what is measured. One connection, one question at a time."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader, self._writer = reader, writer
+
+    @classmethod
+    async def to(cls, address: str) -> Http:
+        host, _, port = address.rpartition(":")
+        return cls(*await asyncio.open_connection(host, int(port), limit=1 << 24))
+
+    async def ask(self, **fields: Any) -> Heard:
+        """A streamed answer of POST /v1/chat/completions."""
+        body = json.dumps({"stream": True, **fields}).encode()
+        lines = ["POST /v1/chat/completions HTTP/1.1", "Host: localhost", "Content-Type: application/json", f"Content-Length: {len(body)}"]
+        heard, begun = Heard(), time.perf_counter()
+        last = begun
+        self._writer.write("\r\n".join([*lines, "", ""]).encode() + body)
+        status = await self._reader.readuntil(b"\r\n\r\n")
+        if b" 200 " not in status.partition(b"\r\n")[0]:
+            raise RuntimeError(f"refused: {(status + await self._reader.read(1000)).decode()}")
+        async for event in self._events():
+            now = time.perf_counter()
+            heard.gaps_s.append(now - last)
+            last = now
+            if event == b"[DONE]":
+                heard.is_whole = True
+                continue
+            for choice in json.loads(event).get("choices", ()):
+                delta = choice.get("delta", {})
+                if delta.get("content"):
+                    heard.ttft_s = heard.ttft_s or now - begun
+                    heard.text += delta["content"]
+                if (delta.get("audio") or {}).get("data"):
+                    heard.ttfa_s = heard.ttfa_s or now - begun
+                    heard.audio_s += len(delta["audio"]["data"]) * 3 / 4 / BYTES_OF_SECOND
+        return heard
+
+    async def _events(self) -> AsyncIterator[bytes]:
+        """Server-sent events of a body in chunks."""
+        rest = b""
+        while size := int(await self._reader.readuntil(b"\r\n"), 16):
+            rest += (await self._reader.readexactly(size + 2))[:-2]
+            *events, rest = rest.split(b"\n\n")
+            for event in events:
+                yield event.partition(b"data: ")[2]
+        await self._reader.readexactly(2)
+
+    async def close(self) -> None:
+        self._writer.close()
+        await self._writer.wait_closed()
+
+
+async def by_grpc(omni: AsyncOmni, seed: int, **options: Any) -> Heard:
+    """The same by the Python client."""
+    heard, begun = Heard(), time.perf_counter()
+    async for event in omni.stream_chat([{"role": "user", "content": QUESTION}], seed=seed, **options):
+        now = time.perf_counter() - begun
+        if isinstance(event, TextDelta):
+            heard.ttft_s = heard.ttft_s or now
+        elif isinstance(event, AudioChunk):
+            heard.ttfa_s = heard.ttfa_s or now
+            heard.audio_s += event.duration_s
+    return heard
+
+
+@asynccontextmanager
+async def gateway(router: str) -> AsyncIterator[tuple[str, int]]:
+    """A gateway in front of this router: its address, and its process."""
+    ready, told = os.pipe()
+    words = [sys.executable, "-m", "omnistage.gateway", "--router", router, "--ready-fd", str(told), "--log-level", "warning"]
+    process = await asyncio.create_subprocess_exec(*words, pass_fds=(told,))
+    try:
+        os.close(told)
+        with os.fdopen(ready) as pipe:
+            line = json.loads(await asyncio.to_thread(pipe.readline) or "{}")
+        if "address" not in line:
+            raise RuntimeError(f"the gateway did not start: {line}")
+        yield line["address"], process.pid
+    finally:
+        process.terminate()
+        await process.wait()
+
+
+@asynccontextmanager
+async def served(layout: Layout) -> AsyncIterator[tuple[Stack, str, int]]:
+    """A stack with a gateway: its address, and its process."""
+    stack = Stack(layout)
+    await stack.start()
+    try:
+        async with gateway(stack.address) as (address, pid):
+            yield stack, address, pid
+    finally:
+        await stack.stop()
+
+
+async def _default_model(report: Report) -> None:
+    async with served(layout_of(Choice(["smol"]))) as (stack, address, pid):
+        with report.part("processor time of sound"):
+            await _sound_cpu(report, stack, address, pid)
+        with report.part("idle"):
+            await _idle(report, stack, pid)
+
+
+async def _toy(report: Report) -> None:
+    options = {"interval_s": STREAM_INTERVAL_S, "length": STREAM_TOKENS, "max_chunk": 1}
+    async with served(_toys({})) as (stack, address, _), AsyncOmni(address=stack.address) as omni:
+        http = await Http.to(address)
+        with report.part("first text"):
+            await _first(report, omni, http, "ttft", outputs=["text"])
+        with report.part("first sound"):
+            await _first(report, omni, http, "ttfa")
+        await http.close()
+    async with served(_toys(options)) as (stack, address, pid):
+        with report.part("many streams"):
+            await _many(report, stack, address, pid)
+
+
+def _toys(options: Mapping[str, object]) -> Layout:
+    stages = [StageLayout(kind, "toy", options=dict(options)) for kind in ("thinker", "talker", "code2wav")]
+    return Layout([PipelineLayout("toy", "toy", stages)], ServerOptions(max_sessions=1024, client_share=1))
+
+
+async def _first(report: Report, omni: AsyncOmni, http: Http, name: str, **options: Any) -> None:
+    """Pairs, one over gRPC and one over HTTP, of which each is first in turn. The toy takes nearly no time: what is left is the way."""
+    fields = {"model": "toy", "messages": [{"role": "user", "content": QUESTION}], "max_tokens": 8, **(SPEAKS if name == "ttfa" else {})}
+    times: dict[str, list[float]] = {"grpc": [], "http": []}
+    for number in range(WARM_UPS + PAIRS):
+        for way in ("grpc", "http") if number % 2 else ("http", "grpc"):
+            if way == "grpc":
+                heard = await by_grpc(omni, number, pipeline="toy", max_tokens=8, **options)
+            else:
+                heard = await http.ask(seed=number, **fields)
+            first_s = heard.ttft_s if name == "ttft" else heard.ttfa_s
+            if not first_s:
+                raise RuntimeError(f"nothing came over {way}")
+            if number >= WARM_UPS:
+                times[way].append(1e3 * first_s)
+    over = [by_http - by_grpc for by_http, by_grpc in zip(times["http"], times["grpc"], strict=True)]
+    goal = "<= 5" if name == "ttft" else "<= 10"
+    note = f"toy, median of {PAIRS} pairs in turn; gRPC {median(times['grpc']):.1f}, HTTP {median(times['http']):.1f}"
+    report.add(Figure(f"{name}_over_grpc_ms", median(over), "ms", goal, note))
+
+
+async def _sound_cpu(report: Report, stack: Stack, address: str, pid: int) -> None:
+    router = next(child.pid for child in stack.children if child.name == "router")
+    clients = [await Http.to(address) for _ in range(SOUNDS)]
+    meter, audio_s = CpuMeter([pid, router]), 0.0
+    fields = {"model": "smol", "messages": [{"role": "user", "content": QUESTION}], "max_tokens": SIX_SECONDS_TOKENS, **SPEAKS}
+    for number in range(SOUND_ROUNDS):
+        for heard in await asyncio.gather(*(client.ask(seed=number, **fields) for client in clients)):
+            audio_s += heard.audio_s
+    by_gateway, by_router = meter.spent()
+    for client in clients:
+        await client.close()
+    if not audio_s:
+        raise RuntimeError("no sound came")
+    note = f"smol, {audio_s:.0f} s of sound by {SOUNDS} at once; ms a second: gateway {1e3 * by_gateway / audio_s:.2f}, router"
+    note = f"{note} {1e3 * by_router / audio_s:.2f}"
+    report.add(Figure("sound_cpu_over_router", by_gateway / by_router, "x", "<= 1.5", note))
+
+
+async def _idle(report: Report, stack: Stack, pid: int) -> None:
+    router = next(child.pid for child in stack.children if child.name == "router")
+    await asyncio.sleep(SETTLE_S)
+    before, meter = [wakeups(each) for each in (pid, router)], CpuMeter([pid])
+    await asyncio.sleep(IDLE_S)
+    by_gateway, by_router = [(wakeups(each) - was) / IDLE_S for each, was in zip((pid, router), before, strict=True)]
+    spent = f"{1e3 * meter.spent()[0] / IDLE_S:.1f} ms of CPU a second"
+    note = f"of all threads, in {IDLE_S:g} s without a visitor; {spent}; the router beside it: {by_router:.1f}"
+    report.add(
+        Figure("idle_wakeups", by_gateway, "a second", "", note),
+        Figure("peak_memory", peak_bytes(pid) / 2**20, "MiB", "", "after all of this"),
+    )
+
+
+async def _many(report: Report, stack: Stack, address: str, pid: int) -> None:
+    router = next(child.pid for child in stack.children if child.name == "router")
+    clients = [await Http.to(address) for _ in range(STREAMS)]
+    meter = CpuMeter([pid, router])
+    question = {"model": "toy", "messages": [{"role": "user", "content": "count"}], "max_tokens": STREAM_TOKENS, "seed": 1}
+    heard = await asyncio.gather(*(client.ask(**question) for client in clients), return_exceptions=True)
+    spent = meter.spent()
+    for client in clients:
+        await client.close()
+    whole = [each for each in heard if isinstance(each, Heard) and each.is_whole]
+    text = max((each.text for each in whole), key=len, default="")
+    dropped = STREAMS - sum(each.text == text for each in whole)
+    pieces = STREAMS * STREAM_TOKENS
+    each = f"us a piece: gateway {1e6 * spent[0] / pieces:.0f}, router {1e6 * spent[1] / pieces:.0f}"
+    gaps = [gap for one in whole for gap in one.gaps_s[2:-1]]
+    note = f"{STREAMS} streams of the toy at once, {1 / STREAM_INTERVAL_S:g} pieces of text a second each; {each}"
+    report.add(
+        Figure("streams_dropped", dropped, "of 200", "<= 0", note),
+        Figure(
+            "streams_gap_p99",
+            1e3 * percentile(gaps, 99),
+            "ms",
+            "",
+            f"between two pieces, which are made {1e3 * STREAM_INTERVAL_S:g} ms apart",
+        ),
+    )
+
+
+def main() -> int:
+    given = arguments(__doc__).parse_args()
+    report = Report("gateway")
+    with report.part("default model"):
+        asyncio.run(_default_model(report))
+    with report.part("toy"):
+        asyncio.run(_toy(report))
+    return report.finish(judge=not given.report)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
