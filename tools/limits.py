@@ -7,6 +7,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from omnistage.gateway import guard, port
+from omnistage.gateway.failure import MOST_CHARACTERS as ERROR_CHARACTERS
 from omnistage.host.descriptors import WANTED as DESCRIPTORS
 from omnistage.host.metrics_page import MAX_VISITORS, SILENCE_S
 from omnistage.models.media import hidden_work
@@ -79,6 +81,25 @@ Of each server, a router or a stage, before anybody has asked it anything.
 Half of the descriptors is for all else: the log, the metrics, neighbours, files that are put aside, processes that decode. So whoever was
 connected before is served while strangers hold all connections that there may be. How a gateway bounds connections by client:
 [security.md](security.md#what-a-gateway-has-to-bound).
+
+## HTTP
+
+Of the gateway ([http.md](http.md)), beside all that the router behind it refuses. A request that is refused gets its answer, and its client {port.HEAD_LIMIT_S:g} s
+to send what is left of it.
+
+| what | most | then |
+|---|---|---|
+| connections at once | as above; {port.HOST_SHARE:g} of them from one host, or one IPv6 network of 64 bits | closed |
+| head of a request | {port.HEAD_BYTES >> 10} KiB | 400 or 431 |
+| time for a head to arrive | {port.HEAD_LIMIT_S:g} s | closed |
+| time between two requests on a connection | {port.KEPT_LIMIT_S} s | closed |
+| body of a request | `--max-message-bytes`, {_default("max_message_bytes") >> 20} MiB by default | 413 |
+| time for a body to arrive | {guard.BODY_LIMIT_S:g} s | 408 |
+| signs that JSON is made of (`,` `:` `[` `{{`) in a body | {guard.MAX_PARTS:,} | 400 |
+| all bodies that are read or worked on, with {guard.PART_BYTES} bytes for each of these signs | {guard.BODIES_BYTES >> 20} MiB; {guard.BODIES_SHARE:g} of that from one host | 503, `OVERLOADED` |
+| time for an answer | `--session-limit`, {_default("session_limit"):g} s by default | 503, `DEADLINE` |
+| time in which a client reads less than {port.LEAST_READ_BYTES >> 10} KiB of what it was sent | {port.UNREAD_LIMIT_S:g} s | closed; a router that waits for it ends the answer sooner |
+| text of an error | {ERROR_CHARACTERS:,} characters | cut |
 
 ## Places
 

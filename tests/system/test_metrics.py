@@ -148,7 +148,7 @@ async def test_stages_that_have_more_show_what_the_page_says_of_them() -> None:
 
 def test_the_page_has_every_row_in_a_place_that_is_looked_at() -> None:
     rows = documented()
-    assert {row.section for row in rows} == {"Router", "Stages", "Every process", "Launcher"}
+    assert {row.section for row in rows} == {"Router", "Stages", "Gateway", "Every process", "Launcher"}
     assert {row.who for row in rows if row.section == "Stages"} == {*ALL, TEXT, SOUND, PICTURES, TENSORS, BATCHES, CACHE}
     assert len({row.name for row in rows}) == len(rows)
 
