@@ -134,7 +134,6 @@ def test_events_are_as_the_document_has_them(url: str) -> None:
         ({"speed": 0.4}, 400, "speed"),
         ({"speed": 2.5}, 400, "speed"),
         ({"input": " "}, 400, "input"),
-        ({"input": "\ud800"}, 400, "input"),
         ({"input": "x" * 1_100_000}, 400, "input"),
         ({"voice": "bob"}, 400, "voice"),
         ({"voice": {"name": "bob"}}, 400, None),
@@ -144,7 +143,6 @@ def test_events_are_as_the_document_has_them(url: str) -> None:
         ({"seed": 1 << 64}, 400, "seed"),
         ({"loudness": 1}, 400, "loudness"),
         ({"model": "whisper-1"}, 404, "model"),
-        ({"model": "\ud800"}, 404, "model"),
     ],
 )
 @pytest.mark.parametrize("stream_format", ["audio", "sse"])
