@@ -197,6 +197,20 @@ def test_nothing_else_is_fetched(client: openai.OpenAI, there: Web, url: str, to
     assert told in caught.value.message
 
 
+@pytest.mark.slow
+def test_what_does_not_come_is_not_waited_for(client: openai.OpenAI, there: Web) -> None:
+    """Also where it is one of several."""
+
+    def silent(handler: BaseHTTPRequestHandler) -> None:
+        there.over.wait(60)
+
+    there.places["/silent.png"] = silent
+    url = f"https://127.0.0.1:{there.port}"
+    with pytest.raises(openai.BadRequestError, match="did not give it in time") as caught:
+        asked(client, image(f"{url}/cat.png"), image(f"{url}/silent.png"))
+    assert caught.value.param == "messages[0].content[1].image_url.url"
+
+
 def test_what_was_fetched_counts_no_longer_when_its_answer_has_ended(client: openai.OpenAI, there: Web) -> None:
     """Of those that are refused too: more is fetched, one after the other, than may be held at once."""
     there.lay("/half.png", png(PICTURE) + bytes(MIB // 2), "image/png")

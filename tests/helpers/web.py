@@ -21,12 +21,14 @@ Answer = Callable[[BaseHTTPRequestHandler], None]
 
 @dataclass
 class Web:
-    """authority: the file with its certificate. places: by path, what answers; what is asked for elsewhere is not there. asked: paths."""
+    """authority: the file with its certificate. places: by path, what answers; what is asked for elsewhere is not there. asked: paths.
+    over: set at its end, for what still waits in it."""
 
     authority: Path
     port: int = 0
     places: dict[str, Answer] = field(default_factory=dict)
     asked: list[str] = field(default_factory=list)
+    over: threading.Event = field(default_factory=threading.Event)
 
     def lay(self, path: str, data: bytes, media_type: str = "application/octet-stream") -> None:
         """What lies there."""
@@ -84,5 +86,5 @@ def web(folder: Path) -> Iterator[Web]:
     # Each connection shakes hands on its own thread: one that does not would keep the others out.
     server.socket = trust.wrap_socket(server.socket, server_side=True, do_handshake_on_connect=False)
     told.port = server.server_address[1]
-    with running([server], threading.Event()):
+    with running([server], told.over):
         yield told

@@ -32,6 +32,9 @@ from omnistage.gateway.usage import chat_usage
 TRANSCRIPTS_BYTES = 16 << 20
 """Of what sounds of the last hour said."""
 
+ENTRY_BYTES = 512
+"""Of one, beside its text: also those that said nothing are so many at most."""
+
 
 @dataclass(frozen=True, slots=True)
 class Transcripts:
@@ -40,7 +43,7 @@ class Transcripts:
     kept: Kept[tuple[str, str]]
 
     def put(self, who: str, text: str, name: str = "") -> tuple[str, int]:
-        return self.kept.put((who, text), len(text.encode()), "audio_", name)
+        return self.kept.put((who, text), len(text.encode()) + ENTRY_BYTES, "audio_", name)
 
     def get(self, who: str, name: str) -> str | None:
         found = self.kept.get(name)

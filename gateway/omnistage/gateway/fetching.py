@@ -20,7 +20,7 @@ Fetch = Callable[[str, str], Awaitable[bytes]]
 """What lies at a URL, which stands in this field. Raises ApiError."""
 
 LIMIT_S = 10.0
-"""For one medium."""
+"""For all media of one request, from the first on."""
 
 REQUESTS = 4
 """As many of the largest requests may hold what they fetched, until they are answered."""
@@ -53,7 +53,7 @@ class Fetcher:
         place = _parsed(url, where)
         self._check(place, where)
         try:
-            async with asyncio.timeout(LIMIT_S):
+            async with asyncio.timeout_at(mine.until()):
                 for _ in range(MOST_REDIRECTS + 1):
                     found = await self._get(mine, place, where)
                     if isinstance(found, bytes):
@@ -62,7 +62,9 @@ class Fetcher:
                         raise _refused(where, f"{place.host} sends on to another host, {found.host[:128]}: name what you mean")
                     place = found
         except TimeoutError:
-            raise _refused(where, f"{place.host} did not give it within {LIMIT_S:g} s") from None
+            raise _refused(
+                where, f"{place.host} did not give it in time: what a request names has to be here within {LIMIT_S:g} s"
+            ) from None
         except (httpx2.HTTPError, httpx2.InvalidURL, OSError) as error:
             raise _refused(where, f"cannot be fetched from {place.host}: {str(error) or type(error).__name__}") from error
         raise _refused(where, f"{place.host} sends on more than {MOST_REDIRECTS} times")
@@ -102,6 +104,13 @@ class _Mine:
     def __init__(self, most: int, take: Callable[[int], None]) -> None:
         self._most, self._take = most, take
         self._size = 0
+        self._until: float | None = None
+
+    def until(self) -> float:
+        """When all of it has to be there, by the clock of the event loop."""
+        if self._until is None:
+            self._until = asyncio.get_running_loop().time() + LIMIT_S
+        return self._until
 
     def grow(self, size: int, where: str) -> None:
         if self._size + size > self._most:
