@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import httpx2
@@ -120,6 +121,18 @@ def test_what_cannot_be_done_is_refused_by_name(client: openai.OpenAI, body: dic
         client.post("/responses", cast_to=object, body={"model": "toy", "input": "Hello", "stream": stream, **body})
     assert caught.value.param == param
     assert told in caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [("responses", {"input": "x", "instructions": "\ud800"}), ("chat/completions", {"messages": [{"role": "user", "content": "\ud800"}]})],
+    ids=["responses", "chat"],
+)
+def test_half_of_a_surrogate_pair_is_refused(url: str, path: str, body: dict[str, Any]) -> None:
+    """JSON can say it, and UTF-8 cannot."""
+    with httpx2.Client(trust_env=False, headers={"Content-Type": "application/json"}) as http:
+        answer = http.post(f"{url}/v1/{path}", content=json.dumps({"model": "toy", **body}).encode())
+    assert (answer.status_code, answer.json()["error"]["type"]) == (400, "invalid_request_error")
 
 
 BODIES: list[dict[str, Any]] = [
