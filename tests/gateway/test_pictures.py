@@ -229,7 +229,7 @@ def test_a_stream_has_no_urls(url: str) -> None:
     [
         ([], "images"),
         ([{"image_url": "/etc/passwd"}], "images[0].image_url"),
-        ([{"image_url": "https://host.example/cat.png"}], "images[0].image_url"),
+        ([{"image_url": "https://media.example.com/cat.png"}], "images[0].image_url"),
         ([{"image_url": URL_OF_SKETCH}, {"file_id": "file-1"}], "images[1].file_id"),
         ([{"image_url": URL_OF_SKETCH}, {"image_url": "data:image/png;base64,!"}], "images[1]"),
         ([{"image_url": URL_OF_SKETCH}] * 17, "images"),
