@@ -42,6 +42,16 @@ watching.observe(document.querySelector("#thread"), {subtree: true, attributes: 
 """
 """In a page: every picture that comes into the place of another one."""
 
+BRING = """
+([deed, bytes]) => {
+  const given = new DataTransfer();
+  given.items.add(new File([new Uint8Array(bytes)], `${deed}.png`, {type: "image/png"}));
+  const options = {bubbles: true, dataTransfer: given, clipboardData: given};
+  document.querySelector("#text").dispatchEvent(deed === "drop" ? new DragEvent("drop", options) : new ClipboardEvent("paste", options));
+}
+"""
+"""In a page: a picture is dropped or pasted."""
+
 FITS = """
 [...document.querySelectorAll("button, select, input, textarea")].every((one) => one.getBoundingClientRect().right <= innerWidth)
 """
@@ -125,8 +135,11 @@ async def it_sees(place: Place) -> None:
         await expect(page.locator(".assistant:not(.live) .body")).to_have_text(told.strip())
         await page.get_by_text("Draw", exact=True).click()
         await page.locator("#model").select_option("toy-film")
-        await page.locator("#file").set_input_files({"name": "cat.png", "mimeType": "image/png", "buffer": picture})
-        await page.get_by_role("img", name="cat.png").wait_for()
+        for deed in ("drop", "paste"):
+            await page.evaluate(BRING, [deed, list(picture)])
+            await page.get_by_role("img", name=f"{deed}.png").wait_for()
+        await page.get_by_role("button", name="Remove paste.png").click()
+        await expect(page.locator("#pictures img")).to_have_count(1)
         await ask(page, "A cat", SEED)
         await page.locator(".assistant:not(.live) .whole").first.wait_for()
         await watched.check(place.url)
@@ -244,6 +257,25 @@ async def it_tells_when_the_sound_runs_dry(place: Place) -> None:
             await expect(page.locator("[data-figure=underruns] dd")).to_have_text(re.compile("^[1-9]"))
 
 
+async def it_falls_silent(place: Place) -> None:
+    """Stop ends a sound that has come as a whole; it can be heard again from its beginning."""
+    async with browser() as context:
+        loud = {kind: {"samples_per_frame": 12_000} for kind in ("talker", "code2wav")}
+        with servers.stack(place.folder, options_of=loud) as stack, gateway(stack.address, place.folder) as server:
+            page = (await opened(context, f"http://{server.address}")).page
+            await ask(page, QUESTION, SEED)
+            again = page.get_by_role("button", name="Hear again")
+            for _ in range(2):
+                await again.wait_for()
+                await page.locator("#stage[data-is-playing=true]").wait_for()
+                await page.get_by_role("button", name="Stop").click()
+                silent = page.locator("#stage[data-is-playing=false]")
+                await silent.wait_for()
+                played, sent = [int(await silent.get_attribute(f"data-{name}") or 0) for name in ("played", "sent")]
+                assert 0 < played < sent == 12_000 * formulas.FRAMES_PER_ROW * formulas.NATURAL_LENGTH
+                await again.click()
+
+
 async def it_shows_a_loss(place: Place) -> None:
     """A Talker is killed in the middle: the timeline and a note tell of it, and of text and sound nothing is missing."""
     async with browser() as context:
@@ -327,6 +359,7 @@ DEEDS: tuple[Callable[[Place], Awaitable[None]], ...] = (
     it_opens_without_its_gateway,
     it_says_what_went_wrong,
     it_tells_when_the_sound_runs_dry,
+    it_falls_silent,
     it_shows_a_loss,
     it_is_used_by_keys_alone,
     its_snippets_run,
