@@ -47,6 +47,12 @@ def told(server: Started[str], start: str) -> str:
     raise AssertionError(f"it ended without {start!r}")
 
 
+def told_port(listening: socket.socket) -> str:
+    """HOST:PORT of who listens."""
+    host, port = listening.getsockname()
+    return f"{host}:{port}"
+
+
 def opened(url: str, **body: object) -> Iterator[str]:
     """The lines of an answer, as they come. body: what is posted, if anything is."""
     data = json.dumps(body).encode() if body else None
@@ -63,12 +69,15 @@ def answered(page: str, name: str) -> str:
 
 
 def test_it_takes_http_at_one_port_for_as_long_as_it_serves(family: Family, tmp_path: Path) -> None:
-    """The gateway is kept and watched as every process is; a status names it; its answers are those of the router."""
+    """The gateway is kept and watched as every process is; a status names it; its answers are those of the router. A port that is taken is
+    not in its way, and its own is still its own when it is started again."""
     logs = tmp_path / "logs"
-    with serve(toy_pipeline(tmp_path), "--http", "127.0.0.1:0", "--metrics", "127.0.0.1:0", "--log-dir", str(logs)) as server:
+    words = ("--metrics", "127.0.0.1:0", "--log-dir", str(logs))
+    with socket.create_server(("127.0.0.1", 0)) as other, serve(toy_pipeline(tmp_path), "--http", told_port(other), *words) as server:
         address = told(server, "serving on ").split()[0]
         page, _, about = told(server, "page: ").partition(" ")
-        assert about.strip() == "(OpenAI's interface is below /v1; any key is taken)"
+        assert page != f"http://{told_port(other)}"
+        assert about.strip() == f"(the port of {told_port(other)} is taken; OpenAI's interface is below /v1; any key is taken)"
         metrics = told(server, "metrics: ")
         (name,) = (one["id"] for one in json.loads("".join(opened(f"{page}/v1/models")))["data"])
         text = answered(page, name)
@@ -104,18 +113,6 @@ def test_an_answer_over_http_ends_before_the_stack_does(family: Family, tmp_path
         )
         assert lines[-2:] == ["data: [DONE]\n", "\n"]
         assert server.wait(LIMIT_S) == 0
-    assert family.pids() == []
-
-
-def test_a_port_that_is_taken_is_not_in_its_way(family: Family, tmp_path: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as other:
-        taken = f"127.0.0.1:{other.getsockname()[1]}"
-        with serve(toy_pipeline(tmp_path), "--http", taken) as server:
-            page, _, about = told(server, "page: ").partition(" ")
-            assert about.strip().startswith(f"(the port of {taken} is taken; ")
-            assert page != f"http://{taken}" and json.loads("".join(opened(f"{page}/health")))
-            server.terminate()
-            assert server.wait(LIMIT_S) == 0
     assert family.pids() == []
 
 
