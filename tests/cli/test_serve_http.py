@@ -22,7 +22,7 @@ from helpers.processes import Family, Started
 from helpers.toy_pipeline import toy_pipeline
 from omnistage.cli.checks import check
 from omnistage.cli.idleness import asked
-from omnistage.cli.layout import DEFAULT_HTTP, Layout, PipelineLayout, ServerOptions, StageLayout, apart, reached
+from omnistage.cli.layout import DEFAULT_HTTP, Layout, PipelineLayout, ServerOptions, StageLayout, apart, reached, room
 from omnistage.cli.pipelines import GATEWAY_NEEDS, with_gateway
 from omnistage.cli.served import all_served
 from omnistage.client import Omni
@@ -192,5 +192,6 @@ def test_it_has_a_port_of_its_own_and_is_reached_on_this_machine() -> None:
     assert apart("[::]:8000", ["127.0.0.1:8001", "127.0.0.1:0", ""]) == "[::]:8000"
     assert apart("[::]:8000", ["127.0.0.1:8000", "0.0.0.0:8001"]) == "[::]:8002"
     assert apart("127.0.0.1:0", ["127.0.0.1:0"]) == "127.0.0.1:0"
+    assert [room("[::]:8000", others, 20) for others in (["h:8001"], ["h:7999", "h:8019", ""], ["h:8020", "h:0"])] == [1, 19, 20]
     assert [reached(address) for address in ("[::]:1", "0.0.0.0:1", "h:1")] == ["[::1]:1", "127.0.0.1:1", "h:1"]
     assert re.fullmatch(r"127\.0\.0\.1:\d+", DEFAULT_HTTP)

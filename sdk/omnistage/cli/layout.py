@@ -173,8 +173,18 @@ def reached(address: str) -> str:
 def apart(address: str, others: Collection[str]) -> str:
     """The address, or where its port is that of another one, the same host with the next port."""
     host, _, port = address.rpartition(":")
-    taken = {other.rpartition(":")[2] for other in others} - {"0"}
-    return address if port not in taken else apart(f"{host}:{int(port) + 1}", others)
+    return address if int(port) not in _ports(others) else apart(f"{host}:{int(port) + 1}", others)
+
+
+def room(address: str, others: Collection[str], most: int) -> int:
+    """How many ports there are, from that of the address on, that are of none of the others; at most so many."""
+    first = int(address.rpartition(":")[2])
+    return next((count for count in range(1, most) if first + count in _ports(others)), most)
+
+
+def _ports(addresses: Collection[str]) -> set[int]:
+    """Those that are chosen. An empty address has none."""
+    return {int(address.rpartition(":")[2] or 0) for address in addresses} - {0}
 
 
 def flag(setting: str) -> str:

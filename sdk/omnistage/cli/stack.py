@@ -22,7 +22,7 @@ from omnistage.cli import bounds
 from omnistage.cli.child import Child
 from omnistage.cli.environment import with_token, without_token
 from omnistage.cli.keeper import RESTART_LIMIT_S, Keeper, Tell
-from omnistage.cli.layout import ANY_PORT, GATEWAY, ROUTER, Layout, apart
+from omnistage.cli.layout import ANY_PORT, GATEWAY, ROUTER, Layout, apart, room
 from omnistage.cli.pipelines import fetch_own
 from omnistage.cli.ports import Ports
 from omnistage.client.beside import beside
@@ -285,12 +285,16 @@ class Stack:
         ]
         bounded = bounds.for_router(bounds.memory_of_machine())
         if options.http:
-            http = apart(options.http, (router, options.metrics_address, options.metrics))
+            http = apart(options.http, self._own_addresses(router))
             gateway = self._child(GATEWAY, GATEWAY, self._layout.gateway_arguments(router), http, bounded)
             self._fronts.append(Servers([gateway]))
         arguments = [*self._layout.router_arguments(placed), *(() if port else KEPT_PORT)]
         asked = self._child(ROUTER, ROUTER, arguments, router, bounded, options.metrics_address)
         self._fronts.append(Servers([asked], is_vital=True))
+
+    def _own_addresses(self, router: str) -> tuple[str, ...]:
+        """Where others of the stack listen, or will, that the gateway must not take."""
+        return router, self._layout.servers.metrics_address, self._layout.servers.metrics
 
     def _child(
         self, name: str, kind: str, arguments: Sequence[str], address: str, bound: bounds.Bounds, metrics_address: str = ANY_PORT
@@ -354,9 +358,10 @@ class Stack:
 
     async def _start_gateway(self, servers: Servers, child: Child) -> None:
         """The stack goes on without it: one that does not start is given up."""
+        tries = room(child.address, self._own_addresses(self.address), HTTP_PORT_TRIES)
         try:
             async with asyncio.timeout(RESTART_LIMIT_S):
-                await self._start_child(servers, child, words=("--port-tries", str(HTTP_PORT_TRIES)))
+                await self._start_child(servers, child, words=("--port-tries", str(tries)))
         except TimeoutError:
             await child.kill()
             self._give_up(servers, child, StackError(f"{child.name} was not ready within {RESTART_LIMIT_S:g} s"))
