@@ -33,6 +33,30 @@ def _default(setting: str) -> Any:
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "limits.md"
 
+_BODIES = f"{guard.BODIES_BYTES >> 20} MiB; {guard.BODIES_SHARE:g} of that from one host"
+_UNREAD = f"time in which a client reads less than {port.LEAST_READ_BYTES >> 10} KiB of what it was sent"
+
+HTTP = f"""## HTTP
+
+Of the gateway ([http.md](http.md)), beside all that the router behind it refuses. A request that is refused gets its answer,
+and its client {port.HEAD_LIMIT_S:g} s to send what is left of it.
+
+| what | most | then |
+|---|---|---|
+| connections at once | as above; {port.HOST_SHARE:g} of them from one host, or one IPv6 network of 64 bits | closed |
+| head of a request | {port.HEAD_BYTES >> 10} KiB | 400 or 431 |
+| time for a head to arrive | {port.HEAD_LIMIT_S:g} s | closed |
+| time between two requests on a connection | {port.KEPT_LIMIT_S} s | closed |
+| body of a request | `--max-message-bytes`, {_default("max_message_bytes") >> 20} MiB by default | 413 |
+| time for a body to arrive | {guard.BODY_LIMIT_S:g} s | 408 |
+| signs that JSON is made of (`,` `:` `[` `{{`) in a body | {guard.MAX_PARTS:,} | 400 |
+| all bodies that are read or worked on, with {guard.PART_BYTES} bytes for each of these signs | {_BODIES} | 503, `OVERLOADED` |
+| time for an answer | `--session-limit`, {_default("session_limit"):g} s by default | 503, `DEADLINE` |
+| {_UNREAD} | {port.UNREAD_LIMIT_S:g} s | closed; the router may end the answer sooner |
+| text of an error | {ERROR_CHARACTERS:,} characters | cut |
+
+"""
+
 HEAD = f"""# Limits
 
 What one request may hold. This page is made by `python tools/limits.py` from the table in `wire/omnistage/wire/limits.py` and from the
@@ -82,26 +106,7 @@ Half of the descriptors is for all else: the log, the metrics, neighbours, files
 connected before is served while strangers hold all connections that there may be. How a gateway bounds connections by client:
 [security.md](security.md#what-a-gateway-has-to-bound).
 
-## HTTP
-
-Of the gateway ([http.md](http.md)), beside all that the router behind it refuses. A request that is refused gets its answer, and its client {port.HEAD_LIMIT_S:g} s
-to send what is left of it.
-
-| what | most | then |
-|---|---|---|
-| connections at once | as above; {port.HOST_SHARE:g} of them from one host, or one IPv6 network of 64 bits | closed |
-| head of a request | {port.HEAD_BYTES >> 10} KiB | 400 or 431 |
-| time for a head to arrive | {port.HEAD_LIMIT_S:g} s | closed |
-| time between two requests on a connection | {port.KEPT_LIMIT_S} s | closed |
-| body of a request | `--max-message-bytes`, {_default("max_message_bytes") >> 20} MiB by default | 413 |
-| time for a body to arrive | {guard.BODY_LIMIT_S:g} s | 408 |
-| signs that JSON is made of (`,` `:` `[` `{{`) in a body | {guard.MAX_PARTS:,} | 400 |
-| all bodies that are read or worked on, with {guard.PART_BYTES} bytes for each of these signs | {guard.BODIES_BYTES >> 20} MiB; {guard.BODIES_SHARE:g} of that from one host | 503, `OVERLOADED` |
-| time for an answer | `--session-limit`, {_default("session_limit"):g} s by default | 503, `DEADLINE` |
-| time in which a client reads less than {port.LEAST_READ_BYTES >> 10} KiB of what it was sent | {port.UNREAD_LIMIT_S:g} s | closed; a router that waits for it ends the answer sooner |
-| text of an error | {ERROR_CHARACTERS:,} characters | cut |
-
-## Places
+{HTTP}## Places
 
 A router runs as many answers at once as the scarcest stage takes with all of its replicas (`max_sessions` of each), or `--max-sessions`.
 A replica that several pipelines share counts once.
