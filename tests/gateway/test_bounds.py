@@ -312,3 +312,20 @@ def test_one_host_does_not_take_all_connections(toy: servers.Stack, tmp_path: Pa
                     flood.append(opened.enter_context(connected(url)))
             assert is_answered(url, "127.0.0.2")
         assert is_answered(url)
+
+
+async def test_a_bug_of_the_gateway_is_told_as_one_and_costs_no_other_request(toy: servers.Stack, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: object) -> None:
+        raise RuntimeError("a secret of the log")
+
+    async with local_gateway(toy.address) as (url, _):
+        with monkeypatch.context() as broken:
+            broken.setattr("omnistage.gateway.guard._Body._check_json", fails)
+            of_guard = await asyncio.to_thread(answer, url, post())
+        with monkeypatch.context() as broken:
+            broken.setattr("omnistage.gateway.door.Door.visitor", fails)
+            of_app = await asyncio.to_thread(answer, url, post())
+        for told in (of_guard, of_app):
+            assert (told.status, told.error["code"]) == (500, "internal")
+            assert b"secret" not in told.body
+        assert await asyncio.to_thread(is_answered, url)

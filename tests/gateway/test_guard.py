@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from hashlib import sha256
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -89,6 +90,7 @@ def test_a_request_has_one_host(front: servers.ServerProcess) -> None:
 def test_probes_come_by_any_name(front: servers.ServerProcess) -> None:
     assert ask(front, path="/health", Host="10.1.2.3:8000").status == 200
     assert ask(front, path="/ready", Host="10.1.2.3:8000").status == 200
+    assert ask(front, "HEAD", path="/ready", Host="10.1.2.3:8000").status == 200
     assert ask(front, path="/metrics", Host="10.1.2.3:8000").status == 403
 
 
@@ -127,6 +129,15 @@ def test_a_browser_that_sends_no_origin_says_where_its_page_is_from(front: serve
 
 def test_our_own_page_may_call(front: servers.ServerProcess) -> None:
     assert answer(f"http://{front.address}", post(Host=front.address, Origin=f"http://{front.address.upper()}")).status == 200
+
+
+def test_an_address_of_ipv6_is_a_name_too(toy: servers.Stack, tmp_path: Path) -> None:
+    with gateway(toy.address, tmp_path, "--address", "[::1]:0") as server:
+        url = f"http://{server.address}"
+        assert server.address.startswith("[::1]:")
+        assert answer(url, post(Host=server.address, Origin=url), source="::1").status == 200
+        assert answer(url, post(Host=server.address, Origin="http://[::1]:1"), source="::1").status == 403
+        assert answer(url, post(Host="[::2]"), source="::1").status == 403
 
 
 def test_nobody_gets_leave_to_ask_from_elsewhere(front: servers.ServerProcess) -> None:

@@ -16,7 +16,7 @@ from omnistage.gateway.answering import BrokenOff
 from omnistage.gateway.document import document
 from omnistage.gateway.door import Door
 from omnistage.gateway.failure import ApiError, of_omni, of_validation
-from omnistage.gateway.guard import Guard
+from omnistage.gateway.guard import BUG, Guard
 
 LATER = {
     "/v1/audio/transcriptions": "transcription",
@@ -57,7 +57,7 @@ async def _broken(request: Request, error: Exception) -> Response:
     """What is raised again, for the guard."""
     if isinstance(error, ClientDisconnect | BrokenOff):  # Nobody reads this any more.
         return Response(status_code=499)
-    return _told(request, ApiError(500, "the gateway failed; its log has the cause", code="internal", reason="INTERNAL"))
+    return _told(request, BUG)
 
 
 async def _refused(request: Request, error: Exception) -> Response:

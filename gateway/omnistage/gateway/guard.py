@@ -53,6 +53,9 @@ SHOWN_HEADERS = ("x-request-id", "retry-after", "x-should-retry")
 LOCAL_NAMES = frozenset({"localhost", "127.0.0.1", "[::1]"})
 
 
+BUG = ApiError(500, "the gateway failed; its log has the cause", code="internal", reason="INTERNAL")
+
+
 class Guard:
     """The outermost app. Requests of `app` have their whole body, and `scope["state"]["account"]`."""
 
@@ -96,7 +99,9 @@ class Guard:
         except Exception:
             account.reason = "INTERNAL"
             log.exception("http.bug", request_id=account.request_id, path=account.path[:256])
-            raise
+            if answer.has_begun:
+                raise
+            await BUG.response(scope, receive, answer.send)
         finally:
             self._door.leave()
             account.endpoint = getattr(scope.get("route"), "path", "")

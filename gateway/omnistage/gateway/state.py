@@ -13,11 +13,13 @@ from omnistage.gateway.door import Door
 def routes(door: Door) -> APIRouter:
     router = APIRouter(tags=["state"])
 
+    @router.head("/health", include_in_schema=False)
     @router.get("/health")
     async def health() -> dict[str, str]:
         """It lives."""
         return {"status": "ok"}
 
+    @router.head("/ready", include_in_schema=False)
     @router.get("/ready", responses={503: {"description": "It cannot answer now.", "content": {"application/json": {}}}})
     async def ready() -> Response:
         """It takes requests, its router answers, and a pipeline is ready."""
