@@ -15,7 +15,7 @@ from helpers.gateway import gateway
 from helpers.raw_http import CHAT, QUESTION, Heard, answer, head, post
 from helpers.waiting import until
 
-APP = "https://app.example"
+APP = "https://app.example.com"
 
 ENDPOINTS = (CHAT, "/v1/responses", "/v1/audio/speech", "/v1/images/generations", "/v1/images/edits", "/v1/unknown", "/")
 
@@ -30,7 +30,7 @@ def front(toy: servers.Stack, tmp_path_factory: pytest.TempPathFactory) -> Itera
 @pytest.fixture(scope="module")
 def open_front(toy: servers.Stack, tmp_path_factory: pytest.TempPathFactory) -> Iterator[servers.ServerProcess]:
     """One behind a proxy on this host, which pages of another host may call."""
-    flags = ("--allowed-origins", f"{APP}/", "--allowed-hosts", "Api.Example", "--trusted-proxies", "127.0.0.1")
+    flags = ("--allowed-origins", f"{APP}/", "--allowed-hosts", "Api.Example.com", "--trusted-proxies", "127.0.0.1")
     with gateway(toy.address, tmp_path_factory.mktemp("open"), *flags) as server:
         yield server
 
@@ -56,13 +56,13 @@ async def line(server: servers.ServerProcess, heard: Heard, event: str = "http.d
 
 HOSTS = ["localhost", "LOCALHOST:1", "127.0.0.1:80", "[::1]:9", "[::1]", "me.localhost", "a.b.LocalHost:3000"]
 NO_HOSTS = [
-    "evil.example",
-    "localhost.evil.example",
+    "evil.example.com",
+    "localhost.evil.example.com",
     "evil-localhost",
-    "127.0.0.1.evil.example",
+    "127.0.0.1.evil.example.com",
     "[::2]",
     "0.0.0.0",
-    "api.example",
+    "api.example.com",
     "",
     ":80",
 ]
@@ -97,7 +97,7 @@ def test_probes_come_by_any_name(front: servers.ServerProcess) -> None:
 FOREIGN = [
     "null",
     "http://localhost:1",
-    "http://evil.example",
+    "http://evil.example.com",
     "HTTP://LOCALHOST:80",
     "http://localhost:{port}/path",
     "localhost:{port}",
@@ -161,14 +161,14 @@ def test_allowed_pages_may_call_and_read_errors_too(open_front: servers.ServerPr
         heard = answer(url, request)
         assert (heard.status, heard.header("access-control-allow-origin")) == (status, APP)
         assert "x-request-id" in (heard.header("access-control-expose-headers") or "")
-    heard = answer(url, post(Origin="https://other.example"))
+    heard = answer(url, post(Origin="https://other.example.com"))
     assert (heard.status, heard.header("access-control-allow-origin")) == (403, None)
 
 
 def test_allowed_names_lead_here(open_front: servers.ServerProcess) -> None:
-    assert ask(open_front, Host="api.example").status == 200
-    assert ask(open_front, Host="API.EXAMPLE:8443").status == 200
-    assert ask(open_front, Host="other.example").status == 403
+    assert ask(open_front, Host="api.example.com").status == 200
+    assert ask(open_front, Host="API.EXAMPLE.COM:8443").status == 200
+    assert ask(open_front, Host="other.example.com").status == 403
 
 
 @pytest.mark.parametrize("given", ["Bearer secret-1", "bearer secret-1", "BEARER   secret-1 "])
