@@ -179,7 +179,7 @@ def test_a_picture_of_a_host_that_is_named_is_fetched(client: openai.OpenAI, the
         ("http://127.0.0.1:{port}/cat.png", "one of https"),
         ("https://ann:secret@127.0.0.1:{port}/cat.png", "without a name and password"),
         ("https://127.0.0.1/cat.png", "nothing is fetched from 127.0.0.1:443"),
-        ("https://127.0.0.2:{port}/cat.png", "nothing is fetched from 127.0.0.2:"),
+        ("https://a.example.com:{port}/cat.png", "nothing is fetched from a.example.com:"),
         ("https://localhost:{port}/cat.png", "is in a private network"),
         ("https://127.0.0.1:{port}/elsewhere.png", "sends on to another host"),
         ("https://127.0.0.1:{port}/plain.png", "sends on to another host"),
