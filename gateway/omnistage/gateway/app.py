@@ -29,7 +29,8 @@ LATER = {
 
 def new_app(door: Door) -> ASGIApp:
     """All of it."""
-    app = FastAPI(title="omnistage", summary="Omni-modality models behind OpenAI's interface.", docs_url=None, redoc_url=None)
+    summary = "Omni-modality models behind OpenAI's interface."
+    app = FastAPI(title="omnistage", summary=summary, docs_url=None, redoc_url=None, redirect_slashes=False)
     for endpoints in (chat, responses, speech, pictures, listing, state, page):
         app.include_router(endpoints.routes(door))
     app.add_exception_handler(RequestValidationError, _invalid)
