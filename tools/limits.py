@@ -7,8 +7,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from omnistage.gateway import guard, port
+from omnistage.gateway import fetching, guard, port
+from omnistage.gateway.chat import TRANSCRIPTS_BYTES
+from omnistage.gateway.chat_schema import MAX_CHOICES
 from omnistage.gateway.failure import MOST_CHARACTERS as ERROR_CHARACTERS
+from omnistage.gateway.kept import KEPT_S
+from omnistage.gateway.pictures import FILES_BYTES
+from omnistage.gateway.pictures_schema import MOST_PICTURES
 from omnistage.host.descriptors import WANTED as DESCRIPTORS
 from omnistage.host.metrics_page import MAX_VISITORS, SILENCE_S
 from omnistage.models.media import hidden_work
@@ -54,6 +59,11 @@ and its client {port.HEAD_LIMIT_S:g} s to send what is left of it.
 | time for an answer | `--session-limit`, {_default("session_limit"):g} s by default | 503, `DEADLINE` |
 | {_UNREAD} | {port.UNREAD_LIMIT_S:g} s | closed; the router may end the answer sooner |
 | text of an error | {ERROR_CHARACTERS:,} characters | cut |
+| answers of one request (`n`), in chat and of pictures | {MAX_CHOICES}, {MOST_PICTURES} | 400 |
+| time for all media that a request names by URLs | {fetching.LIMIT_S:g} s; in size they are as a body is | 400 |
+| media that were fetched, of all requests together | {fetching.REQUESTS} times a body | 503, `OVERLOADED` |
+| pictures that URLs stand for | {FILES_BYTES >> 20} MiB, for {KEPT_S / 60:g} minutes | the oldest go |
+| what sounds said, for who names one by its id | {TRANSCRIPTS_BYTES >> 20} MiB, for {KEPT_S / 60:g} minutes | the oldest go |
 
 """
 
