@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from omnistage.gateway import fetching, guard, port
-from omnistage.gateway.chat import TRANSCRIPTS_BYTES
 from omnistage.gateway.chat_schema import MAX_CHOICES
 from omnistage.gateway.failure import MOST_CHARACTERS as ERROR_CHARACTERS
 from omnistage.gateway.kept import KEPT_S
 from omnistage.gateway.pictures import FILES_BYTES
 from omnistage.gateway.pictures_schema import MOST_PICTURES
+from omnistage.gateway.transcripts import TRANSCRIPTS_BYTES
 from omnistage.host.descriptors import WANTED as DESCRIPTORS
 from omnistage.host.metrics_page import MAX_VISITORS, SILENCE_S
 from omnistage.models.media import hidden_work

@@ -18,6 +18,7 @@ from helpers import servers
 from helpers.gateway import gateway, local_gateway
 from helpers.raw_http import CHAT, QUESTION, answer, connected, head, heard, post
 from helpers.waiting import until
+from omnistage.gateway.guard import Guard
 
 MIB = 1 << 20
 HOST = {"Host": "localhost"}
@@ -286,10 +287,18 @@ async def test_a_body_that_drips_in_is_not_waited_for(toy: servers.Stack, monkey
 async def test_all_bodies_together_have_a_bound_and_one_host_a_share_of_it(toy: servers.Stack, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("omnistage.gateway.guard.BODIES_BYTES", 4 * MIB)
     half = head("POST", CHAT, {**JSON, "Content-Length": str(2 * MIB)}) + b" " * (2 * MIB - 64 * 1024)
+    taken: list[int] = []
+    take = Guard._take
+
+    def noting(self: Guard, host: str, size: int) -> None:
+        take(self, host, size)
+        taken.append(size)
+
+    monkeypatch.setattr(Guard, "_take", noting)
     async with local_gateway(toy.address) as (url, door):
         with connected(url) as holder:
             await asyncio.to_thread(holder.sendall, half)
-            await until(lambda: door.running == 1)
+            await until(lambda: sum(taken) == 2 * MIB - 64 * 1024)
             told = await asyncio.to_thread(answer, url, half)
             assert (told.status, told.error["reason"], told.header("retry-after")) == (503, "OVERLOADED", "1")
             assert await asyncio.to_thread(is_answered, url, "127.0.0.2")
@@ -323,7 +332,7 @@ async def test_a_bug_of_the_gateway_is_told_as_one_and_costs_no_other_request(to
             broken.setattr("omnistage.gateway.guard._Body._check_json", fails)
             of_guard = await asyncio.to_thread(answer, url, post())
         with monkeypatch.context() as broken:
-            broken.setattr("omnistage.gateway.door.Door.visitor", fails)
+            broken.setattr("omnistage.gateway.door.Door.options", fails)
             of_app = await asyncio.to_thread(answer, url, post())
         for told in (of_guard, of_app):
             assert (told.status, told.error["code"]) == (500, "internal")

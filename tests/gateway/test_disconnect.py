@@ -30,6 +30,8 @@ MIB = 1 << 20
 ENDLESS = {**QUESTION, "max_tokens": 32_768}
 STREAM = {**ENDLESS, "stream": True}
 PLACES = 2
+SAMPLES = 1200
+"""Of one frame of the toy that speaks for long."""
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +54,8 @@ def front(slow: servers.Stack, tmp_path_factory: pytest.TempPathFactory) -> Iter
 def fast(tmp_path: Path) -> Iterator[servers.Stack]:
     """A chain that speaks for long as fast as it can, whose router waits for four seconds where nobody reads."""
     many = ("--max-sessions", "512")
-    with servers.stack(tmp_path, options={"length": 100_000}, stage_args=many, router_args=("--stall-limit", "4", *many)) as stack:
+    options = {"length": 100_000, "samples_per_frame": SAMPLES}
+    with servers.stack(tmp_path, options=options, stage_args=many, router_args=("--stall-limit", "4", *many)) as stack:
         yield stack
 
 
@@ -165,6 +168,21 @@ async def test_who_reads_nothing_at_all_loses_the_connection(fast: servers.Stack
         assert (await asyncio.to_thread(answer, url, post())).status == 200
     assert fast.router is not None
     await until(partial(_is_idle, fast.router))
+
+
+async def test_the_router_gives_up_who_does_not_listen(fast: servers.Stack, tmp_path: Path) -> None:
+    """Sound is more than all that lies between holds; the gateway would still wait."""
+    spoken = {**STREAM, "modalities": ["text", "audio"]}
+    with gateway(fast.address, tmp_path) as front:
+        url = f"http://{front.address}"
+        with connected(url) as listener:
+            listener.sendall(post(spoken))
+            await until(lambda: fast.router is not None and '"reason": "CLIENT_STALLED"' in fast.router.log())
+            await servers.all_free(list(fast.addresses.values()))
+            told = await asyncio.to_thread(heard, listener)
+            assert b'"CLIENT_STALLED"' in told.body, "what was cut off looks whole"
+        await all_free(fast, front)
+        assert (await asyncio.to_thread(answer, url, post())).status == 200
 
 
 async def test_who_reads_slowly_gets_all_of_a_whole_answer(fast: servers.Stack, monkeypatch: pytest.MonkeyPatch) -> None:

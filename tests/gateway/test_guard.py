@@ -200,6 +200,64 @@ async def test_what_is_no_key_is_refused_and_told_nowhere(front: servers.ServerP
     assert key not in front.log()
 
 
+@pytest.mark.parametrize("path", [*ENDPOINTS[:-1], "/v1/models"])
+def test_what_is_no_key_is_refused_before_a_body_is_read(front: servers.ServerProcess, path: str) -> None:
+    """Wherever it is sent."""
+    headers = {"Host": "localhost", "Authorization": "Bearer a\tb", "Content-Type": "application/json"}
+    method, length = ("GET", {}) if path == "/v1/models" else ("POST", {"Content-Length": "1000000"})
+    heard = answer(f"http://{front.address}", head(method, path, {**headers, **length}))
+    assert (heard.status, heard.error["reason"]) == (401, "INVALID_API_KEY")
+
+
+def test_the_page_asks_for_no_key(front: servers.ServerProcess) -> None:
+    assert ask(front, path="/", Authorization="Bearer a\tb").status == 200
+
+
+async def test_an_error_has_one_reason(front: servers.ServerProcess) -> None:
+    """In the answer, the log and the metrics."""
+    url = f"http://{front.address}"
+    form = {"response_format": {"type": "json_schema"}}
+    heard = [
+        answer(url, post({**QUESTION, **form})),
+        answer(url, post({"model": "toy", "input": "a", "response_format": "opus", "sample_rate_hz": 22050}, "/v1/audio/speech")),
+        answer(url, post({"prompt": "a", "background": "transparent"}, "/v1/images/generations")),
+        answer(url, post(path="/v1/unknown")),
+        answer(url, post(path="/v1/models")),
+        answer(url, post(Host="evil.example.com")),
+        answer(url, post(path="/v1/images/variations")),
+    ]
+    reasons = [each.error["reason"] for each in heard]
+    assert reasons == [*["BAD_REQUEST"] * 3, "UNKNOWN_URL", "METHOD_NOT_SUPPORTED", "HOST_NOT_ALLOWED", "NOT_OFFERED"]
+    assert [(await line(front, each))["reason"] for each in heard] == reasons
+    page = ask(front, path="/metrics").body.decode()
+    assert all(f'reason="{reason}"' in page for reason in reasons)
+
+
+LATER = [
+    ("/v1/audio/transcriptions", "audio/wav"),
+    ("/v1/realtime/calls", "application/sdp"),
+    ("/v1/videos", "multipart/form-data; boundary=b"),
+    ("/v1/audio/translations", "application/octet-stream"),
+]
+
+
+@pytest.mark.parametrize(("path", "kind"), LATER)
+def test_what_comes_later_is_told_so_whatever_is_sent(front: servers.ServerProcess, path: str, kind: str) -> None:
+    heard = answer(f"http://{front.address}", post(b"RIFF\xff\x00", path, Content_Type=kind))
+    assert (heard.status, heard.error["code"]) == (404, "not_offered")
+
+
+def test_where_nothing_is_a_form_is_not_taken_for_json(front: servers.ServerProcess) -> None:
+    heard = answer(f"http://{front.address}", post(b"a=1", "/v1/unknown", Content_Type="application/x-www-form-urlencoded"))
+    assert (heard.status, heard.error["code"]) == (404, "unknown_url")
+
+
+@pytest.mark.parametrize("kind", ["Application/JSON", " application/json ;charset=utf-8", "application/problem+json", ""])
+def test_what_is_json_is_read_by_its_own_rules(front: servers.ServerProcess, kind: str) -> None:
+    heard = answer(f"http://{front.address}", post(b'{"model": "toy", "temperature": NaN}', Content_Type=kind))
+    assert (heard.status, heard.error["code"]) == (400, "invalid_json")
+
+
 async def test_a_key_is_told_nowhere(front: servers.ServerProcess, toy: servers.Stack) -> None:
     url, key = f"http://{front.address}", "sk-never-to-be-seen"
     heard = [

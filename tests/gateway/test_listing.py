@@ -6,6 +6,8 @@ import httpx2
 import openai
 import pytest
 
+from helpers import servers
+from helpers.gateway import local_gateway
 from helpers.openai_document import document
 
 
@@ -21,6 +23,23 @@ def test_a_model_that_is_not_there_is_told_which_are(client: openai.OpenAI) -> N
     with pytest.raises(openai.NotFoundError, match="toy") as refused:
         client.models.retrieve("gpt-9")
     assert (refused.value.param, refused.value.code) == ("model", "model_not_found")
+
+
+async def test_names_that_are_given_add_to_those_that_are_known(toy: servers.Stack) -> None:
+    """And a pipeline's own name is always its own."""
+    asked = [("tts-1", "alloy"), ("mine", "bob"), ("toy", "bob"), ("tts-1-hd", "alloy"), ("tts-1", "ash"), ("elsewhere", "alloy")]
+    names = {"model_names": "mine=toy, toy=none, elsewhere=none, tts-1-hd=-", "voice_names": "bob=toy,ash=-"}
+    async with local_gateway(toy.address, **names) as (url, _), httpx2.AsyncClient(base_url=url, timeout=60) as client:
+        spoken = [
+            await client.post("/v1/audio/speech", json={"model": model, "voice": voice, "input": "Hello", "response_format": "pcm"})
+            for model, voice in asked
+        ]
+        assert [answer.status_code for answer in spoken] == [200, 200, 200, 404, 400, 404]
+        question = {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 2}
+        answered = [
+            (await client.post("/v1/chat/completions", json={"model": model, **question})).status_code for model in ("mine", "toy", "tts-1")
+        ]
+        assert answered == [200, 200, 404]
 
 
 def test_voices_have_the_models_that_speak_with_them(url: str) -> None:

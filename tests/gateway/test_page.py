@@ -15,7 +15,7 @@ from helpers import servers
 from helpers.browser import ask, browser, heard, needs_chromium, opened, serious_faults
 from helpers.gateway import gateway
 from omnistage.client.wav import to_pcm16
-from omnistage.gateway.page import FOLDER, HEADERS, MEDIA_TYPES
+from omnistage.gateway.page import FILES, FOLDER, HEADERS
 from omnistage.models.toy import formulas
 
 MOST_BYTES = 150_000
@@ -28,7 +28,7 @@ LENGTH = formulas.NATURAL_LENGTH
 
 def test_its_files_come_with_what_a_browser_may_do(url: str) -> None:
     size = 0
-    for name, media_type in MEDIA_TYPES.items():
+    for name, media_type in FILES.items():
         answer = httpx2.get(f"{url}/" if name == "index.html" else f"{url}/page/{name}")
         assert (answer.status_code, answer.headers["content-type"]) == (200, media_type)
         assert HEADERS.items() <= {name.title(): value for name, value in answer.headers.items()}.items()
@@ -47,11 +47,11 @@ def test_nothing_else_is_served(url: str, name: str) -> None:
 
 
 def test_all_files_are_named() -> None:
-    assert sorted(path.name for path in FOLDER.iterdir()) == sorted(MEDIA_TYPES)
+    assert sorted(path.name for path in FOLDER.iterdir()) == sorted(FILES)
 
 
 def test_its_files_name_no_other_host_and_make_no_html_of_text() -> None:
-    text = {name: (FOLDER / name).read_text(encoding="utf-8") for name in MEDIA_TYPES}
+    text = {name: (FOLDER / name).read_text(encoding="utf-8") for name in FILES}
     assert [
         name for name, body in text.items() if re.search(r"(innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\()", body)
     ] == []

@@ -62,6 +62,30 @@ def post(url: str, path: str, **body: Any) -> httpx2.Response:
     )
 
 
+def test_a_model_is_refused_for_what_it_cannot_do_by_name_and_told_who_can(url: str, toy: servers.Stack, tmp_path: Path) -> None:
+    misfits = [
+        (url, "/v1/audio/speech", {"model": "toy-film", "input": "Hello"}, "speak"),
+        (url, "/v1/audio/speech", {"model": "tts-1", "input": "Hello"}, "no pipeline here can speak"),
+        (url, "/v1/audio/speech", {"input": "Hello", "stream_format": "sse"}, "no pipeline here can speak"),
+        (url, "/v1/chat/completions", {"model": "toy-film", "messages": [{"role": "user", "content": "Hello"}]}, "cannot answer"),
+        (url, "/v1/responses", {"model": "toy-film", "input": "Hello"}, "cannot answer"),
+    ]
+    with gateway(toy.address, tmp_path) as server:
+        talks = f"http://{server.address}"
+        misfits += [
+            (talks, "/v1/images/generations", {"prompt": PROMPT}, "no pipeline here can draw"),
+            (talks, "/v1/images/generations", {"prompt": PROMPT, "model": "toy", "stream": True}, "toy cannot draw"),
+            (talks, "/v1/images/generations", {"prompt": PROMPT, "model": "dall-e-3"}, "no pipeline here can draw"),
+            (talks, "/v1/images/edits", {"prompt": PROMPT, "images": [{"image_url": URL_OF_SKETCH}]}, "no pipeline here can draw"),
+        ]
+        for where, path, body, told in misfits:
+            answer = httpx2.post(f"{where}{path}", json=body, verify=False)
+            error = answer.json()["error"]
+            assert (answer.status_code, error["param"], error["code"], error["reason"]) == (400, "model", "unsupported", "BAD_REQUEST")
+            assert told in error["message"], error
+            assert "/v1/" in error["hint"], error
+
+
 def test_pictures_are_those_of_the_formula(client: openai.OpenAI) -> None:
     answer = client.images.generate(
         model="gpt-image-1", prompt=PROMPT, n=2, quality="high", user="ann", extra_body={"seed": SEED, "steps": 3, "negative_prompt": "dog"}

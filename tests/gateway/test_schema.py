@@ -19,6 +19,7 @@ from schemathesis.specs.openapi.checks import content_type_conformance, response
 from helpers import lengths, servers
 from helpers.gateway import gateway
 from helpers.raw_http import answer, head
+from omnistage.client import __version__
 
 CHECKS: list[CheckFunction] = [content_type_conformance, response_schema_conformance, status_code_conformance]
 
@@ -77,6 +78,7 @@ def test_whatever_is_sent_gets_an_answer_of_the_document(hurried: str, rounds: i
 
 def test_the_document_tells_of_errors_and_streams(url: str) -> None:
     told = json.loads(answer(url, head("GET", "/openapi.json", {"Host": "localhost"})).body)
+    assert told["info"]["version"] == __version__
     chat = told["paths"]["/v1/chat/completions"]["post"]
     assert chat["requestBody"]["content"]["application/json"]["example"]["messages"]
     assert {"200", "4XX", "500", "503"} == set(chat["responses"])

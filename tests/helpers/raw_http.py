@@ -31,6 +31,7 @@ class Heard:
         told = json.loads(self.body)
         assert set(told) == {"error"} and {"message", "type", "param", "code"} <= set(told["error"]), told
         error: dict[str, Any] = told["error"]
+        assert error["reason"], error
         assert error["message"] and error["type"] == ("server_error" if self.status >= 500 else "invalid_request_error"), error
         return error
 

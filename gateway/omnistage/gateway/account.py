@@ -79,7 +79,7 @@ class Account:
 
     def failed(self, error: ApiError) -> None:
         """It ends with this."""
-        self.reason = error.reason or (error.code or "").upper()
+        self.reason = error.reason
         if error.status >= 500:
             self.message = error.message
         else:  # Its message may quote the request.

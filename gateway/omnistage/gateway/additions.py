@@ -7,7 +7,7 @@ from typing import Any
 
 from omnistage.client.events import AudioChunk, Done, Failover, StageReport
 
-STAGE_FIELDS = (
+REPORTED = (
     *("stage", "replica", "queued_s", "first_output_s", "total_s", "input_items", "output_items", "failovers"),
     *("audio_underruns", "audio_starved_s"),
 )
@@ -26,15 +26,15 @@ def failover(event: Failover) -> dict[str, Any]:
 def account(done: Done) -> dict[str, Any]:
     """The server's account of an answer."""
     usage = done.usage
-    told = {
+    times = {
         "queued_s": usage.queued_s,
         "first_text_s": usage.first_text_s,
         "first_audio_s": usage.first_audio_s,
         "total_s": usage.total_s,
         "stages": [_stage(report) for report in usage.stages],
     }
-    return {"usage": told, "session_id": done.session_id, "seed": done.seed, "pipeline": done.pipeline}
+    return {"usage": times, "session_id": done.session_id, "seed": done.seed, "pipeline": done.pipeline}
 
 
 def _stage(report: StageReport) -> dict[str, Any]:
-    return {name: getattr(report, name) for name in STAGE_FIELDS}
+    return {name: getattr(report, name) for name in REPORTED}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, Coroutine, Mapping
+from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
 from contextlib import suppress
 from typing import Any, TypeVar
 
@@ -14,7 +14,7 @@ from starlette.types import Receive, Scope, Send
 
 from omnistage.client.errors import OmniError
 from omnistage.gateway.account import Account
-from omnistage.gateway.failure import ApiError, of_omni
+from omnistage.gateway.failure import ApiError, in_words_of, of_omni
 
 T = TypeVar("T")
 
@@ -23,10 +23,12 @@ Pieces = AsyncGenerator[bytes, None]
 STREAM_HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 """Nobody on the way keeps pieces back."""
 
+EVENTS = "text/event-stream"
+
 DONE = b"data: [DONE]\n\n"
 
 
-def told(data: Mapping[str, Any], name: str = "") -> bytes:
+def as_event(data: Mapping[str, Any], name: str = "") -> bytes:
     """One server-sent event. name: of its kind, where the interface has one."""
     line = json.dumps(data, ensure_ascii=False, separators=(",", ":")).encode()
     return (b"event: " + name.encode() + b"\n" if name else b"") + b"data: " + line + b"\n\n"
@@ -66,15 +68,36 @@ async def _from(first: bytes, pieces: Pieces) -> Pieces:
         await pieces.aclose()
 
 
-async def with_errors(pieces: Pieces, account: Account, fields: Mapping[str, str] | None = None) -> Pieces:
-    """Server-sent events, of which the last says what went wrong: nothing else can be said any more. fields: as of `of_omni`."""
+def as_error(failure: ApiError) -> bytes:
+    """The server-sent event of one."""
+    return as_event(failure.body)
+
+
+Telling = Callable[[ApiError], bytes]
+"""How a stream says with its last piece what went wrong."""
+
+
+async def streamed(
+    request: Request, pieces: Pieces, fields: Mapping[str, str], *, media_type: str = EVENTS, telling: Telling | None = as_error
+) -> Response:
+    """Pieces as they come. What goes wrong before the first one is raised, and gets a status of its own; after it the last piece tells it.
+    fields: as of `of_omni`. telling: None: the form of the answer has no words for it, and it is broken off."""
+    account: Account = request.state.account
+    with in_words_of(fields):
+        first = await unless_gone(request, begun(pieces))
+    return Streamed(_with_errors(first, account, fields, telling), media_type)
+
+
+async def _with_errors(pieces: Pieces, account: Account, fields: Mapping[str, str], telling: Telling | None) -> Pieces:
     try:
         async for piece in pieces:
             yield piece
     except (OmniError, ApiError) as error:
         failure = of_omni(error, fields) if isinstance(error, OmniError) else error
         account.failed(failure)
-        yield told(failure.body)
+        if telling is None:
+            raise BrokenOff from error
+        yield telling(failure)
     finally:
         await pieces.aclose()
 
@@ -87,13 +110,13 @@ class Streamed(Response):
     """Pieces as they come. When the client leaves, or the pieces fail, they are closed; what fails breaks the connection off, so that
     nobody takes what came for the whole."""
 
-    def __init__(self, pieces: Pieces, account: Account, media_type: str, headers: Mapping[str, str] | None = None) -> None:
-        self.pieces, self.account = pieces, account
+    def __init__(self, pieces: Pieces, media_type: str) -> None:
+        self.pieces = pieces
         self.status_code = 200
         self.media_type = media_type
         self.body = b""
         self.background = None
-        self.init_headers({**STREAM_HEADERS, **(headers or {})})
+        self.init_headers(STREAM_HEADERS)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         sending, leaving = asyncio.create_task(self._send(send)), asyncio.create_task(_left(receive))
@@ -102,9 +125,6 @@ class Streamed(Response):
             if not sending.done():
                 raise ClientDisconnect
             sending.result()
-        except (OmniError, ApiError) as error:
-            self.account.failed(of_omni(error) if isinstance(error, OmniError) else error)
-            raise BrokenOff from error
         finally:
             await _end(sending, leaving)
             await self.pieces.aclose()

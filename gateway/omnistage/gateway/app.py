@@ -9,6 +9,7 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.types import ASGIApp
 
+from omnistage.client import __version__
 from omnistage.client.errors import OmniError
 from omnistage.gateway import chat, listing, page, pictures, responses, speech, state
 from omnistage.gateway.account import Account
@@ -30,7 +31,7 @@ LATER = {
 def new_app(door: Door) -> ASGIApp:
     """All of it."""
     summary = "Omni-modality models behind OpenAI's interface."
-    app = FastAPI(title="omnistage", summary=summary, docs_url=None, redoc_url=None, redirect_slashes=False)
+    app = FastAPI(title="omnistage", version=__version__, summary=summary, docs_url=None, redoc_url=None, redirect_slashes=False)
     for endpoints in (chat, responses, speech, pictures, listing, state, page):
         app.include_router(endpoints.routes(door))
     app.add_exception_handler(RequestValidationError, _invalid)
@@ -44,21 +45,21 @@ def new_app(door: Door) -> ASGIApp:
 
 async def _invalid(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
-    return _told(request, of_validation(error))
+    return _answered(request, of_validation(error))
 
 
 async def _failed(request: Request, error: Exception) -> Response:
     if isinstance(error, OmniError):
-        return _told(request, of_omni(error))
+        return _answered(request, of_omni(error))
     assert isinstance(error, ApiError)
-    return _told(request, error)
+    return _answered(request, error)
 
 
 async def _broken(request: Request, error: Exception) -> Response:
     """What is raised again, for the guard."""
     if isinstance(error, ClientDisconnect | BrokenOff):  # Nobody reads this any more.
         return Response(status_code=499)
-    return _told(request, BUG)
+    return _answered(request, BUG)
 
 
 async def _refused(request: Request, error: Exception) -> Response:
@@ -67,16 +68,16 @@ async def _refused(request: Request, error: Exception) -> Response:
     path = request.scope["path"]
     later = next((name for prefix, name in LATER.items() if path == prefix or path.startswith(f"{prefix}/")), None)
     if error.status_code == 404 and later is not None:
-        return _told(request, ApiError(404, f"{later} is not offered yet", code="not_offered", reason="UNKNOWN_MODEL"))
+        return _answered(request, ApiError(404, f"{later} is not offered yet", code="not_offered"))
     if error.status_code == 404:
-        return _told(request, ApiError(404, f"Unknown request URL: {request.method} {path[:256]}", code="unknown_url"))
+        return _answered(request, ApiError(404, f"Unknown request URL: {request.method} {path[:256]}", code="unknown_url"))
     if error.status_code == 405:
         headers = dict(error.headers or {})
-        return _told(request, ApiError(405, f"{request.method} is not for {path[:256]}", code="method_not_supported", headers=headers))
-    return _told(request, ApiError(error.status_code, str(error.detail), code="invalid_body", reason="BAD_REQUEST"))
+        return _answered(request, ApiError(405, f"{request.method} is not for {path[:256]}", code="method_not_supported", headers=headers))
+    return _answered(request, ApiError(error.status_code, str(error.detail), code="invalid_body"))
 
 
-def _told(request: Request, error: ApiError) -> Response:
-    account: Account = request.scope["state"]["account"]
+def _answered(request: Request, error: ApiError) -> Response:
+    account: Account = request.state.account
     account.failed(error)
     return error.response

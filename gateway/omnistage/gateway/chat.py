@@ -6,7 +6,6 @@ import asyncio
 import base64
 import time
 from collections.abc import AsyncGenerator
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -16,50 +15,30 @@ from starlette.responses import JSONResponse, Response
 from omnistage.client import __version__
 from omnistage.client.answer import Answer
 from omnistage.client.events import Event, TextDelta
-from omnistage.gateway.answering import Streamed, begun, unless_gone, with_errors
-from omnistage.gateway.chat_options import fields_of, options_of
+from omnistage.gateway.answering import streamed, unless_gone
+from omnistage.gateway.chat_options import names_of, options_of
 from omnistage.gateway.chat_schema import ChatRequest
 from omnistage.gateway.chat_stream import FINISHED, ChatStream
 from omnistage.gateway.choices import Events, merged, whole
-from omnistage.gateway.door import Door, Visitor
+from omnistage.gateway.door import Door, Visitor, visitor_of
 from omnistage.gateway.failure import in_words_of
-from omnistage.gateway.kept import Kept
 from omnistage.gateway.logprobs import logprobs_of
 from omnistage.gateway.messages import turns_of
 from omnistage.gateway.sound import RATE_HZ, Encoder, new_encoder
+from omnistage.gateway.transcripts import Transcripts
 from omnistage.gateway.usage import chat_usage
-
-TRANSCRIPTS_BYTES = 16 << 20
-"""Of what sounds of the last hour said."""
-
-ENTRY_BYTES = 512
-"""Of one, beside its text: also those that said nothing are so many at most."""
-
-
-@dataclass(frozen=True, slots=True)
-class Transcripts:
-    """What the sounds of the last hour said, each to whom it was said."""
-
-    kept: Kept[tuple[str, str]]
-
-    def put(self, who: str, text: str, name: str = "") -> tuple[str, int]:
-        return self.kept.put((who, text), len(text.encode()) + ENTRY_BYTES, "audio_", name)
-
-    def get(self, who: str, name: str) -> str | None:
-        found = self.kept.get(name)
-        return found[1] if found is not None and found[0] == who else None
 
 
 def routes(door: Door) -> APIRouter:
     router = APIRouter(prefix="/v1", tags=["chat"])
-    transcripts = Transcripts(Kept(TRANSCRIPTS_BYTES))
+    transcripts = Transcripts()
 
     @router.post("/chat/completions", response_model=None)
     async def chat(request: Request, asked: ChatRequest) -> Response:
         """Answer a conversation: text and speech, whole or as server-sent events."""
         asked.check()
-        visitor = door.visitor(request)
-        fields = fields_of(asked)
+        visitor = visitor_of(request)
+        fields = names_of(asked)
         with in_words_of(fields):
             pipeline = await door.offer.chat_model(asked.model)
             answers = await unless_gone(request, _asked(door, visitor, asked, pipeline, transcripts))
@@ -67,8 +46,7 @@ def routes(door: Door) -> APIRouter:
             if not asked.stream:
                 return JSONResponse(await unless_gone(request, _completion(answers, asked, frame, visitor, transcripts)))
             stream = ChatStream(asked, frame, lambda text, name: transcripts.put(visitor.who, text, name)[1])
-            pieces = await unless_gone(request, begun(stream.pieces(merged(answers))))
-        return Streamed(with_errors(pieces, visitor.account, fields), visitor.account, "text/event-stream")
+            return await streamed(request, stream.pieces(merged(answers)), fields)
 
     return router
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from omnistage.client.options import CODE2WAV, CONSTRAINTS, SAMPLING, TALKER, THINKER
+from omnistage.gateway.body import top_p_of
 from omnistage.gateway.chat_schema import ChatRequest
+from omnistage.gateway.fields import fields_of
 from omnistage.gateway.sound import RATE_HZ
 
 SAME = (
@@ -15,12 +16,11 @@ SAME = (
 )
 """Options that are called so here too."""
 
-LEAST_TOP_P = 1e-6
-"""For OpenAI's 0: the likeliest token alone."""
-
 OTHERWISE = {
     "conversation": "messages",
     "request": "messages",
+    "text": "messages",
+    "verbatim": "messages",
     "pipeline": "model",
     "outputs": "modalities",
     "voice": "audio.voice",
@@ -38,7 +38,7 @@ def options_of(asked: ChatRequest, pipeline: str, voice: str | None, number: int
         "outputs": ["text"],
         "max_tokens": asked.most_tokens,
         "seed": asked.seed_of(number),
-        "top_p": None if asked.top_p is None else max(asked.top_p, LEAST_TOP_P),
+        "top_p": top_p_of(asked.top_p),
         "json_schema": asked.response_format and asked.response_format.kept_to,
     }
     if asked.logprobs:
@@ -48,23 +48,11 @@ def options_of(asked: ChatRequest, pipeline: str, voice: str | None, number: int
     return options
 
 
-def _of_stages() -> Mapping[str, str]:
-    stages = {
-        "thinker": (*THINKER, "messages"),
-        "thinker.sampling": SAMPLING,
-        "thinker.constraint": CONSTRAINTS,
-        "talker": TALKER,
-        "code2wav": (*TALKER, *CODE2WAV),
-    }
-    return {f"{stage}.{name}": OTHERWISE.get(name, name) for stage, known in stages.items() for name in known}
+FIELDS = fields_of(OTHERWISE)
 
 
-STAGE_FIELDS = _of_stages()
-"""By a field as the stages call it, the one of chat."""
-
-
-def fields_of(asked: ChatRequest) -> Mapping[str, str]:
+def names_of(asked: ChatRequest) -> Mapping[str, str]:
     """By a field as the client library and the stages call it, the one of this interface."""
     most = "max_tokens" if asked.max_completion_tokens is None else "max_completion_tokens"
     kept_to = next((name for name in ("regex", "choice") if getattr(asked, name) is not None), "response_format")
-    return {**OTHERWISE, **STAGE_FIELDS, "max_tokens": most, "thinker.max_tokens": most, "thinker.constraint": kept_to}
+    return {**FIELDS, "max_tokens": most, "thinker.max_tokens": most, "thinker.constraint": kept_to}

@@ -4,25 +4,12 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BeforeValidator, Field
 
-from omnistage.gateway.failure import ApiError
+from omnistage.gateway.body import MAX_MESSAGES, Ignored, Refused, Seed, StrictBody, ToolChoice, Voice, refuse, seed_of
+from omnistage.gateway.failure import invalid
 
-MAX_MESSAGES = 1024
 MAX_CHOICES = 8
-MOST_SEED = (1 << 64) - 1
-
-
-class Body(BaseModel):
-    """What a client sends. What it does not know, is refused, as OpenAI does."""
-
-    model_config = ConfigDict(extra="forbid", strict=False)
-
-
-class StrictBody(Body):
-    """The same, of JSON alone: a number is no text, and a text no number."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
 
 
 def _listed(given: object) -> object:
@@ -30,24 +17,7 @@ def _listed(given: object) -> object:
     return [given] if isinstance(given, str) else given
 
 
-def _named(given: object) -> object:
-    """A voice by its id is a voice by its name."""
-    return given["id"] if isinstance(given, dict) and set(given) == {"id"} else given
-
-
 Texts = Annotated[list[str], BeforeValidator(_listed, json_schema_input_type=str | list[str])]
-Voice = Annotated[str, BeforeValidator(_named, json_schema_input_type=str | dict[str, str])]
-Seed = Annotated[int, Field(ge=-(1 << 63), le=MOST_SEED)]
-Ignored = Annotated[Any, Field(description="Taken, and means nothing here.")]
-Refused = Annotated[Any, Field(description="Refused, if something is in it.")]
-
-
-def _not_called(given: object) -> object:
-    """Where there are no tools, to choose none of them, or as the model likes, is what happens anyhow."""
-    return None if given in ("none", "auto") else given
-
-
-ToolChoice = Annotated[Refused, BeforeValidator(_not_called)]
 
 
 class StreamOptions(StrictBody):
@@ -79,22 +49,10 @@ class ResponseFormat(StrictBody):
     def kept_to(self) -> dict[str, Any] | None:
         """The schema that the text keeps to; None: it is any text. Raises ApiError."""
         if self.type == "json_schema" and self.json_schema is None:
-            raise ApiError(400, "response_format.json_schema: is missing", param="response_format.json_schema", code="invalid_value")
+            raise invalid("response_format.json_schema", "is missing")
         if self.type == "text":
             return None
         return (self.json_schema.schema_ if self.json_schema else None) or {"type": "object"}
-
-
-def refuse(asked: Body, *names: str) -> None:
-    """Raises ApiError for a field that would change the answer, and has something in it."""
-    for name in names:
-        if getattr(asked, name) not in (None, [], {}, False):
-            raise unsupported(name, "nothing here does that yet; leave it out")
-
-
-def unsupported(param: str, why: str) -> ApiError:
-    """What OpenAI's interface has, and this one does not."""
-    return ApiError(400, f"{param}: {why}", param=param, code="unsupported_parameter", reason="BAD_REQUEST")
 
 
 class ChatRequest(StrictBody):
@@ -159,7 +117,7 @@ class ChatRequest(StrictBody):
             *("logit_bias", "moderation", "prediction", "web_search_options"),
         )
         if self.top_logprobs is not None and not self.logprobs:
-            raise ApiError(400, "top_logprobs: goes with logprobs: true", param="top_logprobs", code="invalid_value", reason="BAD_REQUEST")
+            raise invalid("top_logprobs", "goes with logprobs: true")
 
     @property
     def is_spoken(self) -> bool:
@@ -176,4 +134,4 @@ class ChatRequest(StrictBody):
 
     def seed_of(self, number: int) -> int | None:
         """Of the answer of this number: they count on."""
-        return None if self.seed is None else (self.seed + number) & MOST_SEED
+        return None if self.seed is None else seed_of(self.seed + number)

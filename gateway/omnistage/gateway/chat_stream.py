@@ -9,7 +9,7 @@ from typing import Any
 
 from omnistage.client.events import AudioChunk, Done, Failover, TextDelta
 from omnistage.gateway import additions
-from omnistage.gateway.answering import DONE, Pieces, told
+from omnistage.gateway.answering import DONE, Pieces, as_event
 from omnistage.gateway.chat_schema import ChatRequest, StreamOptions
 from omnistage.gateway.choices import Numbered
 from omnistage.gateway.kept import new_name
@@ -25,7 +25,7 @@ FINISHED = {"length": "length"}
 
 
 class ChatStream:
-    """asked: what was. frame: what all chunks have."""
+    """asked: the request. frame: the fields that all chunks share."""
 
     def __init__(self, asked: ChatRequest, frame: Mapping[str, Any], keep: Keep) -> None:
         self._asked = asked
@@ -62,16 +62,16 @@ class ChatStream:
             for number, event in sorted(done.items()):
                 yield self._ours(number, additions.account(event))
         if self._options.include_usage:
-            yield told({**self._frame, "choices": [], "usage": chat_usage([event.usage for _, event in sorted(done.items())])})
+            yield as_event({**self._frame, "choices": [], "usage": chat_usage([event.usage for _, event in sorted(done.items())])})
         yield DONE
 
     def _chunk(self, number: int, delta: Mapping[str, Any], reason: str | None = None, rows: list[dict[str, Any]] | None = None) -> bytes:
         logprobs = {"content": rows, "refusal": None} if rows else None
-        return told({**self._frame, "choices": [{"index": number, "delta": delta, "finish_reason": reason, "logprobs": logprobs}]})
+        return as_event({**self._frame, "choices": [{"index": number, "delta": delta, "finish_reason": reason, "logprobs": logprobs}]})
 
     def _ours(self, number: int, what: Mapping[str, Any]) -> bytes:
         index = {"index": number} if len(self._choices) > 1 else {}
-        return told({**self._frame, "choices": [], "omnistage": {**what, **index}})
+        return as_event({**self._frame, "choices": [], "omnistage": {**what, **index}})
 
 
 class _Choice:

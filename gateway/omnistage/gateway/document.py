@@ -7,9 +7,10 @@ from typing import Any
 
 from fastapi import FastAPI
 
+from omnistage.gateway.answering import EVENTS
 from omnistage.gateway.sound import MEDIA_TYPES
 
-_JSON, _EVENTS = "application/json", "text/event-stream"
+_JSON = "application/json"
 
 _TEXT_OR_NOTHING = {"type": ["string", "null"]}
 
@@ -28,7 +29,10 @@ ERROR: Mapping[str, Any] = {
                 "type": {"type": "string", "enum": ["invalid_request_error", "server_error"]},
                 "param": {**_TEXT_OR_NOTHING, "description": "the field that is wrong"},
                 "code": {**_TEXT_OR_NOTHING, "description": "for programs"},
-                "reason": {**_TEXT_OR_NOTHING, "description": "a name of omnistage.v1.ErrorReason"},
+                "reason": {
+                    "type": "string",
+                    "description": "a name of omnistage.v1.ErrorReason, or the code in capitals",
+                },
                 "hint": {**_TEXT_OR_NOTHING, "description": "what to do"},
             },
         }
@@ -50,11 +54,11 @@ _RETRY_AFTER = {"description": "seconds after which to ask again", "schema": {"t
 _SOUND = tuple(sorted(set(MEDIA_TYPES.values())))
 
 ALSO: Mapping[str, tuple[str, ...]] = {
-    "/v1/chat/completions": (_EVENTS,),
-    "/v1/responses": (_EVENTS,),
-    "/v1/audio/speech": (_EVENTS, *_SOUND),
-    "/v1/images/generations": (_EVENTS,),
-    "/v1/images/edits": (_EVENTS,),
+    "/v1/chat/completions": (EVENTS,),
+    "/v1/responses": (EVENTS,),
+    "/v1/audio/speech": (EVENTS, *_SOUND),
+    "/v1/images/generations": (EVENTS,),
+    "/v1/images/edits": (EVENTS,),
 }
 """What an answer may be beside JSON, by the path of its endpoint."""
 
@@ -70,20 +74,20 @@ def document(app: FastAPI) -> None:
     """Have the app tell this as its document."""
     plain = app.openapi
 
-    def whole() -> dict[str, Any]:
-        told = plain()
-        for path, operations in told["paths"].items():
+    def completed() -> dict[str, Any]:
+        whole = plain()
+        for path, operations in whole["paths"].items():
             for operation in operations.values():
                 _complete(path, operation)
-        components = told.setdefault("components", {})
+        components = whole.setdefault("components", {})
         for name in ("HTTPValidationError", "ValidationError"):
             components.get("schemas", {}).pop(name, None)
         components.setdefault("schemas", {})["Error"] = ERROR
         components["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer", "description": "Any key: whose the request is."}}
-        told["security"] = [{}, {"key": []}]
-        return told
+        whole["security"] = [{}, {"key": []}]
+        return whole
 
-    app.openapi = whole  # type: ignore[method-assign]
+    app.openapi = completed  # type: ignore[method-assign]
 
 
 def _complete(path: str, operation: dict[str, Any]) -> None:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import structlog
+from starlette.datastructures import Headers
 from starlette.requests import Request
 
 from omnistage.client import AsyncOmni
@@ -55,19 +56,18 @@ class Door:
         self._idle.set()
         self._secret = secrets.token_bytes(32)
 
-    def visitor(self, request: Request) -> Visitor:
-        """Who sent this request: by his key, else by his address. Raises ApiError 401 for what is no key."""
-        account: Account = request.scope["state"]["account"]
-        host = request.client.host if request.client else "local"
-        key = _key(request)
-        account.client = key_name(key) if key else host
-        # By its digest: no stranger's key can be that of another one's address.
-        name = key or hmac.new(self._secret, network(host).encode(), hashlib.sha256).hexdigest()
+    def visitor(self, headers: Headers, account: Account) -> Visitor:
+        """Who sent a request: by his key, else by his address, which the account has. Raises ApiError 401 for what is no key."""
+        key = _key(headers)
+        # The address is hashed with a secret, so no key that a stranger sends can equal it.
+        name = key or hmac.new(self._secret, network(account.client).encode(), hashlib.sha256).hexdigest()
+        if key:
+            account.client = key_name(key)
         try:
             return Visitor(self.omni.as_client(name), account, hashlib.sha256(name.encode()).hexdigest())
         except BadRequestError as error:
             told = error.message.removeprefix("api_key: ")
-            raise ApiError(401, f"the API key {told}", code="invalid_api_key", reason=error.reason) from None
+            raise ApiError(401, f"the API key {told}", code="invalid_api_key") from None
 
     def enter(self) -> None:
         """A request begins."""
@@ -92,11 +92,22 @@ class Door:
         return {"request_id": visitor.account.request_id, "timeout_s": self.settings.session_limit, **said}
 
 
-def _key(request: Request) -> str | None:
-    scheme, _, token = request.headers.get("authorization", "").partition(" ")
+def visitor_of(request: Request) -> Visitor:
+    """Who sent it, as the guard has found."""
+    visitor: Visitor = request.state.visitor
+    return visitor
+
+
+def host_of(client: tuple[str, int] | None) -> str:
+    """Of the other end of a connection."""
+    return client[0] if client else "local"
+
+
+def _key(headers: Headers) -> str | None:
+    scheme, _, token = headers.get("authorization", "").partition(" ")
     if scheme.lower() == "bearer" and token.strip():
         return token.strip()
-    return next((value for value in map(request.headers.get, KEY_HEADERS) if value), None)
+    return next((value for value in map(headers.get, KEY_HEADERS) if value), None)
 
 
 def key_name(key: str) -> str:

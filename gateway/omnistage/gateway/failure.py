@@ -15,8 +15,16 @@ from omnistage.client.errors import (
     CancelledError,
     DeadlineError,
     NotAvailableError,
+    NotSpokenError,
     OmniError,
+    OverloadedError,
+    ProtocolError,
     RequestError,
+    RouterLostError,
+    StageLostError,
+    StalledError,
+    StartingError,
+    SupersededError,
     UnavailableError,
     UnknownModelError,
 )
@@ -29,12 +37,34 @@ RETRY_AFTER_S = 1.0
 MOST_CHARACTERS = 2048
 """Of a message."""
 
+REASONS = {400: "BAD_REQUEST", 413: "BAD_REQUEST", 431: "BAD_REQUEST", 500: "INTERNAL"}
+"""By a status, the reason where none is given; of other statuses it is the code."""
+
+LIST = "GET /v1/models lists what there is."
+
+HINTS: Mapping[type[OmniError], str] = {
+    BadRequestError: "",  # The message says it.
+    UnknownModelError: LIST,
+    NotSpokenError: "Give words of a language that the voice speaks: signs and emoji alone have no sound.",
+    OverloadedError: "Ask again after the stated delay.",
+    StartingError: "It starts: ask again in a while.",
+    StageLostError: "Ask again in a while.",
+    RouterLostError: "Ask again: the same seed gives the same answer.",
+    UnavailableError: "Ask again in a while.",
+    DeadlineError: "Ask for less, such as fewer tokens.",
+    SupersededError: "",
+    StalledError: "Read the answer as it comes.",
+    ProtocolError: "Ask again. Router and gateway may be of different versions.",
+}
+"""For who asks over HTTP, in place of what the client library says to a program or to whoever runs the stack."""
+
 
 class ApiError(Exception):
     """An answer that is an error.
 
     status: of HTTP. message: what is wrong, for people. param: the field that is wrong, as the client wrote it; None: no single one. code:
-    what programs look for. reason: the name in `omnistage.v1.ErrorReason`. hint: what to do. retry_after_s: when to ask again.
+    what programs look for. reason: a name of `omnistage.v1.ErrorReason`, or the code where the gateway alone refuses; by the status if none
+    is given. hint: what to do. retry_after_s: when to ask again.
     """
 
     def __init__(
@@ -54,7 +84,8 @@ class ApiError(Exception):
         self.message = _quoted(message)
         self.param = param and _quoted(param)
         self.status, self.code = status, code
-        self.reason, self.hint = reason, hint
+        self.reason = reason or REASONS.get(status) or (code or "").upper()
+        self.hint = hint
         self.headers = dict(headers or {})
         if retry_after_s is not None:
             self.headers["Retry-After"] = str(math.ceil(retry_after_s))
@@ -69,7 +100,7 @@ class ApiError(Exception):
                 "type": kind,
                 "param": self.param,
                 "code": self.code,
-                "reason": self.reason or None,
+                "reason": self.reason,
                 "hint": self.hint or None,
             }
         }
@@ -79,31 +110,55 @@ class ApiError(Exception):
         return JSONResponse(self.body, self.status, self.headers)
 
 
+def invalid(param: str, what: str, hint: str = "") -> ApiError:
+    """A field whose value cannot be."""
+    return ApiError(400, f"{param}: {what}", param=param, code="invalid_value", hint=hint)
+
+
+def unsupported(param: str, why: str) -> ApiError:
+    """What OpenAI's interface has, and this one does not."""
+    return ApiError(400, f"{param}: {why}", param=param, code="unsupported_parameter")
+
+
+def unrecognized(param: str) -> ApiError:
+    """A field that nobody knows, in OpenAI's words."""
+    return ApiError(400, f"Unrecognized request argument supplied: {param}", param=param, code="unknown_parameter")
+
+
 def of_omni(error: OmniError, fields: Mapping[str, str] | None = None) -> ApiError:
     """An error of the client library. fields: by a field as the library calls it, what the caller knows it by."""
     message = error.message or str(error)
+    told: dict[str, Any] = {"reason": error.reason, "hint": _hint(error)}
     if isinstance(error, BadRequestError):
         field = error.fields[0].field if error.fields else ""
         param = _renamed(field, fields or {})
         if param != field:
             message = message.replace(field, param, 1)
-        return ApiError(400, message, param=param or None, code="invalid_value", reason=error.reason, hint=error.hint)
+        return ApiError(400, message, param=param or None, code="invalid_value", **told)
     if isinstance(error, UnknownModelError):
-        return ApiError(404, message, param="model", code="model_not_found", reason=error.reason, hint=error.hint)
+        return ApiError(404, message, param="model", code="model_not_found", **told)
     if isinstance(error, NotAvailableError):
-        return ApiError(400, message, code="unsupported", reason=error.reason, hint=error.hint)
+        return ApiError(400, message, code="unsupported", **told)
+    if isinstance(error, NotSpokenError):
+        param = _renamed("text", fields or {})
+        return ApiError(400, f"{param}: {message}", param=param, code="not_spoken", **told)
     if isinstance(error, RequestError):
-        return ApiError(400, message, code=_code(error), reason=error.reason, hint=error.hint)
+        return ApiError(400, message, code=_code(error), **told)
     if isinstance(error, DeadlineError):
         # Asked again it would take as long: OpenAI's clients are told not to.
-        again = {"X-Should-Retry": "false"}
-        return ApiError(503, message, code="deadline", reason="DEADLINE", hint=error.hint, retry_after_s=RETRY_AFTER_S, headers=again)
+        told["reason"], again = "DEADLINE", {"X-Should-Retry": "false"}
+        return ApiError(503, message, code="deadline", retry_after_s=RETRY_AFTER_S, headers=again, **told)
     if isinstance(error, UnavailableError):
         after_s = RETRY_AFTER_S if error.retry_delay_s is None else error.retry_delay_s
-        return ApiError(503, message, code=_code(error), reason=error.reason, hint=error.hint, retry_after_s=after_s)
+        return ApiError(503, message, code=_code(error), retry_after_s=after_s, **told)
     if isinstance(error, CancelledError):
-        return ApiError(409, message, code=_code(error), reason=error.reason, hint=error.hint)
-    return ApiError(500, message, code=_code(error), reason=error.reason, hint=error.hint)
+        return ApiError(409, message, code=_code(error), **told)
+    return ApiError(500, message, code=_code(error), **told)
+
+
+def _hint(error: OmniError) -> str:
+    """What to do."""
+    return next((HINTS[kind] for kind in type(error).__mro__ if kind in HINTS), error.hint)
 
 
 @contextmanager
@@ -137,15 +192,12 @@ def of_validation(error: RequestValidationError) -> ApiError:
     where = first["loc"][1:] if first["loc"] and first["loc"][0] in ("body", "query", "path", "header") else first["loc"]
     param = path_of(where)
     if first["type"] == "extra_forbidden":
-        return ApiError(
-            400, f"Unrecognized request argument supplied: {param}", param=param, code="unknown_parameter", reason="BAD_REQUEST"
-        )
+        return unrecognized(param)
     if not where and first["type"] in ("json_invalid", "missing", "model_attributes_type", "dict_type"):
-        return ApiError(
-            400, "the body is no JSON object", code="invalid_json", reason="BAD_REQUEST", hint="Send JSON: Content-Type: application/json."
-        )
+        hint = "Send JSON: Content-Type: application/json."
+        return ApiError(400, "the body is no JSON object", code="invalid_json", hint=hint)
     code = "missing_required_parameter" if first["type"] == "missing" else "invalid_value"
-    return ApiError(400, f"{param}: {first['msg']}" if param else first["msg"], param=param or None, code=code, reason="BAD_REQUEST")
+    return ApiError(400, f"{param}: {first['msg']}" if param else first["msg"], param=param or None, code=code)
 
 
 def path_of(where: Sequence[object]) -> str:

@@ -10,13 +10,14 @@ from contextlib import contextmanager
 
 import structlog
 from pydantic_core import from_json
+from starlette.datastructures import Headers
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from omnistage.gateway.account import ANSWERS, Account
 from omnistage.gateway.answering import BrokenOff
-from omnistage.gateway.door import Door, network
+from omnistage.gateway.door import Door, host_of, network
 from omnistage.gateway.failure import ApiError
 from omnistage.gateway.port import HEAD_BYTES
 from omnistage.host.addresses import host_and_port, is_loopback
@@ -53,11 +54,11 @@ SHOWN_HEADERS = ("x-request-id", "retry-after", "x-should-retry")
 LOCAL_NAMES = frozenset({"localhost", "127.0.0.1", "[::1]"})
 
 
-BUG = ApiError(500, "the gateway failed; its log has the cause", code="internal", reason="INTERNAL")
+BUG = ApiError(500, "the gateway failed; its log has the cause", code="internal")
 
 
 class Guard:
-    """The outermost app. Requests of `app` have their whole body, and `scope["state"]["account"]`."""
+    """The outermost app. Requests of `app` have their whole body, and in `scope["state"]` the account and, below /v1, the visitor."""
 
     def __init__(self, app: ASGIApp, door: Door) -> None:
         self._door = door
@@ -77,13 +78,15 @@ class Guard:
         scope.setdefault("state", {})["account"] = account
         answer = _Answer(account, send)
         request = Request(scope, receive)
-        account.client = request.client.host if request.client else "local"
+        account.client = host = host_of(scope.get("client"))
         account.named(request.headers.get("x-client-request-id", ""))
         self._door.enter()
         try:
             try:
                 self._check(request)
-                with self._held(request) as body:
+                if account.path.startswith(ANSWERS):
+                    scope["state"]["visitor"] = self._door.visitor(request.headers, account)
+                with self._held(request.headers, network(host)) as body:
                     await self._app(scope, await body.read(receive), answer.send)
             except ApiError as error:
                 if answer.has_begun:
@@ -97,7 +100,7 @@ class Guard:
             if isinstance(error, asyncio.CancelledError):
                 raise
         except Exception:
-            account.reason = "INTERNAL"
+            account.reason = BUG.reason
             log.exception("http.bug", request_id=account.request_id, path=account.path[:256])
             if answer.has_begun:
                 raise
@@ -123,11 +126,11 @@ class Guard:
     def _check(self, request: Request) -> None:
         """Raises ApiError for a request that a page of another host has led here, and for one that cannot be taken now."""
         if sum(len(name) + len(value) + LINE_BYTES for name, value in request.headers.raw) > HEAD_BYTES:
-            raise ApiError(431, f"the headers have more than {HEAD_BYTES >> 10} KiB", code="headers_too_large", reason="BAD_REQUEST")
+            raise ApiError(431, f"the headers have more than {HEAD_BYTES >> 10} KiB", code="headers_too_large")
         if "content-length" in request.headers and "transfer-encoding" in request.headers:
             # A proxy on the way may read it otherwise, and take what follows for another one's request.
             closing = {"Connection": "close"}
-            raise ApiError(400, "the body has two lengths", code="invalid_http", reason="BAD_REQUEST", headers=closing)
+            raise ApiError(400, "the body has two lengths", code="invalid_http", headers=closing)
         path = request.scope["path"]
         if path in PROBES:
             return
@@ -145,7 +148,8 @@ class Guard:
         raise ApiError(403, f"this gateway is not called {name[:128] or 'nothing'}", code="host_not_allowed", hint=hint)
 
     def _check_origin(self, request: Request) -> None:
-        """Against pages of other hosts. What a browser sends without a question has Origin, or in some browsers only Sec-Fetch-Site."""
+        """Against pages of other hosts. Simple requests, which a browser sends without a preflight, carry Origin, or in some browsers only
+        Sec-Fetch-Site."""
         headers = request.headers
         origin = headers.get("origin", "").lower()
         if not origin:
@@ -158,16 +162,15 @@ class Guard:
         raise ApiError(403, f"pages of {origin[:128]} may not call this gateway", code="origin_not_allowed", hint=hint)
 
     @contextmanager
-    def _held(self, request: Request) -> Iterator[_Body]:
-        """The place of a body among all others. Raises ApiError."""
+    def _held(self, headers: Headers, host: str) -> Iterator[_Body]:
+        """The place of a body among all others. host: of whom it counts. Raises ApiError."""
         most = self._door.settings.max_message_bytes
-        told = request.headers.get("content-length", "")
+        told = headers.get("content-length", "")
         size = int(told) if told.isascii() and told.isdecimal() else 0
         if size > most:
             raise _too_large(most)
-        host = network(request.client.host) if request.client else "local"
-        kind = request.headers.get("content-type", "")
-        body = _Body(most, is_json=not kind.startswith("multipart/"), take=lambda size: self._take(host, size))
+        kind = headers.get("content-type", "").partition(";")[0].lower()
+        body = _Body(most, is_json=not kind.strip() or "json" in kind, take=lambda size: self._take(host, size))
         try:
             yield body
         finally:
@@ -223,12 +226,12 @@ class _Body:
         """Before Python parses it, which takes much that is no JSON: NaN, halves of UTF-16 pairs that no text can hold."""
         parts = sum(map(body.count, (b",", b":", b"[", b"{")))
         if parts > MAX_PARTS:
-            raise ApiError(400, f"the body has more than {MAX_PARTS} values", code="too_many_values", reason="BAD_REQUEST")
+            raise ApiError(400, f"the body has more than {MAX_PARTS} values", code="too_many_values")
         self._take(parts * PART_BYTES)
         try:
             from_json(body, allow_inf_nan=False)
         except ValueError as error:
-            raise ApiError(400, f"the body is no JSON: {error}", code="invalid_json", reason="BAD_REQUEST") from None
+            raise ApiError(400, f"the body is no JSON: {error}", code="invalid_json") from None
 
     def _take(self, size: int) -> None:
         self._take_of_all(size)
@@ -251,6 +254,4 @@ class _Answer:
 
 
 def _too_large(most: int) -> ApiError:
-    return ApiError(
-        413, f"the body has more than {most >> 20} MiB", code="too_large", reason="BAD_REQUEST", hint="Send less, or smaller media."
-    )
+    return ApiError(413, f"the body has more than {most >> 20} MiB", code="too_large", hint="Send less, or smaller media.")

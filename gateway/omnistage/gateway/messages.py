@@ -6,8 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from omnistage.client.media import to_medium
-from omnistage.gateway.chat_schema import unsupported
-from omnistage.gateway.failure import ApiError
+from omnistage.gateway.failure import invalid, unrecognized, unsupported
 from omnistage.gateway.fetching import Fetch
 
 URLS = {"image_url": "image", "audio_url": "audio", "video_url": "video"}
@@ -16,15 +15,15 @@ PARTS = ("text", *URLS, "input_audio", "refusal")
 
 KEYS = ("role", "content", "name", "refusal", "annotations", "audio", "function_call", "tool_calls")
 
-Transcripts = Callable[[str], str | None]
+Said = Callable[[str], str | None]
 """By the id of an earlier sound, what was said in it; None: it is not known to who asks."""
 
 Turn = dict[str, Any]
 
 
-async def turns_of(messages: Sequence[Mapping[str, Any]], transcripts: Transcripts, fetch: Fetch) -> list[Turn]:
+async def turns_of(messages: Sequence[Mapping[str, Any]], said: Said, fetch: Fetch) -> list[Turn]:
     """The turns, with what their URLs stand for. Raises ApiError, BadRequestError."""
-    turns = [_turn(message, f"messages[{i}]", transcripts) for i, message in enumerate(messages)]
+    turns = [_turn(message, f"messages[{i}]", said) for i, message in enumerate(messages)]
     return await with_fetched(turns, [f"messages[{i}]" for i in range(len(turns))], fetch)
 
 
@@ -39,10 +38,10 @@ async def with_fetched(turns: Sequence[Turn], names: Sequence[str], fetch: Fetch
     return fetched
 
 
-def _turn(message: Mapping[str, Any], where: str, transcripts: Transcripts) -> Turn:
+def _turn(message: Mapping[str, Any], where: str, said: Said) -> Turn:
     unknown = next((key for key in message if key not in KEYS), None)
     if unknown is not None and unknown != "tool_call_id":
-        raise _unknown(f"{where}.{unknown}")
+        raise unrecognized(f"{where}.{unknown}")
     if message.get("role") in ("tool", "function"):
         raise unsupported(f"{where}.role", f"is {message['role']}, and nothing here calls tools yet")
     for key in ("tool_calls", "function_call", "tool_call_id"):
@@ -50,7 +49,7 @@ def _turn(message: Mapping[str, Any], where: str, transcripts: Transcripts) -> T
             raise unsupported(f"{where}.{key}", "nothing here calls tools yet; leave it out")
     turn = {key: value for key, value in message.items() if key not in ("audio", "tool_call_id")}
     if message.get("audio"):
-        turn["content"] = message.get("content") or _said(message["audio"], f"{where}.audio", transcripts)
+        turn["content"] = message.get("content") or _said(message["audio"], f"{where}.audio", said)
     turn.setdefault("content", None)
     if turn["content"] is None and turn.get("refusal"):
         turn["content"] = turn.pop("refusal")
@@ -60,26 +59,25 @@ def _turn(message: Mapping[str, Any], where: str, transcripts: Transcripts) -> T
     return turn
 
 
-def _said(audio: object, where: str, transcripts: Transcripts) -> str:
+def _said(audio: object, where: str, said: Said) -> str:
     """What an earlier answer said, by the id of its sound; a client that sends the answer back whole has it there too."""
     name = audio.get("id") if isinstance(audio, Mapping) else None
     if not isinstance(audio, Mapping) or not isinstance(name, str):
-        raise ApiError(400, f"{where}.id: is missing", param=f"{where}.id", code="invalid_value", reason="BAD_REQUEST")
-    said = transcripts(name)
-    if said is None and isinstance(audio.get("transcript"), str):
-        said = audio["transcript"]
-    if said is None:
-        told = f"{where}.id: no answer of the last hour that was given to you has a sound of this id; send what it said as content"
-        raise ApiError(400, told, param=f"{where}.id", code="invalid_value", reason="BAD_REQUEST")
-    return said
+        raise invalid(f"{where}.id", "is missing")
+    words = said(name)
+    if words is None and isinstance(audio.get("transcript"), str):
+        words = audio["transcript"]
+    if words is None:
+        why = "no answer of the last hour that was given to you has a sound of this id; send what it said as content"
+        raise invalid(f"{where}.id", why)
+    return words
 
 
 def _check_part(part: object, where: str) -> None:
     """Raises ApiError for one that is of no kind that may come from elsewhere."""
     kind = part.get("type") if isinstance(part, Mapping) else None
     if kind not in PARTS:
-        told = f"{where}.type: is {str(kind)[:64]!r}; give {', '.join(PARTS[:-1])} or {PARTS[-1]}"
-        raise ApiError(400, told, param=f"{where}.type", code="invalid_value", reason="BAD_REQUEST")
+        raise invalid(f"{where}.type", f"is {str(kind)[:64]!r}; give {', '.join(PARTS[:-1])} or {PARTS[-1]}")
 
 
 async def _fetched(part: Mapping[str, Any], where: str, fetch: Fetch) -> object:
@@ -93,7 +91,3 @@ async def _fetched(part: Mapping[str, Any], where: str, fetch: Fetch) -> object:
     if not isinstance(url, str) or url[:5].lower() == "data:":
         return part
     return to_medium(await fetch(url, where), URLS[kind], where)
-
-
-def _unknown(param: str) -> ApiError:
-    return ApiError(400, f"Unrecognized request argument supplied: {param}", param=param, code="unknown_parameter", reason="BAD_REQUEST")

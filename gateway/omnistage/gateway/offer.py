@@ -4,16 +4,35 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
 from omnistage.client import AsyncOmni
 from omnistage.client.listing import Pipeline
-from omnistage.gateway.failure import ApiError
+from omnistage.gateway.failure import LIST, ApiError
 
 FRESH_S = 1.0
 """For so long nobody asks the router again."""
 
 LIST_LIMIT_S = 5.0
+
+MOST_NAMED = 32
+"""Pipelines in a message."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ability:
+    """What an endpoint wants of a pipeline. name: as it stands in messages. endpoint: where it is asked for it."""
+
+    name: str
+    endpoint: str
+    has: Callable[[Pipeline], bool]
+
+
+ANSWER = Ability("answer in text", "POST /v1/chat/completions", lambda one: "thinker" in one.stages)
+SPEAK = Ability("speak a text", "POST /v1/audio/speech", lambda one: "thinker" in one.stages and "audio" in (*one.outputs, *one.on_request))
+DRAW = Ability("draw", "POST /v1/images/generations", lambda one: one.draws)
+ABILITIES = (ANSWER, SPEAK, DRAW)
 
 
 class Offer:
@@ -41,38 +60,61 @@ class Offer:
         """
         found = self._find(name)
         if found is None:
-            there = ", ".join(one.name for one in await self.pipelines())
+            await self.pipelines()
             found = self._find(name)
         if found is None:
-            raise ApiError(
-                404,
-                f"The model '{name[:128]}' does not exist here; there are: {there}",
-                param="model",
-                code="model_not_found",
-                reason="UNKNOWN_MODEL",
-            )
+            raise self._unknown(name)
         return found
+
+    def _unknown(self, name: str) -> ApiError:
+        there = ", ".join(one.name for one in self._known[:MOST_NAMED])
+        told = f"The model '{name[:128]}' does not exist here; there are: {there}"
+        return ApiError(404, told, param="model", code="model_not_found", reason="UNKNOWN_MODEL", hint=LIST)
 
     def _find(self, name: str) -> Pipeline | None:
         return next((one for one in self._known if one.name == name), None)
 
-    async def chat_model(self, model: str) -> str:
-        """The pipeline of a model that is to answer. Raises ApiError 404, or 400 for one that only draws."""
-        found = await self.pipeline(self._model_names.get(model) or model)
-        if found.only_draws:
-            told = f"model: {found.name} only draws; ask POST /v1/images/generations"
-            raise ApiError(400, told, param="model", code="unsupported", reason="BAD_REQUEST")
-        return found.name
+    async def _resolved(self, model: str) -> Pipeline | None:
+        """What a name stands for: a pipeline's own comes first. None: the router's choice. Raises ApiError 404."""
+        if self._find(model) is None and model in self._model_names:
+            known = await self.pipelines()
+            if model not in {one.name for one in known}:
+                model = self._model_names[model]
+        return await self.pipeline(model) if model else None
 
-    async def model(self, model: str | None) -> str | None:
-        """The pipeline of a model that is to speak or draw; None: the router's choice. Raises ApiError 404."""
-        if model is None:
-            return None
+    async def chat_model(self, model: str) -> str:
+        """The pipeline of a model that is to answer. Raises ApiError: 404, 400 for one that does not."""
+        found = await self._resolved(model)
+        if found is None:  # A name for speech or for pictures.
+            raise self._unknown(model)
+        return self._able(found, ANSWER).name
+
+    async def speech_model(self, model: str | None) -> str | None:
+        """The same of one that is to speak; None: the router's choice."""
+        return await self._one_that(model, SPEAK)
+
+    async def picture_model(self, model: str | None) -> str | None:
+        """The same of one that is to draw."""
+        return await self._one_that(model, DRAW)
+
+    async def _one_that(self, model: str | None, ability: Ability) -> str | None:
+        found = None if model is None else await self._resolved(model)
+        if found is not None:
+            return self._able(found, ability).name
         known = await self.pipelines()
-        if model in self._model_names and model not in {one.name for one in known}:
-            model = self._model_names[model]
-            return model or None
-        return (await self.pipeline(model)).name
+        if known and not any(map(ability.has, known)):
+            raise ApiError(400, f"model: no pipeline here can {ability.name}", param="model", code="unsupported", hint=LIST)
+        return None
+
+    def _able(self, found: Pipeline, ability: Ability) -> Pipeline:
+        """The same. Raises ApiError 400 if it has not the ability."""
+        if ability.has(found):
+            return found
+        able = [one.name for one in self._known if ability.has(one)]
+        told = f"these can: {', '.join(able[:MOST_NAMED])}" if able else "no pipeline here can"
+        other = next((other for other in ABILITIES if other.has(found)), None)
+        hint = f"Ask {other.endpoint} for it." if other else LIST
+        raise ApiError(400, f"model: {found.name} cannot {ability.name}; {told}", param="model", code="unsupported", hint=hint)
 
     async def voice(self, voice: str | None) -> str | None:
         """The voice that a name stands for; None: the pipeline's default. One that nobody knows stays: its pipeline refuses it."""

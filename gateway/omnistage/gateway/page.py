@@ -16,7 +16,7 @@ FOLDER = Path(__file__).parent / "page"
 
 HOME = "index.html"
 
-MEDIA_TYPES = {
+FILES = {
     HOME: "text/html; charset=utf-8",
     "style.css": "text/css; charset=utf-8",
     "app.js": "text/javascript; charset=utf-8",
@@ -60,7 +60,7 @@ HEADERS = {
 
 
 @dataclass(frozen=True, slots=True)
-class _File:
+class _PageFile:
     body: bytes
     media_type: str
     etag: str
@@ -68,7 +68,7 @@ class _File:
 
 def routes(door: Door) -> APIRouter:
     router = APIRouter(include_in_schema=False)
-    files = {name: _read(name, media_type) for name, media_type in MEDIA_TYPES.items()}
+    files = {name: _read(name, media_type) for name, media_type in FILES.items()}
 
     @router.api_route("/", methods=["GET", "HEAD"])
     async def home(request: Request) -> Response:
@@ -85,12 +85,12 @@ def routes(door: Door) -> APIRouter:
     return router
 
 
-def _read(name: str, media_type: str) -> _File:
+def _read(name: str, media_type: str) -> _PageFile:
     body = (FOLDER / name).read_bytes()
-    return _File(body, media_type, f'"{hashlib.sha256(body).hexdigest()[:32]}"')
+    return _PageFile(body, media_type, f'"{hashlib.sha256(body).hexdigest()[:32]}"')
 
 
-def _answer(request: Request, file: _File) -> Response:
+def _answer(request: Request, file: _PageFile) -> Response:
     # The worker lies beside the other files, and answers for the page above them.
     headers = {**HEADERS, "ETag": file.etag, "Service-Worker-Allowed": "/"}
     known = [tag.strip().removeprefix("W/") for tag in request.headers.get("if-none-match", "").split(",")]

@@ -16,24 +16,29 @@ from starlette.responses import JSONResponse, Response
 from omnistage.client.answer import Answer, collect
 from omnistage.client.events import Done, Event, Failover, Picture, Progress, Usage
 from omnistage.gateway import additions
-from omnistage.gateway.answering import Pieces, Streamed, begun, told, unless_gone, with_errors
-from omnistage.gateway.chat_schema import MOST_SEED
-from omnistage.gateway.door import Door
-from omnistage.gateway.failure import ApiError, in_words_of
+from omnistage.gateway.answering import Pieces, as_event, streamed, unless_gone
+from omnistage.gateway.door import Door, visitor_of
+from omnistage.gateway.failure import ApiError, in_words_of, invalid
+from omnistage.gateway.fields import fields_of
 from omnistage.gateway.kept import KEPT_S, Kept
 from omnistage.gateway.pictures_body import Edit, fetched, read_edit
 from omnistage.gateway.pictures_schema import PictureRequest, edit_bodies
+from omnistage.gateway.usage import picture_usage
 
-FIELDS = {
-    "pipeline": "model",
-    "request": "prompt",
-    "width": "size",
-    "height": "size",
-    "results": "n",
-    "media_type": "output_format",
-    "previews": "partial_images",
-}
-"""By an option of the client library, the field of this interface; the others have one name."""
+FIELDS = fields_of(
+    {
+        **dict.fromkeys(("request", "text", "verbatim", "messages", "conversation"), "prompt"),
+        "pipeline": "model",
+        "outputs": "model",
+        "width": "size",
+        "height": "size",
+        "preview_side": "partial_images",
+        "results": "n",
+        "media_type": "output_format",
+        "previews": "partial_images",
+    }
+)
+"""By a field as the client library and the stages call it, the field of this interface."""
 
 FILES_BYTES = 64 << 20
 """Of the pictures that URLs stand for, all together."""
@@ -46,14 +51,14 @@ Made = Literal["image_generation", "image_edit"]
 
 
 @dataclass(frozen=True, slots=True)
-class _File:
+class _PictureFile:
     data: bytes
     media_type: str
 
 
 def routes(door: Door) -> APIRouter:
     router = APIRouter(prefix="/v1/images", tags=["pictures"])
-    files: Kept[_File] = Kept(FILES_BYTES)
+    files: Kept[_PictureFile] = Kept(FILES_BYTES)
 
     @router.post("/generations", response_class=Response)
     async def generations(request: Request, asked: PictureRequest) -> Response:
@@ -70,7 +75,7 @@ def routes(door: Door) -> APIRouter:
     async def variations() -> None:
         """Not offered: no model here varies a picture without a prompt."""
         hint = "POST /v1/images/edits draws from a picture, by a prompt."
-        raise ApiError(404, "variations of pictures are not offered", code="not_offered", reason="UNKNOWN_MODEL", hint=hint)
+        raise ApiError(404, "variations of pictures are not offered", code="not_offered", hint=hint)
 
     @router.get("/files/{name}", response_class=Response, responses=PICTURE, name="picture_file")
     async def file(name: str) -> Response:
@@ -84,34 +89,34 @@ def routes(door: Door) -> APIRouter:
     return router
 
 
-async def _drawn(door: Door, files: Kept[_File], request: Request, asked: PictureRequest, edit: Edit | None = None) -> Response:
+async def _drawn(door: Door, files: Kept[_PictureFile], request: Request, asked: PictureRequest, edit: Edit | None = None) -> Response:
     """edit: what is drawn from, if anything."""
     _check(asked)
-    visitor = door.visitor(request)
+    visitor = visitor_of(request)
     pictures = await unless_gone(request, fetched(edit, door.fetcher.of(visitor.account))) if edit else []
     width, height = asked.sides
     options = door.options(
         visitor,
-        pipeline=await door.offer.model(asked.model),
+        pipeline=await door.offer.picture_model(asked.model),
         outputs=["image", "progress"] if asked.stream and asked.include_events else ["image"],
         width=width,
         height=height,
         results=asked.n,
         media_type=asked.output_format and f"image/{asked.output_format}",
         previews=(asked.partial_images or None) if asked.stream else None,
-        seed=None if asked.seed is None else asked.seed & MOST_SEED,
+        seed=asked.seed,
         steps=asked.steps,
         guidance_scale=asked.guidance_scale,
         negative_prompt=asked.negative_prompt,
         layers=asked.layers,
     )
-    fields = _fields(edit.field if edit else "images")
+    fields = {**FIELDS, **dict.fromkeys(("images", "diffusion.images"), edit.field)} if edit else FIELDS
     with in_words_of(fields):
         events = visitor.account.followed(visitor.omni.stream_draw(asked.prompt, images=pictures, **options))
     if asked.stream:
-        pieces = await unless_gone(request, begun(_events(events, asked, "image_edit" if edit else "image_generation", fields)))
-        return Streamed(with_errors(pieces, visitor.account), visitor.account, "text/event-stream")
-    answer = await unless_gone(request, _whole(events, fields))
+        return await streamed(request, _events(events, asked, "image_edit" if edit else "image_generation"), fields)
+    with in_words_of(fields):
+        answer = await unless_gone(request, _whole(events))
     if _wants_url(asked):
         _check_size(answer)
         return _response(answer, asked, _keeper(files, request))
@@ -121,20 +126,10 @@ async def _drawn(door: Door, files: Kept[_File], request: Request, asked: Pictur
 def _check(asked: PictureRequest) -> None:
     """What no pipeline is asked. Raises ApiError."""
     if asked.background == "transparent" and not asked.layers:
-        message = "background: pictures are drawn opaque; only layers can be transparent"
-        raise ApiError(
-            400, message, param="background", code="invalid_value", hint="Leave it out, or ask for layers where a model draws them."
-        )
+        hint = "Leave it out, or ask for layers where a model draws them."
+        raise invalid("background", "pictures are drawn opaque; only layers can be transparent", hint)
     if asked.stream and asked.response_format == "url":
-        message = "response_format: the events of a stream have their pictures in b64_json"
-        raise ApiError(400, message, param="response_format", code="invalid_value", hint="Leave it out, or ask without stream.")
-
-
-def _fields(pictures: str) -> Mapping[str, str]:
-    """As of `of_omni`. pictures: the field that has the pictures to draw from."""
-    fields = {**FIELDS, "images": pictures}
-    own = {f"diffusion.{name}": name for name in ("prompt", "negative_prompt", "steps", "guidance_scale", "layers")}
-    return {**fields, **own, **{f"diffusion.{name}": field for name, field in fields.items()}}
+        raise invalid("response_format", "the events of a stream have their pictures in b64_json", "Leave it out, or ask without stream.")
 
 
 def _wants_url(asked: PictureRequest) -> bool:
@@ -142,10 +137,9 @@ def _wants_url(asked: PictureRequest) -> bool:
     return asked.response_format == "url" or (asked.response_format is None and (asked.model or "").startswith("dall-e"))
 
 
-async def _whole(events: AsyncGenerator[Event, None], fields: Mapping[str, str]) -> Answer:
-    with in_words_of(fields):
-        async with aclosing(events):
-            return await collect(events)
+async def _whole(events: AsyncGenerator[Event, None]) -> Answer:
+    async with aclosing(events):
+        return await collect(events)
 
 
 # A whole answer ------------------------------------------------------------------------------------------------------------------------
@@ -154,9 +148,9 @@ Keep = Callable[[Picture], str]
 """Keeps a picture; its URL."""
 
 
-def _keeper(files: Kept[_File], request: Request) -> Keep:
+def _keeper(files: Kept[_PictureFile], request: Request) -> Keep:
     def keep(picture: Picture) -> str:
-        name, _ = files.put(_File(picture.data, picture.media_type), len(picture.data))
+        name, _ = files.put(_PictureFile(picture.data, picture.media_type), len(picture.data))
         return str(request.url_for("picture_file", name=f"{name}.{_format(picture)}"))
 
     return keep
@@ -178,7 +172,7 @@ def _response(answer: Answer, asked: PictureRequest, keep: Keep | None = None) -
         "background": "transparent" if asked.layers else "opaque",
         **({"output_format": _format(first)} if first else {}),
         **({"size": asked.size} if asked.sides[0] else {}),
-        "usage": _usage(answer.usage),
+        "usage": picture_usage(answer.usage),
         "seed": answer.seed,
     }
     return JSONResponse(body)
@@ -194,55 +188,40 @@ def _format(picture: Picture) -> str:
     return picture.media_type.removeprefix("image/")
 
 
-def _usage(usage: Usage) -> dict[str, Any]:
-    """What is drawn has no tokens; what is asked has where its model tells."""
-    read = usage.prompt_tokens or 0
-    return {
-        "input_tokens": read,
-        "output_tokens": 0,
-        "total_tokens": read,
-        "input_tokens_details": {"text_tokens": read, "image_tokens": 0},
-    }
-
-
 # A stream ------------------------------------------------------------------------------------------------------------------------------
 
 
-async def _events(events: AsyncGenerator[Event, None], asked: PictureRequest, made: Made, fields: Mapping[str, str]) -> Pieces:
+async def _events(events: AsyncGenerator[Event, None], asked: PictureRequest, made: Made) -> Pieces:
     """Each finished picture is held back until the next one is there or all are: what all of them cost stands in the last one."""
     shown, finished = 0, None
-    with in_words_of(fields):
-        async with aclosing(events):
-            async for event in events:
-                match event:
-                    case Picture() if event.preview_step is not None:
-                        yield _event(f"{made}.partial_image", {**_told(event, asked), "partial_image_index": shown})
-                        shown += 1
-                    case Picture():
-                        if finished is not None:
-                            yield _completed(finished, asked, made, NOTHING)
-                        finished = event
-                    case Progress() if asked.include_events:
-                        yield _event("omnistage.progress", {"done": event.done, "total": event.total})
-                    case Failover() if asked.include_events:
-                        yield _event("omnistage.failover", additions.failover(event))
-                    case Done():
-                        if finished is not None:
-                            yield _completed(finished, asked, made, event.usage)
-                        if asked.include_events:
-                            yield _event("omnistage.usage", additions.account(event))
-                    case _:
-                        pass
+    async with aclosing(events):
+        async for event in events:
+            match event:
+                case Picture() if event.preview_step is not None:
+                    yield _event(f"{made}.partial_image", {**_shown(event, asked), "partial_image_index": shown})
+                    shown += 1
+                case Picture():
+                    if finished is not None:
+                        yield _completed(finished, asked, made)
+                    finished = event
+                case Progress() if asked.include_events:
+                    yield _event("omnistage.progress", {"done": event.done, "total": event.total})
+                case Failover() if asked.include_events:
+                    yield _event("omnistage.failover", additions.failover(event))
+                case Done():
+                    if finished is not None:
+                        yield _completed(finished, asked, made, event.usage)
+                    if asked.include_events:
+                        yield _event("omnistage.usage", additions.account(event))
+                case _:
+                    pass
 
 
-NOTHING = Usage((), 0.0, None, None, 0.0)
+def _completed(picture: Picture, asked: PictureRequest, made: Made, usage: Usage | None = None) -> bytes:
+    return _event(f"{made}.completed", {**_shown(picture, asked), "usage": picture_usage(usage)})
 
 
-def _completed(picture: Picture, asked: PictureRequest, made: Made, usage: Usage) -> bytes:
-    return _event(f"{made}.completed", {**_told(picture, asked), "usage": _usage(usage)})
-
-
-def _told(picture: Picture, asked: PictureRequest) -> dict[str, Any]:
+def _shown(picture: Picture, asked: PictureRequest) -> dict[str, Any]:
     """What all events with a picture have."""
     return {
         "b64_json": base64.b64encode(picture.data).decode(),
@@ -256,4 +235,4 @@ def _told(picture: Picture, asked: PictureRequest) -> dict[str, Any]:
 
 
 def _event(name: str, data: Mapping[str, Any]) -> bytes:
-    return told({"type": name, **data}, name)
+    return as_event({"type": name, **data}, name)

@@ -12,7 +12,7 @@ from starlette.datastructures import UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import Request
 
-from omnistage.gateway.failure import ApiError
+from omnistage.gateway.failure import ApiError, invalid
 from omnistage.gateway.fetching import Fetch
 from omnistage.gateway.pictures_schema import MOST_GIVEN, EditRequest, PictureReference, PictureRequest
 
@@ -51,7 +51,7 @@ async def read_edit(request: Request) -> Edit:
     if kind == JSON:
         return _of_json(await request.body())
     hint = f"Send a form, Content-Type: {FORM}, with files, or {JSON} with data: URLs."
-    raise ApiError(400, f"the body is neither {FORM} nor {JSON}", code="invalid_body", reason="BAD_REQUEST", hint=hint)
+    raise ApiError(400, f"the body is neither {FORM} nor {JSON}", code="invalid_body", hint=hint)
 
 
 async def _of_form(request: Request) -> Edit:
@@ -61,7 +61,7 @@ async def _of_form(request: Request) -> Edit:
     try:
         form = await parser.parse()
     except MultiPartException as error:
-        raise ApiError(400, f"the form cannot be read: {error.message}", code="invalid_body", reason="BAD_REQUEST") from None
+        raise ApiError(400, f"the form cannot be read: {error.message}", code="invalid_body") from None
     pictures, fields = list[bytes](), dict[str, str]()
     try:
         for name, value in form.multi_items():
@@ -70,13 +70,13 @@ async def _of_form(request: Request) -> Edit:
             if name in PICTURES and isinstance(value, UploadFile):
                 pictures.append(await value.read())
             elif name in PICTURES or isinstance(value, UploadFile):
-                raise _bad(name, f"is {'no' if name in PICTURES else 'a'} file")
+                raise invalid(name[:128], f"is {'no' if name in PICTURES else 'a'} file")
             else:
                 fields[name] = value
     finally:
         await form.close()
     if not 0 < len(pictures) <= MOST_GIVEN:
-        raise _bad("image", f"give 1 to {MOST_GIVEN} pictures, each as a file of that name")
+        raise invalid("image", f"give 1 to {MOST_GIVEN} pictures, each as a file of that name")
     try:
         return Edit(PictureRequest.model_validate(fields), pictures, "image")
     except ValidationError as error:
@@ -102,9 +102,9 @@ def _of_json(body: bytes) -> Edit:
 
 def _url(reference: PictureReference, where: str) -> str:
     if reference.file_id is not None:
-        raise _bad(f"{where}.file_id", "no files are kept here to be named; give the picture as a data: URL in image_url")
+        raise invalid(f"{where}.file_id", "no files are kept here to be named; give the picture as a data: URL in image_url")
     if reference.image_url is None:
-        raise _bad(f"{where}.image_url", "is missing; give the picture as a data: URL")
+        raise invalid(f"{where}.image_url", "is missing; give the picture as a data: URL")
     return reference.image_url
 
 
@@ -118,16 +118,11 @@ async def fetched(edit: Edit, fetch: Fetch) -> list[bytes | str]:
     return pictures
 
 
-def _bad(param: str, what: str) -> ApiError:
-    return ApiError(400, f"{param[:128]}: {what}", param=param[:128], code="invalid_value", reason="BAD_REQUEST")
-
-
 def _no_mask() -> ApiError:
     return ApiError(
         400,
         "mask: no model here draws in a part of a picture",
         param="mask",
         code="unsupported",
-        reason="BAD_REQUEST",
         hint="Leave it out: the whole picture is drawn anew.",
     )

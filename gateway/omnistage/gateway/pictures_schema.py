@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Field
 from pydantic_core import PydanticCustomError
 
-from omnistage.gateway.chat_schema import Body, Ignored, Seed
+from omnistage.gateway.body import Body, Ignored, Seed
 
 MOST_PICTURES = 8
 """Of one answer, layers not counted."""

@@ -15,7 +15,7 @@ import uvicorn
 from starlette.types import ASGIApp
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from omnistage.gateway.door import Door, network
+from omnistage.gateway.door import Door, host_of, network
 from omnistage.gateway.failure import ApiError
 from omnistage.gateway.settings import GatewaySettings
 from omnistage.host.addresses import MAX_PORT, check_can_listen, host_and_port
@@ -149,7 +149,7 @@ def _protocol(door: Door) -> type[H11Protocol]:
 
         def connection_made(self, transport: Any) -> None:
             super().connection_made(transport)
-            host = network(self.client[0]) if self.client else "local"
+            host = network(host_of(self.client))
             if len(self.connections) > most or by_host[host] >= max(HOST_SHARE * most, 1):
                 self.connections.discard(self)  # Those that come with it find its place free.
                 transport.abort()
@@ -180,7 +180,7 @@ def _protocol(door: Door) -> type[H11Protocol]:
             if self.conn.our_state not in (h11.IDLE, h11.SEND_RESPONSE):  # An answer is under way; it cannot be another one.
                 self.transport.abort()
                 return
-            error = ApiError(400, "this is no HTTP/1.1 request, or one with too large a head", code="invalid_http", reason="BAD_REQUEST")
+            error = ApiError(400, "this is no HTTP/1.1 request, or one with too large a head", code="invalid_http")
             body = bytes(error.response.body)
             headers = [("Content-Type", "application/json"), ("Content-Length", str(len(body))), ("Connection", "close")]
             for event in (h11.Response(status_code=error.status, headers=headers), h11.Data(body), h11.EndOfMessage()):
@@ -201,7 +201,7 @@ def _protocol(door: Door) -> type[H11Protocol]:
             self._watch_reading()
 
         def _watch_reading(self, before: int | None = None) -> None:
-            """before: bytes that were to be read when it looked last."""
+            """before: unread bytes at the last look."""
             unread = self.transport.get_write_buffer_size()
             if before is not None and unread > before - LEAST_READ_BYTES:
                 self.transport.abort()

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from omnistage.gateway.chat_schema import unsupported
-from omnistage.gateway.failure import ApiError
+from omnistage.gateway.failure import invalid, unrecognized, unsupported
 from omnistage.gateway.messages import Turn
 from omnistage.gateway.responses_schema import ResponsesRequest
 
@@ -34,9 +33,7 @@ def _turn(item: Mapping[str, Any], where: str) -> Turn:
         raise unsupported(f"{where}.type", f"is {str(kind)[:64]!r}; nothing here takes items other than messages yet")
     unknown = next((key for key in item if key not in KEYS), None)
     if unknown is not None:
-        param = f"{where}.{unknown}"[:256]
-        told = f"Unrecognized request argument supplied: {param}"
-        raise ApiError(400, told, param=param, code="unknown_parameter", reason="BAD_REQUEST")
+        raise unrecognized(f"{where}.{unknown}"[:256])
     content = item.get("content")
     if isinstance(content, list):
         content = [_part(part, f"{where}.content[{j}]") for j, part in enumerate(content)]
@@ -51,5 +48,5 @@ def _part(part: object, where: str) -> dict[str, Any]:
         raise unsupported(f"{where}.file_id", "no files are kept here; give image_url")
     name = PARTS[kind]
     if not isinstance(part.get(name), str):
-        raise ApiError(400, f"{where}.{name}: must be text", param=f"{where}.{name}", code="invalid_value", reason="BAD_REQUEST")
+        raise invalid(f"{where}.{name}", "must be text")
     return {"type": name, name: part[name]}

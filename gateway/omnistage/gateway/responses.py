@@ -11,15 +11,13 @@ from typing import Any
 from fastapi import APIRouter, Request
 from starlette.responses import JSONResponse, Response
 
-from omnistage.client.errors import OmniError
 from omnistage.client.events import Done, Event, TextDelta
-from omnistage.gateway.account import Account
-from omnistage.gateway.answering import Pieces, Streamed, begun, told, unless_gone
-from omnistage.gateway.chat_options import LEAST_TOP_P, STAGE_FIELDS
-from omnistage.gateway.chat_schema import MOST_SEED
+from omnistage.gateway.answering import Pieces, as_event, streamed, unless_gone
+from omnistage.gateway.body import top_p_of
 from omnistage.gateway.choices import Events
-from omnistage.gateway.door import Door, Visitor
-from omnistage.gateway.failure import ApiError, in_words_of, of_omni
+from omnistage.gateway.door import Door, Visitor, visitor_of
+from omnistage.gateway.failure import ApiError, in_words_of
+from omnistage.gateway.fields import fields_of
 from omnistage.gateway.kept import new_name
 from omnistage.gateway.logprobs import logprobs_of
 from omnistage.gateway.messages import Turn, with_fetched
@@ -27,8 +25,16 @@ from omnistage.gateway.response_items import turns_of
 from omnistage.gateway.responses_schema import ResponsesRequest
 from omnistage.gateway.usage import response_usage
 
-FIELDS = {**STAGE_FIELDS, "request": "input", "pipeline": "model", "thinker.max_tokens": "max_output_tokens", "json_schema": "text.format"}
-FIELDS |= {"max_tokens": "max_output_tokens", "thinker.constraint": "text.format", "thinker.messages": "input", "conversation": "input"}
+FIELDS = fields_of(
+    {
+        **dict.fromkeys(("request", "conversation", "messages", "text", "verbatim"), "input"),
+        "pipeline": "model",
+        "outputs": "model",
+        "max_tokens": "max_output_tokens",
+        "json_schema": "text.format",
+        "thinker.constraint": "text.format",
+    }
+)
 """By a field as the client library and the stages call it, the one of this interface."""
 
 
@@ -39,7 +45,7 @@ def routes(door: Door) -> APIRouter:
     async def respond(request: Request, asked: ResponsesRequest) -> Response:
         """Answer in text, whole or as server-sent events. Nothing of it is kept."""
         asked.check()
-        visitor = door.visitor(request)
+        visitor = visitor_of(request)
         turns, names = turns_of(asked)
         fields = {**FIELDS, **names}
         with in_words_of(fields):
@@ -48,8 +54,7 @@ def routes(door: Door) -> APIRouter:
             making = _Making(asked)
             if not asked.stream:
                 return JSONResponse(await unless_gone(request, _whole(making, events)))
-            pieces = await unless_gone(request, begun(making.pieces(events, visitor.account, fields)))
-        return Streamed(pieces, visitor.account, "text/event-stream")
+            return await streamed(request, making.pieces(events), fields, telling=making.failed)
 
     return router
 
@@ -65,8 +70,8 @@ async def _asked(
         outputs=["text"],
         max_tokens=asked.max_output_tokens,
         temperature=asked.temperature,
-        top_p=None if asked.top_p is None else max(asked.top_p, LEAST_TOP_P),
-        seed=None if asked.seed is None else asked.seed & MOST_SEED,
+        top_p=top_p_of(asked.top_p),
+        seed=asked.seed,
         json_schema=asked.kept_to,
         **({"logprobs": True, "top_logprobs": asked.top_logprobs} if asked.tells_logprobs else {}),
     )
@@ -87,6 +92,7 @@ class _Making:
         self._asked = asked
         self._name, self._item_name = new_name("resp_"), new_name("msg_")
         self._created = int(time.time())
+        self._numbers = count()
         self._said: list[str] = []
         self._rows: list[dict[str, Any]] = []
         self._done: Done | None = None
@@ -108,34 +114,29 @@ class _Making:
         self._has_begun = True
         return rows
 
-    async def pieces(self, events: AsyncGenerator[Event, None], account: Account, fields: Mapping[str, str]) -> Pieces:
-        """Server-sent events, numbered. What is refused before the first event of the answer is raised."""
-        numbers = count()
-
-        def event(kind: str, **what: Any) -> bytes:
-            return told({"type": kind, "sequence_number": next(numbers), **what}, kind)
-
+    async def pieces(self, events: AsyncGenerator[Event, None]) -> Pieces:
+        """Server-sent events, numbered."""
         place = {"item_id": self._item_name, "output_index": 0, "content_index": 0}
-        try:
-            async with aclosing(events):
-                async for one in events:
-                    if not self._has_begun:
-                        for kind, what in self._beginning(place):
-                            yield event(kind, **what)
-                    rows = self.take(one)
-                    if isinstance(one, TextDelta) and (one.text or rows):
-                        yield event("response.output_text.delta", **place, delta=one.text, logprobs=rows)
-        except (OmniError, ApiError) as error:
-            self._failure = of_omni(error, fields) if isinstance(error, OmniError) else error
-            if not self._has_begun:
-                raise
-            account.failed(self._failure)
-            yield event("response.failed", response=self.response)
-            return
-        yield event("response.output_text.done", **place, text="".join(self._said), logprobs=self._rows)
-        yield event("response.content_part.done", **place, part=self._part)
-        yield event("response.output_item.done", output_index=0, item=self._item)
-        yield event(f"response.{self._status}", response=self.response)
+        async with aclosing(events):
+            async for one in events:
+                if not self._has_begun:
+                    for kind, what in self._beginning(place):
+                        yield self._event(kind, **what)
+                rows = self.take(one)
+                if isinstance(one, TextDelta) and (one.text or rows):
+                    yield self._event("response.output_text.delta", **place, delta=one.text, logprobs=rows)
+        yield self._event("response.output_text.done", **place, text="".join(self._said), logprobs=self._rows)
+        yield self._event("response.content_part.done", **place, part=self._part)
+        yield self._event("response.output_item.done", output_index=0, item=self._item)
+        yield self._event(f"response.{self._status}", response=self.response)
+
+    def failed(self, failure: ApiError) -> bytes:
+        """The last event of one that fails."""
+        self._failure = failure
+        return self._event("response.failed", response=self.response)
+
+    def _event(self, kind: str, **what: Any) -> bytes:
+        return as_event({"type": kind, "sequence_number": next(self._numbers), **what}, kind)
 
     def _beginning(self, place: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
         yield "response.created", {"response": self.response}

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
-from omnistage.gateway.chat_schema import MAX_MESSAGES, Ignored, Refused, Seed, StrictBody, ToolChoice, refuse
+from omnistage.gateway.body import MAX_MESSAGES, Ignored, Refused, Seed, StrictBody, ToolChoice, refuse
 
 LOGPROBS = "message.output_text.logprobs"
 """In `include`; whatever else may stand there is of things that no answer here has."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from pydantic import Field, field_validator
+from pydantic import Field, ValidationInfo, field_validator
 from pydantic_settings import NoDecode
 
 from omnistage.host.settings import ServerSettings
@@ -18,6 +18,11 @@ Pairs = Annotated[dict[str, str], NoDecode]
 SPEECH_MODELS = ("tts-1", "tts-1-hd", "gpt-4o-mini-tts", "gpt-4o-mini-tts-2025-12-15")
 PICTURE_MODELS = ("dall-e-2", "dall-e-3", "gpt-image-1", "gpt-image-1-mini", "gpt-image-1.5", "gpt-image-2")
 VOICES = ("alloy", "ash", "ballad", "cedar", "coral", "echo", "fable", "marin", "nova", "onyx", "sage", "shimmer", "verse")
+
+KNOWN = {"model_names": dict.fromkeys((*SPEECH_MODELS, *PICTURE_MODELS), ""), "voice_names": dict.fromkeys(VOICES, "")}
+"""By a setting, the names that stand for something before anybody says so."""
+
+NO_NAME = "-"
 
 
 class GatewaySettings(ServerSettings):
@@ -50,13 +55,13 @@ class GatewaySettings(ServerSettings):
         json_schema_extra={"metavar": "HOST,..."},
     )
     model_names: Pairs = Field(
-        dict.fromkeys((*SPEECH_MODELS, *PICTURE_MODELS), ""),
-        description="names of models that clients of OpenAI send, and the pipeline of each; nothing: the router's choice",
+        KNOWN["model_names"],
+        description="further names of models that clients send, and the pipeline of each; nothing: the router's choice; -: it is no name",
         json_schema_extra={"metavar": "NAME=PIPELINE,..."},
     )
     voice_names: Pairs = Field(
-        dict.fromkeys(VOICES, ""),
-        description="names of voices that clients of OpenAI send, and the voice of each; nothing: the pipeline's default",
+        KNOWN["voice_names"],
+        description="further names of voices that clients send, and the voice of each; nothing: the pipeline's default; -: it is no name",
         json_schema_extra={"metavar": "NAME=VOICE,..."},
     )
 
@@ -71,3 +76,10 @@ class GatewaySettings(ServerSettings):
         if not isinstance(value, str):
             return value
         return {name.strip(): to.strip() for name, _, to in (part.partition("=") for part in value.split(",") if part.strip())}
+
+    @field_validator("model_names", "voice_names")
+    @classmethod
+    def _with_known(cls, given: dict[str, str], info: ValidationInfo) -> dict[str, str]:
+        """What is given adds to what is known, changes it, or takes a name away."""
+        assert info.field_name is not None
+        return {name: to for name, to in {**KNOWN[info.field_name], **given}.items() if to != NO_NAME}

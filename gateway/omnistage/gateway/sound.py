@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from omnistage.client.encoder import FORMATS, SoundEncoder
 from omnistage.client.errors import NotAvailableError, RequestError
 from omnistage.client.wav import to_pcm16
-from omnistage.gateway.failure import ApiError
+from omnistage.gateway.failure import ApiError, invalid
 
 Samples = NDArray[np.float32]
 
@@ -83,7 +83,7 @@ class Encoder:
 def check_format(name: str, sample_rate_hz: int, param: str) -> None:
     """Whether it can be written here. sample_rate_hz: 0 if not known yet. param: the field that named the format. Raises ApiError."""
     if name not in MEDIA_TYPES:
-        raise ApiError(400, f"{param}: '{name[:64]}' is no format; give one of {', '.join(MEDIA_TYPES)}", param=param, code="invalid_value")
+        raise invalid(param, f"'{name[:64]}' is no format; give one of {', '.join(MEDIA_TYPES)}")
     form = LIBAV.get(name) or FORMATS.get(f".{name}")
     try:
         if form is not None:

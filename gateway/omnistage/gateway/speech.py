@@ -11,41 +11,35 @@ from fastapi import APIRouter, Request
 from pydantic import Field
 from starlette.responses import Response
 
-from omnistage.client.errors import NotSpokenError
 from omnistage.client.events import AudioChunk, Done, Event, Usage
-from omnistage.gateway.answering import Pieces, Streamed, begun, told, unless_gone, with_errors
-from omnistage.gateway.chat_schema import MOST_SEED, Body, Ignored, Seed
-from omnistage.gateway.door import Door
-from omnistage.gateway.failure import ApiError, in_words_of
+from omnistage.gateway.answering import Pieces, as_event, streamed
+from omnistage.gateway.body import Body, Ignored, Seed, Voice
+from omnistage.gateway.door import Door, visitor_of
+from omnistage.gateway.failure import in_words_of
+from omnistage.gateway.fields import fields_of
 from omnistage.gateway.sound import MEDIA_TYPES, RATE_HZ, RAW, Encoder, check_format, new_encoder
-from omnistage.gateway.usage import audio_tokens
-
-FIELDS = {
-    "pipeline": "model",
-    "text": "input",
-    "request": "input",
-    "thinker.verbatim": "input",
-    "talker.voice": "voice",
-    "talker.speed": "speed",
-    "code2wav.profile": "profile",
-    "code2wav.sample_rate_hz": "sample_rate_hz",
-}
-"""By a field of the client library or of the protos, the field of this interface."""
+from omnistage.gateway.usage import speech_usage
 
 FORMAT = "response_format"
+
+FIELDS = fields_of(
+    {
+        **dict.fromkeys(("text", "request", "verbatim", "messages", "conversation"), "input"),
+        "pipeline": "model",
+        "outputs": "model",
+        "encoding": FORMAT,
+    }
+)
+"""By a field as the client library and the stages call it, the field of this interface."""
 
 FIXED_RATE = (*RAW, "opus")
 """Formats that are asked for at one rate, whatever the model's is: nothing in raw samples says theirs, and Opus has few."""
 
 
-class VoiceId(Body):
-    id: str
-
-
 class SpeechRequest(Body):
     input: str
     model: str | None = None
-    voice: str | VoiceId | None = None
+    voice: Voice | None = None
     response_format: Literal["mp3", "opus", "aac", "flac", "wav", "pcm"] = "mp3"
     stream_format: Literal["audio", "sse"] = "audio"
     speed: Annotated[float, Field(ge=0.5, le=2)] | None = None
@@ -61,28 +55,26 @@ def routes(door: Door) -> APIRouter:
     @router.post("/audio/speech", response_class=Response)
     async def speech(request: Request, asked: SpeechRequest) -> Response:
         """Speak a text: one file while it is made, or server-sent events with its pieces."""
-        visitor = door.visitor(request)
+        visitor = visitor_of(request)
         rate_hz: int | None = asked.sample_rate_hz
         check_format(asked.response_format, rate_hz or 0, FORMAT)
         if rate_hz is None and asked.response_format in FIXED_RATE:
             rate_hz = RATE_HZ
-        voice = asked.voice.id if isinstance(asked.voice, VoiceId) else asked.voice
         options = door.options(
             visitor,
-            pipeline=await door.offer.model(asked.model),
-            voice=await door.offer.voice(voice),
+            pipeline=await door.offer.speech_model(asked.model),
+            voice=await door.offer.voice(asked.voice),
             speed=asked.speed,
-            seed=None if asked.seed is None else asked.seed & MOST_SEED,
+            seed=asked.seed,
             profile=asked.profile,
             sample_rate_hz=rate_hz,
         )
         with in_words_of(FIELDS):
             events = visitor.account.followed(visitor.omni.stream_say(asked.input, **options))
         if asked.stream_format == "sse":
-            told_pieces = await unless_gone(request, begun(_events(events, asked.response_format)))
-            return Streamed(with_errors(told_pieces, visitor.account), visitor.account, "text/event-stream")
-        pieces = await unless_gone(request, begun(_file(events, asked.response_format)))
-        return Streamed(pieces, visitor.account, MEDIA_TYPES[asked.response_format])
+            return await streamed(request, _events(events, asked.response_format), FIELDS)
+        media_type = MEDIA_TYPES[asked.response_format]
+        return await streamed(request, _file(events, asked.response_format), FIELDS, media_type=media_type, telling=None)
 
     return router
 
@@ -100,31 +92,21 @@ async def _events(events: AsyncGenerator[Event, None], form: str) -> Pieces:
     async with aclosing(_made(events, form)) as made:
         async for piece in made:
             if isinstance(piece, bytes):
-                yield told({"type": "speech.audio.delta", "audio": base64.b64encode(piece).decode()})
+                yield as_event({"type": "speech.audio.delta", "audio": base64.b64encode(piece).decode()})
             else:
-                yield told({"type": "speech.audio.done", "usage": _usage(piece)})
+                yield as_event({"type": "speech.audio.done", "usage": speech_usage(piece)})
 
 
 async def _made(events: AsyncGenerator[Event, None], form: str) -> AsyncGenerator[bytes | Usage, None]:
-    """Bytes of the file, none of them empty, and the account at the end. Raises ApiError where there is nothing to be heard."""
+    """Bytes of the file, none of them empty, and the account at the end."""
     encoder: Encoder | None = None
-    with in_words_of(FIELDS):
-        async with aclosing(events):
-            try:
-                async for event in events:
-                    if isinstance(event, AudioChunk):
-                        encoder = encoder or new_encoder(form, event.sample_rate_hz, FORMAT)
-                        if grown := await encoder.grown(event.samples):
-                            yield grown
-                    elif isinstance(event, Done):
-                        if encoder is not None and (rest := await encoder.finished()):
-                            yield rest
-                        yield event.usage
-            except NotSpokenError as error:
-                raise ApiError(400, f"input: {error.message}", param="input", code="not_spoken", hint=error.hint) from error
-
-
-def _usage(usage: Usage) -> dict[str, int]:
-    """input_tokens: of the text, as the model cut it."""
-    read, spoken = usage.completion_tokens or 0, audio_tokens(usage)
-    return {"input_tokens": read, "output_tokens": spoken, "total_tokens": read + spoken}
+    async with aclosing(events):
+        async for event in events:
+            if isinstance(event, AudioChunk):
+                encoder = encoder or new_encoder(form, event.sample_rate_hz, FORMAT)
+                if grown := await encoder.grown(event.samples):
+                    yield grown
+            elif isinstance(event, Done):
+                if encoder is not None and (rest := await encoder.finished()):
+                    yield rest
+                yield event.usage

@@ -7,12 +7,13 @@ from typing import Any
 
 from omnistage.client.events import Usage
 
-TALKER, CODES = "talker", "codes"
+TALKER, ALIGNMENT = "talker", "alignment"
 
 
 def audio_tokens(usage: Usage) -> int:
-    """Of speech: its frames of codes."""
-    return sum(report.output_items.get(CODES, 0) for report in usage.stages if report.stage == TALKER)
+    """Of speech: the frames that its Talker gave, as codes or as features. Of other things it tells when the words are spoken."""
+    items = (report.output_items for report in usage.stages if report.stage == TALKER)
+    return sum(count for ports in items for port, count in ports.items() if port != ALIGNMENT)
 
 
 def chat_usage(usages: Sequence[Usage]) -> dict[str, Any]:
@@ -43,4 +44,21 @@ def response_usage(usage: Usage) -> dict[str, Any]:
         "output_tokens": text,
         "output_tokens_details": {"reasoning_tokens": 0},
         "total_tokens": prompt + text,
+    }
+
+
+def speech_usage(usage: Usage) -> dict[str, int]:
+    """Of a text that was given. input_tokens: of it, as the model cut it."""
+    read, spoken = usage.completion_tokens or 0, audio_tokens(usage)
+    return {"input_tokens": read, "output_tokens": spoken, "total_tokens": read + spoken}
+
+
+def picture_usage(usage: Usage | None) -> dict[str, Any]:
+    """What is drawn has no tokens; what is asked has where its model tells. None: it is told elsewhere."""
+    read = (usage.prompt_tokens if usage else None) or 0
+    return {
+        "input_tokens": read,
+        "output_tokens": 0,
+        "total_tokens": read,
+        "input_tokens_details": {"text_tokens": read, "image_tokens": 0},
     }

@@ -1,0 +1,62 @@
+"""What the bodies of requests have in common."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
+
+from omnistage.gateway.failure import unsupported
+
+MAX_MESSAGES = 1024
+
+MOST_SEED = (1 << 64) - 1
+
+LEAST_TOP_P = 1e-6
+"""For OpenAI's 0: the likeliest token alone."""
+
+
+class Body(BaseModel):
+    """What a client sends. What it does not know, is refused, as OpenAI does."""
+
+    model_config = ConfigDict(extra="forbid", strict=False)
+
+
+class StrictBody(Body):
+    """The same, of JSON alone: a number is no text, and a text no number."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+
+def seed_of(given: int) -> int:
+    """One that a pipeline takes: those below zero are the others, counted from the end."""
+    return given & MOST_SEED
+
+
+def top_p_of(given: float | None) -> float | None:
+    """One that a pipeline takes."""
+    return None if given is None else max(given, LEAST_TOP_P)
+
+
+def _named(given: object) -> object:
+    """A voice by its id is a voice by its name."""
+    return given["id"] if isinstance(given, dict) and set(given) == {"id"} else given
+
+
+def _not_called(given: object) -> object:
+    """Where there are no tools, to choose none of them, or as the model likes, is what happens anyhow."""
+    return None if given in ("none", "auto") else given
+
+
+Voice = Annotated[str, BeforeValidator(_named, json_schema_input_type=str | dict[str, str])]
+Seed = Annotated[int, Field(ge=-(1 << 63), le=MOST_SEED), AfterValidator(seed_of)]
+Ignored = Annotated[Any, Field(description="Taken, and means nothing here.")]
+Refused = Annotated[Any, Field(description="Refused, if something is in it.")]
+ToolChoice = Annotated[Refused, BeforeValidator(_not_called)]
+
+
+def refuse(asked: Body, *names: str) -> None:
+    """Raises ApiError for a field that would change the answer, and has something in it."""
+    for name in names:
+        if getattr(asked, name) not in (None, [], {}, False):
+            raise unsupported(name, "nothing here does that yet; leave it out")

@@ -1,0 +1,58 @@
+"""How errors and accounts of the client library are told over HTTP."""
+
+from __future__ import annotations
+
+import pytest
+from pydantic import BaseModel
+
+from omnistage.client.errors import BY_CODE, BY_REASON, NotAvailableError, NotSpokenError, OmniError, RouterLostError
+from omnistage.client.events import StageReport, Usage
+from omnistage.gateway import chat_options, pictures, responses, speech
+from omnistage.gateway.chat_schema import ChatRequest
+from omnistage.gateway.failure import of_omni
+from omnistage.gateway.pictures_schema import PictureRequest
+from omnistage.gateway.responses_schema import ResponsesRequest
+from omnistage.gateway.speech import SpeechRequest
+from omnistage.gateway.usage import audio_tokens, chat_usage, speech_usage
+
+KINDS = {*BY_REASON.values(), *BY_CODE.values(), NotSpokenError, NotAvailableError, RouterLostError}
+
+LIBRARY = ("`", "pipelines()", "outputs=", "timeout_s", "max_tokens", "--", "named field", "omnistage ")
+"""Words for whoever calls the client library, or runs the stack."""
+
+
+@pytest.mark.parametrize("kind", sorted(KINDS, key=lambda kind: kind.__name__))
+def test_hints_are_for_who_asks_over_http(kind: type[OmniError]) -> None:
+    told = of_omni(kind("it failed")).body["error"]
+    assert not [word for word in LIBRARY if word in (told["hint"] or "")]
+    assert told["reason"]
+
+
+ASKED = [
+    (ChatRequest, chat_options.FIELDS, ("request", "conversation", "pipeline", "outputs", "thinker", "thinker.messages", "diffusion")),
+    (
+        ResponsesRequest,
+        responses.FIELDS,
+        ("request", "conversation", "pipeline", "outputs", "talker", "thinker.constraint", "seed", "top_p"),
+    ),
+    (SpeechRequest, speech.FIELDS, ("request", "text", "pipeline", "outputs", "thinker", "talker", "code2wav", "thinker.verbatim")),
+    (SpeechRequest, speech.FIELDS, ("talker.voice", "talker.speed", "code2wav.profile", "code2wav.sample_rate_hz", "thinker.messages")),
+    (PictureRequest, pictures.FIELDS, ("request", "prompt", "pipeline", "outputs", "diffusion", "width", "diffusion.height", "results")),
+    (PictureRequest, pictures.FIELDS, ("diffusion.media_type", "diffusion.previews", "diffusion.steps", "diffusion.layers", "previews")),
+]
+
+
+@pytest.mark.parametrize(("body", "fields", "named"), ASKED)
+def test_what_the_library_names_is_a_field_that_a_client_wrote(
+    body: type[BaseModel], fields: dict[str, str], named: tuple[str, ...]
+) -> None:
+    assert [name for name in named if fields.get(name, name).partition(".")[0] not in body.model_fields] == []
+
+
+@pytest.mark.parametrize("ports", [{"codes": 160}, {"features": 160}, {"features": 160, "alignment": 80}])
+def test_frames_of_speech_count_whatever_they_are_made_of(ports: dict[str, int]) -> None:
+    talker = StageReport("talker", "127.0.0.1:1", 0.0, 0.1, 0.2, {"text": 9}, ports, 0, 0)
+    thinker = StageReport("thinker", "127.0.0.1:2", 0.0, 0.1, 0.2, {}, {"text": 80}, 0, 0)
+    usage = Usage((thinker, talker), 0.0, 0.1, 0.2, 0.3, completion_tokens=80)
+    assert audio_tokens(usage) == 160
+    assert speech_usage(usage)["output_tokens"] == chat_usage([usage])["completion_tokens_details"]["audio_tokens"] == 160
