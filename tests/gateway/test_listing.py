@@ -37,9 +37,10 @@ async def test_names_that_are_given_add_to_those_that_are_known(toy: servers.Sta
         assert [answer.status_code for answer in spoken] == [200, 200, 200, 404, 400, 404]
         question = {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 2}
         answered = [
-            (await client.post("/v1/chat/completions", json={"model": model, **question})).status_code for model in ("mine", "toy", "tts-1")
+            (await client.post("/v1/chat/completions", json={"model": model, **question})).status_code
+            for model in ("mine", "toy", "tts-1", "")
         ]
-        assert answered == [200, 200, 404]
+        assert answered == [200, 200, 404, 404]
 
 
 def test_voices_have_the_models_that_speak_with_them(url: str) -> None:

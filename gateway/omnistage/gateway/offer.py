@@ -77,10 +77,12 @@ class Offer:
     async def _resolved(self, model: str) -> Pipeline | None:
         """What a name stands for: a pipeline's own comes first. None: the router's choice. Raises ApiError 404."""
         if self._find(model) is None and model in self._model_names:
-            known = await self.pipelines()
-            if model not in {one.name for one in known}:
+            await self.pipelines()
+            if self._find(model) is None:
+                if not self._model_names[model]:
+                    return None
                 model = self._model_names[model]
-        return await self.pipeline(model) if model else None
+        return await self.pipeline(model)
 
     async def chat_model(self, model: str) -> str:
         """The pipeline of a model that is to answer. Raises ApiError: 404, 400 for one that does not."""
