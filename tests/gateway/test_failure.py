@@ -15,7 +15,7 @@ from omnistage.gateway.responses_schema import ResponsesRequest
 from omnistage.gateway.speech import SpeechRequest
 from omnistage.gateway.usage import audio_tokens, chat_usage, speech_usage
 
-KINDS = {*BY_REASON.values(), *BY_CODE.values(), NotSpokenError, NotAvailableError, RouterLostError}
+KINDS: set[type[OmniError]] = {*BY_REASON.values(), *BY_CODE.values(), NotSpokenError, NotAvailableError, RouterLostError}
 
 LIBRARY = ("`", "pipelines()", "outputs=", "timeout_s", "max_tokens", "--", "named field", "omnistage ")
 """Words for whoever calls the client library, or runs the stack."""
