@@ -17,6 +17,7 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from omnistage.cli.pipelines import GATEWAY_NEEDS
 from tools import lock
 from tools.sources import read
 
@@ -165,6 +166,13 @@ def test_what_tests_tools_benchmarks_and_examples_import_is_declared_somewhere()
         if one.module.split(".")[0] not in ours | OF_FRAMEWORKS and undeclared(one.module, declared())
     }
     assert sorted(found) == []
+
+
+def test_serve_knows_what_the_gateway_needs() -> None:
+    """Without one of these it would be started, and fail."""
+    own = (one for one in all_imports() if one.package == "gateway" and not one.in_function)
+    needed = {one.module.split(".")[0] for one in own if undeclared(one.module, SERVER)}
+    assert {*GATEWAY_NEEDS} == {*needed, "python_multipart"}, "FastAPI itself imports that one, for forms"
 
 
 def test_an_import_that_is_not_declared_is_seen() -> None:

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 
+from omnistage.cli.ending import RUNNING
 from omnistage.cli.layout import GATEWAY, ROUTER
 from omnistage.client.beside import beside
 
@@ -14,8 +15,6 @@ LOOKS = 10
 
 MAX_PERIOD_S = 60.0
 """Between two looks."""
-
-RUNNING = "omnistage_router_inflight"
 
 ASKED = ("omnistage_router_requests_total", "omnistage_gateway_requests_total")
 """What counts whoever asked. An answer over HTTP counts twice, a page that is opened once."""
@@ -52,7 +51,8 @@ async def _watch(limit_s: float, addresses: Callable[[], Mapping[str, str]], end
     end()
 
 
-def _asks(labels: Mapping[str, str]) -> bool:
+def asks(labels: Mapping[str, str]) -> bool:
+    """Whether who called the gateway so asked for something. labels: of its metric."""
     return labels.get("endpoint") not in LOOKING and labels.get("status") != NOWHERE
 
 
@@ -67,7 +67,7 @@ async def asked(addresses: Mapping[str, str]) -> Count | None:
         samples = [sample for page in pages for family in page or () for sample in family.samples]
         if None in pages or any(sample.value for sample in samples if sample.name == RUNNING):
             return None
-        counted = (sample for sample in samples if sample.name in ASKED and _asks(sample.labels))
+        counted = (sample for sample in samples if sample.name in ASKED and asks(sample.labels))
         return frozenset((sample.name, tuple(sample.labels.items()), sample.value) for sample in counted)
 
     return await beside(look, "omnistage-idle-look")

@@ -18,7 +18,8 @@ from omnistage.models.options import DEFAULTS, MEMORY_SHARE
 from omnistage.models.registry import UnknownFamily, dtypes, families, has_default, missing_packages, recognise, uses
 from omnistage.router.pipeline import Pipeline, PipelineError, StageSpec, load_pipeline, shipped_pipelines
 
-GATEWAY_NEEDS = ("fastapi", "h11", "python_multipart", "uvicorn")
+GATEWAY_NEEDS = ("fastapi", "h11", "httpx2", "python_multipart", "starlette", "uvicorn")
+"""Modules without which it does not start, beside those of every server."""
 
 ADVICE = {"tensor_parallel_size": "; more processes of a stage serve more answers: --replicas talker=2"}
 
