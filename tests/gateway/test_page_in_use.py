@@ -246,6 +246,34 @@ async def it_says_what_went_wrong(place: Place) -> None:
                 await expect(failure).to_have_count(0)
 
 
+async def it_goes_on_when_a_conversation_is_too_long(place: Place) -> None:
+    """Without its oldest turns, also when the page is opened again; what is too long by itself is told, and the next question is answered."""
+    room = 2 * len(TEXT)
+    async with browser() as context:
+        with servers.stack(place.folder, options_of={"thinker": {"room": room}}) as stack, gateway(stack.address, place.folder) as server:
+            page = (await opened(context, f"http://{server.address}")).page
+            sent: list[int] = []
+            page.on("request", lambda request: sent.append(_turns(request)) if request.method == "POST" else None)
+            for count, said in enumerate(([1], [1, 3], [1, 3, 5, 3]), 1):
+                await ask(page, QUESTION, SEED)
+                await expect(page.locator(".assistant:not(.live) .body")).to_have_text([TEXT] * count)
+                assert sent == said
+            note = page.locator(".note").filter(has_text="no longer fit")
+            await expect(note).to_have_count(1)
+            await page.reload()
+            await page.locator("#state.ready").wait_for()
+            await ask(page, "x" * (room + 1), SEED)
+            await page.get_by_role("alert").filter(has_text="shorten the conversation").wait_for()
+            await expect(note).to_have_count(0)
+            await ask(page, QUESTION, SEED)
+            await expect(page.locator(".assistant:not(.live) .body")).to_have_text([TEXT] * 4)
+            assert sent[4:] == [5, 3, 1, 5, 3]
+
+
+def _turns(request: Request) -> int:
+    return len(request.post_data_json["messages"])
+
+
 async def it_tells_when_the_sound_runs_dry(place: Place) -> None:
     """A word in a fifth of a second is 5 ms of sound: it waits for more, says so, and in the end nothing is missing."""
     async with browser() as context:
@@ -358,6 +386,7 @@ DEEDS: tuple[Callable[[Place], Awaitable[None]], ...] = (
     it_remembers_all_but_the_key,
     it_opens_without_its_gateway,
     it_says_what_went_wrong,
+    it_goes_on_when_a_conversation_is_too_long,
     it_tells_when_the_sound_runs_dry,
     it_falls_silent,
     it_shows_a_loss,

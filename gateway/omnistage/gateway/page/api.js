@@ -2,12 +2,14 @@
 
 const MOST_CHARACTERS = 64 * 1024 * 1024; // Of one event: a large picture.
 
-/** A request failed. hint: what to do. retryAfterS: when to ask again; null: asking again does not help. */
+/** A request failed. hint: what to do. retryAfterS: when to ask again; null: asking again does not help. isTooMuch: perhaps less of the
+ * conversation would do. */
 export class Failure extends Error {
-  constructor(message, { hint = "", retryAfterS = null } = {}) {
+  constructor(message, { hint = "", retryAfterS = null, isTooMuch = false } = {}) {
     super(message);
     this.hint = hint;
     this.retryAfterS = retryAfterS;
+    this.isTooMuch = isTooMuch;
   }
 }
 
@@ -26,15 +28,16 @@ async function sent(path, options) {
   }
 }
 
-function ofError(error, retryAfterS = null) {
-  return new Failure(error?.message ?? "The gateway said that something went wrong, and not what.", { hint: error?.hint ?? "", retryAfterS });
+function ofError(error, retryAfterS = null, status = 200) {
+  const isTooMuch = status === 413 || (status === 400 && Boolean(error?.param?.startsWith("messages")));
+  return new Failure(error?.message ?? "The gateway said that something went wrong, and not what.", { hint: error?.hint ?? "", retryAfterS, isTooMuch });
 }
 
 async function checked(response) {
   if (response.ok) return response;
   const after = response.headers.get("Retry-After");
   const body = await response.json().catch(() => ({ error: { message: `The gateway answered with status ${response.status}.` } }));
-  throw ofError(body.error, after === null ? null : Number(after));
+  throw ofError(body.error, after === null ? null : Number(after), response.status);
 }
 
 /** What a GET of this path returns. Raises Failure. */

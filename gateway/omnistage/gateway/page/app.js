@@ -1,7 +1,7 @@
 // The page: what is chosen, what is asked, and what becomes of the answer.
 
 import { get } from "./api.js";
-import { answer, chatRequest, drawRequest, floats } from "./ask.js";
+import { answer, chatRequest, drawRequest, floats, without } from "./ask.js";
 import { byId, copy, make, seconds, toast } from "./elements.js";
 import * as kept from "./history.js";
 import { Pictures } from "./pictures.js";
@@ -106,19 +106,45 @@ async function ask(text) {
   byId("text").value = "";
   grow();
   const options = { isSpoken, voice: byId("voice").value, speed: Number(byId("speed").value), seed: number("seed"), size: byId("size").value.trim(), steps: number("steps") };
-  const isDrawing = mode() === "draw";
-  const request = isDrawing ? drawRequest(model().id, text, sent.map((one) => one.file), options) : chatRequest(model().id, spoken(), options);
-  await run(request, text);
+  if (mode() === "draw") return run(drawRequest(model().id, text, sent.map((one) => one.file), options), text);
+  const told = spoken();
+  const seen = told.map((one) => ({ ...one, pictures: model().inputs.includes("image") ? one.pictures : [] }));
+  await run({ ...chatRequest(model().id, seen, options), turns: told }, text);
 }
 
-/** The conversation as a model is told of it: without what was drawn beside it, and questions that nobody answered. */
+/** The turns that a model is told of: without what was drawn beside them, what no longer fits, and questions that nobody answered. */
 function spoken() {
-  const told = turns.filter((turn, n) => !turn.isDrawn && (turn.role === "assistant" || n === turns.length - 1 || turns[n + 1].role === "assistant"));
-  return told.map((turn) => ({ ...turn, pictures: model().inputs.includes("image") ? turn.pictures : [] }));
+  const isTold = (turn, n) => turn.role === "assistant" || n === turns.length - 1 || turns[n + 1].role === "assistant";
+  return turns.filter((turn, n) => !turn.isDrawn && !turn.isLeftOut && isTold(turn, n));
+}
+
+/** The events of an answer. What the model finds too much is asked again without the oldest turns: first one pair of them, then two, four.
+ * These are left out from then on. */
+async function* answered(request, shown) {
+  let first = null;
+  for (let pairs = 0; ; pairs = 2 * pairs || 1) {
+    const { count, shorter } = request.turns ? without(request, pairs) : { count: 0, shorter: request };
+    last = shorter;
+    try {
+      let hasBegun = false;
+      for await (const event of answer(shorter, kept.key(), running.signal)) {
+        if (count && !hasBegun) {
+          shown.addNote("The oldest turns no longer fit into the model: it was asked without them.");
+          for (const turn of request.turns.slice(0, count)) turn.isLeftOut = true;
+        }
+        hasBegun = true;
+        yield event;
+      }
+      return;
+    } catch (failure) {
+      first ??= failure;
+      if (!failure.isTooMuch) throw failure;
+      if (!request.turns || count === request.turns.length - 1) throw first;
+    }
+  }
 }
 
 async function run(request, prompt) {
-  last = request;
   running = new AbortController();
   player.stop();
   if (request.body.modalities) player.open(); // In the click: see there.
@@ -129,7 +155,7 @@ async function run(request, prompt) {
   showRunning(true);
   let failure = null;
   try {
-    for await (const event of answer(request, kept.key(), running.signal)) take(event, shown, made, prompt);
+    for await (const event of answered(request, shown)) take(event, shown, made, prompt);
   } catch (error) {
     if (error.name === "AbortError") shown.addNote("Stopped.");
     else failure = error;

@@ -32,6 +32,15 @@ export function drawRequest(model, prompt, files, { size, steps, seed }) {
   return files.length ? { path: EDIT, body, files } : { path: DRAW, body };
 }
 
+/** The request of a conversation without its oldest pairs of question and answer, and how many turns these are: all but the question, where
+ * there are no more. */
+export function without(request, pairs) {
+  const { messages } = request.body;
+  let count = Math.min(2 * pairs, messages.length - 1);
+  while (messages[count].role !== "user") count++;
+  return { count, shorter: { ...request, body: { ...request.body, messages: messages.slice(count) } } };
+}
+
 /** The events of an answer. Raises Failure, AbortError. */
 export async function* answer({ path, body, files }, key, signal) {
   if (path === CHAT) return yield* chat(stream(path, body, key, signal));

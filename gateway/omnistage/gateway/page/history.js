@@ -33,7 +33,7 @@ export const keepChoices = (chosen) => lasting.setItem(CHOICES, JSON.stringify(c
 export const key = () => ofTab.getItem(KEY) ?? "";
 export const keepKey = (value) => (value ? ofTab.setItem(KEY, value) : ofTab.removeItem(KEY));
 
-/** Turns: {role, text, pictures, isDrawn}, pictures as data URIs. */
+/** Turns: {role, text, pictures, isDrawn, isLeftOut}, pictures as data URIs. */
 export function turns() {
   const kept = read(TURNS, []);
   return Array.isArray(kept) ? kept.filter((turn) => typeof turn?.text === "string" && Array.isArray(turn.pictures)) : [];
@@ -41,7 +41,7 @@ export function turns() {
 
 /** Keep the newest turns; of older ones first their pictures go. */
 export function keepTurns(all) {
-  let kept = all.slice(-MOST_TURNS).map(({ role, text, pictures, isDrawn }) => ({ role, text, pictures, isDrawn }));
+  let kept = all.slice(-MOST_TURNS).map(({ role, text, pictures, isDrawn, isLeftOut }) => ({ role, text, pictures, isDrawn, isLeftOut }));
   for (let oldest = 0; size(kept) > MOST_CHARACTERS && oldest < kept.length; oldest++) kept[oldest].pictures = [];
   while (size(kept) > MOST_CHARACTERS) kept = kept.slice(1);
   lasting.setItem(TURNS, JSON.stringify(kept));

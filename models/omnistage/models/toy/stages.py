@@ -56,7 +56,8 @@ class ToyOptions:
     stamp: put the time of emission into rows, codes and samples, for latency figures. length: tokens when the model ends by itself.
     chunk_samples: most samples in one piece of sound; 0 is all that is there. interval_s of a Code2Wav is the pause before each piece.
     context: frames that a Code2Wav asks for before the one that it goes on in, as one with a left context would. differs: a Talker that
-    makes other codes than others of its revision, as one that samples differently would."""
+    makes other codes than others of its revision, as one that samples differently would. room: most characters of a conversation; 0: any
+    number."""
 
     interval_s: float = 0.0
     max_chunk: int = 4
@@ -67,6 +68,7 @@ class ToyOptions:
     chunk_samples: int = 0
     context: int = 2
     differs: bool = False
+    room: int = 0
 
     @classmethod
     def from_settings(cls, options: dict[str, Any]) -> ToyOptions:
@@ -116,6 +118,9 @@ class ToyThinker(Toy):
         check_parts(request, self.info)
         check_constraint(request, self.info)
         check_bias(request, formulas.VOCABULARY)
+        told = sum(len(turn.text) for turn in request.turns)
+        if self.options.room and told > self.options.room:
+            raise BadRequest("thinker.messages", f"shorten the conversation: it has {told} characters, the model takes {self.options.room}")
         if request.finished is None and request.history and len(request.history) >= self._length(request):
             raise BadRequest("resume.history", f"the answer has {self._length(request)} tokens: it ends before it can go on")
         if request.verbatim.split() and len(request.history) > len(request.verbatim.split()):
