@@ -11,9 +11,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from omnistage.cli.announcement import page
+from omnistage.cli.layout import ANY_PORT, DEFAULT_ADDRESS
+from omnistage.cli.pipelines import default_pipelines
 from omnistage.cli.served import Served, served_here
 from omnistage.client import Omni
 from omnistage.client.found import named_router
+from omnistage.host.addresses import check_can_listen
+from omnistage.host.errors import StartError
 
 OMNISTAGE = Path(sys.executable).with_name("omnistage")
 QUESTION = ("How do plants make food?", "--out", "demo.wav", "--timeline", "demo-timeline.png")
@@ -30,15 +34,11 @@ def main(words: Sequence[str]) -> int:
     asked = ["--pipeline", pipelines[0]] if pipelines else []
     if os.environ.get("CI") or not sys.stdout.isatty() or named_router() is not None:
         return _omnistage("ask", *QUESTION, *asked)
-    served = _serving()
-    if served is None:
-        _omnistage("serve", *pipelines, "--detach", "--idle-limit", str(IDLE_LIMIT_S))
-        served = _serving()
-        if served is not None:
-            _wait_for_all(served.address)
+    address = os.environ.get("OMNISTAGE_SERVE_ADDRESS", DEFAULT_ADDRESS)
+    served = serving(address, pipelines) or _started(address, pipelines)
     code = _omnistage("ask", *QUESTION, *asked, *(["--address", served.address] if served else []))
     if served is not None:
-        _tell(served)
+        tell(served)
     return code
 
 
@@ -46,24 +46,52 @@ def _omnistage(*words: str) -> int:
     return subprocess.run([OMNISTAGE, *words], check=False).returncode
 
 
-def _serving() -> Served | None:
-    """A stack of this user, one with a page if there is one."""
-    return max(served_here(), key=lambda served: bool(served.http), default=None)
+def serving(address: str, pipelines: Sequence[str]) -> Served | None:
+    """A stack of this user that serves just what the demo would start: one with a page where `omnistage serve` listens, or one that an
+    earlier demo left."""
+    names = ", ".join(pipelines or default_pipelines()[0])
+    fitting = (served for served in served_here() if served.pipeline == names)
+    return next((served for served in fitting if (served.address == address and served.http) or served.idle_limit_s == IDLE_LIMIT_S), None)
+
+
+def _started(address: str, pipelines: Sequence[str]) -> Served | None:
+    """A stack that stays. Another one may have the usual port, and is left alone."""
+    before = {served.pid for served in served_here()}
+    words = [*pipelines, "--detach", "--idle-limit", str(IDLE_LIMIT_S)]
+    try:
+        check_can_listen(address, "--address")
+    except StartError:
+        print(f"Something else listens at {address}: the demo starts a stack of its own beside it.", flush=True)
+        words += ["--address", ANY_PORT]
+    _omnistage("serve", *words)
+    served = next((served for served in served_here() if served.pid not in before), None)
+    if served is not None:
+        _wait_for_all(served.address)
+    return served
 
 
 def _wait_for_all(address: str) -> None:
     """A pipeline that is still loading would take the processor from the answer."""
     until = time.monotonic() + LOAD_LIMIT_S
+    told: list[str] = []
     with Omni(address=address) as omni:
-        while any(one.state == "starting" for one in omni.pipelines()) and time.monotonic() < until:
+        while (names := [one.name for one in omni.pipelines() if one.state == "starting"]) and time.monotonic() < until:
+            if names != told:
+                print(f"The question is asked as soon as {' and '.join(names)} is there too.", flush=True)
+                told = names
             time.sleep(LOOK_S)
 
 
-def _tell(served: Served) -> None:
-    command = os.path.relpath(OMNISTAGE)
+def tell(served: Served) -> None:
+    end = f"{os.path.relpath(OMNISTAGE)} stop {served.address}"
     if served.http:
         print(f"\nGo on in a browser: {page(served.http)}   (any key is taken)")
-    print(f"The stack stays until nobody has asked it for a while, or you end it: {command} stop {served.address}", flush=True)
+    idle = (
+        f"ends when nobody has asked it for {served.idle_limit_s / 60:g} minutes, or by"
+        if served.idle_limit_s
+        else "stays until you end it"
+    )
+    print(f"The stack {idle}: {end}", flush=True)
 
 
 if __name__ == "__main__":

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import os
 import pty
+import socket
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 from urllib.request import ProxyHandler, build_opener
 
 import pytest
@@ -14,7 +17,8 @@ import pytest
 from helpers import lengths
 from helpers.command import omnistage
 from helpers.processes import Family
-from omnistage.cli.served import all_served
+from omnistage.cli.served import Served, all_served, registered
+from tools.demo import IDLE_LIMIT_S, serving, tell
 
 ROOT = Path(__file__).resolve().parents[2]
 DEMO = (sys.executable, str(ROOT / "tools" / "demo.py"), "toy")
@@ -49,21 +53,49 @@ def on_terminal() -> str:
     return shown.decode()
 
 
-def test_on_a_terminal_its_stack_stays_and_is_used_again(family: Family, tmp_path: Path) -> None:
-    shown = on_terminal()
-    (served,) = all_served()
-    try:
-        assert f"Go on in a browser: http://{served.http} " in shown
-        assert "it ends by itself when nobody has asked for 1800 s" in shown
-        assert shown.splitlines()[-1].endswith(f"omnistage stop {served.address}")
-        with build_opener(ProxyHandler({})).open(f"http://{served.http}/ready", timeout=LIMIT_S) as ready:
-            assert ready.status == 200
-        assert (tmp_path / "demo.wav").stat().st_size > 44 and (tmp_path / "demo-timeline.png").exists()
-        assert "starting the stack" not in on_terminal()
-        assert all_served() == [served]
-    finally:
-        assert omnistage("stop").returncode == 0
+def test_on_a_terminal_its_stack_stays_and_is_used_again(family: Family, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beside whatever has the usual port."""
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        usual = f"127.0.0.1:{other.getsockname()[1]}"
+        monkeypatch.setenv("OMNISTAGE_SERVE_ADDRESS", usual)
+        shown = on_terminal()
+        (served,) = all_served()
+        try:
+            assert f"Something else listens at {usual}: " in shown
+            assert f"Go on in a browser: http://{served.http} " in shown
+            assert "it ends by itself when nobody has asked for 1800 s" in shown
+            last = shown.splitlines()[-1]
+            assert last.startswith("The stack ends when nobody has asked it for 30 minutes, or by: ")
+            assert last.endswith(f"omnistage stop {served.address}")
+            with build_opener(ProxyHandler({})).open(f"http://{served.http}/ready", timeout=LIMIT_S) as ready:
+                assert ready.status == 200
+            assert (tmp_path / "demo.wav").stat().st_size > 44 and (tmp_path / "demo-timeline.png").exists()
+            assert "starting the stack" not in on_terminal()
+            assert all_served() == [served]
+        finally:
+            assert omnistage("stop").returncode == 0
     assert family.pids() == []
+
+
+@pytest.mark.parametrize(
+    ("change", "is_used"),
+    [
+        ({}, True),
+        ({"pipeline": "toy"}, False),
+        ({"pipeline": "smol, picture, toy"}, False),
+        ({"http": ""}, False),
+        ({"address": "127.0.0.1:2"}, False),
+        ({"address": "127.0.0.1:2", "idle_limit_s": float(IDLE_LIMIT_S)}, True),
+    ],
+)
+def test_only_a_stack_that_serves_the_same_is_used_again(change: dict[str, Any], is_used: bool, capsys: pytest.CaptureFixture[str]) -> None:
+    usual = "127.0.0.1:1"
+    there = replace(Served(usual, os.getpid(), "smol, picture", "", 5.0, "127.0.0.1:8000"), **change)
+    with registered(there):
+        assert serving(usual, []) == (there if is_used else None)
+    tell(there)
+    how_long = "ends when nobody has asked it for 30 minutes, or by" if there.idle_limit_s else "stays until you end it"
+    assert f"The stack {how_long}: " in capsys.readouterr().out
 
 
 @lengths.one_or_all("where", ELSEWHERE)

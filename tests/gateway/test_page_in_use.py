@@ -247,7 +247,7 @@ async def it_says_what_went_wrong(place: Place) -> None:
 
 
 async def it_goes_on_when_a_conversation_is_too_long(place: Place) -> None:
-    """Without its oldest turns, also when the page is opened again; what is too long by itself is told, and the next question is answered."""
+    """Without its oldest turns, also when the page is opened again. A question that is too long is told, and leaves the rest."""
     room = 2 * len(TEXT)
     async with browser() as context:
         with servers.stack(place.folder, options_of={"thinker": {"room": room}}) as stack, gateway(stack.address, place.folder) as server:

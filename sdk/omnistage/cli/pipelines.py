@@ -91,11 +91,16 @@ def _wanted(choice: Choice) -> tuple[list[_Wanted], list[str]]:
     if not typed and set(choice.checkpoints) == {""}:
         return [_Wanted("", choice.checkpoints[""])], []
     if not typed:
-        lacking = {name: _missing(name) for name in DEFAULT_PIPELINES[1:]}
-        left_out = {name: f"{name} is left out: it needs {', '.join(packages)}" for name, packages in lacking.items() if packages}
-        typed = [name for name in DEFAULT_PIPELINES if name not in left_out]
+        typed, left_out = default_pipelines()
     wanted = [_Wanted("", one, "PIPELINE") if _is_checkpoint(one) else _Wanted(one) for one in typed]
     return list(_with_checkpoints(wanted, choice.checkpoints, left_out)), list(left_out.values())
+
+
+def default_pipelines() -> tuple[list[str], dict[str, str]]:
+    """Those that can be served here, and why others are left out, by name."""
+    lacking = {name: _missing(name) for name in DEFAULT_PIPELINES[1:]}
+    left_out = {name: f"{name} is left out: it needs {', '.join(packages)}" for name, packages in lacking.items() if packages}
+    return [name for name in DEFAULT_PIPELINES if name not in left_out], left_out
 
 
 def _missing(name: str) -> list[str]:

@@ -73,7 +73,7 @@ async def _serve(layout: Layout, log_folder: Path | None, verbose: bool, owner: 
             ending.serves = True
             metrics = _show_metrics(layout.servers.metrics, stack)
             address, http, logs = stack.address, stack.http, str(stack.log_folder or "")
-            served = Served(address, os.getpid(), layout.names, logs, layout.servers.grace_s, http)
+            served = Served(address, os.getpid(), layout.names, logs, layout.servers.grace_s, http, limit_s)
             with nullcontext() if owner.is_private else registered(served):
                 owner.tell_first({"address": address, "http": http, "metrics": metrics})
                 if not owner.is_there:

@@ -31,7 +31,7 @@ LONGEST_S = 86400.0
 class Served:
     """One stack. address: HOST:PORT of its router. pid: of its launcher. pipeline: its name or file. log_folder: where the output of its
     processes goes; empty: to where its launcher was started from. grace_s: how long answers get at the end. http: HOST:PORT of its
-    gateway; empty: it has none."""
+    gateway; empty: it has none. idle_limit_s: it ends by itself when nobody has asked for so long; 0: never."""
 
     address: str
     pid: int
@@ -39,6 +39,7 @@ class Served:
     log_folder: str
     grace_s: float
     http: str = ""
+    idle_limit_s: float = 0.0
 
 
 def folder() -> Path:
@@ -100,6 +101,7 @@ def _read(said: dict[str, Any]) -> Served:
         str(said.get("log_folder", "")),
         float(said.get("grace_s", 5.0)),
         str(said.get("http", "")),
+        float(said.get("idle_limit_s", 0.0)),
     )
 
 
