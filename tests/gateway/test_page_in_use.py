@@ -53,9 +53,12 @@ BRING = """
 """In a page: a picture is dropped or pasted."""
 
 FITS = """
-[...document.querySelectorAll("button, select, input, textarea")].every((one) => one.getBoundingClientRect().right <= innerWidth)
+[...document.querySelectorAll("button, select, input, textarea, #figures dt, #figures dd")].every((one) => {
+  const {left, right} = one.getBoundingClientRect();
+  return left >= 0 && right <= innerWidth && one.scrollWidth <= Math.max(one.clientWidth, 1) + 1;
+})
 """
-"""In a page: nothing that can be used lies beside the screen."""
+"""In a page: nothing that can be used, and no figure, lies beside the screen or is cut off."""
 
 pytestmark = needs_chromium
 
@@ -97,8 +100,8 @@ def place(router: str, tmp_path: Path) -> Iterator[Place]:
 
 
 async def it_draws(place: Place) -> None:
-    """Previews come and go; the last one makes way for the picture that the same seed gives whoever asks."""
-    async with browser() as context:
+    """Previews come and go; the last one makes way for the picture that the same seed gives whoever asks. All are seen, on a phone too."""
+    async with browser(**PHONE) as context:
         watched = await opened(context, place.url)
         page = watched.page
         await page.evaluate(WATCH_PICTURES)
@@ -115,6 +118,9 @@ async def it_draws(place: Place) -> None:
         assert last not in previews
         assert await page.locator("#timeline .marks.diffusion").count() == 1
         assert await serious_faults(page) == []
+        await ask(page, "A cat", SEED)  # Below what is in sight.
+        await expect(shown).to_have_count(2)
+        await expect(shown.last).to_be_in_viewport(ratio=0.7)
         await watched.check(place.url)
 
 

@@ -110,18 +110,30 @@ export function showFailure({ message, hint, retryAfterS = null }, again) {
 
 function add(article) {
   byId("empty").hidden = true;
-  byId("thread").append(article);
-  byId("thread").scrollTop = byId("thread").scrollHeight;
+  thread.append(article);
+  isFollowing = true;
+  follow();
 }
 
-/** Keep the end in sight for who looks at it. */
+const NEAR = 160; // Pixels from the end: who sees that far looks at it.
+const thread = byId("thread");
+let isFollowing = true;
+let reached = 0;
+
+thread.addEventListener("scroll", () => {
+  const isUp = thread.scrollTop < reached; // Only a person scrolls up.
+  reached = thread.scrollTop;
+  if (thread.scrollHeight - reached - thread.clientHeight < NEAR) isFollowing = true;
+  else if (isUp) isFollowing = false;
+});
+
+/** Keep the end in sight for who looks at it, also of a picture that is higher than all that he sees. */
 function follow() {
-  const thread = byId("thread");
-  if (thread.scrollHeight - thread.scrollTop - thread.clientHeight < 160) thread.scrollTop = thread.scrollHeight;
+  if (isFollowing) thread.scrollTop = thread.scrollHeight;
 }
 
 export function clearThread() {
   sounds.splice(0).forEach(forget);
-  for (const article of byId("thread").querySelectorAll("article")) article.remove();
+  for (const article of thread.querySelectorAll("article")) article.remove();
   byId("empty").hidden = false;
 }
