@@ -53,10 +53,10 @@ def told_port(listening: socket.socket) -> str:
     return f"{host}:{port}"
 
 
-def opened(url: str, **body: object) -> Iterator[str]:
-    """The lines of an answer, as they come. body: what is posted, if anything is."""
+def opened(url: str, *, host: str = "localhost", **body: object) -> Iterator[str]:
+    """The lines of an answer, as they come. host: by which it is called. body: what is posted, if anything is."""
     data = json.dumps(body).encode() if body else None
-    asking = Request(url, data, {"Content-Type": "application/json"})
+    asking = Request(url, data, {"Content-Type": "application/json", "Host": host})
     with build_opener(ProxyHandler({})).open(asking, timeout=LIMIT_S) as answer:
         for line in answer:
             yield line.decode()
@@ -68,9 +68,11 @@ def answered(page: str, name: str) -> str:
     return text
 
 
-def test_it_takes_http_at_one_port_for_as_long_as_it_serves(family: Family, tmp_path: Path) -> None:
+def test_it_takes_http_at_one_port_for_as_long_as_it_serves(family: Family, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The gateway is kept and watched as every process is; a status names it; its answers are those of the router. A port that is taken is
-    not in its way, and its own is still its own when it is started again."""
+    not in its way, and its own is still its own when it is started again. Variables tell it what no option of `serve` does."""
+    monkeypatch.setenv("OMNISTAGE_ALLOWED_HOSTS", "box.example.com")
+    monkeypatch.setenv("OMNISTAGE_MODEL_NAMES", "gpt-of-a-test=toy-of-a-test")
     logs = tmp_path / "logs"
     words = ("--metrics", "127.0.0.1:0", "--log-dir", str(logs))
     with socket.create_server(("127.0.0.1", 0)) as other, serve(toy_pipeline(tmp_path), "--http", told_port(other), *words) as server:
@@ -80,7 +82,8 @@ def test_it_takes_http_at_one_port_for_as_long_as_it_serves(family: Family, tmp_
         assert about.strip() == f"(the port of {told_port(other)} is taken; OpenAI's interface is below /v1; any key is taken)"
         metrics = told(server, "metrics: ")
         (name,) = (one["id"] for one in json.loads("".join(opened(f"{page}/v1/models")))["data"])
-        text = answered(page, name)
+        assert [*opened(f"{page}/v1/models", host="box.example.com")], "a host that is not known is refused"
+        text = answered(page, "gpt-of-a-test")
         assert text == formulas.text(1, "Hi", formulas.NATURAL_LENGTH)
         assert f"page  {page}" in omnistage("status", "--address", address).stdout.splitlines()
         assert 'omnistage_process_up{process="gateway"} 1.0\n' in opened(metrics)

@@ -11,6 +11,8 @@ from typer.testing import CliRunner
 from omnistage.cli.layout import flag
 from omnistage.cli.main import app
 from omnistage.client.private_stack import StackPlan, StackSettings
+from omnistage.gateway.settings import GatewaySettings
+from omnistage.host.settings import ServerSettings
 from omnistage.models.options import DEFAULTS, OPTIONAL
 from omnistage.models.registry import families
 from omnistage.stage.settings import StageSettings
@@ -52,3 +54,13 @@ def test_the_page_has_every_setting() -> None:
     table = page.partition("## Settings of a stack")[2].partition("\n#")[0]
     rows = re.findall(r"(?m)^\| (`[^|]+`) \|", table)
     assert set(SETTINGS) <= {name for row in rows for name in re.findall(r"`(\w+)`", row)}
+
+
+def test_the_page_has_every_variable_of_the_gateway_that_serve_has_no_option_for() -> None:
+    page = (ROOT / "docs" / "http.md").read_text(encoding="utf-8")
+    table = page.partition("## Settings")[2].partition("\n#")[0]
+    rows = re.findall(r"(?m)^\| (`[^|]+`) \|", table)
+    own = GatewaySettings.model_fields.keys() - ServerSettings.model_fields.keys() - {"router", "port_tries"}
+    assert own
+    named = {name.lower() for row in rows for name in re.findall(r"`OMNISTAGE_(\w+)`", row)}
+    assert own <= named <= GatewaySettings.model_fields.keys()

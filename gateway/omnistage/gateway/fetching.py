@@ -74,7 +74,7 @@ class Fetcher:
         if place.scheme != "https" or place.userinfo:
             raise _refused(where, "must be a data: URL, or one of https without a name and password")
         if _authority(place) not in self._hosts:
-            hint = "Send it as a data: URL. Who runs the gateway names hosts with --media-hosts."
+            hint = "Send it as a data: URL. Who runs the gateway names hosts in OMNISTAGE_MEDIA_HOSTS, or with its --media-hosts."
             named = "nothing is fetched from the web" if not self._hosts else f"nothing is fetched from {_authority(place)[:128]}"
             raise ApiError(400, f"{where}: {named}", param=where, code="invalid_value", reason="BAD_REQUEST", hint=hint)
 

@@ -144,7 +144,7 @@ class Guard:
         name = host if host.endswith("]") else host.rpartition(":")[0] or host
         if not self._hosts or name in self._hosts or (self._is_local and name.endswith(".localhost")):
             return
-        hint = "Call it by a name of this machine, or start it with --allowed-hosts NAME."
+        hint = "Call it by a name of this machine, or start it with OMNISTAGE_ALLOWED_HOSTS=NAME, or its --allowed-hosts NAME."
         raise ApiError(403, f"this gateway is not called {name[:128] or 'nothing'}", code="host_not_allowed", hint=hint)
 
     def _check_origin(self, request: Request) -> None:
@@ -158,7 +158,7 @@ class Guard:
             origin = "another host"
         elif origin in self._origins or origin.partition("://")[2] == headers.get("host", "").lower() != "":
             return
-        hint = "Start it with --allowed-origins ORIGIN to let pages of another host call it."
+        hint = "To let pages of another host call it start it with OMNISTAGE_ALLOWED_ORIGINS=ORIGIN, or its --allowed-origins ORIGIN."
         raise ApiError(403, f"pages of {origin[:128]} may not call this gateway", code="origin_not_allowed", hint=hint)
 
     @contextmanager
