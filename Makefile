@@ -96,7 +96,7 @@ bench-use: setup-dev model ## what a person waits for, and an idle stack: benchm
 	@$(BIN)/python -m benchmarks.use $(ARGS)
 
 bench-gateway: setup-dev model ## what HTTP adds to gRPC: benchmarks/out/gateway.json; the same
-	@$(BIN)/python -m benchmarks.gateway $(ARGS)
+	@PYTHONPATH=tests $(BIN)/python -m benchmarks.gateway $(ARGS)
 
 bench-soak: setup-dev model ## memory of the default stack in half an hour of questions: benchmarks/out/soak.json; the same (ARGS="--minutes 5")
 	@$(BIN)/python -m benchmarks.soak $(ARGS)

@@ -1,5 +1,5 @@
 """`python -m benchmarks.gateway`: what HTTP adds to gRPC, as benchmarks/out/gateway.json and as a table: the same questions over both in
-turn, the processor time of the gateway beside the router's, many streams at once, and a gateway that nobody asks."""
+turn, the processor time of the gateway beside the router's, many streams at once, a gateway that nobody asks, and when the page is heard."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from typing import Any
 from benchmarks.figures import Figure, Report, arguments, median, percentile
 from benchmarks.processes import CpuMeter, peak_bytes, wakeups
 from benchmarks.prompts import QUESTION, SIX_SECONDS_TOKENS
+from helpers.browser import CHROMIUM, ask, browser, opened
 from omnistage.cli.layout import Layout, PipelineLayout, ServerOptions, StageLayout
 from omnistage.cli.pipelines import Choice, layout_of
 from omnistage.cli.stack import Stack
@@ -30,6 +31,9 @@ SOUND_ROUNDS = 3
 STREAMS = 200
 STREAM_TOKENS = 100
 STREAM_INTERVAL_S = 0.1
+
+PAGE_ROUNDS = 10
+PREBUFFER_S = 0.3
 
 SETTLE_S = 30.0
 IDLE_S = 30.0
@@ -168,6 +172,10 @@ async def _toy(report: Report) -> None:
     async with served(_toys(options)) as (stack, address, pid):
         with report.part("many streams"):
             await _many(report, stack, address, pid)
+    told = {"interval_s": 0.1, "max_chunk": 1, "samples_per_frame": 4_800, "prebuffer_s": PREBUFFER_S}
+    async with served(_toys(told)) as (_, address, _):
+        with report.part("page"):
+            await _page(report, address)
 
 
 def _toys(options: Mapping[str, object]) -> Layout:
@@ -254,6 +262,26 @@ async def _many(report: Report, stack: Stack, address: str, pid: int) -> None:
             f"between two pieces, which are made {1e3 * STREAM_INTERVAL_S:g} ms apart",
         ),
     )
+
+
+async def _page(report: Report, address: str) -> None:
+    """In Chromium: from the arrival of the first sound in the page to the moment at which its worklet plays it."""
+    if CHROMIUM is None:
+        print("not measured: the page, which needs Debian's chromium", file=sys.stderr)
+        return
+    over_ms = []
+    async with browser() as context:
+        page = (await opened(context, f"http://{address}")).page
+        for seed in range(WARM_UPS + PAGE_ROUNDS):
+            await page.evaluate("delete document.querySelector('#stage').dataset.begunS")
+            await ask(page, QUESTION, seed)
+            begun = await page.locator('#stage[data-begun-s]:not([data-begun-s="null"])').evaluate("(stage) => ({...stage.dataset})")
+            over_ms.append(1e3 * (float(begun["begunS"]) - float(begun["cameS"]) - float(begun["prebufferS"])))
+            await page.keyboard.press("Escape")
+            await page.locator("#send:enabled").wait_for()
+    over_ms = over_ms[WARM_UPS:]
+    note = f"toy, median of {PAGE_ROUNDS}, the longest {max(over_ms):.0f}; from the first sound in the page to its playing"
+    report.add(Figure("page_sound_over_prebuffer_ms", median(over_ms), "ms", "<= 150", f"{note}, less {1e3 * PREBUFFER_S:g} ms as told"))
 
 
 def main() -> int:

@@ -291,6 +291,26 @@ async def it_tells_when_the_sound_runs_dry(place: Place) -> None:
             await expect(page.locator("[data-figure=underruns] dd")).to_have_text(re.compile("^[1-9]"))
 
 
+async def it_waits_as_it_was_told(place: Place) -> None:
+    """Sound that came earlier than it can be played without a gap is held back for as long as the server said."""
+    async with browser() as context:
+        options = {
+            "thinker": {"interval_s": 0.5, "max_chunk": 1},
+            "talker": {"samples_per_frame": 12_000},
+            "code2wav": {"samples_per_frame": 12_000, "prebuffer_s": 1.0},
+        }
+        with servers.stack(place.folder, options_of=options) as stack, gateway(stack.address, place.folder) as server:
+            page = (await opened(context, f"http://{server.address}")).page
+            await ask(page, QUESTION, SEED)
+            playing = page.locator('#stage[data-begun-s]:not([data-begun-s="null"])')
+            prebuffer_s, came_s, begun_s = [
+                float(await playing.get_attribute(f"data-{name}-s") or "nan") for name in ("prebuffer", "came", "begun")
+            ]
+            assert prebuffer_s == 1.0
+            assert begun_s - came_s >= 0.99  # A timer of a browser may be a millisecond early.
+            await page.keyboard.press("Escape")
+
+
 async def it_falls_silent(place: Place) -> None:
     """Stop ends a sound that has come as a whole; it can be heard again from its beginning."""
     async with browser() as context:
@@ -394,6 +414,7 @@ DEEDS: tuple[Callable[[Place], Awaitable[None]], ...] = (
     it_says_what_went_wrong,
     it_goes_on_when_a_conversation_is_too_long,
     it_tells_when_the_sound_runs_dry,
+    it_waits_as_it_was_told,
     it_falls_silent,
     it_shows_a_loss,
     it_is_used_by_keys_alone,

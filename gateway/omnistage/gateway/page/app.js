@@ -261,7 +261,8 @@ function heard({ played, underruns, isOver }) {
     showFigures();
     if (isOver && !running) timeline.tell();
   }
-  Object.assign(byId("stage").dataset, { sent: player.sent, played, isPlaying: !isOver });
+  const { first, heard: begun } = timeline.sound;
+  Object.assign(byId("stage").dataset, { sent: player.sent, played, isPlaying: !isOver, prebufferS: player.prebufferS, cameS: first, begunS: begun });
   showRunning(Boolean(running));
 }
 

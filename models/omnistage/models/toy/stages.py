@@ -57,7 +57,7 @@ class ToyOptions:
     chunk_samples: most samples in one piece of sound; 0 is all that is there. interval_s of a Code2Wav is the pause before each piece.
     context: frames that a Code2Wav asks for before the one that it goes on in, as one with a left context would. differs: a Talker that
     makes other codes than others of its revision, as one that samples differently would. room: most characters of a conversation; 0: any
-    number."""
+    number. prebuffer_s: what a Code2Wav tells of it; below 0: nothing."""
 
     interval_s: float = 0.0
     max_chunk: int = 4
@@ -69,6 +69,7 @@ class ToyOptions:
     context: int = 2
     differs: bool = False
     room: int = 0
+    prebuffer_s: float = -1.0
 
     @classmethod
     def from_settings(cls, options: dict[str, Any]) -> ToyOptions:
@@ -271,7 +272,7 @@ class ToyCode2Wav(Toy):
                     await asyncio.sleep(self.options.interval_s)
                 part = sound[place : place + most]
                 given += len(part)
-                yield Sound(part, self.first_frame(prepared, given))
+                yield Sound(part, self.first_frame(prepared, given), None if self.options.prebuffer_s < 0 else self.options.prebuffer_s)
         if reached < first:
             raise BadRequest("resume.positions", f"the sound has {reached} samples: it cannot go on at sample {first}")
 
