@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from playwright.async_api import BrowserContext, ConsoleMessage, Page, Request, async_playwright
+from playwright.async_api import BrowserContext, ConsoleMessage, Page, Request, async_playwright, expect
 
 from tools.languages import BUILT, install_modules
 
@@ -105,6 +105,7 @@ async def browser(*flags: str, **options: Any) -> AsyncIterator[BrowserContext]:
         try:
             context = await running.new_context(**options)
             context.set_default_timeout(WAIT_MS)
+            expect.set_options(timeout=WAIT_MS)
             await context.add_init_script(LISTENING)
             yield context
         finally:

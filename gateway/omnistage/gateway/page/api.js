@@ -1,6 +1,8 @@
 // The gateway's interface: JSON, and server-sent events.
 
 const MOST_CHARACTERS = 64 * 1024 * 1024; // Of one event: a large picture.
+const PASSING = [408, 429, 502, 503, 504]; // Statuses of what passes,
+const AGAIN_S = 3; // and when to ask again where that is not said.
 
 /** A request failed. hint: what to do. retryAfterS: when to ask again; null: asking again does not help. isTooMuch: perhaps less of the
  * conversation would do. */
@@ -11,6 +13,11 @@ export class Failure extends Error {
     this.retryAfterS = retryAfterS;
     this.isTooMuch = isTooMuch;
   }
+}
+
+/** Something between this page and the gateway answered, or what listens there is no gateway. */
+export function strange(what) {
+  return new Failure(`The gateway's answer makes no sense: ${what}.`, { hint: "Look what stands between this page and the gateway, such as a proxy, or ask again.", retryAfterS: AGAIN_S });
 }
 
 const place = (path) => new URL(path, document.baseURI);
@@ -24,25 +31,41 @@ async function sent(path, options) {
     return await fetch(place(path), options);
   } catch (error) {
     if (error.name === "AbortError") throw error;
-    throw new Failure("The gateway cannot be reached.", { hint: "Look whether it still runs, and whether this device is online.", retryAfterS: 3 });
+    throw new Failure("The gateway cannot be reached.", { hint: "Look whether it still runs, and whether this device is online.", retryAfterS: AGAIN_S });
   }
 }
 
 function ofError(error, retryAfterS = null, status = 200) {
-  const isTooMuch = status === 413 || (status === 400 && Boolean(error?.param?.startsWith("messages")));
-  return new Failure(error?.message ?? "The gateway said that something went wrong, and not what.", { hint: error?.hint ?? "", retryAfterS, isTooMuch });
+  const said = (value) => (typeof value === "string" ? value : "");
+  const message = said(error) || said(error?.message) || "The gateway said that something went wrong, and not what.";
+  const isTooMuch = status === 413 || (status === 400 && said(error?.param).startsWith("messages"));
+  return new Failure(message, { hint: said(error?.hint), retryAfterS, isTooMuch });
 }
 
 async function checked(response) {
   if (response.ok) return response;
-  const after = response.headers.get("Retry-After");
-  const body = await response.json().catch(() => ({ error: { message: `The gateway answered with status ${response.status}.` } }));
-  throw ofError(body.error, after === null ? null : Number(after), response.status);
+  const { status } = response;
+  const after = Number(response.headers.get("Retry-After") ?? NaN);
+  const otherwise = PASSING.includes(status) ? AGAIN_S : null;
+  const body = await ofJson(response).catch((error) => {
+    if (error.name === "AbortError") throw error;
+    return null; // Of something in between, such as HTML.
+  });
+  throw ofError(body?.error ?? `The gateway answered with status ${status}.`, Number.isNaN(after) ? otherwise : after, status);
+}
+
+async function ofJson(response) {
+  try {
+    return await response.json();
+  } catch (error) {
+    if (error.name === "AbortError") throw error;
+    throw strange("it is no JSON");
+  }
 }
 
 /** What a GET of this path returns. Raises Failure. */
 export async function get(path, key) {
-  return (await checked(await sent(path, { headers: headers(key), cache: "no-store" }))).json();
+  return ofJson(await checked(await sent(path, { headers: headers(key), cache: "no-store" })));
 }
 
 /** The events of an answer: {name, data}. body: what becomes JSON, or FormData. Raises Failure, AbortError. */
@@ -56,12 +79,24 @@ export async function* stream(path, body, key, signal) {
       signal,
     }),
   );
+  if (!response.headers.get("Content-Type")?.startsWith("text/event-stream")) throw strange("it is no stream of events");
   for await (const event of told(response.body)) {
     if (event.text === "[DONE]") continue; // Its connection ends by itself: who leaves now would cancel it.
-    const data = JSON.parse(event.text);
-    if (data.error) throw ofError(data.error);
+    const data = ofEvent(event.text);
+    if (data.error) throw ofError(data.error, data.error.type === "server_error" ? AGAIN_S : null);
     yield { name: event.name, data };
   }
+}
+
+function ofEvent(text) {
+  let data = null;
+  try {
+    data = JSON.parse(text);
+  } catch (error) {
+    if (!(error instanceof SyntaxError)) throw error;
+  }
+  if (data === null || typeof data !== "object") throw strange("an event is no JSON object");
+  return data;
 }
 
 /** Server-sent events as they come: {name, text}. */

@@ -1,29 +1,27 @@
 // The page: what is chosen, what is asked, and what becomes of the answer.
 
-import { get } from "./api.js";
-import { answer, chatRequest, drawRequest, floats, without } from "./ask.js";
+import { answer, chatRequest, drawRequest, floats, served } from "./ask.js";
 import { byId, copy, make, seconds, toast } from "./elements.js";
 import * as kept from "./history.js";
 import { Pictures } from "./pictures.js";
 import { Player } from "./player.js";
 import { curl, python } from "./snippet.js";
-import { Shown, clearThread, showFailure, showQuestion } from "./thread.js";
+import { Shown, add, clearThread, showFailure, newQuestion } from "./thread.js";
 import { Timeline } from "./timeline.js";
 
 const LOOK_MS = 3000; // Between two looks for models, while there are none.
-const PICTURE_MOST = 400_000; // Characters of a drawing that stays in the browser.
 const IDEAS = {
   talk: ["How do plants make food?", "Why is the sky blue?", "What is photosynthesis?"],
   draw: ["A red circle on blue.", "A green square on white.", "A yellow triangle on black."],
 };
 
 const timeline = new Timeline(byId("timeline"));
-const player = new Player(heard);
+const player = new Player(heard, () => showPlain("The browser did not load what plays sound beside the page"));
 const pictures = new Pictures();
 let models = [];
 let turns = kept.turns();
 let looking = 0;
-let running = null; // AbortController of the answer that is being made.
+let running = null; // The answer that is being made: {control, turn, made}.
 let last = null; // The last request.
 let playedShown = null; // The answer that is being heard is that of the timeline.
 
@@ -79,7 +77,7 @@ function useChoices() {
 async function look() {
   let said = "";
   try {
-    models = (await get("v1/models", kept.key())).data;
+    models = await served(kept.key());
     const ready = models.filter((one) => one.state === "ready").length;
     said = ready ? "" : models.length ? "The models are starting" : "No models are served";
     showChoices();
@@ -96,42 +94,36 @@ async function look() {
 // Asking ---------------------------------------------------------------------------------------------------------------------------------
 
 async function ask(text) {
-  if (running || !model() || !(text || pictures.all.length)) return;
-  const isSpoken = byId("aloud").checked && model().outputs.includes("audio");
-  const sent = pictures.all;
-  const turn = { role: "user", text, pictures: sent.map((one) => one.uri) };
-  turns = [...turns.slice(1 - kept.MOST_TURNS), turn];
-  showQuestion(turn);
+  const chosen = model();
+  if (running || !chosen || !(text || pictures.all.length)) return;
+  const sent = pictures.all, isDrawn = mode() === "draw";
+  const isSpoken = !isDrawn && byId("aloud").checked && chosen.outputs.includes("audio");
+  const options = { isSpoken, voice: byId("voice").value, speed: Number(byId("speed").value), seed: number("seed"), size: byId("size").value.trim(), steps: number("steps") };
+  const files = sent.map((one) => one.file);
+  const request = (told) => (isDrawn ? drawRequest(chosen.id, text, files, options) : chatRequest(chosen, told, options));
+  const turn = { id: `${Date.now()}-${Math.random()}`, at: 0, text, pictures: sent.map((one) => one.uri), answer: null, isDrawn };
   pictures.clear();
   byId("text").value = "";
   grow();
-  const options = { isSpoken, voice: byId("voice").value, speed: Number(byId("speed").value), seed: number("seed"), size: byId("size").value.trim(), steps: number("steps") };
-  if (mode() === "draw") return run(drawRequest(model().id, text, sent.map((one) => one.file), options), text);
-  const told = spoken();
-  const seen = told.map((one) => ({ ...one, pictures: model().inputs.includes("image") ? one.pictures : [] }));
-  await run({ ...chatRequest(model().id, seen, options), turns: told }, text);
+  await run({ turn, chosen, isSpoken, request, question: newQuestion(turn), shown: null });
 }
 
 /** The turns that a model is told of: without what was drawn beside them, what no longer fits, and questions that nobody answered. */
-function spoken() {
-  const isTold = (turn, n) => turn.role === "assistant" || n === turns.length - 1 || turns[n + 1].role === "assistant";
-  return turns.filter((turn, n) => !turn.isDrawn && !turn.isLeftOut && isTold(turn, n));
+function toldOf(turn) {
+  return turns.filter((one) => one === turn || (one.answer && !one.isDrawn && !one.isLeftOut));
 }
 
-/** The events of an answer. What the model finds too much is asked again without the oldest turns: first one pair of them, then two, four.
- * These are left out from then on. */
-async function* answered(request, shown) {
+/** The events of an answer. What the model finds too much is asked again without the oldest turns: first one, then two, four. These are left
+ * out from then on. */
+async function* answered({ turn, request }, shown, signal) {
+  const told = turn.isDrawn ? [turn] : toldOf(turn);
   let first = null;
-  for (let pairs = 0; ; pairs = 2 * pairs || 1) {
-    const { count, shorter } = request.turns ? without(request, pairs) : { count: 0, shorter: request };
-    last = shorter;
+  for (let left = 0; ; left = Math.min(2 * left || 1, told.length - 1)) {
+    last = request(told.slice(left));
     try {
       let hasBegun = false;
-      for await (const event of answer(shorter, kept.key(), running.signal)) {
-        if (count && !hasBegun) {
-          shown.addNote("The oldest turns no longer fit into the model: it was asked without them.");
-          for (const turn of request.turns.slice(0, count)) turn.isLeftOut = true;
-        }
+      for await (const event of answer(last, kept.key(), signal)) {
+        if (!hasBegun) tellWhatIsLeft(shown, told.slice(0, left), last.unsent);
         hasBegun = true;
         yield event;
       }
@@ -139,34 +131,51 @@ async function* answered(request, shown) {
     } catch (failure) {
       first ??= failure;
       if (!failure.isTooMuch) throw failure;
-      if (!request.turns || count === request.turns.length - 1) throw first;
+      if (left === told.length - 1) throw first;
     }
   }
 }
 
-async function run(request, prompt) {
-  running = new AbortController();
-  player.stop();
-  if (request.body.modalities) player.open(); // In the click: see there.
-  const shown = new Shown();
-  const made = { role: "assistant", text: "", pictures: [], pcm: [], rateHz: 0 };
-  playedShown = shown;
-  timeline.begin(model().stages);
-  showRunning(true);
-  let failure = null;
+function tellWhatIsLeft(shown, left, unsent) {
+  if (unsent) shown.addNote(`Pictures of earlier turns were not all sent again, ${unsent} not: they are large.`);
+  if (!left.length) return;
+  shown.addNote("The oldest turns no longer fit into the model: it was asked without them.");
+  for (const turn of left) turn.isLeftOut = true;
+  keep(left);
+}
+
+/** Ask, or ask again: what is asked becomes the newest turn. */
+async function run(asked) {
+  const { turn, chosen, isSpoken, question } = asked;
+  const control = new AbortController();
+  const made = { text: "", pictures: [], pcm: [], rateHz: 0 };
+  running = { control, turn, made };
+  let shown = null, failure = null;
   try {
-    for await (const event of answered(request, shown)) take(event, shown, made, prompt);
+    Object.assign(turn, { at: Date.now(), answer: null });
+    turns = [...turns.filter((one) => one !== turn).slice(1 - kept.MOST_TURNS), turn];
+    keep([turn]);
+    asked.shown?.article.remove();
+    add(question);
+    asked.shown = shown = new Shown();
+    player.stop();
+    if (isSpoken) player.open(); // In the click: see there.
+    playedShown = shown;
+    timeline.begin(chosen.stages);
+    showRunning(true);
+    for await (const event of answered(asked, shown, control.signal)) take(event, shown, made, turn.text);
   } catch (error) {
     if (error.name === "AbortError") shown.addNote("Stopped.");
     else failure = error;
+  } finally {
+    running = null;
   }
-  if (running.signal.aborted) player.stop();
+  if (control.signal.aborted) player.stop();
   else player.end();
-  running = null;
-  finish(shown, made);
+  finish(shown, made, turn);
   if (failure) {
-    if (!made.text && !made.pictures.length) shown.article.remove();
-    showFailure(failure, () => running === null && run(request, prompt));
+    if (!turn.answer) shown.article.remove();
+    if (turns.includes(turn)) showFailure(failure, () => running === null && run(asked));
     if (!("hint" in failure)) throw failure; // A fault of this page: its console tells.
   }
 }
@@ -207,39 +216,42 @@ function take(event, shown, made, prompt) {
   showFigures();
 }
 
-function finish(shown, made) {
+function finish(shown, made, turn) {
   timeline.end();
   shown.end();
   showRunning(false);
   showFigures();
   timeline.tell();
-  if (made.pcm.length) {
-    const again = () => {
-      if (running) return;
-      playedShown = null;
-      player.open(made.rateHz);
-      player.begin(made.rateHz, 0);
-      for (const piece of made.pcm) player.push(floats(piece));
-      player.end();
-    };
-    shown.addSound(wav(made.pcm, made.rateHz), again);
-  }
-  if (made.text || made.pictures.length) {
-    const isDrawn = made.pictures.length > 0;
-    if (isDrawn) turns.at(-1).isDrawn = true;
-    turns.push({ role: "assistant", text: made.text, pictures: made.pictures, isDrawn });
-    keepTurns();
-  }
+  settle(turn, made);
+  if (!made.pcm.length || !turns.includes(turn)) return;
+  const again = () => {
+    if (running) return;
+    playedShown = null;
+    player.open(made.rateHz);
+    player.begin(made.rateHz, 0);
+    for (const piece of made.pcm) player.push(floats(piece));
+    player.end();
+  };
+  shown.addSound(wav(made.pcm, made.rateHz), again);
 }
 
-function keepTurns() {
-  if (!byId("keep").checked) return;
-  try {
-    kept.keepTurns(turns.map((turn) => ({ ...turn, pictures: turn.pictures.filter((one) => one.length <= PICTURE_MOST) })));
-  } catch (error) {
-    if (error.name !== "QuotaExceededError") throw error;
-    toast("The browser has no room for the conversation: it is gone when this tab is closed.");
-  }
+/** What was made belongs to its question; where that was forgotten meanwhile, to nothing. */
+function settle(turn, { text, pictures: drawn }) {
+  if (!turns.includes(turn)) return;
+  if (text || drawn.length) turn.answer = { text, pictures: drawn };
+  keep([turn]);
+}
+
+function keep(some) {
+  if (!byId("keep").checked || kept.keepTurns(some)) return;
+  toast("The browser has no room for the conversation: it is gone when this tab is closed.");
+}
+
+function forget() {
+  turns = [];
+  last = null; // It holds the conversation.
+  stop();
+  clearThread();
 }
 
 /** A file of 16-bit samples. */
@@ -287,9 +299,14 @@ function showRunning(isRunning) {
 }
 
 function stop() {
-  running?.abort();
+  running?.control.abort();
   player.stop();
   showRunning(Boolean(running));
+}
+
+function showPlain(why) {
+  byId("plain").textContent = `${why}: sound is played in another way, which may crackle on a busy device.`;
+  byId("plain").hidden = false;
 }
 
 /** The field is as high as what stands in it. */
@@ -300,14 +317,13 @@ function grow() {
 }
 
 function showTurns() {
-  for (const [n, turn] of turns.entries()) {
-    if (turn.role === "user") showQuestion(turn);
-    else {
-      const shown = new Shown();
-      shown.body.textContent = shown.text = turn.text;
-      for (const uri of turn.pictures) shown.setPicture(uri, false, turns[n - 1]?.text ?? "");
-      shown.end();
-    }
+  for (const turn of turns) {
+    add(newQuestion(turn));
+    if (!turn.answer) continue;
+    const shown = new Shown();
+    shown.body.textContent = shown.text = turn.answer.text;
+    for (const uri of turn.answer.pictures) shown.setPicture(uri, false, turn.text);
+    shown.end();
   }
   byId("said").textContent = "";
 }
@@ -341,6 +357,8 @@ function listen() {
     byId(id).addEventListener("click", async () => toast((await copy(write(last))) ? "Copied. Put your key into OMNISTAGE_API_KEY." : "The browser does not let this page copy."));
   }
   document.addEventListener("visibilitychange", () => document.visibilityState === "visible" && !running && look());
+  window.addEventListener("pagehide", () => running && settle(running.turn, running.made));
+  kept.listenToTabs(forget, () => (byId("keep").checked = kept.choices().isKept ?? true));
   listenToSettings();
 }
 
@@ -353,14 +371,12 @@ function listenToSettings() {
     kept.keepKey(byId("key").value.trim());
     byId("key").value = "";
     keepChoices();
-    if (byId("keep").checked) keepTurns();
-    else kept.forgetTurns();
+    if (byId("keep").checked) keep(turns);
+    else kept.dropTurns();
   });
   byId("clear").addEventListener("click", () => {
-    stop();
-    turns = [];
+    forget();
     kept.forgetTurns();
-    clearThread();
     toast("The conversation is forgotten.");
   });
 }
@@ -386,5 +402,5 @@ showTurns();
 showChoices();
 showFigures();
 listen();
-byId("plain").hidden = Player.hasWorklet;
+if (!Player.hasWorklet) showPlain("This page came over plain HTTP from another machine, so the browser gives it no audio worklet");
 await Promise.all([look(), keepFiles()]);

@@ -2,25 +2,44 @@
 //   {kind: "text", text}   {kind: "sound", samples, pcm, rateHz, prebufferS}   {kind: "picture", uri, isPreview}
 //   {kind: "progress", done, total}   {kind: "failover", stage, pause_s, ...}   {kind: "accounts", usage, seed, pipeline, session_id}
 
-import { Failure, stream } from "./api.js";
+import { Failure, get, strange, stream } from "./api.js";
 
-const CHAT = "v1/chat/completions", DRAW = "v1/images/generations", EDIT = "v1/images/edits";
+const CHAT = "v1/chat/completions", DRAW = "v1/images/generations", EDIT = "v1/images/edits", MODELS = "v1/models";
 const DEFAULT_VOICE = "alloy"; // The gateway gives it the pipeline's own.
 const PREVIEWS = 3;
+const MOST_AGAIN = 8 * 1024 * 1024; // Characters of pictures that are sent again.
 
-/** The request of a conversation. turns: {role, text, pictures}. */
-export function chatRequest(model, turns, { isSpoken, voice, speed, seed }) {
-  const body = { model, messages: turns.map(message), stream: true, stream_options: { include_usage: true, include_events: true } };
+/** The models that are served. Raises Failure. */
+export async function served(key) {
+  const all = (await get(MODELS, key))?.data;
+  const isModel = (one) => typeof one?.id === "string" && Array.isArray(one.inputs) && Array.isArray(one.outputs);
+  if (!Array.isArray(all) || !all.every(isModel)) throw strange("it names no models");
+  return all;
+}
+
+/** The request of a conversation. turns: those that were answered, and at last the one that is asked. unsent: how many pictures of earlier
+ * turns stay here; the newest are sent again, as far as there is room. */
+export function chatRequest({ id, inputs }, turns, { isSpoken, voice, speed, seed }) {
+  const asked = turns.at(-1), messages = [];
+  let room = MOST_AGAIN, unsent = 0;
+  for (const turn of turns.toReversed()) {
+    const pictures = inputs.includes("image") ? turn.pictures : [];
+    if (turn !== asked) room -= pictures.reduce((sum, one) => sum + one.length, 0);
+    if (room < 0) unsent += pictures.length;
+    if (turn.answer) messages.unshift({ role: "assistant", content: turn.answer.text });
+    messages.unshift(question(turn.text, room < 0 ? [] : pictures));
+  }
+  const body = { model: id, messages, stream: true, stream_options: { include_usage: true, include_events: true } };
   if (isSpoken) Object.assign(body, { modalities: ["text", "audio"], audio: { voice: voice || DEFAULT_VOICE, format: "pcm16" } });
   if (isSpoken && speed !== 1) body.speed = speed;
   if (seed !== null) body.seed = seed;
-  return { path: CHAT, body };
+  return { path: CHAT, body, unsent };
 }
 
-function message({ role, text, pictures }) {
-  if (role !== "user" || !pictures.length) return { role, content: text };
+function question(text, pictures) {
+  if (!pictures.length) return { role: "user", content: text || "(A picture.)" };
   const parts = pictures.map((url) => ({ type: "image_url", image_url: { url } }));
-  return { role, content: text ? [...parts, { type: "text", text }] : parts };
+  return { role: "user", content: text ? [...parts, { type: "text", text }] : parts };
 }
 
 /** The request of a drawing. files: pictures that it begins from. */
@@ -30,15 +49,6 @@ export function drawRequest(model, prompt, files, { size, steps, seed }) {
   if (steps !== null) body.steps = steps;
   if (seed !== null) body.seed = seed;
   return files.length ? { path: EDIT, body, files } : { path: DRAW, body };
-}
-
-/** The request of a conversation without its oldest pairs of question and answer, and how many turns these are: all but the question, where
- * there are no more. */
-export function without(request, pairs) {
-  const { messages } = request.body;
-  let count = Math.min(2 * pairs, messages.length - 1);
-  while (messages[count].role !== "user") count++;
-  return { count, shorter: { ...request, body: { ...request.body, messages: messages.slice(count) } } };
 }
 
 /** The events of an answer. Raises Failure, AbortError. */
@@ -61,12 +71,12 @@ async function* chat(events) {
     if (ours?.sound) ({ sample_rate_hz: rateHz, prebuffer_s: prebufferS } = ours.sound);
     if (ours?.failover) yield { kind: "failover", ...ours.failover };
     if (ours?.usage) yield { kind: "accounts", ...ours };
-    const choice = data.choices[0];
+    const choice = Array.isArray(data.choices) ? data.choices[0] : null;
     if (!choice) continue;
     hasEnded ||= Boolean(choice.finish_reason);
-    const { content, audio } = choice.delta;
+    const { content, audio } = choice.delta ?? {};
     const text = content || audio?.transcript;
-    if (text) yield { kind: "text", text };
+    if (typeof text === "string" && text) yield { kind: "text", text };
     if (audio?.data) yield { kind: "sound", pcm: pcmOf(audio.data), rateHz, prebufferS: prebufferS ?? 0 };
   }
   if (!hasEnded) throw new Failure("The answer broke off.", { hint: "Ask again.", retryAfterS: 0 });
@@ -90,7 +100,13 @@ async function* drawing(events) {
 
 /** 16-bit samples of base64. */
 function pcmOf(text) {
-  const bytes = Uint8Array.from(atob(text), (one) => one.charCodeAt(0));
+  let bytes = null;
+  try {
+    bytes = Uint8Array.from(atob(text), (one) => one.charCodeAt(0));
+  } catch (error) {
+    if (error.name !== "InvalidCharacterError") throw error;
+    throw strange("a sound is no base64");
+  }
   return new Int16Array(bytes.buffer, 0, bytes.length >> 1);
 }
 

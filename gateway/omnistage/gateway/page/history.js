@@ -1,8 +1,9 @@
 // What stays in the browser: the conversation and the choices; the key only for as long as the tab is open.
 
 const TURNS = "omnistage.turns", CHOICES = "omnistage.choices", KEY = "omnistage.key";
-export const MOST_TURNS = 200;
+export const MOST_TURNS = 100;
 const MOST_CHARACTERS = 2_000_000; // Browsers give a page about five million.
+const MOST_PICTURE = 400_000; // Characters of one.
 
 /** A store of the browser; where it lets this page keep nothing, one that lasts as long as the page. */
 function store(name) {
@@ -27,28 +28,68 @@ function read(name, otherwise) {
   }
 }
 
+/** Returns whether there was room. */
+function write(name, text) {
+  try {
+    lasting.setItem(name, text);
+    return true;
+  } catch (error) {
+    if (error.name !== "QuotaExceededError") throw error;
+    return false;
+  }
+}
+
 export const choices = () => read(CHOICES, {});
-export const keepChoices = (chosen) => lasting.setItem(CHOICES, JSON.stringify(chosen));
+export const keepChoices = (chosen) => write(CHOICES, JSON.stringify(chosen));
 
 export const key = () => ofTab.getItem(KEY) ?? "";
 export const keepKey = (value) => (value ? ofTab.setItem(KEY, value) : ofTab.removeItem(KEY));
 
-/** Turns: {role, text, pictures, isDrawn, isLeftOut}, pictures as data URIs. */
+/** Turns, in the order in which they were asked: {id, at, text, pictures, answer: {text, pictures} or null, isDrawn, isLeftOut}, pictures as
+ * data URIs. */
 export function turns() {
   const kept = read(TURNS, []);
-  return Array.isArray(kept) ? kept.filter((turn) => typeof turn?.text === "string" && Array.isArray(turn.pictures)) : [];
+  return Array.isArray(kept) ? kept.filter((turn) => turn?.id && isSaid(turn) && (turn.answer === null || isSaid(turn.answer))) : [];
 }
 
-/** Keep the newest turns; of older ones first their pictures go. */
-export function keepTurns(all) {
-  let kept = all.slice(-MOST_TURNS).map(({ role, text, pictures, isDrawn, isLeftOut }) => ({ role, text, pictures, isDrawn, isLeftOut }));
-  for (let oldest = 0; size(kept) > MOST_CHARACTERS && oldest < kept.length; oldest++) kept[oldest].pictures = [];
+const isSaid = (one) => typeof one?.text === "string" && Array.isArray(one.pictures);
+
+/** Keep these turns among those that are kept already: another tab may have put some there. The newest stay, and of older ones first their
+ * pictures go. Returns whether there was room. */
+export function keepTurns(some) {
+  const all = new Map([...turns(), ...some.map(stored)].map((turn) => [turn.id, turn]));
+  let kept = [...all.values()].sort((one, other) => one.at - other.at).slice(-MOST_TURNS);
+  for (let oldest = 0; size(kept) > MOST_CHARACTERS && oldest < kept.length; oldest++) for (const one of parts(kept[oldest])) one.pictures = [];
   while (size(kept) > MOST_CHARACTERS) kept = kept.slice(1);
-  lasting.setItem(TURNS, JSON.stringify(kept));
+  return write(TURNS, JSON.stringify(kept));
 }
 
-export const forgetTurns = () => lasting.removeItem(TURNS);
+/** Keep none, from now on. */
+export const dropTurns = () => lasting.removeItem(TURNS);
+
+/** There was no conversation: other tabs forget it, too. */
+export function forgetTurns() {
+  dropTurns(); // It makes the room for what follows.
+  write(TURNS, "[]");
+}
+
+/** Call these when another tab forgot the conversation, and when it chose something. */
+export function listenToTabs(hasForgotten, hasChosen) {
+  window.addEventListener("storage", ({ storageArea, key: name, newValue }) => {
+    if (storageArea !== lasting) return;
+    if (name === TURNS && newValue === "[]") hasForgotten();
+    if (name === CHOICES) hasChosen();
+  });
+}
+
+/** Without pictures that are too large for a browser's store. */
+function stored({ id, at, text, pictures, answer, isDrawn, isLeftOut }) {
+  const small = (all) => all.filter((one) => one.length <= MOST_PICTURE);
+  return { id, at, text, pictures: small(pictures), answer: answer && { text: answer.text, pictures: small(answer.pictures) }, isDrawn, isLeftOut };
+}
+
+const parts = (turn) => (turn.answer ? [turn, turn.answer] : [turn]);
 
 function size(kept) {
-  return kept.reduce((sum, turn) => sum + turn.text.length + turn.pictures.reduce((all, one) => all + one.length, 0), 0);
+  return kept.flatMap(parts).reduce((sum, { text, pictures }) => sum + text.length + pictures.reduce((all, one) => all + one.length, 0), 0);
 }

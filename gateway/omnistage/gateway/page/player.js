@@ -4,10 +4,12 @@ const LEAD_S = 0.02; // So far ahead a first source is scheduled,
 const LATE_S = 0.2; // and one before which the sound ran dry: one gap is better than many.
 const USUAL_RATE_HZ = 24000;
 
-/** Of one answer at a time. heard: called with {played, underruns, isOver} as sound is played. */
+/** Of one answer at a time. heard: called with {played, underruns, isOver} as sound is played. hasNoWorklet: called where none could be
+ * loaded. */
 export class Player {
-  constructor(heard) {
+  constructor(heard, hasNoWorklet) {
     this.heard = heard;
+    this.hasNoWorklet = hasNoWorklet;
     this.context = null;
     this.turn = 0;
     this.sent = 0;
@@ -23,10 +25,20 @@ export class Player {
     if (this.context?.sampleRate !== rateHz) {
       this.context?.close();
       this.context = new AudioContext({ sampleRate: rateHz, latencyHint: "interactive" });
-      const report = (told) => this.report(told);
-      this.sink = Player.hasWorklet ? new WorkletSink(this.context, report) : new ScheduledSink(this.context, report);
+      this.sink = this.newSink(this.context);
     }
     if (this.context.state !== "running") this.context.resume();
+  }
+
+  newSink(context) {
+    const report = (told) => this.report(told);
+    if (!Player.hasWorklet) return new ScheduledSink(context, report);
+    const loaded = workletSink(context, report).catch((error) => {
+      console.info("No audio worklet:", error.message);
+      if (context.state !== "closed") this.hasNoWorklet();
+      return new ScheduledSink(context, report);
+    });
+    return new LoadedSink(loaded);
   }
 
   /** A new sound. prebufferS: after its first samples it waits so long, or until it is whole. */
@@ -76,34 +88,47 @@ export class Player {
   }
 }
 
-class WorkletSink {
-  constructor(context, report) {
-    this.ready = context.audioWorklet.addModule(new URL("ring.js", import.meta.url)).then(() => {
-      this.node = new AudioWorkletNode(context, "ring", { numberOfInputs: 0, outputChannelCount: [1] });
-      this.node.port.onmessage = ({ data }) => report(data);
-      this.node.connect(context.destination);
+/** A sink that plays in a worklet. */
+async function workletSink(context, report) {
+  await context.audioWorklet.addModule(new URL("ring.js", import.meta.url));
+  const node = new AudioWorkletNode(context, "ring", { numberOfInputs: 0, outputChannelCount: [1] });
+  node.port.onmessage = ({ data }) => report(data);
+  node.connect(context.destination);
+  return {
+    clear: (turn) => node.port.postMessage({ deed: "clear", turn }),
+    push: (samples) => node.port.postMessage({ deed: "chunk", samples }, [samples.buffer]),
+    start: () => node.port.postMessage({ deed: "start" }),
+    end: () => node.port.postMessage({ deed: "end" }),
+  };
+}
+
+/** Tells all in order to a sink, also while that is still being loaded. */
+class LoadedSink {
+  constructor(loaded) {
+    this.sink = loaded;
+  }
+
+  tell(deed, value) {
+    this.sink = this.sink.then((sink) => {
+      sink[deed](value);
+      return sink;
     });
   }
 
-  /** In order, also while the worklet is being loaded. */
-  tell(message, moved = []) {
-    this.ready = this.ready.then(() => this.node.port.postMessage(message, moved));
-  }
-
   clear(turn) {
-    this.tell({ deed: "clear", turn });
+    this.tell("clear", turn);
   }
 
   push(samples) {
-    this.tell({ deed: "chunk", samples }, [samples.buffer]);
+    this.tell("push", samples);
   }
 
   start() {
-    this.tell({ deed: "start" });
+    this.tell("start");
   }
 
   end() {
-    this.tell({ deed: "end" });
+    this.tell("end");
   }
 }
 

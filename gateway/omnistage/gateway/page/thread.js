@@ -7,10 +7,10 @@ const sounds = [];
 
 const SENTENCE = /[.!?…。！？]["')\]]*\s|\n/;
 
-/** Of one user's turn. */
-export function showQuestion({ text, pictures }) {
+/** A question, for `add`. */
+export function newQuestion({ text, pictures }) {
   const images = pictures.map((src) => make("img", { src, alt: "A picture that was sent" }));
-  add(make("article", { className: "user", ariaLabel: "You" }, ...(images.length ? [make("div", { className: "images" }, ...images)] : []), ...(text ? [make("p", { textContent: text })] : [])));
+  return make("article", { className: "user", ariaLabel: "You" }, ...(images.length ? [make("div", { className: "images" }, ...images)] : []), ...(text ? [make("p", { textContent: text })] : []));
 }
 
 /** One answer: text, pictures and notes as they come. */
@@ -108,7 +108,8 @@ export function showFailure({ message, hint, retryAfterS = null }, again) {
   add(card);
 }
 
-function add(article) {
+/** At the end; what stands elsewhere comes from there. */
+export function add(article) {
   byId("empty").hidden = true;
   thread.append(article);
   isFollowing = true;

@@ -7,25 +7,41 @@ self.addEventListener("activate", (event) => event.waitUntil(self.clients.claim(
 
 self.addEventListener("message", (event) => {
   // Files that were loaded before this worker was there.
-  event.waitUntil(caches.open(STORE).then((store) => store.addAll(event.data)).then(() => event.source.postMessage("kept")));
+  const told = async () => (await tryToKeep((store) => store.addAll(event.data))) && event.source.postMessage("kept");
+  event.waitUntil(told());
 });
 
 self.addEventListener("fetch", (event) => {
   const { request } = event;
   const home = new URL("..", self.location).href;
   const isOurs = request.method === "GET" && (request.url === home || request.url.startsWith(`${home}page/`));
-  if (isOurs) event.respondWith(newest(request));
+  if (isOurs) event.respondWith(newest(event));
 });
 
-async function newest(request) {
-  const store = await caches.open(STORE);
+async function newest(event) {
+  const { request } = event;
   try {
     const response = await fetch(request);
-    if (response.ok) await store.put(request, response.clone());
+    if (response.ok) {
+      const copy = response.clone();
+      event.waitUntil(tryToKeep((store) => store.put(request, copy)));
+    }
     return response;
   } catch (error) {
+    const store = await caches.open(STORE);
     const kept = await store.match(request, { ignoreSearch: true });
     if (kept) return kept;
     throw error;
+  }
+}
+
+/** Keep files, and return whether they are kept: on a full disk the page is as good without. */
+async function tryToKeep(keep) {
+  try {
+    await keep(await caches.open(STORE));
+    return true;
+  } catch (error) {
+    console.info("The browser keeps no files of this page:", error.message);
+    return false;
   }
 }
