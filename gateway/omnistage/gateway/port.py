@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import resource
 import socket
 import time
 from collections import Counter
@@ -48,6 +49,17 @@ BACKLOG = 1024
 ACCEPTED_AT_ONCE = 16
 """Of these in one turn of the event loop, which closes too many only after it: they must not take all descriptors."""
 
+LEAST_DESCRIPTORS = 128
+"""With fewer, those that are accepted at once may take all."""
+
+READ_BYTES = 16 << 10
+"""Of one connection in one turn of the event loop: all that is in them is worked on before anybody else has his turn."""
+
+TINY_CHUNKS = 1024
+"""Of a body: beyond these, chunks have `LEAST_CHUNK_BYTES` on average. Each costs as much as one of many KiB."""
+
+LEAST_CHUNK_BYTES = 64
+
 STOP_LIMIT_S = 1
 DATE_PERIOD_S = 1.0
 
@@ -63,6 +75,7 @@ class HttpListener:
 
     def bind(self) -> str:
         """The first port, from that of --address on, that is free. Raises StartError of the first one."""
+        _check_descriptors()
         host, port = host_and_port(self._settings.address)
         for number in range(port, min(port + self._settings.port_tries, MAX_PORT + 1) if port else 1):
             try:
@@ -120,6 +133,13 @@ class HttpListener:
             await asyncio.sleep(DATE_PERIOD_S)
 
 
+def _check_descriptors() -> None:
+    """Raises StartError."""
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    if most != resource.RLIM_INFINITY and most < LEAST_DESCRIPTORS:
+        raise StartError(f"only {most} descriptors are allowed, and {LEAST_DESCRIPTORS} are needed; raise the limit (ulimit -n)")
+
+
 def _listening(host: str, port: int) -> socket.socket:
     """Raises OSError."""
     family, kind, protocol, _, name = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
@@ -135,6 +155,24 @@ def _listening(host: str, port: int) -> socket.socket:
     return listening
 
 
+class _Events(h11.Connection):
+    """What a client sends; a body of tiny chunks is an error."""
+
+    _chunks = 0
+    _bytes = 0
+
+    def next_event(self) -> Any:
+        event = super().next_event()
+        if isinstance(event, h11.Request):
+            self._chunks = self._bytes = 0
+        elif isinstance(event, h11.Data):
+            self._chunks += event.chunk_start
+            self._bytes += len(event.data)
+            if self._chunks > TINY_CHUNKS and self._bytes < LEAST_CHUNK_BYTES * (self._chunks - TINY_CHUNKS):
+                raise h11.RemoteProtocolError("the body comes in tiny chunks")
+        return event
+
+
 def _protocol(door: Door) -> type[H11Protocol]:
     """Connections of one gateway, which know of each other."""
     most = most_connections()
@@ -147,6 +185,10 @@ def _protocol(door: Door) -> type[H11Protocol]:
         _unread: asyncio.TimerHandle | None = None
         _host = ""
 
+        def __init__(self, *arguments: Any, **named: Any) -> None:
+            super().__init__(*arguments, **named)
+            self.conn = _Events(h11.SERVER, HEAD_BYTES)
+
         def connection_made(self, transport: Any) -> None:
             super().connection_made(transport)
             host = network(host_of(self.client))
@@ -154,6 +196,7 @@ def _protocol(door: Door) -> type[H11Protocol]:
                 self.connections.discard(self)  # Those that come with it find its place free.
                 transport.abort()
                 return
+            transport.max_size = READ_BYTES  # As asyncio calls what it reads at once.
             transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT_BYTES)
             self._host = host
             by_host[host] += 1
@@ -180,7 +223,8 @@ def _protocol(door: Door) -> type[H11Protocol]:
             if self.conn.our_state not in (h11.IDLE, h11.SEND_RESPONSE):  # An answer is under way; it cannot be another one.
                 self.transport.abort()
                 return
-            error = ApiError(400, "this is no HTTP/1.1 request, or one with too large a head", code="invalid_http")
+            told = "this is no HTTP/1.1 request, or one with too large a head, or with a body in too many chunks"
+            error = ApiError(400, told, code="invalid_http")
             body = bytes(error.response.body)
             headers = [("Content-Type", "application/json"), ("Content-Length", str(len(body))), ("Connection", "close")]
             for event in (h11.Response(status_code=error.status, headers=headers), h11.Data(body), h11.EndOfMessage()):
