@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
+import signal
+import time
+from pathlib import Path
+
 import httpx2
 import openai
 import pytest
@@ -9,6 +15,11 @@ import pytest
 from helpers import servers
 from helpers.gateway import local_gateway
 from helpers.openai_document import document
+from helpers.raw_http import answer, connected, head
+from omnistage.client.listing import Pipeline
+
+PATHS = ("/ready", "/v1/models", "/v1/models/toy", "/v1/audio/voices", "/ready")
+"""What asks the router."""
 
 
 def test_models_are_pipelines_with_what_they_take_and_give(client: openai.OpenAI) -> None:
@@ -17,6 +28,37 @@ def test_models_are_pipelines_with_what_they_take_and_give(client: openai.OpenAI
     told = model.model_dump()
     assert (told["inputs"], told["outputs"], told["voices"], told["state"]) == (["text"], ["text", "audio"], ["toy"], "ready")
     assert client.models.retrieve("toy") == model
+
+
+async def test_a_router_that_hangs_keeps_nobody_waiting_behind_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All who ask share one call, also those who come while it is out, and its failure. Nobody hears what was before."""
+    monkeypatch.setattr("omnistage.gateway.offer.FRESH_S", 0.0)
+    asked: list[float] = []
+    with servers.stack(tmp_path) as stack:
+        async with local_gateway(stack.address) as (url, door):
+            ask = door.omni.pipelines
+
+            async def counted(*, timeout_s: float | None = None) -> list[Pipeline]:
+                asked.append(time.monotonic())
+                return await ask(timeout_s=0.5)
+
+            monkeypatch.setattr(door.omni, "pipelines", counted)
+            request = head("GET", "/v1/models", {"Host": "localhost"})
+            assert (await asyncio.to_thread(answer, url, request)).status == 200
+            monkeypatch.setattr("omnistage.gateway.offer.FRESH_S", 600.0)
+            door.offer._asked_at = -600.0
+            os.kill(stack.router.pid, signal.SIGSTOP)
+            try:
+                for _ in range(20):
+                    with connected(url) as leaving:
+                        leaving.sendall(request)
+                told = await asyncio.gather(*(asyncio.to_thread(answer, url, head("GET", path, {"Host": "localhost"})) for path in PATHS))
+            finally:
+                os.kill(stack.router.pid, signal.SIGCONT)
+            assert {each.status for each in told} == {503}
+            assert len(asked) == 2, "once before, once for all of them"
+            door.offer._asked_at = -600.0
+            assert (await asyncio.to_thread(answer, url, request)).status == 200
 
 
 def test_a_model_that_is_not_there_is_told_which_are(client: openai.OpenAI) -> None:

@@ -6,9 +6,10 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Request
 
 from omnistage.client.listing import Pipeline
+from omnistage.gateway.answering import unless_gone
 from omnistage.gateway.door import Door
 
 
@@ -18,19 +19,21 @@ def routes(door: Door) -> APIRouter:
     created = int(time.time())
 
     @router.get("/models")
-    async def models() -> dict[str, Any]:
+    async def models(request: Request) -> dict[str, Any]:
         """All pipelines, also those that start."""
-        return {"object": "list", "data": [_model(one, created) for one in await door.offer.pipelines()]}
+        pipelines = await unless_gone(request, door.offer.pipelines())
+        return {"object": "list", "data": [_model(one, created) for one in pipelines]}
 
     @router.get("/models/{model}")
-    async def model(model: str) -> dict[str, Any]:
-        """One of them."""
+    async def model(request: Request, model: str) -> dict[str, Any]:
+        """One of them, as it is now."""
+        await unless_gone(request, door.offer.pipelines())
         return _model(await door.offer.pipeline(model), created)
 
     @router.get("/audio/voices")
-    async def voices() -> dict[str, Any]:
+    async def voices(request: Request) -> dict[str, Any]:
         """All voices, each with the pipelines that have it."""
-        pipelines = await door.offer.pipelines()
+        pipelines = await unless_gone(request, door.offer.pipelines())
         names = sorted({voice for one in pipelines for voice in one.voices})
         data = [_voice(name, pipelines, created) for name in names]
         return {"object": "list", "data": data, "voices": names}

@@ -8,11 +8,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from omnistage.client import AsyncOmni
+from omnistage.client.errors import OmniError
 from omnistage.client.listing import Pipeline
 from omnistage.gateway.failure import LIST, ApiError
 
 FRESH_S = 1.0
-"""For so long nobody asks the router again."""
+"""For so long nobody asks the router again, also if it did not answer."""
 
 LIST_LIMIT_S = 5.0
 
@@ -42,16 +43,28 @@ class Offer:
         self._omni = omni
         self._model_names, self._voice_names = model_names, voice_names
         self._known: list[Pipeline] = []
-        self._known_at = -FRESH_S
-        self._asking = asyncio.Lock()
+        self._failure: OmniError | None = None
+        self._asked_at = -FRESH_S
+        self._asking: asyncio.Task[None] | None = None
 
     async def pipelines(self) -> list[Pipeline]:
         """All of them, also those that start. Raises OmniError where the router does not answer."""
-        async with self._asking:
-            if time.monotonic() - self._known_at >= FRESH_S:
-                self._known = await self._omni.pipelines(timeout_s=LIST_LIMIT_S)
-                self._known_at = time.monotonic()
-            return self._known
+        if self._asking is None and time.monotonic() - self._asked_at >= FRESH_S:
+            self._asking = asyncio.create_task(self._ask(), name="omnistage-offer")
+        if self._asking is not None:  # One call for all who wait; who leaves ends it for nobody.
+            await asyncio.shield(self._asking)
+        if self._failure is not None:
+            raise self._failure.with_traceback(None)
+        return self._known
+
+    async def _ask(self) -> None:
+        try:
+            self._known, self._failure = await self._omni.pipelines(timeout_s=LIST_LIMIT_S), None
+        except OmniError as error:
+            self._failure = error
+        finally:
+            self._asked_at = time.monotonic()
+            self._asking = None
 
     async def pipeline(self, name: str) -> Pipeline:
         """The one of this name. Raises ApiError 404, which lists those that there are.

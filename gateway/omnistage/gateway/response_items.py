@@ -42,7 +42,7 @@ def _turn(item: Mapping[str, Any], where: str) -> Turn:
 
 def _part(part: object, where: str) -> dict[str, Any]:
     kind = part.get("type") if isinstance(part, Mapping) else None
-    if not isinstance(part, Mapping) or kind not in PARTS:
+    if not isinstance(part, Mapping) or not isinstance(kind, str) or kind not in PARTS:
         raise unsupported(f"{where}.type", f"is {str(kind)[:64]!r}; give one of {', '.join(PARTS)}")
     if part.get("file_id"):
         raise unsupported(f"{where}.file_id", "no files are kept here; give image_url")

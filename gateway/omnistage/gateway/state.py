@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Request
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 
 from omnistage.client.errors import OmniError
+from omnistage.gateway.answering import unless_gone
 from omnistage.gateway.door import Door
 
 
@@ -21,9 +22,9 @@ def routes(door: Door) -> APIRouter:
 
     @router.head("/ready", include_in_schema=False)
     @router.get("/ready", responses={503: {"description": "It cannot answer now.", "content": {"application/json": {}}}})
-    async def ready() -> Response:
+    async def ready(request: Request) -> Response:
         """It takes requests, its router answers, and a pipeline is ready."""
-        why = await _not_ready(door)
+        why = await unless_gone(request, _not_ready(door))
         if why:
             return JSONResponse({"status": "not ready", "why": why}, 503, {"Retry-After": "1"})
         return JSONResponse({"status": "ready"})
