@@ -235,6 +235,14 @@ async def test_a_picture_in_pieces_after_a_preview() -> None:
     assert pictures == [(b"pre", 0, 2), (b"abcde", 0, None)]
 
 
+@pytest.mark.parametrize("kind", ["image/svg+xml", "text/html", "image/gif", "", "IMAGE/PNG", "image/png\r\n"])
+async def test_a_picture_that_may_be_more_than_one(kind: str) -> None:
+    message = image(0, 0, b"abc", 0, 3, last=True)
+    message.chunk.image.media_type = kind
+    with pytest.raises(ProtocolError, match="must be image/png"):
+        await read(STARTED, message, USAGE)
+
+
 async def test_a_picture_with_a_missing_piece() -> None:
     with pytest.raises(ProtocolError, match="a piece at byte 4"):
         await read(STARTED, image(0, 0, b"abc", 0, 6, last=False), image(1, 0, b"ef", 4, 6, last=True))

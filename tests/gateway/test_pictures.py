@@ -127,6 +127,7 @@ def test_a_url_stands_for_a_picture(said: dict[str, str], client: openai.OpenAI,
     file = httpx2.get(picture.url, verify=False)
     np.testing.assert_array_equal(pixels_of(file.content), drawn())
     wanted = {"content-type": "image/png", "cache-control": "private, max-age=3600", "x-content-type-options": "nosniff"}
+    wanted["content-security-policy"] = "default-src 'none'; sandbox"
     assert {name: file.headers[name] for name in wanted} == wanted
 
 

@@ -44,6 +44,8 @@ AUDIO_PORT = "audio"
 
 MAX_PICTURE_BYTES = 256 * 1024 * 1024
 
+PICTURE_TYPES = ("image/png", "image/jpeg", "image/webp")
+
 ENCODINGS: dict[int, tuple[np.dtype[Any], float]] = {
     chunk_pb2.AUDIO_ENCODING_PCM16: (np.dtype("<i2"), 1.0 / 32768.0),
     chunk_pb2.AUDIO_ENCODING_FLOAT32: (np.dtype("<f4"), 1.0),
@@ -228,6 +230,8 @@ class Reader:
             return None
         data = bytes(self._picture)
         self._picture.clear()
+        if image.media_type not in PICTURE_TYPES:  # Others may be more than a picture: SVG has scripts.
+            raise ProtocolError(f"port {chunk.port}: a picture of type {image.media_type[:64]!r}; it must be {', '.join(PICTURE_TYPES)}")
         preview_step = image.preview_step if image.HasField("preview_step") else None
         if preview_step is not None:
             # Previews are no items: a stage that resumes may send those again that were there before the loss.
