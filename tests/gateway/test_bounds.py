@@ -12,6 +12,7 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pytest
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from benchmarks.processes import peak_bytes
 from helpers import servers
@@ -19,6 +20,7 @@ from helpers.gateway import gateway, local_gateway
 from helpers.raw_http import CHAT, QUESTION, answer, connected, head, heard, post
 from helpers.waiting import until
 from omnistage.gateway.guard import Guard
+from omnistage.gateway.port import READ_BYTES
 
 MIB = 1 << 20
 HOST = {"Host": "localhost"}
@@ -75,6 +77,9 @@ BODIES = {
     "lists in a message": asked(messages=[{"role": "user", "content": [[]] * 100_000}]),
     "many messages": asked(messages=[{"role": "user", "content": "a"}] * 100_000),
     "many fields": asked(**{f"f{number}": 1 for number in range(100_000)}),
+    "many numbers to choose of": asked(choice=[1] * 100_000),
+    "many numbers to stop at": asked(stop=[1] * 100_000),
+    "many parts": asked(messages=[{"role": "user", "content": [{"type": "text", "text": "a"}] * 4097}]),
     "a long name": written("x" * 100_000, "1"),
     "a long model": asked(model="m" * 100_000),
     "a long question": asked(messages=[{"role": "user", "content": "a" * 3_000_000}]),
@@ -88,6 +93,34 @@ def test_a_body_that_makes_no_sense_is_told_so(url: str, name: str) -> None:
     assert told.error["code"]
     assert len(told.body) < 8000, "it quotes without end"
     assert is_answered(url)
+
+
+@pytest.mark.parametrize("path", [CHAT, "/v1/responses"])
+@pytest.mark.parametrize("value", [[], {}, 1, None, True, [[]]])
+def test_what_names_something_may_be_of_any_type(url: str, path: str, value: object) -> None:
+    """It is looked up in tables, where a list cannot be."""
+    parts: list[dict[str, object]] = [{"type": value}, {"type": "input_audio", "input_audio": {"data": "", "format": value}}]
+    messages = [{"role": "user", "content": [part]} for part in parts] + [{"role": value, "content": "a"}]
+    for message in messages:
+        told = answer(url, post({"model": "toy", "input": [message]} if path != CHAT else {**QUESTION, "messages": [message]}, path=path))
+        assert (told.status, told.error["type"]) == (400, "invalid_request_error")
+
+
+async def test_what_is_refused_is_not_told_of_each_value(toy: servers.Stack, tmp_path: Path) -> None:
+    """Each number here would be an error of a KiB."""
+    bodies = [
+        (CHAT, {**QUESTION, "choice": [1] * 100_000}),
+        (CHAT, {**QUESTION, **{f"k{number}": 1 for number in range(100_000)}}),
+        ("/v1/responses", {"model": "toy", "input": "a", "metadata": {str(number): 1 for number in range(100_000)}}),
+        ("/v1/responses", {"model": "toy", "input": "a", "include": [1] * 100_000}),
+    ]
+    with gateway(toy.address, tmp_path) as server:
+        url = f"http://{server.address}"
+        assert is_answered(url)
+        before = peak_bytes(server.pid)
+        for path, body in bodies:
+            assert answer(url, post(body, path=path)).error["type"] == "invalid_request_error"
+        assert peak_bytes(server.pid) - before < 48 * MIB
 
 
 def test_of_two_values_of_a_field_the_last_counts(url: str) -> None:
@@ -199,6 +232,48 @@ def test_a_body_comes_in_chunks_of_any_size(url: str) -> None:
     assert answer(url, CHUNKED, *pieces, b"0\r\n\r\n").status == 200
 
 
+def test_a_body_of_many_tiny_chunks_is_refused(url: str) -> None:
+    """Each of them is as much work as one of many KiB, and nobody else is answered meanwhile."""
+    body = b" " * 4000 + json.dumps(QUESTION).encode()
+    refused = answer(url, CHUNKED, b"".join(b"1\r\n" + bytes([each]) + b"\r\n" for each in body))
+    assert (refused.status, refused.error["code"]) == (400, "invalid_http")
+    pieces = [body[place : place + 64] for place in range(0, len(body), 64)]
+    with connected(url) as connection:  # What the last request had counts for none.
+        for _ in range(20):
+            connection.sendall(CHUNKED + b"".join(b"%x\r\n" % len(piece) + piece + b"\r\n" for piece in pieces) + b"0\r\n\r\n")
+            assert heard(connection).status == 200
+
+
+async def test_nobody_has_more_than_a_little_in_one_turn(toy: servers.Stack, monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes: list[int] = []
+    receive = H11Protocol.data_received
+
+    def noted(self: H11Protocol, data: bytes) -> None:
+        sizes.append(len(data))
+        receive(self, data)
+
+    monkeypatch.setattr(H11Protocol, "data_received", noted)
+    async with local_gateway(toy.address) as (url, _):
+        told = await asyncio.to_thread(answer, url, post(json.dumps(QUESTION).encode() + b" " * MIB))
+    assert told.status == 200 and max(sizes) <= READ_BYTES
+
+
+@pytest.mark.parametrize(
+    ("kind", "code"), [("Multipart/Form-Data; boundary=b", "missing_required_parameter"), ("application/json", "too_many_values")]
+)
+def test_a_form_is_not_counted_as_json(url: str, kind: str, code: str) -> None:
+    """Whatever the case of its type."""
+    file = b"," * 300_000
+    body = b'--b\r\nContent-Disposition: form-data; name="image"; filename="a"\r\n\r\n' + file + b"\r\n--b--\r\n"
+    told = answer(url, post(body, "/v1/images/edits", Content_Type=kind))
+    assert (told.status, told.error["code"]) == (400, code)
+
+
+@pytest.mark.parametrize("size", [1, MIB])
+def test_a_body_is_parsed_once_however_large_it_is(url: str, size: int) -> None:
+    assert answer(url, post(json.dumps(QUESTION).encode() + b" " * size)).status == 200
+
+
 def test_a_body_that_is_too_large_is_refused_while_it_arrives(narrow: servers.ServerProcess) -> None:
     """Its client hears so though it still sends; then the same connection takes the next request."""
     url = f"http://{narrow.address}"
@@ -308,10 +383,22 @@ async def test_all_bodies_together_have_a_bound_and_one_host_a_share_of_it(toy: 
         assert told.status == 400, "what the others held is free again"
 
 
-def test_one_host_does_not_take_all_connections(toy: servers.Stack, tmp_path: Path) -> None:
+def test_a_gateway_does_not_start_with_fewer_descriptors_than_it_needs(toy: servers.Stack, tmp_path: Path) -> None:
+    with poor(toy, tmp_path, 64) as server:
+        with pytest.raises(servers.NotReady, match="ulimit -n") as refused:
+            server.wait_ready()
+        assert refused.value.exit_code == 1
+
+
+def poor(toy: servers.Stack, tmp_path: Path, descriptors: int) -> servers.ServerProcess:
+    """A gateway that has only so many."""
     environment = {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")])}
-    words = ("omnistage.gateway", str(DESCRIPTORS), "", "--router", toy.address)
-    with servers.ServerProcess("helpers.poor", *words, log_folder=tmp_path, environment=environment) as server:
+    words = ("omnistage.gateway", str(descriptors), "", "--router", toy.address)
+    return servers.ServerProcess("helpers.poor", *words, log_folder=tmp_path, environment=environment)
+
+
+def test_one_host_does_not_take_all_connections(toy: servers.Stack, tmp_path: Path) -> None:
+    with poor(toy, tmp_path, DESCRIPTORS) as server:
         server.wait_ready()
         url = f"http://{server.address}"
         with ExitStack() as opened:
@@ -329,7 +416,7 @@ async def test_a_bug_of_the_gateway_is_told_as_one_and_costs_no_other_request(to
 
     async with local_gateway(toy.address) as (url, _):
         with monkeypatch.context() as broken:
-            broken.setattr("omnistage.gateway.guard._Body._check_json", fails)
+            broken.setattr("omnistage.gateway.guard._parsed", fails)
             of_guard = await asyncio.to_thread(answer, url, post())
         with monkeypatch.context() as broken:
             broken.setattr("omnistage.gateway.door.Door.options", fails)

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
 from playwright.async_api import Locator, Page, Request, Route, expect
 
 from helpers import lengths, servers

@@ -27,10 +27,13 @@ EVENTS = "text/event-stream"
 
 DONE = b"data: [DONE]\n\n"
 
+LINE_ENDS = str.maketrans({end: f"\\u{ord(end):04x}" for end in "\x85\u2028\u2029"})
+"""Where some clients end a line, though an event does not; JSON may write them otherwise."""
+
 
 def as_event(data: Mapping[str, Any], name: str = "") -> bytes:
     """One server-sent event. name: of its kind, where the interface has one."""
-    line = json.dumps(data, ensure_ascii=False, separators=(",", ":")).encode()
+    line = json.dumps(data, ensure_ascii=False, separators=(",", ":")).translate(LINE_ENDS).encode()
     return (b"event: " + name.encode() + b"\n" if name else b"") + b"data: " + line + b"\n\n"
 
 

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic_core import PydanticCustomError
 
 from omnistage.gateway.failure import unsupported
 
 MAX_MESSAGES = 1024
+
+MAX_KEYS = 128
+"""Of an object that has fields."""
 
 MOST_SEED = (1 << 64) - 1
 
@@ -16,10 +20,23 @@ LEAST_TOP_P = 1e-6
 """For OpenAI's 0: the likeliest token alone."""
 
 
+def few(given: object, most: int) -> object:
+    """The same. Refuses an object of more keys, before anybody looks at them."""
+    if isinstance(given, dict) and len(given) > most:
+        raise PydanticCustomError("too_many_keys", "Object should have at most {most} keys", {"most": most})
+    return given
+
+
 class Body(BaseModel):
     """What a client sends. What it does not know, is refused, as OpenAI does."""
 
     model_config = ConfigDict(extra="forbid", strict=False)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _bounded(cls, given: object) -> object:
+        """Each key that is unknown would be an error of its own, which takes a KiB and more."""
+        return few(given, MAX_KEYS)
 
 
 class StrictBody(Body):

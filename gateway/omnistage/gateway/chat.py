@@ -24,13 +24,14 @@ from omnistage.gateway.door import Door, Visitor, visitor_of
 from omnistage.gateway.failure import in_words_of
 from omnistage.gateway.logprobs import logprobs_of
 from omnistage.gateway.messages import turns_of
+from omnistage.gateway.parsed import new_router
 from omnistage.gateway.sound import RATE_HZ, Encoder, new_encoder
 from omnistage.gateway.transcripts import Transcripts
 from omnistage.gateway.usage import chat_usage
 
 
 def routes(door: Door) -> APIRouter:
-    router = APIRouter(prefix="/v1", tags=["chat"])
+    router = new_router("/v1", "chat")
     transcripts = Transcripts()
 
     @router.post("/chat/completions", response_model=None)
@@ -40,7 +41,7 @@ def routes(door: Door) -> APIRouter:
         visitor = visitor_of(request)
         fields = names_of(asked)
         with in_words_of(fields):
-            pipeline = await door.offer.chat_model(asked.model)
+            pipeline = await unless_gone(request, door.offer.chat_model(asked.model))
             answers = await unless_gone(request, _asked(door, visitor, asked, pipeline, transcripts))
             frame = _frame(visitor, asked, pipeline)
             if not asked.stream:

@@ -10,6 +10,9 @@ from omnistage.gateway.body import MAX_MESSAGES, Ignored, Refused, Seed, StrictB
 from omnistage.gateway.failure import invalid
 
 MAX_CHOICES = 8
+MAX_STOPS = 16
+MAX_TEXTS = 1024
+"""To choose one of."""
 
 
 def _listed(given: object) -> object:
@@ -17,7 +20,7 @@ def _listed(given: object) -> object:
     return [given] if isinstance(given, str) else given
 
 
-Texts = Annotated[list[str], BeforeValidator(_listed, json_schema_input_type=str | list[str])]
+Stops = Annotated[list[str], Field(max_length=MAX_STOPS), BeforeValidator(_listed, json_schema_input_type=str | list[str])]
 
 
 class StreamOptions(StrictBody):
@@ -71,7 +74,7 @@ class ChatRequest(StrictBody):
     presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     seed: Seed | None = None
-    stop: Texts | None = None
+    stop: Stops | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
 
@@ -82,7 +85,7 @@ class ChatRequest(StrictBody):
     min_tokens: int | None = None
     ignore_eos: bool | None = None
     regex: str | None = None
-    choice: list[str] | None = None
+    choice: Annotated[list[str], Field(max_length=MAX_TEXTS)] | None = None
     speed: float | None = None
     profile: str | None = None
     conversation_id: str | None = None

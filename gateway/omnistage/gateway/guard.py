@@ -7,6 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import structlog
 from pydantic_core import from_json
@@ -33,8 +34,12 @@ BODIES_BYTES = 256 << 20
 BODIES_SHARE = 0.75
 """Most of these for one host, or one IPv6 network."""
 
-MAX_PARTS = 524_288
-"""Of the signs that JSON is made of: each may become an object."""
+MAX_PARTS = 262_144
+"""Of the signs that JSON is made of: each may become an object. A conversation of as many messages as there may be has a tenth of them; the
+rest is for signs in its texts, which may be JSON themselves."""
+
+LARGE_BYTES = 1 << 20
+"""A larger body is parsed beside the event loop."""
 
 PART_BYTES = 96
 """Of memory, for each of these."""
@@ -87,7 +92,9 @@ class Guard:
                 if account.path.startswith(ANSWERS):
                     scope["state"]["visitor"] = self._door.visitor(request.headers, account)
                 with self._held(request.headers, network(host)) as body:
-                    await self._app(scope, await body.read(receive), answer.send)
+                    again = await body.read(receive)
+                    scope["state"]["json"] = body.json
+                    await self._app(scope, again, answer.send)
             except ApiError as error:
                 if answer.has_begun:
                     raise
@@ -191,6 +198,7 @@ class _Body:
         """take: is told how much more memory it takes, and raises ApiError where there is none."""
         self._most, self._is_json, self._take_of_all = most, is_json, take
         self.taken = 0
+        self.json: Any = None
 
     async def read(self, receive: Receive) -> Receive:
         """All of it; what gives it to the app, and then tells when the client leaves. Raises ApiError, ClientDisconnect."""
@@ -214,7 +222,8 @@ class _Body:
             more = message.get("more_body", False)
         body = b"".join(pieces)
         if self._is_json and body:
-            self._check_json(body)
+            self._take_parts(body)
+            self.json = await asyncio.to_thread(_parsed, body) if len(body) > LARGE_BYTES else _parsed(body)
         whole: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
 
         async def again() -> Message:
@@ -222,16 +231,11 @@ class _Body:
 
         return again
 
-    def _check_json(self, body: bytes) -> None:
-        """Before Python parses it, which takes much that is no JSON: NaN, halves of UTF-16 pairs that no text can hold."""
+    def _take_parts(self, body: bytes) -> None:
         parts = sum(map(body.count, (b",", b":", b"[", b"{")))
         if parts > MAX_PARTS:
             raise ApiError(400, f"the body has more than {MAX_PARTS} values", code="too_many_values")
         self._take(parts * PART_BYTES)
-        try:
-            from_json(body, allow_inf_nan=False)
-        except ValueError as error:
-            raise ApiError(400, f"the body is no JSON: {error}", code="invalid_json") from None
 
     def _take(self, size: int) -> None:
         self._take_of_all(size)
@@ -251,6 +255,14 @@ class _Answer:
             self._account.began(message["status"])
             message["headers"] = [*message.get("headers", ()), (b"x-request-id", self._account.request_id.encode())]
         await self._send(message)
+
+
+def _parsed(body: bytes) -> Any:
+    """Not by Python's own parser, which takes much that is no JSON: NaN, halves of UTF-16 pairs that no text can hold. Raises ApiError."""
+    try:
+        return from_json(body, allow_inf_nan=False)
+    except ValueError as error:
+        raise ApiError(400, f"the body is no JSON: {error}", code="invalid_json", reason="BAD_REQUEST") from None
 
 
 def _too_large(most: int) -> ApiError:

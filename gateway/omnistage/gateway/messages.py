@@ -5,13 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from omnistage.client.errors import BadRequestError
 from omnistage.client.media import to_medium
+from omnistage.client.request import MAX_TEXT_CHARACTERS
 from omnistage.gateway.failure import invalid, unrecognized, unsupported
 from omnistage.gateway.fetching import Fetch
 
 URLS = {"image_url": "image", "audio_url": "audio", "video_url": "video"}
 PARTS = ("text", *URLS, "input_audio", "refusal")
 """The library knows more, which name files: they are for whoever sits at this machine."""
+
+MAX_PARTS = 4096
+"""Of all messages together: no router takes more."""
 
 KEYS = ("role", "content", "name", "refusal", "annotations", "audio", "function_call", "tool_calls")
 
@@ -28,7 +33,11 @@ async def turns_of(messages: Sequence[Mapping[str, Any]], said: Said, fetch: Fet
 
 
 async def with_fetched(turns: Sequence[Turn], names: Sequence[str], fetch: Fetch) -> list[Turn]:
-    """The same turns, and in the place of each URL of the web what lies there. names: of each turn, as its client knows it."""
+    """The same turns, and in the place of each URL of the web what lies there. names: of each turn, as its client knows it. Raises
+    ApiError, BadRequestError."""
+    check_length(sum(map(_characters, turns)))
+    if sum(len(turn["content"]) for turn in turns if isinstance(turn["content"], list)) > MAX_PARTS:
+        raise BadRequestError.of("request", f"has too many parts; at most {MAX_PARTS} are allowed")
     fetched: list[Turn] = []
     for turn, name in zip(turns, names, strict=True):
         content = turn["content"]
@@ -36,6 +45,19 @@ async def with_fetched(turns: Sequence[Turn], names: Sequence[str], fetch: Fetch
             content = [await _fetched(part, f"{name}.content[{j}]", fetch) for j, part in enumerate(content)]
         fetched.append({**turn, "content": content})
     return fetched
+
+
+def check_length(characters: int) -> None:
+    """As the client library does when it has gone through all of it more than once. Raises BadRequestError."""
+    if characters > MAX_TEXT_CHARACTERS:
+        raise BadRequestError.of("request", f"has {characters} characters of text; at most {MAX_TEXT_CHARACTERS} are allowed")
+
+
+def _characters(turn: Turn) -> int:
+    content = turn["content"]
+    parts = content if isinstance(content, list) else [{"text": content}]
+    texts = [part.get(kind) for part in parts for kind in ("text", "refusal")]
+    return sum(len(text) for text in texts if isinstance(text, str))
 
 
 def _turn(message: Mapping[str, Any], where: str, said: Said) -> Turn:

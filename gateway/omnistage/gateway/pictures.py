@@ -21,6 +21,8 @@ from omnistage.gateway.door import Door, visitor_of
 from omnistage.gateway.failure import ApiError, in_words_of, invalid
 from omnistage.gateway.fields import fields_of
 from omnistage.gateway.kept import KEPT_S, Kept
+from omnistage.gateway.messages import check_length
+from omnistage.gateway.parsed import new_router
 from omnistage.gateway.pictures_body import Edit, fetched, read_edit
 from omnistage.gateway.pictures_schema import PictureRequest, edit_bodies
 from omnistage.gateway.usage import picture_usage
@@ -46,6 +48,13 @@ FILES_BYTES = 64 << 20
 PICTURE: dict[int | str, dict[str, Any]] = {200: {"content": {f"image/{form}": {} for form in ("png", "jpeg", "webp")}}}
 """What an answer is, in our own document."""
 
+FILE_HEADERS = {
+    "Cache-Control": f"private, max-age={int(KEPT_S)}",
+    "X-Content-Type-Options": "nosniff",
+    "Content-Security-Policy": "default-src 'none'; sandbox",
+}
+"""Of a picture that a browser opens by itself: whatever is in it, it runs nothing as a page of this gateway."""
+
 Made = Literal["image_generation", "image_edit"]
 """How the names of events begin."""
 
@@ -57,7 +66,7 @@ class _PictureFile:
 
 
 def routes(door: Door) -> APIRouter:
-    router = APIRouter(prefix="/v1/images", tags=["pictures"])
+    router = new_router("/v1/images", "pictures")
     files: Kept[_PictureFile] = Kept(FILES_BYTES)
 
     @router.post("/generations", response_class=Response)
@@ -83,8 +92,7 @@ def routes(door: Door) -> APIRouter:
         kept = files.get(name.partition(".")[0])
         if kept is None:
             raise ApiError(404, "there is no such picture, or it is no longer kept", code="not_found", hint="Draw it again.")
-        headers = {"Cache-Control": f"private, max-age={int(KEPT_S)}", "X-Content-Type-Options": "nosniff"}
-        return Response(kept.data, media_type=kept.media_type, headers=headers)
+        return Response(kept.data, media_type=kept.media_type, headers=FILE_HEADERS)
 
     return router
 
@@ -97,7 +105,7 @@ async def _drawn(door: Door, files: Kept[_PictureFile], request: Request, asked:
     width, height = asked.sides
     options = door.options(
         visitor,
-        pipeline=await door.offer.picture_model(asked.model),
+        pipeline=await unless_gone(request, door.offer.picture_model(asked.model)),
         outputs=["image", "progress"] if asked.stream and asked.include_events else ["image"],
         width=width,
         height=height,
@@ -112,6 +120,7 @@ async def _drawn(door: Door, files: Kept[_PictureFile], request: Request, asked:
     )
     fields = {**FIELDS, **dict.fromkeys(("images", "diffusion.images"), edit.field)} if edit else FIELDS
     with in_words_of(fields):
+        check_length(len(asked.prompt))
         events = visitor.account.followed(visitor.omni.stream_draw(asked.prompt, images=pictures, **options))
     if asked.stream:
         return await streamed(request, _events(events, asked, "image_edit" if edit else "image_generation"), fields)

@@ -49,7 +49,7 @@ async def read_edit(request: Request) -> Edit:
     if kind == FORM:
         return await _of_form(request)
     if kind == JSON:
-        return _of_json(await request.body())
+        return _of_json(request.scope["state"]["json"])
     hint = f"Send a form, Content-Type: {FORM}, with files, or {JSON} with data: URLs."
     raise ApiError(400, f"the body is neither {FORM} nor {JSON}", code="invalid_body", hint=hint)
 
@@ -90,9 +90,9 @@ async def _pieces(body: bytes) -> AsyncGenerator[bytes, None]:
         await asyncio.sleep(0)
 
 
-def _of_json(body: bytes) -> Edit:
+def _of_json(body: object) -> Edit:
     try:
-        asked = EditRequest.model_validate_json(body)
+        asked = EditRequest.model_validate(body)
     except ValidationError as error:
         raise RequestValidationError(error.errors()) from None
     if asked.mask is not None:

@@ -21,6 +21,7 @@ from omnistage.gateway.fields import fields_of
 from omnistage.gateway.kept import new_name
 from omnistage.gateway.logprobs import logprobs_of
 from omnistage.gateway.messages import Turn, with_fetched
+from omnistage.gateway.parsed import new_router
 from omnistage.gateway.response_items import turns_of
 from omnistage.gateway.responses_schema import ResponsesRequest
 from omnistage.gateway.usage import response_usage
@@ -39,7 +40,7 @@ FIELDS = fields_of(
 
 
 def routes(door: Door) -> APIRouter:
-    router = APIRouter(prefix="/v1", tags=["responses"])
+    router = new_router("/v1", "responses")
 
     @router.post("/responses", response_model=None)
     async def respond(request: Request, asked: ResponsesRequest) -> Response:
@@ -49,7 +50,7 @@ def routes(door: Door) -> APIRouter:
         turns, names = turns_of(asked)
         fields = {**FIELDS, **names}
         with in_words_of(fields):
-            pipeline = await door.offer.chat_model(asked.model)
+            pipeline = await unless_gone(request, door.offer.chat_model(asked.model))
             events = await unless_gone(request, _asked(door, visitor, asked, pipeline, turns, names))
             making = _Making(asked)
             if not asked.stream:

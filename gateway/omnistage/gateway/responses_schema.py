@@ -6,10 +6,18 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
-from omnistage.gateway.body import MAX_MESSAGES, Ignored, Refused, Seed, StrictBody, ToolChoice, refuse
+from omnistage.gateway.body import MAX_MESSAGES, Ignored, Refused, Seed, StrictBody, ToolChoice, few, refuse
 
 LOGPROBS = "message.output_text.logprobs"
 """In `include`; whatever else may stand there is of things that no answer here has."""
+
+
+MAX_INCLUDED = 32
+MAX_METADATA = 16
+
+
+def _few(given: object) -> object:
+    return few(given, MAX_METADATA)
 
 
 def _asked(given: object) -> object:
@@ -45,6 +53,7 @@ class ResponsesRequest(StrictBody):
     input: Annotated[
         list[dict[str, Any]],
         BeforeValidator(_asked, json_schema_input_type=str | list[dict[str, Any]]),
+        (),
         Field(min_length=1, max_length=MAX_MESSAGES),
     ]
     instructions: str | None = None
@@ -55,8 +64,8 @@ class ResponsesRequest(StrictBody):
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     top_p: Annotated[float, Field(ge=0, le=1)] | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
-    include: list[str] | None = None
-    metadata: dict[str, str] | None = None
+    include: Annotated[list[str], Field(max_length=MAX_INCLUDED)] | None = None
+    metadata: Annotated[dict[str, str], Field(max_length=MAX_METADATA), BeforeValidator(_few)] | None = None
     seed: Annotated[Seed | None, Field(description="Ours: the same seed gives the same answer.")] = None
 
     max_tool_calls: Ignored = None

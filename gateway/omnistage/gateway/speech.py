@@ -12,11 +12,13 @@ from pydantic import Field
 from starlette.responses import Response
 
 from omnistage.client.events import AudioChunk, Done, Event, Usage
-from omnistage.gateway.answering import Pieces, as_event, streamed
+from omnistage.gateway.answering import Pieces, as_event, streamed, unless_gone
 from omnistage.gateway.body import Body, Ignored, Seed, Voice
 from omnistage.gateway.door import Door, visitor_of
 from omnistage.gateway.failure import in_words_of
 from omnistage.gateway.fields import fields_of
+from omnistage.gateway.messages import check_length
+from omnistage.gateway.parsed import new_router
 from omnistage.gateway.sound import MEDIA_TYPES, RATE_HZ, RAW, Encoder, check_format, new_encoder
 from omnistage.gateway.usage import speech_usage
 
@@ -50,7 +52,7 @@ class SpeechRequest(Body):
 
 
 def routes(door: Door) -> APIRouter:
-    router = APIRouter(prefix="/v1", tags=["speech"])
+    router = new_router("/v1", "speech")
 
     @router.post("/audio/speech", response_class=Response)
     async def speech(request: Request, asked: SpeechRequest) -> Response:
@@ -62,14 +64,15 @@ def routes(door: Door) -> APIRouter:
             rate_hz = RATE_HZ
         options = door.options(
             visitor,
-            pipeline=await door.offer.speech_model(asked.model),
-            voice=await door.offer.voice(asked.voice),
+            pipeline=await unless_gone(request, door.offer.speech_model(asked.model)),
+            voice=await unless_gone(request, door.offer.voice(asked.voice)),
             speed=asked.speed,
             seed=asked.seed,
             profile=asked.profile,
             sample_rate_hz=rate_hz,
         )
         with in_words_of(FIELDS):
+            check_length(len(asked.input))
             events = visitor.account.followed(visitor.omni.stream_say(asked.input, **options))
         if asked.stream_format == "sse":
             return await streamed(request, _events(events, asked.response_format), FIELDS)
