@@ -7,7 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 import structlog
 from pydantic_core import from_json
@@ -22,6 +22,8 @@ from omnistage.gateway.door import Door, host_of, network
 from omnistage.gateway.failure import ApiError
 from omnistage.gateway.port import HEAD_BYTES
 from omnistage.host.addresses import host_and_port, is_loopback
+
+T = TypeVar("T")
 
 log = structlog.get_logger(__name__)
 
@@ -222,20 +224,17 @@ class _Body:
             more = message.get("more_body", False)
         body = b"".join(pieces)
         if self._is_json and body:
-            self._take_parts(body)
-            self.json = await asyncio.to_thread(_parsed, body) if len(body) > LARGE_BYTES else _parsed(body)
+            parts = await _looked(_parts, body)
+            if parts > MAX_PARTS:
+                raise ApiError(400, f"the body has more than {MAX_PARTS} values", code="too_many_values")
+            self._take(parts * PART_BYTES)
+            self.json = await _looked(_parsed, body)
         whole: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
 
         async def again() -> Message:
             return whole.pop() if whole else await receive()
 
         return again
-
-    def _take_parts(self, body: bytes) -> None:
-        parts = sum(map(body.count, (b",", b":", b"[", b"{")))
-        if parts > MAX_PARTS:
-            raise ApiError(400, f"the body has more than {MAX_PARTS} values", code="too_many_values")
-        self._take(parts * PART_BYTES)
 
     def _take(self, size: int) -> None:
         self._take_of_all(size)
@@ -255,6 +254,15 @@ class _Answer:
             self._account.began(message["status"])
             message["headers"] = [*message.get("headers", ()), (b"x-request-id", self._account.request_id.encode())]
         await self._send(message)
+
+
+async def _looked(look: Callable[[bytes], T], body: bytes) -> T:
+    """What it returns. Of a large body it takes a while, in which others are answered."""
+    return await asyncio.to_thread(look, body) if len(body) > LARGE_BYTES else look(body)
+
+
+def _parts(body: bytes) -> int:
+    return sum(map(body.count, (b",", b":", b"[", b"{")))
 
 
 def _parsed(body: bytes) -> Any:
