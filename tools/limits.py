@@ -7,12 +7,16 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from omnistage.client.request import MAX_TEXT_CHARACTERS
 from omnistage.gateway import fetching, guard, port
-from omnistage.gateway.chat_schema import MAX_CHOICES
+from omnistage.gateway.body import MAX_KEYS
+from omnistage.gateway.chat_schema import MAX_CHOICES, MAX_STOPS, MAX_TEXTS
 from omnistage.gateway.failure import MOST_CHARACTERS as ERROR_CHARACTERS
 from omnistage.gateway.kept import KEPT_S
+from omnistage.gateway.messages import MAX_PARTS
 from omnistage.gateway.pictures import FILES_BYTES
 from omnistage.gateway.pictures_schema import MOST_PICTURES
+from omnistage.gateway.responses_schema import MAX_METADATA
 from omnistage.gateway.transcripts import TRANSCRIPTS_BYTES
 from omnistage.host.descriptors import WANTED as DESCRIPTORS
 from omnistage.host.metrics_page import MAX_VISITORS, SILENCE_S
@@ -41,6 +45,8 @@ PAGE = Path(__file__).resolve().parent.parent / "docs" / "limits.md"
 _BODIES = f"{guard.BODIES_BYTES >> 20} MiB; {guard.BODIES_SHARE:g} of that from one host"
 _UNREAD = f"time in which a client reads less than {port.LEAST_READ_BYTES >> 10} KiB of what it was sent"
 
+_CHUNKS = f"{port.TINY_CHUNKS:,} of any size; more have {port.LEAST_CHUNK_BYTES} bytes on average"
+
 HTTP = f"""## HTTP
 
 Of the gateway ([http.md](http.md)), beside all that the router behind it refuses. A request that is refused gets its answer,
@@ -49,12 +55,18 @@ and its client {port.HEAD_LIMIT_S:g} s to send what is left of it.
 | what | most | then |
 |---|---|---|
 | connections at once | as above; {port.HOST_SHARE:g} of them from one host, or one IPv6 network of 64 bits | closed |
+| descriptors of the process | {port.LEAST_DESCRIPTORS} at least | it does not start |
 | head of a request | {port.HEAD_BYTES >> 10} KiB | 400 or 431 |
 | time for a head to arrive | {port.HEAD_LIMIT_S:g} s | closed |
 | time between two requests on a connection | {port.KEPT_LIMIT_S} s | closed |
+| chunks of a body | {_CHUNKS} | 400, closed |
 | body of a request | `--max-message-bytes`, {_default("max_message_bytes") >> 20} MiB by default | 413 |
 | time for a body to arrive | {guard.BODY_LIMIT_S:g} s | 408 |
 | signs that JSON is made of (`,` `:` `[` `{{`) in a body | {guard.MAX_PARTS:,} | 400 |
+| keys of an object that has fields | {MAX_KEYS} | 400 |
+| characters of a field that is text, and of all messages together | {MAX_TEXT_CHARACTERS:,} | 400 |
+| parts of all messages together | {MAX_PARTS:,} | 400 |
+| texts in `stop`, in `choice`; entries of `metadata` | {MAX_STOPS}, {MAX_TEXTS:,}, {MAX_METADATA} | 400 |
 | all bodies that are read or worked on, with {guard.PART_BYTES} bytes for each of these signs | {_BODIES} | 503, `OVERLOADED` |
 | time for an answer | `--session-limit`, {_default("session_limit"):g} s by default | 503, `DEADLINE` |
 | {_UNREAD} | {port.UNREAD_LIMIT_S:g} s | closed; the router may end the answer sooner |

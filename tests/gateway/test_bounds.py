@@ -19,6 +19,7 @@ from helpers import servers
 from helpers.gateway import gateway, local_gateway
 from helpers.raw_http import CHAT, QUESTION, answer, connected, head, heard, post
 from helpers.waiting import until
+from omnistage.gateway.answering import as_event
 from omnistage.gateway.guard import Guard
 from omnistage.gateway.port import READ_BYTES
 
@@ -93,6 +94,23 @@ def test_a_body_that_makes_no_sense_is_told_so(url: str, name: str) -> None:
     assert told.error["code"]
     assert len(told.body) < 8000, "it quotes without end"
     assert is_answered(url)
+
+
+LONG = {
+    "/v1/audio/speech": ("input", {"model": "toy"}),
+    "/v1/responses": ("input", {"model": "toy"}),
+    "/v1/images/generations": ("prompt", {}),
+    "/v1/images/edits": ("prompt", {"images": [{"image_url": "data:,a"}]}),
+    CHAT: ("regex", QUESTION),
+}
+
+
+@pytest.mark.parametrize("path", LONG)
+def test_a_text_that_is_too_long_is_refused_by_its_name(url: str, path: str) -> None:
+    field, body = LONG[path]
+    told = answer(url, post({**body, field: "a" * (MIB + 1)}, path=path))
+    assert (told.status, told.error["param"], told.error["code"]) == (400, field, "invalid_value")
+    assert str(MIB) in told.error["message"]
 
 
 @pytest.mark.parametrize("path", [CHAT, "/v1/responses"])
@@ -267,6 +285,14 @@ def test_a_form_is_not_counted_as_json(url: str, kind: str, code: str) -> None:
     body = b'--b\r\nContent-Disposition: form-data; name="image"; filename="a"\r\n\r\n' + file + b"\r\n--b--\r\n"
     told = answer(url, post(body, "/v1/images/edits", Content_Type=kind))
     assert (told.status, told.error["code"]) == (400, code)
+
+
+@pytest.mark.parametrize("end", ["\x85", "\u2028", "\u2029"])
+def test_no_client_ends_a_line_within_an_event(end: str) -> None:
+    data = {"text": f"a{end}b"}
+    lines = as_event(data, "x").decode().splitlines()
+    assert lines[0] == "event: x" and lines[2:] == [""]
+    assert json.loads(lines[1].removeprefix("data: ")) == data
 
 
 @pytest.mark.parametrize("size", [1, MIB])

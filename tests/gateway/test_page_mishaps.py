@@ -1,4 +1,4 @@
-"""The page when something goes wrong beside it: another tab, something in between, a full disk. Nothing is lost, the next question works."""
+"""The page when something goes wrong beside it: another tab, something in between, a full disk: nothing is lost, and all goes on."""
 
 from __future__ import annotations
 

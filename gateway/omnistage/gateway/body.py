@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
 
-from omnistage.gateway.failure import unsupported
+from omnistage.client.request import MAX_TEXT_CHARACTERS
+from omnistage.gateway.failure import invalid, unsupported
 
 MAX_MESSAGES = 1024
 
@@ -31,11 +32,16 @@ class Body(BaseModel):
     """What a client sends. What it does not know, is refused, as OpenAI does."""
 
     model_config = ConfigDict(extra="forbid", strict=False)
+    _media: ClassVar[tuple[str, ...]] = ()
+    """Fields that may be longer than texts are."""
 
     @model_validator(mode="before")
     @classmethod
     def _bounded(cls, given: object) -> object:
-        """Each key that is unknown would be an error of its own, which takes a KiB and more."""
+        """Before anybody goes through all of it: each key that is unknown would be an error of its own, which takes a KiB and more."""
+        for name, value in given.items() if isinstance(given, dict) else ():
+            if name not in cls._media and isinstance(value, str) and len(value) > MAX_TEXT_CHARACTERS:
+                raise invalid(name, f"has {len(value)} characters of text; at most {MAX_TEXT_CHARACTERS} are allowed")
         return few(given, MAX_KEYS)
 
 

@@ -35,7 +35,9 @@ async def turns_of(messages: Sequence[Mapping[str, Any]], said: Said, fetch: Fet
 async def with_fetched(turns: Sequence[Turn], names: Sequence[str], fetch: Fetch) -> list[Turn]:
     """The same turns, and in the place of each URL of the web what lies there. names: of each turn, as its client knows it. Raises
     ApiError, BadRequestError."""
-    check_length(sum(map(_characters, turns)))
+    characters = sum(map(_characters, turns))
+    if characters > MAX_TEXT_CHARACTERS:  # The client library says so too, when it has gone through all of it more than once.
+        raise BadRequestError.of("request", f"has {characters} characters of text; at most {MAX_TEXT_CHARACTERS} are allowed")
     if sum(len(turn["content"]) for turn in turns if isinstance(turn["content"], list)) > MAX_PARTS:
         raise BadRequestError.of("request", f"has too many parts; at most {MAX_PARTS} are allowed")
     fetched: list[Turn] = []
@@ -45,12 +47,6 @@ async def with_fetched(turns: Sequence[Turn], names: Sequence[str], fetch: Fetch
             content = [await _fetched(part, f"{name}.content[{j}]", fetch) for j, part in enumerate(content)]
         fetched.append({**turn, "content": content})
     return fetched
-
-
-def check_length(characters: int) -> None:
-    """As the client library does when it has gone through all of it more than once. Raises BadRequestError."""
-    if characters > MAX_TEXT_CHARACTERS:
-        raise BadRequestError.of("request", f"has {characters} characters of text; at most {MAX_TEXT_CHARACTERS} are allowed")
 
 
 def _characters(turn: Turn) -> int:

@@ -21,7 +21,6 @@ from omnistage.gateway.door import Door, visitor_of
 from omnistage.gateway.failure import ApiError, in_words_of, invalid
 from omnistage.gateway.fields import fields_of
 from omnistage.gateway.kept import KEPT_S, Kept
-from omnistage.gateway.messages import check_length
 from omnistage.gateway.parsed import new_router
 from omnistage.gateway.pictures_body import Edit, fetched, read_edit
 from omnistage.gateway.pictures_schema import PictureRequest, edit_bodies
@@ -120,7 +119,6 @@ async def _drawn(door: Door, files: Kept[_PictureFile], request: Request, asked:
     )
     fields = {**FIELDS, **dict.fromkeys(("images", "diffusion.images"), edit.field)} if edit else FIELDS
     with in_words_of(fields):
-        check_length(len(asked.prompt))
         events = visitor.account.followed(visitor.omni.stream_draw(asked.prompt, images=pictures, **options))
     if asked.stream:
         return await streamed(request, _events(events, asked, "image_edit" if edit else "image_generation"), fields)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, Field
 from pydantic_core import PydanticCustomError
@@ -65,6 +65,8 @@ class PictureRequest(Body):
 
 class PictureReference(Body):
     """A picture in JSON."""
+
+    _media: ClassVar[tuple[str, ...]] = ("image_url",)
 
     image_url: str | None = None
     file_id: str | None = None

@@ -17,7 +17,6 @@ from omnistage.gateway.body import Body, Ignored, Seed, Voice
 from omnistage.gateway.door import Door, visitor_of
 from omnistage.gateway.failure import in_words_of
 from omnistage.gateway.fields import fields_of
-from omnistage.gateway.messages import check_length
 from omnistage.gateway.parsed import new_router
 from omnistage.gateway.sound import MEDIA_TYPES, RATE_HZ, RAW, Encoder, check_format, new_encoder
 from omnistage.gateway.usage import speech_usage
@@ -72,7 +71,6 @@ def routes(door: Door) -> APIRouter:
             sample_rate_hz=rate_hz,
         )
         with in_words_of(FIELDS):
-            check_length(len(asked.input))
             events = visitor.account.followed(visitor.omni.stream_say(asked.input, **options))
         if asked.stream_format == "sse":
             return await streamed(request, _events(events, asked.response_format), FIELDS)

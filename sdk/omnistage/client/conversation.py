@@ -138,7 +138,7 @@ def _url(item: Mapping[str, Any], kind: str, where: str) -> Part:
         url, where = url.get("url"), f"{where}.url"
     if not isinstance(url, str):
         raise BadRequestError.of(where, "must be text: data:image/png;base64,...")
-    if "://" not in url and url[:5].lower() != "data:":
+    if url[:5].lower() != "data:" and "://" not in url:  # The second would look through a whole picture.
         raise BadRequestError.of(where, "is no URL; what lies here goes as {'type': 'image', 'image': path}")
     return partial(to_medium, url, kind.removesuffix("_url"), where)
 
