@@ -1,5 +1,7 @@
 """`python -m benchmarks.gateway`: what HTTP adds to gRPC, as benchmarks/out/gateway.json and as a table: the same questions over both in
-turn, the processor time of the gateway beside the router's, many streams at once, a gateway that nobody asks, and when the page is heard."""
+turn, the processor time of the gateway beside the router's, many streams at once, a gateway that nobody asks, and when the page is heard.
+
+Needs the folder of the tests on the path, for their browser."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from omnistage.cli.announcement import page
+from omnistage.cli.announcement import open_page
 from omnistage.cli.layout import ANY_PORT, DEFAULT_ADDRESS
 from omnistage.cli.pipelines import default_pipelines
 from omnistage.cli.served import Served, served_here
@@ -50,8 +50,11 @@ def serving(address: str, pipelines: Sequence[str]) -> Served | None:
     """A stack of this user that serves just what the demo would start: one with a page where `omnistage serve` listens, or one that an
     earlier demo left."""
     names = ", ".join(pipelines or default_pipelines()[0])
-    fitting = (served for served in served_here() if served.pipeline == names)
-    return next((served for served in fitting if (served.address == address and served.http) or served.idle_limit_s == IDLE_LIMIT_S), None)
+    for served in served_here():
+        is_usual = served.address == address and bool(open_page(served))
+        if served.pipeline == names and (is_usual or served.idle_limit_s == IDLE_LIMIT_S):
+            return served
+    return None
 
 
 def _started(address: str, pipelines: Sequence[str]) -> Served | None:
@@ -84,8 +87,8 @@ def _wait_for_all(address: str) -> None:
 
 def tell(served: Served) -> None:
     end = f"{os.path.relpath(OMNISTAGE)} stop {served.address}"
-    if served.http:
-        print(f"\nGo on in a browser: {page(served.http)}   (any key is taken)")
+    if page := open_page(served):
+        print(f"\nGo on in a browser: {page}   (any key is taken)")
     idle = (
         f"ends when nobody has asked it for {served.idle_limit_s / 60:g} minutes, or by"
         if served.idle_limit_s

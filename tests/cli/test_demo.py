@@ -84,16 +84,19 @@ def test_on_a_terminal_its_stack_stays_and_is_used_again(family: Family, tmp_pat
         ({"pipeline": "toy"}, False),
         ({"pipeline": "smol, picture, toy"}, False),
         ({"http": ""}, False),
+        ({"http": "127.0.0.1:1"}, False),
         ({"address": "127.0.0.1:2"}, False),
         ({"address": "127.0.0.1:2", "idle_limit_s": float(IDLE_LIMIT_S)}, True),
     ],
 )
 def test_only_a_stack_that_serves_the_same_is_used_again(change: dict[str, Any], is_used: bool, capsys: pytest.CaptureFixture[str]) -> None:
     usual = "127.0.0.1:1"
-    there = replace(Served(usual, os.getpid(), "smol, picture", "", 5.0, "127.0.0.1:8000"), **change)
-    with registered(there):
-        assert serving(usual, []) == (there if is_used else None)
-    tell(there)
+    with socket.create_server(("127.0.0.1", 0)) as gateway:
+        http = f"127.0.0.1:{gateway.getsockname()[1]}"
+        there = replace(Served(usual, os.getpid(), "smol, picture", "", 5.0, http), **change)
+        with registered(there):
+            assert serving(usual, []) == (there if is_used else None)
+        tell(there)
     how_long = "ends when nobody has asked it for 30 minutes, or by" if there.idle_limit_s else "stays until you end it"
     assert f"The stack {how_long}: " in capsys.readouterr().out
 

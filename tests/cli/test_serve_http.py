@@ -20,11 +20,12 @@ from prometheus_client import CollectorRegistry, Counter, Gauge
 from helpers.command import omnistage
 from helpers.processes import Family, Started
 from helpers.toy_pipeline import toy_pipeline
+from omnistage.cli.announcement import open_page
 from omnistage.cli.checks import check
 from omnistage.cli.idleness import asked
 from omnistage.cli.layout import DEFAULT_HTTP, Layout, PipelineLayout, ServerOptions, StageLayout, apart, reached, room
 from omnistage.cli.pipelines import GATEWAY_NEEDS, with_gateway
-from omnistage.cli.served import all_served
+from omnistage.cli.served import Served, all_served
 from omnistage.client import Omni
 from omnistage.client.errors import StackError
 from omnistage.host.metrics_page import serve_metrics
@@ -86,6 +87,7 @@ def test_it_takes_http_at_one_port_for_as_long_as_it_serves(family: Family, tmp_
         text = answered(page, "gpt-of-a-test")
         assert text == formulas.text(1, "Hi", formulas.NATURAL_LENGTH)
         assert f"page  {page}" in omnistage("status", "--address", address).stdout.splitlines()
+        assert json.loads(omnistage("status", "--address", address, "--json").stdout)["page"] == page
         assert 'omnistage_process_up{process="gateway"} 1.0\n' in opened(metrics)
         (pid,) = (pid for pid in family.pids() if b"omnistage.gateway" in Path(f"/proc/{pid}/cmdline").read_bytes())
         assert b"OMNISTAGE_TOKEN" not in Path(f"/proc/{pid}/environ").read_bytes()
@@ -189,6 +191,12 @@ def test_an_address_where_nobody_can_listen_is_told_before_anything_starts(addre
     layout = Layout([PipelineLayout("toy", "toy", [StageLayout("thinker", "toy")])], ServerOptions(http=address))
     with pytest.raises(StackError, match=said):
         check(layout)
+
+
+def test_a_page_that_nobody_serves_is_not_told(free_port: int) -> None:
+    """As of a gateway that was given up."""
+    assert open_page(Served("127.0.0.1:1", 1, "toy", "", 5.0)) == ""
+    assert open_page(Served("127.0.0.1:1", 1, "toy", "", 5.0, f"127.0.0.1:{free_port}")) == ""
 
 
 def test_it_has_a_port_of_its_own_and_is_reached_on_this_machine() -> None:

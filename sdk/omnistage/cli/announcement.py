@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Iterator, Sequence
 
 from rich.markup import escape
 
 from omnistage.cli.layout import ServerOptions, reached
 from omnistage.cli.notices import Notices
+from omnistage.cli.served import Served
 from omnistage.client import found
+from omnistage.host.addresses import host_and_port
+
+CONNECT_LIMIT_S = 1.0
 
 
 def announce(
@@ -40,6 +45,17 @@ def announce(
 def page(http: str) -> str:
     """What a browser on this machine is given for a gateway."""
     return f"http://{reached(http)}"
+
+
+def open_page(served: Served) -> str:
+    """That of a stack; empty where nobody listens: it has none, or its gateway was given up since."""
+    if not served.http:
+        return ""
+    try:
+        with socket.create_connection(host_and_port(reached(served.http)), CONNECT_LIMIT_S):
+            return page(served.http)
+    except OSError:
+        return ""
 
 
 def _about_http(asked: str, http: str) -> str:

@@ -10,7 +10,7 @@ from dataclasses import asdict
 from rich.markup import escape
 from rich.table import Table
 
-from omnistage.cli.announcement import page
+from omnistage.cli.announcement import open_page
 from omnistage.cli.connect import connected
 from omnistage.cli.console import Console
 from omnistage.cli.inventory import models_here
@@ -57,20 +57,20 @@ async def show_pipelines(address: str | None, api_key: str | None, as_json: bool
 
 async def show_status(address: str | None, api_key: str | None, as_json: bool, timeout_s: float, verbose: bool) -> None:
     """The stage servers behind a router, by pipeline, and the page of a stack of this user; as JSON {"replicas": [{pipeline,
-    stage, address, pid, state, sessions, queue, transport, settings}]}.
+    stage, address, pid, state, sessions, queue, transport, settings}], "page": URL or null}.
 
     address: None for the one where `omnistage serve` puts it. Raises UnavailableError where nothing runs.
     """
     where = must_run(address, api_key)
     async with connected(where, timeout_s, verbose) as omni:
         replicas = _grouped(await omni.replicas(timeout_s=timeout_s))
+    page = next((page for served in served_here() if served.address == where.address and (page := open_page(served))), None)
     if as_json:
-        print(json.dumps({"replicas": [{key: getattr(replica, key) for key in STATUS_KEYS} for replica in replicas]}))
+        print(json.dumps({"replicas": [{key: getattr(replica, key) for key in STATUS_KEYS} for replica in replicas], "page": page}))
     else:
         console = _console()
         console.print(_fitting(replicas, console))
-        http = [f"[bold]page[/]  {page(served.http)}" for served in served_here() if served.http and served.address == where.address]
-        for line in [*settings_lines(replicas), *http]:
+        for line in [*settings_lines(replicas), *([f"[bold]page[/]  {page}"] if page else [])]:
             console.print(line, highlight=False)
 
 
