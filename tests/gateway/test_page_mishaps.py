@@ -1,4 +1,4 @@
-"""The page when something goes wrong beside it: another tab, something in between, a full disk: nothing is lost, and all goes on."""
+"""The page when something goes wrong: another tab, something in between, a full disk. Nothing is lost; the next question works."""
 
 from __future__ import annotations
 
@@ -41,6 +41,8 @@ STRANGE: tuple[dict[str, Any], ...] = (
     {"body": 'data: {"error": {"type": "server_error"}}\n\n', **EVENTS},
 )
 """What a proxy, or another server at this address, answers."""
+
+SEEN = {"body": 'data: {"choices": [{"delta": {"content": "I see."}, "finish_reason": "stop"}]}\n\n', **EVENTS}
 
 TURNS = """
 (count) => localStorage.setItem("omnistage.turns", JSON.stringify(Array.from({length: count}, (_, n) =>
@@ -126,6 +128,29 @@ async def it_forgets_in_the_middle_of_an_answer(place: Place) -> None:
         await ask(page, "Hello", SEED)
         await expect(answers(page)).to_have_text(TEXT)
         assert (told, faults) == ([["Hello"]], [])
+
+
+async def it_stops_at_any_moment(place: Place) -> None:
+    """Before anything came, in the middle, and while it is asked again; afterwards the next question is answered."""
+    async with page_of(place, options_of=SLOW) as page:
+        faults = thrown(page)
+        for count, moment in enumerate(
+            (".assistant", ".assistant.live", ".assistant.live .body:not(:empty)", "#timeline .marks.code2wav"), 1
+        ):
+            await ask(page, f"Question {count}", SEED)
+            await page.locator(moment).last.wait_for(state="attached")
+            await page.keyboard.press("Escape")
+            await expect(page.locator(".assistant:not(.live) .note").filter(has_text="Stopped.")).to_have_count(count)
+            await expect(page.locator("#stage[data-is-playing=true], .assistant.live")).to_have_count(0)
+        await page.route(CHAT, answering({"status": 503, "json": None}), times=1)
+        await ask(page, "Hello", SEED)
+        await page.get_by_role("button", name="Try again", exact=True).click()
+        await page.locator(".assistant.live .body:not(:empty)").wait_for()
+        await page.keyboard.press("Escape")
+        await expect(page.locator(".note").filter(has_text="Stopped.")).to_have_count(count + 1)
+        await ask(page, "Hello", SEED)
+        await expect(answers(page).last).to_have_text(TEXT)
+        assert faults == []
 
 
 async def it_keeps_what_was_cut_off(place: Place) -> None:
@@ -235,12 +260,13 @@ async def it_is_heard_without_its_worklet(place: Place) -> None:
 
 
 async def it_sends_large_pictures_once(place: Place) -> None:
-    """A later question has no room for them, and says so; small ones go with it."""
+    """A later question has no room for them, and says so; small ones go with it. The toy reads no large ones: another server does."""
     small = files.png(np.arange(64, dtype=np.uint8).reshape(8, 8))
     large = small + bytes(7 << 20)
     async with page_of(place, family="toy-omni", pipeline="toy-omni") as page:
         sent: list[list[int]] = []
         page.on("request", lambda request: sent.append(_pictures(request)) if request.method == "POST" else None)
+        await page.route(CHAT, answering(SEEN), times=1)
         for count, picture in enumerate((large, small, None), 1):
             if picture:
                 await page.locator("#file").set_input_files({"name": "a.png", "mimeType": "image/png", "buffer": picture})
@@ -287,6 +313,7 @@ def answering(odd: dict[str, Any]) -> Callable[[Route], Awaitable[None]]:
 
 DEEDS: tuple[Callable[[Place], Awaitable[None]], ...] = (
     it_forgets_in_the_middle_of_an_answer,
+    it_stops_at_any_moment,
     it_keeps_what_was_cut_off,
     it_asks_again_at_the_end,
     it_tells_what_makes_no_sense,
