@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import json
 import os
 import re
 import subprocess
@@ -277,7 +278,7 @@ async def it_goes_on_when_a_conversation_is_too_long(place: Place) -> None:
 
 
 def _turns(request: Request) -> int:
-    return len(request.post_data_json["messages"])
+    return len(json.loads(request.post_data or "{}")["messages"])
 
 
 async def it_tells_when_the_sound_runs_dry(place: Place) -> None:
@@ -294,7 +295,7 @@ async def it_tells_when_the_sound_runs_dry(place: Place) -> None:
 async def it_waits_as_it_was_told(place: Place) -> None:
     """Sound that came earlier than it can be played without a gap is held back for as long as the server said."""
     async with browser() as context:
-        options = {
+        options: Mapping[str, Mapping[str, object]] = {
             "thinker": {"interval_s": 0.5, "max_chunk": 1},
             "talker": {"samples_per_frame": 12_000},
             "code2wav": {"samples_per_frame": 12_000, "prebuffer_s": 1.0},
