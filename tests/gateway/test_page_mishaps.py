@@ -154,13 +154,17 @@ async def it_stops_at_any_moment(place: Place) -> None:
 
 
 async def it_keeps_what_was_cut_off(place: Place) -> None:
-    """Opened anew in the middle of an answer, it shows the question and what was said until then."""
-    async with page_of(place, options_of=SLOW) as page:
+    """Opened anew in the middle of an answer, it shows the question and what was said until then: nothing, or a part."""
+    async with page_of(place, options_of={"thinker": {"interval_s": 2.0, "max_chunk": 1}}) as page:
+        await ask(page, "Early", SEED)
+        await page.locator(".assistant.live").wait_for(state="attached")
+        await reloaded(page)
+        await expect(questions(page)).to_have_text("Early")
         await ask(page, "Hello", SEED)
         await page.locator(".assistant.live .body:not(:empty)").wait_for()
         await reloaded(page)
-        await expect(questions(page)).to_have_text("Hello")
-        said = await answers(page).inner_text()
+        await expect(questions(page)).to_have_text(["Early", "Hello"])
+        said = await answers(page).last.inner_text()
         assert said and TEXT.startswith(said)
 
 
