@@ -47,6 +47,7 @@ async def test_a_router_that_hangs_keeps_nobody_waiting_behind_others(tmp_path: 
             assert (await asyncio.to_thread(answer, url, request)).status == 200
             monkeypatch.setattr("omnistage.gateway.offer.FRESH_S", 600.0)
             door.offer._asked_at = -600.0
+            assert stack.router is not None
             os.kill(stack.router.pid, signal.SIGSTOP)
             try:
                 for _ in range(20):
