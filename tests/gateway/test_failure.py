@@ -21,7 +21,7 @@ LIBRARY = ("`", "pipelines()", "outputs=", "timeout_s", "max_tokens", "--", "nam
 """Words for whoever calls the client library, or runs the stack."""
 
 
-@pytest.mark.parametrize("kind", sorted(KINDS, key=lambda kind: kind.__name__))
+@pytest.mark.parametrize("kind", sorted(KINDS, key=str))
 def test_hints_are_for_who_asks_over_http(kind: type[OmniError]) -> None:
     told = of_omni(kind("it failed")).body["error"]
     assert not [word for word in LIBRARY if word in (told["hint"] or "")]

@@ -101,13 +101,20 @@ async def reloaded(page: Page) -> None:
     await page.locator("#state.ready").wait_for()
 
 
+def _messages(request: Request) -> list[dict[str, Any]]:
+    body = request.post_data_json
+    assert body
+    messages: list[dict[str, Any]] = body["messages"]
+    return messages
+
+
 def chats(page: Page) -> list[list[str]]:
     """What the model is told from now on: for each request the contents of its messages."""
     told: list[list[str]] = []
 
     def note(request: Request) -> None:
         if request.method == "POST":
-            told.append([message["content"] for message in request.post_data_json["messages"]])
+            told.append([message["content"] for message in _messages(request)])
 
     page.on("request", note)
     return told
@@ -284,7 +291,7 @@ async def it_sends_large_pictures_once(place: Place) -> None:
 
 def _pictures(request: Request) -> list[int]:
     """Characters of each picture that is sent."""
-    parts = [part for message in request.post_data_json["messages"] for part in message["content"] if isinstance(part, dict)]
+    parts = [part for message in _messages(request) for part in message["content"] if isinstance(part, dict)]
     return [len(part["image_url"]["url"]) for part in parts if part["type"] == "image_url"]
 
 
