@@ -29,5 +29,17 @@ _NEXT = itertools.cycle(NEIGHBOURS)
 
 
 def take_address() -> str:
-    """HOST:PORT of NEIGHBOURS; one that was taken comes again only after all others."""
-    return next(_NEXT)
+    """HOST:PORT of NEIGHBOURS where nobody listens; one that was taken comes again only after all others. Servers of a whole session of
+    tests keep theirs for longer than that."""
+    return next(address for address in itertools.islice(_NEXT, _COUNT) if _is_free(address))
+
+
+def _is_free(address: str) -> bool:
+    host, port = address.split(":")
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as tried:
+        tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            tried.bind((host, int(port)))
+        except OSError:
+            return False
+    return True
