@@ -364,16 +364,18 @@ class Media(_message.Message):
     def __init__(self, data: _Optional[bytes] = ..., media_type: _Optional[str] = ..., use_audio: _Optional[bool] = ..., background: _Optional[str] = ...) -> None: ...
 
 class TalkerParams(_message.Message):
-    __slots__ = ("voice", "sampling", "max_frames", "speed")
+    __slots__ = ("voice", "sampling", "max_frames", "speed", "plain")
     VOICE_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
     MAX_FRAMES_FIELD_NUMBER: _ClassVar[int]
     SPEED_FIELD_NUMBER: _ClassVar[int]
+    PLAIN_FIELD_NUMBER: _ClassVar[int]
     voice: str
     sampling: Sampling
     max_frames: int
     speed: float
-    def __init__(self, voice: _Optional[str] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., max_frames: _Optional[int] = ..., speed: _Optional[float] = ...) -> None: ...
+    plain: bool
+    def __init__(self, voice: _Optional[str] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., max_frames: _Optional[int] = ..., speed: _Optional[float] = ..., plain: _Optional[bool] = ...) -> None: ...
 
 class Code2WavParams(_message.Message):
     __slots__ = ("profile", "sample_rate_hz", "encoding", "voice")
@@ -422,7 +424,7 @@ class DiffusionParams(_message.Message):
     def __init__(self, prompt: _Optional[str] = ..., negative_prompt: _Optional[str] = ..., images: _Optional[_Iterable[_Union[Media, _Mapping]]] = ..., width: _Optional[int] = ..., height: _Optional[int] = ..., frames: _Optional[int] = ..., duration_s: _Optional[float] = ..., steps: _Optional[int] = ..., guidance_scale: _Optional[float] = ..., results: _Optional[int] = ..., previews: _Optional[int] = ..., media_type: _Optional[str] = ..., layers: _Optional[int] = ..., preview_side: _Optional[int] = ..., step_cache: _Optional[float] = ...) -> None: ...
 
 class Report(_message.Message):
-    __slots__ = ("kind", "replica", "queued", "first_output", "total", "input_items", "output_items", "failovers", "cached_tokens", "audio_underruns", "audio_starved", "prompt_tokens")
+    __slots__ = ("kind", "replica", "queued", "first_output", "total", "input_items", "output_items", "failovers", "cached_tokens", "audio_underruns", "audio_starved", "prompt_tokens", "unspoken", "unspoken_words", "notes", "drew")
     class InputItemsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -449,6 +451,10 @@ class Report(_message.Message):
     AUDIO_UNDERRUNS_FIELD_NUMBER: _ClassVar[int]
     AUDIO_STARVED_FIELD_NUMBER: _ClassVar[int]
     PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    UNSPOKEN_FIELD_NUMBER: _ClassVar[int]
+    UNSPOKEN_WORDS_FIELD_NUMBER: _ClassVar[int]
+    NOTES_FIELD_NUMBER: _ClassVar[int]
+    DREW_FIELD_NUMBER: _ClassVar[int]
     kind: StageKind
     replica: str
     queued: _duration_pb2.Duration
@@ -461,7 +467,11 @@ class Report(_message.Message):
     audio_underruns: int
     audio_starved: _duration_pb2.Duration
     prompt_tokens: int
-    def __init__(self, kind: _Optional[_Union[StageKind, str]] = ..., replica: _Optional[str] = ..., queued: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., first_output: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., total: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., input_items: _Optional[_Mapping[str, int]] = ..., output_items: _Optional[_Mapping[str, int]] = ..., failovers: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., audio_underruns: _Optional[int] = ..., audio_starved: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., prompt_tokens: _Optional[int] = ...) -> None: ...
+    unspoken: int
+    unspoken_words: str
+    notes: _containers.RepeatedScalarFieldContainer[str]
+    drew: bool
+    def __init__(self, kind: _Optional[_Union[StageKind, str]] = ..., replica: _Optional[str] = ..., queued: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., first_output: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., total: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., input_items: _Optional[_Mapping[str, int]] = ..., output_items: _Optional[_Mapping[str, int]] = ..., failovers: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., audio_underruns: _Optional[int] = ..., audio_starved: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., prompt_tokens: _Optional[int] = ..., unspoken: _Optional[int] = ..., unspoken_words: _Optional[str] = ..., notes: _Optional[_Iterable[str]] = ..., drew: _Optional[bool] = ...) -> None: ...
 
 class DescribeRequest(_message.Message):
     __slots__ = ()
