@@ -1,0 +1,121 @@
+"""The commands of README.md do what it says of them, as they are typed there; DIR, a picture and the counts of bench are given."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import pytest
+
+from helpers import lengths
+from helpers.media_files import picture
+from helpers.processes import Family
+from helpers.surroundings import usual_variables
+
+ROOT = Path(__file__).resolve().parents[2]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+LIMIT_S = 280.0
+BENCH, SHORT_BENCH = "--concurrency 1,4", "--concurrency 1,2 --requests 2 --warmup 0"
+PLAYER = "#!/bin/sh\ncat > played.wav\n"
+"""In place of `aplay`, which a machine without sound lacks."""
+ELSEWHERE = ("git clone", "make demo", "make up", "make down", "docker compose")
+"""`make demo` runs in the long form, what is about containers in tests/system/test_compose.py."""
+WRITES = {"ask": ["geyser.wav"], "say": ["played.wav"], "draw": ["circle.png"]}
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", README, re.DOTALL | re.MULTILINE)
+
+
+def commands() -> list[str]:
+    """Each line of a block that is typed into a shell, without what is said of it."""
+    lines = [line.partition(" #")[0].strip() for block in blocks("") for line in block.splitlines()]
+    return [line for line in lines if re.match(r"(git|make|docker|\.venv/bin/\w+|python|pip|pipx) ", line)]
+
+
+@pytest.fixture
+def reader(tmp_path: Path, family: Family, free_port: int) -> Iterator[Path]:
+    """A folder that looks like a checkout to who types there, with a picture of a cat."""
+    for path in ROOT.iterdir():
+        if path.name not in (".git", ".venv", "build"):
+            (tmp_path / path.name).symlink_to(path)
+    (tmp_path / ".venv").symlink_to(sys.prefix)
+    (tmp_path / "cat.jpg").write_bytes(picture(7, form="JPEG"))
+    player = tmp_path / "bin" / "aplay"
+    player.parent.mkdir()
+    player.write_text(PLAYER)
+    player.chmod(0o755)
+    yield tmp_path
+    typed(".venv/bin/omnistage stop || true", tmp_path, surroundings(tmp_path, free_port))
+
+
+def surroundings(folder: Path, port: int) -> dict[str, str]:
+    """The reader's variables: a port that is free stands for the usual one."""
+    address = f"127.0.0.1:{port}"
+    ours = usual_variables()
+    return {
+        **ours,
+        "PATH": f"{folder / 'bin'}:{ours['PATH']}",
+        "OMNISTAGE_STATE": str(folder / "state"),
+        "OMNISTAGE_SERVE_ADDRESS": address,
+        "OMNISTAGE_ROUTER": address,
+    }
+
+
+def typed(line: str, folder: Path, variables: Mapping[str, str], text: str = "") -> subprocess.CompletedProcess[str]:
+    command = ["bash", "-o", "pipefail", "-c", line]
+    return subprocess.run(command, cwd=folder, env=variables, input=text, capture_output=True, text=True, timeout=LIMIT_S)
+
+
+def test_its_commands(reader: Path, free_port: int, omni_checkpoint: Path) -> None:
+    variables = surroundings(reader, free_port)
+    ran = set[str]()
+    for line in commands():
+        if line.startswith(ELSEWHERE):
+            continue
+        asked = line.replace("DIR", str(omni_checkpoint)).replace(BENCH, SHORT_BENCH)
+        done = typed(asked, reader, variables, "Hi.\n" if line.endswith("chat") else "")
+        assert done.returncode == 0, f"{line}\n{done.stdout}{done.stderr}"
+        ran |= set(re.findall(r"omnistage ([a-z]+)", line))
+        for name in WRITES.get(line.split()[1], []) if "DIR" not in line else []:
+            assert (reader / name).stat().st_size > 1000, line
+    assert (reader / "played.wav").read_bytes()[:4] == b"RIFF"
+    assert {"serve", "ask", "say", "draw", "chat", "status", "bench", "stop"} <= ran
+
+
+def test_its_python(reader: Path, free_port: int) -> None:
+    variables = surroundings(reader, free_port)
+    started = typed(".venv/bin/omnistage serve smol --detach", reader, variables)
+    assert started.returncode == 0, started.stderr
+    for number, snippet in enumerate(blocks("python")):
+        (reader / f"snippet{number}.py").write_text(snippet, encoding="utf-8")
+        done = typed(f".venv/bin/python snippet{number}.py", reader, variables)
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.strip()
+    assert (reader / "plants.wav").stat().st_size > 1000
+
+
+def test_what_it_names_is_there() -> None:
+    """Targets of make, and commands, also in the middle of a sentence."""
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
+    named = set(re.findall(r"(?:^|`)make ([a-z][a-z0-9-]*)", README, re.MULTILINE))
+    assert named and named <= targets
+    help_text = typed(f"{sys.executable} -m omnistage.cli --help", ROOT, usual_variables()).stdout
+    for command in set(re.findall(r"(?:`|bin/)omnistage ([a-z][a-z-]*)", README)):
+        assert re.search(rf"\b{command}\b", help_text), command
+
+
+@pytest.mark.parametrize("target", [pytest.param("demo", marks=lengths.LONG)])
+def test_its_first_commands_in_a_new_clone(target: str, tmp_path: Path) -> None:
+    if shutil.which("git") is None or not (ROOT / ".git").exists():
+        pytest.skip("no clone can be made of what is no clone")
+    clone = f"git clone --quiet {ROOT} omnistage && cd omnistage && make {target} PYTHON={sys.executable}"
+    done = typed(clone, tmp_path, {**usual_variables(), "CI": "true"})
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert (tmp_path / "omnistage" / "demo.wav").stat().st_size > 10_000
