@@ -1,23 +1,35 @@
-"""What pyproject.toml asks for: of the core, and of each extra, which may name others of this project."""
+"""What pyproject.toml asks of pip's sources: for the core, and for each extra, which may name others and packages of this project."""
 
 from __future__ import annotations
 
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 CORE = "core"
+OWN = "omnistage-pictures"
+"""The other package of this repository: it is built from the checkout, and stands in no list."""
 
 
 def read_groups(root: Path) -> dict[str, list[str]]:
     """The requirements of each group; what an extra has of another one stands in it."""
-    project = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    project = _read(root)["project"]
     extras: Mapping[str, Sequence[str]] = project.get("optional-dependencies", {})
     name = canonicalize_name(project["name"])
     return {CORE: list(project["dependencies"]), **{extra: _expanded(extra, extras, name) for extra in extras}}
+
+
+def read_apart(root: Path) -> dict[str, list[str]]:
+    """What stands apart from the environment (tools/apart.py): each list alone, in exact versions."""
+    return dict(_read(root).get("dependency-groups", {}))
+
+
+def _read(root: Path) -> dict[str, Any]:
+    return tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))
 
 
 def _expanded(extra: str, extras: Mapping[str, Sequence[str]], project: str) -> list[str]:
@@ -26,6 +38,6 @@ def _expanded(extra: str, extras: Mapping[str, Sequence[str]], project: str) -> 
         requirement = Requirement(line)
         if canonicalize_name(requirement.name) == project:
             found += [one for other in sorted(requirement.extras) for one in _expanded(other, extras, project)]
-        else:
+        elif canonicalize_name(requirement.name) != OWN:
             found.append(line)
     return found

@@ -4,6 +4,9 @@ Versions in constraints.txt stay; what is new in pyproject.toml gets its newest 
 all to the newest. pip does the work: it resolves for the Python that runs this, markers of the other Pythons are followed here, and pip's
 finder names the hashes of all wheels that any supported Python on Linux x86-64 with glibc could take. Where the packages come from is
 pip's business, so no address is read or written. Nothing is installed.
+
+What stands apart from the environment (apart.py) is in requirements/ too, and not in constraints.txt: each dependency group of
+pyproject.toml, and `oldest`, the oldest packages that the core lets a client have.
 """
 
 from __future__ import annotations
@@ -44,6 +47,7 @@ PLATFORMS = (
     *(f"manylinux_2_{minor}_x86_64" for minor in range(5, 61)),
 )
 BUILD = ("pip", "hatchling", "editables", "setuptools")
+OLDEST_LIST = "oldest"
 ROUNDS = 5
 VERSIONS = """\
 # The exact version of everything that can get installed, names and versions only. Written by `make lock`; a version may be changed
@@ -110,6 +114,8 @@ def lock(root: Path, *, upgrade: bool) -> None:
         names = sorted(closure.keys() - {"torch"} - before)
         text = "".join(entry(packages[name], needed[name], hashes[packages[name].name]) for name in names)
         (folder / f"{group}.txt").write_text(heading(group) + text, encoding="utf-8")
+    for group, pinned in pinned_apart(root, roots_of["core"]).items():
+        (folder / f"{group}.txt").write_text(heading(group) + pinned, encoding="utf-8")
     if "torch" in needed:
         table = folder / TABLE.name
         known = json.loads(table.read_text(encoding="utf-8")) if table.exists() else {}
@@ -119,6 +125,32 @@ def lock(root: Path, *, upgrade: bool) -> None:
 def read_groups(root: Path) -> dict[str, list[str]]:
     """What pyproject.toml asks for: the tools of the build, the core and every extra."""
     return {"build": list(BUILD), **groups.read_groups(root)}
+
+
+def pinned_apart(root: Path, core: Iterable[str]) -> dict[str, str]:
+    """The lists of what stands apart, by name: of each package the oldest version that a Python can have. Raises LockError."""
+    lists = {}
+    for group, roots in {**groups.read_apart(root), OLDEST_LIST: core}.items():
+        pythons: dict[tuple[str, str], set[str]] = {}
+        for python in PYTHONS:
+            finder = make_finder(python)
+            for requirement in map(Requirement, roots):
+                pythons.setdefault((requirement.name, oldest(finder, requirement, python)), set()).add(python)
+        lines = []
+        for (name, version), needing in sorted(pythons.items()):
+            hashes = find_hashes({name: (version, needing)})[name]
+            lines.append(entry(Package(name, version, ()), needing, hashes))
+        lists[group] = "".join(lines)
+    return lists
+
+
+def oldest(finder: PackageFinder, requirement: Requirement, python: str) -> str:
+    """The oldest version that fits, of those that were not taken back. Raises LockError."""
+    links = {one.version: one.link for one in finder.find_all_candidates(requirement.name) if one.link.is_wheel and not one.link.is_yanked}
+    fitting = sorted(version for version in links if requirement.specifier.contains(str(version)))
+    if not fitting:
+        raise LockError(f"no version of {requirement} has a wheel for Python {python} on Linux x86-64.")
+    return str(fitting[0])
 
 
 def resolve(roots: Iterable[str], constraints: Path | None) -> dict[str, Package]:
@@ -303,8 +335,12 @@ def heading(group: str) -> str:
         return LIST.format(what="the build of the project").replace(" beyond the core", "")
     if group == "core":
         return LIST.format(what="the client").replace(" beyond the core", "")
+    if group == OLDEST_LIST:
+        return LIST.format(what="the client in the oldest versions that it takes").replace(" beyond the core", "")
     if group == CUDA_LIST:
         return LIST.format(what="`--device cuda`").replace("the core", "the extra `models`")
+    if group in groups.read_apart(ROOT):
+        return LIST.format(what=f"`make {group}`").replace(" beyond the core", " apart from the environment")
     return LIST.format(what=f"the extra `{group}`")
 
 

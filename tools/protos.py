@@ -1,4 +1,8 @@
-"""Generates the Python stubs of the contract into sdk/omnistage/v1, or with --check says whether the committed ones are fresh."""
+"""Generates the Python stubs of the contract into sdk/omnistage/v1, or with --check says whether the committed ones are fresh.
+
+Stubs run with the protobuf and gRPC of the compiler that made them and with later ones, never with earlier ones. So the compiler is an old
+one, as old as what pyproject.toml lets a client have, and stands apart from the environment (apart.py).
+"""
 
 from __future__ import annotations
 
@@ -7,7 +11,13 @@ import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterable
 from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from tools import apart
+from tools.commands import SetupError
 
 ROOT = Path(__file__).resolve().parent.parent
 PROTOS = ROOT / "protos"
@@ -15,14 +25,21 @@ STUBS = ROOT / "sdk" / "omnistage" / "v1"
 
 
 def generate(folder: Path) -> None:
-    """Writes the stubs below `folder`, as omnistage/v1/*. Raises CalledProcessError when a proto does not compile."""
-    # protoc finds its mypy plugin on PATH; it lies beside this Python.
-    environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
+    """Writes the stubs below `folder`, as omnistage/v1/*. Raises CalledProcessError when a proto does not compile, SetupError without a
+    compiler."""
     outputs = [f"--{kind}_out={folder}" for kind in ("python", "pyi", "grpc_python")]
     # The plugin names each file that it writes on standard error unless told to be quiet.
     outputs.append(f"--mypy_grpc_out=quiet:{folder}")
     protos = sorted(str(path.relative_to(PROTOS)) for path in PROTOS.rglob("*.proto"))
-    subprocess.run([sys.executable, "-m", "grpc_tools.protoc", f"-I{PROTOS}", *outputs, *protos], env=environment, check=True)
+    compile_protos([f"-I{PROTOS}", *outputs, *protos])
+
+
+def compile_protos(words: Iterable[str]) -> None:
+    """Runs protoc. Raises CalledProcessError when a proto does not compile, SetupError without a compiler."""
+    environment = apart.variables(apart.folder_of("protos"))
+    # The plugin that writes types runs in the environment, beside this Python: it asks for a newer protobuf, and what it writes for none.
+    environment["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{environment['PATH']}"
+    subprocess.run([sys.executable, "-S", "-m", "grpc_tools.protoc", *words], env=environment, check=True)
 
 
 def generated(folder: Path) -> dict[str, bytes]:
@@ -36,7 +53,11 @@ def main() -> int:
     parser.add_argument("--check", action="store_true", help="compare only, change nothing")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        generate(Path(folder))
+        try:
+            generate(Path(folder))
+        except SetupError as error:
+            print(f"protos: {error}", file=sys.stderr)
+            return 1
         fresh, committed = generated(Path(folder) / "omnistage" / "v1"), generated(STUBS)
     stale = sorted(name for name in fresh.keys() | committed.keys() if fresh.get(name) != committed.get(name))
     if options.check:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from omnistage.cli.protos import write_protos
+from tools.protos import compile_protos
 
 PROTOS = Path(__file__).resolve().parents[2] / "protos"
 ERROR_FILES = {"google/rpc/status.proto", "google/rpc/error_details.proto"}
@@ -21,9 +22,7 @@ def contents(folder: Path) -> dict[str, str]:
 def compiled(folder: Path, out: Path) -> set[str]:
     """What protoc makes of all files in the folder, as Python."""
     out.mkdir()
-    command = [sys.executable, "-m", "grpc_tools.protoc", f"-I{folder}", f"--python_out={out}", f"--grpc_python_out={out}"]
-    done = subprocess.run([*command, *contents(folder)], capture_output=True, text=True, timeout=60)
-    assert done.returncode == 0, done.stderr
+    compile_protos([f"-I{folder}", f"--python_out={out}", f"--grpc_python_out={out}", *contents(folder)])
     return {path.relative_to(out).as_posix() for path in out.rglob("*_pb2.py")}
 
 

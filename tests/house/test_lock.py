@@ -17,6 +17,7 @@ from packaging.utils import canonicalize_name
 
 from helpers.wheels import publish, use_only
 from tools import lock, setup, torch_build
+from tools.groups import read_apart
 
 PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
 ENTRY = re.compile(r"([A-Za-z0-9._-]+)==([0-9][0-9A-Za-z.]*)(?: ; ([^\\]+?))?((?: \\\n    --hash=sha256:[0-9a-f]{64})+)\n")
@@ -46,6 +47,11 @@ def lists() -> Iterator[Path]:
     yield from sorted(setup.REQUIREMENTS.glob("*.txt"))
 
 
+def apart() -> set[str]:
+    """The lists of what stands apart from the environment."""
+    return {lock.OLDEST_LIST, *read_apart(setup.ROOT)}
+
+
 def named(requirement: str) -> str:
     return canonicalize_name(Requirement(requirement).name)
 
@@ -56,12 +62,12 @@ def constraints(root: Path) -> dict[str, str]:
 
 
 def test_the_lists_hold_versions_and_hashes_and_no_addresses() -> None:
-    assert {path.stem for path in lists()} == {*lock.read_groups(setup.ROOT), setup.CUDA_LIST}
+    assert {path.stem for path in lists()} == {*lock.read_groups(setup.ROOT), setup.CUDA_LIST, *apart()}
     assert all(hashes for path in lists() for _, _, hashes in read(path).values())
 
 
 def test_the_versions_are_those_of_the_constraints() -> None:
-    pinned = {name: version for path in lists() for name, (version, _, _) in read(path).items()}
+    pinned = {name: version for path in lists() if path.stem not in apart() for name, (version, _, _) in read(path).items()}
     assert pinned | {"torch": torch_build.TORCH.partition("+")[0]} == constraints(setup.ROOT)
 
 
@@ -82,6 +88,16 @@ def test_the_lists_hold_what_pyproject_needs_and_no_more() -> None:
         needed = {name for name, pythons in lock.follow(roots, packages).items() if PYTHON in pythons}
         listed = {name for name, (_, marker, _) in read(setup.hashed(group)).items() if not marker or Marker(marker).evaluate()}
         assert listed | core | {"torch"} == needed | core | {"torch"}, f"requirements/{group}.txt: make lock"
+
+
+def test_what_stands_apart_is_in_the_versions_that_pyproject_names_and_for_every_python() -> None:
+    for group, roots in {**read_apart(setup.ROOT), lock.OLDEST_LIST: lock.read_groups(setup.ROOT)["core"]}.items():
+        text = setup.hashed(group).read_text(encoding="utf-8")
+        for python in lock.PYTHONS:
+            listed = [one for one in ENTRY.finditer(text) if not one[3] or Marker(one[3]).evaluate({"python_version": python})]
+            packages = {canonicalize_name(one[1]): lock.Package(one[1], one[2], ()) for one in listed}
+            assert len(packages) == len(listed) == len(roots)
+            assert lock.unmet(roots, packages, python) == []
 
 
 def test_every_version_fits_what_pyproject_asks_for() -> None:
@@ -136,6 +152,7 @@ def test_every_wheel_of_every_python_is_written_with_its_hash(index: Path, proje
         "build": {"tool": "1.0"},
         "core": {"alpha": "1.0", "gamma": "2.0"},
         "more": {"beta": "1.0", "delta": "1.0"},
+        "oldest": {"alpha": "1.0"},
     }
     core = read(project / "requirements" / "core.txt")
     assert set(core["alpha"][2]) == {hashlib.sha256(wheel.read_bytes()).hexdigest() for wheel in (index / "alpha").glob("*.whl")}
@@ -184,6 +201,27 @@ def test_versions_stay_until_they_are_upgraded(index: Path, project: Path) -> No
     lock.lock(project, upgrade=True)
     assert versions(project)["more"] == {"beta": "3.0"}
     assert versions(project)["core"]["gamma"] == "3.0"
+
+
+def test_what_stands_apart_has_the_oldest_version_that_each_python_can_have(index: Path, project: Path) -> None:
+    """Newer ones stand beside it, an older one is no wheel for all, and one was taken back; constraints.txt knows nothing of it."""
+    (project / "pyproject.toml").write_text(PROJECT.replace("alpha>=1", "alpha>=0.4") + '[dependency-groups]\nprotos = ["beta==0.9"]\n')
+    for version in ("0.3", "0.5"):
+        publish(index, "alpha", version)
+    for minor in (11, 12):
+        publish(index, "alpha", "0.6", tag=f"cp3{minor}-cp3{minor}-{LINUX}")
+    publish(index, "alpha", "0.7")
+    page = index / "alpha" / "index.html"
+    page.write_text(page.read_text().replace('<a href="alpha-0.5', '<a data-yanked="broken" href="alpha-0.5'))
+    publish(index, "beta", "0.9", needs=("alpha<0.4",))
+    lock.lock(project, upgrade=False)
+    oldest = [one.groups()[:3] for one in ENTRY.finditer((project / "requirements" / "oldest.txt").read_text())]
+    assert oldest == [
+        ("alpha", "0.6", 'python_version == "3.11" or python_version == "3.12"'),
+        ("alpha", "0.7", 'python_version == "3.13"'),
+    ]
+    assert versions(project)["protos"] == {"beta": "0.9"}
+    assert constraints(project)["alpha"] == "1.0" and constraints(project)["beta"] == "1.0"
 
 
 def test_a_package_without_a_wheel_for_one_python_is_named(index: Path, project: Path) -> None:

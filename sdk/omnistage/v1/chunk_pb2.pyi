@@ -3,8 +3,7 @@ from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
-from collections.abc import Iterable as _Iterable, Mapping as _Mapping
-from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+from typing import ClassVar as _ClassVar, Iterable as _Iterable, Mapping as _Mapping, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
@@ -58,7 +57,7 @@ class Chunk(_message.Message):
     progress: ProgressChunk
     media: MediaChunk
     alignment: AlignmentChunk
-    def __init__(self, port: _Optional[str] = ..., seq: _Optional[int] = ..., first: _Optional[int] = ..., count: _Optional[int] = ..., last: _Optional[bool] = ..., text: _Optional[_Union[TextChunk, _Mapping]] = ..., codes: _Optional[_Union[CodeChunk, _Mapping]] = ..., audio: _Optional[_Union[AudioChunk, _Mapping]] = ..., image: _Optional[_Union[ImageChunk, _Mapping]] = ..., video: _Optional[_Union[VideoChunk, _Mapping]] = ..., tensor: _Optional[_Union[_tensor_pb2.Tensor, _Mapping]] = ..., progress: _Optional[_Union[ProgressChunk, _Mapping]] = ..., media: _Optional[_Union[MediaChunk, _Mapping]] = ..., alignment: _Optional[_Union[AlignmentChunk, _Mapping]] = ...) -> None: ...
+    def __init__(self, port: _Optional[str] = ..., seq: _Optional[int] = ..., first: _Optional[int] = ..., count: _Optional[int] = ..., last: bool = ..., text: _Optional[_Union[TextChunk, _Mapping]] = ..., codes: _Optional[_Union[CodeChunk, _Mapping]] = ..., audio: _Optional[_Union[AudioChunk, _Mapping]] = ..., image: _Optional[_Union[ImageChunk, _Mapping]] = ..., video: _Optional[_Union[VideoChunk, _Mapping]] = ..., tensor: _Optional[_Union[_tensor_pb2.Tensor, _Mapping]] = ..., progress: _Optional[_Union[ProgressChunk, _Mapping]] = ..., media: _Optional[_Union[MediaChunk, _Mapping]] = ..., alignment: _Optional[_Union[AlignmentChunk, _Mapping]] = ...) -> None: ...
 
 class Chunks(_message.Message):
     __slots__ = ("chunks",)

@@ -1,5 +1,3 @@
-import datetime
-
 from google.protobuf import duration_pb2 as _duration_pb2
 from omnistage.v1 import chunk_pb2 as _chunk_pb2
 from omnistage.v1 import stage_pb2 as _stage_pb2
@@ -7,8 +5,7 @@ from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
-from collections.abc import Iterable as _Iterable, Mapping as _Mapping
-from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+from typing import ClassVar as _ClassVar, Iterable as _Iterable, Mapping as _Mapping, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
@@ -51,7 +48,7 @@ class GenerateRequest(_message.Message):
     resume: _stage_pb2.Resume
     revisions: _containers.RepeatedScalarFieldContainer[str]
     batches: bool
-    def __init__(self, model: _Optional[str] = ..., outputs: _Optional[_Iterable[str]] = ..., seed: _Optional[int] = ..., thinker: _Optional[_Union[_stage_pb2.ThinkerParams, _Mapping]] = ..., talker: _Optional[_Union[_stage_pb2.TalkerParams, _Mapping]] = ..., code2wav: _Optional[_Union[_stage_pb2.Code2WavParams, _Mapping]] = ..., diffusion: _Optional[_Union[_stage_pb2.DiffusionParams, _Mapping]] = ..., conversation_id: _Optional[str] = ..., request_id: _Optional[str] = ..., resume: _Optional[_Union[_stage_pb2.Resume, _Mapping]] = ..., revisions: _Optional[_Iterable[str]] = ..., batches: _Optional[bool] = ...) -> None: ...
+    def __init__(self, model: _Optional[str] = ..., outputs: _Optional[_Iterable[str]] = ..., seed: _Optional[int] = ..., thinker: _Optional[_Union[_stage_pb2.ThinkerParams, _Mapping]] = ..., talker: _Optional[_Union[_stage_pb2.TalkerParams, _Mapping]] = ..., code2wav: _Optional[_Union[_stage_pb2.Code2WavParams, _Mapping]] = ..., diffusion: _Optional[_Union[_stage_pb2.DiffusionParams, _Mapping]] = ..., conversation_id: _Optional[str] = ..., request_id: _Optional[str] = ..., resume: _Optional[_Union[_stage_pb2.Resume, _Mapping]] = ..., revisions: _Optional[_Iterable[str]] = ..., batches: bool = ...) -> None: ...
 
 class GenerateResponse(_message.Message):
     __slots__ = ("started", "chunk", "usage", "failover", "chunks")
@@ -93,7 +90,7 @@ class Usage(_message.Message):
     first_audio: _duration_pb2.Duration
     total: _duration_pb2.Duration
     finish_reason: _chunk_pb2.FinishReason
-    def __init__(self, stages: _Optional[_Iterable[_Union[_stage_pb2.Report, _Mapping]]] = ..., queued: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., first_text: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., first_audio: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., total: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., finish_reason: _Optional[_Union[_chunk_pb2.FinishReason, str]] = ...) -> None: ...
+    def __init__(self, stages: _Optional[_Iterable[_Union[_stage_pb2.Report, _Mapping]]] = ..., queued: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., first_text: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., first_audio: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., total: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., finish_reason: _Optional[_Union[_chunk_pb2.FinishReason, str]] = ...) -> None: ...
 
 class ConverseRequest(_message.Message):
     __slots__ = ("turn", "chunk", "credit", "interrupt")
@@ -144,7 +141,7 @@ class TurnFailed(_message.Message):
     reason: str
     metadata: _containers.ScalarMap[str, str]
     retry_delay: _duration_pb2.Duration
-    def __init__(self, code: _Optional[int] = ..., message: _Optional[str] = ..., reason: _Optional[str] = ..., metadata: _Optional[_Mapping[str, str]] = ..., retry_delay: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...
+    def __init__(self, code: _Optional[int] = ..., message: _Optional[str] = ..., reason: _Optional[str] = ..., metadata: _Optional[_Mapping[str, str]] = ..., retry_delay: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ...) -> None: ...
 
 class ListModelsRequest(_message.Message):
     __slots__ = ()

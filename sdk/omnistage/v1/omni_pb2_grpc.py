@@ -5,7 +5,7 @@ import warnings
 
 from omnistage.v1 import omni_pb2 as omnistage_dot_v1_dot_omni__pb2
 
-GRPC_GENERATED_VERSION = '1.85.1'
+GRPC_GENERATED_VERSION = '1.68.0'
 GRPC_VERSION = grpc.__version__
 _version_not_supported = False
 
@@ -18,14 +18,14 @@ except ImportError:
 if _version_not_supported:
     raise RuntimeError(
         f'The grpc package installed is at version {GRPC_VERSION},'
-        + ' but the generated code in omnistage/v1/omni_pb2_grpc.py depends on'
+        + f' but the generated code in omnistage/v1/omni_pb2_grpc.py depends on'
         + f' grpcio>={GRPC_GENERATED_VERSION}.'
         + f' Please upgrade your grpc module to grpcio>={GRPC_GENERATED_VERSION}'
         + f' or downgrade your generated code using grpcio-tools<={GRPC_VERSION}.'
     )
 
 
-class OmniServiceStub:
+class OmniServiceStub(object):
     """OmniService is what clients in any language call; the router serves it.
     """
 
@@ -57,7 +57,7 @@ class OmniServiceStub:
                 _registered_method=True)
 
 
-class OmniServiceServicer:
+class OmniServiceServicer(object):
     """OmniService is what clients in any language call; the router serves it.
     """
 
@@ -124,7 +124,7 @@ def add_OmniServiceServicer_to_server(servicer, server):
 
 
  # This class is part of an EXPERIMENTAL API.
-class OmniService:
+class OmniService(object):
     """OmniService is what clients in any language call; the router serves it.
     """
 

@@ -1,5 +1,3 @@
-import datetime
-
 from google.protobuf import duration_pb2 as _duration_pb2
 from omnistage.v1 import chunk_pb2 as _chunk_pb2
 from omnistage.v1 import tensor_pb2 as _tensor_pb2
@@ -7,8 +5,7 @@ from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
-from collections.abc import Iterable as _Iterable, Mapping as _Mapping
-from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+from typing import ClassVar as _ClassVar, Iterable as _Iterable, Mapping as _Mapping, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
@@ -129,7 +126,7 @@ class Open(_message.Message):
     unwanted: _containers.RepeatedScalarFieldContainer[str]
     client: str
     scope: str
-    def __init__(self, session_id: _Optional[str] = ..., model: _Optional[str] = ..., params: _Optional[_Union[StageParams, _Mapping]] = ..., seed: _Optional[int] = ..., credits: _Optional[_Iterable[_Union[Credit, _Mapping]]] = ..., route: _Optional[_Iterable[_Union[Hop, _Mapping]]] = ..., resume: _Optional[_Union[Resume, _Mapping]] = ..., revision: _Optional[str] = ..., offers: _Optional[_Iterable[_Union[_tensor_pb2.Offer, _Mapping]]] = ..., checkpoints: _Optional[_Iterable[str]] = ..., attempts: _Optional[_Iterable[int]] = ..., batches: _Optional[bool] = ..., unwanted: _Optional[_Iterable[str]] = ..., client: _Optional[str] = ..., scope: _Optional[str] = ...) -> None: ...
+    def __init__(self, session_id: _Optional[str] = ..., model: _Optional[str] = ..., params: _Optional[_Union[StageParams, _Mapping]] = ..., seed: _Optional[int] = ..., credits: _Optional[_Iterable[_Union[Credit, _Mapping]]] = ..., route: _Optional[_Iterable[_Union[Hop, _Mapping]]] = ..., resume: _Optional[_Union[Resume, _Mapping]] = ..., revision: _Optional[str] = ..., offers: _Optional[_Iterable[_Union[_tensor_pb2.Offer, _Mapping]]] = ..., checkpoints: _Optional[_Iterable[str]] = ..., attempts: _Optional[_Iterable[int]] = ..., batches: bool = ..., unwanted: _Optional[_Iterable[str]] = ..., client: _Optional[str] = ..., scope: _Optional[str] = ...) -> None: ...
 
 class Hop(_message.Message):
     __slots__ = ("kind", "model", "addresses", "params", "takes", "checkpoints", "revision", "unwanted")
@@ -167,7 +164,7 @@ class Opened(_message.Message):
     offers: _containers.RepeatedCompositeFieldContainer[_tensor_pb2.Offer]
     silent: _containers.RepeatedScalarFieldContainer[str]
     batches: bool
-    def __init__(self, credits: _Optional[_Iterable[_Union[Credit, _Mapping]]] = ..., needs: _Optional[_Iterable[_Union[Position, _Mapping]]] = ..., revisions: _Optional[_Iterable[str]] = ..., answer: _Optional[_Union[_tensor_pb2.Answer, _Mapping]] = ..., offers: _Optional[_Iterable[_Union[_tensor_pb2.Offer, _Mapping]]] = ..., silent: _Optional[_Iterable[str]] = ..., batches: _Optional[bool] = ...) -> None: ...
+    def __init__(self, credits: _Optional[_Iterable[_Union[Credit, _Mapping]]] = ..., needs: _Optional[_Iterable[_Union[Position, _Mapping]]] = ..., revisions: _Optional[_Iterable[str]] = ..., answer: _Optional[_Union[_tensor_pb2.Answer, _Mapping]] = ..., offers: _Optional[_Iterable[_Union[_tensor_pb2.Offer, _Mapping]]] = ..., silent: _Optional[_Iterable[str]] = ..., batches: bool = ...) -> None: ...
 
 class Ended(_message.Message):
     __slots__ = ("code", "reason", "message", "metadata", "retry_delay")
@@ -188,7 +185,7 @@ class Ended(_message.Message):
     message: str
     metadata: _containers.ScalarMap[str, str]
     retry_delay: _duration_pb2.Duration
-    def __init__(self, code: _Optional[int] = ..., reason: _Optional[str] = ..., message: _Optional[str] = ..., metadata: _Optional[_Mapping[str, str]] = ..., retry_delay: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...
+    def __init__(self, code: _Optional[int] = ..., reason: _Optional[str] = ..., message: _Optional[str] = ..., metadata: _Optional[_Mapping[str, str]] = ..., retry_delay: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ...) -> None: ...
 
 class Credit(_message.Message):
     __slots__ = ("port", "total")
@@ -218,7 +215,7 @@ class Failover(_message.Message):
     replica: str
     reason: str
     pause: _duration_pb2.Duration
-    def __init__(self, kind: _Optional[_Union[StageKind, str]] = ..., lost: _Optional[str] = ..., replica: _Optional[str] = ..., reason: _Optional[str] = ..., pause: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...
+    def __init__(self, kind: _Optional[_Union[StageKind, str]] = ..., lost: _Optional[str] = ..., replica: _Optional[str] = ..., reason: _Optional[str] = ..., pause: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ...) -> None: ...
 
 class Position(_message.Message):
     __slots__ = ("port", "seq", "first", "ended")
@@ -230,7 +227,7 @@ class Position(_message.Message):
     seq: int
     first: int
     ended: bool
-    def __init__(self, port: _Optional[str] = ..., seq: _Optional[int] = ..., first: _Optional[int] = ..., ended: _Optional[bool] = ...) -> None: ...
+    def __init__(self, port: _Optional[str] = ..., seq: _Optional[int] = ..., first: _Optional[int] = ..., ended: bool = ...) -> None: ...
 
 class Resume(_message.Message):
     __slots__ = ("positions", "history")
@@ -307,7 +304,7 @@ class ThinkerParams(_message.Message):
     ignore_eos: bool
     constraint: Constraint
     top_logprobs: int
-    def __init__(self, messages: _Optional[_Iterable[_Union[Message, _Mapping]]] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., max_tokens: _Optional[int] = ..., min_tokens: _Optional[int] = ..., stop: _Optional[_Iterable[str]] = ..., logprobs: _Optional[bool] = ..., verbatim: _Optional[str] = ..., ignore_eos: _Optional[bool] = ..., constraint: _Optional[_Union[Constraint, _Mapping]] = ..., top_logprobs: _Optional[int] = ...) -> None: ...
+    def __init__(self, messages: _Optional[_Iterable[_Union[Message, _Mapping]]] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., max_tokens: _Optional[int] = ..., min_tokens: _Optional[int] = ..., stop: _Optional[_Iterable[str]] = ..., logprobs: bool = ..., verbatim: _Optional[str] = ..., ignore_eos: bool = ..., constraint: _Optional[_Union[Constraint, _Mapping]] = ..., top_logprobs: _Optional[int] = ...) -> None: ...
 
 class Constraint(_message.Message):
     __slots__ = ("json_schema", "regex", "choice")
@@ -349,7 +346,7 @@ class Part(_message.Message):
     use_audio: bool
     total_bytes: int
     background: str
-    def __init__(self, text: _Optional[str] = ..., media: _Optional[_Union[Media, _Mapping]] = ..., port: _Optional[str] = ..., media_type: _Optional[str] = ..., use_audio: _Optional[bool] = ..., total_bytes: _Optional[int] = ..., background: _Optional[str] = ...) -> None: ...
+    def __init__(self, text: _Optional[str] = ..., media: _Optional[_Union[Media, _Mapping]] = ..., port: _Optional[str] = ..., media_type: _Optional[str] = ..., use_audio: bool = ..., total_bytes: _Optional[int] = ..., background: _Optional[str] = ...) -> None: ...
 
 class Media(_message.Message):
     __slots__ = ("data", "media_type", "use_audio", "background")
@@ -361,7 +358,7 @@ class Media(_message.Message):
     media_type: str
     use_audio: bool
     background: str
-    def __init__(self, data: _Optional[bytes] = ..., media_type: _Optional[str] = ..., use_audio: _Optional[bool] = ..., background: _Optional[str] = ...) -> None: ...
+    def __init__(self, data: _Optional[bytes] = ..., media_type: _Optional[str] = ..., use_audio: bool = ..., background: _Optional[str] = ...) -> None: ...
 
 class TalkerParams(_message.Message):
     __slots__ = ("voice", "sampling", "max_frames", "speed", "plain")
@@ -375,7 +372,7 @@ class TalkerParams(_message.Message):
     max_frames: int
     speed: float
     plain: bool
-    def __init__(self, voice: _Optional[str] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., max_frames: _Optional[int] = ..., speed: _Optional[float] = ..., plain: _Optional[bool] = ...) -> None: ...
+    def __init__(self, voice: _Optional[str] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., max_frames: _Optional[int] = ..., speed: _Optional[float] = ..., plain: bool = ...) -> None: ...
 
 class Code2WavParams(_message.Message):
     __slots__ = ("profile", "sample_rate_hz", "encoding", "voice")
@@ -471,7 +468,7 @@ class Report(_message.Message):
     unspoken_words: str
     notes: _containers.RepeatedScalarFieldContainer[str]
     drew: bool
-    def __init__(self, kind: _Optional[_Union[StageKind, str]] = ..., replica: _Optional[str] = ..., queued: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., first_output: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., total: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., input_items: _Optional[_Mapping[str, int]] = ..., output_items: _Optional[_Mapping[str, int]] = ..., failovers: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., audio_underruns: _Optional[int] = ..., audio_starved: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., prompt_tokens: _Optional[int] = ..., unspoken: _Optional[int] = ..., unspoken_words: _Optional[str] = ..., notes: _Optional[_Iterable[str]] = ..., drew: _Optional[bool] = ...) -> None: ...
+    def __init__(self, kind: _Optional[_Union[StageKind, str]] = ..., replica: _Optional[str] = ..., queued: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., first_output: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., total: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., input_items: _Optional[_Mapping[str, int]] = ..., output_items: _Optional[_Mapping[str, int]] = ..., failovers: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., audio_underruns: _Optional[int] = ..., audio_starved: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., prompt_tokens: _Optional[int] = ..., unspoken: _Optional[int] = ..., unspoken_words: _Optional[str] = ..., notes: _Optional[_Iterable[str]] = ..., drew: bool = ...) -> None: ...
 
 class DescribeRequest(_message.Message):
     __slots__ = ()
@@ -530,13 +527,13 @@ class Port(_message.Message):
     replay: Replay
     element_type: _tensor_pb2.ElementType
     width: int
-    def __init__(self, name: _Optional[str] = ..., payload: _Optional[_Union[Payload, str]] = ..., rate_millihertz: _Optional[int] = ..., compact: _Optional[bool] = ..., replay: _Optional[_Union[Replay, str]] = ..., element_type: _Optional[_Union[_tensor_pb2.ElementType, str]] = ..., width: _Optional[int] = ...) -> None: ...
+    def __init__(self, name: _Optional[str] = ..., payload: _Optional[_Union[Payload, str]] = ..., rate_millihertz: _Optional[int] = ..., compact: bool = ..., replay: _Optional[_Union[Replay, str]] = ..., element_type: _Optional[_Union[_tensor_pb2.ElementType, str]] = ..., width: _Optional[int] = ...) -> None: ...
 
 class WatchRequest(_message.Message):
     __slots__ = ("period",)
     PERIOD_FIELD_NUMBER: _ClassVar[int]
     period: _duration_pb2.Duration
-    def __init__(self, period: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...
+    def __init__(self, period: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ...) -> None: ...
 
 class WatchResponse(_message.Message):
     __slots__ = ("sessions", "queued", "draining", "kv_pages_used", "kv_pages_total", "arena_bytes_used", "arena_bytes_total", "leases", "transports", "period")
@@ -567,4 +564,4 @@ class WatchResponse(_message.Message):
     leases: int
     transports: _containers.ScalarMap[str, int]
     period: _duration_pb2.Duration
-    def __init__(self, sessions: _Optional[int] = ..., queued: _Optional[int] = ..., draining: _Optional[bool] = ..., kv_pages_used: _Optional[int] = ..., kv_pages_total: _Optional[int] = ..., arena_bytes_used: _Optional[int] = ..., arena_bytes_total: _Optional[int] = ..., leases: _Optional[int] = ..., transports: _Optional[_Mapping[str, int]] = ..., period: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...
+    def __init__(self, sessions: _Optional[int] = ..., queued: _Optional[int] = ..., draining: bool = ..., kv_pages_used: _Optional[int] = ..., kv_pages_total: _Optional[int] = ..., arena_bytes_used: _Optional[int] = ..., arena_bytes_total: _Optional[int] = ..., leases: _Optional[int] = ..., transports: _Optional[_Mapping[str, int]] = ..., period: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ...) -> None: ...

@@ -5,7 +5,7 @@ import warnings
 
 from omnistage.v1 import stage_pb2 as omnistage_dot_v1_dot_stage__pb2
 
-GRPC_GENERATED_VERSION = '1.85.1'
+GRPC_GENERATED_VERSION = '1.68.0'
 GRPC_VERSION = grpc.__version__
 _version_not_supported = False
 
@@ -18,14 +18,14 @@ except ImportError:
 if _version_not_supported:
     raise RuntimeError(
         f'The grpc package installed is at version {GRPC_VERSION},'
-        + ' but the generated code in omnistage/v1/stage_pb2_grpc.py depends on'
+        + f' but the generated code in omnistage/v1/stage_pb2_grpc.py depends on'
         + f' grpcio>={GRPC_GENERATED_VERSION}.'
         + f' Please upgrade your grpc module to grpcio>={GRPC_GENERATED_VERSION}'
         + f' or downgrade your generated code using grpcio-tools<={GRPC_VERSION}.'
     )
 
 
-class StageServiceStub:
+class StageServiceStub(object):
     """StageService is served by every stage server: Thinker, Talker, Code2Wav, Diffusion.
     """
 
@@ -52,7 +52,7 @@ class StageServiceStub:
                 _registered_method=True)
 
 
-class StageServiceServicer:
+class StageServiceServicer(object):
     """StageService is served by every stage server: Thinker, Talker, Code2Wav, Diffusion.
     """
 
@@ -108,7 +108,7 @@ def add_StageServiceServicer_to_server(servicer, server):
 
 
  # This class is part of an EXPERIMENTAL API.
-class StageService:
+class StageService(object):
     """StageService is served by every stage server: Thinker, Talker, Code2Wav, Diffusion.
     """
 
