@@ -159,11 +159,10 @@ class PrivateStack:
             return self._address
 
     def _start(self) -> str:
-        missing = [name for name in LAUNCHER_NEEDS if importlib.util.find_spec(name) is None]
-        if missing:
+        if any(importlib.util.find_spec(name) is None for name in LAUNCHER_NEEDS):
             raise StackError(
-                f"a stack of one's own needs packages that are not installed: {', '.join(missing)}",
-                hint="pip install 'omnistage[cli,models]', or give the address of a router that runs: address='HOST:PORT'.",
+                "only the client is installed here; a stack of one's own needs more: pip install 'omnistage[cli,models]'",
+                hint="Or give the address of a router that runs: Omni(address='HOST:PORT').",
             )
         # A child forked here would hold the pipes open, and so hide the end of the launcher from us and ours from the launcher.
         with fork.held_off:
