@@ -6,7 +6,7 @@ SETUP_FLAGS := $(if $(REQUIRE_TORCH_HASH),--require-torch-hash) $(if $(DEVICE),-
 # The plugin of docker, or where it is missing the program of the same kind.
 COMPOSE ?= $(shell docker compose version >/dev/null 2>&1 && echo docker compose || echo docker-compose)
 
-.PHONY: help setup setup-dev model demo demo-draw examples up down test test-near test-long drills test-costs check format lock protos bench-default bench-engine bench-talker bench-pipeline bench-code2wav bench-diffusion bench-use bench-gateway bench-soak bench-resilience chaos clean
+.PHONY: help setup setup-dev model demo demo-draw examples up down test test-near test-long drills test-costs check format lock wheels protos bench-default bench-engine bench-talker bench-pipeline bench-code2wav bench-diffusion bench-use bench-gateway bench-soak bench-resilience chaos clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -70,6 +70,9 @@ format: setup-dev ## put all Python files into the one form
 lock: ## renew constraints.txt and the hashes in requirements/ after a change of dependencies (ARGS=--upgrade: all newest)
 	@[ -x $(BIN)/python ] || $(PYTHON) tools/setup.py --dev $(SETUP_FLAGS)
 	@$(BIN)/python tools/lock.py $(ARGS)
+
+wheels: ## dist/: the wheels of omnistage and of omnistage-pictures, the same bytes from the same files
+	@$(PYTHON) tools/wheels.py
 
 protos: setup-dev ## generate the stubs from the protos
 	@$(BIN)/python tools/protos.py

@@ -8,6 +8,7 @@ import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 HASHED = ("--require-hashes", "--no-deps", "--only-binary=:all:")
 """Options of pip: nothing but what a list names, and of that only the files that it names."""
@@ -29,10 +30,11 @@ class CommandError(SetupError):
         return "\n".join(self.output.strip().splitlines()[-15:])
 
 
-def run(command: list[str], **variables: str) -> str:
-    """Runs a command to its end and returns what it printed. variables: more than ours. Raises CommandError when it fails."""
+def run(command: list[str], folder: Path | None = None, **variables: str) -> str:
+    """Runs a command to its end, in a folder or here, and returns what it printed. variables: more than ours. Raises CommandError when it
+    fails."""
     environment = {**os.environ, **variables}
-    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment, check=False)
+    done = subprocess.run(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment, check=False)
     if done.returncode:
         raise CommandError(command, done.stdout)
     return done.stdout

@@ -1,27 +1,47 @@
-"""What a user installs: the built wheel holds the packages, their data and the command, and nothing else."""
+"""What a user installs: the wheels hold the packages, their data, the command and a page of their own, and nothing else."""
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
-import sys
 import zipfile
+from email import message_from_bytes
+from email.message import Message
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
+
+from tools import wheels
+from tools.groups import OWN
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> zipfile.ZipFile:
-    """The wheel of this checkout, built without network."""
-    folder = tmp_path_factory.mktemp("wheel")
-    command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(folder)]
-    subprocess.run(command, cwd=ROOT, capture_output=True, check=True)
-    (built,) = folder.glob("*.whl")
-    return zipfile.ZipFile(built)
+def built(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """The wheels of this checkout."""
+    return wheels.build(tmp_path_factory.mktemp("dist"))
+
+
+@pytest.fixture(scope="module")
+def wheel(built: list[Path]) -> zipfile.ZipFile:
+    """Of omnistage."""
+    return zipfile.ZipFile(next(one for one in built if one.name.startswith("omnistage-")))
+
+
+@pytest.fixture(scope="module")
+def pictures(built: list[Path]) -> zipfile.ZipFile:
+    """Of omnistage-pictures."""
+    return zipfile.ZipFile(next(one for one in built if one.name.startswith("omnistage_pictures-")))
+
+
+def about(wheel: zipfile.ZipFile) -> Message:
+    """What a wheel says of itself."""
+    (name,) = [one for one in wheel.namelist() if one.endswith(".dist-info/METADATA")]
+    return message_from_bytes(wheel.read(name))
 
 
 def test_it_holds_every_package_and_only_the_package(wheel: zipfile.ZipFile) -> None:
@@ -69,3 +89,55 @@ def test_it_holds_the_type_marker_the_licence_and_the_command(wheel: zipfile.Zip
     assert "omnistage/v1/py.typed" in wheel.namelist()
     assert {"licenses/LICENSE", "licenses/NOTICE"} <= by_name.keys()
     assert "omnistage = omnistage.cli.__main__:main" in wheel.read(by_name["entry_points.txt"]).decode()
+
+
+def test_the_picture_model_comes_with_the_extra_that_runs_models(wheel: zipfile.ZipFile, pictures: zipfile.ZipFile) -> None:
+    needs = [Requirement(line) for line in about(wheel).get_all("Requires-Dist", [])]
+    (named,) = [one for one in needs if one.name == OWN]
+    assert str(named.marker) == 'extra == "models"'
+    assert about(pictures)["Name"] == OWN and named.specifier.contains(about(pictures)["Version"])
+    model = ROOT / "pictures" / "omnistage_pictures"
+    files = {path.relative_to(model.parent).as_posix() for path in model.rglob("*") if path.is_file() and path.suffix != ".pyc"}
+    assert files == {name for name in pictures.namelist() if ".dist-info/" not in name}
+
+
+def test_the_same_files_give_the_same_bytes_wherever_they_lie_and_older_wheels_go(
+    built: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In another folder, written at another time, readable by nobody else, and whatever day the environment says."""
+    copy = tmp_path / "copy"
+    listing = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    listed = subprocess.run(listing, cwd=ROOT, capture_output=True, check=True).stdout.decode()
+    for name in filter(None, listed.split("\0")):
+        if (ROOT / name).is_file() and not name.startswith(("tests/", "docs/", "benchmarks/", "examples/")):
+            (copy / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(ROOT / name, copy / name)
+            (copy / name).chmod(0o600)
+    (tmp_path / "dist").mkdir()
+    (tmp_path / "dist" / "omnistage-0.0.1-py3-none-any.whl").write_bytes(b"of an older version")
+    (tmp_path / "dist" / "mine.whl").write_bytes(b"")
+    monkeypatch.setenv("SOURCE_DATE_EPOCH", "1700000000")
+    again = wheels.build(tmp_path / "dist", copy)
+    assert {one.name: one.read_bytes() for one in again} == {one.name: one.read_bytes() for one in built}
+    assert {one.name for one in (tmp_path / "dist").iterdir()} == {*(one.name for one in built), "mine.whl"}
+
+
+def test_the_page_of_each_stands_alone(wheel: zipfile.ZipFile, pictures: zipfile.ZipFile) -> None:
+    """An index shows it without the repository: a link or a picture of a file beside it would lead nowhere."""
+    for one, page in ((wheel, ROOT / "sdk" / "README.md"), (pictures, ROOT / "pictures" / "README.md")):
+        text = about(one).get_payload()
+        assert text == page.read_text(encoding="utf-8") and about(one)["Description-Content-Type"] == "text/markdown"
+        assert re.findall(r"\]\(|\]\[|<img|<a |^\[[^\]]+\]:", str(text), re.MULTILINE) == []
+        assert about(one)["Keywords"] and {line.partition(" :: ")[0] for line in about(one).get_all("Classifier", [])} >= {"Topic"}
+
+
+def test_the_page_begins_with_the_client_and_names_every_extra_that_is_for_users(wheel: zipfile.ZipFile) -> None:
+    text = str(about(wheel).get_payload())
+    code = re.search(r"^```\w*\n(.*)$", text, re.MULTILINE)
+    assert code is not None and code[1] == "from omnistage.client import Omni"
+    listed = set(re.findall(r"^\| `(\w+)` \|", text, re.MULTILINE))
+    assert listed == {*about(wheel).get_all("Provides-Extra", [])} - {"asr", "dev"}
+    versions = {line.rpartition(" ")[2] for line in about(wheel).get_all("Classifier", []) if ":: Python :: 3." in line}
+    assert versions == {"3.11", "3.12", "3.13"}
+    installs = re.findall(r"pip install(?! takes).*", text)
+    assert installs and all("--find-links dist" in line for line in installs)

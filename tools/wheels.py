@@ -1,0 +1,52 @@
+"""Builds what is given out into dist/: the wheels of omnistage and of omnistage-pictures (`make wheels`).
+
+From the tools whose hashes stand in requirements/build.txt, apart from any environment: no set-up is needed. The same files give the same
+bytes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from tools import apart
+from tools.commands import SetupError, run
+from tools.setup import PICTURES, python_with_pip
+
+ROOT = Path(__file__).resolve().parent.parent
+DATE = "1580601600"
+"""Of all files in a wheel, whatever the environment says; hatchling's own."""
+
+
+def build(folder: Path, root: Path = ROOT) -> list[Path]:
+    """The wheels of the checkout in `root`, in `folder`, instead of older ones. Raises SetupError."""
+    for old in folder.glob("omnistage*.whl"):
+        old.unlink()
+    with python_with_pip(sys.executable) as python:
+        tools = apart.variables(apart.folder_of("build", python))
+    for project in (root, root / PICTURES.name):
+        command = [sys.executable, "-S", "-m", "hatchling", "build", "--target", "wheel", "--directory", str(folder)]
+        run(command, project, **{**tools, "SOURCE_DATE_EPOCH": DATE})
+    return sorted(folder.glob("omnistage*.whl"))
+
+
+def main() -> int:
+    """Builds, and says what came."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--folder", type=Path, default=ROOT / "dist", help="where the wheels go (default: dist)")
+    folder = parser.parse_args().folder.absolute()
+    try:
+        wheels = build(folder)
+    except SetupError as error:
+        print(f"wheels: {error}", file=sys.stderr)
+        return 1
+    for wheel in wheels:
+        print(f"{wheel.stat().st_size / 1e6:5.1f} MB  {wheel}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
