@@ -41,6 +41,7 @@ ORDER = "tests/costs.json"
 
 READ: Mapping[str, Collection[str]] = {
     "*.md": (_TREE, "tests/client/test_documents.py"),
+    "sdk/README.md": ("tests/house/test_wheel.py", "tests/client/test_package_page.py", "tests/system/test_installed.py"),
     "LICENSE": (_TREE,),
     "NOTICE": (_TREE,),
     "docs/images/*.png": (_TREE,),
@@ -50,6 +51,8 @@ READ: Mapping[str, Collection[str]] = {
     "pyproject.toml": ("tests/house/test_wheel.py", "tests/house/test_lock.py", _TREE),
     "constraints.txt": ("tests/house/test_lock.py", _TREE),
     "requirements/*": ("tests/house/test_lock.py", "tests/house/test_setup.py"),
+    "requirements/oldest.txt": ("tests/client/test_oldest.py",),
+    "requirements/protos.txt": ("tests/cli/test_protos.py",),
     "protos/*.proto": (_STUBS, "tests/house/test_wheel.py", "tests/client/test_options.py", "tests/wire/test_errors.py", *_BY_LANGUAGES),
     "protos/buf.yaml": ("tests/cli/test_protos.py",),
     "sdk/omnistage/v1/*.pyi": (_STUBS,),

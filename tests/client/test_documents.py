@@ -36,8 +36,11 @@ WRONG = {
 
 def pages() -> list[Path]:
     """All that people read, with Python in it. Files that a page shows by name are run by tests of their own."""
-    found = [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("*/README.md"), *ROOT.glob("examples/*/*.md")]
-    return [page for page in found if snippets(page)]
+    return [page for page in documents() if snippets(page)]
+
+
+def documents() -> list[Path]:
+    return [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("*/README.md"), *ROOT.glob("examples/*/*.md")]
 
 
 def snippets(page: Path) -> list[str]:
@@ -84,6 +87,15 @@ def test_a_snippet_that_is_wrong_is_told(tmp_path: Path) -> None:
     told = dict(re.findall(r"wrong\.py:(\d+): error: (.*)", checked([path]).stdout))
     assert {int(line) for line in told} == set(range(first, first + len(WRONG)))
     assert all(word in told[str(line)] for line, word in enumerate(WRONG.values(), first))
+
+
+def test_what_is_on_no_index_is_installed_from_the_folder_where_it_was_built() -> None:
+    """Until both wheels are given out; `make wheels` fills the folder."""
+    install = re.compile(r"\b(?:pip|pipx|uv tool) install [^`|\n]*\bomnistage\b[^`|\n]*")
+    told = [page for page in documents() if page.name != "CHANGELOG.md"]  # that one tells what was
+    found = {page.relative_to(ROOT).as_posix(): install.findall(page.read_text(encoding="utf-8")) for page in told}
+    assert {"docs/client.md", "docs/http.md", "docs/tracing.md", "sdk/README.md"} <= {page for page, lines in found.items() if lines}
+    assert {page: lines for page, lines in found.items() if any("--find-links dist" not in line for line in lines)} == {}
 
 
 def test_the_idiom_of_a_conversation_is_among_them() -> None:

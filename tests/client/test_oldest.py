@@ -28,7 +28,7 @@ from omnistage.router.pipeline import load_pipeline
 from tools import apart, lock
 from tools.groups import CORE, read_groups
 
-PROGRAM = Path(__file__).with_name("client_program.py")
+PROGRAM = apart.ROOT / "tests" / "helpers" / "client_program.py"
 MP4 = b"\0\0\0\x18ftypmp42"
 PYTHON = f"3.{sys.version_info.minor}"
 OTHERS = [python for python in lock.PYTHONS if python != PYTHON]

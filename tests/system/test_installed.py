@@ -24,6 +24,7 @@ from tools import torch_build, wheels
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "sdk" / "README.md"
 INSTALL_TIMEOUT_S = 500.0
+STARTS = ("omnistage.cli",)
 
 pytestmark = [*LONG, pytest.mark.timeout(900)]
 
