@@ -17,6 +17,7 @@ setup: ## virtual environment with what the demo needs (PYTHON=python3.12 picks 
 
 setup-dev: ## the same with what the tests and checks need
 	@$(PYTHON) tools/setup.py --dev $(SETUP_FLAGS)
+	@$(BIN)/python tools/apart.py
 
 model: setup ## fetch the default model and convert it, once
 	@$(BIN)/omnistage fetch-default

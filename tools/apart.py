@@ -1,6 +1,7 @@
 """Packages that cannot stand in the environment beside the others: each list has a folder of its own below build/, made once.
 
-A folder and not an environment: it is there in a second or two, and `python -S` with it on PYTHONPATH sees nothing but it.
+A folder and not an environment: it is there in a second or two, and `python -S` with it on PYTHONPATH sees nothing but it. `make setup-dev`
+fills them all, so that tests need no index; where one is missing, whoever needs it fills it.
 """
 
 from __future__ import annotations
@@ -11,24 +12,24 @@ import sys
 import tempfile
 from pathlib import Path
 
-from tools.commands import HASHED, SetupError, pip, run
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from tools.commands import HASHED, SetupError, pip, run, step
 
 ROOT = Path(__file__).resolve().parent.parent
 REQUIREMENTS = ROOT / "requirements"
+LISTS = ("build", "oldest", "protos")
 
 
 def folder_of(name: str, python: str = sys.executable) -> Path:
     """The folder with what requirements/NAME.txt lists, for a Python; filled by its pip where it is not there yet. Raises SetupError."""
-    wanted = REQUIREMENTS / f"{name}.txt"
-    about = run([python, "-c", "import sys; print(sys.version)"]).encode()
-    digest = hashlib.sha256(about + wanted.read_bytes()).hexdigest()[:12]
-    folder = ROOT / "build" / f"{name}-{digest}"
+    folder = _place(name, python)
     if folder.exists():
         return folder
     folder.parent.mkdir(exist_ok=True)
     # Two at once: each fills a folder of its own, and one of them gets the name.
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f"{name}-") as made:
-        pip(python, *HASHED, "--quiet", f"--target={made}/packages", f"--requirement={wanted}")
+        pip(python, *HASHED, "--quiet", "--no-compile", f"--target={made}/packages", f"--requirement={REQUIREMENTS / name}.txt")
         try:
             Path(made, "packages").rename(folder)
         except OSError as error:
@@ -37,6 +38,32 @@ def folder_of(name: str, python: str = sys.executable) -> Path:
     return folder
 
 
+def _place(name: str, python: str) -> Path:
+    """Another list and another Python have another folder."""
+    version = sys.version if python == sys.executable else run([python, "-c", "import sys; print(sys.version, end='')"])
+    digest = hashlib.sha256(version.encode() + (REQUIREMENTS / f"{name}.txt").read_bytes()).hexdigest()
+    return ROOT / "build" / f"{name}-{digest[:12]}"
+
+
 def variables(*folders: Path) -> dict[str, str]:
     """Variables for `python -S`, which then sees these folders alone."""
     return {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, folders))}
+
+
+def main() -> int:
+    """Fills all folders; says what it does only where there is something to do."""
+    missing = [name for name in LISTS if not _place(name, sys.executable).exists()]
+    if not missing:
+        return 0
+    try:
+        with step(f"apart from the environment: {', '.join(missing)}"):
+            for name in missing:
+                folder_of(name)
+    except SetupError as error:
+        print(f"setup: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

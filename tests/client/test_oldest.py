@@ -26,6 +26,7 @@ from helpers.servers import CHAIN, family_logic, local_router, local_stage
 from omnistage.models.toy import formulas
 from omnistage.router.pipeline import load_pipeline
 from tools import apart, lock
+from tools.commands import pip
 from tools.groups import CORE, read_groups
 
 PROGRAM = apart.ROOT / "tests" / "helpers" / "client_program.py"
@@ -92,6 +93,17 @@ async def test_so_they_do_on_other_pythons(python: str, address: str, tmp_path: 
     new = await answers([sys.executable], dict(os.environ), address, tmp_path)
     assert old.pop("versions") != new.pop("versions")
     assert old == new
+
+
+@pytest.mark.parametrize("protobuf", [pytest.param("6.33.5", marks=LONG)])
+async def test_so_they_do_with_the_major_version_in_between(protobuf: str, address: str, tmp_path: Path) -> None:
+    between = tmp_path / "between"
+    await asyncio.to_thread(pip, sys.executable, "--quiet", "--no-deps", f"--target={between}", f"protobuf=={protobuf}")
+    folders = (apart.ROOT / "sdk", between, apart.folder_of("oldest"))
+    got = await answers([sys.executable, "-S"], apart.variables(*folders), address, tmp_path)
+    new = await answers([sys.executable], dict(os.environ), address, tmp_path)
+    assert got.pop("versions") == ["1.68.0", protobuf] and new.pop("versions")
+    assert got == new
 
 
 def test_the_oldest_packages_need_nothing_beside_them_and_are_what_pyproject_begins_with() -> None:

@@ -17,7 +17,7 @@ from packaging.utils import canonicalize_name
 
 from helpers.wheels import publish, use_only
 from tools import lock, setup, torch_build
-from tools.groups import read_apart
+from tools.groups import OWN, read_apart
 
 PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
 ENTRY = re.compile(r"([A-Za-z0-9._-]+)==([0-9][0-9A-Za-z.]*)(?: ; ([^\\]+?))?((?: \\\n    --hash=sha256:[0-9a-f]{64})+)\n")
@@ -169,6 +169,12 @@ def test_an_extra_that_names_another_one_has_all_of_it(index: Path, project: Pat
     written = versions(project)
     assert written["more"] == {"beta": "1.0", "delta": "1.0"}
     assert written["all"] == written["most"] == {"beta": "1.0", "delta": "1.0", "epsilon": "1.0"}
+
+
+def test_the_package_that_is_built_from_here_is_sought_nowhere(index: Path, project: Path) -> None:
+    (project / "pyproject.toml").write_text(PROJECT + f'models = ["{OWN}>=0.1", "beta"]\n')
+    lock.lock(project, upgrade=False)
+    assert versions(project)["models"] == {"beta": "1.0"} and OWN not in constraints(project)
 
 
 def test_what_the_build_of_torch_for_cuda_needs_beyond_the_other_is_a_list_of_its_own(index: Path, project: Path) -> None:
