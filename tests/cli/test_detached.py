@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -103,6 +103,39 @@ def test_what_cannot_be_served_is_told_by_the_command(family: Family, tmp_path: 
     assert done.returncode == 1
     assert "no_such" in done.stderr
     assert family.pids() == []
+
+
+@pytest.mark.parametrize("size", [(80, 24), (40, 10)], ids=lambda size: f"{size[0]}x{size[1]}")
+def test_what_serve_warns_of_is_told_with_detach_too(family: Family, quick: str, size: tuple[int, int]) -> None:
+    """An open address, and a setting without an effect; and what can be asked is an address of this machine."""
+    words = ("serve", quick, "--address", "0.0.0.0:0", "--no-http", "--gpu-memory-utilization", "thinker=0.5")
+    in_front, detached = Terminal(*size), Terminal(*size)
+    assert in_front.run(words, ends_when(b"ask it:", CTRL_C)) == 0
+    assert detached.run((*words, "--detach")) == 0
+    try:
+        [served] = all_served()
+        assert served.address.startswith("127.0.0.1:")
+        for terminal in (in_front, detached):
+            shown = "".join(line.ljust(size[0]) for line in terminal.lines)
+            assert "0.0.0.0:0 can be reached from other hosts: nothing is encrypted" in shown
+            assert "--gpu-memory-utilization 0.5 means nothing on a CPU" in shown
+            assert 'omnistage ask "What is a kite?" --address 127.0.0.1:' in shown
+        assert omnistage("status", "--address", served.address.replace("127.0.0.1", "0.0.0.0")).returncode == 0
+    finally:
+        stopped = omnistage("stop", served.address.replace("127.0.0.1", "0.0.0.0"))
+    assert stopped.stderr == f"ended {served.address}\n"
+    assert family.pids() == []
+
+
+def ends_when(seen: bytes, keys: bytes) -> Callable[[Terminal], None]:
+    """Presses keys, once, when something is on the terminal."""
+    left = [keys]
+
+    def press(terminal: Terminal) -> None:
+        if left and seen in terminal.written:
+            terminal.press(left.pop())
+
+    return press
 
 
 def test_one_of_several_is_named(family: Family, quick: str) -> None:

@@ -204,5 +204,7 @@ def test_it_has_a_port_of_its_own_and_is_reached_on_this_machine() -> None:
     assert apart("[::]:8000", ["127.0.0.1:8000", "0.0.0.0:8001"]) == "[::]:8002"
     assert apart("127.0.0.1:0", ["127.0.0.1:0"]) == "127.0.0.1:0"
     assert [room("[::]:8000", others, 20) for others in (["h:8001"], ["h:7999", "h:8019", ""], ["h:8020", "h:0"])] == [1, 19, 20]
-    assert [reached(address) for address in ("[::]:1", "0.0.0.0:1", "h:1")] == ["[::1]:1", "127.0.0.1:1", "h:1"]
+    everywhere = {"[::]:1": "[::1]:1", "[0::0]:1": "[::1]:1", "0.0.0.0:1": "127.0.0.1:1", "0:1": "127.0.0.1:1"}
+    one = {address: address for address in ("h:1", "[fe80::1]:1", "10.0.0.1:1", "a:1,b:2")}
+    assert {address: reached(address) for address in everywhere | one} == everywhere | one
     assert re.fullmatch(r"127\.0\.0\.1:\d+", DEFAULT_HTTP)

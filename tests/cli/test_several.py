@@ -208,13 +208,21 @@ def test_processes_are_named_by_their_pipeline_only_where_another_one_has_such_a
     assert names == ["a-thinker", "talker-0", "talker-1", "b-thinker", "diffusion"]
 
 
-@pytest.mark.parametrize(("address", "named", "ended"), [(LOCAL_ADDRESS, "", ""), ("[::1]:7", " --address [::1]:7", " [::1]:7")])
+@pytest.mark.parametrize(
+    ("address", "named", "ended"),
+    [
+        (LOCAL_ADDRESS, "", ""),
+        ("[::1]:7", " --address [::1]:7", " [::1]:7"),
+        ("0.0.0.0:50050", "", ""),
+        ("0.0.0.0:7", " --address 127.0.0.1:7", " 127.0.0.1:7"),
+    ],
+)
 def test_a_stack_is_announced_alike_wherever_it_runs(capsys: pytest.CaptureFixture[str], address: str, named: str, ended: str) -> None:
-    """Commands are told the address where they do not find it by themselves."""
+    """Commands are told the address where they do not find it by themselves: one that can be asked, also of who listens everywhere."""
     shown = []
     for pid in (0, 7):
         asked = ServerOptions(http="0.0.0.0:8000", idle_limit_s=1800)
-        starting, http, metrics = ["two", "three"], "0.0.0.0:8001", "127.0.0.1:9"
+        starting, http, metrics = ["two", "three"], "0.0.0.0:8001", "0.0.0.0:9"
         announce(Notices(), address, asked, pid=pid, http=http, starting=starting, metrics=metrics, log_folder="/logs")
         first, *rest = capsys.readouterr().err.splitlines()
         end = f"pid 7; `omnistage stop{ended}` ends it" if pid else "Ctrl-C ends it"

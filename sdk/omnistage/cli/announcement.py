@@ -7,13 +7,31 @@ from collections.abc import Iterator, Sequence
 
 from rich.markup import escape
 
-from omnistage.cli.layout import ServerOptions, reached
+from omnistage.cli.layout import Layout, ServerOptions, flag, reached
 from omnistage.cli.notices import Notices
 from omnistage.cli.served import Served
 from omnistage.client import found
-from omnistage.host.addresses import host_and_port
+from omnistage.host.addresses import host_and_port, is_loopback
+from omnistage.models.options import GPU_MEMORY
 
 CONNECT_LIMIT_S = 1.0
+
+
+def warn(layout: Layout, notices: Notices) -> None:
+    """All that is worth knowing of a stack before it starts. Whoever starts one says it, in the foreground or not."""
+    for note in layout.notes:
+        notices.say(escape(note))
+    stages = [group.stage for group in layout.groups]
+    given = {stage.settings[GPU_MEMORY] for stage in stages if stage.device == "cpu" and GPU_MEMORY in stage.settings}
+    if given:
+        notices.say(f"{flag(GPU_MEMORY)} {escape(', '.join(sorted(given)))} means nothing on a CPU")
+    addresses = dict.fromkeys(filter(None, (layout.servers.address, layout.servers.http)))
+    open_ones = [address for address in addresses if not is_loopback(host_and_port(address)[0])]
+    if open_ones:
+        notices.say(
+            f"[yellow]{escape(' and '.join(open_ones))} can be reached from other hosts: nothing is encrypted, and nobody is asked for a "
+            "key; see docs/security.md[/]"
+        )
 
 
 def announce(
@@ -30,10 +48,11 @@ def announce(
     """servers: what was asked for. pid: of its launcher; 0: this process. http: HOST:PORT of its gateway. starting: the pipelines that do
     not serve yet. metrics: HOST:PORT of those of all processes. log_folder: where the output of the processes goes; empty: onto the
     terminal."""
-    is_found = address == found.LOCAL_ADDRESS  # Where commands look by themselves.
-    end = f"pid {pid}; `omnistage stop{'' if is_found else f' {address}'}` ends it" if pid else "Ctrl-C ends it"
+    asked = reached(address)
+    is_found = asked == found.LOCAL_ADDRESS  # Where commands look by themselves.
+    end = f"pid {pid}; `omnistage stop{'' if is_found else f' {asked}'}` ends it" if pid else "Ctrl-C ends it"
     notices.say(f"[bold green]serving[/] on {escape(address)}   ({escape(end)})")
-    named = "" if is_found else f" --address {address}"
+    named = "" if is_found else f" --address {asked}"
     if http:
         notices.say(f"page:     [bold]{page(http)}[/]   [dim]({escape(_about_http(servers.http, http))})[/]")
     for name, text in _lines(named, starting, metrics, log_folder):
@@ -68,6 +87,6 @@ def _lines(named: str, starting: Sequence[str], metrics: str, log_folder: str) -
     if starting:
         yield "starting", f"{', '.join(starting)}; `omnistage status{named}` shows how far"
     if metrics:
-        yield "metrics", f"http://{metrics}/metrics"
+        yield "metrics", f"http://{reached(metrics)}/metrics"
     if log_folder:
         yield "logs", log_folder

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from rich.markup import escape
 
-from omnistage.cli.announcement import announce
+from omnistage.cli.announcement import announce, warn
 from omnistage.cli.folders import state_folder
 from omnistage.cli.notices import Notices
 from omnistage.cli.pipelines import Choice, layout_of
@@ -44,8 +44,7 @@ def serve_detached(choice: Choice, words: Sequence[str], log_folder: Path | None
         log_folder = _new_log_folder()
     log_folder.mkdir(parents=True, exist_ok=True)
     notices = Notices()
-    for note in layout.notes:
-        notices.say(escape(note))
+    warn(layout, notices)
     ready, ours = os.pipe()
     command = [sys.executable, "-m", "omnistage.cli", *(word for word in words if word != "--detach")]
     command += ["--log-dir", str(log_folder), "--ready-fd", str(ours)]

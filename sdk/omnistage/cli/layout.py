@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ipaddress
 import json
+import socket
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -21,8 +23,8 @@ DEFAULT_PIPELINES = ("smol", "picture")
 """What is served where nothing is named, as far as it can be served here; the first starts first. Nowhere else is this said."""
 
 
-ALL_ADDRESSES = {"0.0.0.0": "127.0.0.1", "[::]": "[::1]"}
-"""And the loopback address of their kind."""
+LOOPBACK = {socket.AF_INET: "127.0.0.1", socket.AF_INET6: "[::1]"}
+"""Where who listens at all addresses of a kind is reached from this machine."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +169,12 @@ class Layout:
 def reached(address: str) -> str:
     """Where this machine reaches who listens at HOST:PORT: there, or on loopback if that is all addresses."""
     host, _, port = address.rpartition(":")
-    return f"{ALL_ADDRESSES.get(host, host)}:{port}"
+    try:
+        # All addresses have several spellings: 0, 0.0.0.0, [::], [::0].
+        [(family, *_, (numbers, *_)), *_] = socket.getaddrinfo(host.strip("[]"), None, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST)
+    except OSError:
+        return address  # A name.
+    return f"{LOOPBACK[family]}:{port}" if ipaddress.ip_address(str(numbers).partition("%")[0]).is_unspecified else address
 
 
 def apart(address: str, others: Collection[str]) -> str:

@@ -6,6 +6,7 @@ import asyncio
 import os
 from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager, nullcontext
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -13,10 +14,10 @@ import typer
 from rich.markup import escape
 
 from omnistage.cli import interrupt
-from omnistage.cli.announcement import announce
+from omnistage.cli.announcement import announce, warn
 from omnistage.cli.ending import Ending
 from omnistage.cli.idleness import ended_when_idle
-from omnistage.cli.layout import Layout, ServerOptions, flag
+from omnistage.cli.layout import Layout, reached
 from omnistage.cli.notices import Notices
 from omnistage.cli.owner import Owner, told
 from omnistage.cli.pipelines import Choice, layout_of
@@ -24,9 +25,7 @@ from omnistage.cli.served import Served, registered
 from omnistage.cli.stack import Stack
 from omnistage.cli.starting import started
 from omnistage.client.errors import OmniError, StackError
-from omnistage.host.addresses import host_and_port, is_loopback
 from omnistage.host.descriptors import raise_limit
-from omnistage.models.options import GPU_MEMORY
 
 FIRST_PAUSE_S = 5.0
 """Before a pipeline that failed is started again; doubled each time that fails, until it serves."""
@@ -60,8 +59,8 @@ async def _serve(layout: Layout, log_folder: Path | None, verbose: bool, owner: 
     if task is None:
         raise RuntimeError("serve runs as a task")
     notices = Notices()
-    _tell_notes(layout, notices, is_private=owner.is_private)
-    _warn_of_others(layout.servers, notices)
+    # Who started a private stack is told nothing of the pipelines that it did not name.
+    warn(replace(layout, notes=()) if owner.is_private else layout, notices)
     ending = Ending(task, layout.servers.grace_s, None if owner.is_private else notices)
     ending.heed()
     begins = Begins(owner, notices)
@@ -73,7 +72,7 @@ async def _serve(layout: Layout, log_folder: Path | None, verbose: bool, owner: 
             ending.serves = True
             metrics = _show_metrics(layout.servers.metrics, stack)
             address, http, logs = stack.address, stack.http, str(stack.log_folder or "")
-            served = Served(address, os.getpid(), layout.names, logs, layout.servers.grace_s, http, limit_s)
+            served = Served(reached(address), os.getpid(), layout.names, logs, layout.servers.grace_s, http, limit_s)
             with nullcontext() if owner.is_private else registered(served):
                 owner.tell_first({"address": address, "http": http, "metrics": metrics})
                 if not owner.is_there:
@@ -155,27 +154,6 @@ class Begins:
             return False  # `gone` says why.
         self._notices.say(f"[bold green]serving[/] {escape(name)}")
         return True
-
-
-def _tell_notes(layout: Layout, notices: Notices, *, is_private: bool) -> None:
-    """is_private: who started it is told nothing of the pipelines that it did not name."""
-    for note in () if is_private else layout.notes:
-        notices.say(escape(note))
-    stages = [group.stage for group in layout.groups]
-    given = {stage.settings[GPU_MEMORY] for stage in stages if stage.device == "cpu" and GPU_MEMORY in stage.settings}
-    if given:
-        notices.say(f"{flag(GPU_MEMORY)} {escape(', '.join(sorted(given)))} means nothing on a CPU")
-
-
-def _warn_of_others(servers: ServerOptions, notices: Notices) -> None:
-    """A router, or a gateway, that others reach."""
-    addresses = dict.fromkeys(filter(None, (servers.address, servers.http)))
-    reached = [address for address in addresses if not is_loopback(host_and_port(address)[0])]
-    if reached:
-        notices.say(
-            f"[yellow]{escape(' and '.join(reached))} can be reached from other hosts: nothing is encrypted, and nobody is asked for a "
-            "key; see docs/security.md[/]"
-        )
 
 
 def _show_metrics(address: str, stack: Stack) -> str:

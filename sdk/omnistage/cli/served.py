@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from omnistage.cli.folders import state_folder
+from omnistage.cli.layout import reached
 from omnistage.client.errors import NotAvailableError, RequestError
 from omnistage.models.common.owned import OwnFile, is_owned
 
@@ -29,7 +30,7 @@ LONGEST_S = 86400.0
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """One stack. address: HOST:PORT of its router. pid: of its launcher. pipeline: its name or file. log_folder: where the output of its
+    """One stack. address: HOST:PORT where this machine reaches its router. pid: of its launcher. pipeline: its name or file. log_folder: where the output of its
     processes goes; empty: to where its launcher was started from. grace_s: how long answers get at the end. http: HOST:PORT of its
     gateway; empty: it has none. idle_limit_s: it ends by itself when nobody has asked for so long; 0: never."""
 
@@ -110,7 +111,8 @@ def chosen(stacks: list[Served], address: str | None) -> Served:
     if not stacks:
         raise RequestError("no stack of yours serves on this machine", hint="`omnistage serve --detach` starts one.")
     there = ", ".join(served.address for served in stacks)
-    matching = [served for served in stacks if address in (None, served.address, served.address.rpartition(":")[2])]
+    asked = reached(address) if address and ":" in address else address
+    matching = [served for served in stacks if asked in (None, served.address, served.address.rpartition(":")[2])]
     if not matching:
         raise RequestError(f"no stack of yours serves at {address}", hint=f"There are: {there}.")
     if len(matching) > 1:

@@ -14,6 +14,7 @@ from omnistage.cli.announcement import open_page
 from omnistage.cli.connect import connected
 from omnistage.cli.console import Console
 from omnistage.cli.inventory import models_here
+from omnistage.cli.layout import reached
 from omnistage.cli.notices import Notices
 from omnistage.cli.served import served_here
 from omnistage.cli.targets import must_run, running
@@ -64,7 +65,7 @@ async def show_status(address: str | None, api_key: str | None, as_json: bool, t
     where = must_run(address, api_key)
     async with connected(where, timeout_s, verbose) as omni:
         replicas = _grouped(await omni.replicas(timeout_s=timeout_s))
-    page = next((page for served in served_here() if served.address == where.address and (page := open_page(served))), None)
+    page = next((page for served in served_here() if served.address == reached(where.address) and (page := open_page(served))), None)
     if as_json:
         print(json.dumps({"replicas": [{key: getattr(replica, key) for key in STATUS_KEYS} for replica in replicas], "page": page}))
     else:
