@@ -9,8 +9,10 @@ import re
 import shlex
 import struct
 import subprocess
+import sys
 import zlib
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -24,12 +26,13 @@ from helpers import media_files
 from helpers.command import omnistage
 from helpers.drawings import checkpoint
 from helpers.peer import Peer, listening
-from helpers.processes import Family
+from helpers.processes import Family, Started
 from helpers.terminal import CTRL_C, Terminal
 from omnistage.cli.drawing import REFUSED
 from omnistage.cli.layout import Layout
 from omnistage.cli.main import app
 from omnistage.cli.picture_cells import MOST_COLUMNS, MOST_ROWS, cells, size_of
+from omnistage.cli.picture_name import new_name, slug
 from omnistage.cli.targets import Need, target_for
 from omnistage.client import Omni
 from omnistage.client.request import DIFFUSION
@@ -137,6 +140,82 @@ def test_what_cannot_be_done_is_one_line_and_leaves_nothing(
     assert error.startswith("error: ") and told in error
     assert hint.startswith("hint: ")
     assert names(tmp_path) == ["words.txt"]
+
+
+def test_a_picture_without_a_name_gets_one_of_its_prompt(film_address: str, tmp_path: Path) -> None:
+    """And no file that is there is replaced: not one of several, no layer, no preview."""
+    common = ("draw", "A red circle", "--steps", "2", "--size", "8x8", "--address", film_address)
+    (tmp_path / "Red-Circle.PNG").write_bytes(b"mine")
+    for number, words in enumerate([(), ("--count", "2"), ("--layers", "2", "--previews", "1"), ("--json",)], 2):
+        done = omnistage(*common, *words, folder=tmp_path)
+        assert done.returncode == 0 and f"red-circle-{number}" in done.stderr + done.stdout, done.stderr
+    assert names(tmp_path) == sorted(
+        [
+            *("Red-Circle.PNG", "red-circle-2.png", "red-circle-3-1.png", "red-circle-3-2.png", "red-circle-4-layer-0.png"),
+            *("red-circle-4-layer-1.png", "red-circle-4-preview-02.png", "red-circle-5.png"),
+        ]
+    )
+    assert (tmp_path / "Red-Circle.PNG").read_bytes() == b"mine"
+
+
+def test_calls_at_once_with_one_prompt_write_a_file_each(film_address: str, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "omnistage.cli", "draw", "A red circle", "--address", film_address]
+    with ExitStack() as stack:
+        calls = [stack.enter_context(Started([*command, "--seed", str(seed)], cwd=tmp_path)) for seed in range(3)]
+        assert [call.wait(100) for call in calls] == [0, 0, 0]
+    assert names(tmp_path) == ["red-circle-2.png", "red-circle-3.png", "red-circle.png"]
+    assert len({path.read_bytes() for path in tmp_path.iterdir()}) == 3
+
+
+def test_a_name_is_held_until_its_call_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with new_name("A hill", ".png", [Path()]) as first, new_name("a HILL!", ".png", [Path()]) as second:
+        assert (first, second) == (Path("hill.png"), Path("hill-2.png"))
+    assert names(tmp_path) == []
+    with new_name("A hill", ".png", [Path()]) as again:
+        assert again == first
+
+
+@pytest.mark.parametrize(
+    ("prompt", "named"),
+    [
+        ("A photo of a cat wearing a hat", "photo-of-a-cat-wearing-a-hat"),
+        ("a photo of the cat that is wearing a hat", "photo-of-the-cat-that-is"),
+        ("../../etc/passwd", "etc-passwd"),
+        ("-rf *", "rf"),
+        ("The", "the"),
+        ("🙂 \x1b[2J\u202e", "2j"),
+        ("🙂", "picture"),
+        ("Grüße, Œuvre", "grüße-œuvre"),
+        ("हिन्दी में", "हिन्दी-में"),
+        ("火山" * 40, "火山" * 7),
+        ("x" * 300, "x" * 28),
+        ("CON\x00\nnul", "con-nul"),
+    ],
+)
+def test_names_of_prompts_are_short_and_of_letters(prompt: str, named: str) -> None:
+    assert slug(prompt) == named
+
+
+def test_a_folder_where_nothing_can_be_written_is_told_before_anything_is_drawn(film_address: str) -> None:
+    done = omnistage("draw", "A hill", "--address", "127.0.0.1:1", folder=Path("/proc/self"))
+    error, hint = done.stderr.splitlines()
+    assert done.returncode == 1 and error.startswith("error: hill.png cannot be written: ")
+    assert hint == "hint: Say where it goes: --out FOLDER/hill.png"
+
+
+@pytest.mark.parametrize("size", [(80, 24), (40, 10)], ids=lambda size: f"{size[0]}x{size[1]}")
+def test_a_terminal_shows_the_name_that_a_picture_got(
+    film_address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: tuple[int, int]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("COLORTERM", raising=False)
+    terminal = Terminal(*size)
+    assert terminal.run(("draw", "a photo of a cat wearing a hat", "--seed", "123456789", "--address", film_address)) == 0
+    first, *others = terminal.lines
+    assert first.startswith("wrote photo-of-a-cat-wearing-a-hat.png") and "seed 123456789" in " ".join(others or [first])
+    assert all(len(line) < size[0] for line in terminal.lines) and not any(line.endswith("·") for line in terminal.lines)
+    assert names(tmp_path) == ["photo-of-a-cat-wearing-a-hat.png"]
 
 
 def test_a_pipeline_without_pictures_names_those_that_draw(toy_address: str, tmp_path: Path) -> None:

@@ -18,7 +18,10 @@ if TYPE_CHECKING:
 MAX_SIDE = 16384
 
 Prompt = Annotated[str, typer.Argument(metavar="PROMPT", help="What to show; - reads it from standard input.")]
-Out = Annotated[Path, typer.Option("--out", "-o", metavar="F", help="Write the picture to this file: .png, .jpg or .webp.")]
+Out = Annotated[
+    Path | None,
+    typer.Option("--out", "-o", metavar="F", help="The picture's file: .png, .jpg or .webp; default: a new .png named by the prompt."),
+]
 Images = Annotated[list[str] | None, typer.Option("--image", metavar="F", help="A picture to start from or to change. Repeatable.")]
 Size = Annotated[str | None, typer.Option(metavar="WxH", help="Width and height in pixels, such as 512x512; default: the model's own.")]
 Side = Annotated[int | None, typer.Option(min=1, max=MAX_SIDE, metavar="PIXELS", help="One side alone, instead of --size.")]
@@ -46,7 +49,7 @@ Device = Annotated[
 
 def draw(
     prompt: Prompt,
-    out: Out,
+    out: Out = None,
     images: Images = None,
     background: Background = None,
     layers: Layers = None,
@@ -97,7 +100,7 @@ def draw(
         raise typer.BadParameter(str(error)) from None
     from omnistage.cli.drawing import Order
 
-    order = Order(prompt, out, tuple(images or ()), options, preview_dir, json, sized=size is not None)
+    order = Order(prompt, out or Path(), tuple(images or ()), options, preview_dir, json, sized=size is not None, is_unnamed=out is None)
     _draw(order, address, pipeline, api_key, devices, verbose)
 
 

@@ -14,11 +14,13 @@ from rich.markup import escape
 
 from omnistage.cli.connect import connected
 from omnistage.cli.drawing_screen import DrawingScreen, drawing_screen_for
+from omnistage.cli.figures import folded
 from omnistage.cli.interruptible import Interruptible
 from omnistage.cli.layout import Layout
 from omnistage.cli.notices import Notices
 from omnistage.cli.output import OutputFile
 from omnistage.cli.picture_cells import size_of
+from omnistage.cli.picture_name import new_name
 from omnistage.cli.rescue import as_object, sentence
 from omnistage.cli.where import Where
 from omnistage.cli.words import words
@@ -58,7 +60,8 @@ NEEDS_A_PICTURE = "It changes a picture: give one with --image F."
 @dataclass(frozen=True, slots=True)
 class Order:
     """What was typed. prompt: until checked, - is standard input. images: files, and when checked, their bytes. preview_dir: where previews
-    go; None: beside the picture. sized: width and height were typed as one."""
+    go; None: beside the picture. sized: width and height were typed as one. is_unnamed: no file was typed, and out is one when it is
+    `named`."""
 
     prompt: str
     out: Path
@@ -67,6 +70,7 @@ class Order:
     preview_dir: Path | None = None
     as_json: bool = False
     sized: bool = False
+    is_unnamed: bool = False
 
     def checked(self) -> Order:
         """The order with its words and pictures, standard input read. Refuses what cannot be done, before anything is fetched, started or
@@ -74,23 +78,38 @@ class Order:
         for option, value in (("--timeout", self.options.get("timeout_s")), ("--guidance", self.options.get("guidance_scale"))):
             if value is not None and not math.isfinite(value):
                 raise RequestError(f"{option} {value}: this is no number", hint="Give one, such as 7.5.")
+        known = replace(self, prompt=words(self.prompt, EXAMPLE)) if self.is_unnamed else self
         with ExitStack() as tried:
-            self.open_files(tried)
+            named = known.named(tried)
+            named.open_files(tried)
         if self.preview_dir is not None and not self.preview_dir.is_dir():
             raise RequestError(
                 f"--preview-dir {self.preview_dir}: there is no such folder", hint=f"Make it first: mkdir -p {self.preview_dir}"
             )
         images = [to_part(image, "image", "--image").media.data for image in self.images]
-        options = Options(**{**self.options, "media_type": MEDIA_TYPES[self.out.suffix.lower()]})
-        whole = replace(self, prompt=words(self.prompt, EXAMPLE), images=images, options=options)
+        options = Options(**{**self.options, "media_type": MEDIA_TYPES[named.out.suffix.lower()]})
+        prompt = named.prompt if self.is_unnamed else words(self.prompt, EXAMPLE)
+        whole = replace(named, prompt=prompt, images=images, options=options)
         for_drawing(whole.prompt, images, options).complete()
         return whole
+
+    def named(self, files: ExitStack) -> Order:
+        """With a name of its prompt where none was typed, which is no other call's until `files` ends. Raises RequestError."""
+        if not self.is_unnamed:
+            return self
+        folders = [Path(), *([self.preview_dir] if self.preview_dir is not None and self.preview_dir.is_dir() else [])]
+        return replace(self, out=files.enter_context(new_name(self.prompt, next(iter(KINDS)), folders)))
 
     def open_files(self, files: ExitStack) -> dict[Path, OutputFile]:
         """Those that are expected, by path. Raises RequestError."""
         layers, count = self.options.get("layers", 0), self.options.get("results", 1)
         paths = [self.path(result, layer, count, layers) for result in range(count) for layer in range(max(layers, 1))]
-        return {path: files.enter_context(OutputFile(path, "--out", KINDS)) for path in paths}
+        try:
+            return {path: files.enter_context(OutputFile(path, "--out", KINDS)) for path in paths}
+        except RequestError as error:
+            if self.is_unnamed:
+                error.hint = f"Say where it goes: --out FOLDER/{self.out}"
+            raise
 
     def path(self, result: int, layer: int, results: int, layers: int) -> Path:
         """Of one picture. results, layers: how many there are of each; layers 0: the model draws none."""
@@ -134,6 +153,7 @@ async def draw_order(work: Interruptible, order: Order, where: Where, verbose: b
         raise RequestError(f"{where.at.names} has no diffusion, which draw needs", hint="Give another --pipeline: `omnistage pipelines`.")
     with ExitStack() as files:
         # Before anything is started or asked: a drawing that cannot be kept is lost.
+        order = order.named(files)
         opened = order.open_files(files)
         async with connected(where, time_limit_s(order.options), verbose, is_quiet=order.as_json) as omni:
             events = omni.stream_draw(order.prompt, images=order.images, **where.options(order.options))
@@ -146,7 +166,8 @@ async def draw_order(work: Interruptible, order: Order, where: Where, verbose: b
             else:
                 notices = Notices()
                 for line in (*(sentence(failover, done.timing) for failover in done.failovers), _figures(written, drawn, done)):
-                    notices.say(f"[dim]{escape(line)}[/]")
+                    for part in folded(line, notices.width if notices.is_terminal else None):
+                        notices.say(f"[dim]{escape(part)}[/]")
 
 
 @contextmanager

@@ -64,7 +64,7 @@ app.command(
 )(say)
 app.command(
     epilog=examples(
-        'omnistage draw "a red heart on blue" --out heart.png',
+        'omnistage draw "a red heart on blue"',
         'omnistage draw "a hill at night" --out hill.png --size 512x512 --model DIR',
     ),
 )(draw)

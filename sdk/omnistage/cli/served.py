@@ -30,9 +30,9 @@ LONGEST_S = 86400.0
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """One stack. address: HOST:PORT where this machine reaches its router. pid: of its launcher. pipeline: its name or file. log_folder: where the output of its
-    processes goes; empty: to where its launcher was started from. grace_s: how long answers get at the end. http: HOST:PORT of its
-    gateway; empty: it has none. idle_limit_s: it ends by itself when nobody has asked for so long; 0: never."""
+    """One stack. address: HOST:PORT where this machine reaches its router. pid: of its launcher. pipeline: its name or file. log_folder:
+    where the output of its processes goes; empty: to where its launcher was started from. grace_s: how long answers get at the end. http:
+    HOST:PORT of its gateway; empty: it has none. idle_limit_s: it ends by itself when nobody has asked for so long; 0: never."""
 
     address: str
     pid: int

@@ -1,0 +1,111 @@
+"""A name for a picture that was given none: of its prompt, and of no other file."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from unicodedata import category, east_asian_width, normalize
+
+from omnistage.client.errors import RequestError
+
+MOST_COLUMNS = 28
+"""Of a name without its ending: with "wrote " before it, it is one line of a narrow terminal."""
+
+OTHERWISE = "picture"
+"""Of a prompt without letters."""
+
+ARTICLES = ("a", "an", "the")
+
+_PART, _NUMBER = re.compile(r"(-layer-\d+)?(-preview-\d+)?$"), re.compile(r"-\d+$")
+"""What stands behind the name of a picture."""
+
+
+@contextmanager
+def new_name(prompt: str, ending: str, folders: Sequence[Path]) -> Iterator[Path]:
+    """A path in this folder of which there is no file, nor any of several pictures, layers or previews of that name. Meanwhile no other
+    call gets the same one. ending: such as .png. folders: this one, and that of the previews. Raises RequestError."""
+    name = slug(prompt)
+    known = _taken(folders)
+    for stem in (name, *(f"{name}-{number}" for number in range(2, len(known) + 3))):
+        if stem not in known:
+            with _claimed(stem) as is_mine:
+                # Looked at once more: who had the name a moment ago may have written a file since.
+                if is_mine and stem not in _taken(folders):
+                    yield Path(f"{stem}{ending}")
+                    return
+    raise RequestError(f"{name}{ending}: others take one name after the other here", hint=f"Give a name: --out {name}{ending}")
+
+
+def slug(prompt: str) -> str:
+    """The first words of a prompt, of letters and digits of any script, with hyphens between."""
+    kept = (sign if category(sign)[0] in "LMN" else " " for sign in normalize("NFC", prompt.lower()))
+    words = "".join(kept).split()
+    if len(words) > 1 and words[0] in ARTICLES:
+        words = words[1:]
+    named = ""
+    for word in words:
+        longer = f"{named}-{word}" if named else _cut(word)
+        if _columns(longer) > MOST_COLUMNS:
+            break
+        named = longer
+    return named or OTHERWISE
+
+
+def _cut(word: str) -> str:
+    """As much of a word as fits."""
+    return next(word[:end] for end in range(len(word[:MOST_COLUMNS]), 0, -1) if _columns(word[:end]) <= MOST_COLUMNS)
+
+
+def _columns(text: str) -> int:
+    """How wide it is on a terminal; marks above a letter count too, so that it is bounded in bytes as well."""
+    return sum(2 if east_asian_width(sign) in "WF" else 1 for sign in text)
+
+
+def _taken(folders: Sequence[Path]) -> set[str]:
+    """Names without an ending that would make one of the files of these folders, as a picture, one of several, a layer or a preview."""
+    taken = set[str]()
+    for file in (file for folder in folders for file in folder.iterdir()):
+        picture = _PART.sub("", file.stem.lower())
+        taken |= {file.stem.lower(), picture, _NUMBER.sub("", picture)}
+    return taken
+
+
+@contextmanager
+def _claimed(stem: str) -> Iterator[bool]:
+    """Whether nobody else draws to that name now: a hidden file is locked meanwhile, of which the lock goes with its process and the file
+    with the next one that is written here (`owned`). Where nothing can be locked or written, nobody is kept away."""
+    path = Path(f".omnistage-{hashlib.sha256(stem.encode()).hexdigest()[:12]}.part")
+    try:
+        claim = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+    except OSError:
+        yield True  # The picture itself cannot be written either, and that says why.
+        return
+    is_mine = _locked(claim, path)
+    try:
+        yield is_mine
+    finally:
+        if is_mine:
+            path.unlink(missing_ok=True)
+        os.close(claim)
+
+
+def _locked(claim: int, path: Path) -> bool:
+    try:
+        fcntl.flock(claim, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True
+    return _is_there(claim, path)  # Whoever had it may have removed it before it was locked here.
+
+
+def _is_there(claim: int, path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(claim), path.lstat())
+    except OSError:
+        return False
