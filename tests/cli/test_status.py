@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -126,7 +127,8 @@ def test_one_known_host_of_several_is_enough(toy_address: str) -> None:
 def test_status_tells_what_every_stage_chose(toy_address: str) -> None:
     for replica in objects(watched(toy_address, "status", "--json"), "replicas"):
         assert (replica["settings"]["family"], replica["settings"]["device"]) == ("toy", "cpu (default)")
-    shown = watched(toy_address, "status").stdout.splitlines()
+    assert "family" not in watched(toy_address, "status").stdout, "that is for who asks for more"
+    shown = watched(toy_address, "status", "-v").stdout.splitlines()
     for stage in ("thinker", "talker", "code2wav"):
         (line,) = [line for line in shown if line.startswith(f"{stage}  ") and "family" in line]
         assert "device cpu (default)" in line and "threads 1 (default)" in line
@@ -162,9 +164,53 @@ def test_status_fits_the_terminal(toy_address: str, width: int, gone: set[str]) 
         replicas = omni.replicas()
     header, *lines = on_terminal(width, "status", "--address", toy_address)
     assert not any("…" in line or len(line) > width for line in (header, *lines))
-    rows = lines[: len(replicas)]
+    assert len(lines) == len(replicas)
     assert gone.isdisjoint(header.split())
     assert {"stage", "address", "state", "sessions"} <= set(header.split())
-    for row, replica in zip(rows, replicas, strict=True):
+    for row, replica in zip(lines, replicas, strict=True):
         assert {replica.stage, replica.address} <= set(row.split())
         assert {"serving", "draining", "lost"} & set(row.split())
+
+
+@pytest.fixture(scope="module")
+def two_pipelines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, str]]:
+    """Of a stack with as many stages as the default one, of two pipelines, and a page: its address, and the folder of its user."""
+    state = str(tmp_path_factory.mktemp("state"))
+    words = ("serve", "toy", "toy-picture", "--detach", "--address", "127.0.0.1:0", "--http", "127.0.0.1:0")
+    done = omnistage(*words, variables={"OMNISTAGE_STATE": state})
+    assert done.returncode == 0, done.stderr
+    try:
+        address = done.stderr.split("serving on ")[1].split()[0]
+        with Omni(address=address) as omni:
+            omni.draw("A hill", pipeline="toy-picture")  # It starts after the first one.
+            omni.generate("Hi", pipeline="toy")
+        yield address, state
+    finally:
+        assert omnistage("stop", variables={"OMNISTAGE_STATE": state}).returncode == 0
+
+
+@pytest.mark.parametrize("size", [(80, 24), (40, 10), (34, 10)], ids=lambda size: f"{size[0]}x{size[1]}")
+def test_status_of_two_pipelines_is_whole_on_a_small_terminal(
+    two_pipelines: tuple[str, str], monkeypatch: pytest.MonkeyPatch, size: tuple[int, int]
+) -> None:
+    """No word is cut or broken, and on the usual terminal nothing scrolls away."""
+    address, state = two_pipelines
+    monkeypatch.setenv("OMNISTAGE_STATE", state)
+    with Omni(address=address) as omni:
+        replicas = omni.replicas()
+    terminal = Terminal(*size)
+    assert terminal.run(("status", "--address", address)) == 0
+    assert len(terminal.lines) < max(size[1], 12)
+    assert all(len(line) < size[0] and "…" not in line for line in terminal.lines)
+    words = " ".join(terminal.lines).replace(":", " ").split()
+    for replica in replicas:
+        port = replica.address.rpartition(":")[2]
+        assert {replica.pipeline, replica.stage, replica.state, port} <= set(words)
+    assert any(line.startswith("page") and "http://127.0.0.1:" in line for line in terminal.lines)
+    assert "family" not in words
+
+
+def test_status_tells_settings_on_request(two_pipelines: tuple[str, str]) -> None:
+    terminal = Terminal(40, 10)
+    assert terminal.run(("status", "-v", "--address", two_pipelines[0])) == 0
+    assert {"family", "device", "threads"} <= set(" ".join(terminal.lines).replace(",", " ").split())

@@ -16,6 +16,9 @@ Running = Annotated[
 ]
 
 
+Settings = Annotated[bool, typer.Option("--verbose", "-v", help="Show too what every stage chose, and tracebacks.")]
+
+
 def pipelines(
     address: Running = None, api_key: ApiKey = None, json: Json = False, timeout: Timeout = DEFAULT_TIMEOUT_S, verbose: Verbose = False
 ) -> None:
@@ -30,11 +33,11 @@ def pipelines(
 
 
 def status(
-    address: Running = None, api_key: ApiKey = None, json: Json = False, timeout: Timeout = DEFAULT_TIMEOUT_S, verbose: Verbose = False
+    address: Running = None, api_key: ApiKey = None, json: Json = False, timeout: Timeout = DEFAULT_TIMEOUT_S, verbose: Settings = False
 ) -> None:
     """Show the stage servers and how they are.
 
-    Starts nothing.
+    Starts nothing. With -v, or in the JSON object, also what every stage chose: device, memory, limits.
     """
     from omnistage.cli.show import show_status
 

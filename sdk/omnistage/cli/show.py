@@ -7,6 +7,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import asdict
 
+from rich.console import Group, RenderableType
 from rich.markup import escape
 from rich.table import Table
 
@@ -26,8 +27,9 @@ from omnistage.router.pipeline import load_pipeline, shipped_pipelines
 
 STATUS_KEYS = ("pipeline", "stage", "address", "pid", "state", "sessions", "queue", "transport", "settings")
 COLUMNS = ("pipeline", "stage", "model", "address", "pid", "state", "sessions", "queue", "transport")
-DROPPED = ("transport", "model", "pipeline", "queue", "pid")
-"""The columns that a narrow terminal does without, the first of them first."""
+DROPPED = ("transport", "model", "pipeline", "queue", "pid", "sessions")
+DROPPED_OF_SEVERAL = ("transport", "model", "queue", "pid", "pipeline", "sessions")
+"""The columns that a narrow terminal does without, the first of them first. Names of several pipelines stand above their stages then."""
 
 WIDE = 200
 """Wider than any row."""
@@ -71,7 +73,7 @@ async def show_status(address: str | None, api_key: str | None, as_json: bool, t
     else:
         console = _console()
         console.print(_fitting(replicas, console))
-        for line in [*settings_lines(replicas), *([f"[bold]page[/]  {page}"] if page else [])]:
+        for line in [*(settings_lines(replicas) if verbose else ()), *([f"[bold]page[/]  {page}"] if page else [])]:
             console.print(line, highlight=False)
 
 
@@ -174,25 +176,33 @@ def _grouped(replicas: Sequence[Replica]) -> list[Replica]:
     return sorted(replicas, key=lambda replica: order.index(replica.pipeline))
 
 
-def _fitting(replicas: Sequence[Replica], console: Console) -> Table:
-    """The table with as many columns as fit; what stays is whole."""
+def _fitting(replicas: Sequence[Replica], console: Console) -> RenderableType:
+    """The table with as many columns as fit; what stays is whole. Where not even the last ones fit, two lines for each server."""
     unbounded = console.options.update(width=WIDE)
     columns = list(COLUMNS)
-    table = _status_table(replicas, columns)
-    several = len({replica.pipeline for replica in replicas}) > 1
-    for dropped in (name for name in DROPPED if not (several and name == "pipeline")):
-        if console.measure(table, options=unbounded).maximum <= console.width:
-            break
-        columns.remove(dropped)
+    for dropped in ("", *(DROPPED_OF_SEVERAL if _several(replicas) else DROPPED)):
+        if dropped:
+            columns.remove(dropped)
         table = _status_table(replicas, columns)
-    return table
+        if console.measure(table, options=unbounded).maximum <= console.width:
+            return table
+    cells = [_cells(replica) for replica in replicas]
+    return Group(*(f"{one['pipeline']} {one['stage']} {one['state']}\n{one['address']}" for one in cells))
+
+
+def _several(replicas: Sequence[Replica]) -> bool:
+    return len({replica.pipeline for replica in replicas}) > 1
 
 
 def _status_table(replicas: Sequence[Replica], columns: Sequence[str]) -> Table:
     table = Table(box=None, header_style="dim")
     for name in columns:
         table.add_column(name, no_wrap=True)
+    above = ""
     for replica in replicas:
+        if "pipeline" not in columns and _several(replicas) and replica.pipeline != above:
+            above = replica.pipeline
+            table.add_row(f"[dim]{escape(above)}:[/]")
         cells = _cells(replica)
         table.add_row(*(cells[name] for name in columns))
     return table
