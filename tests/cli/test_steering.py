@@ -46,7 +46,7 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "chat": ("-v",),
     "draw": ("Hi", "-v", "--out", "FOLDER/heart.png"),
     "bench": ("--requests", "1", "-c", "1", "--text-only"),
-    "status": (),
+    "status": ("-v",),
     "pipelines": (),
     "models": (),
     "voices": (),

@@ -149,7 +149,7 @@ def test_status_tells_what_memory_was_taken_for_people_and_for_scripts(omni: Omn
     number = re.match(r"\d+(?=, for \d+ tokens)", replica["settings"]["kv_cache_bytes"])
     assert number and int(number[0]) >= 1 << 20
     assert {"private_memory", "shared_memory"} <= replica["settings"].keys()
-    shown = omnistage("status", "--address", omni.address, folder=files).stdout
+    shown = omnistage("status", "-v", "--address", omni.address, folder=files).stdout
     told = re.search(r"kv_cache_bytes ([\d.]+) ([KMG])iB, for \d+ tokens", shown)
     assert told and float(told[1]) * (1 << 10 * (1 + "KMG".index(told[2]))) == pytest.approx(int(number[0]), rel=1e-2)
     assert re.search(r"feature_cache_bytes [\d.]+ [KMG]iB", shown)

@@ -3,34 +3,31 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import signal
-from collections.abc import AsyncGenerator, Callable, Iterator
-from contextlib import AsyncExitStack, aclosing, contextmanager, nullcontext, suppress
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from contextlib import AsyncExitStack, aclosing, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import typer
-from prompt_toolkit import PromptSession
 from prompt_toolkit.application import run_in_terminal
-from prompt_toolkit.completion import WordCompleter
-from prompt_toolkit.history import FileHistory, InMemoryHistory
 from prompt_toolkit.input import create_input
 from prompt_toolkit.keys import Keys
 from rich.markup import escape
+from rich.text import Text
 
+from omnistage.cli.chat_lines import block, is_typed, read, typed
 from omnistage.cli.connect import connected
 from omnistage.cli.figures import brief_figures, figures, folded
-from omnistage.cli.folders import state_folder
 from omnistage.cli.following import follow
+from omnistage.cli.mentioned import Shown, mentioned, named
 from omnistage.cli.notices import Notices
 from omnistage.cli.report import tell
 from omnistage.cli.screen import Spoken, screen_for
-from omnistage.cli.talk import LINES, OFF, OTHERS, SETTINGS, TEXTS, WORDS, Talk, change, help_lines, is_command, unknown
+from omnistage.cli.talk import OFF, OTHERS, SETTINGS, TEXTS, WORDS, Talk, change, help_lines, is_command, near, said, unknown
 from omnistage.cli.where import Where
 from omnistage.client.async_omni import AsyncOmni
-from omnistage.client.beside import beside
 from omnistage.client.errors import BadRequestError, OmniError, PlayerLostError, RequestError
 from omnistage.client.events import AudioChunk, Done, Event, TextDelta
 from omnistage.client.listing import Pipeline
@@ -42,8 +39,14 @@ from omnistage.client.sound_file import write_sound
 STOPPING = (Keys.ControlM, Keys.ControlJ, Keys.ControlC)
 """Keys that break an answer off."""
 
-TOO_LONG = "thinker.messages"
-"""Field of a request whose conversation no longer fits into the model's context."""
+TOO_LONG = (["thinker.messages"], ["request"])
+"""Fields of a request whose conversation no longer fits into the model's context, or with its media into a request."""
+
+MOST_SHOWN = 16
+"""Files that go with one message."""
+
+REMEMBERED = 4
+"""Turns of a conversation that are shown before it goes on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,9 +67,11 @@ async def run(chat: Chat, where: Where, verbose: bool) -> None:
     async with connected(where, chat.timeout_s, verbose) as omni, AsyncExitStack() as stack:
         notices = Notices()
         if is_typed() and chat.is_played and loudspeaker is None and not is_silenced():
-            notices.say("[dim]no loudspeaker here: answers are shown; /save F.wav keeps the sound of one[/]")
+            notices.tell("[dim]no loudspeaker here: answers are shown; /save F.wav keeps the sound of one[/]")
         session = Session(chat, omni, loudspeaker, notices, verbose)
-        questions = _typed(session) if is_typed() else _read()
+        questions = typed(session.take_ahead, session.silence) if is_typed() else read()
+        if is_typed():
+            session.remember()
         try:
             async with aclosing(questions):
                 # A terminal's Ctrl-C is for the answer, whenever it comes; from a pipe it ends the chat.
@@ -103,11 +108,30 @@ class Session:
         self._player: Player | None = None
         self._listening: asyncio.Task[None] | None = None
         self._sounds: list[AudioChunk] = []
+        self._pipeline = chat.pipeline
+        """Who answers; empty: the router's own choice."""
+        self._shown: list[Shown] = []
+        """What goes with the next message."""
+
+    def remember(self) -> None:
+        """Show what the conversation goes on with, if it does."""
+        turns = self._talk.turns
+        if turns:
+            self._notices.tell("[dim]going on with the last conversation; /new begins anew[/]")
+        for turn in turns[-REMEMBERED:]:
+            line = Text(f"{'> ' if turn['role'] == 'user' else '  '}{' '.join(said(turn).split())}")
+            line.truncate(max(self._notices.width - 1, 1), overflow="ellipsis")
+            self._notices.tell(f"[dim]{escape(line.plain)}[/]")
+
+    def take_ahead(self) -> str:
+        """What was typed while an answer came."""
+        ahead, self.typed_ahead = self.typed_ahead, ""
+        return ahead
 
     async def take(self, line: str) -> None:
         """A question, or a word for the program; `interrupt` breaks it off."""
         self.silence()
-        if not (text := line.strip()):
+        if not (text := line.strip()) and not self._shown:
             return
         self._taking = taking = asyncio.create_task(self._take(text))
         try:
@@ -129,14 +153,26 @@ class Session:
 
     async def _take(self, text: str) -> None:
         try:
-            if is_command(text):
-                command, _, value = text.partition(" ")
-                await self._obey(command, value.strip())
-            else:
-                await self._ask(text)
+            await self._obey_or_ask(text)
         except OmniError as error:
             self.has_failed = True
             tell(error, self._verbose)
+
+    async def _obey_or_ask(self, text: str) -> None:
+        if (words := block(text)) is not None:
+            if words or self._shown:
+                await self._ask(words)
+            return
+        command, value = [*text.split(maxsplit=1), "", ""][:2]
+        if command not in WORDS:
+            shown, rest = await asyncio.to_thread(mentioned, text)
+            if shown:
+                await self._show(shown, rest)
+                return
+        if is_command(command):
+            await self._obey(command, value)
+        else:
+            await self._ask(text)
 
     def silence(self) -> bool:
         """Stop what is heard; whether something was."""
@@ -151,16 +187,22 @@ class Session:
             await self._listening
 
     async def _ask(self, text: str) -> None:
-        self._talk.ask(text)
+        for name in self._talk.forget_gone():
+            self._notices.tell(f"[dim]{escape(name)} is gone, and no longer part of the conversation[/]")
+        self._talk.ask(text, [one.part for one in self._shown])
         self._sounds = []
-        said = _Said()
+        answer = _Said()
         try:
-            while not await self._answer(said):
+            while not await self._answer(answer):
                 if not self._talk.forget_oldest():
                     raise RequestError("this no longer fits into the model's context", hint="Ask something shorter; /new begins anew.")
-                self._notices.say("[dim]the oldest turns no longer fit and are left out[/]")
+                self._notices.tell("[dim]the oldest turns no longer fit and are left out[/]")
         finally:
-            self._talk.answered(said.text)
+            self._talk.answered(answer.text)
+            if answer.text:
+                self._shown = []
+            else:
+                self._tell_shown()
             self._keep()
 
     async def _answer(self, said: _Said) -> bool:
@@ -190,7 +232,7 @@ class Session:
             self.silence()
             raise
         if done.finish_reason == "length":
-            self._notices.say(f"[dim]cut at {spoken.tokens} tokens; /max-tokens N lets it say more[/]")
+            self._notices.tell(f"[dim]cut at {spoken.tokens} tokens; /max-tokens N lets it say more[/]")
         told = figures(done) if self._verbose else brief_figures(done)
         for line in folded(told, self._notices.width if self._notices.is_terminal else None):
             self._notices.say(f"[dim]{escape(line)}[/]")
@@ -202,8 +244,8 @@ class Session:
     @property
     def _options(self) -> Options:
         options: Options = {**self._talk.options, "timeout_s": self._chat.timeout_s}
-        if self._chat.pipeline:
-            options["pipeline"] = self._chat.pipeline
+        if self._pipeline:
+            options["pipeline"] = self._pipeline
         if not self._chat.has_sound:
             options["outputs"] = ["text"]
         return options
@@ -230,7 +272,7 @@ class Session:
         if command in SETTINGS:
             if command == "/voice" and value not in ("", OFF):
                 await self._check_voice(value)
-            self._notices.say(f"[dim]{escape(change(self._talk.settings, command, value))}[/]")
+            self._notices.tell(f"[dim]{escape(change(self._talk.settings, command, value))}[/]")
             if command == "/voice" and not value:
                 await self._tell_voices()
             return
@@ -239,11 +281,15 @@ class Session:
                 self._save(value)
             case "/new":
                 self._talk.turns.clear()
-                self._sounds = []
+                self._sounds, self._shown = [], []
                 self._notices.say("[dim]a new conversation[/]")
             case "/help":
-                for line in help_lines():
+                for line in help_lines(self._notices.width if self._notices.is_terminal else None):
                     self._notices.say(f"[dim]{escape(line)}[/]")
+            case "/image" | "/audio" | "/video":
+                await self._obey_shown(command.removeprefix("/"), value)
+            case "/pipeline" | "/model":
+                await self._choose(value)
             case "/quit":
                 self.is_over = True
             case _:
@@ -258,13 +304,67 @@ class Session:
 
     async def _pipelines(self) -> list[Pipeline]:
         """Those that may answer."""
+        return [pipeline for pipeline in await self._answering_ones() if self._pipeline in ("", pipeline.name)]
+
+    async def _answering_ones(self) -> list[Pipeline]:
+        """All of the router that answer questions."""
         pipelines = await self._omni.pipelines(timeout_s=self._chat.timeout_s)
-        return [pipeline for pipeline in pipelines if self._chat.pipeline in ("", pipeline.name)]
+        return [pipeline for pipeline in pipelines if not pipeline.only_draws]
+
+    async def _choose(self, name: str) -> None:
+        """Who answers from now on; with nothing, who there is. Raises RequestError."""
+        there = await self._answering_ones()
+        names = [one.name for one in there]
+        if not name:
+            for one in there:
+                now = "" if self._pipeline != one.name else " (now)"
+                about = f"takes {', '.join(one.inputs)}, gives {', '.join(one.outputs)}{now}"
+                self._notices.tell(f"[dim]{escape(f'{one.name}: {about}')}[/]")
+            return
+        if name != OFF and name not in names:
+            told = f"there is no pipeline {name} that answers here{near(name, names)}"
+            raise RequestError(told, hint=f"There are {', '.join(names)}, or {OFF}: the router chooses.")
+        self._pipeline = "" if name == OFF else name
+        self._notices.tell(f"[dim]pipeline: {escape(self._pipeline or 'as the router chooses')}[/]")
+
+    async def _obey_shown(self, kind: str, value: str) -> None:
+        """/image and the like. Raises RequestError."""
+        if value == OFF:
+            self._shown = [one for one in self._shown if one.kind != kind]
+        elif value:
+            one, words = await asyncio.to_thread(named, kind, value)
+            await self._show([one], words)
+            return
+        if not self._tell_shown():
+            self._notices.tell(f"[dim]nothing goes with the next message; give {escape(OTHERS[f'/{kind}'])}[/]")
+
+    async def _show(self, shown: Sequence[Shown], words: str) -> None:
+        """Have files go with these words, or with the next message. Raises RequestError for what nobody here takes."""
+        there = await self._pipelines()
+        for kind in dict.fromkeys(one.kind for one in shown):
+            if not any(kind in pipeline.inputs for pipeline in there):
+                told = "; ".join(f"{one.name} takes {', '.join(one.inputs)}" for one in there)
+                raise RequestError(f"{told}, not {kind}", hint="/pipeline shows who else answers here.")
+        if len(self._shown) + len(shown) > MOST_SHOWN:
+            raise RequestError(f"more than {MOST_SHOWN} files go with one message", hint="Ask with those that are there first.")
+        self._shown += shown
+        if words:
+            await self._ask(words)
+        else:
+            self._tell_shown()
+
+    def _tell_shown(self) -> bool:
+        """Say what goes with the next message; whether anything does."""
+        if self._shown:
+            drop = " and ".join(f"/{kind} {OFF}" for kind in dict.fromkeys(one.kind for one in self._shown))
+            files = ", ".join(map(str, self._shown))
+            self._notices.tell(f"[dim]with the next message: {escape(files)}; {drop} leaves it out[/]")
+        return bool(self._shown)
 
     async def _tell_voices(self) -> None:
         for pipeline in await self._pipelines():
             if pipeline.voices:
-                self._notices.say(f"[dim]{escape(pipeline.name)} has {escape(', '.join(pipeline.voices))}[/]")
+                self._notices.tell(f"[dim]{escape(pipeline.name)} has {escape(', '.join(pipeline.voices))}[/]")
 
     def _save(self, name: str) -> None:
         if not name:
@@ -323,7 +423,7 @@ async def _until_too_long(events: AsyncGenerator[Event, None]) -> AsyncGenerator
             async for event in events:
                 yield event
     except BadRequestError as error:
-        if [violation.field for violation in error.fields] == [TOO_LONG]:
+        if [violation.field for violation in error.fields] in TOO_LONG:
             raise _TooLong from error
         raise
 
@@ -337,50 +437,3 @@ def _interrupting(interrupt: Callable[[], object]) -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGINT, before)
-
-
-async def _typed(session: Session) -> AsyncGenerator[str, None]:
-    """What a person types, a line at a time. Ctrl-C first silences the answer that is still heard, then clears the line."""
-    try:
-        lines = state_folder() / LINES
-        lines.touch(mode=0o600)
-        lines.chmod(0o600)
-        history: FileHistory | InMemoryHistory = _Lines(str(lines))
-    except OSError:
-        history = InMemoryHistory()
-    prompt: PromptSession[str] = PromptSession(
-        history=history, completer=WordCompleter(list(WORDS), sentence=True), complete_while_typing=False
-    )
-    while True:
-        ahead, session.typed_ahead = session.typed_ahead, ""
-        try:
-            yield await prompt.prompt_async("> ", default=ahead, handle_sigint=False)
-        except KeyboardInterrupt:
-            if not session.silence():
-                Notices().say("[dim]Ctrl-D or /quit ends[/]")
-        except EOFError:
-            return
-
-
-async def _read() -> AsyncGenerator[str, None]:
-    """The lines of a pipe or a file. Its thread is left alone where the chat is over before the pipe is, and holds nothing of Python's: a
-    thread in `sys.stdin` could not."""
-    rest = b""
-    while piece := await beside(lambda: os.read(0, 65536), "omnistage-chat-lines"):
-        *lines, rest = (rest + piece).split(b"\n")
-        for line in lines:
-            yield line.decode(errors="replace")
-    yield rest.decode(errors="replace")
-
-
-def is_typed() -> bool:
-    """Whether a person types, and no pipe or file is read."""
-    return os.isatty(0)
-
-
-class _Lines(FileHistory):
-    """What was typed, as far as there is room for it."""
-
-    def store_string(self, string: str) -> None:
-        with suppress(OSError):
-            super().store_string(string)

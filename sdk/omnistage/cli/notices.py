@@ -21,5 +21,10 @@ class Notices(Console):
         with suppress(OSError):
             self.print(markup)
 
+    def tell(self, markup: str) -> None:
+        """The same for a sentence: a terminal gets it in lines that are broken between words. What is to be copied is for `say`."""
+        with suppress(OSError):
+            self.print(markup, soft_wrap=not self.is_terminal)
+
     def on_broken_pipe(self) -> None:
         """By default rich ends the process."""

@@ -73,7 +73,7 @@ async def show_status(address: str | None, api_key: str | None, as_json: bool, t
     else:
         console = _console()
         console.print(_fitting(replicas, console))
-        for line in [*(settings_lines(replicas) if verbose else ()), *([f"[bold]page[/]  {page}"] if page else [])]:
+        for line in [*(settings_lines(replicas) if verbose else ()), *(["", f"[bold]page[/]  {page}"] if page else [])]:
             console.print(line, highlight=False)
 
 

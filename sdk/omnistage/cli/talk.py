@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from difflib import get_close_matches
+from functools import partial
 from pathlib import Path
+from textwrap import wrap
 from typing import Any, TypedDict, cast
 
 from omnistage.cli.folders import state_folder
 from omnistage.client.conversation import Conversation
 from omnistage.client.errors import OmniError, RequestError
+from omnistage.client.media import KINDS
 from omnistage.client.request import Options
 from omnistage.models.common.owned import OwnFile
+
+WIDEST = 200
+"""Columns of what is no terminal."""
 
 LAST, LINES = "chat.json", "chat-lines"
 """Files of the last conversation, and of what was typed."""
@@ -33,10 +40,11 @@ class TalkSettings(TypedDict, total=False):
 
 @dataclass(slots=True)
 class Talk:
-    """settings: as they were typed, here or later. turns: questions and answers, oldest first."""
+    """settings: as they were typed, here or later. turns: questions and answers, oldest first, as the client takes them: content is text,
+    or parts of it, of which media are paths."""
 
     settings: TalkSettings = field(default_factory=lambda: TalkSettings())
-    turns: list[dict[str, str]] = field(default_factory=list)
+    turns: list[dict[str, Any]] = field(default_factory=list)
 
     @classmethod
     def last(cls, settings: TalkSettings) -> Talk:
@@ -46,7 +54,7 @@ class Talk:
             kept = json.loads(path.read_text(encoding="utf-8"))
             before, turns = (
                 cast("TalkSettings", dict(kept["settings"])),
-                [{"role": turn["role"], "content": turn["content"]} for turn in kept["turns"]],
+                [{"role": turn["role"], "content": _checked(turn["content"])} for turn in kept["turns"]],
             )
         except FileNotFoundError:
             raise RequestError("there is no conversation to go on with", hint="Leave --continue out.") from None
@@ -65,9 +73,22 @@ class Talk:
         """What a request sets."""
         return cast("Options", {name: value for name, value in self.settings.items() if name != "system"})
 
-    def ask(self, text: str) -> None:
-        """The next question."""
-        self.turns.append({"role": "user", "content": text})
+    def ask(self, text: str, media: Sequence[Mapping[str, str]] = ()) -> None:
+        """The next question. media: parts that come before its text."""
+        words = [{"type": "text", "text": text}] if text else []
+        self.turns.append({"role": "user", "content": [*media, *words] if media else text})
+
+    def forget_gone(self) -> list[str]:
+        """Leave out the media whose files are no longer there, of which only the names stay; returns these."""
+        gone = []
+        for turn in self.turns:
+            parts = turn["content"] if isinstance(turn["content"], list) else []
+            for number, part in enumerate(parts):
+                path = _path_of(part)
+                if path is not None and not path.is_file():
+                    gone.append(path.name)
+                    parts[number] = {"type": "text", "text": f"[{path.name}]"}
+        return gone
 
     def answered(self, text: str) -> None:
         """The answer, as far as it came; without one the question was never asked."""
@@ -101,11 +122,34 @@ class Talk:
             text = json.dumps(self.conversation, ensure_ascii=False, indent=1) + "\n"
         else:
             names = {"system": "System", "user": "You", "assistant": "Answer"}
-            text = "\n\n".join(f"{names[turn['role']]}: {turn['content'].strip()}" for turn in self.conversation) + "\n"
+            text = "\n\n".join(f"{names[turn['role']]}: {said(turn).strip()}" for turn in self.conversation) + "\n"
         try:
             path.write_text(text, encoding="utf-8")
         except OSError as error:
             raise RequestError(f"{path} cannot be written: {error.strerror}", hint="Give another place.") from None
+
+
+def said(turn: Mapping[str, Any]) -> str:
+    """The words of a turn, with the names of its media."""
+    if isinstance(turn["content"], str):
+        return turn["content"]
+    told = ((part, _path_of(part)) for part in turn["content"])
+    return " ".join(str(part["text"]) if path is None else f"[{path.name}]" for part, path in told)
+
+
+def _path_of(part: Mapping[str, str]) -> Path | None:
+    """Of a medium; None for text."""
+    return None if part["type"] == "text" else Path(part[part["type"]])
+
+
+def _checked(content: Any) -> str | list[dict[str, str]]:
+    """What was kept of a turn. Raises LookupError, TypeError or ValueError for what is none."""
+    if isinstance(content, str):
+        return content
+    parts = [{"type": str(part["type"]), part["type"]: str(part[part["type"]])} for part in content]
+    if not all(part["type"] in ("text", *KINDS) for part in parts):
+        raise ValueError("it has media of an unknown kind")
+    return parts
 
 
 def _speed(text: str) -> float:
@@ -150,18 +194,32 @@ SETTINGS: Mapping[str, Setting] = {
 OFF = "off"
 
 OTHERS = {
+    "/image": "F, a picture with the next message; words behind it ask at once",
+    "/audio": "F, the same for a sound",
+    "/video": "F, the same for a film",
+    "/pipeline": "NAME, who answers; /model does the same",
     "/save": "F: the sound of the last answer (.wav, .flac, .ogg, .opus, .mp3), or all words (.txt, .md, .json)",
     "/new": "begin a new conversation",
     "/help": "show this",
     "/quit": "end, as Ctrl-D does",
 }
 
-WORDS = (*SETTINGS, *OTHERS)
+ALIAS = "/model"
+
+WORDS = (*SETTINGS, *OTHERS, ALIAS)
+
+MORE = (
+    f"With {OFF} behind it a setting is as usual again, and a file is left out.",
+    "A path in a message, or alone, is a picture, a sound or a film too.",
+    'Alt-Enter begins a new line; """ before and behind a text of several lines makes it one message.',
+    "Enter or Ctrl-C stops an answer; Ctrl-D ends.",
+)
+"""Below the words, in the help."""
 
 
-def is_command(text: str) -> bool:
-    """Whether it is for the program: a first word of a slash and letters. A path or a fraction is a question like any other."""
-    first = text.split(maxsplit=1)[0]
+def is_command(first: str) -> bool:
+    """Whether a message with this first word is for the program: of a slash and letters. A path or a fraction is a question like any
+    other."""
     return first in WORDS or (first.startswith("/") and first[1:].isalpha())
 
 
@@ -179,12 +237,22 @@ def change(settings: TalkSettings, command: str, value: str) -> str:
     return f"{command[1:]}: {told.get(setting.name, 'as usual')}"
 
 
-def help_lines() -> list[str]:
-    """What can be typed."""
+def help_lines(columns: int | None) -> list[str]:
+    """What can be typed, in lines that are broken between words. columns: of the terminal; None: there is none."""
     forms = {command: setting.form for command, setting in SETTINGS.items()} | OTHERS
-    return [f"{command:<12} {form}" for command, form in forms.items()] + ["Enter or Ctrl-C stops an answer; Ctrl-D ends."]
+    indent = max(map(len, forms)) + 2
+    width = max((columns or WIDEST) - 1, indent + 8)
+    wrapped = partial(wrap, width=width, break_long_words=False, break_on_hyphens=False)
+    lines = [wrapped(form, initial_indent=command.ljust(indent), subsequent_indent=" " * indent) for command, form in forms.items()]
+    return [line for several in (*lines, *map(wrapped, MORE)) for line in several]
+
+
+def near(typed: str, known: Iterable[str]) -> str:
+    """Whether something else was meant."""
+    found = get_close_matches(typed, known, 1)
+    return f"; did you mean {found[0]}?" if found else ""
 
 
 def unknown(command: str) -> OmniError:
     """The error of a word that begins with a slash and is none of these."""
-    return RequestError(f"there is no {command}", hint=f"There are {', '.join(WORDS)}.")
+    return RequestError(f"there is no {command}{near(command, WORDS)}", hint="/help shows what can be typed.")
