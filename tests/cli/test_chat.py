@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -16,14 +16,13 @@ import soundfile
 
 from helpers.processes import Started
 from helpers.sink import Sink
-from helpers.terminal import CTRL_C, Terminal, words_of
+from helpers.talking import CTRL_D, ENTER, PROMPT, alone_here, talk
+from helpers.terminal import CTRL_C, words_of
 from helpers.toy_pipeline import toy_pipeline
 from omnistage.client import Omni
 from omnistage.models.toy import formulas
 
-CTRL_D, ENTER, UP = b"\x04", b"\r", b"\x1b[A"
-PROMPT = "\x1b[?2004h"
-"""A terminal is told that pasted text is welcome when the prompt is there."""
+UP = b"\x1b[A"
 
 
 @pytest.fixture(scope="module")
@@ -36,41 +35,7 @@ def slow_address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 @pytest.fixture
 def alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Nothing plays, and there was no conversation before."""
-    monkeypatch.setenv("OMNISTAGE_PLAYER", "none")
-    monkeypatch.setenv("OMNISTAGE_STATE", str(tmp_path / "state"))
-    return tmp_path / "state"
-
-
-class Person:
-    """Types one thing after the other, each when what it waits for is on the terminal, behind all that was waited for before."""
-
-    def __init__(self, *steps: tuple[str, bytes]) -> None:
-        """steps: what is to be seen, and the keys that are pressed then."""
-        self._steps = list(steps)
-        self._seen = 0
-
-    def __call__(self, terminal: Terminal) -> None:
-        while self._steps:
-            awaited, keys = self._steps[0]
-            at = terminal.written.find(awaited.encode(), self._seen)
-            if at < 0:
-                return
-            self._seen = at + len(awaited.encode())
-            self._steps.pop(0)
-            terminal.press(keys)
-
-    @property
-    def is_done(self) -> bool:
-        return not self._steps
-
-
-def talk(address: str, *steps: tuple[str, bytes], words: Sequence[str] = (), exit_code: int = 0) -> Terminal:
-    """A conversation, to its end."""
-    terminal, person = Terminal(200, 60), Person(*steps)
-    code = terminal.run(("chat", "--address", address, *words), person)
-    assert person.is_done, terminal.lines
-    assert (code, b"Traceback" in terminal.written) == (exit_code, False), terminal.lines
-    return terminal
+    return alone_here(tmp_path, monkeypatch)
 
 
 def expected(seed: int, text: str, tokens: int = formulas.NATURAL_LENGTH) -> list[str]:

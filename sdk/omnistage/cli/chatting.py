@@ -157,6 +157,7 @@ class Session:
         except OmniError as error:
             self.has_failed = True
             tell(error, self._verbose)
+            self._tell_shown()
 
     async def _obey_or_ask(self, text: str) -> None:
         if (words := block(text)) is not None:
@@ -197,13 +198,17 @@ class Session:
                 if not self._talk.forget_oldest():
                     raise RequestError("this no longer fits into the model's context", hint="Ask something shorter; /new begins anew.")
                 self._notices.tell("[dim]the oldest turns no longer fit and are left out[/]")
+        except BadRequestError as error:
+            if error.fields and error.fields[0].field.startswith("conversation["):  # A file, by its place among what was said.
+                raise RequestError(error.fields[0].description, hint="Leave it out, or begin anew: /new.") from error
+            raise
         finally:
             self._talk.answered(answer.text)
             if answer.text:
                 self._shown = []
-            else:
-                self._tell_shown()
             self._keep()
+        if not answer.text:
+            self._tell_shown()
 
     async def _answer(self, said: _Said) -> bool:
         """Show and play an answer until it ends or is broken off; False if the conversation is too long for the model."""
@@ -331,7 +336,10 @@ class Session:
         """/image and the like. Raises RequestError."""
         if value == OFF:
             self._shown = [one for one in self._shown if one.kind != kind]
-        elif value:
+            if not self._tell_shown():
+                self._notices.tell("[dim]nothing goes with the next message[/]")
+            return
+        if value:
             one, words = await asyncio.to_thread(named, kind, value)
             await self._show([one], words)
             return
