@@ -31,7 +31,7 @@ async def measure(report: Report) -> None:
     await stack.start()
     started = time.perf_counter() - begun
     try:
-        async with AsyncOmni(address=stack.address) as omni:
+        async with AsyncOmni(address=stack.address, max_retries=0) as omni:
             report.add(Figure("stack_warm_start", started, "s", "<= 10", "model in the cache, stages in parallel"))
             with report.part("one answer at a time"):
                 report.add(*await _alone(omni, stack.address))

@@ -87,7 +87,7 @@ def _soak(address: str, pids: dict[str, int], seconds: float) -> tuple[int, dict
 
     def ask(number: int) -> None:
         try:
-            with Omni(address=address) as omni:
+            with Omni(address=address, max_retries=0) as omni:
                 _ask_until(omni, random.Random(number), lambda: time.monotonic() < end, counts, number)
         except BaseException as error:  # told by the main thread
             failures.append(error)

@@ -16,7 +16,7 @@ async def measure(report: Report) -> None:
     stack = Stack(layout_of(Choice(["smol"])))
     await stack.start()
     try:
-        async with AsyncOmni(address=stack.address) as omni:
+        async with AsyncOmni(address=stack.address, max_retries=0) as omni:
             answers = [await omni.generate(question, seed=number) for number, question in enumerate(SPOKEN)]
     finally:
         await stack.stop()

@@ -86,7 +86,7 @@ class Load:
     @asynccontextmanager
     async def connected(self) -> AsyncIterator[None]:
         """With the connections that clients share."""
-        async with omni_stub(self._house.router) as self._shared, AsyncOmni(address=self._house.router) as self._omni:
+        async with omni_stub(self._house.router) as self._shared, AsyncOmni(address=self._house.router, max_retries=0) as self._omni:
             yield
 
     async def go_on(self, stopped: asyncio.Event) -> None:

@@ -109,7 +109,7 @@ async def test_two_views_share_a_connection_and_nothing_else(lines: list[Mutable
     async with local_chain() as stages, local_router(addresses_of(stages), max_sessions=4) as router:
         wire = Wire(router.address)
         wire.connect()
-        async with AsyncOmni(address=wire.address) as omni, AsyncExitStack() as running:
+        async with AsyncOmni(address=wire.address, max_retries=0) as omni, AsyncExitStack() as running:
             greedy, other = omni.as_client(SECRET), omni.as_client(OTHER)
             for _ in range(3):
                 stream = await running.enter_async_context(aclosing(greedy.stream("long", **LONG)))

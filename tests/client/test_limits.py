@@ -106,7 +106,7 @@ async def test_a_time_limit_that_passes_before_there_is_a_connection(free_port: 
 
 async def test_a_router_that_ends_is_not_called_absent() -> None:
     async with listening(Peer(StageError("DRAINING", "this router ends", retry_delay_s=1.0))) as wire:
-        omni = AsyncOmni(address=wire.address)
+        omni = AsyncOmni(address=wire.address, max_retries=0)
         with pytest.raises(UnavailableError, match="this router ends") as caught:
             await omni.generate("Hi")
         await omni.close()

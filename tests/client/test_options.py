@@ -95,7 +95,7 @@ def test_the_documents_have_each_option_and_setting_once_and_no_other() -> None:
 
 def test_each_option_is_in_one_group() -> None:
     grouped = [name for names in MESSAGES.values() for name in names]
-    assert sorted([*grouped, "timeout_s"]) == sorted(options.OPTIONS)
+    assert sorted([*grouped, "timeout_s", "max_retries"]) == sorted(options.OPTIONS)
 
 
 @pytest.mark.parametrize("descriptor", MESSAGES, ids=lambda one: one.name)
@@ -220,7 +220,7 @@ def test_settings_are_those_of_the_servers() -> None:
 def test_the_client_takes_each_setting() -> None:
     for client in (Omni, AsyncOmni):
         own = set(inspect.signature(client).parameters) - {"settings"}
-        assert own - set(SETTINGS) == {"address", "api_key", "model_path", "connect_timeout_s", "resume_timeout_s"}
+        assert own - set(SETTINGS) == {"address", "api_key", "model_path", "connect_timeout_s", "resume_timeout_s", "max_retries"}
         assert set(SETTINGS) - own == set(private_stack.StackSettings.__annotations__)
 
 

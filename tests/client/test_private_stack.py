@@ -46,7 +46,7 @@ def test_others_can_use_a_stack_and_closing_leaves_no_process(family: Family) ->
 
 
 def test_settings_reach_the_stages_or_are_refused(family: Family) -> None:
-    with Omni(pipeline="toy", gpu_memory_utilization=0.5, max_sessions=1) as omni:
+    with Omni(pipeline="toy", gpu_memory_utilization=0.5, max_sessions=1, max_retries=0) as omni:
         told = [replica.settings["gpu_memory_utilization"] for replica in omni.replicas()]
         stream = omni.stream("Hi", max_tokens=32768, ignore_eos=True)
         assert next(stream)

@@ -158,7 +158,7 @@ async def test_without_patience_the_first_loss_is_an_error() -> None:
 async def test_an_error_that_the_router_tells_is_not_a_loss() -> None:
     lost = StageError("STAGE_LOST", "gone", metadata={"stage": "talker"}, retry_delay_s=0.1)
     peer = Peer(lost, StageError("", "a bug"), StageError("DRAINING", "ends", retry_delay_s=0.1))
-    async with listening(peer) as wire, AsyncOmni(address=wire.address) as omni:
+    async with listening(peer) as wire, AsyncOmni(address=wire.address, max_retries=0) as omni:
         with pytest.raises(StageLostError, match="gone"):
             await omni.generate("Hi")
         with pytest.raises(Exception, match="a bug"):

@@ -38,9 +38,9 @@ class Bare:
     after: int = 0
 
 
-Play = None | int | StageError | Events | Bare
+Play = None | int | StageError | Events | Bare | tuple[Events, StageError]
 """What to do with one request: answer it whole; send so many events and then nothing more; refuse it; send exactly these events and then
-nothing more; end it without a word."""
+nothing more; end it without a word; send these events and end with that error."""
 
 
 def event(message: omni_pb2.Started | chunk_pb2.Chunk | omni_pb2.Usage) -> omni_pb2.GenerateResponse:
@@ -120,6 +120,10 @@ class Peer(omni_pb2_grpc.OmniServiceServicer):
             for message in list(answer(request))[: play.after]:
                 yield message
             await context.abort(play.code)
+        if isinstance(play, tuple) and len(play) == 2 and isinstance(play[1], StageError):
+            for message in play[0]:
+                yield message
+            await abort(context, play[1])
         events = play if isinstance(play, Sequence) else list(answer(request))
         for message in events[:play] if isinstance(play, int) else events:
             yield message

@@ -47,7 +47,7 @@ class Door:
         self.settings, self.metrics = settings, metrics
         # Who asks over HTTP asks again himself, as OpenAI's clients do; nobody waits here for a pipeline that starts.
         connection = Connection(Found(settings.router, is_named=True), start_patience_s=0.0, warn=_warn)
-        self.omni = AsyncOmni.over(connection, None)
+        self.omni = AsyncOmni.over(connection, None, max_retries=0)
         self.offer = Offer(self.omni, settings.model_names, settings.voice_names)
         self.fetcher = Fetcher(settings.media_hosts, settings.max_message_bytes)
         self.serves = False

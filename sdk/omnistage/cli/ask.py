@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, cast
 import typer
 
 from omnistage.cli.attached import ATTACHED, Attached
-from omnistage.cli.options import DEFAULT_TIMEOUT_S, Address, ApiKey, Background, Json, PipelineName, Seed, Timeout, Verbose
+from omnistage.cli.options import DEFAULT_TIMEOUT_S, Address, ApiKey, Background, Json, MaxRetries, PipelineName, Seed, Timeout, Verbose
 from omnistage.cli.report import errors_reported
 
 if TYPE_CHECKING:
@@ -95,6 +95,7 @@ def ask(
     regex: Regex = None,
     choice: Choice = None,
     timeout: Timeout = DEFAULT_TIMEOUT_S,
+    max_retries: MaxRetries = None,
     verbose: Verbose = False,
 ) -> None:
     """Ask a question and get the answer, spoken.
@@ -125,7 +126,7 @@ def ask(
 
     said = _given(max_tokens=max_tokens, temperature=temperature, top_p=top_p, stop=stop or None, regex=regex, choice=choice or None)
     said |= _given(background=background)
-    options = cast("Options", {**_options(seed, timeout, sound), **said})
+    options = cast("Options", {**_options(seed, timeout, max_retries, sound), **said})
     if text_only:
         options["outputs"] = ["text"]
     elif captions is not None:
@@ -166,6 +167,7 @@ def say(
     seed: Seed = None,
     pipeline: PipelineName = "",
     timeout: Timeout = DEFAULT_TIMEOUT_S,
+    max_retries: MaxRetries = None,
     verbose: Verbose = False,
 ) -> None:
     """Speak exactly this text."""
@@ -173,7 +175,7 @@ def say(
     from omnistage.cli.speak import Question
 
     sound = _given(voice=voice, speed=speed, profile=profile, max_frames=max_frames, sample_rate_hz=sample_rate, encoding=encoding)
-    options = _options(seed, timeout, sound)
+    options = _options(seed, timeout, max_retries, sound)
     if captions is not None:
         options["outputs"] = SPOKEN_AND_TOLD
     question = Question(text, verbatim=True, out=out, timeline=timeline, as_json=json, options=options, captions=captions, play=play)
@@ -193,11 +195,13 @@ def _given(**typed: object) -> Options:
     return cast("Options", {name: value for name, value in typed.items() if value is not None})
 
 
-def _options(seed: int | None, timeout: float, sound: Options) -> Options:
+def _options(seed: int | None, timeout: float, max_retries: int | None, sound: Options) -> Options:
     """What both commands ask of a router."""
     options = cast("Options", {"timeout_s": timeout, **sound})
     if seed is not None:
         options["seed"] = seed
+    if max_retries is not None:
+        options["max_retries"] = max_retries
     return options
 
 

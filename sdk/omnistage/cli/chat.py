@@ -7,7 +7,7 @@ from typing import Annotated, cast
 import typer
 
 from omnistage.cli.ask import MaxTokens, Speed, System, TextOnly, Voice
-from omnistage.cli.options import DEFAULT_TIMEOUT_S, Address, ApiKey, PipelineName, Seed, Timeout, Verbose
+from omnistage.cli.options import DEFAULT_TIMEOUT_S, Address, ApiKey, MaxRetries, PipelineName, Seed, Timeout, Verbose
 from omnistage.cli.report import errors_reported
 
 Play = Annotated[bool, typer.Option("--no-play", help="Ask for the sound, for /save, but do not play it.")]
@@ -27,6 +27,7 @@ def chat(
     text_only: TextOnly = False,
     no_play: Play = False,
     timeout: Timeout = DEFAULT_TIMEOUT_S,
+    max_retries: MaxRetries = None,
     verbose: Verbose = False,
 ) -> None:
     """Talk: ask, hear the answer while it is made, ask on.
@@ -44,5 +45,5 @@ def chat(
         talk = Talk.last(settings) if go_on else Talk(settings)
         need = Need(["text"], ["text"] if text_only else ["text", "audio"], "thinker")
         where = target_for(need, address, pipeline, api_key)
-        order = Chat(talk, where.pipeline, timeout, has_sound=not text_only, is_played=not (text_only or no_play))
+        order = Chat(talk, where.pipeline, timeout, max_retries, has_sound=not text_only, is_played=not (text_only or no_play))
         Interruptible().run(lambda work: run(order, where, verbose))

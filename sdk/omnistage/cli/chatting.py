@@ -51,11 +51,12 @@ REMEMBERED = 4
 
 @dataclass(frozen=True, slots=True)
 class Chat:
-    """pipeline: empty for the router's own. timeout_s: for each answer. has_sound: it is asked for. is_played: where something plays."""
+    """pipeline: empty for the router's own. timeout_s, max_retries: of each answer; None: as usual. has_sound: it is asked for. is_played: where something plays."""
 
     talk: Talk
     pipeline: str
     timeout_s: float
+    max_retries: int | None
     has_sound: bool
     is_played: bool
 
@@ -253,6 +254,8 @@ class Session:
             options["pipeline"] = self._pipeline
         if not self._chat.has_sound:
             options["outputs"] = ["text"]
+        if self._chat.max_retries is not None:
+            options["max_retries"] = self._chat.max_retries
         return options
 
     @contextmanager

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
-from omnistage.cli.options import Address, ApiKey, Background, Json, PipelineName, Seed, Timeout, Verbose
+from omnistage.cli.options import Address, ApiKey, Background, Json, MaxRetries, PipelineName, Seed, Timeout, Verbose
 from omnistage.cli.report import errors_reported
 
 if TYPE_CHECKING:
@@ -71,6 +71,7 @@ def draw(
     device: Device = None,
     json: Json = False,
     timeout: Timeout = 600.0,
+    max_retries: MaxRetries = None,
     verbose: Verbose = False,
 ) -> None:
     """Draw a picture of a prompt, also from other pictures.
@@ -90,7 +91,7 @@ def draw(
         width, height = _sides(size)
     typed = {"width": width, "height": height, "steps": steps, "guidance_scale": guidance, "negative_prompt": negative}
     typed |= {"background": background, "step_cache": step_cache, "previews": previews, "preview_side": preview_side}
-    typed |= {"seed": seed, "results": count, "layers": layers, "timeout_s": timeout}
+    typed |= {"seed": seed, "results": count, "layers": layers, "timeout_s": timeout, "max_retries": max_retries}
     options = cast("Options", {name: value for name, value in typed.items() if value is not None})
     from omnistage.cli.layout import by_stage
 

@@ -49,4 +49,10 @@ PipelineName = Annotated[
     ),
 ]
 Timeout = Annotated[float, typer.Option(min=0.001, metavar="SECONDS", help="Time limit of the call.")]
+MaxRetries = Annotated[
+    int | None,
+    typer.Option(
+        "--max-retries", min=0, metavar="N", help="How often to ask again where the server says when to, within --timeout; default: 2."
+    ),
+]
 Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Show the servers' output and tracebacks.")]

@@ -28,6 +28,7 @@ from omnistage.client.options import DRAWN, OPTIONS, SPOKEN, Options
 from omnistage.client.private_stack import StackPlan
 from omnistage.client.request import DEFAULT_TIMEOUT_S as DEFAULT_TIMEOUT_S
 from omnistage.client.request import Conversation
+from omnistage.client.retries import MAX_RETRIES, Retries, checked_retries
 from omnistage.client.routers import Router
 from omnistage.client.settings import SETTINGS, StackSettings
 from omnistage.v1 import omni_pb2
@@ -53,6 +54,9 @@ class AsyncOmni:
     resume_timeout_s: if the connection to the router breaks in the middle of an answer, the client looks for that router, started again, or
     for the next one, for so long, and goes on with the answer without gap or repeat; once for each answer. 0: never, the loss is an error.
 
+    max_retries: how often a call is asked again, within its time limit, where the server says when to (`retry_delay_s`) and nothing of the
+    answer has come yet. 0: never. A call may be told its own.
+
     Every call takes the keyword arguments of `Options`, and ends within `timeout_s` (120 s) in an answer or in an error of
     `omnistage.client.errors`.
     """
@@ -66,6 +70,7 @@ class AsyncOmni:
         tensor_parallel_size: int | Mapping[str, int] = 1,
         connect_timeout_s: float = CONNECT_TIMEOUT_S,
         resume_timeout_s: float = RESUME_TIMEOUT_S,
+        max_retries: int = MAX_RETRIES,
         **settings: Unpack[StackSettings],
     ) -> None:
         plan = StackPlan(settings, model_path, tensor_parallel_size)
@@ -76,15 +81,16 @@ class AsyncOmni:
         where = plan if address is None else Found(address, is_named=True)
         self._connection = Connection(where, requests.checked_seconds("connect_timeout_s", connect_timeout_s))
         self._resume_timeout_s = resume_timeout_s and requests.checked_seconds("resume_timeout_s", resume_timeout_s)
+        self._max_retries = checked_retries(max_retries)
         self._api_key = key_of(api_key)
         self._is_view = False
 
     @classmethod
-    def over(cls, connection: Connection, api_key: ApiKey | None) -> Self:
+    def over(cls, connection: Connection, api_key: ApiKey | None, *, max_retries: int = MAX_RETRIES) -> Self:
         """A client that asks over this connection, and closes it. api_key: None: it has none, whatever the variable says."""
         client = cls.__new__(cls)
         client._connection, client._resume_timeout_s = connection, RESUME_TIMEOUT_S
-        client._api_key, client._is_view = api_key, False
+        client._max_retries, client._api_key, client._is_view = max_retries, api_key, False
         return client
 
     def as_client(self, api_key: str | None) -> Self:
@@ -235,7 +241,8 @@ class AsyncOmni:
         request = await asked.read(limit)
         with limit.paused():
             await self._connection.start(self._api_key)
-        call = Call(self._connection, self._api_key, request, asked.uploads, limit, self._resume_timeout_s)
+        retries = Retries(self._max_retries if asked.max_retries is None else asked.max_retries)
+        call = Call(self._connection, self._api_key, request, asked.uploads, limit, self._resume_timeout_s, retries)
         try:
             async with aclosing(call.events()) as events:
                 async for event in events:

@@ -1,24 +1,24 @@
-"""One request and its answer, over one connection to a router, or over two if the first one breaks."""
+"""One request and its answer: asked until it is there, or until the error stands that ended it last."""
 
 from __future__ import annotations
 
 import asyncio
 import time
 import uuid
-from collections.abc import AsyncGenerator, Coroutine
+from collections.abc import AsyncGenerator, Awaitable
 from contextlib import aclosing
-from typing import Any
 
 import grpc
 
 from omnistage.client import fork
 from omnistage.client.connection import Connection
-from omnistage.client.errors import OmniError, RouterLostError, StartingError, UnavailableError, is_broken
-from omnistage.client.events import Event
+from omnistage.client.errors import OmniError, RouterLostError, StartingError, UnavailableError, is_broken, says_when
+from omnistage.client.events import Event, Failover, Progress
 from omnistage.client.key import ApiKey
 from omnistage.client.limit import Limit
 from omnistage.client.reader import Reader
 from omnistage.client.request import is_to_be_heard
+from omnistage.client.retries import Retries
 from omnistage.client.routers import Router
 from omnistage.client.upload import Conversing, Uploads
 from omnistage.v1 import omni_pb2
@@ -27,7 +27,10 @@ FIRST_WAIT_S, LONGEST_WAIT_S = 0.05, 0.4
 """Between attempts to go on, doubled each time: a router that has just come back may break the first of them."""
 
 NOT_YET = ("DRAINING", "OVERLOADED", "STARTING")
-"""Refusals of a router that is not ready or has no place yet; with a delay after which it may have."""
+"""Refusals of a router that is to go on with an answer and is not ready, or has no place yet; with a delay after which it may have."""
+
+NO_OUTPUT = (Failover, Progress)
+"""Events that give the caller nothing of the answer: it may begin anew after them."""
 
 GenerateCall = grpc.aio.UnaryStreamCall[omni_pb2.GenerateRequest, omni_pb2.GenerateResponse]
 
@@ -35,8 +38,12 @@ ROUTER_LOST = "its router was lost on the way"
 
 
 class Call:
-    """Asks once, again while its pipeline starts. If the connection breaks, it asks once more for the rest, under the same request id, and
-    the events go on as if nothing had happened; a second loss is an error."""
+    """Asks, and asks again for one of three reasons, under the same request id and within the one time limit:
+
+    - The connection broke. A router is asked for the rest, and the events go on as if nothing had happened; a second loss is an error.
+    - The pipeline starts. It is waited for.
+    - The router says when to ask again, and the caller has nothing of the answer yet. It begins anew, `retries` times.
+    """
 
     def __init__(
         self,
@@ -46,9 +53,10 @@ class Call:
         uploads: Uploads,
         limit: Limit,
         resume_s: float,
+        retries: Retries,
     ) -> None:
-        """key: who asks. uploads: files that are streamed, again after a loss. limit: of the whole answer. resume_s: how long to look for a
-        router that goes on after a loss; 0: never."""
+        """key: who asks. uploads: files that are streamed, each time from their beginning. limit: of the whole answer. resume_s: how long
+        to look for a router that goes on after a loss; 0: never."""
         self._connection = connection
         self._key = key
         self._asked = request
@@ -57,43 +65,92 @@ class Call:
         self._asked.batches = True
         self._limit = limit
         self._resume_s = resume_s
+        self._retries = retries
         self._reader = self._new_reader()
+        self._has_output = False
+        """Whether the caller has something of the answer."""
         self._has_begun = False
         """Whether the private stack was asked to start the pipeline; its router may learn a moment later that it serves."""
         self._patience: Limit | None = None
         """For a pipeline that is starting, from the first refusal on."""
+        self._search: Limit | None = None
+        """For a router that goes on, from the loss of the first one on."""
+        self._lost = ""
+        """The router that was lost last."""
+        self._wait_s = FIRST_WAIT_S
 
     async def events(self) -> AsyncGenerator[Event, None]:
         """Every event of the answer, `Done` last. Raises OmniError."""
         while True:
             router = await self._connect()
-            self._reader = self._new_reader()
+            if not self._reader.is_lost:
+                self._reader = self._new_reader()
             try:
                 async with aclosing(self._read(router)) as events:
                     async for event in events:
+                        self._has_output = self._has_output or not isinstance(event, NO_OUTPUT)
                         yield event
                 return
             except grpc.aio.AioRpcError as error:
-                if is_broken(error):
-                    if self._limit.is_over:
-                        raise self._limit.passed() from error
-                    broken = error
-                    break
-                start = self._start_of(self._limit.explain(error))
-                if start is None:
-                    raise self._limit.explain(error) from error
-            await start
-        self._lose(router, broken)
-        if not self._resume_s:
-            raise self._router_lost(router, broken) from broken
-        async with aclosing(self._go_on(router.address)) as events:
-            async for event in events:
-                yield event
+                ready = self._ready_again(router, error)
+            await ready
 
-    def _start_of(self, refusal: OmniError) -> Coroutine[Any, Any, None] | None:
-        """What to wait for before asking again, where a pipeline is starting; None: do not ask again."""
-        if not isinstance(refusal, StartingError):
+    def _ready_again(self, router: Router, error: grpc.aio.AioRpcError) -> Awaitable[None]:
+        """What to wait for before the router is asked again. Raises the error that stands: this one, or what it means."""
+        if is_broken(error):
+            return self._ready_to_go_on(router, error)
+        refusal = self._limit.explain(error)
+        if self._reader.is_lost and refusal.reason in NOT_YET and (pause := self._pause_in_search(refusal)) is not None:
+            return pause
+        if not self._reader.is_lost and isinstance(refusal, StartingError):
+            ready = self._ready_pipeline(refusal)
+        else:
+            ready = self._pause_for_retry(router, refusal) if says_when(error) else None
+        if ready is None:
+            if self._retries.made:
+                refusal.say_more(f"asked {self._retries.made + 1} times")
+            raise refusal from error
+        return ready
+
+    # The connection broke ------------------------------------------------------------------------------------------------------------
+
+    def _ready_to_go_on(self, router: Router, error: grpc.aio.AioRpcError) -> Awaitable[None]:
+        """Raises RouterLostError for a second loss, and where there is no time for another router."""
+        if self._search is None:
+            if self._limit.is_over:
+                raise self._limit.passed() from error
+            self._lose(router, error)
+            if not self._resume_s:
+                raise self._router_lost(router, error) from error
+            self._search = Limit(self._resume_s)
+            return asyncio.sleep(0)
+        is_second = not self._reader.is_lost
+        wait_s, self._wait_s = self._wait_s, min(2 * self._wait_s, LONGEST_WAIT_S)
+        if is_second or self._search.ends_within(wait_s):
+            raise self._router_lost(router, error) from error
+        self._lose(router, error)
+        return asyncio.sleep(min(wait_s, self._left_s))
+
+    def _pause_in_search(self, refusal: OmniError) -> Awaitable[None] | None:
+        """For a router that is to go on and says that it is not ready; None: it takes too long."""
+        delay_s = refusal.retry_delay_s if isinstance(refusal, UnavailableError) else None
+        if self._search is None or delay_s is None or self._search.ends_within(delay_s):
             return None
+        return asyncio.sleep(min(delay_s, self._left_s))
+
+    def _lose(self, router: Router, error: grpc.aio.AioRpcError) -> None:
+        self._lost = self._lost or router.address
+        self._connection.lost(router.address)
+        self._reader.lose(router.address, error.details() or error.code().name)
+
+    def _router_lost(self, router: Router, error: grpc.aio.AioRpcError) -> RouterLostError:
+        said = error.details() or error.code().name
+        return RouterLostError(f"the connection to the router at {router.address} broke: {said}", code=error.code())
+
+    # The pipeline starts -------------------------------------------------------------------------------------------------------------
+
+    def _ready_pipeline(self, refusal: StartingError) -> Awaitable[None] | None:
+        """None: it takes too long."""
         if self._connection.is_private and not self._has_begun:
             self._has_begun = True
             return self._connection.begin(refusal.pipeline, self._limit)
@@ -106,39 +163,42 @@ class Call:
             self._connection.tell(f"{refusal.pipeline} is still starting; waiting up to {min(patience_s, self._limit.left_s):.0f} s")
         return asyncio.sleep(delay_s)
 
-    async def _connect(self) -> Router:
-        """The first router that answers."""
-        left_s = self._limit.left_s
-        try:
-            return await self._connection.connect(min(left_s, self._connection.connect_timeout_s), self._key)
-        except UnavailableError as error:
-            if self._limit.is_over:
-                raise self._limit.passed(error.message) from error
-            raise
+    # The router says when ------------------------------------------------------------------------------------------------------------
+
+    def _pause_for_retry(self, router: Router, refusal: OmniError) -> Awaitable[None] | None:
+        """Before the answer begins anew; None: it does not, or there is no time for that."""
+        if not isinstance(refusal, UnavailableError) or refusal.retry_delay_s is None or self._has_output:
+            return None
+        pause_s = self._retries.pause_s(refusal.retry_delay_s)
+        if self._retries.made == self._retries.most or self._limit.ends_within(pause_s):
+            return None
+        if refusal.reason == "DRAINING":
+            self._connection.lost(router.address)  # It ends: another one is asked, if there is one.
+        self._reader = self._new_reader()
+        self._connection.tell(self._retries.count(refusal, pause_s))
+        return asyncio.sleep(pause_s)
+
+    # Asking --------------------------------------------------------------------------------------------------------------------------
 
     def _new_reader(self) -> Reader:
         return Reader(time.perf_counter(), is_to_be_heard(self._asked))
 
-    async def _go_on(self, lost: str) -> AsyncGenerator[Event, None]:
-        """The rest of the answer, from whichever router has it started within the limit."""
-        until = time.perf_counter() + self._resume_s
-        wait_s = FIRST_WAIT_S
-        while True:
-            router = await self._reconnect(lost, until)
-            try:
-                async with aclosing(self._read(router)) as events:
-                    async for event in events:
-                        yield event
-                return
-            except grpc.aio.AioRpcError as error:
-                broken = error
-            refusal = self._router_lost(router, broken) if is_broken(broken) else self._limit.explain(broken)
-            delay_s = self._delay_s(refusal, wait_s)
-            if self._reader.is_started or delay_s is None or time.perf_counter() + delay_s > until:
-                raise refusal from broken
-            self._lose(router, broken)
-            await asyncio.sleep(min(delay_s, self._left_s))
-            wait_s = min(2 * wait_s, LONGEST_WAIT_S)
+    async def _connect(self) -> Router:
+        """The first router that answers, to begin or to go on."""
+        search = self._search if self._reader.is_lost else None
+        left_s = self._left_s
+        patience_s = self._connection.connect_timeout_s if search is None else search.seconds - search.spent_s
+        try:
+            return await self._connection.connect(min(left_s, patience_s), self._key)
+        except UnavailableError as error:
+            if search is None and self._limit.is_over:
+                raise self._limit.passed(error.message) from error
+            if search is None:
+                raise
+            if left_s < patience_s:
+                raise self._limit.passed(ROUTER_LOST) from error
+            message = f"the connection to the router at {self._lost} broke, and none was there to go on within {self._resume_s:g} s"
+            raise RouterLostError(message, code=error.code) from error
 
     async def _read(self, router: Router) -> AsyncGenerator[Event, None]:
         """The events that one connection brings."""
@@ -159,34 +219,9 @@ class Call:
             if not fork.is_child_of_user():
                 call.cancel()
 
-    async def _reconnect(self, lost: str, until: float) -> Router:
-        """A router that is connected, before the limits are over."""
-        patience_s = until - time.perf_counter()
-        left_s = self._left_s
-        try:
-            return await self._connection.connect(min(patience_s, left_s), self._key)
-        except UnavailableError as error:
-            if left_s < patience_s:
-                raise self._limit.passed(ROUTER_LOST) from error
-            message = f"the connection to the router at {lost} broke, and none was there to go on within {self._resume_s:g} s"
-            raise RouterLostError(message, code=error.code) from error
-
-    def _lose(self, router: Router, error: grpc.aio.AioRpcError) -> None:
-        self._connection.lost(router.address)
-        self._reader.lose(router.address, error.details() or error.code().name)
-
-    def _delay_s(self, refusal: OmniError, wait_s: float) -> float | None:
-        """When to try again; None: never."""
-        if isinstance(refusal, RouterLostError):
-            return wait_s
-        return refusal.retry_delay_s if isinstance(refusal, UnavailableError) and refusal.reason in NOT_YET else None
-
-    def _router_lost(self, router: Router, error: grpc.aio.AioRpcError) -> RouterLostError:
-        said = error.details() or error.code().name
-        return RouterLostError(f"the connection to the router at {router.address} broke: {said}", code=error.code())
-
     @property
     def _left_s(self) -> float:
+        """Of the time limit. Raises DeadlineError when nothing is."""
         if self._limit.is_over and self._reader.is_lost:
             raise self._limit.passed(ROUTER_LOST)
         return self._limit.left_s

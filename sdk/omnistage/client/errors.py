@@ -68,6 +68,11 @@ class OmniError(Exception):
         if hint:
             self.hint = hint
 
+    def say_more(self, more: str) -> None:
+        """What else there is to say of it goes behind its message."""
+        self.message = f"{self.message}; {more}"
+        self.args = (self.message,)
+
 
 class RequestError(OmniError):
     """The request cannot be done as it was asked; asking again will not help."""
@@ -301,6 +306,11 @@ BROKEN = frozenset({grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.INTERNAL, grpc.
 def is_broken(error: grpc.aio.AioRpcError) -> bool:
     """True if the connection or the server is gone, and no server said so."""
     return error.code() in BROKEN and _unpack(_details_of(error), error_details_pb2.ErrorInfo).domain != DOMAIN
+
+
+def says_when(error: grpc.aio.AioRpcError) -> bool:
+    """True if the server says when to ask again."""
+    return _unpack(_details_of(error), error_details_pb2.RetryInfo).HasField("retry_delay")
 
 
 def from_rpc_error(error: grpc.aio.AioRpcError) -> OmniError:

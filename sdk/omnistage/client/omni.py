@@ -24,6 +24,7 @@ from omnistage.client.loop_thread import LoopThread
 from omnistage.client.media import AudioLike, ImageLike, VideoLike
 from omnistage.client.options import DRAWN, OPTIONS, SPOKEN, Options
 from omnistage.client.request import DEFAULT_TIMEOUT_S, Conversation, checked_seconds, time_limit_s
+from omnistage.client.retries import MAX_RETRIES
 from omnistage.client.settings import SETTINGS, StackSettings
 from omnistage.client.steps import Steps
 
@@ -51,6 +52,9 @@ class Omni:
     resume_timeout_s: if the connection to the router breaks in the middle of an answer, the client looks for that router, started again, or
     for the next one, for so long, and goes on with the answer without gap or repeat; once for each answer. 0: never, the loss is an error.
 
+    max_retries: how often a call is asked again, within its time limit, where the server says when to (`retry_delay_s`) and nothing of the
+    answer has come yet. 0: never. A call may be told its own.
+
     Every call takes the keyword arguments of `Options`, and ends within `timeout_s` (120 s) in an answer or in an error of
     `omnistage.client.errors`; within 5 s more, should the thread that runs it be stuck.
 
@@ -66,6 +70,7 @@ class Omni:
         tensor_parallel_size: int | Mapping[str, int] = 1,
         connect_timeout_s: float = CONNECT_TIMEOUT_S,
         resume_timeout_s: float = RESUME_TIMEOUT_S,
+        max_retries: int = MAX_RETRIES,
         **settings: Unpack[StackSettings],
     ) -> None:
         self._client = AsyncOmni(
@@ -75,6 +80,7 @@ class Omni:
             tensor_parallel_size=tensor_parallel_size,
             connect_timeout_s=connect_timeout_s,
             resume_timeout_s=resume_timeout_s,
+            max_retries=max_retries,
             **settings,
         )
         self._thread = LoopThread.acquire()

@@ -38,6 +38,14 @@ class Options(TypedDict, total=False):
         ),
     ]
     timeout_s: Annotated[float, About("Time limit of the whole call, seconds.", "120", Range(0, is_above=True))]
+    max_retries: Annotated[
+        int,
+        About(
+            "How often to ask again, within the time limit, where the server says when to and nothing of the answer has come yet.",
+            "the client's, 2",
+            Range(0),
+        ),
+    ]
 
     background: Annotated[
         str,
@@ -123,7 +131,7 @@ DIFFUSION = (
     "media_type",
 )
 
-EVERY_CALL = (*TOP, "timeout_s")
+EVERY_CALL = (*TOP, "timeout_s", "max_retries")
 SPOKEN = (*EVERY_CALL, *TALKER, *CODE2WAV)
 """Of a text that is given."""
 DRAWN = (*EVERY_CALL, *MEDIA, *DIFFUSION)

@@ -20,6 +20,7 @@ from omnistage.client.media import AudioLike, ImageLike, Medium, VideoLike, to_m
 from omnistage.client.options import CODE2WAV, CONSTRAINTS, SAMPLING, TALKER, THINKER, TOP
 from omnistage.client.options import DIFFUSION as DIFFUSION
 from omnistage.client.options import Options as Options
+from omnistage.client.retries import checked_retries
 from omnistage.client.upload import LEAST_BYTES, PORTS, Upload
 from omnistage.v1 import chunk_pb2, omni_pb2, stage_pb2
 
@@ -44,6 +45,9 @@ class Request:
         self._request, self._unread = request, unread
         self._media: list[Medium] = []
         self.timeout_s = time_limit_s(options)
+        retries = options.get("max_retries")
+        self.max_retries = None if retries is None else checked_retries(retries)
+        """None: as usual for the client."""
         _set_options(request, options)
         self._background = _colour(options.get("background"))
 

@@ -137,6 +137,7 @@ def bench(
         raise typer.BadParameter(str(error)) from None
     given: dict[str, object] = {"pipeline": pipeline or None, "max_tokens": max_tokens, "voice": voice, "profile": profile}
     given |= {"steps": steps, "width": width, "height": height, "timeout_s": timeout, "outputs": ["text"] if text_only else None}
+    given["max_retries"] = 0  # What a router refuses is what is measured.
     options = cast("Options", {name: value for name, value in given.items() if value is not None})
     task: Task = "say" if say else "draw" if draw else "ask"
     with errors_reported(verbose):

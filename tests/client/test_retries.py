@@ -1,0 +1,240 @@
+"""A call of which the router says when to ask again is asked again, while the caller has nothing of the answer and there is time."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from pathlib import Path
+
+import grpc
+import pytest
+
+from helpers.peer import STARTED, TEXT, Bare, Events, Peer, Play, answer, event, listening
+from helpers.terminal import Terminal
+from omnistage.client import (
+    AsyncOmni,
+    BadRequestError,
+    Omni,
+    OmniError,
+    OverloadedError,
+    Progress,
+    RouterLostError,
+    StageLostError,
+    TextDelta,
+)
+from omnistage.client.retries import GROWTH, JITTER, MAX_RETRIES, Retries
+from omnistage.v1 import chunk_pb2, omni_pb2, stage_pb2
+from omnistage.wire.errors import REASONS, StageError
+
+SOON_S = 0.02
+
+
+def lost(retry_delay_s: float = SOON_S) -> StageError:
+    return StageError("STAGE_LOST", "no thinker is reachable now", metadata={"stage": "thinker"}, retry_delay_s=retry_delay_s)
+
+
+def full(retry_delay_s: float = SOON_S) -> StageError:
+    return StageError("OVERLOADED", "all places are taken", retry_delay_s=retry_delay_s)
+
+
+async def test_what_passes_is_not_seen(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "omnistage.client")
+    peer = Peer(lost(0.2), full(0.2))
+    async with listening(peer) as wire, AsyncOmni(address=wire.address) as omni:
+        got = await omni.generate("Hi", timeout_s=20.0)
+    assert (got.text, got.failovers) == (TEXT, ())
+    first, second, third = peer.requests
+    assert first == second == third and first.request_id, "all that a router has of it stands under one id"
+    assert peer.left_s[2] < peer.left_s[0] - 0.4, "one time limit, of which gRPC rounds what it sends by about 1 %"
+    told = [message for message in caplog.messages if "asking again" in message]
+    assert [message.partition(" s (")[2] for message in told] == ["1 of 2)", "2 of 2)"]
+    assert told[0].startswith("no thinker is reachable now; asking again in 0.2 s")
+
+
+async def test_the_last_error_says_how_often_it_was_asked() -> None:
+    peer = Peer(full(), lost(), lost())
+    async with listening(peer) as wire, AsyncOmni(address=wire.address) as omni:
+        with pytest.raises(StageLostError) as caught:
+            await omni.generate("Hi")
+        assert str(caught.value) == caught.value.message == "no thinker is reachable now; asked 3 times"
+        assert caught.value.retry_delay_s == SOON_S
+        assert (await omni.generate("Hi")).text == TEXT, "another call is another matter"
+
+
+@pytest.mark.parametrize(("client", "call", "asked"), [(0, None, 1), (2, 0, 1), (0, 1, 2), (5, None, 6)])
+async def test_how_often_is_said_by_the_call_or_else_by_the_client(client: int, call: int | None, asked: int) -> None:
+    peer = Peer(*[lost(0.001) for _ in range(8)])
+    options = {} if call is None else {"max_retries": call}
+    async with listening(peer) as wire, AsyncOmni(address=wire.address, max_retries=client) as omni:
+        with pytest.raises(StageLostError) as caught:
+            await omni.generate("Hi", **options)
+    assert len(peer.requests) == asked
+    assert ("asked" in caught.value.message) == (asked > 1)
+
+
+async def test_the_sync_client_does_the_same() -> None:
+    peer = Peer(lost(), lost())
+
+    def ask(address: str) -> str:
+        with Omni(address=address, max_retries=1) as omni:
+            return omni.generate("Hi", max_retries=2).text
+
+    async with listening(peer) as wire:
+        assert await asyncio.to_thread(ask, wire.address) == TEXT
+
+
+@pytest.mark.parametrize("value", [-1, 1.5, True, "2"])
+async def test_what_is_no_number_of_times(value: object) -> None:
+    with pytest.raises(BadRequestError, match="max_retries: is "):
+        AsyncOmni(address="127.0.0.1:1", max_retries=value)  # type: ignore[arg-type]
+    with pytest.raises(BadRequestError, match="max_retries: is "):
+        await AsyncOmni(address="127.0.0.1:1").generate("Hi", max_retries=value)  # type: ignore[arg-type]
+
+
+async def test_a_pause_that_the_time_limit_has_no_room_for_is_not_begun() -> None:
+    peer = Peer(lost(30.0))
+    async with listening(peer) as wire, AsyncOmni(address=wire.address) as omni:
+        with pytest.raises(StageLostError) as caught:
+            await omni.generate("Hi", timeout_s=20.0)
+    assert len(peer.requests) == 1 and "asked" not in caught.value.message
+
+
+NEVER = sorted(name for name, reason in REASONS.items() if reason.retry_delay_s is None)
+
+
+@pytest.mark.parametrize("reason", [*NEVER, ""])
+async def test_what_does_not_say_when_is_not_asked_again(reason: str) -> None:
+    peer = Peer(StageError(reason, "so it is"))
+    async with listening(peer) as wire, AsyncOmni(address=wire.address) as omni:
+        with pytest.raises(OmniError, match=r"so it is$"):
+            await omni.generate("Hi")
+    assert len(peer.requests) == 1
+
+
+async def test_a_proxy_that_does_not_say_when_is_not_asked_again() -> None:
+    peer = Peer(Bare(grpc.StatusCode.RESOURCE_EXHAUSTED))
+    async with listening(peer) as wire, AsyncOmni(address=wire.address) as omni:
+        with pytest.raises(OverloadedError):
+            await omni.generate("Hi")
+    assert len(peer.requests) == 1
+
+
+# What came of the answer before --------------------------------------------------------------------------------------------------------
+
+
+def some(count: int) -> Events:
+    """The first events of an answer."""
+    return list(answer(omni_pb2.GenerateRequest()))[:count]
+
+
+def progress() -> omni_pb2.GenerateResponse:
+    return event(chunk_pb2.Chunk(port="progress", count=1, progress=chunk_pb2.ProgressChunk(done=1, total=4)))
+
+
+def failover() -> omni_pb2.GenerateResponse:
+    return omni_pb2.GenerateResponse(failover=stage_pb2.Failover(kind=stage_pb2.STAGE_KIND_TALKER, lost="a:1", replica="b:2"))
+
+
+@pytest.mark.parametrize("before", [[event(STARTED)], [event(STARTED), progress(), failover()]], ids=["its start", "progress"])
+async def test_what_is_no_output_binds_nobody(before: Events) -> None:
+    """The answer begins anew, and is whole."""
+    peer = Peer((before, lost()))
+    async with listening(peer) as wire, AsyncOmni(address=wire.address) as omni:
+        events = [heard async for heard in omni.stream("Hi")]
+    assert "".join(heard.text for heard in events if isinstance(heard, TextDelta)) == TEXT
+    assert sum(isinstance(heard, Progress) for heard in events) == sum(sent.chunk.HasField("progress") for sent in before)
+    first, second = peer.requests
+    assert first == second and not second.HasField("resume")
+
+
+async def test_what_the_caller_has_of_an_answer_is_not_given_twice() -> None:
+    peer = Peer((some(2), lost()))
+    heard = []
+    async with listening(peer) as wire, AsyncOmni(address=wire.address) as omni:
+        with pytest.raises(StageLostError):
+            async for one in omni.stream("Hi"):
+                heard.append(one)
+    assert [type(one) for one in heard] == [TextDelta] and len(peer.requests) == 1
+
+
+async def test_a_loss_of_the_router_is_no_retry_and_stands_beside_them() -> None:
+    """The connection breaks, the router that goes on has lost its stage, and it breaks once more, which is one loss too many."""
+    peer = Peer(0, lost(), None)
+    async with listening(peer) as wire, AsyncOmni(address=wire.address) as omni:
+        asking = asyncio.create_task(omni.generate("Hi"))
+        await peer.asked(1)
+        wire.cut()
+        assert (await asking).text == TEXT
+    assert len(peer.requests) == 3
+    peer = Peer(0, lost(), 0)
+    async with listening(peer) as wire, AsyncOmni(address=wire.address) as omni:
+        asking = asyncio.create_task(omni.generate("Hi"))
+        for count in (1, 3):
+            await peer.asked(count)
+            wire.cut()
+        with pytest.raises(RouterLostError):
+            await asking
+
+
+async def test_a_router_that_ends_is_left_for_another_one() -> None:
+    ends, serves = Peer(StageError("DRAINING", "this router ends", retry_delay_s=SOON_S)), Peer()
+    async with listening(ends) as one, listening(serves) as other, AsyncOmni(address=f"{one.address},{other.address}") as omni:
+        assert (await omni.generate("Hi")).text == TEXT
+    assert (len(ends.requests), len(serves.requests)) == (1, 1)
+
+
+async def test_who_waits_can_be_cancelled() -> None:
+    peer = Peer(lost(20.0))
+    async with listening(peer) as wire, AsyncOmni(address=wire.address) as omni:
+        waiting = asyncio.create_task(omni.generate("Hi"))
+        await peer.asked(1)
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+
+
+# How long ------------------------------------------------------------------------------------------------------------------------------
+
+
+def test_pauses_grow_and_are_never_shorter_than_the_server_said(seed: int) -> None:
+    random.seed(seed)
+    drawn = set()
+    for _ in range(50):
+        retries = Retries(3)
+        for number in range(3):
+            pause_s = retries.pause_s(1.0)
+            assert GROWTH**number <= pause_s <= GROWTH**number * (1 + JITTER)
+            retries.count(StageLostError("gone"), pause_s)
+            drawn.add(pause_s)
+    assert len(drawn) > 100, "many clients do not come in the same moment"
+    assert MAX_RETRIES == 2
+
+
+# The command ---------------------------------------------------------------------------------------------------------------------------
+
+
+async def commanded(plays: list[Play], words: list[str]) -> tuple[Terminal, int, Peer]:
+    peer = Peer(*plays)
+    async with listening(peer) as wire:
+        terminal = Terminal(120, 30)
+        code = await asyncio.to_thread(terminal.run, [*words, "--address", wire.address])
+    return terminal, code, peer
+
+
+async def test_a_terminal_shows_each_retry_and_a_script_does_not(tmp_path: Path) -> None:
+    for words in (["ask", "Hi", "--no-play"], ["say", "Hi", "--no-play"], ["draw", "Hi", "--out", str(tmp_path / "x.png")]):
+        terminal, _, peer = await commanded([lost(), full()], words)
+        told = [line for line in terminal.lines if "asking again in" in line]
+        assert [line.partition(";")[0] for line in told] == ["no thinker is reachable now", "all places are taken"], words
+        assert [line.partition(" s ")[2] for line in told] == ["(1 of 2)", "(2 of 2)"] and len(peer.requests) == 3
+    terminal, code, peer = await commanded([lost(), lost()], ["ask", "Hi", "--json"])
+    assert code == 0 and len(peer.requests) == 3
+    assert not any("asking again" in line for line in terminal.lines)
+
+
+async def test_the_command_is_told_how_often() -> None:
+    terminal, code, peer = await commanded([lost(), lost()], ["ask", "Hi", "--no-play", "--max-retries", "0"])
+    assert code == 1 and len(peer.requests) == 1
+    terminal, code, peer = await commanded([lost(), lost()], ["ask", "Hi", "--no-play", "--max-retries", "1"])
+    assert code == 1 and len(peer.requests) == 2
+    assert "error: no thinker is reachable now; asked 2 times (ask again in 0.0 s)" in terminal.lines
