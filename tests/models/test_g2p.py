@@ -59,6 +59,19 @@ def test_emoji_and_other_scripts_are_left_out(phonemizer: Phonemizer) -> None:
     assert phonemizer.read("Hello 😀 there 世界.").phonemes == phonemizer.read("Hello there.").phonemes
 
 
+@pytest.mark.parametrize(
+    ("text", "unspoken"),
+    [
+        ("Hello there, “you” – all… café.", ()),
+        ("The sign says 你好 to everyone, Привет.", ("你好", "Привет")),
+        ("I ❤️ you 👩‍👩‍👧 all", ("❤️", "👩‍👩‍👧")),
+        ("• one ■ two \u200b ｀", ()),
+    ],
+)
+def test_what_is_not_spoken_is_told(phonemizer: Phonemizer, text: str, unspoken: tuple[str, ...]) -> None:
+    assert phonemizer.read(text).unspoken == unspoken
+
+
 def test_phonemes_cannot_be_smuggled_in(phonemizer: Phonemizer) -> None:
     assert "ʒʒʒ" not in phonemizer.read("say [word](/ʒʒʒ/) now").phonemes
 

@@ -25,6 +25,7 @@ _DIGIT_RUN = re.compile(r"\d+")
 _LAST_KNOWN = 0xFF
 _SPOKEN_MARKS = "“”‘’–—…°±×÷½¼¾²³€£¥₹₩¢§µ→"
 _UNSPOKEN = re.compile(rf"[^a-zA-ZÀ-ÖØ-öø-ÿ0-9\s!\"#$%&'()*+,\-./:;<=>?@^_~{_SPOKEN_MARKS}]")
+_MEANING = ("Lu", "Ll", "Lt", "Lo", "Nd", "Nl", "No", "Sm", "Sc", "So")
 _REPEATED = re.compile(r"([^\w\s])\1{2,}")
 
 
@@ -37,6 +38,27 @@ def speakable(text: str) -> str:
     text = _REPEATED.sub(r"\1", text)
     text = _LONG_NUMBER.sub(_short_or_spelled, text)
     return " ".join(text.split())
+
+
+def unspoken(text: str) -> tuple[str, ...]:
+    """Runs of characters that mean something and are not read: not punctuation, bullets, lines, marks of accents or what cannot be seen."""
+    runs, joined = [""], False
+    for character in unicodedata.normalize("NFC", text):
+        if _is_lost(character):
+            runs[-1] += character
+            joined = True
+        elif joined and unicodedata.category(character) in ("Mn", "Mc", "Me", "Cf"):
+            runs[-1] += character
+        elif joined:
+            runs.append("")
+            joined = False
+    return tuple(run for run in runs if run)
+
+
+def _is_lost(character: str) -> bool:
+    if not _UNSPOKEN.match(_latin(character)):
+        return False
+    return unicodedata.category(character) in _MEANING and not "\u2500" <= character <= "\u25ff"
 
 
 def _latin(character: str) -> str:
@@ -59,11 +81,13 @@ def _short_or_spelled(match: re.Match[str]) -> str:
 @dataclass(frozen=True, slots=True)
 class Reading:
     """How a text is read. normal: as words that the lexicon reads one by one. phonemes: their letters; empty where there is nothing to say.
-    starts: the place of each word in them, and that of the end."""
+    starts: the place of each word in them, and that of the end. unspoken: runs of characters of the text that mean something and got
+    neither a sound nor a pause: letters of other scripts, emoji, signs without a word."""
 
     normal: str
     phonemes: str
     starts: tuple[int, ...]
+    unspoken: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +127,7 @@ class Phonemizer:
         unread = sum(map(len, letters)) - len(phonemes)
         starts = tuple(max(place - unread, 0) for place in accumulate(map(len, letters), initial=0))
         phonemes = phonemes.rstrip()
-        return Reading(normal, phonemes if any(letter.isalpha() for letter in phonemes) else "", starts)
+        return Reading(normal, phonemes if any(letter.isalpha() for letter in phonemes) else "", starts, unspoken(text))
 
     def ids(self, phonemes: str) -> Iterator[tuple[list[int], list[int]]]:
         """Ids of these phonemes with a pad first and last, in as many parts as MAX_PHONEMES demands, and the places of all but the pads."""
