@@ -40,7 +40,7 @@ from omnistage.models.smol.prosody import FEATURE_WIDTH, FRAME_RATE_HZ, FeatureN
 
 Rows = NDArray[np.float32]
 
-CODE_REVISION = "2"
+CODE_REVISION = "3"
 """To be raised whenever a change of the code changes the rows, or the times of words."""
 VOICE = "heart"
 FEATURES = "features"

@@ -1,0 +1,139 @@
+"""Abbreviations, titles, and letters that are read one by one."""
+
+from __future__ import annotations
+
+import re
+
+from omnistage.models.smol.spoken.form import Form, alternatives, before, form
+from omnistage.models.smol.spoken.numbers import LETTER_A, letters
+
+TITLES = {
+    "Mr": "Mister",
+    "Mrs": "Missus",
+    "Ms": "Miz",
+    "Dr": "Doctor",
+    "Prof": "Professor",
+    "St": "Saint",
+    "Mt": "Mount",
+    "Lt": "Lieutenant",
+    "Sgt": "Sergeant",
+    "Capt": "Captain",
+    "Cmdr": "Commander",
+    "Cpl": "Corporal",
+    "Msgr": "Monsignor",
+}
+"""Before a name, with a full stop or without."""
+DOTTED_TITLES = {
+    "Ft": "Fort",
+    "Gen": "General",
+    "Gov": "Governor",
+    "Sen": "Senator",
+    "Rep": "Representative",
+    "Col": "Colonel",
+    "Rev": "Reverend",
+    "Hon": "Honorable",
+    "Pres": "President",
+    "Supt": "Superintendent",
+    "Maj": "Major",
+    "Adm": "Admiral",
+    "Fr": "Father",
+    "Sr": "Senior",
+    "Jr": "Junior",
+    "Messrs": "Messrs",
+}
+_DOTTED = """
+Jr Junior;Sr Senior;St Street;Mt Mount;Dr Drive;Ave Avenue;Blvd Boulevard;Rd Road;Ln Lane;Hwy Highway;Pkwy Parkway;Ste Suite;Apt Apartment
+Bldg Building;Ltd Limited;Inc Incorporated;Corp Corporation;Co Company;Bros Brothers;Dept Department;dept department;Univ University
+Assn Association;Govt Government;govt government;approx approximately;est established;vs versus;cf compare;ed edition;eds editors
+avg average;max maximum;min minimum;misc miscellaneous;incl including;excl excluding;Prof Professor;Gen General;Gov Governor;Sen Senator
+Rep Representative;Capt Captain;Lt Lieutenant;Col Colonel;Sgt Sergeant;Rev Reverend;Hon Honorable;Pres President;Atty Attorney
+Jan January;Feb February;Mar March;Apr April;Jun June;Jul July;Aug August;Sep September;Sept September;Oct October;Nov November
+Dec December
+Mon Monday;Tue Tuesday;Tues Tuesday;Wed Wednesday;Thu Thursday;Thurs Thursday;Fri Friday;Sat Saturday;Sun Sunday;Mr Mister
+Mrs Missus;Ms Miz;yrs years;hrs hours;mins minutes;secs seconds;lbs pounds;tbsp tablespoons;tsp teaspoons;Tel Telephone
+tel telephone;Ext Extension;ext extension
+"""
+_NUMBERED = """
+No Number;Nos Numbers;no number;nos numbers;Nr Number;p page;pp pages;P page;ch chapter;Ch Chapter;fig figure;Fig Figure
+figs figures;Figs Figures;vol volume;Vol Volume;vols volumes;Vols Volumes;art article;Art Article;sec section;Sec Section;para paragraph
+Para Paragraph;eq equation
+Eq Equation;tab table;Tab Table;ver version;Ver Version;app appendix;App Appendix;ex example;Ex Example;op opus;Op Opus;Pt Part;pt part
+"""
+_PLAIN = {
+    "vs": "versus",
+    "aka": "also known as",
+    "AKA": "also known as",
+    "BTW": "by the way",
+    "IMO": "in my opinion",
+    "TBD": "to be determined",
+}
+_SLASHED = {"w/o": "without", "w/": "with", "b/c": "because", "c/o": "care of", "n/a": "not applicable", "N/A": "not applicable"}
+
+
+def _table(lines: str) -> dict[str, str]:
+    return dict(entry.split(" ", 1) for entry in lines.strip().replace("\n", ";").split(";"))
+
+
+DOTTED = _table(_DOTTED)
+NUMBERED = _table(_NUMBERED)
+_STREET_BEFORE = re.compile(r"(?:\b[A-Z][a-z]+|\d(?:st|nd|rd|th)) $")
+_SAINT_BEFORE = re.compile(r"\b(?:Mount|Port|Lake|Fort|Sault|Old|New|Saint|River|East|West|North|South|In|The|At|Near|From|To|And|On) $")
+
+
+def _title(match: re.Match[str]) -> str | None:
+    short = match["short"]
+    front = before(match, 24)
+    if short == "St" and _STREET_BEFORE.search(front) and not _SAINT_BEFORE.search(front):
+        return "Street" if match["dot"] else None
+    return TITLES.get(short) or DOTTED_TITLES.get(short)
+
+
+def _dotted(match: re.Match[str]) -> str:
+    """With its full stop if it ends the text as well."""
+    return DOTTED[match["short"]] + ("" if match.string[match.end() :].strip("\"'”’)") else ".")
+
+
+def _numbered(match: re.Match[str]) -> str:
+    return NUMBERED[match["short"]]
+
+
+def _plain(match: re.Match[str]) -> str:
+    return _PLAIN[match.group()]
+
+
+def _slashed(match: re.Match[str]) -> str:
+    return _SLASHED[match.group()]
+
+
+def _as_written(match: re.Match[str]) -> str:
+    return match.group()
+
+
+def _joined_letters(match: re.Match[str]) -> str:
+    """R&D, AT&T."""
+    return " and ".join(letters(part) for part in match.group().split("&"))
+
+
+def _function(match: re.Match[str]) -> str:
+    """f(x), f'(x)."""
+    primes = {"": "", "'": " prime", "''": " double prime"}[match["primes"]]
+    return f"{match['name']}{primes} of {match['of'].replace(',', ' and ')}"
+
+
+ABBREVIATIONS: tuple[Form, ...] = (
+    form(r"(?<!\w)(?:[A-Za-z]\.){2,8}(?![A-Za-z]{2})", _as_written),
+    form(rf"(?<![\w.])(?P<short>{alternatives(TITLES)})(?P<dot>\.?) (?=[A-Z])", _title),
+    form(rf"(?<![\w.])(?P<short>{alternatives(DOTTED_TITLES)})(?P<dot>\.) (?=[A-Z][a-z])", _title),
+    form(rf"(?<![\w.])(?P<short>{alternatives(NUMBERED)})\. ?(?=#?\d|[IVXivx]+\b)", _numbered),
+    form(rf"(?<![\w.'])(?P<short>{alternatives(DOTTED)})\.(?!\w)", _dotted),
+    form(rf"(?<![\w.])(?:{alternatives(_PLAIN)})(?![\w.])", _plain),
+    form(rf"(?<![\w.])(?:{alternatives(_SLASHED)})(?!/)", _slashed),
+    form(r"(?<=[a-z] )v\.(?= [A-Z])", "versus"),
+    form(r"(?<![\w&])[A-Z]{1,3}&[A-Z]{1,3}(?![\w&])", _joined_letters),
+    form(r"(?<!\w)C#(?!\w)", "C sharp"),
+    form(r"(?<!\w)F#(?!\w)", "F sharp"),
+    form(r"(?<!\w)[A-DF]-(?=[\s.,;!?)]|$)(?! [-–—\d])", lambda match: f"{letters(match.group()[0])} minus"),
+    form(r"(?<!\w)(?P<name>[fghpquvFGHP])(?P<primes>'{0,2})\((?P<of>[a-z](?:, ?[a-z]){0,3})\)", _function),
+    form(r"(?<!\w)A(?=-?\d)", LETTER_A),
+)
+SHORTS = frozenset((*TITLES, *DOTTED_TITLES, *DOTTED, *NUMBERED, *_PLAIN))

@@ -1,0 +1,176 @@
+"""Digits that are no amount: telephone numbers, addresses of machines, versions, models, codes; and plain numbers by what stands around."""
+
+from __future__ import annotations
+
+import re
+
+from omnistage.models.smol.spoken.form import Form, before, behind, form, in_equation
+from omnistage.models.smol.spoken.numbers import NUMBER, ONES, amount, bare, cardinal, digits, letters, name, ordinal, parsed
+
+_SECRET_WORDS = """
+zip zipcode postcode postal pin code passcode password ext extension account acct serial id dial ending digits otp tracking confirmation
+case ticket invoice badge license licence passport routing membership ssn isbn issn upc sku imei combination phone tel telephone fax
+mobile cell
+"""
+_PLACE_WORDS = "room rm suite apartment apt unit flight highway hwy route rte interstate bus gate boeing airbus bay locker channel hotel"
+_VERSION_WORDS = """
+version versions ver release python java php ruby perl ios ipados macos android windows ubuntu debian fedora kernel linux node cuda django
+react chrome firefox numpy torch pytorch tensorflow llama claude gemini qwen gcc clang go rust swift kotlin dotnet openssl postgres
+postgresql mysql redis docker kubernetes protobuf grpc section
+"""
+SECRET = frozenset(_SECRET_WORDS.split())
+PLACE = frozenset(_PLACE_WORDS.split())
+VERSION = frozenset(_VERSION_WORDS.split())
+LEADERS = SECRET | PLACE | VERSION | frozenset(["number", "numbers", "no", "nos"])
+_LAST_WORDS = re.compile(r"([A-Za-z]+)\.?(?: (?:number|no\.?|numbers|code|is|was|in|are|type))*[:#]?(?: ?#)?[ -]$")
+_EMERGENCY = re.compile(r"\b(?:call|calls|called|calling|dial|dialed|dialled|text|phone|ring)\b[^.;!?]{0,8}$", re.IGNORECASE)
+
+
+def _leader(match: re.Match[str]) -> str:
+    found = _LAST_WORDS.search(before(match, 48))
+    return found.group(1).lower() if found else ""
+
+
+def _grouped_digits(match: re.Match[str]) -> str:
+    """Digit by digit, with a rest between the groups."""
+    groups = re.findall(r"\d+|X$", match.group())
+    said = ", ".join(digits(group) or "X" for group in groups)
+    return f"plus {said}" if match.group()[0] == "+" else said
+
+
+def _machine(match: re.Match[str]) -> str | None:
+    """192.168.1.1:8080/24."""
+    if any(int(part) > 255 for part in match["host"].split(".")):
+        return None
+    words = " dot ".join(cardinal(int(part)) for part in match["host"].split("."))
+    if match["port"]:
+        words += f" port {amount(match['port'])}"
+    return words + (f" slash {amount(match['mask'])}" if match["mask"] else "")
+
+
+def _hardware(match: re.Match[str]) -> str:
+    """The address of a network card."""
+    return ", ".join(" ".join(ONES[int(one)] if one.isdecimal() else one.upper() for one in pair) for pair in re.split("[:-]", match.group()))
+
+
+def _version(match: re.Match[str]) -> str:
+    said = " point ".join(digits(part) if part[0] == "0" and len(part) > 1 else amount(part) for part in match["number"].split("."))
+    return f"version {said}" if match.groupdict().get("v") else said
+
+
+def _known_version(match: re.Match[str]) -> str | None:
+    return _version(match) if _leader(match) in VERSION else None
+
+
+def _scientific(match: re.Match[str]) -> str:
+    sign = "minus " if match["sign"] in ("-", "−") else ""
+    return f"{amount(match['number'])} times ten to the power of {sign}{amount(match['power'].lstrip('0') or '0')}"
+
+
+def _hexadecimal(match: re.Match[str]) -> str:
+    return "zero x " + " ".join(ONES[int(one)] if one.isdecimal() else one.upper() for one in match["digits"])
+
+
+def _aircraft(match: re.Match[str]) -> str:
+    return f"{name(match['number'])} {name(match['series'])}"
+
+
+def _ordinal(match: re.Match[str]) -> str | None:
+    number = parsed(match["number"])
+    return ordinal(int(number.whole)) if len(number.whole) <= 15 and not number.part else None
+
+
+def _times_as(match: re.Match[str]) -> str | None:
+    """3x faster, but 3x - 2y."""
+    following = behind(match, 3)
+    if in_equation(match) or re.match(r" ?[-+*/^=)−²³<>·×÷]", following) or re.search(r"[-+*/^=(−<>·×÷] ?$", before(match, 2)):
+        return f"{amount(match['number'])} x"
+    return f"{amount(match['number'])} times"
+
+
+def _millions(match: re.Match[str]) -> str:
+    scales = {"M": "million", "B": "billion", "bn": "billion", "mn": "million", "tn": "trillion", "Bn": "billion", "k": "thousand"}
+    return f"{amount(match['number'])} {scales[match['scale']]}"
+
+
+def _list(match: re.Match[str]) -> str | None:
+    """1,2,3, where the commas do not group digits."""
+    if parsed(match.group()).grouped:
+        return None
+    return ", ".join(bare(part) for part in match.group().split(","))
+
+
+def _plain(match: re.Match[str]) -> str:
+    """A number by itself: what stands before it says how its digits are read."""
+    text = match.group()
+    if not text.isdecimal():
+        return amount(text)
+    front = before(match, 1)
+    leader = _leader(match)
+    if leader in SECRET and len(text) > 2:
+        return digits(text)
+    if text in ("911", "999", "411", "112", "311", "511", "988") and (_EMERGENCY.search(before(match, 40)) or front == "("):
+        return digits(text)
+    if leader in PLACE and len(text) <= 4:
+        return name(text)
+    if len(text) == 4 and in_equation(match):
+        return amount(text)
+    if re.search(r"[A-Za-z]-?$", before(match, 2)) and len(text) <= 4:
+        return name(text)
+    return bare(text)
+
+
+def _mixed(match: re.Match[str]) -> str:
+    """Digits and the letters behind them: 5G, 3D, 747s."""
+    number, tail = match["number"], match["letters"]
+    said = name(number) if len(number) <= 4 and re.search(r"[A-Za-z]$", before(match, 1)) else bare(number)
+    if tail in ("s", "th", "rd", "nd", "st"):
+        return f"{said}s" if tail == "s" else f"{said} {tail}"
+    if len(tail) <= 3 and (tail.isupper() or len(tail) == 1):
+        return f"{said} {letters(tail)}" if tail.isupper() else f"{said} {tail}"
+    return f"{said} {tail}"
+
+
+_PHONES = (
+    r"\+?\d{1,3}[ .-]\(?\d{3}\)?[ .-]\d{3}[ .-]\d{4}",
+    r"\+\d{1,3}(?:[ .-]?\(?\d{1,5}\)?){1,6}",
+    r"\(\d{2,5}\) ?\d{3,4}[ .-]?\d{3,4}",
+    r"\d{3}[ .-]\d{3}[ .-]\d{4}",
+    r"\d{3}[-.]\d{4}",
+    r"0\d(?:[ .]\d\d){4}",
+    r"0\d{2,4}[ -]\d{3,4}[ -]?\d{3,4}",
+    r"0\d{2,4}[ /-]\d{5,8}",
+    r"\d{4}(?:[ -]\d{4}){3}",
+    r"\d{4} \d{6} \d{5}",
+    r"\d{3}-\d{2}-\d{4}",
+    r"\d{5}-\d{4}",
+    r"97[89][ -]\d{1,5}(?:[ -]\d{1,7}){2}[ -][\dX]",
+    r"\d{1,7}-\d{1,7}-\d{1,7}(?:-\d{1,7}){0,4}(?:-X)?",
+)
+_BYTE = r"[0-9A-Fa-f]{2}"
+HARDWARE: tuple[Form, ...] = (form(rf"(?<![\w:]){_BYTE}(?:([:-]){_BYTE})(?:\1{_BYTE}){{4}}(?![\w:])", _hardware),)
+PHONES: tuple[Form, ...] = tuple(form(rf"(?<![\w.]){pattern}(?![\w]|[.,:-]\d)", _grouped_digits) for pattern in _PHONES)
+V_VERSIONS: tuple[Form, ...] = (form(r"(?<![\w'])(?P<v>[vV])\.?(?P<number>\d{1,6}(?:\.\d{1,8}){0,6})(?!\d)", _version),)
+NAMES: tuple[Form, ...] = (
+    form(r"(?P<host>\d{1,3}(?:\.\d{1,3}){3})(?!\.?\d)(?::(?P<port>\d{1,5}))?(?:/(?P<mask>\d{1,2}))?", _machine),
+    *PHONES,
+    form(r"(?P<number>7[0-8]7)-(?P<series>\d{1,3})(?!\d)", _aircraft),
+    form(rf"(?P<number>{NUMBER})[eE](?P<sign>[-+−]?)(?P<power>\d{{1,3}})(?!\w)", _scientific),
+    form(r"0[xX](?P<digits>[0-9A-Fa-f]{1,40})\b", _hexadecimal),
+)
+PLAIN: tuple[Form, ...] = (
+    form(r"(?P<number>\d{1,3}(?:,\d{3}){1,4}|\d{1,15})(?:st|nd|rd|th)\b", _ordinal),
+    form(r"(?P<number>\d{1,6}(?:\.\d{1,8}){2,8})(?![\d,])", _version),
+    form(r"(?P<number>\d{1,4}\.\d{1,4})(?!\.?\d)", _known_version),
+    form(rf"(?P<number>{NUMBER})x(?![\w'])", _times_as),
+    form(rf"(?P<number>{NUMBER})(?P<scale>[MB]|bn|mn|tn|Bn|k)(?= [a-z])", _millions),
+    form(r"\d{1,4}(?:,\d{1,4}){2,}(?![\d.])", _list),
+    form(r"(?P<number>\d+)(?P<letters>(?!x\d)[A-Za-z]{1,12})(?![A-Za-z'])", _mixed),
+    form(NUMBER, _plain),
+)
+
+
+def awaits_digits(text: str) -> bool:
+    """Whether digits behind this text are read by its last words."""
+    found = _LAST_WORDS.search(text[-48:] + " ")
+    return bool(found and found.group(1).lower() in LEADERS) or bool(_EMERGENCY.search(text[-24:] + " "))

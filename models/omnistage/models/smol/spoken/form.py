@@ -1,0 +1,52 @@
+"""A written form: how it looks and what is said for it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+Say = Callable[[re.Match[str]], str | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """say: the words of a match, "" for a mark without a sound; None where it is something else after all. A pattern looks at a bounded
+    number of characters, so that reading takes linear time."""
+
+    pattern: re.Pattern[str]
+    say: Say
+
+
+def form(pattern: str, say: Say | str) -> Form:
+    """With a text in the place of a function this text is said."""
+    return Form(re.compile(pattern), (lambda match: say) if isinstance(say, str) else say)
+
+
+def before(match: re.Match[str], characters: int) -> str:
+    """What stands in front of a match, at most so many characters."""
+    return match.string[max(match.start() - characters, 0) : match.start()]
+
+
+def behind(match: re.Match[str], characters: int) -> str:
+    """What stands behind a match, at most so many characters."""
+    return match.string[match.end() : match.end() + characters]
+
+
+_CLAUSE = re.compile(r"[;!?]|[.,:] |[A-Za-z]{3,}")
+_RELATION = re.compile(r"[=≠≤≥≈]")
+
+
+def in_equation(match: re.Match[str]) -> bool:
+    """Whether a relation stands near, with nothing but numbers, letters and signs between."""
+    return bool(_RELATION.search(_CLAUSE.split(before(match, 60))[-1]) or _RELATION.search(_CLAUSE.split(behind(match, 60))[0]))
+
+
+def alternatives(words: Iterable[str]) -> str:
+    """A pattern of these words, longer ones first."""
+    return "|".join(re.escape(word) for word in sorted(words, key=len, reverse=True))
+
+
+def table(words: str) -> tuple[str, ...]:
+    """Words that are written in a line."""
+    return tuple(words.split())

@@ -1,0 +1,153 @@
+"""Numbers in words, and what a written number means: where its point is, what only groups its digits."""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+from omnistage.models.smol.spoken.form import table
+
+MAX_DIGITS = 12
+"""A longer run of digits is a name, not an amount: it is read digit by digit. With marks between its groups it may have one group more."""
+
+GROUP = "\u00a0"
+"""Stands in a clean text for a space that groups digits."""
+NUMBER = (
+    r"(?:\d{1,3}(?:,\d{2,3}){0,6},\d{3}(?![\d,])(?:\.\d+)?"  # 1,234.5 and 12,34,567
+    r"|\d{1,3}(?:\.\d{3}){1,5},\d{1,4}(?!\d)|\d{1,3}(?:\.\d{3}){2,5}(?![\d.])"  # 1.234,5 and 1.234.567
+    r"|[1-9]\d{0,2}(?:(?: \d{3}){2,5}| 000)(?!\d)(?:[.,]\d+)?"  # 1 234 567
+    rf"|\d{{1,3}}(?:{GROUP}\d{{3}}){{1,5}}(?!\d)(?:[.,]\d+)?|\d{{1,3}}(?:'\d{{3}}){{1,5}}(?!\d)(?:\.\d+)?"
+    r"|\d+,\d+(?![\d,])|\d+(?:\.\d+)?|(?<![\w.])\.\d+)"
+)
+ONES = table(
+    "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen eighteen nineteen"
+)
+TENS = table("_ _ twenty thirty forty fifty sixty seventy eighty ninety")
+LETTER_A = "\uff21"
+"""The letter, which the lexicon takes for the article where it is written A. No clean text has it."""
+SCALES = ("", "thousand", "million", "billion", "trillion")
+_IRREGULAR = {
+    "one": "first",
+    "two": "second",
+    "three": "third",
+    "five": "fifth",
+    "eight": "eighth",
+    "nine": "ninth",
+    "twelve": "twelfth",
+}
+_GROUPED = re.compile(r"[1-9]\d{0,2}(?:,\d{2,3})*,\d{3}")
+
+
+class Written(NamedTuple):
+    """A written number: the digits before its point, those behind it, and whether marks group them."""
+
+    whole: str
+    part: str
+    grouped: bool
+
+    @property
+    def is_one(self) -> bool:
+        return self.whole == "1" and not self.part
+
+
+def parsed(number: str) -> Written:
+    """By what separates its digits: the last of two different marks is the point; a comma in front of three digits groups, and so does a
+    point that comes twice."""
+    plain = number.replace(GROUP, "").replace(" ", "").replace("'", "")
+    grouped = plain != number
+    comma, point = plain.rfind(","), plain.rfind(".")
+    if comma > point >= 0:
+        mark, grouped = ",", True
+    elif comma >= 0 and point < 0:
+        grouped = grouped or bool(_GROUPED.fullmatch(plain))
+        mark = "." if _GROUPED.fullmatch(plain) else ","
+    else:
+        mark, grouped = ".", grouped or comma >= 0
+        if plain.count(".") > 1:
+            return Written(plain.replace(".", ""), "", True)
+    whole, _, part = plain.replace("." if mark == "," else ",", "").partition(mark)
+    return Written(whole, part, grouped)
+
+
+def amount(number: str | Written) -> str:
+    """1,234.50 as "one thousand two hundred thirty four point five zero"; 007 digit by digit."""
+    whole, part, grouped = parsed(number) if isinstance(number, str) else number
+    words = ""
+    if whole:
+        limit = MAX_DIGITS + 3 if grouped else MAX_DIGITS
+        named = len(whole) > limit or (len(whole) > 1 and whole[0] == "0")
+        words = digits(whole) if named else cardinal(int(whole))
+    return f"{words} point {digits(part)}".strip() if part else words
+
+
+def counted(number: str, one: str, many: str) -> str:
+    """A number and what it counts."""
+    written = parsed(number)
+    return f"{amount(written)} {one if written.is_one else many}"
+
+
+def cardinal(number: int) -> str:
+    """Of at most MAX_DIGITS + 3 digits."""
+    if number < 100:
+        tens, one = divmod(number, 10)
+        return ONES[number] if number < 20 else TENS[tens] + (f" {ONES[one]}" if one else "")
+    if number < 1000:
+        return f"{ONES[number // 100]} hundred" + (f" {cardinal(number % 100)}" if number % 100 else "")
+    groups = []
+    for scale in SCALES:
+        number, group = divmod(number, 1000)
+        if group:
+            groups.append(f"{cardinal(group)} {scale}".rstrip())
+    return " ".join(reversed(groups))
+
+
+def ordinal(number: int) -> str:
+    head, space, last = cardinal(number).rpartition(" ")
+    last = _IRREGULAR.get(last) or (f"{last[:-1]}ieth" if last.endswith("y") else f"{last}th")
+    return head + space + last
+
+
+def digits(text: str) -> str:
+    """One by one; other characters are left out."""
+    return " ".join(ONES[int(digit)] for digit in text if digit.isdecimal())
+
+
+def year(number: int) -> str:
+    """1984 as "nineteen eighty four", 2005 as "two thousand five". Of other numbers of four digits too: "twelve hundred people"."""
+    high, low = divmod(number, 100)
+    if high == 0 or (high % 10 == 0 and low < 10):
+        return cardinal(number)
+    if low == 0:
+        return f"{cardinal(high)} hundred"
+    return f"{cardinal(high)} " + (f"oh {ONES[low]}" if low < 10 else cardinal(low))
+
+
+def name(text: str) -> str:
+    """The number in a name, such as flight 370 or A320: three digits as one and two."""
+    if text[0] == "0" or len(text) > 4:
+        return digits(text) if len(text) > 1 else ONES[0]
+    if len(text) == 4:
+        return year(int(text))
+    if len(text) == 3 and text[1:] != "00":
+        return f"{ONES[int(text[0])]} " + (f"oh {ONES[int(text[2])]}" if text[1] == "0" else cardinal(int(text[1:])))
+    return cardinal(int(text))
+
+
+def bare(text: str) -> str:
+    """A run of digits that nothing says more of: four are read as a year."""
+    if len(text) == 4 and text[0] != "0":
+        return year(int(text))
+    return amount(text)
+
+
+def letters(text: str) -> str:
+    """So that the lexicon spells them: TXT as T.X.T."""
+    upper = text.upper()
+    return (LETTER_A if upper == "A" else upper) if len(upper) == 1 else ".".join(upper) + "."
+
+
+def plural(words: str) -> str:
+    """Of the last of some words: twenties, fifths, sixes."""
+    if words.endswith("y"):
+        return f"{words[:-1]}ies"
+    return f"{words}es" if words.endswith("x") else f"{words}s"

@@ -1,0 +1,212 @@
+"""Amounts with what they count: money, units, percent, degrees, sizes, fractions."""
+
+from __future__ import annotations
+
+import re
+
+from omnistage.models.smol.spoken.characters import FRACTIONS
+from omnistage.models.smol.spoken.form import Form, alternatives, before, form, in_equation
+from omnistage.models.smol.spoken.numbers import NUMBER, amount, cardinal, counted, ordinal, parsed, plural
+from omnistage.models.smol.spoken.units import UNIT, unit_names
+
+CURRENCIES = {
+    "$": ("dollar", "dollars", "cent", "cents"),
+    "US$": ("US dollar", "US dollars", "cent", "cents"),
+    "C$": ("Canadian dollar", "Canadian dollars", "cent", "cents"),
+    "CA$": ("Canadian dollar", "Canadian dollars", "cent", "cents"),
+    "A$": ("Australian dollar", "Australian dollars", "cent", "cents"),
+    "AU$": ("Australian dollar", "Australian dollars", "cent", "cents"),
+    "NZ$": ("New Zealand dollar", "New Zealand dollars", "cent", "cents"),
+    "HK$": ("Hong Kong dollar", "Hong Kong dollars", "cent", "cents"),
+    "S$": ("Singapore dollar", "Singapore dollars", "cent", "cents"),
+    "R$": ("real", "reais", "centavo", "centavos"),
+    "£": ("pound", "pounds", "penny", "pence"),
+    "€": ("euro", "euros", "cent", "cents"),
+    "¥": ("yen", "yen", "", ""),
+    "₹": ("rupee", "rupees", "paisa", "paise"),
+    "₩": ("won", "won", "", ""),
+    "₽": ("ruble", "rubles", "kopeck", "kopecks"),
+    "₺": ("lira", "lira", "kurush", "kurush"),
+    "₴": ("hryvnia", "hryvnias", "", ""),
+    "₫": ("dong", "dong", "", ""),
+    "₪": ("shekel", "shekels", "", ""),
+    "฿": ("baht", "baht", "", ""),
+    "₿": ("bitcoin", "bitcoins", "", ""),
+    "₦": ("naira", "naira", "", ""),
+    "₱": ("peso", "pesos", "", ""),
+    "¢": ("cent", "cents", "", ""),
+    "Rs": ("rupee", "rupees", "paisa", "paise"),
+    "USD": ("US dollar", "US dollars", "cent", "cents"),
+    "EUR": ("euro", "euros", "cent", "cents"),
+    "GBP": ("pound", "pounds", "penny", "pence"),
+    "JPY": ("yen", "yen", "", ""),
+    "CHF": ("Swiss franc", "Swiss francs", "", ""),
+    "CAD": ("Canadian dollar", "Canadian dollars", "cent", "cents"),
+    "AUD": ("Australian dollar", "Australian dollars", "cent", "cents"),
+    "INR": ("rupee", "rupees", "paisa", "paise"),
+    "CNY": ("yuan", "yuan", "", ""),
+    "RMB": ("yuan", "yuan", "", ""),
+    "BTC": ("bitcoin", "bitcoins", "", ""),
+}
+_SCALES = {"k": "thousand", "m": "million", "mm": "million", "mn": "million", "mio": "million", "b": "billion", "bn": "billion"}
+_SCALES |= {"t": "trillion", "tn": "trillion", "trn": "trillion"}
+SCALE_WORDS = "hundred|thousand|million|billion|trillion|lakh|crore"
+_SCALE = rf"(?:[ -]?(?P<scale>{SCALE_WORDS})\b|(?P<short>k|K|mm|mn|mio|m|M|MM|bn|b|B|Bn|tn|trn|t|T)(?![\w²³])| (?P<far>bn|mn|tn)\b)?"
+_PER = r"(?:/(?P<per>hr|hour|h|day|week|wk|month|mo|year|yr|min|sec|s|kg|lb|oz|L|l|person|night|unit|kWh|user|gal|sq ft|ft|m²|ea)\b)?"
+_PER_WORDS = {"hr": "hour", "h": "hour", "wk": "week", "mo": "month", "yr": "year", "min": "minute", "sec": "second", "s": "second"}
+_PER_WORDS |= {"kg": "kilogram", "lb": "pound", "oz": "ounce", "L": "liter", "l": "liter", "kWh": "kilowatt hour", "gal": "gallon"}
+_PER_WORDS |= {"sq ft": "square foot", "ft": "foot", "m²": "square meter", "ea": "each"}
+_THING = re.compile(r"[ -](?:bill|note|coin|gift card|fee|fine|question)\b")
+_FRACTION_NAMES = {2: "half", 4: "quarter"}
+_PARTS = frozenset((2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 15, 16, 20, 24, 25, 30, 32, 36, 40, 48, 50, 60, 64, 72, 80, 90, 100, 128, 1000))
+_DAY = re.compile(r"\b(?:on|by|until|since|from|before|after|due|dated?|for) $", re.IGNORECASE)
+
+
+def _money(match: re.Match[str]) -> str:
+    """A price: with two digits behind the point of its small coins."""
+    groups = match.groupdict()
+    one, many, small_one, small_many = CURRENCIES[(groups["sign"]).rstrip(".")]
+    number = parsed(groups["number"])
+    if number.whole and not number.part and re.fullmatch(r"\d{1,3}\.\d{3}", groups["number"]) and one == "euro":
+        number = parsed(groups["number"].replace(".", ","))
+    if not number.part and groups["number"].count(".") == 1 and one == "euro" and number.whole == "":
+        number = parsed(groups["number"])
+    short = groups.get("short") or groups.get("far")
+    scale = groups.get("scale") or (_SCALES[short.lower()] if short else "")
+    if scale:
+        words = f"{amount(number)} {scale} {many}"
+    elif len(number.part) == 2 and small_one:
+        coins = int(number.part)
+        words = (
+            []
+            if number.whole.strip("0") == "" and coins
+            else [f"{amount(number._replace(part=''))} {one if number.whole == '1' else many}"]
+        )
+        if coins:
+            words.append(f"{cardinal(coins)} {small_one if coins == 1 else small_many}")
+        words = " and ".join(words)
+    else:
+        words = f"{amount(number)} {one if number.is_one or _THING.match(match.string, match.end()) else many}"
+    per = groups.get("per")
+    return f"{words} {'' if per == 'ea' else 'per '}{_PER_WORDS.get(per, per)}" if per else words
+
+
+def _unit(match: re.Match[str]) -> str | None:
+    number, unit = match.group("number"), match.group("unit")
+    one, many = unit_names(unit)
+    scale = f" {match['scale']}" if match["scale"] else ""
+    written = parsed(number)
+    return f"{amount(written)}{scale} {one if written.is_one and not scale else many}"
+
+
+def _percent(match: re.Match[str]) -> str:
+    return f"{amount(match['number'])} " + {"%": "percent", "‰": "per thousand", "‱": "per ten thousand"}[match["sign"]]
+
+
+def _degrees(match: re.Match[str]) -> str:
+    """A temperature or an angle, with its minutes and seconds."""
+    words = [counted(match["number"], "degree", "degrees")]
+    for name in ("minute", "second"):
+        if match[name]:
+            words.append(counted(match[name], name, f"{name}s"))
+    scales = {"C": "Celsius", "F": "Fahrenheit", "K": "Kelvin", "N": "north", "S": "south", "E": "east", "W": "west"}
+    return " ".join([*words, scales.get(match["scale"] or "", "")]).strip()
+
+
+def _feet(match: re.Match[str]) -> str:
+    inches = match["inches"]
+    words = counted(match["feet"], "foot", "feet")
+    if match["part"]:
+        return f"{words} {amount(inches)} and {fraction(*FRACTIONS[match['part']])} inches"
+    return f"{words} {counted(inches, 'inch', 'inches')}"
+
+
+def _inches(match: re.Match[str]) -> str | None:
+    """Not the end of a quotation."""
+    if match.string.count('"', max(match.start() - 200, 0), match.start()) % 2:
+        return None
+    if match["over"]:
+        part = fraction(int(match["over"]), int(match["under"]))
+        return f"{amount(match['number'])} and {part} inches" if match["number"] else f"{part} inch"
+    return counted(match["number"], "inch", "inches")
+
+
+def _by(match: re.Match[str]) -> str | None:
+    """3 x 4 m, 10x10: the sign between two sizes; the numbers are read by themselves."""
+    return "times" if in_equation(match) else "by"
+
+
+def fraction(over: int, under: int) -> str:
+    """2/3 as "two thirds"."""
+    if under == 2:
+        return "one half" if over == 1 else f"{cardinal(over)} halves"
+    name = _FRACTION_NAMES.get(under) or ordinal(under)
+    return f"{cardinal(over)} {name if over == 1 else plural(name)}"
+
+
+def _mixed(match: re.Match[str]) -> str | None:
+    over, under = int(match["over"]), int(match["under"])
+    if not 0 < over < under:
+        return None
+    part = "a half" if (over, under) == (1, 2) else fraction(over, under)
+    return f"{amount(match['number'])} and {part}"
+
+
+def _vulgar(match: re.Match[str]) -> str:
+    over, under = FRACTIONS[match["sign"]]
+    if not match["number"]:
+        return fraction(over, under)
+    return f"{amount(match['number'])} and " + ("a half" if (over, under) == (1, 2) else fraction(over, under))
+
+
+def _slashed(match: re.Match[str]) -> str | None:
+    """a/b: a fraction, a day, a pair of numbers, or a quotient."""
+    over, under = match["over"], match["under"]
+    one, other = int(over), int(under)
+    if (over[0] == "0" or under[0] == "0") and not (over == "0" or under == "0"):
+        return None
+    if (one, other) in ((24, 7), (9, 11), (7, 11), (4, 20)):
+        return f"{cardinal(one)} {cardinal(other)}"
+    if one == other and one > 10:
+        return f"{cardinal(one)} {cardinal(other)}"
+    if one == other and one > 1:
+        return f"{cardinal(one)} out of {cardinal(other)}"
+    is_day = 1 <= one <= 12 and 1 <= other <= 31 and len(over) <= 2
+    if is_day and _DAY.search(before(match, 12)) and not in_equation(match) and other > 4:
+        return None
+    equation = in_equation(match)
+    if 0 < one < other and (other in _PARTS or (equation and other < 100)):
+        return fraction(one, other)
+    if equation and one > other:
+        return f"{cardinal(one)} divided by {cardinal(other)}"
+    if other in range(2, 11) and one > other and one < 100 and not is_day:
+        return fraction(one, other) if other not in (10,) else f"{cardinal(one)} over ten"
+    if other in range(2, 5) and one > other:
+        return fraction(one, other)
+    return None if is_day else f"{amount(over)} over {amount(under)}"
+
+
+_SIGNS = alternatives(sign for sign in CURRENCIES if not sign.isalpha() and sign != "¢")
+_NAMES = alternatives(sign for sign in CURRENCIES if sign.isalpha() and sign != "Rs")
+
+MONEY: tuple[Form, ...] = (
+    form(rf"(?<![A-Za-z])(?P<sign>{_SIGNS}|(?:{_NAMES}|Rs\.?)(?= ?\d)) ?(?P<number>{NUMBER}){_SCALE}{_PER}", _money),
+)
+QUANTITIES: tuple[Form, ...] = (
+    form(rf"(?P<number>{NUMBER}){_SCALE} ?(?P<sign>(?:{_SIGNS}|¢)(?![\d.])|(?:{_NAMES})\b){_PER}", _money),
+    form(rf"(?P<number>{NUMBER}) ?(?P<sign>[%‰‱])", _percent),
+    form(
+        rf"(?P<number>{NUMBER}) ?°(?: ?(?P<minute>\d{{1,2}})['](?: ?"
+        r"(?P<second>\d{1,2}(?:\.\d+)?)(?:\"|''))?)?(?: ?(?P<scale>[CFKNSEW])\b)?",
+        _degrees,
+    ),
+    form(r"(?P<feet>\d{1,3})' ?(?P<inches>\d{1,2}(?:\.\d+)?)(?P<part>[½¼¾])?(?:\"|''|(?![\w']))", _feet),
+    form(
+        r"(?:(?P<number>\d{1,4}(?:\.\d+)?)(?: (?=\d+/)|-(?=\d+/)|(?=\")))?(?:(?P<over>\d{1,2})/(?P<under>\d{1,2}))?(?<=\d)\"(?!\w)", _inches
+    ),
+    form(rf"(?P<number>{NUMBER})(?: (?P<scale>{SCALE_WORDS}))?[ -]?(?P<unit>{UNIT})(?![\w²³]|'[a-z])", _unit),
+    form(r"(?P<number>\d{1,4})(?: |-)(?P<over>\d{1,2})/(?P<under>\d{1,3})(?![\d/])", _mixed),
+    form(rf"(?P<number>\d{{1,4}})?(?P<sign>[{''.join(FRACTIONS)}])", _vulgar),
+    form(r"(?P<over>\d{1,4})/(?P<under>\d{1,4})(?![\d/]|\.\d|[A-Za-z])", _slashed),
+)
+SIZES: tuple[Form, ...] = (form(r"(?<=\d)x(?=\d)|(?<=[\dm'\"t] )x(?= ?\d)", _by),)

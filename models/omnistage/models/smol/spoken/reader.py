@@ -1,0 +1,163 @@
+"""Reading a text: the forms in the order in which they are tried, and what they say put together."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from omnistage.models.smol.spoken import abbreviations, addresses, codes, quantities, roman, signs, times, units
+from omnistage.models.smol.spoken.characters import CURRENCY_SIGNS, FRACTIONS, clean
+from omnistage.models.smol.spoken.form import Form, form
+from omnistage.models.smol.spoken.numbers import GROUP
+
+
+def _lone_unit(match: re.Match[str]) -> str:
+    return units.unit_names(match.group())[1]
+
+
+_LONE_UNITS = (form(rf"(?<![\w/.])(?:{units.LONE_UNIT})(?![\w/²³^])", _lone_unit),)
+_WORD_FORMS = (
+    *addresses.ADDRESSES,
+    *addresses.PATHS,
+    *codes.HARDWARE,
+    *addresses.SNAKES,
+    *quantities.MONEY,
+    *codes.V_VERSIONS,
+    *times.MONTH_DAYS,
+    *roman.ROMAN,
+    *abbreviations.ABBREVIATIONS,
+    *quantities.SIZES,
+    *_LONE_UNITS,
+)
+_DIGIT_FORMS = (
+    *addresses.ADDRESSES,
+    *codes.HARDWARE,
+    *times.TIMES,
+    *codes.NAMES,
+    *quantities.QUANTITIES,
+    *times.DAYS,
+    *codes.PLAIN,
+)
+_SIGN_FORMS: dict[str, tuple[Form, ...]] = {
+    **signs.SIGNS,
+    **dict.fromkeys(FRACTIONS, quantities.QUANTITIES),
+    **{sign: (*addresses.PATHS, *signs.SIGNS[sign]) for sign in "/~\\@#"},
+    **{sign: (*quantities.MONEY, *signs.SIGNS[sign]) for sign in CURRENCY_SIGNS},
+    "μ": (*_LONE_UNITS, *signs.SIGNS["μ"]),
+    "'": times.APOSTROPHES,
+    "+": (*codes.PHONES, *signs.SIGNS["+"]),
+    "(": codes.PHONES,
+    ".": (*addresses.PATHS, *signs.SIGNS["."], *quantities.QUANTITIES, *codes.PLAIN),
+    "_": (*addresses.SNAKES, *signs.SIGNS["_"]),
+}
+_SPECIAL = (
+    abbreviations.SHORTS
+    | frozenset(times.MONTHS)
+    | frozenset(times.SHORT_MONTHS)
+    | frozenset(sign for sign in quantities.CURRENCIES if sign.isalpha())
+    | units.LONE
+)
+_PLAIN = re.compile(r"[A-Za-zÀ-ÿ]{2,}(?:'[a-zA-Z]+)*(?=[ ,;!?)\"”]|$|\.(?: |$))|[A-Z]'(?:m|d|ll|ve|re|s)\b|[aAI](?= [a-z])")
+_LETTERS = re.compile(r"[A-Za-zÀ-ÿ]+(?:'[a-zA-Z]+)*")
+_ROMAN_LETTERS = frozenset("IVXLCDMivx")
+_PUNCTUATION = re.compile(r"[,.;:!?]+")
+
+
+@dataclass(frozen=True, slots=True)
+class Spoken:
+    """words: what is spoken, with its punctuation. borders: of places between words of the text that no form covers, how many words of the
+    text and how many of `words` stand before; the first is the beginning and the last the end. unspoken: what of the text is not spoken."""
+
+    words: tuple[str, ...]
+    borders: tuple[tuple[int, int], ...]
+    unspoken: tuple[str, ...]
+
+    @property
+    def text(self) -> str:
+        return " ".join(self.words)
+
+
+class _Reading:
+    """One text that is being read."""
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+        self._words: list[str] = []
+        self._borders = [(0, 0)]
+        self._passed = 0
+        self._segment: list[str] = []
+        self._apart = False
+
+    def result(self, unspoken: tuple[str, ...]) -> Spoken:
+        at, text = 0, self._text
+        while at < len(text):
+            at = self._step(at)
+        self._end_segment()
+        return Spoken(tuple(self._words), tuple(self._borders), unspoken)
+
+    def _step(self, at: int) -> int:
+        """Read what begins at a place; the place behind it."""
+        text = self._text
+        character = text[at]
+        if character in (" ", GROUP):
+            self._end_segment()
+            return at + 1
+        plain = _PLAIN.match(text, at)
+        if plain and not _may_begin_form(plain.group()):
+            return self._leave(plain)
+        for one in _forms(character):
+            match = one.pattern.match(text, at)
+            if match and match.end() > at:
+                words = one.say(match)
+                if words is not None:
+                    self._say(words)
+                    self._passed += match.group().count(" ") + match.group().count(GROUP)
+                    return match.end()
+        return self._leave(_LETTERS.match(text, at) or _ANY.match(text, at))
+
+    def _say(self, words: str) -> None:
+        """The words of a form, apart from the letters that stand by it."""
+        if self._segment and self._segment[-1][-1:] not in _OPENERS:
+            self._segment.append(" ")
+        self._segment.append(words)
+        self._apart = True
+
+    def _leave(self, match: re.Match[str] | None) -> int:
+        """What stays as it is written."""
+        assert match is not None
+        if self._apart and match.group()[0].isalnum():
+            self._segment.append(" ")
+        self._segment.append(match.group())
+        self._apart = False
+        return match.end()
+
+    def _end_segment(self) -> None:
+        """A space that no form covers, or the end."""
+        words = "".join(self._segment).split()
+        if self._words and words and _PUNCTUATION.fullmatch(words[0]):
+            self._words[-1] += words.pop(0)
+        self._words += words
+        self._segment, self._apart = [], False
+        self._passed += 1
+        self._borders.append((self._passed, len(self._words)))
+
+
+_OPENERS = ("(", '"', "'", "“", "-", "–", "—")
+_ANY = re.compile(".", re.DOTALL)
+
+
+def _may_begin_form(word: str) -> bool:
+    return word in _SPECIAL or _ROMAN_LETTERS.issuperset(word.partition("'")[0])
+
+
+def _forms(character: str) -> Sequence[Form]:
+    if character.isalpha() and character not in _SIGN_FORMS:
+        return _WORD_FORMS
+    return _DIGIT_FORMS if character.isdecimal() else _SIGN_FORMS.get(character, ())
+
+
+def spoken(text: str) -> Spoken:
+    """A text as it is read aloud. Linear in its length."""
+    cleaned = clean(text)
+    return _Reading(cleaned.text).result(cleaned.unspoken)

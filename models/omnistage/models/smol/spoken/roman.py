@@ -1,0 +1,113 @@
+"""Roman numerals: only where the letters make one and what stands before or behind asks for a number."""
+
+from __future__ import annotations
+
+import re
+
+from omnistage.models.smol.spoken.form import Form, before, form, table
+from omnistage.models.smol.spoken.numbers import cardinal, ordinal, year
+
+VALUES = {"I": 1, "V": 5, "X": 10, "L": 50, "C": 100, "D": 500, "M": 1000}
+_VALID = re.compile(r"M{0,3}(?:CM|CD|D?C{0,3})(?:XC|XL|L?X{0,3})(?:IX|IV|V?I{0,3})")
+
+_RULERS = """
+Albert Alexander Alexandra Alfonso Amenhotep Andrew Anne Artaxerxes Baldwin Baudouin Beatrix Benedict Boniface Callixtus Carl Carlos Carol
+Catherine Celestine Charles Christian Clement Constantine Constantius Cosimo Darius David Edmund Edward Elizabeth Eric Eugene Farouk
+Felipe
+Ferdinand Francis Frederick Frederik Friedrich George Gregory Gustav Haakon Hadrian Harald Harold Henri Henry Honorius Hussein Innocent
+Isabella Ivan James Joan John Joseph Juan Julius Justinian Karl Leo Leopold Louis Ludwig Magnus Mahmud Malcolm Manuel Margaret Margrethe
+Mary Maximilian Mehmed Mehmet Michael Murad Napoleon Nicholas Olaf Olav Oscar Otto Paul Pedro Peter Philip Philippe Pius Ptolemy Rama
+Ramesses Ramses Rene Richard Robert Rudolf Selim Seti Sigismund Sixtus Stephen Suleiman Sylvester Theodore Theodosius Thutmose Umberto
+Urban Valentinian Victor Emmanuel Vittorio Wilhelm Wilhelmina Willem William Xerxes Martin King Thurston Sammy Davis Prince Princess
+"""
+RULERS = frozenset(_RULERS.split())
+"""Names that are followed by "the second". Of other pairs of names the number is read as a number: Gladiator II."""
+TITLES = frozenset(table("King Queen Pope Emperor Empress Tsar Czar Kaiser Sultan Pharaoh Shah Prince Princess Duke Archbishop Patriarch"))
+_ANY_PART = "Chapter Part Act Scene Section Volume Vol Book Article Title Canto Episode War Mark Mk Appendix"
+PARTS = frozenset(f"{_ANY_PART} {_ANY_PART.lower()}".split()) - {"war", "mark"}
+"""Before these stands a letter never, so that V and X are numbers."""
+_ANY_KIND = """
+Phase Type Level Stage Class Grade Bowl Apollo Gemini Fantasy Round Rocky Rambo Category Division Group Tier Factor Step Lesson Psalm Unit
+Schedule Table Figure Symphony Olympiad Vatican Annex Form Quest Theft Auto Scrolls Wars Saturn Titan Pentium Band Region Zone Tome Rule
+"""
+KINDS = frozenset(f"{_ANY_KIND} {_ANY_KIND.lower()}".split())
+"""Before these may stand a letter too (Type C, Group X): of single letters I alone is a number."""
+LEADERS = RULERS | TITLES | PARTS | KINDS
+_COUNTED_BEHIND = re.compile(r" (?:century|centuries|dynasty|Dynasty|Olympiad|Olympics|Airborne|Corps|Legion|Army|Congress|Summit)\b")
+_I_GOES_ON = re.compile(
+    r"'(?:m|d|ll|ve)\b| (?:am|think|know|have|want|love|like|believe|can|could|will|would|should|do|don't|need|hope|guess|mean|see|saw|told"
+    r"|said|met|wish|went|go|got|read|wrote|never|always|also|just|had|feel|felt|find|found|remember|heard|shall|may|might|must|use|used)\b"
+)
+_WORDS_BEFORE = re.compile(r"(?:[A-Za-zÀ-ÿ]+\.? ){1,3}$")
+_CERTAIN = re.compile(r"II|III|VII|VIII|IX|XI{2,3}|XIV|XVI{0,3}|XIX|XXI{1,3}|XXI?[VX]")
+"""Two letters or more that are a number wherever they stand. IV, VI, IX, XI, XX and XL are other things too."""
+
+
+def value(numeral: str) -> int | None:
+    """None for letters that make no number."""
+    if not numeral or not _VALID.fullmatch(numeral):
+        return None
+    values = [VALUES[letter] for letter in numeral]
+    return sum(-one if any(one < other for other in values[place + 1 : place + 2]) else one for place, one in enumerate(values))
+
+
+def _numeral(match: re.Match[str]) -> str | None:
+    text, numeral = match.string, match.group()
+    number = value(numeral)
+    if number is None:
+        return None
+    if _COUNTED_BEHIND.match(text, match.end()) and not set(numeral) & set("CDM") and (len(numeral) > 1 or numeral in "VX"):
+        return ordinal(number)
+    if number >= 1000 and len(numeral) >= 4:
+        return year(number)
+    found = _WORDS_BEFORE.search(before(match, 60))
+    words = found.group().replace(".", "").split() if found else []
+    if set(numeral) & set("CDM") or number > 89 or (numeral == "I" and _I_GOES_ON.match(text, match.end())):
+        return None
+    if words and _is_ordinal(words, numeral):
+        return f"the {ordinal(number)}"
+    return cardinal(number) if _CERTAIN.fullmatch(numeral) or (words and _is_counted(words, numeral)) else None
+
+
+def _is_ordinal(words: list[str], numeral: str) -> bool:
+    named = words[-1] in RULERS and words[-1] not in TITLES
+    if words[-1] == "King":
+        named = len(words) > 1 and words[-2] in RULERS  # Martin Luther King III, which is no king.
+    titled = any(word in TITLES for word in words[:-1]) and words[-1][0].isupper()
+    related = len(numeral) > 1 and words[-1][0].isupper() and any(word in RULERS and word not in TITLES for word in words[-3:-1])
+    if words[-1] in PARTS | KINDS or "L" in numeral:
+        return False
+    if len(numeral) == 1:
+        return (named or titled) and numeral in "IVX" and words[-1] != "Malcolm"
+    return named or titled or related or (words[-1] == "King" and len(words) > 2)
+
+
+def _is_counted(words: list[str], numeral: str) -> bool:
+    last = words[-1]
+    if len(numeral) == 1:
+        if last[0].islower():
+            return last in PARTS and numeral in "VX"
+        return (last in PARTS and numeral in "IVX") or (last in KINDS and numeral == "I")
+    return last in PARTS | KINDS and (numeral != "XL" or last in ("Bowl", "Chapter", "Psalm"))
+
+
+def _small(match: re.Match[str]) -> str | None:
+    number = value(match.group().upper())
+    words = before(match, 12).split()
+    return cardinal(number) if number and words and words[-1].lower().rstrip(".") in _SMALL_AFTER else None
+
+
+_SMALL_AFTER = frozenset(table("page pages pp p chapter section part act scene volume paragraph clause footnote note"))
+
+
+def _own_character(match: re.Match[str]) -> str:
+    return cardinal(_OWN[match.group()])
+
+
+_OWN = {chr(0x2160 + case + place): place + 1 for case in (0, 16) for place in range(12)}
+
+ROMAN: tuple[Form, ...] = (
+    form(r"(?<![\w.'&/-])[IVXLCDM]{1,15}(?![\w&/]|\.\w|-[A-Za-z])", _numeral),
+    form(r"(?<![\w.'-])[ivx]{2,6}(?![\w'-])", _small),
+)
+ROMAN_SIGNS: tuple[Form, ...] = (form(r"[Ⅰ-Ⅻⅰ-ⅻ]", _own_character),)

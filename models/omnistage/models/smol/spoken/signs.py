@@ -1,0 +1,245 @@
+"""Signs: between two operands, before a number, or by themselves."""
+
+from __future__ import annotations
+
+import re
+
+from omnistage.models.smol.spoken.characters import CURRENCY_SIGNS, GREEK, LOST, SIGN_WORDS, SUPERSCRIPTS
+from omnistage.models.smol.spoken.form import Form, before, behind, form, in_equation
+from omnistage.models.smol.spoken.numbers import amount
+from omnistage.models.smol.spoken.quantities import CURRENCIES
+from omnistage.models.smol.spoken.roman import ROMAN_SIGNS
+
+_GREEK = "".join(GREEK)
+_POWERS = "".join(SUPERSCRIPTS)
+_MONEY = re.escape(CURRENCY_SIGNS)
+_NUMBER_FOLLOWS = re.compile(rf"[-−+±~]?(?:US|[CA])?[{_MONEY}]? ?\.?\d")
+_SIGNED_THING = re.compile(rf"(?:US)?[{_MONEY}]?\.?\d|[√∞(]|[{_GREEK}]")
+_OPERAND_FOLLOWS = re.compile(rf"(?:[-−+±]?(?:[{_MONEY}]?\.?\d|[√∞∛(]|[{_GREEK}]|[A-Za-z](?![A-Za-z'.])))")
+_OPERAND_BEFORE = re.compile(rf"(?:[\d)%°∞½¼¾!{_POWERS}{_GREEK}]|(?<![A-Za-z'.])[A-Za-z]|[A-Za-z]\^?\d)$")
+_NUMBER_BEFORE = re.compile(r"\d(?:[%°½¼¾²³)]| ?°?[CFK]| ?[A-Za-z]{1,4}|[/A-Za-z]{1,5}[²³]?| [ap]\.m\.)?$")
+_FREE = re.compile(r"(?:^|[\s(=<>≤≥≠≈×÷·*/^+,:;\"“'…−–—-])$")
+_NAMED_RANGE = re.compile(
+    r"\b(?:(?:Mon|Tue|Tues|Wed|Thu|Thur|Thurs|Fri|Sat|Sun)(?:day|sday|nesday|rsday|urday)?"
+    r"|Jan(?:uary)?|Feb(?:ruary)?|Mar(?:ch)?|Apr(?:il)?|May|June?|July?|Aug(?:ust)?|Sept?(?:ember)?|Oct(?:ober)?|Nov(?:ember)?|Dec(?:ember)?)\.?$"
+)
+_LAST_LETTERS = re.compile(r"[A-Za-z]+$")
+_AMOUNT = re.compile(r"(\d[\d,.]*)[^\d]{0,6}$")
+_NEXT_AMOUNT = re.compile(r" ?[^\d ]{0,4}(\d[\d,.]*)")
+_RESULT_FOLLOWS = re.compile(r"[-−]? ?[^ ]+ (?:is|equals|gives|makes|leaves)\b|[-−]? ?[^ ]+[ ]?[=+*/×÷<>≤≥≠≈-]")
+
+
+def _dash(match: re.Match[str]) -> str | None:
+    """ "minus", "to", nothing within a name, and None for a dash that is a rest."""
+    sign, left, right = match.group(), before(match, 24), behind(match, 40)
+    spaced_before, spaced_behind = left.endswith(" ") or not left, right.startswith(" ") or not right
+    if not spaced_behind and _FREE.search(left[-1:]):
+        return _at_front(match, sign, right)
+    if spaced_before and spaced_behind:
+        return _between(match, sign, left.rstrip(), right.lstrip())
+    if not spaced_before and not spaced_behind:
+        return _within(match, sign, left, right)
+    return "minus" if sign == "−" else None
+
+
+def _at_front(match: re.Match[str], sign: str, right: str) -> str | None:
+    if sign == "−" or _SIGNED_THING.match(right):
+        return "minus" if sign != "—" else None
+    if re.match(r"[A-Za-z](?![A-Za-z])", right) and in_equation(match):
+        return "minus"
+    return "dash" if sign == "-" and re.match(r"[A-Za-z]{1,2}(?![\w'])", right) else None
+
+
+def _between(match: re.Match[str], sign: str, left: str, right: str) -> str | None:
+    if sign == "−":
+        return "minus"
+    if sign == "—" or not (_OPERAND_FOLLOWS.match(right) and (_OPERAND_BEFORE.search(left) or _NUMBER_BEFORE.search(left))):
+        return None
+    if in_equation(match):
+        return "minus"
+    return "to" if _is_range(sign, left, right) else _minus_or_rest(left)
+
+
+def _minus_or_rest(left: str) -> str | None:
+    return "minus" if _OPERAND_BEFORE.search(left) else None
+
+
+def _is_range(sign: str, left: str, right: str) -> bool:
+    """From a smaller number to a greater one of a kind that is not computed with, or that says what it counts."""
+    first, last = _AMOUNT.search(left), _NEXT_AMOUNT.match(right)
+    if not first or not last or re.match(r"[A-Za-z]\b", right):
+        return False
+    clock = ":" in left[-6:] or re.search(r"[ap]\.?m\.?$", left) is not None
+    if clock or sign == "–":
+        return True
+    numbers = [
+        float(re.sub(r"[,.](?!\d)|,", "", one.group(1)).replace(".", "_", 1).replace(".", "").replace("_", ".") or 0)
+        for one in (first, last)
+    ]
+    if numbers[0] >= numbers[1] or _RESULT_FOLLOWS.match(right):
+        return False
+    return bool(re.match(r"[^ ]+ [A-Za-z%°]|[^ ]*[%°]", right)) or right[0] in CURRENCY_SIGNS or all(1000 <= one < 2100 for one in numbers)
+
+
+def _within(match: re.Match[str], sign: str, left: str, right: str) -> str | None:
+    if sign == "—":
+        return None
+    if _NUMBER_FOLLOWS.match(right):
+        return _before_number(match, sign, left, right)
+    if sign == "−":
+        return "minus"
+    if left[-1].isalpha() and right[0].isalpha():
+        named = _NAMED_RANGE.search(left) and _NAMED_RANGE.match(re.match(r"[A-Za-z]*", right).group())  # type: ignore[union-attr]
+        letters = sign == "–" and re.search(r"(?<!\w)[A-Z]$", left) and re.match(r"[A-Z](?!\w)", right)
+        if named or letters:
+            return "to"
+        variables = re.search(r"(?<![A-Za-z])[a-z]$", left) and re.match(r"[a-z](?![A-Za-z])", right)
+        return "minus" if variables and in_equation(match) else None
+    if re.match(r"[xyz](?![A-Za-z])|[√∞(]", right) or (in_equation(match) and _OPERAND_FOLLOWS.match(right)):
+        return "minus" if _OPERAND_BEFORE.search(left) else None
+    return "" if left[-1].isdecimal() and sign == "-" else None
+
+
+def _before_number(match: re.Match[str], sign: str, left: str, right: str) -> str | None:
+    if sign == "−" or in_equation(match) or left[-1] == ")":
+        return "minus" if _OPERAND_BEFORE.search(left) or sign == "−" else ""
+    if left[-1].isdecimal() or left[-1] in "%°½¼¾":
+        return "to"
+    letters = _LAST_LETTERS.search(left)
+    if not letters:
+        return "to" if _NUMBER_BEFORE.search(left) else "minus" if _OPERAND_BEFORE.search(left) else ""
+    front = left[: letters.start()][-1:]
+    if not front.isdecimal() and front not in ("°", "/"):
+        return "minus" if letters.group() in ("x", "y", "z", "n") else ""
+    same = re.match(rf"[^A-Za-z]*{letters.group()}(?![A-Za-z])", right)
+    return "minus" if letters.group() in ("x", "y", "z") and not same else "to"
+
+
+def _cross(match: re.Match[str]) -> str:
+    """×: "times", between the sides of something "by"."""
+    computed = in_equation(match) or re.match(rf" ?10[\^{_POWERS}]", behind(match, 4))
+    if computed or not re.search(r"\d[a-z]{0,2} ?$", before(match, 4)) or not re.match(r" ?\d", behind(match, 2)):
+        return "times"
+    spaced = before(match, 1) == " "
+    return "times" if spaced and not re.match(r" [\d.,]+ ?(?:[a-zμ]{1,2}[²³]?\b|inch|feet|meter|pixel|×)", behind(match, 16)) else "by"
+
+
+def _star(match: re.Match[str]) -> str | None:
+    left, right = before(match, 12).rstrip(), behind(match, 3).lstrip()
+    if not (_OPERAND_BEFORE.search(left) and _OPERAND_FOLLOWS.match(right)):
+        return "star" if left[-1:].isdecimal() and before(match, 1) != " " else ""
+    return "times" if match.group() == "*" else "to the power of"
+
+
+def _caret(match: re.Match[str]) -> str:
+    return _power(match["power"])
+
+
+def _power(power: str) -> str:
+    if power in ("2", "3"):
+        return "squared" if power == "2" else "cubed"
+    sign = "minus " if power[0] in "-−" else ""
+    digits = power.lstrip("-−+")
+    return f"to the power of {sign}{amount(digits) if digits.isdecimal() else digits}".rstrip()
+
+
+def _superscript(match: re.Match[str]) -> str:
+    """A power behind an operand, the number of a note behind a word."""
+    power = "".join(SUPERSCRIPTS[one] for one in match.group())
+    if re.search(r"[A-Za-z]{3}$|[^\w)]$|^$", before(match, 3)) and power.isdecimal() and not in_equation(match):
+        return amount(power)
+    return _power(power)
+
+
+def _slash(match: re.Match[str]) -> str:
+    left, right = before(match, 16), behind(match, 16)
+    if re.search(r"(?<!\w)[A-Z]{1,4}$", left) and re.match(r"[A-Z]{1,4}(?!\w)", right):
+        return ""
+    if re.search(r"\band$", left) and re.match(r"or\b", right):
+        return ""
+    if re.search(r"\bs?he$", left, re.IGNORECASE) and re.match(r"s?he\b", right):
+        return "or"
+    if _OPERAND_BEFORE.search(left.rstrip()) and _OPERAND_FOLLOWS.match(right.lstrip()):
+        computed = in_equation(match) or left.endswith(" ")
+        return "divided by" if computed else "over" if re.match(r"[a-z]\b", right) else "slash"
+    return "slash"
+
+
+def _colon(match: re.Match[str]) -> str | None:
+    return "to" if re.search(r"\d$", before(match, 1)) and re.match(r"\d", behind(match, 1)) else None
+
+
+def _plus(match: re.Match[str]) -> str:
+    return "plus"
+
+
+def _about(match: re.Match[str]) -> str:
+    return "about" if re.match(r" ?[$£€]?\.?\d", behind(match, 3)) else "" if before(match, 1).isalnum() else "tilde"
+
+
+def _nearly(match: re.Match[str]) -> str:
+    return SIGN_WORDS["≈"] if _OPERAND_BEFORE.search(before(match, 8).rstrip()) else "approximately"
+
+
+def _named(match: re.Match[str]) -> str:
+    return SIGN_WORDS[match.group()]
+
+
+def _greek(match: re.Match[str]) -> str:
+    return GREEK[match.group()]
+
+
+def _currency(match: re.Match[str]) -> str:
+    return CURRENCIES[match.group()][0]
+
+
+def _underscore(match: re.Match[str]) -> str:
+    return ""
+
+
+_DASH = form(r"[-−–—]", _dash)
+SIGNS: dict[str, tuple[Form, ...]] = {
+    **{sign: (form(re.escape(sign), _named),) for sign in SIGN_WORDS},
+    **{sign: (form(sign, _greek),) for sign in GREEK},
+    **{sign: (form(rf"[{_POWERS}]{{1,12}}", _superscript),) for sign in SUPERSCRIPTS},
+    **{sign: (form(re.escape(sign), _currency),) for sign in CURRENCY_SIGNS},
+    **dict.fromkeys((chr(0x2160 + place) for place in range(32)), ROMAN_SIGNS),
+    "-": (
+        form(r"->", "to"),
+        form(r"(?<![^\s(\"'])--(?=[A-Za-z])", "dash dash"),
+        _DASH,
+    ),
+    "−": (_DASH,),
+    "–": (_DASH,),
+    "—": (_DASH,),
+    "×": (form("×", _cross),),
+    "·": (form(rf"(?<=[\w)]) ?· ?(?=[\w({_GREEK}√])", "times"), form("·", "")),
+    "*": (form(r"\*\*?", _star),),
+    "^": (form(r"\^\(?(?P<power>[-−+]?\w{1,12})\)?", _caret), form(r"\^", "to the power of")),
+    "/": (form("/", _slash),),
+    ":": (form(":=", "is"), form(":", _colon)),
+    "+": (form(r"\+/[-−]", "plus or minus"), form(r"\+", _plus)),
+    "=": (form(r"=>", "arrow"), form(r"={1,2}", "equals")),
+    "!": (form(r"!=", "is not equal to"), form(r"(?<=\d)!(?= ?[=)*+/-])", "factorial")),
+    "<": (
+        form(r"<=", "less than or equal to"),
+        form(r"<-(?!\d)", "from"),
+        form(r"<>", "is not equal to"),
+        form(r"<", "less than"),
+    ),
+    ">": (form(r">=", "greater than or equal to"), form(r">", "greater than")),
+    "~": (form(r"~=", "is approximately equal to"), form("~", _about)),
+    "≈": (form("≈", _nearly),),
+    "%": (form("%", "percent"),),
+    "&": (form(r"&{1,2}", "and"),),
+    "@": (form("@", "at"),),
+    "#": (form(r"#(?=\d)", "number"), form("#", "hashtag")),
+    "§": (form("§§", "sections"), form("§", "section")),
+    "\\": (form(r"\\", "backslash"),),
+    "|": (form(r"\|\|", "or"), form(r"\|", ",")),
+    "_": (form("_", _underscore),),
+    "¿": (form("[¿¡]", ""),),
+    "¡": (form("[¿¡]", ""),),
+    ".": (form(r"\.NET\b", "dot net"),),
+    LOST: (form(LOST, ""),),
+}

@@ -1,0 +1,171 @@
+"""Days, times of day, years and decades."""
+
+from __future__ import annotations
+
+import re
+
+from omnistage.models.smol.spoken.form import Form, alternatives, before, form, in_equation, table
+from omnistage.models.smol.spoken.numbers import ONES, amount, cardinal, digits, ordinal, plural, year
+
+MONTHS = table("January February March April May June July August September October November December")
+SHORT_MONTHS = {month[:3]: month for month in MONTHS if month != "May"} | {"Sept": "September"}
+MONTH = rf"(?P<month>{alternatives(MONTHS)}|(?:{alternatives(SHORT_MONTHS)})\b\.?)"
+_DAY = r"(?P<day>\d{1,2})(?:st|nd|rd|th)?"
+_AM = r"(?: ?(?P<half>[AaPp])(?:\.[Mm]\.|[Mm])(?![A-Za-z]))"
+_ZONE = r"(?P<zone> (?:EST|EDT|CST|CDT|MST|MDT|PST|PDT|UTC|GMT|CET|CEST|BST|IST|JST|ET|PT|CT)\b)?"
+_DECADE_BEFORE = re.compile(
+    r"(?:\b(?:the|his|her|their|my|your|our|its|mid|early|late|in|and|to|of|or|roaring|swinging)[ -]|')$", re.IGNORECASE
+)
+
+
+def _month(name: str) -> str:
+    return SHORT_MONTHS.get(name.rstrip("."), name.rstrip("."))
+
+
+def _spoken_year(text: str) -> str:
+    if len(text) == 2:
+        text = ("19" if int(text) > 30 else "20") + text
+    return year(int(text)) if text[0] != "0" else digits(text)
+
+
+def _date(month: int, day: int, written_year: str) -> str | None:
+    if not (1 <= month <= 12 and 1 <= day <= 31):
+        return None
+    return f"{MONTHS[month - 1]} {ordinal(day)}" + (f", {_spoken_year(written_year)}" if written_year else "")
+
+
+def _iso(match: re.Match[str]) -> str | None:
+    return _date(int(match["month"]), int(match["day"]), match["year"])
+
+
+def _numeric(match: re.Match[str]) -> str | None:
+    """25/12/2024 and 12/25/2024: the month is what can be one, and the first of the two if both can."""
+    first, second = int(match["first"]), int(match["second"])
+    european = match["mark"] in ".-" and second <= 12 and len(match["year"]) == 4
+    if match["mark"] in ".-" and len(match["year"]) == 2:
+        return None
+    month, day = (second, first) if first > 12 or european else (first, second)
+    return _date(month, day, match["year"])
+
+
+def _day(match: re.Match[str]) -> str | None:
+    """12/25 without a year, where it is no fraction."""
+    return _date(int(match["month"]), int(match["day"]), "")
+
+
+def _month_day(match: re.Match[str]) -> str | None:
+    days = [int(day) for day in (match["day"], match["last"]) if day]
+    if not all(1 <= day <= 31 for day in days):
+        return None
+    return f"{_month(match['month'])} " + " to ".join(ordinal(day) for day in days)
+
+
+def _day_month(match: re.Match[str]) -> str | None:
+    days = [int(day) for day in (match["first"], match["day"]) if day]
+    if not all(1 <= day <= 31 for day in days):
+        return None
+    article = "" if re.search(r"\bthe $", before(match, 5), re.IGNORECASE) else "the "
+    words = f"{article}{' to '.join(ordinal(day) for day in days)} of {_month(match['month'])}"
+    return words + (f" {_spoken_year(match['year'])}" if match["year"] else "")
+
+
+def _lone_month(match: re.Match[str]) -> str:
+    return _month(match["month"])
+
+
+def _clock(match: re.Match[str]) -> str | None:
+    """7:05 as "seven oh five", 7:00 as "seven o'clock"."""
+    hour, minute, second = int(match["hour"]), int(match["minute"]), match["second"]
+    if hour > 24 or minute > 59 or (second and int(second) > 59) or (in_equation(match) and not match["half"]):
+        return None
+    words = [digits(match["hour"]) if match["hour"] in ("00", "0") and not match["half"] else cardinal(hour)]
+    if minute:
+        words.append(f"oh {ONES[minute]}" if minute < 10 else cardinal(minute))
+    elif not match["half"]:
+        hundred = match["hour"].startswith("0") and hour
+        words = [f"{digits(match['hour'])} hundred" if hundred else f"{cardinal(hour)} o'clock"]
+    if second:
+        words.append(f"and {cardinal(int(second))} second" + ("" if int(second) == 1 else "s"))
+        if match["part"]:
+            words[-1] = f"and {amount(second + match['part'])} seconds"
+    return " ".join(words) + _half_day(match) + (match["zone"] or "")
+
+
+def _half_day(match: re.Match[str]) -> str:
+    """Dotted, so that the lexicon spells it; the full stop of a sentence may be its own."""
+    if not match["half"]:
+        return ""
+    return f" {match['half'].upper()}.M."
+
+
+def _hour(match: re.Match[str]) -> str | None:
+    hour = int(match["hour"])
+    return f"{cardinal(hour)}{_half_day(match)}{match['zone'] or ''}" if hour <= 24 else None
+
+
+def _decade(match: re.Match[str]) -> str | None:
+    number, written = int(match["number"]), match["number"]
+    if len(written) == 4:
+        return plural(year(number))
+    if match["mark"] or _DECADE_BEFORE.search(before(match, 12)):
+        return plural(cardinal(number)) if number else "two thousands"
+    return None
+
+
+def _short_year(match: re.Match[str]) -> str:
+    text = match["year"]
+    return f"oh {ONES[int(text)]}" if text[0] == "0" else cardinal(int(text))
+
+
+def _range_of_years(match: re.Match[str]) -> str | None:
+    """1914-18: the second is a year of the same century."""
+    first, last = match["first"], match["last"]
+    if int(first[2:]) >= int(last) or first[:2] > "21":
+        return None
+    return f"{year(int(first))} to " + (f"oh {ONES[int(last)]}" if last[0] == "0" else cardinal(int(last)))
+
+
+def _duration(match: re.Match[str]) -> str:
+    """1h30m, 2h 5m 10s."""
+    words = []
+    for name in ("hour", "minute", "second"):
+        if match[name]:
+            words.append(f"{cardinal(int(match[name]))} {name}" + ("" if int(match[name]) == 1 else "s"))
+    return " ".join(words)
+
+
+def _before_christ(match: re.Match[str]) -> str:
+    """A year before or after Christ."""
+    text = match["number"]
+    return year(int(text)) if len(text) == 4 else amount(text)
+
+
+TIMES: tuple[Form, ...] = (
+    form(r"(?P<year>\d{4})(?P<mark>[-/.])(?P<month>\d{2})(?P=mark)(?P<day>\d{2})(?!\d|[-/.]\d)(?:T(?=\d\d:))?", _iso),
+    form(r"(?P<first>\d{1,2})(?P<mark>[-/.])(?P<second>\d{1,2})(?P=mark)(?P<year>\d{4}|\d{2})(?!\d|[-/.]\d)", _numeric),
+    form(
+        rf"(?P<hour>\d{{1,2}}):(?P<minute>\d\d)(?::(?P<second>\d\d)(?P<part>\.\d{{1,6}})?)?(?!\d|:\d|\.\d){_AM}?(?:Z\b)?{_ZONE}",
+        _clock,
+    ),
+    form(rf"(?P<hour>\d{{1,2}}){_AM}{_ZONE}", _hour),
+    form(r"(?P<number>\d{3}0|\d0)(?P<mark>)'?s\b(?!')", _decade),
+    form(r"(?P<hour>\d{1,3})h ?(?P<minute>\d{1,2})(?:m|min)?(?: ?(?P<second>\d{1,2})s)?\b", _duration),
+    form(r"(?P<hour>)(?P<minute>\d{1,3})m ?(?P<second>\d{1,2})s\b", _duration),
+    form(
+        rf"(?:(?P<first>\d{{1,2}})(?:st|nd|rd|th)? ?[-–] ?)?{_DAY} (?:of )?{MONTH}(?:,? (?P<year>\d{{4}})(?![\d:]))?(?![A-Za-z])",
+        _day_month,
+    ),
+    form(r"(?P<first>1\d{3}|20\d\d)[-–/](?P<last>\d\d)(?![\d-])", _range_of_years),
+    form(r"(?P<number>\d{1,5})(?= ?(?:B\.?C|A\.D|AD\b|CE\b))", _before_christ),
+)
+"""Forms that begin with a digit."""
+DAYS: tuple[Form, ...] = (form(r"(?P<month>\d{1,2})/(?P<day>\d{1,2})(?![\d/]|\.\d)", _day),)
+MONTH_DAYS: tuple[Form, ...] = (
+    form(rf"{MONTH} {_DAY}(?:[-–](?P<last>\d{{1,2}})(?:st|nd|rd|th)?)?(?![\d%\w]|[:.,]\d|-\d)", _month_day),
+    form(rf"(?P<month>(?:{alternatives(SHORT_MONTHS)}))\.?(?= \d{{4}}\b)", _lone_month),
+)
+"""Forms that begin with a letter."""
+APOSTROPHES: tuple[Form, ...] = (
+    form(r"(?<!\w)(?P<mark>')(?P<number>\d0)s\b", _decade),
+    form(r"(?<!\w)'(?P<year>\d\d)(?![\w'])", _short_year),
+)
