@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from omnistage.models.smol.plain_text import PlainText
+from omnistage.models.smol.spoken.ends import is_open
 
 FIRST_WORDS = 4
 """The first phrase is cut after this many whole words even without punctuation: the listener is waiting."""
@@ -19,6 +20,8 @@ PATIENCE = 2
 MIN_WORDS = 2
 MAX_WORDS = 24
 MAX_CHARACTERS = 200
+LOOK_BACK = 20
+"""Spaces that are tried for a cut in a text that is too long, from the last on."""
 
 _CLOSERS = "\"'”’)]}»"
 _SENTENCE_ENDS = ".!?…"
@@ -27,13 +30,11 @@ _ABBREVIATION_LIST = """
 mr mrs ms dr prof st mt ft gen gov sen rep capt lt col sgt rev hon jr sr vs etc no nos vol fig eq approx est dept inc ltd co corp cf al
 jan feb mar apr jun jul aug sep sept oct nov dec mon tue tues wed thu thurs fri sat sun ave blvd rd min max
 """
-_MONTH_LIST = "january february march april may june july august september october november december"
 _FUNCTION_WORD_LIST = """
 a an the of to in on at by for from with as is are was were be and or but that which who not no my your his her its our their this these
 """
 _FUNCTION_WORDS = frozenset(_FUNCTION_WORD_LIST.split())
 _ABBREVIATIONS = frozenset(_ABBREVIATION_LIST.split())
-_MONTHS = frozenset(_MONTH_LIST.split())
 _INITIALS = re.compile(r"(?:[^\W\d_]\.)*[^\W\d_]")
 _WORD = re.compile(r"[^\W_]")
 _LIST_NUMBER = re.compile(r"\d{1,3}[.)]")
@@ -118,17 +119,17 @@ class PhraseCutter:
             yield from self._cut(len(self._text), Pause.NONE)
 
     def _is_long_after(self, word: str) -> bool:
-        """Whether to cut here although there is no punctuation."""
+        """Whether to cut here although there is no punctuation: never within what is read as one, such as a number and its unit."""
         more = self._words - (FIRST_WORDS if self._first else MAX_WORDS)
-        return more >= 0 and not _needs_next(word) and (more >= PATIENCE or word.lower() not in _FUNCTION_WORDS)
+        return more >= 0 and not is_open(self._text) and (more >= PATIENCE or word.lower() not in _FUNCTION_WORDS)
 
     def _cut_long(self) -> Iterator[Phrase]:
-        """Too long without a good place to cut: at the last space, or just here in a text without spaces."""
-        space = self._text.rstrip().rfind(" ")
-        if space > 0:
-            yield from self._cut(space, Pause.NONE)
-        else:
-            yield from self._cut(len(self._text), Pause.NONE)
+        """Too long without a good place to cut: at the last space that is inside nothing that is read as one, else at the last of all, or
+        just here in a text without spaces."""
+        text = self._text.rstrip()
+        spaces = [place for place, character in enumerate(text) if character == " "]
+        whole = [space for space in spaces[-LOOK_BACK:] if not is_open(text[:space])]
+        yield from self._cut((whole or spaces or [len(self._text)])[-1], Pause.NONE)
 
     def _cut(self, end: int, pause: Pause) -> Iterator[Phrase]:
         phrase, rest = self._text[:end].strip(), self._text[end:].lstrip()
@@ -149,10 +150,3 @@ def _goes_on(word: str) -> bool:
         return False
     stem = word[:-1].lstrip("(\"'“‘[")
     return stem.lower() in _ABBREVIATIONS or bool(_INITIALS.fullmatch(stem)) or bool(_LIST_NUMBER.fullmatch(word))
-
-
-def _needs_next(word: str) -> bool:
-    """Whether a word is read wrong without the next one: a number with its unit, a month with its day, a title with its name."""
-    stem = word.strip(_CLOSERS + "(").lower()
-    is_number = any(character.isdigit() for character in word) or not _WORD.search(word)
-    return is_number or stem in _MONTHS or word.endswith(".")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from omnistage.models.smol.spoken.form import Form, before, behind, form, in_equation
-from omnistage.models.smol.spoken.numbers import NUMBER, ONES, amount, bare, cardinal, digits, letters, name, ordinal, parsed
+from omnistage.models.smol.spoken.numbers import NUMBER, ONES, amount, bare, cardinal, digits, letters, name, ordinal, parsed, plural
 
 _SECRET_WORDS = """
 zip zipcode postcode postal pin code passcode password ext extension account acct serial id dial ending digits otp tracking confirmation
@@ -50,7 +50,9 @@ def _machine(match: re.Match[str]) -> str | None:
 
 def _hardware(match: re.Match[str]) -> str:
     """The address of a network card."""
-    return ", ".join(" ".join(ONES[int(one)] if one.isdecimal() else one.upper() for one in pair) for pair in re.split("[:-]", match.group()))
+    return ", ".join(
+        " ".join(ONES[int(one)] if one.isdecimal() else one.upper() for one in pair) for pair in re.split("[:-]", match.group())
+    )
 
 
 def _version(match: re.Match[str]) -> str:
@@ -72,7 +74,8 @@ def _hexadecimal(match: re.Match[str]) -> str:
 
 
 def _aircraft(match: re.Match[str]) -> str:
-    return f"{name(match['number'])} {name(match['series'])}"
+    series = name(match["series"])
+    return f"{name(match['number'])} {plural(series) if match['many'] else series}"
 
 
 def _ordinal(match: re.Match[str]) -> str | None:
@@ -125,7 +128,7 @@ def _mixed(match: re.Match[str]) -> str:
     number, tail = match["number"], match["letters"]
     said = name(number) if len(number) <= 4 and re.search(r"[A-Za-z]$", before(match, 1)) else bare(number)
     if tail in ("s", "th", "rd", "nd", "st"):
-        return f"{said}s" if tail == "s" else f"{said} {tail}"
+        return plural(said) if tail == "s" else f"{said} {tail}"
     if len(tail) <= 3 and (tail.isupper() or len(tail) == 1):
         return f"{said} {letters(tail)}" if tail.isupper() else f"{said} {tail}"
     return f"{said} {tail}"
@@ -136,7 +139,7 @@ _PHONES = (
     r"\+\d{1,3}(?:[ .-]?\(?\d{1,5}\)?){1,6}",
     r"\(\d{2,5}\) ?\d{3,4}[ .-]?\d{3,4}",
     r"\d{3}[ .-]\d{3}[ .-]\d{4}",
-    r"\d{3}[-.]\d{4}",
+    r"\d{3}-\d{4}",
     r"0\d(?:[ .]\d\d){4}",
     r"0\d{2,4}[ -]\d{3,4}[ -]?\d{3,4}",
     r"0\d{2,4}[ /-]\d{5,8}",
@@ -154,17 +157,17 @@ V_VERSIONS: tuple[Form, ...] = (form(r"(?<![\w'])(?P<v>[vV])\.?(?P<number>\d{1,6
 NAMES: tuple[Form, ...] = (
     form(r"(?P<host>\d{1,3}(?:\.\d{1,3}){3})(?!\.?\d)(?::(?P<port>\d{1,5}))?(?:/(?P<mask>\d{1,2}))?", _machine),
     *PHONES,
-    form(r"(?P<number>7[0-8]7)-(?P<series>\d{1,3})(?!\d)", _aircraft),
+    form(r"(?P<number>7[0-8]7)-(?P<series>\d{1,3})(?!\d)(?P<many>s\b)?", _aircraft),
     form(rf"(?P<number>{NUMBER})[eE](?P<sign>[-+−]?)(?P<power>\d{{1,3}})(?!\w)", _scientific),
     form(r"0[xX](?P<digits>[0-9A-Fa-f]{1,40})\b", _hexadecimal),
 )
 PLAIN: tuple[Form, ...] = (
     form(r"(?P<number>\d{1,3}(?:,\d{3}){1,4}|\d{1,15})(?:st|nd|rd|th)\b", _ordinal),
-    form(r"(?P<number>\d{1,6}(?:\.\d{1,8}){2,8})(?![\d,])", _version),
+    form(r"(?P<number>\d{1,6}(?:\.\d{1,8}){2,8})(?!\d|,\d)", _version),
     form(r"(?P<number>\d{1,4}\.\d{1,4})(?!\.?\d)", _known_version),
     form(rf"(?P<number>{NUMBER})x(?![\w'])", _times_as),
     form(rf"(?P<number>{NUMBER})(?P<scale>[MB]|bn|mn|tn|Bn|k)(?= [a-z])", _millions),
-    form(r"\d{1,4}(?:,\d{1,4}){2,}(?![\d.])", _list),
+    form(r"\d{1,4}(?:,\d{1,4}){2,}(?!\d|\.\d)", _list),
     form(r"(?P<number>\d+)(?P<letters>(?!x\d)[A-Za-z]{1,12})(?![A-Za-z'])", _mixed),
     form(NUMBER, _plain),
 )

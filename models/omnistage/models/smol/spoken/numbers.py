@@ -13,11 +13,11 @@ MAX_DIGITS = 12
 GROUP = "\u00a0"
 """Stands in a clean text for a space that groups digits."""
 NUMBER = (
-    r"(?:\d{1,3}(?:,\d{2,3}){0,6},\d{3}(?![\d,])(?:\.\d+)?"  # 1,234.5 and 12,34,567
-    r"|\d{1,3}(?:\.\d{3}){1,5},\d{1,4}(?!\d)|\d{1,3}(?:\.\d{3}){2,5}(?![\d.])"  # 1.234,5 and 1.234.567
+    r"(?:\d{1,3}(?:,\d{2,3}){0,6},\d{3}(?!\d|,\d)(?:\.\d+)?"  # 1,234.5 and 12,34,567
+    r"|\d{1,3}(?:\.\d{3}){1,5},\d{1,4}(?!\d)|\d{1,3}(?:\.\d{3}){2,5}(?!\d|\.\d)"  # 1.234,5 and 1.234.567
     r"|[1-9]\d{0,2}(?:(?: \d{3}){2,5}| 000)(?!\d)(?:[.,]\d+)?"  # 1 234 567
     rf"|\d{{1,3}}(?:{GROUP}\d{{3}}){{1,5}}(?!\d)(?:[.,]\d+)?|\d{{1,3}}(?:'\d{{3}}){{1,5}}(?!\d)(?:\.\d+)?"
-    r"|\d+,\d+(?![\d,])|\d+(?:\.\d+)?|(?<![\w.])\.\d+)"
+    r"|\d+,\d+(?!\d|,\d)|\d+(?:\.\d+)?|(?<![\w.])\.\d+)"
 )
 ONES = table(
     "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen eighteen nineteen"

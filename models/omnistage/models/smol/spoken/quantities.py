@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from omnistage.models.smol.spoken.characters import FRACTIONS
-from omnistage.models.smol.spoken.form import Form, alternatives, before, form, in_equation
+from omnistage.models.smol.spoken.form import Form, alternatives, before, behind, form, in_equation
 from omnistage.models.smol.spoken.numbers import NUMBER, amount, cardinal, counted, ordinal, parsed, plural
 from omnistage.models.smol.spoken.units import UNIT, unit_names
 
@@ -56,10 +56,14 @@ _PER = r"(?:/(?P<per>hr|hour|h|day|week|wk|month|mo|year|yr|min|sec|s|kg|lb|oz|L
 _PER_WORDS = {"hr": "hour", "h": "hour", "wk": "week", "mo": "month", "yr": "year", "min": "minute", "sec": "second", "s": "second"}
 _PER_WORDS |= {"kg": "kilogram", "lb": "pound", "oz": "ounce", "L": "liter", "l": "liter", "kWh": "kilowatt hour", "gal": "gallon"}
 _PER_WORDS |= {"sq ft": "square foot", "ft": "foot", "m²": "square meter", "ea": "each"}
-_THING = re.compile(r"[ -](?:bill|note|coin|gift card|fee|fine|question)\b")
+_THING_BEFORE = re.compile(r"\b(?:an?|one|each|every) $", re.IGNORECASE)
+_THING = re.compile(
+    r"(?: |-)(?!(?:or|to|in|of|for|and|per|on|at|an?|is|was|were|are|from|with|by|the|that|which|as|if|each|every|more|less)\b)[a-z]{2,}"
+)
+_COIN = re.compile(r" (?:bill|note|coin)\b")
 _FRACTION_NAMES = {2: "half", 4: "quarter"}
 _PARTS = frozenset((2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 15, 16, 20, 24, 25, 30, 32, 36, 40, 48, 50, 60, 64, 72, 80, 90, 100, 128, 1000))
-_DAY = re.compile(r"\b(?:on|by|until|since|from|before|after|due|dated?|for) $", re.IGNORECASE)
+_DAY = re.compile(r"\b(?:on|by|until|since|from|before|after|due|dated?) $", re.IGNORECASE)
 
 
 def _money(match: re.Match[str]) -> str:
@@ -73,8 +77,10 @@ def _money(match: re.Match[str]) -> str:
         number = parsed(groups["number"])
     short = groups.get("short") or groups.get("far")
     scale = groups.get("scale") or (_SCALES[short.lower()] if short else "")
+    front = before(match, 8)
+    thing = _COIN.match(match.string, match.end()) or (_THING_BEFORE.search(front) and _THING.match(match.string, match.end()))
     if scale:
-        words = f"{amount(number)} {scale} {many}"
+        words = f"{amount(number)} {scale} {one if thing else many}"
     elif len(number.part) == 2 and small_one:
         coins = int(number.part)
         words = (
@@ -86,13 +92,15 @@ def _money(match: re.Match[str]) -> str:
             words.append(f"{cardinal(coins)} {small_one if coins == 1 else small_many}")
         words = " and ".join(words)
     else:
-        words = f"{amount(number)} {one if number.is_one or _THING.match(match.string, match.end()) else many}"
+        words = f"{amount(number)} {one if number.is_one or thing else many}"
     per = groups.get("per")
     return f"{words} {'' if per == 'ea' else 'per '}{_PER_WORDS.get(per, per)}" if per else words
 
 
 def _unit(match: re.Match[str]) -> str | None:
     number, unit = match.group("number"), match.group("unit")
+    if unit in ("K", "T", "N", "J") and " " not in match.group():
+        return None  # 4K and 2T are names.
     one, many = unit_names(unit)
     scale = f" {match['scale']}" if match["scale"] else ""
     written = parsed(number)
@@ -119,6 +127,14 @@ def _feet(match: re.Match[str]) -> str:
     if match["part"]:
         return f"{words} {amount(inches)} and {fraction(*FRACTIONS[match['part']])} inches"
     return f"{words} {counted(inches, 'inch', 'inches')}"
+
+
+def _lone_feet(match: re.Match[str]) -> str | None:
+    """Not the end of a quotation."""
+    return None if _QUOTE_BEGINS.search(before(match, 200)) else counted(match["number"], "foot", "feet")
+
+
+_QUOTE_BEGINS = re.compile(r"(?<!\w)'")
 
 
 def _inches(match: re.Match[str]) -> str | None:
@@ -172,9 +188,11 @@ def _slashed(match: re.Match[str]) -> str | None:
     if one == other and one > 1:
         return f"{cardinal(one)} out of {cardinal(other)}"
     is_day = 1 <= one <= 12 and 1 <= other <= 31 and len(over) <= 2
-    if is_day and _DAY.search(before(match, 12)) and not in_equation(match) and other > 4:
+    if is_day and _DAY.search(before(match, 12)) and not in_equation(match) and not behind(match, 4).startswith(" of"):
         return None
     equation = in_equation(match)
+    if is_day and other > 12 and other not in (16, 20) and not equation:
+        return None
     if 0 < one < other and (other in _PARTS or (equation and other < 100)):
         return fraction(one, other)
     if equation and one > other:
@@ -200,6 +218,8 @@ QUANTITIES: tuple[Form, ...] = (
         r"(?P<second>\d{1,2}(?:\.\d+)?)(?:\"|''))?)?(?: ?(?P<scale>[CFKNSEW])\b)?",
         _degrees,
     ),
+    form(r"(?P<feet>\d{1,3}) ?(?:ft|feet|foot)\.? (?P<inches>\d{1,2}(?:\.\d+)?)(?P<part>[½¼¾])? ?(?:in\b|inch(?:es)?\b)", _feet),
+    form(r"(?P<number>\d{1,3})'(?=[ .,;)]|$)", _lone_feet),
     form(r"(?P<feet>\d{1,3})' ?(?P<inches>\d{1,2}(?:\.\d+)?)(?P<part>[½¼¾])?(?:\"|''|(?![\w']))", _feet),
     form(
         r"(?:(?P<number>\d{1,4}(?:\.\d+)?)(?: (?=\d+/)|-(?=\d+/)|(?=\")))?(?:(?P<over>\d{1,2})/(?P<under>\d{1,2}))?(?<=\d)\"(?!\w)", _inches

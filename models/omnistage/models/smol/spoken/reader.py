@@ -55,6 +55,7 @@ _SPECIAL = (
     abbreviations.SHORTS
     | frozenset(times.MONTHS)
     | frozenset(times.SHORT_MONTHS)
+    | frozenset(times.SHORT_DAYS)
     | frozenset(sign for sign in quantities.CURRENCIES if sign.isalpha())
     | units.LONE
 )
@@ -118,9 +119,10 @@ class _Reading:
 
     def _say(self, words: str) -> None:
         """The words of a form, apart from the letters that stand by it."""
-        if self._segment and self._segment[-1][-1:] not in _OPENERS:
+        if words and self._segment and self._segment[-1][-1:] not in _OPENERS:
             self._segment.append(" ")
-        self._segment.append(words)
+        if words:
+            self._segment.append(words)
         self._apart = True
 
     def _leave(self, match: re.Match[str] | None) -> int:

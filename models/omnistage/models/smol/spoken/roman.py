@@ -94,10 +94,10 @@ def _is_counted(words: list[str], numeral: str) -> bool:
 def _small(match: re.Match[str]) -> str | None:
     number = value(match.group().upper())
     words = before(match, 12).split()
-    return cardinal(number) if number and words and words[-1].lower().rstrip(".") in _SMALL_AFTER else None
+    return cardinal(number) if number and words and words[-1].lower().rstrip(".") in SMALL_AFTER else None
 
 
-_SMALL_AFTER = frozenset(table("page pages pp p chapter section part act scene volume paragraph clause footnote note"))
+SMALL_AFTER = frozenset(table("page pages pp p chapter section part act scene volume paragraph clause footnote note"))
 
 
 def _own_character(match: re.Match[str]) -> str:

@@ -103,6 +103,8 @@ def _within(match: re.Match[str], sign: str, left: str, right: str) -> str | Non
 def _before_number(match: re.Match[str], sign: str, left: str, right: str) -> str | None:
     if sign == "−" or in_equation(match) or left[-1] == ")":
         return "minus" if _OPERAND_BEFORE.search(left) or sign == "−" else ""
+    if re.search(r"[A-Za-z]\d+$", left) and sign == "-":
+        return ""  # Of a name, as in i7-9700K.
     if left[-1].isdecimal() or left[-1] in "%°½¼¾":
         return "to"
     letters = _LAST_LETTERS.search(left)

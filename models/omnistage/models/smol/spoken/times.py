@@ -9,12 +9,15 @@ from omnistage.models.smol.spoken.numbers import ONES, amount, cardinal, digits,
 
 MONTHS = table("January February March April May June July August September October November December")
 SHORT_MONTHS = {month[:3]: month for month in MONTHS if month != "May"} | {"Sept": "September"}
+SHORT_DAYS = {"Mon": "Monday", "Tue": "Tuesday", "Tues": "Tuesday", "Wed": "Wednesday", "Thu": "Thursday", "Thurs": "Thursday"}
+SHORT_DAYS |= {"Fri": "Friday", "Sat": "Saturday", "Sun": "Sunday"}
+_SHORT_NAME = alternatives(SHORT_MONTHS | SHORT_DAYS)
 MONTH = rf"(?P<month>{alternatives(MONTHS)}|(?:{alternatives(SHORT_MONTHS)})\b\.?)"
 _DAY = r"(?P<day>\d{1,2})(?:st|nd|rd|th)?"
 _AM = r"(?: ?(?P<half>[AaPp])(?:\.[Mm]\.|[Mm])(?![A-Za-z]))"
 _ZONE = r"(?P<zone> (?:EST|EDT|CST|CDT|MST|MDT|PST|PDT|UTC|GMT|CET|CEST|BST|IST|JST|ET|PT|CT)\b)?"
 _DECADE_BEFORE = re.compile(
-    r"(?:\b(?:the|his|her|their|my|your|our|its|mid|early|late|in|and|to|of|or|roaring|swinging)[ -]|')$", re.IGNORECASE
+    r"^$|(?:\b(?:the|his|her|their|my|your|our|its|mid|early|late|in|and|to|of|or|roaring|swinging)[ -]|')$", re.IGNORECASE
 )
 
 
@@ -64,7 +67,7 @@ def _day_month(match: re.Match[str]) -> str | None:
     days = [int(day) for day in (match["first"], match["day"]) if day]
     if not all(1 <= day <= 31 for day in days):
         return None
-    article = "" if re.search(r"\bthe $", before(match, 5), re.IGNORECASE) else "the "
+    article = "" if match["of"] or re.search(r"\bthe $", before(match, 5), re.IGNORECASE) else "the "
     words = f"{article}{' to '.join(ordinal(day) for day in days)} of {_month(match['month'])}"
     return words + (f" {_spoken_year(match['year'])}" if match["year"] else "")
 
@@ -125,6 +128,12 @@ def _range_of_years(match: re.Match[str]) -> str | None:
     return f"{year(int(first))} to " + (f"oh {ONES[int(last)]}" if last[0] == "0" else cardinal(int(last)))
 
 
+def _short_name(match: re.Match[str]) -> str:
+    """Of a range of days or months: Mon-Fri."""
+    name = match["name"] or match["last"]
+    return SHORT_DAYS.get(name) or SHORT_MONTHS[name]
+
+
 def _duration(match: re.Match[str]) -> str:
     """1h30m, 2h 5m 10s."""
     words = []
@@ -152,7 +161,7 @@ TIMES: tuple[Form, ...] = (
     form(r"(?P<hour>\d{1,3})h ?(?P<minute>\d{1,2})(?:m|min)?(?: ?(?P<second>\d{1,2})s)?\b", _duration),
     form(r"(?P<hour>)(?P<minute>\d{1,3})m ?(?P<second>\d{1,2})s\b", _duration),
     form(
-        rf"(?:(?P<first>\d{{1,2}})(?:st|nd|rd|th)? ?[-–] ?)?{_DAY} (?:of )?{MONTH}(?:,? (?P<year>\d{{4}})(?![\d:]))?(?![A-Za-z])",
+        rf"(?:(?P<first>\d{{1,2}})(?:st|nd|rd|th)? ?[-–] ?)?{_DAY} (?P<of>of )?{MONTH}(?:,? (?P<year>\d{{4}})(?![\d:]))?(?![A-Za-z])",
         _day_month,
     ),
     form(r"(?P<first>1\d{3}|20\d\d)[-–/](?P<last>\d\d)(?![\d-])", _range_of_years),
@@ -161,6 +170,7 @@ TIMES: tuple[Form, ...] = (
 """Forms that begin with a digit."""
 DAYS: tuple[Form, ...] = (form(r"(?P<month>\d{1,2})/(?P<day>\d{1,2})(?![\d/]|\.\d)", _day),)
 MONTH_DAYS: tuple[Form, ...] = (
+    form(rf"(?P<name>{_SHORT_NAME})(?=\.?[-–](?:{_SHORT_NAME}))|(?<=[-–])(?P<last>{_SHORT_NAME})(?![a-z])", _short_name),
     form(rf"{MONTH} {_DAY}(?:[-–](?P<last>\d{{1,2}})(?:st|nd|rd|th)?)?(?![\d%\w]|[:.,]\d|-\d)", _month_day),
     form(rf"(?P<month>(?:{alternatives(SHORT_MONTHS)}))\.?(?= \d{{4}}\b)", _lone_month),
 )

@@ -54,16 +54,8 @@ _ATOM = alternatives(UNITS)
 _POWER = r"(?:²|³|\^[23]|[23](?!\d))"
 UNIT = rf"(?:{alternatives(_SPECIAL)}|(?:{_ATOM}){_POWER}?(?:[/·](?:{_ATOM}){_POWER}?)?)"
 """A unit behind a number."""
-LONE = frozenset(sign for sign in UNITS if len(sign) > 2 and not sign.islower() and sign not in ("MeV", "GeV", "bar")) | {
-    "km",
-    "cm",
-    "mm",
-    "kg",
-    "kW",
-    "μm",
-    "μg",
-    "μs",
-}
+_SHORT_LONE = table("km cm mm kg kW μm μg μs mph kph mpg rpm fps dpi ppi bpm psi")
+LONE = frozenset(sign for sign in UNITS if len(sign) > 2 and not sign.islower() and sign not in ("MeV", "GeV")) | frozenset(_SHORT_LONE)
 LONE_UNIT = rf"(?:(?:{_ATOM})/(?:{_ATOM}){_POWER}?|(?:[kcm]?m|ft|mi)[²³]|{alternatives(LONE)})"
 """A unit that is one without a number before it."""
 _PARTS = re.compile(rf"({_ATOM})({_POWER})?(?:([/·])({_ATOM})({_POWER})?)?")

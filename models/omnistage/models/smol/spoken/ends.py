@@ -1,0 +1,43 @@
+"""Whether the end of a text is read the same whatever follows it, so that a voice may rest there."""
+
+from __future__ import annotations
+
+import re
+
+from omnistage.models.smol.spoken import roman
+from omnistage.models.smol.spoken.abbreviations import DOTTED_TITLES, TITLES
+from omnistage.models.smol.spoken.codes import awaits_digits
+from omnistage.models.smol.spoken.form import table
+from omnistage.models.smol.spoken.quantities import CURRENCIES
+from omnistage.models.smol.spoken.times import MONTHS, SHORT_MONTHS
+
+_CLOSERS = "\"'”’)]}»("
+_FORMS_GO_ON = frozenset(table("on by until since from before after due date dated a an one each every sq cu fl ft w"))
+"""Before a day or a price, or within a unit."""
+_NAMES = (
+    frozenset((*MONTHS, *SHORT_MONTHS, *TITLES, *DOTTED_TITLES))
+    | roman.LEADERS
+    | roman.SMALL_AFTER
+    | frozenset(sign for sign in CURRENCIES if sign.isalpha())
+)
+_NUMERAL = re.compile(r"[IVXLCDM]{1,15}")
+_LETTER = re.compile(r"[^\W\d_]")
+_SAME = frozenset(("a", "A", "I"))
+
+
+def is_open(text: str) -> bool:
+    """Whether the last word may belong to a written form that is not complete, or says how the next one is read."""
+    words = text[-80:].split()[-3:]
+    word = words[-1] if words else ""
+    stem = word.strip(_CLOSERS)
+    if not _LETTER.search(word) or any(map(str.isdecimal, word)) or "\\" in word or word.endswith((".", "#", "/", "&")):
+        return True
+    if stem.lower() in _FORMS_GO_ON or stem in _NAMES or stem.capitalize() in MONTHS:
+        return True
+    if len(stem) == 1 and stem not in _SAME:
+        return True
+    if _NUMERAL.fullmatch(stem) and (len(stem) > 1 or any(one in roman.LEADERS for one in words[:-1])):
+        return True
+    if stem[:1].isupper() and any(one in roman.LEADERS for one in words[:-1]):
+        return True
+    return awaits_digits(text[-80:])
