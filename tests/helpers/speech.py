@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Iterable, Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from omnistage.models.interface import Alignment, Frames, Piece, Sound, SpeechRequest, SpokenWord, TextPiece, WaveRequest
+from omnistage.models.interface import Alignment, Frames, Piece, Sound, SpeechRequest, SpokenWord, TextPiece, Unspoken, WaveRequest
 from omnistage.models.smol.code2wav import SmolCode2Wav
 from omnistage.models.smol.prosody import FEATURE_WIDTH
 from omnistage.models.smol.talker import SmolTalker
@@ -44,10 +44,23 @@ async def words_of(talker: SmolTalker, *texts: str, request: SpeechRequest | Non
     return [word for one in made if isinstance(one, Alignment) for word in one.words]
 
 
+async def unspoken_of(talker: SmolTalker, *texts: str, request: SpeechRequest | None = None, **wanted: int) -> list[str]:
+    """What is told as not spoken, whatever is wanted."""
+    made = await _all_of(talker, *texts, request=request, wanted=wanted)
+    return [run for one in made if isinstance(one, Unspoken) for run in one.runs]
+
+
 async def made_of(
     talker: SmolTalker, *texts: str, wanted: Mapping[str, int], request: SpeechRequest | None = None
 ) -> list[Frames | Alignment]:
     """Everything the Talker yields for the deltas, of the ports that are wanted."""
+    made = await _all_of(talker, *texts, wanted=wanted, request=request)
+    return [one for one in made if not isinstance(one, Unspoken)]
+
+
+async def _all_of(
+    talker: SmolTalker, *texts: str, wanted: Mapping[str, int], request: SpeechRequest | None
+) -> list[Frames | Alignment | Unspoken]:
     prepared = await talker.prepare(request or SpeechRequest(seed=0))
     return [made async for made in talker.speak(prepared, pieces(texts), wanted)]
 

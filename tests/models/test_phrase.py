@@ -19,6 +19,12 @@ def phrases(*pieces: str) -> list[Phrase]:
     return [phrase for piece in pieces for phrase in cutter.feed(piece)] + list(cutter.flush())
 
 
+def given_phrases(*pieces: str) -> list[Phrase]:
+    """Of a text that is no Markdown."""
+    cutter = PhraseCutter(plain=True)
+    return [phrase for piece in pieces for phrase in cutter.feed(piece)] + list(cutter.flush())
+
+
 def texts(text: str) -> list[str]:
     return [phrase.text for phrase in phrases(text)]
 
@@ -38,6 +44,29 @@ def test_phrases_do_not_depend_on_the_pieces(text: str, draw: random.Random) -> 
     whole = phrases(text)
     assert phrases(*cut_at_random(text, draw)) == whole
     assert phrases(*text) == whole
+
+
+@given(st.text(alphabet=MARKDOWN, max_size=120), st.randoms(use_true_random=False))
+def test_given_text_keeps_every_character_and_its_place(text: str, draw: random.Random) -> None:
+    whole = given_phrases(text)
+    assert given_phrases(*cut_at_random(text, draw)) == whole
+    for phrase in whole:
+        assert all(text[place] == character for character, place in zip(phrase.text, phrase.places, strict=True) if not character.isspace())
+    assert "".join(phrase.text for phrase in whole).replace(" ", "") == "".join(text.split())
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("wrapped\nhere", [("wrapped here", Pause.SENTENCE)]),
+        ("Title\nNext", [("Title", Pause.PARAGRAPH), ("Next", Pause.SENTENCE)]),
+        ("one\n\ntwo", [("one", Pause.PARAGRAPH), ("two", Pause.SENTENCE)]),
+        ("one\r\n  \r\n  two\n", [("one", Pause.PARAGRAPH), ("two", Pause.SENTENCE)]),
+        ("- *a*\n- [b](c)", [("- *a*", Pause.PARAGRAPH), ("- [b](c)", Pause.SENTENCE)]),
+    ],
+)
+def test_lines_of_given_text_are_those_of_markdown(text: str, expected: list[tuple[str, Pause]]) -> None:
+    assert [(phrase.text, phrase.pause) for phrase in given_phrases(text)] == expected
 
 
 @given(st.text(alphabet=MARKDOWN, max_size=200))
@@ -163,9 +192,15 @@ def test_markdown_is_not_read_aloud(markdown: str, expected: str) -> None:
     assert plain(markdown) == expected
 
 
-@pytest.mark.parametrize("text", ["", " ", "\n\n", "😀🎉", "***", "---", "...", "#", "| | |", "```"])
+@pytest.mark.parametrize("text", ["", " ", "\n\n", "***", "---", "...", "#", "| | |", "```"])
 def test_nothing_to_say_gives_no_phrase(text: str) -> None:
     assert phrases(text) == []
+
+
+def test_signs_alone_are_a_phrase_unless_they_may_be_left_of_marks() -> None:
+    """A reading says what of them is spoken."""
+    assert texts("😀🎉") == ["😀🎉"]
+    assert [phrase.text for phrase in given_phrases("+\n\n#")] == ["+", "#"]
 
 
 @pytest.mark.parametrize("unit", ["[", "<a", "*", "`", "word ", "x", "1 ", "a. ", "|", "\\", "![", "- ", "#", "\n"])

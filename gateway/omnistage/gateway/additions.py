@@ -31,6 +31,10 @@ def account(done: Done) -> dict[str, Any]:
         "first_text_s": usage.first_text_s,
         "first_audio_s": usage.first_audio_s,
         "total_s": usage.total_s,
+        "unspoken": usage.unspoken,
+        "unspoken_words": usage.unspoken_words,
+        "notes": list(usage.notes),
+        "drew": usage.drew,
         "stages": [_stage(report) for report in usage.stages],
     }
     return {"usage": times, "session_id": done.session_id, "seed": done.seed, "pipeline": done.pipeline}

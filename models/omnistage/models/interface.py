@@ -114,6 +114,9 @@ class ModelInfo:
     revision: changes whenever equal input could give other output (weights, dtype, code, schedule). accepts, produces: its ports.
     inputs: what a message or request may hold. constraints: forms of Constraint that it can keep to.
     settings: what it chose and why, by name of the setting, for humans.
+    draws: whether another seed can give another output: always, or never. None, of a Thinker or Talker: where a temperature is asked for,
+    and of a Thinker no text is given to be said; of another kind: that is not known.
+    tells_unspoken: a Talker that yields Unspoken.
     """
 
     name: str
@@ -125,6 +128,8 @@ class ModelInfo:
     inputs: tuple[Medium, ...] = ("text",)
     constraints: tuple[str, ...] = ()
     settings: Mapping[str, str] = field(default_factory=dict)
+    draws: bool | None = None
+    tells_unspoken: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -300,8 +305,8 @@ class ThinkerModel(Model, Protocol[P]):
 
 @dataclass(frozen=True, slots=True)
 class SpeechRequest:
-    """What a Talker is asked. voice: empty is the default. max_frames: 0 is no limit but the model's own. speed: 0.5 to 2. client,
-    scope: as in TextRequest.
+    """What a Talker is asked. voice: empty is the default. max_frames: 0 is no limit but the model's own. speed: 0.5 to 2. plain: every
+    character of the text is meant as it is, none of it is Markdown. client, scope: as in TextRequest.
 
     To go on with speech that an equal request began: history: [frames, codebooks], the codes made so far, for a model whose codes are kept
     by the caller; None for others.
@@ -312,6 +317,7 @@ class SpeechRequest:
     sampling: Sampling = field(default_factory=Sampling)
     max_frames: int = 0
     speed: float = 1.0
+    plain: bool = False
     client: str = ""
     scope: str = ""
     history: NDArray[np.uint32] | None = None
@@ -350,6 +356,13 @@ class Alignment:
     last: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class Unspoken:
+    """Characters of the text that the voice has no sound for, in their order; what stands together is one run."""
+
+    runs: tuple[str, ...]
+
+
 class TalkerModel(Model, Protocol[P]):
     """Speech frames from text, rows, or both: one port of them. A model that knows when it speaks which word has a second port, of content
     ALIGNMENT; it is no function of how the text was cut into pieces."""
@@ -357,10 +370,13 @@ class TalkerModel(Model, Protocol[P]):
     async def prepare(self, request: SpeechRequest) -> P:
         """What `speak` needs. Raises BadRequest."""
 
-    def speak(self, prepared: P, inputs: AsyncIterator[Piece], wanted: Wanted) -> AsyncGenerator[Frames | Alignment, None]:
+    def speak(self, prepared: P, inputs: AsyncIterator[Piece], wanted: Wanted) -> AsyncGenerator[Frames | Alignment | Unspoken, None]:
         """inputs: pieces of all input ports in order of arrival; always all of them, from item 0. Yields the frames, and words where they
         are wanted, from the wanted ones on; words before or right after their frames. Raises BadRequest for speech that ends before
-        them."""
+        them.
+
+        A model that `tells_unspoken` yields what it does not speak of the whole text, whatever is wanted. It is also asked where nothing is
+        wanted any more, in a session that goes on elsewhere: for that alone."""
 
 
 # Code2Wav --------------------------------------------------------------------------------------------------------------------------
@@ -481,7 +497,14 @@ class Clip:
     frames: int
 
 
-Drawn = Progress | Preview | Picture | Clip | Sound | Rows
+@dataclass(frozen=True, slots=True)
+class Note:
+    """What whoever asked may want to know of this answer: a sentence of at most 200 characters. Four of an answer are told."""
+
+    text: str
+
+
+Drawn = Progress | Preview | Picture | Clip | Sound | Rows | Note
 
 
 class DiffusionModel(Model, Protocol[P]):

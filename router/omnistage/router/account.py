@@ -94,6 +94,7 @@ class Account:
             "ttft_s": self._to_first("text"),
             "ttfa_s": self._to_first("audio"),
             "audio_s": _rounded(tally.sound_s),
+            "unspoken": tally.unspoken,
             "pictures": tally.pictures,
             "frames": tally.frames,
             "failovers": len(tally.losses),

@@ -119,6 +119,8 @@ def _params(request: omni_pb2.GenerateRequest, pipeline: Pipeline) -> dict[str, 
         getattr(values, kind).MergeFrom(given)
     if "talker" in params and "code2wav" in params and not params["code2wav"].code2wav.voice:
         params["code2wav"].code2wav.voice = params["talker"].talker.voice
+    if "talker" in params and request.thinker.verbatim:
+        params["talker"].talker.plain = True  # Only what a Thinker writes may be Markdown.
     return params
 
 

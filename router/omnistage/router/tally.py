@@ -44,6 +44,8 @@ class Tally:
         """Tokens of the prompt; None: a stage that knows has not said so, which it does when it is done."""
         self.cached_tokens: int | None = None
         """Of these, those that needed no computing; likewise."""
+        self.unspoken = 0
+        """Characters of the text that its voice has no sound for; as many as a stage that is done has told."""
         self.sound_s = 0.0
         """Seconds of sound that the client got."""
         self.last_sound_s = 0.0
@@ -102,6 +104,7 @@ class Tally:
         self.reports[report.kind] = report
         if report.HasField("prompt_tokens"):
             self.prompt_tokens, self.cached_tokens = report.prompt_tokens, report.cached_tokens
+        self.unspoken = sum(each.unspoken for each in self.reports.values())
         if report.kind in KINDS.values() and kind_name(report.kind) != self._first_stage:
             self._used(kind_name(report.kind), report.replica)
 

@@ -51,7 +51,10 @@ MaxTokens = Annotated[int | None, typer.Option(min=1, max=32768, metavar="N", he
 JsonSchema = Annotated[Path | None, typer.Option("--json-schema", metavar="FILE", help="The text is JSON that keeps to this schema.")]
 Regex = Annotated[str | None, typer.Option(metavar="REGEX", help="The whole text keeps to this regular expression.")]
 Choice = Annotated[list[str] | None, typer.Option(metavar="TEXT", help="The text is this, or that of another --choice.")]
-Temperature = Annotated[float | None, typer.Option(min=0.0, max=2.0, metavar="X", help="0 is greedy.")]
+Temperature = Annotated[
+    float | None,
+    typer.Option(min=0.0, max=2.0, metavar="X", help="How freely words are drawn; 0 is greedy, and mostly the default."),
+]
 TopP = Annotated[
     float | None,
     typer.Option("--top-p", min=0.0, max=1.0, metavar="PART", help="Choose among the likeliest tokens that have so much of 1."),

@@ -19,7 +19,7 @@ from rich.text import Text
 
 from omnistage.cli.chat_lines import block, is_typed, read, typed
 from omnistage.cli.connect import connected
-from omnistage.cli.figures import brief_figures, figures, folded
+from omnistage.cli.figures import brief_figures, figures, folded, remarks
 from omnistage.cli.following import follow
 from omnistage.cli.mentioned import Shown, mentioned, named
 from omnistage.cli.notices import Notices
@@ -240,7 +240,8 @@ class Session:
         if done.finish_reason == "length":
             self._notices.tell(f"[dim]cut at {spoken.tokens} tokens; /max-tokens N lets it say more[/]")
         told = figures(done) if self._verbose else brief_figures(done)
-        for line in folded(told, self._notices.width if self._notices.is_terminal else None):
+        width = self._notices.width if self._notices.is_terminal else None
+        for line in (*folded(told, width), *remarks(done)):
             self._notices.say(f"[dim]{escape(line)}[/]")
         if self._player is not None:
             # It says when it ends, and is waited for by nobody: the next question is typed meanwhile.

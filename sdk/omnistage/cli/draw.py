@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
-from omnistage.cli.options import Address, ApiKey, Background, Json, MaxRetries, PipelineName, Seed, Timeout, Verbose
+from omnistage.cli.options import Address, ApiKey, Background, DrawingSeed, Json, MaxRetries, PipelineName, Timeout, Verbose
 from omnistage.cli.report import errors_reported
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ def draw(
     guidance: Guidance = None,
     negative: Negative = None,
     step_cache: StepCache = None,
-    seed: Seed = None,
+    seed: DrawingSeed = None,
     count: Count = None,
     previews: Previews = None,
     preview_dir: PreviewDir = None,

@@ -14,7 +14,7 @@ from rich.markup import escape
 
 from omnistage.cli.connect import connected
 from omnistage.cli.drawing_screen import DrawingScreen, drawing_screen_for
-from omnistage.cli.figures import folded
+from omnistage.cli.figures import account, folded, remarks, seed_told
 from omnistage.cli.interruptible import Interruptible
 from omnistage.cli.layout import Layout
 from omnistage.cli.notices import Notices
@@ -165,7 +165,8 @@ async def draw_order(work: Interruptible, order: Order, where: Where, verbose: b
                 print(_as_json(written, drawn, done), flush=True)
             else:
                 notices = Notices()
-                for line in (*(sentence(failover, done.timing) for failover in done.failovers), _figures(written, drawn, done)):
+                lost = (sentence(failover, done.timing) for failover in done.failovers)
+                for line in (*lost, _figures(written, drawn, done), *remarks(done)):
                     for part in folded(line, notices.width if notices.is_terminal else None):
                         notices.say(f"[dim]{escape(part)}[/]")
 
@@ -248,7 +249,7 @@ def _figures(written: Sequence[Written], drawn: Drawn, done: Done) -> str:
         f"{done.timing.e2e_s:.2f} s",
         f"{drawn.steps} steps" if drawn.steps else "",
         f"pipeline {done.pipeline}",
-        f"seed {done.seed}",
+        seed_told(done),
     ]
     return " · ".join(part for part in parts if part)
 
@@ -266,6 +267,7 @@ def _as_json(written: Sequence[Written], drawn: Drawn, done: Done) -> str:
             "e2e_s": round(done.timing.e2e_s, 6),
             "steps": drawn.steps or None,
             "seed": done.seed,
+            **account(done),
             "pipeline": done.pipeline,
             "failovers": [as_object(failover) for failover in done.failovers],
         },

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from omnistage.cli.rescue import as_object
 from omnistage.cli.screen import Spoken
-from omnistage.client.events import Done
+from omnistage.client.events import Done, unspoken_told
 from omnistage.client.playback import CONTINUITY_LIMIT_S
 
 SEPARATOR = " · "
@@ -27,11 +27,29 @@ def as_json(spoken: Spoken, done: Done) -> str:
             "rtf": _rounded(timing.rtf),
             "finish_reason": done.finish_reason,
             "seed": done.seed,
+            **account(done),
             "pipeline": done.pipeline,
             "failovers": [as_object(failover) for failover in done.failovers],
         },
         ensure_ascii=False,
     )
+
+
+def account(done: Done) -> dict[str, object]:
+    """What the server told of an answer beside its times, for scripts."""
+    return {"drew": done.drew, "unspoken": done.unspoken, "unspoken_words": done.unspoken_words, "notes": list(done.notes)}
+
+
+def remarks(done: Done) -> Iterator[str]:
+    """What the server told of an answer that people want to know, a line each."""
+    yield from done.notes
+    if told := unspoken_told(done.usage):
+        yield f"not spoken: {told}"
+
+
+def seed_told(done: Done) -> str | None:
+    """The seed, unless every other one would have given the same answer."""
+    return None if done.drew is False else f"seed {done.seed}"
 
 
 def figures(done: Done) -> str:
@@ -46,7 +64,7 @@ def figures(done: Done) -> str:
         None if timing.starved_s <= CONTINUITY_LIMIT_S else f"gaps {timing.starved_s:.2f} s",
         f"e2e {timing.e2e_s:.2f} s",
         f"pipeline {done.pipeline}",
-        f"seed {done.seed}",
+        seed_told(done),
     ]
     return SEPARATOR.join(part for part in parts if part)
 
@@ -58,7 +76,7 @@ def brief_figures(done: Done) -> str:
         None if timing.ttft_s is None else f"ttft {timing.ttft_s * 1000:.0f} ms",
         None if timing.ttfa_s is None else f"ttfa {timing.ttfa_s * 1000:.0f} ms",
         f"audio {timing.audio_s:.1f} s" if timing.audio_s else None,
-        f"seed {done.seed}",
+        seed_told(done),
     ]
     return SEPARATOR.join(part for part in parts if part)
 

@@ -39,7 +39,16 @@ Background = Annotated[
         metavar="#RRGGBB", callback=_colour, help="Colour under what is transparent in what is shown; default: white, and none for layers."
     ),
 ]
-Seed = Annotated[int | None, typer.Option(min=0, max=2**64 - 1, metavar="N", help="The same seed gives the same answer.")]
+Seed = Annotated[
+    int | None,
+    typer.Option(
+        min=0,
+        max=2**64 - 1,
+        metavar="N",
+        help="The same seed gives the same answer. Without --temperature, of ask, text is not drawn and every seed gives the same.",
+    ),
+]
+DrawingSeed = Annotated[int | None, typer.Option("--seed", min=0, max=2**64 - 1, metavar="N", help="The same seed gives the same picture.")]
 PipelineName = Annotated[
     str,
     typer.Option(

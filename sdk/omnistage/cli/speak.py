@@ -15,7 +15,7 @@ from rich.markup import escape
 from omnistage.cli.attached import Attached
 from omnistage.cli.captions import KINDS, write_captions
 from omnistage.cli.connect import connected
-from omnistage.cli.figures import as_json, figures, folded
+from omnistage.cli.figures import as_json, figures, folded, remarks
 from omnistage.cli.following import follow
 from omnistage.cli.interruptible import Interruptible
 from omnistage.cli.layout import Layout
@@ -198,6 +198,7 @@ def _remarks(question: Question, spoken: Spoken, done: Done, hearing: Listening)
         drawn = "a picture" if spoken.pictures == 1 else f"{spoken.pictures} pictures"
         yield f"{done.pipeline} drew {drawn} of this; omnistage draw PROMPT --out F.png keeps what it draws"
     yield figures(done)
+    yield from remarks(done)
     if hearing.lacks_loudspeaker and question.is_to_be_heard:
         yield "no loudspeaker here; --out F.wav keeps the sound"
 

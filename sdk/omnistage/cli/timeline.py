@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from omnistage.cli.figures import seed_told
 from omnistage.cli.rescue import pause, sentence
 from omnistage.client.events import Done, Failover, StageReport
 from omnistage.client.playback import CONTINUITY_LIMIT_S, START_BUFFER_S, Level, Played, Timing, buffer_levels, play
@@ -336,5 +337,5 @@ def _figures(done: Done, played: Sequence[Played]) -> str:
     if timing.rtf is not None:
         silence_s = sum(chunk.gap_s for chunk in played)
         parts += [f"real-time factor {timing.rtf:.2f}", "no gaps" if silence_s <= CONTINUITY_LIMIT_S else f"gaps {silence_s:.2f} s"]
-    parts.append(f"pipeline {done.pipeline}, seed {done.seed}")
+    parts.append(", ".join(told for told in (f"pipeline {done.pipeline}", seed_told(done)) if told))
     return "  ·  ".join(parts)

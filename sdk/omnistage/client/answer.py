@@ -73,7 +73,9 @@ class Answer(dict[str, str]):
     came on ports of tensors that `outputs` named, [n, width] each: `latents`, float32, a row for each place of the VAE's grid; `pixels`,
     uint8, a row for each pixel; both row by row from the top, one layer after the other, one result after the other.
     finish_reason: stop, length or interrupted. seed: ask with it again and get the same. usage: the server's account. timing: what this
-    client saw. failovers: servers that were lost on the way and replaced, oldest first.
+    client saw. failovers: servers that were lost on the way and replaced, oldest first. unspoken: how many characters of the text the voice
+    has no sound for; unspoken_words: the first 64 of them. notes: sentences for whoever asked, such as what a model cannot draw. drew:
+    whether another seed could have given another answer; None: the server does not say.
     """
 
     def __init__(
@@ -104,6 +106,10 @@ class Answer(dict[str, str]):
         self.usage: Usage = done.usage
         self.timing: Timing = done.timing
         self.failovers: tuple[Failover, ...] = done.failovers
+        self.unspoken: int = done.unspoken
+        self.unspoken_words: str = done.unspoken_words
+        self.notes: tuple[str, ...] = done.notes
+        self.drew: bool | None = done.drew
 
     @cached_property
     def images(self) -> list[Image]:
@@ -134,6 +140,7 @@ class Answer(dict[str, str]):
     def __repr__(self) -> str:
         sound = f"{self.audio.duration_s:.2f} s of sound" if self.audio else "no sound"
         pictures = f"{len(self.pictures)} picture{'s' * (len(self.pictures) != 1)}, " if self.pictures else ""
+        sound += f", unspoken={self.unspoken}" if self.unspoken else ""
         return f"Answer({self.text!r}, {sound}, {pictures}finish_reason={self.finish_reason!r}, seed={self.seed})"
 
 

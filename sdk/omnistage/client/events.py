@@ -163,7 +163,8 @@ class Failover:
 class StageReport:
     """One stage's account of its part. Seconds after that stage was opened. Items per port: tokens, rows, frames or samples.
     audio_underruns, audio_starved_s: of a Code2Wav: how often, and for how long in all, whoever plays its sound as it is made, after the
-    wait that `AudioChunk.prebuffer_s` says, would have had nothing to play. prompt_tokens: of a Thinker; None: it does not say."""
+    wait that `AudioChunk.prebuffer_s` says, would have had nothing to play. prompt_tokens: of a Thinker; None: it does not say. unspoken,
+    unspoken_words, notes, drew: as in Usage, of this stage."""
 
     stage: str
     replica: str
@@ -177,6 +178,10 @@ class StageReport:
     audio_underruns: int = 0
     audio_starved_s: float = 0.0
     prompt_tokens: int | None = None
+    unspoken: int = 0
+    unspoken_words: str = ""
+    notes: tuple[str, ...] = ()
+    drew: bool | None = None
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -201,6 +206,27 @@ class Usage:
         """Those of the prompt that had not to be computed again."""
         return sum(report.cached_tokens for report in self.stages)
 
+    @property
+    def unspoken(self) -> int:
+        """How many characters of the text were not spoken, since the voice has no sound for them."""
+        return sum(report.unspoken for report in self.stages)
+
+    @property
+    def unspoken_words(self) -> str:
+        """The first 64 of them, a space between those that do not stand together."""
+        return " ".join(report.unspoken_words for report in self.stages if report.unspoken_words)
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Sentences of the stages for whoever asked, such as what a model cannot draw."""
+        return tuple(note for report in self.stages for note in report.notes)
+
+    @property
+    def drew(self) -> bool | None:
+        """Whether another seed could have given another answer; None where the server does not say."""
+        told = {report.drew for report in self.stages}
+        return True if True in told else None if None in told or not told else False
+
     def __repr__(self) -> str:
         """Without the accounts of the stages, which are ten times as much."""
         stages = ", ".join(report.stage for report in self.stages) or "none"
@@ -208,9 +234,18 @@ class Usage:
         return f"Usage({figures(self, *tokens, 'queued_s', 'first_text_s', 'first_audio_s', 'total_s')}, stages: {stages})"
 
 
+def unspoken_told(account: Usage) -> str:
+    """What of an answer was not spoken, in a line for people; empty: nothing."""
+    if not account.unspoken:
+        return ""
+    more = "..." if account.unspoken > len(account.unspoken_words) - account.unspoken_words.count(" ") else ""
+    return f"{account.unspoken_words}{more} ({account.unspoken} character{'s' * (account.unspoken != 1)})"
+
+
 @dataclass(frozen=True, slots=True)
 class Done:
-    """The end of an answer. finish_reason: stop, length or interrupted; empty for an answer without text. failovers: oldest first."""
+    """The end of an answer. finish_reason: stop, length or interrupted; empty for an answer without text. failovers: oldest first.
+    unspoken, unspoken_words, notes, drew: those of `usage`."""
 
     session_id: str
     pipeline: str
@@ -219,6 +254,22 @@ class Done:
     usage: Usage
     timing: Timing
     failovers: tuple[Failover, ...] = ()
+
+    @property
+    def unspoken(self) -> int:
+        return self.usage.unspoken
+
+    @property
+    def unspoken_words(self) -> str:
+        return self.usage.unspoken_words
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        return self.usage.notes
+
+    @property
+    def drew(self) -> bool | None:
+        return self.usage.drew
 
 
 def array(values: NDArray[Any]) -> str:

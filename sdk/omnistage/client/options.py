@@ -24,7 +24,13 @@ class Options(TypedDict, total=False):
         ),
     ]
     seed: Annotated[
-        int, About("The same seed gives the same answer; `Answer.seed` tells which one was used.", "random", Range(0, 2**64 - 1))
+        int,
+        About(
+            "The same seed gives the same answer; `Answer.seed` tells which one was used. Without a temperature above 0 the text is not"
+            " drawn, and every seed gives the same; `Answer.drew` tells whether another one could have given another answer.",
+            "random",
+            Range(0, 2**64 - 1),
+        ),
     ]
     conversation_id: Annotated[
         str, About("Turns of one conversation share it, for warm prefixes; at most 64 characters of A-Z a-z 0-9 _ -.", "none")

@@ -31,6 +31,7 @@ from omnistage.client.events import (
     TextDelta,
     TokenLogprob,
     Usage,
+    unspoken_told,
 )
 from omnistage.client.playback import AudioArrival, TextArrival, Timing, is_audible
 from omnistage.client.received import Received
@@ -248,23 +249,24 @@ class Reader:
         open_ports = self._received.open_ports or self._tensors.unfinished
         if open_ports or self._picture:
             raise ProtocolError(f"the answer is cut: {', '.join(open_ports) or 'a picture'} did not end")
+        account = _usage(usage, self._received.tokens)
         if self._is_to_be_heard and not self._audio:
-            raise self._not_spoken(started.model)
+            raise self._not_spoken(started.model, account)
         return Done(
             session_id=started.session_id,
             pipeline=started.model,
             seed=started.seed,
             # A router that went on with an answer whose text was over has not seen why it ended.
             finish_reason=finish_reason_name(usage.finish_reason or self._received.finish_reason),
-            usage=_usage(usage, self._received.tokens),
+            usage=account,
             timing=Timing(tuple(self._text), tuple(self._audio), arrival_s),
             failovers=tuple(self._failovers),
         )
 
-    def _not_spoken(self, pipeline: str) -> NotSpokenError:
+    def _not_spoken(self, pipeline: str, account: Usage) -> NotSpokenError:
         told = f"nothing of this text could be spoken by {pipeline}"
         if self._received.has_ended(AUDIO_PORT):
-            return NotSpokenError(f"{told}: no sound came")
+            return NotSpokenError(f"{told}: {unspoken_told(account) or 'no sound came'}")
         return NotSpokenError(
             f"{told}: it has no voice", hint="Name a pipeline with a voice: `omnistage pipelines` tells which give audio."
         )
@@ -335,6 +337,10 @@ def _report(report: stage_pb2.Report) -> StageReport:
         audio_underruns=report.audio_underruns,
         audio_starved_s=_seconds(report.audio_starved),
         prompt_tokens=report.prompt_tokens if report.HasField("prompt_tokens") else None,
+        unspoken=report.unspoken,
+        unspoken_words=report.unspoken_words,
+        notes=tuple(report.notes),
+        drew=report.drew if report.HasField("drew") else None,
     )
 
 

@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from omnistage.models.smol.plain_text import PlainText
+from omnistage.models.smol.plain_text import AsGiven, PlainText
 from omnistage.models.smol.spoken.ends import is_open
 
 FIRST_WORDS = 4
@@ -60,10 +60,14 @@ class Phrase:
 
 
 class PhraseCutter:
-    """Phrases of one text. Markdown goes in, phrases of plain text come out."""
+    """Phrases of one text. Markdown goes in, phrases of plain text come out. Signs without a word are a phrase too, since what of them is
+    not spoken must be told; but for those of ASCII, which may be left of marks.
 
-    def __init__(self) -> None:
-        self._plain = PlainText()
+    plain: what goes in is no Markdown: every character of it is meant as it is."""
+
+    def __init__(self, plain: bool = False) -> None:
+        self._is_given = plain
+        self._plain = AsGiven() if plain else PlainText()
         self._text = ""
         self._places: list[int] = []
         self._words = 0
@@ -139,8 +143,9 @@ class PhraseCutter:
         self._end = None
         self._words = len([word for word in self._text.split() if _WORD.search(word)])
         self._in_word = bool(self._text) and bool(_WORD.search(self._text.split()[-1])) and not self._text[-1].isspace()
-        if _WORD.search(phrase):
-            self._first = False
+        has_word = _WORD.search(phrase) is not None
+        self._first = self._first and not has_word
+        if has_word or not phrase.isascii() or (self._is_given and phrase):
             yield Phrase(phrase, pause, places)
 
 

@@ -311,6 +311,38 @@ class PlainText:
             self._state(character)
 
 
+class AsGiven:
+    """The same for a text that is no Markdown: every character is what it is, and only the lines are those of PlainText."""
+
+    def __init__(self) -> None:
+        self._at = -1
+        self._breaks = 0
+        self._has_text = False
+
+    def feed(self, text: str) -> list[Placed]:
+        """Take more of the text."""
+        out = list[Placed]()
+        for character in text:
+            self._at += 1
+            out += self._placed(character)
+        return out
+
+    def flush(self) -> list[Placed]:
+        """The text ends here."""
+        return []
+
+    def _placed(self, character: str) -> Iterator[Placed]:
+        """The character, behind the border of its line if it is the first of one. A line that goes on with a small letter was wrapped, not
+        ended."""
+        if character == "\n":
+            self._breaks += 1
+        elif not self._breaks or not character.isspace():
+            if self._breaks and self._has_text:
+                yield " " if self._breaks == 1 and character.islower() else "\n", self._at
+            self._breaks, self._has_text = 0, True
+            yield character, self._at
+
+
 def _between(held: str, first: int) -> Iterator[slice]:
     """Where the text lies that is no beginning of a link, a picture or a tag, from a place on."""
     for opener in _OPENERS.finditer(held, first):

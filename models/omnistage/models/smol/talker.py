@@ -31,6 +31,7 @@ from omnistage.models.interface import (
     SpeechRequest,
     SpokenWord,
     TextPiece,
+    Unspoken,
     Wanted,
 )
 from omnistage.models.options import LoadOptions
@@ -85,11 +86,14 @@ class SmolTalker:
 
     async def speak(
         self, prepared: SpeechRequest, inputs: AsyncIterator[Piece], wanted: Wanted
-    ) -> AsyncGenerator[Frames | Alignment, None]:
-        """See TalkerModel.speak. Only the text of the pieces counts, not how it is cut into them. Text without a word gives no rows."""
+    ) -> AsyncGenerator[Frames | Alignment | Unspoken, None]:
+        """See TalkerModel.speak. Only the text of the pieces counts, not how it is cut into them. Text without a word gives no rows. Of
+        speech that max_frames ends, what is not spoken is told up to the phrase in which it ends."""
         speech = _Speech(self._net, self._phonemizer, prepared, wanted)
-        async for phrase in _phrases(inputs):
+        async for phrase in _phrases(inputs, PhraseCutter(plain=prepared.plain)):
             part = await self._worker.run(partial(speech.say, phrase), urgent=speech.is_waited_for)
+            if part.unspoken:
+                yield Unspoken(part.unspoken)
             if part.words:
                 yield Alignment(part.words)
             if len(part.rows):
@@ -130,6 +134,7 @@ class _Part:
 
     rows: Rows
     words: tuple[SpokenWord, ...]
+    unspoken: tuple[str, ...]
 
 
 class _Speech:
@@ -177,7 +182,9 @@ class _Speech:
                 if begin < count:
                     words.append(_word(phrase, run, begun + begin, begun + end))
         unheard, self._words = max(self._wanted.get(ALIGNMENT, 0) - self._words, 0), self._words + len(words)
-        return _Part(self._wanted_rows([timed for timed, _ in parts], begun, count), tuple(words[unheard:]))
+        is_cut_before = not count and self.finish_reason is FinishReason.LENGTH
+        unspoken = () if is_cut_before else reading.unspoken
+        return _Part(self._wanted_rows([timed for timed, _ in parts], begun, count), tuple(words[unheard:]), unspoken)
 
     def _wanted_rows(self, parts: Sequence[Timed], begun: int, count: int) -> Rows:
         """Of a phrase of `count` rows, those that are wanted. begun: rows before it."""
@@ -221,8 +228,7 @@ def _first_rows(net: FeatureNet, phonemizer: Phonemizer) -> Rows:
     return _Speech(net, phonemizer, SpeechRequest(seed=0), {FEATURES: 0}).say(FIRST_PHRASE).rows
 
 
-async def _phrases(inputs: AsyncIterator[Piece]) -> AsyncIterator[Phrase]:
-    cutter = PhraseCutter()
+async def _phrases(inputs: AsyncIterator[Piece], cutter: PhraseCutter) -> AsyncIterator[Phrase]:
     async for piece in inputs:
         assert isinstance(piece.content, TextPiece)  # The only input port carries text.
         for phrase in cutter.feed(piece.content.text):
@@ -257,5 +263,7 @@ def load_talker(folder: Path, options: LoadOptions | None = None) -> SmolTalker:
         ),
         max_sessions=options.sessions,
         voices=(VOICE,),
+        draws=False,
+        tells_unspoken=True,
     )
     return SmolTalker(net, phonemizer, info, options.threads)

@@ -115,6 +115,7 @@ class OmniThinker(_Omni):
             produces=(TEXT, PROMPT, PLACES, HIDDEN),
             max_sessions=MAX_SESSIONS,
             inputs=("text", "image", "audio", *films),
+            draws=True,
         )
         self._spool = Spool()
 
@@ -242,7 +243,7 @@ class OmniTalker(_Omni):
         super().__init__(options)
         rate = formulas.SAMPLE_RATE_HZ / options.samples_per_frame
         codes = PortSpec("codes", Content.CODES, rate_hz=rate, width=formulas.OMNI_CODEBOOKS, compact=True)
-        self.info = ModelInfo("toy-omni-talker", REVISION, (PROMPT, PLACES, HIDDEN), (codes,), MAX_SESSIONS, voices=VOICES)
+        self.info = ModelInfo("toy-omni-talker", REVISION, (PROMPT, PLACES, HIDDEN), (codes,), MAX_SESSIONS, voices=VOICES, draws=False)
 
     async def prepare(self, request: SpeechRequest) -> SpeechRequest:
         if request.voice not in ("", *VOICES):

@@ -35,6 +35,7 @@ from omnistage.models.interface import (
     SpeechRequest,
     TextPiece,
     TextRequest,
+    Unspoken,
     Wanted,
     WaveRequest,
 )
@@ -57,7 +58,8 @@ class ToyOptions:
     chunk_samples: most samples in one piece of sound; 0 is all that is there. interval_s of a Code2Wav is the pause before each piece.
     context: frames that a Code2Wav asks for before the one that it goes on in, as one with a left context would. differs: a Talker that
     makes other codes than others of its revision, as one that samples differently would. room: most characters of a conversation; 0: any
-    number. prebuffer_s: what a Code2Wav tells of it; below 0: nothing."""
+    number. prebuffer_s: what a Code2Wav tells of it; below 0: nothing. mute_every: a Talker tells the word of every such row, from the
+    first on, as one that it has no sound for; 0: of none."""
 
     interval_s: float = 0.0
     max_chunk: int = 4
@@ -70,6 +72,7 @@ class ToyOptions:
     differs: bool = False
     room: int = 0
     prebuffer_s: float = -1.0
+    mute_every: int = 0
 
     @classmethod
     def from_settings(cls, options: dict[str, Any]) -> ToyOptions:
@@ -113,7 +116,7 @@ class ToyThinker(Toy):
         super().__init__(options)
         hidden = PortSpec("hidden", Content.TENSOR, width=options.row_width)
         text = PortSpec("text", Content.TEXT, compact=True)
-        self.info = ModelInfo("toy-thinker", REVISION, (), (text, hidden), MAX_SESSIONS)
+        self.info = ModelInfo("toy-thinker", REVISION, (), (text, hidden), MAX_SESSIONS, draws=True)
 
     async def prepare(self, request: TextRequest) -> TextRequest:
         check_parts(request, self.info)
@@ -194,7 +197,16 @@ class ToyTalker(Toy):
         super().__init__(options)
         hidden = PortSpec("hidden", Content.TENSOR, width=options.row_width)
         codes = PortSpec("codes", Content.CODES, rate_hz=self._rate(), width=options.codebooks, compact=True)
-        self.info = ModelInfo("toy-talker", REVISION, (hidden,), (codes,), MAX_SESSIONS, voices=("toy",))
+        self.info = ModelInfo(
+            "toy-talker",
+            REVISION,
+            (hidden,),
+            (codes,),
+            MAX_SESSIONS,
+            voices=("toy",),
+            draws=False,
+            tells_unspoken=options.mute_every > 0,
+        )
 
     def _rate(self) -> float:
         return formulas.SAMPLE_RATE_HZ / self.options.samples_per_frame
@@ -207,11 +219,15 @@ class ToyTalker(Toy):
             raise BadRequest("resume.history", f"{known} frames are there and talker.max_frames is {request.max_frames}")
         return request
 
-    async def speak(self, prepared: SpeechRequest, inputs: AsyncIterator[Piece], wanted: Wanted) -> AsyncGenerator[Frames, None]:
+    async def speak(self, prepared: SpeechRequest, inputs: AsyncIterator[Piece], wanted: Wanted) -> AsyncGenerator[Frames | Unspoken, None]:
         """Codes depend on the rows alone: of the frames that were made before only the number counts."""
-        request, first, made = prepared, wanted["codes"], 0
+        request, first, made = prepared, wanted.get("codes", 0), 0
         async for piece in inputs:
             assert isinstance(piece.content, np.ndarray)
+            if told := self._unspoken(piece):
+                yield Unspoken(told)
+            if not wanted:
+                continue
             codes = self._codes(piece.content)
             before, made = made, made + len(codes)
             codes = codes[max(first - before, 0) :]
@@ -224,7 +240,15 @@ class ToyTalker(Toy):
                 codes = codes[cut:]
         if made < first:
             raise BadRequest("resume.positions", f"the speech has {made} frames: it cannot go on at frame {first}")
-        yield Frames(np.empty((0, self.options.codebooks), np.uint32), FinishReason.STOP)
+        if wanted:
+            yield Frames(np.empty((0, self.options.codebooks), np.uint32), FinishReason.STOP)
+
+    def _unspoken(self, piece: Piece) -> tuple[str, ...]:
+        """Words of those rows that have no sound."""
+        if not (every := self.options.mute_every):
+            return ()
+        rows = np.asarray(piece.content)[-piece.first % every :: every]
+        return tuple(formulas.word(int(row[0])).strip() for row in rows)
 
     def _codes(self, rows: Array) -> NDArray[np.uint32]:
         codes = formulas.frames(rows)
@@ -245,7 +269,7 @@ class ToyCode2Wav(Toy):
         rate = formulas.SAMPLE_RATE_HZ / options.samples_per_frame
         codes = PortSpec("codes", Content.CODES, rate_hz=rate, width=codebooks or options.codebooks, window=True)
         audio = PortSpec("audio", Content.AUDIO, rate_hz=formulas.SAMPLE_RATE_HZ, width=1)
-        self.info = ModelInfo("toy-code2wav", REVISION, (codes,), (audio,), MAX_SESSIONS)
+        self.info = ModelInfo("toy-code2wav", REVISION, (codes,), (audio,), MAX_SESSIONS, draws=False)
 
     async def prepare(self, request: WaveRequest) -> WaveRequest:
         return request

@@ -60,6 +60,7 @@ class Code2WavStage(ModelStage[Code2WavModel[P]]):
         timing: Timing,
         start: Start,
     ) -> AsyncGenerator[Output | Kept, None]:
+        timing.drew = self._model.info.draws
         wanted = start.wanted([self._output])
         if not wanted:
             return

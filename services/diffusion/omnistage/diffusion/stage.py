@@ -15,6 +15,7 @@ from omnistage.models.interface import (
     DiffusionModel,
     Drawn,
     DrawRequest,
+    Note,
     P,
     Picture,
     Preview,
@@ -69,11 +70,15 @@ class DiffusionStage(ModelStage[DiffusionModel[P]]):
 
     async def _run(self, prepared: P, inputs: AsyncIterator[Input], timing: Timing, start: Start) -> AsyncGenerator[Output, None]:
         """Progress begins anew with a resumed session, and is made of nothing else."""
+        timing.drew = self._model.info.draws is not False
         wanted = start.wanted(self._model.info.produces)
         if any(port.name in wanted for port in self._model.info.produces if port.content is not Content.PROGRESS):
             with refusals():
                 async with aclosing(self._model.draw(prepared, pieces(inputs, self._model.info.accepts), wanted)) as made:
                     async for drawn in made:
+                        if isinstance(drawn, Note):
+                            timing.note(drawn.text)
+                            continue
                         for output in self._outputs(drawn):
                             if output.port in wanted:
                                 yield output

@@ -38,17 +38,38 @@ class Input:
     payload: InputPayload | None
 
 
+MOST_UNSPOKEN, MOST_NOTES, NOTE_CHARACTERS = 64, 4, 200
+"""Of characters that are told, of notes, and of characters of each; stated in stage.proto."""
+
+
 @dataclass(slots=True)
 class Timing:
-    """What only the logic knows of a session's time. queued_s: waited before its first step. cached_tokens: found in the prefix cache.
+    """What only the logic knows of a session. queued_s: waited before its first step. cached_tokens: found in the prefix cache.
     prompt_tokens: of the whole prompt; None: not known. audio_underruns, audio_starved_s: how often, and for how long in all, who plays the
-    sound would have had nothing to play."""
+    sound would have had nothing to play. unspoken, unspoken_runs: how many characters were not spoken, and the first of them. notes: for
+    whoever asked. drew: whether another seed could have given another output; None: not known."""
 
     queued_s: float = 0.0
     cached_tokens: int = 0
     prompt_tokens: int | None = None
     audio_underruns: int = 0
     audio_starved_s: float = 0.0
+    unspoken: int = 0
+    unspoken_runs: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    drew: bool | None = None
+
+    def not_spoken(self, runs: Iterable[str]) -> None:
+        """These characters of the text have no sound."""
+        for run in runs:
+            if told := run[: max(MOST_UNSPOKEN - self.unspoken, 0)]:
+                self.unspoken_runs.append(told)
+            self.unspoken += len(run)
+
+    def note(self, text: str) -> None:
+        """Whoever asked may want to know this."""
+        if len(self.notes) < MOST_NOTES:
+            self.notes.append(text[:NOTE_CHARACTERS])
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from omnistage.wire.ports import Output
 
 
 class Meter:
-    """Counts from `opened` on. timing: what only the logic knows of."""
+    """Counts from `opened` on. timing: what only the logic knows of it."""
 
     def __init__(self, ports: Iterable[str], on_made: Callable[[str, int], None]) -> None:
         """ports: output ports of the stage. on_made: see SessionEnvironment."""
@@ -62,4 +62,8 @@ class Meter:
             audio_underruns=self.timing.audio_underruns,
             audio_starved=duration(self.timing.audio_starved_s),
             failovers=failovers,
+            unspoken=self.timing.unspoken,
+            unspoken_words=" ".join(self.timing.unspoken_runs),
+            notes=self.timing.notes,
+            drew=self.timing.drew,
         )

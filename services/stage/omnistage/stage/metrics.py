@@ -41,6 +41,7 @@ class StageMetrics:
         self._tensor_bytes: Counter | None = None
         self._underruns: Counter | None = None
         self._starved: Counter | None = None
+        self._unspoken: Counter | None = None
 
     def watch(
         self, description: stage_pb2.DescribeResponse, load: Callable[[], Load], sessions: Callable[[], int], arena: Arena | None
@@ -57,6 +58,8 @@ class StageMetrics:
             counters[sound] = self._counter("omnistage_stage_sound_seconds_total", "Seconds of sound made.")
             self._underruns = self._counter("omnistage_stage_sound_underruns_total", "Times a listener had nothing left to play.")
             self._starved = self._counter("omnistage_stage_sound_starved_seconds_total", "How long listeners had nothing left to play.")
+        if description.kind == stage_pb2.STAGE_KIND_TALKER:
+            self._unspoken = self._counter("omnistage_stage_unspoken_characters_total", "Characters that the voice has no sound for.")
         if pictures in made:
             counters[pictures] = self._counter("omnistage_stage_pictures_total", "Pictures made.")
         if stage_pb2.PAYLOAD_TENSOR in made:
@@ -93,7 +96,9 @@ class StageMetrics:
         self._ended.labels(**self._labels, reason=reason).inc()
 
     def heard(self, timing: Timing) -> None:
-        """Count what a session knows of its listener, once, at its end."""
+        """Count what a session knows of its listener, and of what that does not hear, once, at its end."""
+        if self._unspoken is not None:
+            self._unspoken.inc(timing.unspoken)
         if self._underruns is not None and self._starved is not None:
             self._underruns.inc(timing.audio_underruns)
             self._starved.inc(timing.audio_starved_s)

@@ -47,6 +47,11 @@ class ModelStage(ABC, Generic[M]):
     async def prepare(self, request: stage_pb2.Open, start: Start) -> Work:
         """As StageLogic.prepare."""
 
+    def _drew(self, temperature: float) -> bool:
+        """Whether another seed could give another output. temperature: that is asked for; 0 where nothing is sampled."""
+        draws = self._model.info.draws
+        return temperature > 0 if draws is None else draws
+
     async def warm_up(self) -> None:
         await self._model.warm_up()
         told = self.description.settings

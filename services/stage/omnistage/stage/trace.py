@@ -108,6 +108,7 @@ def _attributes(session: Traced) -> dict[str, Value]:
         "failovers": report.failovers,
         "cached_tokens": report.cached_tokens,
         "audio_underruns": report.audio_underruns,
+        "unspoken": report.unspoken,
     }
     if report.HasField("prompt_tokens"):
         told["prompt_tokens"] = report.prompt_tokens

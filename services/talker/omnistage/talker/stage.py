@@ -8,7 +8,7 @@ from contextlib import aclosing
 from dataclasses import replace
 from functools import partial
 
-from omnistage.models.interface import Alignment, Content, Frames, P, SpeechRequest, TalkerModel
+from omnistage.models.interface import Alignment, Content, Frames, P, SpeechRequest, TalkerModel, Unspoken
 from omnistage.stage.logic import Input, Output, Start, Timing, Work
 from omnistage.stage.model import ModelStage
 from omnistage.stage.params import bad_request, check_kind, refusals, sampling_of
@@ -38,19 +38,28 @@ class TalkerStage(ModelStage[TalkerModel[P]]):
                 speech = replace(speech, history=history)
         with refusals():
             prepared = await self._model.prepare(speech)
-        return Work(partial(self._run, prepared))
+        return Work(partial(self._run, prepared, drew=self._drew(speech.sampling.temperature)))
 
-    async def _run(self, prepared: P, inputs: AsyncIterator[Input], timing: Timing, start: Start) -> AsyncGenerator[Output, None]:
+    async def _run(
+        self, prepared: P, inputs: AsyncIterator[Input], timing: Timing, start: Start, *, drew: bool
+    ) -> AsyncGenerator[Output, None]:
+        timing.drew = drew
         wanted = start.wanted(self._model.info.produces)
-        if not wanted:
+        if not wanted and not self._model.info.tells_unspoken:
             return
         with refusals():
             async with aclosing(self._model.speak(prepared, pieces(inputs, self._model.info.accepts), wanted)) as made:
                 async for piece in made:
-                    for output in self._words(piece) if isinstance(piece, Alignment) else self._outputs(piece):
-                        yield output
+                    match piece:
+                        case Unspoken(runs):
+                            timing.not_spoken(runs)
+                        case Alignment():
+                            yield self._words(piece)
+                        case Frames():
+                            for output in self._outputs(piece):
+                                yield output
 
-    def _words(self, piece: Alignment) -> list[Output]:
+    def _words(self, piece: Alignment) -> Output:
         words = [
             chunk_pb2.SpokenWord(
                 first_character=word.first_character,
@@ -60,7 +69,7 @@ class TalkerStage(ModelStage[TalkerModel[P]]):
             )
             for word in piece.words
         ]
-        return [Output(self._alignment, len(words), chunk_pb2.AlignmentChunk(words=words) if words else None, piece.last)]
+        return Output(self._alignment, len(words), chunk_pb2.AlignmentChunk(words=words) if words else None, piece.last)
 
     def _outputs(self, frames: Frames) -> list[Output]:
         last = frames.finish_reason is not None
@@ -80,4 +89,4 @@ def parse(params: stage_pb2.TalkerParams, seed: int) -> SpeechRequest:
         raise bad_request("talker.speed", "must be from 0.5 to 2")
     if params.max_frames > MAX_FRAMES:
         raise bad_request("talker.max_frames", f"must be at most {MAX_FRAMES}")
-    return SpeechRequest(seed=seed, voice=params.voice, sampling=sampling, max_frames=params.max_frames, speed=speed)
+    return SpeechRequest(seed=seed, voice=params.voice, sampling=sampling, max_frames=params.max_frames, speed=speed, plain=params.plain)

@@ -48,9 +48,12 @@ class ThinkerStage(ModelStage[ThinkerModel[P]]):
         asked = resumed(replace(parse(request.params.thinker, request.seed), client=request.client, scope=request.scope), start, self._text)
         with refusals():
             prepared = await self._model.prepare(asked)
-        return Work(partial(self._run, prepared))
+        return Work(partial(self._run, prepared, drew=self._drew(0.0 if asked.verbatim else asked.sampling.temperature)))
 
-    async def _run(self, prepared: P, inputs: AsyncIterator[Input], timing: Timing, start: Start) -> AsyncGenerator[Output, None]:
+    async def _run(
+        self, prepared: P, inputs: AsyncIterator[Input], timing: Timing, start: Start, *, drew: bool
+    ) -> AsyncGenerator[Output, None]:
+        timing.drew = drew
         wanted = start.wanted(self._model.info.produces)
         if not wanted:
             return

@@ -90,6 +90,7 @@ def load_code2wav(folder: Path, options: LoadOptions) -> FlowCode2Wav:
         produces=(PortSpec(AUDIO, Content.AUDIO, rate_hz=config.sample_rate_hz, width=1),),
         max_sessions=sessions,
         voices=tuple(speakers),
+        draws=True,
         settings={
             "solver": f"{chosen.solver}, {solver.steps} steps, {solver.evaluations} evaluations",
             "lookahead": f"{chosen.lookahead} blocks" if chosen.lookahead else "by the profile",
