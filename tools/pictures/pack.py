@@ -7,9 +7,21 @@ import json
 import shutil
 from pathlib import Path
 
+from tools.pictures.scenes import COLOURS, KIND_WORDS, KINDS, OTHER_COLOUR_WORDS
+
 PACKAGE = Path(__file__).resolve().parents[2] / "pictures" / "omnistage_pictures" / "coloured-shapes"
-DEFAULTS = {"width": 128, "height": 128, "steps": 16, "guidance_scale": 1.0}
-"""Chosen by the scores of tools/pictures/score.py."""
+DRAWS = {
+    "what": f"coloured shapes: {', '.join(KINDS)}",
+    "words": {
+        "shape": sorted({word for words in KIND_WORDS.values() for word in words}),
+        "colour": [*COLOURS, *OTHER_COLOUR_WORDS.values()],
+    },
+    "lower_case": True,
+    "one_size": True,
+}
+"""Its captions had small letters nearly always, and a colour for each shape; pictures were of one size."""
+DEFAULTS = {"width": 128, "height": 128, "steps": 16, "guidance_scale": 1.0, "draws": DRAWS}
+"""Sizes, steps and guidance were chosen by the scores of tools/pictures/score.py."""
 OF_A_MACHINE = ("_name_or_path", "is_local", "local_files_only")
 """Where a part lay when it was saved, and how it had been loaded."""
 

@@ -57,14 +57,14 @@ _SIZE_WORDS = {
     "medium": ("", "", "", "medium", "medium-sized"),
     "large": ("large", "large", "big", "huge", "giant", "very large"),
 }
-_KIND_WORDS = {
+KIND_WORDS = {
     "circle": ("circle", "circle", "circle", "disc", "disk", "dot", "ball"),
     "square": ("square", "square", "square", "box"),
     "triangle": ("triangle",),
     "star": ("star",),
     "heart": ("heart",),
 }
-_OTHER_COLOUR_WORDS = {"purple": "violet"}
+OTHER_COLOUR_WORDS = {"purple": "violet"}
 _STARTS = (
     *("",) * 8,
     "a picture of ",
@@ -188,7 +188,7 @@ def _on(rng: random.Random, what: str, colour: str) -> str:
 
 
 def _colour(rng: random.Random, colour: str) -> str:
-    return _OTHER_COLOUR_WORDS[colour] if colour in _OTHER_COLOUR_WORDS and rng.random() < 0.2 else colour
+    return OTHER_COLOUR_WORDS[colour] if colour in OTHER_COLOUR_WORDS and rng.random() < 0.2 else colour
 
 
 def _start(rng: random.Random, what: str) -> str:
@@ -200,7 +200,7 @@ def _article(words: str) -> str:
 
 
 def _thing(rng: random.Random, thing: Thing, alone: bool) -> str:
-    words = [rng.choice(_SIZE_WORDS[thing.size]), _colour(rng, thing.colour), rng.choice(_KIND_WORDS[thing.kind])]
+    words = [rng.choice(_SIZE_WORDS[thing.size]), _colour(rng, thing.colour), rng.choice(KIND_WORDS[thing.kind])]
     name = _article(" ".join(filter(None, words)))
     if alone and thing.place == "middle" and rng.random() < 0.5:
         return name
@@ -236,7 +236,7 @@ def _pair(rng: random.Random, scene: Scene, things: list[str]) -> str:
 
 def _kinds(things: list[str]) -> list[tuple[str, str]]:
     """Each with the word in it that names its kind."""
-    words = {word for names in _KIND_WORDS.values() for word in names}
+    words = {word for names in KIND_WORDS.values() for word in names}
     return [(thing, next(word for word in thing.split() if word in words)) for thing in things]
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import partial
 
 import numpy as np
-from PIL.Image import Image
+from PIL.Image import Image, Resampling
 from torch import Tensor
 
 from omnistage.models.common.worker import still_working
@@ -16,7 +16,11 @@ from omnistage.models.diffusers.output import encoded, parameters
 from omnistage.models.diffusers.painter import Canvas, Painter
 from omnistage.models.diffusers.plan import EditedPicture, Limits, Plan
 from omnistage.models.diffusers.previews import LinearMap, is_due, sized
-from omnistage.models.interface import Array, Content, Drawn, ElementType, Picture, PortSpec, Preview, Progress, Rows, Wanted
+from omnistage.models.interface import Array, Content, Drawn, ElementType, Note, Picture, PortSpec, Preview, Progress, Rows, Wanted
+
+BLANK = "a picture has one colour all over: try other words, another seed or size"
+BLANK_SIDE, BLANK_LEVELS = 16, 24
+"""A picture that was made so small is blank if no level of a colour differs by more from another one."""
 
 IMAGE, PROGRESS, LATENTS, PIXELS = "image", "progress", "latents", "pixels"
 
@@ -172,10 +176,17 @@ class StepDrawing:
         said = parameters(plan, number, self._model, canvas.residuals[0].reused, canvas.residuals[0].largest)
         for layer, (grid, image) in enumerate(zip(grids[first:], self._painter.images(grids[first:]), strict=True), first):
             self._previews.fit(grid, image)
+            if layers == 1 and _is_blank(image):
+                yield Note(BLANK)
             if IMAGE in wanted and layer >= wanted[IMAGE]:
                 yield Picture(encoded(image, plan.media_type, said), plan.media_type, layer)
             place = number * layers + layer
             yield from _rows(job, PIXELS, place, partial(_pixels, image), layers)
+
+
+def _is_blank(image: Image) -> bool:
+    small = np.asarray(image.resize((BLANK_SIDE, BLANK_SIDE), Resampling.BOX), np.int16).reshape(BLANK_SIDE**2, -1)
+    return bool((small.max(0) - small.min(0)).max() <= BLANK_LEVELS)
 
 
 def _places(grids: Tensor) -> Array:

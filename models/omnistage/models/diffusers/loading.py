@@ -41,6 +41,7 @@ from omnistage.models.diffusers.qwen_image import (
     QwenImagePainter,
 )
 from omnistage.models.diffusers.spread import placed, team_of
+from omnistage.models.diffusers.vocabulary import Vocabulary
 from omnistage.models.diffusers.whole import WholeDrawing
 from omnistage.models.diffusers.z_image import ZImagePainter
 from omnistage.models.errors import LoadError
@@ -100,6 +101,7 @@ def _loaded(folder: Path, options: LoadOptions, team: Team | None) -> PictureMod
     torch.set_num_threads(options.threads)
     silence()
     name = called(folder).rpartition("/")[2].lower()
+    vocabulary = Vocabulary.of(folder)
     memory = MemoryPlan.of(chosen, options, DTYPES[dtype])
     artist = _artist(folder, name, memory, options, team)
     usual = _trial_plan(artist, name)
@@ -130,6 +132,7 @@ def _loaded(folder: Path, options: LoadOptions, team: Team | None) -> PictureMod
             "drawn by default": f"{usual.width}x{usual.height} pixels in {usual.steps} steps with guidance {usual.guidance:g}",
             "latent tokens": f"{step_tokens} in a step, {max_tokens} of all that is drawn at once",
             **({"words of a prompt": f"the first {words} tokens are drawn"} if (words := artist.limits.prompt_tokens) else {}),
+            **({"draws": vocabulary.what} if vocabulary.what else {}),
             "kept of encoders": _kept_told(chosen, options),
             **memory.told(),
         },
@@ -143,6 +146,7 @@ def _loaded(folder: Path, options: LoadOptions, team: Team | None) -> PictureMod
         max_tokens=max_tokens,
         step_tokens=step_tokens,
         max_batch_size=options.max_batch_size,
+        vocabulary=vocabulary,
     )
 
 

@@ -21,6 +21,7 @@ from omnistage.models.conversation import Media
 from omnistage.models.diffusers.drawing import IMAGE
 from omnistage.models.diffusers.output import encoded
 from omnistage.models.diffusers.plan import PNG, EditedPicture, Limits, Plan, Source, check_size, planned
+from omnistage.models.diffusers.vocabulary import Vocabulary
 from omnistage.models.interface import (
     Activity,
     BadRequest,
@@ -30,6 +31,7 @@ from omnistage.models.interface import (
     Full,
     Load,
     ModelInfo,
+    Note,
     Piece,
     PortSpec,
     Wanted,
@@ -95,9 +97,12 @@ class PictureModel(Generic[J]):
         max_tokens: int,
         step_tokens: int,
         max_batch_size: int = 0,
+        vocabulary: Vocabulary | None = None,
     ) -> None:
         """image_pixels: of a picture that is drawn as large as it is; larger ones are made smaller. max_tokens, step_tokens: latent tokens
-        of all drawings, and of those of one step. max_batch_size: drawings in one step; 0: as many as fit."""
+        of all drawings, and of those of one step. max_batch_size: drawings in one step; 0: as many as fit.
+        vocabulary: which words it knows, of a model that says so."""
+        self._vocabulary = vocabulary or Vocabulary()
         self._artist, self._worker, self._decoder, self._info = artist, worker, decoder, info
         self._image_pixels = image_pixels if artist.draws_its_image else UNBOUNDED
         self._max_tokens = max_tokens
@@ -118,7 +123,8 @@ class PictureModel(Generic[J]):
 
     async def prepare(self, request: DrawRequest) -> Plan:
         """See DiffusionModel.prepare. Whatever could make a picture fail is looked at here, before any of it is drawn."""
-        limits = self._artist.limits
+        limits, cased = self._artist.limits, self._vocabulary.cased
+        request = replace(request, prompt=cased(request.prompt), negative_prompt=cased(request.negative_prompt))
         plan = planned(request, limits, self._info.name)
         for field, text in (("prompt", plan.prompt), ("negative_prompt", plan.negative or "")):
             try:
@@ -172,6 +178,10 @@ class PictureModel(Generic[J]):
         """See DiffusionModel.draw."""
         for port, count in self._artist.items(prepared).items():
             check_place(wanted, port, count * prepared.results, "items")
+        for note in self._vocabulary.notes(
+            prepared.prompt, (prepared.width, prepared.height), (self._artist.limits.width, self._artist.limits.height)
+        ):
+            yield Note(note)
         job, client = self._artist.job(prepared, wanted), prepared.client
         del prepared  # Its images are many megabytes, and the job drops them when they are encoded.
         async with aclosing(self.stepper.draw(job, client)) as pieces:

@@ -68,7 +68,7 @@ class Timing:
 
     def note(self, text: str) -> None:
         """Whoever asked may want to know this."""
-        if len(self.notes) < MOST_NOTES:
+        if len(self.notes) < MOST_NOTES and text[:NOTE_CHARACTERS] not in self.notes:
             self.notes.append(text[:NOTE_CHARACTERS])
 
 

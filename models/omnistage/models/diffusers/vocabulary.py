@@ -1,0 +1,73 @@
+"""What a checkpoint of few words says of itself in its `omnistage.json`: what it draws, which words it knows, and whether its size can be
+changed. No torch."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from omnistage.models.common.checkpoint import BadCheckpoint, json_object
+from omnistage.models.diffusers.options import DEFAULTS_FILE
+
+MAX_WHAT_CHARACTERS = 100
+_WORD = re.compile(r"[^\W\d_]+")
+
+
+@dataclass(frozen=True, slots=True)
+class Vocabulary:
+    """what: it draws, in words; empty: a checkpoint that says nothing of this. words: that it knows, by what they name, first the things
+    that can be drawn, as in {"shape": ["circle", ...], "colour": ["red", ...]}. lower_case: it was taught in small letters, and prompts are
+    given to it so. one_size: it draws well in its own size alone."""
+
+    what: str = ""
+    words: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    lower_case: bool = False
+    one_size: bool = False
+
+    @classmethod
+    def of(cls, folder: Path) -> Vocabulary:
+        """Raises BadCheckpoint for a file that says it in another form."""
+        path = folder / DEFAULTS_FILE
+        said = json_object(path).get("draws") if path.is_file() else None
+        if said is None:
+            return cls()
+        if not _is_well_formed(said):
+            example = '{"what": "shapes", "words": {"shape": ["circle"]}, "lower_case": true, "one_size": true}'
+            raise BadCheckpoint(f"{path}: draws must be as in {example}")
+        words = {name: frozenset(map(str.casefold, words)) for name, words in said["words"].items()}
+        return cls(said["what"], words, said.get("lower_case", False), said.get("one_size", False))
+
+    def cased(self, prompt: str) -> str:
+        """A prompt as the model was taught."""
+        return prompt.lower() if self.lower_case else prompt
+
+    def notes(self, prompt: str, size: tuple[int, int], usual: tuple[int, int]) -> Iterator[str]:
+        """What whoever asked should know. size: width and height that are drawn."""
+        missing = [name for name, words in self.words.items() if not _names_one(prompt, words)]
+        if missing:
+            told = "none of them" if missing[0] == next(iter(self.words)) else f"no {missing[0]}"
+            yield f"this model draws {self.what}; this prompt names {told}"
+        if self.one_size and size != usual:
+            yield f"this model was made for {usual[0]}x{usual[1]} pixels: at other sizes much is misplaced, or missing"
+
+
+def _names_one(prompt: str, words: frozenset[str]) -> bool:
+    """Whether a prompt has one of these words, or several of what it names."""
+    said = map(str.casefold, _WORD.findall(prompt))
+    return any(words & {word, word.removesuffix("s"), word.removesuffix("es")} for word in said)
+
+
+def _is_well_formed(said: Any) -> bool:
+    if not isinstance(said, dict) or not isinstance(said.get("words"), dict) or not isinstance(said.get("what"), str):
+        return False
+    words = [word for words in said["words"].values() if isinstance(words, list) for word in words]
+    flags = (said.get(name, False) for name in ("lower_case", "one_size"))
+    return (
+        0 < len(said["what"]) <= MAX_WHAT_CHARACTERS
+        and all(isinstance(words, list) and words for words in said["words"].values())
+        and all(isinstance(word, str) for word in words)
+        and all(isinstance(flag, bool) for flag in flags)
+    )
