@@ -17,7 +17,8 @@ from helpers.peer import TEXT, Peer, answer, listening
 from omnistage.models.toy import formulas
 from omnistage.v1 import omni_pb2, stage_pb2
 
-SPOKEN_KEYS = ["text", "ttft_s", "ttfa_s", "e2e_s", "audio_s", "rtf", "finish_reason", "seed", "pipeline", "failovers"]
+SPOKEN_KEYS = ["text", "ttft_s", "ttfa_s", "e2e_s", "audio_s", "rtf", "finish_reason", "seed", "pipeline", "failovers", "drew", "notes"]
+SPOKEN_KEYS += ["unspoken", "unspoken_words"]
 STATUS_KEYS = ["pipeline", "stage", "address", "pid", "state", "sessions", "queue", "transport", "settings"]
 PNG = b"\x89PNG\r\n\x1a\n"
 

@@ -90,7 +90,7 @@ def test_layers_of_several_pictures_and_previews_are_files_and_one_object(film_a
     done = draw(*words, "--json", "--address", film_address)
     assert (done.returncode, done.stderr) == (0, "")
     told: dict[str, Any] = json.loads(done.stdout)
-    assert list(told) == ["files", "previews", "e2e_s", "steps", "seed", "pipeline", "failovers"]
+    assert list(told) == ["files", "previews", "e2e_s", "steps", "seed", "pipeline", "failovers", "drew", "notes"]
     assert [(Path(file["path"]).name, file["result"], file["layer"], file["width"]) for file in told["files"]] == [
         (f"hill-{result + 1}-layer-{layer}.PNG", result, layer, 32) for result in (0, 1) for layer in (0, 1)
     ]

@@ -155,6 +155,9 @@ def test_events_of_ours_come_where_they_are_asked_for(client: openai.OpenAI) -> 
     assert last == len(chunks) - 2 and chunks[-1].usage is not None
     assert (account["seed"], account["pipeline"]) == (5, "toy")
     assert [stage["stage"] for stage in account["usage"]["stages"]] == ["thinker", "talker", "code2wav"]
+    first = formulas.word(formulas.token(5, "Hello", 0)).strip()
+    told = {name: account["usage"][name] for name in ("unspoken", "unspoken_words", "notes", "drew")}
+    assert told == {"unspoken": len(first), "unspoken_words": first, "notes": [], "drew": True}
     assert account["usage"]["stages"][1]["output_items"] == {"codes": formulas.FRAMES_PER_ROW * formulas.NATURAL_LENGTH}
 
 

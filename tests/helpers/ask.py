@@ -77,6 +77,15 @@ class Answer:
                 assert (chunk.seq, chunk.first, chunk.last) == (seq, first, seq == len(chunks) - 1), port
                 first += chunk.count
 
+    def check_unspoken(self, every: int) -> None:
+        """What a toy Talker told that has no sound for every so many-th word. All words were wanted."""
+        words = [formulas.word(token).strip() for token in self.tokens()[::every]]
+        assert self.usage is not None
+        (talker,) = (report for report in self.usage.stages if report.kind == stage_pb2.STAGE_KIND_TALKER)
+        assert talker.unspoken == sum(map(len, words))
+        assert " ".join(words).startswith(talker.unspoken_words)
+        assert len(talker.unspoken_words.replace(" ", "")) == min(talker.unspoken, 64)
+
     def check_toy(
         self, seed: int, prompt: str, length: int = formulas.NATURAL_LENGTH, samples_per_frame: int = formulas.SAMPLES_PER_FRAME
     ) -> None:

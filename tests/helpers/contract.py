@@ -91,9 +91,10 @@ Check = Callable[[Loaded, random.Random], Awaitable[None]]
 
 @dataclass
 class Made:
-    """All that a session gave, in order."""
+    """All that a session gave, in order, and what it told of itself."""
 
     outputs: list[Output | Kept] = field(default_factory=list)
+    told: Timing = field(default_factory=Timing)
 
     def ports(self) -> set[str]:
         return {output.port for output in self.outputs if isinstance(output, Output)}
@@ -110,7 +111,7 @@ async def run(
         work = await loaded.logic.prepare(stage_pb2.Open(params=loaded.sample.params, seed=seed), before)
         kept = work.needs if start.first else {}
         made = Made()
-        async with aclosing(work.run(arriving(cut(loaded, rng, kept)[:inputs]), Timing(), start)) as outputs:
+        async with aclosing(work.run(arriving(cut(loaded, rng, kept)[:inputs]), made.told, start)) as outputs:
             async for output in outputs:
                 made.outputs.append(output)
                 if len(made.outputs) >= stop_after:
@@ -474,6 +475,18 @@ async def check_another_replica_is_the_same(loaded: Loaded, rng: random.Random) 
         await other.close()
 
 
+async def check_what_it_tells_of_an_answer_is_true(loaded: Loaded, rng: random.Random) -> None:
+    """Where a seed is said not to matter, another one gives the same. What was not spoken is that of the whole, also of an answer of which
+    nothing is left to do."""
+    one, other = await run(loaded, rng, seed=5), await run(loaded, rng, seed=6)
+    assert one.told.drew == other.told.drew
+    if one.told.drew is False:
+        assert contents(one) == contents(other)
+    ended = await run(loaded, rng, Start(ended=frozenset(loaded.produces)))
+    assert (ended.told.unspoken, ended.told.unspoken_runs) == (one.told.unspoken, one.told.unspoken_runs)
+    assert ended.told.drew == one.told.drew
+
+
 CHECKS: Sequence[Check] = (
     check_it_is_described,
     check_every_port_ends_once_and_carries_what_it_says,
@@ -487,4 +500,5 @@ CHECKS: Sequence[Check] = (
     check_what_it_cannot_do_is_refused_and_the_next_one_is_served,
     check_the_text_keeps_to_what_is_asked,
     check_another_replica_is_the_same,
+    check_what_it_tells_of_an_answer_is_true,
 )

@@ -20,7 +20,7 @@ from omnistage.thinker.stage import ThinkerStage
 from omnistage.v1 import chunk_pb2, stage_pb2
 
 PROMPT = "How far is it?"
-SPOKEN = "Hello there, and good morning. It is a fine day, is it not?"
+SPOKEN = "Hello there, and good morning 你好. 🙂 It is a fine day, is it not?"
 
 ROWS = np.stack([formulas.row(formulas.token(3, PROMPT, n)) for n in range(formulas.NATURAL_LENGTH)])
 
@@ -214,6 +214,14 @@ CASES = (
     Case("toy", "thinker", lambda: Sample(params("thinker", verbatim="Say exactly this, please.")), name="toy-thinker-verbatim"),
     Case("toy", "talker", lambda: Sample(params("talker"), {"hidden": ROWS})),
     Case("toy", "talker", lambda: Sample(params("talker", max_frames=17), {"hidden": ROWS}), name="toy-talker-limited"),
+    Case("toy", "talker", lambda: Sample(params("talker"), {"hidden": ROWS}), options={"mute_every": 3}, name="toy-talker-mute"),
+    Case(
+        "toy",
+        "talker",
+        lambda: Sample(params("talker", max_frames=17), {"hidden": ROWS}),
+        options={"mute_every": 3},
+        name="toy-talker-mute-limited",
+    ),
     Case("toy", "code2wav", lambda: Sample(params("code2wav"), {"codes": formulas.frames(ROWS)})),
     Case(
         "toy",

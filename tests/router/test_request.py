@@ -169,3 +169,13 @@ def test_a_resume_that_is_not_of_such_an_answer_is_refused(asked: omni_pb2.Gener
 def test_an_unknown_model_is_told_what_there_is():
     with pytest.raises(StageError, match=r"UNKNOWN_MODEL.*speaker, other"):
         validate(omni_pb2.GenerateRequest(model="../etc/passwd"), PIPELINES)
+
+
+def test_text_that_is_given_is_no_markdown() -> None:
+    """What a Thinker writes may be; a client may say that it is not."""
+    for verbatim, said, plain in (("5 * 3", False, True), ("", False, False), ("", True, True)):
+        turns = [] if verbatim else messages("hi")
+        asked = omni_pb2.GenerateRequest(
+            thinker=stage_pb2.ThinkerParams(messages=turns, verbatim=verbatim), talker=stage_pb2.TalkerParams(plain=said)
+        )
+        assert validate(asked, PIPELINES).params["talker"].talker.plain == plain

@@ -37,6 +37,9 @@ from omnistage.v1 import chunk_pb2, omni_pb2, stage_pb2
 TOKENS = 150
 LONG = {"max_tokens": TOKENS, "ignore_eos": True}
 
+MUTE_EVERY = 10
+"""Of the words of an answer, the Talkers tell these as not spoken."""
+
 PAIRS = {f"{first}-{second}": (first, second) for first, second in itertools.product(CHAIN, CHAIN)}
 
 
@@ -45,7 +48,8 @@ def toys(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
     """Three of each kind, so that one is left when two are lost at once. They cut their output at random, sound comes slower than text, and
     every tensor is a reference into memory that dies with its owner."""
     folder, arguments = tmp_path_factory.mktemp("logs"), ["--inline-limit", "0"]
-    with fleet(folder, replicas=3, options=SLOW, options_of=SLOWER_SOUND, stage_args=arguments) as running:
+    own = {**SLOWER_SOUND, "talker": {"mute_every": MUTE_EVERY}}
+    with fleet(folder, replicas=3, options=SLOW, options_of=own, stage_args=arguments) as running:
         yield running
 
 
@@ -60,6 +64,7 @@ async def test_a_stage_is_killed(toys: Fleet, kind: str, moment: str, seed: int)
     async with disturbed(toys) as stub:
         answer = await ask_through(stub, request("hello", seed, thinker=LONG), Step(MOMENTS[moment], kill))
         answer.check_toy(seed, "hello", TOKENS)
+        answer.check_unspoken(MUTE_EVERY)
         assert [failover.lost for failover in answer.failovers] == lost
         print(f"{kind}, {moment}: replaced in {answer.failovers[0].pause.ToMilliseconds()} ms")
 

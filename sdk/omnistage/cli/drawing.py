@@ -14,7 +14,7 @@ from rich.markup import escape
 
 from omnistage.cli.connect import connected
 from omnistage.cli.drawing_screen import DrawingScreen, drawing_screen_for
-from omnistage.cli.figures import account, folded, remarks, seed_told
+from omnistage.cli.figures import folded, remarks, seed_told, told
 from omnistage.cli.interruptible import Interruptible
 from omnistage.cli.layout import Layout
 from omnistage.cli.notices import Notices
@@ -267,9 +267,9 @@ def _as_json(written: Sequence[Written], drawn: Drawn, done: Done) -> str:
             "e2e_s": round(done.timing.e2e_s, 6),
             "steps": drawn.steps or None,
             "seed": done.seed,
-            **account(done),
             "pipeline": done.pipeline,
             "failovers": [as_object(failover) for failover in done.failovers],
+            **told(done),
         },
         ensure_ascii=False,
     )

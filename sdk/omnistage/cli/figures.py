@@ -27,24 +27,26 @@ def as_json(spoken: Spoken, done: Done) -> str:
             "rtf": _rounded(timing.rtf),
             "finish_reason": done.finish_reason,
             "seed": done.seed,
-            **account(done),
             "pipeline": done.pipeline,
             "failovers": [as_object(failover) for failover in done.failovers],
+            **told(done),
+            "unspoken": done.unspoken,
+            "unspoken_words": done.unspoken_words,
         },
         ensure_ascii=False,
     )
 
 
-def account(done: Done) -> dict[str, object]:
-    """What the server told of an answer beside its times, for scripts."""
-    return {"drew": done.drew, "unspoken": done.unspoken, "unspoken_words": done.unspoken_words, "notes": list(done.notes)}
+def told(done: Done) -> dict[str, object]:
+    """What the server tells of every answer, for scripts."""
+    return {"drew": done.drew, "notes": list(done.notes)}
 
 
 def remarks(done: Done) -> Iterator[str]:
     """What the server told of an answer that people want to know, a line each."""
     yield from done.notes
-    if told := unspoken_told(done.usage):
-        yield f"not spoken: {told}"
+    if unspoken := unspoken_told(done.usage):
+        yield f"not spoken: {unspoken}"
 
 
 def seed_told(done: Done) -> str | None:

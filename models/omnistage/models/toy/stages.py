@@ -224,17 +224,17 @@ class ToyTalker(Toy):
         request, first, made = prepared, wanted.get("codes", 0), 0
         async for piece in inputs:
             assert isinstance(piece.content, np.ndarray)
-            if told := self._unspoken(piece):
+            spoken = -(-(request.max_frames - made) // formulas.FRAMES_PER_ROW) if request.max_frames else len(piece.content)
+            if told := self._unspoken(piece.first, piece.content[:spoken]):
                 yield Unspoken(told)
-            if not wanted:
-                continue
             codes = self._codes(piece.content)
             before, made = made, made + len(codes)
             codes = codes[max(first - before, 0) :]
             if request.max_frames and made >= request.max_frames:
-                yield Frames(codes[: len(codes) - (made - request.max_frames)], FinishReason.LENGTH)
+                if wanted:
+                    yield Frames(codes[: len(codes) - (made - request.max_frames)], FinishReason.LENGTH)
                 return
-            while len(codes):
+            while wanted and len(codes):
                 cut = min(self._cut(), len(codes))
                 yield Frames(codes[:cut])
                 codes = codes[cut:]
@@ -243,12 +243,11 @@ class ToyTalker(Toy):
         if wanted:
             yield Frames(np.empty((0, self.options.codebooks), np.uint32), FinishReason.STOP)
 
-    def _unspoken(self, piece: Piece) -> tuple[str, ...]:
-        """Words of those rows that have no sound."""
+    def _unspoken(self, first: int, rows: Array) -> tuple[str, ...]:
+        """Words of those rows, from that one on, that have no sound."""
         if not (every := self.options.mute_every):
             return ()
-        rows = np.asarray(piece.content)[-piece.first % every :: every]
-        return tuple(formulas.word(int(row[0])).strip() for row in rows)
+        return tuple(formulas.word(int(row[0])).strip() for row in rows[-first % every :: every])
 
     def _codes(self, rows: Array) -> NDArray[np.uint32]:
         codes = formulas.frames(rows)
