@@ -241,8 +241,9 @@ class Session:
             self._notices.tell(f"[dim]cut at {spoken.tokens} tokens; /max-tokens N lets it say more[/]")
         told = figures(done) if self._verbose else brief_figures(done)
         width = self._notices.width if self._notices.is_terminal else None
-        for line in (*folded(told, width), *remarks(done)):
-            self._notices.say(f"[dim]{escape(line)}[/]")
+        for line in (told, *remarks(done)):
+            for part in folded(line, width):
+                self._notices.say(f"[dim]{escape(part)}[/]")
         if self._player is not None:
             # It says when it ends, and is waited for by nobody: the next question is typed meanwhile.
             self._listening = asyncio.create_task(_heard(self._player, self._notices))

@@ -5,8 +5,11 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 
+from rich.cells import cell_len
+
 from omnistage.cli.rescue import as_object
 from omnistage.cli.screen import Spoken
+from omnistage.cli.wrap import Wrap
 from omnistage.client.events import Done, unspoken_told
 from omnistage.client.playback import CONTINUITY_LIMIT_S
 
@@ -84,15 +87,23 @@ def brief_figures(done: Done) -> str:
 
 
 def folded(line: str, columns: int | None) -> Iterator[str]:
-    """A line of figures as lines of a terminal, broken between two figures. columns: None where it has no width."""
+    """A line of figures as lines of a terminal, broken between two figures, or two words of one. columns: None where it has no width."""
     first, *others = line.split(SEPARATOR)
     for part in others:
         if columns is not None and len(first) + len(SEPARATOR) + len(part) >= columns:
-            yield first
+            yield from _broken(first, columns)
             first = part
         else:
             first += SEPARATOR + part
-    yield first
+    yield from _broken(first, columns)
+
+
+def _broken(line: str, columns: int | None) -> Iterator[str]:
+    if columns is None or cell_len(line) < columns:
+        yield line
+        return
+    wrap = Wrap()
+    yield from (wrap.add(line, columns) + wrap.finish(columns)).splitlines()
 
 
 def _rounded(value: float | None) -> float | None:
