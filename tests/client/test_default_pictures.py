@@ -36,7 +36,14 @@ async def test_the_default_stack_answers_and_draws(family: Family) -> None:
         again = await omni.generate(PROMPT, seed=7, width=128)
         assert (again.pipeline, again.pictures[0].data) == ("picture", drawn.pictures[0].data)
         answer = await omni.generate("What is a kite?", outputs=["text"], max_tokens=4)
-        assert (answer.pipeline, answer.pictures) == ("smol", ()) and answer.text
+        assert (answer.pipeline, answer.pictures, answer.drew) == ("smol", (), False) and answer.text
+        said = await omni.say("2 * 3, 你好 🙂!", max_frames=100)
+        assert (said.unspoken, said.unspoken_words, said.drew, said.notes) == (3, "你好 🙂", False, ())
+        other = await omni.say("2 * 3, 你好 🙂!", max_frames=100, seed=said.seed + 1)
+        assert said.audio is not None and other.audio is not None and np.array_equal(said.audio.samples, other.audio.samples)
+        assert (drawn.drew, drawn.notes) == (True, ())
+        (note,) = (await omni.draw("a cat", seed=1)).notes
+        assert note == "this model draws coloured shapes: circle, square, triangle, star, heart; this prompt names none of them"
         with pytest.raises(BadRequestError, match="smol has no diffusion"):
             await omni.draw(PROMPT, pipeline="smol")
         with pytest.raises(BadRequestError, match="picture has no thinker"):

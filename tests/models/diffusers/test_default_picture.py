@@ -11,8 +11,10 @@ import pytest
 
 from helpers import lengths
 from helpers.artists import draw, model_of, pixels_of
+from omnistage.models.diffusers.drawing import BLANK
 from omnistage.models.diffusers.model import PictureModel
 from omnistage.models.diffusers.store import model_directory
+from omnistage.models.interface import Note
 from tools.pictures.scenes import Scene
 from tools.pictures.score import scenes, scored
 
@@ -59,3 +61,15 @@ async def test_words_that_were_never_said_in_training_are_no_error(model: Pictur
 async def test_other_sizes_than_that_of_its_training_are_drawn_too(model: PictureModel[object], width: int, height: int) -> None:
     drawing = await draw(model, "a red circle on a blue background", width=width, height=height, steps=4)
     assert pixels_of(drawing.pictures[0].data).shape == (height, width, 3)
+
+
+async def test_capitals_are_no_other_words(model: PictureModel[object]) -> None:
+    small, capitals = [(await draw(model, words, seed=1)).pixels for words in ("a red circle on blue", "A Red CIRCLE On BLUE")]
+    assert np.array_equal(small, capitals)
+
+
+async def test_a_blank_picture_is_told(model: PictureModel[object]) -> None:
+    """Whatever the words: white on white, or a size at which nothing is drawn."""
+    for words, side, blank in (("a white heart", 128, True), ("a red circle", 512, True), ("a red circle", 128, False)):
+        drawing = await draw(model, words, seed=1, width=side, height=side)
+        assert (BLANK in [piece.text for piece in drawing.pieces if isinstance(piece, Note)]) == blank, words
