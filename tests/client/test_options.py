@@ -49,7 +49,7 @@ NO_OPTIONS = {
     "Sampling": {"logit_bias"},
     "ThinkerParams": {"messages", "sampling", "verbatim", "constraint"},
     "Constraint": set[str](),
-    "TalkerParams": {"sampling"},
+    "TalkerParams": {"sampling", "plain"},
     "Code2WavParams": {"voice"},
     "DiffusionParams": {"prompt", "images", "frames", "duration_s"},
     "Media": {"data", "media_type", "use_audio"},

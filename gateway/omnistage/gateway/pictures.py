@@ -181,6 +181,7 @@ def _response(answer: Answer, asked: PictureRequest, keep: Keep | None = None) -
         **({"size": asked.size} if asked.sides[0] else {}),
         "usage": picture_usage(answer.usage),
         "seed": answer.seed,
+        **({"notes": list(answer.notes)} if answer.notes else {}),
     }
     return JSONResponse(body)
 
