@@ -323,5 +323,5 @@ async def test_where_several_could_be_meant_the_hint_is_to_name_one() -> None:
             with pytest.raises(BadRequestError, match="name one") as refused:
                 await omni.draw("a hill")
     names = refused.value.metadata["candidates"].split(",")
-    assert refused.value.hint == f"Name one of {', '.join(names)}: --pipeline {names[0]}, or pipeline={names[0]!r} in Python."
+    assert refused.value.hint == f"Name one of {', '.join(names)}: pipeline={names[0]!r}."
     assert sorted(names) == ["toy-film", "toy-picture"]

@@ -45,7 +45,7 @@ async def test_the_refusal_stands_where_it_would_take_too_long(delay_s: float, t
         with pytest.raises(StartingError, match="film starts") as refused:
             await omni.generate("Hi", timeout_s=timeout_s)
     assert (refused.value.pipeline, refused.value.retry_delay_s, refused.value.reason) == ("film", delay_s, "STARTING")
-    assert isinstance(refused.value, UnavailableError) and "omnistage status" in refused.value.hint
+    assert isinstance(refused.value, UnavailableError) and "replicas()" in refused.value.hint
     assert len(peer.requests) == 1
 
 

@@ -28,6 +28,7 @@ from omnistage.client.errors import (
     UnavailableError,
     UnknownModelError,
 )
+from omnistage.client.wording import Wording, renamed
 
 INVALID, SERVER = "invalid_request_error", "server_error"
 
@@ -43,7 +44,6 @@ REASONS = {400: "BAD_REQUEST", 413: "BAD_REQUEST", 431: "BAD_REQUEST", 500: "INT
 LIST = "GET /v1/models lists what there is."
 
 HINTS: Mapping[type[OmniError], str] = {
-    BadRequestError: "",  # The message says it.
     UnknownModelError: LIST,
     NotSpokenError: "Give words of a language that the voice speaks: signs and emoji alone have no sound.",
     OverloadedError: "Ask again after the stated delay.",
@@ -128,19 +128,18 @@ def unrecognized(param: str) -> ApiError:
 def of_omni(error: OmniError, fields: Mapping[str, str] | None = None) -> ApiError:
     """An error of the client library. fields: by a field as the library calls it, what the caller knows it by."""
     message = error.message or str(error)
-    told: dict[str, Any] = {"reason": error.reason, "hint": _hint(error)}
+    words = wording(fields or {})
+    told: dict[str, Any] = {"reason": error.reason, "hint": _hint(error, words)}
     if isinstance(error, BadRequestError):
         field = error.fields[0].field if error.fields else ""
-        param = _renamed(field, fields or {})
-        if param != field:
-            message = message.replace(field, param, 1)
+        param, message = words.name_of(field), words.message(message, tuple(bad.field for bad in error.fields))
         return ApiError(400, message, param=param or None, code="invalid_value", **told)
     if isinstance(error, UnknownModelError):
         return ApiError(404, message, param="model", code="model_not_found", **told)
     if isinstance(error, NotAvailableError):
         return ApiError(400, message, code="unsupported", **told)
     if isinstance(error, NotSpokenError):
-        param = _renamed("text", fields or {})
+        param = renamed("text", fields or {})
         return ApiError(400, f"{param}: {message}", param=param, code="not_spoken", **told)
     if isinstance(error, RequestError):
         return ApiError(400, message, code=_code(error), **told)
@@ -156,9 +155,14 @@ def of_omni(error: OmniError, fields: Mapping[str, str] | None = None) -> ApiErr
     return ApiError(500, message, code=_code(error), **told)
 
 
-def _hint(error: OmniError) -> str:
+def wording(fields: Mapping[str, str]) -> Wording:
+    """How things are said over HTTP. fields: as of `of_omni`."""
+    return Wording({"pipelines": "GET /v1/models", **fields}, lambda name, value: f'"{name}": "{value}"')
+
+
+def _hint(error: OmniError, words: Wording) -> str:
     """What to do."""
-    return next((HINTS[kind] for kind in type(error).__mro__ if kind in HINTS), error.hint)
+    return words.hint(next((HINTS[kind] for kind in type(error).__mro__ if kind in HINTS), error.advice))
 
 
 @contextmanager
@@ -176,14 +180,6 @@ def _quoted(text: str) -> str:
 
 def _code(error: OmniError) -> str:
     return (error.reason or type(error).__name__.removesuffix("Error")).lower()
-
-
-def _renamed(field: str, fields: Mapping[str, str]) -> str:
-    """The field as the caller wrote it: by its longest beginning that has another name."""
-    for name in sorted(fields, key=len, reverse=True):
-        if field == name or field.startswith((f"{name}.", f"{name}[")):
-            return fields[name] + field[len(name) :]
-    return field
 
 
 def of_validation(error: RequestValidationError) -> ApiError:

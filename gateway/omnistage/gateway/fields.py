@@ -5,16 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from omnistage.client.options import CODE2WAV, CONSTRAINTS, DIFFUSION, MEDIA, SAMPLING, TALKER, THINKER, TOP
-
-OF_STAGES = {
-    "thinker": (*THINKER, "messages", "verbatim"),
-    "thinker.sampling": SAMPLING,
-    "thinker.constraint": CONSTRAINTS,
-    "talker": TALKER,
-    "code2wav": (*TALKER, *CODE2WAV),
-    "diffusion": (*DIFFUSION, "prompt", "images"),
-}
-"""What a request says to each stage."""
+from omnistage.client.wording import OF_STAGES
 
 STAGES = ("thinker", "talker", "code2wav", "diffusion")
 

@@ -27,6 +27,7 @@ from omnistage.cli.report import tell
 from omnistage.cli.screen import Spoken, screen_for
 from omnistage.cli.talk import OFF, OTHERS, SETTINGS, TEXTS, WORDS, Talk, change, help_lines, is_command, near, said, unknown
 from omnistage.cli.where import Where
+from omnistage.cli.wording import CHAT
 from omnistage.client.async_omni import AsyncOmni
 from omnistage.client.errors import BadRequestError, OmniError, PlayerLostError, RequestError
 from omnistage.client.events import AudioChunk, Done, Event, TextDelta
@@ -157,7 +158,7 @@ class Session:
             await self._obey_or_ask(text)
         except OmniError as error:
             self.has_failed = True
-            tell(error, self._verbose)
+            tell(error, self._verbose, CHAT)
             self._tell_shown()
 
     async def _obey_or_ask(self, text: str) -> None:
@@ -309,8 +310,7 @@ class Session:
         """A voice that there is not would be refused with every question. Raises RequestError."""
         there = {voice for pipeline in await self._pipelines() for voice in pipeline.voices}
         if name not in there:
-            hint = f"There are {', '.join(sorted(there))}." if there else "This router has no voices to choose from."
-            raise RequestError(f"there is no voice {name!r}", hint=hint)
+            raise RequestError(f"there is no voice {name!r}", hint=_those_there_are(sorted(there)))
 
     async def _pipelines(self) -> list[Pipeline]:
         """Those that may answer."""
@@ -401,6 +401,13 @@ class Session:
             self._talk.keep()
         except OSError as error:
             self._notices.say(f"[yellow]the conversation cannot be kept: {escape(str(error))}[/]")
+
+
+def _those_there_are(voices: list[str]) -> str:
+    if not voices:
+        return "This router has no voices to choose from."
+    *others, last = voices
+    return f"The voices are {', '.join(others)} and {last}." if others else f"The only voice is {last}."
 
 
 async def _heard(player: Player, notices: Notices) -> None:

@@ -24,7 +24,7 @@ async def connected(where: Where, timeout_s: float, verbose: bool, *, is_quiet: 
             from omnistage.cli.starting import started  # Which knows all that a stack is: who asks a router does without it.
 
             stack = await exits.enter_async_context(started(where.at, None, verbose))
-            router = Found(stack.address, is_named=True)
+            router = Found(stack.address, is_named=True, is_own=True)
         else:
             router = where.at
             await check_target(router.address)

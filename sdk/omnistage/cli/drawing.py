@@ -23,6 +23,7 @@ from omnistage.cli.picture_cells import size_of
 from omnistage.cli.picture_name import new_name
 from omnistage.cli.rescue import as_object, sentence
 from omnistage.cli.where import Where
+from omnistage.cli.wording import SHELL
 from omnistage.cli.words import words
 from omnistage.client.errors import BadRequestError, ProtocolError, RequestError
 from omnistage.client.events import Done, Event, Picture, Progress
@@ -186,7 +187,7 @@ def _refusals(order: Order) -> Iterator[None]:
             hint = NEEDS_A_PICTURE
         if order.sized and field in ("width", "height"):
             option = "--size"
-        raise RequestError(f"{option}: {error.message.removeprefix(f'{at}: ')}", hint=hint) from error
+        raise RequestError(f"{option}: {SHELL.message(error.message.partition(': ')[2])}", hint=hint) from error
 
 
 async def _follow(events: AsyncGenerator[Event, None], order: Order, screen: DrawingScreen) -> tuple[Drawn, Done]:

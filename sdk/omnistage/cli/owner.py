@@ -94,4 +94,4 @@ class Owner:
 
 def told(error: OmniError) -> dict[str, str]:
     """An error, for a line."""
-    return {"error": error.message, "hint": error.hint, "log": error.log if isinstance(error, StackError) else ""}
+    return {"error": error.message, "hint": error.advice, "log": error.log if isinstance(error, StackError) else ""}

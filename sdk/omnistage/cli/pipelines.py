@@ -175,9 +175,7 @@ def _pipeline_of(folder: Path, typed: str, choice: Choice) -> str:
     having = able or having
     if len(having) != 1:
         what = f"there are the pipelines {', '.join(having)}" if having else "no pipeline comes with it"
-        raise StackError(
-            f"{typed} is a checkpoint of {family}, for which {what}", hint=f"Name one: omnistage serve PIPELINE --checkpoint {typed}"
-        )
+        raise StackError(f"{typed} is a checkpoint of {family}, for which {what}", hint="Name one: {pipeline=NAME}.")
     return having[0]
 
 

@@ -20,6 +20,7 @@ from omnistage.cli import interrupt
 
 if TYPE_CHECKING:
     from omnistage.client.errors import OmniError
+    from omnistage.client.wording import Wording
 
 
 @contextmanager
@@ -49,21 +50,19 @@ def errors_reported(verbose: bool = False) -> Iterator[None]:
         raise typer.Exit(interrupt.exit_code(signal.SIGINT)) from error
 
 
-def tell(error: OmniError, verbose: bool) -> None:
+def tell(error: OmniError, verbose: bool, wording: Wording | None = None) -> None:
+    """wording: where it is told; None: in a shell."""
     from rich.markup import escape
 
     from omnistage.cli.console import Console
-    from omnistage.client.errors import BadRequestError, StackError, UnavailableError
+    from omnistage.cli.wording import SHELL, told
+    from omnistage.client.errors import StackError, UnavailableError
 
     if verbose:
         traceback.print_exc()
     if isinstance(error, StackError) and error.log:
         Console(stderr=True, highlight=False, soft_wrap=True).print(escape(error.log), style="dim")
-    message = error.message
-    if isinstance(error, BadRequestError):
-        told = [f"{field.field}: {field.description}" for field in error.fields]
-        message = "; ".join([message, *(line for line in told if line not in message and line.partition(": ")[2] not in message)])
-    hint = error.hint
+    message, hint = told(error, wording or SHELL)
     if isinstance(error, UnavailableError) and error.retry_delay_s is not None:
         message += f" (ask again in {error.retry_delay_s:.1f} s)"
     _line(message, hint)

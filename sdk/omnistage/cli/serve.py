@@ -24,6 +24,7 @@ from omnistage.cli.pipelines import Choice, layout_of
 from omnistage.cli.served import Served, registered
 from omnistage.cli.stack import Stack
 from omnistage.cli.starting import started
+from omnistage.cli.wording import SHELL
 from omnistage.client.errors import OmniError, StackError
 from omnistage.host.descriptors import raise_limit
 
@@ -141,7 +142,7 @@ class Begins:
             if serves or await self._serves(stack, name):
                 pause_s = FIRST_PAUSE_S
             error = await stack.gone(name)
-            hint = f" {error.hint}" if error.hint else ""
+            hint = f" {SHELL.hint(error.advice)}" if error.advice else ""
             self._notices.say(f"[bold red]failed[/] {escape(f'{name}: {error.message}.{hint} It is started again in {pause_s:g} s')}")
             await asyncio.sleep(pause_s)
             pause_s, serves = min(2 * pause_s, MAX_PAUSE_S), False

@@ -27,6 +27,7 @@ from omnistage.cli.screen import Keeping, Spoken, screen_for
 from omnistage.cli.sound_pipe import SoundPipe
 from omnistage.cli.timeline import draw
 from omnistage.cli.where import Where
+from omnistage.cli.wording import SHELL
 from omnistage.cli.words import MAX_TEXT_BYTES, words
 from omnistage.client.async_omni import AsyncOmni
 from omnistage.client.conversation import Conversation
@@ -228,7 +229,7 @@ def _refusals(question: Question) -> Iterator[None]:
                     option, hint = "--text-only", "Leave --text-only out."
                 elif field == "outputs" and question.captions is not None and "'alignment'" in error.message:
                     option, hint = "--captions", "Leave --captions out, or ask a pipeline that gives alignment: `omnistage pipelines`."
-                raise RequestError(f"{option}: {error.message.removeprefix(f'{field}: ')}", hint=hint) from error
+                raise RequestError(f"{option}: {SHELL.message(error.message.partition(': ')[2])}", hint=hint) from error
         raise
 
 

@@ -51,7 +51,7 @@ def target_for(
         if pipeline and not router.is_named and not router.has(pipeline):
             served = ", ".join(one.name for one in router.pipelines)
             message = f"the router at {router.address} serves {served}, not {pipeline}"
-            raise UnknownModelError(message, hint=router.advice(pipeline) if _is_shipped(pipeline) else UnknownModelError.hint)
+            raise UnknownModelError(message, hint=router.advice(pipeline) if _is_shipped(pipeline) else UnknownModelError.ADVICE)
         if told:
             notices.say(f"[dim]asking the router at {escape(router.address)}{f' ({VARIABLE})' if router.is_named else ''}[/]")
         return Where(router, key, pipeline=pipeline)

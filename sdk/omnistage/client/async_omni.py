@@ -17,7 +17,7 @@ from omnistage.client.answer import Answer, collect
 from omnistage.client.beside import beside
 from omnistage.client.call import Call
 from omnistage.client.connection import CONNECT_TIMEOUT_S, Connection
-from omnistage.client.errors import ClosedError, RequestError
+from omnistage.client.errors import ClosedError, OmniError, RequestError
 from omnistage.client.events import Event
 from omnistage.client.found import Found
 from omnistage.client.key import ApiKey, key_of
@@ -247,9 +247,9 @@ class AsyncOmni:
             async with aclosing(call.events()) as events:
                 async for event in events:
                     yield event
-        except RequestError as error:
+        except OmniError as error:
             self._connection.advise(error, request)
-            if (named := asked.named(error)) is None:
+            if not isinstance(error, RequestError) or (named := asked.named(error)) is None:
                 raise
             raise named from error
         except asyncio.CancelledError:

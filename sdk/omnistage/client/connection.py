@@ -9,7 +9,7 @@ from contextlib import suppress
 
 from omnistage.client import fork
 from omnistage.client.channel import INSECURE, Credentials
-from omnistage.client.errors import ClosedError, RequestError, WrongLoopError
+from omnistage.client.errors import ClosedError, OmniError, WrongLoopError
 from omnistage.client.found import Found, advise, find_router, is_ours
 from omnistage.client.key import ApiKey
 from omnistage.client.limit import Limit
@@ -120,8 +120,8 @@ class Connection:
                 return
         raise limit.passed(f"{pipeline} was still starting, and goes on with it")
 
-    def advise(self, error: RequestError, asked: omni_pb2.GenerateRequest) -> None:
-        """Say what to do about a refusal, where the router lacks what was asked, or could answer it in several ways."""
+    def advise(self, error: OmniError, asked: omni_pb2.GenerateRequest) -> None:
+        """Say what to do about an error, by who was asked what."""
         advise(self._found, error, asked)
 
     async def disconnect(self) -> None:

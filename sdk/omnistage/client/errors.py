@@ -2,7 +2,7 @@
 
 ::
 
-    OmniError                  code, reason, hint, metadata
+    OmniError                  code, reason, hint, metadata, and a note with the hint
     ├── RequestError           the request cannot be done as it was asked; asking again will not help
     │   ├── BadRequestError    fields: which field is bad and why
     │   ├── UnknownModelError  no such pipeline, model or voice
@@ -34,11 +34,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import ClassVar, TypeVar
 
 import grpc
 from google.protobuf.message import DecodeError, Message
 from google.rpc import error_details_pb2, status_pb2
+
+from omnistage.client.wording import PYTHON
 
 M = TypeVar("M", bound=Message)
 
@@ -46,10 +48,29 @@ DETAILS_KEY = "grpc-status-details-bin"
 DOMAIN = "omnistage"
 
 
-class OmniError(Exception):
-    """The base of all errors. `hint` says what to do; `reason` is the name in `omnistage.v1.ErrorReason`, empty if no server gave one."""
+class _Hint:
+    """What to do, in words of Python; empty where the message says it all. Of a class: what its errors say where nobody knows better."""
 
-    hint: str = ""
+    def __get__(self, error: OmniError | None, kind: type[OmniError]) -> str:
+        return PYTHON.hint(kind.ADVICE if error is None else error.advice)
+
+    def __set__(self, error: OmniError, advice: str) -> None:
+        """advice: as of OmniError."""
+        before = f"hint: {error.hint}"
+        error.advice = advice
+        notes = [note for note in getattr(error, "__notes__", ()) if note != before]
+        # A list of its own: a copy of the exception has the same one.
+        error.__notes__ = [*notes, f"hint: {error.hint}"] if advice else notes
+
+
+class OmniError(Exception):
+    """The base of all errors. `hint` says what to do, in words of Python, and is a note of the exception, which Python prints where nobody
+    catches it; `reason` is the name in `omnistage.v1.ErrorReason`, empty if no server gave one."""
+
+    ADVICE: ClassVar[str] = ""
+    """The hint of a class, with places for names as `wording` fills them."""
+
+    hint = _Hint()
 
     def __init__(
         self,
@@ -65,8 +86,9 @@ class OmniError(Exception):
         self.reason = reason
         self.code = code
         self.metadata = dict(metadata or {})
-        if hint:
-            self.hint = hint
+        self.advice = ""
+        """The hint, its places not yet filled."""
+        self.hint = hint or self.ADVICE
 
     def say_more(self, more: str) -> None:
         """What else there is to say of it goes behind its message."""
@@ -89,7 +111,6 @@ class FieldViolation:
 class BadRequestError(RequestError):
     """A field of the request is bad; `fields` says which."""
 
-    hint = "Correct the named field and ask again."
     fields: tuple[FieldViolation, ...] = ()
 
     @classmethod
@@ -103,7 +124,7 @@ class BadRequestError(RequestError):
 class UnknownModelError(RequestError):
     """No such pipeline, model or voice."""
 
-    hint = "`omnistage pipelines`, or `pipelines()`, lists what this server offers."
+    ADVICE = "{pipelines} lists what this server offers."
 
 
 class NotAvailableError(RequestError):
@@ -113,26 +134,26 @@ class NotAvailableError(RequestError):
 class NotSpokenError(RequestError):
     """Nothing of a text that was to be spoken could be: the answer is complete and has not a single sample."""
 
-    hint = "Give words of a language that the voice speaks: signs and emoji alone have no sound. outputs=['text'] asks for none."
+    ADVICE = "Give words of a language that the voice speaks: signs and emoji alone have no sound."
 
 
 class UnavailableError(OmniError):
     """Nobody answers there now. `retry_delay_s`: when the server suggests to ask again, None if it did not say."""
 
-    hint = "Check the address, and that `omnistage serve` runs there."
+    ADVICE = "Check the address, and that `omnistage serve` runs there."
     retry_delay_s: float | None = None
 
 
 class OverloadedError(UnavailableError):
     """All places are taken; ask again after `retry_delay_s` seconds."""
 
-    hint = "Ask again after the stated delay, or start more replicas (omnistage serve --replicas STAGE=N)."
+    ADVICE = "Ask again after the stated delay, or start more replicas (`omnistage serve --replicas STAGE=N`)."
 
 
 class StartingError(UnavailableError):
     """The pipeline that was asked is not ready yet. `pipeline`: its name."""
 
-    hint = "It starts: ask again in a while. `omnistage status` shows what is up; the log of `omnistage serve` says what did not start."
+    ADVICE = "It starts: ask again in a while. {servers} shows what is up; the log of `omnistage serve` says what did not start."
 
     @property
     def pipeline(self) -> str:
@@ -142,7 +163,7 @@ class StartingError(UnavailableError):
 class StageLostError(UnavailableError):
     """A server behind the router is gone and no other took over. `stage`: its kind, empty if not known."""
 
-    hint = "`omnistage status` shows which servers are up; ask again when the stage is back."
+    ADVICE = "{servers} shows which servers are up; ask again when the stage is back."
 
     @property
     def stage(self) -> str:
@@ -152,13 +173,13 @@ class StageLostError(UnavailableError):
 class RouterLostError(UnavailableError):
     """The connection to the router broke in the middle of an answer, and the answer could not go on elsewhere."""
 
-    hint = "Ask again: the same seed gives the same answer. Several routers can be named: --address HOST:PORT,HOST:PORT."
+    ADVICE = "Ask again: the same seed gives the same answer. Several routers can be named: {addresses}."
 
 
 class DeadlineError(OmniError, TimeoutError):
     """The time limit passed before the answer was complete."""
 
-    hint = "Give more time (timeout_s, or --timeout) or ask for less (max_tokens)."
+    ADVICE = "Give more time: {timeout_s}."
 
 
 class CancelledError(OmniError):
@@ -168,25 +189,25 @@ class CancelledError(OmniError):
 class SupersededError(CancelledError):
     """The same request was asked again elsewhere, under its request id; that one gets the answer."""
 
-    hint = "Give every request an id of its own, or none."
+    ADVICE = "Give every request an id of its own, or none."
 
 
 class StalledError(CancelledError):
     """This client did not read for longer than the server waits."""
 
-    hint = "Read the stream as it comes; do slow work in another thread or task."
+    ADVICE = "Read the stream as it comes; do slow work in another thread or task."
 
 
 class ProtocolError(OmniError):
     """A gap, a repeat or a cut in the stream. Never skipped in silence."""
 
-    hint = "Client and server may be of different versions; if they are not, please report it."
+    ADVICE = "Client and server may be of different versions; if they are not, please report it."
 
 
 class ServerError(OmniError):
     """The server failed in a way that it did not expect."""
 
-    hint = "The server's log has the cause under the same session id."
+    ADVICE = "The server's log has the cause under the same session id."
 
 
 class StackError(OmniError):
@@ -198,19 +219,19 @@ class StackError(OmniError):
 class PlayerLostError(OmniError):
     """What played the sound could not be started, ended or hung. The answer is not touched by that: it goes on, without being heard."""
 
-    hint = "OMNISTAGE_PLAYER names another player, or none for silence; the answer can be written to a file."
+    ADVICE = "OMNISTAGE_PLAYER names another player, or none for silence; the answer can be written to a file."
 
 
 class ClosedError(OmniError):
     """The client was closed before this call."""
 
-    hint = "Make a new Omni, or ask before the `with` block ends."
+    ADVICE = "Make a new Omni, or ask before the `with` block ends."
 
 
 class ForkedError(OmniError):
     """This process was forked from one that had used the client before. gRPC does not work in such a child, not even with a new client."""
 
-    hint = (
+    ADVICE = (
         "Make the first Omni in the child, after the fork, and none in the parent; or start the child without a fork: "
         "multiprocessing.get_context('spawn')."
     )
@@ -219,7 +240,7 @@ class ForkedError(OmniError):
 class WrongLoopError(OmniError):
     """Called where the client cannot wait: on another event loop than its own, or on the thread that runs its calls."""
 
-    hint = "Make one AsyncOmni for each event loop; call an Omni from threads of your own, not from a finalizer or a callback."
+    ADVICE = "Make one AsyncOmni for each event loop; call an Omni from threads of your own, not from a finalizer or a callback."
 
 
 BY_REASON: Mapping[str, type[OmniError]] = {
@@ -323,11 +344,14 @@ def from_rpc_error(error: grpc.aio.AioRpcError) -> OmniError:
     retry = _unpack(status, error_details_pb2.RetryInfo)
     reason = info.reason if info.domain == DOMAIN else ""
     kind = BY_REASON.get(reason) or BY_CODE.get(error.code(), ServerError)
+    fields = tuple(FieldViolation(violation.field, violation.description) for violation in bad_request.field_violations)
     message = status.message or error.details() or error.code().name
+    if fields:
+        message = PYTHON.message(message, tuple(bad.field for bad in fields))
     hint = HINTS.get(reason, "") if info.domain == DOMAIN else HINTS_BY_CODE.get(error.code(), "")
     result = kind(message, hint=hint, reason=reason, code=error.code(), metadata=info.metadata)
     if isinstance(result, BadRequestError):
-        result.fields = tuple(FieldViolation(v.field, v.description) for v in bad_request.field_violations)
+        result.fields = fields
     if isinstance(result, UnavailableError) and retry.HasField("retry_delay"):
         result.retry_delay_s = retry.retry_delay.ToTimedelta().total_seconds()
     elif isinstance(result, UnavailableError) and info.domain != DOMAIN:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +17,18 @@ import grpc
 
 from omnistage.client.address import split
 from omnistage.client.channel import INSECURE, Credentials
-from omnistage.client.errors import BadRequestError, RequestError, UnavailableError, UnknownModelError
+from omnistage.client.errors import (
+    BadRequestError,
+    DeadlineError,
+    OmniError,
+    OverloadedError,
+    RouterLostError,
+    ServerError,
+    StageLostError,
+    StartingError,
+    UnavailableError,
+    UnknownModelError,
+)
 from omnistage.client.key import ApiKey
 from omnistage.client.listing import Pipeline
 from omnistage.client.routers import Routers
@@ -34,6 +45,16 @@ LOCAL_ADDRESS = "127.0.0.1:50050"
 LACKING = ("model", "thinker", "diffusion")
 """Fields that a router blames when it has no pipeline for the request."""
 
+OF_ONE_S_OWN: Mapping[type[OmniError], str] = {
+    UnavailableError: "Its processes may have been ended from outside: {anew}.",
+    OverloadedError: "Ask again after the stated delay, or give it more places: {more_places}.",
+    StartingError: "It starts: ask again in a while.",
+    StageLostError: "Ask again: what was lost is started again.",
+    RouterLostError: "Ask again: the same seed gives the same answer.",
+    ServerError: "To see the cause: {output}.",
+}
+"""What to do where a stack of one's own failed: it serves at no address that anybody knows, and may be gone by now."""
+
 PATIENCE_S = 2.0
 """For who listens there, but does not answer at once: it may be busy."""
 
@@ -46,11 +67,12 @@ _LISTEN, _ESTABLISHED = "0A", "01"
 @dataclass(frozen=True, slots=True)
 class Found:
     """address: HOST:PORT, or several with commas between. is_named: a person named it; it may not even run. pipelines: of one that was
-    found by itself."""
+    found by itself. is_own: whoever asks has started it for that, and it ends with them."""
 
     address: str
     is_named: bool
     pipelines: tuple[Pipeline, ...] = ()
+    is_own: bool = False
 
     def has(self, pipeline: str) -> bool:
         """Whether it is known to serve this pipeline, or to start it."""
@@ -68,15 +90,26 @@ class Found:
         )
 
 
-def advise(router: Found | None, error: RequestError, asked: omni_pb2.GenerateRequest) -> None:
-    """Give the refusal of what was asked a hint, where this router lacks it, or could answer it in several ways. Beside one that was found
-    no other is started. router: None: that of a private stack."""
+def advise(router: Found | None, error: OmniError, asked: omni_pb2.GenerateRequest) -> None:
+    """Give an error a hint that fits who was asked what: a router that lacks it, or could answer it in several ways; a stack of one's own,
+    which nobody else can look at. Beside a router that was found no other is started. router: None: that of a private stack."""
+    if isinstance(error, DeadlineError):
+        error.hint = f"{error.advice.removesuffix('.')}, or ask for less: {_less(asked)}."
+    elif (router is None or router.is_own) and type(error) in OF_ONE_S_OWN:
+        error.hint = OF_ONE_S_OWN[type(error)]
     if named := error.metadata.get("candidates", ""):
         first, *_ = names = named.split(",")
-        error.hint = f"Name one of {', '.join(names)}: --pipeline {first}, or pipeline={first!r} in Python."
+        error.hint = f"Name one of {', '.join(names)}: {{pipeline={first}}}."
     elif error.reason == "UNKNOWN_MODEL" or error.metadata.get("field") in LACKING:
         lacks = router is not None and router.pipelines and not router.has(asked.model)
-        error.hint = router.advice(asked.model) if router is not None and lacks else UnknownModelError.hint
+        error.hint = router.advice(asked.model) if router is not None and lacks else UnknownModelError.ADVICE
+
+
+def _less(asked: omni_pb2.GenerateRequest) -> str:
+    """What there could be less of."""
+    if asked.HasField("diffusion"):
+        return "{steps}"
+    return "a shorter text" if asked.thinker.verbatim else "{max_tokens}"
 
 
 def named_router() -> Found | None:

@@ -13,7 +13,7 @@ from omnistage.client.errors import DeadlineError, OmniError, from_rpc_error
 EARLY_S = 0.5
 """A call that ends so long before its limit was ended by another one."""
 
-HINT_CUT_SHORT = "A proxy before the router has a time limit of its own: give it more time there, or ask for less (max_tokens)."
+HINT_CUT_SHORT = "A proxy before the router has a time limit of its own: give more time there."
 
 
 class Limit:

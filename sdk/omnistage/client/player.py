@@ -69,7 +69,7 @@ class Player:
     def __init__(self, loudspeaker: Loudspeaker | None = None, *, sample_rate_hz: int = USUAL_RATE_HZ) -> None:
         loudspeaker = loudspeaker or find_loudspeaker()
         if loudspeaker is None:
-            hint = f"A file keeps the sound: answer.save(path), or SoundFile. {VARIABLE} may name a program that plays."
+            hint = f"A file keeps the sound: {{keep_sound}}. {VARIABLE} may name a program that plays."
             raise NotAvailableError("no loudspeaker here", hint=hint)
         self._feed = _Feed(loudspeaker, sample_rate_hz)
         weakref.finalize(self, _stop_own, self._feed, os.getpid())

@@ -162,7 +162,7 @@ class PrivateStack:
         if any(importlib.util.find_spec(name) is None for name in LAUNCHER_NEEDS):
             raise StackError(
                 "only the client is installed here; a stack of one's own needs more: pip install 'omnistage[cli,models]'",
-                hint="Or give the address of a router that runs: Omni(address='HOST:PORT').",
+                hint="Or give the address of a router that runs: {address=HOST:PORT}.",
             )
         # A child forked here would hold the pipes open, and so hide the end of the launcher from us and ours from the launcher.
         with fork.held_off:
@@ -232,7 +232,7 @@ class PrivateStack:
                 return
             if left_s <= 0:
                 raise StackError(
-                    f"the pipeline did not serve within {self._plan.start_timeout_s:g} s", hint="Give more time with start_timeout_s."
+                    f"the pipeline did not serve within {self._plan.start_timeout_s:g} s", hint="Give more time with {start_timeout}."
                 )
             if self._is_reading:
                 self._answering.wait(left_s)
@@ -293,7 +293,7 @@ def _read_report(launcher: Launcher, timeout_s: float) -> dict[str, str]:
         if piece is None:
             return {
                 "error": f"the stack was not ready within {timeout_s:g} s",
-                "hint": "Give more time with start_timeout_s; the first start downloads the default model.",
+                "hint": "Give more time with {start_timeout}; the first start downloads the default model.",
             }
         if not piece:
             return {}

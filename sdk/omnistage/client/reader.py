@@ -267,9 +267,7 @@ class Reader:
         told = f"nothing of this text could be spoken by {pipeline}"
         if self._received.has_ended(AUDIO_PORT):
             return NotSpokenError(f"{told}: {unspoken_told(account) or 'no sound came'}")
-        return NotSpokenError(
-            f"{told}: it has no voice", hint="Name a pipeline with a voice: `omnistage pipelines` tells which give audio."
-        )
+        return NotSpokenError(f"{told}: it has no voice", hint="Name a pipeline with a voice: {pipelines} tells which give audio.")
 
 
 def _codes(chunk: chunk_pb2.Chunk, arrival_s: float) -> SpeechCodes:

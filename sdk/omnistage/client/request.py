@@ -86,7 +86,7 @@ class Request:
         for name, media in named.items():
             which = error.metadata.get(name, "")
             if which in media:
-                told = media[which].refused(error.message.removeprefix(f"{error.metadata.get('field')}: {name} {which}: "))
+                told = media[which].refused(error.message.partition(f": {name} {which}: ")[2])
                 told.metadata = error.metadata
                 return told
         return None

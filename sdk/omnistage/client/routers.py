@@ -90,7 +90,7 @@ class Routers:
             raise UnavailableError(f"no server answers at {where} (waited {timeout_s:g} s)", code=grpc.StatusCode.UNAVAILABLE) from None
         # After the connection, not before: who listens may have changed in between.
         if self._is_trusted is not None and not await asyncio.to_thread(self._is_trusted, address):
-            hint = f"If you trust it, name it: address={address!r}, or --address."
+            hint = f"If you trust it, name it: {{address={address}}}."
             raise UnavailableError(f"who listens at {address} by now is another user of this machine, or nobody", hint=hint)
         stub = omni_pb2_grpc.OmniServiceStub(self._channel(address))
         if key is None:

@@ -1,0 +1,89 @@
+"""How an error is told in a shell and in a chat: by the options and words that can be typed there."""
+
+from __future__ import annotations
+
+from omnistage.client.errors import BadRequestError, OmniError
+from omnistage.client.wording import Wording
+
+_TYPED = {
+    "pipeline": "--pipeline",
+    "seed": "--seed",
+    "timeout_s": "--timeout",
+    "background": "--background",
+    "max_tokens": "--max-tokens",
+    "stop": "--stop",
+    "json_schema": "--json-schema",
+    "regex": "--regex",
+    "choice": "--choice",
+    "temperature": "--temperature",
+    "top_p": "--top-p",
+    "voice": "--voice",
+    "speed": "--speed",
+    "max_frames": "--max-frames",
+    "profile": "--profile",
+    "sample_rate_hz": "--sample-rate",
+    "encoding": "--encoding",
+    "prompt": "PROMPT",
+    "text": "TEXT",
+    "verbatim": "TEXT",
+    "messages": "the question",
+    "conversation": "the question",
+    "request": "the question",
+    "negative_prompt": "--negative",
+    "width": "--width",
+    "height": "--height",
+    "steps": "--steps",
+    "guidance_scale": "--guidance",
+    "results": "--count",
+    "previews": "--previews",
+    "preview_side": "--preview-side",
+    "step_cache": "--step-cache",
+    "layers": "--layers",
+    "media_type": "--out",
+    "images": "--image",
+    "audios": "--audio",
+    "videos": "--video",
+    "use_audio": "--video-sound",
+    "address": "--address",
+    "api_key": "--api-key",
+    "model_path": "--checkpoint",
+}
+"""By an option of Python, that of the command."""
+
+SHELL = Wording(
+    {
+        **_TYPED,
+        "pipelines": "`omnistage pipelines`",
+        "servers": "`omnistage status`",
+        "addresses": "--address HOST:PORT,HOST:PORT",
+        "more_places": "`omnistage serve --max-sessions N`",
+        "anew": "ask again",
+        "output": "--verbose shows what its processes say",
+        "keep_sound": "--out F",
+        "start_timeout": "`omnistage serve`, which waits without a limit",
+    },
+    lambda name, value: f"{name} {value}",
+)
+
+CHAT = Wording(
+    {
+        **SHELL.names,
+        "voice": "/voice",
+        "speed": "/speed",
+        "seed": "/seed",
+        "max_tokens": "/max-tokens",
+        "keep_sound": "/save F",
+    },
+    SHELL.with_value,
+)
+
+
+def told(error: OmniError, wording: Wording = SHELL) -> tuple[str, str]:
+    """Its message, and its hint or nothing. A refusal comes in the words of the contract; what else there is was said for a shell."""
+    if not isinstance(error, BadRequestError):
+        return error.message, wording.hint(error.advice)
+    faults = {bad.field: bad.description.removeprefix(f"{bad.field}: ") for bad in error.fields}
+    said = wording.message(error.message)
+    missing = [f"{field}: {fault}" for field, fault in faults.items() if wording.message(fault) not in said]
+    message = wording.message("; ".join([error.message, *missing]), tuple(bad.field for bad in error.fields))
+    return message, wording.hint(error.advice)

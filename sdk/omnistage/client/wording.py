@@ -1,0 +1,93 @@
+"""How an error is told to whoever asks, in the words of where they ask: Python here, a shell and a chat in `cli.wording`, HTTP in
+`gateway.failure`.
+
+Two things are said in an error. Its hint is text with places for names: "ask for less ({max_tokens})" is `max_tokens` in Python and
+`--max-tokens` in a shell; `{pipeline=NAME}` is an option with its value. Its message comes from wherever the fault was found, which calls
+fields as the contract does: there a field at its beginning, and names of options in it, are replaced. Of these only such as have an
+underscore: `seed` and `stop` are words of English too.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from omnistage.client.options import CODE2WAV, CONSTRAINTS, DIFFUSION, OPTIONS, SAMPLING, TALKER, THINKER
+
+OF_STAGES = {
+    "thinker": (*THINKER, "messages", "verbatim"),
+    "thinker.sampling": SAMPLING,
+    "thinker.constraint": CONSTRAINTS,
+    "talker": TALKER,
+    "code2wav": (*TALKER, *CODE2WAV),
+    "diffusion": (*DIFFUSION, "prompt", "images"),
+}
+"""What a request says to each stage."""
+
+OPTION_OF = {"model": "pipeline", **{f"{stage}.{name}": name for stage, names in OF_STAGES.items() for name in names}}
+"""By a field of the contract, the option that sets it, where the two have different names."""
+
+_PLACE = re.compile(r"\{([a-z_0-9]+)(?:=([^{}]*))?\}")
+_QUOTED = re.compile(r"""('[^']*'|"[^"]*")""")
+_NAME = re.compile(r"(?<![\w./-])(?:[a-z0-9]+\.)*[a-z0-9]+(?:_[a-z0-9]+)+(?![\w/-]|\.\w)")
+
+
+def renamed(field: str, names: Mapping[str, str]) -> str:
+    """The field as the caller wrote it: by its longest beginning that has another name."""
+    for name in sorted(names, key=len, reverse=True):
+        if field == name or field.startswith((f"{name}.", f"{name}[")):
+            return names[name] + field[len(name) :]
+    return field
+
+
+@dataclass(frozen=True, slots=True)
+class Wording:
+    """names: by an option, a setting, or another place of hints, how it is said here; what is absent is called the same. with_value: an
+    option and its value, as they are typed."""
+
+    names: Mapping[str, str]
+    with_value: Callable[[str, str], str]
+
+    def name_of(self, field: str) -> str:
+        """A field of the contract, or an option."""
+        return renamed(renamed(field, OPTION_OF), self.names)
+
+    def hint(self, advice: str) -> str:
+        """A hint, its places filled."""
+
+        def filled(place: re.Match[str]) -> str:
+            name = self.names.get(place[1], place[1] if place[1] in OPTIONS else None)
+            if name is None:
+                return place[0]
+            return name if place[2] is None else self.with_value(name, place[2])
+
+        return _PLACE.sub(filled, advice)
+
+    def message(self, message: str, fields: tuple[str, ...] = ()) -> str:
+        """A message. fields: those that it is about."""
+        for field in fields:
+            for spelt in (field, renamed(field, OPTION_OF)):
+                if message.startswith(f"{spelt}:"):
+                    message = self.name_of(field) + message[len(spelt) :]
+                    break
+        head, colon, rest = message.partition(": ") if fields else ("", "", message)
+        pieces = _QUOTED.split(rest)  # What is quoted is somebody's own.
+        pieces[::2] = [_NAME.sub(lambda name: self.name_of(name[0]), piece) for piece in pieces[::2]]
+        return f"{head}{colon}{''.join(pieces)}"
+
+
+PYTHON = Wording(
+    {
+        "pipelines": "`pipelines()`",
+        "servers": "`replicas()`",
+        "addresses": "address='HOST:PORT,HOST:PORT'",
+        "more_places": "max_sessions=N or replicas={'talker': 2}",
+        "anew": "make a new Omni",
+        "output": "a stack of `omnistage serve --verbose` shows what its processes say",
+        "keep_sound": "answer.save(path), or SoundFile",
+        "start_timeout": "start_timeout_s",
+        "address": "address",
+    },
+    lambda name, value: f"{name}={value!r}",
+)
