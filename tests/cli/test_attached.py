@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,7 +14,8 @@ import pytest
 
 from helpers.command import omnistage
 from helpers.families import PICTURE, SOUND
-from helpers.terminal import Terminal, words_of
+from helpers.processes import Started
+from helpers.terminal import CTRL_C, Terminal, words_of
 from omnistage.cli.attached import Attached
 from omnistage.cli.pipelines import layout_for
 from omnistage.cli.speak import Question
@@ -70,6 +72,71 @@ def test_a_medium_may_come_through_a_pipe(address: str, files: Path) -> None:
     words = ("ask", "What?", "--image", "/dev/stdin", "--seed", "3", "--text-only", "--address", address)
     done = omnistage(*words, text=png(PICTURE))
     assert done.stdout == said("u", PICTURE, "What?") + "\n"
+
+
+def test_standard_input_may_be_a_medium(address: str, files: Path) -> None:
+    """Its type is told by its content."""
+    common = ("--seed", "3", "--text-only", "--address", address)
+    heard = omnistage("ask", "--audio", "-", "--image", "cat.png", "What?", *common, text=wav(SOUND, formulas.SAMPLE_RATE_HZ), folder=files)
+    assert heard.stdout == said("u", SOUND, PICTURE, "What?") + "\n", heard.stderr
+    seen = omnistage("ask", "What?", "--image", "-", *common, text=png(PICTURE))
+    assert seen.stdout == said("u", PICTURE, "What?") + "\n", seen.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "text", "code", "told"),
+    [
+        (("ask", "-", "--audio", "-"), b"", 2, "only one of TEXT, --image, --audio and --video can be -"),
+        (("ask", "Hi", "--audio", "-", "--image", "-"), b"", 2, "only one of TEXT, --image, --audio and --video can be -"),
+        (("draw", "-", "--image", "-"), b"", 2, "only one of PROMPT and --image can be -"),
+        (("ask", "--audio", "-"), b"", 1, "--audio: is empty"),
+        (("ask", "--audio", "-"), png(PICTURE), 1, "--audio: is image/png, not a sound"),
+        (("ask", "--image", "-"), b"words", 1, "--image: is of no known type"),
+        (("ask", "--image", "-"), bytes((64 << 20) + 1), 1, "--image -: this is more than 64 MiB, the most that a picture may have"),
+        (("draw", "A hill", "--image", "-", "--out", "x.png"), b"words", 1, "--image: is of no known type"),
+    ],
+)
+def test_standard_input_that_is_no_medium(words: tuple[str, ...], text: bytes, code: int, told: str) -> None:
+    done = omnistage(*words, text=text)
+    assert (done.returncode, done.stdout) == (code, "")
+    assert told in " ".join(done.stderr.replace("│", " ").split())
+
+
+def test_an_endless_pipe_is_too_much() -> None:
+    with Started([*COMMAND, "ask", "--image", "-"], stdin=subprocess.PIPE, stderr=subprocess.PIPE) as asking:
+        assert asking.stdin is not None and asking.stderr is not None
+        with pytest.raises(BrokenPipeError):
+            while True:
+                asking.stdin.write(bytes(1 << 20))
+        assert asking.wait(60) == 1
+        assert b"--image -: this is more than 64 MiB" in asking.stderr.read()
+
+
+def test_a_terminal_is_no_recording() -> None:
+    terminal = Terminal(100, 24)
+    assert terminal.run(("ask", "--audio", "-")) == 1
+    assert "hint: Give a file or a pipe: arecord -f cd | omnistage ask --audio -" in terminal.lines
+
+
+@pytest.mark.parametrize("size", [(80, 24), (40, 10)], ids=lambda size: f"{size[0]}x{size[1]}")
+def test_ctrl_c_ends_a_recording_and_not_the_command(address: str, size: tuple[int, int]) -> None:
+    """As it ends the recorder before the pipe: here the end that writes is closed."""
+    reading, writing = os.pipe()
+    os.write(writing, wav(SOUND, formulas.SAMPLE_RATE_HZ))
+    left = [CTRL_C]
+
+    def record(terminal: Terminal) -> None:
+        if left and b"ends a recording" in b" ".join(terminal.written.split()):
+            terminal.press(left.pop())
+            os.close(writing)
+
+    terminal = Terminal(*size)
+    words = ("ask", "--audio", "-", "--seed", "3", "--text-only", "--address", address)
+    assert terminal.run(words, record, stdin=reading) == 0, terminal.lines
+    os.close(reading)
+    assert words_of(terminal.lines)[:3] == ["reading", "a", "sound"] and not left
+    assert " ".join(said("u", SOUND).split()) in " ".join(" ".join(terminal.lines).split())
+    assert all(len(line) < size[0] for line in terminal.lines)
 
 
 def test_what_a_person_sees_at_a_terminal(address: str, files: Path) -> None:

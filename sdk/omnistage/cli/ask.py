@@ -43,9 +43,12 @@ TextOnly = Annotated[bool, typer.Option("--text-only", help="Ask for no sound.")
 Timeline = Annotated[Path | None, typer.Option(metavar="F.png", help="Draw when each stage worked and what was heard.")]
 Captions = Annotated[Path | None, typer.Option(metavar="F", help="Write when which words are spoken to this file: .srt or .vtt.")]
 System = Annotated[str | None, typer.Option(metavar="TEXT", help="What the model is told before the question, such as how to answer.")]
-Images = Annotated[list[str] | None, typer.Option("--image", metavar="F", help="A picture to ask about: PNG, JPEG ... Repeatable.")]
-Audios = Annotated[list[str] | None, typer.Option("--audio", metavar="F", help="A sound: WAV, FLAC, MP3 ... Repeatable.")]
-Videos = Annotated[list[str] | None, typer.Option("--video", metavar="F", help="A film: MP4, WebM ... Repeatable.")]
+Images = Annotated[
+    list[str] | None,
+    typer.Option("--image", metavar="F", help="A picture to ask about: PNG, JPEG ..., or - for standard input. Repeatable."),
+]
+Audios = Annotated[list[str] | None, typer.Option("--audio", metavar="F", help="A sound: WAV, FLAC, MP3 ..., or -. Repeatable.")]
+Videos = Annotated[list[str] | None, typer.Option("--video", metavar="F", help="A film: MP4, WebM ..., or -. Repeatable.")]
 VideoSound = Annotated[bool, typer.Option("--video-sound", help="Films are heard too; one without sound is refused with it.")]
 MaxTokens = Annotated[int | None, typer.Option(min=1, max=32768, metavar="N", help="Longest answer, in tokens.")]
 JsonSchema = Annotated[Path | None, typer.Option("--json-schema", metavar="FILE", help="The text is JSON that keeps to this schema.")]
@@ -118,6 +121,7 @@ def ask(
     if background and not images and not videos:
         raise typer.BadParameter("--background is for pictures and films; give one with --image or --video")
     attached = [Attached(kind, path, video_sound and kind == "video") for kind, path in context.meta[ATTACHED]]
+    _check_standard_input(text, *(one.path for one in attached))
     if text is None and not attached:
         raise typer.BadParameter("give the words of the question, or what to ask about: --image, --audio, --video")
     if sum((json_schema is not None, regex is not None, bool(choice))) > 1:
@@ -183,6 +187,11 @@ def say(
         options["outputs"] = SPOKEN_AND_TOLD
     question = Question(text, verbatim=True, out=out, timeline=timeline, as_json=json, options=options, captions=captions, play=play)
     _speak(question, address, pipeline, api_key, verbose)
+
+
+def _check_standard_input(*typed: str | None) -> None:
+    if typed.count("-") > 1:
+        raise typer.BadParameter("standard input is one thing: only one of TEXT, --image, --audio and --video can be -")
 
 
 def _check_play(play: bool | None, out: Path | None, as_json: bool) -> None:

@@ -17,17 +17,19 @@ ATTACHED = f"{__name__}.attached"
 
 @dataclass(frozen=True, slots=True)
 class Attached:
-    """kind: image, audio or video, whose option it was. use_audio: of a film, its sound too."""
+    """kind: image, audio or video, whose option it was. path: - is standard input. use_audio: of a film, its sound too."""
 
     kind: str
     path: str
     use_audio: bool = False
 
     def read(self) -> Medium:
-        """Raises BadRequestError that names the option and the file."""
+        """Raises BadRequestError that names the option and the file, and RequestError for what standard input has not."""
+        from omnistage.cli.standard_input import STDIN, medium
         from omnistage.client.media import Video, to_medium
 
-        return to_medium(Video(self.path, self.use_audio) if self.kind == "video" else self.path, self.kind, f"--{self.kind}")
+        source = medium(self.kind) if self.path == STDIN else self.path
+        return to_medium(Video(source, self.use_audio) if self.kind == "video" else source, self.kind, f"--{self.kind}")
 
 
 class Attaching(TyperCommand):

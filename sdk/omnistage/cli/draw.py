@@ -22,7 +22,9 @@ Out = Annotated[
     Path | None,
     typer.Option("--out", "-o", metavar="F", help="The picture's file: .png, .jpg or .webp; default: a new .png named by the prompt."),
 ]
-Images = Annotated[list[str] | None, typer.Option("--image", metavar="F", help="A picture to start from or to change. Repeatable.")]
+Images = Annotated[
+    list[str] | None, typer.Option("--image", metavar="F", help="A picture to start from or to change; - is standard input. Repeatable.")
+]
 Size = Annotated[str | None, typer.Option(metavar="WxH", help="Width and height in pixels, such as 512x512; default: the model's own.")]
 Side = Annotated[int | None, typer.Option(min=1, max=MAX_SIDE, metavar="PIXELS", help="One side alone, instead of --size.")]
 Layers = Annotated[int | None, typer.Option(metavar="N", min=1, max=64, help="So many layers, a file each, of a model that draws layers.")]
@@ -87,6 +89,8 @@ def draw(
         raise typer.BadParameter("--device is for a stack that is started; leave it out with --address")
     if background and not images:
         raise typer.BadParameter("--background is for pictures that are changed; give one with --image")
+    if (prompt, *(images or ())).count("-") > 1:
+        raise typer.BadParameter("standard input is one thing: only one of PROMPT and --image can be -")
     if size is not None:
         if width is not None or height is not None:
             raise typer.BadParameter("--size is both sides; leave --width and --height out")

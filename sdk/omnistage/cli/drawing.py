@@ -22,6 +22,7 @@ from omnistage.cli.output import OutputFile
 from omnistage.cli.picture_cells import size_of
 from omnistage.cli.picture_name import new_name
 from omnistage.cli.rescue import as_object, sentence
+from omnistage.cli.standard_input import STDIN, medium
 from omnistage.cli.where import Where
 from omnistage.cli.wording import SHELL
 from omnistage.cli.words import words
@@ -87,7 +88,8 @@ class Order:
             raise RequestError(
                 f"--preview-dir {self.preview_dir}: there is no such folder", hint=f"Make it first: mkdir -p {self.preview_dir}"
             )
-        images = [to_part(image, "image", "--image").media.data for image in self.images]
+        sources = [medium("image") if image == STDIN else image for image in self.images]
+        images = [to_part(source, "image", "--image").media.data for source in sources]
         options = Options(**{**self.options, "media_type": MEDIA_TYPES[named.out.suffix.lower()]})
         prompt = named.prompt if self.is_unnamed else words(self.prompt, EXAMPLE)
         whole = replace(named, prompt=prompt, images=images, options=options)

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import FrameType
 
 NUMBERS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -37,6 +38,25 @@ def raise_interrupts() -> None:
     """From here Ctrl-C raises KeyboardInterrupt, for what runs without an event loop or has handlers of its own."""
     for number in heeded():
         signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+
+
+@contextmanager
+def first_one_kept() -> Iterator[list[int]]:
+    """Meanwhile the first Ctrl-C is only noted, in what is returned; a second one raises KeyboardInterrupt."""
+    noted = list[int]()
+
+    def note(number: int, frame: FrameType | None) -> None:
+        if noted:
+            raise KeyboardInterrupt
+        noted.append(number)
+
+    before = signal.getsignal(signal.SIGINT)
+    if before is not signal.SIG_IGN:
+        signal.signal(signal.SIGINT, note)
+    try:
+        yield noted
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def call_once(interrupted: Callable[[int], None]) -> None:

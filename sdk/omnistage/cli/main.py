@@ -49,6 +49,7 @@ app.command(
         'omnistage ask "What is a kite?" --out kite.wav',
         "omnistage ask - --text-only < question.txt",
         'omnistage ask "What is this?" --image cat.jpg --model DIR',
+        "arecord -f cd | omnistage ask --audio - --model DIR",
         'omnistage ask "Is a kite a toy?" --choice yes --choice no --json',
     ),
 )(ask)

@@ -1,0 +1,70 @@
+"""What comes through standard input where a command is given - in place of words or of a file."""
+
+from __future__ import annotations
+
+import os
+import select
+import stat
+import sys
+from contextlib import suppress
+
+from omnistage.cli import interrupt
+from omnistage.cli.notices import Notices
+from omnistage.client.errors import RequestError
+from omnistage.client.media import FIRST_BYTE_LIMIT_S, KINDS
+from omnistage.models.media.limits import MediaLimits
+
+STDIN = "-"
+
+PIECE_BYTES = 1 << 20
+
+EXAMPLES = {
+    "image": "omnistage ask --image - < cat.png",
+    "audio": "arecord -f cd | omnistage ask --audio -",
+    "video": "omnistage ask --video - < clip.mp4",
+}
+
+
+def medium(kind: str) -> bytes:
+    """A picture, a sound or a film, to its end, as much as a model takes of one. kind: image, audio or video, as the option is called.
+
+    On a terminal Ctrl-C ends a recording and not the command: the recorder before the pipe hears it too, and what it said until then is
+    read. Raises RequestError where nothing is there, where nothing comes, and for what is too much.
+    """
+    option, what = f"--{kind} {STDIN}", KINDS[kind]
+    if sys.stdin is None or sys.stdin.isatty():
+        raise RequestError(f"{option} reads standard input, and nothing is there to read", hint=f"Give a file or a pipe: {EXAMPLES[kind]}")
+    file = sys.stdin.fileno()
+    if not (sys.stderr.isatty() and stat.S_ISFIFO(os.fstat(file).st_mode)):
+        return _read(file, kind)
+    Notices().tell(f"[dim]reading a {what} from standard input; Ctrl-C ends a recording[/]")
+    with interrupt.first_one_kept() as interrupts:
+        data = _read(file, kind)
+    if interrupts and not data:
+        raise KeyboardInterrupt
+    return data
+
+
+def _read(file: int, kind: str) -> bytes:
+    _await_first_byte(file, f"--{kind} {STDIN}")
+    most, _ = MediaLimits().of(kind)
+    pieces, size = list[bytes](), 0
+    while size <= most:
+        piece = os.read(file, PIECE_BYTES)
+        if not piece:
+            return b"".join(pieces)
+        pieces.append(piece)
+        size += len(piece)
+    told = f"--{kind} {STDIN}: this is more than {most >> 20} MiB, the most that a {KINDS[kind]} may have"
+    raise RequestError(told, hint="Give a shorter or smaller one.")
+
+
+def _await_first_byte(file: int, option: str) -> None:
+    """Or the end. Raises RequestError."""
+    waiting = select.poll()
+    with suppress(PermissionError):  # Not a thing that can be waited for.
+        waiting.register(file, select.POLLIN)
+    if not waiting.poll(FIRST_BYTE_LIMIT_S * 1000):
+        raise RequestError(
+            f"{option}: for {FIRST_BYTE_LIMIT_S:g} s nothing came through standard input", hint="Look at what is before the pipe."
+        )
