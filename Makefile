@@ -5,6 +5,9 @@ CHAOS_SECONDS ?= 600
 SETUP_FLAGS := $(if $(REQUIRE_TORCH_HASH),--require-torch-hash) $(if $(DEVICE),--device $(DEVICE))
 # The plugin of docker, or where it is missing the program of the same kind.
 COMPOSE ?= $(shell docker compose version >/dev/null 2>&1 && echo docker compose || echo docker-compose)
+# In a sentence what is missing, before anything is built.
+HAS_COMPOSE = $(COMPOSE) version >/dev/null 2>&1 || { echo "make $@ needs Docker with its compose plugin, and neither 'docker compose' nor docker-compose is here: https://docs.docker.com/compose/install; without containers: .venv/bin/omnistage serve" >&2; exit 1; }; \
+	told=$$($(COMPOSE) ls 2>&1 >/dev/null) || { echo "make $@: the docker daemon does not answer, start it (systemctl start docker) or ask for leave to use it: $$told" >&2; exit 1; }
 
 .PHONY: help setup setup-dev model demo demo-draw examples up down test test-near test-long drills test-costs check format lock wheels protos bench-default bench-engine bench-talker bench-pipeline bench-code2wav bench-diffusion bench-use bench-gateway bench-soak bench-resilience chaos clean
 .DEFAULT_GOAL := help
@@ -32,6 +35,7 @@ examples: setup-dev ## install, build and run the clients in Node, Go, C++ and J
 	@$(BIN)/python -m tools.examples $(ARGS)
 
 up: ## the same stack in containers: build, start, wait until it answers (ARGS="--scale talker=2" for a second Talker)
+	@$(HAS_COMPOSE)
 	@$(COMPOSE) up --build --detach --wait $(ARGS)
 	@printf '\nomnistage answers at 127.0.0.1:%s. Ask it from here or from a container:\n' "$${OMNISTAGE_PORT:-50050}"
 	@printf '  .venv/bin/omnistage ask "How do plants make food?" --out answer.wav --address 127.0.0.1:%s\n' "$${OMNISTAGE_PORT:-50050}"
@@ -39,6 +43,7 @@ up: ## the same stack in containers: build, start, wait until it answers (ARGS="
 	@printf '  $(COMPOSE) run --rm ask "How do plants make food?"\nmake down ends it.\n'
 
 down: ## let the running answers end, then remove the containers; the fetched model stays (ARGS=--volumes removes it too)
+	@$(HAS_COMPOSE)
 	@$(COMPOSE) down $(ARGS)
 
 SUITE := $(BIN)/python -m tools.suite $(if $(AGAIN),--again)

@@ -14,6 +14,7 @@ import soundfile
 
 from helpers.command import omnistage
 from helpers.peer import TEXT, Peer, answer, listening
+from helpers.terminal import Terminal
 from omnistage.models.toy import formulas
 from omnistage.v1 import omni_pb2, stage_pb2
 
@@ -294,6 +295,25 @@ def test_a_stack_that_cannot_be(words: list[str], told: str) -> None:
     done = omnistage(*words)
     assert done.returncode == 1
     assert told in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("named", "told"),
+    [
+        ("nonesuch", "error: no pipeline 'nonesuch', and no folder or model of this name"),
+        ("smoll", "error: no pipeline 'smoll', and no folder or model of this name; did you mean smol?"),
+        ("./checkpiont", "error: no folder ./checkpiont, and no pipeline or model of this name; did you mean checkpoint?"),
+        ("none.yaml", "error: cannot read none.yaml: No such file or directory"),
+    ],
+)
+def test_nothing_is_said_to_start_that_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, named: str, told: str) -> None:
+    (tmp_path / "checkpoint").mkdir()
+    monkeypatch.chdir(tmp_path)
+    for command in (("ask", "Hi"), ("draw", "Hi"), ("chat",)):
+        terminal = Terminal(300, 24)
+        assert terminal.run((*command, "--model", named)) == 1
+        error, hint = terminal.lines
+        assert error == told and hint.startswith("hint: ")
 
 
 def test_who_asks_a_router_loads_nothing_of_a_stack(toy_address: str) -> None:

@@ -7,9 +7,12 @@ import subprocess
 from pathlib import Path
 
 import pytest
+import typer.main
 import yaml
 
 from helpers.command import omnistage
+from omnistage.cli.config import OF_THE_CALL, UNSET
+from omnistage.cli.main import app
 
 STACK = """
 pipeline: toy
@@ -105,6 +108,15 @@ def test_what_is_printed_is_such_a_file(stack: Path, tmp_path: Path) -> None:
     assert origins["max_sessions"].endswith("# OMNISTAGE_SERVE_MAX_SESSIONS")
     assert origins["device"].endswith("# command line")
     assert origins["dtype"].endswith("# default")
+
+
+def test_what_is_unset_is_printed_with_what_holds_then() -> None:
+    done = serve("--print-config")
+    command = typer.main.get_command(app).commands["serve"]  # type: ignore[attr-defined]
+    assert set(yaml.safe_load(done.stdout)) == {option.name for option in command.params} - OF_THE_CALL
+    assert "replicas: null  # default: one of each stage" in done.stdout.splitlines()
+    assert "max_batch_size: null  # default: the servers' own" in done.stdout.splitlines()
+    assert set(UNSET) <= set(yaml.safe_load(done.stdout))
 
 
 def test_the_file_may_be_named_by_a_variable(stack: Path) -> None:

@@ -97,7 +97,7 @@ def test_what_a_launcher_leaves_that_was_killed_before_it_was_registered_goes_wi
 def test_what_cannot_be_served_is_told_by_the_command(family: Family, tmp_path: Path, slow: str) -> None:
     done = omnistage("serve", "nothing", "--detach")
     assert done.returncode == 1
-    assert "no pipeline 'nothing'; there are" in done.stderr
+    assert "no pipeline 'nothing', and no folder or model of this name" in done.stderr
     (tmp_path / "bad.yaml").write_text(Path(slow).read_text().replace("interval_s", "no_such"))
     done = omnistage("serve", str(tmp_path / "bad.yaml"), "--detach", "--address", "127.0.0.1:0")
     assert done.returncode == 1

@@ -1,10 +1,13 @@
 """The files of an answer: tried before anything is asked, whole or absent, and never another file's place."""
 
 import asyncio
+import errno
 import os
+import re
 import stat
 import subprocess
 import sys
+import tempfile
 import wave
 from pathlib import Path
 
@@ -108,8 +111,26 @@ def test_a_full_disk_is_told_with_the_path_and_leaves_no_cut_file(toy_address: s
     done = on_mount("size=8k", tmp_path, "say", words, "--address", toy_address, "--out", f"{tmp_path}/x.wav")
     assert done.stdout.splitlines()[1:] == ["code 1"], done
     error = next(line for line in done.stderr.splitlines() if line.startswith("error: "))
-    assert error == f"error: {tmp_path}/x.wav cannot be written: No space left on device"
+    told, kept = error.split("; it is kept as ")
+    assert told == f"error: {tmp_path}/x.wav cannot be written: No space left on device"
+    with wave.open(kept) as file:
+        assert file.getnframes() > 4096
+    assert Path(kept).stat().st_mode & 0o077 == 0
+    Path(kept).unlink()
     assert "Traceback" not in done.stderr
+
+
+def test_what_can_be_kept_nowhere_is_told_to_be_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+
+    def fill(place: Path) -> None:
+        place.write_bytes(b"half")
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    told = f"{tmp_path}/x.wav cannot be written: No space left on device; what was made is lost"
+    with pytest.raises(RequestError, match=re.escape(told)), OutputFile(tmp_path / "x.wav", "--out", {".wav": "WAV"}) as file:
+        file.write(fill)
+    assert names(tmp_path) == []
 
 
 def whole(path: Path, text: str) -> bool:

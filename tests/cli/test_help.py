@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from importlib.metadata import version
@@ -51,6 +52,7 @@ def test_every_help_has_examples_and_fits_a_terminal(name: str) -> None:
     assert done.returncode == 0
     lines = done.stdout.splitlines()
     assert max(map(len, lines)) <= 80
+    assert not re.search(r"<(?!-)[a-z_]+[ \[\]a-z]*>", done.stdout), "a type of Python's is no word for what can be typed"
     examples = [line.strip() for line in lines[lines.index("  Examples:") + 1 :] if line.strip()]
     assert examples
     typed = "models" if name == "models" else name

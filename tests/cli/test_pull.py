@@ -122,7 +122,7 @@ REFUSED = {
     ("serve", "smol", "org/words"): r"StackError org/words is a checkpoint of no family that there is \(smol\): config.json has model_type",
     ("serve", "toy", "org/words"): "StackError the models of toy have no weights: leave the folder",
     ("serve", "org/words", "org/words"): "BadRequestError --checkpoint: org/words is a checkpoint already: name a pipeline with it",
-    ("serve", "./org/words"): "UnknownModelError no pipeline './org/words'",
+    ("serve", "./org/words"): "UnknownModelError no folder ./org/words, and no pipeline or model of this name",
     ("serve", "", "./org/words"): "BadRequestError --checkpoint: ./org/words is not a folder",
     ("serve", "", "org"): "BadRequestError --checkpoint: org is not a folder",
 }

@@ -84,6 +84,20 @@ def test_make_hands_over_what_was_asked_for(words: list[str], told: str) -> None
     assert " ".join(shown.split()) == f"python3 tools/setup.py {told}".strip()
 
 
+@pytest.mark.parametrize("target", ["up", "down"])
+def test_make_says_what_containers_need(tmp_path: Path, target: str) -> None:
+    """One sentence where compose is missing, and where the daemon does not answer."""
+    asleep = tmp_path / "compose"
+    asleep.write_text("#!/bin/sh\n[ $1 = version ] || { echo Cannot connect to the Docker daemon >&2; exit 1; }\n")
+    asleep.chmod(0o755)
+    alone = {name: value for name, value in os.environ.items() if name not in MAKES_OWN}
+    for compose, told in ((tmp_path / "none", "needs Docker with its compose plugin"), (asleep, "the docker daemon does not answer")):
+        command = ["make", "--no-print-directory", target, f"COMPOSE={compose}"]
+        done = subprocess.run(command, cwd=setup.ROOT, env=alone, capture_output=True, text=True, check=False)
+        said, end = done.stderr.splitlines()
+        assert said.startswith(f"make {target}") and told in said and end.endswith("Error 1")
+
+
 def test_an_unknown_device_is_refused() -> None:
     command = [sys.executable, str(setup.ROOT / "tools" / "setup.py"), "--device", "tpu"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)

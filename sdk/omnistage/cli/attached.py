@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from typer.core import TyperCommand
+from omnistage.cli.helping import Command
 
 if TYPE_CHECKING:
     from omnistage.client.media import Medium
@@ -32,7 +32,7 @@ class Attached:
         return to_medium(Video(source, self.use_audio) if self.kind == "video" else source, self.kind, f"--{self.kind}")
 
 
-class Attaching(TyperCommand):
+class Attaching(Command):
     """A command whose options --image, --audio and --video may be mixed: `Context.meta[ATTACHED]` is a list of (kind, value), as typed."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:

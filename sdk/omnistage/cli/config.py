@@ -13,13 +13,15 @@ from pathlib import Path
 from typing import Any
 
 import typer
-from typer.core import TyperCommand, TyperOption
+from typer.core import TyperOption
+
+from omnistage.cli.helping import Command
 
 PREFIX = "OMNISTAGE_SERVE"
 """Of the variables: OMNISTAGE_SERVE_ADDRESS is --address."""
 
 
-class Configured(TyperCommand):
+class Configured(Command):
     """A command whose options may all stand in a file and in variables; the help says it once, and not beside each of them. An error says
     where the value is from, if it was not typed."""
 
@@ -52,6 +54,20 @@ PATHS = frozenset({"pipeline", "checkpoint"})
 PRECEDENCE = ("DEFAULT", "DEFAULT_MAP", "ENVIRONMENT", "COMMANDLINE")
 """Where a setting may be from; what stands later counts more."""
 
+UNSET = {
+    "pipeline": "what answers, and what draws",
+    "checkpoint": "the pipeline's own",
+    "device": "cpu",
+    "replicas": "one of each stage",
+    "metrics": "none",
+    "otlp": "none, unless a variable of OpenTelemetry says so",
+    "memory_share": "equal for all that are on a device",
+    "client_share": "0.75",
+    "log_dir": "none; onto the terminal, and with --detach a folder for each start",
+}
+OWN = "the servers' own"
+"""What holds where nothing was said, by setting."""
+
 ALL = "all"
 """In place of a stage: every one that is not named beside it."""
 
@@ -81,10 +97,9 @@ def printed(context: typer.Context) -> str:
     lines = ["# omnistage serve --config FILE: a variable counts more than the file, and the command line more than both"]
     for name, option in _options(context).items():
         value = _listed(context.params[name]) if option.nargs < 0 else _told(context.params[name], is_many=option.multiple)
-        if value is None or value == "":
-            continue
-        origin = _origin(context, name, "command line") or "default"
-        text = yaml.safe_dump(value, default_flow_style=True, width=math.inf).removesuffix("...\n").rstrip()
+        is_unset = value is None or value == ""
+        origin = f"default: {UNSET.get(name, OWN)}" if is_unset else _origin(context, name, "command line") or "default"
+        text = "null" if is_unset else yaml.safe_dump(value, default_flow_style=True, width=math.inf).removesuffix("...\n").rstrip()
         lines.append(f"{name}: {text}  # {origin}")
     return "\n".join(lines)
 

@@ -114,13 +114,14 @@ def _hint(name: HubName, error: FetchError) -> str:
 
     match error:
         case UnknownName():
-            return f"Names are as {endpoint()} spells them, owner/name or owner/name@revision; HF_ENDPOINT names another hub. {_here()}"
+            names = f"Names are as {endpoint()} spells them, owner/name or owner/name@revision; HF_ENDPOINT names another hub."
+            return f"There is no such folder here either. {names} {_here()}"
         case NoWeights():
             return "`omnistage pipelines` lists what can be served."
         case AccessRefused():
             return f"When that is done, `omnistage pull {name}` tries again."
         case HubUnreachable():
-            return f"`omnistage pull {name}` tries again; what is already there is kept. {_here()}"
+            return f"There is no such folder here either. `omnistage pull {name}` tries again; what is already there is kept. {_here()}"
     return f"`omnistage pull {name}` tries again; what is already there is kept."
 
 

@@ -2,7 +2,21 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import typer
+from typer.core import TyperArgument, TyperCommand
+
+
+class Command(TyperCommand):
+    """Its help calls an argument by its name alone, without a type of Python's such as <str>."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        params = super().get_params(ctx)
+        for argument in params:
+            if isinstance(argument, TyperArgument):
+                argument.display_type_rich = lambda ctx: None  # type: ignore[method-assign]  # Typer has no other place for it.
+        return params
 
 
 def examples(*lines: str) -> str:

@@ -24,7 +24,10 @@ Config = Annotated[
         help="Settings from a YAML file, by the names of these options; variables, OMNISTAGE_SERVE_ADDRESS for --address, count more.",
     ),
 ]
-PrintConfig = Annotated[bool, typer.Option("--print-config", help="Print all settings as such a file, with where each is from, and exit.")]
+PrintConfig = Annotated[
+    bool,
+    typer.Option("--print-config", help="Print all settings, set or not, as such a file, and where each is from."),
+]
 Detach = Annotated[bool, typer.Option("--detach", help="Leave the stack running when it serves; `omnistage stop` ends it.")]
 
 

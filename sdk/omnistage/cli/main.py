@@ -14,7 +14,7 @@ from omnistage.cli.chat import chat
 from omnistage.cli.checkpoints import fetch_default, make_tiny, pull
 from omnistage.cli.config import PREFIX, Configured
 from omnistage.cli.draw import draw
-from omnistage.cli.helping import examples, show_version
+from omnistage.cli.helping import Command, examples, show_version
 from omnistage.cli.launch import serve, stop
 from omnistage.cli.lists import list_models, pipelines, status, voices
 from omnistage.cli.protos import protos
@@ -54,9 +54,11 @@ app.command(
     ),
 )(ask)
 app.command(
-    epilog=examples("omnistage chat", "omnistage chat --continue --speed 1.2", 'omnistage chat --system "Answer in one sentence."')
+    cls=Command,
+    epilog=examples("omnistage chat", "omnistage chat --continue --speed 1.2", 'omnistage chat --system "Answer in one sentence."'),
 )(chat)
 app.command(
+    cls=Command,
     epilog=examples(
         'omnistage say "Good morning." --speed 0.9',
         "omnistage say - --out speech.opus --captions speech.srt < speech.txt",
@@ -64,6 +66,7 @@ app.command(
     ),
 )(say)
 app.command(
+    cls=Command,
     epilog=examples(
         'omnistage draw "a red heart on blue"',
         'omnistage draw "a hill at night" --out hill.png --size 512x512 --model DIR',
@@ -81,19 +84,22 @@ app.command(
         "omnistage serve --config stack.yaml --print-config",
     ),
 )(serve)
-app.command(epilog=examples("omnistage stop", "omnistage stop 50050 --now", "omnistage stop --all"))(stop)
-app.command(epilog=examples("omnistage pipelines", "omnistage pipelines --address host:50050 --json"))(pipelines)
-app.command("models", hidden=True)(pipelines)
-app.command(epilog=examples("omnistage status", "watch omnistage status --address host:50050"))(status)
-app.command(epilog=examples("omnistage voices", "omnistage voices --address host:50050 --json"))(voices)
-app.command("list", epilog=examples("omnistage list", "omnistage list --json"))(list_models)
-app.command(epilog=examples("omnistage pull Qwen/Qwen2.5-Omni-3B"))(pull)
-app.command("fetch-default", epilog=examples("omnistage fetch-default"))(fetch_default)
-app.command("make-tiny", epilog=examples("omnistage make-tiny qwen2.5-omni tiny-omni", "omnistage make-tiny z-image z --size small"))(
-    make_tiny
-)
-app.command(epilog=examples("omnistage protos protos", "omnistage protos protos --errors"))(protos)
+app.command(cls=Command, epilog=examples("omnistage stop", "omnistage stop 50050 --now", "omnistage stop --all"))(stop)
+app.command(cls=Command, epilog=examples("omnistage pipelines", "omnistage pipelines --address host:50050 --json"))(pipelines)
+app.command("models", cls=Command, hidden=True)(pipelines)
+app.command(cls=Command, epilog=examples("omnistage status", "watch omnistage status --address host:50050"))(status)
+app.command(cls=Command, epilog=examples("omnistage voices", "omnistage voices --address host:50050 --json"))(voices)
+app.command("list", cls=Command, epilog=examples("omnistage list", "omnistage list --json"))(list_models)
+app.command(cls=Command, epilog=examples("omnistage pull Qwen/Qwen2.5-Omni-3B"))(pull)
+app.command("fetch-default", cls=Command, epilog=examples("omnistage fetch-default"))(fetch_default)
 app.command(
+    "make-tiny",
+    cls=Command,
+    epilog=examples("omnistage make-tiny qwen2.5-omni tiny-omni", "omnistage make-tiny z-image z --size small"),
+)(make_tiny)
+app.command(cls=Command, epilog=examples("omnistage protos protos", "omnistage protos protos --errors"))(protos)
+app.command(
+    cls=Command,
     epilog=examples(
         "omnistage bench",
         "omnistage bench --address host:50050 -c 1,16,64 --out f.json --plot f.png",

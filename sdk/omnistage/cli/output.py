@@ -54,7 +54,25 @@ class OutputFile:
                 os.fsync(written.fileno())  # a disk that is full may say so only now
             _put(self._draft.path, self._place)
         except OSError as error:
-            raise _not_written(self.path, error) from error
+            refused = _not_written(self.path, error)
+            kept = self._kept_elsewhere(fill)
+            refused.message += f"; it is kept as {kept}" if kept else "; what was made is lost"
+            raise refused from error
+
+    def _kept_elsewhere(self, fill: Callable[[Path], None]) -> Path | None:
+        """Have what took minutes to make written among the temporary files, where there may be room."""
+        place = None
+        try:
+            self._draft.path.unlink(missing_ok=True)  # It may be the same disk.
+            descriptor, name = tempfile.mkstemp(self.path.suffix, "omnistage-kept-")
+            os.close(descriptor)
+            place = Path(name)
+            fill(place)
+        except OSError:
+            if place is not None:
+                place.unlink(missing_ok=True)
+            return None
+        return place
 
     def _discard(self) -> None:
         self._draft.remove()

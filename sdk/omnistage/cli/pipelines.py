@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from difflib import get_close_matches
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -183,7 +184,33 @@ def _read(name: str) -> Pipeline:
     try:
         return load_pipeline(name)
     except PipelineError as error:
-        raise UnknownModelError(str(error), hint="Give the name or the file of a pipeline.", code=grpc.StatusCode.NOT_FOUND) from None
+        told, hint = str(error), "Give the name or the file of a pipeline."
+        if not name.endswith((".yaml", ".yml")):
+            is_path = "/" in name or name.startswith((".", "~"))
+            told = f"no folder {name}, and no pipeline" if is_path else f"no pipeline {name!r}, and no folder"
+            told += f" or model of this name{_near(name)}"
+            hint = (
+                f"There are {', '.join(shipped_pipelines())}; or give the .yaml file of a pipeline, the folder of a checkpoint, or its "
+                "OWNER/NAME at a hub."
+            )
+        raise UnknownModelError(told, hint=hint, code=grpc.StatusCode.NOT_FOUND) from None
+
+
+def _near(name: str) -> str:
+    """What was meant instead, a pipeline or a folder, if that can be guessed."""
+    path = Path(name).expanduser()
+    try:
+        folders = [str(one) for one in path.parent.iterdir() if one.is_dir()]
+    except (OSError, ValueError):
+        folders = []
+    found = get_close_matches(name, shipped_pipelines(), 1) or get_close_matches(str(path), folders, 1)
+    return f"; did you mean {found[0]}?" if found else ""
+
+
+def check_named(source: str) -> None:
+    """Raises UnknownModelError for what is neither a pipeline nor a checkpoint, here or by its name at a hub."""
+    if not _is_checkpoint(source):
+        _read(source)
 
 
 def _layout(source: str, folder: Path | None, choice: Choice) -> PipelineLayout:

@@ -37,8 +37,8 @@ def medium(kind: str) -> bytes:
     file = sys.stdin.fileno()
     if not (sys.stderr.isatty() and stat.S_ISFIFO(os.fstat(file).st_mode)):
         return _read(file, kind)
-    Notices().tell(f"[dim]reading a {what} from standard input; Ctrl-C ends a recording[/]")
     with interrupt.first_one_kept() as interrupts:
+        Notices().tell(f"[dim]reading a {what} from standard input; Ctrl-C ends a recording[/]")
         data = _read(file, kind)
     if interrupts and not data:
         raise KeyboardInterrupt

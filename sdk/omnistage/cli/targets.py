@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from pathlib import Path
 
 from rich.markup import escape
@@ -50,21 +51,28 @@ def target_for(
     if not devices and _may_be_served(pipeline) and (router := asyncio.run(find_router(key))) is not None:
         if pipeline and not router.is_named and not router.has(pipeline):
             served = ", ".join(one.name for one in router.pipelines)
-            message = f"the router at {router.address} serves {served}, not {pipeline}"
+            message = f"the router at {router.address} serves {served}, not {pipeline}{_near(pipeline, served.split(', '))}"
             raise UnknownModelError(message, hint=router.advice(pipeline) if _is_shipped(pipeline) else UnknownModelError.ADVICE)
         if told:
             notices.say(f"[dim]asking the router at {escape(router.address)}{f' ({VARIABLE})' if router.is_named else ''}[/]")
         return Where(router, key, pipeline=pipeline)
+    # An interrupt in the middle of an import ends in a traceback, and there is nothing to clean up yet.
+    interrupt.exit_at_once()
+    from omnistage.cli.pipelines import check_named, layout_for
+
+    interrupt.raise_interrupts()
+    if pipeline:
+        check_named(pipeline)
     if told:
         what = f" of {escape(pipeline)}" if pipeline else ""
         advice = "" if pipeline or devices else "; `omnistage serve --detach` keeps one"
         notices.say(f"[dim]starting a stack{what} for this call{advice}[/]")
-    # An interrupt in the middle of an import ends in a traceback, and there is nothing to clean up yet.
-    interrupt.exit_at_once()
-    from omnistage.cli.pipelines import layout_for
-
-    interrupt.raise_interrupts()
     return Where(layout_for(pipeline, need.inputs, need.outputs, kind=need.kind, devices=devices), key)
+
+
+def _near(name: str, served: Sequence[str]) -> str:
+    found = get_close_matches(name, served, 1)
+    return f"; did you mean {found[0]}?" if found else ""
 
 
 def _may_be_served(pipeline: str) -> bool:

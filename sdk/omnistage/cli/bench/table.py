@@ -99,7 +99,7 @@ def _throughputs(summary: Summary) -> list[str]:
     if summary.steps:
         parts.append(f"{number(summary.step_throughput)} steps/s")
     if summary.continuous is not None:
-        parts.append(f"continuous {summary.continuous:.0%}")
+        parts.append(f"{summary.continuous:.0%} of answers heard without a gap")
     if summary.request_goodput is not None:
         parts.append(f"goodput {number(summary.request_goodput)} requests/s")
     return parts
