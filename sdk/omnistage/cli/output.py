@@ -54,10 +54,8 @@ class OutputFile:
                 os.fsync(written.fileno())  # a disk that is full may say so only now
             _put(self._draft.path, self._place)
         except OSError as error:
-            refused = _not_written(self.path, error)
             kept = self._kept_elsewhere(fill)
-            refused.message += f"; it is kept as {kept}" if kept else "; what was made is lost"
-            raise refused from error
+            raise _not_written(self.path, error, f"; it is kept as {kept}" if kept else "; what was made is lost") from error
 
     def _kept_elsewhere(self, fill: Callable[[Path], None]) -> Path | None:
         """Have what took minutes to make written among the temporary files, where there may be room."""
@@ -140,5 +138,5 @@ def _check(path: Path, option: str, kinds: Mapping[str, str]) -> None:
         raise RequestError(f"{option} {path}: the file may not be changed", hint="Give another name, or make it writable.")
 
 
-def _not_written(path: Path, error: OSError) -> RequestError:
-    return RequestError(f"{path} cannot be written: {error.strerror or error}", hint="Give another place, or make room there.")
+def _not_written(path: Path, error: OSError, more: str = "") -> RequestError:
+    return RequestError(f"{path} cannot be written: {error.strerror or error}{more}", hint="Give another place, or make room there.")
