@@ -6,7 +6,7 @@ SETUP_FLAGS := $(if $(REQUIRE_TORCH_HASH),--require-torch-hash) $(if $(DEVICE),-
 # The plugin of docker, or where it is missing the program of the same kind.
 COMPOSE ?= $(shell docker compose version >/dev/null 2>&1 && echo docker compose || echo docker-compose)
 # In a sentence what is missing, before anything is built.
-HAS_COMPOSE = $(COMPOSE) version >/dev/null 2>&1 || { echo "make $@ needs Docker with its compose plugin, and neither 'docker compose' nor docker-compose is here: https://docs.docker.com/compose/install; without containers: .venv/bin/omnistage serve" >&2; exit 1; }; \
+HAS_COMPOSE = $(COMPOSE) version >/dev/null 2>&1 || { echo "make $@ needs Docker with its compose plugin, and neither 'docker compose' nor docker-compose is here (docs/compose.md); without containers: .venv/bin/omnistage serve" >&2; exit 1; }; \
 	told=$$($(COMPOSE) ls 2>&1 >/dev/null) || { echo "make $@: the docker daemon does not answer, start it (systemctl start docker) or ask for leave to use it: $$told" >&2; exit 1; }
 
 .PHONY: help setup setup-dev model demo demo-draw examples up down test test-near test-long drills test-costs check format lock wheels protos bench-default bench-engine bench-talker bench-pipeline bench-code2wav bench-diffusion bench-use bench-gateway bench-soak bench-resilience chaos clean

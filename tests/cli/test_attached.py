@@ -103,7 +103,7 @@ def test_standard_input_that_is_no_medium(words: tuple[str, ...], text: bytes, c
 
 
 def test_an_endless_pipe_is_too_much() -> None:
-    with Started([*COMMAND, "ask", "--image", "-"], stdin=subprocess.PIPE, stderr=subprocess.PIPE) as asking:
+    with Started[bytes]([*COMMAND, "ask", "--image", "-"], stdin=subprocess.PIPE, stderr=subprocess.PIPE) as asking:
         assert asking.stdin is not None and asking.stderr is not None
         with pytest.raises(BrokenPipeError):
             while True:
