@@ -3,7 +3,8 @@
 HANG blocks it, WAKE lets it go on, at the latest after LONGEST_S. Its other threads, gRPC's among them, go on meanwhile: they take
 connections and answer pings. Unless ENDING says so it does not end itself before, as servers do: others are to find it.
 
-HOLD stops all of its Python for ever: a call of native code that keeps the lock of the interpreter. Only gRPC's own threads go on.
+HOLD stops all of its Python for ever: a call of native code that keeps the lock of the interpreter. Only gRPC's own threads go on. HOLD_ON
+does the same for HELD_S.
 
 TRIM gives the kernel back what it has freed and keeps for later (host/memory.py). Who has an answer of its event loop after that knows that
 it is done.
@@ -22,7 +23,8 @@ from pathlib import Path
 
 from omnistage.host import event_loop
 
-HANG, WAKE, HOLD, TRIM = signal.SIGUSR1, signal.SIGUSR2, signal.SIGRTMIN, signal.SIGRTMIN + 1
+HANG, WAKE, HOLD, TRIM, HOLD_ON = signal.SIGUSR1, signal.SIGUSR2, signal.SIGRTMIN, signal.SIGRTMIN + 1, signal.SIGRTMIN + 2
+HELD_S = 3
 LONGEST_S = 60.0
 
 ENVIRONMENT: Mapping[str, str] = {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")])}
@@ -43,6 +45,10 @@ def hold(number: int, frame: object) -> None:
         ctypes.PyDLL(None).pause()
 
 
+def hold_on(number: int, frame: object) -> None:
+    ctypes.PyDLL(None).sleep(HELD_S)
+
+
 def trim(number: int, frame: object) -> None:
     gc.collect()
     ctypes.CDLL(None).malloc_trim(ctypes.c_size_t(0))
@@ -54,6 +60,7 @@ def main() -> None:
     signal.pthread_sigmask(signal.SIG_BLOCK, {WAKE})
     signal.signal(HANG, hang)
     signal.signal(HOLD, hold)
+    signal.signal(HOLD_ON, hold_on)
     signal.signal(TRIM, trim)
     if "OMNISTAGE_TEST_HANG_ENDS" not in os.environ:
         event_loop.PATIENCE_S = 2 * LONGEST_S

@@ -1,8 +1,9 @@
-"""Lost processes. One that stops (SIGSTOP) keeps its connections and answers nothing: only keepalive, on both ends, finds it. What happens
-when the only replica of a stage is killed is in test_escalation.py."""
+"""Lost processes. One that stops (SIGSTOP) keeps its connections and answers nothing. What happens when the only replica of a stage is
+killed is in test_escalation.py, and where there is another one in test_frozen.py."""
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 from collections.abc import Iterator
@@ -12,14 +13,17 @@ import grpc
 import grpc.aio
 import pytest
 
-from helpers.ask import GenerateCall, ask, read, read_all, refusal, request
-from helpers.disturbed import disturbed, found
+from helpers import lengths
+from helpers.ask import Answer, GenerateCall, ask, read, refusal, request
+from helpers.disturbed import Step, ask_through, disturbed, found, text_chunks
 from helpers.fleet import Fleet, fleet
-from helpers.servers import CHAIN, ServerProcess, all_free
-from omnistage.v1 import omni_pb2_grpc
+from helpers.servers import CHAIN, LOOK_S, ServerProcess, all_free
+from omnistage.v1 import omni_pb2, omni_pb2_grpc
 
 SLOW = {"interval_s": 0.02}
 ENDLESS = {"max_tokens": 20000, "ignore_eos": True}
+TOKENS = 100
+LONG = {"max_tokens": TOKENS, "ignore_eos": True}
 
 
 @pytest.fixture(scope="module")
@@ -46,17 +50,49 @@ async def under_way(stub: omni_pb2_grpc.OmniServiceAsyncStub) -> GenerateCall:
     return call
 
 
-@pytest.mark.parametrize("kind", CHAIN)
-async def test_an_answer_ends_with_a_typed_error_when_a_stage_stops(toys: Fleet, kind: str) -> None:
-    """The client gets STAGE_LOST long before its deadline; the stages that go on are free; the stage that wakes takes sessions again."""
+async def told_lost(stub: omni_pb2_grpc.OmniServiceAsyncStub, address: str) -> None:
+    """Return when the router says of a replica that it is lost; it has no stream of changes."""
+    async with asyncio.timeout(30):
+        while True:
+            listed = await stub.ListReplicas(omni_pb2.ListReplicasRequest(), timeout=5)
+            if {replica.state for replica in listed.replicas if replica.address == address} == {omni_pb2.REPLICA_STATE_LOST}:
+                return
+            await asyncio.sleep(LOOK_S)
+
+
+@lengths.one_or_all("kind", CHAIN)
+async def test_the_only_replica_is_waited_for_while_it_is_stopped(toys: Fleet, kind: str, seed: int) -> None:
+    """In the middle of an answer, and by one that is asked meanwhile. The router has found long before that it gives no sign of life."""
+    name = f"{lengths.draw(kind, CHAIN, seed)}-0"
+    async with disturbed(toys) as stub:
+        asked: list[asyncio.Task[Answer]] = []
+
+        async def doze() -> None:
+            with stopped(toys.server(name)):
+                await told_lost(stub, toys.address(name))
+                asked.append(asyncio.create_task(ask(stub, request("meanwhile", seed), timeout_s=60)))
+
+        answer = await ask_through(stub, request("hello", seed, thinker=LONG), Step(text_chunks(10), doze))
+        answer.check_toy(seed, "hello", TOKENS)
+        assert toys.address(name) not in [failover.lost for failover in answer.failovers]
+        (await asked[0]).check_toy(seed, "meanwhile")
+        await all_free([toys.address(name) for name in toys.stages])
+        await found(toys, stub)
+
+
+@lengths.one_or_all("kind", CHAIN)
+async def test_who_was_waited_for_is_said_at_the_end(toys: Fleet, kind: str, seed: int) -> None:
+    """The only replica does not wake within the time of the request. The stages that go on are free; the one that wakes takes sessions
+    again."""
+    kind = lengths.draw(kind, CHAIN, seed)
     others = [toys.address(name) for name in toys.stages if name != f"{kind}-0"]
     async with disturbed(toys) as stub:
-        call = await under_way(stub)
         with stopped(toys.server(f"{kind}-0")):
             with pytest.raises(grpc.aio.AioRpcError) as failed:
-                async for _ in read_all(call):
-                    pass
-            assert refusal(failed.value).reason == "STAGE_LOST"
+                await ask(stub, request("hello", seed), timeout_s=4)
+            told = refusal(failed.value)
+            assert (told.reason, told.metadata) == ("DEADLINE", {"stage": kind}) and f"{kind} " in told.message, told
+            assert "no sign of life" in told.message
             await all_free(others)
         await all_free([toys.address(name) for name in toys.stages])
         await found(toys, stub)

@@ -91,7 +91,7 @@ class Link:
         stream = await self.search.find(self._binding, self._open_at)
         return stream.opened
 
-    async def _open_at(self, address: str, hops: Sequence[stage_pb2.Hop], may_leave: Callable[[], bool]) -> Stream:
+    async def _open_at(self, address: str, hops: Sequence[stage_pb2.Hop], may_hedge: Callable[[], bool]) -> Stream:
         request = self._next_request(hops)
         stream = await Stream.open(
             self._channels,
@@ -102,7 +102,8 @@ class Link:
             self._deadline,
             self._metadata,
             self._open_timeout_s + OPEN_TIMEOUT_BEHIND_S * len(hops),
-            may_leave,
+            may_hedge,
+            lambda: self.search.is_alone(address, self._binding),
         )
         try:
             self.feed.restart(stream)

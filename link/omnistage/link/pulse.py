@@ -89,11 +89,12 @@ class Attendance:
     """One stream that listens to a pulse. Whoever it tells hears, once, that the stream is to be given up; then, or at `leave`, this is
     over."""
 
-    def __init__(self, pulse: Pulse, told: Told, may_hedge: Callable[[], bool] | None) -> None:
+    def __init__(self, pulse: Pulse, told: Told, may_hedge: Callable[[], bool] | None, may_leave: Callable[[], bool]) -> None:
         """Use `Pulse.attend`."""
         self._pulse = pulse
         self._begun = pulse.ticks
         self._may_hedge = may_hedge
+        self._may_leave = may_leave
         self._told = told
 
     def now_tells(self, told: Told) -> None:
@@ -107,7 +108,7 @@ class Attendance:
     def look(self, rhythm: Rhythm) -> None:
         """Silence from before the stream began is not held against the peer: it may just have woken."""
         quiet = min(rhythm.quiet, self._pulse.ticks - self._begun)
-        if quiet >= rhythm.silence:
+        if quiet >= rhythm.silence and self._may_leave():
             self._give_up(quiet)
         elif self._may_hedge is not None and quiet >= rhythm.hesitation:
             may_hedge, self._may_hedge = self._may_hedge, None
@@ -140,12 +141,15 @@ class Pulse:
         """It did not beat in time when it was listened to last: better ask another one."""
         return not self._mute and self._rhythm.quiet >= self._rhythm.hesitation
 
-    def attend(self, told: Told, may_hedge: Callable[[], bool] | None = None) -> Attendance:
-        """Listen on behalf of a stream. told: called at silence. may_hedge: asked, once, when the peer hesitates; if so, told is called."""
+    def attend(
+        self, told: Told, may_hedge: Callable[[], bool] | None = None, may_leave: Callable[[], bool] = lambda: True
+    ) -> Attendance:
+        """Listen on behalf of a stream. told: called at silence. may_hedge: asked, once, when the peer hesitates; if so, told is called.
+        may_leave: asked at silence, again and again; if not, told is not called."""
         if self._end is not None:
             self._end.cancel()
             self._end = None
-        attendance = Attendance(self, told, may_hedge)
+        attendance = Attendance(self, told, may_hedge, may_leave)
         self._attending.add(attendance)
         self._pulses.start_ticks(self)
         return attendance

@@ -30,6 +30,9 @@ class Route(Protocol):
         """Addresses for the next attempt, best first, and the hops behind. revisions: that the session is bound to, of this stage and those
         behind it; empty: any will do. Raises STAGE_LOST when there is no address."""
 
+    def others(self, address: str, revisions: Sequence[str]) -> Sequence[str]:
+        """Addresses beside this one that may take the session now, as far as is known; nobody is placed there. revisions: as in `place`."""
+
     def lost(self, address: str) -> None:
         """A replica was lost."""
 
@@ -46,6 +49,9 @@ class FixedRoute:
 
     def place(self, revisions: Sequence[str]) -> tuple[Sequence[str], Sequence[stage_pb2.Hop]]:
         return self.addresses, self.behind
+
+    def others(self, address: str, revisions: Sequence[str]) -> Sequence[str]:
+        return [other for other in self.addresses if other != address]
 
     def lost(self, address: str) -> None:
         """The link itself asks a lost address last; nobody else is told here."""

@@ -40,6 +40,7 @@ class Search:
         self._deadline = deadline
         self._stage = kind_name(route.kind)
         self._lost_at: dict[str, float] = {}
+        self._known: set[str] = set()
         self.silent: set[str] = set()
 
     async def find(self, revisions: Sequence[str], ask: Ask) -> Stream:
@@ -47,11 +48,14 @@ class Search:
         begun = time.monotonic()
         give_up = begun + min(self._route.patience_s, self._deadline.remaining_s)
         pause = FIRST_PAUSE_S
+        self._known.clear()
         while True:
             try:
                 return await self._round(revisions, ask, begun + self._route.patience_s + SEARCH_S)
             except StageError as error:
-                if not (error.meaning.passes and self.can_mend(error)) or time.monotonic() + pause > give_up:
+                if not (error.meaning.passes and self.can_mend(error)):
+                    raise
+                if time.monotonic() + pause > give_up and not self._is_another(revisions):
                     raise
             await asyncio.sleep(pause)
             pause = min(2 * pause, LONGEST_PAUSE_S)
@@ -60,6 +64,14 @@ class Search:
         """Whether another replica of this stage may help at all: what was lost behind it can only be mended by who places the hops behind
         anew."""
         return not error.meaning.behind or self._route.places_anew
+
+    def is_alone(self, address: str, revisions: Sequence[str]) -> bool:
+        """Whether there is nobody else to go to, but for those who give no sign of life either. revisions: as in Route.place."""
+        return all(self._channels.is_quiet(other) for other in self._route.others(address, revisions))
+
+    def _is_another(self, revisions: Sequence[str]) -> bool:
+        """Whether there is one now that was not there to be asked, as after a long wait for one that was alone."""
+        return not self._known.issuperset(self._route.others("", revisions))
 
     def lose(self, address: str) -> None:
         """The replica there cannot be reached, is silent, or is lost."""
@@ -73,6 +85,7 @@ class Search:
         would say otherwise."""
         addresses, hops = self._route.place(revisions)
         said = [StageError("STAGE_LOST", f"no replica of {self._stage} is known", metadata={"stage": self._stage})]
+        self._known.update(addresses)
         left = sorted(addresses, key=self._last_resort)
         while left and (len(left) == len(addresses) or time.monotonic() < until):
             address = left.pop(0)

@@ -12,7 +12,7 @@ from omnistage.connector.transport import Sender
 from omnistage.link.channels import Channels
 from omnistage.link.pulse import Attendance
 from omnistage.v1 import stage_pb2, stage_pb2_grpc
-from omnistage.wire.channel import connect
+from omnistage.wire.channel import connect, is_taken
 from omnistage.wire.errors import LOST_HERE, Reason, StageError, protocol_error
 from omnistage.wire.ports import Allowance
 from omnistage.wire.writer import StreamWriter
@@ -22,7 +22,13 @@ CONNECT_TIMEOUT_S = 5.0
 OPEN_TIMEOUT_S = 30.0
 OPEN_TIMEOUT_BEHIND_S = 15.0
 """Time for Opened of a replica that gives signs of life, and of each hop behind it more: the innermost link gives up first, and its error
-names the stage that did not answer. A replica that is silent is left much sooner."""
+names the stage that did not answer. A replica that is silent is left much sooner. One that is alone has all the time of the request."""
+
+LOOK_S = 0.2
+"""Between two looks whether one that takes too long may be left."""
+
+LAST_S = 0.5
+"""So long before the end of the time of a request a silent replica is given up though it is alone: so that the caller hears who it was."""
 
 HANDSHAKE_TIMEOUT_S = 15.0
 """Time for the half-close after Ended: a busy caller still reads what came before. Meanwhile only the stream itself is held."""
@@ -52,6 +58,17 @@ class Deadline:
     @property
     def remaining_s(self) -> float:
         return max(self._at - time.monotonic(), 0.0)
+
+    @property
+    def is_near(self) -> bool:
+        """Whether it is time to say what was waited for."""
+        return self.remaining_s <= LAST_S
+
+    def silence(self, stage: str, message: str) -> StageError:
+        """The error of a stream whose replica was given up by this end."""
+        if self.is_near:
+            return StageError("DEADLINE", f"{message}, until the time of the request was over", metadata={"stage": stage})
+        return self.loss(stage, message)
 
     def loss(self, stage: str, message: str) -> StageError:
         """The error of a stream that ended without Ended."""
@@ -103,8 +120,11 @@ class Stream:
         metadata: Metadata,
         open_timeout_s: float,
         may_hedge: Callable[[], bool],
+        is_alone: Callable[[], bool],
     ) -> Stream:
         """Open a session at one replica. may_hedge: asked when the replica gives no sign of life at once; if so, the Open is withdrawn.
+        is_alone: asked when it is silent for longer, now and as long as the session runs, or does not answer in time: there is nobody to
+        go to, so it is waited for. What ends a process that hangs ends its connection.
         Raises StageError: StreamLost if the replica cannot be reached, is silent or is lost, else what it answered."""
         opened: stage_pb2.Opened | None = None
         call: Call | None = None
@@ -115,12 +135,20 @@ class Stream:
             silent = why
             _expire(limit)
 
-        limit = asyncio.timeout(min(open_timeout_s, deadline.remaining_s))
-        attendance = channels.pulse(address).attend(leave, may_hedge)
+        def is_slow() -> None:
+            nonlocal slow
+            slow = loop.call_later(LOOK_S, is_slow)
+            if not is_alone():
+                leave(f"no answer within {open_timeout_s:g} s")
+
+        loop = asyncio.get_running_loop()
+        limit = asyncio.timeout(deadline.remaining_s)
+        slow = loop.call_later(open_timeout_s, is_slow)
+        attendance = channels.pulse(address).attend(leave, may_hedge, lambda: deadline.is_near or not is_alone())
         try:
             async with limit:
                 channel = channels.get(address)
-                await connect(channel, CONNECT_TIMEOUT_S)
+                await _connect(channel, address, is_alone)
                 shown = (*metadata, *channels.metadata)
                 call = stage_pb2_grpc.StageServiceStub(channel).Run(timeout=deadline.remaining_s, metadata=shown, wait_for_ready=False)
                 del request.offers[:]
@@ -131,18 +159,18 @@ class Stream:
             lost = f"cannot be reached: {error}"
         except TimeoutError:
             what = "the connection" if call is None else "Open"
-            why = silent or (f"no answer within {open_timeout_s:g} s" if limit.expired() else f"none within {CONNECT_TIMEOUT_S:g} s")
-            lost = f"did not answer {what}: {why}"
+            lost = f"did not answer {what}: {silent or f'none within {CONNECT_TIMEOUT_S:g} s'}"
         except (grpc.RpcError, asyncio.InvalidStateError) as error:
             lost = f"cannot be reached: {_details(error)}"
         finally:
+            slow.cancel()
             if opened is None:
                 attendance.leave()
                 if call is not None:
                     call.cancel()
                 sender.close(clean=True)
                 del limit  # It knows the task, which may end with an error of this frame: a cycle that keeps the request.
-        raise deadline.loss(stage, f"{stage} {lost}")
+        raise deadline.silence(stage, f"{stage} {lost}") if silent else deadline.loss(stage, f"{stage} {lost}")
 
     async def read(self) -> stage_pb2.RunResponse:
         """The next message. Raises StreamLost, DEADLINE, or PROTOCOL for bytes that are no message."""
@@ -154,7 +182,7 @@ class Stream:
         except asyncio.CancelledError:
             if not self._silent or _is_cancelled():
                 raise
-            raise self._deadline.loss(self._stage, f"{self._stage} was lost: {self._silent}") from None
+            raise self._deadline.silence(self._stage, f"{self._stage} was lost: {self._silent}") from None
 
     def _fall_silent(self, why: str) -> None:
         """Whoever reads or writes is woken by the end of the call."""
@@ -192,6 +220,18 @@ class Stream:
         if not self._call.done():
             self._call.cancel()
         self.sender.close(clean=not lost)
+
+
+async def _connect(channel: grpc.aio.Channel, address: str, is_alone: Callable[[], bool]) -> None:
+    """As `connect`; as long as it takes where a process is there that takes connections and says nothing, and that is alone."""
+    while True:
+        try:
+            await connect(channel, CONNECT_TIMEOUT_S)
+            return
+        except (ConnectionError, TimeoutError):
+            if not (is_alone() and await is_taken(address)):
+                raise
+        await asyncio.sleep(LOOK_S)
 
 
 async def _read(call: Call, stage: str, deadline: Deadline) -> stage_pb2.RunResponse:

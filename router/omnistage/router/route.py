@@ -62,5 +62,8 @@ class PlacedRoute:
             )
         return addresses, hops
 
+    def others(self, address: str, revisions: Sequence[str]) -> Sequence[str]:
+        return self.placement.others(self.first, address, revision=next(iter(revisions), ""))
+
     def lost(self, address: str) -> None:
         self.placement.suspect([address])

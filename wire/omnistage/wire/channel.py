@@ -1,8 +1,9 @@
 """gRPC options of every connection, and how one is made.
 
 A server's keepalive finds callers that were stopped; it is slow on purpose, because a busy machine answers a ping late. A stage that hangs
-is found by its pulse (link/pulse.py), so a caller hardly pings; but that it does makes the kernel give a connection up on which nobody has
-acknowledged for `keepalive_timeout_ms` what was sent (TCP_USER_TIMEOUT), as when its host is gone. The values are one set: a peer that was
+or was stopped is found by its pulse (link/pulse.py), which also knows whether there is another one to go to: a caller gives no connection
+up because pings are not answered, and hardly pings. But that it does makes the kernel give a connection up on which nobody has
+acknowledged for `keepalive_timeout_ms` what was sent (TCP_USER_TIMEOUT), as when its host is gone. The values are one set: a caller that was
 stopped (SIGSTOP) is seen only if `ping_timeout_ms` is set too, and a server without the two tolerant options cuts clients that ping more
 off with GOAWAY too_many_pings.
 """
@@ -34,13 +35,17 @@ HANDSHAKE_LIMIT_MS = 10_000
 MAX_CONNECTIONS = 8192
 """Of one server, at once; one more is closed as it comes. A server has fewer where it may have few descriptors (host/descriptors.py)."""
 
+TAKEN_S = 1.0
+"""For a kernel to take a connection."""
+
 _SERVER_PINGS_MS = 5000
-_CLIENT_PINGS_MS = 60_000
-"""gRPC wakes for them on a connection without calls too, where it sends none."""
+_SERVER_PING_LIMIT_MS = 5000
+_CLIENT_PINGS_MS = _CLIENT_PING_LIMIT_MS = 3_600_000
+"""gRPC wakes for them on a connection without calls too, where it sends none. The limit is for an answer to any ping: gRPC sends some of
+its own, to measure."""
 
 _KEEPALIVE: Options = [
     ("grpc.keepalive_timeout_ms", 5000),
-    ("grpc.http2.ping_timeout_ms", 5000),
     ("grpc.http2.max_pings_without_data", 0),
     ("grpc.keepalive_permit_without_calls", 0),  # An idle stack is silent; whoever begins a call finds out soon enough.
 ]
@@ -57,6 +62,7 @@ def client_options(max_message_bytes: int = MAX_MESSAGE_BYTES) -> Options:
     """Options of a channel to a stage or a router."""
     return [
         ("grpc.keepalive_time_ms", _CLIENT_PINGS_MS),
+        ("grpc.http2.ping_timeout_ms", _CLIENT_PING_LIMIT_MS),
         *_KEEPALIVE,
         *_message_limits(max_message_bytes),
         ("grpc.initial_reconnect_backoff_ms", 100),
@@ -81,6 +87,7 @@ def server_options(
     Elsewhere it is off: a second server on a port would silently take half its calls."""
     return [
         ("grpc.keepalive_time_ms", _SERVER_PINGS_MS),
+        ("grpc.http2.ping_timeout_ms", _SERVER_PING_LIMIT_MS),
         *_KEEPALIVE,
         *_message_limits(max_message_bytes, max_request_bytes),
         ("grpc.http2.min_recv_ping_interval_without_data_ms", 500),
@@ -109,6 +116,18 @@ async def connect(channel: grpc.aio.Channel, timeout_s: float) -> None:
                 raise ConnectionError("connection refused")
             await channel.wait_for_state_change(state)
             state = channel.get_state(try_to_connect=True)
+
+
+async def is_taken(address: str) -> bool:
+    """Whether somebody takes connections at HOST:PORT. For a process that was stopped its kernel does."""
+    host, _, port = address.rpartition(":")
+    try:
+        async with asyncio.timeout(TAKEN_S):
+            _, writer = await asyncio.open_connection(host.strip("[]"), int(port))
+    except (OSError, TimeoutError, ValueError):  # No such port; nobody; a host that does not answer; another form of address.
+        return False
+    writer.transport.abort()
+    return True
 
 
 class Connection:

@@ -1,0 +1,188 @@
+"""A replica that is alone of its kind: there is nobody to go to, so it is waited for until the time of the request is over."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+
+import pytest
+
+from helpers.link import ENDED, Context, bare_peer, chunk, codes_of, failovers_of, hear, link_by, listen, opening, route_to, say, steady_beat
+from helpers.waiting import until
+from omnistage.link.link import Link
+from omnistage.link.pulse import SILENCE, TICK_S
+from omnistage.v1 import stage_pb2
+from omnistage.wire.durations import duration
+from omnistage.wire.errors import StageError
+
+OPENED = stage_pb2.RunResponse(opened=stage_pb2.Opened())
+LONG = 2 * SILENCE
+"""Ticks of silence for which a replica is left that is not alone."""
+WHEN = ["open", "answer"]
+
+
+class Sleeper:
+    """A peer of two codes that falls asleep, with all its beats, before it answers an Open or behind its first code, and stays so until
+    `wakes`."""
+
+    def __init__(self, when: str) -> None:
+        self._when = when
+        self.wakes = asyncio.Event()
+        self._asleep = False
+        self.requests: list[stage_pb2.Open] = []
+
+    async def beats(self, request: bytes, context: Context) -> AsyncIterator[bytes]:
+        while True:
+            if self._asleep:
+                await self.wakes.wait()
+            yield stage_pb2.WatchResponse(period=duration(TICK_S)).SerializeToString()
+            await asyncio.sleep(TICK_S)
+
+    async def __call__(self, request: stage_pb2.Open, context: Context) -> None:
+        self.requests.append(request)
+        await self._sleep("open")
+        await say(context, OPENED, chunk(0))
+        await self._sleep("answer")
+        await say(context, chunk(1, last=True), ENDED)
+        await listen(context)
+
+    async def _sleep(self, when: str) -> None:
+        if when == self._when:
+            self._asleep = True
+            await self.wakes.wait()
+
+
+@dataclass
+class Growing:
+    """A route that finds another replica while an answer runs, as that of a router does."""
+
+    addresses: list[str]
+    kind: stage_pb2.StageKind = stage_pb2.STAGE_KIND_TALKER
+    places_anew: bool = True
+    patience_s: float = 1.0
+
+    def place(self, revisions: Sequence[str]) -> tuple[Sequence[str], Sequence[stage_pb2.Hop]]:
+        return self.addresses, []
+
+    def others(self, address: str, revisions: Sequence[str]) -> Sequence[str]:
+        return [other for other in self.addresses if other != address]
+
+    def lost(self, address: str) -> None:
+        """It stays where it is."""
+
+
+async def answer(link: Link) -> list[stage_pb2.RunResponse]:
+    await link.open()
+    return await hear(link)
+
+
+async def quiet_for(link: Link, address: str, ticks: int) -> None:
+    """Return when so much of the listener's time has passed since the address fell silent."""
+    pulse = link.search._channels.pulse(address)
+    await until(lambda: pulse.is_quiet)
+    since = pulse.ticks
+    await until(lambda: pulse.ticks >= since + ticks)
+
+
+@pytest.mark.parametrize("when", WHEN)
+async def test_it_is_waited_for_on_the_same_stream(when: str) -> None:
+    peer = Sleeper(when)
+    async with bare_peer(peer, peer.beats) as address, link_by(route_to(address), opening(checkpoints=["codes"])) as link:
+        hearing = asyncio.create_task(answer(link))
+        await quiet_for(link, address, LONG)
+        assert not hearing.done() and len(peer.requests) == 1
+        peer.wakes.set()
+        events = await hearing
+    assert codes_of(events) == [0, 1] and not failovers_of(events)
+    assert len(peer.requests) == 1 and not link.search.silent
+
+
+@pytest.mark.parametrize("when", WHEN)
+async def test_it_is_named_when_the_time_of_the_request_is_over(when: str) -> None:
+    """Not asked again, and not told as lost."""
+    peer = Sleeper(when)
+    async with (
+        bare_peer(peer, peer.beats) as address,
+        link_by(route_to(address), opening(checkpoints=["codes"]), within_s=2.5) as link,
+    ):
+        with pytest.raises(StageError, match=r"DEADLINE: talker .*no sign of life for .* s, until the time") as raised:
+            await answer(link)
+    assert raised.value.metadata == {"stage": "talker"} and raised.value.retry_delay_s is None
+    assert len(peer.requests) == 1
+
+
+@pytest.mark.parametrize("when", WHEN)
+async def test_it_is_left_as_soon_as_there_is_another_one(when: str) -> None:
+    sleeper = Sleeper(when)
+    async with bare_peer(sleeper, sleeper.beats) as one, bare_peer(goes_on, steady_beat) as other:
+        route = Growing([one])
+        async with link_by(route, opening(checkpoints=["codes"])) as link:
+            hearing = asyncio.create_task(answer(link))
+            await quiet_for(link, one, LONG)
+            assert not hearing.done()
+            route.addresses.append(other)
+            assert codes_of(await hearing) == [0, 1]
+            assert link.address == other
+    assert len(sleeper.requests) == 1
+
+
+async def goes_on(request: stage_pb2.Open, context: Context) -> None:
+    """With the code behind those that the caller has."""
+    have = sum(position.seq for position in request.resume.positions)
+    await say(context, OPENED, *[chunk(number, last=number == 1) for number in range(have, 2)], ENDED)
+    await listen(context)
+
+
+async def test_of_two_that_are_silent_the_last_one_asked_is_waited_for() -> None:
+    first, last = Sleeper("open"), Sleeper("open")
+    async with (
+        bare_peer(first, first.beats) as one,
+        bare_peer(last, last.beats) as other,
+        link_by(route_to(one, other), opening(checkpoints=["codes"])) as link,
+    ):
+        hearing = asyncio.create_task(answer(link))
+        await quiet_for(link, other, LONG)
+        assert not hearing.done()
+        last.wakes.set()
+        assert codes_of(await hearing) == [0, 1]
+        assert link.address == other
+    assert (len(first.requests), len(last.requests)) == (1, 1)
+
+
+async def test_one_that_beats_and_takes_long_to_open_is_waited_for_too() -> None:
+    """It may have a long prompt to read. With another one it would be left."""
+    peer = Sleeper("open")
+    async with bare_peer(peer, steady_beat) as address:
+        async with link_by(route_to(address), opening(checkpoints=["codes"]), open_timeout_s=0.1) as link:
+            hearing = asyncio.create_task(answer(link))
+            await until(lambda: link.search._channels.pulse(address).ticks >= SILENCE)
+            assert not hearing.done()
+            peer.wakes.set()
+            assert codes_of(await hearing) == [0, 1]
+        assert len(peer.requests) == 1
+        quick = Sleeper("never")
+        slow = Sleeper("open")
+        async with (
+            bare_peer(slow, steady_beat) as one,
+            bare_peer(quick, steady_beat) as other,
+            link_by(route_to(one, other), opening(checkpoints=["codes"]), open_timeout_s=0.1) as link,
+        ):
+            assert codes_of(await answer(link)) == [0, 1]
+            assert link.address == other
+
+
+@pytest.mark.parametrize("when", WHEN)
+async def test_its_end_is_a_loss_at_once(when: str) -> None:
+    """Nobody waits for what is not there any more."""
+    peer = Sleeper(when)
+    async with AsyncExitStack() as serving:
+        address = await serving.enter_async_context(bare_peer(peer, peer.beats))
+        async with link_by(route_to(address), opening(checkpoints=["codes"])) as link:
+            hearing = asyncio.create_task(answer(link))
+            await quiet_for(link, address, SILENCE)
+            assert not hearing.done()
+            await serving.aclose()
+            with pytest.raises(StageError, match="STAGE_LOST"):
+                await hearing

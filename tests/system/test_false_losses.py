@@ -1,0 +1,77 @@
+"""What makes a healthy process look lost, and must not: each cause that was found by a drill, one test."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from helpers import lengths
+from helpers.ask import Answer, request
+from helpers.disturbed import Step, ask_through, disturbed, text_chunks
+from helpers.fleet import Fleet, fleet
+from helpers.hanging import HOLD_ON
+from helpers.servers import CHAIN
+from omnistage.v1 import omni_pb2_grpc
+
+pytestmark = pytest.mark.slow
+
+SLOW = {"interval_s": 0.02}
+TOKENS = 100
+STOPPED_S = 5.0
+LOST = ("link.lost", "link.open_failed", "replica.lost")
+
+
+def lines_of(running: Fleet) -> list[str]:
+    """Of all logs, those that say that somebody was lost."""
+    return [line for line in running.logs().splitlines() if any(word in line for word in LOST)]
+
+
+async def answer_through(stub: omni_pb2_grpc.OmniServiceAsyncStub, step: Step, seed: int) -> Answer:
+    """An answer that is disturbed in the middle, and right."""
+    answer = await ask_through(stub, request("hello", seed, thinker={"max_tokens": TOKENS, "ignore_eos": True}), step)
+    answer.check_toy(seed, "hello", TOKENS)
+    return answer
+
+
+@contextmanager
+def stopped(running: Fleet) -> Iterator[None]:
+    for name in running.names:
+        running.signal(name, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        for name in running.names:
+            running.signal(name, signal.SIGCONT)
+
+
+async def test_nobody_is_lost_when_all_were_stopped(tmp_path: Path, seed: int) -> None:
+    """A laptop that was closed, a virtual machine that was moved: who was stopped himself has heard nobody, and holds it against nobody."""
+    with fleet(tmp_path, replicas=2, options=SLOW) as running:
+
+        async def stop() -> None:
+            with stopped(running):
+                await asyncio.sleep(STOPPED_S)
+
+        async with disturbed(running) as stub:
+            answer = await answer_through(stub, Step(text_chunks(10), stop), seed)
+        assert not answer.failovers and not lines_of(running)
+
+
+@lengths.one_or_all("kind", CHAIN)
+async def test_a_lone_process_whose_python_is_held_for_seconds_is_waited_for(tmp_path: Path, kind: str, seed: int) -> None:
+    """By a native call that keeps the lock of the interpreter: no part of the process that is Python goes on, its beats neither."""
+    name = f"{lengths.draw(kind, CHAIN, seed)}-0"
+    with fleet(tmp_path, replicas=1, options=SLOW, can_hang=True) as running:
+
+        async def hold() -> None:
+            running.signal(name, HOLD_ON)
+
+        async with disturbed(running) as stub:
+            answer = await answer_through(stub, Step(text_chunks(10), hold), seed)
+        assert not answer.failovers
+        assert not [line for line in lines_of(running) if "link." in line]
