@@ -48,7 +48,7 @@ class Search:
         begun = time.monotonic()
         give_up = begun + min(self._route.patience_s, self._deadline.remaining_s)
         pause = FIRST_PAUSE_S
-        self._known.clear()
+        self._known = set(self._route.others("", revisions))
         while True:
             try:
                 return await self._round(revisions, ask, begun + self._route.patience_s + SEARCH_S)
@@ -70,8 +70,9 @@ class Search:
         return all(self._channels.is_quiet(other) for other in self._route.others(address, revisions))
 
     def _is_another(self, revisions: Sequence[str]) -> bool:
-        """Whether there is one now that was not there to be asked, as after a long wait for one that was alone."""
-        return not self._known.issuperset(self._route.others("", revisions))
+        """Whether there is one now that was not there to be asked, as after a long wait for one that was alone. It is, once."""
+        known, self._known = self._known, self._known.union(self._route.others("", revisions))
+        return known != self._known
 
     def lose(self, address: str) -> None:
         """The replica there cannot be reached, is silent, or is lost."""
