@@ -9,7 +9,21 @@ from dataclasses import dataclass
 
 import pytest
 
-from helpers.link import ENDED, Context, bare_peer, chunk, codes_of, failovers_of, hear, link_by, listen, opening, route_to, say, steady_beat
+from helpers.link import (
+    ENDED,
+    Context,
+    bare_peer,
+    chunk,
+    codes_of,
+    failovers_of,
+    hear,
+    link_by,
+    listen,
+    opening,
+    route_to,
+    say,
+    steady_beat,
+)
 from helpers.waiting import until
 from omnistage.link.link import Link
 from omnistage.link.pulse import SILENCE, TICK_S

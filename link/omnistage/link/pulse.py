@@ -141,9 +141,7 @@ class Pulse:
         """It did not beat in time when it was listened to last: better ask another one."""
         return not self._mute and self._rhythm.quiet >= self._rhythm.hesitation
 
-    def attend(
-        self, told: Told, may_hedge: Callable[[], bool] | None = None, may_leave: Callable[[], bool] = lambda: True
-    ) -> Attendance:
+    def attend(self, told: Told, may_hedge: Callable[[], bool] | None = None, may_leave: Callable[[], bool] = lambda: True) -> Attendance:
         """Listen on behalf of a stream. told: called at silence. may_hedge: asked, once, when the peer hesitates; if so, told is called.
         may_leave: asked at silence, again and again; if not, told is not called."""
         if self._end is not None:

@@ -179,9 +179,7 @@ class Placement:
     def others(self, kind: str, address: str, *, revision: str = "") -> list[str]:
         """Addresses beside this one that take sessions, and that nobody suspects. revision: as in `place`."""
         fitting = [replica for replica in self._replicas[kind] if self._fits(replica) and revision in ("", replica.revision)]
-        return [
-            replica.address for replica in fitting if replica.state == SERVING and not replica.suspect and replica.address != address
-        ]
+        return [replica.address for replica in fitting if replica.state == SERVING and not replica.suspect and replica.address != address]
 
     def suspect(self, addresses: Collection[str]) -> None:
         """A link lost these replicas, or heard no sign of life from them. They are asked last until they report again."""

@@ -9,9 +9,9 @@ from omnistage.router.placement import Placement
 from omnistage.v1 import stage_pb2
 from omnistage.wire.kinds import KINDS
 
-PATIENCE_S = 1.4
-"""For a replica that comes back; with the detection of the loss an answer that has no replica left ends in less than two seconds
-after a kill."""
+PATIENCE_S = 5.0
+"""For a replica that comes back: a small model is served again in less, and the answer goes on. A large one takes longer; who asked is told
+so after that, and when to ask again."""
 
 
 @dataclass(frozen=True, slots=True)

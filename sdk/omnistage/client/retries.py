@@ -9,8 +9,8 @@ from omnistage.client.errors import BadRequestError, UnavailableError
 MAX_RETRIES = 2
 """Where nobody says otherwise."""
 
-GROWTH = 3.0
-"""Of the pause, from one attempt to the next: a process that is started again may take longer than the server said."""
+GROWTH, MOST_GROWTH = 3.0, 9.0
+"""Of the pause, from one attempt to the next, and in all: a process that is started again may take longer than the server said."""
 
 JITTER = 0.25
 """A pause is longer by up to so much of it, drawn anew each time: many clients are refused in the same moment. It is never shorter than
@@ -26,7 +26,7 @@ class Retries:
 
     def pause_s(self, said_s: float) -> float:
         """The next pause, seconds. said_s: by the server."""
-        return said_s * GROWTH**self.made * random.uniform(1.0, 1.0 + JITTER)
+        return said_s * min(GROWTH**self.made, MOST_GROWTH) * random.uniform(1.0, 1.0 + JITTER)
 
     def count(self, refusal: UnavailableError, pause_s: float) -> str:
         """One more is made, for this refusal, after this pause; what to tell of it."""
