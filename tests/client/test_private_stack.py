@@ -13,7 +13,7 @@ import pytest
 from helpers import lengths
 from helpers.processes import Family, wait_end
 from helpers.toy_pipeline import toy_pipeline
-from omnistage.client import AsyncOmni, Omni, OverloadedError, Picture, StackError, StageLostError
+from omnistage.client import AsyncOmni, Omni, OverloadedError, Picture, StackError
 from omnistage.models.toy import formulas
 
 PROCESSES = 5
@@ -157,8 +157,6 @@ def test_a_stage_that_is_killed_is_started_again_and_a_call_waits_for_that(famil
         before = {replica.stage: replica for replica in omni.replicas()}
         os.kill(before["talker"].pid, signal.SIGKILL)
         assert wait_end(before["talker"].pid, 30)
-        with pytest.raises(StageLostError, match="talker"):
-            omni.generate("Hi", max_retries=0)
         answer = omni.generate("Hi", seed=1, timeout_s=120.0, max_retries=100)
         assert answer.text == formulas.text(1, "Hi", formulas.NATURAL_LENGTH)
         after = {replica.stage: replica for replica in omni.replicas()}

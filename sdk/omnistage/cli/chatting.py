@@ -52,7 +52,8 @@ REMEMBERED = 4
 
 @dataclass(frozen=True, slots=True)
 class Chat:
-    """pipeline: empty for the router's own. timeout_s, max_retries: of each answer; None: as usual. has_sound: it is asked for. is_played: where something plays."""
+    """pipeline: empty for the router's own. timeout_s, max_retries: of each answer; None: as usual. has_sound: it is asked for.
+    is_played: where something plays."""
 
     talk: Talk
     pipeline: str

@@ -3,9 +3,9 @@
 A server's keepalive finds callers that were stopped; it is slow on purpose, because a busy machine answers a ping late. A stage that hangs
 or was stopped is found by its pulse (link/pulse.py), which also knows whether there is another one to go to: a caller gives no connection
 up because pings are not answered, and hardly pings. But that it does makes the kernel give a connection up on which nobody has
-acknowledged for `keepalive_timeout_ms` what was sent (TCP_USER_TIMEOUT), as when its host is gone. The values are one set: a caller that was
-stopped (SIGSTOP) is seen only if `ping_timeout_ms` is set too, and a server without the two tolerant options cuts clients that ping more
-off with GOAWAY too_many_pings.
+acknowledged for `keepalive_timeout_ms` what was sent (TCP_USER_TIMEOUT), as when its host is gone. The values are one set: a caller that
+was stopped (SIGSTOP) is seen only if `ping_timeout_ms` is set too, and a server without the two tolerant options cuts clients that ping
+more off with GOAWAY too_many_pings.
 """
 
 from __future__ import annotations
