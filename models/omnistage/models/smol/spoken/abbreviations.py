@@ -128,12 +128,13 @@ ABBREVIATIONS: tuple[Form, ...] = (
     form(rf"(?<![\w.'])(?P<short>{alternatives(DOTTED)})\.(?!\w)", _dotted),
     form(rf"(?<![\w.])(?:{alternatives(_PLAIN)})(?![\w.])", _plain),
     form(rf"(?<![\w.])(?:{alternatives(_SLASHED)})(?!/)", _slashed),
-    form(r"(?<=[a-z] )v\.(?= [A-Z])", "versus"),
+    form(r"(?<![\w.])v\.(?= [A-Z])", "versus"),
     form(r"(?<![\w&])[A-Z]{1,3}&[A-Z]{1,3}(?![\w&])", _joined_letters),
     form(r"(?<!\w)C#(?!\w)", "C sharp"),
     form(r"(?<!\w)F#(?!\w)", "F sharp"),
     form(r"(?<!\w)[A-DF]-(?=[\s.,;!?)]|$)(?! [-–—\d])", lambda match: f"{letters(match.group()[0])} minus"),
     form(r"(?<!\w)(?P<name>[fghpquvFGHP])(?P<primes>'{0,2})\((?P<of>[a-z](?:, ?[a-z]){0,3})\)", _function),
+    form(r"(?<!\w)(?:CO|NO|SO|CH)(?=[2-4](?!\w))", lambda match: letters(match.group())),
     form(r"(?<!\w)A(?=-?\d)", LETTER_A),
 )
 SHORTS = frozenset((*TITLES, *DOTTED_TITLES, *DOTTED, *NUMBERED, *_PLAIN))

@@ -87,10 +87,10 @@ def _snake(match: re.Match[str]) -> str:
     return spelled(match.group()).replace(" underscore", "")
 
 
-_END = r"(?=[.,;:!?)\"'*]*(?:\s|\x00|$))"
+_END = r"(?=[.,;:!?)\"'”*]*(?:\s|\x00|$))"
 _HOST = r"[\w-]{1,63}(?:\.[\w-]{1,63}){0,8}"
 _PORT = r"(?::(?P<port>\d{1,5}))?"
-_PATH = r"(?P<path>(?:/[^\s?#\"<>]{0,200}?)?)(?P<query>[?#][^\s\"<>]{0,400}?)?"
+_PATH = r"(?P<path>(?:/[^\s?#\"”<>]{0,200}?)?)(?P<query>[?#][^\s\"”<>]{0,400}?)?"
 _LABELS = r"(?:[A-Za-z0-9][\w-]{0,62}\.){1,8}"
 _NAME = r"[\w.+@-]{1,80}"
 ADDRESSES: tuple[Form, ...] = (
@@ -108,6 +108,6 @@ PATHS: tuple[Form, ...] = (
     form(r"(?<![\w.)/])(?:~|\.{1,2})/(?![\w/])", _text),
     form(rf"(?<![\w.)/])[A-Za-z_][\w.-]{{0,60}}(?:/{_NAME}){{1,24}}\.(?:{_EXTENSION})(?![\w-])", _text),
     form(r"(?<![\w.&])@(?P<name>[A-Za-z_]\w{0,40}(?:\.\w{1,40})?)", _handle),
-    form(r"(?<![\w&])#(?P<name>[A-Za-z_]\w{0,80})", _hashtag),
+    form(r"(?<![\w&])#(?P<name>[A-Za-z_]\w{0,80}|\d{1,4}[A-Z]\w{1,80})", _hashtag),
 )
 SNAKES: tuple[Form, ...] = (form(r"(?<!\w)_{0,2}[A-Za-z][A-Za-z0-9]{0,40}(?:_[A-Za-z0-9]{1,40}){1,12}_{0,2}(?!\w)", _snake),)

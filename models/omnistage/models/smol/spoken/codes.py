@@ -21,14 +21,20 @@ postgresql mysql redis docker kubernetes protobuf grpc section
 SECRET = frozenset(_SECRET_WORDS.split())
 PLACE = frozenset(_PLACE_WORDS.split())
 VERSION = frozenset(_VERSION_WORDS.split())
-LEADERS = SECRET | PLACE | VERSION | frozenset(["number", "numbers", "no", "nos"])
+LEADERS = SECRET | PLACE | VERSION
 _LAST_WORDS = re.compile(r"([A-Za-z]+)\.?(?: (?:number|no\.?|numbers|code|is|was|in|are|type))*[:#]?(?: ?#)?[ -]$")
 _EMERGENCY = re.compile(r"\b(?:call|calls|called|calling|dial|dialed|dialled|text|phone|ring)\b[^.;!?]{0,8}$", re.IGNORECASE)
 
 
 def _leader(match: re.Match[str]) -> str:
-    found = _LAST_WORDS.search(before(match, 48))
-    return found.group(1).lower() if found else ""
+    return _leader_of(before(match, 48))
+
+
+def _leader_of(text: str) -> str:
+    """The last of its last words that says how digits behind it are read."""
+    found = _LAST_WORDS.search(text)
+    words = re.findall("[a-z]+", found.group().lower()) if found else []
+    return next((word for word in reversed(words) if word in LEADERS), "")
 
 
 def _grouped_digits(match: re.Match[str]) -> str:
@@ -60,6 +66,11 @@ def _version(match: re.Match[str]) -> str:
     return f"version {said}" if match.groupdict().get("v") else said
 
 
+def _grouped(match: re.Match[str]) -> str:
+    """1.234.567, unless a version is spoken of."""
+    return _version(match) if _leader(match) in VERSION else amount(match.group())
+
+
 def _known_version(match: re.Match[str]) -> str | None:
     return _version(match) if _leader(match) in VERSION else None
 
@@ -86,7 +97,7 @@ def _ordinal(match: re.Match[str]) -> str | None:
 def _times_as(match: re.Match[str]) -> str | None:
     """3x faster, but 3x - 2y."""
     following = behind(match, 3)
-    if in_equation(match) or re.match(r" ?[-+*/^=)−²³<>·×÷]", following) or re.search(r"[-+*/^=(−<>·×÷] ?$", before(match, 2)):
+    if in_equation(match) or re.match(r" ?[-+*/^=−²³<>·×÷]", following) or re.search(r"[-+*/^=−<>·×÷] ?$", before(match, 2)):
         return f"{amount(match['number'])} x"
     return f"{amount(match['number'])} times"
 
@@ -136,7 +147,7 @@ def _mixed(match: re.Match[str]) -> str:
 
 _PHONES = (
     r"\+?\d{1,3}[ .-]\(?\d{3}\)?[ .-]\d{3}[ .-]\d{4}",
-    r"\+\d{1,3}(?:[ .-]?\(?\d{1,5}\)?){1,6}",
+    r"(?=\+(?:[ .()-]{0,2}\d){7})\+\d{1,3}(?:[ .-]?\(?\d{1,5}\)?){1,6}",
     r"\(\d{2,5}\) ?\d{3,4}[ .-]?\d{3,4}",
     r"\d{3}[ .-]\d{3}[ .-]\d{4}",
     r"\d{3}-\d{4}",
@@ -163,6 +174,7 @@ NAMES: tuple[Form, ...] = (
 )
 PLAIN: tuple[Form, ...] = (
     form(r"(?P<number>\d{1,3}(?:,\d{3}){1,4}|\d{1,15})(?:st|nd|rd|th)\b", _ordinal),
+    form(r"(?P<number>\d{1,3}(?:\.\d{3}){2,5})(?!\d|\.\d)", _grouped),
     form(r"(?P<number>\d{1,6}(?:\.\d{1,8}){2,8})(?!\d|,\d)", _version),
     form(r"(?P<number>\d{1,4}\.\d{1,4})(?!\.?\d)", _known_version),
     form(rf"(?P<number>{NUMBER})x(?![\w'])", _times_as),
@@ -175,5 +187,4 @@ PLAIN: tuple[Form, ...] = (
 
 def awaits_digits(text: str) -> bool:
     """Whether digits behind this text are read by its last words."""
-    found = _LAST_WORDS.search(text[-48:] + " ")
-    return bool(found and found.group(1).lower() in LEADERS) or bool(_EMERGENCY.search(text[-24:] + " "))
+    return bool(_leader_of(text[-48:] + " ") or _EMERGENCY.search(text[-24:] + " "))

@@ -8,7 +8,7 @@ from omnistage.models.smol.spoken import roman
 from omnistage.models.smol.spoken.abbreviations import DOTTED_TITLES, TITLES
 from omnistage.models.smol.spoken.codes import awaits_digits
 from omnistage.models.smol.spoken.form import table
-from omnistage.models.smol.spoken.quantities import CURRENCIES
+from omnistage.models.smol.spoken.quantities import CURRENCIES, SCALE_WORDS
 from omnistage.models.smol.spoken.times import MONTHS, SHORT_MONTHS
 
 _CLOSERS = "\"'”’)]}»("
@@ -20,6 +20,9 @@ _NAMES = (
     | roman.SMALL_AFTER
     | frozenset(sign for sign in CURRENCIES if sign.isalpha())
 )
+_KINDS_AFTER = frozenset(("a", "an", "one", "each", "every"))
+"""A 5 km run: the unit is read as what kind of run it is."""
+_SCALES = frozenset(SCALE_WORDS.split("|"))
 _NUMERAL = re.compile(r"[IVXLCDM]{1,15}")
 _LETTER = re.compile(r"[^\W\d_]")
 _SAME = frozenset(("a", "A", "I"))
@@ -33,6 +36,10 @@ def is_open(text: str) -> bool:
     if not _LETTER.search(word) or any(map(str.isdecimal, word)) or "\\" in word or word.endswith((".", "#", "/", "&")):
         return True
     if stem.lower() in _FORMS_GO_ON or stem in _NAMES or stem.capitalize() in MONTHS:
+        return True
+    if stem in _SCALES and any(any(map(str.isdecimal, one)) for one in words[:-1]):
+        return True
+    if len(words) == 3 and words[0].lower() in _KINDS_AFTER and any(map(str.isdecimal, words[1])):
         return True
     if len(stem) == 1 and stem not in _SAME:
         return True

@@ -77,9 +77,10 @@ def _money(match: re.Match[str]) -> str:
         number = parsed(groups["number"])
     short = groups.get("short") or groups.get("far")
     scale = groups.get("scale") or (_SCALES[short.lower()] if short else "")
-    front = before(match, 8)
-    thing = _COIN.match(match.string, match.end()) or (_THING_BEFORE.search(front) and _THING.match(match.string, match.end()))
-    if scale:
+    thing = _COIN.match(match.string, match.end()) or _is_kind(match)
+    if groups.get("last"):
+        words = f"{amount(number)} to {amount(groups['last'])} {scale} {many}".replace("  ", " ")
+    elif scale:
         words = f"{amount(number)} {scale} {one if thing else many}"
     elif len(number.part) == 2 and small_one:
         coins = int(number.part)
@@ -97,6 +98,11 @@ def _money(match: re.Match[str]) -> str:
     return f"{words} {'' if per == 'ea' else 'per '}{_PER_WORDS.get(per, per)}" if per else words
 
 
+def _is_kind(match: re.Match[str]) -> bool:
+    """Whether it says what kind of thing follows: a 5 km run, a $20 ticket."""
+    return bool(_THING_BEFORE.search(before(match, 8)) and _THING.match(match.string, match.end()))
+
+
 def _unit(match: re.Match[str]) -> str | None:
     number, unit = match.group("number"), match.group("unit")
     if unit in ("K", "T", "N", "J") and " " not in match.group():
@@ -104,7 +110,7 @@ def _unit(match: re.Match[str]) -> str | None:
     one, many = unit_names(unit)
     scale = f" {match['scale']}" if match["scale"] else ""
     written = parsed(number)
-    return f"{amount(written)}{scale} {one if written.is_one and not scale else many}"
+    return f"{amount(written)}{scale} {one if (written.is_one and not scale) or _is_kind(match) else many}"
 
 
 def _percent(match: re.Match[str]) -> str:
@@ -113,7 +119,7 @@ def _percent(match: re.Match[str]) -> str:
 
 def _degrees(match: re.Match[str]) -> str:
     """A temperature or an angle, with its minutes and seconds."""
-    words = [counted(match["number"], "degree", "degrees")]
+    words = [counted(match["number"], "degree", "degree" if _is_kind(match) else "degrees")]
     for name in ("minute", "second"):
         if match[name]:
             words.append(counted(match[name], name, f"{name}s"))
@@ -144,7 +150,7 @@ def _inches(match: re.Match[str]) -> str | None:
     if match["over"]:
         part = fraction(int(match["over"]), int(match["under"]))
         return f"{amount(match['number'])} and {part} inches" if match["number"] else f"{part} inch"
-    return counted(match["number"], "inch", "inches")
+    return counted(match["number"], "inch", "inch" if _is_kind(match) else "inches")
 
 
 def _by(match: re.Match[str]) -> str | None:
@@ -208,7 +214,11 @@ _SIGNS = alternatives(sign for sign in CURRENCIES if not sign.isalpha() and sign
 _NAMES = alternatives(sign for sign in CURRENCIES if sign.isalpha() and sign != "Rs")
 
 MONEY: tuple[Form, ...] = (
-    form(rf"(?<![A-Za-z])(?P<sign>{_SIGNS}|(?:{_NAMES}|Rs\.?)(?= ?\d)) ?(?P<number>{NUMBER}){_SCALE}{_PER}", _money),
+    form(
+        rf"(?<![A-Za-z])(?P<sign>{_SIGNS}|(?:{_NAMES}|Rs\.?)(?= ?\d)) ?(?P<number>{NUMBER})"
+        rf"(?:[-–](?P<last>{NUMBER})(?!%|\d))?{_SCALE}{_PER}",
+        _money,
+    ),
 )
 QUANTITIES: tuple[Form, ...] = (
     form(rf"(?P<number>{NUMBER}){_SCALE} ?(?P<sign>(?:{_SIGNS}|¢)(?![\d.])|(?:{_NAMES})\b){_PER}", _money),

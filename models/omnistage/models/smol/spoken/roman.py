@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from omnistage.models.smol.spoken.form import Form, before, form, table
+from omnistage.models.smol.spoken.form import Form, before, behind, form, table
 from omnistage.models.smol.spoken.numbers import cardinal, ordinal, year
 
 VALUES = {"I": 1, "V": 5, "X": 10, "L": 50, "C": 100, "D": 500, "M": 1000}
@@ -94,7 +94,9 @@ def _is_counted(words: list[str], numeral: str) -> bool:
 def _small(match: re.Match[str]) -> str | None:
     number = value(match.group().upper())
     words = before(match, 12).split()
-    return cardinal(number) if number and words and words[-1].lower().rstrip(".") in SMALL_AFTER else None
+    if before(match, 1) == "(" and behind(match, 1) == ")":
+        return cardinal(number) if number else None
+    return cardinal(number) if number and words and words[-1].lower().strip("(\"'“.") in SMALL_AFTER else None
 
 
 SMALL_AFTER = frozenset(table("page pages pp p chapter section part act scene volume paragraph clause footnote note"))

@@ -208,7 +208,7 @@ SIGNS: dict[str, tuple[Form, ...]] = {
     **dict.fromkeys((chr(0x2160 + place) for place in range(32)), ROMAN_SIGNS),
     "-": (
         form(r"->", "to"),
-        form(r"(?<![^\s(\"'])--(?=[A-Za-z])", "dash dash"),
+        form(r"(?<![^\s(\"'“])--(?=[A-Za-z])", "dash dash"),
         _DASH,
     ),
     "−": (_DASH,),
@@ -217,7 +217,7 @@ SIGNS: dict[str, tuple[Form, ...]] = {
     "×": (form("×", _cross),),
     "·": (form(rf"(?<=[\w)]) ?· ?(?=[\w({_GREEK}√])", "times"), form("·", "")),
     "*": (form(r"\*\*?", _star),),
-    "^": (form(r"\^\(?(?P<power>[-−+]?\w{1,12})\)?", _caret), form(r"\^", "to the power of")),
+    "^": (form(r"\^\(?(?P<power>[-−+]?[A-Za-z0-9]{1,12})\)?", _caret), form(r"\^", "to the power of")),
     "/": (form("/", _slash),),
     ":": (form(":=", "is"), form(":", _colon)),
     "+": (form(r"\+/[-−]", "plus or minus"), form(r"\+", _plus)),

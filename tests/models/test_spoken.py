@@ -1,0 +1,235 @@
+"""What is written, in words: a table of written forms, and what holds for any text."""
+
+from __future__ import annotations
+
+import random
+import re
+import unicodedata
+from pathlib import Path
+
+import pytest
+from hibari.g2p import G2P
+from hypothesis import given
+from hypothesis import strategies as st
+
+from helpers import lengths
+from omnistage.models.smol.spoken.ends import is_open
+from omnistage.models.smol.spoken.numbers import ONES, TENS, cardinal, ordinal
+from omnistage.models.smol.spoken.reader import spoken
+from omnistage.models.smol.spoken.roman import KINDS, PARTS, RULERS, TITLES
+
+LINES = (Path(__file__).parent / "written_forms.tsv").read_text(encoding="utf-8").splitlines()
+FORMS = [tuple(line.split("\t")) for line in LINES if not line.startswith("# ")]
+"""Pairs of what is written and the words it becomes."""
+WRITTEN = [written for written, _ in FORMS]
+NUMBERS = frozenset((*ONES, *TENS, *(ordinal(number) for number in range(20)), "hundred", "thousand", "million", "zeroth"))
+
+
+def words_of(text: str) -> str:
+    """The words alone: small letters, no punctuation; letters that are read one by one stand apart."""
+    said = unicodedata.normalize("NFKC", spoken(text).text).lower()
+    said = re.sub(r"\b(?:[a-z]\.){2,}|\b[a-z]\.(?=[a-z])", lambda match: match.group().replace(".", " "), said)
+    return " ".join(re.findall(r"[^\W\d_]+(?:'[^\W\d_]+)*", said))
+
+
+def test_the_table_is_large() -> None:
+    assert len(FORMS) == len(set(WRITTEN)) >= 400
+
+
+def test_every_written_form_is_read_in_the_words_of_the_table() -> None:
+    assert [(written, words_of(written)) for written, _ in FORMS] == FORMS
+
+
+@pytest.mark.parametrize(
+    ("before", "behind"), [("We saw ", ", and left."), ("It was written (", ")."), ("“", "”, they said."), ("So: ", "")]
+)
+def test_a_form_is_read_alike_wherever_it_stands(before: str, behind: str) -> None:
+    """But for those that the table has at the beginning or the end of a text for that very reason."""
+    other = []
+    for written, words in FORMS:
+        inside = written.rstrip(".!…") if written.endswith((".", "!", "…")) and not written.endswith(("St.", "p.m.", "a.m.")) else written
+        whole = " ".join(f"{words_of(before)} {words} {words_of(behind)}".split())
+        if words_of(f"{before}{inside}{behind}") != whole:
+            other.append(written)
+    assert other == []
+
+
+def test_a_phrase_may_end_where_no_form_is_open() -> None:
+    """What stands before such a place and what stands behind it are read alike apart and together."""
+    for written in WRITTEN:
+        words = f"They say {written} in the end".split(" ")
+        whole = words_of(" ".join(words))
+        for number in range(1, len(words)):
+            before, behind = " ".join(words[:number]), " ".join(words[number:])
+            if not is_open(before) and before[-1] not in ",.;:!?":
+                assert f"{words_of(before)} {words_of(behind)}".strip() == whole, (before, behind)
+
+
+def test_prose_is_not_held_back() -> None:
+    text = "Paris has many museums where people look at pictures they like when the weather outside turns bad again"
+    assert not any(is_open(text[: match.start()]) for match in re.finditer(" ", text))
+
+
+@lengths.rounds(3000, 200_000)
+def test_a_word_with_a_capital_is_no_number(seed: int, rounds: int) -> None:
+    """Behind a name, a title or a word that may count, with words of a large lexicon whose first letter is a Roman numeral's."""
+    contexts = sorted(RULERS | TITLES | PARTS | KINDS)
+    names = sorted(
+        {word.capitalize() for word in G2P().lexicon.golds.d if word.isalpha() and len(word) > 1 and word[0] in "ivxlcdmIVXLCDM"}
+    )
+    draw = random.Random(seed)
+    for _ in range(rounds):
+        text = f"{draw.choice(contexts)} {draw.choice(names)}"
+        assert spoken(f"{text} came.").text == f"{text} came."
+    for context in contexts:
+        for letter in "CDLM":
+            assert spoken(f"{context} {letter} came.").text == f"{context} {letter} came."
+
+
+@pytest.mark.parametrize("numeral", ["MIX", "CIVIL", "DC", "MD", "CD", "LCD", "MC", "DIM", "MILD", "VIVID", "IC", "XM", "VX", "IIII"])
+def test_letters_that_are_a_word_or_a_name_are_no_number(numeral: str) -> None:
+    for context in ("King", "Louis", "Chapter", "Type", "World War", "Part"):
+        assert spoken(f"{context} {numeral} is").text == f"{context} {numeral} is"
+
+
+def test_numbers_in_words() -> None:
+    assert [cardinal(one) for one in (0, 13, 20, 99, 100, 101, 1000, 10**6 + 1)] == [
+        *("zero", "thirteen", "twenty", "ninety nine", "one hundred", "one hundred one"),
+        *("one thousand", "one million one"),
+    ]
+    assert [ordinal(one) for one in (1, 2, 3, 8, 12, 20, 21, 100, 1000)] == [
+        *("first", "second", "third", "eighth", "twelfth", "twentieth", "twenty first", "one hundredth", "one thousandth"),
+    ]
+
+
+SIGNS = [
+    "",
+    " ",
+    ",",
+    ".",
+    ":",
+    "-",
+    "–",
+    "−",
+    "/",
+    "x",
+    "×",
+    "+",
+    "=",
+    "%",
+    "°",
+    "$",
+    "€",
+    "(",
+    ")",
+    "'",
+    '"',
+    "^",
+    "*",
+    "²",
+    "½",
+    "é",
+    "😀",
+]
+WORDS = [
+    "a",
+    "the",
+    "km",
+    "pm",
+    "King",
+    "No.",
+    "zip",
+    "on",
+    "March",
+    "IV",
+    "version",
+    "v",
+    "hello",
+    "St.",
+    "I",
+    "US",
+    "bn",
+    "m/s²",
+    "C:\\",
+    "@",
+]
+PIECES = st.one_of(st.sampled_from(SIGNS), st.sampled_from(WORDS), st.sampled_from(WRITTEN), st.integers(0, 99999).map(str))
+TEXTS = st.lists(PIECES, max_size=12).map("".join) | st.lists(PIECES, max_size=12).map(" ".join)
+
+
+@given(TEXTS)
+def test_any_text_of_forms_is_read_without_a_digit_or_a_sign_left(text: str) -> None:
+    reading = spoken(text)
+    assert not re.search(r"[\d%°$€£×÷±−=+<>^@²½]", reading.text)
+    assert reading.borders[0] == (0, 0)
+    assert reading.borders[-1] == (max(len(text.split()), 1), len(reading.words))
+    assert list(reading.borders) == sorted(set(reading.borders)) or len(text.split()) != len(set(reading.borders))
+
+
+@given(TEXTS, st.randoms(use_true_random=False))
+def test_no_digit_vanishes(text: str, draw: random.Random) -> None:
+    """With another digit in its place the text is read otherwise. What a web address asks for is not read at all."""
+    places = [match.start() for match in re.finditer("[1-9]", text)]
+    if not places or "?" in text:
+        return
+    place = draw.choice(places)
+    other = draw.choice([digit for digit in "123456789" if digit != text[place]])
+    assert spoken(text).text != spoken(text[:place] + other + text[place + 1 :]).text
+
+
+@given(st.text(alphabet="abcdefghijklmnopqrstuvwyzABCEFGHJKNOPQRSTUWYZ .,;:!?'\"()-—", max_size=200))
+def test_no_number_appears(text: str) -> None:
+    written = re.findall("[a-z]+", text.lower())
+    assert [word for word in re.findall("[a-z]+", spoken(text).text.lower()) if word in NUMBERS and word not in written] == []
+
+
+@pytest.mark.parametrize(
+    ("text", "unspoken"),
+    [
+        ("Hello 😀 there 世界.", ("😀", "世界")),
+        ("Αθήνα and α", ("Αθήνα",)),
+        ("5 ≤ 6 · 7 → 8, “yes” – all… café, №5 ™ ½", ()),
+        ("a ⠿ b ᚠ", ("⠿", "ᚠ")),
+        ("हिन्दी text", ("हिन्दी",)),
+    ],
+)
+def test_what_has_no_words_is_told(text: str, unspoken: tuple[str, ...]) -> None:
+    assert spoken(text).unspoken == unspoken
+
+
+HOSTILE = (
+    *("word ", "1", "7 ", "1,", "1.", "1/", "1-", "-", "a.", "a@", "/a", "\\a", "C:\\", "x^", "$1", "(", "'", '"', "1'", "1°", "²", "½"),
+    *(
+        "I",
+        "IV ",
+        "a_",
+        "#a",
+        "@a",
+        "1:1:",
+        "+1 (2",
+        "2**",
+        "1e",
+        "0x",
+        "a&",
+        "漢",
+        "αβγ",
+        "1 000 ",
+        "1x",
+        "http://a",
+        "a.com/",
+        "~/",
+        "No. ",
+    ),
+    *("Mon-", "March ", "1 1/2", "€1.234,", "1st", "v1.", "km/", "A ", "f(", "AA:", "3x-", "…", "\u200b", "e\u0301"),
+)
+
+
+DRAWN = 4
+
+
+@lengths.some_or_all("unit", HOSTILE, DRAWN)
+def test_time_is_linear_in_any_text(unit: str) -> None:
+    """Otherwise this does not end within the time limit of a test."""
+    unit = lengths.draw_of(unit, HOSTILE, DRAWN, "hostile texts")
+    text = (unit * 60_000)[:60_000]
+    assert spoken(text).borders[-1][0] == max(len(text.split()), 1)
