@@ -42,7 +42,7 @@ _SIGNS = {
     "!": "",
     ";": "",
 }
-_PIECES = re.compile(r"[A-Za-zÀ-ÿ]+|\d+|.")
+_PIECES = re.compile(r"[A-Za-zÀ-ÖØ-öø-ÿ]+|\d+|.")
 _CAMEL = re.compile(r"(?<=[a-z])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
 
 

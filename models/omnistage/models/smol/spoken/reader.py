@@ -59,8 +59,8 @@ _SPECIAL = (
     | frozenset(sign for sign in quantities.CURRENCIES if sign.isalpha())
     | units.LONE
 )
-_PLAIN = re.compile(r"[A-Za-zÀ-ÿ]{2,}(?:'[a-zA-Z]+)*(?=[ ,;!?)\"”]|$|\.(?: |$))|[A-Z]'(?:m|d|ll|ve|re|s)\b|[aAI](?= [a-z])")
-_LETTERS = re.compile(r"[A-Za-zÀ-ÿ]+(?:'[a-zA-Z]+)*")
+_PLAIN = re.compile(r"[A-Za-zÀ-ÖØ-öø-ÿ]{2,}(?:'[a-zA-Z]+)*(?=[ ,;!?)\"”]|$|\.(?: |$))|[A-Z]'(?:m|d|ll|ve|re|s)\b|[aAI](?= [a-z])")
+_LETTERS = re.compile(r"[A-Za-zÀ-ÖØ-öø-ÿ]+(?:'[a-zA-Z]+)*")
 _ROMAN_LETTERS = frozenset("IVXLCDMivx")
 _PUNCTUATION = re.compile(r"[,.;:!?]+")
 

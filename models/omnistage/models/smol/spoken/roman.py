@@ -38,7 +38,7 @@ _I_GOES_ON = re.compile(
     r"'(?:m|d|ll|ve)\b| (?:am|think|know|have|want|love|like|believe|can|could|will|would|should|do|don't|need|hope|guess|mean|see|saw|told"
     r"|said|met|wish|went|go|got|read|wrote|never|always|also|just|had|feel|felt|find|found|remember|heard|shall|may|might|must|use|used)\b"
 )
-_WORDS_BEFORE = re.compile(r"(?:[A-Za-zÀ-ÿ]+\.? ){1,3}$")
+_WORDS_BEFORE = re.compile(r"(?:[A-Za-zÀ-ÖØ-öø-ÿ]+\.? ){1,3}$")
 _CERTAIN = re.compile(r"II|III|VII|VIII|IX|XI{2,3}|XIV|XVI{0,3}|XIX|XXI{1,3}|XXI?[VX]")
 """Two letters or more that are a number wherever they stand. IV, VI, IX, XI, XX and XL are other things too."""
 

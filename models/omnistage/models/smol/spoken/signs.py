@@ -217,7 +217,7 @@ SIGNS: dict[str, tuple[Form, ...]] = {
     "×": (form("×", _cross),),
     "·": (form(rf"(?<=[\w)]) ?· ?(?=[\w({_GREEK}√])", "times"), form("·", "")),
     "*": (form(r"\*\*?", _star),),
-    "^": (form(r"\^\(?(?P<power>[-−+]?[A-Za-z0-9]{1,12})\)?", _caret), form(r"\^", "to the power of")),
+    "^": (form(r"\^\(?(?P<power>[-−+]?(?:\d{1,40}|[A-Za-z]{1,12}))\)?", _caret), form(r"\^", "to the power of")),
     "/": (form("/", _slash),),
     ":": (form(":=", "is"), form(":", _colon)),
     "+": (form(r"\+/[-−]", "plus or minus"), form(r"\+", _plus)),
