@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 
 import pytest
 from hypothesis import given
@@ -122,6 +123,27 @@ def test_first_phrase_is_cut_after_four_words() -> None:
 )
 def test_first_phrase_waits_for_a_word_that_belongs_to_it(text: str, expected: list[str]) -> None:
     assert texts(text) == expected
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        *("Louis XIV", "Bowl LVIII", "Section III", "Queen Elizabeth II", "War II", "5 million dollars", "3 pm", "May 3"),
+        *("zip 02134", "PIN is 4521", "Room 204", "8 - 3 = 5", "x - 3", "10 km/h", "$20 - $30", "version 2.0", "1 1/2 cups", "USD 500"),
+    ],
+)
+def test_a_written_form_is_never_cut_for_want_of_time(form: str) -> None:
+    """Behind any number of words: some of them end the first phrase just inside it."""
+    for number in range(6):
+        text = "so we do see it " * 2
+        found = texts(f"{' '.join(text.split()[:number])} {form} then and there and so on".strip())
+        assert any(form in phrase for phrase in found), found
+
+
+def test_a_text_that_is_too_long_is_cut_outside_of_forms() -> None:
+    for number in range(12):
+        found = texts("Some words, then " + "x" * number + " we have 10 km and 5 kg and " * 12)
+        assert all(re.search(r"\d+$", phrase) is None for phrase in found), found
 
 
 @pytest.mark.parametrize(

@@ -30,7 +30,8 @@ _SAME = frozenset(("a", "A", "I"))
 
 def is_open(text: str) -> bool:
     """Whether the last word may belong to a written form that is not complete, or says how the next one is read."""
-    words = text[-80:].split()[-3:]
+    text = text[-80:].rstrip()
+    words = text.split()[-3:]
     word = words[-1] if words else ""
     stem = word.strip(_CLOSERS)
     if not _LETTER.search(word) or any(map(str.isdecimal, word)) or "\\" in word or word.endswith((".", "#", "/", "&")):
@@ -47,4 +48,4 @@ def is_open(text: str) -> bool:
         return True
     if stem[:1].isupper() and any(one in roman.LEADERS for one in words[:-1]):
         return True
-    return awaits_digits(text[-80:])
+    return awaits_digits(text)
