@@ -58,6 +58,7 @@ No Number;Nos Numbers;no number;nos numbers;Nr Number;p page;pp pages;P page;ch 
 figs figures;Figs Figures;vol volume;Vol Volume;vols volumes;Vols Volumes;art article;Art Article;sec section;Sec Section;para paragraph
 Para Paragraph;eq equation
 Eq Equation;tab table;Tab Table;ver version;Ver Version;app appendix;App Appendix;ex example;Ex Example;op opus;Op Opus;Pt Part;pt part
+c circa;ca circa
 """
 _PLAIN = {
     "vs": "versus",
@@ -129,6 +130,7 @@ ABBREVIATIONS: tuple[Form, ...] = (
     form(rf"(?<![\w.])(?:{alternatives(_PLAIN)})(?![\w.])", _plain),
     form(rf"(?<![\w.])(?:{alternatives(_SLASHED)})(?!/)", _slashed),
     form(r"(?<![\w.])v\.(?= [A-Z])", "versus"),
+    form(r"(?<!\w)WW(?P<war>II|I|2|1)(?!\w)", lambda match: f"World War {'one' if match['war'] in ('I', '1') else 'two'}"),
     form(r"(?<![\w&])[A-Z]{1,3}&[A-Z]{1,3}(?![\w&])", _joined_letters),
     form(r"(?<!\w)C#(?!\w)", "C sharp"),
     form(r"(?<!\w)F#(?!\w)", "F sharp"),
@@ -137,4 +139,4 @@ ABBREVIATIONS: tuple[Form, ...] = (
     form(r"(?<!\w)(?:CO|NO|SO|CH)(?=[2-4](?!\w))", lambda match: letters(match.group())),
     form(r"(?<!\w)A(?=-?\d)", LETTER_A),
 )
-SHORTS = frozenset((*TITLES, *DOTTED_TITLES, *DOTTED, *NUMBERED, *_PLAIN))
+SHORTS = frozenset((*TITLES, *DOTTED_TITLES, *DOTTED, *NUMBERED, *_PLAIN, "WWI", "WWII"))

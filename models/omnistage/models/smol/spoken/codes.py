@@ -12,7 +12,9 @@ zip zipcode postcode postal pin code passcode password ext extension account acc
 case ticket invoice badge license licence passport routing membership ssn isbn issn upc sku imei combination phone tel telephone fax
 mobile cell
 """
-_PLACE_WORDS = "room rm suite apartment apt unit flight highway hwy route rte interstate bus gate boeing airbus bay locker channel hotel"
+_PLACE_WORDS = (
+    "room rm suite apartment apt unit flight highway hwy route rte interstate bus gate boeing airbus porsche bay locker channel hotel"
+)
 _VERSION_WORDS = """
 version versions ver release python java php ruby perl ios ipados macos android windows ubuntu debian fedora kernel linux node cuda django
 react chrome firefox numpy torch pytorch tensorflow llama claude gemini qwen gcc clang go rust swift kotlin dotnet openssl postgres
@@ -127,6 +129,8 @@ def _plain(match: re.Match[str]) -> str:
         return digits(text)
     if leader in PLACE and len(text) <= 4:
         return name(text)
+    if text == "911":
+        return digits(text)
     if len(text) == 4 and in_equation(match):
         return amount(text)
     if re.search(r"[A-Za-z]-?$", before(match, 2)) and len(text) <= 4:

@@ -9,6 +9,7 @@ from omnistage.models.smol.spoken.abbreviations import DOTTED_TITLES, TITLES
 from omnistage.models.smol.spoken.codes import awaits_digits
 from omnistage.models.smol.spoken.form import table
 from omnistage.models.smol.spoken.quantities import CURRENCIES, SCALE_WORDS
+from omnistage.models.smol.spoken.signs import BOOKS
 from omnistage.models.smol.spoken.times import MONTHS, SHORT_MONTHS
 
 _CLOSERS = "\"'”’)]}»("
@@ -18,6 +19,7 @@ _NAMES = (
     frozenset((*MONTHS, *SHORT_MONTHS, *TITLES, *DOTTED_TITLES))
     | roman.LEADERS
     | roman.SMALL_AFTER
+    | BOOKS
     | frozenset(sign for sign in CURRENCIES if sign.isalpha())
 )
 _KINDS_AFTER = frozenset(("a", "an", "one", "each", "every"))
@@ -36,7 +38,7 @@ def is_open(text: str) -> bool:
     stem = word.strip(_CLOSERS)
     if not _LETTER.search(word) or any(map(str.isdecimal, word)) or "\\" in word or word.endswith((".", "#", "/", "&")):
         return True
-    if stem.lower() in _FORMS_GO_ON or stem in _NAMES or stem.capitalize() in MONTHS:
+    if stem.lower() in _FORMS_GO_ON or stem in _NAMES or stem.removesuffix("s") in roman.PARTS | roman.KINDS or stem.capitalize() in MONTHS:
         return True
     if stem in _SCALES and any(any(map(str.isdecimal, one)) for one in words[:-1]):
         return True

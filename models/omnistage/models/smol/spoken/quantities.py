@@ -71,10 +71,8 @@ def _money(match: re.Match[str]) -> str:
     groups = match.groupdict()
     one, many, small_one, small_many = CURRENCIES[(groups["sign"]).rstrip(".")]
     number = parsed(groups["number"])
-    if number.whole and not number.part and re.fullmatch(r"\d{1,3}\.\d{3}", groups["number"]) and one == "euro":
+    if one == "euro" and re.fullmatch(r"\d{1,3}\.\d{3}", groups["number"]):
         number = parsed(groups["number"].replace(".", ","))
-    if not number.part and groups["number"].count(".") == 1 and one == "euro" and number.whole == "":
-        number = parsed(groups["number"])
     short = groups.get("short") or groups.get("far")
     scale = groups.get("scale") or (_SCALES[short.lower()] if short else "")
     thing = _COIN.match(match.string, match.end()) or _is_kind(match)
@@ -145,7 +143,7 @@ _QUOTE_BEGINS = re.compile(r"(?<!\w)'")
 
 def _inches(match: re.Match[str]) -> str | None:
     """Not the end of a quotation."""
-    if match.string.count('"', max(match.start() - 200, 0), match.start()) % 2:
+    if len(re.findall(r'(?<!\d)"', before(match, 200))) % 2:
         return None
     if match["over"]:
         part = fraction(int(match["over"]), int(match["under"]))
@@ -207,6 +205,8 @@ def _slashed(match: re.Match[str]) -> str | None:
         return fraction(one, other) if other not in (10,) else f"{cardinal(one)} over ten"
     if other in range(2, 5) and one > other:
         return fraction(one, other)
+    if one == 1 and not is_day:
+        return fraction(one, other)
     return None if is_day else f"{amount(over)} over {amount(under)}"
 
 
@@ -229,7 +229,7 @@ QUANTITIES: tuple[Form, ...] = (
         _degrees,
     ),
     form(r"(?P<feet>\d{1,3}) ?(?:ft|feet|foot)\.? (?P<inches>\d{1,2}(?:\.\d+)?)(?P<part>[½¼¾])? ?(?:in\b|inch(?:es)?\b)", _feet),
-    form(r"(?P<number>\d{1,3})'(?=[ .,;)]|$)", _lone_feet),
+    form(r"(?P<number>\d{1,3})'(?=[ .,;)”]|$)", _lone_feet),
     form(r"(?P<feet>\d{1,3})' ?(?P<inches>\d{1,2}(?:\.\d+)?)(?P<part>[½¼¾])?(?:\"|''|(?![\w']))", _feet),
     form(
         r"(?:(?P<number>\d{1,4}(?:\.\d+)?)(?: (?=\d+/)|-(?=\d+/)|(?=\")))?(?:(?P<over>\d{1,2})/(?P<under>\d{1,2}))?(?<=\d)\"(?!\w)", _inches

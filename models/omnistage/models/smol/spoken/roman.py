@@ -23,14 +23,17 @@ Urban Valentinian Victor Emmanuel Vittorio Wilhelm Wilhelmina Willem William Xer
 RULERS = frozenset(_RULERS.split())
 """Names that are followed by "the second". Of other pairs of names the number is read as a number: Gladiator II."""
 TITLES = frozenset(table("King Queen Pope Emperor Empress Tsar Czar Kaiser Sultan Pharaoh Shah Prince Princess Duke Archbishop Patriarch"))
-_ANY_PART = "Chapter Part Act Scene Section Volume Vol Book Article Title Canto Episode War Mark Mk Appendix"
-PARTS = frozenset(f"{_ANY_PART} {_ANY_PART.lower()}".split()) - {"war", "mark"}
+_SMALL_TOO = "Chapter Part Act Scene Section Volume Book Article Episode"
+_PARTS = "Vol Title Canto War Mark Mk Appendix Bowl Apollo Fantasy Rocky Rambo Wars Scrolls Saturn Auto Vatican Quest Psalm"
+PARTS = frozenset(f"{_PARTS} {_SMALL_TOO} {_SMALL_TOO.lower()}".split())
 """Before these stands a letter never, so that V and X are numbers."""
-_ANY_KIND = """
-Phase Type Level Stage Class Grade Bowl Apollo Gemini Fantasy Round Rocky Rambo Category Division Group Tier Factor Step Lesson Psalm Unit
-Schedule Table Figure Symphony Olympiad Vatican Annex Form Quest Theft Auto Scrolls Wars Saturn Titan Pentium Band Region Zone Tome Rule
+_KINDS = """
+Gemini Round Category Division Group Tier Factor Step Lesson Unit Schedule Table Figure Symphony Olympiad Annex Form Theft Titan
+Pentium Band
+Region Zone Tome Rule
 """
-KINDS = frozenset(f"{_ANY_KIND} {_ANY_KIND.lower()}".split())
+_SMALL_KINDS = "Phase Type Level Stage Class Grade"
+KINDS = frozenset(f"{_KINDS} {_SMALL_KINDS} {_SMALL_KINDS.lower()}".split())
 """Before these may stand a letter too (Type C, Group X): of single letters I alone is a number."""
 LEADERS = RULERS | TITLES | PARTS | KINDS
 _COUNTED_BEHIND = re.compile(r" (?:century|centuries|dynasty|Dynasty|Olympiad|Olympics|Airborne|Corps|Legion|Army|Congress|Summit)\b")
@@ -39,7 +42,7 @@ _I_GOES_ON = re.compile(
     r"|said|met|wish|went|go|got|read|wrote|never|always|also|just|had|feel|felt|find|found|remember|heard|shall|may|might|must|use|used)\b"
 )
 _WORDS_BEFORE = re.compile(r"(?:[A-Za-zÀ-ÖØ-öø-ÿ]+\.? ){1,3}$")
-_CERTAIN = re.compile(r"II|III|VII|VIII|IX|XI{2,3}|XIV|XVI{0,3}|XIX|XXI{1,3}|XXI?[VX]")
+_CERTAIN = re.compile(r"II|III|VII|VIII|IX|XI{2,3}|XIV|XVI{0,3}|XIX|XXI{1,3}|XXI?V|XXIX")
 """Two letters or more that are a number wherever they stand. IV, VI, IX, XI, XX and XL are other things too."""
 
 
@@ -91,6 +94,14 @@ def _is_counted(words: list[str], numeral: str) -> bool:
     return last in PARTS | KINDS and (numeral != "XL" or last in ("Bowl", "Chapter", "Psalm"))
 
 
+def _range(match: re.Match[str]) -> str | None:
+    """Chapters I-III, pages xii-xv."""
+    first, last = (value(numeral.upper()) for numeral in (match["first"], match["last"]))
+    words = re.findall("[A-Za-z]+", before(match, 24))
+    counted = words and (words[-1].rstrip("s") in PARTS | KINDS or words[-1].lower() in SMALL_AFTER)
+    return f"{cardinal(first)} to {cardinal(last)}" if counted and first and last else None
+
+
 def _small(match: re.Match[str]) -> str | None:
     number = value(match.group().upper())
     words = before(match, 12).split()
@@ -109,6 +120,8 @@ def _own_character(match: re.Match[str]) -> str:
 _OWN = {chr(0x2160 + case + place): place + 1 for case in (0, 16) for place in range(12)}
 
 ROMAN: tuple[Form, ...] = (
+    form(r"(?<![\w.'-])(?P<first>[IVXL]{1,8})[-–](?P<last>[IVXL]{1,8})(?![\w'-])", _range),
+    form(r"(?<![\w.'-])(?P<first>[ivxl]{1,8})[-–](?P<last>[ivxl]{1,8})(?![\w'-])", _range),
     form(r"(?<![\w.'&/-])[IVXLCDM]{1,15}(?![\w&/]|\.\w|-[A-Za-z])", _numeral),
     form(r"(?<![\w.'-])[ivx]{2,6}(?![\w'-])", _small),
 )

@@ -23,6 +23,15 @@ _NAMED_RANGE = re.compile(
     r"\b(?:(?:Mon|Tue|Tues|Wed|Thu|Thur|Thurs|Fri|Sat|Sun)(?:day|sday|nesday|rsday|urday)?"
     r"|Jan(?:uary)?|Feb(?:ruary)?|Mar(?:ch)?|Apr(?:il)?|May|June?|July?|Aug(?:ust)?|Sept?(?:ember)?|Oct(?:ober)?|Nov(?:ember)?|Dec(?:ember)?)\.?$"
 )
+_BOOKS = """
+Genesis Exodus Leviticus Numbers Deuteronomy Joshua Judges Ruth Samuel Kings Chronicles Ezra Nehemiah Esther Job Psalm Psalms
+Proverbs Ecclesiastes Isaiah Jeremiah Lamentations Ezekiel Daniel Hosea Joel Amos Obadiah Jonah Micah Nahum Habakkuk Zephaniah
+Haggai Zechariah Malachi Matthew Mark Luke John Acts Romans Corinthians Galatians Ephesians Philippians Colossians Thessalonians
+Timothy Titus Philemon Hebrews James Peter Jude Revelation Surah Quran
+"""
+BOOKS = frozenset(_BOOKS.split())
+_VERSE = re.compile(rf"\b(?:{'|'.join(sorted(BOOKS))}) \d{{1,3}}$")
+"""Before the verse of a chapter: Isaiah 40:31."""
 _LAST_LETTERS = re.compile(r"[A-Za-z]+$")
 _AMOUNT = re.compile(r"(\d[\d,.]*)[^\d]{0,6}$")
 _NEXT_AMOUNT = re.compile(r" ?[^\d ]{0,4}(\d[\d,.]*)")
@@ -140,15 +149,24 @@ def _caret(match: re.Match[str]) -> str:
 def _power(power: str) -> str:
     if power in ("2", "3"):
         return "squared" if power == "2" else "cubed"
+    if power[-1] in "-+":  # Of an ion.
+        return f"{amount(power[:-1]) if power[:-1].isdecimal() else ''} {'plus' if power[-1] == '+' else 'minus'}".strip()
     sign = "minus " if power[0] in "-−" else ""
     digits = power.lstrip("-−+")
     return f"to the power of {sign}{amount(digits) if digits.isdecimal() else digits}".rstrip()
 
 
+_FUNCTIONS = ("sin", "cos", "tan", "log", "exp", "sec", "cot")
+
+
 def _superscript(match: re.Match[str]) -> str:
     """A power behind an operand, the number of a note behind a word."""
     power = "".join(SUPERSCRIPTS[one] for one in match.group())
-    if re.search(r"[A-Za-z]{3}$|[^\w)]$|^$", before(match, 3)) and power.isdecimal() and not in_equation(match):
+    if (
+        re.search(r"[A-Za-z]{3}$|[^\w)]$|^$", before(match, 3))
+        and power.isdecimal()
+        and not (in_equation(match) or before(match, 3) in _FUNCTIONS)
+    ):
         return amount(power)
     return _power(power)
 
@@ -157,6 +175,8 @@ def _slash(match: re.Match[str]) -> str:
     left, right = before(match, 16), behind(match, 16)
     if re.search(r"(?<!\w)[A-Z]{1,4}$", left) and re.match(r"[A-Z]{1,4}(?!\w)", right):
         return ""
+    if re.search(r"\bd[a-z]$", left) and re.match(r"d[a-z]\b", right):
+        return "over"
     if re.search(r"\band$", left) and re.match(r"or\b", right):
         return ""
     if re.search(r"\bs?he$", left, re.IGNORECASE) and re.match(r"s?he\b", right):
@@ -168,7 +188,9 @@ def _slash(match: re.Match[str]) -> str:
 
 
 def _colon(match: re.Match[str]) -> str | None:
-    return "to" if re.search(r"\d$", before(match, 1)) and re.match(r"\d", behind(match, 1)) else None
+    if not (re.search(r"\d$", before(match, 1)) and re.match(r"\d", behind(match, 1))):
+        return None
+    return "" if _VERSE.search(before(match, 24)) else "to"
 
 
 def _plus(match: re.Match[str]) -> str:
@@ -217,7 +239,7 @@ SIGNS: dict[str, tuple[Form, ...]] = {
     "×": (form("×", _cross),),
     "·": (form(rf"(?<=[\w)]) ?· ?(?=[\w({_GREEK}√])", "times"), form("·", "")),
     "*": (form(r"\*\*?", _star),),
-    "^": (form(r"\^\(?(?P<power>[-−+]?(?:\d{1,40}|[A-Za-z]{1,12}))\)?", _caret), form(r"\^", "to the power of")),
+    "^": (form(r"\^(?P<open>\()?(?P<power>[-−+]?(?:\d{1,40}|[A-Za-z]{1,12}))(?(open)\))", _caret), form(r"\^", "to the power of")),
     "/": (form("/", _slash),),
     ":": (form(":=", "is"), form(":", _colon)),
     "+": (form(r"\+/[-−]", "plus or minus"), form(r"\+", _plus)),
