@@ -8,6 +8,7 @@ import random
 import signal
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -48,7 +49,7 @@ def toys(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
     """Three of each kind, so that one is left when two are lost at once. They cut their output at random, sound comes slower than text, and
     every tensor is a reference into memory that dies with its owner."""
     folder, arguments = tmp_path_factory.mktemp("logs"), ["--inline-limit", "0"]
-    own = {**SLOWER_SOUND, "talker": {"mute_every": MUTE_EVERY}}
+    own: dict[str, dict[str, Any]] = {**SLOWER_SOUND, "talker": {"mute_every": MUTE_EVERY}}
     with fleet(folder, replicas=3, options=SLOW, options_of=own, stage_args=arguments) as running:
         yield running
 

@@ -210,7 +210,9 @@ function take(event, shown, made, prompt) {
       break;
     case "accounts":
       timeline.gotAccounts(event.usage);
-      shown.addNote(`${event.pipeline} · seed ${event.seed}`, "faint");
+      shown.addNote(event.usage.drew === false ? event.pipeline : `${event.pipeline} · seed ${event.seed}`, "faint");
+      for (const note of event.usage.notes ?? []) shown.addNote(note, "faint");
+      if (event.usage.unspoken) shown.addNote(`not spoken: ${event.usage.unspoken_words} (${event.usage.unspoken})`, "faint");
       break;
   }
   showFigures();
