@@ -6,6 +6,8 @@ import asyncio
 import json
 import time
 from collections.abc import AsyncIterator, Sequence
+from functools import partial
+from pathlib import Path
 
 import pytest
 
@@ -105,3 +107,13 @@ async def test_on_a_terminal_it_steers_nothing(columns: int, rows: int) -> None:
     assert "not spoken: 你好\\x1b[2J (6 characters)" in shown
     assert NOTE in shown
     assert STEERING.encode() not in bytes(terminal.written)
+
+
+async def test_a_conversation_tells_it_too(tmp_path: Path) -> None:
+    async with listening(Peer(told(thinker(False), talker("你好", 2)))) as wire:
+        variables = {"OMNISTAGE_STATE": str(tmp_path), "OMNISTAGE_PLAYER": "none"}
+        chat = partial(omnistage, "chat", "--address", wire.address, text="Hi\n", variables=variables)
+        done = await asyncio.to_thread(chat)
+    assert done.returncode == 0, done.stderr
+    assert "not spoken: 你好 (2 characters)" in done.stderr.splitlines()
+    assert "seed" not in done.stderr
