@@ -13,7 +13,7 @@ from helpers import lengths
 from helpers.speech import Array, rows_of, sounds_of
 from omnistage.models.common.weights import load_weights
 from omnistage.models.interface import BadRequest, Sound, WaveRequest
-from omnistage.models.smol.code2wav import FRAMES_PER_ROW, SAMPLES_PER_ROW, SCHEDULES, SmolCode2Wav, WaveSession
+from omnistage.models.smol.code2wav import FRAMES_PER_ROW, NOISE_SEED, SAMPLES_PER_ROW, SCHEDULES, SmolCode2Wav, WaveSession
 from omnistage.models.smol.decoder import SpectrumNet
 from omnistage.models.smol.prosody import COUNT, INDEX
 from omnistage.models.smol.talker import SmolTalker
@@ -89,7 +89,7 @@ async def test_a_sound_that_is_broken_off_is_as_long_as_its_rows(code2wav: SmolC
 
 def given_first(net: SpectrumNet, rows: Array, schedule: tuple[int, ...], first: int) -> Array:
     """The first sound of a session that goes on at sample `first`."""
-    session = WaveSession(net, 7, schedule, first)
+    session = WaveSession(net, NOISE_SEED, schedule, first)
     session.feed(0, rows)
     session.end()
     while not len(samples := session.step().samples):
