@@ -135,9 +135,6 @@ def test_the_sound_of_a_film_is_heard_where_that_is_said() -> None:
         (user([{"type": "image_url", "image_url": {"url": 3}}]), "conversation[0].content[0].image_url.url: must be text"),
         (user([{"type": "image_url", "image_url": "cat.jpg"}]), "conversation[0].content[0].image_url: is no URL"),
         (user([{"type": "input_audio", "input_audio": "UklG"}]), "conversation[0].content[0].input_audio: must be a dict"),
-        (user("x", images="cat.jpg"), "conversation[0].images: must be a list"),
-        (user("x", audios=WAV), "conversation[0].audios: must be a list"),
-        (user("x", videos=Video(MP4)), "conversation[0].videos: must be a list"),
     ],
 )
 def test_the_form_of_a_turn_is_checked_before_anything_is_read(turn: Any, told: str) -> None:
@@ -442,3 +439,60 @@ async def test_reading_media_is_part_of_the_time_limit(tmp_path: Path) -> None:
     with pytest.raises(DeadlineError, match=r"not complete within 0.1 s; its media were not read by then"):
         await omni.generate("x", images=[pipe], timeout_s=0.1)
     await asyncio.to_thread(pipe.write_bytes, b"")  # whoever reads comes to an end
+
+
+def media_of(given: dict[str, Any]) -> list[tuple[str, int]]:
+    """The media types and sizes of what a prompt would send."""
+    request = requests.for_prompt("What?", given.get("images", ()), given.get("audios", ()), given.get("videos", ()), {}).complete()
+    return [(part.media.media_type, len(part.media.data)) for part in request.thinker.messages[0].parts if part.HasField("media")]
+
+
+@pytest.mark.parametrize("form", ["path", "text", "bytes", "file", "data url", "pillow"])
+def test_one_picture_needs_no_list(tmp_path: Path, form: str) -> None:
+    (tmp_path / "cat.png").write_bytes(PNG)
+    one: dict[str, Callable[[], object]] = {
+        "path": lambda: tmp_path / "cat.png",
+        "text": lambda: str(tmp_path / "cat.png"),
+        "bytes": lambda: PNG,
+        "file": lambda: io.BytesIO(PNG),
+        "data url": lambda: f"data:image/png;base64,{base64.b64encode(PNG).decode()}",
+        "pillow": lambda: Image.new("RGB", (4, 4)),
+    }
+    alone, listed = media_of({"images": one[form]()}), media_of({"images": [one[form]()]})
+    assert alone == listed and len(alone) == 1
+    drawn = requests.for_drawing("x", one[form](), Options()).complete().diffusion.images  # type: ignore[arg-type]
+    assert [picture.media_type for picture in drawn] == ["image/png"]
+    turn: Any = {"role": "user", "content": "What?", "images": one[form]()}
+    assert len(parts(turn)) == 2
+
+
+@pytest.mark.parametrize("rate", [16000, 16000.0, np.int64(16000), np.float32(16000)])
+@pytest.mark.parametrize("several", [False, True])
+def test_one_sound_needs_no_list(rate: Any, several: bool) -> None:
+    sound = (np.zeros(160, np.int16), rate)
+    ((media_type, size),) = media_of({"audios": [sound] if several else sound})
+    assert (media_type, size) == ("audio/wav", 44 + 320)
+
+
+def test_two_sounds_in_a_tuple_are_two() -> None:
+    sound = (np.zeros(160, np.int16), 16000)
+    assert len(media_of({"audios": (sound, sound)})) == 2
+    assert media_of({"images": None, "audios": []}) == []
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({"images": "absent.jpg"}, "images: cannot read absent.jpg: No such file"),
+        ({"images": 5}, "images: is int; give a path"),
+        ({"images": {"url": "x"}}, "images: is dict; give a path"),
+        ({"images": np.zeros((4, 4, 3), np.uint8)}, r"images: is an array; .*Image.fromarray"),
+        ({"audios": np.zeros(9)}, r"audios: is samples without a rate; give both: \(samples, 16000\)"),
+        ({"audios": (np.zeros(9), 16000.5)}, "audios: has the rate 16000.5"),
+        ({"images": ["absent.jpg"]}, r"images\[0\]: cannot read"),
+    ],
+    ids=str,
+)
+def test_one_that_is_none_is_called_by_its_name(given: dict[str, Any], told: str) -> None:
+    with pytest.raises(BadRequestError, match=told):
+        media_of(given)

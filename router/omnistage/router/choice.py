@@ -28,7 +28,7 @@ def chosen(request: omni_pb2.GenerateRequest, pipelines: Mapping[str, Pipeline])
     if request.model:
         named = pipelines.get(request.model)
         if named is None:
-            told = f"no pipeline {request.model[:64]!r}; there are {', '.join(pipelines)}"
+            told = f"no pipeline {request.model[:64]!r}; this router has {', '.join(pipelines)}"
             raise StageError("UNKNOWN_MODEL", told, metadata={"field": "model"})
         meant = {named.name: named}
     else:

@@ -3,12 +3,11 @@ variable less than the command line."""
 
 from __future__ import annotations
 
-import difflib
 import math
 import os
 import re
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -86,8 +85,8 @@ def check_variables(context: typer.Context) -> None:
     known = {f"{PREFIX}_{name.upper()}" for name in (*_options(context), "config")}
     for variable in os.environ:
         if variable.startswith(f"{PREFIX}_") and variable not in known:
-            near = difflib.get_close_matches(variable, known, 1)
-            raise typer.BadParameter(f"{variable}: there is no such setting{f'; did you mean {near[0]}?' if near else ''}")
+            like = _like(variable, known)
+            raise typer.BadParameter(f"{variable}: there is no such setting{f'; did you mean {like}?' if like else ''}")
 
 
 def printed(context: typer.Context) -> str:
@@ -144,12 +143,19 @@ def _options(context: typer.Context) -> Mapping[str, Any]:
     return dict(sorted(named(), key=lambda item: item[0] not in ("pipeline", "checkpoint", "address")))
 
 
+def _like(name: str, known: Iterable[str]) -> str:
+    """The one that is spelt most like it, or nothing."""
+    from omnistage.client.guesses import near  # Not for a help text: the client takes a while.
+
+    return near(name, known)
+
+
 def _settings(path: Path, options: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     for name, value in _mapping(path).items():
         known = str(name).replace("-", "_")
         if known not in options:
-            near = difflib.get_close_matches(known, options, 1)
-            hint = f"did you mean {near[0]}?" if near else f"there are: {', '.join(options)}"
+            like = _like(known, options)
+            hint = f"did you mean {like}?" if like else f"there are: {', '.join(options)}"
             raise typer.BadParameter(f"{path}: there is no setting {name!r}; {hint}")
         if value is None:
             continue

@@ -20,6 +20,10 @@ class Range:
     is_above: bool = False
     is_below: bool = False
 
+    def has(self, value: float) -> bool:
+        is_low = value < self.low or (self.is_above and value == self.low)
+        return not is_low and (self.high is None or value < self.high or (value == self.high and not self.is_below))
+
     def __str__(self) -> str:
         if self.high is None:
             return f"{'above' if self.is_above else 'from'} {_number(self.low)}"

@@ -21,6 +21,8 @@ UNKNOWN = (socket.EAI_NONAME, socket.EAI_NODATA)
 
 def split(addresses: str) -> list[str]:
     """The addresses between the commas. Raises BadRequestError for one that cannot be one, and says why."""
+    if not isinstance(addresses, str):
+        raise _bad(f"is {addresses!r}; give text, HOST:PORT")
     return [_checked(part.strip()) for part in addresses.split(",")]
 
 

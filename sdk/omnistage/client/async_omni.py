@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import copy
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 from os import PathLike
 from types import TracebackType
-from typing import Self, Unpack
+from typing import Any, Self, Unpack, overload
 
 from omnistage.client import fork
 from omnistage.client import request as requests
@@ -23,7 +23,7 @@ from omnistage.client.found import Found
 from omnistage.client.key import ApiKey, key_of
 from omnistage.client.limit import Limit
 from omnistage.client.listing import Pipeline, Replica
-from omnistage.client.media import AudioLike, ImageLike, VideoLike
+from omnistage.client.media import Audios, Images, Videos
 from omnistage.client.options import DRAWN, OPTIONS, SPOKEN, Options
 from omnistage.client.private_stack import StackPlan
 from omnistage.client.request import DEFAULT_TIMEOUT_S as DEFAULT_TIMEOUT_S
@@ -31,6 +31,7 @@ from omnistage.client.request import Conversation
 from omnistage.client.retries import MAX_RETRIES, Retries, checked_retries
 from omnistage.client.routers import Router
 from omnistage.client.settings import SETTINGS, StackSettings
+from omnistage.client.together import Together, checked_texts
 from omnistage.v1 import omni_pb2
 
 RESUME_TIMEOUT_S = 10.0
@@ -151,19 +152,54 @@ class AsyncOmni:
         """The second half of `close`: end the private stack. Blocks; needs no event loop, so that it also works while Python shuts down."""
         self._connection.stop_stack()
 
-    @takes(OPTIONS)
+    @overload
     async def generate(
         self,
         prompt: str,
         *,
-        images: Sequence[ImageLike] = (),
-        audios: Sequence[AudioLike] = (),
-        videos: Sequence[VideoLike] = (),
+        images: Images = (),
+        audios: Audios = (),
+        videos: Videos = (),
         **options: Unpack[Options],
-    ) -> Answer:
-        """Answer one prompt. Its media come before it: pictures, sounds, films; `chat` takes them in any order. A pipeline that only draws
-        draws it: `answer.images`."""
-        return await self._whole(self.stream(prompt, images=images, audios=audios, videos=videos, **options))
+    ) -> Answer: ...
+
+    @overload
+    async def generate(
+        self,
+        prompt: list[str] | tuple[str, ...],
+        *,
+        images: Images = (),
+        audios: Audios = (),
+        videos: Videos = (),
+        **options: Unpack[Options],
+    ) -> list[Answer]: ...
+
+    @takes(OPTIONS)
+    async def generate(
+        self,
+        prompt: str | list[str] | tuple[str, ...],
+        *,
+        images: Images = (),
+        audios: Audios = (),
+        videos: Videos = (),
+        **options: Unpack[Options],
+    ) -> Answer | list[Answer]:
+        """Answer one prompt. Its media come before it: pictures, sounds, films, one or several of each; `chat` takes them in any order. A
+        pipeline that only draws draws it: `answer.images`.
+
+        A list of texts is a list of answers, in that order: all with these media and options, also the same seed, each within its own
+        time limit. They are asked beside each other, as many at once as there are places. Where some fail, the error of the first of them
+        is raised when all have ended; `error.answers` has the others."""
+        if not isinstance(prompt, list | tuple):
+            return await self._whole(self.stream(prompt, images=images, audios=audios, videos=videos, **options))
+        texts = checked_texts(prompt, options)
+        limit_s = requests.time_limit_s(options)
+        media: Any = await requests.read_once(images, audios, videos, Limit(limit_s))
+
+        async def ask(text: str) -> Answer:
+            return await self._whole(self.stream(text, **media, **options))
+
+        return await Together(ask, limit_s, self._connection.places).answers(texts)
 
     @takes(OPTIONS)
     async def chat(self, conversation: Conversation, **options: Unpack[Options]) -> Answer:
@@ -176,7 +212,7 @@ class AsyncOmni:
         return await self._whole(self.stream_say(text, **options))
 
     @takes(OPTIONS, DRAWN)
-    async def draw(self, prompt: str, *, images: Sequence[ImageLike] = (), **options: Unpack[Options]) -> Answer:
+    async def draw(self, prompt: str, *, images: Images = (), **options: Unpack[Options]) -> Answer:
         """Draw a picture, with a drawing pipeline; `answer.images` has it, `answer.pictures` the same encoded, `answer.rows` its
         latents and pixels where `outputs` names them. Previews are of the first of several `results` alone. In a private stack of
         the default pipelines the one that draws is started by the first drawing, which waits for it."""
@@ -187,9 +223,9 @@ class AsyncOmni:
         self,
         prompt: str,
         *,
-        images: Sequence[ImageLike] = (),
-        audios: Sequence[AudioLike] = (),
-        videos: Sequence[VideoLike] = (),
+        images: Images = (),
+        audios: Audios = (),
+        videos: Videos = (),
         **options: Unpack[Options],
     ) -> AsyncGenerator[Event, None]:
         """The events of an answer to one prompt, as they come. Closing the generator cancels the answer."""
@@ -206,7 +242,7 @@ class AsyncOmni:
         return self._events(requests.for_verbatim(text, options))
 
     @takes(OPTIONS, DRAWN)
-    def stream_draw(self, prompt: str, *, images: Sequence[ImageLike] = (), **options: Unpack[Options]) -> AsyncGenerator[Event, None]:
+    def stream_draw(self, prompt: str, *, images: Images = (), **options: Unpack[Options]) -> AsyncGenerator[Event, None]:
         """The progress, previews and pictures of a prompt, as they come; see `draw`."""
         return self._events(requests.for_drawing(prompt, images, options))
 

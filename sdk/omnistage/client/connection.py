@@ -81,6 +81,11 @@ class Connection:
         return self._stack is not None and self._found is None
 
     @property
+    def places(self) -> int | None:
+        """Answers at once of a private stack that was told so; None: nobody knows here."""
+        return self._plan.settings.get("max_sessions") if self.is_private else None
+
+    @property
     def start_limit_s(self) -> float:
         """How long `start` takes at most, seconds, with a first connection."""
         return self.connect_timeout_s + (0.0 if self._stack is None else self._stack.start_limit_s)

@@ -7,19 +7,19 @@ from functools import partial
 from typing import Any, TypeVar
 
 from omnistage.client.errors import BadRequestError
-from omnistage.client.media import KINDS, Medium, Video, of_base64, to_medium
+from omnistage.client.media import KINDS, Medium, Video, is_one, of_base64, to_medium
 from omnistage.v1 import stage_pb2
 
 Conversation = Sequence[Mapping[str, Any]]
 """Turns, oldest first, each with `role` (system, developer, which is the same, user or assistant) and `content`; an `Answer` is a turn too:
 append it to go on.
 
-`content` is text, beside which `images`, `audios` and `videos` may be, lists of ImageLike, AudioLike and VideoLike: they come before the
-text, pictures first, then sounds, then films, as in the published examples of Qwen2.5-Omni. Or it is a list of parts in any order, such as
-OpenAI's clients send: {"type": "text", "text": ...}, {"type": "image", "image": ...}, in the same way "audio" and "video" (which may have
-"use_audio"), {"type": "image_url", "image_url": {"url": "data:..."}}, in the same way "audio_url" and "video_url", {"type": "input_audio",
-"input_audio": {"data": BASE64}}, where a data: URL may be too, and of an assistant {"type": "refusal", "refusal": ...}, which is text. What
-else a message of theirs has, such as `tool_calls`, may be None."""
+`content` is text, beside which `images`, `audios` and `videos` may be, each an ImageLike, AudioLike or VideoLike, or a list of them: they
+come before the text, pictures first, then sounds, then films, as in the published examples of Qwen2.5-Omni. Or it is a list of parts in
+any order, such as OpenAI's clients send: {"type": "text", "text": ...}, {"type": "image", "image": ...}, in the same way "audio" and
+"video" (which may have "use_audio"), {"type": "image_url", "image_url": {"url": "data:..."}}, in the same way "audio_url" and "video_url",
+{"type": "input_audio", "input_audio": {"data": BASE64}}, where a data: URL may be too, and of an assistant {"type": "refusal", "refusal":
+...}, which is text. What else a message of theirs has, such as `tool_calls`, may be None."""
 
 ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
 """By the role of a turn, the one that it has in the contract."""
@@ -77,14 +77,16 @@ def _role(role: object, where: str) -> str:
 
 
 def listed_media(given: Mapping[str, object], where: str, to_read: Callable[[object, str, str], T]) -> Iterator[Callable[[], T]]:
-    """Of images, audios and videos, each a list or None: what reads them. where: stands before their names. to_read: reads one of them."""
+    """Of images, audios and videos, each a medium, several or None: what reads them. where: stands before their names. to_read:
+    reads one of them."""
     for name, sources in given.items():
         if sources is None:
             continue
-        if isinstance(sources, str | bytes | bytearray | memoryview | Mapping) or not isinstance(sources, Iterable):
-            raise BadRequestError.of(f"{where}{name}", "must be a list")
-        for i, source in enumerate(sources):
-            yield partial(to_read, source, LISTS[name], f"{where}{name}[{i}]")
+        if is_one(sources):
+            yield partial(to_read, sources, LISTS[name], f"{where}{name}")
+        elif isinstance(sources, Iterable):
+            for i, source in enumerate(sources):
+                yield partial(to_read, source, LISTS[name], f"{where}{name}[{i}]")
 
 
 def checked_text(field: str, value: object) -> str:

@@ -8,9 +8,10 @@ import os
 import re
 import select
 from base64 import b64decode
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from numbers import Real
 from os import PathLike, fspath, fstat
 from pathlib import Path
 from stat import S_ISFIFO, S_ISREG
@@ -79,6 +80,11 @@ AudioLike = Encoded | Audio | tuple[NDArray[Any] | list[Any], float]
 VideoLike = Encoded | Video
 MediaLike = ImageLike | AudioLike | VideoLike
 
+Images = ImageLike | Sequence[ImageLike]
+Audios = AudioLike | Sequence[AudioLike]
+Videos = VideoLike | Sequence[VideoLike]
+"""One, or several."""
+
 T = TypeVar("T")
 
 
@@ -94,6 +100,15 @@ class Medium:
     def refused(self, description: str) -> BadRequestError:
         """The error for one that a server does not take, in the words of the caller."""
         return BadRequestError.of(self.where, f"{self.name.rstrip()}: {description}" if self.name else description)
+
+
+def is_one(source: object) -> bool:
+    """Whether this is a medium, or stands for one, and not several. A tuple of samples and their rate is one."""
+    if isinstance(source, str | bytes | bytearray | memoryview | PathLike | Audio | Video | Medium | np.ndarray | Mapping):
+        return True
+    if isinstance(source, tuple) and len(source) == 2 and isinstance(source[1], Real):
+        return True
+    return hasattr(source, "read") or hasattr(source, "save") or not isinstance(source, Iterable)
 
 
 def to_part(source: object, kind: str, where: str) -> stage_pb2.Part:
@@ -122,6 +137,8 @@ def _read(source: object, kind: str, where: str) -> tuple[stage_pb2.Part, str]:
 
 def to_medium(source: object, kind: str, where: str) -> Medium:
     """The same, or, of bytes or a file that are too many for a message, what is streamed: of such a file only the beginning is read."""
+    if isinstance(source, Medium):
+        return source
     file, use_audio = (source.source, source.use_audio) if isinstance(source, Video) and kind == "video" else (source, False)
     found: Path | bytes
     if isinstance(file, bytes | bytearray | memoryview) and memoryview(file).nbytes > LEAST_BYTES:
@@ -163,7 +180,8 @@ def _encoded(source: object, kind: str, where: str) -> tuple[bytes, str, str | N
         return _drawn(source, where), "", "image/png"
     if hasattr(source, "read"):
         return _read_file(source, where)
-    raise BadRequestError.of(where, f"is {type(source).__name__}; give {_forms(kind)}")
+    what = "an array" if isinstance(source, np.ndarray) else type(source).__name__
+    raise BadRequestError.of(where, f"is {what}; give {_forms(kind)}")
 
 
 def _read_path(path: Path, where: str) -> bytes:
@@ -326,7 +344,11 @@ _FILES = {"image": "PNG or JPEG", "audio": "WAV, FLAC or MP3", "video": "MP4 or 
 
 
 def _forms(kind: str) -> str:
-    more = {"image": ", or an image of Pillow", "audio": ", or (samples, rate_hz)", "video": ", or a Video of one of these"}
+    more = {
+        "image": ", or an image of Pillow (Image.fromarray makes one)",
+        "audio": ", or (samples, rate_hz)",
+        "video": ", or a Video of one of these",
+    }
     return f"a path, bytes or an open file{more[kind]}"
 
 

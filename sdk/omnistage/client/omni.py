@@ -6,11 +6,11 @@ import atexit
 import copy
 import time
 import weakref
-from collections.abc import AsyncGenerator, Coroutine, Generator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Coroutine, Generator, Mapping
 from contextlib import ExitStack
 from os import PathLike
 from types import TracebackType
-from typing import Any, Self, TypeVar, Unpack
+from typing import Any, Self, TypeVar, Unpack, overload
 
 from omnistage.client import fork
 from omnistage.client.about import takes
@@ -21,7 +21,7 @@ from omnistage.client.errors import ClosedError, OmniError
 from omnistage.client.events import Event
 from omnistage.client.listing import Pipeline, Replica
 from omnistage.client.loop_thread import LoopThread
-from omnistage.client.media import AudioLike, ImageLike, VideoLike
+from omnistage.client.media import Audios, Images, Videos
 from omnistage.client.options import DRAWN, OPTIONS, SPOKEN, Options
 from omnistage.client.request import DEFAULT_TIMEOUT_S, Conversation, checked_seconds, time_limit_s
 from omnistage.client.retries import MAX_RETRIES
@@ -133,19 +133,49 @@ class Omni:
             LoopThread.release()
             self._client.stop_stack()
 
-    @takes(OPTIONS)
+    @overload
     def generate(
         self,
         prompt: str,
         *,
-        images: Sequence[ImageLike] = (),
-        audios: Sequence[AudioLike] = (),
-        videos: Sequence[VideoLike] = (),
+        images: Images = (),
+        audios: Audios = (),
+        videos: Videos = (),
         **options: Unpack[Options],
-    ) -> Answer:
-        """Answer one prompt. Its media come before it: pictures, sounds, films; `chat` takes them in any order. A pipeline that only draws
-        draws it: `answer.images`."""
-        return self._run(time_limit_s(options), self._client.generate(prompt, images=images, audios=audios, videos=videos, **options))
+    ) -> Answer: ...
+
+    @overload
+    def generate(
+        self,
+        prompt: list[str] | tuple[str, ...],
+        *,
+        images: Images = (),
+        audios: Audios = (),
+        videos: Videos = (),
+        **options: Unpack[Options],
+    ) -> list[Answer]: ...
+
+    @takes(OPTIONS)
+    def generate(
+        self,
+        prompt: str | list[str] | tuple[str, ...],
+        *,
+        images: Images = (),
+        audios: Audios = (),
+        videos: Videos = (),
+        **options: Unpack[Options],
+    ) -> Answer | list[Answer]:
+        """Answer one prompt. Its media come before it: pictures, sounds, films, one or several of each; `chat` takes them in any order. A
+        pipeline that only draws draws it: `answer.images`.
+
+        A list of texts is a list of answers, in that order: all with these media and options, also the same seed, each within its own
+        time limit. They are asked beside each other, as many at once as there are places. Where some fail, the error of the first of them
+        is raised when all have ended; `error.answers` has the others."""
+        call: Any = self._client.generate(prompt, images=images, audios=audios, videos=videos, **options)
+        # Each of several may wait for a place, and be answered, for as long as one alone.
+        times = 2 * len(prompt) if isinstance(prompt, list | tuple) else 1
+        answered: Answer | list[Answer] = self._run(time_limit_s(options) * max(times, 1), call)
+        return answered
 
     @takes(OPTIONS)
     def chat(self, conversation: Conversation, **options: Unpack[Options]) -> Answer:
@@ -158,7 +188,7 @@ class Omni:
         return self._run(time_limit_s(options), self._client.say(text, **options))
 
     @takes(OPTIONS, DRAWN)
-    def draw(self, prompt: str, *, images: Sequence[ImageLike] = (), **options: Unpack[Options]) -> Answer:
+    def draw(self, prompt: str, *, images: Images = (), **options: Unpack[Options]) -> Answer:
         """Draw a picture, with a drawing pipeline; `answer.images` has it, `answer.pictures` the same encoded, `answer.rows` its
         latents and pixels where `outputs` names them. Previews are of the first of several `results` alone. In a private stack of
         the default pipelines the one that draws is started by the first drawing, which waits for it."""
@@ -169,9 +199,9 @@ class Omni:
         self,
         prompt: str,
         *,
-        images: Sequence[ImageLike] = (),
-        audios: Sequence[AudioLike] = (),
-        videos: Sequence[VideoLike] = (),
+        images: Images = (),
+        audios: Audios = (),
+        videos: Videos = (),
         **options: Unpack[Options],
     ) -> Generator[Event, None, None]:
         """The events of an answer to one prompt, as they come. Leaving the loop early cancels the answer."""
@@ -188,7 +218,7 @@ class Omni:
         return self._iterate(time_limit_s(options), self._client.stream_say(text, **options))
 
     @takes(OPTIONS, DRAWN)
-    def stream_draw(self, prompt: str, *, images: Sequence[ImageLike] = (), **options: Unpack[Options]) -> Generator[Event, None, None]:
+    def stream_draw(self, prompt: str, *, images: Images = (), **options: Unpack[Options]) -> Generator[Event, None, None]:
         """The progress, previews and pictures of a prompt, as they come; see `draw`."""
         return self._iterate(time_limit_s(options), self._client.stream_draw(prompt, images=images, **options))
 

@@ -24,11 +24,15 @@ from os import PathLike
 from pathlib import Path
 
 from omnistage.client import fork
+from omnistage.client.allowed import fault_of_stages
 from omnistage.client.beside import beside, on_thread
 from omnistage.client.errors import BadRequestError, ClosedError, ForkedError, StackError
+from omnistage.client.guesses import unknown_settings
 from omnistage.client.launcher import KILL_TIMEOUT_S, STOP_TIMEOUT_S, Launcher
-from omnistage.client.request import checked_seconds
+from omnistage.client.options import OPTIONS
+from omnistage.client.settings import OF_CLIENT, SETTINGS
 from omnistage.client.settings import StackSettings as StackSettings
+from omnistage.client.wording import of_launcher
 
 log = logging.getLogger(__name__)
 
@@ -52,11 +56,12 @@ class StackPlan:
     def __post_init__(self) -> None:
         unknown = sorted(set(self.settings) - set(StackSettings.__annotations__))
         if unknown:
-            known = ("model_path", "tensor_parallel_size", *StackSettings.__annotations__)
-            raise TypeError(f"unknown settings {', '.join(unknown)}; known: {', '.join(known)}")
+            raise unknown_settings(unknown, (*OF_CLIENT, *SETTINGS), OPTIONS)
+        for name, value in {**self.settings, "tensor_parallel_size": self.tensor_parallel_size}.items():
+            if fault := fault_of_stages(SETTINGS[name], value):
+                raise BadRequestError.of(name, fault)
         if self.model_path is not None and not Path(self.model_path).is_dir() and not _may_be_name(self.model_path):
             raise BadRequestError.of("model_path", f"{os.fspath(self.model_path)} is not a folder")
-        checked_seconds("start_timeout_s", self.start_timeout_s)
 
     @property
     def says_nothing(self) -> bool:
@@ -178,8 +183,8 @@ class PrivateStack:
         if self._is_given_up:
             raise ClosedError("the client was closed while its stack started")
         error = StackError(
-            report.get("error") or f"the launcher ended with code {launcher.returncode} before the stack was ready",
-            hint=report.get("hint") or "Run `omnistage serve --verbose` to see what the processes say.",
+            of_launcher(report.get("error", "")) or f"the launcher ended with code {launcher.returncode} before the stack was ready",
+            hint=report.get("hint") or ("" if "error" in report else "Run `omnistage serve --verbose` to see what the processes say."),
         )
         error.log = report.get("log", "")
         raise error
@@ -209,7 +214,7 @@ class PrivateStack:
             return
         if self._is_given_up:
             raise ClosedError(f"the client was closed while {pipeline} started")
-        error = StackError(said["error"], hint=said.get("hint", ""))
+        error = StackError(of_launcher(said["error"]), hint=said.get("hint", ""))
         error.log = said.get("log", "")
         raise error
 

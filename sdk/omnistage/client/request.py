@@ -10,17 +10,20 @@ from contextlib import suppress
 from functools import partial
 from typing import Any
 
+from omnistage.client.allowed import fault_of
 from omnistage.client.channel import MAX_MESSAGE_BYTES
 from omnistage.client.conversation import Conversation as Conversation
 from omnistage.client.conversation import Part, ReadMedium, checked_text, listed_media, turn_of
 from omnistage.client.encoder import ENCODINGS
 from omnistage.client.errors import BadRequestError, RequestError
+from omnistage.client.guesses import unknown_options
 from omnistage.client.limit import Limit
-from omnistage.client.media import AudioLike, ImageLike, Medium, VideoLike, to_medium, to_part
-from omnistage.client.options import CODE2WAV, CONSTRAINTS, SAMPLING, TALKER, THINKER, TOP
+from omnistage.client.media import Audios, Images, Medium, Videos, to_medium, to_part
+from omnistage.client.options import CODE2WAV, CONSTRAINTS, OPTIONS, SAMPLING, TALKER, THINKER, TOP
 from omnistage.client.options import DIFFUSION as DIFFUSION
 from omnistage.client.options import Options as Options
 from omnistage.client.retries import checked_retries
+from omnistage.client.settings import OF_CLIENT, SETTINGS
 from omnistage.client.upload import LEAST_BYTES, PORTS, Upload
 from omnistage.v1 import chunk_pb2, omni_pb2, stage_pb2
 
@@ -92,15 +95,26 @@ class Request:
         return None
 
 
-def for_prompt(
-    prompt: str, images: Sequence[ImageLike], audios: Sequence[AudioLike], videos: Sequence[VideoLike], options: Options
-) -> Request:
+def for_prompt(prompt: str, images: Images, audios: Audios, videos: Videos, options: Options) -> Request:
     """One user turn, with media if any."""
+    if isinstance(prompt, list | tuple | Mapping):
+        raise BadRequestError.of("prompt", "must be a text; generate also takes a list of texts, and chat takes a conversation")
     checked_text("prompt", prompt)
-    parts: list[Part] = list(listed_media({"images": images, "audios": audios, "videos": videos}, "", to_medium))
+    parts: list[Part] = list(listed_media(_by_name(images, audios, videos), "", to_medium))
     if prompt or not parts:
         parts.append(stage_pb2.Part(text=prompt))
     return _for_turns([("user", parts)], options)
+
+
+async def read_once(images: Images, audios: Audios, videos: Videos, limit: Limit) -> dict[str, list[Medium]]:
+    """Media of several requests, which have them in common: an open file can be read a single time. By the names of these arguments."""
+    unread = {name: list(listed_media({name: given}, "", to_medium)) for name, given in _by_name(images, audios, videos).items()}
+    if not any(unread.values()):
+        return {}
+    with suppress(TimeoutError):
+        async with asyncio.timeout(limit.left_s):
+            return await asyncio.to_thread(lambda: {name: [read() for read in those] for name, those in unread.items()})
+    raise limit.passed("its media were not read by then")
 
 
 def for_conversation(conversation: Conversation, options: Options) -> Request:
@@ -117,12 +131,16 @@ def for_verbatim(text: str, options: Options) -> Request:
     return Request(omni_pb2.GenerateRequest(thinker=stage_pb2.ThinkerParams(verbatim=text)), options)
 
 
-def for_drawing(prompt: str, images: Sequence[ImageLike], options: Options) -> Request:
+def for_drawing(prompt: str, images: Images, options: Options) -> Request:
     """A picture of `prompt`, starting from `images` if there are any."""
     checked_text("prompt", prompt)
     request = omni_pb2.GenerateRequest(diffusion=stage_pb2.DiffusionParams(prompt=prompt))
     unread = [partial(_read_picture, read, request.diffusion.images.add()) for read in listed_media({"images": images}, "", to_part)]
     return Request(request, options, unread)
+
+
+def _by_name(images: Images, audios: Audios, videos: Videos) -> dict[str, object]:
+    return {"images": images, "audios": audios, "videos": videos}
 
 
 def _for_turns(turns: Sequence[tuple[str, Sequence[Part]]], options: Options) -> Request:
@@ -183,7 +201,7 @@ def _set_options(request: omni_pb2.GenerateRequest, options: Options) -> None:
     """Refuses options that do not exist, and more text than every router."""
     unknown = sorted(set(options) - set(Options.__annotations__))
     if unknown:
-        raise TypeError(f"unknown options {', '.join(unknown)}; known: {', '.join(Options.__annotations__)}")
+        raise unknown_options(unknown, OPTIONS, (*OF_CLIENT, *SETTINGS))
     given = {name: value for name, value in options.items() if value is not None}
     _fill(request, given, TOP)
     _fill(request.thinker, given, THINKER)
@@ -275,4 +293,4 @@ def _fill(message: Any, given: Mapping[str, Any], names: Sequence[str]) -> None:
                     checked_text(name, value)
                 setattr(message, PROTO_NAMES.get(name, name), value)
         except (TypeError, ValueError) as error:
-            raise BadRequestError.of(name, str(error)) from error
+            raise BadRequestError.of(name, fault_of(OPTIONS[name], value) or str(error)) from error

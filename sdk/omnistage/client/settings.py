@@ -66,3 +66,6 @@ SETTINGS: Mapping[str, Any] = {
     ],
 }
 """All of them, each with what is said of it; the last one is a parameter of `Omni` itself."""
+
+OF_CLIENT = ("address", "api_key", "model_path", "connect_timeout_s", "resume_timeout_s")
+"""What `Omni` takes besides them."""

@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from omnistage.client.options import CODE2WAV, CONSTRAINTS, DIFFUSION, OPTIONS, SAMPLING, TALKER, THINKER
+from omnistage.client.settings import SETTINGS
 
 OF_STAGES = {
     "thinker": (*THINKER, "messages", "verbatim"),
@@ -75,6 +76,13 @@ class Wording:
         pieces = _QUOTED.split(rest)  # What is quoted is somebody's own.
         pieces[::2] = [_NAME.sub(lambda name: self.name_of(name[0]), piece) for piece in pieces[::2]]
         return f"{head}{colon}{''.join(pieces)}"
+
+
+def of_launcher(message: str) -> str:
+    """What the launcher says of settings, in Python's names: it knows them as options of `omnistage serve`."""
+    message = re.sub(r"--replicas (\w+)=(\d+)", r"replicas={'\1': \2}", message)
+    names = {f"--{name.replace('_', '-')}": name for name in SETTINGS} | {"--checkpoint": "model_path"}
+    return re.sub(r"--[a-z][a-z-]*[a-z]", lambda option: names.get(option[0], option[0]), message)
 
 
 PYTHON = Wording(

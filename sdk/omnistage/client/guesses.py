@@ -1,0 +1,112 @@
+"""What somebody may have meant by a keyword that does not exist: by its letters, and by what it means in other libraries."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Collection, Iterable, Mapping
+
+SAME = {
+    "pipeline": ("model", "model_name", "model_id", "engine"),
+    "outputs": ("modalities", "return_audio", "output_modalities"),
+    "seed": ("random_seed", "manual_seed", "generator", "random_state"),
+    "timeout_s": ("timeout", "request_timeout", "max_time", "deadline"),
+    "max_tokens": ("max_new_tokens", "max_completion_tokens", "max_output_tokens", "max_length", "num_predict", "n_predict", "max_token"),
+    "min_tokens": ("min_new_tokens", "min_length"),
+    "stop": ("stop_sequences", "stop_strings", "stop_words", "stop_token_ids", "stops"),
+    "json_schema": ("response_format", "guided_json", "format", "schema", "output_schema", "json_mode", "response_schema", "grammar"),
+    "regex": ("guided_regex", "pattern"),
+    "choice": ("guided_choice", "choices"),
+    "temperature": ("temp", "do_sample", "greedy"),
+    "repetition_penalty": ("repeat_penalty",),
+    "voice": ("speaker", "voice_id", "voice_name", "spk", "speaker_id"),
+    "speed": ("rate", "speaking_rate", "length_scale"),
+    "sample_rate_hz": ("sample_rate", "sampling_rate", "sr", "samplerate"),
+    "steps": ("num_inference_steps", "num_steps", "inference_steps"),
+    "guidance_scale": ("guidance", "cfg", "cfg_scale", "true_cfg_scale", "classifier_free_guidance"),
+    "results": ("num_images", "num_images_per_prompt", "num_outputs", "count"),
+    "negative_prompt": ("negative", "neg_prompt"),
+    "media_type": ("output_format", "image_format"),
+    "images": ("image", "image_url", "init_image", "picture", "pictures", "multi_modal_data"),
+    "audios": ("audio", "sound", "sounds", "audio_url", "input_audio"),
+    "videos": ("video", "film", "films", "video_url"),
+}
+"""By an option, what it is called elsewhere."""
+
+OF_CALLS: Mapping[str, str] = {
+    **{other: f"here it is {name}" for name, others in SAME.items() for other in others},
+    **dict.fromkeys(("n", "num_return_sequences", "best_of"), "results is how many pictures; for several answers ask several times"),
+    **dict.fromkeys(("size", "image_size", "resolution"), "give width and height, in pixels"),
+    **dict.fromkeys(
+        ("tools", "tool_choice", "functions", "function_call", "parallel_tool_calls"), "no pipeline calls tools or functions: leave it out"
+    ),
+    **dict.fromkeys(("logit_bias", "num_beams", "typical_p", "top_a", "use_cache"), "it is not offered: leave it out"),
+    **dict.fromkeys(
+        ("system", "system_prompt", "system_message", "instructions"),
+        "give chat a first turn that says it: {'role': 'system', 'content': ...}",
+    ),
+    **dict.fromkeys(("messages", "history", "conversation"), "chat takes a conversation, as its first argument"),
+    **dict.fromkeys(("stream", "streaming"), "stream, stream_chat, stream_say and stream_draw give events as they come"),
+    **dict.fromkeys(
+        ("sampling_params", "generation_config", "params", "options", "extra_body", "extra_args"),
+        "give each as an argument of its own, such as temperature=0.7",
+    ),
+    "use_audio_in_video": "give videos=[Video(path, use_audio=True)]",
+    "user": "api_key of Omni says who asks",
+    **dict.fromkeys(("base_url", "api_base", "url", "host"), "Omni(address='HOST:PORT') names a router"),
+    **dict.fromkeys(
+        ("images", "audios", "videos"), "generate takes it; in chat a turn has it: {'role': 'user', 'content': ..., 'images': [...]}"
+    ),
+}
+"""By a keyword that no call takes, or not each, what to do instead."""
+
+OF_CLIENTS: Mapping[str, str] = {
+    **dict.fromkeys(
+        ("model", "model_name", "model_id", "checkpoint", "model_dir", "pretrained_model_name_or_path", "path"),
+        "model_path is a checkpoint, a folder or owner/name; pipeline is the name of a pipeline",
+    ),
+    **dict.fromkeys(
+        ("base_url", "api_base", "url", "host", "port", "server", "endpoint", "target", "router"),
+        "address='HOST:PORT' names a router",
+    ),
+    **dict.fromkeys(("key", "token", "api_token", "auth"), "here it is api_key"),
+    **dict.fromkeys(("timeout", "request_timeout", "timeout_s"), "each call has timeout_s; here are start_timeout_s and connect_timeout_s"),
+    **dict.fromkeys(("tp", "tp_size", "tensor_parallel", "num_gpus"), "here it is tensor_parallel_size"),
+    **dict.fromkeys(("max_num_seqs", "max_concurrency", "max_concurrent_requests"), "here it is max_sessions"),
+    "max_num_batched_tokens": "here it is max_batch_tokens",
+    **dict.fromkeys(("device_map", "devices"), "here it is device"),
+    **dict.fromkeys(("torch_dtype", "precision"), "here it is dtype"),
+    **dict.fromkeys(("num_threads", "cpu_threads"), "here it is threads"),
+    **dict.fromkeys(("enable_prefix_caching", "prefix_caching", "use_cache"), "here it is enable_cache"),
+    **dict.fromkeys(("max_model_len", "max_seq_len", "context_length", "n_ctx"), "kv_cache_bytes is the memory for contexts"),
+    "trust_remote_code": "no code of a checkpoint is run: leave it out",
+    **dict.fromkeys(("quantization", "load_in_8bit", "load_in_4bit"), "it is not offered: leave it out"),
+    **dict.fromkeys(("organization", "project", "http_client", "default_headers"), "gRPC has no use for it: leave it out"),
+}
+"""By a keyword that `Omni` does not take."""
+
+
+def near(name: str, known: Iterable[str]) -> str:
+    """The known name that is spelt most like this; empty: none is like it."""
+    return next(iter(difflib.get_close_matches(name, list(known), 1)), "")
+
+
+def unknown_options(given: Collection[str], known: Collection[str], settings: Collection[str]) -> TypeError:
+    """Of keyword arguments of a call. settings: what `Omni` takes."""
+    of_omni = {name: f"Omni takes it: Omni({name}=...)" for name in settings}
+    return _refusal("a call takes no", given, known, {**of_omni, **OF_CALLS}, "help(Omni.generate)")
+
+
+def unknown_settings(given: Collection[str], known: Collection[str], options: Collection[str]) -> TypeError:
+    """Of keyword arguments of `Omni`. options: what a call takes."""
+    of_calls = {name: f"each call takes it: omni.generate(prompt, {name}=...)" for name in options}
+    return _refusal("Omni takes no", given, known, {**of_calls, **OF_CLIENTS}, "help(Omni)")
+
+
+def _refusal(told: str, given: Collection[str], known: Collection[str], meant: Mapping[str, str], page: str) -> TypeError:
+    def guess(name: str) -> str:
+        if name in meant:
+            return meant[name]
+        like = near(name, known)
+        return f"did you mean {like}?" if like else f"{page} tells what there is"
+
+    return TypeError("; ".join(f"{told} {name}: {guess(name)}" for name in sorted(given)))
