@@ -56,7 +56,7 @@ def test_settings_reach_the_stages_or_are_refused(family: Family) -> None:
     assert told == ["0.5, which means nothing on a CPU"] * 3
     with pytest.raises(StackError, match="no stage of toy has a use for it") as raised, Omni(pipeline="toy", tensor_parallel_size=2):
         pass
-    assert "--replicas" in raised.value.message
+    assert "replicas={'talker': 2}" in raised.value.message
     with pytest.raises(StackError, match="max_batch_size 2: the talker of toy"), Omni(pipeline="toy", max_batch_size={"talker": 2}):
         pass
     assert family.pids() == []
