@@ -119,6 +119,10 @@ REFUSALS = [
     ("talker.voice", "no voice 'nobody'", "voice", "--voice", "/voice", "audio.voice"),
     ("code2wav.sample_rate_hz", "must be 8000", "sample_rate_hz", "--sample-rate", "--sample-rate", None),
     ("diffusion.guidance_scale", "must be from 0", "guidance_scale", "--guidance", "--guidance", None),
+    (
+        *("thinker.constraint", "toy cannot constrain its text", "json_schema, regex or choice"),
+        *("--json-schema, --regex or --choice", "--json-schema, --regex or --choice", None),
+    ),
     ("seed", "is 'x'", "seed", "--seed", "/seed", "seed"),
 ]
 

@@ -43,7 +43,7 @@ PICTURES = (".png", ".jpg", ".jpeg", ".webp")
 
 REFUSED = (
     ("outputs", "--out", "Leave --out out for the text alone."),
-    ("code2wav.sample_rate_hz", "--sample-rate", "Give another one, or none for the model's own."),
+    ("code2wav.sample_rate_hz", "--sample-rate", ""),
     ("talker.voice", "--voice", "Leave it out for the usual voice."),
     ("code2wav.voice", "--voice", "Leave it out for the usual voice."),
 )

@@ -15,6 +15,7 @@ _TYPED = {
     "json_schema": "--json-schema",
     "regex": "--regex",
     "choice": "--choice",
+    "thinker.constraint": "--json-schema, --regex or --choice",
     "temperature": "--temperature",
     "top_p": "--top-p",
     "voice": "--voice",

@@ -68,7 +68,7 @@ class Wording:
     def message(self, message: str, fields: tuple[str, ...] = ()) -> str:
         """A message. fields: those that it is about."""
         for field in fields:
-            for spelt in (field, renamed(field, OPTION_OF)):
+            for spelt in (field, PYTHON.name_of(field)):
                 if message.startswith(f"{spelt}:"):
                     message = self.name_of(field) + message[len(spelt) :]
                     break
@@ -87,6 +87,7 @@ def of_launcher(message: str) -> str:
 
 PYTHON = Wording(
     {
+        "thinker.constraint": "json_schema, regex or choice",
         "pipelines": "`pipelines()`",
         "servers": "`replicas()`",
         "addresses": "address='HOST:PORT,HOST:PORT'",
