@@ -84,7 +84,9 @@ def test_a_snippet_that_is_wrong_is_told(tmp_path: Path) -> None:
     path = tmp_path / "wrong.py"
     path.write_text(PRELUDE + "".join(WRONG), encoding="utf-8")
     first = len(PRELUDE.splitlines()) + 1
-    told = dict(re.findall(r"wrong\.py:(\d+): error: (.*)", checked([path]).stdout))
+    told: dict[str, str] = {}
+    for line, error in re.findall(r"wrong\.py:(\d+): (?:error|note): (.*)", checked([path]).stdout):
+        told[line] = f"{told.get(line, '')} {error}"
     assert {int(line) for line in told} == set(range(first, first + len(WRONG)))
     assert all(word in told[str(line)] for line, word in enumerate(WRONG.values(), first))
 

@@ -37,7 +37,7 @@ def film() -> Iterator[Omni]:
 def test_generate_draws_where_nothing_else_can_be_done(film: Omni) -> None:
     drawn = film.draw("a hill", seed=4, width=24, height=16, steps=3)
     for named in ({}, {"pipeline": "toy-film"}):
-        answer = film.generate("a hill", seed=4, width=24, height=16, steps=3, **named)  # type: ignore[arg-type]
+        answer = film.generate("a hill", seed=4, width=24, height=16, steps=3, **named)  # type: ignore[call-overload]
         assert [picture.data for picture in answer.pictures] == [picture.data for picture in drawn.pictures]
     (image,) = answer.images
     assert image.size == (24, 16)

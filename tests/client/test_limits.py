@@ -173,4 +173,4 @@ def test_what_is_too_large_is_a_mistake_of_the_request(toy_address: str, ask: Ca
 @pytest.mark.parametrize("name", ["max_tokens", "sample_rate_hz", "width", "height", "steps", "results"])
 async def test_zero_is_not_the_default(name: str) -> None:
     with pytest.raises(BadRequestError, match=f"{name}: is 0; give at least 1"):
-        await AsyncOmni(address="127.0.0.1:1").generate("Hi", **{name: 0})  # type: ignore[arg-type]
+        await AsyncOmni(address="127.0.0.1:1").generate("Hi", **{name: 0})  # type: ignore[call-overload]
