@@ -31,11 +31,18 @@ def told(*reports: stage_pb2.Report) -> Sequence[omni_pb2.GenerateResponse]:
 
 
 def thinker(drew: bool | None) -> stage_pb2.Report:
-    return stage_pb2.Report(kind=stage_pb2.STAGE_KIND_THINKER, drew=drew)
+    return drawn(stage_pb2.Report(kind=stage_pb2.STAGE_KIND_THINKER), drew)
+
+
+def drawn(report: stage_pb2.Report, drew: bool | None) -> stage_pb2.Report:
+    """None: an older stage, which does not say it."""
+    if drew is not None:
+        report.drew = drew
+    return report
 
 
 def talker(words: str = "", count: int = 0, drew: bool | None = False) -> stage_pb2.Report:
-    return stage_pb2.Report(kind=stage_pb2.STAGE_KIND_TALKER, unspoken=count, unspoken_words=words, drew=drew)
+    return drawn(stage_pb2.Report(kind=stage_pb2.STAGE_KIND_TALKER, unspoken=count, unspoken_words=words), drew)
 
 
 async def done_of(events: Sequence[omni_pb2.GenerateResponse]) -> Done:

@@ -121,8 +121,8 @@ class Peer(omni_pb2_grpc.OmniServiceServicer):
                 yield message
             await context.abort(play.code)
         if isinstance(play, tuple) and len(play) == 2 and isinstance(play[1], StageError):
-            for message in play[0]:
-                yield message
+            for begun in play[0]:
+                yield begun
             await abort(context, play[1])
         events = play if isinstance(play, Sequence) else list(answer(request))
         for message in events[:play] if isinstance(play, int) else events:

@@ -95,7 +95,7 @@ def test_what_stands_apart_is_in_the_versions_that_pyproject_names_and_for_every
         text = setup.hashed(group).read_text(encoding="utf-8")
         for python in lock.PYTHONS:
             listed = [one for one in ENTRY.finditer(text) if not one[3] or Marker(one[3]).evaluate({"python_version": python})]
-            packages = {canonicalize_name(one[1]): lock.Package(one[1], one[2], ()) for one in listed}
+            packages: dict[str, lock.Package] = {canonicalize_name(one[1]): lock.Package(one[1], one[2], ()) for one in listed}
             assert len(packages) == len(listed) == len(roots)
             assert lock.unmet(roots, packages, python) == []
 

@@ -129,6 +129,8 @@ class Stream:
         opened: stage_pb2.Opened | None = None
         call: Call | None = None
         silent = ""
+        loop = asyncio.get_running_loop()
+        slow = loop.call_later(open_timeout_s, lambda: is_slow())
 
         def leave(why: str) -> None:
             nonlocal silent
@@ -141,9 +143,7 @@ class Stream:
             if not is_alone():
                 leave(f"no answer within {open_timeout_s:g} s")
 
-        loop = asyncio.get_running_loop()
         limit = asyncio.timeout(deadline.remaining_s)
-        slow = loop.call_later(open_timeout_s, is_slow)
         attendance = channels.pulse(address).attend(leave, may_hedge, lambda: deadline.is_near or not is_alone())
         try:
             async with limit:

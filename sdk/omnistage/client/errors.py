@@ -336,7 +336,7 @@ def is_broken(error: grpc.aio.AioRpcError) -> bool:
 
 def says_when(error: grpc.aio.AioRpcError) -> bool:
     """True if the server says when to ask again."""
-    return _unpack(_details_of(error), error_details_pb2.RetryInfo).HasField("retry_delay")
+    return bool(_unpack(_details_of(error), error_details_pb2.RetryInfo).HasField("retry_delay"))
 
 
 def from_rpc_error(error: grpc.aio.AioRpcError) -> OmniError:

@@ -49,7 +49,7 @@ class Meter:
     def report(self, kind: stage_pb2.StageKind, replica: str, input_items: Mapping[str, int], failovers: int) -> stage_pb2.Report:
         """replica: this one's address. failovers: of the next hop."""
         first = self._first_output_at or self._last_output_at
-        return stage_pb2.Report(
+        told = stage_pb2.Report(
             kind=kind,
             replica=replica,
             queued=duration(self.timing.queued_s),
@@ -65,5 +65,7 @@ class Meter:
             unspoken=self.timing.unspoken,
             unspoken_words=" ".join(self.timing.unspoken_runs),
             notes=self.timing.notes,
-            drew=self.timing.drew,
         )
+        if self.timing.drew is not None:
+            told.drew = self.timing.drew
+        return told

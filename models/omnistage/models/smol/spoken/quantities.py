@@ -82,14 +82,14 @@ def _money(match: re.Match[str]) -> str:
         words = f"{amount(number)} {scale} {one if thing else many}"
     elif len(number.part) == 2 and small_one:
         coins = int(number.part)
-        words = (
+        parts = (
             []
             if number.whole.strip("0") == "" and coins
             else [f"{amount(number._replace(part=''))} {one if number.whole == '1' else many}"]
         )
         if coins:
-            words.append(f"{cardinal(coins)} {small_one if coins == 1 else small_many}")
-        words = " and ".join(words)
+            parts.append(f"{cardinal(coins)} {small_one if coins == 1 else small_many}")
+        words = " and ".join(parts)
     else:
         words = f"{amount(number)} {one if number.is_one or thing else many}"
     per = groups.get("per")
