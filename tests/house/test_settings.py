@@ -45,7 +45,9 @@ def test_the_command_line_reads_every_setting_by_stage(setting: str) -> None:
 
 def test_the_client_gives_every_setting_to_the_command_line() -> None:
     assert set(SETTINGS) <= {*StackSettings.__annotations__, "tensor_parallel_size"}
-    given = StackPlan(StackSettings(**dict.fromkeys(set(SETTINGS) - {"tensor_parallel_size"}, 3))).command(1, 2)  # type: ignore[typeddict-item]
+    values = {"device": "cpu", "dtype": "auto", "enable_cache": True, "gpu_memory_utilization": 0.5, "memory_share": 0.5}
+    settings = {name: values.get(name, 3) for name in set(SETTINGS) - {"tensor_parallel_size"}}
+    given = StackPlan(StackSettings(**settings)).command(1, 2)  # type: ignore[typeddict-item]
     assert {flag(setting) for setting in SETTINGS} <= set(given)
 
 

@@ -34,16 +34,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import grpc
 from google.protobuf.message import DecodeError, Message
 from google.rpc import error_details_pb2, status_pb2
 
 from omnistage.client.wording import PYTHON
-
-if TYPE_CHECKING:
-    from omnistage.client.answer import Answer
 
 M = TypeVar("M", bound=Message)
 
@@ -74,8 +71,8 @@ class OmniError(Exception):
     """The hint of a class, with places for names as `wording` fills them."""
 
     hint = _Hint()
-    answers: Sequence[Answer | None] = ()
-    """Of a list of texts, one of which failed: those that came."""
+    answers: Sequence[Any] = ()
+    """Where one of a list of texts failed: each an `Answer`, or None for one that failed too."""
 
     def __init__(
         self,
