@@ -45,6 +45,7 @@ READ: Mapping[str, Collection[str]] = {
     "LICENSE": (_TREE,),
     "NOTICE": (_TREE,),
     "docs/images/*.png": (_TREE,),
+    "tests/models/written_forms.tsv": ("tests/models/test_spoken.py", "tests/models/test_voice.py"),
     ".gitignore": (_TREE,),
     ".ci/run": ("tests/house/test_reach.py",),
     "Makefile": ("tests/house/test_setup.py", "tests/system/test_compose.py"),

@@ -124,9 +124,9 @@ class Peer(omni_pb2_grpc.OmniServiceServicer):
             for begun in play[0]:
                 yield begun
             await abort(context, play[1])
-        events = play if isinstance(play, Sequence) else list(answer(request))
-        for message in events[:play] if isinstance(play, int) else events:
-            yield message
+        events: Sequence[omni_pb2.GenerateResponse] = play if isinstance(play, Sequence) else list(answer(request))
+        for event in events[:play] if isinstance(play, int) else events:
+            yield event
         if play is not None:
             try:
                 await asyncio.Event().wait()

@@ -6,7 +6,7 @@ import re
 
 from omnistage.models.smol.spoken.characters import FRACTIONS
 from omnistage.models.smol.spoken.form import Form, alternatives, before, behind, form, in_equation
-from omnistage.models.smol.spoken.numbers import NUMBER, amount, cardinal, counted, ordinal, parsed, plural
+from omnistage.models.smol.spoken.numbers import NUMBER, Written, amount, cardinal, counted, ordinal, parsed, plural
 from omnistage.models.smol.spoken.units import UNIT, unit_names
 
 CURRENCIES = {
@@ -69,7 +69,8 @@ _DAY = re.compile(r"\b(?:on|by|until|since|from|before|after|due|dated?) $", re.
 def _money(match: re.Match[str]) -> str:
     """A price: with two digits behind the point of its small coins."""
     groups = match.groupdict()
-    one, many, small_one, small_many = CURRENCIES[(groups["sign"]).rstrip(".")]
+    names = CURRENCIES[groups["sign"].rstrip(".")]
+    one, many, small, _ = names
     number = parsed(groups["number"])
     if one == "euro" and re.fullmatch(r"\d{1,3}\.\d{3}", groups["number"]):
         number = parsed(groups["number"].replace(".", ","))
@@ -80,20 +81,23 @@ def _money(match: re.Match[str]) -> str:
         words = f"{amount(number)} to {amount(groups['last'])} {scale} {many}".replace("  ", " ")
     elif scale:
         words = f"{amount(number)} {scale} {one if thing else many}"
-    elif len(number.part) == 2 and small_one:
-        coins = int(number.part)
-        parts = (
-            []
-            if number.whole.strip("0") == "" and coins
-            else [f"{amount(number._replace(part=''))} {one if number.whole == '1' else many}"]
-        )
-        if coins:
-            parts.append(f"{cardinal(coins)} {small_one if coins == 1 else small_many}")
-        words = " and ".join(parts)
+    elif len(number.part) == 2 and small:
+        words = _with_coins(number, names)
     else:
         words = f"{amount(number)} {one if number.is_one or thing else many}"
     per = groups.get("per")
     return f"{words} {'' if per == 'ea' else 'per '}{_PER_WORDS.get(per, per)}" if per else words
+
+
+def _with_coins(number: Written, names: tuple[str, str, str, str]) -> str:
+    """5.50 as "five dollars and fifty cents", 0.99 as "ninety nine cents"."""
+    one, many, small_one, small_many = names
+    coins = int(number.part)
+    small = f"{cardinal(coins)} {small_one if coins == 1 else small_many}"
+    if coins and not number.whole.strip("0"):
+        return small
+    large = f"{amount(number._replace(part=''))} {one if number.whole == '1' else many}"
+    return f"{large} and {small}" if coins else large
 
 
 def _is_kind(match: re.Match[str]) -> bool:
