@@ -9,7 +9,7 @@ from pathlib import Path
 import grpc
 import pytest
 
-from helpers.peer import STARTED, TEXT, Bare, Events, Peer, Play, answer, event, listening
+from helpers.peer import STARTED, TEXT, Bare, Events, Failing, Peer, Play, answer, event, listening
 from helpers.terminal import Terminal
 from omnistage.client import (
     AsyncOmni,
@@ -137,7 +137,7 @@ def failover() -> omni_pb2.GenerateResponse:
 @pytest.mark.parametrize("before", [[event(STARTED)], [event(STARTED), progress(), failover()]], ids=["its start", "progress"])
 async def test_what_is_no_output_binds_nobody(before: Events) -> None:
     """The answer begins anew, and is whole."""
-    peer = Peer((before, lost()))
+    peer = Peer(Failing(before, lost()))
     async with listening(peer) as wire, AsyncOmni(address=wire.address) as omni:
         events = [heard async for heard in omni.stream("Hi")]
     assert "".join(heard.text for heard in events if isinstance(heard, TextDelta)) == TEXT
@@ -147,7 +147,7 @@ async def test_what_is_no_output_binds_nobody(before: Events) -> None:
 
 
 async def test_what_the_caller_has_of_an_answer_is_not_given_twice() -> None:
-    peer = Peer((some(2), lost()))
+    peer = Peer(Failing(some(2), lost()))
     heard = []
     async with listening(peer) as wire, AsyncOmni(address=wire.address) as omni:
         with pytest.raises(StageLostError):

@@ -38,7 +38,15 @@ class Bare:
     after: int = 0
 
 
-Play = None | int | StageError | Events | Bare | tuple[Events, StageError]
+@dataclass(frozen=True)
+class Failing:
+    """Send these events and end with that error."""
+
+    events: Events
+    error: StageError
+
+
+Play = None | int | StageError | Events | Bare | Failing
 """What to do with one request: answer it whole; send so many events and then nothing more; refuse it; send exactly these events and then
 nothing more; end it without a word; send these events and end with that error."""
 
@@ -120,11 +128,11 @@ class Peer(omni_pb2_grpc.OmniServiceServicer):
             for message in list(answer(request))[: play.after]:
                 yield message
             await context.abort(play.code)
-        if isinstance(play, tuple) and len(play) == 2 and isinstance(play[1], StageError):
-            for begun in play[0]:
+        if isinstance(play, Failing):
+            for begun in play.events:
                 yield begun
-            await abort(context, play[1])
-        events: Sequence[omni_pb2.GenerateResponse] = play if isinstance(play, Sequence) else list(answer(request))
+            await abort(context, play.error)
+        events = play if isinstance(play, Sequence) else list(answer(request))
         for event in events[:play] if isinstance(play, int) else events:
             yield event
         if play is not None:
