@@ -105,9 +105,9 @@ NEVER = sorted(name for name, reason in REASONS.items() if reason.retry_delay_s 
 async def test_what_does_not_say_when_is_not_asked_again(reason: str) -> None:
     peer = Peer(StageError(reason, "so it is"))
     async with listening(peer) as wire, AsyncOmni(address=wire.address) as omni:
-        with pytest.raises(OmniError, match=r"so it is$"):
+        with pytest.raises(OmniError) as caught:
             await omni.generate("Hi")
-    assert len(peer.requests) == 1
+    assert (caught.value.message, len(peer.requests)) == ("so it is", 1)
 
 
 async def test_a_proxy_that_does_not_say_when_is_not_asked_again() -> None:
