@@ -178,9 +178,10 @@ def _mixed(match: re.Match[str]) -> str | None:
 
 def _vulgar(match: re.Match[str]) -> str:
     over, under = FRACTIONS[match["sign"]]
+    unit = f" {unit_names(match['unit'])[1 if match['number'] and not _is_kind(match) else 0]}" if match["unit"] else ""
     if not match["number"]:
-        return fraction(over, under)
-    return f"{amount(match['number'])} and " + ("a half" if (over, under) == (1, 2) else fraction(over, under))
+        return fraction(over, under) + unit
+    return f"{amount(match['number'])} and " + ("a half" if (over, under) == (1, 2) else fraction(over, under)) + unit
 
 
 def _slashed(match: re.Match[str]) -> str | None:
@@ -240,7 +241,7 @@ QUANTITIES: tuple[Form, ...] = (
     ),
     form(rf"(?P<number>{NUMBER})(?: (?P<scale>{SCALE_WORDS}))?[ -]?(?P<unit>{UNIT})(?![\w²³]|'[a-z])", _unit),
     form(r"(?P<number>\d{1,4})(?: |-)(?P<over>\d{1,2})/(?P<under>\d{1,3})(?![\d/])", _mixed),
-    form(rf"(?P<number>\d{{1,4}})?(?P<sign>[{''.join(FRACTIONS)}])", _vulgar),
+    form(rf"(?P<number>\d{{1,4}})?(?P<sign>[{''.join(FRACTIONS)}])(?:[ -]?(?P<unit>{UNIT})(?![\w²³]))?", _vulgar),
     form(r"(?P<over>\d{1,4})/(?P<under>\d{1,4})(?![\d/]|\.\d|[A-Za-z])", _slashed),
 )
 SIZES: tuple[Form, ...] = (form(r"(?<=\d)x(?=\d)|(?<=[\dm'\"t] )x(?= ?\d)", _by),)

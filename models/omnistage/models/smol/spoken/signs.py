@@ -13,7 +13,7 @@ from omnistage.models.smol.spoken.roman import ROMAN_SIGNS
 _GREEK = "".join(GREEK)
 _POWERS = "".join(SUPERSCRIPTS)
 _MONEY = re.escape(CURRENCY_SIGNS)
-_NUMBER_FOLLOWS = re.compile(rf"[-−+±~]?(?:US|[CA])?[{_MONEY}]? ?\.?\d")
+_NUMBER_FOLLOWS = re.compile(rf"[-−+±~]?(?:US|[CA])?[{_MONEY}]? ?[.']?\d|[½¼¾⅓⅔⅛⅜⅝⅞]")
 _SIGNED_THING = re.compile(rf"(?:US)?[{_MONEY}]?\.?\d|[√∞(]|[{_GREEK}]")
 _OPERAND_FOLLOWS = re.compile(rf"(?:[-−+±]?(?:[{_MONEY}]?\.?\d|[√∞∛(]|[{_GREEK}]|[A-Za-z](?![A-Za-z'.])))")
 _OPERAND_BEFORE = re.compile(rf"(?:[\d)%°∞½¼¾!{_POWERS}{_GREEK}]|(?<![A-Za-z'.])[A-Za-z]|[A-Za-z]\^?\d)$")

@@ -17,7 +17,7 @@ _DAY = r"(?P<day>\d{1,2})(?:st|nd|rd|th)?"
 _AM = r"(?: ?(?P<half>[AaPp])(?:\.[Mm]\.|[Mm])(?![A-Za-z]))"
 _ZONE = r"(?P<zone> (?:EST|EDT|CST|CDT|MST|MDT|PST|PDT|UTC|GMT|CET|CEST|BST|IST|JST|ET|PT|CT)\b)?"
 _DECADE_BEFORE = re.compile(
-    r"^$|(?:\b(?:the|his|her|their|my|your|our|its|mid|early|late|in|and|to|of|or|roaring|swinging)[ -]|')$", re.IGNORECASE
+    r"^$|(?:\d0'?s ?[-–]|\b(?:the|his|her|their|my|your|our|its|mid|early|late|in|and|to|of|or|roaring|swinging)[ -]|')$", re.IGNORECASE
 )
 
 
