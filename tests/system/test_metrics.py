@@ -43,7 +43,7 @@ UP = "omnistage_process_up"
 PROCESSES = ("thinker", "talker-0", "talker-1", "code2wav", "router", "launcher")
 
 ALL = {"all", "those with shared memory"}
-TEXT, SOUND, PICTURES = "those that make text", "those that make sound", "those that make pictures"
+TEXT, SOUND, PICTURES, SPEAKS = "those that make text", "those that make sound", "those that make pictures", "Talkers"
 TENSORS, BATCHES, CACHE = "those that make tensors", "those that compute several in one step", "those with a KV cache"
 
 
@@ -116,9 +116,9 @@ async def test_each_process_of_a_stack_shows_what_the_page_says_of_it_and_nothin
     page = await stack.page_with(dict.fromkeys(PROCESSES, True))
     assert (
         described(page, without=[PROCESS]).keys()
-        == said("Router", "Stages", "Every process", "Launcher", who={*ALL, TEXT, SOUND, TENSORS}).keys()
+        == said("Router", "Stages", "Every process", "Launcher", who={*ALL, TEXT, SOUND, TENSORS, SPEAKS}).keys()
     )
-    stages = {"thinker": {*ALL, TEXT, TENSORS}, "talker-0": ALL, "talker-1": ALL, "code2wav": {*ALL, SOUND}}
+    stages = {"thinker": {*ALL, TEXT, TENSORS}, "talker-0": {*ALL, SPEAKS}, "talker-1": {*ALL, SPEAKS}, "code2wav": {*ALL, SOUND}}
     every = said("Every process")
     for process, who in stages.items():
         shown = described(of_process(page, process), without=[PROCESS])
@@ -149,7 +149,7 @@ async def test_stages_that_have_more_show_what_the_page_says_of_them() -> None:
 def test_the_page_has_every_row_in_a_place_that_is_looked_at() -> None:
     rows = documented()
     assert {row.section for row in rows} == {"Router", "Stages", "Gateway", "Every process", "Launcher"}
-    assert {row.who for row in rows if row.section == "Stages"} == {*ALL, TEXT, SOUND, PICTURES, TENSORS, BATCHES, CACHE}
+    assert {row.who for row in rows if row.section == "Stages"} == {*ALL, TEXT, SOUND, PICTURES, SPEAKS, TENSORS, BATCHES, CACHE}
     assert len({row.name for row in rows}) == len(rows)
 
 
