@@ -15,8 +15,9 @@ import pytest
 
 from omnistage.cli.wording import CHAT, SHELL, told
 from omnistage.client import errors, found
-from omnistage.client.errors import BadRequestError, DeadlineError, FieldViolation, OmniError, StageLostError
+from omnistage.client.errors import BadRequestError, DeadlineError, FieldViolation, OmniError, StageLostError, UnavailableError
 from omnistage.client.found import Found, advise
+from omnistage.client.routers import Routers
 from omnistage.client.wording import PYTHON, Wording
 from omnistage.gateway.chat_options import FIELDS
 from omnistage.gateway.failure import HINTS, of_omni, wording
@@ -155,6 +156,16 @@ def test_a_refused_field_is_called_what_was_written(field: str, what: str, pytho
 def test_options_that_a_refusal_names_are_those_that_can_be_typed(message: str, shell: str) -> None:
     field = message.partition(":")[0]
     assert SHELL.message(message, (field,)) == shell
+
+
+async def test_who_was_too_quick_to_connect_is_told_to_wait_longer() -> None:
+    for timeout_s, is_short in ((0.01, True), (1.0, False)):
+        routers = Routers("127.0.0.1:1")
+        with pytest.raises(UnavailableError) as refused:
+            await routers.connect(timeout_s, None)
+        await routers.close()
+        assert ("--timeout" in told(refused.value)[1]) is is_short
+        assert "omnistage serve" in refused.value.hint
 
 
 def test_a_hint_names_an_option_with_its_value() -> None:

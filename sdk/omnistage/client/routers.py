@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 TURN_S = 1.0
 """How long one of several addresses may take to connect before the next one has its turn. A host that is down does not even refuse."""
 
+SHORT_S = 1.0
+"""Who waits less may have been too quick for a router that is there."""
+
 
 @dataclass(frozen=True, slots=True)
 class Router:
@@ -87,7 +90,9 @@ class Routers:
             if self._closed:
                 raise ClosedError("the client was closed while it connected") from None
             where = ", ".join(self._addresses)
-            raise UnavailableError(f"no server answers at {where} (waited {timeout_s:g} s)", code=grpc.StatusCode.UNAVAILABLE) from None
+            hint = f"Give more time: {{timeout_s}}. {UnavailableError.ADVICE}" if timeout_s < SHORT_S else ""
+            message = f"no server answers at {where} (waited {timeout_s:g} s)"
+            raise UnavailableError(message, hint=hint, code=grpc.StatusCode.UNAVAILABLE) from None
         # After the connection, not before: who listens may have changed in between.
         if self._is_trusted is not None and not await asyncio.to_thread(self._is_trusted, address):
             hint = f"If you trust it, name it: {{address={address}}}."
