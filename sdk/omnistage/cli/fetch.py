@@ -80,7 +80,12 @@ def checkpoint(text: str, option: str, check: Check) -> Path:
         return folder.absolute()
     if name is None:
         raise BadRequestError.of(option, f"{text} is not a folder")
-    return _fetched(name, check, notices).folder
+    try:
+        return _fetched(name, check, notices).folder
+    except StackError as error:
+        if folder.parent.is_dir():  # It may have been meant as a path.
+            error.hint = f"There is no folder {text} here. {error.hint}"
+        raise
 
 
 def named(text: str) -> HubName | None:
@@ -114,14 +119,13 @@ def _hint(name: HubName, error: FetchError) -> str:
 
     match error:
         case UnknownName():
-            names = f"Names are as {endpoint()} spells them, owner/name or owner/name@revision; HF_ENDPOINT names another hub."
-            return f"There is no such folder here either. {names} {_here()}"
+            return f"Names are as {endpoint()} spells them, owner/name or owner/name@revision; HF_ENDPOINT names another hub. {_here()}"
         case NoWeights():
             return "`omnistage pipelines` lists what can be served."
         case AccessRefused():
             return f"When that is done, `omnistage pull {name}` tries again."
         case HubUnreachable():
-            return f"There is no such folder here either. `omnistage pull {name}` tries again; what is already there is kept. {_here()}"
+            return f"`omnistage pull {name}` tries again; what is already there is kept. {_here()}"
     return f"`omnistage pull {name}` tries again; what is already there is kept."
 
 
