@@ -85,6 +85,10 @@ class Rhythm:
         return max(SILENCE, PERIODS * self._period, min(round(GAPS * self._longest), LONGEST))
 
 
+def _at_once() -> bool:
+    return True
+
+
 class Attendance:
     """One stream that listens to a pulse. Whoever it tells hears, once, that the stream is to be given up; then, or at `leave`, this is
     over."""
@@ -103,6 +107,8 @@ class Attendance:
         self._told = told
 
     def leave(self) -> None:
+        """Its owner may be in a cycle with it: nothing else is kept by that."""
+        self._may_hedge, self._may_leave = None, _at_once
         self._pulse.leave(self)
 
     def look(self, rhythm: Rhythm) -> None:
@@ -141,7 +147,7 @@ class Pulse:
         """It did not beat in time when it was listened to last: better ask another one."""
         return not self._mute and self._rhythm.quiet >= self._rhythm.hesitation
 
-    def attend(self, told: Told, may_hedge: Callable[[], bool] | None = None, may_leave: Callable[[], bool] = lambda: True) -> Attendance:
+    def attend(self, told: Told, may_hedge: Callable[[], bool] | None = None, may_leave: Callable[[], bool] = _at_once) -> Attendance:
         """Listen on behalf of a stream. told: called at silence. may_hedge: asked, once, when the peer hesitates; if so, told is called.
         may_leave: asked at silence, again and again; if not, told is not called."""
         if self._end is not None:

@@ -130,7 +130,7 @@ class Stream:
         call: Call | None = None
         silent = ""
         loop = asyncio.get_running_loop()
-        slow = loop.call_later(open_timeout_s, lambda: is_slow())
+        slow = loop.call_later(open_timeout_s, lambda: is_slow())  # noqa: F821  # It is cancelled before that.
 
         def leave(why: str) -> None:
             nonlocal silent
@@ -139,7 +139,7 @@ class Stream:
 
         def is_slow() -> None:
             nonlocal slow
-            slow = loop.call_later(LOOK_S, is_slow)
+            slow = loop.call_later(LOOK_S, is_slow)  # noqa: F821
             if not is_alone():
                 leave(f"no answer within {open_timeout_s:g} s")
 
@@ -164,6 +164,7 @@ class Stream:
             lost = f"cannot be reached: {_details(error)}"
         finally:
             slow.cancel()
+            del is_slow  # It knows itself, and by whom the request is kept: a cycle.
             if opened is None:
                 attendance.leave()
                 if call is not None:
