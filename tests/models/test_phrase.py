@@ -6,7 +6,7 @@ import random
 import re
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from omnistage.models.smol.phrase import MAX_CHARACTERS, Pause, Phrase, PhraseCutter
@@ -70,6 +70,7 @@ def test_lines_of_given_text_are_those_of_markdown(text: str, expected: list[tup
     assert [(phrase.text, phrase.pause) for phrase in given_phrases(text)] == expected
 
 
+@example("[~[1")
 @given(st.text(alphabet=MARKDOWN, max_size=200))
 def test_every_character_knows_where_it_stands_in_the_markdown(text: str) -> None:
     """Words for signs ("times") and commas between cells stand nowhere."""

@@ -47,6 +47,7 @@ class PlainText:
         self._heading = False
         self._last = ""
         self._run = ""
+        self._run_at = -1
         self._held = ""
         self._held_at = 0
 
@@ -178,7 +179,7 @@ class PlainText:
         if character == "\n":
             self._end_line("")
         elif character in "*_~`":
-            self._run = (self._run + character)[:4]
+            self._run, self._run_at = (self._run + character)[:4], self._at
         elif character == "\\":
             self._state = self._escaped
         elif character == "[":
@@ -222,11 +223,11 @@ class PlainText:
     def _end_run(self, following: str) -> None:
         """A run of marks is over: emphasis and code marks vanish; an operator between two operands is read."""
         run, self._run = self._run, ""
-        before = self._last
+        before, behind = self._last, self._at - self._run_at
         if run == "*" and ((before == " " and following == " ") or (before.isdigit() and following.isdigit())):
-            self._put(" times " if before.isdigit() else "times", 1)
+            self._put(" times " if before.isdigit() else "times", behind)
         elif run == "~" or (run == "_" and before.isalnum() and following.isalnum()):
-            self._put(run, 1)
+            self._put(run, behind)
 
     def _cell(self) -> None:
         """A comma behind the cell, in front of its last space, which is held back for that; none behind an empty one."""
