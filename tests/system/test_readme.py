@@ -22,8 +22,9 @@ LIMIT_S = 280.0
 BENCH, SHORT_BENCH = "--concurrency 1,4", "--concurrency 1,2 --requests 2 --warmup 0"
 PLAYER = "#!/bin/sh\ncat > played.wav\n"
 """In place of `aplay`, which a machine without sound lacks."""
-ELSEWHERE = ("git clone", "make demo", "make up", "make down", "docker compose")
-"""`make demo` runs in the long form, what is about containers in tests/system/test_compose.py."""
+INSTALLS = ("make wheels", "pip install", "pipx install")
+ELSEWHERE = ("git clone", "make demo", "make up", "make down", "docker compose", *INSTALLS)
+"""`make demo` runs in the long form; containers are those of test_compose.py, wheels those of test_installed.py."""
 WRITES = {"ask": ["geyser.wav"], "say": ["played.wav"], "draw": ["circle.png"]}
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
@@ -106,6 +107,8 @@ def test_what_it_names_is_there() -> None:
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
     named = set(re.findall(r"(?:^|`)make ([a-z][a-z0-9-]*)", README, re.MULTILINE))
     assert named and named <= targets
+    page = (ROOT / "docs" / "client.md").read_text(encoding="utf-8")
+    assert [line for line in commands() if line.startswith(INSTALLS) and line not in page] == []
     help_text = typed(f"{sys.executable} -m omnistage.cli --help", ROOT, usual_variables()).stdout
     for command in set(re.findall(r"(?:`|bin/)omnistage ([a-z][a-z-]*)", README)):
         assert re.search(rf"\b{command}\b", help_text), command
