@@ -4,7 +4,7 @@ HANG blocks it, WAKE lets it go on, at the latest after LONGEST_S. Its other thr
 connections and answer pings. Unless ENDING says so it does not end itself before, as servers do: others are to find it.
 
 HOLD stops all of its Python for ever: a call of native code that keeps the lock of the interpreter. Only gRPC's own threads go on. HOLD_ON
-does the same for HELD_S.
+does the same for HELD_S. BURN computes meanwhile, for as long as it may take.
 
 TRIM gives the kernel back what it has freed and keeps for later (host/memory.py). Who has an answer of its event loop after that knows that
 it is done.
@@ -24,6 +24,7 @@ from pathlib import Path
 from omnistage.host import event_loop
 
 HANG, WAKE, HOLD, TRIM, HOLD_ON = signal.SIGUSR1, signal.SIGUSR2, signal.SIGRTMIN, signal.SIGRTMIN + 1, signal.SIGRTMIN + 2
+BURN = signal.SIGRTMIN + 3
 HELD_S = 3
 LONGEST_S = 60.0
 
@@ -49,6 +50,11 @@ def hold_on(number: int, frame: object) -> None:
     ctypes.PyDLL(None).sleep(HELD_S)
 
 
+def burn(number: int, frame: object) -> None:
+    """One call of the interpreter's own C, some minutes long."""
+    sum(range(1 << 34))
+
+
 def trim(number: int, frame: object) -> None:
     gc.collect()
     ctypes.CDLL(None).malloc_trim(ctypes.c_size_t(0))
@@ -61,6 +67,7 @@ def main() -> None:
     signal.signal(HANG, hang)
     signal.signal(HOLD, hold)
     signal.signal(HOLD_ON, hold_on)
+    signal.signal(BURN, burn)
     signal.signal(TRIM, trim)
     if "OMNISTAGE_TEST_HANG_ENDS" not in os.environ:
         event_loop.PATIENCE_S = 2 * LONGEST_S

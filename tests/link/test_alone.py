@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 
 import pytest
+import structlog
+from structlog.testing import capture_logs
+from structlog.typing import EventDict
 
 from helpers.link import (
     ENDED,
@@ -86,6 +89,9 @@ class Growing:
     def lost(self, address: str) -> None:
         """It stays where it is."""
 
+    def known(self, address: str) -> Mapping[str, object]:
+        return {"process": {"state": "T"}}
+
 
 async def answer(link: Link) -> list[stage_pb2.RunResponse]:
     await link.open()
@@ -111,6 +117,39 @@ async def test_it_is_waited_for_on_the_same_stream(when: str) -> None:
         events = await hearing
     assert codes_of(events) == [0, 1] and not failovers_of(events)
     assert len(peer.requests) == 1 and not link.search.silent
+
+
+def waits_in(lines: Sequence[EventDict]) -> list[EventDict]:
+    return [line for line in lines if line["event"] in ("link.waits", "link.waited")]
+
+
+@pytest.mark.parametrize("when", WHEN)
+@pytest.mark.parametrize("wakes", [True, False])
+async def test_the_log_tells_where_the_wait_begins_and_where_it_ends(when: str, wakes: bool) -> None:
+    """With what is known of the replica, and as lines of the session that waits: the look at who is silent is one for all sessions."""
+    peer = Sleeper(when)
+    with capture_logs(processors=[structlog.contextvars.merge_contextvars]) as lines:
+        async with (
+            bare_peer(peer, peer.beats) as address,
+            link_by(Growing([address]), opening(checkpoints=["codes"]), within_s=30.0 if wakes else 2.5) as link,
+        ):
+            link.search._channels.pulse(address).attend(lambda why: None)  # Another session was there before.
+            structlog.contextvars.bind_contextvars(session_id="this one")
+            hearing = asyncio.create_task(answer(link))
+            if wakes:
+                await quiet_for(link, address, LONG)
+                peer.wakes.set()
+                await hearing
+            else:
+                with pytest.raises(StageError, match="DEADLINE"):
+                    await hearing
+    begin, end = waits_in(lines)
+    assert begin["event"] == "link.waits" and begin["why"].startswith("no sign of life for ")
+    assert (end["event"], end["answers"]) == ("link.waited", wakes)
+    assert end["waited_s"] > 0
+    for line in (begin, end):
+        assert (line["stage"], line["address"], line["session_id"]) == ("talker", address, "this one")
+        assert line["process"] == {"state": "T"}
 
 
 @pytest.mark.parametrize("when", WHEN)

@@ -17,11 +17,13 @@ import structlog
 
 from omnistage.connector.transport import Sender
 from omnistage.link.channels import Channels
+from omnistage.link.deadline import Deadline, StreamLost
 from omnistage.link.feed import MAX_UNSENT, REPLAY_BYTES, Feed
+from omnistage.link.patience import Patience
 from omnistage.link.replay import OutputAccount, ReplayExpired
 from omnistage.link.route import Route
 from omnistage.link.search import Search
-from omnistage.link.stream import OPEN_TIMEOUT_BEHIND_S, OPEN_TIMEOUT_S, Deadline, Metadata, Stream, StreamLost
+from omnistage.link.stream import OPEN_TIMEOUT_BEHIND_S, OPEN_TIMEOUT_S, Metadata, Stream
 from omnistage.v1 import stage_pb2
 from omnistage.wire.batches import chunks_of
 from omnistage.wire.durations import duration
@@ -103,7 +105,13 @@ class Link:
             self._metadata,
             self._open_timeout_s + OPEN_TIMEOUT_BEHIND_S * len(hops),
             may_hedge,
-            lambda: self.search.is_alone(address, self._binding),
+            Patience(
+                self.stage,
+                address,
+                self._deadline,
+                lambda: self.search.is_alone(address, self._binding),
+                lambda: self.search.known(address),
+            ),
         )
         try:
             self.feed.restart(stream)

@@ -17,6 +17,7 @@ from collections.abc import Awaitable, Callable, Sequence
 import grpc
 import grpc.aio
 
+from omnistage.link.patience import Patience
 from omnistage.v1 import stage_pb2, stage_pb2_grpc
 from omnistage.wire.durations import duration
 
@@ -85,20 +86,16 @@ class Rhythm:
         return max(SILENCE, PERIODS * self._period, min(round(GAPS * self._longest), LONGEST))
 
 
-def _at_once() -> bool:
-    return True
-
-
 class Attendance:
     """One stream that listens to a pulse. Whoever it tells hears, once, that the stream is to be given up; then, or at `leave`, this is
     over."""
 
-    def __init__(self, pulse: Pulse, told: Told, may_hedge: Callable[[], bool] | None, may_leave: Callable[[], bool]) -> None:
+    def __init__(self, pulse: Pulse, told: Told, may_hedge: Callable[[], bool] | None, patience: Patience | None) -> None:
         """Use `Pulse.attend`."""
         self._pulse = pulse
         self._begun = pulse.ticks
         self._may_hedge = may_hedge
-        self._may_leave = may_leave
+        self._patience = patience
         self._told = told
 
     def now_tells(self, told: Told) -> None:
@@ -108,13 +105,20 @@ class Attendance:
 
     def leave(self) -> None:
         """Its owner may be in a cycle with it: nothing else is kept by that."""
-        self._may_hedge, self._may_leave = None, _at_once
+        patience, self._patience, self._may_hedge = self._patience, None, None
+        if patience is not None:
+            patience.over()
         self._pulse.leave(self)
+
+    def hear(self) -> None:
+        """The peer has beaten."""
+        if self._patience is not None:
+            self._patience.answers()
 
     def look(self, rhythm: Rhythm) -> None:
         """Silence from before the stream began is not held against the peer: it may just have woken."""
         quiet = min(rhythm.quiet, self._pulse.ticks - self._begun)
-        if quiet >= rhythm.silence and self._may_leave():
+        if quiet >= rhythm.silence and (self._patience is None or self._patience.may_leave(_silence(quiet))):
             self._give_up(quiet)
         elif self._may_hedge is not None and quiet >= rhythm.hesitation:
             may_hedge, self._may_hedge = self._may_hedge, None
@@ -123,7 +127,11 @@ class Attendance:
 
     def _give_up(self, quiet: int) -> None:
         self.leave()
-        self._told(f"no sign of life for {TICK_S * quiet:.1f} s")
+        self._told(_silence(quiet))
+
+
+def _silence(quiet: int) -> str:
+    return f"no sign of life for {TICK_S * quiet:.1f} s"
 
 
 class Pulse:
@@ -147,13 +155,13 @@ class Pulse:
         """It did not beat in time when it was listened to last: better ask another one."""
         return not self._mute and self._rhythm.quiet >= self._rhythm.hesitation
 
-    def attend(self, told: Told, may_hedge: Callable[[], bool] | None = None, may_leave: Callable[[], bool] = _at_once) -> Attendance:
+    def attend(self, told: Told, may_hedge: Callable[[], bool] | None = None, patience: Patience | None = None) -> Attendance:
         """Listen on behalf of a stream. told: called at silence. may_hedge: asked, once, when the peer hesitates; if so, told is called.
-        may_leave: asked at silence, again and again; if not, told is not called."""
+        patience: asked at silence, again and again; None: there is none."""
         if self._end is not None:
             self._end.cancel()
             self._end = None
-        attendance = Attendance(self, told, may_hedge, may_leave)
+        attendance = Attendance(self, told, may_hedge, patience)
         self._attending.add(attendance)
         self._pulses.start_ticks(self)
         return attendance
@@ -184,6 +192,8 @@ class Pulse:
         self._rhythm.beat(report.period.seconds + report.period.nanos / 1e9 if report.HasField("period") else 1.0)
         if was_quiet and not self._attending:
             self._end_later()
+        for attendance in tuple(self._attending) if was_quiet else ():
+            attendance.hear()
 
     async def _listen(self) -> None:
         """Watch until dropped. A peer that has no Watch, or one that fails, answers all the same: it is not silent, only mute."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -36,6 +36,9 @@ class Route(Protocol):
     def lost(self, address: str) -> None:
         """A replica was lost."""
 
+    def known(self, address: str) -> Mapping[str, object]:
+        """What the log is to say of a replica that gives no sign of life; empty where nothing is known."""
+
 
 @dataclass(frozen=True, slots=True)
 class FixedRoute:
@@ -55,3 +58,6 @@ class FixedRoute:
 
     def lost(self, address: str) -> None:
         """The link itself asks a lost address last; nobody else is told here."""
+
+    def known(self, address: str) -> Mapping[str, object]:
+        return {}

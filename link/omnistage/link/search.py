@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 import structlog
 
 from omnistage.link.channels import Channels
+from omnistage.link.deadline import Deadline, StreamLost
 from omnistage.link.replay import ReplayExpired
 from omnistage.link.route import Route
-from omnistage.link.stream import Deadline, Stream, StreamLost
+from omnistage.link.stream import Stream
 from omnistage.v1 import stage_pb2
 from omnistage.wire.errors import StageError
 from omnistage.wire.kinds import kind_name
@@ -68,6 +69,10 @@ class Search:
     def is_alone(self, address: str, revisions: Sequence[str]) -> bool:
         """Whether there is nobody else to go to, but for those who give no sign of life either. revisions: as in Route.place."""
         return all(self._channels.is_quiet(other) for other in self._route.others(address, revisions))
+
+    def known(self, address: str) -> Mapping[str, object]:
+        """As Route.known."""
+        return self._route.known(address)
 
     def _is_another(self, revisions: Sequence[str]) -> bool:
         """Whether there is one now that was not there to be asked, as after a long wait for one that was alone. It is, once."""

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable, Sequence
+from types import TracebackType
 
 import grpc.aio
 
 from omnistage.connector.transport import Sender
 from omnistage.link.channels import Channels
+from omnistage.link.deadline import Deadline
+from omnistage.link.patience import Patience
 from omnistage.link.pulse import Attendance
 from omnistage.v1 import stage_pb2, stage_pb2_grpc
 from omnistage.wire.channel import connect, is_taken
-from omnistage.wire.errors import LOST_HERE, Reason, StageError, protocol_error
+from omnistage.wire.errors import StageError, protocol_error
 from omnistage.wire.ports import Allowance
 from omnistage.wire.writer import StreamWriter
 
@@ -27,54 +29,11 @@ names the stage that did not answer. A replica that is silent is left much soone
 LOOK_S = 0.2
 """Between two looks whether one that takes too long may be left."""
 
-LAST_S = 0.5
-"""So long before the end of the time of a request a silent replica is given up though it is alone: so that the caller hears who it was."""
-
 HANDSHAKE_TIMEOUT_S = 15.0
 """Time for the half-close after Ended: a busy caller still reads what came before. Meanwhile only the stream itself is held."""
 
 Call = grpc.aio.StreamStreamCall[stage_pb2.RunRequest, stage_pb2.RunResponse]
 Metadata = Sequence[tuple[str, str]]
-
-
-class StreamLost(StageError):
-    """The replica is gone, as this end of the stream saw: no Ended came and none will."""
-
-    def __init__(self, stage: str, message: str) -> None:
-        super().__init__("STAGE_LOST", message, metadata={"stage": stage})
-
-    @property
-    def meaning(self) -> Reason:
-        return LOST_HERE
-
-
-class Deadline:
-    """The end of a request's time. A link asks it first: what ended at the deadline was not lost."""
-
-    def __init__(self, at: float) -> None:
-        """at: in time.monotonic() seconds."""
-        self._at = at
-
-    @property
-    def remaining_s(self) -> float:
-        return max(self._at - time.monotonic(), 0.0)
-
-    @property
-    def is_near(self) -> bool:
-        """Whether it is time to say what was waited for."""
-        return self.remaining_s <= LAST_S
-
-    def silence(self, stage: str, message: str) -> StageError:
-        """The error of a stream whose replica was given up by this end."""
-        if self.is_near:
-            return StageError("DEADLINE", f"{message}, until the time of the request was over", metadata={"stage": stage})
-        return self.loss(stage, message)
-
-    def loss(self, stage: str, message: str) -> StageError:
-        """The error of a stream that ended without Ended."""
-        if self.remaining_s <= 0.01:
-            return StageError("DEADLINE", "the deadline of the request has passed", metadata={"stage": stage})
-        return StreamLost(stage, message)
 
 
 class Stream:
@@ -120,58 +79,40 @@ class Stream:
         metadata: Metadata,
         open_timeout_s: float,
         may_hedge: Callable[[], bool],
-        is_alone: Callable[[], bool],
+        patience: Patience,
     ) -> Stream:
         """Open a session at one replica. may_hedge: asked when the replica gives no sign of life at once; if so, the Open is withdrawn.
-        is_alone: asked when it is silent for longer, now and as long as the session runs, or does not answer in time: there is nobody to
-        go to, so it is waited for. What ends a process that hangs ends its connection.
+        patience: asked when it is silent for longer, now and as long as the session runs, or does not answer in time.
         Raises StageError: StreamLost if the replica cannot be reached, is silent or is lost, else what it answered."""
         opened: stage_pb2.Opened | None = None
         call: Call | None = None
-        silent = ""
-        loop = asyncio.get_running_loop()
-        slow = loop.call_later(open_timeout_s, lambda: is_slow())  # noqa: F821  # It is cancelled before that.
-
-        def leave(why: str) -> None:
-            nonlocal silent
-            silent = why
-            _expire(limit)
-
-        def is_slow() -> None:
-            nonlocal slow
-            slow = loop.call_later(LOOK_S, is_slow)  # noqa: F821
-            if not is_alone():
-                leave(f"no answer within {open_timeout_s:g} s")
-
-        limit = asyncio.timeout(deadline.remaining_s)
-        attendance = channels.pulse(address).attend(leave, may_hedge, lambda: deadline.is_near or not is_alone())
+        opening = _Opening(deadline.remaining_s, open_timeout_s, patience)
+        attendance = channels.pulse(address).attend(opening.give_up, may_hedge, patience)
         try:
-            async with limit:
+            async with opening:
                 channel = channels.get(address)
-                await _connect(channel, address, is_alone)
+                await _connect(channel, address, patience)
                 shown = (*metadata, *channels.metadata)
                 call = stage_pb2_grpc.StageServiceStub(channel).Run(timeout=deadline.remaining_s, metadata=shown, wait_for_ready=False)
                 del request.offers[:]
                 request.offers.extend(sender.offers())
                 opened = await _ask(call, stage, request, deadline)
+                patience.answers()
             return cls(stage, address, call, sender, deadline, attendance, opened)
         except ConnectionError as error:
             lost = f"cannot be reached: {error}"
         except TimeoutError:
             what = "the connection" if call is None else "Open"
-            lost = f"did not answer {what}: {silent or f'none within {CONNECT_TIMEOUT_S:g} s'}"
+            lost = f"did not answer {what}: {opening.why or f'none within {CONNECT_TIMEOUT_S:g} s'}"
         except (grpc.RpcError, asyncio.InvalidStateError) as error:
             lost = f"cannot be reached: {_details(error)}"
         finally:
-            slow.cancel()
-            del is_slow  # It knows itself, and by whom the request is kept: a cycle.
             if opened is None:
                 attendance.leave()
                 if call is not None:
                     call.cancel()
                 sender.close(clean=True)
-                del limit  # It knows the task, which may end with an error of this frame: a cycle that keeps the request.
-        raise deadline.silence(stage, f"{stage} {lost}") if silent else deadline.loss(stage, f"{stage} {lost}")
+        raise deadline.silence(stage, f"{stage} {lost}") if opening.why else deadline.loss(stage, f"{stage} {lost}")
 
     async def read(self) -> stage_pb2.RunResponse:
         """The next message. Raises StreamLost, DEADLINE, or PROTOCOL for bytes that are no message."""
@@ -223,14 +164,51 @@ class Stream:
         self.sender.close(clean=not lost)
 
 
-async def _connect(channel: grpc.aio.Channel, address: str, is_alone: Callable[[], bool]) -> None:
+class _Opening:
+    """The time of one Open: until its end, or until the replica is given up, because it is silent, or takes too long and is not alone. An
+    asynchronous context manager, which raises TimeoutError then. why: it was given up; empty: it was not.
+
+    While it lasts it knows the task, which may end with an error of a frame that knows this; afterwards nobody is in that cycle."""
+
+    def __init__(self, within_s: float, answer_s: float, patience: Patience) -> None:
+        """answer_s: time for an answer of a replica that is not alone."""
+        self._limit: asyncio.Timeout | None = asyncio.timeout(within_s)
+        self._answer_s = answer_s
+        self._patience = patience
+        self._look: asyncio.TimerHandle | None = None
+        self.why = ""
+
+    def give_up(self, why: str) -> None:
+        self.why = why
+        if self._limit is not None:
+            _expire(self._limit)
+
+    async def __aenter__(self) -> None:
+        assert self._limit is not None, "it is for one Open"
+        self._look = asyncio.get_running_loop().call_later(self._answer_s, self._is_slow)
+        await self._limit.__aenter__()
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        assert self._limit is not None and self._look is not None
+        self._look.cancel()
+        limit, self._limit, self._look = self._limit, None, None
+        await limit.__aexit__(kind, error, trace)
+
+    def _is_slow(self) -> None:
+        if self._patience.may_leave(f"no answer within {self._answer_s:g} s"):
+            self.give_up(f"no answer within {self._answer_s:g} s")
+        else:
+            self._look = asyncio.get_running_loop().call_later(LOOK_S, self._is_slow)
+
+
+async def _connect(channel: grpc.aio.Channel, address: str, patience: Patience) -> None:
     """As `connect`; as long as it takes where a process is there that takes connections and says nothing, and that is alone."""
     while True:
         try:
             await connect(channel, CONNECT_TIMEOUT_S)
             return
         except (ConnectionError, TimeoutError):
-            if not (is_alone() and await is_taken(address)):
+            if not (patience.is_alone() and await is_taken(address)):
                 raise
         await asyncio.sleep(LOOK_S)
 

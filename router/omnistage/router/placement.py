@@ -14,6 +14,7 @@ from omnistage.connector import locality
 from omnistage.host.names import Name, Resolver, SystemResolver, name_of
 from omnistage.host.spare import SHORTAGES
 from omnistage.link.channels import Channels
+from omnistage.router.process import ReplicaProcess
 from omnistage.v1 import omni_pb2, stage_pb2, stage_pb2_grpc
 from omnistage.wire.channel import Connection
 from omnistage.wire.errors import StageError
@@ -55,7 +56,8 @@ class Replica:
     name: the DNS name under which the server was found; None: its address is in the configuration. listed: the name still has the address.
     placed: sessions that this router gave to the server since its last report, which may not count them yet. suspect: since its last report
     a link lost the server, or heard no sign of life from it. refused: the server does not take the token of this router. silent: the server
-    counts as lost only because no report comes. rests: nobody listens to it now, and its load is that of its last report.
+    counts as lost only because no report comes. rests: nobody listens to it now, and its load is that of its last report. process: what
+    is known of it here.
     """
 
     kind: str
@@ -70,6 +72,10 @@ class Replica:
     refused: bool = False
     silent: bool = False
     rests: bool = False
+    process: ReplicaProcess = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.process = ReplicaProcess(self.address)
 
     @property
     def away(self) -> bool:
@@ -185,8 +191,15 @@ class Placement:
         """A link lost these replicas, or heard no sign of life from them. They are asked last until they report again."""
         for replica in self.all() if addresses else ():
             if replica.address in addresses:
+                if not replica.suspect and (known := replica.process.known()):
+                    log.warning("replica.suspect", stage=replica.kind, address=replica.address, **known)
                 replica.suspect = True
                 self.use()
+
+    def known(self, kind: str, address: str) -> dict[str, object]:
+        """What the log is to say of a replica that gives no sign of life."""
+        found = (replica for replica in self._replicas[kind] if replica.address == address)
+        return next((replica.process.known() for replica in found), {})
 
     def use(self) -> None:
         """Somebody wants to know how the replicas are: from now on, and RESTS_AFTER_S longer than any session, they report every second."""
@@ -307,6 +320,7 @@ class Placement:
         replica.description = await stub.Describe(
             stage_pb2.DescribeRequest(), timeout=DESCRIBE_TIMEOUT_S, wait_for_ready=True, metadata=self._channels.metadata
         )
+        replica.process.is_at(replica.description.pid, replica.boot_id)
 
     def _note_failure(self, replica: Replica, error: grpc.aio.AioRpcError) -> bool:
         """Take in that a call failed; whether it may be tried again only after a pause."""
@@ -329,16 +343,19 @@ class Placement:
     def _take(self, replica: Replica, report: stage_pb2.WatchResponse) -> None:
         replica.load = report
         replica.placed = 0
-        replica.suspect = replica.refused = replica.silent = False
         state = DRAINING if report.draining or not replica.listed else SERVING
         if state != replica.state:
-            log.info("replica.state", stage=replica.kind, address=replica.address, state=omni_pb2.ReplicaState.Name(state))
+            known = replica.process.known() if replica.silent else {}
+            log.info("replica.state", stage=replica.kind, address=replica.address, state=omni_pb2.ReplicaState.Name(state), **known)
             self._set_state(replica, state)
+        replica.suspect = replica.refused = replica.silent = False
+        replica.process.heard()
 
     def _lose(self, replica: Replica, why: str) -> None:
         replica.load, replica.placed = stage_pb2.WatchResponse(), 0
         if replica.state != LOST and replica.description is not None:
-            log.warning("replica.lost", stage=replica.kind, address=replica.address, why=why)
+            known = replica.process.known() if replica.silent else {}
+            log.warning("replica.lost", stage=replica.kind, address=replica.address, why=why, **known)
             self._set_state(replica, LOST)
 
     def _set_state(self, replica: Replica, state: omni_pb2.ReplicaState) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from omnistage.router.placement import Placement
@@ -67,3 +67,6 @@ class PlacedRoute:
 
     def lost(self, address: str) -> None:
         self.placement.suspect([address])
+
+    def known(self, address: str) -> Mapping[str, object]:
+        return self.placement.known(self.first, address)

@@ -1,0 +1,50 @@
+"""The end of a request's time, and what it means for a stream that ends."""
+
+from __future__ import annotations
+
+import time
+
+from omnistage.wire.errors import LOST_HERE, Reason, StageError
+
+LAST_S = 0.5
+"""So long before the end of the time of a request a silent replica is given up though it is alone: so that the caller hears who it was."""
+
+
+class StreamLost(StageError):
+    """The replica is gone, as this end of the stream saw: no Ended came and none will."""
+
+    def __init__(self, stage: str, message: str) -> None:
+        super().__init__("STAGE_LOST", message, metadata={"stage": stage})
+
+    @property
+    def meaning(self) -> Reason:
+        return LOST_HERE
+
+
+class Deadline:
+    """The end of a request's time. A link asks it first: what ended at the deadline was not lost."""
+
+    def __init__(self, at: float) -> None:
+        """at: in time.monotonic() seconds."""
+        self._at = at
+
+    @property
+    def remaining_s(self) -> float:
+        return max(self._at - time.monotonic(), 0.0)
+
+    @property
+    def is_near(self) -> bool:
+        """Whether it is time to say what was waited for."""
+        return self.remaining_s <= LAST_S
+
+    def silence(self, stage: str, message: str) -> StageError:
+        """The error of a stream whose replica was given up by this end."""
+        if self.is_near:
+            return StageError("DEADLINE", f"{message}, until the time of the request was over", metadata={"stage": stage})
+        return self.loss(stage, message)
+
+    def loss(self, stage: str, message: str) -> StageError:
+        """The error of a stream that ended without Ended."""
+        if self.remaining_s <= 0.01:
+            return StageError("DEADLINE", "the deadline of the request has passed", metadata={"stage": stage})
+        return StreamLost(stage, message)

@@ -1,0 +1,55 @@
+"""What a stream does about a replica that says nothing: it leaves it, or, where nobody else is there, waits, and the log tells that."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from contextvars import copy_context
+
+import structlog
+
+from omnistage.link.deadline import Deadline
+
+log = structlog.get_logger(__name__)
+
+
+class Patience:
+    """Of one stream with one replica. What ends a process that hangs ends its connection, so a wait for one that is alone has an end."""
+
+    def __init__(
+        self, stage: str, address: str, deadline: Deadline, is_alone: Callable[[], bool], known: Callable[[], Mapping[str, object]]
+    ) -> None:
+        """is_alone: whether there is nobody to go to. known: what the log is to say of the replica."""
+        self._stage = stage
+        self._address = address
+        self._deadline = deadline
+        self._known = known
+        self._since: float | None = None
+        # Who asks is a task of all sessions; the lines are of the session that made this.
+        self._session = copy_context()
+        self.is_alone = is_alone
+
+    def may_leave(self, why: str) -> bool:
+        """Whether a replica that is silent, or does not answer, is given up. Asked again and again; if not, it is waited for."""
+        if self._deadline.is_near or not self.is_alone():
+            return True
+        if self._since is None:
+            self._since = time.monotonic()
+            self._log("link.waits", why=why)
+        return False
+
+    def answers(self) -> None:
+        """The replica has given a sign of life."""
+        self._end(answers=True)
+
+    def over(self) -> None:
+        """The stream has ended, or is opened elsewhere: nobody is waited for any more."""
+        self._end(answers=False)
+
+    def _end(self, answers: bool) -> None:
+        if self._since is not None:
+            waited_s, self._since = time.monotonic() - self._since, None
+            self._log("link.waited", answers=answers, waited_s=round(waited_s, 3))
+
+    def _log(self, event: str, **fields: object) -> None:
+        self._session.run(log.warning, event, stage=self._stage, address=self._address, **fields, **self._known())
