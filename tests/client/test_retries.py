@@ -10,6 +10,7 @@ import grpc
 import pytest
 
 from helpers.peer import STARTED, TEXT, Bare, Events, Failing, Peer, Play, answer, event, listening
+from helpers.talking import alone_here
 from helpers.terminal import Terminal
 from omnistage.client import (
     AsyncOmni,
@@ -229,6 +230,33 @@ async def test_a_terminal_shows_each_retry_and_a_script_does_not(tmp_path: Path)
     terminal, code, peer = await commanded([lost(), lost()], ["ask", "Hi", "--json"])
     assert code == 0 and len(peer.requests) == 3
     assert not any("asking again" in line for line in terminal.lines)
+
+
+@pytest.mark.parametrize("size", [(80, 24), (40, 10)], ids=lambda size: f"{size[0]}x{size[1]}")
+@pytest.mark.parametrize("words", [["ask", "Hi", "--no-play"], ["chat", "--no-play"]], ids=lambda words: words[0])
+async def test_a_line_of_a_retry_is_broken_between_words_and_stays_dim(
+    size: tuple[int, int], words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever a server says, and however wide the terminal is."""
+    alone_here(tmp_path, monkeypatch)
+    said = "all places of the pipeline are taken by others who asked before, [red]and[/] nobody has left"
+    peer = Peer(StageError("OVERLOADED", said, retry_delay_s=SOON_S))
+    terminal = Terminal(*size)
+    keys = [b"Hi\r", b"/quit\r"] if words[0] == "chat" else []
+
+    def press(terminal: Terminal) -> None:
+        if keys and terminal.lines and terminal.lines[-1].rstrip() == ">":
+            terminal.press(keys.pop(0))
+
+    async with listening(peer) as wire:
+        assert await asyncio.to_thread(terminal.run, [*words, "--address", wire.address], press) == 0
+    assert len(peer.requests) == 2
+    first = next(number for number, line in enumerate(terminal.lines) if line.startswith("all places"))
+    last = next(number for number, line in enumerate(terminal.lines) if line.endswith("(1 of 2)"))
+    shown = terminal.lines[first : last + 1]
+    assert " ".join(shown).startswith(f"{said}; asking again in 0.")
+    for line in shown:
+        assert f"\x1b[2m{line}".encode() in terminal.written, "dim from its beginning"
 
 
 async def test_the_command_is_told_how_often() -> None:

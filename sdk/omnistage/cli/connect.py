@@ -32,7 +32,7 @@ async def connected(where: Where, timeout_s: float, verbose: bool, *, is_quiet: 
 
         def tell(message: str) -> None:
             if notices.is_terminal and not is_quiet:
-                notices.say(f"[dim]{escape(message)}[/]")
+                notices.tell(f"[dim]{escape(message)}[/]")
 
         limit_s = min(timeout_s, CONNECT_TIMEOUT_S)
         connection = Connection(router, limit_s, warn=_warn, tell=tell)
@@ -40,4 +40,4 @@ async def connected(where: Where, timeout_s: float, verbose: bool, *, is_quiet: 
 
 
 def _warn(message: str) -> None:
-    Notices().say(f"[yellow]warning:[/] {escape(message)}")
+    Notices().tell(f"[yellow]warning:[/] {escape(message)}")
