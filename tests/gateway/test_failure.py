@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
+
+import grpc
+import openai
 import pytest
 from pydantic import BaseModel
 
+from helpers.gateway import local_gateway
+from helpers.peer import Peer, listening
+from helpers.raw_http import connected, heard, post
 from omnistage.client.errors import BY_CODE, BY_REASON, NotAvailableError, NotSpokenError, OmniError, RouterLostError
 from omnistage.client.events import StageReport, Usage
 from omnistage.gateway import chat_options, pictures, responses, speech
@@ -14,6 +21,8 @@ from omnistage.gateway.pictures_schema import PictureRequest
 from omnistage.gateway.responses_schema import ResponsesRequest
 from omnistage.gateway.speech import SpeechRequest
 from omnistage.gateway.usage import audio_tokens, chat_usage, speech_usage
+from omnistage.v1 import omni_pb2, stage_pb2
+from omnistage.wire.errors import REASONS, StageError
 
 KINDS: set[type[OmniError]] = {*BY_REASON.values(), *BY_CODE.values(), NotSpokenError, NotAvailableError, RouterLostError}
 
@@ -56,3 +65,50 @@ def test_frames_of_speech_count_whatever_they_are_made_of(ports: dict[str, int])
     usage = Usage((thinker, talker), 0.0, 0.1, 0.2, 0.3, completion_tokens=80)
     assert audio_tokens(usage) == 160
     assert speech_usage(usage)["output_tokens"] == chat_usage([usage])["completion_tokens_details"]["audio_tokens"] == 160
+
+
+# Asked again ---------------------------------------------------------------------------------------------------------------------------
+
+PATHS = {
+    "/v1/chat/completions": {"model": "peer", "messages": [{"role": "user", "content": "Hi"}]},
+    "/v1/responses": {"model": "peer", "input": "Hi", "store": False},
+    "/v1/audio/speech": {"model": "peer", "input": "Hi", "voice": "alloy", "response_format": "wav"},
+    "/v1/images/generations": {"model": "peer", "prompt": "Hi"},
+}
+PASSES = sorted(name for name, reason in REASONS.items() if reason.retry_delay_s is not None)
+
+
+class Offering(Peer):
+    """A router with one pipeline, which could do all of it."""
+
+    async def ListModels(
+        self, request: omni_pb2.ListModelsRequest, context: grpc.aio.ServicerContext[object, object]
+    ) -> omni_pb2.ListModelsResponse:
+        stages = [stage_pb2.STAGE_KIND_THINKER, stage_pb2.STAGE_KIND_TALKER, stage_pb2.STAGE_KIND_CODE2WAV, stage_pb2.STAGE_KIND_DIFFUSION]
+        model = omni_pb2.Model(name="peer", stages=stages, inputs=["text"], outputs=["text", "audio", "image"])
+        return omni_pb2.ListModelsResponse(models=[model])
+
+
+@pytest.mark.parametrize("path", PATHS)
+async def test_the_router_is_asked_once_for_each_request(path: str) -> None:
+    """Though it says when to ask again: it is who asked over HTTP that does, or a refusal would become nine."""
+    refusals = [StageError(reason, "not now", retry_delay_s=0.01) for reason in PASSES]
+    peer = Offering(*refusals)
+    async with listening(peer) as wire, local_gateway(wire.address) as (url, _):
+        for number, refusal in enumerate(refusals, 1):
+            with connected(url) as connection:
+                connection.sendall(post(PATHS[path], path))
+                told = await asyncio.to_thread(heard, connection)
+            assert (told.status, told.error["reason"], told.header("retry-after")) == (503, refusal.reason, "1"), told.body
+            assert len(peer.requests) == number
+
+
+async def test_openais_client_asks_again_by_itself_when_it_was_told_to() -> None:
+    peer = Offering(*[StageError("OVERLOADED", "not now", retry_delay_s=0.01) for _ in range(2)])
+    async with (
+        listening(peer) as wire,
+        local_gateway(wire.address) as (url, _),
+        openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="test") as client,
+    ):
+        answer = await client.chat.completions.create(model="peer", messages=[{"role": "user", "content": "Hi"}])
+    assert answer.choices[0].message.content and len(peer.requests) == 3
