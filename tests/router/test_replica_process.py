@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import signal
 import socket
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 from structlog.testing import capture_logs
@@ -39,7 +41,8 @@ async def test_one_that_was_stopped_and_wakes(tmp_path: Path) -> None:
     (suspect,) = [line for line in lines if line["event"] == "replica.suspect"]
     begun, back = [line for line in lines if line["event"] == "replica.state"]
     assert "process" not in begun
-    for line in (lost, suspect, known):
+    told: list[Mapping[str, Any]] = [lost, suspect, known]
+    for line in told:
         assert line["process"]["state"] == "T"
         assert line["process"]["threads"] > 1 and line["process"]["since_s"] > 0
         assert {"cpu_s", "major_faults"} <= line["process"].keys()
