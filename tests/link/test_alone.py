@@ -208,13 +208,16 @@ async def test_one_that_beats_and_takes_long_to_open_is_waited_for_too() -> None
     """It may have a long prompt to read. With another one it would be left."""
     peer = Sleeper("open")
     async with bare_peer(peer, steady_beat) as address:
-        async with link_by(route_to(address), opening(checkpoints=["codes"]), open_timeout_s=0.1) as link:
-            hearing = asyncio.create_task(answer(link))
-            await until(lambda: link.search._channels.pulse(address).ticks >= SILENCE)
-            assert not hearing.done()
-            peer.wakes.set()
-            assert codes_of(await hearing) == [0, 1]
+        with capture_logs() as lines:
+            async with link_by(route_to(address), opening(checkpoints=["codes"]), open_timeout_s=0.1) as link:
+                hearing = asyncio.create_task(answer(link))
+                await until(lambda: link.search._channels.pulse(address).ticks >= SILENCE)
+                assert not hearing.done()
+                peer.wakes.set()
+                assert codes_of(await hearing) == [0, 1]
         assert len(peer.requests) == 1
+        begin, end = waits_in(lines)
+        assert (begin["why"], end["answers"]) == ("no answer within 0.1 s", True)
         quick = Sleeper("never")
         slow = Sleeper("open")
         async with (
