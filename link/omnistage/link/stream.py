@@ -164,39 +164,55 @@ class Stream:
         self.sender.close(clean=not lost)
 
 
-class _Opening:
-    """The time of one Open: until its end, or until the replica is given up, because it is silent, or takes too long and is not alone. An
-    asynchronous context manager, which raises TimeoutError then. why: it was given up; empty: it was not.
+class _Limit:
+    """So many seconds, or until the replica is given up: an asynchronous context manager that raises TimeoutError then. why: it was given
+    up; empty: it was not.
 
     While it lasts it knows the task, which may end with an error of a frame that knows this; afterwards nobody is in that cycle."""
 
-    def __init__(self, within_s: float, answer_s: float, patience: Patience) -> None:
-        """answer_s: time for an answer of a replica that is not alone."""
-        self._limit: asyncio.Timeout | None = asyncio.timeout(within_s)
-        self._answer_s = answer_s
-        self._patience = patience
-        self._look: asyncio.TimerHandle | None = None
+    def __init__(self, within_s: float) -> None:
+        self._timeout: asyncio.Timeout | None = asyncio.timeout(within_s)
         self.why = ""
 
     def give_up(self, why: str) -> None:
         self.why = why
-        if self._limit is not None:
-            _expire(self._limit)
+        if self._timeout is not None and not self._timeout.expired():
+            self._timeout.reschedule(0.0)
 
     async def __aenter__(self) -> None:
-        assert self._limit is not None, "it is for one Open"
-        self._look = asyncio.get_running_loop().call_later(self._answer_s, self._is_slow)
-        await self._limit.__aenter__()
+        assert self._timeout is not None, "it is used once"
+        await self._timeout.__aenter__()
 
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        assert self._limit is not None and self._look is not None
-        self._look.cancel()
-        limit, self._limit, self._look = self._limit, None, None
-        await limit.__aexit__(kind, error, trace)
+        assert self._timeout is not None
+        timeout, self._timeout = self._timeout, None
+        await timeout.__aexit__(kind, error, trace)
+
+
+class _Opening(_Limit):
+    """The time of one Open, which also ends when it takes too long and the replica is not alone."""
+
+    def __init__(self, within_s: float, answer_s: float, patience: Patience) -> None:
+        """answer_s: time for an answer of a replica that is not alone."""
+        super().__init__(within_s)
+        self._answer_s = answer_s
+        self._patience = patience
+        self._look: asyncio.TimerHandle | None = None
+
+    async def __aenter__(self) -> None:
+        self._look = asyncio.get_running_loop().call_later(self._answer_s, self._is_slow)
+        await super().__aenter__()
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if self._look is not None:
+            self._look.cancel()
+            self._look = None
+        await super().__aexit__(kind, error, trace)
 
     def _is_slow(self) -> None:
-        if self._patience.may_leave(f"no answer within {self._answer_s:g} s"):
-            self.give_up(f"no answer within {self._answer_s:g} s")
+        why = f"no answer within {self._answer_s:g} s"
+        if self._patience.may_leave(why):
+            self.give_up(why)
         else:
             self._look = asyncio.get_running_loop().call_later(LOOK_S, self._is_slow)
 
@@ -237,9 +253,9 @@ async def _ask(call: Call, stage: str, request: stage_pb2.Open, deadline: Deadli
 
 async def _finish(call: Call, writer: StreamWriter[stage_pb2.RunRequest], attendance: Attendance | None = None) -> None:
     """Half-close and the status. A peer that falls silent now is not waited for: it has said all."""
-    limit = asyncio.timeout(HANDSHAKE_TIMEOUT_S)
+    limit = _Limit(HANDSHAKE_TIMEOUT_S)
     if attendance is not None:
-        attendance.now_tells(lambda why: _expire(limit))  # noqa: F821  # It tells nothing after `leave`.
+        attendance.now_tells(limit.give_up)
     try:
         async with limit:
             await writer.then(call.done_writing)
@@ -251,12 +267,6 @@ async def _finish(call: Call, writer: StreamWriter[stage_pb2.RunRequest], attend
     finally:
         if attendance is not None:
             attendance.leave()
-        del limit  # As in Stream.open.
-
-
-def _expire(limit: asyncio.Timeout) -> None:
-    if not limit.expired():
-        limit.reschedule(0.0)
 
 
 def _is_cancelled() -> bool:
