@@ -102,6 +102,12 @@ def test_numbers_in_words() -> None:
     ]
 
 
+@pytest.mark.parametrize("form", ["at 3am", "at 9 p.m", "see a.txt", "in the U.S", "on Main St", "use Node.js", "open src/main.py", "Smith Jr"])
+@pytest.mark.parametrize("behind", [".", "?", "!", ",", ";", ":", '."', ".)", '".', ").", ". Then", ".” Then"])
+def test_a_stop_that_a_form_ends_with_is_the_only_one(form: str, behind: str) -> None:
+    assert ".." not in spoken(f"We met {form}{behind}").text
+
+
 SIGNS = [
     "",
     " ",

@@ -65,7 +65,23 @@ def _hardware(match: re.Match[str]) -> str:
 
 def _version(match: re.Match[str]) -> str:
     said = " point ".join(digits(part) if part[0] == "0" and len(part) > 1 else amount(part) for part in match["number"].split("."))
+    label = match.groupdict().get("label")
+    if label:
+        said += f" {_label(label)}"
     return f"version {said}" if match.groupdict().get("v") else said
+
+
+def _label(text: str) -> str:
+    """What kind of version it is: -rc.1 as "R.C. one", +build.5 as "plus build five"."""
+    words = []
+    for piece in re.findall(r"[A-Za-z]+|\d+|[+]", text):
+        if piece.isdecimal():
+            words.append(name(piece))
+        elif piece == "+":
+            words.append("plus")
+        else:
+            words.append(letters(piece) if len(piece) < 3 or not re.search("[aeiouy]", piece, re.IGNORECASE) else piece)
+    return " ".join(words)
 
 
 def _grouped(match: re.Match[str]) -> str:
@@ -166,9 +182,15 @@ _PHONES = (
     r"\d{1,7}-\d{1,7}-\d{1,7}(?:-\d{1,7}){0,4}(?:-X)?",
 )
 _BYTE = r"[0-9A-Fa-f]{2}"
+_MARKED_LABEL = r"[-+](?![vV]\d)[A-Za-z][0-9A-Za-z]{0,40}(?:[.-][0-9A-Za-z]{1,40}){0,6}"
+_LABEL = (
+    rf"(?P<label>(?:{_MARKED_LABEL}|-\d{{1,5}}-(?=[A-Za-z])[0-9A-Za-z-]{{1,40}}|[.-]?(?:a|b|c|rc|alpha|beta|dev|post|pre)\d{{1,4}})?"
+    r"(?:\+[0-9A-Za-z]{1,40}(?:[.-][0-9A-Za-z]{1,40}){0,6})?)(?![0-9A-Za-z])"
+)
+"""Behind the number of a version: -beta.4, a1, .dev3, +build.5."""
 HARDWARE: tuple[Form, ...] = (form(rf"(?<![\w:]){_BYTE}(?:([:-]){_BYTE})(?:\1{_BYTE}){{4}}(?![\w:])", _hardware),)
 PHONES: tuple[Form, ...] = tuple(form(rf"(?<![\w.]){pattern}(?![\w]|[.,:-]\d)", _grouped_digits) for pattern in _PHONES)
-V_VERSIONS: tuple[Form, ...] = (form(r"(?<![\w'])(?P<v>[vV])\.?(?P<number>\d{1,6}(?:\.\d{1,8}){0,6})(?!\d)", _version),)
+V_VERSIONS: tuple[Form, ...] = (form(rf"(?<![\w'])(?P<v>[vV])\.?(?P<number>\d{{1,6}}(?:\.\d{{1,8}}){{0,6}})(?!\d)(?:{_LABEL})?", _version),)
 NAMES: tuple[Form, ...] = (
     form(r"(?P<host>\d{1,3}(?:\.\d{1,3}){3})(?!\.?\d)(?::(?P<port>\d{1,5}))?(?:/(?P<mask>\d{1,2}))?", _machine),
     *PHONES,
@@ -179,8 +201,9 @@ NAMES: tuple[Form, ...] = (
 PLAIN: tuple[Form, ...] = (
     form(r"(?P<number>\d{1,3}(?:,\d{3}){1,4}|\d{1,15})(?:st|nd|rd|th)\b", _ordinal),
     form(r"(?P<number>\d{1,3}(?:\.\d{3}){2,5})(?!\d|\.\d)", _grouped),
-    form(r"(?P<number>\d{1,6}(?:\.\d{1,8}){2,8})(?!\d|,\d)", _version),
-    form(r"(?P<number>\d{1,4}\.\d{1,4})(?!\.?\d)", _known_version),
+    form(rf"(?P<number>\d{{1,6}}(?:\.\d{{1,8}}){{2,8}})(?!\d|,\d)(?:{_LABEL})?", _version),
+    form(rf"(?P<number>\d{{1,4}}\.\d{{1,4}})(?!\.?\d)(?:{_LABEL})?", _known_version),
+    form(r"(?P<number>\d{1,4}\.\d{1,4})(?P<label>(?:rc|alpha|beta|[ab](?=\d))\d{1,4})(?![0-9A-Za-z])", _version),
     form(rf"(?P<number>{NUMBER})x(?![\w'])", _times_as),
     form(rf"(?P<number>{NUMBER})(?P<scale>[MB]|bn|mn|tn|Bn|k)(?= [a-z])", _millions),
     form(r"\d{1,4}(?:,\d{1,4}){2,}(?!\d|\.\d)", _list),

@@ -104,6 +104,8 @@ class _Reading:
         if character in (" ", GROUP):
             self._end_segment()
             return at + 1
+        if character == "." and self._apart and self._segment and self._segment[-1].endswith("."):
+            return at + 1  # The stop of A.M. ends the sentence too.
         plain = _PLAIN.match(text, at)
         if plain and not _may_begin_form(plain.group()):
             return self._leave(plain)

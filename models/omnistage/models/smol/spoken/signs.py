@@ -97,6 +97,8 @@ def _within(match: re.Match[str], sign: str, left: str, right: str) -> str | Non
         return _before_number(match, sign, left, right)
     if sign == "−":
         return "minus"
+    if left[-1].isdecimal() and re.match(r"[vV]\d", right):
+        return "to"
     if left[-1].isalpha() and right[0].isalpha():
         named = _NAMED_RANGE.search(left) and _NAMED_RANGE.match(re.match(r"[A-Za-z]*", right).group())  # type: ignore[union-attr]
         letters = sign == "–" and re.search(r"(?<!\w)[A-Z]$", left) and re.match(r"[A-Z](?!\w)", right)
