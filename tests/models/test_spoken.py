@@ -108,6 +108,19 @@ def test_a_stop_that_a_form_ends_with_is_the_only_one(form: str, behind: str) ->
     assert ".." not in spoken(f"We met {form}{behind}").text
 
 
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ('A "size 7" and a "size 8".', "a size seven and a size eight"),
+        ('He said "8 1/2" x 11"."', "he said eight and one half inches by eleven inches"),
+        ("'The wall is 6' tall', he said.", "the wall is six feet tall he said"),
+        ('"The screen is 27"," he said.', "the screen is twenty seven inches he said"),
+    ],
+)
+def test_a_mark_behind_a_number_is_told_from_the_end_of_a_quotation(text: str, words: str) -> None:
+    assert words_of(text) == words
+
+
 SIGNS = [
     "",
     " ",

@@ -58,7 +58,7 @@ _PER_WORDS |= {"kg": "kilogram", "lb": "pound", "oz": "ounce", "L": "liter", "l"
 _PER_WORDS |= {"sq ft": "square foot", "ft": "foot", "m²": "square meter", "ea": "each"}
 _THING_BEFORE = re.compile(r"\b(?:an?|one|each|every) $", re.IGNORECASE)
 _THING = re.compile(
-    r"(?: |-)(?!(?:or|to|in|of|for|and|per|on|at|an?|is|was|were|are|from|with|by|the|that|which|as|if|each|every|more|less)\b)[a-z]{2,}"
+    r"(?: |-)(?!(?:or|to|in|of|for|and|per|wide|tall|long|high|deep|thick|on|at|an?|is|was|were|are|from|with|by|the|that|which|as|if|each|every|more|less)\b)[a-z]{2,}"
 )
 _COIN = re.compile(r" (?:bill|note|coin)\b")
 _FRACTION_NAMES = {2: "half", 4: "quarter"}
@@ -129,8 +129,13 @@ def _degrees(match: re.Match[str]) -> str:
     return " ".join([*words, scales.get(match["scale"] or "", "")]).strip()
 
 
-def _feet(match: re.Match[str]) -> str:
+def _feet(match: re.Match[str]) -> str | None:
+    """With a mark behind them, more than eleven are seconds of so many minutes."""
     inches = match["inches"]
+    if float(inches) >= 12:
+        if match["part"] or not match.group().endswith(("'", '"')) or float(inches) >= 60:
+            return None
+        return f"{counted(match['feet'], 'minute', 'minutes')} {counted(inches, 'second', 'seconds')}"
     words = counted(match["feet"], "foot", "feet")
     if match["part"]:
         return f"{words} {amount(inches)} and {fraction(*FRACTIONS[match['part']])} inches"
@@ -138,21 +143,42 @@ def _feet(match: re.Match[str]) -> str:
 
 
 def _lone_feet(match: re.Match[str]) -> str | None:
-    """Not the end of a quotation."""
-    return None if _QUOTE_BEGINS.search(before(match, 200)) else counted(match["number"], "foot", "feet")
+    return None if _closes(match, _SINGLE) else counted(match["number"], "foot", "foot" if _is_kind(match) or _SIZED.match(behind(match, 12)) else "feet")
 
 
-_QUOTE_BEGINS = re.compile(r"(?<!\w)'")
+_SINGLE = re.compile(r"(?P<opens>(?<![^\s(\"“—-])'(?=\w|$))|(?<=[A-Za-z.,!?…)\"])'(?!\w)")
+_DOUBLE = re.compile(r"(?P<opens>(?<![^\s('“—-])\"(?=[\w$£€'(.-]|$))|(?<=[^\s\d(])\"(?!\w)")
+_THINGS = "screen|monitor|display|pipe|board|wheel|ladder|fence|wall|tube|nail|disk|frame|tire|pizza"
+_SIZED = re.compile(rf" (?:{_THINGS})\b")
+_SIZE = re.compile(rf"\b(?:inch|feet|foot|wide|tall|long|high|deep|thick|diameter|measures?|radius|{_THINGS})\b")
+_SIZE_BEFORE, _SIZE_BEHIND = re.compile(r"(?:\b[x×]|×|\bby) ?$"), re.compile(r" ?(?:[x×]|by\b) ?\d")
+_SPEECH_BEFORE = re.compile(r"(?:\bam|'m|\bare|'re|\bI was) (?:[a-z]+ ){0,2}$")
+_SPEECH_BEHIND = re.compile(r",? (?:[A-Za-z]+ ){0,2}(?:said|says|asked|told|replied|answered|wrote|added|shouted|cried)\b")
+
+
+def _closes(match: re.Match[str], marks: re.Pattern[str]) -> bool:
+    """Whether the mark behind a number ends a quotation: one that is open and that no later mark ends; of one that began before this text
+    the words around tell. A mark behind a digit says nothing of others."""
+    front, rest = before(match, 200), behind(match, 200)
+    *_, last = (None, *marks.finditer(front))
+    if last and last["opens"] is not None:
+        following = marks.search(rest)
+        ended = following is not None and following["opens"] is None
+        return not (ended or _SIZE_BEHIND.match(rest))
+    if _SIZE_BEFORE.search(front) or _SIZE_BEHIND.match(rest) or _is_kind(match) or _SIZE.search(front[-60:] + rest[:40]):
+        return False
+    if not front.strip("(\"'“ ") and rest[:1] == " " and not match.groupdict().get("over") and not _THING.match(rest):
+        return True
+    return bool(_SPEECH_BEFORE.search(front) or _SPEECH_BEHIND.match(rest))
 
 
 def _inches(match: re.Match[str]) -> str | None:
-    """Not the end of a quotation."""
-    if len(re.findall(r'(?<!\d)"', before(match, 200))) % 2:
+    if _closes(match, _DOUBLE):
         return None
     if match["over"]:
         part = fraction(int(match["over"]), int(match["under"]))
         return f"{amount(match['number'])} and {part} inches" if match["number"] else f"{part} inch"
-    return counted(match["number"], "inch", "inch" if _is_kind(match) else "inches")
+    return counted(match["number"], "inch", "inch" if _is_kind(match) or _SIZED.match(behind(match, 12)) else "inches")
 
 
 def _by(match: re.Match[str]) -> str | None:
@@ -234,14 +260,14 @@ QUANTITIES: tuple[Form, ...] = (
         _degrees,
     ),
     form(r"(?P<feet>\d{1,3}) ?(?:ft|feet|foot)\.? (?P<inches>\d{1,2}(?:\.\d+)?)(?P<part>[½¼¾])? ?(?:in\b|inch(?:es)?\b)", _feet),
-    form(r"(?P<number>\d{1,3})'(?=[ .,;)”]|$)", _lone_feet),
-    form(r"(?P<feet>\d{1,3})' ?(?P<inches>\d{1,2}(?:\.\d+)?)(?P<part>[½¼¾])?(?:\"|''|(?![\w']))", _feet),
+    form(r"(?<![A-WYZa-wyz\d_])(?P<number>\d{1,3})'(?=[ .,;)”]|[x×]\d|$)", _lone_feet),
+    form(r"(?<![\w'.])(?P<feet>\d{1,3})' ?(?P<inches>\d{1,2}(?:\.\d+)?)(?P<part>[½¼¾])?(?:\"|''|(?![\w']))", _feet),
     form(
-        r"(?:(?P<number>\d{1,4}(?:\.\d+)?)(?: (?=\d+/)|-(?=\d+/)|(?=\")))?(?:(?P<over>\d{1,2})/(?P<under>\d{1,2}))?(?<=\d)\"(?!\w)", _inches
+        r"(?:(?P<number>\d{1,4}(?:\.\d+)?)(?: (?=\d+/)|-(?=\d+/)|(?=\")))?(?:(?P<over>\d{1,2})/(?P<under>\d{1,2}))?(?<=\d)\"(?:(?!\w)|(?=x\d))", _inches
     ),
     form(rf"(?P<number>{NUMBER})(?: (?P<scale>{SCALE_WORDS}))?[ -]?(?P<unit>{UNIT})(?![\w²³]|'[a-z])", _unit),
     form(r"(?P<number>\d{1,4})(?: |-)(?P<over>\d{1,2})/(?P<under>\d{1,3})(?![\d/])", _mixed),
     form(rf"(?P<number>\d{{1,4}})?(?P<sign>[{''.join(FRACTIONS)}])(?:[ -]?(?P<unit>{UNIT})(?![\w²³]))?", _vulgar),
     form(r"(?P<over>\d{1,4})/(?P<under>\d{1,4})(?![\d/]|\.\d|[A-Za-z])", _slashed),
 )
-SIZES: tuple[Form, ...] = (form(r"(?<=\d)x(?=\d)|(?<=[\dm'\"t] )x(?= ?\d)", _by),)
+SIZES: tuple[Form, ...] = (form(r"(?<=[\d'\"])x(?=\d)|(?<=[\dm'\"t] )x(?= ?\d)", _by),)

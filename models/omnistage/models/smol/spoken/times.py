@@ -177,5 +177,5 @@ MONTH_DAYS: tuple[Form, ...] = (
 """Forms that begin with a letter."""
 APOSTROPHES: tuple[Form, ...] = (
     form(r"(?<!\w)(?P<mark>')(?P<number>\d0)s\b", _decade),
-    form(r"(?<!\w)'(?P<year>\d\d)(?![\w'])", _short_year),
+    form(r"'(?P<year>\d\d)(?![\w'])", _short_year),
 )
