@@ -47,7 +47,8 @@ def test_a_form_is_read_alike_wherever_it_stands(before: str, behind: str) -> No
     """But for those that the table has at the beginning or the end of a text for that very reason."""
     other = []
     for written, words in FORMS:
-        inside = written.rstrip(".!…") if written.endswith((".", "!", "…")) and not written.endswith(("St.", "p.m.", "a.m.")) else written
+        ends = written.endswith((".", "!", "…")) and not written.endswith(("St.", "p.m.", "a.m.")) and not words.endswith("factorial")
+        inside = written.rstrip(".!…") if ends else written
         whole = " ".join(f"{words_of(before)} {words} {words_of(behind)}".split())
         if words_of(f"{before}{inside}{behind}") != whole:
             other.append(written)
@@ -102,7 +103,9 @@ def test_numbers_in_words() -> None:
     ]
 
 
-@pytest.mark.parametrize("form", ["at 3am", "at 9 p.m", "see a.txt", "in the U.S", "on Main St", "use Node.js", "open src/main.py", "Smith Jr"])
+@pytest.mark.parametrize(
+    "form", ["at 3am", "at 9 p.m", "see a.txt", "in the U.S", "on Main St", "use Node.js", "open src/main.py", "Smith Jr"]
+)
 @pytest.mark.parametrize("behind", [".", "?", "!", ",", ";", ":", '."', ".)", '".', ").", ". Then", ".” Then"])
 def test_a_stop_that_a_form_ends_with_is_the_only_one(form: str, behind: str) -> None:
     assert ".." not in spoken(f"We met {form}{behind}").text

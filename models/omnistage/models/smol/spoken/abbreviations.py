@@ -65,6 +65,9 @@ _PLAIN = {
     "aka": "also known as",
     "AKA": "also known as",
     "BTW": "by the way",
+    "YoY": "year over year",
+    "MoM": "month over month",
+    "QoQ": "quarter over quarter",
     "IMO": "in my opinion",
     "TBD": "to be determined",
 }
@@ -136,6 +139,7 @@ ABBREVIATIONS: tuple[Form, ...] = (
     form(r"(?<!\w)F#(?!\w)", "F sharp"),
     form(r"(?<!\w)[A-DF]-(?=[\s.,;!?)]|$)(?! [-–—\d])", lambda match: f"{letters(match.group()[0])} minus"),
     form(r"(?<!\w)(?P<name>[fghpquvFGHP])(?P<primes>'{0,2})\((?P<of>[a-z](?:, ?[a-z]){0,3})\)", _function),
+    form(r"(?<!\w)P\((?P<of>\w)\|(?P<when>\w)\)", lambda match: f"P of {letters(match['of'])} given {letters(match['when'])}"),
     form(r"(?<!\w)(?:CO|NO|SO|CH)(?=[2-4](?!\w))", lambda match: letters(match.group())),
     form(r"(?<!\w)A(?=-?\d)", LETTER_A),
 )

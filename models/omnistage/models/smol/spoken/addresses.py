@@ -14,7 +14,9 @@ _SPELLED = frozenset(
     table("txt md py js ts html htm css xml csv tsv pdf png jpg jpeg mp3 mp4 wav ogg gz tgz bz2 xz rs cpp hpp rb php sh yml exe dll")
 )
 _READ = frozenset(
-    table("json yaml toml tar zip doc docx xls xlsx ppt pptx log ini cfg conf bat java go c h svg gif bmp flac jsonl lock env sql bin iso")
+    table(
+        "git json yaml toml tar zip doc docx xls xlsx ppt pptx log ini cfg conf bat java go c h svg gif bmp flac jsonl lock env sql bin iso"
+    )
 )
 _SPELLED |= frozenset(table("docx xls xlsx ppt pptx cfg sql svg bmp c h ipynb db so"))
 _EXTENSION = alternatives(_SPELLED | _READ)
@@ -63,16 +65,21 @@ def spelled(text: str) -> str:
 
 
 def _web(match: re.Match[str]) -> str:
-    """Its host, port and path. What a machine asks for behind a question mark is not read, nor the path in front of it."""
+    """Its host, port and path, without what it asks for behind a question mark and the place behind a hash."""
     words = spelled(re.sub(r"(?i)^www\.", "", match["host"]))
     if match["port"]:
         words += f" port {amount(match['port'])}"
     path = match["path"] or ""
-    return words if match["query"] or path == "/" else f"{words} {spelled(path)}".rstrip()
+    return words if path == "/" else f"{words} {spelled(path)}".rstrip()
 
 
 def _text(match: re.Match[str]) -> str:
     return spelled(match.group())
+
+
+def _glob(match: re.Match[str]) -> str | None:
+    """*.log, **/*.py."""
+    return spelled(match.group()) if re.search(r"\*\.\w|\*/", match.group()) else None
 
 
 def _handle(match: re.Match[str]) -> str:
@@ -92,9 +99,10 @@ _HOST = r"[\w-]{1,63}(?:\.[\w-]{1,63}){0,8}"
 _PORT = r"(?::(?P<port>\d{1,5}))?"
 _PATH = r"(?P<path>(?:/[^\s?#\"”<>]{0,200}?)?)(?P<query>[?#][^\s\"”<>]{0,400}?)?"
 _LABELS = r"(?:[A-Za-z0-9][\w-]{0,62}\.){1,8}"
-_NAME = r"[\w.+@-]{1,80}"
+_NAME = r"[\w.+@*-]{1,80}"
 ADDRESSES: tuple[Form, ...] = (
     form(rf"(?i:(?:https?|ftp|wss?)://|(?=www\.\w))(?P<host>{_HOST}){_PORT}{_PATH}{_END}", _web),
+    form(r"(?<![\w.+-])[\w.+-]{1,64}@[\w-]{1,63}(?:\.[\w-]{1,63}){0,6}:(?=[\w~/])[\w.~/+-]{1,200}(?<![.])", _text),
     form(r"(?:mailto:)?(?<![\w.+-])[\w.+-]{1,64}@[\w-]{1,63}(?:\.[\w-]{1,63}){1,6}", _text),
     form(rf"(?<![\w.@-])(?P<host>{_LABELS}(?:{_TOP})|localhost(?=[:/])){_PORT}(?![\w-]|\.\w){_PATH}{_END}", _web),
     form(rf"(?<![\w.@/-])[A-Za-z0-9_][\w-]{{0,63}}(?:\.[\w-]{{1,20}}){{0,3}}\.(?:{_EXTENSION})(?![\w-])", _text),
@@ -104,9 +112,13 @@ ADDRESSES: tuple[Form, ...] = (
 PATHS: tuple[Form, ...] = (
     form(r"(?<!\w)[A-Za-z]:\\(?:[\w.+@ -]{1,80}\\){0,20}(?:[\w.+@-]{1,80}(?<![.-]))?", _text),
     form(r"(?<!\w)\\\\[\w.-]{1,80}(?:\\[\w.+@-]{1,80}){1,20}", _text),
-    form(rf"(?<![\w.)/])(?:~|\.{{1,2}})?(?:/{_NAME}){{1,24}}(?<![.,])/?(?![\w])", _text),
+    form(rf"(?<![\w.)/!])(?:~|\.{{1,2}})?(?:/{_NAME}){{1,24}}(?<![.,])/?(?![\w])", _text),
     form(r"(?<![\w.)/])(?:~|\.{1,2})/(?![\w/])", _text),
     form(rf"(?<![\w.)/])[A-Za-z_][\w.-]{{0,60}}(?:/{_NAME}){{1,24}}\.(?:{_EXTENSION})(?![\w-])", _text),
+    form(r"(?<![\w.)/*])\*{1,2}(?:/[\w.*-]{1,80}){0,8}\.?[\w-]{0,20}(?<=[\w*])(?<!^\*)(?=[,;:)\"'”.!?]*(?:\s|$))", _glob),
+    form(
+        r"(?<![\w.)/])\.(?:env|git\w{0,12}|bash\w{1,8}|zsh\w{1,8}|vimrc|npmrc|profile|ssh|venv|editorconfig|dockerignore)(?![\w-])", _text
+    ),
     form(r"(?<![\w.&])@(?P<name>[A-Za-z_]\w{0,40}(?:\.\w{1,40})?)", _handle),
     form(r"(?<![\w&])#(?P<name>[A-Za-z_]\w{0,80}|\d{1,4}[A-Z]\w{1,80})", _hashtag),
 )

@@ -63,6 +63,17 @@ def _hardware(match: re.Match[str]) -> str:
     )
 
 
+def _colons(match: re.Match[str]) -> str | None:
+    """fe80::1/64, of a newer kind: digit by digit."""
+    host = match["host"]
+    if not (re.search(r"\d", host) and ("::" in host or host.count(":") == 7)):
+        return None
+    words = " ".join("colon" if one == ":" else ONES[int(one)] if one.isdecimal() else letters(one) for one in host)
+    if match.groupdict().get("port"):
+        words += f" port {amount(match['port'])}"
+    return words + (f" slash {amount(match['mask'])}" if match.groupdict().get("mask") else "")
+
+
 def _version(match: re.Match[str]) -> str:
     said = " point ".join(digits(part) if part[0] == "0" and len(part) > 1 else amount(part) for part in match["number"].split("."))
     label = match.groupdict().get("label")
@@ -98,8 +109,9 @@ def _scientific(match: re.Match[str]) -> str:
     return f"{amount(match['number'])} times ten to the power of {sign}{amount(match['power'].lstrip('0') or '0')}"
 
 
-def _hexadecimal(match: re.Match[str]) -> str:
-    return "zero x " + " ".join(ONES[int(one)] if one.isdecimal() else one.upper() for one in match["digits"])
+def _based(match: re.Match[str]) -> str:
+    """0x1F, 0b1010, 0o17: digit by digit."""
+    return f"zero {match['base'].lower()} " + " ".join(ONES[int(one)] if one.isdecimal() else letters(one) for one in match["digits"])
 
 
 def _aircraft(match: re.Match[str]) -> str:
@@ -189,6 +201,9 @@ _LABEL = (
 )
 """Behind the number of a version: -beta.4, a1, .dev3, +build.5."""
 HARDWARE: tuple[Form, ...] = (form(rf"(?<![\w:]){_BYTE}(?:([:-]){_BYTE})(?:\1{_BYTE}){{4}}(?![\w:])", _hardware),)
+_GROUPS = r"(?P<host>(?:[0-9A-Fa-f]{0,4}:){2,7}[0-9A-Fa-f]{0,4})"
+MACHINES: tuple[Form, ...] = (form(rf"(?<![\w:]){_GROUPS}(?:/(?P<mask>\d{{1,3}}))?(?![\w:])", _colons),)
+BRACKETED: tuple[Form, ...] = (form(rf"\({_GROUPS}\):(?P<port>\d{{1,5}})(?!\d)", _colons),)
 PHONES: tuple[Form, ...] = tuple(form(rf"(?<![\w.]){pattern}(?![\w]|[.,:-]\d)", _grouped_digits) for pattern in _PHONES)
 V_VERSIONS: tuple[Form, ...] = (form(rf"(?<![\w'])(?P<v>[vV])\.?(?P<number>\d{{1,6}}(?:\.\d{{1,8}}){{0,6}})(?!\d)(?:{_LABEL})?", _version),)
 NAMES: tuple[Form, ...] = (
@@ -196,7 +211,7 @@ NAMES: tuple[Form, ...] = (
     *PHONES,
     form(r"(?P<number>7[0-8]7)-(?P<series>\d{1,3})(?!\d)(?P<many>s\b)?", _aircraft),
     form(rf"(?P<number>{NUMBER})[eE](?P<sign>[-+−]?)(?P<power>\d{{1,3}})(?!\w)", _scientific),
-    form(r"0[xX](?P<digits>[0-9A-Fa-f]{1,40})\b", _hexadecimal),
+    form(r"0(?P<base>[xX]|[bB](?=[01]{1,80}\b)|[oO](?=[0-7]{1,80}\b))(?P<digits>[0-9A-Fa-f]{1,80})\b", _based),
 )
 PLAIN: tuple[Form, ...] = (
     form(r"(?P<number>\d{1,3}(?:,\d{3}){1,4}|\d{1,15})(?:st|nd|rd|th)\b", _ordinal),

@@ -8,7 +8,7 @@ from omnistage.models.smol.spoken import roman
 from omnistage.models.smol.spoken.abbreviations import DOTTED_TITLES, TITLES
 from omnistage.models.smol.spoken.codes import awaits_digits
 from omnistage.models.smol.spoken.form import table
-from omnistage.models.smol.spoken.quantities import CURRENCIES, SCALE_WORDS
+from omnistage.models.smol.spoken.quantities import CURRENCIES, SCALE_WORDS, awaits_figure
 from omnistage.models.smol.spoken.signs import BOOKS
 from omnistage.models.smol.spoken.times import MONTHS, SHORT_MONTHS
 
@@ -50,4 +50,4 @@ def is_open(text: str) -> bool:
         return True
     if stem[:1].isupper() and any(one in roman.LEADERS for one in words[:-1]):
         return True
-    return awaits_digits(text)
+    return awaits_digits(text) or awaits_figure(f"{text} ")

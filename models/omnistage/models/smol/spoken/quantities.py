@@ -89,6 +89,32 @@ def _money(match: re.Match[str]) -> str:
     return f"{words} {'' if per == 'ea' else 'per '}{_PER_WORDS.get(per, per)}" if per else words
 
 
+def _negative(match: re.Match[str]) -> str | None:
+    """($5m) and (5) of accounts, behind what tells of a figure or alone; elsewhere brackets only set apart."""
+    front, rest = before(match, 60), behind(match, 8)
+    alone = not front.strip() and not rest.strip(" .,;")
+    sign = match.groupdict().get("sign")
+    if not awaits_figure(front) and not (sign and alone):
+        return None
+    return _negative_amount(match) if sign else f"minus {amount(match['number'])}"
+
+
+def awaits_figure(text: str) -> bool:
+    """Whether a number in brackets behind this text is one below zero."""
+    return bool(_FIGURE_BEFORE.search(text) and _ACCOUNT.search(text[-40:]))
+
+
+def _negative_amount(match: re.Match[str]) -> str:
+    return f"minus {_money(match)}"
+
+
+_FIGURE_BEFORE = re.compile(r"(?:[:=]|\b(?:of|was|is|were|are|to|from|at|by|vs\.?|versus|than|and|income|loss|profit|EPS|cash flow)) $")
+_ACCOUNT = re.compile(
+    r"\b(?:loss|losses|revenue|results?|change|equity|cash|income|profit|earnings|EPS|EBITDA|EBIT|cash flow|deficit|margin|balance|variance|net)\b",
+    re.IGNORECASE,
+)
+
+
 def _with_coins(number: Written, names: tuple[str, str, str, str]) -> str:
     """5.50 as "five dollars and fifty cents", 0.99 as "ninety nine cents"."""
     one, many, small_one, small_many = names
@@ -115,8 +141,19 @@ def _unit(match: re.Match[str]) -> str | None:
     return f"{amount(written)}{scale} {one if (written.is_one and not scale) or _is_kind(match) else many}"
 
 
-def _percent(match: re.Match[str]) -> str:
+def _percent(match: re.Match[str]) -> str | None:
+    if match["sign"] == "%" and is_modulo(match):
+        return None
     return f"{amount(match['number'])} " + {"%": "percent", "‰": "per thousand", "‱": "per ten thousand"}[match["sign"]]
+
+
+def is_modulo(match: re.Match[str]) -> bool:
+    """Whether a match that ends with % has an operand behind it: 10 % 3, and without spaces only near an equals sign."""
+    rest = behind(match, 12)
+    spaced = len(match.group()) == 1 and before(match, 1) == " " or match.group()[-2:] == " %"
+    if spaced:
+        return bool(re.match(r" (?:\d{1,6}|[b-zB-HJ-Z]|\()(?![A-Za-z'-])", rest))
+    return bool(re.match(r"\d", rest)) and in_equation(match)
 
 
 def _degrees(match: re.Match[str]) -> str:
@@ -143,7 +180,11 @@ def _feet(match: re.Match[str]) -> str | None:
 
 
 def _lone_feet(match: re.Match[str]) -> str | None:
-    return None if _closes(match, _SINGLE) else counted(match["number"], "foot", "foot" if _is_kind(match) or _SIZED.match(behind(match, 12)) else "feet")
+    return (
+        None
+        if _closes(match, _SINGLE)
+        else counted(match["number"], "foot", "foot" if _is_kind(match) or _SIZED.match(behind(match, 12)) else "feet")
+    )
 
 
 _SINGLE = re.compile(r"(?P<opens>(?<![^\s(\"“—-])'(?=\w|$))|(?<=[A-Za-z.,!?…)\"])'(?!\w)")
@@ -251,6 +292,12 @@ MONEY: tuple[Form, ...] = (
         _money,
     ),
 )
+NEGATIVES: tuple[Form, ...] = (
+    form(rf"\((?P<sign>{_SIGNS}|(?:{_NAMES})(?= )) ?(?P<number>{NUMBER}){_SCALE}{_PER}\)", _negative),
+    form(rf"\((?P<number>{NUMBER})\)(?!\w)", _negative),
+)
+"""Beginning with a bracket."""
+SIGNED_NEGATIVES: tuple[Form, ...] = (form(rf"(?P<sign>{_SIGNS}) ?\((?P<number>{NUMBER}){_SCALE}{_PER}\)", _negative_amount),)
 QUANTITIES: tuple[Form, ...] = (
     form(rf"(?P<number>{NUMBER}){_SCALE} ?(?P<sign>(?:{_SIGNS}|¢)(?![\d.])|(?:{_NAMES})\b){_PER}", _money),
     form(rf"(?P<number>{NUMBER}) ?(?P<sign>[%‰‱])", _percent),
@@ -263,7 +310,8 @@ QUANTITIES: tuple[Form, ...] = (
     form(r"(?<![A-WYZa-wyz\d_])(?P<number>\d{1,3})'(?=[ .,;)”]|[x×]\d|$)", _lone_feet),
     form(r"(?<![\w'.])(?P<feet>\d{1,3})' ?(?P<inches>\d{1,2}(?:\.\d+)?)(?P<part>[½¼¾])?(?:\"|''|(?![\w']))", _feet),
     form(
-        r"(?:(?P<number>\d{1,4}(?:\.\d+)?)(?: (?=\d+/)|-(?=\d+/)|(?=\")))?(?:(?P<over>\d{1,2})/(?P<under>\d{1,2}))?(?<=\d)\"(?:(?!\w)|(?=x\d))", _inches
+        r"(?:(?P<number>\d{1,4}(?:\.\d+)?)(?: (?=\d+/)|-(?=\d+/)|(?=\")))?(?:(?P<over>\d{1,2})/(?P<under>\d{1,2}))?(?<=\d)\"(?:(?!\w)|(?=x\d))",
+        _inches,
     ),
     form(rf"(?P<number>{NUMBER})(?: (?P<scale>{SCALE_WORDS}))?[ -]?(?P<unit>{UNIT})(?![\w²³]|'[a-z])", _unit),
     form(r"(?P<number>\d{1,4})(?: |-)(?P<over>\d{1,2})/(?P<under>\d{1,3})(?![\d/])", _mixed),

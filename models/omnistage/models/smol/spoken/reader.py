@@ -21,6 +21,7 @@ _WORD_FORMS = (
     *addresses.ADDRESSES,
     *addresses.PATHS,
     *codes.HARDWARE,
+    *codes.MACHINES,
     *addresses.SNAKES,
     *quantities.MONEY,
     *codes.V_VERSIONS,
@@ -33,6 +34,7 @@ _WORD_FORMS = (
 _DIGIT_FORMS = (
     *addresses.ADDRESSES,
     *codes.HARDWARE,
+    *codes.MACHINES,
     *times.TIMES,
     *codes.NAMES,
     *quantities.QUANTITIES,
@@ -42,12 +44,13 @@ _DIGIT_FORMS = (
 _SIGN_FORMS: dict[str, tuple[Form, ...]] = {
     **signs.SIGNS,
     **dict.fromkeys(FRACTIONS, quantities.QUANTITIES),
-    **{sign: (*addresses.PATHS, *signs.SIGNS[sign]) for sign in "/~\\@#"},
-    **{sign: (*quantities.MONEY, *signs.SIGNS[sign]) for sign in CURRENCY_SIGNS},
+    **{sign: (*addresses.PATHS, *signs.SIGNS[sign]) for sign in "/~\\@#*"},
+    **{sign: (*quantities.SIGNED_NEGATIVES, *quantities.MONEY, *signs.SIGNS[sign]) for sign in CURRENCY_SIGNS},
     "μ": (*_LONE_UNITS, *signs.SIGNS["μ"]),
     "'": times.APOSTROPHES,
     "+": (*codes.PHONES, *signs.SIGNS["+"]),
-    "(": codes.PHONES,
+    "(": (*codes.PHONES, *codes.BRACKETED, *quantities.NEGATIVES),
+    ":": (*codes.MACHINES, *signs.SIGNS[":"]),
     ".": (*addresses.PATHS, *signs.SIGNS["."], *quantities.QUANTITIES, *codes.PLAIN),
     "_": (*addresses.SNAKES, *signs.SIGNS["_"]),
 }
@@ -130,7 +133,7 @@ class _Reading:
     def _leave(self, match: re.Match[str] | None) -> int:
         """What stays as it is written."""
         assert match is not None
-        if self._apart and match.group()[0].isalnum():
+        if self._apart and (match.group()[0].isalnum() or match.group()[0] == "("):
             self._segment.append(" ")
         self._segment.append(match.group())
         self._apart = False

@@ -6,8 +6,8 @@ import re
 
 from omnistage.models.smol.spoken.characters import CURRENCY_SIGNS, GREEK, LOST, SIGN_WORDS, SUPERSCRIPTS
 from omnistage.models.smol.spoken.form import Form, before, behind, form, in_equation
-from omnistage.models.smol.spoken.numbers import amount
-from omnistage.models.smol.spoken.quantities import CURRENCIES
+from omnistage.models.smol.spoken.numbers import amount, ordinal
+from omnistage.models.smol.spoken.quantities import CURRENCIES, is_modulo
 from omnistage.models.smol.spoken.roman import ROMAN_SIGNS
 
 _GREEK = "".join(GREEK)
@@ -18,7 +18,7 @@ _SIGNED_THING = re.compile(rf"(?:US)?[{_MONEY}]?\.?\d|[√∞(]|[{_GREEK}]")
 _OPERAND_FOLLOWS = re.compile(rf"(?:[-−+±]?(?:[{_MONEY}]?\.?\d|[√∞∛(]|[{_GREEK}]|[A-Za-z](?![A-Za-z'.])))")
 _OPERAND_BEFORE = re.compile(rf"(?:[\d)%°∞½¼¾!{_POWERS}{_GREEK}]|(?<![A-Za-z'.])[A-Za-z]|[A-Za-z]\^?\d)$")
 _NUMBER_BEFORE = re.compile(r"\d(?:[%°½¼¾²³)]| ?°?[CFK]| ?[A-Za-z]{1,4}|[/A-Za-z]{1,5}[²³]?| [ap]\.m\.)?$")
-_FREE = re.compile(r"(?:^|[\s(=<>≤≥≠≈×÷·*/^+,:;\"“'…−–—-])$")
+_FREE = re.compile(r"(?:^|[\s(|=<>≤≥≠≈×÷·*/^+,:;\"“'…−–—-])$")
 _NAMED_RANGE = re.compile(
     r"\b(?:(?:Mon|Tue|Tues|Wed|Thu|Thur|Thurs|Fri|Sat|Sun)(?:day|sday|nesday|rsday|urday)?"
     r"|Jan(?:uary)?|Feb(?:ruary)?|Mar(?:ch)?|Apr(?:il)?|May|June?|July?|Aug(?:ust)?|Sept?(?:ember)?|Oct(?:ober)?|Nov(?:ember)?|Dec(?:ember)?)\.?$"
@@ -105,7 +105,7 @@ def _within(match: re.Match[str], sign: str, left: str, right: str) -> str | Non
         if named or letters:
             return "to"
         variables = re.search(r"(?<![A-Za-z])[a-z]$", left) and re.match(r"[a-z](?![A-Za-z])", right)
-        return "minus" if variables and in_equation(match) else None
+        return "minus" if variables and (in_equation(match) or right[1:3] == ")!") else None
     if re.match(r"[xyz](?![A-Za-z])|[√∞(]", right) or (in_equation(match) and _OPERAND_FOLLOWS.match(right)):
         return "minus" if _OPERAND_BEFORE.search(left) else None
     return "" if left[-1].isdecimal() and sign == "-" else None
@@ -184,7 +184,7 @@ def _slash(match: re.Match[str]) -> str:
     if re.search(r"\bs?he$", left, re.IGNORECASE) and re.match(r"s?he\b", right):
         return "or"
     if _OPERAND_BEFORE.search(left.rstrip()) and _OPERAND_FOLLOWS.match(right.lstrip()):
-        computed = in_equation(match) or left.endswith(" ")
+        computed = in_equation(match) or left.endswith((" ", "!"))
         return "divided by" if computed else "over" if re.match(r"[a-z]\b", right) else "slash"
     return "slash"
 
@@ -223,12 +223,64 @@ def _underscore(match: re.Match[str]) -> str:
     return ""
 
 
+_OPERATOR_FOLLOWS = re.compile(
+    r"! ?(?:=|[-−+*/×·÷<>≤≥≠≈^)(]+ ?(?=[\d(√]|[A-Za-z](?![A-Za-z'])|$)|(?:is|equals|grows|mod)\b)|!\)[-−+*/^!=)]?"
+)
+_SAID_FOR = re.compile(r"\b(?:compute|find|of|evaluate|equals|times|by) [knmrx]$")
+_SAID_OF = re.compile(r"(?<![A-Za-z'])[b-hj-z]$")
+
+
+def _factorial(match: re.Match[str]) -> str | None:
+    """n! = 120, 5!/3!, (n-1)!, but not "I am 5!": behind a number something must go on with the formula."""
+    front, rest = before(match, 40), match.group() + behind(match, 8)
+    if front[-1] == ")":
+        inside = front[front.rfind("(") + 1 : -1]
+        return "factorial" if re.fullmatch(r"[a-z\d]+(?: ?[-−+*/] ?[a-z\d]+)+|\d+|[a-z]", inside) else None
+    if _SAID_OF.search(front):
+        alone = not front[:-1].strip() and not rest[1:].strip(".")
+        return "factorial" if alone or in_equation(match) or _OPERATOR_FOLLOWS.match(rest) or _SAID_FOR.search(front) else None
+    if not re.search(r"(?<![\w.,])\d{1,3}$", front):
+        return None
+    if re.search(r"! ?[-−+*/×·÷(]? ?\(?\d{1,3}$", front) and not re.match(r"! [A-Za-z]{2}", rest):
+        return "factorial"
+    bracketed = rest.startswith("!)") and not (
+        "(" in front and re.fullmatch(r"(?:[a-z]|\d+)?(?:[-−+*/×·÷^!=( ]|[a-z](?![a-z])|\d)*", front[front.rfind("(") + 1 :])
+    )
+    return "factorial" if _OPERATOR_FOLLOWS.match(rest) and not bracketed else None
+
+
+_ABSOLUTE = re.compile(r"\|(?! )(?P<of>[-−+]?(?:\d{1,9}(?:\.\d{1,9})?|[A-Za-z](?![A-Za-z])|[-−+*/^²³ ()]){1,24})(?<! )\|(?![\w|])")
+
+
+def _bar(match: re.Match[str]) -> str:
+    """|x|; elsewhere what parts the cells of a row."""
+    if before(match, 1) not in ("|",) and not before(match, 1).isalpha() and _ABSOLUTE.match(match.string, match.start()):
+        return "the absolute value of"
+    opened = match.string.rfind("|", max(match.start() - 30, 0), match.start())
+    found = _ABSOLUTE.match(match.string, opened) if opened >= 0 else None
+    return "" if found and found.end() == match.end() else ","
+
+
+def _root(match: re.Match[str]) -> str:
+    """³√8."""
+    power = "".join(SUPERSCRIPTS[one] for one in match["root"])
+    names = {"2": "square", "3": "cube", "n": "n-th"}
+    return f"the {names.get(power) or (ordinal(int(power)) if power.isdecimal() else power)} root of"
+
+
 _DASH = form(r"[-−–—]", _dash)
 SIGNS: dict[str, tuple[Form, ...]] = {
     **{sign: (form(re.escape(sign), _named),) for sign in SIGN_WORDS},
     **{sign: (form(sign, _greek),) for sign in GREEK},
-    **{sign: (form(rf"[{_POWERS}]{{1,12}}", _superscript),) for sign in SUPERSCRIPTS},
+    **{
+        sign: (form(rf"(?<![\w)])(?P<root>[{_POWERS}]{{1,3}})√", _root), form(rf"[{_POWERS}]{{1,12}}", _superscript))
+        for sign in SUPERSCRIPTS
+    },
     **{sign: (form(re.escape(sign), _currency),) for sign in CURRENCY_SIGNS},
+    "°": (
+        form(r"°(?=[CF]\b)(?P<scale>[CF])", lambda match: "degrees " + ("Celsius" if match["scale"] == "C" else "Fahrenheit")),
+        form("°", "degrees"),
+    ),
     **dict.fromkeys((chr(0x2160 + place) for place in range(32)), ROMAN_SIGNS),
     "-": (
         form(r"->", "to"),
@@ -242,11 +294,11 @@ SIGNS: dict[str, tuple[Form, ...]] = {
     "·": (form(rf"(?<=[\w)]) ?· ?(?=[\w({_GREEK}√])", "times"), form("·", "")),
     "*": (form(r"\*\*?", _star),),
     "^": (form(r"\^(?P<open>\()?(?P<power>[-−+]?(?:\d{1,40}|[A-Za-z]{1,12}))(?(open)\))", _caret), form(r"\^", "to the power of")),
-    "/": (form("/", _slash),),
-    ":": (form(":=", "is"), form(":", _colon)),
+    "/": (form(r"(?<=\bf)/(?=\d)", ""), form("/", _slash)),
+    ":": (form(":=", "is"), form(r"(?<=\w)::(?=\w)", "colon colon"), form(":", _colon)),
     "+": (form(r"\+/[-−]", "plus or minus"), form(r"\+", _plus)),
     "=": (form(r"=>", "arrow"), form(r"={1,2}", "equals")),
-    "!": (form(r"!=", "is not equal to"), form(r"(?<=\d)!(?= ?[=)*+/-])", "factorial")),
+    "!": (form(r"!=", "is not equal to"), form(r"(?<=[\w)])!", _factorial)),
     "<": (
         form(r"<=", "less than or equal to"),
         form(r"<-(?!\d)", "from"),
@@ -256,13 +308,13 @@ SIGNS: dict[str, tuple[Form, ...]] = {
     ">": (form(r">=", "greater than or equal to"), form(r">", "greater than")),
     "~": (form(r"~=", "is approximately equal to"), form("~", _about)),
     "≈": (form("≈", _nearly),),
-    "%": (form("%", "percent"),),
+    "%": (form("%", lambda match: "modulo" if _OPERAND_BEFORE.search(before(match, 12).rstrip()) and is_modulo(match) else "percent"),),
     "&": (form(r"&{1,2}", "and"),),
     "@": (form("@", "at"),),
     "#": (form(r"#(?=\d)", "number"), form("#", "hashtag")),
     "§": (form("§§", "sections"), form("§", "section")),
     "\\": (form(r"\\", "backslash"),),
-    "|": (form(r"\|\|", "or"), form(r"\|", ",")),
+    "|": (form(r"\|\|", "or"), form(r"\|", _bar)),
     "_": (form("_", _underscore),),
     "¿": (form("[¿¡]", ""),),
     "¡": (form("[¿¡]", ""),),

@@ -72,6 +72,16 @@ def _day_month(match: re.Match[str]) -> str | None:
     return words + (f" {_spoken_year(match['year'])}" if match["year"] else "")
 
 
+def _dotted_days(match: re.Match[str]) -> str | None:
+    """5.-7. May, and 5. May where a year or a word for a day says so: a sentence may end before a month too."""
+    certain = match["first"] or match["year"] or _ON_DAY.search(before(match, 8))
+    alone = not before(match, 8).strip() and not match.string[match.end() :].strip(".,")
+    return _day_month(match) if certain or alone else None
+
+
+_ON_DAY = re.compile(r"\b(?:on|[Oo]n the|the|am|vom|bis|from|to|until|by|since) $")
+
+
 def _lone_month(match: re.Match[str]) -> str:
     return _month(match["month"])
 
@@ -163,6 +173,11 @@ TIMES: tuple[Form, ...] = (
     form(
         rf"(?:(?P<first>\d{{1,2}})(?:st|nd|rd|th)? ?[-–] ?)?{_DAY} (?P<of>of )?{MONTH}(?:,? (?P<year>\d{{4}})(?![\d:]))?(?![A-Za-z])",
         _day_month,
+    ),
+    form(rf"(?P<day>\d{{1,2}})\.(?= (?:bis|to|until|and|und) \d{{1,2}}\. {MONTH})", lambda match: f"the {ordinal(int(match['day']))}"),
+    form(
+        rf"(?:(?P<first>\d{{1,2}})\. ?[-–/] ?)?(?P<day>\d{{1,2}})\. (?P<of>of )?{MONTH}(?:,? (?P<year>\d{{4}})(?![\d:]))?(?![A-Za-z])",
+        _dotted_days,
     ),
     form(r"(?P<first>1\d{3}|20\d\d)[-–/](?P<last>\d\d)(?![\d-])", _range_of_years),
     form(r"(?P<number>\d{1,5})(?= ?(?:B\.?C|A\.D|AD\b|CE\b))", _before_christ),
