@@ -44,8 +44,7 @@ Timeline = Annotated[Path | None, typer.Option(metavar="F.png", help="Draw when 
 Captions = Annotated[Path | None, typer.Option(metavar="F", help="Write when which words are spoken to this file: .srt or .vtt.")]
 System = Annotated[str | None, typer.Option(metavar="TEXT", help="What the model is told before the question, such as how to answer.")]
 Images = Annotated[
-    list[str] | None,
-    typer.Option("--image", metavar="F", help="A picture to ask about: PNG, JPEG ..., or - for standard input. Repeatable."),
+    list[str] | None, typer.Option("--image", metavar="F", help="A picture: PNG, JPEG ..., or - for standard input. Repeatable.")
 ]
 Audios = Annotated[list[str] | None, typer.Option("--audio", metavar="F", help="A sound: WAV, FLAC, MP3 ..., or -. Repeatable.")]
 Videos = Annotated[list[str] | None, typer.Option("--video", metavar="F", help="A film: MP4, WebM ..., or -. Repeatable.")]

@@ -42,6 +42,8 @@ def medium(kind: str) -> bytes:
         data = _read(file, kind)
     if interrupts and not data:
         raise KeyboardInterrupt
+    if interrupts:
+        Notices().say("")  # Off the line where the terminal shows the key.
     return data
 
 
