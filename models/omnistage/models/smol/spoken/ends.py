@@ -12,7 +12,7 @@ from omnistage.models.smol.spoken.quantities import CURRENCIES, SCALE_WORDS, awa
 from omnistage.models.smol.spoken.signs import BOOKS
 from omnistage.models.smol.spoken.times import MONTHS, SHORT_MONTHS
 
-_CLOSERS = "\"'”’)]}»("
+_CLOSERS = "\"'”’)]}»(|"
 _FORMS_GO_ON = frozenset(table("on by until since from before after due date dated a an one each every sq cu fl ft w"))
 """Before a day or a price, or within a unit."""
 _NAMES = (

@@ -57,9 +57,8 @@ _PER_WORDS = {"hr": "hour", "h": "hour", "wk": "week", "mo": "month", "yr": "yea
 _PER_WORDS |= {"kg": "kilogram", "lb": "pound", "oz": "ounce", "L": "liter", "l": "liter", "kWh": "kilowatt hour", "gal": "gallon"}
 _PER_WORDS |= {"sq ft": "square foot", "ft": "foot", "m²": "square meter", "ea": "each"}
 _THING_BEFORE = re.compile(r"\b(?:an?|one|each|every) $", re.IGNORECASE)
-_THING = re.compile(
-    r"(?: |-)(?!(?:or|to|in|of|for|and|per|wide|tall|long|high|deep|thick|on|at|an?|is|was|were|are|from|with|by|the|that|which|as|if|each|every|more|less)\b)[a-z]{2,}"
-)
+_NO_THING = "or to in of for and per wide tall long high deep thick on at an? is was were are from with by the that which as if each every more less"
+_THING = re.compile(rf"(?: |-)(?!(?:{_NO_THING.replace(' ', '|')})\b)[a-z]{{2,}}")
 _COIN = re.compile(r" (?:bill|note|coin)\b")
 _FRACTION_NAMES = {2: "half", 4: "quarter"}
 _PARTS = frozenset((2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 15, 16, 20, 24, 25, 30, 32, 36, 40, 48, 50, 60, 64, 72, 80, 90, 100, 128, 1000))
@@ -110,7 +109,7 @@ def _negative_amount(match: re.Match[str]) -> str:
 
 _FIGURE_BEFORE = re.compile(r"(?:[:=]|\b(?:of|was|is|were|are|to|from|at|by|vs\.?|versus|than|and|income|loss|profit|EPS|cash flow)) $")
 _ACCOUNT = re.compile(
-    r"\b(?:loss|losses|revenue|results?|change|equity|cash|income|profit|earnings|EPS|EBITDA|EBIT|cash flow|deficit|margin|balance|variance|net)\b",
+    r"\b(?:loss|losses|revenue|results?|change|equity|cash|income|profit|earnings|EPS|EBITDA|EBIT|deficit|margin|balance|variance|net)\b",
     re.IGNORECASE,
 )
 
@@ -150,7 +149,7 @@ def _percent(match: re.Match[str]) -> str | None:
 def is_modulo(match: re.Match[str]) -> bool:
     """Whether a match that ends with % has an operand behind it: 10 % 3, and without spaces only near an equals sign."""
     rest = behind(match, 12)
-    spaced = len(match.group()) == 1 and before(match, 1) == " " or match.group()[-2:] == " %"
+    spaced = (len(match.group()) == 1 and before(match, 1) == " ") or match.group()[-2:] == " %"
     if spaced:
         return bool(re.match(r" (?:\d{1,6}|[b-zB-HJ-Z]|\()(?![A-Za-z'-])", rest))
     return bool(re.match(r"\d", rest)) and in_equation(match)
@@ -310,7 +309,8 @@ QUANTITIES: tuple[Form, ...] = (
     form(r"(?<![A-WYZa-wyz\d_])(?P<number>\d{1,3})'(?=[ .,;)”]|[x×]\d|$)", _lone_feet),
     form(r"(?<![\w'.])(?P<feet>\d{1,3})' ?(?P<inches>\d{1,2}(?:\.\d+)?)(?P<part>[½¼¾])?(?:\"|''|(?![\w']))", _feet),
     form(
-        r"(?:(?P<number>\d{1,4}(?:\.\d+)?)(?: (?=\d+/)|-(?=\d+/)|(?=\")))?(?:(?P<over>\d{1,2})/(?P<under>\d{1,2}))?(?<=\d)\"(?:(?!\w)|(?=x\d))",
+        r"(?:(?P<number>\d{1,4}(?:\.\d+)?)(?: (?=\d+/)|-(?=\d+/)|(?=\")))?(?:(?P<over>\d{1,2})/(?P<under>\d{1,2}))?"
+        r"(?<=\d)\"(?:(?!\w)|(?=x\d))",
         _inches,
     ),
     form(rf"(?P<number>{NUMBER})(?: (?P<scale>{SCALE_WORDS}))?[ -]?(?P<unit>{UNIT})(?![\w²³]|'[a-z])", _unit),
