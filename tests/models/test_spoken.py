@@ -124,6 +124,70 @@ def test_a_mark_behind_a_number_is_told_from_the_end_of_a_quotation(text: str, w
     assert words_of(text) == words
 
 
+DOCS = Path(__file__).parents[2] / "docs"
+PROSE = [
+    *("J. R. R. Tolkien wrote it.", "E. B. White and C. S. Lewis", "Malcolm X spoke.", "George W. Bush won.", "Harry S. Truman"),
+    *("vitamin C. I take vitamin D. And vitamin B.", "I. I said so.", "It is I. Do not fear.", "James' book and Charles' hat"),
+    *("'Tis the season, y'all'd've known", "Don't, won't, she'd, they'll, I'm", "a) one", "Grade A. Plan B. Team C.", "IV. Results"),
+    *(
+        "“Where are you?” - “Here,” he said - “and there.”",
+        "He walked in - she left - and so on.",
+        "rock 'n' roll",
+        "a state-of-the-art idea",
+    ),
+    *(
+        "Mary I know well.",
+        "Charles I saw yesterday.",
+        "Book I liked",
+        "Volume I own",
+        "in the part I liked",
+        "No. I will not.",
+        "No. I'm not.",
+    ),
+    *(
+        "the art. I left.",
+        "No. It is so.",
+        "the sun. In May we go.",
+        "We sat down. Mar and Jan came.",
+        "Go to bed. Ed came.",
+        "May I come?",
+    ),
+    *(
+        "Louis C.K. is here",
+        "et al. said",
+        "the D.C. area",
+        "X marks the spot",
+        "MIX and LIVID",
+        "“C” is a letter",
+        "I, Claudius",
+        "Dec and Ant",
+    ),
+    *(
+        "Shall I compare thee to a summer's day?",
+        "O Captain! my Captain! our fearful trip is done,",
+        "the ref. Max said",
+        "Go to it! I did!",
+    ),
+]
+
+
+def prose() -> list[str]:
+    """Sentences of the documentation that have no digit, no sign, no name of a file and no unit."""
+    found = []
+    for page in sorted(DOCS.glob("*.md")):
+        text = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+        for paragraph in re.split(r"\n\s*\n|\n(?=[-*|#])", text):
+            found += re.split(r"(?<=[.!?:])\s+", " ".join(paragraph.split()))
+    plain = re.compile(r"[A-Za-z ,.;:!?'\"()-]*[a-z][A-Za-z ,.;:!?'\"()-]*")
+    return [one for one in found if plain.fullmatch(one) and not re.search(r"\w\.\w|\b(?:[KMG]iB|MB|GB)\b", one)]
+
+
+def test_prose_stays_as_it_is() -> None:
+    assert len(prose()) > 500
+    for text in (*PROSE, *prose()):
+        assert re.findall(r"[^\W\d_]+", unicodedata.normalize("NFKC", spoken(text).text)) == re.findall(r"[^\W\d_]+", text)
+
+
 SIGNS = [
     "",
     " ",

@@ -39,7 +39,9 @@ LEADERS = RULERS | TITLES | PARTS | KINDS
 _COUNTED_BEHIND = re.compile(r" (?:century|centuries|dynasty|Dynasty|Olympiad|Olympics|Airborne|Corps|Legion|Army|Congress|Summit)\b")
 _I_GOES_ON = re.compile(
     r"'(?:m|d|ll|ve)\b| (?:am|think|know|have|want|love|like|believe|can|could|will|would|should|do|don't|need|hope|guess|mean|see|saw|told"
-    r"|said|met|wish|went|go|got|read|wrote|never|always|also|just|had|feel|felt|find|found|remember|heard|shall|may|might|must|use|used)\b"
+    r"|said|met|wish|went|go|got|read|wrote|never|always|also|just|had|feel|felt|find|found|remember|heard|shall|may|might|must|use|used"
+    r"|own|owned|like|liked|hate|hated|loved|bought|enjoyed|thought|watched|recommend|recommended|borrowed|lent|studied|chose|picked|prefer"
+    r"|preferred|wanted|needed|knew|adore|keep|call|finished|did|really|usually|often|still|only)\b"
 )
 _WORDS_BEFORE = re.compile(r"(?:[A-Za-zÀ-ÖØ-öø-ÿ]+\.? ){1,3}$")
 _CERTAIN = re.compile(r"II|III|VII|VIII|IX|XI{2,3}|XIV|XVI{0,3}|XIX|XXI{1,3}|XXI?V|XXIX")
