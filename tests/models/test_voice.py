@@ -13,7 +13,7 @@ import pytest
 import torch
 from hibari import dsp
 
-from benchmarks.asr import heard, recogniser, word_error_rate, words
+from benchmarks.asr import heard, meant, recogniser, word_error_rate, words
 from helpers import lengths
 from helpers.speech import spoken
 from omnistage.models.common.checkpoint import read_config
@@ -148,8 +148,21 @@ async def test_rests_are_short(talker: SmolTalker, code2wav: SmolCode2Wav) -> No
         ("Dr. Smith", "doctor Smith"),
     ],
 )
-def test_one_normaliser_for_both_sides(one: str, other: str) -> None:
-    assert words(one) == words(other)
+def test_what_was_heard_is_judged_alike_in_digits_and_in_words(one: str, other: str) -> None:
+    assert words(one) == words(other) == meant(one)
+
+
+@pytest.mark.parametrize(
+    ("written", "said"),
+    [
+        ("It was 3/4 full.", "It was three quarters full."),
+        ("Louis XIV lost $1.5bn.", "Louis the 14th lost 1.5 billion dollars."),
+        ("from 1914-18", "from 1914 to 18"),
+        ("5'10\" or 9.8 m/s²", "5 feet 10 inches or 9.8 meters per second squared"),
+    ],
+)
+def test_a_text_is_judged_by_what_is_meant(written: str, said: str) -> None:
+    assert word_error_rate([(written, said)]) == 0
 
 
 def test_word_error_rate_counts_edits() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from omnistage.models.smol.spoken.form import Form, alternatives, before, form
-from omnistage.models.smol.spoken.numbers import LETTER_A, letters
+from omnistage.models.smol.spoken.numbers import LETTER_A, cardinal, letters
 
 TITLES = {
     "Mr": "Mister",
@@ -58,7 +58,7 @@ No Number;Nos Numbers;no number;nos numbers;Nr Number;p page;pp pages;P page;ch 
 figs figures;Figs Figures;vol volume;Vol Volume;vols volumes;Vols Volumes;art article;Art Article;sec section;Sec Section;para paragraph
 Para Paragraph;eq equation
 Eq Equation;tab table;Tab Table;ver version;Ver Version;app appendix;App Appendix;ex example;Ex Example;op opus;Op Opus;Pt Part;pt part
-c circa;ca circa
+c circa;ca circa;Rm Room;rm room
 """
 _PLAIN = {
     "vs": "versus",
@@ -118,6 +118,14 @@ def _joined_letters(match: re.Match[str]) -> str:
     return " and ".join(letters(part) for part in match.group().split("&"))
 
 
+LIVES = {"b": "born", "d": "died", "fl": "flourished", "r": "reigned"}
+FUNCTIONS = {"sin": "sine", "cos": "cosine", "tan": "tangent", "log": "log", "ln": "log", "exp": "exponential", "sqrt": "the square root"}
+
+
+def _war(match: re.Match[str]) -> str:
+    return f"World War {cardinal(int(match['war']) if match['war'].isdecimal() else len(match['war']))}"
+
+
 def _function(match: re.Match[str]) -> str:
     """f(x), f'(x)."""
     primes = {"": "", "'": " prime", "''": " double prime"}[match["primes"]]
@@ -133,7 +141,9 @@ ABBREVIATIONS: tuple[Form, ...] = (
     form(rf"(?<![\w.])(?:{alternatives(_PLAIN)})(?![\w.])", _plain),
     form(rf"(?<![\w.])(?:{alternatives(_SLASHED)})(?!/)", _slashed),
     form(r"(?<![\w.])v\.(?= [A-Z])", "versus"),
-    form(r"(?<!\w)WW(?P<war>II|I|2|1)(?!\w)", lambda match: f"World War {'one' if match['war'] in ('I', '1') else 'two'}"),
+    form(r"(?<!\w)WW(?P<war>I{1,3}|[123])(?!\w)", _war),
+    form(rf"(?<![\w.])(?P<short>{alternatives(LIVES)})\. ?(?=\d{{3,4}}\b)", lambda match: LIVES[match["short"]]),
+    form(rf"(?<!\w)(?:{alternatives(FUNCTIONS)})(?=\()", lambda match: f"{FUNCTIONS[match.group()]} of"),
     form(r"(?<![\w&])[A-Z]{1,3}&[A-Z]{1,3}(?![\w&])", _joined_letters),
     form(r"(?<!\w)C#(?!\w)", "C sharp"),
     form(r"(?<!\w)F#(?!\w)", "F sharp"),
@@ -143,4 +153,4 @@ ABBREVIATIONS: tuple[Form, ...] = (
     form(r"(?<!\w)(?:CO|NO|SO|CH)(?=[2-4](?!\w))", lambda match: letters(match.group())),
     form(r"(?<!\w)A(?=-?\d)", LETTER_A),
 )
-SHORTS = frozenset((*TITLES, *DOTTED_TITLES, *DOTTED, *NUMBERED, *_PLAIN, "WWI", "WWII"))
+SHORTS = frozenset((*TITLES, *DOTTED_TITLES, *DOTTED, *NUMBERED, *_PLAIN, "WWI", "WWII", "WWIII", *FUNCTIONS))

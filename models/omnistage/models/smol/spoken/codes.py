@@ -25,6 +25,11 @@ PLACE = frozenset(_PLACE_WORDS.split())
 VERSION = frozenset(_VERSION_WORDS.split())
 LEADERS = SECRET | PLACE | VERSION
 _LAST_WORDS = re.compile(r"([A-Za-z]+)\.?(?: (?:number|no\.?|numbers|code|is|was|in|are|type))*[:#]?(?: ?#)?[ -]$")
+_STREET = re.compile(
+    r"[A-Z]?(?: [NSEW]\.?)?(?: (?!The\b)[A-Z][A-Za-z']{1,20}){1,3}"
+    r" (?:Street|St|Avenue|Ave|Road|Rd|Drive|Lane|Ln|Boulevard|Blvd|Court|Ct|Terrace|Place|Way|Highway|Hwy|Square|Parkway|Pkwy)\b"
+)
+"""Behind the number of a house."""
 _EMERGENCY = re.compile(r"\b(?:call|calls|called|calling|dial|dialed|dialled|text|phone|ring)\b[^.;!?]{0,8}$", re.IGNORECASE)
 
 
@@ -155,7 +160,7 @@ def _plain(match: re.Match[str]) -> str:
         return digits(text)
     if text in ("911", "999", "411", "112", "311", "511", "988") and (_EMERGENCY.search(before(match, 40)) or front == "("):
         return digits(text)
-    if leader in PLACE and len(text) <= 4:
+    if (leader in PLACE and len(text) <= 4) or (len(text) == 3 and _STREET.match(match.string, match.end())):
         return name(text)
     if text == "911":
         return digits(text)
@@ -169,7 +174,8 @@ def _plain(match: re.Match[str]) -> str:
 def _mixed(match: re.Match[str]) -> str:
     """Digits and the letters behind them: 5G, 3D, 747s."""
     number, tail = match["number"], match["letters"]
-    said = name(number) if len(number) <= 4 and re.search(r"[A-Za-z]$", before(match, 1)) else bare(number)
+    named = re.search(r"[A-Za-z]$", before(match, 1)) or _STREET.match(match.string, match.start("letters"))
+    said = name(number) if len(number) <= 4 and named else bare(number)
     if tail in ("s", "th", "rd", "nd", "st"):
         return plural(said) if tail == "s" else f"{said} {tail}"
     if len(tail) <= 3 and (tail.isupper() or len(tail) == 1):
@@ -209,6 +215,7 @@ V_VERSIONS: tuple[Form, ...] = (form(rf"(?<![\w'])(?P<v>[vV])\.?(?P<number>\d{{1
 NAMES: tuple[Form, ...] = (
     form(r"(?P<host>\d{1,3}(?:\.\d{1,3}){3})(?!\.?\d)(?::(?P<port>\d{1,5}))?(?:/(?P<mask>\d{1,2}))?", _machine),
     *PHONES,
+    form(r"802\.(?P<number>\d{1,2})(?!\d)", lambda match: f"eight oh two dot {cardinal(int(match['number']))}"),
     form(r"(?P<number>7[0-8]7)-(?P<series>\d{1,3})(?!\d)(?P<many>s\b)?", _aircraft),
     form(rf"(?P<number>{NUMBER})[eE](?P<sign>[-+−]?)(?P<power>\d{{1,3}})(?!\w)", _scientific),
     form(r"0(?P<base>[xX]|[bB](?=[01]{1,80}\b)|[oO](?=[0-7]{1,80}\b))(?P<digits>[0-9A-Fa-f]{1,80})\b", _based),

@@ -62,7 +62,11 @@ _THING = re.compile(rf"(?: |-)(?!(?:{_NO_THING.replace(' ', '|')}|more|less)\b)[
 _COIN = re.compile(r" (?:bill|note|coin)\b")
 _FRACTION_NAMES = {2: "half", 4: "quarter"}
 _PARTS = frozenset((2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 15, 16, 20, 24, 25, 30, 32, 36, 40, 48, 50, 60, 64, 72, 80, 90, 100, 128, 1000))
-_DAY = re.compile(r"\b(?:on|by|until|since|from|before|after|due|dated?) $", re.IGNORECASE)
+_DAY = re.compile(
+    r"\b(?:on|by|until|since|from|before|after|due|dated?"
+    r"|(?:Mon|Tues|Wednes|Thurs|Fri|Satur|Sun)day,?|(?:Mon|Tue|Wed|Thu|Fri|Sat|Sun)[.,]{1,2}) $",
+    re.IGNORECASE,
+)
 
 
 def _money(match: re.Match[str]) -> str:
@@ -313,9 +317,14 @@ QUANTITIES: tuple[Form, ...] = (
         r"(?<=\d)\"(?:(?!\w)|(?=x\d))",
         _inches,
     ),
-    form(rf"(?P<number>{NUMBER})(?: (?P<scale>{SCALE_WORDS}))?[ -]?(?P<unit>{UNIT})(?![\w²³]|'[a-z])", _unit),
+    form(
+        rf"(?P<number>{NUMBER})(?: (?P<scale>{SCALE_WORDS}))?[ -]?(?P<unit>{UNIT})(?![\w²³]|'[a-z])(?:(?<=[a-z])\.(?= [a-z\d(]|[,;]))?",
+        _unit,
+    ),
+    form(r"(?P<number>\d{1,4}(?:\.\d{1,4})?) in\.(?= [a-z\d(×]|[,;])", lambda match: counted(match["number"], "inch", "inches")),
     form(r"(?P<number>\d{1,4})(?: |-)(?P<over>\d{1,2})/(?P<under>\d{1,3})(?![\d/])", _mixed),
     form(rf"(?P<number>\d{{1,4}})?(?P<sign>[{''.join(FRACTIONS)}])(?:[ -]?(?P<unit>{UNIT})(?![\w²³]))?", _vulgar),
+    form("24/7/365(?![\\d/])", "twenty four seven three sixty five"),
     form(r"(?P<over>\d{1,4})/(?P<under>\d{1,4})(?![\d/]|\.\d|[A-Za-z])", _slashed),
 )
 SIZES: tuple[Form, ...] = (form(r"(?<=[\d'\"])x(?=\d)|(?<=[\dm'\"t] )x(?= ?\d)", _by),)

@@ -166,6 +166,7 @@ TIMES: tuple[Form, ...] = (
         rf"(?P<hour>\d{{1,2}}):(?P<minute>\d\d)(?::(?P<second>\d\d)(?P<part>\.\d{{1,6}})?)?(?!\d|:\d|\.\d){_AM}?(?:Z\b)?{_ZONE}",
         _clock,
     ),
+    form(rf"(?P<hour>\d{{1,2}})\.(?P<minute>[0-5]\d)(?P<second>(?!))?(?P<part>(?!))?{_AM}{_ZONE}", _clock),
     form(rf"(?P<hour>\d{{1,2}}){_AM}{_ZONE}", _hour),
     form(r"(?P<number>\d{3}0|\d0)(?P<mark>)'?s\b(?!')", _decade),
     form(r"(?P<hour>\d{1,3})h ?(?P<minute>\d{1,2})(?:m|min)?(?: ?(?P<second>\d{1,2})s)?\b", _duration),
