@@ -136,7 +136,7 @@ ABBREVIATIONS: tuple[Form, ...] = (
     form(r"(?<!\w)(?:[A-Za-z]\.){2,8}(?![A-Za-z]{2})", _as_written),
     form(rf"(?<![\w.])(?P<short>{alternatives(TITLES)})(?P<dot>\.?) (?=[A-Z])", _title),
     form(rf"(?<![\w.])(?P<short>{alternatives(DOTTED_TITLES)})(?P<dot>\.) (?=[A-Z][a-z])", _title),
-    form(rf"(?<![\w.])(?P<short>{alternatives(NUMBERED)})\. ?(?=#?\d|(?!I(?:'| [a-z]))[IVXivx]+\b)", _numbered),
+    form(rf"(?<![\w.])(?P<short>{alternatives(NUMBERED)})\. ?(?=#?\d|(?!I(?:'| [a-z]|$))[IVXivx]+\b)", _numbered),
     form(rf"(?<![\w.'])(?P<short>{alternatives(DOTTED)})\.(?!\w)", _dotted),
     form(rf"(?<![\w.])(?:{alternatives(_PLAIN)})(?![\w.])", _plain),
     form(rf"(?<![\w.])(?:{alternatives(_SLASHED)})(?!/)", _slashed),

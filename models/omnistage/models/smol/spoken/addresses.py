@@ -120,6 +120,6 @@ PATHS: tuple[Form, ...] = (
         r"(?<![\w.)/])\.(?:env|git\w{0,12}|bash\w{1,8}|zsh\w{1,8}|vimrc|npmrc|profile|ssh|venv|editorconfig|dockerignore)(?![\w-])", _text
     ),
     form(r"(?<![\w.&])@(?P<name>[A-Za-z_]\w{0,40}(?:\.\w{1,40})?)", _handle),
-    form(r"(?<![\w&])#(?P<name>[A-Za-z_]\w{0,80}|\d{1,4}[A-Z]\w{1,80})", _hashtag),
+    form(r"(?<![\w&])#(?![A-Z]{1,3}-\d)(?P<name>[A-Za-z_]\w{0,80}|\d{1,4}[A-Z]\w{1,80})", _hashtag),
 )
 SNAKES: tuple[Form, ...] = (form(r"(?<!\w)_{0,2}[A-Za-z][A-Za-z0-9]{0,40}(?:_[A-Za-z0-9]{1,40}){1,12}_{0,2}(?!\w)", _snake),)

@@ -158,6 +158,7 @@ _LAST_KNOWN = 0xFF
 _GREEK_WORD = re.compile(r"[\u0370-\u03ff\u1f00-\u1fff]{3,}")
 _REPEATED = re.compile(r"([^\w\s\x00(),])\1{2,}")
 _RULES = re.compile(r"([-=_*~#+<>|/\\^])\1{2,}")
+_SPAN = re.compile(r"(?<=\d)\.{2,}(?=\d)")
 _WORD = re.compile(r"\S+")
 _GROUPING = "\u00a0\u2007\u2009\u202f"
 
@@ -183,6 +184,8 @@ def clean(text: str) -> Clean:
         if not word.isascii():
             word, lost = _known(word)
             unspoken += lost
+        if ".." in word:
+            word = _SPAN.sub("…", word)
         parts.append(_REPEATED.sub(r"\1", _RULES.sub("", word)).translate(_BRACKETS))
         end = match.end()
     return Clean("".join(parts), tuple(unspoken))

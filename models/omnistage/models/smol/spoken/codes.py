@@ -10,7 +10,7 @@ from omnistage.models.smol.spoken.numbers import NUMBER, ONES, amount, bare, car
 _SECRET_WORDS = """
 zip zipcode postcode postal pin code passcode password ext extension account acct serial id dial ending digits otp tracking confirmation
 case ticket invoice badge license licence passport routing membership ssn isbn issn upc sku imei combination phone tel telephone fax
-mobile cell
+mobile cell plate
 """
 _PLACE_WORDS = (
     "room rm suite apartment apt unit flight highway hwy route rte interstate bus gate boeing airbus porsche bay locker channel hotel"
@@ -24,7 +24,7 @@ SECRET = frozenset(_SECRET_WORDS.split())
 PLACE = frozenset(_PLACE_WORDS.split())
 VERSION = frozenset(_VERSION_WORDS.split())
 LEADERS = SECRET | PLACE | VERSION
-_LAST_WORDS = re.compile(r"([A-Za-z]+)\.?(?: (?:number|no\.?|numbers|code|is|was|in|are|type))*[:#]?(?: ?#)?[ -]$")
+_LAST_WORDS = re.compile(r"([A-Za-z]+)\.?(?: (?:number|no\.?|numbers|code|is|was|in|are|type|[A-Z]{2,3}))*[:#]?(?: ?#)?[ -]$")
 _STREET = re.compile(
     r"[A-Z]?(?: [NSEW]\.?)?(?: (?!The\b)[A-Z][A-Za-z']{1,20}){1,3}"
     r" (?:Street|St|Avenue|Ave|Road|Rd|Drive|Lane|Ln|Boulevard|Blvd|Court|Ct|Terrace|Place|Way|Highway|Hwy|Square|Parkway|Pkwy)\b"
@@ -166,7 +166,7 @@ def _plain(match: re.Match[str]) -> str:
         return digits(text)
     if len(text) == 4 and in_equation(match):
         return amount(text)
-    if re.search(r"[A-Za-z]-?$", before(match, 2)) and len(text) <= 4:
+    if re.search(r"[A-Za-z]-?$|(?<![A-Za-z])[A-Z]\.$", before(match, 3)) and len(text) <= 4:
         return name(text)
     return bare(text)
 
@@ -215,6 +215,8 @@ V_VERSIONS: tuple[Form, ...] = (form(rf"(?<![\w'])(?P<v>[vV])\.?(?P<number>\d{{1
 NAMES: tuple[Form, ...] = (
     form(r"(?P<host>\d{1,3}(?:\.\d{1,3}){3})(?!\.?\d)(?::(?P<port>\d{1,5}))?(?:/(?P<mask>\d{1,2}))?", _machine),
     *PHONES,
+    form(r"(?<![\w.-])(?:1-)?\d{3}-(?=[A-Z]{4,8}\b)", _grouped_digits),
+    form(r"\d{2,4}(?: \d{2,4}){1,5}(?!\w|[.,:-]\d)", lambda match: _grouped_digits(match) if _leader(match) in SECRET else None),
     form(r"802\.(?P<number>\d{1,2})(?!\d)", lambda match: f"eight oh two dot {cardinal(int(match['number']))}"),
     form(r"(?P<number>7[0-8]7)-(?P<series>\d{1,3})(?!\d)(?P<many>s\b)?", _aircraft),
     form(rf"(?P<number>{NUMBER})[eE](?P<sign>[-+−]?)(?P<power>\d{{1,3}})(?!\w)", _scientific),

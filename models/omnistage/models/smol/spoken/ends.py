@@ -10,13 +10,13 @@ from omnistage.models.smol.spoken.codes import awaits_digits
 from omnistage.models.smol.spoken.form import table
 from omnistage.models.smol.spoken.quantities import CURRENCIES, SCALE_WORDS, awaits_figure
 from omnistage.models.smol.spoken.signs import BOOKS
-from omnistage.models.smol.spoken.times import MONTHS, SHORT_MONTHS
+from omnistage.models.smol.spoken.times import MONTHS, SHORT_DAYS, SHORT_MONTHS
 
 _CLOSERS = "\"'”’)]}»(|"
-_FORMS_GO_ON = frozenset(table("on by until since from before after due date dated a an one each every sq cu fl ft w"))
+_FORMS_GO_ON = frozenset(table("on by until since from before after due date dated a an one each every per sq cu fl ft w"))
 """Before a day or a price, or within a unit."""
 _NAMES = (
-    frozenset((*MONTHS, *SHORT_MONTHS, *TITLES, *DOTTED_TITLES))
+    frozenset((*MONTHS, *SHORT_MONTHS, *SHORT_DAYS, *TITLES, *DOTTED_TITLES))
     | roman.LEADERS
     | roman.SMALL_AFTER
     | BOOKS
@@ -26,6 +26,7 @@ _KINDS_AFTER = frozenset(("a", "an", "one", "each", "every"))
 """A 5 km run: the unit is read as what kind of run it is."""
 _SCALES = frozenset(SCALE_WORDS.split("|"))
 _NUMERAL = re.compile(r"[IVXLCDM]{1,15}")
+_HOUSE = re.compile(r"\d{3}[A-Z]?")
 _LETTER = re.compile(r"[^\W\d_]")
 _SAME = frozenset(("a", "A", "I"))
 
@@ -48,6 +49,6 @@ def is_open(text: str) -> bool:
         return True
     if _NUMERAL.fullmatch(stem) and (len(stem) > 1 or any(one in roman.LEADERS for one in words[:-1])):
         return True
-    if stem[:1].isupper() and any(one in roman.LEADERS for one in words[:-1]):
+    if stem[:1].isupper() and any(one in roman.LEADERS or _HOUSE.fullmatch(one) for one in words[:-1]):
         return True
     return awaits_digits(text) or awaits_figure(f"{text} ")

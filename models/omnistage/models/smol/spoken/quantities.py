@@ -227,7 +227,8 @@ def _inches(match: re.Match[str]) -> str | None:
 
 def _by(match: re.Match[str]) -> str | None:
     """3 x 4 m, 10x10: the sign between two sizes; the numbers are read by themselves."""
-    return "times" if in_equation(match) else "by"
+    power = re.match(r" ?10[\^⁻⁰¹²³⁴-⁹]", behind(match, 4))
+    return "times" if in_equation(match) or power else "by"
 
 
 def fraction(over: int, under: int) -> str:
@@ -238,12 +239,21 @@ def fraction(over: int, under: int) -> str:
     return f"{cardinal(over)} {name if over == 1 else plural(name)}"
 
 
+def _fraction_of(match: re.Match[str]) -> str | None:
+    """1/2 tsp."""
+    over, under = int(match["over"]), int(match["under"])
+    if not (0 < over < under and match["under"][0] != "0"):
+        return None
+    return f"{fraction(over, under)} {unit_names(match['unit'])[0]}"
+
+
 def _mixed(match: re.Match[str]) -> str | None:
     over, under = int(match["over"]), int(match["under"])
     if not 0 < over < under:
         return None
     part = "a half" if (over, under) == (1, 2) else fraction(over, under)
-    return f"{amount(match['number'])} and {part}"
+    unit = f" {unit_names(match['unit'])[0 if _is_kind(match) else 1]}" if match["unit"] else ""
+    return f"{amount(match['number'])} and {part}{unit}"
 
 
 def _vulgar(match: re.Match[str]) -> str:
@@ -272,6 +282,10 @@ def _slashed(match: re.Match[str]) -> str | None:
     equation = in_equation(match)
     if is_day and other > 12 and other not in (16, 20) and not equation:
         return None
+    if re.match(r" (?:time|beat|meter|rhythm)\b", behind(match, 8)):
+        return f"{cardinal(one)} {cardinal(other)}"
+    if other in (5, 10) and re.match(" stars?", behind(match, 6)):
+        return f"{cardinal(one)} out of {cardinal(other)}"
     if 0 < one < other and (other in _PARTS or (equation and other < 100)):
         return fraction(one, other)
     if equation and one > other:
@@ -295,6 +309,13 @@ MONEY: tuple[Form, ...] = (
         _money,
     ),
 )
+PRICES: tuple[Form, ...] = (
+    form(
+        rf"(?P<sign>{_SIGNS})/(?P<unit>{UNIT})(?![\w²³])",
+        lambda match: f"{CURRENCIES[match['sign']][1]} per {unit_names(match['unit'])[0]}",
+    ),
+)
+"""$/kg."""
 NEGATIVES: tuple[Form, ...] = (
     form(rf"\((?P<sign>{_SIGNS}|(?:{_NAMES})(?= )) ?(?P<number>{NUMBER}){_SCALE}{_PER}\)", _negative),
     form(rf"\((?P<number>{NUMBER})\)(?!\w)", _negative),
@@ -322,8 +343,24 @@ QUANTITIES: tuple[Form, ...] = (
         _unit,
     ),
     form(r"(?P<number>\d{1,4}(?:\.\d{1,4})?) in\.(?= [a-z\d(×]|[,;])", lambda match: counted(match["number"], "inch", "inches")),
-    form(r"(?P<number>\d{1,4})(?: |-)(?P<over>\d{1,2})/(?P<under>\d{1,3})(?![\d/])", _mixed),
+    form(
+        r"(?P<number>\d{1,4})(?: |-)(?P<over>\d{1,2})/(?P<under>\d{1,3})(?![\d/])"
+        rf"(?:[ -](?P<unit>{UNIT})(?![\w²³]|'[a-z]))?",
+        _mixed,
+    ),
     form(rf"(?P<number>\d{{1,4}})?(?P<sign>[{''.join(FRACTIONS)}])(?:[ -]?(?P<unit>{UNIT})(?![\w²³]))?", _vulgar),
+    form(
+        r"(?P<over>\d{1,2})/(?P<under>\d{1,3})(?:(?<!\d)|(?:rds?|ths?|nds?)\b)(?<=[a-z])",
+        lambda match: fraction(int(match["over"]), int(match["under"])) if int(match["under"]) > 1 else None,
+    ),
+    form(
+        rf"(?P<over>\d{{1,2}})/(?P<under>\d{{1,3}})[ -](?P<unit>{UNIT})(?![\w²³]|'[a-z])",
+        _fraction_of,
+    ),
+    form(
+        r"(?P<over>\d{1,3}\.\d{1,2})/(?P<under>5|10|100)(?![\d/.])",
+        lambda match: f"{amount(match['over'])} out of {amount(match['under'])}",
+    ),
     form("24/7/365(?![\\d/])", "twenty four seven three sixty five"),
     form(r"(?P<over>\d{1,4})/(?P<under>\d{1,4})(?![\d/]|\.\d|[A-Za-z])", _slashed),
 )

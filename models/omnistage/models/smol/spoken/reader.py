@@ -8,12 +8,13 @@ from dataclasses import dataclass
 
 from omnistage.models.smol.spoken import abbreviations, addresses, codes, quantities, roman, signs, times, units
 from omnistage.models.smol.spoken.characters import CURRENCY_SIGNS, FRACTIONS, clean
-from omnistage.models.smol.spoken.form import Form, form
+from omnistage.models.smol.spoken.form import Form, before, form
 from omnistage.models.smol.spoken.numbers import GROUP
 
 
 def _lone_unit(match: re.Match[str]) -> str:
-    return units.unit_names(match.group())[1]
+    single = re.search(r"\b(?:per|an?|each|every) $", before(match, 6))
+    return units.unit_names(match.group())[0 if single else 1]
 
 
 _LONE_UNITS = (form(rf"(?<![\w/.])(?:{units.LONE_UNIT})(?![\w/²³^])", _lone_unit),)
@@ -25,6 +26,7 @@ _WORD_FORMS = (
     *addresses.SNAKES,
     *quantities.MONEY,
     *codes.V_VERSIONS,
+    *signs.BOOK_FORMS,
     *times.MONTH_DAYS,
     *roman.ROMAN,
     *abbreviations.ABBREVIATIONS,
@@ -35,6 +37,7 @@ _DIGIT_FORMS = (
     *addresses.ADDRESSES,
     *codes.HARDWARE,
     *codes.MACHINES,
+    *signs.BOOK_NUMBERS,
     *times.TIMES,
     *codes.NAMES,
     *quantities.QUANTITIES,
@@ -45,7 +48,7 @@ _SIGN_FORMS: dict[str, tuple[Form, ...]] = {
     **signs.SIGNS,
     **dict.fromkeys(FRACTIONS, quantities.QUANTITIES),
     **{sign: (*addresses.PATHS, *signs.SIGNS[sign]) for sign in "/~\\@#*"},
-    **{sign: (*quantities.SIGNED_NEGATIVES, *quantities.MONEY, *signs.SIGNS[sign]) for sign in CURRENCY_SIGNS},
+    **{sign: (*quantities.PRICES, *quantities.SIGNED_NEGATIVES, *quantities.MONEY, *signs.SIGNS[sign]) for sign in CURRENCY_SIGNS},
     "μ": (*_LONE_UNITS, *signs.SIGNS["μ"]),
     "'": times.APOSTROPHES,
     "+": (*codes.PHONES, *signs.SIGNS["+"]),
@@ -61,6 +64,7 @@ _SPECIAL = (
     | frozenset(times.SHORT_DAYS)
     | frozenset(sign for sign in quantities.CURRENCIES if sign.isalpha())
     | units.LONE
+    | frozenset(signs.SHORT_BOOKS)
 )
 _PLAIN = re.compile(r"[A-Za-zÀ-ÖØ-öø-ÿ]{2,}(?:'[a-zA-Z]+)*(?=[ ,;!?)\"”]|$|\.(?: |$))|[A-Z]'(?:m|d|ll|ve|re|s)\b|[aAI](?= [a-z])")
 _LETTERS = re.compile(r"[A-Za-zÀ-ÖØ-öø-ÿ]+(?:'[a-zA-Z]+)*")

@@ -30,7 +30,19 @@ Haggai Zechariah Malachi Matthew Mark Luke John Acts Romans Corinthians Galatian
 Timothy Titus Philemon Hebrews James Peter Jude Revelation Surah Quran
 """
 BOOKS = frozenset(_BOOKS.split())
-_VERSE = re.compile(rf"\b(?:{'|'.join(sorted(BOOKS))}) \d{{1,3}}$")
+SHORT_BOOKS = {"Gen": "Genesis", "Exod": "Exodus", "Lev": "Leviticus", "Num": "Numbers", "Deut": "Deuteronomy", "Josh": "Joshua"}
+SHORT_BOOKS |= {"Sam": "Samuel", "Chron": "Chronicles", "Ps": "Psalm", "Prov": "Proverbs", "Isa": "Isaiah", "Jer": "Jeremiah"}
+SHORT_BOOKS |= {"Ezek": "Ezekiel", "Dan": "Daniel", "Matt": "Matthew", "Rom": "Romans", "Cor": "Corinthians", "Gal": "Galatians"}
+SHORT_BOOKS |= {"Eph": "Ephesians", "Phil": "Philippians", "Col": "Colossians", "Thess": "Thessalonians", "Tim": "Timothy"}
+SHORT_BOOKS |= {"Heb": "Hebrews", "Jas": "James", "Pet": "Peter", "Rev": "Revelation"}
+_NUMBERED_BOOKS = r"(?:Samuel|Kings|Chronicles|Corinthians|Thessalonians|Timothy|Peter|John|(?:Sam|Chron|Cor|Thess|Tim|Pet)\.?) \d{1,3}:\d"
+BOOK_FORMS: tuple[Form, ...] = (
+    form(rf"(?<![\w.])(?P<book>{'|'.join(SHORT_BOOKS)})\.? (?=\d{{1,3}}:\d)", lambda match: SHORT_BOOKS[match["book"]]),
+)
+BOOK_NUMBERS: tuple[Form, ...] = (
+    form(rf"(?<![\w.,:])(?P<number>[123])(?= {_NUMBERED_BOOKS})", lambda match: ordinal(int(match["number"]))),
+)
+_VERSE = re.compile(rf"\b(?:{'|'.join(sorted(BOOKS))}|(?:{'|'.join(SHORT_BOOKS)})\.?) \d{{1,3}}$")
 """Before the verse of a chapter: Isaiah 40:31."""
 _LAST_LETTERS = re.compile(r"[A-Za-z]+$")
 _AMOUNT = re.compile(r"(\d[\d,.]*)[^\d]{0,6}$")
@@ -121,6 +133,10 @@ def _before_number(match: re.Match[str], sign: str, left: str, right: str) -> st
     letters = _LAST_LETTERS.search(left)
     if not letters:
         return "to" if _NUMBER_BEFORE.search(left) else "minus" if _OPERAND_BEFORE.search(left) else ""
+    if letters.group() in ("UTC", "GMT"):
+        return "minus"
+    if letters.group().lower() in ("noon", "midnight"):
+        return "to"
     front = left[: letters.start()][-1:]
     if not front.isdecimal() and front not in ("°", "/"):
         return "minus" if letters.group() in ("x", "y", "z", "n") else ""
@@ -311,7 +327,7 @@ SIGNS: dict[str, tuple[Form, ...]] = {
     "%": (form("%", lambda match: "modulo" if _OPERAND_BEFORE.search(before(match, 12).rstrip()) and is_modulo(match) else "percent"),),
     "&": (form(r"&{1,2}", "and"),),
     "@": (form("@", "at"),),
-    "#": (form(r"#(?=\d)", "number"), form("#", "hashtag")),
+    "#": (form(r"#(?=\d|[A-Z]{1,3}-\d)", "number"), form("#", "hashtag")),
     "§": (form("§§", "sections"), form("§", "section")),
     "\\": (form(r"\\", "backslash"),),
     "|": (form(r"\|\|", "or"), form(r"\|", _bar)),

@@ -72,6 +72,13 @@ def _day_month(match: re.Match[str]) -> str | None:
     return words + (f" {_spoken_year(match['year'])}" if match["year"] else "")
 
 
+def _month_of(match: re.Match[str]) -> str | None:
+    """12/2024 and 2024-12, which is no range of years."""
+    if "-" in match.group() and int(match["month"]) > int(match["year"][2:]):
+        return None
+    return f"{MONTHS[int(match['month']) - 1]} {year(int(match['year']))}"
+
+
 def _dotted_days(match: re.Match[str]) -> str | None:
     """5.-7. May, and 5. May where a year or a word for a day says so: a sentence may end before a month too."""
     certain = match["first"] or match["year"] or _ON_DAY.search(before(match, 8))
@@ -172,6 +179,12 @@ TIMES: tuple[Form, ...] = (
     form(r"(?P<hour>\d{1,3})h ?(?P<minute>\d{1,2})(?:m|min)?(?: ?(?P<second>\d{1,2})s)?\b", _duration),
     form(r"(?P<hour>)(?P<minute>\d{1,3})m ?(?P<second>\d{1,2})s\b", _duration),
     form(
+        rf"(?P<first>(?!))?{_DAY}-(?P<of>(?!))?(?P<month>{alternatives(SHORT_MONTHS)}|May)-(?P<year>\d{{4}})(?!\d)",
+        _day_month,
+    ),
+    form(r"(?P<year>(?:19|20)\d\d)-(?P<month>0[1-9]|1[0-2])(?![\d-])", _month_of),
+    form(r"(?P<month>0?[1-9]|1[0-2])/(?P<year>(?:19|20)\d\d)(?![\d/])", _month_of),
+    form(
         rf"(?:(?P<first>\d{{1,2}})(?:st|nd|rd|th)? ?[-–] ?)?{_DAY} (?P<of>of )?{MONTH}(?:,? (?P<year>\d{{4}})(?![\d:]))?(?![A-Za-z])",
         _day_month,
     ),
@@ -188,7 +201,8 @@ DAYS: tuple[Form, ...] = (form(r"(?P<month>\d{1,2})/(?P<day>\d{1,2})(?![\d/]|\.\
 MONTH_DAYS: tuple[Form, ...] = (
     form(rf"(?P<name>{_SHORT_NAME})(?=\.?[-–](?:{_SHORT_NAME}))|(?<=[-–])(?P<last>{_SHORT_NAME})(?![a-z])", _short_name),
     form(rf"{MONTH} {_DAY}(?:[-–](?P<last>\d{{1,2}})(?:st|nd|rd|th)?)?(?![\d%\w]|[:.,]\d|-\d)", _month_day),
-    form(rf"(?P<month>(?:{alternatives(SHORT_MONTHS)}))\.?(?= \d{{4}}\b)", _lone_month),
+    form(rf"(?P<month>(?:{alternatives(SHORT_MONTHS)}))\.?(?= (?:\d{{4}}|'\d\d)\b)", _lone_month),
+    form(rf"(?P<name>{alternatives(SHORT_DAYS)})(?P<last>)(?= \d{{1,2}}(?::\d|[ap]m\b| [ap]\.?m))", _short_name),
 )
 """Forms that begin with a letter."""
 APOSTROPHES: tuple[Form, ...] = (
