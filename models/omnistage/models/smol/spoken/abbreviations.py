@@ -58,7 +58,7 @@ No Number;Nos Numbers;no number;nos numbers;Nr Number;p page;pp pages;P page;ch 
 figs figures;Figs Figures;vol volume;Vol Volume;vols volumes;Vols Volumes;art article;Art Article;sec section;Sec Section;para paragraph
 Para Paragraph;eq equation
 Eq Equation;tab table;Tab Table;ver version;Ver Version;app appendix;App Appendix;ex example;Ex Example;op opus;Op Opus;Pt Part;pt part
-c circa;ca circa;Rm Room;rm room
+c circa;ca circa;Rm Room;rm room;Rte Route;rte route
 """
 _PLAIN = {
     "vs": "versus",
@@ -71,7 +71,16 @@ _PLAIN = {
     "IMO": "in my opinion",
     "TBD": "to be determined",
 }
-_SLASHED = {"w/o": "without", "w/": "with", "b/c": "because", "c/o": "care of", "n/a": "not applicable", "N/A": "not applicable"}
+_SLASHED = {
+    "w/o": "without",
+    "y/y": "year over year",
+    "q/q": "quarter over quarter",
+    "w/": "with",
+    "b/c": "because",
+    "c/o": "care of",
+    "n/a": "not applicable",
+    "N/A": "not applicable",
+}
 
 
 def _table(lines: str) -> dict[str, str]:

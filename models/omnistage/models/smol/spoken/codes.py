@@ -84,6 +84,8 @@ def _version(match: re.Match[str]) -> str:
     label = match.groupdict().get("label")
     if label:
         said += f" {_label(label)}"
+    if match.groupdict().get("v") == "V" and match["number"] in ("4", "6", "8", "10", "12"):
+        return f"V {said}"  # An engine.
     return f"version {said}" if match.groupdict().get("v") else said
 
 
@@ -132,6 +134,8 @@ def _ordinal(match: re.Match[str]) -> str | None:
 def _times_as(match: re.Match[str]) -> str | None:
     """3x faster, but 3x - 2y."""
     following = behind(match, 3)
+    if re.match("/[a-z]{2}", following):
+        return f"{amount(match['number'])} times"
     if in_equation(match) or re.match(r" ?[-+*/^=−²³<>·×÷]", following) or re.search(r"[-+*/^=−<>·×÷] ?$", before(match, 2)):
         return f"{amount(match['number'])} x"
     return f"{amount(match['number'])} times"
@@ -223,6 +227,7 @@ NAMES: tuple[Form, ...] = (
     form(r"0(?P<base>[xX]|[bB](?=[01]{1,80}\b)|[oO](?=[0-7]{1,80}\b))(?P<digits>[0-9A-Fa-f]{1,80})\b", _based),
 )
 PLAIN: tuple[Form, ...] = (
+    form(r"24[x×]7(?!\w)", "twenty four seven"),
     form(r"(?P<number>\d{1,3}(?:,\d{3}){1,4}|\d{1,15})(?:st|nd|rd|th)\b", _ordinal),
     form(r"(?P<number>\d{1,3}(?:\.\d{3}){2,5})(?!\d|\.\d)", _grouped),
     form(rf"(?P<number>\d{{1,6}}(?:\.\d{{1,8}}){{2,8}})(?!\d|,\d)(?:{_LABEL})?", _version),

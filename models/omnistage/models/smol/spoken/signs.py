@@ -17,7 +17,7 @@ _NUMBER_FOLLOWS = re.compile(rf"[-−+±~]?(?:US|[CA])?[{_MONEY}]? ?[.']?\d|[½�
 _SIGNED_THING = re.compile(rf"(?:US)?[{_MONEY}]?\.?\d|[√∞(]|[{_GREEK}]")
 _OPERAND_FOLLOWS = re.compile(rf"(?:[-−+±]?(?:[{_MONEY}]?\.?\d|[√∞∛(]|[{_GREEK}]|[A-Za-z](?![A-Za-z'.])))")
 _OPERAND_BEFORE = re.compile(rf"(?:[\d)%°∞½¼¾!{_POWERS}{_GREEK}]|(?<![A-Za-z'.])[A-Za-z]|[A-Za-z]\^?\d)$")
-_NUMBER_BEFORE = re.compile(r"\d(?:[%°½¼¾²³)]| ?°?[CFK]| ?[A-Za-z]{1,4}|[/A-Za-z]{1,5}[²³]?| [ap]\.m\.)?$")
+_NUMBER_BEFORE = re.compile(rf"\d(?:[%°½¼¾²³)]| ?[{_MONEY}]| ?°?[CFK]| ?[A-Za-z]{{1,4}}|[/A-Za-z]{{1,5}}[²³]?| [ap]\.m\.)?$")
 _FREE = re.compile(r"(?:^|[\s(|=<>≤≥≠≈×÷·*/^+,:;\"“'…−–—-])$")
 _NAMED_RANGE = re.compile(
     r"\b(?:(?:Mon|Tue|Tues|Wed|Thu|Thur|Thurs|Fri|Sat|Sun)(?:day|sday|nesday|rsday|urday)?"
@@ -99,7 +99,11 @@ def _is_range(sign: str, left: str, right: str) -> bool:
     ]
     if numbers[0] >= numbers[1] or _RESULT_FOLLOWS.match(right):
         return False
-    return bool(re.match(r"[^ ]+ [A-Za-z%°]|[^ ]*[%°]", right)) or right[0] in CURRENCY_SIGNS or all(1000 <= one < 2100 for one in numbers)
+    return (
+        bool(re.match(r"[^ ]+ [A-Za-z%°€£$]|[^ ]*[%°€£]", right))
+        or right[0] in CURRENCY_SIGNS
+        or all(1000 <= one < 2100 for one in numbers)
+    )
 
 
 def _within(match: re.Match[str], sign: str, left: str, right: str) -> str | None:
@@ -187,6 +191,15 @@ def _superscript(match: re.Match[str]) -> str:
     ):
         return amount(power)
     return _power(power)
+
+
+TIME_NAMES = {"hr": "hour", "wk": "week", "mo": "month", "yr": "year", "min": "minute", "sec": "second"}
+_PER = r"/(?P<per>hour|day|week|month|year|minute|second|night|person|user|hr|wk|mo|yr|min|sec)\b"
+
+
+def _rate(match: re.Match[str]) -> str | None:
+    """100 mg/day, 3/week."""
+    return f"per {TIME_NAMES.get(match['per'], match['per'])}" if re.search(r"\d[^ ]*(?: [a-z]+)?$", before(match, 16)) else None
 
 
 def _slash(match: re.Match[str]) -> str:
@@ -310,7 +323,7 @@ SIGNS: dict[str, tuple[Form, ...]] = {
     "·": (form(rf"(?<=[\w)]) ?· ?(?=[\w({_GREEK}√])", "times"), form("·", "")),
     "*": (form(r"\*\*?", _star),),
     "^": (form(r"\^(?P<open>\()?(?P<power>[-−+]?(?:\d{1,40}|[A-Za-z]{1,12}))(?(open)\))", _caret), form(r"\^", "to the power of")),
-    "/": (form(r"(?<=\bf)/(?=\d)", ""), form("/", _slash)),
+    "/": (form(r"(?<=\bf)/(?=\d)", ""), form(_PER, _rate), form("/", _slash)),
     ":": (form(":=", "is"), form(r"(?<=\w)::(?=\w)", "colon colon"), form(":", _colon)),
     "+": (form(r"\+/[-−]", "plus or minus"), form(r"\+", _plus)),
     "=": (form(r"=>", "arrow"), form(r"={1,2}", "equals")),

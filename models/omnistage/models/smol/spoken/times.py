@@ -167,6 +167,7 @@ def _before_christ(match: re.Match[str]) -> str:
 
 
 TIMES: tuple[Form, ...] = (
+    form(r"(?:(?P<many>1000)s|100s(?= of\b))\b", lambda match: "thousands" if match["many"] else "hundreds"),
     form(r"(?P<year>\d{4})(?P<mark>[-/.])(?P<month>\d{2})(?P=mark)(?P<day>\d{2})(?!\d|[-/.]\d)(?:T(?=\d\d:))?", _iso),
     form(r"(?P<first>\d{1,2})(?P<mark>[-/.])(?P<second>\d{1,2})(?P=mark)(?P<year>\d{4}|\d{2})(?!\d|[-/.]\d)", _numeric),
     form(
