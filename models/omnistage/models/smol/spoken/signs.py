@@ -278,7 +278,7 @@ def _factorial(match: re.Match[str]) -> str | None:
     return "factorial" if _OPERATOR_FOLLOWS.match(rest) and not bracketed else None
 
 
-_ABSOLUTE = re.compile(r"\|(?! )(?P<of>[-−+]?(?:\d{1,9}(?:\.\d{1,9})?|[A-Za-z](?![A-Za-z])|[-−+*/^²³ ()]){1,24})(?<! )\|(?![\w|])")
+_ABSOLUTE = re.compile(r"\|(?! )(?![^|]{0,30}[A-Za-z]{2})[-−+*/^²³ ().\dA-Za-z]{1,30}(?<! )\|(?![\w|])")
 
 
 def _bar(match: re.Match[str]) -> str:
