@@ -50,3 +50,13 @@ def alternatives(words: Iterable[str]) -> str:
 def table(words: str) -> tuple[str, ...]:
     """Words that are written in a line."""
     return tuple(words.split())
+
+
+COUNT_FOLLOWS = re.compile(
+    r" (?:of (?:us|them|you|these|those|the|my|our|his|her|their)\b(?! (?:same|following|next|previous) year)"
+    r"|(?:people|(?:wo)?men|children|feet)\b"
+    r"|(?!(?:was|is|has|as|this|his|its|us|does|across|unless|always|perhaps|sometimes|plus|minus|versus|yes|thus|besides|towards|afterwards"
+    r"|regardless|less|marks|falls|begins|starts|ends|brings|comes|works|looks|remains|becomes|seems|means|sees|opens|closes|runs|goes|lies"
+    r"|says|gives|takes|makes|shows|deals|lists|honors|celebrates|commemorates)\b)[a-z]{2,}(?<![su])s\b)"
+)
+"""Behind a number that counts things, as in "By May 20 people had come": a plural. Among the words in s are verbs."""

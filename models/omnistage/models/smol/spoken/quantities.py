@@ -270,15 +270,14 @@ def _slashed(match: re.Match[str]) -> str | None:
     one, other = int(over), int(under)
     if (over[0] == "0" or under[0] == "0") and not (over == "0" or under == "0"):
         return None
-    if (one, other) in ((24, 7), (9, 11), (7, 11), (4, 20)):
-        return f"{cardinal(one)} {cardinal(other)}"
-    if one == other and one > 10:
-        return f"{cardinal(one)} {cardinal(other)}"
-    if one == other and one > 1:
-        return f"{cardinal(one)} out of {cardinal(other)}"
     is_day = 1 <= one <= 12 and 1 <= other <= 31 and len(over) <= 2
-    if is_day and _DAY.search(before(match, 12)) and not in_equation(match) and not behind(match, 4).startswith(" of"):
+    is_european = 13 <= one <= 31 and 1 <= other <= 12
+    if (is_day or is_european) and _DAY.search(before(match, 12)) and not in_equation(match) and not behind(match, 4).startswith(" of"):
         return None
+    if (one, other) in ((24, 7), (9, 11), (7, 11), (4, 20)) or (one == other and one > 10):
+        return f"{cardinal(one)} {cardinal(other)}"
+    if one == other and one > 0:
+        return f"{cardinal(one)} out of {cardinal(other)}"
     equation = in_equation(match)
     if is_day and other > 12 and other not in (16, 20) and not equation:
         return None
@@ -294,7 +293,7 @@ def _slashed(match: re.Match[str]) -> str | None:
         return fraction(one, other) if other not in (10,) else f"{cardinal(one)} over ten"
     if other in range(2, 5) and one > other:
         return fraction(one, other)
-    if one == 1 and not is_day:
+    if one == 1 and other and not is_day:
         return fraction(one, other)
     return None if is_day else f"{amount(over)} over {amount(under)}"
 

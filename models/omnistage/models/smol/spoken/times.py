@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import re
 
-from omnistage.models.smol.spoken.form import Form, alternatives, before, form, in_equation, table
+from omnistage.models.smol.spoken.form import COUNT_FOLLOWS, Form, alternatives, before, form, in_equation, table
 from omnistage.models.smol.spoken.numbers import ONES, amount, cardinal, digits, ordinal, plural, year
 
 MONTHS = table("January February March April May June July August September October November December")
 SHORT_MONTHS = {month[:3]: month for month in MONTHS if month != "May"} | {"Sept": "September"}
 SHORT_DAYS = {"Mon": "Monday", "Tue": "Tuesday", "Tues": "Tuesday", "Wed": "Wednesday", "Thu": "Thursday", "Thurs": "Thursday"}
 SHORT_DAYS |= {"Fri": "Friday", "Sat": "Saturday", "Sun": "Sunday"}
+WEEKDAYS = (*SHORT_DAYS, *table("Monday Tuesday Wednesday Thursday Friday Saturday Sunday"))
+NAMED = alternatives((*MONTHS, *SHORT_MONTHS, *WEEKDAYS))
+"""Days and months, which a range may go from and to."""
 _SHORT_NAME = alternatives(SHORT_MONTHS | SHORT_DAYS)
 MONTH = rf"(?P<month>{alternatives(MONTHS)}|(?:{alternatives(SHORT_MONTHS)})\b\.?)"
 _DAY = r"(?P<day>\d{1,2})(?:st|nd|rd|th)?"
@@ -52,15 +55,25 @@ def _numeric(match: re.Match[str]) -> str | None:
 
 
 def _day(match: re.Match[str]) -> str | None:
-    """12/25 without a year, where it is no fraction."""
-    return _date(int(match["month"]), int(match["day"]), "")
+    """12/25 without a year, where it is no fraction; 25/12 behind "on"."""
+    month, day = int(match["month"]), int(match["day"])
+    return _date(month, day, "") if month <= 12 else _date(day, month, "")
 
 
 def _month_day(match: re.Match[str]) -> str | None:
     days = [int(day) for day in (match["day"], match["last"]) if day]
     if not all(1 <= day <= 31 for day in days):
         return None
-    return f"{_month(match['month'])} " + " to ".join(ordinal(day) for day in days)
+    front, text = before(match, 12), match.string
+    is_day = match["place"] or _NO_COUNT_BEFORE.search(front)
+    counts = COUNT_FOLLOWS.match(text, match.end()) or (front.endswith(_IN) and _SMALL_WORD.match(text, match.end()))
+    say = cardinal if counts and not is_day else ordinal
+    return f"{_month(match['month'])} " + " to ".join(say(day) for day in days)
+
+
+_NO_COUNT_BEFORE = re.compile(r"\b(?:the|a|an|this|that|on|every|each|dated?|due|our|my|his|her|their|your|its) $", re.IGNORECASE)
+_IN = ("In ", "in ")
+_SMALL_WORD = re.compile(r" (?!(?:and|or|to|at|was|is|the|a|an|this|when|as)\b)[a-z]{2,}")
 
 
 def _day_month(match: re.Match[str]) -> str | None:
@@ -169,6 +182,7 @@ def _before_christ(match: re.Match[str]) -> str:
 TIMES: tuple[Form, ...] = (
     form(r"(?:(?P<many>1000)s|100s(?= of\b))\b", lambda match: "thousands" if match["many"] else "hundreds"),
     form(r"(?P<year>\d{4})(?P<mark>[-/.])(?P<month>\d{2})(?P=mark)(?P<day>\d{2})(?!\d|[-/.]\d)(?:T(?=\d\d:))?", _iso),
+    form(r"(?P<year>[12]\d{3})/(?P<month>\d{1,2})/(?P<day>\d{1,2})(?!\d|[-/.]\d)", _iso),
     form(r"(?P<first>\d{1,2})(?P<mark>[-/.])(?P<second>\d{1,2})(?P=mark)(?P<year>\d{4}|\d{2})(?!\d|[-/.]\d)", _numeric),
     form(
         rf"(?P<hour>\d{{1,2}}):(?P<minute>\d\d)(?::(?P<second>\d\d)(?P<part>\.\d{{1,6}})?)?(?!\d|:\d|\.\d){_AM}?(?:Z\b)?{_ZONE}",
@@ -198,10 +212,17 @@ TIMES: tuple[Form, ...] = (
     form(r"(?P<number>\d{1,5})(?= ?(?:B\.?C|A\.D|AD\b|CE\b))", _before_christ),
 )
 """Forms that begin with a digit."""
-DAYS: tuple[Form, ...] = (form(r"(?P<month>\d{1,2})/(?P<day>\d{1,2})(?![\d/]|\.\d)", _day),)
+DAYS: tuple[Form, ...] = (form(r"(?<!\d/)(?P<month>\d{1,2})/(?P<day>\d{1,2})(?![\d/]|\.\d)", _day),)
 MONTH_DAYS: tuple[Form, ...] = (
-    form(rf"(?P<name>{_SHORT_NAME})(?=\.?[-–](?:{_SHORT_NAME}))|(?<=[-–])(?P<last>{_SHORT_NAME})(?![a-z])", _short_name),
-    form(rf"{MONTH} {_DAY}(?:[-–](?P<last>\d{{1,2}})(?:st|nd|rd|th)?)?(?![\d%\w]|[:.,]\d|-\d)", _month_day),
+    form(
+        rf"(?P<name>{_SHORT_NAME})(?=\.? ?[-–] ?(?:{_SHORT_NAME})(?![a-z]))"
+        rf"|(?:(?<=[-–])|(?<=[-–] ))(?P<last>{_SHORT_NAME})(?![a-z]|\.? \d)",
+        _short_name,
+    ),
+    form(
+        rf"{MONTH} (?P<day>\d{{1,2}})(?P<place>st|nd|rd|th)?(?:[-–](?P<last>\d{{1,2}})(?:st|nd|rd|th)?)?(?![\d%\w]|[:.,]\d|-\d)",
+        _month_day,
+    ),
     form(rf"(?P<month>(?:{alternatives(SHORT_MONTHS)}))\.?(?= (?:\d{{4}}|'\d\d)\b)", _lone_month),
     form(rf"(?P<name>{alternatives(SHORT_DAYS)})(?P<last>)(?= \d{{1,2}}(?::\d|[ap]m\b| [ap]\.?m))", _short_name),
 )
