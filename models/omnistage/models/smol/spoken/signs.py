@@ -5,10 +5,11 @@ from __future__ import annotations
 import re
 
 from omnistage.models.smol.spoken.characters import CURRENCY_SIGNS, GREEK, LOST, SIGN_WORDS, SUPERSCRIPTS
-from omnistage.models.smol.spoken.form import Form, before, behind, form, in_equation
+from omnistage.models.smol.spoken.form import Form, alternatives, before, behind, form, in_equation
 from omnistage.models.smol.spoken.numbers import amount, ordinal
 from omnistage.models.smol.spoken.quantities import CURRENCIES, is_modulo
 from omnistage.models.smol.spoken.roman import ROMAN_SIGNS
+from omnistage.models.smol.spoken.times import NAMED, WEEKDAYS
 
 _GREEK = "".join(GREEK)
 _POWERS = "".join(SUPERSCRIPTS)
@@ -19,10 +20,17 @@ _OPERAND_FOLLOWS = re.compile(rf"(?:[-−+±]?(?:[{_MONEY}]?\.?\d|[√∞∛(]|[
 _OPERAND_BEFORE = re.compile(rf"(?:[\d)%°∞½¼¾!{_POWERS}{_GREEK}]|(?<![A-Za-z'.])[A-Za-z]|[A-Za-z]\^?\d)$")
 _NUMBER_BEFORE = re.compile(rf"\d(?:[%°½¼¾²³)]| ?[{_MONEY}]| ?°?[CFK]| ?[A-Za-z]{{1,4}}|[/A-Za-z]{{1,5}}[²³]?| [ap]\.m\.)?$")
 _FREE = re.compile(r"(?:^|[\s(|=<>≤≥≠≈×÷·*/^+,:;\"“'…−–—-])$")
-_NAMED_RANGE = re.compile(
-    r"\b(?:(?:Mon|Tue|Tues|Wed|Thu|Thur|Thurs|Fri|Sat|Sun)(?:day|sday|nesday|rsday|urday)?"
-    r"|Jan(?:uary)?|Feb(?:ruary)?|Mar(?:ch)?|Apr(?:il)?|May|June?|July?|Aug(?:ust)?|Sept?(?:ember)?|Oct(?:ober)?|Nov(?:ember)?|Dec(?:ember)?)\.?$"
+_NAMED_RANGE = re.compile(rf"(?:\b(?:{NAMED})|\b(?:[Nn]oon|[Mm]idnight))\.?$")
+_NAMED_FOLLOWS = re.compile(rf"(?:{NAMED}|[Nn]oon|[Mm]idnight)(?![A-Za-z])")
+_DAY_BEFORE = re.compile(
+    rf"(?:\b(?:{NAMED})\.? \d{{1,2}}(?:st|nd|rd|th)?(?:, \d{{4}})?|[ap]\.?m\.?|\b[Nn]oon|\b[Mm]idnight)$", re.IGNORECASE
 )
+_HOUR_BEFORE = re.compile(rf"\b(?:{alternatives(WEEKDAYS)})s?\.?,? \d{{1,2}}(?::\d\d)?$")
+_NAME_BEFORE = re.compile(r"(?<![\w.$£€'])(?!(?:pp?|no|nos|vols?|chs?|figs?)\.?-?\d)[A-Za-z]+(?:-|(?=\d))[\w.-]*$")
+"""The first parts of a name with numbers: Llama-3.1-8B, ISO-8859-1."""
+_GOOD_BUDDY = re.compile(r"4(?:[,.!]? (?:good )?buddy\b|[,.!]?[\"”])")
+_ANSWER_ENDS = re.compile(r"4[.!]?$")
+_NAME_FOLLOWS = re.compile(r"[\d.]+(?:-\d+)*-[A-Z]")
 _BOOKS = """
 Genesis Exodus Leviticus Numbers Deuteronomy Joshua Judges Ruth Samuel Kings Chronicles Ezra Nehemiah Esther Job Psalm Psalms
 Proverbs Ecclesiastes Isaiah Jeremiah Lamentations Ezekiel Daniel Hosea Joel Amos Obadiah Jonah Micah Nahum Habakkuk Zephaniah
@@ -74,6 +82,15 @@ def _at_front(match: re.Match[str], sign: str, right: str) -> str | None:
 def _between(match: re.Match[str], sign: str, left: str, right: str) -> str | None:
     if sign == "−":
         return "minus"
+    if sign != "—" and _NAMED_FOLLOWS.match(right) and (_NAMED_RANGE.search(left) or _DAY_BEFORE.search(left)):
+        return "to"
+    if sign != "—" and (
+        (_HOUR_BEFORE.search(left) and right[:1].isdecimal())
+        or (_DAY_BEFORE.search(left) and re.match(r"\d[\d:]*(?:st|nd|rd|th)?(?: ?[ap]\.?m|,? \d{4}|(?! ?\w))", right, re.IGNORECASE))
+    ):
+        return "to"
+    if re.match(r"[aAI] [A-Za-z]{2}", right) and not in_equation(match):
+        return None
     if sign == "—" or not (_OPERAND_FOLLOWS.match(right) and (_OPERAND_BEFORE.search(left) or _NUMBER_BEFORE.search(left))):
         return None
     if in_equation(match):
@@ -90,7 +107,7 @@ def _is_range(sign: str, left: str, right: str) -> bool:
     first, last = _AMOUNT.search(left), _NEXT_AMOUNT.match(right)
     if not first or not last or re.match(r"[A-Za-z]\b", right):
         return False
-    clock = ":" in left[-6:] or re.search(r"[ap]\.?m\.?$", left) is not None
+    clock = ":" in left[-6:] or re.search(r"[ap]\.?m\.?$", left, re.IGNORECASE) is not None
     if clock or sign == "–":
         return True
     numbers = [
@@ -108,7 +125,7 @@ def _is_range(sign: str, left: str, right: str) -> bool:
 
 def _within(match: re.Match[str], sign: str, left: str, right: str) -> str | None:
     if sign == "—":
-        return None
+        return "to" if _ascends(left, right) else None
     if _NUMBER_FOLLOWS.match(right):
         return _before_number(match, sign, left, right)
     if sign == "−":
@@ -116,7 +133,7 @@ def _within(match: re.Match[str], sign: str, left: str, right: str) -> str | Non
     if left[-1].isdecimal() and re.match(r"[vV]\d", right):
         return "to"
     if left[-1].isalpha() and right[0].isalpha():
-        named = _NAMED_RANGE.search(left) and _NAMED_RANGE.match(re.match(r"[A-Za-z]*", right).group())  # type: ignore[union-attr]
+        named = _NAMED_RANGE.search(left) and _NAMED_FOLLOWS.match(right)
         letters = sign == "–" and re.search(r"(?<!\w)[A-Z]$", left) and re.match(r"[A-Z](?!\w)", right)
         if named or letters:
             return "to"
@@ -127,11 +144,21 @@ def _within(match: re.Match[str], sign: str, left: str, right: str) -> str | Non
     return "" if left[-1].isdecimal() and sign == "-" else None
 
 
+def _ascends(left: str, right: str) -> bool:
+    """5—6: a dash between two bare numbers, of which the second is greater."""
+    first, last = re.search(r"(?<![\w.,])\d+$", left), re.match(r"\d+(?![\w]|[.,]\d)", right)
+    return bool(first and last) and int(first.group()) < int(last.group())
+
+
 def _before_number(match: re.Match[str], sign: str, left: str, right: str) -> str | None:
     if sign == "−" or in_equation(match) or left[-1] == ")":
         return "minus" if _OPERAND_BEFORE.search(left) or sign == "−" else ""
-    if re.search(r"[A-Za-z]\d+$", left) and sign == "-":
-        return ""  # Of a name, as in i7-9700K.
+    if re.search(r"\b(?:noon|midnight)$", left, re.IGNORECASE):
+        return "to"
+    if sign == "-" and (re.search(r"[A-Za-z]\d+$", left) or _NAME_BEFORE.search(left) or _NAME_FOLLOWS.match(right)):
+        return ""  # Of a name, as in i7-9700K and 1-800-FLOWERS.
+    if left.endswith("10") and (_GOOD_BUDDY.match(right) or (left.strip("\"'“‘") == "10" and _ANSWER_ENDS.match(right))):
+        return ""  # The answer "10-4".
     if left[-1].isdecimal() or left[-1] in "%°½¼¾":
         return "to"
     letters = _LAST_LETTERS.search(left)
