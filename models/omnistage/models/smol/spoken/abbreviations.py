@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from omnistage.models.smol.spoken.form import Form, alternatives, before, form
+from omnistage.models.smol.spoken.form import COUNT_FOLLOWS, Form, alternatives, before, form, table
 from omnistage.models.smol.spoken.numbers import LETTER_A, cardinal, letters
 
 TITLES = {
@@ -89,6 +89,24 @@ def _table(lines: str) -> dict[str, str]:
 
 DOTTED = _table(_DOTTED)
 NUMBERED = _table(_NUMBERED)
+WORDS_TOO = frozenset(table("no fig art app tab ex op sec No Fig Art App Tab Ex Op Sec"))
+"""Of these a sentence may end, as it may in the words that they are."""
+_LETTERED = frozenset(table("vol Vol vols Vols ch Ch pt Pt para Para pp"))
+"""Behind these I may be a number, before a mark or the end."""
+SAYS = frozenset(
+    table(
+        "say says said answer answers answered reply replies replied shouted cried screamed whispered thought think voted vote meant means"
+    )
+)
+_ANSWERS = re.compile(
+    rf"(?:, ?|\b(?:{alternatives(SAYS)}|told (?:him|her|them|us|me|you)|(?:answer|vote) (?:is|was)|[a-z]+ly|firm|clear|flat|big|oh) )$",
+    re.IGNORECASE,
+)
+"""Before the answer no."""
+_ONE_BEFORE = re.compile(r"\b(?:an?|one|my|his|her|our|their|modern|fine|this|that|the) $", re.IGNORECASE)
+"""Before a fig, an app."""
+_SENTENCE_BEFORE = re.compile(r"(?:^|[.!?…][\"'”’)]* )[\"'“‘(]*$")
+_COUNT_ENDS = re.compile(r"#?\d[\w.,/–-]*(?<![.,])(?:$|[^\w\s]| (?:and|or|to|&) \d)")
 _STREET_BEFORE = re.compile(r"(?:\b[A-Z][a-z]+|\d(?:st|nd|rd|th)) $")
 _SAINT_BEFORE = re.compile(r"\b(?:Mount|Port|Lake|Fort|Sault|Old|New|Saint|River|East|West|North|South|In|The|At|Near|From|To|And|On) $")
 
@@ -106,8 +124,25 @@ def _dotted(match: re.Match[str]) -> str:
     return DOTTED[match["short"]] + ("" if match.string[match.end() :].strip("\"'”’)") else ".")
 
 
-def _numbered(match: re.Match[str]) -> str:
-    return NUMBERED[match["short"]]
+def _numbered(match: re.Match[str]) -> str | None:
+    """None where a sentence ends: "He said no. 3 of us left.", "No. I do not." """
+    short, text = match["short"], match.string
+    numeral = re.compile(r"[IVXivx]*\b").match(text, match.end())
+    if numeral and numeral.group():
+        if numeral.group() == "I":
+            counts = short in _LETTERED and not re.compile(r" \w").match(text, numeral.end())
+        else:
+            begins = len(numeral.group()) == 1 or _SENTENCE_BEFORE.search(before(match, 4))
+            counts = short not in ("No", "no") or "II" in numeral.group() or not begins
+    elif short in WORDS_TOO and short.islower() and not _COUNT_ENDS.match(text, match.end()):
+        number = re.compile(r"#?(?!1\b)\d[\w.,/–-]*").match(text, match.end())
+        counted = number is not None and COUNT_FOLLOWS.match(text, number.end())
+        counts = not (counted and not counted.group().startswith(" of the")) and not (_ANSWERS if short == "no" else _ONE_BEFORE).search(
+            before(match, 16)
+        )
+    else:
+        counts = True
+    return NUMBERED[short] if counts else None
 
 
 def _plain(match: re.Match[str]) -> str:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import re
 
 from omnistage.models.smol.spoken import roman
-from omnistage.models.smol.spoken.abbreviations import DOTTED_TITLES, TITLES
+from omnistage.models.smol.spoken.abbreviations import DOTTED_TITLES, SAYS, TITLES
 from omnistage.models.smol.spoken.codes import awaits_digits
 from omnistage.models.smol.spoken.form import table
 from omnistage.models.smol.spoken.quantities import CURRENCIES, SCALE_WORDS, awaits_figure
 from omnistage.models.smol.spoken.signs import BOOKS
-from omnistage.models.smol.spoken.times import MONTHS, SHORT_DAYS, SHORT_MONTHS
+from omnistage.models.smol.spoken.times import MONTHS, SHORT_DAYS, SHORT_MONTHS, WEEKDAYS
 
 _CLOSERS = "\"'”’)]}»(|"
 _FORMS_GO_ON = frozenset(table("on by until since from before after due date dated a an one each every per sq cu fl ft w"))
@@ -20,6 +20,9 @@ _NAMES = (
     | roman.LEADERS
     | roman.SMALL_AFTER
     | BOOKS
+    | {"World"}
+    | SAYS
+    | frozenset((*WEEKDAYS, *table("noon midnight Noon Midnight am pm AM PM")))
     | frozenset(sign for sign in CURRENCIES if sign.isalpha())
 )
 _KINDS_AFTER = frozenset(("a", "an", "one", "each", "every"))
@@ -29,6 +32,10 @@ _NUMERAL = re.compile(r"[IVXLCDM]{1,15}")
 _HOUSE = re.compile(r"\d{3}[A-Z]?")
 _LETTER = re.compile(r"[^\W\d_]")
 _SAME = frozenset(("a", "A", "I"))
+
+
+def _leads(words: list[str]) -> bool:
+    return any((one.capitalize() if one.isupper() else one) in roman.LEADERS for one in words)
 
 
 def is_open(text: str) -> bool:
@@ -41,14 +48,20 @@ def is_open(text: str) -> bool:
         return True
     if stem.lower() in _FORMS_GO_ON or stem in _NAMES or stem.removesuffix("s") in roman.PARTS | roman.KINDS or stem.capitalize() in MONTHS:
         return True
+    if stem in ("and", "or") and _NUMERAL.fullmatch("".join(words[-2:-1]).rstrip(",")):
+        return True
+    if stem.isupper() and stem.capitalize() in _NAMES:
+        return True
+    if stem == "of" and len(words) == 3 and words[0].rstrip(".") in _NAMES and words[1].isdecimal():
+        return True
     if stem in _SCALES and any(any(map(str.isdecimal, one)) for one in words[:-1]):
         return True
     if len(words) == 3 and words[0].lower() in _KINDS_AFTER and any(map(str.isdecimal, words[1])):
         return True
     if len(stem) == 1 and stem not in _SAME:
         return True
-    if _NUMERAL.fullmatch(stem) and (len(stem) > 1 or any(one in roman.LEADERS for one in words[:-1])):
+    if _NUMERAL.fullmatch(stem) and (len(stem) > 1 or _leads(words[:-1])):
         return True
-    if stem[:1].isupper() and any(one in roman.LEADERS or _HOUSE.fullmatch(one) for one in words[:-1]):
+    if stem[:1].isupper() and (_leads(words[:-1]) or any(_HOUSE.fullmatch(one) for one in words[:-1])):
         return True
     return awaits_digits(text) or awaits_figure(f"{text} ")

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+from itertools import pairwise
 
+from omnistage.models.smol.spoken.abbreviations import NUMBERED, WORDS_TOO
 from omnistage.models.smol.spoken.form import Form, before, behind, form, table
 from omnistage.models.smol.spoken.numbers import cardinal, ordinal, year
 
@@ -37,12 +39,33 @@ KINDS = frozenset(f"{_KINDS} {_SMALL_KINDS} {_SMALL_KINDS.lower()}".split())
 """Before these may stand a letter too (Type C, Group X): of single letters I alone is a number."""
 LEADERS = RULERS | TITLES | PARTS | KINDS
 _COUNTED_BEHIND = re.compile(r" (?:century|centuries|dynasty|Dynasty|Olympiad|Olympics|Airborne|Corps|Legion|Army|Congress|Summit)\b")
-_I_GOES_ON = re.compile(
-    r"'(?:m|d|ll|ve)\b| (?:am|think|know|have|want|love|like|believe|can|could|will|would|should|do|don't|need|hope|guess|mean|see|saw|told"
-    r"|said|met|wish|went|go|got|read|wrote|never|always|also|just|had|feel|felt|find|found|remember|heard|shall|may|might|must|use|used"
-    r"|own|owned|like|liked|hate|hated|loved|bought|enjoyed|thought|watched|recommend|recommended|borrowed|lent|studied|chose|picked|prefer"
-    r"|preferred|wanted|needed|knew|adore|keep|call|finished|did|really|usually|often|still|only)\b"
+_ALIKE = frozenset(
+    table("Type Phase Class Grade Level Stage Category Tier Division Group Schedule Factor Region Zone Band Apollo Saturn Gemini War")
 )
+"""Before these stands I as what kind of thing follows: a Type I error. Elsewhere I is a number only where no pronoun can stand."""
+_NAMES_TOO = frozenset(("Mark", "Rocky"))
+_I_IS_SAID = re.compile(
+    r"'(?:m|d|ll|ve)\b| (?:am|think|know|have|want|love|like|believe|can|could|will|would|should|do|don't|need|never|always|had|was"
+    r"|[a-z]+ed|took|saw|got|went|made|teach|taught|take|attend|hate|chose|found|left|missed)\b(?<! listed)(?<! controlled)"
+)
+"""Behind one of _ALIKE."""
+_I_ENDS = re.compile(r"$|'s?(?!\w)|[^\w\s']|\.$| (?:\(|of\b(?! course)|[-–—&=]|\d|[A-Z])")
+_I_RULES = re.compile(
+    r" (?:was|is|has|died|dies|reign(?:ed|s)|rule[ds]|became|becomes|abdicated|succeed(?:ed|s)|ascended|who|whose|which|from|until|in \d|by"
+    r"|begins|began|starts|started|ends|ended|contains|covers|deals|describes|shows|says|states|and (?:[A-Z]\w+ )?[IVX]+)\b"
+)
+_ARTICLE = frozenset(table("the a an this that each every any my your his her our their which what"))
+_AFTER_STOP = re.compile(r"\.[\"'”’)]* [\"'“‘(]*(?P<word>\w+)")
+_BEGINS_SENTENCE = frozenset(
+    table(
+        "The A An He She It They We You I His Her Its Their Our My Your This That These Those There Here Then When Where What Who Why How"
+        " Which In On At After Before Since Until During While Because Although Though But And Or So If As For From By With Without"
+        " To Of Not No Yes Is Was Are Were Do Did Does Has Have Had Can Could Will Would Later Soon Now Today Once Only Many Most"
+        " Some All Both Each Every"
+        " Next Finally However Thus Read See Go Turn"
+    )
+)
+"""Behind a number that ends its sentence; behind another word the letter is an initial: John V. Lindsay."""
 _WORDS_BEFORE = re.compile(r"(?:[A-Za-zÀ-ÖØ-öø-ÿ]+\.? ){1,3}$")
 _CERTAIN = re.compile(r"II|III|VII|VIII|IX|XI{2,3}|XIV|XVI{0,3}|XIX|XXI{1,3}|XXI?V|XXIX")
 """Two letters or more that are a number wherever they stand. IV, VI, IX, XI, XX and XL are other things too."""
@@ -65,13 +88,37 @@ def _numeral(match: re.Match[str]) -> str | None:
         return ordinal(number)
     if number >= 1000 and len(numeral) >= 4:
         return year(number)
-    found = _WORDS_BEFORE.search(before(match, 60))
-    words = found.group().replace(".", "").split() if found else []
-    if set(numeral) & set("CDM") or number > 89 or (numeral == "I" and _I_GOES_ON.match(text, match.end())):
+    words = _words_before(match)
+    if set(numeral) & set("CDM") or number > 89 or (len(numeral) == 1 and words and _is_letter(match, words)):
         return None
     if words and _is_ordinal(words, numeral):
         return f"the {ordinal(number)}"
     return cardinal(number) if _CERTAIN.fullmatch(numeral) or (words and _is_counted(words, numeral)) else None
+
+
+def _words_before(match: re.Match[str]) -> list[str]:
+    """At most three, without their stops; what is written in capitals as it is written elsewhere, abbreviations by their words."""
+    found = _WORDS_BEFORE.search(before(match, 60))
+    lone = len(match.group()) == 1
+    words = []
+    for word in found.group().split() if found else ():
+        stem = word.removesuffix(".")
+        words.append(NUMBERED.get(stem, stem).capitalize() if stem != word and not (lone and stem in WORDS_TOO) else stem)
+    return [word.capitalize() if word.isupper() and len(word) > 1 else word for word in words]
+
+
+def _is_letter(match: re.Match[str], words: list[str]) -> bool:
+    """Whether a single letter is an initial (John V. Lindsay) or the pronoun (Dear Mary I miss you)."""
+    text, last = match.string, words[-1]
+    stop = _AFTER_STOP.match(text, match.end())
+    if stop and last not in (PARTS | KINDS) - _NAMES_TOO and not any(word in TITLES for word in words):
+        return stop["word"].capitalize() not in _BEGINS_SENTENCE
+    if match.group() != "I" or stop:
+        return False
+    article = any(word.lower() in _ARTICLE for word in words[-2:-1])
+    if last in _ALIKE or (last == "Mark" and article):
+        return last in _ALIKE and words[-2:] != ["World", "War"] and _I_IS_SAID.match(text, match.end()) is not None
+    return not (_I_ENDS.match(text, match.end()) or (not article and _I_RULES.match(text, match.end())))
 
 
 def _is_ordinal(words: list[str], numeral: str) -> bool:
@@ -96,20 +143,39 @@ def _is_counted(words: list[str], numeral: str) -> bool:
     return last in PARTS | KINDS and (numeral != "XL" or last in ("Bowl", "Chapter", "Psalm"))
 
 
+def _list(match: re.Match[str]) -> str | None:
+    """I, II, III and IV: numbers in their order, of which one is certain."""
+    text = match.group()
+    numerals = re.findall("[IVXL]+", text)
+    values = [value(numeral) or 0 for numeral in numerals]
+    words = _words_before(match)
+    if 0 in values or any(one >= other for one, other in pairwise(values)):
+        return None
+    if words and words[-1] in RULERS | TITLES and words[-1] not in PARTS:
+        return re.sub("[IVXL]+", lambda one: f"the {ordinal(value(one.group()) or 0)}", text)
+    counted = words and words[-1].removesuffix("s") in PARTS | KINDS
+    if not (counted or any(_CERTAIN.fullmatch(numeral) for numeral in numerals)):
+        return None
+    return re.sub("[IVXL]+", lambda one: cardinal(value(one.group()) or 0), text)
+
+
 def _range(match: re.Match[str]) -> str | None:
     """Chapters I-III, pages xii-xv."""
     first, last = (value(numeral.upper()) for numeral in (match["first"], match["last"]))
     words = re.findall("[A-Za-z]+", before(match, 24))
     counted = words and (words[-1].rstrip("s") in PARTS | KINDS or words[-1].lower() in SMALL_AFTER)
-    return f"{cardinal(first)} to {cardinal(last)}" if counted and first and last else None
+    ascend = first and last and first < last and any(_CERTAIN.fullmatch(numeral) for numeral in (match["first"], match["last"]))
+    return f"{cardinal(first)} to {cardinal(last)}" if first and last and (counted or ascend) else None
 
 
 def _small(match: re.Match[str]) -> str | None:
     number = value(match.group().upper())
-    words = before(match, 12).split()
+    words = before(match, 16).split()
     if before(match, 1) == "(" and behind(match, 1) == ")":
         return cardinal(number) if number else None
-    return cardinal(number) if number and words and words[-1].lower().strip("(\"'“.") in SMALL_AFTER else None
+    last = words[-1].strip("(\"'“") if words else ""
+    counted = last.lower().rstrip(".") in SMALL_AFTER or (last.endswith(".") and last[:-1] in NUMBERED and last.lower() != "no.")
+    return cardinal(number) if number and counted else None
 
 
 SMALL_AFTER = frozenset(table("page pages pp p chapter section part act scene volume paragraph clause footnote note"))
@@ -121,7 +187,9 @@ def _own_character(match: re.Match[str]) -> str:
 
 _OWN = {chr(0x2160 + case + place): place + 1 for case in (0, 16) for place in range(12)}
 
+_NUMERAL = "[IVXL]{1,8}"
 ROMAN: tuple[Form, ...] = (
+    form(rf"(?<![\w.'&/-]){_NUMERAL}(?:(?:, (?:and |or )?| and | or )(?!I\b){_NUMERAL}){{1,12}}(?![\w&/'-]|\.\w)", _list),
     form(r"(?<![\w.'-])(?P<first>[IVXL]{1,8})[-–](?P<last>[IVXL]{1,8})(?![\w'-])", _range),
     form(r"(?<![\w.'-])(?P<first>[ivxl]{1,8})[-–](?P<last>[ivxl]{1,8})(?![\w'-])", _range),
     form(r"(?<![\w.'&/-])[IVXLCDM]{1,15}(?![\w&/]|\.\w|-[A-Za-z])", _numeral),
