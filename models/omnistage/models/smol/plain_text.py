@@ -189,6 +189,7 @@ class PlainText:
         elif character == "<":
             self._hold(character, self._tag)
         elif character == "!":
+            self._held_at = self._at
             self._state = self._bang
         elif character == "|" and self._row:
             self._cell()
@@ -251,7 +252,7 @@ class PlainText:
         """An exclamation mark, or the beginning of a picture, which is read as its description."""
         self._state = self._body
         if character != "[":
-            self._put("!", 1)
+            self._put("!", self._at - self._held_at)
         self._state(character)
 
     def _link_text(self, character: str) -> None:
