@@ -71,6 +71,7 @@ def test_lines_of_given_text_are_those_of_markdown(text: str, expected: list[tup
 
 
 @example("[~[1")
+@example("1[!]")
 @given(st.text(alphabet=MARKDOWN, max_size=200))
 def test_every_character_knows_where_it_stands_in_the_markdown(text: str) -> None:
     """Words for signs ("times") and commas between cells stand nowhere."""
@@ -160,11 +161,28 @@ def test_a_text_that_is_too_long_is_cut_outside_of_forms() -> None:
         "Version 2.0.1 is out",
         "It costs $5.50 now",
         "1. Wash it",
+        *("The pp. 12-15", "The ch. 2", "See Sec. 4", "See para. 5", "See Art. 5", "Take ver. 2", "Op. 27 No. 2", "Ask Msgr. Brown"),
+        *("See Fig. IV now", "See vol. II now", "Dial Ext. 345", "He took 5 lbs. 3 oz.", "He said no. 3 of us left"),
+        *("Open 9 AM – 5 PM", "It is June 28 – July 3", "Open Monday – Friday, 9 – 5", "We are open noon – 3 PM", "Chapters I, II and III"),
     ],
 )
 def test_numbers_abbreviations_and_addresses_stay_whole(text: str) -> None:
     found = texts("One two three four! " + text)
     assert found[1:] == [text]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("She said no. I said yes.", ["She said no.", "I said yes."]),
+        ("He ate a fig. I ate two.", ["He ate a fig.", "I ate two."]),
+        ("He took 5 lbs. Then he left.", ["He took 5 lbs.", "Then he left."]),
+        ("It sat in the sun. She left.", ["It sat in the sun.", "She left."]),
+        ("We met on Monday – it was good.", ["We met on Monday –", "it was good."]),
+    ],
+)
+def test_a_word_that_may_be_an_abbreviation_ends_a_sentence(text: str, expected: list[str]) -> None:
+    assert texts(text) == expected
 
 
 @pytest.mark.parametrize(

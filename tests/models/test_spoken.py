@@ -66,6 +66,13 @@ def test_a_phrase_may_end_where_no_form_is_open() -> None:
                 assert f"{words_of(before)} {words_of(behind)}".strip() == whole, (before, behind)
 
 
+def test_a_number_behind_in_and_a_month_counts() -> None:
+    """Of a day one says "on"; "in May" has no day."""
+    assert words_of("In May 5 new shops opened.") == "in may five new shops opened"
+    assert words_of("On May 5 new shops opened.") == "on may fifth new shops opened"
+    assert words_of("the July 4 celebrations") == "the july fourth celebrations"
+
+
 def test_prose_is_not_held_back() -> None:
     text = "Paris has many museums where people look at pictures they like when the weather outside turns bad again"
     assert not any(is_open(text[: match.start()]) for match in re.finditer(" ", text))

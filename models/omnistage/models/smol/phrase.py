@@ -11,7 +11,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from omnistage.models.smol.plain_text import AsGiven, PlainText
+from omnistage.models.smol.spoken.abbreviations import NUMBERED, SHORTS, WORDS_TOO
 from omnistage.models.smol.spoken.ends import is_open
+from omnistage.models.smol.spoken.times import NAMED, WEEKDAYS
 
 FIRST_WORDS = 4
 """The first phrase is cut after this many whole words even without punctuation: the listener is waiting."""
@@ -24,17 +26,22 @@ LOOK_BACK = 20
 """Spaces that are tried for a cut in a text that is too long, from the last on."""
 
 _CLOSERS = "\"'”’)]}»"
+_OPENERS = "(\"'“‘["
 _SENTENCE_ENDS = ".!?…"
 _CLAUSE_ENDS = ",;:—–"
-_ABBREVIATION_LIST = """
-mr mrs ms dr prof st mt ft gen gov sen rep capt lt col sgt rev hon jr sr vs etc no nos vol fig eq approx est dept inc ltd co corp cf al
-jan feb mar apr jun jul aug sep sept oct nov dec mon tue tues wed thu thurs fri sat sun ave blvd rd min max
-"""
 _FUNCTION_WORD_LIST = """
 a an the of to in on at by for from with as is are was were be and or but that which who not no my your his her its our their this these
 """
 _FUNCTION_WORDS = frozenset(_FUNCTION_WORD_LIST.split())
-_ABBREVIATIONS = frozenset(_ABBREVIATION_LIST.split())
+_OTHER_SHORTS = frozenset(("etc", "al"))
+_UNITS = frozenset(("yrs", "hrs", "mins", "secs", "lbs", "tbsp", "tsp", "min", "max", "avg"))
+"""Of the abbreviations those that end a sentence before a capital letter."""
+_GO_ON = (SHORTS - NUMBERED.keys() - _UNITS) | _OTHER_SHORTS
+_NUMERAL = re.compile(r"[IVXLivxl]+,?")
+_RANGE_BEGINS = re.compile(
+    rf"(?:\d[\d:.,]*(?:st|nd|rd|th|h)?|[ap]\.?m\.?|\d ?[A-Za-z]{{1,3}}|[½¼¾%°]|noon|midnight|{NAMED}\.?)$",
+    re.IGNORECASE,
+)
 _INITIALS = re.compile(r"(?:[^\W\d_]\.)*[^\W\d_]")
 _WORD = re.compile(r"[^\W_]")
 _LIST_NUMBER = re.compile(r"\d{1,3}[.)]")
@@ -73,6 +80,7 @@ class PhraseCutter:
         self._words = 0
         self._in_word = False
         self._end: int | None = None
+        self._pause = Pause.SENTENCE
         self._first = True
 
     def feed(self, text: str) -> Iterator[Phrase]:
@@ -85,7 +93,7 @@ class PhraseCutter:
         for placed in self._plain.flush():
             yield from self._take(*placed)
         if self._end is not None:
-            yield from self._cut(self._end, Pause.SENTENCE)
+            yield from self._cut(self._end, self._pause)
         last = self._text.rstrip().rstrip(_CLOSERS)[-1:]
         yield from self._cut(len(self._text), Pause.CLAUSE if last in _CLAUSE_ENDS and last else Pause.SENTENCE)
 
@@ -95,8 +103,8 @@ class PhraseCutter:
             return
         if self._end is not None and not character.isspace() and character not in _CLOSERS:
             end, self._end = self._end, None
-            if not character.islower():
-                yield from self._cut(end, Pause.SENTENCE)
+            if not self._goes_on_with(character, end):
+                yield from self._cut(end, self._pause)
         self._text += character
         self._places.append(place)
         if character.isspace():
@@ -116,11 +124,24 @@ class PhraseCutter:
         if not word or self._words == 0:
             return
         if mark in _CLAUSE_ENDS and self._words >= MIN_WORDS:
-            yield from self._cut(len(self._text), Pause.CLAUSE)
+            self._end, self._pause = len(self._text), Pause.CLAUSE
+            if not _may_go_on(word, before):
+                yield from self._cut(self._end, self._pause)
         elif mark in _SENTENCE_ENDS and self._words >= MIN_WORDS and not _goes_on(word):
-            self._end = len(self._text)  # the next letter decides: a small one goes on with the sentence
+            self._end, self._pause = len(self._text), Pause.SENTENCE  # the next letter decides: a small one goes on with the sentence
         elif self._is_long_after(word):
             yield from self._cut(len(self._text), Pause.NONE)
+
+    def _goes_on_with(self, character: str, end: int) -> bool:
+        """Whether what is written goes on with this character behind a mark that may have ended a sentence or a clause."""
+        before = self._text[:end].rstrip()
+        if self._pause is Pause.CLAUSE:
+            return character.isdecimal() or character in ("IVXL" if before.endswith(",") else "JFMASONDTWnm$£€")
+        stem = before.rsplit(None, 1)[-1].removesuffix(".").lstrip(_OPENERS)
+        numeral = character in "IVX" and stem != "No" and (stem not in WORDS_TOO or stem[0].isupper())
+        if stem in NUMBERED and (character.isdecimal() or character == "#" or numeral):
+            return True
+        return character.islower() or (stem in _UNITS and character.isdecimal())
 
     def _is_long_after(self, word: str) -> bool:
         """Whether to cut here although there is no punctuation: never within what is read as one, such as a number and its unit."""
@@ -149,9 +170,19 @@ class PhraseCutter:
             yield Phrase(phrase, pause, places)
 
 
+def _may_go_on(word: str, before: str) -> bool:
+    """Whether a clause may end behind this word, or a list of numerals (I, II and III), hours of a day (Friday, 9 - 5) or
+    a range (9 AM – 5 PM) may go on."""
+    if word == "–":
+        return _RANGE_BEGINS.search(before[:-1].rstrip()) is not None
+    return word.endswith(",") and (word[:-1] in WEEKDAYS or _NUMERAL.fullmatch(word) is not None)
+
+
 def _goes_on(word: str) -> bool:
-    """Whether a word that ends with a full stop is an abbreviation, an initial or the number of a list item."""
+    """Whether a word that ends with a full stop is an abbreviation, an initial or the number of a list item, whatever follows."""
     if not word.endswith("."):
         return False
-    stem = word[:-1].lstrip("(\"'“‘[")
-    return stem.lower() in _ABBREVIATIONS or bool(_INITIALS.fullmatch(stem)) or bool(_LIST_NUMBER.fullmatch(word))
+    stem = word[:-1].lstrip(_OPENERS)
+    if stem in NUMBERED and len(stem) > 1:
+        return False
+    return stem in _GO_ON or bool(_INITIALS.fullmatch(stem)) or bool(_LIST_NUMBER.fullmatch(word))

@@ -343,7 +343,7 @@ QUANTITIES: tuple[Form, ...] = (
     ),
     form(r"(?P<number>\d{1,4}(?:\.\d{1,4})?) in\.(?= [a-z\d(×]|[,;])", lambda match: counted(match["number"], "inch", "inches")),
     form(
-        r"(?P<number>\d{1,4})(?: |-)(?P<over>\d{1,2})/(?P<under>\d{1,3})(?![\d/])"
+        r"(?P<number>\d{1,4})(?: |-)(?P<over>\d{1,2})/(?P<under>\d{1,3})(?:(?:st|nds?|rds?|ths?)\b)?(?![\d/])"
         rf"(?:[ -](?P<unit>{UNIT})(?![\w²³]|'[a-z]))?",
         _mixed,
     ),
@@ -361,6 +361,6 @@ QUANTITIES: tuple[Form, ...] = (
         lambda match: f"{amount(match['over'])} out of {amount(match['under'])}",
     ),
     form("24/7/365(?![\\d/])", "twenty four seven three sixty five"),
-    form(r"(?P<over>\d{1,4})/(?P<under>\d{1,4})(?![\d/]|\.\d|[A-Za-z])", _slashed),
+    form(r"(?<!\d/)(?P<over>\d{1,4})/(?P<under>\d{1,4})(?![\d/]|\.\d|[A-Za-z])", _slashed),
 )
 SIZES: tuple[Form, ...] = (form(r"(?<=[\d'\"])x(?=\d)|(?<=[\dm'\"t] )x(?= ?\d)", _by),)
