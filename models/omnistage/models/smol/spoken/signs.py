@@ -28,7 +28,7 @@ _DAY_BEFORE = re.compile(
 _HOUR_BEFORE = re.compile(rf"\b(?:{alternatives(WEEKDAYS)})s?\.?,? \d{{1,2}}(?::\d\d)?$")
 _NAME_BEFORE = re.compile(r"(?<![\w.$£€'])(?!(?:pp?|no|nos|vols?|chs?|figs?)\.?-?\d)[A-Za-z]+(?:-|(?=\d))[\w.-]*$")
 """The first parts of a name with numbers: Llama-3.1-8B, ISO-8859-1."""
-_GOOD_BUDDY = re.compile(r"4(?:[,.!]? (?:good )?buddy\b|[,.!]?[\"”])")
+_GOOD_BUDDY = re.compile(r"4(?:[,.!]? (?:good|buddy)\b|[,.!]?[\"”])")
 _ANSWER_ENDS = re.compile(r"4[.!]?$")
 _NAME_FOLLOWS = re.compile(r"[\d.]+(?:-\d+)*-[A-Z]")
 _BOOKS = """
