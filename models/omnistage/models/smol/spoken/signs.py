@@ -147,7 +147,7 @@ def _within(match: re.Match[str], sign: str, left: str, right: str) -> str | Non
 def _ascends(left: str, right: str) -> bool:
     """5—6: a dash between two bare numbers, of which the second is greater."""
     first, last = re.search(r"(?<![\w.,])\d+$", left), re.match(r"\d+(?![\w]|[.,]\d)", right)
-    return bool(first and last) and int(first.group()) < int(last.group())
+    return first is not None and last is not None and int(first.group()) < int(last.group())
 
 
 def _before_number(match: re.Match[str], sign: str, left: str, right: str) -> str | None:
