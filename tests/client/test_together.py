@@ -55,7 +55,34 @@ async def test_all_are_answered_however_few_places_there_are(places: int) -> Non
     assert len(await Together(asked.ask, 60.0).answers(texts)) == 200
     assert sorted(asked.ended) == sorted(texts)
     assert asked.most <= min(places, MOST)
-    assert asked.refused <= FIRST + 1, "it learns how many there are"
+    assert asked.refused <= FIRST + 4, "it learns how many there are"
+
+
+async def test_a_moment_without_places_does_not_bind_the_rest() -> None:
+    """All have places but the first ones: at the beginning, and once more in the middle."""
+    for full in ({*range(4)}, {*range(150, 170)}):
+        asked = Places(1 << 30)
+        count = 0
+
+        async def ask(text: str, full: set[int] = full, asked: Places = asked) -> Answer:
+            nonlocal count
+            count += 1
+            if count - 1 in full:
+                await asyncio.sleep(0)
+                error = OverloadedError("all places are taken")
+                error.retry_delay_s = 0.0
+                raise error
+            return await asked.ask(text)
+
+        assert len(await Together(ask, 60.0).answers([str(i) for i in range(400)])) == 400
+        assert asked.most == MOST
+        asked.most = 0
+
+
+async def test_each_time_that_places_are_tried_out_again_is_rarer() -> None:
+    asked = Places(1)
+    await Together(asked.ask, 60.0).answers([str(i) for i in range(2000)])
+    assert asked.refused <= FIRST + 4 + 2000 // MOST
 
 
 async def test_places_that_are_known_are_not_tried_out() -> None:

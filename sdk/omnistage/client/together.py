@@ -1,4 +1,4 @@
-"""Many texts asked beside each other: as many at once as there are places, which are counted as long as none is refused."""
+"""Many texts asked beside each other: as many at once as there are places, which are tried out."""
 
 from __future__ import annotations
 
@@ -13,12 +13,17 @@ from omnistage.client.errors import BadRequestError, OmniError, OverloadedError
 from omnistage.client.options import Options
 
 FIRST, MOST = 4, 64
-"""How many are asked at once at first; one more with each answer, until one is refused for want of a place."""
+"""How many are asked at once at first; twice as many whenever those are answered, and fewer when one is refused for want of a place."""
 
 DELAY_S = 1.0
 """Before the next question where others have all places, and nobody said when to ask again."""
 
+CALM, CALMER = FIRST, 4
+"""How many answers come before more are asked at once again, after the second time that there was no place; each further time so many
+times as many, up to MOST. After the first time it is none: a moment without places says little."""
+
 Ask = Callable[[str], Coroutine[Any, Any, Answer]]
+Pause = Callable[[float], Coroutine[Any, Any, None]]
 
 
 def checked_texts(prompts: Sequence[object], options: Options) -> list[str]:
@@ -36,12 +41,20 @@ def checked_texts(prompts: Sequence[object], options: Options) -> list[str]:
 class Together:
     """One list. It ends with the caller: nothing of it goes on when that is cancelled."""
 
-    def __init__(self, ask: Ask, patience_s: float, most: int | None = None) -> None:
-        """ask: one text. patience_s: for others who have all the places. most: at once, where that is known."""
-        self._ask, self._patience_s = ask, patience_s
+    def __init__(self, ask: Ask, patience_s: float, most: int | None = None, pause: Pause = asyncio.sleep) -> None:
+        """ask: one text. patience_s: for others who have all the places. most: at once, where that is known. pause: waits."""
+        self._ask, self._patience_s, self._pause = ask, patience_s, pause
         self._most = most or MOST
         self._room = most or FIRST
-        self._running: dict[asyncio.Task[Answer], int] = {}
+        self._calm = self._next_calm = 0
+        """Answers to come before there is room for more; and after the next refusal."""
+        self._step = FIRST
+        """So much more room comes next; twice as much the time after."""
+        self._turn = self._refused = 0
+        """Of the room: a question that was asked before its last change says nothing of what there is now.
+        And the one in which a question was refused last."""
+        self._running: dict[asyncio.Task[Answer], tuple[int, int]] = {}
+        """Its number, and the turn in which it was asked."""
         self._until: float | None = None
         """When nobody is patient any longer; None: there are places."""
 
@@ -54,14 +67,15 @@ class Together:
             while waiting or self._running:
                 while waiting and len(self._running) < self._room:
                     number = waiting.popleft()
-                    self._running[asyncio.create_task(self._ask(prompts[number]))] = number
+                    self._running[asyncio.create_task(self._ask(prompts[number]))] = number, self._turn
                 done, _ = await asyncio.wait(self._running, return_when=asyncio.FIRST_COMPLETED)
-                for task in done:
-                    number = self._running.pop(task)
+                for task in sorted(done, key=_is_refused, reverse=True):
+                    number, turn = self._running.pop(task)
                     try:
                         answers[number] = task.result()
-                        self._more()
+                        self._more(turn)
                     except OverloadedError as error:
+                        self._fewer(turn)
                         if await self._is_patient(error):
                             waiting.appendleft(number)
                         else:
@@ -77,21 +91,38 @@ class Together:
             raise _first(errors, answers)
         return [answer for answer in answers if answer is not None]
 
-    def _more(self) -> None:
+    def _more(self, turn: int) -> None:
         self._until = None
-        self._room = min(self._room + 1, self._most)
+        if self._calm:
+            self._calm -= 1
+        elif turn == self._turn and self._room < self._most:
+            self._room = min(self._room + self._step, self._most)
+            self._step *= 2
+            self._turn += 1
+
+    def _fewer(self, turn: int) -> None:
+        """As many as have places."""
+        self._room, self._step = max(1, len(self._running)), 1
+        self._turn += 1
+        if turn >= self._refused:  # Those of questions that were asked at about the same time are one.
+            self._calm = self._next_calm
+            self._next_calm = min(max(CALM, CALMER * self._calm), MOST)
+        self._refused = self._turn
 
     async def _is_patient(self, error: OverloadedError) -> bool:
         """Whether to ask once more, now: one of ours that ends makes room; else others have all the places, for a while."""
-        self._room = self._most = max(1, len(self._running))
         if self._running:
             return True
         delay_s = DELAY_S if error.retry_delay_s is None else error.retry_delay_s
         self._until = self._until or time.monotonic() + self._patience_s
         if time.monotonic() + delay_s > self._until:
             return False
-        await asyncio.sleep(delay_s)
+        await self._pause(delay_s)
         return True
+
+
+def _is_refused(task: asyncio.Task[Answer]) -> bool:
+    return not task.cancelled() and isinstance(task.exception(), OverloadedError)
 
 
 def _first(errors: Mapping[int, OmniError], answers: Sequence[Answer | None]) -> OmniError:
