@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import random
 from pathlib import Path
 
 import grpc
+import numpy as np
 import pytest
 
-from helpers.peer import STARTED, TEXT, Bare, Events, Failing, Peer, Play, answer, event, listening
+from helpers.peer import SAMPLES, STARTED, TEXT, Bare, Events, Failing, Peer, Play, answer, event, listening
 from helpers.talking import alone_here
 from helpers.terminal import Terminal
 from omnistage.client import (
     AsyncOmni,
     BadRequestError,
+    ClosedError,
     Omni,
     OmniError,
     OverloadedError,
@@ -22,6 +25,7 @@ from omnistage.client import (
     RouterLostError,
     StageLostError,
     TextDelta,
+    retries,
 )
 from omnistage.client.retries import GROWTH, JITTER, MAX_RETRIES, Retries
 from omnistage.v1 import chunk_pb2, omni_pb2, stage_pb2
@@ -157,6 +161,29 @@ async def test_what_the_caller_has_of_an_answer_is_not_given_twice() -> None:
     assert [type(one) for one in heard] == [TextDelta] and len(peer.requests) == 1
 
 
+@pytest.mark.parametrize("count", [2, 5])
+async def test_what_is_given_whole_begins_anew_whatever_had_come(count: int) -> None:
+    """The caller has none of it: text that had come is not there twice."""
+    for ask in ("generate", "say", "chat"):
+        peer = Peer(Failing(some(count), lost()), full(), Failing(some(count), lost()))
+        words = [{"role": "user", "content": "Hi"}] if ask == "chat" else "Hi"
+        async with listening(peer) as wire, AsyncOmni(address=wire.address, max_retries=3) as omni:
+            got = await getattr(omni, ask)(words)
+        assert (got.text, len(peer.requests)) == (TEXT, 4)
+        assert got.audio is not None and len(got.audio.samples) == len(SAMPLES)
+        assert not any(request.HasField("resume") for request in peer.requests)
+
+
+async def test_what_is_given_whole_still_goes_on_after_a_loss_of_the_router() -> None:
+    peer = Peer(Failing(some(2), lost()), 4)
+    async with listening(peer) as wire, AsyncOmni(address=wire.address) as omni:
+        asking = asyncio.create_task(omni.generate("Hi"))
+        await peer.asked(2)
+        wire.cut()
+        got = await asking
+    assert (got.text, [lost.stage for lost in got.failovers]) == (TEXT, ["router"])
+
+
 async def test_a_loss_of_the_router_is_no_retry_and_stands_beside_them() -> None:
     """The connection breaks, the router that goes on has lost its stage, and it breaks once more, which is one loss too many."""
     peer = Peer(0, lost(), None)
@@ -196,8 +223,7 @@ async def test_who_waits_can_be_cancelled() -> None:
 # How long ------------------------------------------------------------------------------------------------------------------------------
 
 
-def test_pauses_grow_and_are_never_shorter_than_the_server_said(seed: int) -> None:
-    random.seed(seed)
+def test_pauses_grow_and_are_never_shorter_than_the_server_said() -> None:
     drawn = set()
     for _ in range(5):
         retries = Retries(1000)
@@ -208,6 +234,108 @@ def test_pauses_grow_and_are_never_shorter_than_the_server_said(seed: int) -> No
             drawn.add(pause_s)
     assert len(drawn) > 100, "many clients do not come in the same moment"
     assert MAX_RETRIES == 2
+
+
+async def test_a_retry_draws_nothing_of_what_a_program_draws(seed: int) -> None:
+    random.seed(seed)
+    np.random.seed(seed)  # The one that all share.
+    before = random.getstate(), str(np.random.get_state())
+    peer = Peer(lost(), full())
+    async with listening(peer) as wire, AsyncOmni(address=wire.address) as omni:
+        await omni.generate("Hi")
+    assert len(peer.requests) == 3 and (random.getstate(), str(np.random.get_state())) == before
+
+
+def test_processes_that_seed_alike_do_not_pause_in_step(seed: int) -> None:
+    drawn = set()
+    for _ in range(4):
+        random.seed(seed)
+        drawn.add(Retries(1).pause_s(1.0))
+    assert len(drawn) > 1
+
+
+# The close -----------------------------------------------------------------------------------------------------------------------------
+
+
+def starting(retry_delay_s: float) -> StageError:
+    return StageError("STARTING", "it starts", metadata={"pipeline": "p"}, retry_delay_s=retry_delay_s)
+
+
+LONG_S = 25.0
+"""Within the patience for a start, and far above what a close takes."""
+
+
+WAITS = [
+    ("Hi", full(LONG_S), 1),
+    ("Hi", lost(LONG_S), 1),
+    ("Hi", starting(LONG_S), 0),
+    (["Hi", "you"], lost(LONG_S), 1),
+    (["Hi", "you"], full(LONG_S), 0),
+]
+
+
+@pytest.mark.parametrize(("prompt", "play", "most"), WAITS, ids=["full", "lost", "starting", "one of a list", "a list"])
+async def test_the_close_ends_who_waits(prompt: str | list[str], play: StageError, most: int) -> None:
+    peer = Peer(play, play)
+    async with listening(peer) as wire:
+        omni = AsyncOmni(address=wire.address)
+        begun = asyncio.get_running_loop().time()
+        waiting = asyncio.create_task(omni.generate(prompt, max_retries=most))
+        await peer.asked(1 if isinstance(prompt, str) else 2)
+        done, _ = await asyncio.wait([waiting], timeout=0.2)  # The refusal is on its way, or there; the close is to end both.
+        assert not done
+        await omni.close()
+        with pytest.raises(ClosedError):
+            await waiting
+        assert asyncio.get_running_loop().time() - begun < LONG_S, "it was not waited for"
+        with pytest.raises(ClosedError):
+            await omni.generate("Hi")
+
+
+async def test_the_close_ends_the_search_for_a_router() -> None:
+    peer = Peer(2, StageError("DRAINING", "not ready", retry_delay_s=LONG_S))
+    async with listening(peer) as wire:
+        omni = AsyncOmni(address=wire.address, resume_timeout_s=2 * LONG_S)
+        begun = asyncio.get_running_loop().time()
+        waiting = asyncio.create_task(omni.generate("Hi"))
+        await peer.asked(1)
+        wire.cut()
+        await peer.asked(2)
+        await omni.close()
+        with pytest.raises(ClosedError):
+            await waiting
+        assert asyncio.get_running_loop().time() - begun < LONG_S
+
+
+async def test_the_close_ends_the_reading_of_a_medium(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    omni = AsyncOmni(address="127.0.0.1:1")
+    waiting = asyncio.create_task(omni.generate("Hi", images=tmp_path / "pipe"))
+    done, _ = await asyncio.wait([waiting], timeout=0.2)
+    assert not done
+    await omni.close()
+    with pytest.raises(ClosedError):
+        await waiting
+    (tmp_path / "pipe").write_bytes(b"so that its reader ends")
+
+
+# The log -------------------------------------------------------------------------------------------------------------------------------
+
+
+async def test_the_words_of_a_router_stand_in_the_log_as_text(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "omnistage.client")
+    words = "full\x1b[2J\x9b1m\nINFO all is well\u202e\r\u2028end \N{SNOWMAN}"
+    peer = Peer(StageError("OVERLOADED", words, retry_delay_s=SOON_S), starting(SOON_S))
+    async with listening(peer) as wire, AsyncOmni(address=wire.address) as omni:
+        await omni.generate("Hi")
+    assert len(peer.requests) == 3 and len(caplog.messages) == 2
+    assert caplog.messages[0].startswith(r"full\x1b[2J\x9b1m\nINFO all is well\u202e\r\u2028end ☃; asking again in ")
+    assert all(message.isprintable() for message in caplog.messages)
+
+
+def test_every_log_of_the_client_is_such_a_one() -> None:
+    for path in Path(retries.__file__).parent.glob("*.py"):
+        assert "getLogger" not in path.read_text() or path.name == "log.py", path.name
 
 
 # The command ---------------------------------------------------------------------------------------------------------------------------

@@ -55,8 +55,9 @@ class AsyncOmni:
     resume_timeout_s: if the connection to the router breaks in the middle of an answer, the client looks for that router, started again, or
     for the next one, for so long, and goes on with the answer without gap or repeat; once for each answer. 0: never, the loss is an error.
 
-    max_retries: how often a call is asked again, within its time limit, where the server says when to (`retry_delay_s`) and nothing of the
-    answer has come yet. 0: never. A call may be told its own.
+    max_retries: how often a call is asked again, within its time limit, where the server says when to (`retry_delay_s`) and you have
+    nothing of the answer yet: no event of a stream, and until it is whole nothing of what comes whole. 0: never. A call may be told
+    its own.
 
     Every call takes the keyword arguments of `Options`, and ends within `timeout_s` (120 s) in an answer or in an error of
     `omnistage.client.errors`.
@@ -191,32 +192,33 @@ class AsyncOmni:
         time limit. They are asked beside each other, as many at once as there are places. Where some fail, the error of the first of them
         is raised when all have ended; `error.answers` has the others."""
         if not isinstance(prompt, list | tuple):
-            return await self._whole(self.stream(prompt, images=images, audios=audios, videos=videos, **options))
+            return await self._whole(requests.for_prompt(prompt, images, audios, videos, options))
         texts = checked_texts(prompt, options)
         limit_s = requests.time_limit_s(options)
-        media: Any = await requests.read_once(images, audios, videos, Limit(limit_s))
+        async with self._connection.waiting():
+            media: Any = await requests.read_once(images, audios, videos, Limit(limit_s))
 
         async def ask(text: str) -> Answer:
-            return await self._whole(self.stream(text, **media, **options))
+            return await self._whole(requests.for_prompt(text, **media, options=options))
 
-        return await Together(ask, limit_s, self._connection.places).answers(texts)
+        return await Together(ask, limit_s, self._connection.places, self._connection.pause).answers(texts)
 
     @takes(OPTIONS)
     async def chat(self, conversation: Conversation, **options: Unpack[Options]) -> Answer:
         """Answer the last turn of a conversation; `answer["content"]` is the text. See `request.Conversation` for the form of a turn."""
-        return await self._whole(self.stream_chat(conversation, **options))
+        return await self._whole(requests.for_conversation(conversation, options))
 
     @takes(OPTIONS, SPOKEN)
     async def say(self, text: str, **options: Unpack[Options]) -> Answer:
         """Speak exactly this text. Raises NotSpokenError if nothing of it could be spoken."""
-        return await self._whole(self.stream_say(text, **options))
+        return await self._whole(requests.for_verbatim(text, options))
 
     @takes(OPTIONS, DRAWN)
     async def draw(self, prompt: str, *, images: Images = (), **options: Unpack[Options]) -> Answer:
         """Draw a picture, with a drawing pipeline; `answer.images` has it, `answer.pictures` the same encoded, `answer.rows` its
         latents and pixels where `outputs` names them. Previews are of the first of several `results` alone. In a private stack of
         the default pipelines the one that draws is started by the first drawing, which waits for it."""
-        return await self._whole(self.stream_draw(prompt, images=images, **options))
+        return await self._whole(requests.for_drawing(prompt, images, options))
 
     @takes(OPTIONS)
     def stream(
@@ -266,19 +268,20 @@ class AsyncOmni:
             await self._connection.start(self._api_key)
         return await self._connection.connect(min(limit.left_s, self._connection.connect_timeout_s), self._api_key), limit
 
-    async def _whole(self, events: AsyncGenerator[Event, None]) -> Answer:
-        async with aclosing(events):
+    async def _whole(self, asked: requests.Request) -> Answer:
+        async with aclosing(self._events(asked, is_whole=True)) as events:
             return await collect(events)
 
-    async def _events(self, asked: requests.Request) -> AsyncGenerator[Event, None]:
+    async def _events(self, asked: requests.Request, is_whole: bool = False) -> AsyncGenerator[Event, None]:
         """What was asked is sent; the router decides which pipeline answers it, or draws it. The time limit is that of the answer: a
         private stack's start has one of its own."""
         limit = Limit(asked.timeout_s)
-        request = await asked.read(limit)
+        async with self._connection.waiting():
+            request = await asked.read(limit)
         with limit.paused():
             await self._connection.start(self._api_key)
         retries = Retries(self._max_retries if asked.max_retries is None else asked.max_retries)
-        call = Call(self._connection, self._api_key, request, asked.uploads, limit, self._resume_timeout_s, retries)
+        call = Call(self._connection, self._api_key, request, asked.uploads, limit, self._resume_timeout_s, retries, is_whole)
         try:
             async with aclosing(call.events()) as events:
                 async for event in events:

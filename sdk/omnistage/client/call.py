@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 import uuid
 from collections.abc import AsyncGenerator, Awaitable
@@ -54,9 +53,11 @@ class Call:
         limit: Limit,
         resume_s: float,
         retries: Retries,
+        is_whole: bool,
     ) -> None:
         """key: who asks. uploads: files that are streamed, each time from their beginning. limit: of the whole answer. resume_s: how long
-        to look for a router that goes on after a loss; 0: never."""
+        to look for a router that goes on after a loss; 0: never. is_whole: the caller gets nothing before all has come; until then it may
+        begin anew."""
         self._connection = connection
         self._key = key
         self._asked = request
@@ -67,6 +68,8 @@ class Call:
         self._resume_s = resume_s
         self._retries = retries
         self._reader = self._new_reader()
+        self._held: list[Event] | None = [] if is_whole else None
+        """What has come of an answer that is given whole."""
         self._has_output = False
         """Whether the caller has something of the answer."""
         self._has_begun = False
@@ -88,8 +91,13 @@ class Call:
             try:
                 async with aclosing(self._read(router)) as events:
                     async for event in events:
-                        self._has_output = self._has_output or not isinstance(event, NO_OUTPUT)
-                        yield event
+                        if self._held is None:
+                            self._has_output = self._has_output or not isinstance(event, NO_OUTPUT)
+                            yield event
+                        else:
+                            self._held.append(event)
+                for event in self._held or ():
+                    yield event
                 return
             except grpc.aio.AioRpcError as error:
                 ready = self._ready_again(router, error)
@@ -123,20 +131,20 @@ class Call:
             if not self._resume_s:
                 raise self._router_lost(router, error) from error
             self._search = Limit(self._resume_s)
-            return asyncio.sleep(0)
+            return self._connection.pause(0.0)
         is_second = not self._reader.is_lost
         wait_s, self._wait_s = self._wait_s, min(2 * self._wait_s, LONGEST_WAIT_S)
         if is_second or self._search.ends_within(wait_s):
             raise self._router_lost(router, error) from error
         self._lose(router, error)
-        return asyncio.sleep(min(wait_s, self._left_s))
+        return self._connection.pause(min(wait_s, self._left_s))
 
     def _pause_in_search(self, refusal: OmniError) -> Awaitable[None] | None:
         """For a router that is to go on and says that it is not ready; None: it takes too long."""
         delay_s = refusal.retry_delay_s if isinstance(refusal, UnavailableError) else None
         if self._search is None or delay_s is None or self._search.ends_within(delay_s):
             return None
-        return asyncio.sleep(min(delay_s, self._left_s))
+        return self._connection.pause(min(delay_s, self._left_s))
 
     def _lose(self, router: Router, error: grpc.aio.AioRpcError) -> None:
         self._lost = self._lost or router.address
@@ -161,7 +169,7 @@ class Call:
             return None
         if is_first:
             self._connection.tell(f"{refusal.pipeline} is still starting; waiting up to {min(patience_s, self._limit.left_s):.0f} s")
-        return asyncio.sleep(delay_s)
+        return self._connection.pause(delay_s)
 
     # The router says when ------------------------------------------------------------------------------------------------------------
 
@@ -175,8 +183,10 @@ class Call:
         if refusal.reason == "DRAINING":
             self._connection.lost(router.address)  # It ends: another one is asked, if there is one.
         self._reader = self._new_reader()
+        if self._held is not None:
+            self._held.clear()
         self._connection.tell(self._retries.count(refusal, pause_s))
-        return asyncio.sleep(pause_s)
+        return self._connection.pause(pause_s)
 
     # Asking --------------------------------------------------------------------------------------------------------------------------
 

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import logging
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
 
 from omnistage.client import fork
 from omnistage.client.channel import INSECURE, Credentials
@@ -13,11 +12,12 @@ from omnistage.client.errors import ClosedError, OmniError, WrongLoopError
 from omnistage.client.found import Found, advise, find_router, is_ours
 from omnistage.client.key import ApiKey
 from omnistage.client.limit import Limit
+from omnistage.client.log import logger
 from omnistage.client.private_stack import PrivateStack, StackPlan
 from omnistage.client.routers import Router, Routers, warn
 from omnistage.v1 import omni_pb2
 
-log = logging.getLogger(__name__)
+log = logger(__name__)
 
 CONNECT_TIMEOUT_S = 5.0
 
@@ -56,6 +56,7 @@ class Connection:
         self._starting = asyncio.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._is_closed = False
+        self._waits: set[asyncio.Timeout] = set()
         self.connect_timeout_s = connect_timeout_s
         self.start_patience_s = start_patience_s
         self.tell = tell
@@ -120,10 +121,33 @@ class Connection:
         """Have the private stack start a pipeline of its own, and wait until it serves. The start goes on where the limit passes."""
         assert self._stack is not None
         with suppress(TimeoutError):
-            async with asyncio.timeout(limit.left_s):
+            async with asyncio.timeout(limit.left_s), self.waiting():
                 await self._stack.begun(pipeline)
                 return
         raise limit.passed(f"{pipeline} was still starting, and goes on with it")
+
+    @asynccontextmanager
+    async def waiting(self) -> AsyncIterator[None]:
+        """Around whatever is waited for on no channel: the close of this connection ends it, as it ends calls. Raises ClosedError then."""
+        fork.check()
+        self._stay_on_loop()
+        self._check_open()
+        try:
+            async with asyncio.timeout(None) as wait:
+                self._waits.add(wait)
+                try:
+                    yield
+                finally:
+                    self._waits.discard(wait)
+        except TimeoutError:
+            if wait.expired():
+                raise ClosedError("the client was closed while it answered") from None
+            raise
+
+    async def pause(self, seconds: float) -> None:
+        """Raises ClosedError when it is closed meanwhile."""
+        async with self.waiting():
+            await asyncio.sleep(seconds)
 
     def advise(self, error: OmniError, asked: omni_pb2.GenerateRequest) -> None:
         """Say what to do about an error, by who was asked what."""
@@ -136,6 +160,9 @@ class Connection:
             return
         self._stay_on_loop()
         self._is_closed = True
+        waits, self._waits = self._waits, set()
+        for wait in waits:
+            wait.reschedule(0.0)
         if self._stack is not None:
             self._stack.give_up()
         async with self._starting:

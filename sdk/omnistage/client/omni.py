@@ -52,8 +52,9 @@ class Omni:
     resume_timeout_s: if the connection to the router breaks in the middle of an answer, the client looks for that router, started again, or
     for the next one, for so long, and goes on with the answer without gap or repeat; once for each answer. 0: never, the loss is an error.
 
-    max_retries: how often a call is asked again, within its time limit, where the server says when to (`retry_delay_s`) and nothing of the
-    answer has come yet. 0: never. A call may be told its own.
+    max_retries: how often a call is asked again, within its time limit, where the server says when to (`retry_delay_s`) and you have
+    nothing of the answer yet: no event of a stream, and until it is whole nothing of what comes whole. 0: never. A call may be told
+    its own.
 
     Every call takes the keyword arguments of `Options`, and ends within `timeout_s` (120 s) in an answer or in an error of
     `omnistage.client.errors`; within 5 s more, should the thread that runs it be stuck.

@@ -47,7 +47,7 @@ class Options(TypedDict, total=False):
     max_retries: Annotated[
         int,
         About(
-            "How often to ask again, within the time limit, where the server says when to and nothing of the answer has come yet.",
+            "How often to ask again, within the time limit, where the server says when to and you have nothing of the answer yet.",
             "the client's, 2",
             Range(0),
         ),

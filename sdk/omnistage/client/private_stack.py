@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import importlib.util
 import json
-import logging
 import os
 import re
 import sys
@@ -29,12 +28,13 @@ from omnistage.client.beside import beside, on_thread
 from omnistage.client.errors import BadRequestError, ClosedError, ForkedError, StackError
 from omnistage.client.guesses import unknown_settings
 from omnistage.client.launcher import KILL_TIMEOUT_S, STOP_TIMEOUT_S, Launcher
+from omnistage.client.log import logger
 from omnistage.client.options import OPTIONS
 from omnistage.client.settings import OF_CLIENT, SETTINGS
 from omnistage.client.settings import StackSettings as StackSettings
 from omnistage.client.wording import of_launcher
 
-log = logging.getLogger(__name__)
+log = logger(__name__)
 
 START_TIMEOUT_S = 900.0
 

@@ -110,7 +110,7 @@ async def read_once(images: Images, audios: Audios, videos: Videos, limit: Limit
     """Media of several requests, which have them in common: an open file can be read a single time. By the names of these arguments."""
     unread = {name: list(listed_media({name: given}, "", to_medium)) for name, given in _by_name(images, audios, videos).items()}
     if not any(unread.values()):
-        return {}
+        return {name: [] for name in unread}
     with suppress(TimeoutError):
         async with asyncio.timeout(limit.left_s):
             return await asyncio.to_thread(lambda: {name: [read() for read in those] for name, those in unread.items()})

@@ -17,6 +17,10 @@ JITTER = 0.25
 the server said."""
 
 
+_draw = random.SystemRandom()
+"""Not the generator that programs seed: what they draw does not depend on a server, and processes that were forked do not draw alike."""
+
+
 class Retries:
     """Of one call. most: how often it is asked again."""
 
@@ -26,7 +30,7 @@ class Retries:
 
     def pause_s(self, said_s: float) -> float:
         """The next pause, seconds. said_s: by the server."""
-        return said_s * min(GROWTH**self.made, MOST_GROWTH) * random.uniform(1.0, 1.0 + JITTER)
+        return said_s * min(GROWTH**self.made, MOST_GROWTH) * _draw.uniform(1.0, 1.0 + JITTER)
 
     def count(self, refusal: UnavailableError, pause_s: float) -> str:
         """One more is made, for this refusal, after this pause; what to tell of it."""
