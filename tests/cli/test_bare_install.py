@@ -8,7 +8,7 @@ import pytest
 from helpers.bare import bare_environment, bare_python
 from omnistage.client.private_stack import LAUNCHER_NEEDS
 
-INSTALL = "pip install 'omnistage[cli,models"
+INSTALL = "`make wheels` in a clone, then pip install --find-links dist 'omnistage[cli,convert,models]'"
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +42,7 @@ except StackError as error:
     done = python(bare, "-c", code)
     assert (done.returncode, done.stderr) == (0, "")
     error, hint = done.stdout.splitlines()
-    assert error.endswith(f"{INSTALL}]'") and "address='HOST:PORT'" in hint
+    assert error.endswith(f"{INSTALL}") and "address='HOST:PORT'" in hint
     assert [name for name in LAUNCHER_NEEDS if name in error + hint] == [], "names of modules help nobody who types them to pip"
 
 

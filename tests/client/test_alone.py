@@ -91,7 +91,7 @@ def test_a_server_says_what_to_install(server: str, tmp_path: Path) -> None:
     done = subprocess.run([*bare_python(), "-m", server], env=bare_environment(tmp_path), capture_output=True, text=True, timeout=60)
     assert done.returncode == 1
     (line,) = done.stderr.splitlines()
-    assert line.startswith("error: ") and "pip install 'omnistage[server]'" in line
+    assert line.startswith("error: ") and "pip install --find-links dist 'omnistage[server]'" in line
 
 
 def test_a_router_starts_with_the_packages_of_servers_alone(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
+import tomllib
 import zipfile
 from email import message_from_bytes
 from email.message import Message
@@ -13,11 +14,15 @@ from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
+from packaging.version import Version
 
+from omnistage.client.install import ALL, install
 from tools import wheels
 from tools.groups import OWN
 
 ROOT = Path(__file__).resolve().parents[2]
+
+AREAS = ("sdk", "host", "models", "gateway", "router", "services", "engine", "link", "wire")
 
 
 @pytest.fixture(scope="module")
@@ -141,3 +146,27 @@ def test_the_page_begins_with_the_client_and_names_every_extra_that_is_for_users
     assert versions == {"3.11", "3.12", "3.13"}
     installs = re.findall(r"pip install(?! takes).*", text)
     assert installs and all("--find-links dist" in line for line in installs)
+
+
+def test_whoever_tells_what_to_install_has_the_words_of_the_page_of_the_client() -> None:
+    """Messages, hints and pages: with what `make wheels` writes, as the packages are on no index, and by extras that the page names."""
+    page = (ROOT / "docs" / "client.md").read_text()
+    named = set(re.findall(r"`omnistage\[([a-z,]+)\]`", page)) | {"{','.join(extras)}", "cli,convert,models,otel"}
+    assert install(*ALL) in [f"`make wheels` in a clone, then {line}" for line in re.findall(r"`(pip install .*)`", page)]
+    sources = [path for area in AREAS for path in (ROOT / area).rglob("*.py") if "build" not in path.parts]
+    told = 0
+    for path in (*sources, *(ROOT / "docs").glob("*.md"), ROOT / "README.md", ROOT / "sdk" / "README.md"):
+        for line in path.read_text().splitlines():
+            for before, extras in re.findall(r"((?:pipx?|uv tool) install.*?)['\"]omnistage\[(.+?)\]['\"]", line):
+                told += 1
+                assert "--find-links dist" in before, f"{path}: {line}"
+                assert extras in named, f"{path}: {line}"
+    assert told > 9, "they were looked at"
+
+
+def test_the_floors_of_the_client_are_what_is_tested() -> None:
+    core = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
+    listed = re.findall(r"^(\S+)==(\S+)", (ROOT / "requirements" / "oldest.txt").read_text(), re.MULTILINE)
+    for one in map(Requirement, core):
+        floor = min(Version(each.version) for each in one.specifier if each.operator == ">=")
+        assert floor == min(Version(version) for name, version in listed if name == one.name), one

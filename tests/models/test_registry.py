@@ -378,7 +378,10 @@ except ValueError as error:
     print(type(error).__name__, error)
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert done.stdout == "LoadError the package hibari is missing, which smol needs: pip install 'omnistage[models]'\n"
+    assert done.stdout == (
+        "LoadError the package hibari is missing, which smol needs: `make wheels` in a clone, then "
+        "pip install --find-links dist 'omnistage[models]'\n"
+    )
 
 
 @pytest.mark.skipif(not torch.__version__.endswith("+cpu"), reason="torch here is a build for CUDA")

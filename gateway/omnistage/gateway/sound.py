@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from omnistage.client.encoder import FORMATS, SoundEncoder
 from omnistage.client.errors import NotAvailableError, RequestError
+from omnistage.client.install import install
 from omnistage.client.wav import to_pcm16
 from omnistage.gateway.failure import ApiError, invalid
 
@@ -133,7 +134,7 @@ class _LibavForm:
             hint = "Ask for one of these sample rates."
             raise RequestError(f"{self.name} cannot have {sample_rate_hz} samples a second, only {possible}", hint=hint)
         if find_spec("av") is None:
-            hint = "Install it (pip install 'omnistage[gateway]'), or ask for mp3, flac, wav or pcm."
+            hint = f"Install it ({install('gateway')}), or ask for mp3, flac, wav or pcm."
             raise NotAvailableError(f"{self.name} needs a package that is not installed: av", hint=hint)
 
 

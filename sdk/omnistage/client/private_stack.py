@@ -27,6 +27,7 @@ from omnistage.client.allowed import fault_of_stages
 from omnistage.client.beside import beside, on_thread
 from omnistage.client.errors import BadRequestError, ClosedError, ForkedError, StackError
 from omnistage.client.guesses import unknown_settings
+from omnistage.client.install import ALL, install
 from omnistage.client.launcher import KILL_TIMEOUT_S, STOP_TIMEOUT_S, Launcher
 from omnistage.client.log import logger
 from omnistage.client.options import OPTIONS
@@ -166,7 +167,7 @@ class PrivateStack:
     def _start(self) -> str:
         if any(importlib.util.find_spec(name) is None for name in LAUNCHER_NEEDS):
             raise StackError(
-                "only the client is installed here; a stack of one's own needs more: pip install 'omnistage[cli,models]'",
+                f"only the client is installed here; a stack of one's own needs more: {install(*ALL)}",
                 hint="Or give the address of a router that runs: {address=HOST:PORT}.",
             )
         # A child forked here would hold the pipes open, and so hide the end of the launcher from us and ours from the launcher.

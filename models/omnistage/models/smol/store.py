@@ -60,4 +60,7 @@ def _convert(sources: Path, out: Path, progress: Progress) -> None:
         progress("converting the voice", 1.0)
         convert_thinker(sources / "thinker.gguf", out / "thinker", lambda fraction: progress("converting the Thinker", fraction))
     except ModuleNotFoundError as error:
-        raise FetchError(f"the package {error.name} is needed once, to convert the model: pip install 'omnistage[convert]'") from error
+        raise FetchError(
+            f"the package {error.name} is needed once, to convert the model: `make wheels` in a clone, then "
+            "pip install --find-links dist 'omnistage[convert]'"
+        ) from error
