@@ -56,6 +56,9 @@ def planned(**settings: Any) -> StackPlan:
         ("api_key", "Omni takes it"),
         ("device", "Omni(device=...)"),
         ("images", "generate takes it"),
+        ("text", "the text is the first argument"),
+        ("prompts", "a list of texts for several answers"),
+        ("alignment", "outputs=['text', 'audio', 'alignment']"),
         (MADE_UP, "help(Omni.generate)"),
     ],
 )
@@ -76,6 +79,10 @@ def test_an_argument_of_a_call_that_does_not_exist_is_guessed(name: str, told: s
         ("max_tokens", "omni.generate(prompt, max_tokens=...)"),
         ("voice", "omni.generate(prompt, voice=...)"),
         ("adress", "did you mean address?"),
+        ("max_token", "omni.generate(prompt, max_tokens=...)"),
+        ("max_new_tokens", "omni.generate(prompt, max_tokens=...)"),
+        ("tempertaure", "omni.generate(prompt, temperature=...)"),
+        ("max_batch_token", "did you mean max_batch_tokens?"),
         ("trust_remote_code", "leave it out"),
         (MADE_UP, "help(Omni)"),
     ],
@@ -200,3 +207,11 @@ def test_what_the_launcher_says_of_its_options_comes_in_names_of_python() -> Non
 def test_what_is_no_prompt_says_what_takes_it(prompt: Any, told: str) -> None:
     with pytest.raises(BadRequestError, match=told):
         requests.for_prompt(prompt, (), (), (), {})
+
+
+@pytest.mark.parametrize("medium", ["images", "audios", "videos"])
+@pytest.mark.parametrize("several", [False, True])
+def test_an_empty_path_is_no_folder(medium: str, several: bool) -> None:
+    asked = requests.for_prompt("x", **{"images": (), "audios": (), "videos": (), medium: [""] if several else ""}, options={})
+    with pytest.raises(BadRequestError, match=r"is an empty path; give that of a file"):
+        asked.complete()

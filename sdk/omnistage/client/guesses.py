@@ -51,6 +51,11 @@ OF_CALLS: Mapping[str, str] = {
         "give each as an argument of its own, such as temperature=0.7",
     ),
     "use_audio_in_video": "give videos=[Video(path, use_audio=True)]",
+    **dict.fromkeys(
+        ("text", "prompts", "texts", "input", "inputs", "question", "content", "query"),
+        "the text is the first argument, without a name: generate('...'), say('...'); a list of texts for several answers",
+    ),
+    "alignment": "outputs names it: outputs=['text', 'audio', 'alignment']",
     "user": "api_key of Omni says who asks",
     **dict.fromkeys(("base_url", "api_base", "url", "host"), "Omni(address='HOST:PORT') names a router"),
     **dict.fromkeys(
@@ -99,7 +104,22 @@ def unknown_options(given: Collection[str], known: Collection[str], settings: Co
 def unknown_settings(given: Collection[str], known: Collection[str], options: Collection[str]) -> TypeError:
     """Of keyword arguments of `Omni`. options: what a call takes."""
     of_calls = {name: f"each call takes it: omni.generate(prompt, {name}=...)" for name in options}
+    of_calls |= {
+        name: f"did you mean {like} of a call, omni.generate(prompt, {like}=...)?"
+        for name in given
+        if name not in OF_CLIENTS and (like := _of_call(name, known, options))
+    }
     return _refusal("Omni takes no", given, known, {**of_calls, **OF_CLIENTS}, "help(Omni)")
+
+
+def _of_call(name: str, known: Collection[str], options: Collection[str]) -> str:
+    """The option of a call that a keyword of `Omni` stands for: by what it is called elsewhere, or as it is spelt more like one than like a
+    setting; else empty."""
+    for option, others in SAME.items():
+        if name in others and option in options:
+            return option
+    like = near(name, [*known, *options])
+    return "" if like in known else like
 
 
 def _refusal(told: str, given: Collection[str], known: Collection[str], meant: Mapping[str, str], page: str) -> TypeError:

@@ -171,6 +171,7 @@ def _encoded(source: object, kind: str, where: str) -> tuple[bytes, str, str | N
         what = "give the path of the file itself" if url[1].lower() == "file" else "fetch it first, and give its bytes or its path"
         raise BadRequestError.of(where, f"{source[:200]} is a URL, and neither client nor servers fetch anything: {what}")
     if isinstance(source, str | PathLike):
+        _checked_path(source, where)
         path = Path(source)
         data = _told(where, str(path), lambda: _read_path(path, where))
         return data, f"{path} ", mimetypes.guess_type(path.name)[0]
@@ -228,6 +229,12 @@ def _read_all(read: Callable[[int], object], where: str, name: str) -> bytes:
         pieces.append(bytes(piece))
         size += len(piece)
     raise _too_large(where, name, "is more")
+
+
+def _checked_path(path: str | PathLike[str], where: str) -> None:
+    """An empty name would be that of the folder that this process is in. Raises BadRequestError."""
+    if not fspath(path):
+        raise BadRequestError.of(where, "is an empty path; give that of a file, or leave it out")
 
 
 def _told(where: str, name: str, read: Callable[[], T]) -> T:

@@ -67,5 +67,5 @@ SETTINGS: Mapping[str, Any] = {
 }
 """All of them, each with what is said of it; the last one is a parameter of `Omni` itself."""
 
-OF_CLIENT = ("address", "api_key", "model_path", "connect_timeout_s", "resume_timeout_s")
+OF_CLIENT = ("address", "api_key", "model_path", "connect_timeout_s", "resume_timeout_s", "max_retries")
 """What `Omni` takes besides them."""
