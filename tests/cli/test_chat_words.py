@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from helpers.command import omnistage
@@ -108,19 +109,38 @@ def test_files_are_listed_dropped_and_refused(address: str, files: Path) -> None
     assert "hint: /help shows what can be typed." in terminal.lines
 
 
-def test_a_question_that_fails_keeps_its_files(address: str, files: Path) -> None:
+def test_a_file_that_is_refused_costs_one_question(address: str, files: Path) -> None:
+    """Of several only the one that is to blame; what was said is told, and no later message has it."""
     (files / "broken.png").write_bytes(png(PICTURE)[:40])
+    (files / "large.png").write_bytes(png(np.zeros((600, 600), np.uint8)))
     talk(
-        *(
-            address,
-            (PROMPT, b"/image broken.png What?" + ENTER),
-            ("broken.png: this is no whole PNG", b""),
-            ("with the next message: broken.png", b""),
-        ),
-        *((PROMPT, b"/image off" + ENTER), ("nothing goes", b""), (PROMPT, b"Hi" + ENTER), ("ttft", b""), (PROMPT, CTRL_D)),
+        *(address, (PROMPT, b"/image broken.png What?" + ENTER), ("broken.png: this is no whole PNG", b"")),
+        *(("left out: broken.png (picture); the question was: What?", b""), (PROMPT, b"Hi" + ENTER), ("ttft", b"")),
+        *((PROMPT, b"./cat.png ./large.png and?" + ENTER), ("large.png: send an 8-bit grey PNG", b"")),
+        *(("left out: large.png", b""), ("with the next message: cat.png (picture)", b"")),
+        *((PROMPT, b"This" + ENTER), ("ttft", b""), (PROMPT, CTRL_D)),
         words=("--seed", "3"),
     )
-    assert [turn["content"] for turn in turns(files)[::2]] == ["Hi"]
+    assert [turn["content"] for turn in turns(files)[::2]] == ["Hi", [image(files / "cat.png"), text("This")]]
+
+
+def test_a_question_that_fails_by_itself_keeps_its_files(address: str, files: Path) -> None:
+    talk(
+        *(address, (PROMPT, b"/image cat.png" + ENTER), ("with the next message", b""), (PROMPT, b"What?" + ENTER), ("nobody", b"")),
+        *(("with the next message: cat.png", b""), (PROMPT, b"/voice off" + ENTER), ("voice: as usual", b"")),
+        *((PROMPT, b"What?" + ENTER), ("ttft", b""), (PROMPT, CTRL_D)),
+        words=("--voice", "nobody"),
+    )
+    assert turns(files)[0]["content"] == [image(files / "cat.png"), text("What?")]
+
+
+def test_a_pipeline_that_takes_no_pictures_goes_on_without_them(address: str, files: Path) -> None:
+    talk(
+        *(address, (PROMPT, b"./cat.png What?" + ENTER), ("ttft", b""), (PROMPT, b"/model toy" + ENTER), ("pipeline: toy", b"")),
+        *((PROMPT, b"Again" + ENTER), ("cat.png is no longer part of the conversation", b""), ("ttft", b""), (PROMPT, CTRL_D)),
+        words=("--seed", "3", "--system", "Be brief."),
+    )
+    assert turns(files)[0]["content"] == [text("[cat.png]"), text("What?")]
 
 
 @pytest.mark.parametrize("word", ["/pipeline", "/model"])

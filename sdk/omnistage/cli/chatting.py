@@ -25,7 +25,22 @@ from omnistage.cli.mentioned import Shown, mentioned, named
 from omnistage.cli.notices import Notices
 from omnistage.cli.report import tell
 from omnistage.cli.screen import Spoken, screen_for
-from omnistage.cli.talk import OFF, OTHERS, SETTINGS, TEXTS, WORDS, Talk, change, help_lines, is_command, near, said, unknown
+from omnistage.cli.talk import (
+    OFF,
+    OTHERS,
+    SETTINGS,
+    TEXTS,
+    WORDS,
+    Talk,
+    change,
+    help_lines,
+    is_command,
+    is_of_setting,
+    near,
+    place_of,
+    said,
+    unknown,
+)
 from omnistage.cli.where import Where
 from omnistage.cli.wording import CHAT
 from omnistage.client.async_omni import AsyncOmni
@@ -158,9 +173,12 @@ class Session:
         try:
             await self._obey_or_ask(text)
         except OmniError as error:
-            self.has_failed = True
-            tell(error, self._verbose, CHAT)
+            self._failed(error)
             self._tell_shown()
+
+    def _failed(self, error: OmniError) -> None:
+        self.has_failed = True
+        tell(error, self._verbose, CHAT)
 
     async def _obey_or_ask(self, text: str) -> None:
         if (words := block(text)) is not None:
@@ -197,14 +215,14 @@ class Session:
         self._sounds = []
         answer = _Said()
         try:
-            while not await self._answer(answer):
-                if not self._talk.forget_oldest():
-                    raise RequestError("this no longer fits into the model's context", hint="Ask something shorter; /new begins anew.")
-                self._notices.tell("[dim]the oldest turns no longer fit and are left out[/]")
-        except BadRequestError as error:
-            if error.fields and error.fields[0].field.startswith("conversation["):  # A file, by its place among what was said.
-                raise RequestError(error.fields[0].description, hint="Leave it out, or begin anew: /new.") from error
-            raise
+            while not await self._answer_or_forget(answer):
+                pass
+        except RequestError as error:
+            if not self._shown or answer.text:
+                raise
+            at_fault = [bad for bad in getattr(error, "fields", ()) if place_of(bad.field)[1] is not None]
+            self._failed(RequestError(at_fault[0].description) if at_fault else error)
+            self._drop_refused(error, text)
         finally:
             self._talk.answered(answer.text)
             if answer.text:
@@ -212,6 +230,34 @@ class Session:
             self._keep()
         if not answer.text:
             self._tell_shown()
+
+    async def _answer_or_forget(self, answer: _Said) -> bool:
+        """False where something of what was said before had to be left out first: what no longer fits, or a file that is refused."""
+        try:
+            if await self._answer(answer):
+                return True
+        except BadRequestError as error:
+            told = [] if answer.text else [(bad, self._talk.leave_out(bad.field)) for bad in error.fields]
+            if not any(name for _, name in told):
+                raise
+            for bad, name in told:
+                if name:
+                    self._notices.tell(f"[dim]{escape(name)} is no longer part of the conversation ({escape(bad.description)})[/]")
+            return False
+        if not self._talk.forget_oldest():
+            raise RequestError("this no longer fits into the model's context", hint="Ask something shorter; /new begins anew.")
+        self._notices.tell("[dim]the oldest turns no longer fit and are left out[/]")
+        return False
+
+    def _drop_refused(self, error: RequestError, words: str) -> None:
+        """What goes with no later message: the files of a question that was refused, or those of them that the refusal names."""
+        if is_of_setting(error):
+            return
+        named = {number for bad in getattr(error, "fields", ()) if (number := place_of(bad.field)[1]) is not None}
+        dropped = [one for number, one in enumerate(self._shown) if not named or number in named]
+        self._shown = [one for one in self._shown if one not in dropped]
+        asked = f"; the question was: {words}" if words else ""
+        self._notices.tell(f"[dim]left out: {escape(', '.join(map(str, dropped)))}{escape(asked)}[/]")
 
     async def _answer(self, said: _Said) -> bool:
         """Show and play an answer until it ends or is broken off; False if the conversation is too long for the model."""

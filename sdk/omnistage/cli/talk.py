@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
@@ -11,12 +12,17 @@ from pathlib import Path
 from textwrap import wrap
 from typing import Any, TypedDict, cast
 
+import grpc
+
 from omnistage.cli.folders import state_folder
 from omnistage.client.conversation import Conversation
-from omnistage.client.errors import OmniError, RequestError
+from omnistage.client.errors import BadRequestError, OmniError, RequestError, UnknownModelError
 from omnistage.client.media import KINDS
 from omnistage.client.request import Options
+from omnistage.client.wording import PYTHON
 from omnistage.models.common.owned import OwnFile
+
+_PART = re.compile(r"conversation\[(\d+)\]\.content\[(\d+)\]")
 
 WIDEST = 200
 """Columns of what is no terminal."""
@@ -90,6 +96,17 @@ class Talk:
                     parts[number] = {"type": "text", "text": f"[{path.name}]"}
         return gone
 
+    def leave_out(self, field: str) -> str:
+        """Only the name stays of a file of an earlier turn that a refusal names; returns it, empty where it names none."""
+        turn, number = place_of(field)
+        if turn is None or number is None:
+            return ""
+        turn -= len(self.conversation) - len(self.turns)
+        if not 0 <= turn < len(self.turns) - 1 or (path := _path_of(self.turns[turn]["content"][number])) is None:
+            return ""
+        self.turns[turn]["content"][number] = {"type": "text", "text": f"[{path.name}]"}
+        return path.name
+
     def answered(self, text: str) -> None:
         """The answer, as far as it came; without one the question was never asked."""
         if text:
@@ -135,6 +152,22 @@ def said(turn: Mapping[str, Any]) -> str:
         return turn["content"]
     told = ((part, _path_of(part)) for part in turn["content"])
     return " ".join(str(part["text"]) if path is None else f"[{path.name}]" for part, path in told)
+
+
+def place_of(field: str) -> tuple[int | None, int | None]:
+    """Of a part of a conversation that a refusal names: its turn, and its place in that; None where it names none."""
+    found = _PART.match(field)
+    return (int(found[1]), int(found[2])) if found else (None, None)
+
+
+def is_of_setting(error: OmniError) -> bool:
+    """Whether a refusal is of how answers are to be, or of who asks, and not of what was asked."""
+    names = {setting.name for setting in SETTINGS.values()}
+    fields = error.fields if isinstance(error, BadRequestError) else ()
+    is_of_asker = error.code in (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED)
+    return (
+        isinstance(error, UnknownModelError) or is_of_asker or (bool(fields) and all(PYTHON.name_of(bad.field) in names for bad in fields))
+    )
 
 
 def _path_of(part: Mapping[str, str]) -> Path | None:
