@@ -1,5 +1,6 @@
 """Text that is none, and mistakes on the command line: one line, before anything is started."""
 
+import re
 import subprocess
 import sys
 
@@ -7,6 +8,7 @@ import pytest
 
 from helpers.command import omnistage
 from helpers.processes import Started
+from helpers.terminal import Terminal, words_of
 from omnistage.client.request import MAX_TEXT_CHARACTERS
 
 COMMAND = (sys.executable, "-m", "omnistage.cli")
@@ -64,3 +66,30 @@ def test_a_reader_that_has_seen_enough(toy_address: str) -> None:
         assert call.wait(60) in (0, 141)  # 0: it had written all before the pipe broke
     assert "Traceback" not in said
     assert "error" not in said
+
+
+@pytest.mark.parametrize("size", [(80, 24), (40, 10)], ids=lambda size: f"{size[0]}x{size[1]}")
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["draw", "  "],
+        ["ask", "Hi", "--pipeline", "toy-picture"],
+        ["ask", "Hi", "--pipeline", "nobody-has-this"],
+        ["ask", "Hi", "--choise", "yes"],
+        ["draw", "a red heart", "--background", "#ffffff"],
+        ["status"],
+        ["say", "--help"],
+    ],
+    ids=lambda words: " ".join(words[:3]),
+)
+def test_lines_of_a_terminal_are_broken_between_words(words: list[str], size: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever reads them in a pipe gets them whole."""
+    monkeypatch.setenv("OMNISTAGE_ROUTER", "none")
+    piped = omnistage(*words)
+    terminal = Terminal(*size)
+    assert terminal.run(words) == piped.returncode
+    said = words_of(terminal.lines)
+    assert set(re.findall(r"\w+", piped.stderr)) <= set(re.findall(r"\w+", " ".join(said))), terminal.lines
+    if "--help" in words:
+        assert set(re.findall(r"[\w-]+", piped.stdout)) <= set(re.findall(r"[\w-]+", " ".join(said))), terminal.lines
+        assert max(map(len, terminal.lines)) < size[0]

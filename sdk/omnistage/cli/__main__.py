@@ -11,8 +11,12 @@ import gc
 import io
 import os
 import sys
+from typing import TYPE_CHECKING
 
 from omnistage.cli import interrupt
+
+if TYPE_CHECKING:
+    import typer
 
 
 def main() -> None:
@@ -32,7 +36,7 @@ def main() -> None:
 
         gc.freeze()
         gc.enable()
-        app(prog_name="omnistage")
+        raise SystemExit(_run(app))
     except ModuleNotFoundError as error:
         package = (error.name or "").partition(".")[0]
         if package == "omnistage":
@@ -43,6 +47,26 @@ def main() -> None:
         raise SystemExit(1) from None
     finally:
         interrupt.ignore_to_the_end()
+
+
+def _run(app: typer.Typer) -> int:
+    """The exit code. What is wrong with a command line is told in lines that are broken between words, on a terminal."""
+    from typer import Abort
+    from typer._click.exceptions import ClickException
+
+    from omnistage.cli.helping import fitted
+
+    try:
+        return app(prog_name="omnistage", standalone_mode=False) or 0
+    except ClickException as error:
+        told = io.StringIO()
+        error.show(told)
+        columns = os.get_terminal_size(2).columns if os.isatty(2) else sys.maxsize
+        sys.stderr.write(fitted(told.getvalue(), columns))
+        return error.exit_code
+    except Abort:
+        sys.stderr.write("Aborted!\n")
+        return 1
 
 
 def _open_standard_streams() -> None:

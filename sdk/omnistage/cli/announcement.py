@@ -20,15 +20,15 @@ CONNECT_LIMIT_S = 1.0
 def warn(layout: Layout, notices: Notices) -> None:
     """All that is worth knowing of a stack before it starts. Whoever starts one says it, in the foreground or not."""
     for note in layout.notes:
-        notices.say(escape(note))
+        notices.tell(escape(note))
     stages = [group.stage for group in layout.groups]
     given = {stage.settings[GPU_MEMORY] for stage in stages if stage.device == "cpu" and GPU_MEMORY in stage.settings}
     if given:
-        notices.say(f"{flag(GPU_MEMORY)} {escape(', '.join(sorted(given)))} means nothing on a CPU")
+        notices.tell(f"{flag(GPU_MEMORY)} {escape(', '.join(sorted(given)))} means nothing on a CPU")
     addresses = dict.fromkeys(filter(None, (layout.servers.address, layout.servers.http)))
     open_ones = [address for address in addresses if not is_loopback(host_and_port(address)[0])]
     if open_ones:
-        notices.say(
+        notices.tell(
             f"[yellow]{escape(' and '.join(open_ones))} can be reached from other hosts: nothing is encrypted, and nobody is asked for a "
             "key; see docs/security.md[/]"
         )
@@ -51,14 +51,14 @@ def announce(
     asked = reached(address)
     is_found = asked == found.LOCAL_ADDRESS  # Where commands look by themselves.
     end = f"pid {pid}; `omnistage stop{'' if is_found else f' {asked}'}` ends it" if pid else "Ctrl-C ends it"
-    notices.say(f"[bold green]serving[/] on {escape(address)}   ({escape(end)})")
+    notices.tell(f"[bold green]serving[/] on {escape(address)}   ({escape(end)})")
     named = "" if is_found else f" --address {asked}"
     if http:
-        notices.say(f"page:     [bold]{page(http)}[/]   [dim]({escape(_about_http(servers.http, http))})[/]")
+        notices.tell(f"page:     [bold]{page(http)}[/]   [dim]({escape(_about_http(servers.http, http))})[/]")
     for name, text in _lines(named, starting, metrics, log_folder):
         notices.say(f"[dim]{f'{name}:':<10}{escape(text)}[/]")
     if servers.idle_limit_s:
-        notices.say(f"[dim]idle:     it ends by itself when nobody has asked for {servers.idle_limit_s:g} s[/]")
+        notices.tell(f"[dim]idle:     it ends by itself when nobody has asked for {servers.idle_limit_s:g} s[/]")
 
 
 def page(http: str) -> str:

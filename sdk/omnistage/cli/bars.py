@@ -92,10 +92,10 @@ class _Lines:
             return
         if label not in self._begun:
             self._begun[label] = time.monotonic()
-            self._notices.say(escape(label) + (f", {bytes_told(int(done))} are there" if done else ""))
+            self._notices.tell(escape(label) + (f", {bytes_told(int(done))} are there" if done else ""))
         if done == total and label != WAITING and label not in self._ended:
             self._ended.add(label)
-            self._notices.say(f"{escape(label)}: {bytes_told(int(done))} in {time.monotonic() - self._begun[label]:.1f} s")
+            self._notices.tell(f"{escape(label)}: {bytes_told(int(done))} in {time.monotonic() - self._begun[label]:.1f} s")
 
 
 class _Amount(ProgressColumn):

@@ -50,7 +50,7 @@ async def typed(ahead: Callable[[], str], silence: Callable[[], bool]) -> AsyncG
             yield await prompt.prompt_async("> ", default=ahead(), handle_sigint=False)
         except KeyboardInterrupt:
             if not silence():
-                Notices().say("[dim]Ctrl-D or /quit ends[/]")
+                Notices().tell("[dim]Ctrl-D or /quit ends[/]")
         except EOFError:
             return
 

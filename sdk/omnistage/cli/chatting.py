@@ -275,7 +275,7 @@ class Session:
             answering.cancel()
         if answering.cancelled():
             self.silence()
-            self._notices.say("[dim]stopped[/]")
+            self._notices.tell("[dim]stopped[/]")
             return True
         try:
             spoken, done = answering.result()
@@ -340,7 +340,7 @@ class Session:
             case "/new":
                 self._talk.turns.clear()
                 self._sounds, self._shown = [], []
-                self._notices.say("[dim]a new conversation[/]")
+                self._notices.tell("[dim]a new conversation[/]")
             case "/help":
                 for line in help_lines(self._notices.width if self._notices.is_terminal else None):
                     self._notices.say(f"[dim]{escape(line)}[/]")
@@ -441,13 +441,13 @@ class Session:
                 write_sound(path, samples, first.sample_rate_hz, first.encoding)
             except OSError as error:
                 raise RequestError(f"{path} cannot be written: {error.strerror}", hint="Give another place.") from None
-        self._notices.say(f"[dim]wrote {escape(str(path))}[/]")
+        self._notices.tell(f"[dim]wrote {escape(str(path))}[/]")
 
     def _keep(self) -> None:
         try:
             self._talk.keep()
         except OSError as error:
-            self._notices.say(f"[yellow]the conversation cannot be kept: {escape(str(error))}[/]")
+            self._notices.tell(f"[yellow]the conversation cannot be kept: {escape(str(error))}[/]")
 
 
 def _those_there_are(voices: list[str]) -> str:
@@ -463,7 +463,7 @@ async def _heard(player: Player, notices: Notices) -> None:
     except PlayerLostError as error:
         message = error.message
         # Above the line that is being typed, if one is.
-        await run_in_terminal(lambda: notices.say(f"[yellow]{escape(message)}[/]"))
+        await run_in_terminal(lambda: notices.tell(f"[yellow]{escape(message)}[/]"))
 
 
 class _Said:

@@ -97,7 +97,7 @@ def _stop(served: Served, is_now: bool) -> None:
     try:
         ending = StackEnd(served)
     except ProcessLookupError:
-        notices.say(f"{escape(served.address)} had ended already")
+        notices.tell(f"{escape(served.address)} had ended already")
         return
     with closing(ending):
         ending.signal()
@@ -110,7 +110,7 @@ def _stop(served: Served, is_now: bool) -> None:
                 f"{served.address} has not ended within {served.grace_s + MARGIN_S:g} s",
                 hint=f"`omnistage stop --now {served.address}` ends it at once; its launcher is pid {served.pid}.",
             )
-    notices.say(f"ended {escape(served.address)}")
+    notices.tell(f"ended {escape(served.address)}")
 
 
 def _ends_now(ending: StackEnd) -> bool:

@@ -35,7 +35,7 @@ def fetch_defaults() -> list[Path]:
             except StackError as error:
                 if pipeline.name == DEFAULT_PIPELINES[0]:
                     raise
-                Notices().say(f"{escape(pipeline.name)} is left out: {escape(error.message)}")
+                Notices().tell(f"{escape(pipeline.name)} is left out: {escape(error.message)}")
     return folders
 
 
@@ -62,11 +62,11 @@ def pull(text: str) -> Path:
         raise BadRequestError.of("NAME", f"{text} is no name of a model: give owner/name, or owner/name@revision")
     notices = Notices()
     if Path(text).is_dir():
-        notices.say(
+        notices.tell(
             f"[dim]{escape(text)} is a folder here too, which `omnistage serve {escape(text)}` takes; {escape(str(name))} is not[/]"
         )
     found = _fetched(name, lambda folder: recognise(folder, called=text), notices)
-    notices.say(f"[dim]serve it: omnistage serve {escape(name.repository)}@{found.commit}[/]")
+    notices.tell(f"[dim]serve it: omnistage serve {escape(name.repository)}@{found.commit}[/]")
     return found.folder
 
 
@@ -77,7 +77,7 @@ def checkpoint(text: str, option: str, check: Check) -> Path:
     name = named(text)
     if folder.is_dir():
         if name is not None:
-            notices.say(f"[dim]{escape(text)} is the folder of this name; the model at the hub is {escape(str(name))}[/]")
+            notices.tell(f"[dim]{escape(text)} is the folder of this name; the model at the hub is {escape(str(name))}[/]")
         return folder.absolute()
     if name is None:
         raise BadRequestError.of(option, f"{text} is not a folder")
@@ -141,7 +141,7 @@ def _tell(plan: Plan, notices: Notices) -> None:
 
     meant = "" if plan.commit == plan.name.revision else f" is {plan.commit}"
     unasked = ", as far as the cache knows: the hub is not reached" if plan.is_unasked else ""
-    notices.say(f"{escape(str(plan.name))}{meant}{unasked}")
+    notices.tell(f"{escape(str(plan.name))}{meant}{unasked}")
     if plan.missing:
         room = f"{escape(str(plan.cache))} has {bytes_told(plan.free)} free"
-        notices.say(f"[dim]{bytes_told(plan.missing)} to fetch of {bytes_told(plan.size)}; {room}[/]")
+        notices.tell(f"[dim]{bytes_told(plan.missing)} to fetch of {bytes_told(plan.size)}; {room}[/]")

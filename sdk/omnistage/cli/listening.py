@@ -53,7 +53,7 @@ class Listening:
         try:
             await work.unless_interrupted(_shown(self._player))
         except PlayerLostError as error:
-            Notices().say(f"[yellow]{escape(error.message)}[/]")
+            Notices().tell(f"[yellow]{escape(error.message)}[/]")
         finally:
             self._player.stop()
 

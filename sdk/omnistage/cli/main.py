@@ -14,12 +14,13 @@ from omnistage.cli.chat import chat
 from omnistage.cli.checkpoints import fetch_default, make_tiny, pull
 from omnistage.cli.config import PREFIX, Configured
 from omnistage.cli.draw import draw
-from omnistage.cli.helping import Command, examples, show_version
+from omnistage.cli.helping import Command, Group, examples, show_version
 from omnistage.cli.launch import serve, stop
 from omnistage.cli.lists import list_models, pipelines, status, voices
 from omnistage.cli.protos import protos
 
 app = typer.Typer(
+    cls=Group,
     help="Ask models that answer in text, sound and pictures, and serve them.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,

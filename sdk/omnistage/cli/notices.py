@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from contextlib import suppress
+
+from rich.cells import cell_len
+from rich.text import Text
 
 from omnistage.cli.console import Console
 
@@ -22,9 +26,24 @@ class Notices(Console):
             self.print(markup)
 
     def tell(self, markup: str) -> None:
-        """The same for a sentence: a terminal gets it in lines that are broken between words. What is to be copied is for `say`."""
+        """The same for a sentence: a terminal gets it in lines that are broken between words. What is longer than a line, such as a path,
+        stays whole. A command that is to be copied is for `say`."""
         with suppress(OSError):
-            self.print(markup, soft_wrap=not self.is_terminal)
+            self.print(_broken(self.render_str(markup), self.width) if self.is_terminal else markup)
 
     def on_broken_pipe(self) -> None:
         """By default rich ends the process."""
+
+
+def _broken(text: Text, columns: int) -> Text:
+    """Text of rich's own would break a long word too."""
+    at, offsets = 0, []
+    for word in re.finditer(r"\S+\s*", text.plain):
+        if at and at + cell_len(word[0].rstrip()) > columns:
+            offsets.append(word.start())
+            at = 0
+        at = 0 if word[0].endswith("\n") else at + cell_len(word[0])
+    lines = text.divide(offsets)
+    for line in lines:
+        line.rstrip()
+    return Text("\n").join(lines)

@@ -71,9 +71,9 @@ def tell(error: OmniError, verbose: bool, wording: Wording | None = None) -> Non
 def _line(message: str, hint: str) -> None:
     from rich.markup import escape
 
-    from omnistage.cli.console import Console
+    from omnistage.cli.notices import Notices
 
-    console = Console(stderr=True, highlight=False, soft_wrap=True)
-    console.print(f"[bold red]error:[/] {escape(message)}")
+    notices = Notices()
+    notices.tell(f"[bold red]error:[/] {escape(message)}")
     if hint:
-        console.print(f"[dim]hint:[/] {escape(hint)}")
+        notices.tell(f"[dim]hint:[/] {escape(hint)}")

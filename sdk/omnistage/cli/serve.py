@@ -143,7 +143,7 @@ class Begins:
                 pause_s = FIRST_PAUSE_S
             error = await stack.gone(name)
             hint = f" {SHELL.hint(error.advice)}" if error.advice else ""
-            self._notices.say(f"[bold red]failed[/] {escape(f'{name}: {error.message}.{hint} It is started again in {pause_s:g} s')}")
+            self._notices.tell(f"[bold red]failed[/] {escape(f'{name}: {error.message}.{hint} It is started again in {pause_s:g} s')}")
             await asyncio.sleep(pause_s)
             pause_s, serves = min(2 * pause_s, MAX_PAUSE_S), False
 
@@ -153,7 +153,7 @@ class Begins:
                 await stack.begin(name)
         except StackError:
             return False  # `gone` says why.
-        self._notices.say(f"[bold green]serving[/] {escape(name)}")
+        self._notices.tell(f"[bold green]serving[/] {escape(name)}")
         return True
 
 

@@ -47,7 +47,7 @@ async def show_pipelines(address: str | None, api_key: str | None, as_json: bool
     nothing_runs = address is None and running() is None
     if nothing_runs:
         pipelines = [_pipeline_of(name) for name in shipped_pipelines()]
-        Notices().say(f"[dim]nothing serves at {found.LOCAL_ADDRESS}; these are what `omnistage serve NAME` can start[/]")
+        Notices().tell(f"[dim]nothing serves at {found.LOCAL_ADDRESS}; these are what `omnistage serve NAME` can start[/]")
     else:
         async with connected(must_run(address, api_key), timeout_s, verbose) as omni:
             pipelines = await omni.pipelines(timeout_s=timeout_s)
@@ -85,7 +85,7 @@ async def show_voices(address: str | None, api_key: str | None, as_json: bool, t
     if address is None and running() is None:
         pipelines = [load_pipeline(name) for name in shipped_pipelines()]
         speaking = {one.name: [voice for stage in one.stages for voice in voices(stage.family, stage.kind)] for one in pipelines}
-        Notices().say("[dim]nothing serves; of checkpoints that have voices of their own, a router that serves them tells[/]")
+        Notices().tell("[dim]nothing serves; of checkpoints that have voices of their own, a router that serves them tells[/]")
     else:
         async with connected(must_run(address, api_key), timeout_s, verbose) as omni:
             speaking = {pipeline.name: list(pipeline.voices) for pipeline in await omni.pipelines(timeout_s=timeout_s)}
@@ -115,7 +115,7 @@ def show_models(as_json: bool) -> None:
         lists = (", ".join(names) for names in (model.takes, model.gives, model.pipelines))
         table.add_row(f"[bold]{escape(model.name)}[/]", size, *map(escape, lists))
     _console().print(table)
-    Notices().say("[dim]serve one: omnistage serve NAME; fetch another: omnistage pull OWNER/NAME[/]")
+    Notices().tell("[dim]serve one: omnistage serve NAME; fetch another: omnistage pull OWNER/NAME[/]")
 
 
 def settings_lines(replicas: Sequence[Replica]) -> list[str]:

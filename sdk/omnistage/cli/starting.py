@@ -32,7 +32,7 @@ async def started(
             progress.update(tasks[name], total=1, completed=1)
 
     def tell(what: str, text: str) -> None:
-        console.say(f"[bold {COLOURS.get(what, 'red')}]{what}[/] {escape(text)}")
+        console.tell(f"[bold {COLOURS.get(what, 'red')}]{what}[/] {escape(text)}")
 
     stack = Stack(layout, log_folder=log_folder, verbose=verbose, report=done, tell=tell)
     if begun is not None:

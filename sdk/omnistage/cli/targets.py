@@ -54,7 +54,7 @@ def target_for(
             message = f"the router at {router.address} serves {served}, not {pipeline}{_near(pipeline, served.split(', '))}"
             raise UnknownModelError(message, hint=router.advice(pipeline) if _is_shipped(pipeline) else UnknownModelError.ADVICE)
         if told:
-            notices.say(f"[dim]asking the router at {escape(router.address)}{f' ({VARIABLE})' if router.is_named else ''}[/]")
+            notices.tell(f"[dim]asking the router at {escape(router.address)}{f' ({VARIABLE})' if router.is_named else ''}[/]")
         return Where(router, key, pipeline=pipeline)
     # An interrupt in the middle of an import ends in a traceback, and there is nothing to clean up yet.
     interrupt.exit_at_once()
@@ -66,7 +66,7 @@ def target_for(
     if told:
         what = f" of {escape(pipeline)}" if pipeline else ""
         advice = "" if pipeline or devices else "; `omnistage serve --detach` keeps one"
-        notices.say(f"[dim]starting a stack{what} for this call{advice}[/]")
+        notices.tell(f"[dim]starting a stack{what} for this call{advice}[/]")
     return Where(layout_for(pipeline, need.inputs, need.outputs, kind=need.kind, devices=devices), key)
 
 
