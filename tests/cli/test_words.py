@@ -25,7 +25,7 @@ COMMAND = (sys.executable, "-m", "omnistage.cli")
         (["say", "-"], b"a" * (MAX_TEXT_CHARACTERS + 1), "the text is longer than 1048576 characters"),
         (["ask", "-"], "\N{GRINNING FACE}".encode() * (MAX_TEXT_CHARACTERS + 1), "the text is longer than 1048576 characters"),
         (["ask", "Hi", "--timeout", "inf"], b"", "--timeout inf: this is no number"),
-        (["ask", "Hi", "--pipeline", "toy-picture"], b"", "toy-picture has no thinker"),
+        (["ask", "Hi", "--pipeline", "toy-picture"], b"", "toy-picture does not answer"),
         (["ask", "Hi", "--json-schema", "/no/such.json"], b"", "--json-schema /no/such.json: No such file or directory"),
         (["ask", "Hi", "--json-schema", "/dev/zero"], b"", "--json-schema /dev/zero: this is more than 4 MiB"),
     ],

@@ -44,9 +44,9 @@ async def test_the_default_stack_answers_and_draws(family: Family) -> None:
         assert (drawn.drew, drawn.notes) == (True, ())
         (note,) = (await omni.draw("a cat", seed=1)).notes
         assert note == "this model draws coloured shapes: circle, square, triangle, star, heart; this prompt names none of them"
-        with pytest.raises(BadRequestError, match="smol has no diffusion"):
+        with pytest.raises(BadRequestError, match="smol does not draw"):
             await omni.draw(PROMPT, pipeline="smol")
-        with pytest.raises(BadRequestError, match="picture has no thinker"):
+        with pytest.raises(BadRequestError, match="picture does not answer"):
             await omni.say("Good morning.", pipeline="picture")
     finally:
         await omni.close()

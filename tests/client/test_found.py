@@ -304,7 +304,7 @@ def test_the_refusal_of_one_that_was_found_says_how_it_gets_what_it_lacks(servin
             command = f"start it again with {added} added: `omnistage serve ... {added}`, where the dots are what toy was started with."
             assert error.value.hint.startswith(f"`omnistage stop {serving}` ends it; {command}")
             assert ("`omnistage list`" in error.value.hint) == (added == "PIPELINE")
-        with pytest.raises(BadRequestError, match="toy has no diffusion") as named:
+        with pytest.raises(BadRequestError, match="toy does not draw") as named:
             omni.draw("a red circle", pipeline="toy")
         assert named.value.hint == UnknownModelError.hint, "another pipeline does not help"
         assert omni.address == serving and [pipeline.name for pipeline in omni.pipelines()] == ["toy"]

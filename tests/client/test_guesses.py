@@ -201,6 +201,7 @@ def test_what_the_launcher_says_of_its_options_comes_in_names_of_python() -> Non
     [
         ({"role": "user", "content": "a"}, "chat takes a conversation"),
         (5, "must be text"),
+        ("", "prompt: is empty; give the words"),
         (["a"], "generate also takes a list of texts"),
     ],
 )

@@ -11,6 +11,9 @@ from omnistage.v1 import omni_pb2, stage_pb2
 from omnistage.wire.errors import StageError, bad_request
 from omnistage.wire.kinds import KINDS
 
+MISSING = {"thinker": "does not answer", "talker": "does not speak", "code2wav": "makes no sound", "diffusion": "does not draw"}
+"""What a pipeline cannot do without a stage."""
+
 MOST_NAMED = 8
 """Pipelines that an error tells of."""
 
@@ -35,7 +38,7 @@ def chosen(request: omni_pb2.GenerateRequest, pipelines: Mapping[str, Pipeline])
         meant = dict(pipelines)
     if len(meant) > 1:
         asked, given = [kind for kind in KINDS if request.HasField(kind)], media(request)
-        lacks = {name: _lacks(pipeline, asked, given, request.outputs) for name, pipeline in meant.items()}
+        lacks = {name: _lacks(pipeline, asked, given, request.outputs, is_verbatim(request)) for name, pipeline in meant.items()}
         able = [pipelines[name] for name, lacking in lacks.items() if not lacking]
         if not able and _only_drawing_is_meant(request, meant.values()):
             able = [pipeline for pipeline in meant.values() if not _lacks(pipeline, ["diffusion"], given, request.outputs)]
@@ -57,6 +60,24 @@ def media(request: omni_pb2.GenerateRequest) -> list[str]:
     return sorted({_medium(media_type) for media_type in types} | ({"text"} if has_text else set()))
 
 
+def is_verbatim(request: omni_pb2.GenerateRequest) -> bool:
+    """Whether a text is to be spoken as it is."""
+    return bool(request.thinker.verbatim)
+
+
+def missing(kind: str, is_verbatim: bool = False) -> str:
+    """What a pipeline cannot do that has no such stage, in words that nobody needs the contract for."""
+    return "does not speak a text" if kind == "thinker" and is_verbatim else MISSING[kind]
+
+
+def refused(request: omni_pb2.GenerateRequest, pipeline: Pipeline, kind: str, pipelines: Collection[Pipeline]) -> StageError:
+    """The refusal of what a pipeline has no stage for, with those that have one."""
+    able = [one.name for one in pipelines if kind in one.kinds][:MOST_NAMED]
+    others = f"{', '.join(able)} {'does' if len(able) == 1 else 'do'}" if able else "no other pipeline of this router does"
+    told = f"{pipeline.name} {missing(kind, is_verbatim(request))}; {others}"
+    return StageError("BAD_REQUEST", told, metadata={"field": kind})
+
+
 def those_that_draw(pipelines: Collection[Pipeline]) -> str:
     """In words, for who asked for a drawing."""
     names = [pipeline.name for pipeline in pipelines if pipeline.draws]
@@ -70,7 +91,7 @@ def _only(able: Sequence[Pipeline], pipelines: Mapping[str, Pipeline]) -> Pipeli
     named = [pipeline.name for pipeline in able[:MOST_NAMED]]
     raise StageError(
         "BAD_REQUEST",
-        f"model: {', '.join(named)}: each of them could answer this; name one",
+        f"{', '.join(named)}: each of them could answer this; name one",
         metadata={"field": "model", "candidates": ",".join(named)},
     )
 
@@ -80,12 +101,12 @@ def _none(request: omni_pb2.GenerateRequest, lacks: Mapping[str, str], pipelines
     told = "; ".join(f"{name} {lacking}" for name, lacking in list(lacks.items())[:MOST_NAMED])
     if request.HasField("diffusion"):
         told += f"; {those_that_draw(pipelines.values())}"
-    raise StageError("BAD_REQUEST", f"model: no pipeline does this: {told}", metadata={"field": "model"})
+    raise StageError("BAD_REQUEST", f"no pipeline does this: {told}", metadata={"field": "model"})
 
 
-def _lacks(pipeline: Pipeline, asked: Collection[str], given: Collection[str], outputs: Collection[str]) -> str:
+def _lacks(pipeline: Pipeline, asked: Collection[str], given: Collection[str], outputs: Collection[str], is_verbatim: bool = False) -> str:
     """What keeps a pipeline from answering; empty: nothing. asked: kinds of stages that it needs. given: media."""
-    told = [f"has no {kind}" for kind in asked if kind not in pipeline.kinds]
+    told = [missing(kind, is_verbatim) for kind in asked if kind not in pipeline.kinds]
     told += [f"takes no {_word(medium)}" for medium in given if medium not in pipeline.inputs]
     told += [f"gives no {_word(output)}" for output in sorted(set(outputs)) if output not in pipeline.offered]
     return ", ".join(told[:MOST_NAMED])

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from google.protobuf.message import DecodeError
 
-from omnistage.router.choice import chosen, those_that_draw
+from omnistage.router.choice import chosen, refused
 from omnistage.router.pipeline import Pipeline
 from omnistage.v1 import omni_pb2, stage_pb2
 from omnistage.wire.decoding import TooLarge, decoded
@@ -76,8 +76,7 @@ def validate(request: omni_pb2.GenerateRequest, pipelines: Mapping[str, Pipeline
         raise bad_request("outputs", f"{pipeline.name} gives {', '.join(pipeline.offered)}, not {missing}")
     for kind in KINDS:
         if request.HasField(kind) and kind not in pipeline.kinds:
-            hint = f"; {those_that_draw(pipelines.values())}" if kind == "diffusion" else ""
-            raise bad_request(kind, f"{pipeline.name} has no {kind}{hint}")
+            raise refused(request, pipeline, kind, pipelines.values())
     _check_resume(request, outputs, pipeline)
     seed = request.seed if request.HasField("seed") else secrets.randbelow(DRAWN_SEEDS)
     return ValidRequest(

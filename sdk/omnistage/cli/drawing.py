@@ -153,7 +153,7 @@ async def draw_order(work: Interruptible, order: Order, where: Where, verbose: b
     The JSON object goes to stdout and everything else to stderr.
     """
     if isinstance(where.at, Layout) and "diffusion" not in where.at.kinds:
-        raise RequestError(f"{where.at.names} has no diffusion, which draw needs", hint="Give another --pipeline: `omnistage pipelines`.")
+        raise RequestError(f"{where.at.names} does not draw", hint="Give another --pipeline: `omnistage pipelines`.")
     with ExitStack() as files:
         # Before anything is started or asked: a drawing that cannot be kept is lost.
         order = order.named(files)

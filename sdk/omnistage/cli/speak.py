@@ -148,7 +148,7 @@ async def speak(work: Interruptible, question: Question, where: Where, verbose: 
     """
     if isinstance(where.at, Layout) and "thinker" not in where.at.kinds:
         hint = DRAW if "diffusion" in where.at.kinds and not question.verbatim else "Give another --pipeline, or none for the default."
-        raise RequestError(f"{where.at.names} has no thinker, which ask and say need", hint=hint)
+        raise RequestError(f"{where.at.names} does not {'speak a text' if question.verbatim else 'answer'}", hint=hint)
     with ExitStack() as files:
         # Before anything is started or asked: an answer that cannot be kept is lost.
         out = _open_files(question, files)

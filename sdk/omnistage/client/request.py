@@ -101,7 +101,9 @@ def for_prompt(prompt: str, images: Images, audios: Audios, videos: Videos, opti
         raise BadRequestError.of("prompt", "must be a text; generate also takes a list of texts, and chat takes a conversation")
     checked_text("prompt", prompt)
     parts: list[Part] = list(listed_media(_by_name(images, audios, videos), "", to_medium))
-    if prompt or not parts:
+    if not prompt and not parts:
+        raise BadRequestError.of("prompt", "is empty; give the words to answer")
+    if prompt:
         parts.append(stage_pb2.Part(text=prompt))
     return _for_turns([("user", parts)], options)
 
