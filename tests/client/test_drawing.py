@@ -99,13 +99,13 @@ def test_other_refusals_stay_as_they_are(film: Omni, toy_address: str) -> None:
     for told in ([SYSTEM, TURN], [TURN, {"role": "assistant", "content": "A hill."}, TURN]):
         with pytest.raises(BadRequestError, match="toy-film does not answer"):
             film.chat(told)
-    with pytest.raises(BadRequestError, match="^toy-film does not speak a text; no other pipeline of this router does"):
+    with pytest.raises(BadRequestError, match=r"^toy-film does not speak a text; no other pipeline of this router does"):
         film.say("a hill")
     with pytest.raises(BadRequestError, match="toy-film does not answer"):
         film.generate("a hill", audios=[(np.zeros(9, np.int16), 8000)])
     with Omni(address=toy_address) as toy:
         for call in (toy.draw, toy.generate):
-            with pytest.raises(BadRequestError, match="^toy does not draw; no other pipeline") as error:
+            with pytest.raises(BadRequestError, match=r"^toy does not draw; no other pipeline") as error:
                 call("a hill", width=8)
             assert error.value.hint == UnknownModelError.hint
 

@@ -269,3 +269,8 @@ def test_two_clients_of_one_process_do_not_touch_each_other(toy_address: str) ->
         with Omni(address=toy_address) as second:
             assert second.generate("Hi", seed=1).text
         assert first.generate("Hi", seed=1).text == formulas.text(1, "Hi", formulas.NATURAL_LENGTH)
+
+
+def test_the_name_of_a_pipeline_is_guessed_among_those_of_the_router(omni: Omni) -> None:
+    with pytest.raises(UnknownModelError, match=r"this router has toy; did you mean toy\?"):
+        omni.generate("Hi", pipeline="toyy")

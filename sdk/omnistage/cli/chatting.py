@@ -36,7 +36,6 @@ from omnistage.cli.talk import (
     help_lines,
     is_command,
     is_of_setting,
-    near,
     place_of,
     said,
     unknown,
@@ -46,6 +45,7 @@ from omnistage.cli.wording import CHAT
 from omnistage.client.async_omni import AsyncOmni
 from omnistage.client.errors import BadRequestError, OmniError, PlayerLostError, RequestError
 from omnistage.client.events import AudioChunk, Done, Event, TextDelta
+from omnistage.client.guesses import did_you_mean
 from omnistage.client.listing import Pipeline
 from omnistage.client.loudspeaker import Loudspeaker, find_loudspeaker, is_silenced
 from omnistage.client.player import Player
@@ -379,7 +379,7 @@ class Session:
                 self._notices.tell(f"[dim]{escape(f'{one.name}: {about}')}[/]")
             return
         if name != OFF and name not in names:
-            told = f"there is no pipeline {name} that answers here{near(name, names)}"
+            told = f"there is no pipeline {name} that answers here{did_you_mean(name, names)}"
             raise RequestError(told, hint=f"There are {', '.join(names)}, or {OFF}: the router chooses.")
         self._pipeline = "" if name == OFF else name
         self._notices.tell(f"[dim]pipeline: {escape(self._pipeline or 'as the router chooses')}[/]")

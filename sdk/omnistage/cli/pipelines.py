@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from difflib import get_close_matches
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -14,6 +13,7 @@ from omnistage.cli.checks import check
 from omnistage.cli.fetch import checkpoint, fetch, named
 from omnistage.cli.layout import DEFAULT_PIPELINES, Layout, PipelineLayout, ServerOptions, StageLayout, flag, of_pipeline
 from omnistage.client.errors import BadRequestError, RequestError, StackError, UnknownModelError
+from omnistage.client.guesses import did_you_mean
 from omnistage.client.install import install
 from omnistage.models.errors import LoadError
 from omnistage.models.options import DEFAULTS, MEMORY_SHARE
@@ -204,8 +204,7 @@ def _near(name: str) -> str:
         folders = [str(one) for one in path.parent.iterdir() if one.is_dir()]
     except (OSError, ValueError):
         folders = []
-    found = get_close_matches(name, shipped_pipelines(), 1) or get_close_matches(str(path), folders, 1)
-    return f"; did you mean {found[0]}?" if found else ""
+    return did_you_mean(name, shipped_pipelines()) or did_you_mean(str(path), folders)
 
 
 def check_named(source: str) -> None:

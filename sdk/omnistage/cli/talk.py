@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
 from textwrap import wrap
@@ -17,6 +16,7 @@ import grpc
 from omnistage.cli.folders import state_folder
 from omnistage.client.conversation import Conversation
 from omnistage.client.errors import BadRequestError, OmniError, RequestError, UnknownModelError
+from omnistage.client.guesses import did_you_mean
 from omnistage.client.media import KINDS
 from omnistage.client.request import Options
 from omnistage.client.wording import PYTHON
@@ -280,12 +280,6 @@ def help_lines(columns: int | None) -> list[str]:
     return [line for several in (*lines, *map(wrapped, MORE)) for line in several]
 
 
-def near(typed: str, known: Iterable[str]) -> str:
-    """Whether something else was meant."""
-    found = get_close_matches(typed, known, 1)
-    return f"; did you mean {found[0]}?" if found else ""
-
-
 def unknown(command: str) -> OmniError:
     """The error of a word that begins with a slash and is none of these."""
-    return RequestError(f"there is no {command}{near(command, WORDS)}", hint="/help shows what can be typed.")
+    return RequestError(f"there is no {command}{did_you_mean(command, WORDS)}", hint="/help shows what can be typed.")

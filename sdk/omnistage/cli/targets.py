@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
 from pathlib import Path
 
 from rich.markup import escape
@@ -17,6 +16,7 @@ from omnistage.client import found
 from omnistage.client.address import LOOKUP_S, is_unknown, split
 from omnistage.client.errors import BadRequestError, UnavailableError, UnknownModelError
 from omnistage.client.found import OFF, VARIABLE, Found, find_router, is_off, named_router
+from omnistage.client.guesses import did_you_mean
 from omnistage.host.addresses import host_and_port
 
 
@@ -51,7 +51,7 @@ def target_for(
     if not devices and _may_be_served(pipeline) and (router := asyncio.run(find_router(key))) is not None:
         if pipeline and not router.is_named and not router.has(pipeline):
             served = ", ".join(one.name for one in router.pipelines)
-            message = f"the router at {router.address} serves {served}, not {pipeline}{_near(pipeline, served.split(', '))}"
+            message = f"the router at {router.address} serves {served}, not {pipeline}{did_you_mean(pipeline, served.split(', '))}"
             raise UnknownModelError(message, hint=router.advice(pipeline) if _is_shipped(pipeline) else UnknownModelError.ADVICE)
         if told:
             notices.tell(f"[dim]asking the router at {escape(router.address)}{f' ({VARIABLE})' if router.is_named else ''}[/]")
@@ -68,11 +68,6 @@ def target_for(
         advice = "" if pipeline or devices else "; `omnistage serve --detach` keeps one"
         notices.tell(f"[dim]starting a stack{what} for this call{advice}[/]")
     return Where(layout_for(pipeline, need.inputs, need.outputs, kind=need.kind, devices=devices), key)
-
-
-def _near(name: str, served: Sequence[str]) -> str:
-    found = get_close_matches(name, served, 1)
-    return f"; did you mean {found[0]}?" if found else ""
 
 
 def _may_be_served(pipeline: str) -> bool:

@@ -29,6 +29,7 @@ from omnistage.client.errors import (
     UnavailableError,
     UnknownModelError,
 )
+from omnistage.client.guesses import did_you_mean
 from omnistage.client.key import ApiKey
 from omnistage.client.listing import Pipeline
 from omnistage.client.routers import Routers
@@ -41,6 +42,9 @@ OFF = "none"
 
 LOCAL_ADDRESS = "127.0.0.1:50050"
 """Where `omnistage serve` listens unless it is told otherwise."""
+
+THERE = "this router has "
+"""In the message of a router that knows no such pipeline, before those that it has."""
 
 LACKING = ("model", "thinker", "diffusion")
 """Fields that a router blames when it has no pipeline for the request."""
@@ -101,6 +105,8 @@ def advise(router: Found | None, error: OmniError, asked: omni_pb2.GenerateReque
         first, *_ = names = named.split(",")
         error.hint = f"Name one of {', '.join(names)}: {{pipeline={first}}}."
     elif error.reason == "UNKNOWN_MODEL" or error.metadata.get("field") in LACKING:
+        if error.reason == "UNKNOWN_MODEL" and (meant := did_you_mean(asked.model, error.message.partition(THERE)[2].split(", "))):
+            error.say_more(meant.removeprefix("; "))
         lacks = router is not None and router.pipelines and not router.has(asked.model)
         error.hint = router.advice(asked.model) if router is not None and lacks else UnknownModelError.ADVICE
 

@@ -50,6 +50,13 @@ OF_CALLS: Mapping[str, str] = {
         ("sampling_params", "generation_config", "params", "options", "extra_body", "extra_args"),
         "give each as an argument of its own, such as temperature=0.7",
     ),
+    **dict.fromkeys(("retries", "max_retry", "num_retries", "retry", "max_attempts"), "here it is max_retries"),
+    **dict.fromkeys(("language", "lang", "language_code", "locale"), "the voice says which language is spoken: leave it out"),
+    **dict.fromkeys(("pitch", "emotion", "style"), "no voice is changed so: leave it out; speed is how fast it speaks"),
+    **dict.fromkeys(
+        ("quality", "strength", "denoising_strength"), "it is not offered: leave it out; steps makes a picture better"
+    ),
+    **dict.fromkeys(("aspect_ratio", "ratio"), "give width and height, in pixels"),
     "use_audio_in_video": "give videos=[Video(path, use_audio=True)]",
     **dict.fromkeys(
         ("text", "prompts", "texts", "input", "inputs", "question", "content", "query"),
@@ -77,6 +84,7 @@ OF_CLIENTS: Mapping[str, str] = {
     **dict.fromkeys(("timeout", "request_timeout", "timeout_s"), "each call has timeout_s; here are start_timeout_s and connect_timeout_s"),
     **dict.fromkeys(("tp", "tp_size", "tensor_parallel", "num_gpus", "gpus"), "here it is tensor_parallel_size"),
     **dict.fromkeys(("max_num_seqs", "max_concurrency", "max_concurrent_requests"), "here it is max_sessions"),
+    **dict.fromkeys(("retries", "max_retry", "num_retries", "retry", "max_attempts"), "here it is max_retries"),
     "max_num_batched_tokens": "here it is max_batch_tokens",
     **dict.fromkeys(("device_map", "devices", "gpu"), "here it is device"),
     **dict.fromkeys(("torch_dtype", "precision"), "here it is dtype"),
@@ -93,6 +101,12 @@ OF_CLIENTS: Mapping[str, str] = {
 def near(name: str, known: Iterable[str]) -> str:
     """The known name that is spelt most like this; empty: none is like it."""
     return next(iter(difflib.get_close_matches(name, list(known), 1)), "")
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """The end of a message about a name that does not exist: what was meant instead; empty: nothing is like it."""
+    like = near(name, known)
+    return f"; did you mean {like}?" if like else ""
 
 
 def unknown_options(given: Collection[str], known: Collection[str], settings: Collection[str]) -> TypeError:
