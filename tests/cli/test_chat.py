@@ -119,7 +119,7 @@ def test_a_wrong_word_is_told_and_the_next_one_works(toy_address: str, alone: Pa
     text = tmp_path / "talk.txt"
     terminal = talk(
         *(toy_address, (PROMPT, b"/spede 2" + ENTER), ("there is no /spede", b""), (PROMPT, b"/speed 9" + ENTER)),
-        *(("this cannot be", b""), (PROMPT, b"/save" + ENTER), ("needs the name", b""), (PROMPT, b"/save x.wav" + ENTER)),
+        *((": give ", b""), (PROMPT, b"/save" + ENTER), ("needs the name", b""), (PROMPT, b"/save x.wav" + ENTER)),
         *(("there is no sound", b""), (PROMPT, b"/voice nobody" + ENTER), ("The only voice is toy.", b""), (PROMPT, b"/voice toy" + ENTER)),
         *(("voice: toy", b""), (PROMPT, b"/voice off" + ENTER), ("as usual", b""), (PROMPT, b"Hi" + ENTER), ("ttft", b"")),
         *((PROMPT, f"/save {text}".encode() + ENTER), ("wrote", b""), (PROMPT, b"/new" + ENTER), ("a new conversation", b"")),

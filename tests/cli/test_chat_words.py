@@ -94,7 +94,7 @@ def test_files_go_with_the_next_message(address: str, files: Path) -> None:
 def test_files_are_listed_dropped_and_refused(address: str, files: Path) -> None:
     """What is refused costs neither the conversation nor the next message."""
     terminal = talk(
-        *(address, (PROMPT, b"/image" + ENTER), ("nothing goes with the next message; give F, a picture", b"")),
+        *(address, (PROMPT, b"/image" + ENTER), ("nothing goes with the next message; /image F gives a file", b"")),
         *((PROMPT, b"/image nope.png" + ENTER), ("cannot read nope.png", b"")),
         *((PROMPT, b"/image notes.txt" + ENTER), ("not a picture", b"")),
         *((PROMPT, b"/video clip.mp4" + ENTER), ("not video", b"")),
@@ -102,7 +102,13 @@ def test_files_are_listed_dropped_and_refused(address: str, files: Path) -> None
         *((PROMPT, b"/audio" + ENTER), ("with the next message: cat.png (picture)", b"")),
         *((PROMPT, b"/image off" + ENTER), ("nothing goes with the next message", b"")),
         *((PROMPT, b"/tmp" + ENTER), ("there is no /tmp", b""), (PROMPT, b"./notes.txt" + ENTER), ("ttft", b"")),
-        *((PROMPT, b"/imege cat.png" + ENTER), ("did you mean /image?", b""), (PROMPT, CTRL_D)),
+        *(
+            (PROMPT, b"/imege cat.png" + ENTER),
+            ("did you mean /image?", b""),
+            (PROMPT, b"/speed 9" + ENTER),
+            ("/speed 9: give X, 0.5 to 2", b""),
+            (PROMPT, b"/bye" + ENTER),
+        ),
         words=("--seed", "3"),
     )
     assert [turn["content"] for turn in turns(files)[::2]] == ["./notes.txt"]
@@ -150,7 +156,13 @@ def test_another_pipeline_goes_on_with_the_conversation(address: str, files: Pat
         *(address, (PROMPT, b"Hi" + ENTER), ("ttft", b""), (PROMPT, typed + b" tyo" + ENTER), ("did you mean toy?", b"")),
         *((PROMPT, typed + ENTER), ("toy-omni: takes text, image, audio", b""), ("toy: takes text", b"")),
         *((PROMPT, typed + b" toy" + ENTER), ("pipeline: toy", b""), (PROMPT, typed + ENTER), ("(now)", b"")),
-        *((PROMPT, b"More" + ENTER), ("ttft", b""), (PROMPT, b"/image cat.png" + ENTER), ("toy takes text, not image", b"")),
+        *(
+            (PROMPT, b"More" + ENTER),
+            ("ttft", b""),
+            (PROMPT, b"/image cat.png" + ENTER),
+            ("toy takes text, not image", b""),
+            ("/pipeline toy-omni takes it", b""),
+        ),
         *((PROMPT, typed + b" off" + ENTER), ("as the router chooses", b"")),
         *((PROMPT, b"And?" + ENTER), ("ttft", b""), (PROMPT, CTRL_D)),
         words=("--seed", "3"),

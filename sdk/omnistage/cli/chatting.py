@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, aclosing, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +17,7 @@ from prompt_toolkit.keys import Keys
 from rich.markup import escape
 from rich.text import Text
 
+from omnistage.cli.answer_text import Said, TooLong, until_too_long
 from omnistage.cli.chat_lines import block, is_typed, read, typed
 from omnistage.cli.connect import connected
 from omnistage.cli.figures import brief_figures, figures, folded, remarks
@@ -26,6 +27,7 @@ from omnistage.cli.notices import Notices
 from omnistage.cli.report import tell
 from omnistage.cli.screen import Spoken, screen_for
 from omnistage.cli.talk import (
+    ENDS,
     OFF,
     OTHERS,
     SETTINGS,
@@ -44,19 +46,17 @@ from omnistage.cli.where import Where
 from omnistage.cli.wording import CHAT
 from omnistage.client.async_omni import AsyncOmni
 from omnistage.client.errors import BadRequestError, OmniError, PlayerLostError, RequestError
-from omnistage.client.events import AudioChunk, Done, Event, TextDelta
+from omnistage.client.events import AudioChunk, Done
 from omnistage.client.guesses import did_you_mean
 from omnistage.client.listing import Pipeline
 from omnistage.client.loudspeaker import Loudspeaker, find_loudspeaker, is_silenced
 from omnistage.client.player import Player
 from omnistage.client.request import Options
 from omnistage.client.sound_file import write_sound
+from omnistage.models.common.voices import those_there_are
 
 STOPPING = (Keys.ControlM, Keys.ControlJ, Keys.ControlC)
 """Keys that break an answer off."""
-
-TOO_LONG = (["thinker.messages"], ["request"])
-"""Fields of a request whose conversation no longer fits into the model's context, or with its media into a request."""
 
 MOST_SHOWN = 16
 """Files that go with one message."""
@@ -213,7 +213,7 @@ class Session:
             self._notices.tell(f"[dim]{escape(name)} is gone, and no longer part of the conversation[/]")
         self._talk.ask(text, [one.part for one in self._shown])
         self._sounds = []
-        answer = _Said()
+        answer = Said()
         try:
             while not await self._answer_or_forget(answer):
                 pass
@@ -231,7 +231,7 @@ class Session:
         if not answer.text:
             self._tell_shown()
 
-    async def _answer_or_forget(self, answer: _Said) -> bool:
+    async def _answer_or_forget(self, answer: Said) -> bool:
         """False where something of what was said before had to be left out first: what no longer fits, or a file that is refused."""
         try:
             if await self._answer(answer):
@@ -259,9 +259,9 @@ class Session:
         asked = f"; the question was: {words}" if words else ""
         self._notices.tell(f"[dim]left out: {escape(', '.join(map(str, dropped)))}{escape(asked)}[/]")
 
-    async def _answer(self, said: _Said) -> bool:
+    async def _answer(self, said: Said) -> bool:
         """Show and play an answer until it ends or is broken off; False if the conversation is too long for the model."""
-        events = _until_too_long(said.heard(self._omni.stream_chat(self._talk.conversation, **self._options)))
+        events = until_too_long(said.heard(self._omni.stream_chat(self._talk.conversation, **self._options)))
         self._player = Player(self._loudspeaker) if self._loudspeaker is not None else None
         ears: list[Callable[[AudioChunk], object]] = [self._sounds.append]
         if self._player is not None:
@@ -279,7 +279,7 @@ class Session:
             return True
         try:
             spoken, done = answering.result()
-        except _TooLong:
+        except TooLong:
             self.silence()
             return False
         except BaseException:
@@ -348,7 +348,7 @@ class Session:
                 await self._obey_shown(command.removeprefix("/"), value)
             case "/pipeline" | "/model":
                 await self._choose(value)
-            case "/quit":
+            case _ if command in ENDS:
                 self.is_over = True
             case _:
                 raise unknown(command)
@@ -357,7 +357,7 @@ class Session:
         """A voice that there is not would be refused with every question. Raises RequestError."""
         there = {voice for pipeline in await self._pipelines() for voice in pipeline.voices}
         if name not in there:
-            raise RequestError(f"there is no voice {name!r}", hint=_those_there_are(sorted(there)))
+            raise RequestError(f"there is no voice {name!r}", hint=_sentence(those_there_are(sorted(there))))
 
     async def _pipelines(self) -> list[Pipeline]:
         """Those that may answer."""
@@ -379,8 +379,10 @@ class Session:
                 self._notices.tell(f"[dim]{escape(f'{one.name}: {about}')}[/]")
             return
         if name != OFF and name not in names:
-            told = f"there is no pipeline {name} that answers here{did_you_mean(name, names)}"
-            raise RequestError(told, hint=f"There are {', '.join(names)}, or {OFF}: the router chooses.")
+            drawing = [one.name for one in await self._omni.pipelines(timeout_s=self._chat.timeout_s) if one.only_draws]
+            told = f"{name} only draws" if name in drawing else f"there is no pipeline {name}{did_you_mean(name, names)}"
+            able = f"{', '.join(names)} {'answers' if len(names) == 1 else 'answer'} here; {OFF} leaves it to the router."
+            raise RequestError(told, hint=able if names else "No pipeline of this router answers.")
         self._pipeline = "" if name == OFF else name
         self._notices.tell(f"[dim]pipeline: {escape(self._pipeline or 'as the router chooses')}[/]")
 
@@ -396,7 +398,7 @@ class Session:
             await self._show([one], words)
             return
         if not self._tell_shown():
-            self._notices.tell(f"[dim]nothing goes with the next message; give {escape(OTHERS[f'/{kind}'])}[/]")
+            self._notices.tell(f"[dim]nothing goes with the next message; /{kind} F gives a file[/]")
 
     async def _show(self, shown: Sequence[Shown], words: str) -> None:
         """Have files go with these words, or with the next message. Raises RequestError for what nobody here takes."""
@@ -404,7 +406,8 @@ class Session:
         for kind in dict.fromkeys(one.kind for one in shown):
             if not any(kind in pipeline.inputs for pipeline in there):
                 told = "; ".join(f"{one.name} takes {', '.join(one.inputs)}" for one in there)
-                raise RequestError(f"{told}, not {kind}", hint="/pipeline shows who else answers here.")
+                others = [one.name for one in await self._answering_ones() if kind in one.inputs]
+                raise RequestError(f"{told}, not {kind}", hint=f"/pipeline {others[0]} takes it." if others else "")
         if len(self._shown) + len(shown) > MOST_SHOWN:
             raise RequestError(f"more than {MOST_SHOWN} files go with one message", hint="Ask with those that are there first.")
         self._shown += shown
@@ -450,11 +453,8 @@ class Session:
             self._notices.tell(f"[yellow]the conversation cannot be kept: {escape(str(error))}[/]")
 
 
-def _those_there_are(voices: list[str]) -> str:
-    if not voices:
-        return "This router has no voices to choose from."
-    *others, last = voices
-    return f"The voices are {', '.join(others)} and {last}." if others else f"The only voice is {last}."
+def _sentence(words: str) -> str:
+    return f"{words[0].upper()}{words[1:]}."
 
 
 async def _heard(player: Player, notices: Notices) -> None:
@@ -464,35 +464,6 @@ async def _heard(player: Player, notices: Notices) -> None:
         message = error.message
         # Above the line that is being typed, if one is.
         await run_in_terminal(lambda: notices.tell(f"[yellow]{escape(message)}[/]"))
-
-
-class _Said:
-    """The text of an answer as far as it came, also of one that is broken off."""
-
-    def __init__(self) -> None:
-        self.text = ""
-
-    async def heard(self, events: AsyncGenerator[Event, None]) -> AsyncGenerator[Event, None]:
-        async with aclosing(events):
-            async for event in events:
-                if isinstance(event, TextDelta):
-                    self.text += event.text
-                yield event
-
-
-class _TooLong(Exception):
-    """The conversation no longer fits."""
-
-
-async def _until_too_long(events: AsyncGenerator[Event, None]) -> AsyncGenerator[Event, None]:
-    try:
-        async with aclosing(events):
-            async for event in events:
-                yield event
-    except BadRequestError as error:
-        if [violation.field for violation in error.fields] in TOO_LONG:
-            raise _TooLong from error
-        raise
 
 
 @contextmanager

@@ -239,6 +239,8 @@ OTHERS = {
 
 ALIAS = "/model"
 
+ENDS = ("/quit", "/exit", "/bye", "/q")
+
 WORDS = (*SETTINGS, *OTHERS, ALIAS)
 
 MORE = (
@@ -266,7 +268,7 @@ def change(settings: TalkSettings, command: str, value: str) -> str:
         try:
             told[setting.name] = setting.read(value)
         except ValueError:
-            raise RequestError(f"{command} {value}: this cannot be", hint=f"Give {setting.form}, or {OFF}.") from None
+            raise RequestError(f"{command} {value}: give {setting.form}, or {OFF}") from None
     return f"{command[1:]}: {told.get(setting.name, 'as usual')}"
 
 

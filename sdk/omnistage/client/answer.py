@@ -141,6 +141,7 @@ class Answer(dict[str, str]):
         sound = f"{self.audio.duration_s:.2f} s of sound" if self.audio else "no sound"
         pictures = f"{len(self.pictures)} picture{'s' * (len(self.pictures) != 1)}, " if self.pictures else ""
         sound += f", unspoken={self.unspoken}" if self.unspoken else ""
+        sound += f", notes={list(self.notes)!r}" if self.notes else ""
         return f"Answer({self.text!r}, {sound}, {pictures}finish_reason={self.finish_reason!r}, seed={self.seed})"
 
 

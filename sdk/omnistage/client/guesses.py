@@ -53,9 +53,7 @@ OF_CALLS: Mapping[str, str] = {
     **dict.fromkeys(("retries", "max_retry", "num_retries", "retry", "max_attempts"), "here it is max_retries"),
     **dict.fromkeys(("language", "lang", "language_code", "locale"), "the voice says which language is spoken: leave it out"),
     **dict.fromkeys(("pitch", "emotion", "style"), "no voice is changed so: leave it out; speed is how fast it speaks"),
-    **dict.fromkeys(
-        ("quality", "strength", "denoising_strength"), "it is not offered: leave it out; steps makes a picture better"
-    ),
+    **dict.fromkeys(("quality", "strength", "denoising_strength"), "it is not offered: leave it out; steps makes a picture better"),
     **dict.fromkeys(("aspect_ratio", "ratio"), "give width and height, in pixels"),
     "use_audio_in_video": "give videos=[Video(path, use_audio=True)]",
     **dict.fromkeys(

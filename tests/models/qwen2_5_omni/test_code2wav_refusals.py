@@ -42,7 +42,7 @@ async def test_codes_that_are_missing_are_told(quick: FlowCode2Wav, seed: int) -
 
 
 async def test_a_voice_that_there_is_not_is_refused(quick: FlowCode2Wav) -> None:
-    with pytest.raises(BadRequest, match=r"code2wav\.voice: no voice 'Nobody'; there are Chelsie, Ethan"):
+    with pytest.raises(BadRequest, match=r"code2wav\.voice: there is no voice 'Nobody'; the voices are Chelsie and Ethan"):
         await quick.prepare(WaveRequest(0, voice="Nobody"))
 
 

@@ -14,6 +14,7 @@ import torch
 
 from omnistage.models.common.checkpoint import BadCheckpoint
 from omnistage.models.common.header import check_finite
+from omnistage.models.common.voices import those_there_are
 from omnistage.models.interface import BadRequest
 
 FILE = "spk_dict.pt"
@@ -70,7 +71,7 @@ def read_voices(directory: Path, sizes: VoiceSizes) -> dict[str, Voice]:
 def chosen_voice(voices: Collection[str], name: str, field: str) -> str:
     """The name of the voice that is asked for; empty: the first. Raises BadRequest."""
     if name and name not in voices:
-        raise BadRequest(field, f"no voice {name[:64]!r}; there are {', '.join(voices)}")
+        raise BadRequest(field, f"there is no voice {name[:64]!r}; {those_there_are(list(voices))}")
     return name or next(iter(voices))
 
 

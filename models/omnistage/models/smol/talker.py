@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from omnistage.models.common.checkpoint import read_config
 from omnistage.models.common.real_time import computing_s, told
 from omnistage.models.common.revision import computed, revision
+from omnistage.models.common.voices import those_there_are
 from omnistage.models.common.weights import load_weights
 from omnistage.models.common.worker import Worker
 from omnistage.models.interface import (
@@ -81,7 +82,7 @@ class SmolTalker:
     async def prepare(self, request: SpeechRequest) -> SpeechRequest:
         """Raises BadRequest for a voice this model does not have. Every speed of the contract is possible."""
         if request.voice not in ("", VOICE):
-            raise BadRequest("talker.voice", f"{request.voice!r} is not one of {', '.join(self._info.voices)}")
+            raise BadRequest("talker.voice", f"there is no voice {request.voice[:64]!r}; {those_there_are(self._info.voices)}")
         return request
 
     async def speak(

@@ -1,0 +1,41 @@
+"""The text of an answer in `omnistage chat` as far as it came, and whether its conversation was too long for the model."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+
+from omnistage.client.errors import BadRequestError
+from omnistage.client.events import Event, TextDelta
+
+TOO_LONG = (["thinker.messages"], ["request"])
+"""Fields of a request whose conversation no longer fits into the model's context, or with its media into a request."""
+
+
+class Said:
+    """The text of an answer as far as it came, also of one that is broken off."""
+
+    def __init__(self) -> None:
+        self.text = ""
+
+    async def heard(self, events: AsyncGenerator[Event, None]) -> AsyncGenerator[Event, None]:
+        async with aclosing(events):
+            async for event in events:
+                if isinstance(event, TextDelta):
+                    self.text += event.text
+                yield event
+
+
+class TooLong(Exception):
+    """The conversation no longer fits."""
+
+
+async def until_too_long(events: AsyncGenerator[Event, None]) -> AsyncGenerator[Event, None]:
+    try:
+        async with aclosing(events):
+            async for event in events:
+                yield event
+    except BadRequestError as error:
+        if [violation.field for violation in error.fields] in TOO_LONG:
+            raise TooLong from error
+        raise
