@@ -72,7 +72,7 @@ class ArithmeticThinker(OnEngine):
     def __init__(self, own: Engine | None = None) -> None:
         text = PortSpec("text", Content.TEXT, compact=True)
         rows = (PortSpec(name, Content.TENSOR, width=TAPS) for name in ("prompt", "hidden"))
-        super().__init__(ModelInfo("arithmetic-thinker", "1", (), (text, *rows), SESSIONS, inputs=("text", "image")), own)
+        super().__init__(ModelInfo("arithmetic-thinker", "1", (), (text, *rows), SESSIONS, inputs=("text", "image"), draws=True), own)
 
     async def prepare(self, request: TextRequest) -> Prepared:
         check_parts(request, self.info)
@@ -159,7 +159,7 @@ class ArithmeticTalker(OnEngine):
     def __init__(self) -> None:
         hidden = PortSpec("hidden", Content.TENSOR, width=GIVEN)
         codes = PortSpec("codes", Content.CODES, rate_hz=50, width=2, compact=True)
-        super().__init__(ModelInfo("arithmetic-talker", "1", (hidden,), (codes,), SESSIONS, voices=("one",)))
+        super().__init__(ModelInfo("arithmetic-talker", "1", (hidden,), (codes,), SESSIONS, voices=("one",), draws=True))
 
     async def prepare(self, request: SpeechRequest) -> SequenceRequest:
         if request.voice not in ("", *self.info.voices):

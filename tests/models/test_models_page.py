@@ -98,7 +98,7 @@ def test_it_is_served_and_answers_as_the_page_says(page: Page, package: Path, in
         assert answer.returncode == 0, answer.stderr
         assert answer.stdout.rstrip() == page.printed
         unknown = subprocess.run([*asked[:-1], "hello"], cwd=package, capture_output=True, text=True, timeout=60)
-        assert "thinker.messages: use 1 to 511 of its words: the kite" in unknown.stderr
+        assert "the question: use 1 to 511 of its words: the kite" in unknown.stderr
         server.terminate()
         assert server.wait(30) == 0
     assert family.pids() == []

@@ -202,6 +202,6 @@ async def test_an_address_that_is_allowed_is_dialled(tmp_path: Path, host: str):
         hop = stage_pb2.Hop(kind=stage_pb2.STAGE_KIND_CODE2WAV, model="toy-code2wav", addresses=[f"127.0.0.1:{port}"], takes=["codes"])
         caller = Caller(stub)
         await caller.send(open=open_of(description, route=[hop]))
-        await caller.expect("STAGE_LOST", grpc.StatusCode.UNAVAILABLE)
-        async with asyncio.timeout(10):
+        # It says nothing, and is the only one: the stage waits for it as long as it may.
+        async with asyncio.timeout(30):
             await ear.connected.wait()

@@ -61,7 +61,8 @@ def descriptors(pid: int | None = None) -> int:
 
 @pytest.fixture(autouse=True)
 def nothing_left() -> Iterator[None]:
-    """No process and no descriptor more than before."""
+    """No process and no descriptor more than before, without what an earlier test left to the collector."""
+    gc.collect()
     before = children(), descriptors()
     yield
     gc.collect()
