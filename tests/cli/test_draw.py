@@ -270,7 +270,7 @@ def test_ask_writes_no_picture() -> None:
 
 def test_a_blank_prompt_is_told_how_one_looks(film_address: str, tmp_path: Path) -> None:
     done = draw(" ", "--out", tmp_path / "x.png", "--address", film_address)
-    assert done.stderr == 'error: the text is empty\nhint: Give the words, such as "A red kite.", or - for those of standard input.\n'
+    assert done.stderr == 'error: the text is empty\nhint: Give the words, such as "a red heart on blue", or - for those of standard input.\n'
 
 
 async def test_every_field_of_a_drawing_can_be_typed(tmp_path: Path) -> None:

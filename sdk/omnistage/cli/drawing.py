@@ -31,7 +31,7 @@ from omnistage.client.events import Done, Event, Picture, Progress
 from omnistage.client.media import to_part
 from omnistage.client.request import Options, for_drawing, time_limit_s
 
-EXAMPLE = "A red kite."
+EXAMPLE = "a red heart on blue"
 """Of a prompt."""
 
 KINDS = {".png": "PNG", ".jpg": "JPEG", ".jpeg": "JPEG", ".webp": "WebP"}
