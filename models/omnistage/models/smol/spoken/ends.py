@@ -8,6 +8,7 @@ from omnistage.models.smol.spoken import roman
 from omnistage.models.smol.spoken.abbreviations import DOTTED_TITLES, SAYS, TITLES
 from omnistage.models.smol.spoken.codes import awaits_digits
 from omnistage.models.smol.spoken.form import table
+from omnistage.models.smol.spoken.mistaken import LASTING, awaits_letter
 from omnistage.models.smol.spoken.quantities import CURRENCIES, SCALE_WORDS, awaits_figure
 from omnistage.models.smol.spoken.signs import BOOKS
 from omnistage.models.smol.spoken.times import MONTHS, SHORT_DAYS, SHORT_MONTHS, WEEKDAYS
@@ -46,7 +47,12 @@ def is_open(text: str) -> bool:
     stem = word.strip(_CLOSERS)
     if not _LETTER.search(word) or any(map(str.isdecimal, word)) or "\\" in word or word.endswith((".", "#", "/", "&")):
         return True
-    if stem.lower() in _FORMS_GO_ON or stem in _NAMES or stem.removesuffix("s") in roman.PARTS | roman.KINDS or stem.capitalize() in MONTHS:
+    if (
+        stem.lower() in _FORMS_GO_ON | LASTING
+        or stem in _NAMES
+        or stem.removesuffix("s") in roman.PARTS | roman.KINDS
+        or stem.capitalize() in MONTHS
+    ):
         return True
     if stem in ("and", "or") and _NUMERAL.fullmatch("".join(words[-2:-1]).rstrip(",")):
         return True
@@ -56,6 +62,8 @@ def is_open(text: str) -> bool:
         return True
     if stem in _SCALES and any(any(map(str.isdecimal, one)) for one in words[:-1]):
         return True
+    if stem in ("to", "of") and words[-2:-1] and re.fullmatch(r"\d+s", words[-2]):
+        return True  # From 5s to 10s, 25s of audio.
     if len(words) == 3 and words[0].lower() in _KINDS_AFTER and any(map(str.isdecimal, words[1])):
         return True
     if len(stem) == 1 and stem not in _SAME:
@@ -64,4 +72,4 @@ def is_open(text: str) -> bool:
         return True
     if stem[:1].isupper() and (_leads(words[:-1]) or any(_HOUSE.fullmatch(one) for one in words[:-1])):
         return True
-    return awaits_digits(text) or awaits_figure(f"{text} ")
+    return awaits_digits(text) or awaits_letter(text) or awaits_figure(f"{text} ")

@@ -6,7 +6,8 @@ import re
 
 from omnistage.models.smol.spoken.characters import FRACTIONS
 from omnistage.models.smol.spoken.form import Form, alternatives, before, behind, form, in_equation
-from omnistage.models.smol.spoken.numbers import NUMBER, Written, amount, cardinal, counted, ordinal, parsed, plural
+from omnistage.models.smol.spoken.mistaken import are_seconds, is_many, is_mistaken
+from omnistage.models.smol.spoken.numbers import NUMBER, Written, amount, bare, cardinal, counted, name, ordinal, parsed, plural
 from omnistage.models.smol.spoken.units import UNIT, unit_names
 
 CURRENCIES = {
@@ -138,10 +139,38 @@ def _unit(match: re.Match[str]) -> str | None:
     number, unit = match.group("number"), match.group("unit")
     if unit in ("K", "T", "N", "J") and " " not in match.group():
         return None  # 4K and 2T are names.
+    if is_mistaken(match):
+        return None
+    if is_many(match):
+        return f"{amount(number)} million"
+    if unit == "s" and match.group()[-2].isdecimal() and parsed(number).part == "" and not are_seconds(match):
+        return _plural_number(match)
     one, many = unit_names(unit)
     scale = f" {match['scale']}" if match["scale"] else ""
     written = parsed(number)
     return f"{amount(written)}{scale} {one if (written.is_one and not scale) or _is_kind(match) else many}"
+
+
+def _plural_number(match: re.Match[str]) -> str:
+    """iPhone 5s, two 6s, F-150s: more than one of it."""
+    number = match["number"]
+    written = parsed(number)
+    if re.search(r"[A-Za-z]-?$", before(match, 2)) and number.isdecimal():
+        return plural(name(number))
+    return plural((amount(written) if written.grouped or not number.isdecimal() else bare(number)).removeprefix("one ") or "one")
+
+
+def _seconds(match: re.Match[str]) -> str | None:
+    """Before it may be a decade: a 30s clip."""
+    if not are_seconds(match) or _AGE_BEFORE.search(before(match, 16)):
+        return None
+    return counted(match["number"], "second", "second" if _is_kind(match) or _LIMIT.match(behind(match, 12)) else "seconds")
+
+
+_AGE_BEFORE = re.compile(
+    r"\b(?:under|over|late|early|mid|the|about|around|by|until|nearly|almost|than|only|just)[ -]$|(?:\d{4}s?|'\d0s)[-–]$", re.IGNORECASE
+)
+_LIMIT = re.compile(r" (?:timeout|limit|delay|interval|clip|video|pause|break|window|countdown|timer|deadline)\b")
 
 
 def _percent(match: re.Match[str]) -> str | None:
@@ -162,9 +191,9 @@ def is_modulo(match: re.Match[str]) -> bool:
 def _degrees(match: re.Match[str]) -> str:
     """A temperature or an angle, with its minutes and seconds."""
     words = [counted(match["number"], "degree", "degree" if _is_kind(match) else "degrees")]
-    for name in ("minute", "second"):
-        if match[name]:
-            words.append(counted(match[name], name, f"{name}s"))
+    for part in ("minute", "second"):
+        if match[part]:
+            words.append(counted(match[part], part, f"{part}s"))
     scales = {"C": "Celsius", "F": "Fahrenheit", "K": "Kelvin", "N": "north", "S": "south", "E": "east", "W": "west"}
     return " ".join([*words, scales.get(match["scale"] or "", "")]).strip()
 
@@ -321,6 +350,7 @@ NEGATIVES: tuple[Form, ...] = (
 )
 """Beginning with a bracket."""
 SIGNED_NEGATIVES: tuple[Form, ...] = (form(rf"(?P<sign>{_SIGNS}) ?\((?P<number>{NUMBER}){_SCALE}{_PER}\)", _negative_amount),)
+TENS_OF_SECONDS: tuple[Form, ...] = (form(r"(?P<number>\d{0,2}0)s(?![\w'])", _seconds),)
 QUANTITIES: tuple[Form, ...] = (
     form(rf"(?P<number>{NUMBER}){_SCALE} ?(?P<sign>(?:{_SIGNS}|¢)(?![\d.])|(?:{_NAMES})\b){_PER}", _money),
     form(rf"(?P<number>{NUMBER}) ?(?P<sign>[%‰‱])", _percent),

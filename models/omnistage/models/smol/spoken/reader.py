@@ -38,6 +38,7 @@ _DIGIT_FORMS = (
     *codes.HARDWARE,
     *codes.MACHINES,
     *signs.BOOK_NUMBERS,
+    *quantities.TENS_OF_SECONDS,
     *times.TIMES,
     *codes.NAMES,
     *quantities.QUANTITIES,

@@ -190,7 +190,7 @@ TIMES: tuple[Form, ...] = (
     ),
     form(rf"(?P<hour>\d{{1,2}})\.(?P<minute>[0-5]\d)(?P<second>(?!))?(?P<part>(?!))?{_AM}{_ZONE}", _clock),
     form(rf"(?P<hour>\d{{1,2}}){_AM}{_ZONE}", _hour),
-    form(r"(?P<number>\d{3}0|\d0)(?P<mark>)'?s\b(?!')", _decade),
+    form(r"(?P<number>\d{3}0|\d0)(?P<mark>)'?s\b(?!'\w)", _decade),
     form(r"(?P<hour>\d{1,3})h ?(?P<minute>\d{1,2})(?:m|min)?(?: ?(?P<second>\d{1,2})s)?\b", _duration),
     form(r"(?P<hour>)(?P<minute>\d{1,3})m ?(?P<second>\d{1,2})s\b", _duration),
     form(
