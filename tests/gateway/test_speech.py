@@ -117,7 +117,12 @@ async def test_events_hold_the_same_bytes_and_what_they_cost(form: str, toy: ser
     expected = await spoken(toy, TEXT, seed) / 32768
     assert likeness(heard[:: rate_hz // RATE_HZ], expected) > ALIKE
     # A word is a token, and a token two frames.
-    assert done == {"type": "speech.audio.done", "usage": {"input_tokens": 80, "output_tokens": 160, "total_tokens": 240}}
+    usage = {"input_tokens": 80, "output_tokens": 160, "total_tokens": 240}
+    async with AsyncOmni(address=toy.address) as omni:
+        answer = await omni.say(TEXT, seed=seed)
+    assert answer.unspoken > 0, "the toy has no sound for a first word"
+    ours = {"unspoken": answer.unspoken, "unspoken_words": answer.unspoken_words}
+    assert done == {"type": "speech.audio.done", "usage": usage, "omnistage": ours}
 
 
 def test_events_are_as_the_document_has_them(url: str) -> None:

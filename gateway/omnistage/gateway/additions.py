@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
-from omnistage.client.events import AudioChunk, Done, Failover, StageReport
+from omnistage.client.events import AudioChunk, Done, Failover, StageReport, Usage
 
 REPORTED = (
     *("stage", "replica", "queued_s", "first_output_s", "total_s", "input_items", "output_items", "failovers"),
@@ -31,13 +31,17 @@ def account(done: Done) -> dict[str, Any]:
         "first_text_s": usage.first_text_s,
         "first_audio_s": usage.first_audio_s,
         "total_s": usage.total_s,
-        "unspoken": usage.unspoken,
-        "unspoken_words": usage.unspoken_words,
+        **unspoken(usage),
         "notes": list(usage.notes),
         "drew": usage.drew,
         "stages": [_stage(report) for report in usage.stages],
     }
     return {"usage": times, "session_id": done.session_id, "seed": done.seed, "pipeline": done.pipeline}
+
+
+def unspoken(usage: Usage) -> dict[str, Any]:
+    """Of a text: how many characters were not spoken, and the first of them."""
+    return {"unspoken": usage.unspoken, "unspoken_words": usage.unspoken_words}
 
 
 def _stage(report: StageReport) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from pydantic import Field
 from starlette.responses import Response
 
 from omnistage.client.events import AudioChunk, Done, Event, Usage
+from omnistage.gateway.additions import unspoken
 from omnistage.gateway.answering import Pieces, as_event, streamed, unless_gone
 from omnistage.gateway.body import Body, Ignored, Seed, Voice
 from omnistage.gateway.door import Door, visitor_of
@@ -89,13 +90,14 @@ async def _file(events: AsyncGenerator[Event, None], form: str) -> Pieces:
 
 
 async def _events(events: AsyncGenerator[Event, None], form: str) -> Pieces:
-    """The same, each piece in an event, and what it cost."""
+    """The same, each piece in an event, what it cost, and what was not spoken."""
     async with aclosing(_made(events, form)) as made:
         async for piece in made:
             if isinstance(piece, bytes):
                 yield as_event({"type": "speech.audio.delta", "audio": base64.b64encode(piece).decode()})
             else:
-                yield as_event({"type": "speech.audio.done", "usage": speech_usage(piece)})
+                ours = {"omnistage": unspoken(piece)} if piece.unspoken else {}
+                yield as_event({"type": "speech.audio.done", "usage": speech_usage(piece), **ours})
 
 
 async def _made(events: AsyncGenerator[Event, None], form: str) -> AsyncGenerator[bytes | Usage, None]:
