@@ -18,7 +18,7 @@ from tools.pictures.scenes import KINDS
 SIZE = (128, 128)
 DRAWS = "this model draws coloured shapes: circle, square, triangle, star, heart"
 NONE = f"{DRAWS}; this prompt names none of them"
-NO_COLOUR = f"{DRAWS}; this prompt names no colour"
+NO_COLOUR = f"{DRAWS}; this prompt names none of: red, orange, yellow, green, blue, purple, pink, black, white, violet"
 SIZED = "this model was made for 128x128 pixels: at other sizes much is misplaced, or missing"
 
 
@@ -47,10 +47,18 @@ def shipped() -> Vocabulary:
         ("a circle in the rain", [NO_COLOUR]),
         ("a ball of wool", [NO_COLOUR]),
         ("a reddish circle", [NO_COLOUR]),
+        ("a brown circle", [NO_COLOUR]),
+        ("a turquoise star", [NO_COLOUR]),
     ],
 )
 def test_a_prompt_without_its_words_is_told(shipped: Vocabulary, prompt: str, notes: list[str]) -> None:
     assert list(shipped.notes(prompt, SIZE, SIZE)) == notes
+
+
+def test_of_many_words_a_note_names_the_first() -> None:
+    many = Vocabulary("letters", {"letter": ("a",), "mark": tuple(f"mark{chr(n)}" for n in range(97, 123))})
+    (note,) = many.notes("a", SIZE, SIZE)
+    assert note.endswith("markk, markl, ...")
 
 
 def test_another_size_than_its_own_is_told(shipped: Vocabulary) -> None:

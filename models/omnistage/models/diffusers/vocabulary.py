@@ -4,7 +4,7 @@ changed. No torch."""
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,8 @@ from omnistage.models.common.checkpoint import BadCheckpoint, json_object
 from omnistage.models.diffusers.options import DEFAULTS_FILE
 
 MAX_WHAT_CHARACTERS = 100
+MOST_WORDS = 12
+"""Of one kind, that a note names."""
 _WORD = re.compile(r"[^\W\d_]+")
 
 
@@ -23,7 +25,7 @@ class Vocabulary:
     given to it so. one_size: it draws well in its own size alone."""
 
     what: str = ""
-    words: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    words: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     lower_case: bool = False
     one_size: bool = False
 
@@ -37,7 +39,7 @@ class Vocabulary:
         if not _is_well_formed(said):
             example = '{"what": "shapes", "words": {"shape": ["circle"]}, "lower_case": true, "one_size": true}'
             raise BadCheckpoint(f"{path}: draws must be as in {example}")
-        words = {name: frozenset(map(str.casefold, words)) for name, words in said["words"].items()}
+        words = {name: tuple(map(str.casefold, words)) for name, words in said["words"].items()}
         return cls(said["what"], words, said.get("lower_case", False), said.get("one_size", False))
 
     def cased(self, prompt: str) -> str:
@@ -48,16 +50,21 @@ class Vocabulary:
         """What whoever asked should know. size: width and height that are drawn."""
         missing = [name for name, words in self.words.items() if not _names_one(prompt, words)]
         if missing:
-            told = "none of them" if missing[0] == next(iter(self.words)) else f"no {missing[0]}"
+            told = "none of them" if missing[0] == next(iter(self.words)) else _none_of(self.words[missing[0]])
             yield f"this model draws {self.what}; this prompt names {told}"
         if self.one_size and size != usual:
             yield f"this model was made for {usual[0]}x{usual[1]} pixels: at other sizes much is misplaced, or missing"
 
 
-def _names_one(prompt: str, words: frozenset[str]) -> bool:
+def _none_of(words: Sequence[str]) -> str:
+    """True of a prompt that has no such word, and of one that has a word of which the checkpoint says nothing."""
+    return f"none of: {', '.join(words[:MOST_WORDS])}{', ...' if len(words) > MOST_WORDS else ''}"
+
+
+def _names_one(prompt: str, words: Collection[str]) -> bool:
     """Whether a prompt has one of these words, or several of what it names."""
     said = map(str.casefold, _WORD.findall(prompt))
-    return any(words & {word, word.removesuffix("s"), word.removesuffix("es")} for word in said)
+    return any(not {word, word.removesuffix("s"), word.removesuffix("es")}.isdisjoint(words) for word in said)
 
 
 def _is_well_formed(said: Any) -> bool:
