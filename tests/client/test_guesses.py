@@ -100,6 +100,42 @@ def test_an_argument_of_a_client_that_does_not_exist_is_guessed(kind: Any, name:
     assert len(said) < 160
 
 
+@pytest.mark.parametrize(
+    ("method", "options", "told"),
+    [
+        ("say", {"response_format": "mp3"}, "answer.save('x.mp3')"),
+        ("say", {"format": "wav"}, "answer.save('x.mp3')"),
+        ("say", {"output_format": "x"}, "answer.save('x.mp3')"),
+        ("say", {"instructions": "slowly"}, "no voice is changed so"),
+        ("say", {"max_new_tokens": 3}, "no text is made here"),
+        ("say", {"input": "x"}, "the text is the first argument, without a name"),
+        ("say", {"speaker": "x"}, "here it is voice"),
+        ("say", {MADE_UP: 1}, "help(Omni.say)"),
+        ("draw", {"response_format": "png"}, "here it is media_type"),
+        ("draw", {"system": "x"}, "say it in the prompt"),
+        ("draw", {"guided_json": {}}, "no text is made here"),
+        ("draw", {"num_images": 2}, "results"),
+        ("generate", {"response_format": "mp3"}, "answer.save('x.mp3')"),
+        ("generate", {"response_format": {"type": "json_object"}}, "json_schema"),
+    ],
+    ids=str,
+)
+def test_a_guess_fits_the_method_that_was_called(method: str, options: dict[str, Any], told: str) -> None:
+    ask = {
+        "say": lambda: requests.for_verbatim("x", options),  # type: ignore[arg-type]
+        "draw": lambda: requests.for_drawing("x", (), options),  # type: ignore[arg-type]
+        "generate": lambda: asked(**options),
+    }
+    said = refusal(ask[method])
+    assert told in said and ("json_schema" in said) == (told == "json_schema")
+
+
+def test_say_and_draw_tell_who_takes_lists() -> None:
+    for ask in (lambda: requests.for_verbatim(["a", "b"], {}), lambda: requests.for_drawing(("a", "b"), (), {})):  # type: ignore[arg-type]
+        with pytest.raises(BadRequestError, match="generate takes a list of texts"):
+            ask()
+
+
 def test_several_are_told_at_once() -> None:
     assert refusal(lambda: asked(n=2, max_token=3)).count("a call takes no ") == 2
 

@@ -69,6 +69,33 @@ OF_CALLS: Mapping[str, str] = {
 }
 """By a keyword that no call takes, or not each, what to do instead."""
 
+_FORMS = ("response_format", "format", "output_format", "audio_format", "file_format")
+_NO_TEXT = "no text is made here: leave it out"
+_TEXT = "the text is the first argument, without a name"
+_TEXTS = ("text", "prompts", "texts", "input", "inputs", "question", "content", "query")
+_SYSTEM = ("system", "system_prompt", "system_message", "instructions")
+_OF_TEXT = ("max_tokens", "min_tokens", "stop", "json_schema", "regex", "choice", "temperature", "repetition_penalty")
+
+OF_METHODS: Mapping[str, Mapping[str, str]] = {
+    "generate": {},
+    "say": {
+        **{other: _NO_TEXT for name in _OF_TEXT for other in SAME[name]},
+        **dict.fromkeys(_SYSTEM, "no voice is changed so: leave it out; speed is how fast it speaks"),
+        **dict.fromkeys(_TEXTS, _TEXT),
+        **dict.fromkeys(_FORMS, "the sound is saved by answer.save('x.mp3'), in the form that the name says"),
+    },
+    "draw": {
+        **{other: _NO_TEXT for name in _OF_TEXT for other in SAME[name]},
+        **dict.fromkeys(_SYSTEM, "say it in the prompt"),
+        **dict.fromkeys(_TEXTS, _TEXT),
+        **dict.fromkeys(_FORMS, "here it is media_type, such as 'image/png'"),
+    },
+}
+"""The same where the method that was called decides it."""
+
+_SOUNDS = ("mp3", "wav", "flac", "ogg", "opus", "aac", "pcm")
+"""Values of `_FORMS` that mean a file of sound, in whichever call."""
+
 OF_CLIENTS: Mapping[str, str] = {
     **dict.fromkeys(
         ("model", "model_name", "model_id", "checkpoint", "model_dir", "pretrained_model_name_or_path", "path"),
@@ -107,10 +134,11 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     return f"; did you mean {like}?" if like else ""
 
 
-def unknown_options(given: Collection[str], known: Collection[str], settings: Collection[str]) -> TypeError:
-    """Of keyword arguments of a call. settings: what `Omni` takes."""
+def unknown_options(given: Mapping[str, object], known: Collection[str], settings: Collection[str], method: str) -> TypeError:
+    """Of keyword arguments of a call. settings: what `Omni` takes. method: one of `OF_METHODS`."""
     of_omni = {name: f"Omni takes it: Omni({name}=...)" for name in settings}
-    return _refusal("a call takes no", given, known, {**of_omni, **OF_CALLS}, "help(Omni.generate)")
+    sounds = {name: OF_METHODS["say"][name] for name in given if name in _FORMS and given[name] in _SOUNDS}
+    return _refusal("a call takes no", given, known, {**of_omni, **OF_CALLS, **OF_METHODS[method], **sounds}, f"help(Omni.{method})")
 
 
 def unknown_settings(given: Collection[str], known: Collection[str], options: Collection[str]) -> TypeError:

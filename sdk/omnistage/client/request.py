@@ -128,17 +128,24 @@ def for_conversation(conversation: Conversation, options: Options) -> Request:
 
 def for_verbatim(text: str, options: Options) -> Request:
     """Speak exactly `text`."""
-    if not checked_text("text", text).strip():
+    if not _one_text("text", text).strip():
         raise BadRequestError.of("text", "is empty; give the words to speak")
     return Request(omni_pb2.GenerateRequest(thinker=stage_pb2.ThinkerParams(verbatim=text)), options)
 
 
 def for_drawing(prompt: str, images: Images, options: Options) -> Request:
     """A picture of `prompt`, starting from `images` if there are any."""
-    checked_text("prompt", prompt)
+    _one_text("prompt", prompt)
     request = omni_pb2.GenerateRequest(diffusion=stage_pb2.DiffusionParams(prompt=prompt))
     unread = [partial(_read_picture, read, request.diffusion.images.add()) for read in listed_media({"images": images}, "", to_part)]
     return Request(request, options, unread)
+
+
+def _one_text(field: str, text: object) -> str:
+    """Raises BadRequestError."""
+    if isinstance(text, list | tuple):
+        raise BadRequestError.of(field, "must be one text: generate takes a list of texts, say and draw take one at a time")
+    return checked_text(field, text)
 
 
 def _by_name(images: Images, audios: Audios, videos: Videos) -> dict[str, object]:
@@ -203,7 +210,8 @@ def _set_options(request: omni_pb2.GenerateRequest, options: Options) -> None:
     """Refuses options that do not exist, and more text than every router."""
     unknown = sorted(set(options) - set(Options.__annotations__))
     if unknown:
-        raise unknown_options(unknown, OPTIONS, (*OF_CLIENT, *SETTINGS))
+        method = "say" if request.thinker.verbatim else "draw" if request.HasField("diffusion") else "generate"
+        raise unknown_options({name: dict(options)[name] for name in unknown}, OPTIONS, (*OF_CLIENT, *SETTINGS), method)
     given = {name: value for name, value in options.items() if value is not None}
     _fill(request, given, TOP)
     _fill(request.thinker, given, THINKER)
