@@ -214,3 +214,13 @@ def test_status_tells_settings_on_request(two_pipelines: tuple[str, str]) -> Non
     terminal = Terminal(40, 10)
     assert terminal.run(("status", "-v", "--address", two_pipelines[0])) == 0
     assert {"family", "device", "threads"} <= set(" ".join(terminal.lines).replace(",", " ").split())
+
+
+@pytest.mark.parametrize("words", ["pipelines", "list"])
+def test_a_list_that_does_not_fit_into_columns_has_lines_for_each_row(words: str) -> None:
+    terminal = Terminal(40, 10)
+    assert terminal.run((words,)) == 0
+    (start,) = [number for number, line in enumerate(terminal.lines) if line == "smol"]
+    told = " ".join(line.strip() for line in terminal.lines[start:])
+    assert "takes: text gives: text, audio" in told
+    assert all(len(line) <= 40 for line in terminal.lines)

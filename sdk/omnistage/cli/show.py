@@ -9,6 +9,7 @@ from dataclasses import asdict
 
 from rich.console import Group, RenderableType
 from rich.markup import escape
+from rich.padding import Padding
 from rich.table import Table
 
 from omnistage.cli.announcement import open_page
@@ -52,7 +53,8 @@ async def show_pipelines(address: str | None, api_key: str | None, as_json: bool
         async with connected(must_run(address, api_key), timeout_s, verbose) as omni:
             pipelines = await omni.pipelines(timeout_s=timeout_s)
     if not as_json:
-        _console().print(_pipelines_table(pipelines))
+        console = _console()
+        console.print(_listed(*_pipeline_rows(pipelines), console, whole=("name",)))
         return
     told = [{key: value for key, value in asdict(one).items() if not (nothing_runs and key == "state")} for one in pipelines]
     print(json.dumps({"pipelines": told}))
@@ -93,12 +95,9 @@ async def show_voices(address: str | None, api_key: str | None, as_json: bool, t
     if as_json:
         print(json.dumps({"voices": speaking}))
         return
-    table = Table(box=None, header_style="dim")
-    for name in ("pipeline", "voices"):
-        table.add_column(name)
-    for name, who in speaking.items():
-        table.add_row(f"[bold]{escape(name)}[/]", escape(", ".join(who)))
-    _console().print(table)
+    console = _console()
+    rows = [(f"[bold]{escape(name)}[/]", escape(", ".join(who))) for name, who in speaking.items()]
+    console.print(_listed(("pipeline", "voices"), rows, console))
 
 
 def show_models(as_json: bool) -> None:
@@ -107,14 +106,13 @@ def show_models(as_json: bool) -> None:
     if as_json:
         print(json.dumps({"models": [asdict(model) for model in models]}))
         return
-    table = Table(box=None, header_style="dim")
-    for name in ("name", "size", "takes", "gives", "pipelines"):
-        table.add_column(name, no_wrap=name in ("name", "size"))
+    rows = list[tuple[str, ...]]()
     for model in models:
         size = bytes_told(model.bytes) if model.is_here else "not here yet"
         lists = (", ".join(names) for names in (model.takes, model.gives, model.pipelines))
-        table.add_row(f"[bold]{escape(model.name)}[/]", size, *map(escape, lists))
-    _console().print(table)
+        rows.append((f"[bold]{escape(model.name)}[/]", size, *map(escape, lists)))
+    console = _console()
+    console.print(_listed(("name", "size", "takes", "gives", "pipelines"), rows, console, whole=("name", "size")))
     Notices().tell("[dim]serve one: omnistage serve NAME; fetch another: omnistage pull OWNER/NAME[/]")
 
 
@@ -158,16 +156,30 @@ def _console() -> Console:
     return console if console.is_terminal else Console(width=WIDE)
 
 
-def _pipelines_table(pipelines: Sequence[Pipeline]) -> Table:
-    table = Table(box=None, header_style="dim")
-    for name in ("name", "stages", "takes", "gives", "voices", "about"):
-        table.add_column(name, no_wrap=name == "name")
+def _pipeline_rows(pipelines: Sequence[Pipeline]) -> tuple[Sequence[str], Sequence[Sequence[str]]]:
+    rows = list[Sequence[str]]()
     for pipeline in pipelines:
         gives = ", ".join([*pipeline.outputs, *(f"{name} (on request)" for name in pipeline.on_request)])
         lists = (" > ".join(pipeline.stages), ", ".join(pipeline.inputs), gives, ", ".join(pipeline.voices), pipeline.description)
         state = " [yellow](starting)[/]" if pipeline.state == "starting" else ""
-        table.add_row(f"[bold]{escape(pipeline.name)}[/]{state}", *map(escape, lists))
-    return table
+        rows.append((f"[bold]{escape(pipeline.name)}[/]{state}", *map(escape, lists)))
+    return ("name", "stages", "takes", "gives", "voices", "about"), rows
+
+
+def _listed(names: Sequence[str], rows: Sequence[Sequence[str]], console: Console, whole: Sequence[str] = ()) -> RenderableType:
+    """A table, or where its words do not fit into columns, lines for each row. names: of the columns. whole: those that are not wrapped."""
+    table = Table(box=None, header_style="dim")
+    for name in names:
+        table.add_column(name, no_wrap=name in whole)
+    for row in rows:
+        table.add_row(*row)
+    if console.measure(table, options=console.options.update(width=WIDE)).minimum <= console.width:
+        return table
+    lines = list[RenderableType]()
+    for first, *others in rows:
+        told = (f"[dim]{name}:[/] {cell}" for name, cell in zip(names[1:], others, strict=True) if cell)
+        lines += [first, *(Padding(line, (0, 0, 0, 2)) for line in told)]
+    return Group(*lines)
 
 
 def _grouped(replicas: Sequence[Replica]) -> list[Replica]:
