@@ -132,7 +132,7 @@ def test_the_file_may_be_named_by_a_variable(stack: Path) -> None:
         ("- toy", "give settings, one a line"),
         ("grace: {talker: 1}", "grace takes one value, not {'talker': 1}"),
         ("replicas: {talker: [1]}", "replicas takes one value, not [1]"),
-        ("grace: soon", "Invalid value for '--grace': Input should be a valid number, unable to parse string as a number (from the file)"),
+        ("grace: soon", "Invalid value for '--grace': is 'soon'; it must be a number (from the file)"),
         ("max_sessions: -1", "Invalid value for '--max-sessions'"),
         ("replicas: 2", "--replicas 2: expected [PIPELINE/]STAGE=N"),
     ],

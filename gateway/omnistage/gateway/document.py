@@ -39,7 +39,7 @@ ERROR: Mapping[str, Any] = {
     },
     "example": {
         "error": {
-            "message": "temperature: Input should be less than or equal to 2",
+            "message": "temperature: must be at most 2",
             "type": "invalid_request_error",
             "param": "temperature",
             "code": "invalid_value",

@@ -10,6 +10,7 @@ from typing import Any
 from fastapi.exceptions import RequestValidationError
 from starlette.responses import JSONResponse
 
+from omnistage.client.allowed import fault_found
 from omnistage.client.errors import (
     BadRequestError,
     CancelledError,
@@ -193,7 +194,7 @@ def of_validation(error: RequestValidationError) -> ApiError:
         hint = "Send JSON: Content-Type: application/json."
         return ApiError(400, "the body is no JSON object", code="invalid_json", hint=hint)
     code = "missing_required_parameter" if first["type"] == "missing" else "invalid_value"
-    return ApiError(400, f"{param}: {first['msg']}" if param else first["msg"], param=param or None, code=code)
+    return ApiError(400, f"{param}: {fault_found(first)}" if param else fault_found(first), param=param or None, code=code)
 
 
 def path_of(where: Sequence[object]) -> str:

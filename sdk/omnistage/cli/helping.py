@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from textwrap import wrap
 from typing import Any
 
@@ -12,6 +14,9 @@ from typer.core import TyperArgument, TyperCommand, TyperGroup
 
 WIDEST, NARROWEST = 78, 20
 """Columns of a help text."""
+
+MAX_SHOWN = 64
+"""Characters of a value that cannot be."""
 
 WIDE = 50
 """From here on the names of options have room beside what they are."""
@@ -53,10 +58,32 @@ class Group(TyperGroup):
     context_class = _Context
 
 
+@contextmanager
+def _in_our_words() -> Iterator[None]:
+    """What pydantic, by which Typer reads values, has against one of them is told as everything else."""
+    try:
+        yield
+    except typer.BadParameter as error:
+        if faults := getattr(error.__cause__, "errors", None):
+            from omnistage.client.allowed import fault_found  # Not for a help text.
+
+            first = faults()[0]
+            error.message = fault_found(first, ascii(str(first["input"])[:MAX_SHOWN]))
+        raise
+
+
 class Command(TyperCommand):
     """Its help calls an argument by its name alone, without a type of Python's such as <str>."""
 
     context_class = _Context
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        with _in_our_words():
+            return super().parse_args(ctx, args)
+
+    def invoke(self, ctx: Any) -> Any:
+        with _in_our_words():
+            return super().invoke(ctx)
 
     def get_params(self, ctx: Any) -> list[Any]:
         params = super().get_params(ctx)
