@@ -28,6 +28,7 @@ from helpers.drawings import checkpoint
 from helpers.peer import Peer, listening
 from helpers.processes import Family, Started
 from helpers.terminal import CTRL_C, Terminal
+from omnistage.cli import drawing
 from omnistage.cli.drawing import REFUSED
 from omnistage.cli.layout import Layout
 from omnistage.cli.main import app
@@ -35,6 +36,7 @@ from omnistage.cli.picture_cells import MOST_COLUMNS, MOST_ROWS, cells, size_of
 from omnistage.cli.picture_name import new_name, slug
 from omnistage.cli.targets import Need, target_for
 from omnistage.client import Omni
+from omnistage.client.errors import BadRequestError, RequestError
 from omnistage.client.request import DIFFUSION
 from omnistage.models.makers import MAKERS
 from omnistage.models.toy import formulas
@@ -229,6 +231,23 @@ def test_a_pipeline_without_pictures_names_those_that_draw(toy_address: str, tmp
         assert done.stderr.splitlines()[-1].startswith("hint: ") and done.stderr.endswith(f"{hint}\n")
 
 
+@pytest.mark.parametrize(
+    ("field", "fault", "hint"),
+    [
+        ("layers", "picture draws no layers: leave it out", ""),
+        ("width", "picture takes 8 to 512 pixels, not 7", ""),
+        ("steps", "picture takes 1 to 50 steps, not 60", ""),
+        ("prompt", "has nothing to draw", "Give other words."),
+    ],
+)
+def test_a_refusal_that_says_what_to_do_has_no_hint_that_says_it_again(tmp_path: Path, field: str, fault: str, hint: str) -> None:
+    error = BadRequestError.of(f"diffusion.{field}", fault)
+    error.metadata = {"field": f"diffusion.{field}"}
+    with pytest.raises(RequestError) as refused, drawing._refusals(drawing.Order("x", tmp_path / "x.png", (), {})):
+        raise error
+    assert fault in refused.value.message and refused.value.hint == hint
+
+
 def test_a_question_that_is_drawn_says_how_pictures_are_kept(film_address: str) -> None:
     done = omnistage("ask", "a hill", "--seed", "4", "--address", film_address)
     assert (done.returncode, done.stdout) == (0, ""), done.stderr
@@ -270,7 +289,9 @@ def test_ask_writes_no_picture() -> None:
 
 def test_a_blank_prompt_is_told_how_one_looks(film_address: str, tmp_path: Path) -> None:
     done = draw(" ", "--out", tmp_path / "x.png", "--address", film_address)
-    assert done.stderr == 'error: the text is empty\nhint: Give the words, such as "a red heart on blue", or - for those of standard input.\n'
+    assert (
+        done.stderr == 'error: the text is empty\nhint: Give the words, such as "a red heart on blue", or - for those of standard input.\n'
+    )
 
 
 async def test_every_field_of_a_drawing_can_be_typed(tmp_path: Path) -> None:
@@ -303,7 +324,7 @@ async def test_every_field_of_a_drawing_can_be_typed(tmp_path: Path) -> None:
 
 
 def test_every_field_that_is_refused_is_told_by_the_option_that_set_it() -> None:
-    typed = {name for option in typer.main.get_command(app).commands["draw"].params for name in (option.opts or [option.name])}  # type: ignore[attr-defined]
+    typed = {name for option in typer.main.get_command(app).commands["draw"].params for name in (option.opts or [option.name])}  # type: ignore[attr-defined]  # noqa: E501
     assert set(REFUSED) == {*DIFFUSION, "prompt", "images"}
     assert {option for option, _ in REFUSED.values()} - {"PROMPT"} <= typed
 

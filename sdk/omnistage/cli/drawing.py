@@ -56,6 +56,9 @@ REFUSED = {
 }
 """Fields of DiffusionParams, the option that set each, and what to do."""
 
+TOLD = ("leave it out", "give ", "ask for less", "must be", "takes ", "at least", "at most")
+"""Where a refusal says one of these it has said what to do, and a hint would say it again."""
+
 NEEDS_A_PICTURE = "It changes a picture: give one with --image F."
 
 
@@ -189,7 +192,10 @@ def _refusals(order: Order) -> Iterator[None]:
             hint = NEEDS_A_PICTURE
         if order.sized and field in ("width", "height"):
             option = "--size"
-        raise RequestError(f"{option}: {SHELL.message(error.message.partition(': ')[2])}", hint=hint) from error
+        fault = error.message.partition(": ")[2]
+        if hint != NEEDS_A_PICTURE and any(told in fault.lower() for told in TOLD):
+            hint = ""
+        raise RequestError(f"{option}: {SHELL.message(fault)}", hint=hint) from error
 
 
 async def _follow(events: AsyncGenerator[Event, None], order: Order, screen: DrawingScreen) -> tuple[Drawn, Done]:

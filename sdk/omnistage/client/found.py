@@ -108,7 +108,8 @@ def advise(router: Found | None, error: OmniError, asked: omni_pb2.GenerateReque
         if error.reason == "UNKNOWN_MODEL" and (meant := did_you_mean(asked.model, error.message.partition(THERE)[2].split(", "))):
             error.say_more(meant.removeprefix("; "))
         lacks = router is not None and router.pipelines and not router.has(asked.model)
-        error.hint = router.advice(asked.model) if router is not None and lacks else UnknownModelError.ADVICE
+        listed = THERE in error.message  # Whoever is told which there are needs no list of them.
+        error.hint = router.advice(asked.model) if router is not None and lacks else "" if listed else UnknownModelError.ADVICE
 
 
 def _less(asked: omni_pb2.GenerateRequest) -> str:
