@@ -324,7 +324,7 @@ async def test_every_field_of_a_drawing_can_be_typed(tmp_path: Path) -> None:
 
 
 def test_every_field_that_is_refused_is_told_by_the_option_that_set_it() -> None:
-    typed = {name for option in typer.main.get_command(app).commands["draw"].params for name in (option.opts or [option.name])}  # type: ignore[attr-defined]  # noqa: E501
+    typed = {name for option in typer.main.get_command(app).commands["draw"].params for name in (option.opts or [option.name])}  # type: ignore[attr-defined]
     assert set(REFUSED) == {*DIFFUSION, "prompt", "images"}
     assert {option for option, _ in REFUSED.values()} - {"PROMPT"} <= typed
 

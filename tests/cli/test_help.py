@@ -81,3 +81,10 @@ def test_a_shell_completes(typed: str, offered: set[str]) -> None:
 def test_completion_can_be_shown_for_a_shell() -> None:
     done = omnistage("--show-completion", "bash", _TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION="1")
     assert "complete -o default -F _omnistage_completion omnistage" in done.stdout
+
+
+def test_one_name_of_the_option_is_shown_and_both_work() -> None:
+    shown = [omnistage(command, "--help").stdout for command in ("ask", "draw")]
+    told = [line for text in shown for line in text.splitlines() if "--model" in line]
+    assert all("--pipeline" in line for line in told), "--model stands beside --pipeline, as its other name, alone"
+    assert len(told) == len(shown)

@@ -78,7 +78,7 @@ def draw(
 ) -> None:
     """Draw a picture of a prompt, also from other pictures.
 
-    The model that is there without --model knows coloured shapes alone: circle, square, triangle, star and heart, such as "a red circle".
+    The model that is there without --pipeline knows coloured shapes alone: circle, square, triangle, star and heart, as in "a red circle".
 
     Several pictures get -1, -2 ... behind the name of the file, layers -layer-0, -layer-1 ..., previews -preview- and their step.
     """

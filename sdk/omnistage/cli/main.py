@@ -49,8 +49,8 @@ app.command(
     epilog=examples(
         'omnistage ask "What is a kite?" --out kite.wav',
         "omnistage ask - --text-only < question.txt",
-        'omnistage ask "What is this?" --image cat.jpg --model DIR',
-        "arecord -f cd | omnistage ask --audio - --model DIR",
+        'omnistage ask "What is this?" --image cat.jpg --pipeline DIR',
+        "arecord -f cd | omnistage ask --audio - --pipeline DIR",
         'omnistage ask "Is a kite a toy?" --choice yes --choice no --json',
     ),
 )(ask)
@@ -70,7 +70,7 @@ app.command(
     cls=Command,
     epilog=examples(
         'omnistage draw "a red heart on blue"',
-        'omnistage draw "a hill at night" --out hill.png --size 512x512 --model DIR',
+        'omnistage draw "a hill" --out hill.png --size 512x512 --pipeline DIR',
     ),
 )(draw)
 app.command(
