@@ -119,9 +119,9 @@ async def test_events_hold_the_same_bytes_and_what_they_cost(form: str, toy: ser
     # A word is a token, and a token two frames.
     usage = {"input_tokens": 80, "output_tokens": 160, "total_tokens": 240}
     async with AsyncOmni(address=toy.address) as omni:
-        answer = await omni.say(TEXT, seed=seed)
-    assert answer.unspoken > 0, "the toy has no sound for a first word"
-    ours = {"unspoken": answer.unspoken, "unspoken_words": answer.unspoken_words}
+        told = await omni.say(TEXT, seed=seed)
+    assert told.unspoken > 0, "the toy has no sound for a first word"
+    ours = {"unspoken": told.unspoken, "unspoken_words": told.unspoken_words}
     assert done == {"type": "speech.audio.done", "usage": usage, "omnistage": ours}
 
 
