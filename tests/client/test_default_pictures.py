@@ -46,7 +46,7 @@ async def test_the_default_stack_answers_and_draws(family: Family) -> None:
         assert note == "this model draws coloured shapes: circle, square, triangle, star, heart; this prompt names none of them"
         with pytest.raises(BadRequestError, match="smol does not draw"):
             await omni.draw(PROMPT, pipeline="smol")
-        with pytest.raises(BadRequestError, match="picture does not answer"):
+        with pytest.raises(BadRequestError, match="picture does not speak a text"):
             await omni.say("Good morning.", pipeline="picture")
     finally:
         await omni.close()
