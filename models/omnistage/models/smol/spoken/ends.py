@@ -10,7 +10,7 @@ from omnistage.models.smol.spoken.codes import awaits_digits
 from omnistage.models.smol.spoken.form import table
 from omnistage.models.smol.spoken.mistaken import LASTING, awaits_letter
 from omnistage.models.smol.spoken.quantities import CURRENCIES, SCALE_WORDS, awaits_figure
-from omnistage.models.smol.spoken.signs import BOOKS
+from omnistage.models.smol.spoken.signs import BOOKS, LABELS
 from omnistage.models.smol.spoken.times import MONTHS, SHORT_DAYS, SHORT_MONTHS, WEEKDAYS
 
 _CLOSERS = "\"'”’)]}»(|"
@@ -48,7 +48,7 @@ def is_open(text: str) -> bool:
     if not _LETTER.search(word) or any(map(str.isdecimal, word)) or "\\" in word or word.endswith((".", "#", "/", "&")):
         return True
     if (
-        stem.lower() in _FORMS_GO_ON | LASTING
+        stem.lower() in _FORMS_GO_ON | LASTING | LABELS
         or stem in _NAMES
         or stem.removesuffix("s") in roman.PARTS | roman.KINDS
         or stem.capitalize() in MONTHS

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from omnistage.models.smol.spoken.characters import CURRENCY_SIGNS, GREEK, LOST, SIGN_WORDS, SUPERSCRIPTS
-from omnistage.models.smol.spoken.form import Form, alternatives, before, behind, form, in_equation
+from omnistage.models.smol.spoken.form import Form, alternatives, before, behind, form, in_equation, table
 from omnistage.models.smol.spoken.numbers import amount, ordinal
 from omnistage.models.smol.spoken.quantities import CURRENCIES, is_modulo
 from omnistage.models.smol.spoken.roman import ROMAN_SIGNS
@@ -58,6 +58,42 @@ _NEXT_AMOUNT = re.compile(r" ?[^\d ]{0,4}(\d[\d,.]*)")
 _RESULT_FOLLOWS = re.compile(r"[-−]? ?[^ ]+ (?:is|equals|gives|makes|leaves)\b|[-−]? ?[^ ]+[ ]?[=+*/×÷<>≤≥≠≈-]")
 
 
+_LABEL_WORDS = """
+day room exercise chapter step week month level lesson part unit section page version episode season volume book act scene question problem
+task item option number figure table type model block floor suite top rank place lane line bus train tram route gate flight apartment apt
+team group class grade phase stage round game match year set module slide rule point note tip stop track seat row table house
+terminal pier class size zone hall booth stand door deck cabin ward unit pack card player stage plan
+"""
+_LABEL = re.compile(
+    rf"\b(?:(?i:{'|'.join(_LABEL_WORDS.split())})|(?<=[a-z,] )[A-Z][A-Za-z]+|[a-z]+[A-Z]\w*|Windows|Android|Ubuntu|Python|Java|Group)"
+    r" (?:\d+(?:\.\d+)?|[A-Z])$|\b(?:[Ii]n|[Ss]ince|[Bb]y|[Uu]ntil) (?:1[5-9]|20)\d\d$"
+)
+"""What a number only names."""
+LABELS = frozenset(_LABEL_WORDS.split()) | {"finished", "ended", "score", "won", "lost", "compute", "add"}
+"""Words that say whether a hyphen behind the next number is a rest, or "to"."""
+_AMOUNT_OF_THING = re.compile(
+    r"\d+(?:[.,]\d+)*(?:-?[A-Za-z]{2,}| (?!(?:in|on|at|of|to|and|or|is|are|for|by|with|from|as|but|the)\b)[A-Za-z]{2,}|,? [A-Z])"
+)
+_ENDED = re.compile(
+    r"\b(?:finished|finishes|ended|ends|won|wins|win|lost|loses|beat|beats|drew|draws?|led|leads?|leading|tied|ahead|score|result|final|scored)\b"
+    r"[^.;!?]{0,20}$"
+)
+_DIFFERENCE_ENDS = re.compile(
+    r"(?:[-−+±]?(?:\d[\d.,]*\d|\d)%?(?!\w)|[-−+]?\d*[A-Za-z](?![A-Za-z'.])\S*|[√∞∛(]\S*|[^\sA-Za-z\d]\S*)"
+    r"(?=$|[.,;:!?)\]\"'”]| ?[-−+*/×÷^<>|]| (?:is|are|was|equals?|gives?|makes?|leaves?|and|or|to|in|for|mod|when|where|if|then|but|as|on"
+    r"|at|with|over|times|plus|minus|by|from|of|the|we|you|it|so|because|that|which|can|has|yields?|becomes?|means?|divided)\b)"
+)
+_VARIABLE_BEFORE, _VARIABLE = re.compile(r"(?<![A-Za-z'.])[a-z]$"), re.compile(r"[a-z](?![A-Za-z'])")
+_WORD_BEFORE = re.compile(r"(?P<word>[A-Za-z]{2,})'?s? (?:[^ A-Za-z]+)$|(?P<more>(?!))")
+_ASKING = frozenset(
+    table(
+        "is are was be of compute calculate evaluate do does what to that than as and or the with find simplify solve subtract expression"
+        " see saw say says said write writes wrote get got by then have has from if when where so but at in on for not term difference"
+        " yields gives means becomes like example equal equals exactly take let since because because how much mean result sum answer"
+    )
+)
+
+
 def _dash(match: re.Match[str]) -> str | None:
     """ "minus", "to", nothing within a name, and None for a dash that is a rest."""
     sign, left, right = match.group(), before(match, 24), behind(match, 40)
@@ -95,11 +131,47 @@ def _between(match: re.Match[str], sign: str, left: str, right: str) -> str | No
         return None
     if in_equation(match):
         return "minus"
-    return "to" if _is_range(sign, left, right) else _minus_or_rest(left)
+    if is_score(left, right):
+        return "to"
+    label = _LABEL.search(left)
+    if label and (_AMOUNT_OF_THING.match(right) or left[-1].isupper()):
+        return None  # Room 5 - 3 beds, Team A - 3.
+    if _is_range(sign, left, right):
+        return "to"
+    return _minus_or_rest(left, right, before(match, 60))
 
 
-def _minus_or_rest(left: str) -> str | None:
-    return "minus" if _OPERAND_BEFORE.search(left) else None
+def _minus_or_rest(left: str, right: str, front: str) -> str | None:
+    """A difference has nothing around its sides but what asks for it; behind another word a number is a name or the first of a range."""
+    if not _OPERAND_BEFORE.search(left) or not _DIFFERENCE_ENDS.match(right):
+        return None
+    if _VARIABLE_BEFORE.search(left) and _VARIABLE.match(right):
+        return "minus"
+    last_word = _WORD_BEFORE.search(left)
+    if last_word is None or last_word.group("word").lower() in _ASKING:
+        first, last = re.search(r"\(([\d.]+)$", left), re.match(r"([\d.]+)\)", right)
+        inside = first and last and re.search(r"[A-Za-z]{2} \([\d.]+ ?$", front)
+        return "to" if inside and _is_smaller(first.group(1), last.group(1)) else "minus"  # type: ignore[union-attr]
+    first, last = re.search(r"[ (]([\d.]+)$", left), re.match(r"(\d+(?:\.\d+)?)(?![\w.]\w)", right)
+    return "to" if first and last and _is_smaller(first.group(1), last.group(1)) else None
+
+
+def _is_smaller(one: str, other: str) -> bool:
+    return float(one.strip(".").replace(".", "_", 1).replace(".", "").replace("_", ".") or 0) < float(other)
+
+
+def is_score(left: str, right: str) -> bool:
+    """Whether two numbers are of a game: between two sides, or behind what tells how it ended."""
+    points = re.match(
+        r"\d{1,3}(?!\d|[.:]\d|%)(?= ?(?P<end>[A-Z][a-z]|[.,;!?)\"”'’]|$|(?:in|at|to|on|after|for|against|over|and|with)\b))",
+        right,
+    )
+    if not points or not re.search(r"(?:^|[ (])\d{1,3}$", left):
+        return False
+    side = re.search(r"(?:^|[ (\"'“])[A-Z][A-Za-z.]+ \d{1,3}$|^\d{1,3}$", left)
+    if side and points["end"][:1].isupper():
+        return True
+    return bool(_ENDED.search(left))
 
 
 def _is_range(sign: str, left: str, right: str) -> bool:
