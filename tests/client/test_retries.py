@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from helpers.peer import SAMPLES, STARTED, TEXT, Bare, Events, Failing, Peer, Play, answer, event, listening
-from helpers.talking import alone_here
+from helpers.talking import CTRL_D, ENTER, PROMPT, Person, alone_here
 from helpers.terminal import Terminal
 from omnistage.client import (
     AsyncOmni,
@@ -370,14 +370,9 @@ async def test_a_line_of_a_retry_is_broken_between_words_and_stays_dim(
     said = "all places of the pipeline are taken by others who asked before, [red]and[/] nobody has left"
     peer = Peer(StageError("OVERLOADED", said, retry_delay_s=SOON_S))
     terminal = Terminal(*size)
-    keys = [b"Hi\r", b"/quit\r"] if words[0] == "chat" else []
-
-    def press(terminal: Terminal) -> None:
-        if keys and terminal.lines and terminal.lines[-1].rstrip() == ">":
-            terminal.press(keys.pop(0))
-
+    steps = [(PROMPT, b"Hi" + ENTER), ("(1 of 2)", b""), ("ttft", b""), (PROMPT, CTRL_D)] if words[0] == "chat" else []
     async with listening(peer) as wire:
-        assert await asyncio.to_thread(terminal.run, [*words, "--address", wire.address], press) == 0
+        assert await asyncio.to_thread(terminal.run, [*words, "--address", wire.address], Person(*steps)) == 0
     assert len(peer.requests) == 2
     first = next(number for number, line in enumerate(terminal.lines) if line.startswith("all places"))
     last = next(number for number, line in enumerate(terminal.lines) if line.endswith("(1 of 2)"))
