@@ -39,7 +39,7 @@ def ids_of(phonemizer: Phonemizer, text: str) -> list[list[int]]:
         ("50%", "fifty percent"),
         ("10:30 am", "ten thirty A.M."),
         ("5 km", "five kilometers"),
-        ("visit https://www.example.com/a/b?c=1#d now", "visit example dot com now"),
+        ("visit https://www.example.com/a/b?c=1#d now", "visit example dot com slash a slash b now"),
         ("mail me@example.com", "mail me at example dot com"),
     ],
 )

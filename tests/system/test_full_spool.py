@@ -107,10 +107,10 @@ STORY = """
                 assert (await conversation.turn(STREAMED, streamed(LARGE))).tokens() == tokens
                 await all_free([thinker.address])
                 assert os.listdir(SPOOL) == []
-                empty = used()
                 await until(lambda: descriptors(thinker.pid) == before)
                 (decoding,) = children(thinker.pid)
                 await until(lambda: sum(descriptors(decoding).values()) == 3)
+                empty = used()  # A file that was removed takes its room until nobody has it open.
 
                 lost = asyncio.create_task(Conversation(stub).turn(STREAMED, streamed(LARGE), Gate(3).wait))
                 await until(lambda: used() >= empty + 3 * PIECE)

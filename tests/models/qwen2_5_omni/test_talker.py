@@ -278,7 +278,7 @@ async def test_an_answer_without_a_word_has_no_speech(talker: QwenTalker, thinke
 @pytest.mark.parametrize(
     ("change", "field", "told"),
     [
-        ({"voice": "Nobody"}, "talker.voice", "there are Chelsie, Ethan"),
+        ({"voice": "Nobody"}, "talker.voice", "the voices are Chelsie and Ethan"),
         ({"speed": 1.2}, "talker.speed", "its own pace"),
         ({"history": np.array([[5], [8294]], np.uint32)}, "resume.history", "8294 is part of no answer"),
         ({"history": np.array([[5], [8292], [6]], np.uint32)}, "resume.history", "8292 is part of no answer"),
