@@ -11,6 +11,8 @@ from hypothesis import strategies as st
 
 from omnistage.models.smol.phrase import MAX_CHARACTERS, Pause, Phrase, PhraseCutter
 from omnistage.models.smol.plain_text import PlainText
+from omnistage.models.smol.spoken.quotes import CLOSING
+from omnistage.models.smol.spoken.reader import spoken
 
 MARKDOWN = "ab A1.!?;:,' \n\n#*_-`~[]()<>|\\/=+\"é😀漢"
 
@@ -52,8 +54,10 @@ def test_given_text_keeps_every_character_and_its_place(text: str, draw: random.
     whole = given_phrases(text)
     assert given_phrases(*cut_at_random(text, draw)) == whole
     for phrase in whole:
-        assert all(text[place] == character for character, place in zip(phrase.text, phrase.places, strict=True) if not character.isspace())
-    assert "".join(phrase.text for phrase in whole).replace(" ", "") == "".join(text.split())
+        for character, place in zip(phrase.text, phrase.places, strict=True):
+            assert character.isspace() or text[place] == character or (character == CLOSING and text[place] in "'\"")
+    places = [place for phrase in whole for character, place in zip(phrase.text, phrase.places, strict=True) if not character.isspace()]
+    assert "".join(text[place] for place in places) == "".join(text.split())
 
 
 @pytest.mark.parametrize(
@@ -251,3 +255,21 @@ def test_long_text_of_one_kind_is_cut_or_skipped(unit: str) -> None:
     assert all(len(phrase.text) <= MAX_CHARACTERS for phrase in found)
     if unit in ("word ", "x"):
         assert len(found) >= 20_000 // MAX_CHARACTERS
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ('He told us "the whole thing began back in 1999" and left.', "back in nineteen ninety nine” and left."),
+        ('He said, "I was born in London, in 1985", and left.', "in nineteen eighty five”, and left."),
+        ("He said, 'We like London, and the spirit of the year 76' and left.", "year seventy six” and left."),
+        ('He said, "We all went there, and bought a 55" screen" and left.', 'bought a fifty five inch screen" and left.'),
+        ('He said, "We all went there, and put a 6\' ladder up" and left.', 'put a six foot ladder up" and left.'),
+        ('He said, "We went." We all bought the one that is 55" and left.', "one that is fifty five inches and left."),
+    ],
+)
+def test_a_number_may_end_a_quotation_that_began_in_an_earlier_phrase(text: str, words: str) -> None:
+    cutter = PhraseCutter(plain=True)
+    phrases = [*cutter.feed(text), *cutter.flush()]
+    assert len(phrases) > 1
+    assert " ".join(spoken(phrase.text).text for phrase in phrases).endswith(words)

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from omnistage.models.smol.plain_text import AsGiven, PlainText
 from omnistage.models.smol.spoken.abbreviations import NUMBERED, SHORTS, WORDS_TOO
 from omnistage.models.smol.spoken.ends import is_open
+from omnistage.models.smol.spoken.quotes import Quotation
 from omnistage.models.smol.spoken.times import NAMED, WEEKDAYS
 
 FIRST_WORDS = 4
@@ -59,7 +60,8 @@ class Pause(enum.Enum):
 @dataclass(frozen=True, slots=True)
 class Phrase:
     """Text to be spoken in one breath, without line breaks. places: of its characters in the whole text, as PlainText gives them; a phrase
-    that comes from no text has none."""
+    that comes from no text has none. A straight mark behind a digit that ends a quotation of an earlier phrase is a closing one in text, so
+    that nobody takes it for inches."""
 
     text: str
     pause: Pause
@@ -75,6 +77,7 @@ class PhraseCutter:
     def __init__(self, plain: bool = False) -> None:
         self._is_given = plain
         self._plain = AsGiven() if plain else PlainText()
+        self._quotation = Quotation()
         self._text = ""
         self._places: list[int] = []
         self._words = 0
@@ -167,7 +170,9 @@ class PhraseCutter:
         has_word = _WORD.search(phrase) is not None
         self._first = self._first and not has_word
         if has_word or not phrase.isascii() or (self._is_given and phrase):
-            yield Phrase(phrase, pause, places)
+            yield Phrase(self._quotation.read(phrase), pause, places)
+        if pause is Pause.PARAGRAPH:
+            self._quotation.end()
 
 
 def _may_go_on(word: str, before: str) -> bool:

@@ -229,6 +229,16 @@ _SPEECH_BEFORE = re.compile(r"(?:\bam|'m|\bare|'re|\bI was) (?:[a-z]+ ){0,2}$")
 _SPEECH_BEHIND = re.compile(r",? (?:[A-Za-z]+ ){0,2}(?:said|says|asked|told|replied|answered|wrote|added|shouted|cried)\b")
 
 
+def is_sized(text: str, begin: int, end: int) -> bool:
+    """Whether what stands around a mark behind a number tells of a size."""
+    front, rest = text[max(begin - 60, 0) : begin], text[end : end + 40]
+    return bool(
+        _SIZE_BEFORE.search(re.sub(r"[\d.]+$", "", front))
+        or _SIZE_BEHIND.match(rest)
+        or _SIZE.search(re.split(r"[.;!?] ", front)[-1] + re.split(r"[.;!?] ", rest)[0])
+    )
+
+
 def _closes(match: re.Match[str], marks: re.Pattern[str]) -> bool:
     """Whether the mark behind a number ends a quotation: one that is open and that no later mark ends; of one that began before this text
     the words around tell. A mark behind a digit says nothing of others."""
@@ -377,7 +387,7 @@ QUANTITIES: tuple[Form, ...] = (
         rf"(?:[ -](?P<unit>{UNIT})(?![\w²³]|'[a-z]))?",
         _mixed,
     ),
-    form(rf"(?P<number>\d{{1,4}})?(?P<sign>[{''.join(FRACTIONS)}])(?:[ -]?(?P<unit>{UNIT})(?![\w²³]))?", _vulgar),
+    form(rf"(?:(?P<number>\d{{1,4}}(?! )|\d{{1,2}}(?= )) ?)?(?P<sign>[{''.join(FRACTIONS)}])(?:[ -]?(?P<unit>{UNIT})(?![\w²³]))?", _vulgar),
     form(
         r"(?P<over>\d{1,2})/(?P<under>\d{1,3})(?:(?<!\d)|(?:rds?|ths?|nds?)\b)(?<=[a-z])",
         lambda match: fraction(int(match["over"]), int(match["under"])) if int(match["under"]) > 1 else None,

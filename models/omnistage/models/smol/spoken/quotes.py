@@ -1,0 +1,49 @@
+"""Quotations over several phrases: which mark behind a digit ends one, and is no sign of inches or feet."""
+
+from __future__ import annotations
+
+import re
+
+from omnistage.models.smol.spoken.quantities import is_sized
+
+CLOSING = "”"
+"""Stands for a straight mark that ends a quotation."""
+_MARKS = {
+    '"': re.compile(r"(?P<opens>(?<![^\s('“—-])\"(?=[\w$£€'(.-]))|(?P<digit>(?<=\d)\"(?!\w))|(?<=[^\s(])\"(?!\w)"),
+    "'": re.compile(r"(?P<opens>(?<![^\s(\"“—-])'(?=[A-Za-z(]))|(?P<digit>(?<=\d)'(?!\w))|(?<=[^\s(])'(?!\w)"),
+}
+
+
+class Quotation:
+    """Which quotations are open behind the phrases so far."""
+
+    def __init__(self) -> None:
+        self._open = set[str]()
+
+    def read(self, phrase: str) -> str:
+        """The phrase, in which the mark behind a digit that ends a quotation of an earlier phrase is a closing one."""
+        for sign, marks in _MARKS.items():
+            if sign in phrase:
+                phrase = self._marked(phrase, sign, list(marks.finditer(phrase)))
+        return phrase
+
+    def end(self) -> None:
+        """A paragraph ends, and what is open in it."""
+        self._open.clear()
+
+    def _marked(self, phrase: str, sign: str, found: list[re.Match[str]]) -> str:
+        is_open, is_earlier = sign in self._open, sign in self._open
+        for place, mark in enumerate(found):
+            if mark["opens"]:
+                is_open, is_earlier = True, False
+            elif not mark["digit"]:
+                is_open = False
+            elif is_open:
+                following = found[place + 1] if place + 1 < len(found) else None
+                if (following and not following["opens"]) or is_sized(phrase, *mark.span()):
+                    continue
+                is_open = False
+                if is_earlier:
+                    phrase = phrase[: mark.start()] + CLOSING + phrase[mark.end() :]
+        (self._open.add if is_open else self._open.discard)(sign)
+        return phrase
