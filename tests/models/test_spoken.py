@@ -346,3 +346,22 @@ def test_time_is_linear_in_any_text(unit: str) -> None:
     unit = lengths.draw_of(unit, HOSTILE, DRAWN, "hostile texts")
     text = (unit * 60_000)[:60_000]
     assert spoken(text).borders[-1][0] == max(len(text.split()), 1)
+
+
+NOT_HEARD = frozenset(("Cc", "Cf", "Cs", "Zs", "Zl", "Zp", "Mn", "Mc", "Me", "Pc", "Pd", "Ps", "Pe", "Pi", "Pf", "Po"))
+"""Kinds of characters that are spaces, punctuation, or parts of others."""
+LIKE_PUNCTUATION = "`\u1fef｀´\u1ffdʼʹ\u0374|｜∶"
+"""Of the rest those that are written for an apostrophe, a prime, a colon or a pause."""
+
+
+def test_every_letter_number_and_symbol_is_spoken_or_told() -> None:
+    """Alone: a word or a place in unspoken."""
+    characters = map(chr, (*range(0x3400), *range(0xA000, 0xAC00), *range(0xF900, 0x10000), *range(0x1D400, 0x1FB00)))
+    meant = [one for one in characters if unicodedata.category(one) not in NOT_HEARD]
+    silent = [one for one in meant if not (reading := spoken(f"a {one} b")).unspoken and len(re.findall(r"\w+", reading.text)) == 2]
+    assert [one for one in silent if one not in LIKE_PUNCTUATION] == []
+
+
+@pytest.mark.parametrize("text", ["a *** b", "a >>> b", "f***", "a • b", "a ◦ b", "a ⁂ b", "a === b", "⟨x⟩", "a ▪ b"])
+def test_marks_in_a_text_are_told(text: str) -> None:
+    assert spoken(text).unspoken

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from omnistage.models.smol.spoken.form import COUNT_FOLLOWS, Form, alternatives, before, form, table
-from omnistage.models.smol.spoken.numbers import LETTER_A, cardinal, letters
+from omnistage.models.smol.spoken.numbers import LETTER_A, amount, cardinal, letters
 
 TITLES = {
     "Mr": "Mister",
@@ -111,16 +111,27 @@ _STREET_BEFORE = re.compile(r"(?:\b[A-Z][a-z]+|\d(?:st|nd|rd|th)) $")
 _SAINT_BEFORE = re.compile(r"\b(?:Mount|Port|Lake|Fort|Sault|Old|New|Saint|River|East|West|North|South|In|The|At|Near|From|To|And|On) $")
 
 
+SENTENCE_BEGINS = re.compile(
+    r"(?:The|An?|He|She|It|They|We|You|I|His|Her|Its|Their|Our|My|Your|This|That|These|Those|There|Here|Then|When|Where|What|Who|Why|How|Which"
+    r"|After|Before|Since|Until|During|While|Because|Although|Though|But|And|Or|So|If|As|For|From|With|Without|Was|Were|Did|Does|Has|Had|Later"
+    r"|Now|Today|Next|Finally|However|Thus|Turn|Go|Take|Meet|Call)\b(?!-)"
+)
+
+
 def _title(match: re.Match[str]) -> str | None:
     short = match["short"]
     front = before(match, 24)
+    if short in ("St", "Dr", "Mt") and match["dot"] and SENTENCE_BEGINS.match(match.string, match.end()):
+        return None  # Elm St. She did not.
     if short == "St" and _STREET_BEFORE.search(front) and not _SAINT_BEFORE.search(front):
         return "Street" if match["dot"] else None
     return TITLES.get(short) or DOTTED_TITLES.get(short)
 
 
-def _dotted(match: re.Match[str]) -> str:
+def _dotted(match: re.Match[str]) -> str | None:
     """With its full stop if it ends the text as well."""
+    if match["short"] == "Sun" and re.search(r"\b(?:[Tt]he|[Oo]ur|[Aa]) $", before(match, 4)):
+        return None  # The star.
     return DOTTED[match["short"]] + ("" if match.string[match.end() :].strip("\"'”’)") else ".")
 
 
@@ -173,7 +184,7 @@ def _war(match: re.Match[str]) -> str:
 def _function(match: re.Match[str]) -> str:
     """f(x), f'(x)."""
     primes = {"": "", "'": " prime", "''": " double prime"}[match["primes"]]
-    return f"{match['name']}{primes} of {match['of'].replace(',', ' and ')}"
+    return f"{match['name']}{primes} of {' and '.join(amount(one) if one.isdecimal() else one for one in re.split(', ?', match['of']))}"
 
 
 ABBREVIATIONS: tuple[Form, ...] = (
@@ -183,7 +194,7 @@ ABBREVIATIONS: tuple[Form, ...] = (
     form(rf"(?<![\w.])(?P<short>{alternatives(NUMBERED)})\. ?(?=#?\d|(?!I(?:'| [a-z]|$))[IVXivx]+\b)", _numbered),
     form(rf"(?<![\w.'])(?P<short>{alternatives(DOTTED)})\.(?!\w)", _dotted),
     form(rf"(?<![\w.])(?:{alternatives(_PLAIN)})(?![\w.])", _plain),
-    form(rf"(?<![\w.])(?:{alternatives(_SLASHED)})(?!/)", _slashed),
+    form(rf"(?<![\w./])(?:{alternatives(_SLASHED)})(?!/)", _slashed),
     form(r"(?<![\w.])v\.(?= [A-Z])", "versus"),
     form(r"(?<!\w)WW(?P<war>I{1,3}|[123])(?!\w)", _war),
     form(rf"(?<![\w.])(?P<short>{alternatives(LIVES)})\. ?(?=\d{{3,4}}\b)", lambda match: LIVES[match["short"]]),
@@ -192,7 +203,7 @@ ABBREVIATIONS: tuple[Form, ...] = (
     form(r"(?<!\w)C#(?!\w)", "C sharp"),
     form(r"(?<!\w)F#(?!\w)", "F sharp"),
     form(r"(?<!\w)[A-DF]-(?=[\s.,;!?)]|$)(?! [-–—\d])", lambda match: f"{letters(match.group()[0])} minus"),
-    form(r"(?<!\w)(?P<name>[fghpquvFGHP])(?P<primes>'{0,2})\((?P<of>[a-z](?:, ?[a-z]){0,3})\)", _function),
+    form(r"(?<!\w)(?P<name>[fghpquvFGHP])(?P<primes>'{0,2})\((?P<of>(?:[a-z]|\d{1,4})(?:, ?(?:[a-z]|\d{1,4})){0,3})\)", _function),
     form(r"(?<!\w)P\((?P<of>\w)\|(?P<when>\w)\)", lambda match: f"P of {letters(match['of'])} given {letters(match['when'])}"),
     form(r"(?<!\w)(?:CO|NO|SO|CH)(?=[2-4](?!\w))", lambda match: letters(match.group())),
     form(r"(?<!\w)A(?=-?\d)", LETTER_A),

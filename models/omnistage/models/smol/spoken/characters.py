@@ -80,6 +80,15 @@ SIGN_WORDS = {
     "ℏ": "h bar",
     "℮": "estimated",
     "⌀": "diameter",
+    "▲": "up",
+    "▼": "down",
+    "⌊": "the floor of",
+    "⌈": "the ceiling of",
+    "\u0302": "hat",
+    "\u0303": "tilde",
+    "\u0304": "bar",
+    "\u0305": "bar",
+    "\u20d7": "vector",
 }
 """What is said for a sign that reads the same wherever it stands. Those that do not are forms in signs.py."""
 CURRENCY_SIGNS = "$£€¥₹₩₽₺₴₫₪฿₿¢₦₱"
@@ -112,7 +121,7 @@ FRACTIONS = {
     "⅒": (1, 10),
 }
 _ROMAN_SIGNS = "".join(chr(0x2160 + place) for place in (*range(12), *range(16, 28)))
-_SPOKEN = set("“”—–…−×·⋅¿¡") | set(SIGN_WORDS) | set(CURRENCY_SIGNS) | set(GREEK) | set(SUPERSCRIPTS) | set(FRACTIONS) | set(_ROMAN_SIGNS)
+_SPOKEN = set("“”—–…−×·¿¡‖⌋⌉") | set(SIGN_WORDS) | set(CURRENCY_SIGNS) | set(GREEK) | set(SUPERSCRIPTS) | set(FRACTIONS) | set(_ROMAN_SIGNS)
 _SAME = {
     **dict.fromkeys("‘’‚‛′ʼʹ＇´", "'"),
     **dict.fromkeys("″„‟«»＂", '"'),
@@ -128,6 +137,8 @@ _SAME = {
     **dict.fromkeys("。", "."),
     **dict.fromkeys("[{", "("),
     **dict.fromkeys("]}", ")"),
+    "٫": ".",
+    "٬": ",",
     "µ": "μ",
     "ß": "ss",
     "ẞ": "SS",
@@ -152,12 +163,15 @@ _SAME = {
     "⟵": "←",
 }
 _LATIN = re.compile(r"LATIN (SMALL|CAPITAL) LETTER (?:DOTLESS )?([A-Z])(?: WITH .*)?")
-_MEANING = frozenset(("Lu", "Ll", "Lt", "Lo", "Lm", "Nd", "Nl", "No", "Sm", "Sc", "So"))
+_MEANING = frozenset(("Lu", "Ll", "Lt", "Lo", "Lm", "Nd", "Nl", "No", "Sm", "Sc", "So", "Sk", "Co", "Cn"))
+_SIGNS_TOO = frozenset("•‣⁃⁂⁎⁑⁕⁜⁒※‾⟨⟩⟪⟫⟦⟧〈〉⦃⦄")
+"""Of the characters that Unicode calls punctuation those that mean something."""
 _JOINING = frozenset(("Mn", "Mc", "Me", "Cf", "Sk"))
 _LAST_KNOWN = 0xFF
 _GREEK_WORD = re.compile(r"[\u0370-\u03ff\u1f00-\u1fff]{3,}")
-_REPEATED = re.compile(r"([^\w\s\x00(),])\1{2,}")
-_RULES = re.compile(r"([-=_*~#+<>|/\\^])\1{2,}")
+_REPEATED = re.compile(r"([^\w\s\x00(),★☆])\1{2,}")
+_RULES = re.compile(r"([-_=*~#+<>|/\\^])\1{2,}")
+_UNDERSCORED = re.compile(r"(?<![\w.])\d{1,3}(?:_\d{3})+(?![\w])")
 _SPAN = re.compile(r"(?<=\d)\.{2,}(?=\d)")
 _WORD = re.compile(r"\S+")
 _GROUPING = "\u00a0\u2007\u2009\u202f"
@@ -186,7 +200,12 @@ def clean(text: str) -> Clean:
             unspoken += lost
         if ".." in word:
             word = _SPAN.sub("…", word)
-        parts.append(_REPEATED.sub(r"\1", _RULES.sub("", word)).translate(_BRACKETS))
+        if rules := [match.group() for match in _RULES.finditer(word)]:
+            unspoken += [rule for rule in rules if rule[0] not in "-_"]
+            word = _RULES.sub(lambda match: "" if match[1] in "-_" else LOST, word)
+        if "_" in word:
+            word = _UNDERSCORED.sub(lambda match: match.group().replace("_", ","), word)
+        parts.append(_REPEATED.sub(r"\1", word).translate(_BRACKETS))
         end = match.end()
     return Clean("".join(parts), tuple(unspoken))
 
@@ -242,7 +261,7 @@ def _plain_of(character: str) -> str:
     same = unicodedata.normalize("NFKC", character)
     if same != character and not any(one.isspace() for one in same):
         parts = [_plain_of(one) for one in same]
-        if LOST not in "".join(parts):
+        if "".join(parts) and LOST not in "".join(parts):
             return "".join(parts)
     category = unicodedata.category(character)
-    return LOST if category in _MEANING and not "\u2500" <= character <= "\u25ff" else ""
+    return LOST if category in _MEANING or character in _SIGNS_TOO else ""

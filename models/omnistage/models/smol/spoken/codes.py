@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import re
 
-from omnistage.models.smol.spoken.form import Form, before, behind, form, in_equation
+from omnistage.models.smol.spoken.form import Form, before, behind, form, in_equation, table
 from omnistage.models.smol.spoken.numbers import NUMBER, ONES, amount, bare, cardinal, digits, letters, name, ordinal, parsed, plural
 
 _SECRET_WORDS = """
 zip zipcode postcode postal pin code passcode password ext extension account acct serial id dial ending digits otp tracking confirmation
 case ticket invoice badge license licence passport routing membership ssn isbn issn upc sku imei combination phone tel telephone fax
-mobile cell plate
+mobile cell plate cvv cvc cvn
 """
 _PLACE_WORDS = (
     "room rm suite apartment apt unit flight highway hwy route rte interstate bus gate boeing airbus porsche bay locker channel hotel"
@@ -30,6 +30,14 @@ _STREET = re.compile(
     r" (?:Street|St|Avenue|Ave|Road|Rd|Drive|Lane|Ln|Boulevard|Blvd|Court|Ct|Terrace|Place|Way|Highway|Hwy|Square|Parkway|Pkwy)\b"
 )
 """Behind the number of a house."""
+STATES = frozenset(
+    table(
+        "AL AK AZ AR CA CO CT DE FL GA HI ID IL IN IA KS KY LA ME MD MA MI MN MS MO MT NE NV NH NJ NM NY NC ND OH OK OR PA RI SC SD TN TX"
+        " UT VT VA WA WV WI WY DC PR"
+    )
+)
+STATE_BEFORE = re.compile(rf"\b(?:{'|'.join(sorted(STATES))}),? $")
+"""Before the number of a place for mail."""
 _EMERGENCY = re.compile(r"\b(?:call|calls|called|calling|dial|dialed|dialled|text|phone|ring)\b[^.;!?]{0,8}$", re.IGNORECASE)
 
 
@@ -84,8 +92,8 @@ def _version(match: re.Match[str]) -> str:
     label = match.groupdict().get("label")
     if label:
         said += f" {_label(label)}"
-    if match.groupdict().get("v") == "V" and match["number"] in ("4", "6", "8", "10", "12"):
-        return f"V {said}"  # An engine.
+    if match.groupdict().get("v") == "V" and match["number"].isdecimal() and not label:
+        return f"V {said}"  # An engine, a rocket.
     return f"version {said}" if match.groupdict().get("v") else said
 
 
@@ -150,7 +158,7 @@ def _list(match: re.Match[str]) -> str | None:
     """1,2,3, where the commas do not group digits."""
     if parsed(match.group()).grouped:
         return None
-    return ", ".join(bare(part) for part in match.group().split(","))
+    return ", ".join((bare(part) if part.isdecimal() else amount(part)) for part in match.group().split(","))
 
 
 def _plain(match: re.Match[str]) -> str:
@@ -160,7 +168,7 @@ def _plain(match: re.Match[str]) -> str:
         return amount(text)
     front = before(match, 1)
     leader = _leader(match)
-    if leader in SECRET and len(text) > 2:
+    if (leader in SECRET and len(text) > 2) or (len(text) == 5 and STATE_BEFORE.search(before(match, 5))):
         return digits(text)
     if text in ("911", "999", "411", "112", "311", "511", "988") and (_EMERGENCY.search(before(match, 40)) or front == "("):
         return digits(text)
@@ -215,6 +223,12 @@ _GROUPS = r"(?P<host>(?:[0-9A-Fa-f]{0,4}:){2,7}[0-9A-Fa-f]{0,4})"
 MACHINES: tuple[Form, ...] = (form(rf"(?<![\w:]){_GROUPS}(?:/(?P<mask>\d{{1,3}}))?(?![\w:])", _colons),)
 BRACKETED: tuple[Form, ...] = (form(rf"\({_GROUPS}\):(?P<port>\d{{1,5}})(?!\d)", _colons),)
 PHONES: tuple[Form, ...] = tuple(form(rf"(?<![\w.]){pattern}(?![\w]|[.,:-]\d)", _grouped_digits) for pattern in _PHONES)
+CHARACTER_CODES: tuple[Form, ...] = (
+    form(
+        r"(?<!\w)U\+(?P<digits>[0-9A-F]{4,6})(?!\w)",
+        lambda match: "U plus " + " ".join(ONES[int(one)] if one.isdecimal() else letters(one) for one in match["digits"]),
+    ),
+)
 V_VERSIONS: tuple[Form, ...] = (form(rf"(?<![\w'])(?P<v>[vV])\.?(?P<number>\d{{1,6}}(?:\.\d{{1,8}}){{0,6}})(?!\d)(?:{_LABEL})?", _version),)
 NAMES: tuple[Form, ...] = (
     form(r"(?P<host>\d{1,3}(?:\.\d{1,3}){3})(?!\.?\d)(?::(?P<port>\d{1,5}))?(?:/(?P<mask>\d{1,2}))?", _machine),
@@ -229,13 +243,14 @@ NAMES: tuple[Form, ...] = (
 PLAIN: tuple[Form, ...] = (
     form(r"24[x×]7(?!\w)", "twenty four seven"),
     form(r"(?P<number>\d{1,3}(?:,\d{3}){1,4}|\d{1,15})(?:st|nd|rd|th)\b", _ordinal),
-    form(r"(?P<number>\d{1,3}(?:\.\d{3}){2,5})(?!\d|\.\d)", _grouped),
+    form(r"(?P<number>\d{1,3}(?:\.\d{3}){2,5})(?!\d|[.,]\d)", _grouped),
     form(rf"(?P<number>\d{{1,6}}(?:\.\d{{1,8}}){{2,8}})(?!\d|,\d)(?:{_LABEL})?", _version),
     form(rf"(?P<number>\d{{1,4}}\.\d{{1,4}})(?!\.?\d)(?:{_LABEL})?", _known_version),
     form(r"(?P<number>\d{1,4}\.\d{1,4})(?P<label>(?:rc|alpha|beta|[ab](?=\d))\d{1,4})(?![0-9A-Za-z])", _version),
     form(rf"(?P<number>{NUMBER})x(?![\w'])", _times_as),
     form(rf"(?P<number>{NUMBER})(?P<scale>[MB]|bn|mn|tn|Bn|k)(?= [a-z])", _millions),
     form(r"\d{1,4}(?:,\d{1,4}){2,}(?!\d|\.\d)", _list),
+    form(r"(?<=\()\d{1,4}(?:\.\d{1,4})?(?:,\d{1,4}(?:\.\d{1,4})?){1,8}(?=\))", _list),
     form(r"(?P<number>\d+)(?P<letters>(?!x\d)[A-Za-z]{1,12})(?![A-Za-z'])", _mixed),
     form(NUMBER, _plain),
 )

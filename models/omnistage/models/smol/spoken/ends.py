@@ -6,10 +6,11 @@ import re
 
 from omnistage.models.smol.spoken import roman
 from omnistage.models.smol.spoken.abbreviations import DOTTED_TITLES, SAYS, TITLES
-from omnistage.models.smol.spoken.codes import awaits_digits
+from omnistage.models.smol.spoken.codes import STATES, awaits_digits
+from omnistage.models.smol.spoken.currencies import CURRENCIES
 from omnistage.models.smol.spoken.form import table
 from omnistage.models.smol.spoken.mistaken import LASTING, awaits_letter
-from omnistage.models.smol.spoken.quantities import CURRENCIES, SCALE_WORDS, awaits_figure
+from omnistage.models.smol.spoken.quantities import SCALE_WORDS, awaits_figure, awaits_score
 from omnistage.models.smol.spoken.signs import BOOKS, LABELS
 from omnistage.models.smol.spoken.times import MONTHS, SHORT_DAYS, SHORT_MONTHS, WEEKDAYS
 
@@ -21,6 +22,7 @@ _NAMES = (
     | roman.LEADERS
     | roman.SMALL_AFTER
     | BOOKS
+    | STATES
     | {"World"}
     | SAYS
     | frozenset((*WEEKDAYS, *table("noon midnight Noon Midnight am pm AM PM")))
@@ -72,4 +74,4 @@ def is_open(text: str) -> bool:
         return True
     if stem[:1].isupper() and (_leads(words[:-1]) or any(_HOUSE.fullmatch(one) for one in words[:-1])):
         return True
-    return awaits_digits(text) or awaits_letter(text) or awaits_figure(f"{text} ")
+    return awaits_digits(text) or awaits_letter(text) or awaits_figure(f"{text} ") or awaits_score(f"{text} ")

@@ -5,50 +5,12 @@ from __future__ import annotations
 import re
 
 from omnistage.models.smol.spoken.characters import FRACTIONS
+from omnistage.models.smol.spoken.currencies import CURRENCIES
 from omnistage.models.smol.spoken.form import Form, alternatives, before, behind, form, in_equation
 from omnistage.models.smol.spoken.mistaken import are_seconds, is_many, is_mistaken
 from omnistage.models.smol.spoken.numbers import NUMBER, Written, amount, bare, cardinal, counted, name, ordinal, parsed, plural
 from omnistage.models.smol.spoken.units import UNIT, unit_names
 
-CURRENCIES = {
-    "$": ("dollar", "dollars", "cent", "cents"),
-    "US$": ("US dollar", "US dollars", "cent", "cents"),
-    "C$": ("Canadian dollar", "Canadian dollars", "cent", "cents"),
-    "CA$": ("Canadian dollar", "Canadian dollars", "cent", "cents"),
-    "A$": ("Australian dollar", "Australian dollars", "cent", "cents"),
-    "AU$": ("Australian dollar", "Australian dollars", "cent", "cents"),
-    "NZ$": ("New Zealand dollar", "New Zealand dollars", "cent", "cents"),
-    "HK$": ("Hong Kong dollar", "Hong Kong dollars", "cent", "cents"),
-    "S$": ("Singapore dollar", "Singapore dollars", "cent", "cents"),
-    "R$": ("real", "reais", "centavo", "centavos"),
-    "£": ("pound", "pounds", "penny", "pence"),
-    "€": ("euro", "euros", "cent", "cents"),
-    "¥": ("yen", "yen", "", ""),
-    "₹": ("rupee", "rupees", "paisa", "paise"),
-    "₩": ("won", "won", "", ""),
-    "₽": ("ruble", "rubles", "kopeck", "kopecks"),
-    "₺": ("lira", "lira", "kurush", "kurush"),
-    "₴": ("hryvnia", "hryvnias", "", ""),
-    "₫": ("dong", "dong", "", ""),
-    "₪": ("shekel", "shekels", "", ""),
-    "฿": ("baht", "baht", "", ""),
-    "₿": ("bitcoin", "bitcoins", "", ""),
-    "₦": ("naira", "naira", "", ""),
-    "₱": ("peso", "pesos", "", ""),
-    "¢": ("cent", "cents", "", ""),
-    "Rs": ("rupee", "rupees", "paisa", "paise"),
-    "USD": ("US dollar", "US dollars", "cent", "cents"),
-    "EUR": ("euro", "euros", "cent", "cents"),
-    "GBP": ("pound", "pounds", "penny", "pence"),
-    "JPY": ("yen", "yen", "", ""),
-    "CHF": ("Swiss franc", "Swiss francs", "", ""),
-    "CAD": ("Canadian dollar", "Canadian dollars", "cent", "cents"),
-    "AUD": ("Australian dollar", "Australian dollars", "cent", "cents"),
-    "INR": ("rupee", "rupees", "paisa", "paise"),
-    "CNY": ("yuan", "yuan", "", ""),
-    "RMB": ("yuan", "yuan", "", ""),
-    "BTC": ("bitcoin", "bitcoins", "", ""),
-}
 _SCALES = {"k": "thousand", "m": "million", "mm": "million", "mn": "million", "mio": "million", "b": "billion", "bn": "billion"}
 _SCALES |= {"t": "trillion", "tn": "trillion", "trn": "trillion"}
 SCALE_WORDS = "hundred|thousand|million|billion|trillion|lakh|crore"
@@ -60,7 +22,17 @@ _PER_WORDS |= {"sq ft": "square foot", "ft": "foot", "m²": "square meter", "ea"
 _THING_BEFORE = re.compile(r"\b(?:an?|one|each|every) $", re.IGNORECASE)
 _NO_THING = "or to in of for and per wide tall long high deep thick on at an? is was were are from with by the that which as if each every"
 _THING = re.compile(rf"(?: |-)(?!(?:{_NO_THING.replace(' ', '|')}|more|less)\b)[a-z]{{2,}}")
-_COIN = re.compile(r" (?:bill|note|coin)\b")
+_KIND = re.compile(
+    r"[ -](?:bulb|lamp|charger|battery|resistor|capacitor|engine|motor|run|race|walk|hike|drive|speaker|amplifier|monitor|radius|limit|file"
+    r"|timeout|interval|delay|clip|window|countdown|timer|pipe|cable|rope|board|lens|magnet|dose|tablet|pill|bag|bottle|sprint|swim|shift|flight|warranty"
+    r"|adapter|heater|panel|supply|disk|stick|card|module|screen|tank|bucket|weight|plate|dumbbell|ladder|pole|wall|fence|tower|pool|radio|signal)s?"
+    r"(?![\w'-])"
+)
+"""What a size stands before as a kind: the 60 W bulb."""
+_COIN = re.compile(
+    r"[ -](?:bill|note|coin|ticket|bet|fine|meal|chip|voucher|coupon|gift card|banknote|token|check|cheque|fee|discount|rebate|prize"
+    r"|deposit|tip|bottle|book|phone|shirt|lunch|dinner|deal|contract|loan|budget|fund|grant|investment|donation|bonus|refund|copay|deductible)s?\b"
+)
 _FRACTION_NAMES = {2: "half", 4: "quarter"}
 _PARTS = frozenset((2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 15, 16, 20, 24, 25, 30, 32, 36, 40, 48, 50, 60, 64, 72, 80, 90, 100, 128, 1000))
 _DAY = re.compile(
@@ -73,7 +45,7 @@ _DAY = re.compile(
 def _money(match: re.Match[str]) -> str:
     """A price: with two digits behind the point of its small coins."""
     groups = match.groupdict()
-    names = CURRENCIES[groups["sign"].rstrip(".")]
+    names = CURRENCIES[groups.get("code") or groups["sign"].rstrip(".")]
     one, many, small, _ = names
     number = parsed(groups["number"])
     if one == "euro" and re.fullmatch(r"\d{1,3}\.\d{3}", groups["number"]):
@@ -91,6 +63,15 @@ def _money(match: re.Match[str]) -> str:
         words = f"{amount(number)} {one if number.is_one or thing else many}"
     per = groups.get("per")
     return f"{words} {'' if per == 'ea' else 'per '}{_PER_WORDS.get(per, per)}" if per else words
+
+
+def _parted(match: re.Match[str]) -> str | None:
+    """$3 1/2."""
+    over, under = FRACTIONS[match["part"]] if match["part"] else (int(match["over"]), int(match["under"]))
+    if not 0 < over < under:
+        return None
+    part = "a half" if (over, under) == (1, 2) else fraction(over, under)
+    return f"{amount(match['number'])} and {part} {CURRENCIES[match['sign']][1]}"
 
 
 def _negative(match: re.Match[str]) -> str | None:
@@ -132,6 +113,8 @@ def _with_coins(number: Written, names: tuple[str, str, str, str]) -> str:
 
 def _is_kind(match: re.Match[str]) -> bool:
     """Whether it says what kind of thing follows: a 5 km run, a $20 ticket."""
+    if _KIND.match(match.string, match.end()):
+        return True
     return bool(_THING_BEFORE.search(before(match, 8)) and _THING.match(match.string, match.end()))
 
 
@@ -196,6 +179,30 @@ def _degrees(match: re.Match[str]) -> str:
             words.append(counted(match[part], part, f"{part}s"))
     scales = {"C": "Celsius", "F": "Fahrenheit", "K": "Kelvin", "N": "north", "S": "south", "E": "east", "W": "west"}
     return " ".join([*words, scales.get(match["scale"] or "", "")]).strip()
+
+
+def _bare_degrees(match: re.Match[str]) -> str | None:
+    """72F: in a text of heat."""
+    near = before(match, 60) + "|" + behind(match, 40)
+    if _SEAT.search(before(match, 16)) or not (_HEAT.search(near) or _OTHER_SCALE.search(near)):
+        return None
+    return f"{counted(match['number'], 'degree', 'degrees')} {'Celsius' if match['scale'] == 'C' else 'Fahrenheit'}"
+
+
+_HEAT = re.compile(
+    r"\b(?:temperatures?|degrees|ovens?|bak(?:e|ed|ing)|preheat(?:ed)?|heat(?:ed|ing)?|hot|cold|cool(?:ed|er|s)?|warm(?:er|ed)?|weather"
+    r"|highs?|lows?|freez\w+|boil\w*|fever|roast(?:ed)?|melts?|thermostat|sunny|rainy|cloudy|forecast|outside|outdoors"
+    r"|[Ii]t (?:is|was|will be)|[Ii]t's)\b"
+)
+_OTHER_SCALE = re.compile(r"\d ?°[CF]\b|\d ?[CF] ?[/(|]+\|? ?\d|[/(|]+\d{1,3} ?[CF]\b")
+_SEAT = re.compile(
+    r"\b(?:seats?|gates?|rooms?|apartment|apt|unit|row|bus|class|block|door|section|flight|platform|table|type)[. ]+$", re.IGNORECASE
+)
+
+
+def _thousandth(match: re.Match[str]) -> str:
+    """A 5k run."""
+    return f"{amount(match['number'])} K"
 
 
 def _feet(match: re.Match[str]) -> str | None:
@@ -322,6 +329,10 @@ def _slashed(match: re.Match[str]) -> str | None:
         return None
     if re.match(r" (?:time|beat|meter|rhythm)\b", behind(match, 8)):
         return f"{cardinal(one)} {cardinal(other)}"
+    if other in (4, 5, 6, 10, 20, 100) and one <= other and awaits_score(before(match, 24)):
+        return f"{cardinal(one)} out of {cardinal(other)}"
+    if re.search(r"\b(?:[Pp]age|[Ss]lide|[Ss]tep|[Pp]art|[Tt]ask|[Ff]rame|[Cc]hunk|[Bb]atch|[Ee]poch|[Ll]evel) $", before(match, 8)):
+        return f"{cardinal(one)} of {cardinal(other)}"
     if other in (5, 10) and re.match(" stars?", behind(match, 6)):
         return f"{cardinal(one)} out of {cardinal(other)}"
     if 0 < one < other and (other in _PARTS or (equation and other < 100)):
@@ -337,13 +348,30 @@ def _slashed(match: re.Match[str]) -> str | None:
     return None if is_day else f"{amount(over)} over {amount(under)}"
 
 
+_SCORED = re.compile(
+    r"\b(?:scor(?:e|es|ed|ing)|rat(?:e|es|ed|ing)|grade[ds]?|mark|gave|give|gives|got|gets?|earned|verdict|pain|solid|perfect|review)"
+    r"(?: (?:it|is|was|of|as|at|this|them|him|her|an?|about|only|level)){0,2}:? $",
+    re.IGNORECASE,
+)
+
+
+def awaits_score(text: str) -> bool:
+    """Whether 8/10 behind this text is so many out of ten."""
+    return bool(_SCORED.search(text[-24:]))
+
+
 _SIGNS = alternatives(sign for sign in CURRENCIES if not sign.isalpha() and sign != "¢")
 _NAMES = alternatives(sign for sign in CURRENCIES if sign.isalpha() and sign != "Rs")
+_CODES = alternatives(sign for sign in CURRENCIES if sign.isalpha() and sign.isupper() and len(sign) == 3)
 
 MONEY: tuple[Form, ...] = (
     form(
+        rf"(?<![A-Za-z])(?P<sign>{_SIGNS}) ?(?P<number>\d{{1,4}}) ?(?:(?<= )(?P<over>\d)/(?P<under>\d{{1,2}})(?![\d/])|(?P<part>[½¼¾⅓⅔]))",
+        _parted,
+    ),
+    form(
         rf"(?<![A-Za-z])(?P<sign>{_SIGNS}|(?:{_NAMES}|Rs\.?)(?= ?\d)) ?(?P<number>{NUMBER})"
-        rf"(?:[-–](?P<last>{NUMBER})(?!%|\d))?{_SCALE}{_PER}",
+        rf"(?:[-–](?P<last>{NUMBER})(?!%|\d))?{_SCALE}(?:(?<=\d) (?P<code>{_CODES})\b)?{_PER}",
         _money,
     ),
 )
@@ -359,11 +387,18 @@ NEGATIVES: tuple[Form, ...] = (
     form(rf"\((?P<number>{NUMBER})\)(?!\w)", _negative),
 )
 """Beginning with a bracket."""
-SIGNED_NEGATIVES: tuple[Form, ...] = (form(rf"(?P<sign>{_SIGNS}) ?\((?P<number>{NUMBER}){_SCALE}{_PER}\)", _negative_amount),)
+SIGNED_NEGATIVES: tuple[Form, ...] = (
+    form(rf"(?P<sign>{_SIGNS}) ?[-−](?P<number>{NUMBER}){_SCALE}{_PER}", _negative_amount),
+    form(rf"(?P<sign>{_SIGNS}) ?\((?P<number>{NUMBER}){_SCALE}{_PER}\)", _negative_amount),
+)
 TENS_OF_SECONDS: tuple[Form, ...] = (form(r"(?P<number>\d{0,2}0)s(?![\w'])", _seconds),)
 QUANTITIES: tuple[Form, ...] = (
     form(rf"(?P<number>{NUMBER}){_SCALE} ?(?P<sign>(?:{_SIGNS}|¢)(?![\d.])|(?:{_NAMES})\b){_PER}", _money),
     form(rf"(?P<number>{NUMBER}) ?(?P<sign>[%‰‱])", _percent),
+    form(r"(?P<number>\d{1,6}),[-–—](?![\w-])", lambda match: amount(match["number"])),
+    form(r"20[-/]20(?= vision)", "twenty twenty"),
+    form(r"(?P<number>\d{1,3}) ?(?P<scale>[CF])(?![\w°-])", _bare_degrees),
+    form(r"(?P<number>\d{1,3})k(?=[ -](?:run|race|walk|jog|marathon|course|route|resolution|video|monitor|TV|display)\b)", _thousandth),
     form(
         rf"(?P<number>{NUMBER}) ?°(?: ?(?P<minute>\d{{1,2}})['](?: ?"
         r"(?P<second>\d{1,2}(?:\.\d+)?)(?:\"|''))?)?(?: ?(?P<scale>[CFKNSEW])\b)?",
@@ -371,7 +406,7 @@ QUANTITIES: tuple[Form, ...] = (
     ),
     form(r"(?P<feet>\d{1,3}) ?(?:ft|feet|foot)\.? (?P<inches>\d{1,2}(?:\.\d+)?)(?P<part>[½¼¾])? ?(?:in\b|inch(?:es)?\b)", _feet),
     form(r"(?<![A-WYZa-wyz\d_])(?P<number>\d{1,3})'(?=[ .,;)”]|[x×]\d|$)", _lone_feet),
-    form(r"(?<![\w'.])(?P<feet>\d{1,3})' ?(?P<inches>\d{1,2}(?:\.\d+)?)(?P<part>[½¼¾])?(?:\"|''|(?![\w']))", _feet),
+    form(r"(?<![\w'.])(?P<feet>\d{1,3})'[ -]?(?P<inches>\d{1,2}(?:\.\d+)?)(?P<part>[½¼¾])?(?:\"|''|(?![\w']))", _feet),
     form(
         r"(?:(?P<number>\d{1,4}(?:\.\d+)?)(?: (?=\d+/)|-(?=\d+/)|(?=\")))?(?:(?P<over>\d{1,2})/(?P<under>\d{1,2}))?"
         r"(?<=\d)\"(?:(?!\w)|(?=x\d))",

@@ -8,15 +8,19 @@ from dataclasses import dataclass
 
 from omnistage.models.smol.spoken import abbreviations, addresses, codes, quantities, roman, signs, times, units
 from omnistage.models.smol.spoken.characters import CURRENCY_SIGNS, FRACTIONS, clean
+from omnistage.models.smol.spoken.currencies import CURRENCIES
 from omnistage.models.smol.spoken.form import Form, before, form
 from omnistage.models.smol.spoken.numbers import GROUP
 
 
-def _lone_unit(match: re.Match[str]) -> str:
+def _lone_unit(match: re.Match[str]) -> str | None:
+    if match.group() == "mm" and not _MEASURED.search(before(match, 12)):
+        return None  # Mm, mmm.
     single = re.search(r"\b(?:per|an?|each|every) $", before(match, 6))
     return units.unit_names(match.group())[0 if single else 1]
 
 
+_MEASURED = re.compile(r"(?:\b(?:in|per|to|of|or|and|from|an?|the|each|every|into|as|by|are|is|units?:?)|[,(:/]) ?$")
 _LONE_UNITS = (form(rf"(?<![\w/.])(?:{units.LONE_UNIT})(?![\w/²³^])", _lone_unit),)
 _WORD_FORMS = (
     *addresses.ADDRESSES,
@@ -26,6 +30,8 @@ _WORD_FORMS = (
     *addresses.SNAKES,
     *quantities.MONEY,
     *codes.V_VERSIONS,
+    *codes.CHARACTER_CODES,
+    *times.ZONES,
     *signs.BOOK_FORMS,
     *times.MONTH_DAYS,
     *roman.ROMAN,
@@ -56,14 +62,14 @@ _SIGN_FORMS: dict[str, tuple[Form, ...]] = {
     "(": (*codes.PHONES, *codes.BRACKETED, *quantities.NEGATIVES),
     ":": (*codes.MACHINES, *signs.SIGNS[":"]),
     ".": (*addresses.PATHS, *signs.SIGNS["."], *quantities.QUANTITIES, *codes.PLAIN),
-    "_": (*addresses.SNAKES, *signs.SIGNS["_"]),
+    "_": (*addresses.ADDRESSES, *addresses.SNAKES, *signs.SIGNS["_"]),
 }
 _SPECIAL = (
     abbreviations.SHORTS
     | frozenset(times.MONTHS)
     | frozenset(times.SHORT_MONTHS)
     | frozenset(times.SHORT_DAYS)
-    | frozenset(sign for sign in quantities.CURRENCIES if sign.isalpha())
+    | frozenset(sign for sign in CURRENCIES if sign.isalpha())
     | units.LONE
     | frozenset(signs.SHORT_BOOKS)
 )

@@ -54,6 +54,7 @@ _I_RULES = re.compile(
     r" (?:was|is|has|died|dies|reign(?:ed|s)|rule[ds]|became|becomes|abdicated|succeed(?:ed|s)|ascended|who|whose|which|from|until|in \d|by"
     r"|begins|began|starts|started|ends|ended|contains|covers|deals|describes|shows|says|states|and (?:[A-Z]\w+ )?[IVX]+)\b"
 )
+_HIS = re.compile(r" [a-z]+(?: [a-z]+)? (?:his|her)\b")
 _ARTICLE = frozenset(table("the a an this that each every any my your his her our their which what"))
 _AFTER_STOP = re.compile(r"\.[\"'”’)]* [\"'“‘(]*(?P<word>\w+)")
 _BEGINS_SENTENCE = frozenset(
@@ -115,6 +116,8 @@ def _is_letter(match: re.Match[str], words: list[str]) -> bool:
         return stop["word"].capitalize() not in _BEGINS_SENTENCE
     if match.group() != "I" or stop:
         return False
+    if any(word in TITLES for word in words[:-1]) and _HIS.match(text, match.end()):
+        return False  # King Charles I lost his head.
     article = any(word.lower() in _ARTICLE for word in words[-2:-1])
     if last in _ALIKE or (last == "Mark" and article):
         return last in _ALIKE and words[-2:] != ["World", "War"] and _I_IS_SAID.match(text, match.end()) is not None

@@ -5,9 +5,11 @@ from __future__ import annotations
 import re
 
 from omnistage.models.smol.spoken.characters import CURRENCY_SIGNS, GREEK, LOST, SIGN_WORDS, SUPERSCRIPTS
+from omnistage.models.smol.spoken.currencies import CURRENCIES
 from omnistage.models.smol.spoken.form import Form, alternatives, before, behind, form, in_equation, table
+from omnistage.models.smol.spoken.marks import CHARGES, DECREMENTS, PIPES, STARS, SUMS, delimits, is_charge
 from omnistage.models.smol.spoken.numbers import amount, ordinal
-from omnistage.models.smol.spoken.quantities import CURRENCIES, is_modulo
+from omnistage.models.smol.spoken.quantities import is_modulo
 from omnistage.models.smol.spoken.roman import ROMAN_SIGNS
 from omnistage.models.smol.spoken.times import NAMED, WEEKDAYS
 
@@ -69,7 +71,7 @@ _LABEL = re.compile(
     r" (?:\d+(?:\.\d+)?|[A-Z])$|\b(?:[Ii]n|[Ss]ince|[Bb]y|[Uu]ntil) (?:1[5-9]|20)\d\d$"
 )
 """What a number only names."""
-LABELS = frozenset(_LABEL_WORDS.split()) | {"finished", "ended", "score", "won", "lost", "compute", "add"}
+LABELS = frozenset(_LABEL_WORDS.split()) | set(table("finished ended score won lost compute add open closed hours shift daily work works"))
 """Words that say whether a hyphen behind the next number is a rest, or "to"."""
 _AMOUNT_OF_THING = re.compile(
     r"\d+(?:[.,]\d+)*(?:-?[A-Za-z]{2,}| (?!(?:in|on|at|of|to|and|or|is|are|for|by|with|from|as|but|the)\b)[A-Za-z]{2,}|,? [A-Z])"
@@ -98,6 +100,8 @@ def _dash(match: re.Match[str]) -> str | None:
     """ "minus", "to", nothing within a name, and None for a dash that is a rest."""
     sign, left, right = match.group(), before(match, 24), behind(match, 40)
     spaced_before, spaced_behind = left.endswith(" ") or not left, right.startswith(" ") or not right
+    if is_charge(left, right):
+        return "minus"
     if not spaced_behind and _FREE.search(left[-1:]):
         return _at_front(match, sign, right)
     if spaced_before and spaced_behind:
@@ -131,6 +135,8 @@ def _between(match: re.Match[str], sign: str, left: str, right: str) -> str | No
         return None
     if in_equation(match):
         return "minus"
+    if _OPENS.search(left) and re.match(r"\d{1,2}(?![\w:.]\w|\w)", right):
+        return "to"
     if is_score(left, right):
         return "to"
     label = _LABEL.search(left)
@@ -139,6 +145,9 @@ def _between(match: re.Match[str], sign: str, left: str, right: str) -> str | No
     if _is_range(sign, left, right):
         return "to"
     return _minus_or_rest(left, right, before(match, 60))
+
+
+_OPENS = re.compile(r"\b(?:[Oo]pen|[Cc]losed|[Hh]ours|[Ww]orks?|[Ss]hift|[Dd]aily|[Ff]rom):? \d{1,2}$")
 
 
 def _minus_or_rest(left: str, right: str, front: str) -> str | None:
@@ -232,7 +241,8 @@ def _before_number(match: re.Match[str], sign: str, left: str, right: str) -> st
     if left.endswith("10") and (_GOOD_BUDDY.match(right) or (left.strip("\"'“‘") == "10" and _ANSWER_ENDS.match(right))):
         return ""  # The answer "10-4".
     if left[-1].isdecimal() or left[-1] in "%°½¼¾":
-        return "to"
+        same = re.search(r"(?<![\w.,])\d{2}$", left)
+        return "" if same and re.match(rf"{same.group()}(?![\w.,]\w|\w)", right) and not _ENDED.search(left[:-2]) else "to"
     letters = _LAST_LETTERS.search(left)
     if not letters:
         return "to" if _NUMBER_BEFORE.search(left) else "minus" if _OPERAND_BEFORE.search(left) else ""
@@ -259,8 +269,14 @@ def _cross(match: re.Match[str]) -> str:
 def _star(match: re.Match[str]) -> str | None:
     left, right = before(match, 12).rstrip(), behind(match, 3).lstrip()
     if not (_OPERAND_BEFORE.search(left) and _OPERAND_FOLLOWS.match(right)):
-        return "star" if left[-1:].isdecimal() and before(match, 1) != " " else ""
+        return "star" if len(match.group()) == 1 else "star star"
     return "times" if match.group() == "*" else "to the power of"
+
+
+def _dot(match: re.Match[str]) -> str:
+    """x · y; elsewhere what parts words."""
+    left, right = before(match, 12).rstrip(), behind(match, 3).lstrip()
+    return "times" if _OPERAND_BEFORE.search(left) and _OPERAND_FOLLOWS.match(right) else ""
 
 
 def _caret(match: re.Match[str]) -> str:
@@ -311,7 +327,8 @@ def _slash(match: re.Match[str]) -> str:
         return ""
     if re.search(r"\bs?he$", left, re.IGNORECASE) and re.match(r"s?he\b", right):
         return "or"
-    if _OPERAND_BEFORE.search(left.rstrip()) and _OPERAND_FOLLOWS.match(right.lstrip()):
+    chained = re.search(r"/\w{1,4}$", left) or re.match(r"\w{1,4}/", right)
+    if not chained and _OPERAND_BEFORE.search(left.rstrip()) and _OPERAND_FOLLOWS.match(right.lstrip()):
         computed = in_equation(match) or left.endswith((" ", "!"))
         return "divided by" if computed else "over" if re.match(r"[a-z]\b", right) else "slash"
     return "slash"
@@ -344,6 +361,8 @@ def _greek(match: re.Match[str]) -> str:
 
 
 def _currency(match: re.Match[str]) -> str:
+    if match.group() == "$" and delimits(match):
+        return ""
     return CURRENCIES[match.group()][0]
 
 
@@ -367,6 +386,8 @@ def _factorial(match: re.Match[str]) -> str | None:
     if _SAID_OF.search(front):
         alone = not front[:-1].strip() and not rest[1:].strip(".")
         return "factorial" if alone or in_equation(match) or _OPERATOR_FOLLOWS.match(rest) or _SAID_FOR.search(front) else None
+    if re.fullmatch(r"\d{1,3}", front) and not rest[1:]:
+        return "factorial"
     if not re.search(r"(?<![\w.,])\d{1,3}$", front):
         return None
     if re.search(r"! ?[-−+*/×·÷(]? ?\(?\d{1,3}$", front) and not re.match(r"! [A-Za-z]{2}", rest):
@@ -412,6 +433,7 @@ SIGNS: dict[str, tuple[Form, ...]] = {
     **dict.fromkeys((chr(0x2160 + place) for place in range(32)), ROMAN_SIGNS),
     "-": (
         form(r"->", "to"),
+        *DECREMENTS,
         form(r"(?<![^\s(\"'“])--(?=[A-Za-z])", "dash dash"),
         _DASH,
     ),
@@ -419,9 +441,13 @@ SIGNS: dict[str, tuple[Form, ...]] = {
     "–": (_DASH,),
     "—": (_DASH,),
     "×": (form("×", _cross),),
-    "·": (form(rf"(?<=[\w)]) ?· ?(?=[\w({_GREEK}√])", "times"), form("·", "")),
-    "*": (form(r"\*\*?", _star),),
-    "^": (form(r"\^(?P<open>\()?(?P<power>[-−+]?(?:\d{1,40}|[A-Za-z]{1,12}))(?(open)\))", _caret), form(r"\^", "to the power of")),
+    "·": (form(rf"(?<=[\w)]) ?· ?(?=[\w({_GREEK}√])", "times"), form("·", _dot)),
+    "*": (form(r"(?<=[\w)] )\*=(?= )", "times equals"), form(r"\*\*?", _star)),
+    "^": (
+        *CHARGES,
+        form(r"\^(?P<open>\()?(?P<power>[-−+]?(?:\d{1,40}|[A-Za-z]{1,12}))(?(open)\))", _caret),
+        form(r"\^", "to the power of"),
+    ),
     "/": (form(r"(?<=\bf)/(?=\d)", ""), form(_PER, _rate), form("/", _slash)),
     ":": (form(":=", "is"), form(r"(?<=\w)::(?=\w)", "colon colon"), form(":", _colon)),
     "+": (form(r"\+/[-−]", "plus or minus"), form(r"\+", _plus)),
@@ -442,10 +468,15 @@ SIGNS: dict[str, tuple[Form, ...]] = {
     "#": (form(r"#(?=\d|[A-Z]{1,3}-\d)", "number"), form("#", "hashtag")),
     "§": (form("§§", "sections"), form("§", "section")),
     "\\": (form(r"\\", "backslash"),),
-    "|": (form(r"\|\|", "or"), form(r"\|", _bar)),
+    "|": (form(r"\|\|", "or"), *PIPES, form(r"\|", _bar)),
     "_": (form("_", _underscore),),
     "¿": (form("[¿¡]", ""),),
     "¡": (form("[¿¡]", ""),),
     ".": (form(r"\.NET\b", "dot net"),),
+    **{sign: (*STARS, form(re.escape(sign), _named)) for sign in "★☆"},
+    **{sign: (*SUMS, form(sign, _named)) for sign in "∑∏∫"},
+    **{sign: (*SUMS, form(sign, _greek)) for sign in "ΣΠ"},
+    "‖": (form(r"(?<![\w)])(?<!norm )‖(?=[\w(])", "the norm of"), form("‖", "")),
+    **{sign: (form(sign, ""),) for sign in "⌋⌉"},
     LOST: (form(LOST, ""),),
 }

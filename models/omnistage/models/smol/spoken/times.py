@@ -121,7 +121,17 @@ def _clock(match: re.Match[str]) -> str | None:
         words.append(f"and {cardinal(int(second))} second" + ("" if int(second) == 1 else "s"))
         if match["part"]:
             words[-1] = f"and {amount(second + match['part'])} seconds"
+    groups = match.groupdict()
+    if groups.get("utc") or groups.get("ahead"):
+        words.append("UTC" + (_ahead(groups["ahead"]) if groups["ahead"] else ""))
     return " ".join(words) + _half_day(match) + (match["zone"] or "")
+
+
+def _ahead(text: str) -> str:
+    """+05:30 as " plus five thirty"."""
+    digits = re.sub(r"\D", "", text)
+    hours, minutes = (digits, "") if len(digits) < 3 else (digits[:-2], digits[-2:])
+    return f" {'plus' if text[0] == '+' else 'minus'} {cardinal(int(hours))}" + (f" {cardinal(int(minutes))}" if minutes.strip("0") else "")
 
 
 def _half_day(match: re.Match[str]) -> str:
@@ -179,18 +189,39 @@ def _before_christ(match: re.Match[str]) -> str:
     return year(int(text)) if len(text) == 4 else amount(text)
 
 
+def _countdown(match: re.Match[str]) -> str:
+    return f"{match.group()[0]} minus"
+
+
+def _french(match: re.Match[str]) -> str | None:
+    """At 15h30, which elsewhere lasts."""
+    hour, minute = int(match["hour"]), int(match["minute"])
+    if hour > 24 or minute > 59 or not _AT.search(before(match, 8)):
+        return None
+    return f"{cardinal(hour)} " + (f"oh {ONES[minute]}" if 0 < minute < 10 else cardinal(minute) if minute else "o'clock")
+
+
+def _day_with_stop(match: re.Match[str]) -> str | None:
+    """31.12., in the middle of a sentence."""
+    return _date(int(match["month"]), int(match["day"]), "")
+
+
+_AT = re.compile(r"\b(?:at|from|to|until|till|by|before|after|since|à) $", re.IGNORECASE)
 TIMES: tuple[Form, ...] = (
     form(r"(?:(?P<many>1000)s|100s(?= of\b))\b", lambda match: "thousands" if match["many"] else "hundreds"),
     form(r"(?P<year>\d{4})(?P<mark>[-/.])(?P<month>\d{2})(?P=mark)(?P<day>\d{2})(?!\d|[-/.]\d)(?:T(?=\d\d:))?", _iso),
     form(r"(?P<year>[12]\d{3})/(?P<month>\d{1,2})/(?P<day>\d{1,2})(?!\d|[-/.]\d)", _iso),
     form(r"(?P<first>\d{1,2})(?P<mark>[-/.])(?P<second>\d{1,2})(?P=mark)(?P<year>\d{4}|\d{2})(?!\d|[-/.]\d)", _numeric),
     form(
-        rf"(?P<hour>\d{{1,2}}):(?P<minute>\d\d)(?::(?P<second>\d\d)(?P<part>\.\d{{1,6}})?)?(?!\d|:\d|\.\d){_AM}?(?:Z\b)?{_ZONE}",
+        rf"(?P<hour>\d{{1,2}}):(?P<minute>\d\d)(?::(?P<second>\d\d)(?P<part>\.\d{{1,6}})?)?(?!\d|:\d|\.\d){_AM}?"
+        rf"(?:(?P<utc>Z)\b|(?:(?<=:\d\d:\d\d)|(?<=\.\d{{3}}))(?P<ahead>[-+−]\d\d:?\d\d)(?!\d))?{_ZONE}",
         _clock,
     ),
     form(rf"(?P<hour>\d{{1,2}})\.(?P<minute>[0-5]\d)(?P<second>(?!))?(?P<part>(?!))?{_AM}{_ZONE}", _clock),
     form(rf"(?P<hour>\d{{1,2}}){_AM}{_ZONE}", _hour),
     form(r"(?P<number>\d{3}0|\d0)(?P<mark>)'?s\b(?!'\w)", _decade),
+    form(r"(?P<hour>\d{1,2})h(?P<minute>\d\d)(?!\w)", _french),
+    form(r"(?<![\d.])(?P<day>\d{1,2})\.(?P<month>\d{1,2})\.(?= [a-z]|[-–])", _day_with_stop),
     form(r"(?P<hour>\d{1,3})h ?(?P<minute>\d{1,2})(?:m|min)?(?: ?(?P<second>\d{1,2})s)?\b", _duration),
     form(r"(?P<hour>)(?P<minute>\d{1,3})m ?(?P<second>\d{1,2})s\b", _duration),
     form(
@@ -213,6 +244,15 @@ TIMES: tuple[Form, ...] = (
 )
 """Forms that begin with a digit."""
 DAYS: tuple[Form, ...] = (form(r"(?<!\d/)(?P<month>\d{1,2})/(?P<day>\d{1,2})(?![\d/]|\.\d)", _day),)
+ZONES: tuple[Form, ...] = (
+    form(
+        r"(?<!\w)(?P<zone>UTC|GMT) ?(?P<ahead>[-+−]\d{1,2}(?::?\d\d)?)(?![\d:])",
+        lambda match: match["zone"] + _ahead(match["ahead"]),
+    ),
+    form(r"(?<![\w-])[TLED][-−](?=\d+ ?(?:seconds?|minutes?|hours?|days?|weeks?|months?|min|h|s)\b|\d+:\d\d)", _countdown),
+    form(r"(?<=\bat )T[-−](?=\d{1,3}\b)", _countdown),
+)
+"""How far a clock is behind or ahead, and before a start."""
 MONTH_DAYS: tuple[Form, ...] = (
     form(
         rf"(?P<name>{_SHORT_NAME})(?=\.? ?[-–] ?(?:{_SHORT_NAME})(?![a-z]))"
