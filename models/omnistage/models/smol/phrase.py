@@ -144,7 +144,7 @@ class PhraseCutter:
         numeral = character in "IVX" and stem != "No" and (stem not in WORDS_TOO or stem[0].isupper())
         if stem in NUMBERED and (character.isdecimal() or character == "#" or numeral):
             return True
-        return character.islower() or (stem in _UNITS and character.isdecimal())
+        return character.islower() or character in "=×+<>≤≥≈" or (stem in _UNITS and character.isdecimal())
 
     def _is_long_after(self, word: str) -> bool:
         """Whether to cut here although there is no punctuation: never within what is read as one, such as a number and its unit."""

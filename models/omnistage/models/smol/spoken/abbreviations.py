@@ -108,11 +108,15 @@ _ONE_BEFORE = re.compile(r"\b(?:an?|one|my|his|her|our|their|modern|fine|this|th
 _SENTENCE_BEFORE = re.compile(r"(?:^|[.!?…][\"'”’)]* )[\"'“‘(]*$")
 _COUNT_ENDS = re.compile(r"#?\d[\w.,/–-]*(?<![.,])(?:$|[^\w\s]| (?:and|or|to|&) \d)")
 _STREET_BEFORE = re.compile(r"(?:\b[A-Z][a-z]+|\d(?:st|nd|rd|th)) $")
-_SAINT_BEFORE = re.compile(r"\b(?:Mount|Port|Lake|Fort|Sault|Old|New|Saint|River|East|West|North|South|In|The|At|Near|From|To|And|On) $")
+_SAINT_BEFORE = re.compile(
+    r"\b(?:Mount|Port|Lake|Fort|Sault|Old|New|Saint|River|East|West|North|South|In|The|At|Near|From|To|And|On|Visit|Visiting|See|Love|Leave|Leaving|Tour|Explore"
+    r"|Outside|Around|Historic|Downtown|Through|Via|For|With|By|When|Where|While|If|Is|Was|Are|Does|Did|After|Before|Since|Between|Like|Of|But)"
+    r" $"
+)
 
 
 SENTENCE_BEGINS = re.compile(
-    r"(?:The|An?|He|She|It|They|We|You|I|His|Her|Its|Their|Our|My|Your|This|That|These|Those|There|Here|Then|When|Where|What|Who|Why|How|Which"
+    r"(?:The|An?|He|She|It|They|We|You|I|His|Her|Its|Their|Our|My|Your|This|That|These|Those|There|Here|Then|When|Where|What|Why|How|Which"
     r"|After|Before|Since|Until|During|While|Because|Although|Though|But|And|Or|So|If|As|For|From|With|Without|Was|Were|Did|Does|Has|Had|Later"
     r"|Now|Today|Next|Finally|However|Thus|Turn|Go|Take|Meet|Call)\b(?!-)"
 )
@@ -128,10 +132,24 @@ def _title(match: re.Match[str]) -> str | None:
     return TITLES.get(short) or DOTTED_TITLES.get(short)
 
 
+def _is_star(match: re.Match[str]) -> bool:
+    """The Sun. It was hot."""
+    front = before(match, 8)
+    if re.search(r"\b(?:the|our|an?) $", front, re.IGNORECASE):
+        return True
+    begins = match.string[match.end() : match.end() + 1] == " " and SENTENCE_BEGINS.match(match.string, match.end() + 1)
+    return (
+        begins is not False and begins is not None and not re.search(r"\b(?:on|last|next|this|every|by|until|and|or|to) $|[-–,] ?$", front)
+    )
+
+
 def _dotted(match: re.Match[str]) -> str | None:
     """With its full stop if it ends the text as well."""
-    if match["short"] == "Sun" and re.search(r"\b(?:[Tt]he|[Oo]ur|[Aa]) $", before(match, 4)):
+    if match["short"] == "Sun" and _is_star(match):
         return None  # The star.
+    goes_on = re.compile(r" [a-z]").match(match.string, match.end())
+    if match["short"] == "Dr" and goes_on and not _STREET_BEFORE.search(re.sub(r"\b(?:The|A|My|Our|His|Her) $", "", before(match, 24))):
+        return "Doctor"
     return DOTTED[match["short"]] + ("" if match.string[match.end() :].strip("\"'”’)") else ".")
 
 

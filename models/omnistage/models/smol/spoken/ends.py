@@ -47,7 +47,7 @@ def is_open(text: str) -> bool:
     words = text.split()[-3:]
     word = words[-1] if words else ""
     stem = word.strip(_CLOSERS)
-    if not _LETTER.search(word) or any(map(str.isdecimal, word)) or "\\" in word or word.endswith((".", "#", "/", "&")):
+    if not _LETTER.search(word) or any(map(str.isdigit, word)) or "\\" in word or word.endswith((".", "#", "/", "&")):
         return True
     if (
         stem.lower() in _FORMS_GO_ON | LASTING | LABELS

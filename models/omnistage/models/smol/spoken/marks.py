@@ -6,6 +6,7 @@ import re
 
 from omnistage.models.smol.spoken.form import Form, before, behind, form, table
 from omnistage.models.smol.spoken.numbers import amount, cardinal
+from omnistage.models.smol.spoken.units import unit_names
 
 _ION = re.compile(
     r"(?<![\w'’-])(?:Cl|Br|OH|CN|SCN|HS|NO[23]|HCO3|HSO[34]|H2PO4|MnO4|ClO[34]?|AlO2|BF4|PF6|CH3COO|HCOO|O|AB|Rh|RhD|F(?= ?ion))$"
@@ -71,4 +72,11 @@ DECREMENTS: tuple[Form, ...] = (
 )
 SUMS: tuple[Form, ...] = (form(r"(?P<sign>[Σ∑∏Π∫])_\(?(?P<first>[^()\s^]{1,12})\)?(?:\^\(?(?P<last>[^()\s]{1,8})\)?)?(?=[\s(]|$)", _sum),)
 PIPES: tuple[Form, ...] = (form(rf"(?<!\S)\|(?= (?:{_COMMANDS})\b)", "pipe"),)
+PER_UNITS: tuple[Form, ...] = (
+    form(
+        r"(?<=[a-z]{3})/(?P<unit>mL|ml|μL|dL|L|kg|km²|m²|m³|mm³|cm²|cm³|ha|min|GB|MB)(?![\w/²³])",
+        lambda match: f"per {unit_names(match['unit'])[0]}",
+    ),
+)
+"""Cells/mL."""
 STARS: tuple[Form, ...] = (form(r"[★☆]{2,}", stars),)

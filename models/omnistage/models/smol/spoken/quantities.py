@@ -7,7 +7,7 @@ import re
 from omnistage.models.smol.spoken.characters import FRACTIONS
 from omnistage.models.smol.spoken.currencies import CURRENCIES
 from omnistage.models.smol.spoken.form import Form, alternatives, before, behind, form, in_equation
-from omnistage.models.smol.spoken.mistaken import are_seconds, is_many, is_mistaken
+from omnistage.models.smol.spoken.mistaken import are_seconds, awaits_letter, is_many, is_mistaken
 from omnistage.models.smol.spoken.numbers import NUMBER, Written, amount, bare, cardinal, counted, name, ordinal, parsed, plural
 from omnistage.models.smol.spoken.units import UNIT, unit_names
 
@@ -25,7 +25,7 @@ _THING = re.compile(rf"(?: |-)(?!(?:{_NO_THING.replace(' ', '|')}|more|less)\b)[
 _KIND = re.compile(
     r"[ -](?:bulb|lamp|charger|battery|resistor|capacitor|engine|motor|run|race|walk|hike|drive|speaker|amplifier|monitor|radius|limit|file"
     r"|timeout|interval|delay|clip|window|countdown|timer|pipe|cable|rope|board|lens|magnet|dose|tablet|pill|bag|bottle|sprint|swim|shift|flight|warranty"
-    r"|adapter|heater|panel|supply|disk|stick|card|module|screen|tank|bucket|weight|plate|dumbbell|ladder|pole|wall|fence|tower|pool|radio|signal)s?"
+    r"|adapter|heater|panel|supply|disk|stick|card|module|screen|tank|bucket|weight|plate|dumbbell|ladder|pole|steak|glass|can|jar|mug|cup|burger|wall|fence|tower|pool|radio|signal)s?"
     r"(?![\w'-])"
 )
 """What a size stands before as a kind: the 60 W bulb."""
@@ -183,18 +183,22 @@ def _degrees(match: re.Match[str]) -> str:
 
 def _bare_degrees(match: re.Match[str]) -> str | None:
     """72F: in a text of heat."""
-    near = before(match, 60) + "|" + behind(match, 40)
-    if _SEAT.search(before(match, 16)) or not (_HEAT.search(near) or _OTHER_SCALE.search(near)):
+    front, near = before(match, 24), before(match, 60) + "|" + behind(match, 40)
+    if awaits_letter(front.rstrip()) or _SEAT.search(front) or re.search(r"[A-Za-z]-?$", front):
+        return None
+    fahrenheit = match["scale"] == "F" and 20 <= int(match["number"]) <= 600
+    celsius = match["scale"] == "C" and 40 <= int(match["number"]) <= 400
+    if not (fahrenheit or celsius or _HEATED_TO.search(front) or _HEAT.search(near) or _OTHER_SCALE.search(near)):
         return None
     return f"{counted(match['number'], 'degree', 'degrees')} {'Celsius' if match['scale'] == 'C' else 'Fahrenheit'}"
 
 
 _HEAT = re.compile(
     r"\b(?:temperatures?|degrees|ovens?|bak(?:e|ed|ing)|preheat(?:ed)?|heat(?:ed|ing)?|hot|cold|cool(?:ed|er|s)?|warm(?:er|ed)?|weather"
-    r"|highs?|lows?|freez\w+|boil\w*|fever|roast(?:ed)?|melts?|thermostat|sunny|rainy|cloudy|forecast|outside|outdoors"
-    r"|[Ii]t (?:is|was|will be)|[Ii]t's)\b"
+    r"|highs?|lows?|freez\w+|boil\w*|fever|roast(?:ed)?|melts?|thermostat|sunny|rainy|cloudy|forecast|outside|outdoors)\b"
 )
-_OTHER_SCALE = re.compile(r"\d ?°[CF]\b|\d ?[CF] ?[/(|]+\|? ?\d|[/(|]+\d{1,3} ?[CF]\b")
+_HEATED_TO = re.compile(r"\b(?:at|to|above|below|around|reach(?:es|ed)?|hits?) $")
+_OTHER_SCALE = re.compile(r"\d ?F or \||\d ?°[CF]\b|\d ?[CF] ?[/(|]+\|? ?\d|[/(|]+\d{1,3} ?[CF]\b")
 _SEAT = re.compile(
     r"\b(?:seats?|gates?|rooms?|apartment|apt|unit|row|bus|class|block|door|section|flight|platform|table|type)[. ]+$", re.IGNORECASE
 )
@@ -221,7 +225,7 @@ def _feet(match: re.Match[str]) -> str | None:
 def _lone_feet(match: re.Match[str]) -> str | None:
     return (
         None
-        if _closes(match, _SINGLE)
+        if _closes(match, _SINGLE) or before(match, 1) == "+" or behind(match, 7) == " minute"
         else counted(match["number"], "foot", "foot" if _is_kind(match) or _SIZED.match(behind(match, 12)) else "feet")
     )
 
@@ -416,7 +420,7 @@ QUANTITIES: tuple[Form, ...] = (
         rf"(?P<number>{NUMBER})(?: (?P<scale>{SCALE_WORDS}))?[ -]?(?P<unit>{UNIT})(?![\w²³]|'[a-z])(?:(?<=[a-z])\.(?= [a-z\d(]|[,;]))?",
         _unit,
     ),
-    form(r"(?P<number>\d{1,4}(?:\.\d{1,4})?) in\.(?= [a-z\d(×]|[,;])", lambda match: counted(match["number"], "inch", "inches")),
+    form(r"(?P<number>\d{1,4}(?:\.\d{1,4})?) in\.(?= [a-z\d(×=]|[,;])", lambda match: counted(match["number"], "inch", "inches")),
     form(
         r"(?P<number>\d{1,4})(?: |-)(?P<over>\d{1,2})/(?P<under>\d{1,3})(?:(?:st|nds?|rds?|ths?)\b)?(?![\d/])"
         rf"(?:[ -](?P<unit>{UNIT})(?![\w²³]|'[a-z]))?",

@@ -7,7 +7,7 @@ import re
 from omnistage.models.smol.spoken.characters import CURRENCY_SIGNS, GREEK, LOST, SIGN_WORDS, SUPERSCRIPTS
 from omnistage.models.smol.spoken.currencies import CURRENCIES
 from omnistage.models.smol.spoken.form import Form, alternatives, before, behind, form, in_equation, table
-from omnistage.models.smol.spoken.marks import CHARGES, DECREMENTS, PIPES, STARS, SUMS, delimits, is_charge
+from omnistage.models.smol.spoken.marks import CHARGES, DECREMENTS, PER_UNITS, PIPES, STARS, SUMS, delimits, is_charge
 from omnistage.models.smol.spoken.numbers import amount, ordinal
 from omnistage.models.smol.spoken.quantities import is_modulo
 from omnistage.models.smol.spoken.roman import ROMAN_SIGNS
@@ -152,9 +152,9 @@ _OPENS = re.compile(r"\b(?:[Oo]pen|[Cc]losed|[Hh]ours|[Ww]orks?|[Ss]hift|[Dd]ail
 
 def _minus_or_rest(left: str, right: str, front: str) -> str | None:
     """A difference has nothing around its sides but what asks for it; behind another word a number is a name or the first of a range."""
-    if not _OPERAND_BEFORE.search(left) or not _DIFFERENCE_ENDS.match(right):
+    if not _OPERAND_BEFORE.search(left) or not (_DIFFERENCE_ENDS.match(right) or re.match(r"\d+[a-z]{2,3}(?:[)²³ ,.;:”]|$)", right)):
         return None
-    if _VARIABLE_BEFORE.search(left) and _VARIABLE.match(right):
+    if re.search(rf"[a-z][{_POWERS}]$|[a-z]\^\d$", left) or (_VARIABLE_BEFORE.search(left) and _VARIABLE.match(right)):
         return "minus"
     last_word = _WORD_BEFORE.search(left)
     if last_word is None or last_word.group("word").lower() in _ASKING:
@@ -259,7 +259,9 @@ def _before_number(match: re.Match[str], sign: str, left: str, right: str) -> st
 
 def _cross(match: re.Match[str]) -> str:
     """×: "times", between the sides of something "by"."""
-    computed = in_equation(match) or re.match(rf" ?10[\^{_POWERS}]", behind(match, 4))
+    computed = (
+        in_equation(match) or re.search(r"[-−+*/=] ?[\d.]+ ?$", before(match, 12)) or re.match(rf" ?10[\^{_POWERS}]", behind(match, 4))
+    )
     if computed or not re.search(r"\d[a-z]{0,2} ?$", before(match, 4)) or not re.match(r" ?\d", behind(match, 2)):
         return "times"
     spaced = before(match, 1) == " "
@@ -314,7 +316,7 @@ _PER = r"/(?P<per>hour|day|week|month|year|minute|second|night|person|user|hr|wk
 
 def _rate(match: re.Match[str]) -> str | None:
     """100 mg/day, 3/week."""
-    return f"per {TIME_NAMES.get(match['per'], match['per'])}" if re.search(r"\d[^ ]*(?: [a-z]+)?$", before(match, 16)) else None
+    return f"per {TIME_NAMES.get(match['per'], match['per'])}" if re.search(r"\d[^ ]*(?: [A-Za-zμ/]+)?$", before(match, 16)) else None
 
 
 def _slash(match: re.Match[str]) -> str:
@@ -448,7 +450,7 @@ SIGNS: dict[str, tuple[Form, ...]] = {
         form(r"\^(?P<open>\()?(?P<power>[-−+]?(?:\d{1,40}|[A-Za-z]{1,12}))(?(open)\))", _caret),
         form(r"\^", "to the power of"),
     ),
-    "/": (form(r"(?<=\bf)/(?=\d)", ""), form(_PER, _rate), form("/", _slash)),
+    "/": (form(r"(?<=\bf)/(?=\d)", ""), *PER_UNITS, form(_PER, _rate), form("/", _slash)),
     ":": (form(":=", "is"), form(r"(?<=\w)::(?=\w)", "colon colon"), form(":", _colon)),
     "+": (form(r"\+/[-−]", "plus or minus"), form(r"\+", _plus)),
     "=": (form(r"=>", "arrow"), form(r"={1,2}", "equals")),
@@ -465,7 +467,7 @@ SIGNS: dict[str, tuple[Form, ...]] = {
     "%": (form("%", lambda match: "modulo" if _OPERAND_BEFORE.search(before(match, 12).rstrip()) and is_modulo(match) else "percent"),),
     "&": (form(r"&{1,2}", "and"),),
     "@": (form("@", "at"),),
-    "#": (form(r"#(?=\d|[A-Z]{1,3}-\d)", "number"), form("#", "hashtag")),
+    "#": (form(r"#(?= ?\d|[A-Z]{1,3}-\d)", "number"), form("#", "hashtag")),
     "§": (form("§§", "sections"), form("§", "section")),
     "\\": (form(r"\\", "backslash"),),
     "|": (form(r"\|\|", "or"), *PIPES, form(r"\|", _bar)),

@@ -196,7 +196,7 @@ def _countdown(match: re.Match[str]) -> str:
 def _french(match: re.Match[str]) -> str | None:
     """At 15h30, which elsewhere lasts."""
     hour, minute = int(match["hour"]), int(match["minute"])
-    if hour > 24 or minute > 59 or not _AT.search(before(match, 8)):
+    if hour > 24 or minute > 59 or not (_AT.search(before(match, 8)) or (hour > 7 and not before(match, 1))):
         return None
     return f"{cardinal(hour)} " + (f"oh {ONES[minute]}" if 0 < minute < 10 else cardinal(minute) if minute else "o'clock")
 
@@ -256,7 +256,7 @@ ZONES: tuple[Form, ...] = (
 MONTH_DAYS: tuple[Form, ...] = (
     form(
         rf"(?P<name>{_SHORT_NAME})(?=\.? ?[-–] ?(?:{_SHORT_NAME})(?![a-z]))"
-        rf"|(?:(?<=[-–])|(?<=[-–] ))(?P<last>{_SHORT_NAME})(?![a-z]|\.? \d)",
+        rf"|(?:(?<=[-–])|(?<=[-–] ))(?P<last>(?:{alternatives(SHORT_DAYS)})(?![a-z])|(?:{_SHORT_NAME})(?![a-z]|\.? \d))",
         _short_name,
     ),
     form(

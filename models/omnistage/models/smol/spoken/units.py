@@ -27,7 +27,8 @@ N newton;kN kilonewton;Nm newton~meter;J joule;kJ kilojoule;MJ megajoule;cal cal
 keV kilo~electron~volt;MeV mega~electron~volt;GeV giga~electron~volt;Pa pascal;kPa kilopascal;hPa hectopascal;MPa megapascal;bar bar
 mbar millibar;dB decibel;dBA decibel;lm lumen;mol mole;mmol millimole;px pixel;pt point;MP megapixel;hp horsepower horsepower
 cc cubic~centimeter;mSv millisievert;pct percent percent;K kelvin kelvin;T tesla tesla;nF nanofarad;pF picofarad;μF microfarad
-Å angstrom;atm atmosphere;Gbit gigabit;Mbit megabit;kbit kilobit;sqft square~foot square~feet
+Å angstrom;atm atmosphere;Gbit gigabit;Mbit megabit;kbit kilobit;sqft square~foot square~feet;pts point
+mmHg millimeter~of~mercury millimeters~of~mercury
 """
 _SPECIAL = {
     "sq ft": ("square foot", "square feet"),
