@@ -152,8 +152,9 @@ def by_hand(studio: Studio, plan: Plan) -> None:
         while not canvas.is_drawn:
             made = painter.velocities(rows)
             velocity = painter.guided(made[0], made[1], plan.guidance) if len(made) == 2 else made[0]
-            canvas.latents = canvas.scheduler.step(velocity, canvas.timestep, canvas.latents, return_dict=False)[0]
-            canvas.step += 1
+            sampler = canvas.sampler
+            canvas.latents = sampler.scheduler.step(velocity, sampler.timestep, canvas.latents, return_dict=False)[0]
+            sampler.step += 1
 
 
 async def overhead(studio: Studio, side: int, *, guided: bool, clock: Callable[[], float]) -> tuple[float, str]:

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,7 @@ from omnistage.models.diffusers.painter import Canvas, Painter
 from omnistage.models.diffusers.plan import Plan, Source, planned
 from omnistage.models.interface import DrawRequest
 
+CLOSE = 1e-5
 SMALL_AREA = 128 * 128
 SIDE = 64
 _SIZES = {
@@ -115,9 +117,9 @@ class Pair:
 
 
 @cache
-def pair(name: str) -> Pair:
-    """One of drawings.NAMES."""
-    folder = checkpoint(name)
+def pair(name: str, folder: Path | None = None) -> Pair:
+    """One of drawings.NAMES. folder: of another checkpoint of it."""
+    folder = folder or checkpoint(name)
     pipe = load_pipeline(folder, torch.float32)
     pipe.set_progress_bar_config(disable=True)
     defaults = Defaults.of(folder, DiffusersOptions(condition_area=SMALL_AREA))
@@ -131,6 +133,11 @@ def picture(seed: int, height: int, width: int, *, opaque: bool = True) -> Pixel
     if opaque:
         made[..., 3] = 255
     return made
+
+
+def apart(made: torch.Tensor, reference: torch.Tensor) -> float:
+    assert made.shape == reference.shape
+    return float((made - reference).abs().max() / reference.abs().max())
 
 
 @contextmanager

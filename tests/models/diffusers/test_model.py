@@ -288,13 +288,13 @@ def test_a_long_prompt_fits_into_a_jpeg() -> None:
         assert (said["prompt"] == plan.prompt) is (media_type == PNG)
 
 
-@pytest.mark.parametrize("sampler", ["DDIMScheduler", "UniPCMultistepScheduler", "FlowMatchHeunDiscreteScheduler"])
-def test_a_sampler_that_no_family_was_published_with_is_refused(sampler: str, tmp_path: Path) -> None:
-    """One would take other arguments, another one keep to another formula than that of the previews."""
+@pytest.mark.parametrize("sampler", ["DDIMScheduler", "FlowMatchHeunDiscreteScheduler"])
+def test_a_sampler_that_nobody_compared_is_refused(sampler: str, tmp_path: Path) -> None:
+    """One knows no sigmas, another one asks the model twice a step."""
     folder = writable("z-image", tmp_path / "z")
     index = json.loads((folder / "model_index.json").read_text())
     (folder / "model_index.json").write_text(json.dumps(index | {"scheduler": ["diffusers", sampler]}))
-    with pytest.raises(LoadError, match=f"is drawn here with FlowMatchEulerDiscreteScheduler, not {sampler}"):
+    with pytest.raises(LoadError, match=f"is drawn here with FlowMatchEulerDiscreteScheduler, .*not {sampler}"):
         registry.load("diffusers", "diffusion", LoadOptions(folder, dtype="float32"))
 
 

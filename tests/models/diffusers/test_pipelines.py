@@ -13,7 +13,7 @@ from PIL import Image
 
 from helpers import lengths
 from helpers.drawings import NAMES
-from helpers.painting import Pair, pair, picture
+from helpers.painting import CLOSE, Pair, apart, pair, picture
 from omnistage.models.diffusers.painter import Canvas
 from omnistage.models.diffusers.plan import Plan
 from omnistage.models.diffusers.quotation import split_quotation
@@ -22,7 +22,6 @@ from omnistage.models.interface import Failed
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-CLOSE = 1e-5
 WORDS = ("a red circle", "two small houses by the sea, at night", "x", 'a sign that says "open"', "ein Haus, 房子")
 
 
@@ -48,11 +47,6 @@ def plans(both: Pair, seed: int, count: int = 3) -> list[Plan]:
         asked = {"steps": rng.randint(2, 5), "guidance_scale": guidance, "negative_prompt": negative, "seed": rng.getrandbits(64)}
         made.append(both.plan(rng.choice(WORDS), images, **asked))
     return made
-
-
-def apart(made: torch.Tensor, reference: torch.Tensor) -> float:
-    assert made.shape == reference.shape
-    return float((made - reference).abs().max() / reference.abs().max())
 
 
 def levels_apart(images: list[Image.Image], others: list[Image.Image]) -> int:
@@ -164,8 +158,9 @@ def test_z_image_draws_pictures_of_any_sizes_in_one_pass(seed: int) -> None:
     both = pair("z-image")
     sizes = ((64, 64), (96, 48), (32, 160))
     asked = [both.plan(WORDS[n], width=width, height=height, steps=3 + n, seed=seed + n) for n, (width, height) in enumerate(sizes)]
-    assert len({both.painter.group(plan) for plan in asked}) == 1
-    for canvas, plan in zip(both.drawn(*asked), asked, strict=True):
+    drawn = both.drawn(*asked)
+    assert len({both.painter.group(canvas) for canvas in drawn}) == 1
+    for canvas, plan in zip(drawn, asked, strict=True):
         latents, images = both.published(plan)
         assert apart(canvas.latents, latents) <= CLOSE
         assert images[0].size == (plan.width, plan.height)
@@ -173,7 +168,9 @@ def test_z_image_draws_pictures_of_any_sizes_in_one_pass(seed: int) -> None:
 
 def test_others_share_no_pass_with_another_size() -> None:
     both = pair("qwen-image")
-    assert both.painter.group(both.plan("x", width=64, height=96)) != both.painter.group(both.plan("x", width=96, height=64))
+    with torch.inference_mode():
+        one, other = (both.begun(both.plan("x", width=width, height=160 - width)) for width in (64, 96))
+    assert both.painter.group(one) != both.painter.group(other)
 
 
 def test_every_result_is_that_of_its_own_seed(seed: int) -> None:
@@ -214,7 +211,7 @@ def test_what_a_preview_shows_is_the_picture_without_its_noise(name: str, seed: 
     with torch.inference_mode():
         canvas = both.begun(plan)
         while not canvas.is_drawn:
-            before, sigma = canvas.latents.clone(), canvas.scheduler.sigmas[canvas.step]
+            before, sigma = canvas.latents.clone(), canvas.sampler.sigma
             both.painter.forward([canvas])
             velocity = canvas.velocity
             assert velocity is not None

@@ -1,7 +1,8 @@
-"""Latents on the way, kept by the caller, so that a replica which takes over goes on at a step and not at the first one.
+"""States of drawings on the way, kept by the caller, so that a replica which takes over goes on at a step and not at the first one.
 
-They are the bits of float32 values, as codes, for codes are what callers keep. A few times for a picture, and only as many as fit into the
-message that opens the next session.
+They are bits of float32 values, as codes, for codes are what callers keep. A few times for a picture, and only as many as fit into the
+message that opens the next session. Of each picture stand there its latents, what its sampler remembers, filled up to the most that it ever
+does, and the state of its noise.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from omnistage.models.diffusers.plan import Plan
+from omnistage.models.diffusers.sampler import NOISE_BYTES, Memory, State
 from omnistage.models.interface import BadRequest
 
 CHECKPOINT = "checkpoint"
@@ -21,30 +23,62 @@ MOST = 3
 """Of one picture."""
 WORDS = 1 << 18
 """Of all checkpoints of a session together; a word takes up to five bytes of a message."""
+NOISE_WORDS = NOISE_BYTES // 4
 
 
-def steps_of(plan: Plan, words: int) -> tuple[int, ...]:
-    """Steps after which latents are kept, evenly spread. words: of all latents of the plan. What a step cache knows is not kept: with one
-    there are none."""
-    count = 0 if plan.step_cache else min(MOST, WORDS // words, plan.steps - 1)
-    return tuple(-(-plan.steps * number // (count + 1)) for number in range(1, count + 1))
+class Layout:
+    """How the states of the pictures of a plan are written. values: of the latents of one picture. width: of a row; rows: of all
+    pictures."""
 
+    def __init__(self, plan: Plan, values: int, width: int, memory: Memory) -> None:
+        self.width, self._values, self._memory, self._pictures = width, values, memory, plan.results
+        self._noise = NOISE_WORDS if memory.draws else 0
+        words = values * (1 + memory.tensors) + self._noise
+        self.rows = -(-words // width) * plan.results
+        count = 0 if plan.step_cache else min(MOST, WORDS // (self.rows * width), plan.steps - 1)
+        self.steps = tuple(-(-plan.steps * number // (count + 1)) for number in range(1, count + 1))
+        """After which states are kept, evenly spread. What a step cache knows is not kept: with one there are none."""
 
-def words_of(latents: Sequence[Tensor], width: int) -> NDArray[np.uint32]:
-    """[rows, width] of latents of any shape, one after the other."""
-    flat = torch.cat([each.float().flatten() for each in latents]).cpu().numpy()
-    return flat.view(np.uint32).reshape(-1, width)
+    def check(self, history: NDArray[np.uint32]) -> None:
+        """Raises BadRequest for what this plan cannot have put out."""
+        most = self.rows * len(self.steps)
+        if history.ndim != 2 or history.shape[1] != self.width or len(history) > most:
+            raise BadRequest("resume.history", f"port {CHECKPOINT!r} has at most {most} rows of {self.width} for this request")
+        words = np.ascontiguousarray(history).reshape(-1)
+        places = np.arange(len(words)) % (self.rows // self._pictures * self.width)
+        if not np.isfinite(words[places < self._values * (1 + self._memory.tensors)].view(np.float32)).all():
+            raise BadRequest("resume.history", f"port {CHECKPOINT!r} has values that are no numbers")
+        if self._noise:
+            for words in self._by_picture(history[: len(history) // self.rows * self.rows]):
+                try:
+                    torch.Generator("cpu").set_state(self._noise_of(words))
+                except RuntimeError as error:
+                    raise BadRequest("resume.history", f"port {CHECKPOINT!r} has noise that no generator draws: {error}") from None
 
+    def written(self, states: Sequence[State]) -> NDArray[np.uint32]:
+        """[rows, width], one picture after the other."""
+        words = np.zeros((self._pictures, self.rows // self._pictures * self.width), np.uint32)
+        for row, state in zip(words[-len(states) :], states, strict=True):
+            values = torch.cat([each.float().flatten() for each in (state.latents, *state.history)]).cpu().numpy().view(np.uint32)
+            row[: len(values)] = values
+            if state.noise is not None:
+                row[-self._noise :] = state.noise.numpy().view(np.uint32)
+        return words.reshape(-1, self.width)
 
-def latents_of(words: NDArray[np.uint32], like: Tensor) -> Tensor:
-    """The other way, in the shape and type of others."""
-    values = torch.from_numpy(np.ascontiguousarray(words).view(np.float32).copy())
-    return values.reshape(like.shape).to(like)
+    def read(self, history: NDArray[np.uint32], like: Tensor) -> list[State]:
+        """The last states in it, one of each picture; none where it has none. like: latents of the same shape and type."""
+        if not (reached := len(history) // self.rows):
+            return []
+        step, last = self.steps[reached - 1], history[(reached - 1) * self.rows : reached * self.rows]
+        return [self._state(step, words, like) for words in self._by_picture(last)]
 
+    def _by_picture(self, history: NDArray[np.uint32]) -> NDArray[np.uint32]:
+        return history.reshape(-1, self.rows // self._pictures * self.width)
 
-def check(history: NDArray[np.uint32], width: int, rows: int, steps: Sequence[int]) -> None:
-    """Raises BadRequest for what this plan cannot have put out. rows: of one checkpoint."""
-    if history.ndim != 2 or history.shape[1] != width or len(history) > rows * len(steps):
-        raise BadRequest("resume.history", f"port {CHECKPOINT!r} has at most {rows * len(steps)} rows of {width} for this request")
-    if not np.isfinite(np.ascontiguousarray(history).view(np.float32)).all():
-        raise BadRequest("resume.history", f"port {CHECKPOINT!r} has values that are no numbers")
+    def _state(self, step: int, words: NDArray[np.uint32], like: Tensor) -> State:
+        count = 1 + self._memory.tensors
+        values = torch.from_numpy(words[: count * self._values].copy().view(np.float32)).reshape(count, *like.shape).to(like.device)
+        return State(step, values[0].to(like), tuple(values[1:]), self._noise_of(words) if self._noise else None)
+
+    def _noise_of(self, words: NDArray[np.uint32]) -> Tensor:
+        return torch.from_numpy(words[-self._noise :].copy().view(np.uint8))

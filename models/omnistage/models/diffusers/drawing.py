@@ -12,7 +12,7 @@ from PIL.Image import Image, Resampling
 from torch import Tensor
 
 from omnistage.models.common.worker import still_working
-from omnistage.models.diffusers.checkpoints import CHECKPOINT, check, latents_of, steps_of, words_of
+from omnistage.models.diffusers.checkpoints import CHECKPOINT, Layout
 from omnistage.models.diffusers.output import encoded, parameters
 from omnistage.models.diffusers.painter import Canvas, Painter
 from omnistage.models.diffusers.plan import EditedPicture, Limits, Plan
@@ -29,14 +29,11 @@ IMAGE, PROGRESS, LATENTS, PIXELS = "image", "progress", "latents", "pixels"
 
 class Job:
     """A plan and how far it is. canvases: its pictures, none before its words and images are encoded; those that its reader has already are
-    not drawn. items: of each result, on each port that its result comes on. checkpoints: steps after which its latents are kept, as so many
-    rows each. Its images are dropped when they are encoded."""
+    not drawn. items: of each result, on each port that its result comes on. layout: of what is kept on the way. Its images are dropped when
+    they are encoded."""
 
-    def __init__(
-        self, plan: Plan, wanted: Wanted, cost: int, group: Hashable, items: Mapping[str, int], checkpoints: Sequence[int], rows: int
-    ) -> None:
-        self.plan, self.wanted, self.cost, self.group, self.items = plan, wanted, cost, group, items
-        self.checkpoints, self.rows = checkpoints, rows
+    def __init__(self, plan: Plan, wanted: Wanted, cost: int, items: Mapping[str, int], layout: Layout) -> None:
+        self.plan, self.wanted, self.cost, self.items, self.layout = plan, wanted, cost, items, layout
         self.first = min((wanted[port] // count for port, count in items.items() if port in wanted), default=0)
         self.canvases: list[Canvas] = []
         self.encoded = False
@@ -89,19 +86,14 @@ class StepDrawing:
         return {IMAGE: layers, LATENTS: layers * self._painter.grid_places(plan), PIXELS: layers * plan.height * plan.width}
 
     def job(self, plan: Plan, wanted: Wanted) -> Job:
-        group, checkpoints = self._painter.group(plan), self._checkpoints(plan)
-        return Job(plan, wanted, self.tokens(plan), group, self.items(plan), checkpoints, self._rows(plan))
+        return Job(plan, wanted, self.tokens(plan), self.items(plan), self._layout(plan))
 
-    def _rows(self, plan: Plan) -> int:
-        """Of one checkpoint."""
-        return plan.results * self._painter.words(plan) // self._painter.channels
-
-    def _checkpoints(self, plan: Plan) -> tuple[int, ...]:
-        return steps_of(plan, plan.results * self._painter.words(plan)) if self._painter.goes_on else ()
+    def _layout(self, plan: Plan) -> Layout:
+        return Layout(plan, self._painter.values(plan), self._painter.channels, self._painter.memory)
 
     def check_history(self, plan: Plan) -> None:
         if plan.history is not None:
-            check(plan.history, self._painter.channels, self._rows(plan), self._checkpoints(plan))
+            self._layout(plan).check(plan.history)
 
     def give_up(self, job: Job) -> None:
         """Its latents are freed with it."""
@@ -115,7 +107,7 @@ class StepDrawing:
 
     def key(self, job: Job) -> Hashable | None:
         """What is encoded is encoded alone."""
-        return ("step", job.group) if job.encoded else None
+        return ("step", self._painter.group(job.canvases[0])) if job.encoded and job.canvases else None
 
     @torch.inference_mode()
     def step(self, jobs: Sequence[Job], aside: Aside | None) -> None:
@@ -129,29 +121,33 @@ class StepDrawing:
         conditions = self._painter.encode(job.plan)
         job.plan = replace(job.plan, images=())
         job.canvases = [self._painter.canvas(job.plan, conditions, number) for number in range(job.first, job.plan.results)]
-        history = job.plan.history
-        if history is not None and (reached := len(history) // job.rows):
-            kept = history[(reached - 1) * job.rows : reached * job.rows].reshape(job.plan.results, -1)
-            for words, canvas in zip(kept[job.first :], job.canvases, strict=True):
-                self._painter.go_on(canvas, latents_of(words, canvas.latents), job.checkpoints[reached - 1])
+        if job.plan.history is not None and job.canvases:
+            states = job.layout.read(job.plan.history, job.canvases[0].latents)
+            for state, canvas in zip(states[job.first :], job.canvases, strict=False):
+                self._painter.go_on(canvas, state)
         job.plan = replace(job.plan, history=None)
 
     @torch.inference_mode()
     def take(self, job: Job) -> Sequence[Drawn]:
         if not job.encoded:
             job.encoded = True
-            return [Progress(job.canvases[0].step, job.plan.steps)] if PROGRESS in job.wanted and job.canvases else []
+            return self._progress(job)
         for canvas in job.canvases:
             self._painter.advance(canvas)
-        step = job.canvases[0].step
-        shown: list[Drawn] = [Progress(step, job.plan.steps)] if PROGRESS in job.wanted else []
-        if IMAGE in job.wanted and is_due(step, job.plan.steps, job.plan.previews):
+        sampler, shown = job.canvases[0].sampler, self._progress(job)
+        if IMAGE in job.wanted and is_due(sampler.step, sampler.steps, job.plan.previews):
             shown.append(self._preview(job.canvases[0]))
-        if CHECKPOINT in job.wanted and step in job.checkpoints:
-            skipped = max(job.wanted[CHECKPOINT] - job.checkpoints.index(step) * job.rows, 0)
-            if skipped < job.rows:
-                shown.append(Rows(CHECKPOINT, words_of([canvas.latents for canvas in job.canvases], self._painter.channels)[skipped:]))
+        if CHECKPOINT in job.wanted and sampler.step in job.layout.steps:
+            skipped = max(job.wanted[CHECKPOINT] - job.layout.steps.index(sampler.step) * job.layout.rows, 0)
+            if skipped < job.layout.rows:
+                shown.append(Rows(CHECKPOINT, self._kept(job)[skipped:]))
         return shown
+
+    def _progress(self, job: Job) -> list[Drawn]:
+        return [Progress(each.sampler.step, each.sampler.steps) for each in job.canvases[:1] if PROGRESS in job.wanted]
+
+    def _kept(self, job: Job) -> Array:
+        return job.layout.written([canvas.sampler.keep(canvas.latents) for canvas in job.canvases])
 
     def _preview(self, canvas: Canvas) -> Preview:
         plan = canvas.plan
@@ -159,7 +155,7 @@ class StepDrawing:
         grid = self._painter.preview_grid(canvas.estimate, plan)
         image = self._previews.show(grid[0]) if self._previews.is_fitted else next(self._painter.images(grid))
         image = sized(image, plan.preview_side, plan.width, plan.height)
-        return Preview(encoded(image, plan.media_type), plan.media_type, canvas.step)
+        return Preview(encoded(image, plan.media_type), plan.media_type, canvas.sampler.step)
 
     def is_done(self, job: Job) -> bool:
         return job.encoded and all(canvas.is_drawn for canvas in job.canvases)

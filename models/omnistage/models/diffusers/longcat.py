@@ -6,16 +6,16 @@ from collections import Counter
 from collections.abc import Hashable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 import numpy as np
 import torch
 from diffusers.pipelines.longcat_image import pipeline_longcat_image, pipeline_longcat_image_edit
 from diffusers.pipelines.longcat_image.pipeline_longcat_image import prepare_pos_ids
 from diffusers.pipelines.longcat_image.pipeline_longcat_image_edit import calculate_dimensions
+from numpy.typing import NDArray
 from torch import Tensor
 
-from omnistage.models.diffusers.painter import Conditions, Painter, Row, min_steps, shift, with_images
+from omnistage.models.diffusers.painter import Canvas, Conditions, Painter, Row, linear_shift, min_steps, with_images
 from omnistage.models.diffusers.plan import Limits, Plan
 from omnistage.models.diffusers.quotation import mend, split_quotation
 from omnistage.models.diffusers.stepcache import StepCache
@@ -74,15 +74,17 @@ class LongCatPainter(Painter):
     def _drawn(self, shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Generator) -> Tensor:
         return torch.randn(shape, generator=generator).to(dtype)
 
-    def schedule(self, scheduler: Any, plan: Plan, latents: Tensor, conditions: Conditions) -> None:
-        sigmas = np.linspace(1.0, 1.0 / plan.steps, plan.steps)
-        scheduler.set_timesteps(sigmas=sigmas, device=self.device, mu=shift(scheduler, latents.shape[1]))
+    def sigmas(self, steps: int) -> NDArray[np.float64]:
+        return np.linspace(1.0, 1.0 / steps, steps)
+
+    def shift(self, latents: Tensor, conditions: Conditions) -> float:
+        return linear_shift(self.pipe.scheduler, latents.shape[1])
 
     # 3: execute
 
-    def group(self, plan: Plan) -> Hashable:
+    def group(self, canvas: Canvas) -> Hashable:
         """Where a token stands is computed once for a batch."""
-        return self._shape(plan)
+        return canvas.conditions.shapes
 
     def own_step_cache(self) -> StepCache:
         """Blocks with two streams, and after them those with one."""
@@ -93,7 +95,7 @@ class LongCatPainter(Painter):
         length, drawn = len(rows[0].text), rows[0].canvas.latents.shape[1]
         made: Tensor = self.pipe.transformer(
             hidden_states=torch.cat([with_images(row) for row in rows]),
-            timestep=torch.stack([row.canvas.timestep for row in rows]).to(rows[0].canvas.latents.dtype) / 1000,
+            timestep=torch.stack([row.canvas.sampler.timestep for row in rows]).to(rows[0].canvas.latents.dtype) / 1000,
             encoder_hidden_states=torch.stack([row.text for row in rows]),
             txt_ids=prepare_pos_ids(modality_id=0, type="text", start=(0, 0), num_token=length).to(self.device),
             img_ids=self._places(rows[0]).to(self.device),

@@ -25,15 +25,11 @@ from omnistage.models.common.checkpoint import BadCheckpoint
 from omnistage.models.diffusers.kept import Kept
 from omnistage.models.diffusers.options import Defaults
 from omnistage.models.diffusers.plan import EditedPicture, Limits, Plan
+from omnistage.models.diffusers.sampler import TRIED_STEPS, Memory, Sampler, State, check_scheduler, memory_of
 from omnistage.models.diffusers.spread import is_spread
 from omnistage.models.diffusers.stepcache import Residuals, StepCache
-from omnistage.models.errors import LoadError
 from omnistage.models.interface import Failed
 from omnistage.models.media.errors import BadMedia
-
-SAMPLERS = ("FlowMatchEulerDiscreteScheduler",)
-"""Those that all families here were published with. Others take other arguments, or keep to another formula than the previews do."""
-
 
 FOLLOWED = frozenset(
     (
@@ -75,15 +71,13 @@ class Conditions:
 
 @dataclass(eq=False, slots=True)
 class Canvas:
-    """One picture while it is drawn, all its layers together. latents: after `step` steps, as the family has them. velocity: what the last
-    pass made for them; estimate: what they would become without noise if it led on straight."""
+    """One picture while it is drawn, all its layers together. latents: after the steps of the sampler, as the family has them. velocity:
+    what the last pass made for them; estimate: what they would become without noise if it led on straight."""
 
     plan: Plan
     conditions: Conditions
     latents: Tensor
-    scheduler: Any
-    generator: torch.Generator
-    step: int = 0
+    sampler: Sampler
     velocity: Tensor | None = None
     estimate: Tensor | None = None
     residuals: tuple[Residuals, Residuals] = field(init=False)
@@ -93,20 +87,8 @@ class Canvas:
         self.residuals = (Residuals(self.plan.step_cache), Residuals(self.plan.step_cache))
 
     @property
-    def timestep(self) -> Tensor:
-        """0-dimensional, 1000 for nothing but noise."""
-        time: Tensor = self.scheduler.timesteps[self.step]
-        return time
-
-    @property
-    def sigma(self) -> Tensor:
-        """0-dimensional, 1 for nothing but noise."""
-        sigma: Tensor = self.scheduler.sigmas[self.step]
-        return sigma
-
-    @property
     def is_drawn(self) -> bool:
-        return self.step == self.plan.steps
+        return self.sampler.is_done
 
 
 class Row(NamedTuple):
@@ -123,12 +105,12 @@ class Painter(ABC):
 
     def __init__(self, pipe: DiffusionPipeline, texts: Kept, pictures: Kept, defaults: Defaults) -> None:
         """texts, pictures: what is kept of encoders."""
-        if type(pipe.scheduler).__name__ not in SAMPLERS:
-            raise LoadError(f"{type(pipe).__name__} is drawn here with {', '.join(SAMPLERS)}, not {type(pipe.scheduler).__name__}")
+        check_scheduler(pipe.scheduler, type(pipe).__name__)
         check_followed(pipe)
         self.pipe: Any = pipe
         self._texts, self._pictures = texts, pictures
         self.device, self.dtype = self.pipe._execution_device, self.pipe.transformer.dtype  # Where weights are is another matter.
+        self.memory = self._tried_memory()
         self._area = defaults.options.condition_area
         limits = defaults.applied(self._own_limits())
         # Blocks that this rank leaves out are computed by the others, which would wait for it.
@@ -215,27 +197,43 @@ class Painter(ABC):
         """What a picture begins with."""
 
     @abstractmethod
-    def schedule(self, scheduler: Any, plan: Plan, latents: Tensor, conditions: Conditions) -> None:
-        """Set the timesteps, as the pipeline does."""
+    def sigmas(self, steps: int) -> Any:
+        """Of so many steps before the scheduler shifts them, as the pipeline gives them."""
+
+    @abstractmethod
+    def shift(self, latents: Tensor, conditions: Conditions) -> float:
+        """mu: how far the schedule of a picture of this size is shifted to its noise, where the config says that it is."""
+
+    def _scheduled(self, steps: int, mu: float) -> Any:
+        """A new scheduler with its timesteps set, as the pipeline does it."""
+        scheduler = type(self.pipe.scheduler).from_config(self.pipe.scheduler.config)
+        scheduler.set_timesteps(sigmas=self.sigmas(steps), device=self.device, mu=mu)
+        return scheduler
+
+    def _tried_memory(self) -> Memory:
+        """Raises BadCheckpoint for a scheduler that the pipeline cannot use."""
+        try:
+            return memory_of(self._scheduled(TRIED_STEPS, 1.0))
+        except (TypeError, ValueError) as error:
+            told = f"{type(self.pipe).__name__} cannot set its steps on {type(self.pipe.scheduler).__name__}: {str(error)[:200]}"
+            raise BadCheckpoint(f"scheduler/scheduler_config.json: {told}") from error
 
     def canvas(self, plan: Plan, conditions: Conditions, number: int) -> Canvas:
         """The picture with that number before its first step."""
         generator = torch.Generator("cpu").manual_seed(plan.seed_of(number))
         latents = self.noise(plan, conditions, generator)
-        scheduler = type(self.pipe.scheduler).from_config(self.pipe.scheduler.config)
-        self.schedule(scheduler, plan, latents, conditions)
-        scheduler.set_begin_index(0)
-        return Canvas(plan, conditions, latents, scheduler, generator)
+        scheduler = self._scheduled(plan.steps, self.shift(latents, conditions))
+        return Canvas(plan, conditions, latents, Sampler(scheduler, generator, draws=self.memory.draws))
 
-    def go_on(self, canvas: Canvas, latents: Tensor, step: int) -> None:
-        """With what was drawn elsewhere in so many steps."""
-        canvas.latents, canvas.step = latents, step
-        canvas.scheduler.set_begin_index(step)
+    def go_on(self, canvas: Canvas, state: State) -> None:
+        """With what was drawn elsewhere."""
+        canvas.sampler.restore(state)
+        canvas.latents = state.latents
 
     # 3: execute
 
     @abstractmethod
-    def group(self, plan: Plan) -> Hashable:
+    def group(self, canvas: Canvas) -> Hashable:
         """Pictures of equal groups can share a pass."""
 
     @abstractmethod
@@ -270,16 +268,14 @@ class Painter(ABC):
 
     def advance(self, canvas: Canvas) -> None:
         """Take the step. Raises Failed for a picture that became something that is no number."""
-        velocity = canvas.velocity
-        assert velocity is not None
+        assert canvas.velocity is not None
+        latents, estimate = canvas.sampler.advance(canvas.velocity, canvas.latents)
         if canvas.plan.previews:
-            canvas.estimate = canvas.latents.float() - canvas.sigma * velocity.float()
-        latents = canvas.scheduler.step(velocity, canvas.timestep, canvas.latents, generator=canvas.generator, return_dict=False)[0]
+            canvas.estimate = estimate()
         if not torch.isfinite(latents).all():
-            where = f"after step {canvas.step + 1} of {canvas.plan.steps}"
+            where = f"after step {canvas.sampler.step} of {canvas.sampler.steps}"
             raise Failed(f"the picture is no number {where}: with these weights, words and numbers of steps it cannot be drawn")
         canvas.latents, canvas.velocity = latents, None
-        canvas.step += 1
 
     # 4: postprocess
 
@@ -297,14 +293,9 @@ class Painter(ABC):
         """Grids that are drawn together for one picture."""
         return 1
 
-    def words(self, plan: Plan) -> int:
-        """Values of the latents of one picture."""
+    def values(self, plan: Plan) -> int:
+        """Of the latents of one picture."""
         return self.channels * self.grid_places(plan) * self.frames(plan)
-
-    @property
-    def goes_on(self) -> bool:
-        """Whether latents and their step are all that the rest of a drawing depends on."""
-        return not self.pipe.scheduler.config.get("stochastic_sampling", False)
 
     def grid_places(self, plan: Plan) -> int:
         """Places of the latents of one picture or layer."""
@@ -353,7 +344,7 @@ def min_steps(scheduler: Any) -> int:
     return 2 if scheduler.config.get("shift_terminal") else 1
 
 
-def shift(scheduler: Any, tokens: int) -> float:
+def linear_shift(scheduler: Any, tokens: int) -> float:
     """mu of a picture of so many tokens, as all pipelines of this kind have it: linear between two lengths of the config."""
     config = scheduler.config
     base, most = config.get("base_image_seq_len", 256), config.get("max_image_seq_len", 4096)

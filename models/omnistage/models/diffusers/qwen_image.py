@@ -10,10 +10,11 @@ from typing import Any
 import numpy as np
 import torch
 from diffusers.pipelines.qwenimage.pipeline_qwenimage_edit_plus import calculate_dimensions
+from numpy.typing import NDArray
 from torch import Tensor
 
 from omnistage.models.diffusers.options import AREA
-from omnistage.models.diffusers.painter import Conditions, Painter, Row, min_steps, padded, shift, with_images
+from omnistage.models.diffusers.painter import Canvas, Conditions, Painter, Row, linear_shift, min_steps, padded, with_images
 from omnistage.models.diffusers.plan import Limits, Plan, in_shape
 from omnistage.models.diffusers.stepcache import StepCache
 
@@ -83,15 +84,17 @@ class QwenImagePainter(Painter):
         packed: Tensor = self.pipe._pack_latents(frames, 1, *frames.shape[2:])
         return packed
 
-    def schedule(self, scheduler: Any, plan: Plan, latents: Tensor, conditions: Conditions) -> None:
-        sigmas = np.linspace(1.0, 1 / plan.steps, plan.steps)
-        scheduler.set_timesteps(sigmas=sigmas, device=self.device, mu=shift(scheduler, latents.shape[1]))
+    def sigmas(self, steps: int) -> NDArray[np.float64]:
+        return np.linspace(1.0, 1 / steps, steps)
+
+    def shift(self, latents: Tensor, conditions: Conditions) -> float:
+        return linear_shift(self.pipe.scheduler, latents.shape[1])
 
     # 3: execute
 
-    def group(self, plan: Plan) -> Hashable:
+    def group(self, canvas: Canvas) -> Hashable:
         """The transformer computes where a token stands once for a whole batch."""
-        return self._shapes(plan)
+        return canvas.conditions.shapes
 
     def own_step_cache(self) -> StepCache:
         return StepCache(self.pipe.transformer.transformer_blocks, ("encoder_hidden_states_mask", "temb", "modulate_index"))
@@ -101,7 +104,7 @@ class QwenImagePainter(Painter):
         texts, mask = padded([row.text for row in rows])
         made: Tensor = self.pipe.transformer(
             hidden_states=torch.cat([with_images(row) for row in rows]),
-            timestep=torch.stack([row.canvas.timestep for row in rows]).to(rows[0].canvas.latents.dtype) / 1000,
+            timestep=torch.stack([row.canvas.sampler.timestep for row in rows]).to(rows[0].canvas.latents.dtype) / 1000,
             encoder_hidden_states=texts,
             encoder_hidden_states_mask=mask,
             img_shapes=[list(row.canvas.conditions.shapes) for row in rows],
@@ -234,10 +237,12 @@ class QwenImageLayeredPainter(_FromPictures):
         packed: Tensor = self.pipe._pack_latents(frames, 1, *rest, count)
         return packed
 
-    def schedule(self, scheduler: Any, plan: Plan, latents: Tensor, conditions: Conditions) -> None:
+    def sigmas(self, steps: int) -> NDArray[np.float64]:
+        return np.linspace(1.0, 0, steps + 1)[:-1]
+
+    def shift(self, latents: Tensor, conditions: Conditions) -> float:
         assert conditions.images is not None
-        mu = (len(conditions.images) / LAYERED_SHIFT_TOKENS) ** 0.5
-        scheduler.set_timesteps(sigmas=np.linspace(1.0, 0, plan.steps + 1)[:-1], device=self.device, mu=mu)
+        return float((len(conditions.images) / LAYERED_SHIFT_TOKENS) ** 0.5)
 
     def _more(self, count: int) -> dict[str, Tensor]:
         return {"additional_t_cond": torch.zeros(count, dtype=torch.long, device=self.device)}

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from omnistage.models.diffusers.painter import Conditions, Painter, Row, min_steps, shift
+from omnistage.models.diffusers.painter import Canvas, Conditions, Painter, Row, linear_shift, min_steps
 from omnistage.models.diffusers.plan import Limits, Plan
 from omnistage.models.diffusers.stepcache import StepCache
 
@@ -64,12 +64,14 @@ class ZImagePainter(Painter):
         shape = (1, self.pipe.transformer.in_channels, *self._latent_size(plan))
         return torch.randn(shape, generator=generator, dtype=torch.float32).to(self.device)
 
-    def schedule(self, scheduler: Any, plan: Plan, latents: Tensor, conditions: Conditions) -> None:
-        mu = shift(scheduler, (latents.shape[2] // 2) * (latents.shape[3] // 2))
-        sigmas = torch.linspace(1.0, 1 / plan.steps, plan.steps).tolist()
-        scheduler.set_timesteps(sigmas=sigmas, device=self.device, mu=mu)
+    def sigmas(self, steps: int) -> list[float]:
+        sigmas: list[float] = torch.linspace(1.0, 1 / steps, steps).tolist()
+        return sigmas
 
-    def group(self, plan: Plan) -> Hashable:
+    def shift(self, latents: Tensor, conditions: Conditions) -> float:
+        return linear_shift(self.pipe.scheduler, (latents.shape[2] // 2) * (latents.shape[3] // 2))
+
+    def group(self, canvas: Canvas) -> Hashable:
         return None
 
     def own_step_cache(self) -> StepCache:
@@ -83,7 +85,7 @@ class ZImagePainter(Painter):
     def velocities(self, rows: Sequence[Row]) -> list[Tensor]:
         """The transformer takes lists, and fills up what is shorter."""
         latents = [row.canvas.latents[0, :, None].to(self.dtype) for row in rows]
-        times = torch.stack([(1000 - row.canvas.timestep) / 1000 for row in rows])
+        times = torch.stack([(1000 - row.canvas.sampler.timestep) / 1000 for row in rows])
         made = self.pipe.transformer(latents, times, [row.text for row in rows], return_dict=False)[0]
         return [-each[:, 0].float()[None] for each in made]
 

@@ -1,0 +1,161 @@
+"""The sampler of one picture: a scheduler of Diffusers, what it remembers of its steps, and what its noise is drawn from.
+
+    latents, what the model made of them --advance--> latents a step further, and the estimate of the picture without noise
+
+Together with the latents that is the state of a drawing: what another replica goes on from. Which attributes of a scheduler are its
+history is found out by stepping one: those that a step changes. How many steps it has, and how large its numbers are, follows from the
+plan, so only numbers that depend on the picture are kept.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import operator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from omnistage.models.common.checkpoint import BadCheckpoint
+
+TAKEN = (
+    *("FlowMatchEulerDiscreteScheduler", "FlowMatchLCMScheduler", "UniPCMultistepScheduler", "DPMSolverMultistepScheduler"),
+    *("EulerDiscreteScheduler", "EDMEulerScheduler", "EDMDPMSolverMultistepScheduler"),
+)
+"""With one output of the model for each step, and compared with Diffusers in tests."""
+
+TRIED_STEPS = 6
+"""More than any of them remembers."""
+
+NOISE_BYTES = 5056
+"""The state of a generator of PyTorch on the processor (Mersenne Twister)."""
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """Of one picture after so many steps. history: tensors that the scheduler remembers and that depend on the picture, in a fixed order.
+    noise: uint8 [NOISE_BYTES], of the generator that draws the noise of the next steps; None where they draw none."""
+
+    step: int
+    latents: Tensor
+    history: tuple[Tensor, ...] = ()
+    noise: Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """What a kind of scheduler remembers. tensors: most of the size of latents. draws: whether its steps draw noise."""
+
+    tensors: int
+    draws: bool
+
+
+def check_scheduler(scheduler: Any, pipeline: str) -> None:
+    """Raises BadCheckpoint for a scheduler that steps are not taken with here."""
+    name = type(scheduler).__name__
+    if name not in TAKEN:
+        raise BadCheckpoint(f"scheduler: {pipeline} is drawn here with {', '.join(TAKEN)}, not {name}; give a checkpoint with one of these")
+    config = scheduler.config
+    if config.get("scale_factors"):
+        raise BadCheckpoint("scheduler/scheduler_config.json: scale_factors change the size on the way, which drawing here does not follow")
+    if not config.get("predict_x0", True) or not str(config.get("algorithm_type", "dpmsolver++")).endswith("dpmsolver++"):
+        raise BadCheckpoint("scheduler/scheduler_config.json: it predicts noise; give dpmsolver++, or predict_x0 for UniPC")
+
+
+def memory_of(scheduler: Any) -> Memory:
+    """Found out by steps with few numbers. scheduler: with at least TRIED_STEPS timesteps set, for nothing else."""
+    sampler, latents, most = Sampler(scheduler, torch.Generator("cpu").manual_seed(0)), torch.zeros(1, 3, 5), 0
+    before = sampler.generator.get_state()
+    while not sampler.is_done:
+        latents, _ = sampler.advance(torch.zeros_like(latents), latents)
+        most = max(most, len(list(sampler.remembered(latents.shape))))
+    return Memory(most, draws=not torch.equal(before, sampler.generator.get_state()))
+
+
+class Sampler:
+    """One picture's. scheduler: with its timesteps set; nobody else has it."""
+
+    def __init__(self, scheduler: Any, generator: torch.Generator, *, draws: bool = True) -> None:
+        """draws: see Memory."""
+        self.scheduler, self.generator, self._draws = scheduler, generator, draws
+        scheduler.set_begin_index(0)
+        self.step = 0
+        self._told = {"generator": generator} if "generator" in inspect.signature(scheduler.step).parameters else {}
+        self._fresh = {name: copy.copy(value) if isinstance(value, list) else value for name, value in vars(scheduler).items()}
+
+    @property
+    def steps(self) -> int:
+        """In all. Not always as many as were asked for."""
+        return len(self.scheduler.timesteps)
+
+    @property
+    def is_done(self) -> bool:
+        return self.step == self.steps
+
+    @property
+    def timestep(self) -> Tensor:
+        """0-dimensional, 1000 for nothing but noise."""
+        time: Tensor = self.scheduler.timesteps[self.step]
+        return time
+
+    @property
+    def sigma(self) -> Tensor:
+        """0-dimensional; of a flow, 1 for nothing but noise."""
+        sigma: Tensor = self.scheduler.sigmas[self.step]
+        return sigma
+
+    def advance(self, made: Tensor, latents: Tensor) -> tuple[Tensor, Callable[[], Tensor]]:
+        """Latents after one more step, and a way to what they would become without noise if it led on straight. made: by the model, of
+        `latents`."""
+        sigma = self.sigma
+        output = self.scheduler.step(made, self.timestep, latents, **self._told)
+        self.step += 1
+        ready = getattr(output, "pred_original_sample", None)
+        if ready is None and getattr(self.scheduler, "model_outputs", None):
+            ready = self.scheduler.model_outputs[-1]  # A multistep solver keeps its own estimates.
+        if ready is not None:
+            return output.prev_sample, lambda: ready.float()
+        return output.prev_sample, lambda: latents.float() - sigma * made.float()
+
+    def keep(self, latents: Tensor) -> State:
+        noise = self.generator.get_state() if self._draws else None
+        return State(self.step, latents, tuple(self.remembered(latents.shape)), noise)
+
+    def restore(self, state: State) -> None:
+        """Go on behind steps that were taken elsewhere. Before the first step. Raises RuntimeError for what no generator can be in."""
+        self._rehearse(state.step, state.latents)
+        kept = iter(state.history)
+        for name, value in self._history():
+            setattr(self.scheduler, name, _filled(value, state.latents.shape, kept))
+        if state.noise is not None:
+            self.generator.set_state(state.noise)
+
+    def remembered(self, shape: torch.Size) -> Iterator[Tensor]:
+        """What of its history is of that shape."""
+        for _, value in self._history():
+            yield from (
+                each for each in (value if isinstance(value, list) else [value]) if isinstance(each, Tensor) and each.shape == shape
+            )
+
+    def _rehearse(self, step: int, latents: Tensor) -> None:
+        """Take steps of zeros: afterwards the scheduler has counted as it would, and only what depends on the picture is another."""
+        zeros = torch.zeros_like(latents)
+        while self.step < step:
+            self.advance(zeros, zeros)
+
+    def _history(self) -> Iterator[tuple[str, Any]]:
+        """Attributes that steps have changed."""
+        for name, value in sorted(vars(self.scheduler).items()):
+            fresh = self._fresh.get(name)
+            if value is not fresh and not (isinstance(value, list) and all(map(operator.is_, value, fresh or ()))):
+                yield name, value
+
+
+def _filled(value: Any, shape: torch.Size, kept: Iterator[Tensor]) -> Any:
+    """The same with kept tensors in the place of those of that shape."""
+    if isinstance(value, list):
+        return [_filled(each, shape, kept) for each in value]
+    return next(kept).to(value) if isinstance(value, Tensor) and value.shape == shape else value

@@ -1,0 +1,227 @@
+"""Samplers: each scheduler that is taken goes on from what was kept with the same bits, shows the picture that it is on its way to, and
+draws what the pipeline of Diffusers draws with it."""
+
+from __future__ import annotations
+
+import json
+import random
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import diffusers
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from helpers.drawings import writable
+from helpers.painting import CLOSE, Pair, apart, pair
+from omnistage.models.common.checkpoint import BadCheckpoint
+from omnistage.models.diffusers.checkpoints import NOISE_WORDS, Layout
+from omnistage.models.diffusers.sampler import Memory, Sampler, check_scheduler, memory_of
+from omnistage.models.interface import BadRequest
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy keyword"),  # Diffusers with NumPy 2.
+    pytest.mark.filterwarnings("ignore:.*algorithm_types dpmsolver and sde-dpmsolver"),  # It is refused here.
+]
+
+FLOW = {"use_flow_sigmas": True, "prediction_type": "flow_prediction"}
+SCHEDULERS: tuple[tuple[str, dict[str, Any]], ...] = (
+    ("FlowMatchEulerDiscreteScheduler", {"shift": 3.0}),
+    ("FlowMatchEulerDiscreteScheduler", {"stochastic_sampling": True}),
+    ("FlowMatchLCMScheduler", {}),
+    ("UniPCMultistepScheduler", FLOW),
+    ("UniPCMultistepScheduler", {"solver_order": 3}),
+    ("DPMSolverMultistepScheduler", FLOW | {"solver_order": 3}),
+    ("DPMSolverMultistepScheduler", {"use_karras_sigmas": True, "solver_type": "heun"}),
+    ("DPMSolverMultistepScheduler", {"algorithm_type": "sde-dpmsolver++"}),
+    ("EulerDiscreteScheduler", {"prediction_type": "v_prediction"}),
+    ("EulerDiscreteScheduler", {"use_exponential_sigmas": True}),
+    ("EDMEulerScheduler", {}),
+    ("EDMDPMSolverMultistepScheduler", {"solver_order": 3, "sigma_schedule": "exponential", "sigma_max": 500.0}),
+    ("EDMDPMSolverMultistepScheduler", {"algorithm_type": "sde-dpmsolver++"}),
+)
+SHAPE = (1, 4, 6, 5)
+WIDTH = 8
+
+
+def scheduled(name: str, config: dict[str, Any], steps: int) -> Any:
+    scheduler = getattr(diffusers, name)(**config)
+    scheduler.set_timesteps(steps)
+    return scheduler
+
+
+class Drawing:
+    """A picture by a model of arithmetic, which depends on where it is."""
+
+    def __init__(self, name: str, config: dict[str, Any], steps: int, seed: int) -> None:
+        self.memory = memory_of(scheduled(name, config, 6))
+        generator = torch.Generator("cpu").manual_seed(seed)
+        self.latents = torch.randn(SHAPE, generator=generator)
+        self.sampler = Sampler(scheduled(name, config, steps), generator, draws=self.memory.draws)
+
+    def step(self) -> None:
+        made = torch.sin(3 * self.latents) + 0.1 * self.sampler.step
+        self.latents, _ = self.sampler.advance(made, self.latents)
+
+    def finish(self) -> Tensor:
+        while not self.sampler.is_done:
+            self.step()
+        return self.latents
+
+
+def layout(memory: Memory, steps: int, results: int = 1) -> Layout:
+    return Layout(pair("z-image").plan("x", steps=steps, results=results), int(np.prod(SHAPE)), WIDTH, memory)
+
+
+@pytest.mark.parametrize(("name", "config"), SCHEDULERS, ids=str)
+def test_a_drawing_goes_on_from_what_was_kept_with_the_same_bits(name: str, config: dict[str, Any], seed: int) -> None:
+    steps = random.Random(seed).randint(7, 12)
+    whole = Drawing(name, config, steps, seed).finish()
+    first = Drawing(name, config, steps, seed)
+    written = layout(first.memory, steps)
+    kept = list[np.ndarray[Any, Any]]()
+    while not first.sampler.is_done:
+        first.step()
+        if first.sampler.step in written.steps:
+            kept.append(written.written([first.sampler.keep(first.latents)]))
+    assert len(kept) == 3
+    for count in (1, 2, 3):
+        history = np.concatenate(kept[:count])
+        written.check(history)
+        [state] = written.read(history, first.latents)
+        again = Drawing(name, config, steps, seed + 1)
+        again.sampler.restore(state)
+        again.latents = state.latents
+        assert again.sampler.step == written.steps[count - 1]
+        assert torch.equal(again.finish(), whole)
+
+
+@pytest.mark.parametrize(("name", "config"), SCHEDULERS, ids=str)
+def test_what_is_shown_is_the_picture_that_the_model_leads_to(name: str, config: dict[str, Any], seed: int) -> None:
+    """A model that knows the picture: by the formula of what it is asked to predict, and by that of what it is given."""
+    generator = torch.Generator("cpu").manual_seed(seed)
+    picture, noise = torch.randn(SHAPE, generator=generator), torch.randn(SHAPE, generator=generator)
+    drawing = Drawing(name, config, 5, seed)
+    sampler, kind = drawing.sampler, drawing.sampler.scheduler.config.get("prediction_type", "flow_prediction")
+    sigma = sampler.sigma
+    if "sigma_data" in sampler.scheduler.config:
+        kind = "edm"
+    if kind == "flow_prediction":
+        latents, made = (1 - sigma) * picture + sigma * noise, noise - picture
+    elif kind == "edm":
+        data = sampler.scheduler.config.sigma_data
+        latents, root = picture + sigma * noise, (sigma**2 + data**2) ** 0.5
+        made = (picture - data**2 / root**2 * latents) * root / (sigma * data)
+    elif name.startswith("Euler"):
+        latents = picture + sigma * noise
+        made = noise if kind == "epsilon" else ((latents / (sigma**2 + 1) - picture) * (sigma**2 + 1) ** 0.5 / sigma)
+    else:
+        alpha = 1 / (sigma**2 + 1) ** 0.5
+        latents, made = alpha * picture + alpha * sigma * noise, noise
+    if hasattr(sampler.scheduler, "scale_model_input"):
+        sampler.scheduler.scale_model_input(latents, sampler.timestep)
+    _, estimate = sampler.advance(made, latents)
+    assert apart(estimate(), picture) <= 1e-3
+
+
+def test_what_a_scheduler_remembers_is_found_out_by_steps() -> None:
+    found = {name + str(sorted(config)): memory_of(scheduled(name, config, 6)) for name, config in SCHEDULERS}
+    assert found["FlowMatchEulerDiscreteScheduler['shift']"] == Memory(0, draws=False)
+    assert found["FlowMatchEulerDiscreteScheduler['stochastic_sampling']"] == Memory(0, draws=True)
+    assert found["FlowMatchLCMScheduler[]"] == Memory(0, draws=True)
+    assert found[f"UniPCMultistepScheduler{sorted(FLOW)}"] == Memory(3, draws=False)
+    assert found["DPMSolverMultistepScheduler['algorithm_type']"] == Memory(2, draws=True)
+
+
+def test_the_more_is_remembered_the_fewer_states_are_kept() -> None:
+    """Above a size none: such a picture goes on from its seed."""
+    plan = pair("z-image").plan("x", steps=20)
+    kept = [len(Layout(plan, 80_000, 16, Memory(tensors, draws=False)).steps) for tensors in (0, 1, 3, 5)]
+    assert kept == [3, 1, 0, 0]
+    assert Layout(plan, 80_000, 16, Memory(0, draws=True)).rows == -(-(80_000 + 1264) // 16)
+
+
+def test_noise_that_no_generator_draws_is_refused() -> None:
+    drawing = Drawing("FlowMatchLCMScheduler", {}, 8, 1)
+    written = layout(drawing.memory, 8)
+    history = written.written([drawing.sampler.keep(drawing.latents)])
+    written.check(history)
+    broken = history.copy()
+    broken.reshape(-1)[-NOISE_WORDS:] = 0xFFFFFFFF
+    with pytest.raises(BadRequest, match="noise that no generator draws"):
+        written.check(broken)
+
+
+@pytest.mark.parametrize(
+    ("name", "config", "why"),
+    [
+        ("HeunDiscreteScheduler", {}, "not HeunDiscreteScheduler"),
+        ("FlowMatchHeunDiscreteScheduler", {}, "not FlowMatchHeunDiscreteScheduler"),
+        ("DPMSolverMultistepScheduler", {"algorithm_type": "dpmsolver", "final_sigmas_type": "sigma_min"}, "predicts noise"),
+        ("UniPCMultistepScheduler", {"predict_x0": False}, "predicts noise"),
+    ],
+)
+def test_schedulers_that_steps_are_not_taken_with_are_refused_by_name(name: str, config: dict[str, Any], why: str) -> None:
+    with pytest.raises(BadCheckpoint, match=why):
+        check_scheduler(scheduled(name, config, 6), "QwenImagePipeline")
+
+
+def with_scheduler(name: str, scheduler: str, config: dict[str, Any], folder: Path) -> Pair:
+    """The checkpoint of a family with another scheduler."""
+    made = writable(name, folder)
+    index = json.loads((made / "model_index.json").read_text())
+    (made / "model_index.json").write_text(json.dumps(index | {"scheduler": ["diffusers", scheduler]}))
+    getattr(diffusers, scheduler)(**config).save_pretrained(made / "scheduler")
+    return pair(name, made)
+
+
+@pytest.mark.parametrize(
+    ("name", "scheduler", "config"),
+    [
+        ("qwen-image", "UniPCMultistepScheduler", FLOW | {"use_dynamic_shifting": True, "time_shift_type": "exponential"}),
+        ("longcat-image", "UniPCMultistepScheduler", FLOW | {"flow_shift": 2.2}),
+        ("z-image", "FlowMatchEulerDiscreteScheduler", {"shift": 3.0, "use_karras_sigmas": True}),
+    ],
+)
+def test_drawings_with_other_schedulers_are_those_of_the_pipelines(
+    name: str, scheduler: str, config: dict[str, Any], tmp_path: Path, seed: int
+) -> None:
+    both = with_scheduler(name, scheduler, config, tmp_path / "other")
+    plans = [both.plan(words, steps=steps, seed=seed + steps) for words, steps in (("a dog", 3), ("a blue cat", 7), ("x", 8))]
+    for canvas, plan in zip(both.drawn(*plans), plans, strict=True):
+        latents, _ = both.published(plan)
+        assert apart(canvas.latents, latents) <= CLOSE
+        assert canvas.sampler.steps == len(both.pipe.scheduler.timesteps)
+
+
+@pytest.mark.parametrize(
+    ("name", "scheduler", "config"),
+    [
+        ("qwen-image", "DPMSolverMultistepScheduler", FLOW),
+        ("qwen-image", "UniPCMultistepScheduler", {}),
+        ("z-image", "EDMEulerScheduler", {}),
+        ("z-image", "EulerDiscreteScheduler", {}),
+    ],
+)
+def test_a_scheduler_that_the_pipeline_cannot_use_is_refused_when_it_is_loaded(
+    name: str, scheduler: str, config: dict[str, Any], tmp_path: Path
+) -> None:
+    with pytest.raises(BadCheckpoint, match=f"cannot set its steps on {scheduler}"):
+        with_scheduler(name, scheduler, config, tmp_path / "other")
+
+
+def test_a_preview_of_a_multistep_sampler_is_its_own_estimate(tmp_path: Path, seed: int) -> None:
+    both = with_scheduler("qwen-image", "UniPCMultistepScheduler", FLOW, tmp_path / "other")
+    plan = replace(both.plan("a dog", steps=6, seed=seed), previews=3)
+    with torch.inference_mode():
+        canvas = both.begun(plan)
+        while not canvas.is_drawn:
+            before, sigma = canvas.latents.clone(), canvas.sampler.sigma
+            both.painter.forward([canvas])
+            velocity = canvas.velocity
+            assert velocity is not None
+            both.painter.advance(canvas)
+            assert canvas.estimate is not None and apart(canvas.estimate, before - sigma * velocity) <= CLOSE
