@@ -241,6 +241,13 @@ CASES = (
     Case(
         "toy-film",
         "diffusion",
+        lambda: Sample(params("diffusion", "a hill", results=2, steps=7, previews=2, width=24, height=16)),
+        options={"experts": 2, "multistep": True, "workers": 2},
+        name="toy-film-experts",
+    ),
+    Case(
+        "toy-film",
+        "diffusion",
         lambda: Sample(params("diffusion", "a walk", frames=23, duration_s=0.4, negative_prompt="rain", guidance_scale=7, previews=2)),
         name="toy-film-with-sound",
     ),

@@ -14,12 +14,13 @@ from numpy.typing import NDArray
 
 from helpers.families import PICTURE
 from omnistage.models.conversation import Media
-from omnistage.models.interface import Clip, Drawn, DrawRequest, Picture, Preview, Progress, Sound, Wanted, no_inputs
+from omnistage.models.interface import BadRequest, Clip, Drawn, DrawRequest, Picture, Preview, Progress, Rows, Sound, Wanted, no_inputs
 from omnistage.models.steps.interface import Aside
 from omnistage.models.steps.session import MAX_UNREAD
 from omnistage.models.toy import formulas
 from omnistage.models.toy.files import pixels_of, png
-from omnistage.models.toy.film import FILM, FilmMaker, FilmOptions, Job
+from omnistage.models.toy.film import FilmMaker, FilmOptions, Job
+from omnistage.models.toy.products import FILM
 
 ALL = {"image": 0, "video": 0, "audio": 0, "progress": 0}
 HILL = DrawRequest(seed=7, prompt="a hill", width=40, height=24, steps=5)
@@ -220,3 +221,47 @@ async def test_a_bug_of_the_model_ends_every_drawing_and_lets_none_wait_for_ever
     assert [type(end) for end in ends] == [RuntimeError] * 4
     assert "told to fail" in str(ends[0])
     assert (maker.sessions.running, maker.load().queued) == (0, 0)
+
+
+def by_hand(request: DrawRequest, steer: int, *, experts: int, multistep: bool) -> NDArray[np.int64]:
+    """One step after the other, as the options say it."""
+    places = (np.arange(request.results), np.arange(request.height), np.arange(request.width))
+    x = formulas.noise(request.seed, *places)
+    before = np.zeros_like(x)
+    for step in range(1, request.steps + 1):
+        made = (3, 5)[experts == 2 and 2 * (step - 1) >= request.steps] * x
+        x = (made + (before if multistep else 0) + steer + step) % 256
+        before = made % 256
+    return x
+
+
+@pytest.mark.parametrize(("experts", "multistep", "workers"), [(2, False, 1), (1, True, 1), (2, True, 2)])
+async def test_parts_that_change_between_steps_and_steps_with_a_history_are_the_formula(
+    experts: int, multistep: bool, workers: int, seed: int
+) -> None:
+    """Whoever draws beside it, with other steps and so at another part."""
+    rng = random.Random(seed)
+    maker = FilmMaker(FilmOptions(experts=experts, multistep=multistep, workers=workers, interval_s=0.0005))
+    asked = [replace(HILL, seed=rng.getrandbits(40), steps=rng.randint(1, 9), results=rng.randint(1, 2)) for _ in range(12)]
+    made = await asyncio.gather(*(draw(maker, request) for request in asked))
+    for request, shown in zip(asked, made, strict=True):
+        expected = by_hand(request, formulas.steer("a hill", "", 4), experts=experts, multistep=multistep)
+        for picture, plane in zip(shown.pictures, expected, strict=True):
+            np.testing.assert_array_equal(pixels_of(picture.data), plane)
+    assert max(maker.groups) > 1
+
+
+@pytest.mark.parametrize("multistep", [False, True])
+async def test_a_drawing_goes_on_in_the_middle_of_its_steps(multistep: bool) -> None:
+    maker = FilmMaker(FilmOptions(experts=2, multistep=multistep))
+    request = replace(HILL, steps=8, results=2)
+    async with aclosing(maker.draw(await maker.prepare(request), no_inputs(), {"image": 0, "checkpoint": 0})) as pieces:
+        made = [piece async for piece in pieces]
+    rows = [piece.rows for piece in made if isinstance(piece, Rows)]
+    assert len(rows) == 1 and len(rows[0]) == (1 + multistep) * 2 * 24 * 40
+    steps = maker.sessions.steps
+    again = await draw(maker, replace(request, history=rows[0].astype(np.uint32)), {"image": 0})
+    assert again.pictures == [piece for piece in made if isinstance(piece, Picture)]
+    assert maker.sessions.steps - steps == 4 + 2 + 1, "half of the steps, the pictures, and their end"
+    with pytest.raises(BadRequest, match="at most"):
+        await maker.prepare(replace(request, history=np.zeros((9999, 1), np.uint32)))

@@ -12,8 +12,9 @@ from helpers.servers import family_logic
 from omnistage.diffusion.stage import DiffusionStage
 from omnistage.models.conversation import Constraint, Media, Streamed, Turn
 from omnistage.models.interface import DrawRequest, TextRequest
-from omnistage.models.toy.film import FilmMaker, FilmOptions, Scene
+from omnistage.models.toy.film import FilmMaker, FilmOptions
 from omnistage.models.toy.omni import OmniThinker, OmniThinkerOptions, Prepared
+from omnistage.models.toy.products import Scene
 from omnistage.stage.logic import Start
 from omnistage.thinker.stage import MAX_CONSTRAINT_CHARACTERS, ThinkerStage
 from omnistage.v1 import stage_pb2

@@ -16,20 +16,17 @@ from numpy.typing import NDArray
 from omnistage.models.common.requests import check_medium, check_place
 from omnistage.models.conversation import Media
 from omnistage.models.interface import (
-    MAX_CLIP_BYTES,
     BadRequest,
-    Clip,
     Content,
     Drawn,
     DrawRequest,
     Load,
     ModelInfo,
-    Picture,
     Piece,
     PortSpec,
     Preview,
     Progress,
-    Sound,
+    Rows,
     Wanted,
 )
 from omnistage.models.options import LoadOptions, checked_options
@@ -37,68 +34,47 @@ from omnistage.models.steps.interface import Aside
 from omnistage.models.steps.session import Sessions
 from omnistage.models.toy import formulas
 from omnistage.models.toy.files import Unreadable, pixels_of, png
+from omnistage.models.toy.products import IMAGE, NAME, STILL, Film, Noise, Pictures, Scene
 from omnistage.models.toy.stages import MAX_SESSIONS, Toy, ToyOptions
 
 T = TypeVar("T")
 
-REVISION = "1"
-STILL, FILM, SOUND = "image/png", "video/x-grey8", "audio/x-pcm16"
-"""What can be asked for. A film is one byte for each pixel of each frame, without a header."""
-
+REVISION = "2"
+PROGRESS, CHECKPOINT = "progress", "checkpoint"
 SIDE, STEPS, GUIDANCE = 32, 6, 4
-MAX_SIDE, MAX_FRAMES, MAX_SECONDS = 256, 64, 10
 PATCH_PIXELS = 64
 """Of what one unit of cost stands for."""
+MOST_KEPT = 1 << 16
+"""Values of a state that is kept."""
 
 
 @dataclass(frozen=True, slots=True)
 class FilmOptions:
-    """interval_s: pause before each unit of work. max_chunk: most frames or thousands of samples in a piece. budget, step_budget: see
-    steps.fair; a patch of 8 by 8 pixels of a frame costs 2, one for each side of the guidance."""
+    """interval_s: pause before each step. max_chunk: most frames or thousands of samples in a piece. budget, step_budget: see steps.Fair; a
+    patch of 8 by 8 pixels of a frame costs 2, one for each side of the guidance. experts: parts of the model, each for its share of the
+    steps, as a film pipeline has two. multistep: a step also looks at what the model made in the step before. workers: steps at once."""
 
     interval_s: float = 0.0
     max_chunk: int = 4
     budget: int = 1 << 16
     step_budget: int = 1 << 12
+    experts: int = 1
+    multistep: bool = False
+    workers: int = 1
 
     @classmethod
     def from_settings(cls, options: dict[str, Any]) -> FilmOptions:
         return cls(**checked_options(options, cls(), "the toy models"))
 
 
-@dataclass(frozen=True, slots=True)
-class Scene:
-    """A request with its defaults filled in. steer: what guidance, images and prompts add in each step."""
-
-    request: DrawRequest
-    width: int
-    height: int
-    steps: int
-    steer: int
-
-    @property
-    def pictures(self) -> int:
-        """How many are drawn, all layers counted; none beside a film or sound."""
-        return 0 if self.request.frames or self.request.seconds else self.request.results * max(self.request.layers, 1)
-
-    @property
-    def samples(self) -> int:
-        return round(self.request.seconds * formulas.SAMPLE_RATE_HZ)
-
-    @property
-    def planes(self) -> int:
-        """Latent frames."""
-        return self.request.frames or self.request.results
-
-
 class Job:
-    """latent: [planes, height, width], after `step` steps. tripled: what the last `step` made of it."""
+    """latent: after `step` steps. before: what the model made in the last of them; made: in the one that is not taken yet."""
 
     def __init__(self, scene: Scene, wanted: Wanted) -> None:
         self.scene, self.wanted, self.step = scene, wanted, 0
         places = (range(scene.planes), range(scene.height), range(scene.width))
         self.latent = formulas.noise(scene.request.seed, *map(np.array, places))
-        self.tripled = self.latent
+        self.before = self.made = np.zeros_like(self.latent)
 
 
 class Pauses:
@@ -123,49 +99,52 @@ class FilmMaker(Toy):
 
     def __init__(self, options: FilmOptions) -> None:
         super().__init__(ToyOptions(options.interval_s, options.max_chunk))
+        self._pictures, self._film, self._sound = Pictures(), Film(self._cut), Noise(self._cut)
+        self._options = options
         self.info = ModelInfo(
-            "toy-film",
-            REVISION,
+            NAME,
+            f"{REVISION}.{options.experts}.{options.multistep:d}",
             accepts=(),
             produces=(
-                PortSpec("image", Content.IMAGE),
-                PortSpec("video", Content.VIDEO),
-                PortSpec("audio", Content.AUDIO, rate_hz=formulas.SAMPLE_RATE_HZ, width=1),
-                PortSpec("progress", Content.PROGRESS),
+                *(port for product in (self._pictures, self._film, self._sound) for port in product.ports),
+                PortSpec(PROGRESS, Content.PROGRESS),
+                PortSpec(CHECKPOINT, Content.CODES, width=1, compact=True),
             ),
             max_sessions=MAX_SESSIONS,
             inputs=("text", "image"),
         )
-        self.sessions = Sessions[Job](self, [Pauses(options.interval_s)], budget=options.budget, step_budget=options.step_budget)
-        self._film = options
+        workers = [Pauses(options.interval_s) for _ in range(options.workers)]
+        self.sessions = Sessions[Job](self, workers, budget=options.budget, step_budget=options.step_budget)
         self.groups: list[int] = []
         """How many stepped together, step for step."""
 
     def load(self) -> Load:
         return self.sessions.load
 
+    def products(self, request: DrawRequest) -> tuple[Pictures | Film | Noise, ...]:
+        """That a request asks for: pictures, or what moves and sounds."""
+        film, sound = (self._film,) if request.frames else (), (self._sound,) if request.seconds else ()
+        return (*film, *sound) or (self._pictures,)
+
     async def prepare(self, request: DrawRequest) -> Scene:
-        for name, value, most in (
-            ("width", request.width, MAX_SIDE),
-            ("height", request.height, MAX_SIDE),
-            ("frames", request.frames, MAX_FRAMES),
-            ("duration_s", request.seconds, MAX_SECONDS),
-        ):
-            if value > most:
-                raise BadRequest(f"diffusion.{name}", f"{self.info.name} makes at most {most}")
-        if request.frames and (request.layers or request.results > 1):
-            raise BadRequest("diffusion.frames", "one film at a time, without layers: leave results and layers out")
-        able = FILM if request.frames else SOUND if request.seconds else STILL
-        if request.media_type not in ("", able):
-            raise BadRequest("diffusion.media_type", f"{self.info.name} makes {able} of this request; ask for that or leave it out")
+        products = self.products(request)
+        for product in products:
+            product.check(request)
+        if request.media_type not in ("", products[0].media_type):
+            told = f"{NAME} makes {products[0].media_type} of this request; ask for that or leave it out"
+            raise BadRequest("diffusion.media_type", told)
         scale = GUIDANCE if request.guidance_scale is None else request.guidance_scale
         if scale != int(scale):
-            raise BadRequest("diffusion.guidance_scale", f"{self.info.name} counts in whole numbers; ask for {round(scale)}")
+            raise BadRequest("diffusion.guidance_scale", f"{NAME} counts in whole numbers; ask for {round(scale)}")
         shown = sum(int(self._read(image).sum()) for image in request.images)
         steer = formulas.steer(request.prompt, request.negative_prompt, int(scale), shown)
         scene = Scene(request, request.width or SIDE, request.height or SIDE, request.steps or STEPS, steer)
-        if self._cost(scene) > self._film.budget:
-            raise BadRequest("diffusion.width", f"ask for fewer or smaller pictures: it costs {self._cost(scene)} of {self._film.budget}")
+        if self._cost(scene) > self._options.budget:
+            raise BadRequest(
+                "diffusion.width", f"ask for fewer or smaller pictures: it costs {self._cost(scene)} of {self._options.budget}"
+            )
+        if request.history is not None and (request.history.ndim != 2 or len(request.history) > self._kept(scene)):
+            raise BadRequest("resume.history", f"port {CHECKPOINT!r} has at most {self._kept(scene)} rows of 1 for this request")
         return scene
 
     def _read(self, image: Media) -> NDArray[np.uint8]:
@@ -176,10 +155,14 @@ class FilmMaker(Toy):
             raise BadRequest("diffusion.images", str(error)) from None
 
     async def draw(self, prepared: Scene, inputs: AsyncIterator[Piece], wanted: Wanted) -> AsyncGenerator[Drawn, None]:
-        check_place(wanted, "image", prepared.pictures, "pictures")
-        check_place(wanted, "video", prepared.request.frames, "frames")
-        check_place(wanted, "audio", prepared.samples, "samples")
-        async with aclosing(self.sessions.draw(Job(prepared, wanted), prepared.request.client)) as pieces:
+        counts = {port.name: 0 for product in (self._pictures, self._film, self._sound) for port in product.ports}
+        for product in self.products(prepared.request):
+            counts |= product.items(prepared)
+        for port, count in counts.items():
+            check_place(wanted, port, count, "items")
+        job = Job(prepared, wanted)
+        self._restore(job)
+        async with aclosing(self.sessions.draw(job, prepared.request.client)) as pieces:
             async for piece in pieces:
                 yield piece
 
@@ -194,23 +177,29 @@ class FilmMaker(Toy):
     def steps(self, job: Job) -> int:
         return job.scene.steps
 
+    def _expert(self, job: Job) -> int:
+        return job.step * self._options.experts // job.scene.steps
+
     def key(self, job: Job) -> Hashable:
-        return job.scene.height, job.scene.width
+        return job.scene.height, job.scene.width, self._expert(job)
 
     def step(self, jobs: Sequence[Job], aside: Aside | None) -> None:
         """All planes of all jobs in one multiplication, as a model would have them in one product."""
         self.groups.append(len(jobs))
-        tripled = 3 * np.concatenate([job.latent for job in jobs])
-        for job, part in zip(jobs, np.split(tripled, np.cumsum([len(job.latent) for job in jobs])[:-1]), strict=True):
-            job.tripled = part
+        made = formulas.expert(self._expert(jobs[0])) * np.concatenate([job.latent for job in jobs])
+        for job, part in zip(jobs, np.split(made, np.cumsum([len(job.latent) for job in jobs])[:-1]), strict=True):
+            job.made = part
 
     def take(self, job: Job) -> Sequence[Drawn]:
         scene, previews = job.scene, job.scene.request.previews
         job.step += 1
-        job.latent = (job.tripled + scene.steer + job.step) % 256
-        shown: list[Drawn] = [Progress(job.step, scene.steps)] if "progress" in job.wanted else []
-        if "image" in job.wanted and job.step * previews // scene.steps > (job.step - 1) * previews // scene.steps:
+        job.latent = (job.made + self._options.multistep * job.before + scene.steer + job.step) % 256
+        job.before = job.made % 256
+        shown: list[Drawn] = [Progress(job.step, scene.steps)] if PROGRESS in job.wanted else []
+        if IMAGE in job.wanted and job.step * previews // scene.steps > (job.step - 1) * previews // scene.steps:
             shown.append(Preview(png((job.latent[0] // 16 * 16).astype(np.uint8)), STILL, job.step))
+        if job.step == scene.steps // 2 and job.wanted.get(CHECKPOINT, MOST_KEPT) < self._kept(scene):
+            shown.append(Rows(CHECKPOINT, self._state(job)[job.wanted[CHECKPOINT] :]))
         return shown
 
     def is_done(self, job: Job) -> bool:
@@ -220,22 +209,27 @@ class FilmMaker(Toy):
         """It holds nothing beside itself."""
 
     def decode(self, job: Job) -> Generator[Drawn, None, None]:
-        scene, wanted = job.scene, job.wanted
-        layers = max(scene.request.layers, 1)
-        for number in range(wanted.get("image", scene.pictures), scene.pictures):
-            result, layer = divmod(number, layers)
-            yield Picture(png(formulas.layer(job.latent[result], layer)), STILL, layer)
-        most = MAX_CLIP_BYTES // (scene.height * scene.width)
-        frame = wanted.get("video", scene.request.frames)
-        while frame < scene.request.frames:
-            part = job.latent[frame : frame + min(self._cut(), most)].astype(np.uint8)
-            frame += len(part)
-            yield Clip(part.tobytes(), FILM, len(part))
-        sample = wanted.get("audio", scene.samples)
-        while sample < scene.samples:
-            count = min(1000 * self._cut(), scene.samples - sample)
-            yield Sound(formulas.film_sound(scene.request.seed, scene.steer, sample, count))
-            sample += count
+        for product in self.products(job.scene.request):
+            yield from product.decode(job.scene, job.latent, job.wanted)
+
+    # What another replica goes on from: in the middle of the steps ---------------------------------------------------------------------
+
+    def _kept(self, scene: Scene) -> int:
+        """Rows of a state; 0 where none is kept."""
+        values = (1 + self._options.multistep) * scene.planes * scene.height * scene.width
+        return values if values <= MOST_KEPT and scene.steps > 1 else 0
+
+    def _state(self, job: Job) -> NDArray[np.uint32]:
+        parts = (job.latent, job.before) if self._options.multistep else (job.latent,)
+        return np.stack(parts).astype(np.uint32).reshape(-1, 1)
+
+    def _restore(self, job: Job) -> None:
+        history = job.scene.request.history
+        if history is None or not len(history) or len(history) < self._kept(job.scene):
+            return
+        job.latent, *before = history.astype(np.int64).reshape(-1, *job.latent.shape)
+        job.before = before[0] if before else job.before
+        job.step = job.scene.steps // 2
 
 
 def load_film(folder: Path | None, options: LoadOptions) -> FilmMaker:

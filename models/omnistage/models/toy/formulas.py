@@ -195,6 +195,11 @@ def steer(prompt: str, negative_prompt: str, scale: int, shown: int = 0) -> int:
     return (away + scale * (to - away) + shown) % 256
 
 
+def expert(number: int) -> int:
+    """What a part of the model multiplies by: 3, 5, 7 ..."""
+    return 3 + 2 * number
+
+
 def drawn(begun: NDArray[np.int64], added: int, steps: int) -> NDArray[np.int64]:
     """After so many steps x <- (3 x + added + step) mod 256: 3^n x + the sum of 3^(n - s) (added + s)."""
     total = sum(pow(3, steps - step, 256) * (added + step) for step in range(1, steps + 1))
