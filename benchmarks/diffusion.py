@@ -123,10 +123,10 @@ async def first_preview(report: Report, folder: Path, side: int = SIDES[-1]) -> 
         await studio.watched(studio.request(0, side, guided=True))
         for turn in range(1, 1 + ROUNDS):
             request = studio.request(turn, side, guided=True, previews=PREVIEWS)
-            fitted, studio.drawing._previews = studio.drawing._previews, LinearMap()
+            fitted, studio.drawing.product._previews = studio.drawing.product._previews, LinearMap()
             seen = await studio.watched(request)
             decoded.append((seen.first_preview_s - seen.arrived_s) / seen.taken_s)
-            studio.drawing._previews = fitted
+            studio.drawing.product._previews = fitted
             seen = await studio.watched(request)
             linear.append((seen.first_preview_s - seen.arrived_s) / seen.taken_s)
         await studio.model.close()

@@ -19,10 +19,11 @@ from PIL.Image import Image
 
 from benchmarks.figures import median
 from omnistage.models.conversation import Media
-from omnistage.models.diffusers.drawing import IMAGE, PROGRESS, StepDrawing
+from omnistage.models.diffusers.drawing import PROGRESS, StepDrawing
 from omnistage.models.diffusers.folder import load_pipeline
-from omnistage.models.diffusers.model import PictureModel
+from omnistage.models.diffusers.model import DrawnModel
 from omnistage.models.diffusers.painter import Painter
+from omnistage.models.diffusers.pictures import IMAGE
 from omnistage.models.diffusers.plan import PNG
 from omnistage.models.interface import DrawRequest, Picture, Preview, no_inputs
 from omnistage.models.makers import Order, make_tiny
@@ -92,7 +93,7 @@ class Studio:
         if not self._folder.exists():
             make_tiny(name, self._folder, Order(size="small"))
         options = LoadOptions(path=self._folder, device=device, dtype=dtype, family=family or {})
-        self.model = cast(PictureModel[Any], load("diffusers", "diffusion", options))
+        self.model = cast(DrawnModel[Any], load("diffusers", "diffusion", options))
         self.drawing = cast(StepDrawing, self.model._artist)
         self.painter: Painter = self.drawing._painter
 

@@ -17,7 +17,7 @@ from PIL import Image
 from helpers.painting import SMALL_AREA
 from omnistage.models import registry
 from omnistage.models.conversation import Media
-from omnistage.models.diffusers.model import PictureModel
+from omnistage.models.diffusers.model import DrawnModel
 from omnistage.models.interface import Drawn, DrawRequest, Picture, Preview, Progress, Rows, no_inputs
 from omnistage.models.options import LoadOptions
 
@@ -62,11 +62,11 @@ def pixels_of(data: bytes) -> NDArray[np.int64]:
 
 
 @asynccontextmanager
-async def model_of(folder: Path, *, threads: int = 1, max_batch_size: int = 0, **options: Any) -> AsyncIterator[PictureModel[Any]]:
+async def model_of(folder: Path, *, threads: int = 1, max_batch_size: int = 0, **options: Any) -> AsyncIterator[DrawnModel[Any]]:
     """In float32. options: of the family."""
     chosen = LoadOptions(folder, dtype="float32", threads=threads, max_batch_size=max_batch_size, family=options)
     model = registry.load("diffusers", "diffusion", chosen)
-    assert isinstance(model, PictureModel)
+    assert isinstance(model, DrawnModel)
     try:
         yield model
     finally:
@@ -74,7 +74,7 @@ async def model_of(folder: Path, *, threads: int = 1, max_batch_size: int = 0, *
 
 
 async def draw(
-    model: PictureModel[Any],
+    model: DrawnModel[Any],
     prompt: str,
     *,
     images: tuple[bytes, ...] = (),

@@ -11,8 +11,8 @@ import pytest
 
 from helpers import lengths
 from helpers.artists import draw, model_of, pixels_of
-from omnistage.models.diffusers.drawing import BLANK
-from omnistage.models.diffusers.model import PictureModel
+from omnistage.models.diffusers.model import DrawnModel
+from omnistage.models.diffusers.pictures import BLANK
 from omnistage.models.diffusers.store import model_directory
 from omnistage.models.interface import Note
 from tools.pictures.scenes import Scene
@@ -27,7 +27,7 @@ THINGS = ("1", "2")
 
 
 @pytest.fixture(scope="module")
-def model() -> Iterator[PictureModel[object]]:
+def model() -> Iterator[DrawnModel[object]]:
     """Loaded once: its callers' event loops come and go."""
     with asyncio.Runner() as runner:
         opened = AsyncExitStack()
@@ -35,14 +35,14 @@ def model() -> Iterator[PictureModel[object]]:
         runner.run(opened.aclose())
 
 
-async def drawn(model: PictureModel[object], asked: list[tuple[Scene, str]]) -> list[np.ndarray]:
+async def drawn(model: DrawnModel[object], asked: list[tuple[Scene, str]]) -> list[np.ndarray]:
     """All at once, each with its own seed."""
     made = await asyncio.gather(*(draw(model, words, seed=seed) for seed, (_, words) in enumerate(asked)))
     return [pixels_of(one.pictures[0].data).astype(np.uint8) for one in made]
 
 
 @lengths.one_or_all("things", THINGS)
-async def test_a_picture_follows_its_prompt(model: PictureModel[object], things: str, seed: int) -> None:
+async def test_a_picture_follows_its_prompt(model: DrawnModel[object], things: str, seed: int) -> None:
     asked = scenes(40, int(lengths.draw(things, THINGS, seed)), seed=11)
     pictures = await drawn(model, asked)
     right = scored(lambda words, number: pictures[number], asked)
@@ -51,24 +51,24 @@ async def test_a_picture_follows_its_prompt(model: PictureModel[object], things:
     assert right["kind"] >= KINDS
 
 
-async def test_words_that_were_never_said_in_training_are_no_error(model: PictureModel[object]) -> None:
+async def test_words_that_were_never_said_in_training_are_no_error(model: DrawnModel[object]) -> None:
     for words in ("a photo of a cat wearing a hat", "😀", "red " * 150, "房子"):
         drawing = await draw(model, words, steps=2)
         assert pixels_of(drawing.pictures[0].data).shape == (128, 128, 3)
 
 
 @pytest.mark.parametrize(("width", "height"), [(64, 64), (192, 128), (256, 256)])
-async def test_other_sizes_than_that_of_its_training_are_drawn_too(model: PictureModel[object], width: int, height: int) -> None:
+async def test_other_sizes_than_that_of_its_training_are_drawn_too(model: DrawnModel[object], width: int, height: int) -> None:
     drawing = await draw(model, "a red circle on a blue background", width=width, height=height, steps=4)
     assert pixels_of(drawing.pictures[0].data).shape == (height, width, 3)
 
 
-async def test_capitals_are_no_other_words(model: PictureModel[object]) -> None:
+async def test_capitals_are_no_other_words(model: DrawnModel[object]) -> None:
     small, capitals = [(await draw(model, words, seed=1)).pixels for words in ("a red circle on blue", "A Red CIRCLE On BLUE")]
     assert np.array_equal(small, capitals)
 
 
-async def test_a_blank_picture_is_told(model: PictureModel[object]) -> None:
+async def test_a_blank_picture_is_told(model: DrawnModel[object]) -> None:
     """Whatever the words: white on white, or a size at which nothing is drawn."""
     for words, side, blank in (("a white heart", 128, True), ("a red circle", 512, True), ("a red circle", 128, False)):
         drawing = await draw(model, words, seed=1, width=side, height=side)

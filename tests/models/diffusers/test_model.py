@@ -27,7 +27,7 @@ from omnistage.models import registry
 from omnistage.models.conversation import Media
 from omnistage.models.diffusers.drawing import Job, StepDrawing
 from omnistage.models.diffusers.kept import Kept
-from omnistage.models.diffusers.model import PictureModel
+from omnistage.models.diffusers.model import DrawnModel
 from omnistage.models.diffusers.output import encoded, parameters
 from omnistage.models.diffusers.painter import Painter
 from omnistage.models.diffusers.plan import MEDIA_TYPES, PNG, Limits, Plan, planned
@@ -38,7 +38,7 @@ from omnistage.models.steps.interface import Aside
 from omnistage.v1 import stage_pb2
 from omnistage.wire.errors import StageError
 
-Model = PictureModel[Any]
+Model = DrawnModel[Any]
 
 
 @pytest.fixture

@@ -11,6 +11,7 @@ import pytest
 from omnistage.models.common.checkpoint import BadCheckpoint
 from omnistage.models.conversation import Media
 from omnistage.models.diffusers.options import Defaults, DiffusersOptions
+from omnistage.models.diffusers.pictures import check_kind
 from omnistage.models.diffusers.plan import Limits, planned
 from omnistage.models.errors import LoadError
 from omnistage.models.interface import BadRequest, DrawRequest
@@ -61,8 +62,10 @@ REFUSED: list[tuple[Limits, dict[str, Any], str]] = [
 
 @pytest.mark.parametrize(("limits", "asked", "field"), REFUSED, ids=lambda value: str(value) if isinstance(value, str) else None)
 def test_what_would_fail_or_draw_nonsense_is_refused_with_its_field(limits: Limits, asked: dict[str, Any], field: str) -> None:
+    request = replace(DrawRequest(seed=0, prompt="a hill"), **asked)
     with pytest.raises(BadRequest) as refused:
-        planned(replace(DrawRequest(seed=0, prompt="a hill"), **asked), limits, "m")
+        check_kind(request, "m")
+        planned(request, limits, "m")
     assert refused.value.field == f"diffusion.{field}"
     assert len(refused.value.description) > 10
 

@@ -22,11 +22,11 @@ from helpers.stable_diffusion import SIDE, stable_diffusion
 from omnistage.models.common.checkpoint import BadCheckpoint
 from omnistage.models.common.worker import LOOK_S
 from omnistage.models.diffusers.folder import load_pipeline, read_index
-from omnistage.models.diffusers.model import PictureModel
+from omnistage.models.diffusers.model import DrawnModel
 from omnistage.models.diffusers.whole import WholeDrawing
 from omnistage.models.interface import BadRequest, Failed
 
-Model = PictureModel[Any]
+Model = DrawnModel[Any]
 
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept:DeprecationWarning")  # of a scheduler's
 

@@ -2,39 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Hashable, Mapping, Sequence
+from collections.abc import Generator, Hashable, Sequence
 from dataclasses import replace
-from functools import partial
 
-import numpy as np
 import torch
-from PIL.Image import Image, Resampling
-from torch import Tensor
+from PIL.Image import Image
 
 from omnistage.models.common.worker import still_working
 from omnistage.models.diffusers.checkpoints import CHECKPOINT, Layout
-from omnistage.models.diffusers.output import encoded, parameters
 from omnistage.models.diffusers.painter import Canvas, Painter
+from omnistage.models.diffusers.pictures import IMAGE, Pictures
 from omnistage.models.diffusers.plan import EditedPicture, Limits, Plan
-from omnistage.models.diffusers.previews import LinearMap, is_due, sized
-from omnistage.models.interface import Array, Content, Drawn, ElementType, Note, Picture, PortSpec, Preview, Progress, Rows, Wanted
+from omnistage.models.interface import Array, Content, Drawn, PortSpec, Progress, Rows, Wanted
 from omnistage.models.steps.interface import Aside
 
-BLANK = "a picture has one colour all over: try other words, another seed or size"
-BLANK_SIDE, BLANK_LEVELS = 16, 24
-"""A picture that was made so small is blank if no level of a colour differs by more from another one."""
-
-IMAGE, PROGRESS, LATENTS, PIXELS = "image", "progress", "latents", "pixels"
+PROGRESS = "progress"
 
 
 class Job:
     """A plan and how far it is. canvases: its pictures, none before its words and images are encoded; those that its reader has already are
-    not drawn. items: of each result, on each port that its result comes on. layout: of what is kept on the way. Its images are dropped when
-    they are encoded."""
+    not drawn. first: of those that are. layout: of what is kept on the way. Its images are dropped when they are encoded."""
 
-    def __init__(self, plan: Plan, wanted: Wanted, cost: int, items: Mapping[str, int], layout: Layout) -> None:
-        self.plan, self.wanted, self.cost, self.items, self.layout = plan, wanted, cost, items, layout
-        self.first = min((wanted[port] // count for port, count in items.items() if port in wanted), default=0)
+    def __init__(self, plan: Plan, wanted: Wanted, cost: int, first: int, layout: Layout) -> None:
+        self.plan, self.wanted, self.cost, self.first, self.layout = plan, wanted, cost, first, layout
         self.canvases: list[Canvas] = []
         self.encoded = False
 
@@ -43,8 +33,8 @@ class StepDrawing:
     """Implements `Drawing` of the sessions, and `Artist` of the model. model: its name, for what pictures say of themselves."""
 
     def __init__(self, painter: Painter, model: str) -> None:
-        self._painter, self._model = painter, model
-        self._previews = LinearMap()
+        self._painter = painter
+        self.product = Pictures(painter, model)
 
     @property
     def limits(self) -> Limits:
@@ -72,21 +62,11 @@ class StepDrawing:
 
     @property
     def ports(self) -> tuple[PortSpec, ...]:
-        """Rows of latents are places of the VAE's grid, row by row from the top, one layer after the other; those of pixels are pixels."""
-        return (
-            PortSpec(IMAGE, Content.IMAGE),
-            PortSpec(PROGRESS, Content.PROGRESS),
-            PortSpec(CHECKPOINT, Content.CODES, width=self._painter.channels, compact=True),
-            PortSpec(LATENTS, Content.TENSOR, width=self._painter.channels, element_type=ElementType.FLOAT32),
-            PortSpec(PIXELS, Content.TENSOR, width=self._painter.samples, element_type=ElementType.UINT8),
-        )
-
-    def items(self, plan: Plan) -> Mapping[str, int]:
-        layers = max(plan.layers, 1)
-        return {IMAGE: layers, LATENTS: layers * self._painter.grid_places(plan), PIXELS: layers * plan.height * plan.width}
+        keeping = PortSpec(CHECKPOINT, Content.CODES, width=self._painter.channels, compact=True)
+        return (*self.product.ports, PortSpec(PROGRESS, Content.PROGRESS), keeping)
 
     def job(self, plan: Plan, wanted: Wanted) -> Job:
-        return Job(plan, wanted, self.tokens(plan), self.items(plan), self._layout(plan))
+        return Job(plan, wanted, self.tokens(plan), self.product.first(plan, wanted), self._layout(plan))
 
     def _layout(self, plan: Plan) -> Layout:
         return Layout(plan, self._painter.values(plan), self._painter.channels, self._painter.memory)
@@ -135,8 +115,8 @@ class StepDrawing:
         for canvas in job.canvases:
             self._painter.advance(canvas)
         sampler, shown = job.canvases[0].sampler, self._progress(job)
-        if IMAGE in job.wanted and is_due(sampler.step, sampler.steps, job.plan.previews):
-            shown.append(self._preview(job.canvases[0]))
+        if IMAGE in job.wanted:
+            shown += self.product.preview(job.canvases[0])
         if CHECKPOINT in job.wanted and sampler.step in job.layout.steps:
             skipped = max(job.wanted[CHECKPOINT] - job.layout.steps.index(sampler.step) * job.layout.rows, 0)
             if skipped < job.layout.rows:
@@ -149,61 +129,9 @@ class StepDrawing:
     def _kept(self, job: Job) -> Array:
         return job.layout.written([canvas.sampler.keep(canvas.latents) for canvas in job.canvases])
 
-    def _preview(self, canvas: Canvas) -> Preview:
-        plan = canvas.plan
-        assert canvas.estimate is not None
-        grid = self._painter.preview_grid(canvas.estimate, plan)
-        image = self._previews.show(grid[0]) if self._previews.is_fitted else next(self._painter.images(grid))
-        image = sized(image, plan.preview_side, plan.width, plan.height)
-        return Preview(encoded(image, plan.media_type), plan.media_type, canvas.sampler.step)
-
     def is_done(self, job: Job) -> bool:
         return job.encoded and all(canvas.is_drawn for canvas in job.canvases)
 
     @torch.inference_mode()
     def decode(self, job: Job) -> Generator[Drawn, None, None]:
-        for number, canvas in enumerate(job.canvases, job.first):
-            grids = self._painter.grids(canvas.latents, job.plan)
-            yield from _rows(job, LATENTS, number, partial(_places, grids))
-            yield from self._decoded(job, number, canvas, grids)
-
-    def _decoded(self, job: Job, number: int, canvas: Canvas, grids: Tensor) -> Generator[Drawn, None, None]:
-        """Pictures and their pixels, of those layers of a result that are wanted."""
-        layers, plan = len(grids), job.plan
-        wanted = {port: job.wanted[port] * layers // job.items[port] - number * layers for port in (IMAGE, PIXELS) if port in job.wanted}
-        first = max(min(wanted.values(), default=layers), 0)
-        if first >= layers:
-            return
-        said = parameters(plan, number, self._model, canvas.residuals[0].reused, canvas.residuals[0].largest)
-        for layer, (grid, image) in enumerate(zip(grids[first:], self._painter.images(grids[first:]), strict=True), first):
-            self._previews.fit(grid, image)
-            if layers == 1 and _is_blank(image):
-                yield Note(BLANK)
-            if IMAGE in wanted and layer >= wanted[IMAGE]:
-                yield Picture(encoded(image, plan.media_type, said), plan.media_type, layer)
-            place = number * layers + layer
-            yield from _rows(job, PIXELS, place, partial(_pixels, image), layers)
-
-
-def _is_blank(image: Image) -> bool:
-    small = np.asarray(image.resize((BLANK_SIDE, BLANK_SIDE), Resampling.BOX), np.int16).reshape(BLANK_SIDE**2, -1)
-    return bool((small.max(0) - small.min(0)).max() <= BLANK_LEVELS)
-
-
-def _places(grids: Tensor) -> Array:
-    """[layers * height * width, channels], float32."""
-    places: Array = grids.permute(0, 2, 3, 1).reshape(-1, grids.shape[1]).float().cpu().numpy()
-    return places
-
-
-def _pixels(image: Image) -> Array:
-    """[height * width, samples], uint8."""
-    pixels = np.asarray(image)
-    return pixels.reshape(-1, pixels.shape[-1])
-
-
-def _rows(job: Job, port: str, place: int, made: Callable[[], Array], parts: int = 1) -> Generator[Rows, None, None]:
-    """Those of a part of a result on a tensor port from the wanted one on, if that wants any. place: of all parts."""
-    count = job.items[port] // parts
-    if port in job.wanted and (skipped := max(job.wanted[port] - place * count, 0)) < count:
-        yield Rows(port, made()[skipped:])
+        yield from self.product.decode(job.plan, job.canvases, job.wanted)

@@ -24,14 +24,15 @@ from omnistage.models.common.team import Team, options_of
 from omnistage.models.common.worker import Worker
 from omnistage.models.conversation import Media
 from omnistage.models.devices import dtype_of, hardware
-from omnistage.models.diffusers.drawing import IMAGE, StepDrawing
+from omnistage.models.diffusers.drawing import StepDrawing
 from omnistage.models.diffusers.folder import load_pipeline, read_index
 from omnistage.models.diffusers.kept import Kept
 from omnistage.models.diffusers.longcat import LongCatEditPainter, LongCatPainter
 from omnistage.models.diffusers.memory_plan import MemoryPlan
-from omnistage.models.diffusers.model import Artist, PictureModel
+from omnistage.models.diffusers.model import Artist, DrawnModel
 from omnistage.models.diffusers.options import Defaults, DiffusersOptions
 from omnistage.models.diffusers.painter import Painter
+from omnistage.models.diffusers.pictures import IMAGE
 from omnistage.models.diffusers.plan import PNG, Plan, Source, planned
 from omnistage.models.diffusers.quiet import silence
 from omnistage.models.diffusers.qwen_image import (
@@ -77,7 +78,7 @@ IMAGE_AREAS = 4
 """A pipeline that draws in the size of the picture that it edits gets so many times the usual pixels; a larger one is made smaller."""
 
 
-def load_pictures(folder: Path, options: LoadOptions) -> PictureModel[Any]:
+def load_pictures(folder: Path, options: LoadOptions) -> DrawnModel[Any]:
     """Raises LoadError."""
     with ExitStack() as undo:
         if team := team_of(folder, options):
@@ -95,7 +96,7 @@ def load_pictures(folder: Path, options: LoadOptions) -> PictureModel[Any]:
     return model
 
 
-def _loaded(folder: Path, options: LoadOptions, team: Team | None) -> PictureModel[Any]:
+def _loaded(folder: Path, options: LoadOptions, team: Team | None) -> DrawnModel[Any]:
     chosen = DiffusersOptions.from_settings(dict(options.family))
     dtype = dtype_of(options.device) if options.dtype == "auto" else options.dtype
     torch.set_num_threads(options.threads)
@@ -137,7 +138,7 @@ def _loaded(folder: Path, options: LoadOptions, team: Team | None) -> PictureMod
             **memory.told(),
         },
     )
-    return PictureModel(
+    return DrawnModel(
         artist,
         Worker("pictures", options.threads, team.close if team else lambda: None, PASS_LIMIT_S),
         MediaDecoder(),

@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import threading
 import weakref
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing
 from dataclasses import replace
-from typing import Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from PIL import Image as pillow
 from PIL.Image import Image
@@ -16,8 +16,8 @@ from PIL.Image import Image
 from omnistage.models.common.requests import check_medium, check_place
 from omnistage.models.common.worker import Worker
 from omnistage.models.conversation import Media
-from omnistage.models.diffusers.drawing import IMAGE
 from omnistage.models.diffusers.output import encoded
+from omnistage.models.diffusers.pictures import IMAGE
 from omnistage.models.diffusers.plan import PNG, EditedPicture, Limits, Plan, Source, check_size, planned
 from omnistage.models.diffusers.vocabulary import Vocabulary
 from omnistage.models.interface import (
@@ -39,6 +39,7 @@ from omnistage.models.media.decoder import MediaDecoder
 from omnistage.models.media.errors import BadMedia, DecoderBroken, DecoderFailed, DecoderFull
 from omnistage.models.media.preprocessing import UNBOUNDED, PicturePreprocessing
 from omnistage.models.media.turns import Turns
+from omnistage.models.steps.product import Product
 from omnistage.models.steps.session import Drawing, Sessions
 
 MAX_FITTING = 256
@@ -77,11 +78,11 @@ class Artist(Drawing[J], Protocol[J]):
     @property
     def ports(self) -> tuple[PortSpec, ...]: ...
 
-    def items(self, plan: Plan) -> Mapping[str, int]:
-        """Of each result, on each port that it comes on."""
+    @property
+    def product(self) -> Product[Plan, Any]: ...
 
 
-class PictureModel(Generic[J]):
+class DrawnModel(Generic[J]):
     """Implements `DiffusionModel`. Build it with `loading.load_pictures`."""
 
     def __init__(
@@ -123,6 +124,7 @@ class PictureModel(Generic[J]):
         """See DiffusionModel.prepare. Whatever could make a picture fail is looked at here, before any of it is drawn."""
         limits, cased = self._artist.limits, self._vocabulary.cased
         request = replace(request, prompt=cased(request.prompt), negative_prompt=cased(request.negative_prompt))
+        self._artist.product.check(request)
         plan = planned(request, limits, self._info.name)
         for field, text in (("prompt", plan.prompt), ("negative_prompt", plan.negative or "")):
             try:
@@ -174,8 +176,8 @@ class PictureModel(Generic[J]):
 
     async def draw(self, prepared: Plan, inputs: AsyncIterator[Piece], wanted: Wanted) -> AsyncGenerator[Drawn, None]:
         """See DiffusionModel.draw."""
-        for port, count in self._artist.items(prepared).items():
-            check_place(wanted, port, count * prepared.results, "items")
+        for port, count in self._artist.product.items(prepared).items():
+            check_place(wanted, port, count, "items")
         for note in self._vocabulary.notes(
             prepared.prompt, (prepared.width, prepared.height), (self._artist.limits.width, self._artist.limits.height)
         ):

@@ -121,13 +121,7 @@ class Plan:
 
 
 def planned(request: DrawRequest, limits: Limits, name: str) -> Plan:
-    """The plan, without its images yet. name: of the model. Raises BadRequest."""
-    if request.frames:
-        raise _bad("frames", f"{name} draws pictures, no films: leave it out")
-    if request.seconds:
-        raise _bad("duration_s", f"{name} draws pictures and makes no sound: leave it out")
-    if request.media_type not in ("", *MEDIA_TYPES):
-        raise _bad("media_type", f"{name} makes {', '.join(MEDIA_TYPES)}: ask for one of these or leave it out")
+    """The plan of pictures, without its images yet. name: of the model. Raises BadRequest."""
     width, height = _size(request, limits, name)
     if request.results > limits.max_results:
         raise _bad("results", f"{name} draws at most {limits.max_results} at once, not {request.results}")

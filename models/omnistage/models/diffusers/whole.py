@@ -15,12 +15,13 @@ from PIL.Image import Image
 
 from omnistage.models.common.worker import still_working
 from omnistage.models.diffusers.call import Call
-from omnistage.models.diffusers.drawing import IMAGE, PROGRESS
+from omnistage.models.diffusers.drawing import PROGRESS
 from omnistage.models.diffusers.options import Defaults
 from omnistage.models.diffusers.output import encoded, parameters
+from omnistage.models.diffusers.pictures import IMAGE, check_kind
 from omnistage.models.diffusers.plan import EditedPicture, Limits, Plan, in_shape
 from omnistage.models.errors import LoadError
-from omnistage.models.interface import Content, Drawn, Picture, PortSpec, Progress, Wanted
+from omnistage.models.interface import Content, Drawn, DrawRequest, Picture, PortSpec, Progress, Wanted
 from omnistage.models.steps.interface import Aside
 
 FOREIGN = ("num_frames", "audio_length_in_s", "audio_end_in_s", "video_length")
@@ -43,7 +44,8 @@ class WholeDrawing:
     """Implements `Drawing` of the sessions, and `Artist` of the model. model: its name, for what pictures say of themselves."""
 
     def __init__(self, pipe: DiffusionPipeline, defaults: Defaults, model: str, threads: int) -> None:
-        self._pipe, self._model, self._threads = pipe, model, threads
+        self._pipe, self._threads = pipe, threads
+        self.product = WholePictures(model)
         self._takes = inspect.signature(type(pipe).__call__).parameters
         self._calls: dict[Call, set[Job]] = {}
         if "prompt" not in self._takes or any(name in self._takes for name in FOREIGN):
@@ -116,13 +118,10 @@ class WholeDrawing:
 
     @property
     def ports(self) -> tuple[PortSpec, ...]:
-        return PortSpec(IMAGE, Content.IMAGE), PortSpec(PROGRESS, Content.PROGRESS)
+        return *self.product.ports, PortSpec(PROGRESS, Content.PROGRESS)
 
     def check_history(self, plan: Plan) -> None:
         """It has no port for one."""
-
-    def items(self, plan: Plan) -> Mapping[str, int]:
-        return {IMAGE: 1}
 
     def job(self, plan: Plan, wanted: Wanted) -> Job:
         return Job(plan, wanted)
@@ -205,5 +204,23 @@ class WholeDrawing:
 
     def decode(self, job: Job) -> Generator[Drawn, None, None]:
         assert job.images is not None
-        for number, image in enumerate(job.images[job.wanted[IMAGE] :] if IMAGE in job.wanted else (), job.wanted.get(IMAGE, 0)):
-            yield Picture(encoded(image, job.plan.media_type, parameters(job.plan, number, self._model)), job.plan.media_type)
+        yield from self.product.decode(job.plan, job.images, job.wanted)
+
+
+class WholePictures:
+    """Implements `Product`, of a pipeline by whole calls; latents are its pictures."""
+
+    ports = (PortSpec(IMAGE, Content.IMAGE),)
+
+    def __init__(self, model: str) -> None:
+        self._model = model
+
+    def check(self, request: DrawRequest) -> None:
+        check_kind(request, self._model)
+
+    def items(self, plan: Plan) -> Mapping[str, int]:
+        return {IMAGE: plan.results}
+
+    def decode(self, plan: Plan, latents: Sequence[Image], wanted: Wanted) -> Generator[Drawn, None, None]:
+        for number in range(wanted.get(IMAGE, plan.results), plan.results):
+            yield Picture(encoded(latents[number], plan.media_type, parameters(plan, number, self._model)), plan.media_type)

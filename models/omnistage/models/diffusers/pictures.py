@@ -1,0 +1,133 @@
+"""Pictures as what comes of a drawing: their ports, previews, and the way from latents to files and rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Mapping, Sequence
+from functools import partial
+
+import numpy as np
+from PIL.Image import Image, Resampling
+from torch import Tensor
+
+from omnistage.models.diffusers.output import encoded, parameters
+from omnistage.models.diffusers.painter import Canvas, Painter
+from omnistage.models.diffusers.plan import MEDIA_TYPES, Plan
+from omnistage.models.diffusers.previews import LinearMap, is_due, sized
+from omnistage.models.interface import (
+    Array,
+    BadRequest,
+    Content,
+    Drawn,
+    DrawRequest,
+    ElementType,
+    Note,
+    Picture,
+    PortSpec,
+    Preview,
+    Rows,
+    Wanted,
+)
+
+IMAGE, LATENTS, PIXELS = "image", "latents", "pixels"
+
+BLANK = "a picture has one colour all over: try other words, another seed or size"
+BLANK_SIDE, BLANK_LEVELS = 16, 24
+"""A picture that was made so small is blank if no level of a colour differs by more from another one."""
+
+
+def check_kind(request: DrawRequest, name: str) -> None:
+    """Raises BadRequest for a request of something else than pictures. name: of the model."""
+    if request.frames:
+        raise BadRequest("diffusion.frames", f"{name} draws pictures, no films: leave it out")
+    if request.seconds:
+        raise BadRequest("diffusion.duration_s", f"{name} draws pictures and makes no sound: leave it out")
+    if request.media_type not in ("", *MEDIA_TYPES):
+        raise BadRequest("diffusion.media_type", f"{name} makes {', '.join(MEDIA_TYPES)}: ask for one of these or leave it out")
+
+
+class Pictures:
+    """Implements `Product`, of a family that has its own loop; latents are canvases, one for each picture that is not there yet. model: its
+    name, for what pictures say of themselves."""
+
+    def __init__(self, painter: Painter, model: str) -> None:
+        self._painter, self._model = painter, model
+        self._previews = LinearMap()
+
+    @property
+    def ports(self) -> tuple[PortSpec, ...]:
+        """Rows of latents are places of the VAE's grid, row by row from the top, one layer after the other; those of pixels are pixels."""
+        return (
+            PortSpec(IMAGE, Content.IMAGE),
+            PortSpec(LATENTS, Content.TENSOR, width=self._painter.channels, element_type=ElementType.FLOAT32),
+            PortSpec(PIXELS, Content.TENSOR, width=self._painter.samples, element_type=ElementType.UINT8),
+        )
+
+    def check(self, request: DrawRequest) -> None:
+        check_kind(request, self._model)
+
+    def items(self, plan: Plan) -> Mapping[str, int]:
+        count = plan.pictures
+        return {IMAGE: count, LATENTS: count * self._painter.grid_places(plan), PIXELS: count * plan.height * plan.width}
+
+    def first(self, plan: Plan, wanted: Wanted) -> int:
+        """The first result that is still to be drawn: those before it are with whoever asks."""
+        counts = self.items(plan)
+        return min((wanted[port] * plan.results // count for port, count in counts.items() if port in wanted), default=0)
+
+    def preview(self, canvas: Canvas) -> Sequence[Preview]:
+        """Of the step that was taken, if one is due."""
+        plan, sampler = canvas.plan, canvas.sampler
+        if not is_due(sampler.step, sampler.steps, plan.previews):
+            return []
+        assert canvas.estimate is not None
+        grid = self._painter.preview_grid(canvas.estimate, plan)
+        image = self._previews.show(grid[0]) if self._previews.is_fitted else next(self._painter.images(grid))
+        image = sized(image, plan.preview_side, plan.width, plan.height)
+        return [Preview(encoded(image, plan.media_type), plan.media_type, sampler.step)]
+
+    def decode(self, plan: Plan, latents: Sequence[Canvas], wanted: Wanted) -> Generator[Drawn, None, None]:
+        for number, canvas in enumerate(latents, plan.results - len(latents)):
+            grids = self._painter.grids(canvas.latents, plan)
+            yield from self._rows(plan, wanted, LATENTS, plan.results, number, partial(_places, grids))
+            yield from self._pictures(plan, wanted, number, canvas, grids)
+
+    def _pictures(self, plan: Plan, wanted: Wanted, number: int, canvas: Canvas, grids: Tensor) -> Generator[Drawn, None, None]:
+        """With their pixels, of those layers of a result that are wanted."""
+        layers, counts = len(grids), self.items(plan)
+        asked = {port: wanted[port] * plan.pictures // counts[port] - number * layers for port in (IMAGE, PIXELS) if port in wanted}
+        first = max(min(asked.values(), default=layers), 0)
+        if first >= layers:
+            return
+        said = parameters(plan, number, self._model, canvas.residuals[0].reused, canvas.residuals[0].largest)
+        for layer, (grid, image) in enumerate(zip(grids[first:], self._painter.images(grids[first:]), strict=True), first):
+            self._previews.fit(grid, image)
+            if layers == 1 and _is_blank(image):
+                yield Note(BLANK)
+            if IMAGE in asked and layer >= asked[IMAGE]:
+                yield Picture(encoded(image, plan.media_type, said), plan.media_type, layer)
+            yield from self._rows(plan, wanted, PIXELS, plan.pictures, number * layers + layer, partial(_pixels, image))
+
+    def _rows(
+        self, plan: Plan, wanted: Wanted, port: str, parts: int, place: int, made: Callable[[], Array]
+    ) -> Generator[Rows, None, None]:
+        """Those of a part of the plan on a tensor port from the wanted one on, if that wants any. place: of all parts."""
+        count = self.items(plan)[port] // parts
+        if port in wanted and (skipped := max(wanted[port] - place * count, 0)) < count:
+            yield Rows(port, made()[skipped:])
+
+
+def _is_blank(image: Image) -> bool:
+    small = np.asarray(image.resize((BLANK_SIDE, BLANK_SIDE), Resampling.BOX), np.int16).reshape(BLANK_SIDE**2, -1)
+    return bool((small.max(0) - small.min(0)).max() <= BLANK_LEVELS)
+
+
+def _places(grids: Tensor) -> Array:
+    """[layers * height * width, channels], float32."""
+    places: Array = grids.permute(0, 2, 3, 1).reshape(-1, grids.shape[1]).float().cpu().numpy()
+    return places
+
+
+def _pixels(image: Image) -> Array:
+    """[height * width, samples], uint8."""
+    pixels = np.asarray(image)
+    return pixels.reshape(-1, pixels.shape[-1])
