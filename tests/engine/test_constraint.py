@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from helpers.sequences import items, read
-from helpers.tiny import NAN_TOKEN, TINY, tiny_decoder, tiny_weights
+from helpers.tiny import NAN_TOKEN, TAPPED, TINY, tiny_decoder, tiny_weights
 from omnistage.engine.decoder import EMBEDDING, PackedDecoder
 from omnistage.engine.engine import Engine
 from omnistage.engine.head import TokenHead
@@ -166,7 +166,7 @@ async def test_it_goes_on_after_every_token_and_without_its_pages(seed: int) -> 
 @pytest.mark.parametrize("wants_taps", [False, True])
 async def test_a_whole_answer_has_stopped_also_with_its_last_token_and_all_its_rows(wants_taps: bool) -> None:
     """Rows of the last token come where somebody wants them; for nobody else is a step taken."""
-    decoder = PackedDecoder(replace(TINY, taps=True), tiny_weights(torch.float32))
+    decoder = PackedDecoder(TINY, tiny_weights(torch.float32), TAPPED)
     running = Engine(decoder, TokenHead(decoder.logits), pages=50, kept_pages=0)
     said = (9, 8, 7)
     asked = ask(constraint=Sentences((said,)), taps_from=0 if wants_taps else None, ignore_end=True, min_items=5)

@@ -21,11 +21,14 @@ from transformers import (
 from transformers.models.qwen2_5_omni.modeling_qwen2_5_omni import apply_rotary_pos_emb
 
 from helpers.sequences import items, read
-from omnistage.engine.decoder import DecoderConfig, Enter, PackedDecoder
+from omnistage.engine.decoder import DecoderParts, PackedDecoder
 from omnistage.engine.engine import Engine
+from omnistage.engine.entry import Enter
 from omnistage.engine.head import TokenHead
-from omnistage.engine.linear import Linears
+from omnistage.engine.materials import DecoderConfig, Materials
+from omnistage.engine.norm import head_rms_norm
 from omnistage.engine.request import Given, Prompt, SequenceRequest
+from omnistage.engine.rope import contiguous, rotary
 from omnistage.engine.scheduler import Limits
 
 Thinker = Qwen2_5OmniThinkerForConditionalGeneration
@@ -42,9 +45,7 @@ TEXT = {
     "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 3, 3]},
     "tie_word_embeddings": False,
 }
-SIZES = DecoderConfig(
-    layers=3, hidden_size=64, ffn_size=96, query_heads=4, kv_heads=2, vocab_size=300, context=512, norm_eps=1e-6, rope_theta=10000.0
-)
+SIZES = DecoderConfig(layers=3, hidden_size=64, ffn_size=96, query_heads=4, kv_heads=2, vocab_size=300, context=512, norm_eps=1e-6)
 
 
 def thinker() -> Thinker:
@@ -135,9 +136,9 @@ def qwen3() -> Qwen3ForCausalLM:
 async def test_greedy_tokens_of_qwen3_are_those_of_transformers(seed: int) -> None:
     rng = random.Random(seed)
     oracle = qwen3()
-    sizes = replace(SIZES, head_size=48, head_norms=True)
+    sizes = replace(SIZES, head_size=48)
     weights = oracle.model.state_dict() | {"lm_head.weight": oracle.lm_head.weight.detach()}
-    decoder = PackedDecoder(sizes, weights.get)
+    decoder = PackedDecoder(sizes, weights.get, DecoderParts(head_norm=head_rms_norm))
     assert decoder.spec.head_size == 48 != SIZES.hidden_size // SIZES.query_heads
     engine = Engine(decoder, TokenHead(decoder.logits), pages=60, limits=Limits(max_rows=64), poison=True)
     for length in (1, 33, 100):
@@ -182,11 +183,11 @@ async def test_codes_of_a_talker_are_those_of_transformers(seed: int) -> None:
         "lm_head.weight": oracle.codec_head.weight.detach(),
     }
 
-    def entry(linear: Linears) -> Enter:
-        project = linear(oracle.thinker_to_talker_proj.weight.detach(), oracle.thinker_to_talker_proj.bias.detach())
+    def entry(materials: Materials) -> Enter:
+        project = materials.linear(oracle.thinker_to_talker_proj.weight.detach(), oracle.thinker_to_talker_proj.bias.detach())
         return lambda rows, embedded: project(embedded if rows.given is None else embedded + rows.given)
 
-    decoder = PackedDecoder(replace(SIZES, vocab_size=301, given_width=80), weights.get, entry)
+    decoder = PackedDecoder(replace(SIZES, vocab_size=301, embedding_width=80, given_width=80), weights.get, DecoderParts(entry=entry))
     engine = Engine(decoder, TokenHead(decoder.logits), pages=60, limits=Limits(max_rows=64), poison=True)
     generator = torch.Generator().manual_seed(seed)
     for length in (2, 33, 70):
@@ -205,15 +206,14 @@ async def test_codes_of_a_talker_are_those_of_transformers(seed: int) -> None:
 
 
 def test_components_of_a_head_turn_by_their_axis_as_in_transformers(seed: int) -> None:
-    sizes = replace(SIZES, rope_sections=(2, 3, 3))
-    model = thinker()
-    decoder = PackedDecoder(sizes, weights_of(model).get)
+    model, sections = thinker(), DecoderParts(rope=rotary(axis_of_pair=contiguous((2, 3, 3))))
+    decoder = PackedDecoder(SIZES, weights_of(model).get, sections)
     assert decoder.spec.axes == 3
     generator = torch.Generator().manual_seed(seed)
     positions = torch.randint(0, 512, (3, 20), generator=generator)
     given = torch.randn(20, 4 + 2 + 2, 16, generator=generator)
-    cos, sin = decoder._turn(positions)
-    turned = given * cos + given.roll(8, -1) * sin
+    turned = given.clone()
+    decoder._parts.rope(positions)(turned)
     rotations = model.model.language_model.rotary_emb(given, positions[:, None])
     queries, keys = apply_rotary_pos_emb(given[None, :, :4].transpose(1, 2), given[None, :, 4:6].transpose(1, 2), *rotations)
     torch.testing.assert_close(turned[:, :4], queries[0].transpose(0, 1) * 16**-0.5)
@@ -222,5 +222,5 @@ def test_components_of_a_head_turn_by_their_axis_as_in_transformers(seed: int) -
 
 
 def test_sections_that_are_no_head_are_refused() -> None:
-    with pytest.raises(ValueError, match="rope_sections"):
-        replace(SIZES, rope_sections=(2, 3, 4))
+    with pytest.raises(ValueError, match="the sections of positions are 9 pairs of components, and a head has 8"):
+        PackedDecoder(SIZES, weights_of(thinker()).get, DecoderParts(rope=rotary(axis_of_pair=contiguous((2, 3, 4)))))

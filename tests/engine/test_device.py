@@ -11,7 +11,7 @@ from dataclasses import replace
 import torch
 
 from helpers.elsewhere import GPU, Device, on_the_device
-from helpers.tiny import TINY, tiny_weights
+from helpers.tiny import TAPPED, TINY, tiny_weights
 from omnistage.engine.attention import SdpaAttention, TritonAttention, chosen
 from omnistage.engine.decoder import PackedDecoder
 from omnistage.engine.head import TokenHead
@@ -24,7 +24,6 @@ from omnistage.engine.scheduler import Limits, Scheduler
 from omnistage.engine.sequence import Sequence
 from omnistage.engine.types import Item, Sampling
 
-CONFIG = replace(TINY, taps=True)
 SAMPLINGS = (
     Sampling(),
     Sampling(temperature=1),
@@ -46,7 +45,7 @@ def asked() -> list[SequenceRequest]:
     requests = []
     for number, sampling in enumerate(SAMPLINGS):
         prompt = Prompt.of_tokens(range(number, number + 30 + 9 * number))
-        given = torch.randn(5, CONFIG.hidden_size, generator=torch.Generator().manual_seed(number))
+        given = torch.randn(5, TINY.hidden_size, generator=torch.Generator().manual_seed(number))
         requests.append(
             SequenceRequest(
                 replace(prompt, given=(Given(7, given),)) if number % 2 else prompt,
@@ -95,12 +94,12 @@ def answers(decoder: PackedDecoder, device: Device) -> tuple[list[list[Item]], l
 
 
 def test_an_answer_of_a_device_is_that_of_the_processor_and_no_step_waits_for_what_it_sends() -> None:
-    weights = tiny_weights(torch.float32, CONFIG)
+    weights = tiny_weights(torch.float32)
     with torch.inference_mode():
-        items, taps, logprobs = answers(PackedDecoder(CONFIG, weights), Device())
+        items, taps, logprobs = answers(PackedDecoder(TINY, weights, TAPPED), Device())
     device = Device()
     with torch.inference_mode(), entered(device):
-        decoder = PackedDecoder(CONFIG, on_the_device(weights))
+        decoder = PackedDecoder(TINY, on_the_device(weights), TAPPED)
         assert decoder.products == "blocks of 64 rows" and decoder.spec.device == GPU
         assert isinstance(chosen(decoder.spec).backend, TritonAttention if torch.cuda.is_available() else SdpaAttention)
         there, taps_there, logprobs_there = answers(decoder, device)
@@ -115,10 +114,10 @@ def test_an_answer_of_a_device_is_that_of_the_processor_and_no_step_waits_for_wh
 def test_the_fixed_results_of_a_device_can_be_told_apart() -> None:
     """By a revision, which reads them."""
     with torch.inference_mode():
-        here = PackedDecoder(CONFIG, tiny_weights(torch.float32, CONFIG))
+        here = PackedDecoder(TINY, tiny_weights(torch.float32), TAPPED)
         expected = fixed_results(here, here.logits, chosen(here.spec).backend)
     with entered(Device()):
-        decoder = PackedDecoder(CONFIG, on_the_device(tiny_weights(torch.float32, CONFIG)))
+        decoder = PackedDecoder(TINY, on_the_device(tiny_weights(torch.float32)), TAPPED)
         results = [result.cpu() for result in fixed_results(decoder, decoder.logits, chosen(decoder.spec).backend)]
     for result, other in zip(results, expected, strict=True):
         torch.testing.assert_close(result, other, atol=1e-3, rtol=1e-3)

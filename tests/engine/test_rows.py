@@ -13,7 +13,7 @@ import torch.nn.functional as functional
 
 from helpers.arithmetic import AXES, END, GIVEN, IDS, answer, engine, prompt_items
 from helpers.sequences import items, read
-from helpers.tiny import TINY, tiny_weights
+from helpers.tiny import TAPPED, TINY, tiny_weights
 from helpers.waiting import until
 from omnistage.engine.adapter import StepRows
 from omnistage.engine.decoder import PackedDecoder
@@ -314,7 +314,7 @@ async def test_requests_that_do_not_fit_the_model_are_refused_in_words() -> None
 
 def test_a_tap_is_without_the_embedding_where_a_vector_was_given() -> None:
     """As Qwen2.5-Omni's Talker takes the rows of pictures and sound."""
-    decoder = PackedDecoder(replace(TINY, taps=True), tiny_weights(torch.float32))
+    decoder = PackedDecoder(TINY, tiny_weights(torch.float32), TAPPED)
     items, given = torch.arange(4)[:, None], torch.zeros(4, TINY.hidden_size)
     has_given = torch.tensor([[False], [True], [True], [False]])
     given[1:3] = torch.randn(2, TINY.hidden_size)

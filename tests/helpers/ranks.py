@@ -6,8 +6,10 @@ from pathlib import Path
 
 import torch
 
-from omnistage.engine.decoder import DecoderConfig, PackedDecoder
+from omnistage.engine.decoder import DecoderParts, PackedDecoder
 from omnistage.engine.group import Group
+from omnistage.engine.materials import DecoderConfig
+from omnistage.engine.tap import last_and_embedding
 from omnistage.models.common.slices import config_of_part, weights_of_part
 from omnistage.models.options import LoadOptions
 
@@ -21,10 +23,9 @@ CONFIG = DecoderConfig(
     vocab_size=320,
     context=512,
     norm_eps=1e-6,
-    rope_theta=10000.0,
     head_size=16,
-    taps=True,
 )
+TAPPED = DecoderParts(tap=last_and_embedding)
 PLAN = {
     **{f"layers.*.{name}_proj": "colwise" for name in ("self_attn.q", "self_attn.k", "self_attn.v", "mlp.gate", "mlp.up")},
     **{f"layers.*.{name}_proj": "rowwise" for name in ("self_attn.o", "mlp.down")},
@@ -39,8 +40,8 @@ def read_random(folder: Path, options: LoadOptions, group: Group) -> PackedDecod
     if options.family.get("tied"):
         del whole["lm_head.weight"]
     if group.size == 1:
-        return PackedDecoder(CONFIG, whole.get)
-    return PackedDecoder(config_of_part(CONFIG, group.size), weights_of_part(whole.get, PLAN, group), group=group)
+        return PackedDecoder(CONFIG, whole.get, TAPPED)
+    return PackedDecoder(config_of_part(CONFIG, group.size), weights_of_part(whole.get, PLAN, group), TAPPED, group)
 
 
 def random_weights(seed: int, dtype: torch.dtype) -> dict[str, torch.Tensor]:

@@ -7,11 +7,12 @@ from collections.abc import Callable
 
 import torch
 
-from omnistage.engine.decoder import DecoderConfig, PackedDecoder
+from omnistage.engine.decoder import DecoderParts, PackedDecoder
+from omnistage.engine.materials import DecoderConfig
+from omnistage.engine.tap import last_and_embedding
 
-TINY = DecoderConfig(
-    layers=2, hidden_size=192, ffn_size=128, query_heads=6, kv_heads=2, vocab_size=500, context=1024, norm_eps=1e-5, rope_theta=10000.0
-)
+TINY = DecoderConfig(layers=2, hidden_size=192, ffn_size=128, query_heads=6, kv_heads=2, vocab_size=500, context=1024, norm_eps=1e-5)
+TAPPED = DecoderParts(tap=last_and_embedding)
 NAN_TOKEN = 499
 """With `nan`, its embedding is NaN: whoever reads it gets logits that are not finite."""
 

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import torch
 
 from helpers.arithmetic_models import SESSIONS, ArithmeticThinker, OnEngine
-from helpers.tiny import TINY, tiny_weights
+from helpers.tiny import TAPPED, TINY, tiny_weights
 from omnistage.engine.decoder import PackedDecoder
 from omnistage.engine.engine import Engine
 from omnistage.engine.head import TokenHead
@@ -20,7 +18,7 @@ from omnistage.models.options import with_resumed
 
 
 def engine() -> Engine:
-    decoder = PackedDecoder(replace(TINY, taps=True), tiny_weights(torch.bfloat16))
+    decoder = PackedDecoder(TINY, tiny_weights(torch.bfloat16), TAPPED)
     limits = Limits(max_sequences=8, max_waiting=with_resumed(SESSIONS))
     return Engine(decoder, TokenHead(decoder.logits), pages=100, limits=limits, poison=True)
 

@@ -20,6 +20,9 @@ import pytest
 import torch
 
 from helpers import lengths
+from helpers.parts import EXPERTS, MIXED, TOYS
+from helpers.parts import READER as TOY_READER
+from helpers.parts import requests as toy_requests
 from helpers.processes import wait_end
 from helpers.ranks import CONFIG, PLAN, READER, random_weights, read_random
 from helpers.sequences import items, read
@@ -27,6 +30,7 @@ from helpers.waiting import until
 from omnistage.engine.engine import Engine
 from omnistage.engine.group import ALONE, Distributed
 from omnistage.engine.head import TokenHead
+from omnistage.engine.pages import pages_for
 from omnistage.engine.plan import Plan
 from omnistage.engine.request import EngineClosed, Given, Prompt, SequenceEvent, SequenceRequest
 from omnistage.engine.results import fixed_results
@@ -58,8 +62,8 @@ def options(size: int, seed: int, dtype: str = "float32", **family: object) -> L
 
 
 @contextmanager
-def team_of(settings: LoadOptions) -> Iterator[Team]:
-    team = Team(READER, Path(), settings)
+def team_of(settings: LoadOptions, reader: str = READER) -> Iterator[Team]:
+    team = Team(reader, Path(), settings)
     processes = team.processes
     try:
         yield team
@@ -160,6 +164,50 @@ async def test_what_a_row_becomes_does_not_depend_on_the_others(case: str, seed:
         await engine.close()
 
 
+@lengths.one_or_all("toy", TOYS)
+async def test_ranks_of_other_parts_say_what_one_says_and_a_row_does_not_depend_on_the_others(toy: str, seed: int) -> None:
+    """Cross-attention in one, experts in the other: what one rank says, and the same bits alone and where requests make way for each other.
+    What is compared with one rank is always the same: a row between two experts would go to the other one now and then."""
+    name = lengths.draw(toy, TOYS, seed)
+    parts, settings = TOYS[name], LoadOptions(dtype="float32", tensor_parallel_size=2, family={"seed": 5, "toy": name})
+    fixed, asked = toy_requests(parts, 5, (1, 40), 20), toy_requests(parts, seed, (61, 60), 80, DRAWN)
+    decoder = parts.decoder(5)
+    one = Engine(decoder, TokenHead(decoder.logits), pages=64, poison=True)
+    expected = await answered(one, fixed)
+    await one.close()
+    with team_of(settings, TOY_READER) as team:
+        decoder = parts.decoder(5, group=team.group)
+        team.connect(torch.device("cpu"))
+        pages = 8 + sum(pages_for(each.prompt.encoded) for each in asked)
+        logits = TokenHead(team.logits(decoder.logits))
+        engine = Engine(decoder, logits, pages=pages, kept_pages=0, poison=True, followers=team)
+        found, beside = await answered(engine, fixed), await answered(engine, asked)
+        assert engine.stats().preemptions
+        (alone,) = await answered(engine, asked[:1])
+        await engine.close()
+    assert items(alone) == items(beside[0]) and torch.equal(taps(alone), taps(beside[0]))
+    assert tokens(found) == tokens(expected)
+    for mine, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(taps(mine), taps(other), rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("name", TOYS)
+def test_parts_of_other_layers_are_the_whole(name: str, seed: int) -> None:
+    """Each expert is cut as the plan cuts all together; routers, norms and positions are whole."""
+    toy = TOYS[name]
+    whole = toy.weights(seed)
+    parts = [weights_of_part(whole.get, toy.plan, Distributed(rank, 2)) for rank in range(2)]
+    for weight, value in whole.items():
+        mine = [found for part in parts if (found := part(weight)) is not None]
+        if any(part in weight for part in ("norm", ".gate.", "shared_expert_gate", "embed_")):
+            assert all(torch.equal(part, value) for part in mine) and len(mine) == 2
+        elif value.ndim == 1 and any(part in weight for part in ("o_proj", "fc2")):
+            assert len(mine) == 1 and mine[0] is value
+        else:
+            assert torch.equal(torch.cat(mine, 1 if any(part in weight for part in ("o_proj", "fc2", "down_proj")) else 0), value)
+            assert [part.numel() for part in mine] == [value.numel() // 2] * 2
+
+
 def test_parts_are_the_whole(seed: int) -> None:
     """As the plan says: columns side by side, rows added up, and a bias once."""
     whole = random_weights(seed % 1000, torch.float32)
@@ -199,9 +247,27 @@ def test_a_size_that_does_not_divide_is_refused(size: int, able: str) -> None:
         config_of_part(CONFIG, size)
 
 
-def test_a_plan_that_cuts_in_another_way_is_refused() -> None:
-    with pytest.raises(LoadError, match=r"the plan cuts layers.* 'moe_tp_experts', which is not known here"):
-        weights_of_part(lambda name: None, {"layers.*.mlp": "moe_tp_experts"}, ALONE)
+@pytest.mark.parametrize(
+    ("plan", "told"),
+    [
+        ({"layers.*.mlp": "moe_tp_experts"}, r"the plan cuts layers\.\*\.mlp 'moe_tp_experts', which is not known here"),
+        ({"layers.*.mlp.gate_up_proj": "packed_colwise"}, "gate_up_proj 'packed_colwise', which is not known here"),
+        (
+            {"layers.*.mlp.experts.gate_up_proj": "grouped_gemm", "layers.*.mlp.experts": "ep_dispatch_experts"},
+            "experts.gate_up_proj 'grouped_gemm', which is not known here",
+        ),
+    ],
+    ids=["no weights of experts", "packed beside experts", "whole experts"],
+)
+def test_a_plan_that_cuts_in_another_way_is_refused(plan: dict[str, str], told: str) -> None:
+    with pytest.raises(LoadError, match=told):
+        weights_of_part(lambda name: None, plan, ALONE)
+
+
+def test_experts_that_cannot_be_cut_are_told() -> None:
+    told = "does not divide .* 44 columns of the shared expert of this model; it can be 1 or 2"
+    with pytest.raises(LoadError, match=f"tensor_parallel_size 3: {told}"):
+        config_of_part(MIXED, 3, {**EXPERTS.cut, "columns of an expert": 36})
 
 
 def test_ranks_of_gpus_have_one_each() -> None:

@@ -26,6 +26,7 @@ class DecoderSpec:
     0: all. context: most rows of one sequence, prompt and answer together. codebooks: ids of one item: 1 for tokens, more for frames of
     codes. axes: kinds of positions of a row. given_width, tap_width: of a vector that is brought along for a row, and of what is put out
     for one; 0 where there is no such thing. What such a vector holds is the family's: also what is added to a row after later layers.
+    crosses: it attends to the rows of an encoder, with which each prompt begins (`Prompt.encoded`).
     """
 
     layers: int
@@ -41,6 +42,7 @@ class DecoderSpec:
     tap_width: int = 0
     device: torch.device = CPU
     drawn_ids: int = 0
+    crosses: bool = False
 
     def __post_init__(self) -> None:
         if not self.drawn_ids:
@@ -53,6 +55,7 @@ class StepRows:
 
     items: int64 [rows, codebooks]. positions: int64 [axes, rows]. given: [rows, given_width] in the decoder's dtype, zeros where nothing is
     given; has_given: bool [rows, 1]; both None where no row of the step has any. taps: whether somebody wants taps of a row of this step.
+    padding: so many rows at the end stand for nothing, and what becomes of them is not used.
     """
 
     items: torch.Tensor
@@ -60,6 +63,7 @@ class StepRows:
     given: torch.Tensor | None = None
     has_given: torch.Tensor | None = None
     taps: bool = False
+    padding: int = 0
 
 
 class Attention(Protocol):

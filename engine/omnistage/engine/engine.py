@@ -99,6 +99,9 @@ class Engine:
             raise Unfit("history", f"an item of this model has {spec.codebooks} ids")
         if prompt.positions is not None and len(prompt.positions) != spec.axes:
             raise ValueError(f"positions of this model have {spec.axes} axes, not {len(prompt.positions)}")
+        if bool(prompt.encoded) != spec.crosses or (request.appended and spec.crosses):
+            needed = "begins with rows of an encoder, and none are appended" if spec.crosses else "has no rows of an encoder"
+            raise ValueError(f"a prompt of this model {needed}")
         if any(given.rows.ndim != 2 or given.rows.shape[1] != spec.given_width for given in prompt.given):
             raise ValueError(f"vectors given for rows have the width {spec.given_width}")
         if (request.appended and not spec.given_width) or (request.taps_from is not None and not spec.tap_width):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Many
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -18,12 +18,13 @@ from omnistage.engine.transfer import to_device
 @dataclass(frozen=True, slots=True)
 class PlannedRun:
     """A run as attention sees it. first: its first row in the step. count: its rows. start: slot of the first. pages: those that its rows
-    see, the last one of which the rows are in."""
+    see, the last one of which the rows are in. encoded: so many rows of an encoder are in the first of these pages, or all of them."""
 
     first: int
     count: int
     start: int
     pages: tuple[int, ...]
+    encoded: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,17 +48,17 @@ class Plan:
         if device.type == "cpu":
             return self
         rows = self.rows
-        return Plan(
-            rows=StepRows(
+        return replace(
+            self,
+            rows=replace(
+                rows,
                 items=to_device(rows.items, device),
                 positions=to_device(rows.positions, device),
                 given=None if rows.given is None else to_device(rows.given, device),
                 has_given=None if rows.has_given is None else to_device(rows.has_given, device),
-                taps=rows.taps,
             ),
             pages=to_device(self.pages, device),
             places=to_device(self.places, device),
-            runs=self.runs,
             drawn=to_device(self.drawn, device),
         )
 
@@ -82,7 +83,7 @@ def planned(runs: Many[Run], spec: DecoderSpec, least_rows: int) -> Plan:
         slots[rows] = np.arange(run.start, run.start + run.count)
         pages[rows] = seen[-1]
         given += [(first + at, vectors) for at, vectors in sequence.given_of(run.start, run.count)]
-        shapes.append(PlannedRun(first, run.count, run.start, seen))
+        shapes.append(PlannedRun(first, run.count, run.start, seen, sequence.request.prompt.encoded))
         first += run.count
         if run.draws:
             drawn.append(first - 1)
@@ -94,6 +95,7 @@ def planned(runs: Many[Run], spec: DecoderSpec, least_rows: int) -> Plan:
             given=vectors,
             has_given=has_given,
             taps=any(run.wants_taps for run in runs),
+            padding=padded - count,
         ),
         pages=torch.from_numpy(pages),
         places=torch.from_numpy(slots % PAGE_ROWS),

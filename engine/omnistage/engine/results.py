@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 
 from omnistage.engine.adapter import Decoder, DecoderSpec, StepRows
 from omnistage.engine.attention import AttentionBackend
+from omnistage.engine.cross_attention import bind
 from omnistage.engine.followers import NOBODY, Followers
 from omnistage.engine.kv import KVCache
 from omnistage.engine.linear import pad_rows
@@ -16,6 +18,9 @@ from omnistage.engine.plan import Plan, PlannedRun
 
 FIXED_ROWS = 5 * PAGE_ROWS // 2
 """Whole pages, a part of one, and a single row: every product and the attention over one page and over several."""
+
+ENCODED_ROWS = 20
+"""Rows of an encoder, and less than a page."""
 
 
 REVISION = 2
@@ -30,6 +35,7 @@ def fixed_results(
     followers: Followers = NOBODY,
 ) -> list[torch.Tensor]:
     """REVISION, then hidden rows and logits of a sequence of FIXED_ROWS rows, read in runs as a prompt is, and of one more that is decoded.
+    Where the decoder attends to rows of an encoder, the first page are those.
 
     A row does not depend on its company, so these are the bits of every product and of attention, whatever a step takes."""
     pages = range(pages_for(FIXED_ROWS + 1))
@@ -43,7 +49,7 @@ def fixed_results(
         for start, end in zip(starts, [*starts[1:], FIXED_ROWS + 1], strict=True):
             plan = _plan(decoder.spec, start, end - start)
             here = plan.to(decoder.spec.device)
-            bound = attention.bind(cache, decoder.spec, here)
+            bound = bind(attention, cache, decoder.spec, here)
             with followers.step(plan):
                 hidden = decoder.hidden(here.rows, bound).last
             results += [hidden[: end - start], logits(hidden)[: end - start]]
@@ -55,11 +61,17 @@ def _plan(spec: DecoderSpec, start: int, count: int) -> Plan:
     padded = max(count, pad_rows(1))
     slots = torch.arange(start, start + padded)
     items = slots[:, None] * 7919 + torch.arange(spec.codebooks) * 104729
-    pages = pages_for(start + count)
+    pages, encoded = pages_for(start + count), ENCODED_ROWS if spec.crosses else 0
+    rows = StepRows(items % spec.item_ids, slots.expand(spec.axes, padded), padding=padded - count)
+    if encoded:
+        rows = replace(rows, positions=(rows.positions - PAGE_ROWS).clamp(min=0))
+        if start == 0:
+            vectors = torch.randn(count, spec.given_width, generator=torch.Generator().manual_seed(0)).to(spec.dtype)
+            rows = replace(rows, given=vectors, has_given=torch.ones(count, 1, dtype=torch.bool))
     return Plan(
-        rows=StepRows(items % spec.item_ids, slots.expand(spec.axes, padded)),
+        rows=rows,
         pages=torch.full((count,), pages - 1),
         places=slots[:count] % PAGE_ROWS,
-        runs=(PlannedRun(0, count, start, tuple(range(pages))),),
+        runs=(PlannedRun(0, count, start, tuple(range(pages)), encoded),),
         drawn=torch.arange(padded),
     )

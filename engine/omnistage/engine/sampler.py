@@ -206,7 +206,7 @@ def _edited(logits: torch.Tensor, rows: Sequence[Draws], banned: Sequence[Collec
 
 @lru_cache(maxsize=64)
 def _tensor_of(ids: frozenset[int]) -> torch.Tensor:
-    """A Talker bans hundreds of ids in every step, the same ones in each."""
+    """A model of speech bans hundreds of ids in every step, the same ones in each."""
     return torch.tensor(sorted(ids))
 
 

@@ -200,7 +200,7 @@ def _wrong_sections(patch: pytest.MonkeyPatch) -> None:
 
     def wrong(folder: Path) -> ThinkerConfig:
         config = read_thinker_config(folder)
-        return replace(config, text=replace(config.text, rope_sections=config.text.rope_sections[::-1]))
+        return replace(config, rope=replace(config.rope, sections=config.rope.sections[::-1]))
 
     patch.setattr(loading, "read_thinker_config", wrong)
 

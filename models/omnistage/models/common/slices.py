@@ -9,8 +9,9 @@ from fnmatch import fnmatchcase
 
 import torch
 
-from omnistage.engine.decoder import EMBEDDING, LM_HEAD, DecoderConfig
+from omnistage.engine.decoder import EMBEDDING, LM_HEAD
 from omnistage.engine.group import Group
+from omnistage.engine.materials import DecoderConfig
 from omnistage.models.errors import LoadError
 
 Plan = Mapping[str, str]
@@ -21,9 +22,17 @@ _ROWS = "rowwise"
 _WHOLE = "replicated"
 """How the style begins of a weight that every rank has."""
 
+_EXPERTS = "moe_tp_experts"
+"""The style of experts of which each rank has a part of the columns."""
 
-def config_of_part(config: DecoderConfig, size: int) -> DecoderConfig:
-    """Of one of `size` ranks. Raises LoadError for a decoder that cannot be cut into so many equal parts."""
+_OF_EXPERTS = {"gate_up_proj": ("packed_colwise", ("gate_proj", "up_proj"), "colwise"), "down_proj": (_ROWS, ("down_proj",), _ROWS)}
+"""What Transformers calls the weights of all experts together: how a plan cuts them, what each expert's are called in a checkpoint and in
+`engine.experts`, and how these are cut."""
+
+
+def config_of_part(config: DecoderConfig, size: int, others: Mapping[str, int] | None = None) -> DecoderConfig:
+    """Of one of `size` ranks. others: what else is cut, such as the columns of an expert, by the words for it. Raises LoadError for a
+    decoder that cannot be cut into so many equal parts."""
     if size < 1:
         raise LoadError(f"tensor_parallel_size {size}: there is at least one rank")
     cut = {
@@ -31,6 +40,7 @@ def config_of_part(config: DecoderConfig, size: int) -> DecoderConfig:
         "heads of keys and values": config.kv_heads,
         "FFN columns": config.ffn_size,
         "tokens": config.vocab_size,
+        **(others or {}),
     }
     if any(count % size for count in cut.values()):
         most = math.gcd(*cut.values())
@@ -42,6 +52,7 @@ def config_of_part(config: DecoderConfig, size: int) -> DecoderConfig:
 
 def weights_of_part(weight: Callable[[str], torch.Tensor | None], plan: Plan, group: Group) -> Callable[[str], torch.Tensor | None]:
     """The weights of a decoder by name, those that the plan names cut for a rank. Raises LoadError for a plan that says more than this."""
+    plan = _of_each_expert(plan)
     for pattern, style in plan.items():
         if style not in (*_COLUMNS, _ROWS) and not style.startswith(_WHOLE):
             raise LoadError(f"tensor_parallel_size {group.size}: the plan cuts {pattern} {style!r}, which is not known here")
@@ -60,3 +71,16 @@ def weights_of_part(weight: Callable[[str], torch.Tensor | None], plan: Plan, gr
         return found if group.rank == 0 else None  # A bias is added once.
 
     return part
+
+
+def _of_each_expert(plan: Plan) -> Plan:
+    """The plan with the names of each expert's weights, where it cuts the columns of experts."""
+    parts: dict[str, str] = {}
+    for pattern, style in plan.items():
+        module, _, name = pattern.rpartition(".")
+        known, names, each = _OF_EXPERTS.get(name, ("", (), ""))
+        if plan.get(module) == _EXPERTS and style == known:
+            parts |= {f"{module}.*.{part}": each for part in names}
+        elif style != _EXPERTS or not any(other.startswith(f"{pattern}.") for other in plan):
+            parts[pattern] = style
+    return parts

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from omnistage.engine.decoder import DecoderConfig
+from omnistage.engine.materials import DecoderConfig
 from omnistage.models.common.checkpoint import BadCheckpoint, Config, read_config
 from omnistage.models.common.header import QUANTIZED, check_says_unpacked
 
@@ -88,11 +88,20 @@ class MediaIds:
 
 
 @dataclass(frozen=True, slots=True)
+class RopeConfig:
+    """sections: pairs of components of a head that turn by time, height and width, one behind the other."""
+
+    theta: float
+    sections: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class ThinkerConfig:
-    """text: of the language model, with taps. position_ids_per_second: positions that a second of sound or film takes.
+    """text: of the language model. rope: of its positions. position_ids_per_second: positions that a second of sound or film takes.
     seconds_per_chunk: of a film with sound, that stand next to each other in the prompt. tied: the logits use the embedding."""
 
     text: DecoderConfig
+    rope: RopeConfig
     vision: VisionConfig
     audio: AudioConfig
     ids: MediaIds
@@ -113,12 +122,13 @@ class CodecIds:
 
 @dataclass(frozen=True, slots=True)
 class TalkerConfig:
-    """decoder: its item ids are one more than the checkpoint has: the last one stands for no item. codec: special items. silent: items
-    that are neither codes nor an end: Code2Wav could make nothing of them. row_size: of the rows that come from the Thinker, and of the
-    embeddings of items. text_end, text_pad: token ids of the Thinker that stand behind the last row. block: codes that Code2Wav attends to
-    together. speaker_size, mel_bins: of a voice's vector and of the example of it."""
+    """decoder: its item ids are one more than the checkpoint has: the last one stands for no item. rope: of its positions. codec: special
+    items. silent: items that are neither codes nor an end: Code2Wav could make nothing of them. row_size: of the rows that come from the
+    Thinker, and of the embeddings of items. text_end, text_pad: token ids of the Thinker that stand behind the last row. block: codes that
+    Code2Wav attends to together. speaker_size, mel_bins: of a voice's vector and of the example of it."""
 
     decoder: DecoderConfig
+    rope: RopeConfig
     codec: CodecIds
     silent: frozenset[int]
     row_size: int
@@ -141,14 +151,15 @@ def read_talker_config(directory: Path) -> TalkerConfig:
         raise BadCheckpoint(f"{whole.place}: this checkpoint has no Talker; serve a pipeline of its Thinker alone")
     config, dit = whole.section("talker_config"), whole.section("token2wav_config").section("dit_config")
     check_plain(whole, config)
-    decoder, row_size = _text(config, taps=False), config.size("embedding_size")
+    decoder, row_size = _text(config), config.size("embedding_size")
     bos, eos, pad, mask = (config.value(f"tts_codec_{name}_token_id", int) for name in ("start", "end", "pad", "mask"))
     if row_size != whole.section("thinker_config").section("text_config").value("hidden_size", int):
         raise BadCheckpoint(f"{config.place}: 'embedding_size' is {row_size}, which is not that of the rows of the Thinker")
     if (most := max(bos, eos, pad, mask)) >= decoder.vocab_size:
         raise BadCheckpoint(f"{config.place}: there is no item {most}, 'vocab_size' is {decoder.vocab_size}")
     return TalkerConfig(
-        decoder=replace(decoder, vocab_size=decoder.vocab_size + 1, given_width=row_size),
+        decoder=replace(decoder, vocab_size=decoder.vocab_size + 1, embedding_width=row_size, given_width=row_size),
+        rope=_rope(config),
         codec=CodecIds(bos, eos, pad, mask),
         silent=frozenset({bos, mask, *range(dit.size("num_embeds") + 1, decoder.vocab_size)}) - {eos, pad},
         row_size=row_size,
@@ -172,7 +183,8 @@ def read_thinker_config(directory: Path) -> ThinkerConfig:
     config = whole.section("thinker_config")
     check_plain(whole, config)
     return ThinkerConfig(
-        text=_text(config.section("text_config"), taps=True),
+        text=_text(config.section("text_config")),
+        rope=_rope(config.section("text_config")),
         vision=_vision(config.section("vision_config")),
         audio=_audio(config.section("audio_config")),
         ids=MediaIds(
@@ -188,11 +200,9 @@ def read_thinker_config(directory: Path) -> ThinkerConfig:
     )
 
 
-def _text(config: Config, *, taps: bool) -> DecoderConfig:
-    """taps: it puts out rows for the stage behind it."""
+def _text(config: Config) -> DecoderConfig:
     if config.value("use_sliding_window", bool, False):
         raise BadCheckpoint(f"{config.place}: sliding windows of attention are not supported; no published checkpoint has them")
-    theta, sections = _rope(config)
     return DecoderConfig(
         layers=config.size("num_hidden_layers"),
         hidden_size=config.size("hidden_size"),
@@ -202,15 +212,11 @@ def _text(config: Config, *, taps: bool) -> DecoderConfig:
         vocab_size=config.size("vocab_size"),
         context=config.size("max_position_embeddings", MOST_POSITIONS),
         norm_eps=config.value("rms_norm_eps", float),
-        rope_theta=theta,
-        rope_sections=sections,
         head_size=config.size("head_dim") if config.has("head_dim") else 0,
-        taps=taps,
     )
 
 
-def _rope(config: Config) -> tuple[float, tuple[int, ...]]:
-    """Theta, and the sections of the axes."""
+def _rope(config: Config) -> RopeConfig:
     if config.has("rope_parameters"):
         rope = config.section("rope_parameters")
         theta = rope.value("rope_theta", float)
@@ -220,7 +226,7 @@ def _rope(config: Config) -> tuple[float, tuple[int, ...]]:
     kind = rope.value("rope_type", str, "") or rope.value("type", str, "default")
     if kind not in ("default", "mrope"):
         raise BadCheckpoint(f"{config.place}: positions of the type {kind!r} are not supported, only the default ones")
-    return theta, rope.values("mrope_section", int)
+    return RopeConfig(theta, rope.values("mrope_section", int))
 
 
 def _vision(config: Config) -> VisionConfig:

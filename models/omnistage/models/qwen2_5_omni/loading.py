@@ -12,12 +12,14 @@ import numpy as np
 import torch
 from transformers import Qwen2_5OmniTextConfig
 
-from omnistage.engine.decoder import LM_HEAD, PackedDecoder
+from omnistage.engine.decoder import LM_HEAD, DecoderParts, PackedDecoder
 from omnistage.engine.group import ALONE, Group, RanksApart
 from omnistage.engine.head import TokenHead
 from omnistage.engine.kv import page_bytes
 from omnistage.engine.linear import WHOLE, LinearMaker, build_exact, whole
 from omnistage.engine.pages import PAGE_ROWS
+from omnistage.engine.rope import contiguous, rotary
+from omnistage.engine.tap import last_and_embedding
 from omnistage.models.common.cache_size import CacheSize
 from omnistage.models.common.checkpoint import BadCheckpoint
 from omnistage.models.common.constraint import FORMS
@@ -155,10 +157,11 @@ def _decoder(weights: Weights, config: ThinkerConfig, dtype: torch.dtype, device
     weights.read(_PREFIX + LM_HEAD)  # Some checkpoints have it where it is the embedding once more.
     head = "" if config.tied else _PREFIX + LM_HEAD
     weight = decoder_weights(weights, dtype, device, prefix=f"{_PREFIX}model.", head=head)
+    parts = DecoderParts(rope=rotary(config.rope.theta, contiguous(config.rope.sections)), tap=last_and_embedding)
     if group.size == 1:
-        return PackedDecoder(config.text, weight)
+        return PackedDecoder(config.text, weight, parts)
     plan = {**Qwen2_5OmniTextConfig.base_model_tp_plan, **HEAD_PLAN}
-    return PackedDecoder(config_of_part(config.text, group.size), weights_of_part(weight, plan, group), group=group)
+    return PackedDecoder(config_of_part(config.text, group.size), weights_of_part(weight, plan, group), parts, group)
 
 
 def _check_encoders(weights: Weights, config: ThinkerConfig) -> None:

@@ -6,11 +6,13 @@ from pathlib import Path
 
 import torch
 
-from omnistage.engine.decoder import EMBEDDING, Enter, PackedDecoder
+from omnistage.engine.decoder import EMBEDDING, DecoderParts, PackedDecoder
+from omnistage.engine.entry import Enter
 from omnistage.engine.head import TokenHead
 from omnistage.engine.kv import page_bytes
-from omnistage.engine.linear import Linears
+from omnistage.engine.materials import Materials
 from omnistage.engine.pages import PAGE_ROWS
+from omnistage.engine.rope import contiguous, rotary
 from omnistage.models.common.cache_size import CacheSize
 from omnistage.models.common.checkpoint import BadCheckpoint
 from omnistage.models.common.engine_model import Started, chosen_dtype, decoder_weights, limits_of
@@ -77,9 +79,10 @@ def _decoder(weights: Weights, config: TalkerConfig, dtype: torch.dtype, device:
             return torch.cat((found, found.new_zeros(1, found.shape[1])))
         return found
 
-    def entry(linear: Linears) -> Enter:
+    def entry(materials: Materials) -> Enter:
         matrix, bias = (weights.need(f"{_PROJECTION}.{name}").to(device, dtype) for name in ("weight", "bias"))
-        projection = linear(matrix, bias)
+        projection = materials.linear(matrix, bias)
         return lambda rows, embedded: projection(embedded if rows.given is None else embedded + rows.given)
 
-    return PackedDecoder(config.decoder, weight, entry)
+    rope = rotary(config.rope.theta, contiguous(config.rope.sections))
+    return PackedDecoder(config.decoder, weight, DecoderParts(entry=entry, rope=rope))

@@ -10,13 +10,15 @@ import torch
 from tokenizers import Tokenizer
 
 from omnistage.engine.adapter import CPU
-from omnistage.engine.decoder import LM_HEAD, DecoderConfig, PackedDecoder
+from omnistage.engine.decoder import LM_HEAD, DecoderParts, PackedDecoder
 from omnistage.engine.detokenizer import Detokenizer
 from omnistage.engine.engine import Engine
 from omnistage.engine.head import TokenHead
 from omnistage.engine.kv import page_bytes
+from omnistage.engine.materials import DecoderConfig
 from omnistage.engine.pages import pages_for
 from omnistage.engine.request import Prompt, SequenceRequest
+from omnistage.engine.rope import rotary
 from omnistage.models.common.answer import AnswerAssembler
 from omnistage.models.common.checkpoint import read_config
 from omnistage.models.common.constraint import FORMS, Grammar
@@ -126,14 +128,17 @@ def read_decoder(directory: Path, dtype: torch.dtype, device: torch.device = CPU
     """The language model of a folder that `convert_thinker` wrote. Raises BadCheckpoint, or ValueError for ill-shaped weights."""
     with Weights(directory, _UNUSED, computed=dtype) as weights:
         head = LM_HEAD if LM_HEAD in weights.names else ""
-        decoder = PackedDecoder(_read_config(directory), decoder_weights(weights, dtype, device, prefix=_LANGUAGE, head=head))
+        config, theta = _read_config(directory)
+        weight = decoder_weights(weights, dtype, device, prefix=_LANGUAGE, head=head)
+        decoder = PackedDecoder(config, weight, DecoderParts(rope=rotary(theta)))
         weights.check_read()
     return decoder
 
 
-def _read_config(directory: Path) -> DecoderConfig:
+def _read_config(directory: Path) -> tuple[DecoderConfig, float]:
+    """Sizes, and theta of the positions."""
     text = read_config(directory, "qwen2_5_omni_thinker").section("text_config")
-    return DecoderConfig(
+    sizes = DecoderConfig(
         layers=text.size("num_hidden_layers"),
         hidden_size=text.size("hidden_size"),
         ffn_size=text.size("intermediate_size"),
@@ -142,8 +147,8 @@ def _read_config(directory: Path) -> DecoderConfig:
         vocab_size=text.size("vocab_size"),
         context=text.size("max_position_embeddings"),
         norm_eps=text.value("rms_norm_eps", float),
-        rope_theta=text.section("rope_parameters").value("rope_theta", float),
     )
+    return sizes, text.section("rope_parameters").value("rope_theta", float)
 
 
 def _special(tokenizer: Tokenizer, name: str) -> int:

@@ -1,0 +1,59 @@
+"""What enters the layers of a decoder beside the embeddings of items: vectors that are given for rows, and learned positions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as functional
+
+from omnistage.engine.adapter import StepRows
+from omnistage.engine.materials import Materials
+
+Enter = Callable[[StepRows, torch.Tensor], torch.Tensor]
+"""Makes what the first layer takes, [rows, hidden_size], of the rows of a step and of the embeddings of their items, which are
+[rows, embedding_width]."""
+
+After = Callable[[StepRows, torch.Tensor, int], torch.Tensor]
+"""Makes what the next layer takes of what comes out of one, [rows, hidden_size]; the last argument is the layer that it comes from."""
+
+
+def in_place(materials: Materials) -> Enter:
+    """A given vector stands in the place of the embedding. Of a wider one, its first numbers do."""
+
+    def enter(rows: StepRows, embedded: torch.Tensor) -> torch.Tensor:
+        if rows.given is None or rows.has_given is None:
+            return embedded
+        return torch.where(rows.has_given, rows.given[:, : embedded.shape[1]], embedded)
+
+    return enter
+
+
+def learned_positions(name: str, count: int) -> Callable[[Materials], Enter]:
+    """The embedding of an item plus that of its position. name: of the weight of the positions, [count, hidden_size]."""
+
+    def build(materials: Materials) -> Enter:
+        table = materials.need(name, (count, materials.config.hidden_size)).clone()
+        return lambda rows, embedded: embedded + functional.embedding(rows.positions[0], table)
+
+    return build
+
+
+def deepstack(layers: int) -> Callable[[Materials], After]:
+    """Adds a part of a given vector to its row after each of the first layers (Meng et al. 2024). A given vector is as wide as 1 + layers
+    hidden rows: the first one is for `in_place`, the others for these layers."""
+
+    def build(materials: Materials) -> After:
+        width = materials.config.hidden_size
+        if materials.config.given_width != (1 + layers) * width:
+            raise ValueError(f"given_width is {materials.config.given_width}, and for {layers} layers it is {(1 + layers) * width}")
+
+        def add(rows: StepRows, x: torch.Tensor, layer: int) -> torch.Tensor:
+            if layer >= layers or rows.given is None or rows.has_given is None:
+                return x
+            # Other rows keep their bits: a zero that is added makes another one of -0.0.
+            return torch.where(rows.has_given, x + rows.given[:, (1 + layer) * width : (2 + layer) * width], x)
+
+        return add
+
+    return build

@@ -1,0 +1,64 @@
+"""The feed-forward of a layer: gated (SwiGLU), or two products with an activation between them.
+
+A part of it that one rank computes is summed with those of the others inside, so whoever calls it gets the whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as functional
+
+from omnistage.engine.adapter import StepRows
+from omnistage.engine.materials import Materials
+
+FeedForward = Callable[[StepRows, torch.Tensor], torch.Tensor]
+"""[rows, hidden_size] to as many. What becomes of a row does not depend on the others."""
+
+Activation = Callable[[torch.Tensor], torch.Tensor]
+"""Of each number by itself."""
+
+_COLUMNS = 32
+"""An activation is given a multiple of so many columns. A processor computes exponentials of 16 numbers at a time, and those that are left
+over at the end of all rows in another way: with such a number of columns none are."""
+
+
+def swiglu(materials: Materials, layer: int) -> FeedForward:
+    """A gated feed-forward (Shazeer 2020)."""
+    gated, group = gated_product(materials, f"layers.{layer}.mlp", materials.config.ffn_size), materials.group
+    return lambda rows, x: group.all_reduce(gated(x))
+
+
+def gated_product(materials: Materials, prefix: str, size: int) -> Callable[[torch.Tensor], torch.Tensor]:
+    """This rank's part of down(silu(gate(x)) * up(x)). prefix: of the names of the three weights. size: columns of this rank."""
+    hidden = materials.config.hidden_size
+    gate_up = materials.fused(prefix, {"gate_proj": size, "up_proj": size}, hidden)
+    down = materials.fused(prefix, {"down_proj": hidden}, size)
+
+    def computed(x: torch.Tensor) -> torch.Tensor:
+        # Gate and up lie side by side, so each row of the gate is activated by itself, whatever its length.
+        gate, up = gate_up(x).chunk(2, -1)
+        return down(functional.silu(gate) * up)
+
+    return computed
+
+
+def activated(activation: Activation) -> Callable[[Materials, int], FeedForward]:
+    """Builds fc2(activation(fc1(x))), the feed-forward of Vaswani et al. (2017). activation: 0 of 0."""
+
+    def build(materials: Materials, layer: int) -> FeedForward:
+        hidden, size, group = materials.config.hidden_size, materials.config.ffn_size, materials.group
+        prefix, missing = f"layers.{layer}", -materials.config.ffn_size % _COLUMNS
+        bias = materials.fused_bias(prefix, {"fc1": size})
+        first = materials.linear(
+            functional.pad(materials.need(f"{prefix}.fc1.weight", (size, hidden)), (0, 0, 0, missing)),
+            None if bias is None else functional.pad(bias, (0, missing)),
+        )
+        second = materials.linear(
+            functional.pad(materials.need(f"{prefix}.fc2.weight", (hidden, size)), (0, missing)),
+            materials.fused_bias(prefix, {"fc2": hidden}),
+        )
+        return lambda rows, x: group.all_reduce(second(activation(first(x))))
+
+    return build

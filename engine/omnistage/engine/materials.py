@@ -1,0 +1,85 @@
+"""What the parts of a decoder are built from: its sizes, its weights, its products, and the ranks that compute it together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+
+from omnistage.engine.group import Group
+from omnistage.engine.linear import Linear, Linears
+
+Weights = Callable[[str], torch.Tensor | None]
+"""The tensor of a name, None if there is none."""
+
+
+@dataclass(frozen=True, slots=True)
+class DecoderConfig:
+    """Sizes and constants of a `PackedDecoder`. What is no size is a part: see `decoder.DecoderParts`.
+
+    head_size: 0: hidden_size / query_heads. embedding_width: of the embedding of an item; 0: hidden_size. given_width: of a vector that is
+    given for a row; 0: hidden_size.
+    """
+
+    layers: int
+    hidden_size: int
+    ffn_size: int
+    query_heads: int
+    kv_heads: int
+    vocab_size: int
+    context: int
+    norm_eps: float
+    head_size: int = 0
+    embedding_width: int = 0
+    given_width: int = 0
+
+    def __post_init__(self) -> None:
+        defaults = {
+            "head_size": self.hidden_size // self.query_heads,
+            "embedding_width": self.hidden_size,
+            "given_width": self.hidden_size,
+        }
+        for name, default in defaults.items():
+            if not getattr(self, name):
+                object.__setattr__(self, name, default)
+
+
+@dataclass(frozen=True, slots=True)
+class Materials:
+    """config: the sizes of this rank. weight: the weights of this rank. linear: makes the products of the decoder; every product of a part
+    is made here, so that it is tried out at load. group: the ranks; `config` counts the heads and columns of one of them. dtype, device: of
+    the decoder. Everything raises ValueError for a weight that is missing or misshapen."""
+
+    config: DecoderConfig
+    weight: Weights
+    linear: Linears
+    group: Group
+    dtype: torch.dtype
+    device: torch.device
+
+    def need(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
+        return need(self.weight, name, shape)
+
+    def fused(self, prefix: str, sizes: Mapping[str, int], width: int) -> Linear:
+        """One product of several weights. sizes: of what comes out, by the name of each weight. width: of what goes in."""
+        matrix = torch.cat([self.need(f"{prefix}.{name}.weight", (size, width)) for name, size in sizes.items()])
+        return self.linear(matrix, self.fused_bias(prefix, sizes))
+
+    def fused_bias(self, prefix: str, sizes: Mapping[str, int]) -> torch.Tensor | None:
+        """None where there is no bias, or only zeros."""
+        biases = [bias for bias in (self.weight(f"{prefix}.{name}.bias") for name in sizes) if bias is not None]
+        if biases and len(biases) != len(sizes):
+            raise ValueError(f"the checkpoint has a bias for only some of {prefix}.{tuple(sizes)}")
+        bias = torch.cat(biases) if biases else None
+        return bias if bias is not None and bool(bias.any()) else None
+
+
+def need(weight: Weights, name: str, shape: tuple[int, ...]) -> torch.Tensor:
+    """Raises ValueError for a weight that is missing or misshapen, before anything is made of the sizes that it should have."""
+    tensor = weight(name)
+    if tensor is None:
+        raise ValueError(f"the checkpoint has no weight {name!r}")
+    if tensor.shape != shape:
+        raise ValueError(f"the weight {name!r} is {list(tensor.shape)}, and by the config it is {list(shape)}")
+    return tensor

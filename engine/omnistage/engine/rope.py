@@ -1,0 +1,110 @@
+"""How queries and keys learn the positions of their rows: rotary positions (Su et al. 2021) on one axis or several, or none.
+
+A rope is asked once a step for the positions of its rows, and gives a function that turns the heads of each layer in place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import torch
+
+from omnistage.engine.materials import Materials
+
+Turn = Callable[[torch.Tensor], None]
+"""Changes the heads of a layer in place, [rows, query_heads + 2 * kv_heads, head_size]: queries turn and are scaled by 1/sqrt(head_size),
+keys turn, values stay."""
+
+
+class Rope(Protocol):
+    @property
+    def axes(self) -> int:
+        """Kinds of positions of a row."""
+
+    def __call__(self, positions: torch.Tensor) -> Turn:
+        """positions: int64 [axes, rows]."""
+
+
+def contiguous(sections: Sequence[int]) -> tuple[int, ...]:
+    """The axis of each pair of components, where the first pairs belong to the first axis, the next ones to the second, and so on (Wang et
+    al. 2024). sections: pairs of each axis."""
+    return tuple(axis for axis, count in enumerate(sections) for _ in range(count))
+
+
+def interleaved(sections: Sequence[int]) -> tuple[int, ...]:
+    """The axis of each pair of components, where the axes take turns as long as each has pairs left, and the first axis has the rest (Bai
+    et al. 2025). sections: pairs of each axis."""
+    axes = len(sections)
+    turns = (pair % axes for pair in range(sum(sections)))
+    return tuple(axis if pair < sections[axis] * axes else 0 for pair, axis in enumerate(turns))
+
+
+def rotary(theta: float = 10_000.0, axis_of_pair: Sequence[int] = ()) -> Callable[[Materials], Rope]:
+    """Builds rotary positions. axis_of_pair: of `contiguous` or `interleaved`; none: there is one axis."""
+    return lambda materials: Rotary(materials, theta, axis_of_pair)
+
+
+class Rotary:
+    """Implements `Rope`. Raises ValueError for sections that are not the pairs of a head."""
+
+    def __init__(self, materials: Materials, theta: float, axis_of_pair: Sequence[int]) -> None:
+        config = self._config = materials.config
+        self._half = config.head_size // 2
+        if axis_of_pair and len(axis_of_pair) != self._half:
+            raise ValueError(f"the sections of positions are {len(axis_of_pair)} pairs of components, and a head has {self._half}")
+        self.axes = max(axis_of_pair, default=0) + 1
+        table = rotary_table(config.context, config.head_size, theta, materials.dtype)
+        self._cos, self._sin = (values.to(materials.device) for values in table)
+        self._axis_of_component = torch.tensor([*axis_of_pair, *axis_of_pair], dtype=torch.int64, device=materials.device)
+        self._components = torch.arange(config.head_size, device=materials.device)
+
+    def __call__(self, positions: torch.Tensor) -> Turn:
+        cos, sin = self._factors(positions)
+
+        def turn(heads: torch.Tensor) -> None:
+            rolled = heads.roll(self._half, -1)
+            heads.mul_(cos).addcmul_(rolled, sin)
+
+        return turn
+
+    def _factors(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """What heads and their rolled components are multiplied by, [rows, query_heads + 2 * kv_heads, head_size] each."""
+        heads, kv_heads, scale = self._config.query_heads, self._config.kv_heads, self._config.head_size**-0.5
+        cos, sin = (self._by_axis(table[positions[: self.axes]]) for table in (self._cos, self._sin))
+        cosines = (cos.mul(scale).expand(-1, heads, -1), cos.expand(-1, kv_heads, -1), torch.ones_like(cos).expand(-1, kv_heads, -1))
+        sines = (sin.mul(scale).expand(-1, heads, -1), sin.expand(-1, kv_heads, -1), torch.zeros_like(sin).expand(-1, kv_heads, -1))
+        return torch.cat(cosines, 1), torch.cat(sines, 1)
+
+    def _by_axis(self, values: torch.Tensor) -> torch.Tensor:
+        """Of values for each axis those of the axis that each component turns by. [axes, rows, 1, head_size] to [rows, 1, head_size]."""
+        if values.shape[0] == 1:
+            return values[0]
+        return values[self._axis_of_component, :, 0, self._components].t()[:, None]
+
+
+class Unturned:
+    """Implements `Rope` where positions come with the embedding (`entry.learned_positions`): queries are scaled, and nothing turns."""
+
+    axes = 1
+
+    def __init__(self, materials: Materials) -> None:
+        self._heads, self._scale = materials.config.query_heads, materials.config.head_size**-0.5
+
+    def __call__(self, positions: torch.Tensor) -> Turn:
+        return self._scaled
+
+    def _scaled(self, heads: torch.Tensor) -> None:
+        heads[:, : self._heads].mul_(self._scale)
+
+
+def rotary_table(context: int, head_size: int, theta: float, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+    """Cosines and sines of the rotary angles, both [context, 1, head_size].
+
+    Component i of the first half turns with component i of the second. The sines of the first half are negative, so that
+    `x * cos + roll(x, half) * sin` is Transformers' `x * cos + rotate_half(x) * sin`. Angles are computed in float32 as there.
+    """
+    frequencies = 1.0 / (theta ** (torch.arange(0, head_size, 2, dtype=torch.float32) / head_size))
+    angles = torch.arange(context, dtype=torch.float32)[:, None] * frequencies
+    cos, sin = angles.cos(), angles.sin()
+    return torch.cat((cos, cos), -1).to(dtype)[:, None], torch.cat((-sin, sin), -1).to(dtype)[:, None]

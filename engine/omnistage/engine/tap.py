@@ -1,0 +1,41 @@
+"""What a decoder puts out of a row for the stage behind it, beside the item that is drawn."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from omnistage.engine.adapter import StepRows
+from omnistage.engine.materials import Materials
+
+
+@dataclass(frozen=True, slots=True)
+class Tap:
+    """width: of a tap. make: of the rows of a step, the embeddings of their items and hidden rows it makes the taps, [rows, width]. layer:
+    these hidden rows come out of that layer; None: they are the last ones, after the last norm."""
+
+    width: int
+    make: Callable[[StepRows, torch.Tensor, torch.Tensor], torch.Tensor]
+    layer: int | None = None
+
+
+def last_and_embedding(materials: Materials) -> Tap:
+    """The last hidden row plus the embedding of the row's item, without the embedding where a vector was given."""
+
+    def make(rows: StepRows, embedded: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
+        return hidden + (embedded if rows.has_given is None else embedded.masked_fill(rows.has_given, 0.0))
+
+    return Tap(materials.config.hidden_size, make)
+
+
+def hidden_of(layer: int) -> Callable[[Materials], Tap]:
+    """The hidden row that comes out of a layer, counted from 0. Raises ValueError for a layer that there is not."""
+
+    def build(materials: Materials) -> Tap:
+        if not 0 <= layer < materials.config.layers:
+            raise ValueError(f"a tap of layer {layer}: this decoder has layers 0 to {materials.config.layers - 1}")
+        return Tap(materials.config.hidden_size, lambda rows, embedded, hidden: hidden, layer)
+
+    return build

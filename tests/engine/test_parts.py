@@ -1,0 +1,375 @@
+"""Decoders of other parts: what Transformers makes of the same weights, and the same bits in any company."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from dataclasses import replace
+from typing import cast
+
+import pytest
+import torch
+import torch.nn.functional as functional
+from transformers import WhisperConfig
+from transformers.models.qwen2_moe.configuration_qwen2_moe import Qwen2MoeConfig
+from transformers.models.qwen2_moe.modeling_qwen2_moe import Qwen2MoeSparseMoeBlock
+from transformers.models.qwen3_vl.configuration_qwen3_vl import Qwen3VLTextConfig
+from transformers.models.qwen3_vl.modeling_qwen3_vl import Qwen3VLTextRotaryEmbedding, apply_rotary_pos_emb
+from transformers.models.qwen3_vl_moe.configuration_qwen3_vl_moe import Qwen3VLMoeTextConfig
+from transformers.models.qwen3_vl_moe.modeling_qwen3_vl_moe import Qwen3VLMoeTextModel
+from transformers.models.whisper.modeling_whisper import WhisperDecoder
+
+from helpers import lengths
+from helpers.parts import CROSSING, EXPERTS, MIXED, POSITIONS, SECTIONS, STACKED, TOYS, Toy, mixed_shapes, requests
+from helpers.sequences import items, read
+from helpers.tiny import TAPPED, TINY, tiny_decoder, tiny_weights
+from omnistage.engine.adapter import StepRows
+from omnistage.engine.attention import RowAttention
+from omnistage.engine.decoder import DecoderParts, PackedDecoder
+from omnistage.engine.engine import Engine
+from omnistage.engine.experts import Experts, ExpertSizes, experts
+from omnistage.engine.feed_forward import activated
+from omnistage.engine.group import ALONE
+from omnistage.engine.head import TokenHead
+from omnistage.engine.linear import Linears, build_exact
+from omnistage.engine.materials import Materials
+from omnistage.engine.pages import PAGE_ROWS, pages_for
+from omnistage.engine.request import Given, Prompt, SequenceEvent, SequenceRequest
+from omnistage.engine.results import fixed_results
+from omnistage.engine.rope import interleaved, rotary
+from omnistage.engine.scheduler import Limits
+from omnistage.engine.tap import hidden_of
+from omnistage.engine.types import Sampling
+
+CASES = {f"{name}, {dtype}": (name, dtype) for name in TOYS for dtype in (torch.float32, torch.bfloat16)}
+SEED = 5
+"""Of what is compared with another computation of it, which rounds otherwise: where two experts, or two tokens, are almost equally good
+for a row, it would now and then choose the other one."""
+DRAWN = Sampling(temperature=1, top_p=0.95, repetition_penalty=1.05)
+BESIDE, MIX = TOYS["beside an encoder"], TOYS["experts"]
+UNSHARED = replace(EXPERTS, shared=0)
+PLAIN = replace(MIX, parts=replace(MIX.parts, feed_forward=experts(UNSHARED)), shapes=mixed_shapes(UNSHARED))
+"""As the reference has experts, with none that all share."""
+
+
+def taps(events: list[SequenceEvent]) -> torch.Tensor:
+    return torch.cat([event.taps.rows for event in events if event.taps is not None])
+
+
+def running(decoder: PackedDecoder, pages: int = 80, max_rows: int = 64, kept: int | None = 0) -> Engine:
+    return Engine(decoder, TokenHead(decoder.logits), pages=pages, limits=Limits(max_rows=max_rows), kept_pages=kept, poison=True)
+
+
+async def answered(engine: Engine, asked: list[SequenceRequest]) -> list[list[SequenceEvent]]:
+    return list(await asyncio.gather(*(read(engine.submit(each)) for each in asked)))
+
+
+# What Transformers makes of the same weights -------------------------------------------------------------------------------------------
+
+
+def beside_reference(weights: dict[str, torch.Tensor]) -> WhisperDecoder:
+    config = WhisperConfig(  # type: ignore[call-arg]  # The class takes more than its annotations say.
+        vocab_size=CROSSING.vocab_size,
+        d_model=CROSSING.hidden_size,
+        decoder_layers=CROSSING.layers,
+        decoder_attention_heads=CROSSING.query_heads,
+        decoder_ffn_dim=CROSSING.ffn_size,
+        max_target_positions=POSITIONS,
+        activation_function="gelu",
+        pad_token_id=0,
+        attn_implementation="sdpa",
+    )
+    renamed = {".input_layernorm.": ".self_attn_layer_norm.", ".post_attention_layernorm.": ".final_layer_norm.", "o_proj": "out_proj"}
+    state = {}
+    for name, value in weights.items():
+        for ours, theirs in renamed.items():
+            name = name.replace(ours, theirs)
+        state["layer_norm." + name.removeprefix("norm.") if name.startswith("norm.") else name] = value
+    model = WhisperDecoder(config).eval()
+    model.load_state_dict({name: value for name, value in state.items() if not name.endswith("k_proj.bias")})
+    return cast(WhisperDecoder, model)
+
+
+async def test_a_decoder_beside_an_encoder_says_what_transformers_says() -> None:
+    """Cross-attention, layer norms with biases, learned positions, biases of attention and GELU."""
+    weights, asked = BESIDE.weights(SEED), requests(BESIDE, SEED, (1, 4, 33, 70), 30)
+    engine, reference = running(BESIDE.decoder(SEED)), beside_reference(weights)
+    for each, events in zip(asked, await answered(engine, asked), strict=True):
+        prompt, said = each.prompt, [item[0] for item in items(events)]
+        whole = PAGE_ROWS * pages_for(prompt.encoded)
+        ids = torch.tensor([[*prompt.items[whole:, 0], *said[:-1]]])
+        with torch.no_grad():
+            expected = reference(ids, encoder_hidden_states=prompt.given[0].rows[None, : prompt.encoded]).last_hidden_state[0]
+        logits = expected @ weights["embed_tokens.weight"].T
+        assert said == logits[-len(said) :].argmax(-1).tolist()
+        torch.testing.assert_close(taps(events)[whole:], expected[: len(ids[0])][: len(taps(events)) - whole], atol=1e-5, rtol=1e-5)
+    await engine.close()
+
+
+def mixed_reference(weights: dict[str, torch.Tensor]) -> Qwen3VLMoeTextModel:
+    config = Qwen3VLMoeTextConfig(
+        vocab_size=MIXED.vocab_size,
+        hidden_size=MIXED.hidden_size,
+        num_hidden_layers=MIXED.layers,
+        num_attention_heads=MIXED.query_heads,
+        num_key_value_heads=MIXED.kv_heads,
+        head_dim=MIXED.head_size,
+        max_position_embeddings=MIXED.context,
+        moe_intermediate_size=UNSHARED.size,
+        num_experts=UNSHARED.experts,
+        num_experts_per_tok=UNSHARED.chosen,
+        rms_norm_eps=MIXED.norm_eps,
+        rope_parameters={"rope_type": "default", "rope_theta": 5000.0, "mrope_section": list(SECTIONS)},
+        attn_implementation="sdpa",
+    )
+    model = Qwen3VLMoeTextModel(config).eval()
+    model.load_state_dict(together(weights, UNSHARED.experts))
+    return model
+
+
+def together(weights: dict[str, torch.Tensor], count: int) -> dict[str, torch.Tensor]:
+    """With the weights of all experts as one, as Transformers has them in memory."""
+    state = {name: value for name, value in weights.items() if ".experts." not in name}
+    for prefix in dict.fromkeys(name.partition(".experts.")[0] for name in weights if ".experts." in name):
+        every = [f"{prefix}.experts.{expert}" for expert in range(count)]
+        gate_up = [torch.cat([weights[f"{one}.{part}_proj.weight"] for part in ("gate", "up")]) for one in every]
+        state[f"{prefix}.experts.gate_up_proj"] = torch.stack(gate_up)
+        state[f"{prefix}.experts.down_proj"] = torch.stack([weights[f"{one}.down_proj.weight"] for one in every])
+    return state
+
+
+async def test_a_mixture_of_experts_says_what_transformers_says() -> None:
+    """With positions on three axes that take turns, and vectors that are added behind layers."""
+    weights, asked = PLAIN.weights(SEED), requests(PLAIN, SEED, (1, 4, 33, 70), 30)
+    engine, reference = running(PLAIN.decoder(SEED)), mixed_reference(weights)
+    for each, events in zip(asked, await answered(engine, asked), strict=True):
+        prompt, said = each.prompt, [item[0] for item in items(events)]
+        ids = torch.tensor([*prompt.items[:, 0], *said[:-1]])
+        positions = torch.arange(len(ids)).expand(3, -1) + prompt.delta
+        embedded, is_seen, stacked = (
+            functional.embedding(ids, weights["embed_tokens.weight"]),
+            torch.zeros(len(ids), dtype=torch.bool),
+            None,
+        )
+        if prompt.given:
+            assert prompt.positions is not None
+            positions = torch.cat([torch.from_numpy(prompt.positions), positions[:, len(prompt) :]], 1)
+            (given,) = prompt.given
+            is_seen[given.first : given.first + len(given.rows)] = True
+            first, *stacked = given.rows.split(MIXED.hidden_size, 1)
+            embedded[is_seen] = first
+        with torch.no_grad():
+            expected = reference(
+                inputs_embeds=embedded[None],
+                position_ids=positions[:, None],
+                visual_pos_masks=is_seen[None],
+                deepstack_visual_embeds=stacked,
+            ).last_hidden_state[0]
+        logits = expected @ weights["embed_tokens.weight"].T
+        assert said == logits[-len(said) :].argmax(-1).tolist()
+        torch.testing.assert_close(taps(events), expected[: len(taps(events))], atol=1e-5, rtol=1e-5)
+    await engine.close()
+
+
+def materials(toy: Toy, weights: dict[str, torch.Tensor], dtype: torch.dtype) -> Materials:
+    """With products that keep their claims."""
+
+    def build(linear: Linears) -> Materials:
+        made = Materials(toy.config, weights.get, linear, ALONE, dtype, torch.device("cpu"))
+        toy.parts.feed_forward(made, 0)
+        return made
+
+    return build_exact(build, dtype, torch.device("cpu"))[0]
+
+
+@pytest.mark.parametrize("normalized", [False, True])
+def test_experts_of_whom_one_is_shared_are_those_of_transformers(normalized: bool) -> None:
+    sizes, weights = replace(EXPERTS, normalized=normalized), MIX.weights(SEED)
+    config = Qwen2MoeConfig(
+        hidden_size=MIXED.hidden_size,
+        moe_intermediate_size=sizes.size,
+        shared_expert_intermediate_size=sizes.shared,
+        num_experts=sizes.experts,
+        num_experts_per_tok=sizes.chosen,
+        norm_topk_prob=normalized,
+    )
+    reference, prefix = Qwen2MoeSparseMoeBlock(config), "layers.0.mlp."
+    layer = {name.removeprefix(prefix): value for name, value in weights.items() if name.startswith(prefix)}
+    whole = {name.removeprefix(prefix): value for name, value in together(weights, sizes.experts).items() if name.startswith(prefix)}
+    assert len(layer) == 3 * sizes.experts + 5
+    reference.load_state_dict(whole)
+    x = torch.randn(37, MIXED.hidden_size, generator=torch.Generator().manual_seed(SEED))
+    nothing = torch.zeros(1, 37, dtype=torch.int64)
+    with torch.no_grad():
+        made = Experts(materials(MIX, weights, torch.float32), "layers.0.mlp", sizes)(StepRows(nothing.T, nothing), x)
+        torch.testing.assert_close(made, reference(x[None])[0], atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("sections", [(5, 4, 3), (24, 20, 20), (2, 3, 3)], ids=str)
+def test_axes_take_turns_in_a_head_as_in_transformers(sections: tuple[int, ...], seed: int) -> None:
+    size = 2 * sum(sections)
+    config = Qwen3VLTextConfig(
+        hidden_size=3 * size,
+        head_dim=size,
+        num_attention_heads=3,
+        rope_parameters={"rope_type": "default", "rope_theta": 500.0, "mrope_section": list(sections)},
+    )
+    made = replace(MIXED, query_heads=3, kv_heads=1, head_size=size)
+    weights = PLAIN.weights(seed).get
+    rope = rotary(500.0, interleaved(sections))(replace(materials(PLAIN, PLAIN.weights(seed), torch.float32), config=made, weight=weights))
+    assert rope.axes == 3
+    generator = torch.Generator().manual_seed(seed)
+    positions, heads = torch.randint(0, 300, (3, 20), generator=generator), torch.randn(20, 5, size, generator=generator)
+    turned = heads.clone()
+    rope(positions)(turned)
+    rotations = Qwen3VLTextRotaryEmbedding(config)(heads, positions[:, None])
+    queries, keys = apply_rotary_pos_emb(heads[None, :, :3].transpose(1, 2), heads[None, :, 3:4].transpose(1, 2), *rotations)
+    torch.testing.assert_close(turned[:, :3], queries[0].transpose(0, 1) * size**-0.5)
+    torch.testing.assert_close(turned[:, 3:4], keys[0].transpose(0, 1))
+    assert torch.equal(turned[:, 4:], heads[:, 4:])
+
+
+# The same bits in any company ----------------------------------------------------------------------------------------------------------
+
+
+@lengths.one_or_all("case", CASES)
+async def test_a_row_has_the_same_bits_in_any_company(case: str, seed: int) -> None:
+    """Beside others, where there is so little room that they make way for each other, and read in small pieces; alone; with pages that are
+    found again; and cut anywhere, with its history read as a prompt is."""
+    name, dtype = CASES[lengths.draw(case, CASES, seed)]
+    toy, rng = TOYS[name], random.Random(seed)
+    # As long as in test_team, and for the same reason: there is no room for the pages of both, however late the second one comes.
+    long, short = requests(toy, seed, (61, 60), 80, DRAWN), requests(toy, seed + 2, (1, 7, 40), 24, DRAWN)
+    decoder, asked = toy.decoder(seed, dtype), [*long, *short]
+    pages = 8 + sum(pages_for(each.prompt.encoded) for each in long)
+    narrow = running(decoder, pages=pages, max_rows=rng.choice((33, 50)))
+    beside = await answered(narrow, asked)
+    assert narrow.stats().preemptions
+    await narrow.close()
+    wide = running(decoder, max_rows=200, kept=40)
+    for each, before in zip(asked, beside, strict=True):
+        for again in (False, True)[: 1 + (each in short)]:
+            (alone,) = await answered(wide, [each])
+            assert items(alone) == items(before), again
+            # Of rows that are found again taps are wanted too, so they were kept.
+            assert torch.equal(taps(alone), taps(before)), again
+        cut = rng.randrange(1, 24)
+        (resumed,) = await answered(wide, [replace(each, history=tuple(items(before)[:cut]))])
+        assert items(resumed) == items(before)[cut:]
+        assert torch.equal(taps(resumed), taps(before))
+    found = [events[0].cached_rows for events in await answered(wide, asked)]
+    assert any(found)
+    await wide.close()
+
+
+def test_a_row_of_experts_has_the_same_bits_however_many_chose_the_same(dtype: torch.dtype, seed: int) -> None:
+    weights = MIX.weights(seed, dtype)
+    built = Experts(materials(MIX, weights, dtype), "layers.0.mlp", EXPERTS)
+    generator = torch.Generator().manual_seed(seed)
+    # All of them are alike enough to choose nearly the same experts, and unlike enough to be told apart.
+    x = (torch.randn(1, MIXED.hidden_size, generator=generator) + 0.1 * torch.randn(70, MIXED.hidden_size, generator=generator)).to(dtype)
+
+    def computed(part: torch.Tensor, padding: int = 0) -> torch.Tensor:
+        nothing = torch.zeros(1, len(part), dtype=torch.int64)
+        return built(StepRows(nothing.T, nothing, padding=padding), part)
+
+    whole = computed(x)
+    assert built._route(x)[1].unique(return_counts=True)[1].max() > 64
+    for count in range(1, 70):
+        assert torch.equal(computed(x[:count]), whole[:count]), count
+        assert torch.equal(computed(x[-count:].flip(0)), whole[-count:].flip(0)), count
+    padded = computed(torch.cat([x[:1], torch.randn(3, MIXED.hidden_size, generator=generator).to(dtype)]), padding=3)
+    assert torch.equal(padded[:1], whole[:1])
+
+
+def test_activations_of_any_number_of_columns_are_the_same_in_any_company(dtype: torch.dtype, seed: int) -> None:
+    """Of 88 columns some are left over where a processor takes 16 at a time: in the last row of a step, another one each time."""
+    built = activated(lambda x: functional.gelu(x, approximate="tanh"))(materials(BESIDE, BESIDE.weights(seed, dtype), dtype), 0)
+    x = torch.randn(40, CROSSING.hidden_size, generator=torch.Generator().manual_seed(seed)).to(dtype)
+    nothing = torch.zeros(1, 40, dtype=torch.int64)
+    rows = StepRows(nothing.T, nothing)
+    whole = built(rows, x)
+    for count in range(1, 40):
+        assert torch.equal(built(rows, x[-count:]), whole[-count:]), count
+
+
+def test_what_is_added_behind_a_layer_changes_no_other_row() -> None:
+    """Not even the sign of its zeros."""
+    after = MIX.parts.after
+    assert after is not None
+    add = after(materials(MIX, MIX.weights(0), torch.float32))
+    nothing, x = torch.zeros(1, 2, dtype=torch.int64), torch.full((2, MIXED.hidden_size), -0.0)
+    has_given, given = torch.tensor([[True], [False]]), torch.ones(2, MIXED.given_width)
+    given[1] = 0
+    rows = StepRows(nothing.T, nothing, given, has_given)
+    for layer in range(MIXED.layers):
+        made = add(rows, x, layer)
+        assert bool((made[0] == (1 if layer < STACKED else 0)).all()) and bool(made[1].signbit().all())
+
+
+@pytest.mark.parametrize("part", ["q_proj", "k_proj", "v_proj", "o_proj"])
+def test_cross_attention_shows_in_the_fixed_sequence(part: str) -> None:
+    """From which a revision is made."""
+    weights = BESIDE.weights(1)
+
+    def results() -> list[torch.Tensor]:
+        decoder = PackedDecoder(CROSSING, weights.get, BESIDE.parts)
+        return fixed_results(decoder, decoder.logits, RowAttention())
+
+    before = results()
+    weights[f"layers.2.encoder_attn.{part}.weight"] *= 1.001
+    assert not all(map(torch.equal, before, results()))
+
+
+# What is put out, and what is refused ---------------------------------------------------------------------------------------------------
+
+
+def test_a_tap_may_be_what_comes_out_of_a_layer() -> None:
+    """Of the layer before the last one: the last layer and the norm make of it the last row."""
+    nothing = torch.arange(4)
+    rows = StepRows(nothing[:, None], nothing[None], taps=True)
+    tapped = {
+        layer: PackedDecoder(TINY, tiny_weights(torch.float32), DecoderParts(tap=hidden_of(layer))).hidden(
+            rows, lambda layer, queries, keys_values: queries.flatten(1)
+        )
+        for layer in (0, 1)
+    }
+    assert tapped[0].taps is not None and tapped[1].taps is not None
+    assert not torch.equal(tapped[0].taps, tapped[1].taps)
+    assert torch.equal(functional.rms_norm(tapped[1].taps, (TINY.hidden_size,), eps=TINY.norm_eps), tapped[1].last)
+    with pytest.raises(ValueError, match="a tap of layer 2: this decoder has layers 0 to 1"):
+        PackedDecoder(TINY, tiny_weights(torch.float32), DecoderParts(tap=hidden_of(2)))
+
+
+async def test_a_prompt_that_does_not_fit_the_decoder_is_refused_and_the_next_one_runs() -> None:
+    beside, plain = running(BESIDE.decoder(1)), running(tiny_decoder())
+    good = requests(BESIDE, 1, (5,), 3)[0]
+    with pytest.raises(ValueError, match="a prompt of this model begins with rows of an encoder"):
+        beside.submit(SequenceRequest(Prompt.of_tokens([1, 2]), 0, 3))
+    with pytest.raises(ValueError, match="begins with rows of an encoder, and none are appended"):
+        beside.submit(replace(good, appended=True))
+    with pytest.raises(ValueError, match="a prompt of this model has no rows of an encoder"):
+        plain.submit(good)
+    with pytest.raises(ValueError, match="5 rows of an encoder are the given rows 0 to 31 of a prompt, with a token behind them"):
+        Prompt.beside_encoder(torch.zeros(5, 144), b"", [])
+    with pytest.raises(ValueError, match="40 rows of an encoder are the given rows 0 to 63"):
+        replace(good.prompt, encoded=40, given=(Given(0, torch.zeros(32, 144)),))
+    assert len(items((await answered(beside, [good]))[0])) == 3
+    for engine in (beside, plain):
+        await engine.close()
+
+
+def test_attention_that_does_not_cross_is_told() -> None:
+    nothing = torch.zeros(1, 4, dtype=torch.int64)
+    with pytest.raises(TypeError, match="needs attention that crosses, not function"):
+        BESIDE.decoder(1).hidden(StepRows(nothing.T, nothing), lambda layer, queries, keys_values: queries.flatten(1))
+
+
+def test_sizes_of_experts_and_of_given_vectors_that_cannot_be_are_told() -> None:
+    for chosen in (0, 8):
+        with pytest.raises(ValueError, match=f"a row cannot be given to {chosen} of 7 experts"):
+            experts(ExpertSizes(experts=7, chosen=chosen, size=8, normalized=True))
+    narrow = replace(MIX, config=replace(MIXED, given_width=MIXED.hidden_size))
+    with pytest.raises(ValueError, match="given_width is 100, and for 2 layers it is 300"):
+        narrow.decoder(1)
+    assert TAPPED.after is None

@@ -1,0 +1,225 @@
+"""Small random decoders of other parts than those of `tiny`, whole and in parts for ranks, and requests for them."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.nn.functional as functional
+
+from omnistage.engine.cross_attention import cross_attention
+from omnistage.engine.decoder import DecoderParts, PackedDecoder
+from omnistage.engine.entry import deepstack, learned_positions
+from omnistage.engine.experts import ExpertSizes, experts
+from omnistage.engine.feed_forward import activated
+from omnistage.engine.group import ALONE, Group
+from omnistage.engine.materials import DecoderConfig, Materials
+from omnistage.engine.norm import head_rms_norm, layer_norm
+from omnistage.engine.request import Given, Prompt, SequenceRequest
+from omnistage.engine.rope import Unturned, interleaved, rotary
+from omnistage.engine.tap import Tap
+from omnistage.engine.types import Sampling
+from omnistage.models.common.slices import config_of_part, weights_of_part
+from omnistage.models.options import LoadOptions
+
+READER = "helpers.parts:read_toy"
+POSITIONS = 150
+EXPERTS = ExpertSizes(experts=7, chosen=3, size=36, normalized=True, shared=44)
+SECTIONS = (5, 4, 3)
+STACKED = 2
+"""Layers behind which a part of a given vector is added."""
+
+
+def last_rows(materials: Materials) -> Tap:
+    """The last hidden rows as they are, to be looked at."""
+    return Tap(materials.config.hidden_size, lambda rows, embedded, hidden: hidden)
+
+
+@dataclass(frozen=True)
+class Toy:
+    """plan: how its weights are cut for ranks. cut: what else is cut. prompt: one of so many tokens."""
+
+    config: DecoderConfig
+    parts: DecoderParts
+    shapes: dict[str, tuple[int, ...]]
+    plan: dict[str, str]
+    cut: dict[str, int]
+    prompt: Callable[[int, random.Random], Prompt]
+
+    def weights(self, seed: int, dtype: torch.dtype = torch.float32) -> dict[str, torch.Tensor]:
+        generator = torch.Generator().manual_seed(seed)
+        made = {}
+        for name, shape in self.shapes.items():
+            values = torch.randn(shape, generator=generator)
+            if "norm" in name and name.endswith("weight"):
+                values = 1 + values * 0.1
+            elif name.endswith("k_proj.bias"):
+                values.zero_()  # The reference has none.
+            elif name.endswith("bias") or "positions" in name:
+                values *= 0.3
+            elif not name.startswith("embed"):
+                values *= 1.5 * shape[-1] ** -0.5
+            made[name] = values.to(dtype)
+        return made
+
+    def decoder(self, seed: int, dtype: torch.dtype = torch.float32, group: Group = ALONE) -> PackedDecoder:
+        weight = self.weights(seed, dtype).get
+        if group.size == 1:
+            return PackedDecoder(self.config, weight, self.parts)
+        config = config_of_part(self.config, group.size, self.cut)
+        return PackedDecoder(config, weights_of_part(weight, self.plan, group), self.parts, group)
+
+
+def read_toy(folder: Path, options: LoadOptions, group: Group) -> PackedDecoder:
+    """A `rank.Reader`. options.family: the seed, and which toy."""
+    return TOYS[str(options.family["toy"])].decoder(int(options.family["seed"]), getattr(torch, options.dtype), group)
+
+
+# A decoder beside an encoder: layer norms with biases, learned positions, GELU, biases of attention, cross-attention -------------------
+
+CROSSING = DecoderConfig(
+    layers=3,
+    hidden_size=144,
+    ffn_size=88,
+    query_heads=6,
+    kv_heads=6,
+    vocab_size=218,
+    context=POSITIONS + 96,
+    norm_eps=1e-5,
+)
+
+
+def _crossing_shapes() -> dict[str, tuple[int, ...]]:
+    hidden, ffn, layers = CROSSING.hidden_size, CROSSING.ffn_size, [f"layers.{layer}" for layer in range(CROSSING.layers)]
+    products = {f"{layer}.self_attn.{name}_proj": (hidden, hidden) for layer in layers for name in "qkvo"}
+    products |= {f"{layer}.encoder_attn.{name}_proj": (hidden, hidden) for layer in layers for name in "qkvo"}
+    products |= {f"{layer}.fc1": (ffn, hidden) for layer in layers} | {f"{layer}.fc2": (hidden, ffn) for layer in layers}
+    names = ("input_layernorm", "post_attention_layernorm", "encoder_attn_layer_norm")
+    norms = ["norm", *(f"{layer}.{name}" for layer in layers for name in names)]
+    return {
+        "embed_tokens.weight": (CROSSING.vocab_size, hidden),
+        "embed_positions.weight": (POSITIONS, hidden),
+        **{f"{name}.weight": shape for name, shape in products.items()},
+        **{f"{name}.bias": shape[:1] for name, shape in products.items()},
+        **{f"{name}.{part}": (hidden,) for name in norms for part in ("weight", "bias")},
+    }
+
+
+def crossing_prompt(tokens: int, rng: random.Random) -> Prompt:
+    """Beside an encoder of fewer rows than a page, a whole page, or more."""
+    rows, number = rng.choice((5, 32, 45)), rng.getrandbits(31)
+    encoded = torch.randn(rows, CROSSING.hidden_size, generator=torch.Generator().manual_seed(number))
+    return Prompt.beside_encoder(encoded, b"%d" % number, (rng.randrange(CROSSING.vocab_size) for _ in range(tokens)))
+
+
+# Experts, positions on three axes in turns, norms of heads, vectors added behind layers ------------------------------------------------
+
+MIXED = DecoderConfig(
+    layers=3,
+    hidden_size=100,
+    ffn_size=60,
+    query_heads=6,
+    kv_heads=2,
+    vocab_size=218,
+    context=300,
+    norm_eps=1e-6,
+    head_size=24,
+    given_width=(1 + STACKED) * 100,
+)
+
+
+def mixed_shapes(sizes: ExpertSizes = EXPERTS) -> dict[str, tuple[int, ...]]:
+    hidden, queries, keys = MIXED.hidden_size, MIXED.query_heads * MIXED.head_size, MIXED.kv_heads * MIXED.head_size
+    shapes: dict[str, tuple[int, ...]] = {"embed_tokens.weight": (MIXED.vocab_size, hidden), "norm.weight": (hidden,)}
+    for layer in (f"layers.{layer}" for layer in range(MIXED.layers)):
+        attention, mlp = f"{layer}.self_attn", f"{layer}.mlp"
+        shapes |= {f"{attention}.{name}_proj.weight": (queries if name == "q" else keys, hidden) for name in "qkv"}
+        shapes |= {f"{attention}.o_proj.weight": (hidden, queries), f"{mlp}.gate.weight": (sizes.experts, hidden)}
+        shapes |= {f"{attention}.{name}_norm.weight": (MIXED.head_size,) for name in "qk"}
+        shapes |= {f"{layer}.{name}_layernorm.weight": (hidden,) for name in ("input", "post_attention")}
+        gated = {f"{mlp}.experts.{expert}": sizes.size for expert in range(sizes.experts)}
+        if sizes.shared:
+            gated |= {f"{mlp}.shared_expert": sizes.shared}
+            shapes[f"{mlp}.shared_expert_gate.weight"] = (1, hidden)
+        for expert, size in gated.items():
+            shapes |= {f"{expert}.{name}_proj.weight": (size, hidden) for name in ("gate", "up")}
+            shapes[f"{expert}.down_proj.weight"] = (hidden, size)
+    return shapes
+
+
+def mixed_prompt(tokens: int, rng: random.Random) -> Prompt:
+    """A part of it is a picture, if there is room for one: given vectors, at positions of their own on three axes."""
+    ids, number, first = [rng.randrange(MIXED.vocab_size) for _ in range(tokens)], rng.getrandbits(31), tokens // 3
+    rows = min(9, tokens - first - 1)
+    if rows < 1:
+        return Prompt.of_tokens(ids)
+    vectors = torch.randn(rows, MIXED.given_width, generator=torch.Generator().manual_seed(number))
+    positions = np.arange(tokens)[None].repeat(3, 0)
+    positions[:, first : first + rows] = first + np.array([[0] * rows, [row // 3 for row in range(rows)], [row % 3 for row in range(rows)]])
+    positions[:, first + rows :] += 3 - rows
+    return replace(
+        Prompt.of_tokens(ids), given=(Given(first, vectors, b"%d" % number),), positions=positions, delta=int(positions.max()) + 1 - tokens
+    )
+
+
+HEADS = {
+    **{f"layers.*.self_attn.{name}_proj": "colwise" for name in "qkv"},
+    "layers.*.self_attn.o_proj": "rowwise",
+    "lm_head": "colwise_gather_output",
+}
+"""How the heads and the tokens of both are cut."""
+
+TOYS = {
+    "beside an encoder": Toy(
+        CROSSING,
+        DecoderParts(
+            entry=learned_positions("embed_positions.weight", POSITIONS),
+            norm=layer_norm,
+            rope=Unturned,
+            cross=cross_attention(layer_norm),
+            feed_forward=activated(functional.gelu),
+            tap=last_rows,
+        ),
+        _crossing_shapes(),
+        HEADS
+        | {f"layers.*.encoder_attn.{name}_proj": "colwise" for name in "qkv"}
+        | {"layers.*.encoder_attn.o_proj": "rowwise", "layers.*.fc1": "colwise", "layers.*.fc2": "rowwise"},
+        {},
+        crossing_prompt,
+    ),
+    "experts": Toy(
+        MIXED,
+        DecoderParts(
+            rope=rotary(5000.0, interleaved(SECTIONS)),
+            head_norm=head_rms_norm,
+            feed_forward=experts(EXPERTS),
+            after=deepstack(STACKED),
+            tap=last_rows,
+        ),
+        mixed_shapes(),
+        HEADS
+        | {
+            "layers.*.mlp.experts.gate_up_proj": "packed_colwise",
+            "layers.*.mlp.experts.down_proj": "rowwise",
+            "layers.*.mlp.experts": "moe_tp_experts",
+            "layers.*.mlp.shared_expert.gate_proj": "colwise",
+            "layers.*.mlp.shared_expert.up_proj": "colwise",
+            "layers.*.mlp.shared_expert.down_proj": "rowwise",
+        },
+        EXPERTS.cut,
+        mixed_prompt,
+    ),
+}
+
+
+def requests(toy: Toy, seed: int, lengths: tuple[int, ...], items: int, sampling: Sampling | None = None) -> list[SequenceRequest]:
+    """One for each length of a prompt, with all taps."""
+    rng = random.Random(seed)
+    return [
+        SequenceRequest(toy.prompt(length, rng), seed + number, items, sampling or Sampling(), taps_from=0)
+        for number, length in enumerate(lengths)
+    ]
