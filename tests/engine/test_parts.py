@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import cast
 
@@ -28,7 +29,7 @@ from omnistage.engine.attention import RowAttention
 from omnistage.engine.decoder import DecoderParts, PackedDecoder
 from omnistage.engine.engine import Engine
 from omnistage.engine.experts import Experts, ExpertSizes, experts
-from omnistage.engine.feed_forward import activated
+from omnistage.engine.feed_forward import FeedForward, activated, swiglu
 from omnistage.engine.group import ALONE
 from omnistage.engine.head import TokenHead
 from omnistage.engine.linear import Linears, build_exact
@@ -38,6 +39,7 @@ from omnistage.engine.request import Given, Prompt, SequenceEvent, SequenceReque
 from omnistage.engine.results import fixed_results
 from omnistage.engine.rope import interleaved, rotary
 from omnistage.engine.scheduler import Limits
+from omnistage.engine.sequence import Sequence
 from omnistage.engine.tap import hidden_of
 from omnistage.engine.types import Sampling
 
@@ -282,6 +284,22 @@ def test_a_row_of_experts_has_the_same_bits_however_many_chose_the_same(dtype: t
     assert torch.equal(padded[:1], whole[:1])
 
 
+def test_padding_is_given_to_no_expert(seed: int) -> None:
+    """So a row that is decoded alone costs the experts that it chose."""
+    weights, x = PLAIN.weights(seed), torch.randn(4, MIXED.hidden_size, generator=torch.Generator().manual_seed(seed))
+    nothing = torch.zeros(1, 4, dtype=torch.int64)
+    made = Experts(materials(PLAIN, weights, torch.float32), "layers.0.mlp", UNSHARED)(StepRows(nothing.T, nothing, padding=3), x)
+    assert bool(made[0].any()) and not made[1:].any()
+
+
+def test_pages_beside_another_number_of_rows_of_an_encoder_are_others() -> None:
+    """Also where the vectors, filled up to pages, have one digest."""
+    rows = torch.zeros(6, CROSSING.hidden_size)
+    prompts = [Prompt.beside_encoder(rows[:count], b"same", range(40)) for count in (5, 6, 6)]
+    five, six, again = (Sequence(SequenceRequest(prompt, 0, 1)).page_keys(72) for prompt in prompts)
+    assert len(five) == 2 and six == again and not set(five) & set(six)
+
+
 def test_activations_of_any_number_of_columns_are_the_same_in_any_company(dtype: torch.dtype, seed: int) -> None:
     """Of 88 columns some are left over where a processor takes 16 at a time: in the last row of a step, another one each time."""
     built = activated(lambda x: functional.gelu(x, approximate="tanh"))(materials(BESIDE, BESIDE.weights(seed, dtype), dtype), 0)
@@ -291,6 +309,34 @@ def test_activations_of_any_number_of_columns_are_the_same_in_any_company(dtype:
     whole = built(rows, x)
     for count in range(1, 40):
         assert torch.equal(built(rows, x[-count:]), whole[-count:]), count
+
+
+@pytest.fixture
+def threads() -> Iterator[None]:
+    """As a large machine has them."""
+    torch.set_num_threads(5)
+    yield
+    torch.set_num_threads(1)
+
+
+@pytest.mark.parametrize("build", [swiglu, activated(functional.silu)], ids=["gated", "plain"])
+def test_activations_on_several_threads_are_the_same_in_any_company(
+    build: Callable[[Materials, int], FeedForward], threads: None, dtype: torch.dtype, seed: int
+) -> None:
+    """PyTorch divides the numbers of many rows among threads, anywhere within a row."""
+    sizes, generator = replace(TINY, hidden_size=16, ffn_size=1536), torch.Generator().manual_seed(seed)
+    shapes = {"mlp.gate_proj": (1536, 16), "mlp.up_proj": (1536, 16), "mlp.down_proj": (16, 1536), "fc1": (1536, 16), "fc2": (16, 1536)}
+    weights = {f"layers.0.{name}.weight": torch.randn(shape, generator=generator).to(dtype) for name, shape in shapes.items()}
+
+    def built(linear: Linears) -> FeedForward:
+        return build(Materials(sizes, weights.get, linear, ALONE, dtype, torch.device("cpu")), 0)
+
+    computed, _ = build_exact(built, dtype, torch.device("cpu"))
+    x, nothing = torch.randn(256, 16, generator=generator).to(dtype), torch.zeros(1, 256, dtype=torch.int64)
+    rows = StepRows(nothing.T, nothing)
+    whole = computed(rows, x)
+    for count in (4, 32, *range(80, 128)):
+        assert torch.equal(computed(rows, x[:count]), whole[:count]), count
 
 
 def test_what_is_added_behind_a_layer_changes_no_other_row() -> None:

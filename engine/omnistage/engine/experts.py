@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as functional
 
 from omnistage.engine.adapter import StepRows
-from omnistage.engine.feed_forward import FeedForward, gated_product
+from omnistage.engine.feed_forward import FeedForward, by_rows, gated_product
 from omnistage.engine.materials import Materials
 
 _GATES = 32
@@ -71,7 +71,7 @@ class Experts:
             # No row is there twice, so each place of the sum is written once.
             total.index_add_(0, which, self._experts[expert](x[which]) * weights[which, places, None])
         if self._sizes.shared:
-            total += torch.sigmoid(self._shared_gate(x))[:, :1] * self._shared(x)
+            total += by_rows(torch.sigmoid, self._shared_gate(x))[:, :1] * self._shared(x)
         return self._group.all_reduce(total)
 
     def _route(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

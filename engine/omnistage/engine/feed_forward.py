@@ -23,6 +23,17 @@ _COLUMNS = 32
 """An activation is given a multiple of so many columns. A processor computes exponentials of 16 numbers at a time, and those that are left
 over at the end of all rows in another way: with such a number of columns none are."""
 
+_SERIAL = (1 << 15) - 1
+"""So many numbers PyTorch leaves to one thread. More it divides among its threads anywhere within a row, and there some are left over."""
+
+
+def by_rows(activation: Activation, x: torch.Tensor) -> torch.Tensor:
+    """The activation of any number of rows, the same bits for each."""
+    most = max(_SERIAL // x.shape[1], 1)
+    if len(x) <= most or not x.is_cpu or torch.get_num_threads() == 1:
+        return activation(x)
+    return torch.cat([activation(part) for part in x.split(most)])
+
 
 def swiglu(materials: Materials, layer: int) -> FeedForward:
     """A gated feed-forward (Shazeer 2020)."""
@@ -39,7 +50,7 @@ def gated_product(materials: Materials, prefix: str, size: int) -> Callable[[tor
     def computed(x: torch.Tensor) -> torch.Tensor:
         # Gate and up lie side by side, so each row of the gate is activated by itself, whatever its length.
         gate, up = gate_up(x).chunk(2, -1)
-        return down(functional.silu(gate) * up)
+        return down(by_rows(functional.silu, gate) * up)
 
     return computed
 
@@ -59,6 +70,6 @@ def activated(activation: Activation) -> Callable[[Materials, int], FeedForward]
             functional.pad(materials.need(f"{prefix}.fc2.weight", (hidden, size)), (0, missing)),
             materials.fused_bias(prefix, {"fc2": hidden}),
         )
-        return lambda rows, x: group.all_reduce(second(activation(first(x))))
+        return lambda rows, x: group.all_reduce(second(by_rows(activation, first(x))))
 
     return build

@@ -23,7 +23,7 @@ ENCODED_ROWS = 20
 """Rows of an encoder, and less than a page."""
 
 
-REVISION = 2
+REVISION = 3
 """Grows whenever the engine, or what models on it share, could give other items for equal input: what no fixed sequence shows, such as how
 tokens are drawn or become text."""
 
