@@ -41,7 +41,7 @@ from omnistage.engine.rope import interleaved, rotary
 from omnistage.engine.scheduler import Limits
 from omnistage.engine.sequence import Sequence
 from omnistage.engine.tap import hidden_of
-from omnistage.engine.types import Sampling
+from omnistage.engine.types import Sampling, Unfit
 
 CASES = {f"{name}, {dtype}": (name, dtype) for name in TOYS for dtype in (torch.float32, torch.bfloat16)}
 SEED = 5
@@ -248,20 +248,20 @@ async def test_a_row_has_the_same_bits_in_any_company(case: str, seed: int) -> N
     beside = await answered(narrow, asked)
     assert narrow.stats().preemptions
     await narrow.close()
-    wide = running(decoder, max_rows=200, kept=40)
-    for each, before in zip(asked, beside, strict=True):
-        for again in (False, True)[: 1 + (each in short)]:
-            (alone,) = await answered(wide, [each])
-            assert items(alone) == items(before), again
-            # Of rows that are found again taps are wanted too, so they were kept.
-            assert torch.equal(taps(alone), taps(before)), again
-        cut = rng.randrange(1, 24)
-        (resumed,) = await answered(wide, [replace(each, history=tuple(items(before)[:cut]))])
-        assert items(resumed) == items(before)[cut:]
-        assert torch.equal(taps(resumed), taps(before))
-    found = [events[0].cached_rows for events in await answered(wide, asked)]
-    assert any(found)
-    await wide.close()
+    bare, wide = running(decoder, max_rows=200), running(decoder, max_rows=200, kept=40)
+    for each, before in zip(asked[1:], beside[1:], strict=True):
+        cut = rng.randrange(each.max_items // 2, each.max_items)
+        (alone,) = await answered(bare, [each])
+        (resumed,) = await answered(bare, [replace(each, history=tuple(items(before)[:cut]))])
+        assert items(alone) == items(before) and items(resumed) == items(before)[cut:]
+        assert torch.equal(taps(alone), taps(before)) and torch.equal(taps(resumed), taps(before))
+    for again in (False, True):
+        found = await answered(wide, asked)
+        assert list(map(items, found)) == list(map(items, beside))
+        assert all(map(torch.equal, map(taps, found), map(taps, beside)))
+        assert any(events[0].cached_rows for events in found) is again
+    for engine in (bare, wide):
+        await engine.close()
 
 
 def test_a_row_of_experts_has_the_same_bits_however_many_chose_the_same(dtype: torch.dtype, seed: int) -> None:
@@ -400,7 +400,9 @@ async def test_a_prompt_that_does_not_fit_the_decoder_is_refused_and_the_next_on
         Prompt.beside_encoder(torch.zeros(5, 144), b"", [])
     with pytest.raises(ValueError, match="40 rows of an encoder are the given rows 0 to 63"):
         replace(good.prompt, encoded=40, given=(Given(0, torch.zeros(32, 144)),))
-    assert len(items((await answered(beside, [good]))[0])) == 3
+    with pytest.raises(Unfit, match="text and answer may have 150 rows together beside the encoder's, asked for 151"):
+        beside.submit(replace(good, max_items=147))
+    assert len(items((await answered(beside, [good, replace(good, max_items=146)]))[1])) == 146
     for engine in (beside, plain):
         await engine.close()
 

@@ -89,6 +89,7 @@ CROSSING = DecoderConfig(
     kv_heads=6,
     vocab_size=218,
     context=POSITIONS + 96,
+    positions=POSITIONS,
     norm_eps=1e-5,
 )
 
@@ -177,7 +178,7 @@ TOYS = {
     "beside an encoder": Toy(
         CROSSING,
         DecoderParts(
-            entry=learned_positions("embed_positions.weight", POSITIONS),
+            entry=learned_positions("embed_positions.weight"),
             norm=layer_norm,
             rope=Unturned,
             cross=cross_attention(layer_norm),

@@ -23,10 +23,11 @@ class DecoderSpec:
     """Sizes of a decoder.
 
     item_ids: the ids that the item of a row may have are below this. drawn_ids: those that can be drawn, which have logits, are below this;
-    0: all. context: most rows of one sequence, prompt and answer together. codebooks: ids of one item: 1 for tokens, more for frames of
-    codes. axes: kinds of positions of a row. given_width, tap_width: of a vector that is brought along for a row, and of what is put out
-    for one; 0 where there is no such thing. What such a vector holds is the family's: also what is added to a row after later layers.
-    crosses: it attends to the rows of an encoder, with which each prompt begins (`Prompt.encoded`).
+    0: all. context: most rows of one sequence, prompt and answer together. positions: those of rows are below this; 0: context.
+    codebooks: ids of one item: 1 for tokens, more for frames of codes. axes: kinds of positions of a row. given_width, tap_width: of a
+    vector that is brought along for a row, and of what is put out for one; 0 where there is no such thing. What such a vector holds is the
+    family's: also what is added to a row after later layers. crosses: it attends to the rows of an encoder, with which each prompt begins
+    (`Prompt.encoded`).
     """
 
     layers: int
@@ -43,8 +44,11 @@ class DecoderSpec:
     device: torch.device = CPU
     drawn_ids: int = 0
     crosses: bool = False
+    positions: int = 0
 
     def __post_init__(self) -> None:
+        if not self.positions:
+            object.__setattr__(self, "positions", self.context)
         if not self.drawn_ids:
             object.__setattr__(self, "drawn_ids", self.item_ids)
 

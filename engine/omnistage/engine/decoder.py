@@ -110,6 +110,7 @@ class PackedDecoder:
             head_size=config.head_size,
             item_ids=config.vocab_size,
             context=config.context,
+            positions=config.positions,
             dtype=embedding.dtype,
             axes=self._parts.rope.axes,
             given_width=config.given_width,

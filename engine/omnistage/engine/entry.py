@@ -29,11 +29,11 @@ def in_place(materials: Materials) -> Enter:
     return enter
 
 
-def learned_positions(name: str, count: int) -> Callable[[Materials], Enter]:
-    """The embedding of an item plus that of its position. name: of the weight of the positions, [count, hidden_size]."""
+def learned_positions(name: str) -> Callable[[Materials], Enter]:
+    """The embedding of an item plus that of its position. name: of the weight of the positions, [positions, hidden_size]."""
 
     def build(materials: Materials) -> Enter:
-        table = materials.need(name, (count, materials.config.hidden_size)).clone()
+        table = materials.need(name, (materials.config.positions, materials.config.hidden_size)).clone()
         return lambda rows, embedded: embedded + functional.embedding(rows.positions[0], table)
 
     return build

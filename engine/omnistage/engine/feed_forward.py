@@ -32,7 +32,7 @@ def by_rows(activation: Activation, x: torch.Tensor) -> torch.Tensor:
     most = max(_SERIAL // x.shape[1], 1)
     if len(x) <= most or not x.is_cpu or torch.get_num_threads() == 1:
         return activation(x)
-    return torch.cat([activation(part) for part in x.split(most)])
+    return torch.cat([activation(part) for part in torch.split(x, most)])
 
 
 def swiglu(materials: Materials, layer: int) -> FeedForward:

@@ -18,8 +18,8 @@ Weights = Callable[[str], torch.Tensor | None]
 class DecoderConfig:
     """Sizes and constants of a `PackedDecoder`. What is no size is a part: see `decoder.DecoderParts`.
 
-    head_size: 0: hidden_size / query_heads. embedding_width: of the embedding of an item; 0: hidden_size. given_width: of a vector that is
-    given for a row; 0: hidden_size.
+    head_size: 0: hidden_size / query_heads. positions: those of rows are below this; 0: context. embedding_width: of the embedding of an
+    item; 0: hidden_size. given_width: of a vector that is given for a row; 0: hidden_size.
     """
 
     layers: int
@@ -31,12 +31,14 @@ class DecoderConfig:
     context: int
     norm_eps: float
     head_size: int = 0
+    positions: int = 0
     embedding_width: int = 0
     given_width: int = 0
 
     def __post_init__(self) -> None:
         defaults = {
             "head_size": self.hidden_size // self.query_heads,
+            "positions": self.context,
             "embedding_width": self.hidden_size,
             "given_width": self.hidden_size,
         }

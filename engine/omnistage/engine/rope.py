@@ -54,7 +54,7 @@ class Rotary:
         if axis_of_pair and len(axis_of_pair) != self._half:
             raise ValueError(f"the sections of positions are {len(axis_of_pair)} pairs of components, and a head has {self._half}")
         self.axes = max(axis_of_pair, default=0) + 1
-        table = rotary_table(config.context, config.head_size, theta, materials.dtype)
+        table = rotary_table(config.positions, config.head_size, theta, materials.dtype)
         self._cos, self._sin = (values.to(materials.device) for values in table)
         self._axis_of_component = torch.tensor([*axis_of_pair, *axis_of_pair], dtype=torch.int64, device=materials.device)
         self._components = torch.arange(config.head_size, device=materials.device)
@@ -98,13 +98,13 @@ class Unturned:
         heads[:, : self._heads].mul_(self._scale)
 
 
-def rotary_table(context: int, head_size: int, theta: float, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
-    """Cosines and sines of the rotary angles, both [context, 1, head_size].
+def rotary_table(positions: int, head_size: int, theta: float, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+    """Cosines and sines of the rotary angles, both [positions, 1, head_size].
 
     Component i of the first half turns with component i of the second. The sines of the first half are negative, so that
     `x * cos + roll(x, half) * sin` is Transformers' `x * cos + rotate_half(x) * sin`. Angles are computed in float32 as there.
     """
     frequencies = 1.0 / (theta ** (torch.arange(0, head_size, 2, dtype=torch.float32) / head_size))
-    angles = torch.arange(context, dtype=torch.float32)[:, None] * frequencies
+    angles = torch.arange(positions, dtype=torch.float32)[:, None] * frequencies
     cos, sin = angles.cos(), angles.sin()
     return torch.cat((cos, cos), -1).to(dtype)[:, None], torch.cat((-sin, sin), -1).to(dtype)[:, None]
