@@ -30,11 +30,11 @@ from omnistage.engine.detokenizer import BytePieces, Detokenizer
 from omnistage.models.conversation import Media, Part, Turn
 from omnistage.models.errors import FetchError
 from omnistage.models.interface import TextRequest
-from omnistage.models.makers import MakeError, Order, make_tiny
 from omnistage.models.options import LoadOptions
 from omnistage.models.qwen2_5_omni import tiny_sizes, tiny_tokenizer, tiny_weights
 from omnistage.models.qwen2_5_omni.loading import load_thinker
 from omnistage.models.qwen2_5_omni.tiny_sizes import SIZES
+from omnistage.models.tiny.makers import MakeError, Order, make_tiny
 
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "qwen2_5_omni.md"
 FILES = (

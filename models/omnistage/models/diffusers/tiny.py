@@ -16,7 +16,6 @@ import torch
 import transformers
 
 from omnistage.models.common.progress import Progress
-from omnistage.models.common.random_weights import noise
 from omnistage.models.diffusers import tiny_tokenizer
 from omnistage.models.diffusers.quiet import quiet
 from omnistage.models.diffusers.tiny_sizes import (
@@ -29,7 +28,8 @@ from omnistage.models.diffusers.tiny_sizes import (
     Design,
 )
 from omnistage.models.diffusers.tiny_tokenizer import Ids
-from omnistage.models.makers import MakeError, Order
+from omnistage.models.tiny.makers import MakeError, Order
+from omnistage.models.tiny.random_weights import noise
 
 PROCESSOR = "Qwen2VLProcessor"
 

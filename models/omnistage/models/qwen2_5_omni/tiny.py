@@ -9,10 +9,10 @@ from typing import Any
 import torch
 
 from omnistage.models.common.progress import Progress
-from omnistage.models.common.random_weights import noise
-from omnistage.models.makers import Order
 from omnistage.models.qwen2_5_omni import tiny_tokenizer, tiny_weights
 from omnistage.models.qwen2_5_omni.tiny_sizes import MEL_BINS, SIZES, Ids, Size, config
+from omnistage.models.tiny.makers import Order
+from omnistage.models.tiny.random_weights import noise
 
 MAX_TOKENS = 32768
 

@@ -22,7 +22,7 @@ from transformers.utils.logging import get_verbosity, set_verbosity
 
 from omnistage.models.common.checkpoint import WEIGHTS_INDEX
 from omnistage.models.common.progress import Progress
-from omnistage.models.common.random_weights import noise
+from omnistage.models.tiny.random_weights import noise
 
 SHARD_BYTES = 2 << 30
 
