@@ -14,7 +14,7 @@ from typing import Any
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
-from omnistage.models.qwen2_5_omni.tiny_tokenizer import ORDINARY, SPLIT, TRAINING
+from omnistage.models.tiny.qwen2_5_omni.tokenizer import ORDINARY, SPLIT, TRAINING
 
 SPECIAL = (
     *("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|object_ref_start|>", "<|object_ref_end|>", "<|box_start|>", "<|box_end|>"),

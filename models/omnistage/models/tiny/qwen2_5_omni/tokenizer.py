@@ -18,7 +18,7 @@ from omnistage.models.common.fetch import Recipe, fetched
 from omnistage.models.common.packages import Package
 from omnistage.models.common.progress import Progress
 from omnistage.models.errors import FetchError
-from omnistage.models.qwen2_5_omni.tiny_sizes import Ids
+from omnistage.models.tiny.qwen2_5_omni.sizes import Ids
 
 SPECIAL = (
     *("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|AUDIO|>", "<|audio_bos|>", "<|audio_eos|>", "<|box_end|>", "<|quad_start|>"),

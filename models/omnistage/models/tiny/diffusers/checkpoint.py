@@ -16,9 +16,9 @@ import torch
 import transformers
 
 from omnistage.models.common.progress import Progress
-from omnistage.models.diffusers import tiny_tokenizer
 from omnistage.models.diffusers.quiet import quiet
-from omnistage.models.diffusers.tiny_sizes import (
+from omnistage.models.tiny.diffusers import tokenizer
+from omnistage.models.tiny.diffusers.sizes import (
     DESIGNS,
     PREPROCESSOR,
     QWEN3,
@@ -27,7 +27,7 @@ from omnistage.models.diffusers.tiny_sizes import (
     VIDEO_PREPROCESSOR,
     Design,
 )
-from omnistage.models.diffusers.tiny_tokenizer import Ids
+from omnistage.models.tiny.diffusers.tokenizer import Ids
 from omnistage.models.tiny.makers import MakeError, Order
 from omnistage.models.tiny.random_weights import noise
 
@@ -42,11 +42,11 @@ def make(name: str, directory: Path, order: Order, progress: Progress) -> None:
     design = DESIGNS[name]
     dtype = getattr(torch, order.dtype or "float32")
     progress("writing the tokenizer", 0.0)
-    trained = tiny_tokenizer.trained()
-    template = tiny_tokenizer.VISION_TEMPLATE if design.sees else tiny_tokenizer.TEMPLATE
-    tiny_tokenizer.write(directory / "tokenizer", trained, template)
+    trained = tokenizer.trained()
+    template = tokenizer.VISION_TEMPLATE if design.sees else tokenizer.TEMPLATE
+    tokenizer.write(directory / "tokenizer", trained, template)
     if design.processor:
-        tiny_tokenizer.write(directory / design.processor, trained, template, PROCESSOR)
+        tokenizer.write(directory / design.processor, trained, template, PROCESSOR)
         _json(directory / design.processor / "preprocessor_config.json", PREPROCESSOR)
         _json(directory / design.processor / "video_preprocessor_config.json", VIDEO_PREPROCESSOR)
     progress("writing the tokenizer", 1.0)

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 
 from omnistage.models.common.progress import Progress
-from omnistage.models.qwen2_5_omni import tiny_tokenizer, tiny_weights
-from omnistage.models.qwen2_5_omni.tiny_sizes import MEL_BINS, SIZES, Ids, Size, config
 from omnistage.models.tiny.makers import Order
+from omnistage.models.tiny.qwen2_5_omni import tokenizer, weights
+from omnistage.models.tiny.qwen2_5_omni.sizes import MEL_BINS, SIZES, Ids, Size, config
 from omnistage.models.tiny.random_weights import noise
 
 MAX_TOKENS = 32768
@@ -45,16 +45,16 @@ def make(directory: Path, order: Order, progress: Progress) -> None:
     """Fill an empty folder that is there. Raises FetchError where the vocabulary of Qwen cannot be had."""
     size = SIZES[order.size]
     dtype = order.dtype or size.dtype
-    vocabulary = tiny_tokenizer.qwen(progress=progress) if order.tokenizer == "qwen" else tiny_tokenizer.built()
+    vocabulary = tokenizer.qwen(progress=progress) if order.tokenizer == "qwen" else tokenizer.built()
     progress("writing the tokenizer", 0.0)
-    ids = tiny_tokenizer.write(directory, vocabulary, MAX_TOKENS)
+    ids = tokenizer.write(directory, vocabulary, MAX_TOKENS)
     progress("writing the tokenizer", 1.0)
     values = config(size, ids, dtype)
     _write(directory / "config.json", values)
     _write(directory / "generation_config.json", {"_from_model_config": True, "transformers_version": values["transformers_version"]})
     _write(directory / "preprocessor_config.json", PREPROCESSOR)
     torch.save(_speakers(size, ids, order.seed), directory / "spk_dict.pt")
-    tiny_weights.write(directory, values, order.seed, getattr(torch, dtype), progress)
+    weights.write(directory, values, order.seed, getattr(torch, dtype), progress)
 
 
 def _speakers(size: Size, ids: Ids, seed: int) -> dict[str, dict[str, Any]]:
