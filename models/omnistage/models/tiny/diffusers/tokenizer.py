@@ -1,4 +1,4 @@
-"""The tokenizer of checkpoints with random weights: byte-level as Qwen's, trained in place, with the special tokens of Qwen2.5-VL.
+"""The tokenizer of the drawing checkpoints with random weights, with the special tokens of Qwen2.5-VL.
 
 The pipelines cut a constant number of tokens off an encoded prompt, as many as their instruction has in Qwen's own vocabulary. There each
 of its words is one token, so each is one here too.
@@ -6,15 +6,10 @@ of its words is one token, so each is one here too.
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
-
-from omnistage.models.tiny.qwen2_5_omni.tokenizer import ORDINARY, SPLIT, TRAINING
+from omnistage.models.tiny.tokenizer import ORDINARY, TRAINING, TokenizerDesign, Vocabulary, train, write_files
 
 SPECIAL = (
     *("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|object_ref_start|>", "<|object_ref_end|>", "<|box_start|>", "<|box_end|>"),
@@ -84,91 +79,24 @@ class Ids:
     rows: int
 
 
-@dataclass(frozen=True, slots=True)
-class Trained:
-    """A trained tokenizer: its entries and merges, and the ids of what is added to them."""
-
-    tokenizer: Tokenizer
-    entries: Mapping[str, int]
-    merges: list[tuple[str, str]]
-    added: Mapping[str, int]
-
-    def ids(self) -> Ids:
-        """The ids that configs must name."""
-        return Ids(
-            pad=self.added["<|endoftext|>"],
-            im_start=self.added["<|im_start|>"],
-            im_end=self.added["<|im_end|>"],
-            vision_start=self.added["<|vision_start|>"],
-            vision_end=self.added["<|vision_end|>"],
-            image=self.added["<|image_pad|>"],
-            video=self.added["<|video_pad|>"],
-            rows=-(-(max(self.added.values()) + 1) // 64) * 64,
-        )
+def build_vocabulary() -> Vocabulary:
+    """A small one, that knows the words of the instructions."""
+    return train([*INSTRUCTIONS.splitlines() * REPEATS, *PROMPTS.splitlines(), *TRAINING.splitlines()], VOCABULARY)
 
 
-def trained() -> Trained:
-    """The same each time."""
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.normalizer = normalizers.NFC()
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [pre_tokenizers.Split(Regex(SPLIT), behavior="isolated"), pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
-    )
-    tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.post_processor = processors.ByteLevel(add_prefix_space=False, trim_offsets=False, use_regex=False)
-    trainer = trainers.BpeTrainer(vocab_size=VOCABULARY, initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()), show_progress=False)
-    tokenizer.train_from_iterator([*INSTRUCTIONS.splitlines() * REPEATS, *PROMPTS.splitlines(), *TRAINING.splitlines()], trainer)
-    model = json.loads(tokenizer.to_str())["model"]
-    tokenizer.add_special_tokens([AddedToken(token, normalized=False, special=True) for token in SPECIAL])
-    tokenizer.add_tokens([AddedToken(token, normalized=False) for token in _ordinary()])
-    added = {token: len(model["vocab"]) + index for index, token in enumerate((*SPECIAL, *_ordinary()))}
-    return Trained(tokenizer, model["vocab"], [(left, right) for left, right in model["merges"]], added)
-
-
-def write(directory: Path, trained: Trained, template: str, processor: str = "") -> None:
+def write_tokenizer(directory: Path, vocabulary: Vocabulary, template: str, processor: str = "") -> Ids:
     """Write the files of a tokenizer in the published layout. processor: the class of the processor it belongs to, if any."""
-    directory.mkdir(exist_ok=True)
-    trained.tokenizer.save(str(directory / "tokenizer.json"))
-    (directory / "merges.txt").write_text(
-        "#version: 0.2\n" + "".join(f"{left} {right}\n" for left, right in trained.merges), encoding="utf-8"
-    )
-    _json(directory / "vocab.json", dict(trained.entries), indent=None)
-    _json(directory / "added_tokens.json", dict(trained.added))
-    _json(
-        directory / "special_tokens_map.json",
-        {"additional_special_tokens": list(SPECIAL[1:]), "eos_token": _token("<|im_end|>"), "pad_token": _token("<|endoftext|>")},
+    added = write_files(
+        directory, vocabulary, TokenizerDesign(SPECIAL, MAX_TOKENS, (*ORDINARY, "<think>", "</think>"), processor=processor)
     )
     (directory / "chat_template.jinja").write_text(template, encoding="utf-8")
-    _json(
-        directory / "tokenizer_config.json",
-        {
-            "add_bos_token": False,
-            "add_prefix_space": False,
-            "added_tokens_decoder": {str(number): _token(token) | {"special": token in SPECIAL} for token, number in trained.added.items()},
-            "additional_special_tokens": list(SPECIAL[1:]),
-            "bos_token": None,
-            "clean_up_tokenization_spaces": False,
-            "eos_token": "<|im_end|>",
-            "errors": "replace",
-            "extra_special_tokens": {},
-            "model_max_length": MAX_TOKENS,
-            "pad_token": "<|endoftext|>",
-            **({"processor_class": processor} if processor else {}),
-            "split_special_tokens": False,
-            "tokenizer_class": "Qwen2Tokenizer",
-            "unk_token": None,
-        },
+    return Ids(
+        pad=added["<|endoftext|>"],
+        im_start=added["<|im_start|>"],
+        im_end=added["<|im_end|>"],
+        vision_start=added["<|vision_start|>"],
+        vision_end=added["<|vision_end|>"],
+        image=added["<|image_pad|>"],
+        video=added["<|video_pad|>"],
+        rows=-(-(max(added.values()) + 1) // 64) * 64,
     )
-
-
-def _ordinary() -> tuple[str, ...]:
-    """Added too, but text: who leaves special tokens out keeps them."""
-    return (*ORDINARY, "<think>", "</think>")
-
-
-def _token(text: str) -> dict[str, Any]:
-    return {"content": text, "lstrip": False, "normalized": False, "rstrip": False, "single_word": False}
-
-
-def _json(path: Path, value: Any, indent: int | None = 2) -> None:
-    path.write_text(json.dumps(value, ensure_ascii=False, indent=indent) + "\n", encoding="utf-8")
