@@ -12,9 +12,9 @@ import pytest
 import torch
 
 from helpers import lengths
+from omnistage.models.common.speech.forecast import HORIZON_S, Arrivals, prebuffer_s
+from omnistage.models.common.speech.halving import Halving
 from omnistage.models.interface import Profile
-from omnistage.models.qwen2_5_omni.wave.forecast import HORIZON_S, Arrivals, prebuffer_s
-from omnistage.models.qwen2_5_omni.wave.halving import Halving
 from omnistage.models.qwen2_5_omni.wave.noise import noise
 from omnistage.models.qwen2_5_omni.wave.schedule import CONTEXT, SCHEDULES, Schedule, Window
 from omnistage.models.qwen2_5_omni.wave.solver import METHODS, Solver, Trajectory
