@@ -16,11 +16,11 @@ import torch
 from helpers import lengths
 from helpers.wave_reference import WaveReference
 from helpers.waves import BLOCK, ENDS, SAMPLES, STREAMED, Codes, Samples, decibels, drawn, joined, samples, solved, sounded, sounds
+from omnistage.models.common.speech.schedule import SCHEDULES, Schedule
 from omnistage.models.interface import Piece, Sound, WaveRequest
 from omnistage.models.qwen2_5_omni.wave.code2wav import FlowCode2Wav
 from omnistage.models.qwen2_5_omni.wave.config import read_wave_config
 from omnistage.models.qwen2_5_omni.wave.loading import read_parts
-from omnistage.models.qwen2_5_omni.wave.schedule import SCHEDULES, Schedule
 from omnistage.models.qwen2_5_omni.wave.solver import Solver
 from omnistage.models.qwen2_5_omni.wave.speech import Prepared, Speech
 from omnistage.models.qwen2_5_omni.wave.vocoder import FIELD

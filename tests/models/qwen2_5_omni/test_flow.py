@@ -14,9 +14,9 @@ import torch
 from helpers import lengths
 from omnistage.models.common.speech.forecast import HORIZON_S, Arrivals, prebuffer_s
 from omnistage.models.common.speech.halving import Halving
+from omnistage.models.common.speech.schedule import CONTEXT, SCHEDULES, Schedule, Window
 from omnistage.models.interface import Profile
 from omnistage.models.qwen2_5_omni.wave.noise import noise
-from omnistage.models.qwen2_5_omni.wave.schedule import CONTEXT, SCHEDULES, Schedule, Window
 from omnistage.models.qwen2_5_omni.wave.solver import METHODS, Solver, Trajectory
 from omnistage.models.smol import code2wav
 

@@ -14,6 +14,7 @@ from omnistage.models.common.checkpoint import BadCheckpoint
 from omnistage.models.common.cores import cores
 from omnistage.models.common.memory import free_bytes
 from omnistage.models.common.revision import computed, revision
+from omnistage.models.common.speech.schedule import SCHEDULES, Schedule
 from omnistage.models.common.weights import Weights
 from omnistage.models.common.worker import Worker
 from omnistage.models.devices import hardware
@@ -26,7 +27,6 @@ from omnistage.models.qwen2_5_omni.voices import VoiceSizes, read_voices
 from omnistage.models.qwen2_5_omni.wave.code2wav import AUDIO, FlowCode2Wav
 from omnistage.models.qwen2_5_omni.wave.config import WaveConfig, read_wave_config
 from omnistage.models.qwen2_5_omni.wave.dit import Dit
-from omnistage.models.qwen2_5_omni.wave.schedule import SCHEDULES, Schedule
 from omnistage.models.qwen2_5_omni.wave.solver import Solver
 from omnistage.models.qwen2_5_omni.wave.speaker import Speaker, example_net, speaker
 from omnistage.models.qwen2_5_omni.wave.trial import tried

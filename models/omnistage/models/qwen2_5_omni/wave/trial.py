@@ -14,10 +14,10 @@ import torch
 from omnistage.models.common.cores import cores
 from omnistage.models.common.real_time import computing_s, told
 from omnistage.models.common.speech.halving import WORTH
+from omnistage.models.common.speech.schedule import Schedule, Window
 from omnistage.models.common.worker import Aside, Worker
 from omnistage.models.interface import USUAL_PROFILE
 from omnistage.models.qwen2_5_omni.wave.config import WaveConfig
-from omnistage.models.qwen2_5_omni.wave.schedule import Schedule, Window
 from omnistage.models.qwen2_5_omni.wave.vocoder import FIELD
 from omnistage.models.qwen2_5_omni.wave.window import Flow, Job, Vocoding, Windows
 
