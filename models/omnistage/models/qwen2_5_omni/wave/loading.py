@@ -15,6 +15,7 @@ from omnistage.models.common.cores import cores
 from omnistage.models.common.memory import free_bytes
 from omnistage.models.common.revision import computed, revision
 from omnistage.models.common.speech.schedule import SCHEDULES, Schedule
+from omnistage.models.common.speech.trial import tried
 from omnistage.models.common.weights import Weights
 from omnistage.models.common.worker import Worker
 from omnistage.models.devices import hardware
@@ -29,7 +30,6 @@ from omnistage.models.qwen2_5_omni.wave.config import WaveConfig, read_wave_conf
 from omnistage.models.qwen2_5_omni.wave.dit import Dit
 from omnistage.models.qwen2_5_omni.wave.solver import Solver
 from omnistage.models.qwen2_5_omni.wave.speaker import Speaker, example_net, speaker
-from omnistage.models.qwen2_5_omni.wave.trial import tried
 from omnistage.models.qwen2_5_omni.wave.vocoder import Vocoder
 from omnistage.models.qwen2_5_omni.wave.window import Windows
 
