@@ -26,10 +26,10 @@ from omnistage.models.common.engine_model import EngineModel
 from omnistage.models.common.feed import Feed, next_rows
 from omnistage.models.common.real_time import computing_s, told
 from omnistage.models.common.requests import unfit_refused
+from omnistage.models.common.speech.opening import Opening
 from omnistage.models.common.worker import Worker
 from omnistage.models.interface import BadRequest, FinishReason, Frames, ModelInfo, Piece, SpeechRequest, Wanted
 from omnistage.models.qwen2_5_omni.config import TalkerConfig
-from omnistage.models.qwen2_5_omni.opening import Opening
 from omnistage.models.qwen2_5_omni.ports import AXES, CODE_RATE_HZ, CODES, HIDDEN, PLACES, PROMPT
 from omnistage.models.qwen2_5_omni.voices import chosen_voice
 

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from omnistage.engine.pages import PAGE_ROWS
+from omnistage.models.common.speech.opening import Opening
 from omnistage.models.interface import BadRequest, Piece
-from omnistage.models.qwen2_5_omni.opening import Opening
 
 WIDTH, CONTEXT = 8, 40_000
 
