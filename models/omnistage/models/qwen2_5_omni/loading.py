@@ -21,6 +21,7 @@ from omnistage.engine.pages import PAGE_ROWS
 from omnistage.models.common.cache_size import CacheSize
 from omnistage.models.common.checkpoint import BadCheckpoint
 from omnistage.models.common.constraint import FORMS
+from omnistage.models.common.encoders.features import FeatureCache
 from omnistage.models.common.encoders.queue import Pass, Slice
 from omnistage.models.common.engine_model import Started, chosen_dtype, decoder_weights, limits_of
 from omnistage.models.common.revision import computed
@@ -35,7 +36,6 @@ from omnistage.models.media.decoder import MediaDecoder
 from omnistage.models.options import LoadOptions
 from omnistage.models.qwen2_5_omni.audio import AudioEncoder
 from omnistage.models.qwen2_5_omni.config import RENAMED, ThinkerConfig, read_thinker_config
-from omnistage.models.qwen2_5_omni.features import FeatureCache
 from omnistage.models.qwen2_5_omni.media import MediaPreprocessing, MediaReader, picture_pass, picture_queue, sound_pass, sound_queue
 from omnistage.models.qwen2_5_omni.options import ThinkerOptions
 from omnistage.models.qwen2_5_omni.ports import name_of, thinker_ports

@@ -13,6 +13,7 @@ from functools import partial
 
 import torch
 
+from omnistage.models.common.encoders.features import FeatureCache, Features
 from omnistage.models.common.encoders.queue import EncoderQueue
 from omnistage.models.common.worker import Worker
 from omnistage.models.conversation import Media, Streamed
@@ -23,7 +24,6 @@ from omnistage.models.media.preprocessing import Colour, FilmPreprocessing, Pict
 from omnistage.models.media.turns import Turns
 from omnistage.models.qwen2_5_omni.audio import AudioEncoder, rows_of_frames
 from omnistage.models.qwen2_5_omni.config import ThinkerConfig
-from omnistage.models.qwen2_5_omni.features import FeatureCache, Features
 from omnistage.models.qwen2_5_omni.patches import Normalization, Pixels, grid_of, patches_of
 from omnistage.models.qwen2_5_omni.processor import FILM_RATE_HZ, PictureSettings, Spectrograms
 from omnistage.models.qwen2_5_omni.prompt import Extent

@@ -16,6 +16,7 @@ from omnistage.engine.engine import Engine
 from omnistage.engine.request import Given, Prompt, SequenceRequest
 from omnistage.models.common.answer import AnswerAssembler
 from omnistage.models.common.constraint import Grammar
+from omnistage.models.common.encoders.features import Features
 from omnistage.models.common.requests import check_place, unfit_refused
 from omnistage.models.common.spool import Files, Spool, Spooled
 from omnistage.models.common.team import Team
@@ -26,7 +27,6 @@ from omnistage.models.interface import BadRequest, Failed, Full, Load, ModelInfo
 from omnistage.models.media.decoder import Source
 from omnistage.models.media.errors import BadMedia, DecoderBroken, DecoderFailed, DecoderFull
 from omnistage.models.qwen2_5_omni.config import ThinkerConfig
-from omnistage.models.qwen2_5_omni.features import Features
 from omnistage.models.qwen2_5_omni.media import MediaReader, Medium, rows_of
 from omnistage.models.qwen2_5_omni.ports import HIDDEN, PLACES, PROMPT
 from omnistage.models.qwen2_5_omni.prompt import Layout, laid_out
