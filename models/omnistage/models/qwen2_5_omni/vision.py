@@ -14,8 +14,8 @@ import torch
 import torch.nn.functional as functional
 
 from omnistage.engine.linear import Linear, LinearMaker
+from omnistage.models.common.encoders.segments import Segments
 from omnistage.models.qwen2_5_omni.config import VisionConfig
-from omnistage.models.qwen2_5_omni.segments import Segments
 
 NORM_EPS = 1e-6
 ROPE_THETA = 10000.0
