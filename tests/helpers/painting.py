@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from helpers.drawings import checkpoint
+from omnistage.models.common.kept import Kept
 from omnistage.models.conversation import Media
 from omnistage.models.diffusers.folder import load_pipeline, read_index
-from omnistage.models.diffusers.kept import Kept
 from omnistage.models.diffusers.loading import PAINTERS
 from omnistage.models.diffusers.options import AREA, Defaults, DiffusersOptions
 from omnistage.models.diffusers.painter import Canvas, Painter

@@ -17,9 +17,9 @@ from PIL import Image
 from helpers import lengths
 from helpers.drawings import NAMES, checkpoint
 from helpers.painting import Pair, picture
+from omnistage.models.common.kept import Kept
 from omnistage.models.diffusers import memory_plan
 from omnistage.models.diffusers.folder import load_pipeline, read_index
-from omnistage.models.diffusers.kept import Kept
 from omnistage.models.diffusers.loading import PAINTERS, load_pictures
 from omnistage.models.diffusers.memory_plan import QUANTIZERS, MemoryPlan
 from omnistage.models.diffusers.options import AREA, Defaults, DiffusersOptions

@@ -24,9 +24,9 @@ from helpers.logic import run_logic
 from helpers.painting import picture
 from omnistage.diffusion.stage import DiffusionStage
 from omnistage.models import registry
+from omnistage.models.common.kept import Kept
 from omnistage.models.conversation import Media
 from omnistage.models.diffusers.drawing import Job, StepDrawing
-from omnistage.models.diffusers.kept import Kept
 from omnistage.models.diffusers.model import PictureModel
 from omnistage.models.diffusers.output import encoded, parameters
 from omnistage.models.diffusers.painter import Painter

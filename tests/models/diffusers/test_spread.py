@@ -20,10 +20,10 @@ from helpers.drawings import checkpoint
 from helpers.painting import Pair, picture
 from helpers.waiting import until
 from omnistage.engine.group import Distributed, RanksApart
+from omnistage.models.common.kept import Kept
 from omnistage.models.common.team import Team
 from omnistage.models.diffusers import loading
 from omnistage.models.diffusers.folder import load_pipeline, read_index
-from omnistage.models.diffusers.kept import Kept
 from omnistage.models.diffusers.loading import PAINTERS, load_pictures
 from omnistage.models.diffusers.memory_plan import MemoryPlan
 from omnistage.models.diffusers.options import Defaults, DiffusersOptions

@@ -19,6 +19,7 @@ from torch.backends.cpu import get_cpu_capability
 
 from omnistage.engine.group import RanksApart
 from omnistage.models.common.checkpoint import BadCheckpoint, called
+from omnistage.models.common.kept import Kept
 from omnistage.models.common.revision import computed, revision
 from omnistage.models.common.team import Team, options_of
 from omnistage.models.common.worker import Worker
@@ -26,7 +27,6 @@ from omnistage.models.conversation import Media
 from omnistage.models.devices import dtype_of, hardware
 from omnistage.models.diffusers.drawing import IMAGE, StepDrawing
 from omnistage.models.diffusers.folder import load_pipeline, read_index
-from omnistage.models.diffusers.kept import Kept
 from omnistage.models.diffusers.longcat import LongCatEditPainter, LongCatPainter
 from omnistage.models.diffusers.memory_plan import MemoryPlan
 from omnistage.models.diffusers.model import Artist, PictureModel

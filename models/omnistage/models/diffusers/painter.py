@@ -22,7 +22,7 @@ from PIL.Image import Image
 from torch import Tensor
 
 from omnistage.models.common.checkpoint import BadCheckpoint
-from omnistage.models.diffusers.kept import Kept
+from omnistage.models.common.kept import Kept
 from omnistage.models.diffusers.options import Defaults
 from omnistage.models.diffusers.plan import EditedPicture, Limits, Plan
 from omnistage.models.diffusers.spread import is_spread
