@@ -16,7 +16,7 @@ from omnistage.models.common.due import DueQueue
 from omnistage.models.common.speech.forecast import Arrivals, Pace, prebuffer_s
 from omnistage.models.common.speech.halving import Halving
 from omnistage.models.common.speech.schedule import Schedule, Window
-from omnistage.models.common.speech.trial import Trial, form
+from omnistage.models.common.speech.trial import Trial
 from omnistage.models.common.worker import Aside, Worker
 from omnistage.models.interface import Activity, Array, Load, ModelInfo, Piece, Sound, Wanted, WaveRequest
 from omnistage.models.qwen2_5_omni.ports import CODES
@@ -24,6 +24,7 @@ from omnistage.models.qwen2_5_omni.voices import chosen_voice
 from omnistage.models.qwen2_5_omni.wave.config import WaveConfig
 from omnistage.models.qwen2_5_omni.wave.speaker import Speaker
 from omnistage.models.qwen2_5_omni.wave.speech import Prepared, Speech, sound
+from omnistage.models.qwen2_5_omni.wave.trial import form
 from omnistage.models.qwen2_5_omni.wave.window import Flow, Job, Vocoding, Windows
 
 AUDIO = "audio"

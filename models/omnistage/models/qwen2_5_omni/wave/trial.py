@@ -1,0 +1,70 @@
+"""Random windows of Qwen2.5-Omni, with which its Code2Wav is tried while it is loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+
+import torch
+
+from omnistage.models.common.speech.schedule import Window
+from omnistage.models.common.worker import Aside
+from omnistage.models.qwen2_5_omni.wave.config import WaveConfig
+from omnistage.models.qwen2_5_omni.wave.vocoder import FIELD
+from omnistage.models.qwen2_5_omni.wave.window import Flow, Job, Vocoding, Windows
+
+FLOW, VOCODER = "flow", "vocoder"
+
+
+class WindowTrials:
+    """Implements `Trials`."""
+
+    def __init__(self, config: WaveConfig, windows: Windows) -> None:
+        self._config, self._windows = config, windows
+        self.device = windows.dit.device
+        self.code_s = config.code_samples / config.sample_rate_hz
+        self.stages: Mapping[str, int] = {FLOW: windows.solver.evaluations, VOCODER: 1}
+
+    def form(self, window: Window) -> Hashable:
+        return form(window)
+
+    def shape(self, job: Job) -> Hashable:
+        return self._windows.shape(job)
+
+    def random_job(self, stage: str, window: Window, seed: int) -> Job:
+        """Before its first evaluation, or before its sound."""
+        config, dit, generator = self._config, self._windows.dit, torch.Generator().manual_seed(seed)
+
+        def random(*shape: int) -> torch.Tensor:
+            return torch.randn(*shape, generator=generator).to(dit.device)
+
+        repeats, mel, evaluations = config.dit.repeats, config.dit.mel_bins, self.stages[FLOW]
+        frames, chunk, ahead = (codes * repeats for codes in (window.past - window.first, window.end - window.begin, window.ahead))
+        if stage == VOCODER:
+            before = 0 if window.fresh else min(FIELD, window.begin * repeats)
+            return Vocoding(random(before + frames, mel) - 5, chunk, ahead, 0, 0, chunk, 0, last=False)
+        return Flow(
+            context=window.context * repeats,
+            chunk=chunk,
+            ahead=ahead,
+            begin=lambda: (random(frames, mel), random(2, frames, config.dit.hidden_size)),
+            left=None if window.fresh else random(1, *dit.kept_shape()).expand(evaluations, *[-1] * len(dit.kept_shape())),
+            leaves=torch.empty(evaluations, *dit.kept_shape(), device=dit.device),
+        )
+
+    def step(self, jobs: Sequence[Job], aside: Aside | None) -> list[torch.Tensor]:
+        self._windows.step(jobs, aside)
+        made = []
+        for job in jobs:
+            if isinstance(job, Vocoding):
+                made.append(job.samples[-1])
+            else:
+                assert job.leaves is not None
+                made.append(torch.cat((job.trajectory.point.flatten(), job.leaves[0].flatten())))
+        return made
+
+
+def form(window: Window | None) -> Hashable:
+    """What windows have in common that take equally long; that of the last one of a speech is like no other."""
+    if window is None or window.last:
+        return None
+    return window.end - window.begin, window.context, window.ahead, window.fresh, min(window.begin, FIELD)
