@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from omnistage.engine.pages import PAGE_ROWS
-from omnistage.models.common.speech.opening import Opening
+from omnistage.models.common.speech.opening import Opening, OpeningPorts
 from omnistage.models.interface import BadRequest, Piece
 
 WIDTH, CONTEXT = 8, 40_000
@@ -15,7 +15,7 @@ WIDTH, CONTEXT = 8, 40_000
 
 @pytest.fixture
 def opening() -> Opening:
-    return Opening(torch.zeros(1, WIDTH), CONTEXT)
+    return Opening(OpeningPorts("prompt", "places", "hidden"), 3, torch.zeros(1, WIDTH), CONTEXT)
 
 
 def piece(port: str, rows: int, *, last: bool = False) -> Piece:

@@ -19,7 +19,7 @@ from omnistage.engine.kv import page_bytes
 from omnistage.engine.linear import WHOLE, LinearMaker, build_exact, whole
 from omnistage.engine.pages import PAGE_ROWS
 from omnistage.models.common.cache_size import CacheSize
-from omnistage.models.common.checkpoint import BadCheckpoint
+from omnistage.models.common.checkpoint import BadCheckpoint, name_of
 from omnistage.models.common.constraint import FORMS
 from omnistage.models.common.encoders.features import FeatureCache
 from omnistage.models.common.encoders.queue import Pass, Slice
@@ -38,7 +38,7 @@ from omnistage.models.qwen2_5_omni.audio import AudioEncoder
 from omnistage.models.qwen2_5_omni.config import RENAMED, ThinkerConfig, read_thinker_config
 from omnistage.models.qwen2_5_omni.media import MediaPreprocessing, MediaReader, picture_pass, picture_queue, sound_pass, sound_queue
 from omnistage.models.qwen2_5_omni.options import ThinkerOptions
-from omnistage.models.qwen2_5_omni.ports import name_of, thinker_ports
+from omnistage.models.qwen2_5_omni.ports import thinker_ports
 from omnistage.models.qwen2_5_omni.processor import PictureSettings, Spectrograms, read_pictures
 from omnistage.models.qwen2_5_omni.sizes import Sizes
 from omnistage.models.qwen2_5_omni.text import OmniTokenizer

@@ -1,11 +1,9 @@
-"""The ports between the stages of Qwen2.5-Omni, and how its models are called."""
+"""The ports between the stages of Qwen2.5-Omni."""
 
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 
-from omnistage.models.common.checkpoint import called, json_object
 from omnistage.models.common.thinker import TEXT
 from omnistage.models.interface import Content, ElementType, PortSpec
 
@@ -32,9 +30,3 @@ def thinker_ports(width: int, dtype: str) -> tuple[PortSpec, ...]:
 
 
 CODES_PORT = PortSpec(CODES, Content.CODES, rate_hz=CODE_RATE_HZ, width=1, compact=True)
-
-
-def name_of(folder: Path) -> str:
-    """How people call the model of a folder: as its own config does, if that names it."""
-    named = json_object(folder / "config.json").get("_name_or_path")
-    return (named if isinstance(named, str) and named else called(folder)).rpartition("/")[2].lower()

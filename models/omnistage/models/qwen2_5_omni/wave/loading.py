@@ -10,7 +10,7 @@ import torch
 
 from omnistage.engine.scratch import kernels_kept
 from omnistage.models.common.building import bounded
-from omnistage.models.common.checkpoint import BadCheckpoint
+from omnistage.models.common.checkpoint import BadCheckpoint, name_of
 from omnistage.models.common.cores import cores
 from omnistage.models.common.memory import free_bytes
 from omnistage.models.common.revision import computed, revision
@@ -22,7 +22,7 @@ from omnistage.models.humans import bytes_told
 from omnistage.models.interface import Content, ModelInfo, PortSpec
 from omnistage.models.options import LoadOptions
 from omnistage.models.qwen2_5_omni.options import Code2WavOptions
-from omnistage.models.qwen2_5_omni.ports import CODES_PORT, name_of
+from omnistage.models.qwen2_5_omni.ports import CODES_PORT
 from omnistage.models.qwen2_5_omni.voices import VoiceSizes, read_voices
 from omnistage.models.qwen2_5_omni.wave.code2wav import AUDIO, FlowCode2Wav
 from omnistage.models.qwen2_5_omni.wave.config import WaveConfig, read_wave_config
