@@ -12,12 +12,12 @@ from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLIm
 
 from helpers import media_files
 from helpers.omni_reference import OmniReference
+from omnistage.models.common.encoders.features import Grid
 from omnistage.models.qwen2_5_omni.audio import rows_of_frames
 from omnistage.models.qwen2_5_omni.config import ThinkerConfig, read_thinker_config
 from omnistage.models.qwen2_5_omni.loading import Parts, read_parts
 from omnistage.models.qwen2_5_omni.patches import grid_of, patches_of
 from omnistage.models.qwen2_5_omni.processor import Spectrograms, read_pictures
-from omnistage.models.qwen2_5_omni.vision import Grid
 
 
 @pytest.fixture(scope="module")

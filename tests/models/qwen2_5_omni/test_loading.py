@@ -22,7 +22,7 @@ from omnistage.models.media.preprocessing import PicturePreprocessing
 from omnistage.models.options import LoadOptions
 from omnistage.models.qwen2_5_omni.config import AudioConfig, ThinkerConfig, VisionConfig, read_thinker_config
 from omnistage.models.qwen2_5_omni.loading import load_thinker, read_parts
-from omnistage.models.qwen2_5_omni.media import SOUND_CHUNKS, MediaPreprocessing
+from omnistage.models.qwen2_5_omni.media import SOUND_CHUNKS, preprocessing_of
 from omnistage.models.qwen2_5_omni.options import ThinkerOptions
 from omnistage.models.qwen2_5_omni.processor import Spectrograms, read_pictures
 from omnistage.models.qwen2_5_omni.sizes import (
@@ -207,7 +207,7 @@ def test_a_pass_of_an_encoder_has_the_memory_that_is_told(config: ThinkerConfig,
     pictures = read_pictures(omni_checkpoint, config)
     for free in (GIB // 8, GIB, 3 * GIB, 8 * GIB, 64 * GIB):
         chosen = sizes(config, free)
-        ask = MediaPreprocessing(config, pictures, 16_000, chosen.medium_rows, chosen.cache.context).of("image")
+        ask = preprocessing_of(config, pictures, 16_000, chosen.medium_rows, chosen.cache.context).of("image")
         assert isinstance(ask, PicturePreprocessing)
         assert ask.max_pixels // config.vision.patch_size**2 <= chosen.pass_patches <= PASS_PATCHES["cpu"]
         assert SOUND_CHUNKS * config.audio.chunk <= chosen.pass_frames <= PASS_FRAMES["cpu"]

@@ -11,12 +11,12 @@ import pytest
 import torch
 
 from helpers.omni_reference import OmniReference
+from omnistage.models.common.encoders.features import Extent, Grid
 from omnistage.models.conversation import Media, Part, Turn
 from omnistage.models.interface import BadRequest
 from omnistage.models.qwen2_5_omni.config import ThinkerConfig, read_thinker_config
-from omnistage.models.qwen2_5_omni.prompt import ChatTemplate, Extent, laid_out
+from omnistage.models.qwen2_5_omni.prompt import ChatTemplate, laid_out
 from omnistage.models.qwen2_5_omni.text import OmniTokenizer
-from omnistage.models.qwen2_5_omni.vision import Grid
 
 
 @pytest.fixture(scope="module")

@@ -16,16 +16,16 @@ from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLIm
 from helpers import lengths, saved_versions
 from helpers.saved_processor import CONVERSATIONS, EXPECTED, HALF_READ, UNREADABLE, VARIANTS, Conversation
 from omnistage.models.common.checkpoint import BadCheckpoint
+from omnistage.models.common.encoders.features import Extent, Grid
 from omnistage.models.conversation import Media, Part, Turn
 from omnistage.models.media.preprocessing import FilmPreprocessing, PicturePreprocessing, smart_resize
 from omnistage.models.qwen2_5_omni.audio import rows_of_frames
 from omnistage.models.qwen2_5_omni.config import read_thinker_config
-from omnistage.models.qwen2_5_omni.media import MediaPreprocessing
+from omnistage.models.qwen2_5_omni.media import preprocessing_of
 from omnistage.models.qwen2_5_omni.processor import Spectrograms, read_pictures
-from omnistage.models.qwen2_5_omni.prompt import ChatTemplate, Extent, laid_out
+from omnistage.models.qwen2_5_omni.prompt import ChatTemplate, laid_out
 from omnistage.models.qwen2_5_omni.sizes import MEDIUM_ROWS
 from omnistage.models.qwen2_5_omni.text import OmniTokenizer
-from omnistage.models.qwen2_5_omni.vision import Grid
 
 CELLS = [(version, variant) for version in saved_versions.VERSIONS for variant in VARIANTS if (version[:4], variant) not in UNREADABLE]
 
@@ -39,7 +39,7 @@ class Reader:
         self.pictures = read_pictures(folder, self.config)
         self.sounds = Spectrograms(folder, self.config)
         context = self.config.text.context
-        self.asks = MediaPreprocessing(self.config, self.pictures, self.sounds.sample_rate_hz, MEDIUM_ROWS["cpu"], context)
+        self.asks = preprocessing_of(self.config, self.pictures, self.sounds.sample_rate_hz, MEDIUM_ROWS["cpu"], context)
 
     def ids(self, conversation: Conversation) -> list[int]:
         turns = [Turn(turn["role"], tuple(map(part_of, turn["parts"]))) for turn in conversation]

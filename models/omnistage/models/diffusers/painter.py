@@ -22,7 +22,7 @@ from PIL.Image import Image
 from torch import Tensor
 
 from omnistage.models.common.checkpoint import BadCheckpoint
-from omnistage.models.common.kept import Kept
+from omnistage.models.common.lru import TensorCache
 from omnistage.models.diffusers.options import Defaults
 from omnistage.models.diffusers.plan import EditedPicture, Limits, Plan
 from omnistage.models.diffusers.spread import is_spread
@@ -121,7 +121,7 @@ class Painter(ABC):
     """The loop of one pipeline. All but `limits`, `tokens`, `check_text` and `group` runs on the thread of the model; `check_text` on any,
     but on no event loop: a long text takes its time."""
 
-    def __init__(self, pipe: DiffusionPipeline, texts: Kept, pictures: Kept, defaults: Defaults) -> None:
+    def __init__(self, pipe: DiffusionPipeline, texts: TensorCache, pictures: TensorCache, defaults: Defaults) -> None:
         """texts, pictures: what is kept of encoders."""
         if type(pipe.scheduler).__name__ not in SAMPLERS:
             raise LoadError(f"{type(pipe).__name__} is drawn here with {', '.join(SAMPLERS)}, not {type(pipe.scheduler).__name__}")

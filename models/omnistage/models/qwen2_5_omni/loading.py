@@ -21,9 +21,10 @@ from omnistage.engine.pages import PAGE_ROWS
 from omnistage.models.common.cache_size import CacheSize
 from omnistage.models.common.checkpoint import BadCheckpoint, name_of
 from omnistage.models.common.constraint import FORMS
-from omnistage.models.common.encoders.features import FeatureCache
 from omnistage.models.common.encoders.queue import Pass, Slice
+from omnistage.models.common.encoders.reader import MediaReader
 from omnistage.models.common.engine_model import Started, chosen_dtype, decoder_weights, limits_of
+from omnistage.models.common.lru import LruCache
 from omnistage.models.common.revision import computed
 from omnistage.models.common.slices import config_of_part, weights_of_part
 from omnistage.models.common.spool import MEDIA_PORTS
@@ -36,7 +37,14 @@ from omnistage.models.media.decoder import MediaDecoder
 from omnistage.models.options import LoadOptions
 from omnistage.models.qwen2_5_omni.audio import AudioEncoder
 from omnistage.models.qwen2_5_omni.config import RENAMED, ThinkerConfig, read_thinker_config
-from omnistage.models.qwen2_5_omni.media import MediaPreprocessing, MediaReader, picture_pass, picture_queue, sound_pass, sound_queue
+from omnistage.models.qwen2_5_omni.media import (
+    encoding_of_pictures,
+    encoding_of_sounds,
+    picture_pass,
+    preprocessing_of,
+    rows_of,
+    sound_pass,
+)
 from omnistage.models.qwen2_5_omni.options import ThinkerOptions
 from omnistage.models.qwen2_5_omni.ports import thinker_ports
 from omnistage.models.qwen2_5_omni.processor import PictureSettings, Spectrograms, read_pictures
@@ -103,13 +111,12 @@ def _loaded(folder: Path, options: LoadOptions, config: ThinkerConfig, team: Tea
     )
     encoders = Worker("encoders", options.threads)
     reader = MediaReader(
-        config,
         MediaDecoder(processes=sizes.decoders),
-        MediaPreprocessing(config, pictures, spectrograms.sample_rate_hz, sizes.medium_rows, cache.context),
-        spectrograms,
-        picture_queue(encoders, parts.vision, pictures.colours, most_patches=sizes.pass_patches, together=together),
-        sound_queue(encoders, parts.audio, most_frames=sizes.pass_frames, together=together),
-        FeatureCache(sizes.feature_bytes),
+        preprocessing_of(config, pictures, spectrograms.sample_rate_hz, sizes.medium_rows, cache.context),
+        encoding_of_pictures(encoders, parts.vision, pictures.colours, most_patches=sizes.pass_patches, together=together),
+        encoding_of_sounds(encoders, parts.audio, spectrograms, most_frames=sizes.pass_frames, together=together),
+        partial(rows_of, config=config),
+        LruCache(sizes.feature_bytes),
         info.revision.encode(),
     )
     return QwenThinker(config, started.engine, tokenizer, reader, encoders, info, cache.context, team)

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 
+from omnistage.models.common.encoders.features import Grid, Pixels
 from omnistage.models.qwen2_5_omni.config import VisionConfig
-from omnistage.models.qwen2_5_omni.vision import Grid
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,10 +16,6 @@ class Normalization:
 
     mean: tuple[float, ...]
     std: tuple[float, ...]
-
-
-Pixels = NDArray[np.uint8]
-"""Frames as they are, [frames, height, width, 3]; sides are multiples of those of a merged row."""
 
 
 def grid_of(pixels: Pixels, config: VisionConfig) -> Grid:

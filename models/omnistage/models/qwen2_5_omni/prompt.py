@@ -17,10 +17,10 @@ import numpy as np
 from numpy.typing import NDArray
 from transformers.utils.chat_template_utils import render_jinja_template
 
+from omnistage.models.common.encoders.features import Extent
 from omnistage.models.conversation import Turn
 from omnistage.models.interface import BadRequest
 from omnistage.models.qwen2_5_omni.config import MediaIds, ThinkerConfig
-from omnistage.models.qwen2_5_omni.vision import Grid
 
 _MARK = re.compile("\ue000([0-9]+)\ue001")
 """Stands for a text of the conversation while the template is written; both characters are of Unicode's private use."""
@@ -85,16 +85,6 @@ def _content(turn: Turn, texts: list[str], kinds: Iterator[str]) -> str | list[d
 
 
 # Media in the prompt -------------------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Extent:
-    """What a medium takes of the prompt. grid: of a picture or film, before rows are merged. seconds: that one frame of the grid lasts.
-    sound: rows of sound, that of a film included."""
-
-    grid: Grid | None = None
-    seconds: float = 0.0
-    sound: int = 0
 
 
 @dataclass(frozen=True, slots=True)

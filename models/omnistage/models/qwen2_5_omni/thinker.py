@@ -17,6 +17,7 @@ from omnistage.engine.request import Given, Prompt, SequenceRequest
 from omnistage.models.common.answer import AnswerAssembler
 from omnistage.models.common.constraint import Grammar
 from omnistage.models.common.encoders.features import Features
+from omnistage.models.common.encoders.reader import MediaReader, Medium
 from omnistage.models.common.requests import check_place, unfit_refused
 from omnistage.models.common.spool import Files, Spool, Spooled
 from omnistage.models.common.team import Team
@@ -27,7 +28,7 @@ from omnistage.models.interface import BadRequest, Failed, Full, Load, ModelInfo
 from omnistage.models.media.decoder import Source
 from omnistage.models.media.errors import BadMedia, DecoderBroken, DecoderFailed, DecoderFull
 from omnistage.models.qwen2_5_omni.config import ThinkerConfig
-from omnistage.models.qwen2_5_omni.media import MediaReader, Medium, rows_of
+from omnistage.models.qwen2_5_omni.media import rows_of
 from omnistage.models.qwen2_5_omni.ports import HIDDEN, PLACES, PROMPT
 from omnistage.models.qwen2_5_omni.prompt import Layout, laid_out
 from omnistage.models.qwen2_5_omni.text import OmniTokenizer

@@ -1,53 +1,49 @@
-"""What was computed of media, kept as long as there is room: the next question about the same picture need not look at it again."""
+"""What a model takes of a medium."""
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from dataclasses import dataclass
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
-from omnistage.models.qwen2_5_omni.prompt import Extent
+Pixels = NDArray[np.uint8]
+"""Frames as they are, [frames, height, width, 3]; sides are multiples of those of a merged row."""
+
+
+@dataclass(frozen=True, slots=True)
+class Grid:
+    """Patches of a picture or film: frames (two pictures of a film are one), rows, columns."""
+
+    frames: int
+    height: int
+    width: int
+
+    @property
+    def patches(self) -> int:
+        return self.frames * self.height * self.width
+
+
+@dataclass(frozen=True, slots=True)
+class Extent:
+    """What a medium takes of the prompt. grid: of a picture or film, before rows are merged. seconds: that one frame of the grid lasts.
+    sound: rows of sound, that of a film included."""
+
+    grid: Grid | None = None
+    seconds: float = 0.0
+    sound: int = 0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Features:
-    """A medium as the Thinker takes it. rows: [rows, hidden size], those of pictures before those of sound. digest: of everything that
-    they were made from."""
+    """A medium as a Thinker takes it. rows: [rows, width], those of pictures before those of sound. digest: of everything that they were
+    made from."""
 
     extent: Extent
     rows: torch.Tensor
     digest: bytes
 
     @property
-    def size(self) -> int:
-        """Bytes."""
+    def nbytes(self) -> int:
         return self.rows.nbytes
-
-
-class FeatureCache:
-    """The features that were asked for last, by digest, in at most so many bytes. 0: none are kept."""
-
-    def __init__(self, most_bytes: int) -> None:
-        self._most, self._bytes = most_bytes, 0
-        self._kept: OrderedDict[bytes, Features] = OrderedDict()
-
-    def __len__(self) -> int:
-        return len(self._kept)
-
-    def found(self, digest: bytes) -> Features | None:
-        features = self._kept.get(digest)
-        if features is not None:
-            self._kept.move_to_end(digest)
-        return features
-
-    def keep(self, features: Features) -> None:
-        if features.size > self._most:
-            return
-        self._bytes += features.size
-        if (old := self._kept.pop(features.digest, None)) is not None:
-            self._bytes -= old.size
-        self._kept[features.digest] = features
-        while self._bytes > self._most:
-            _, oldest = self._kept.popitem(last=False)
-            self._bytes -= oldest.size
