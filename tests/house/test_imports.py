@@ -70,6 +70,7 @@ WITHOUT_TORCH = (
     *("v1", "client", "gateway", "router", "host", "wire", "link", "connector", "stage"),
     *("models.interface", "models.conversation", "models.toy", "models.media", "engine.types"),
     *("models.common.answer", "models.common.requests", "models.common.steps", "models.common.stepper"),
+    *("models.common.speech.schedule", "models.common.speech.forecast", "models.common.speech.halving", "models.tiny.makers"),
 )
 
 
