@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from omnistage.engine.pages import PAGE_ROWS
-from omnistage.models.common.speech.opening import Opening, OpeningPorts
+from omnistage.models.common.speech.opening import Opening
+from omnistage.models.common.speech.ports import RowPorts
 from omnistage.models.interface import BadRequest, Piece
 
 WIDTH, CONTEXT = 8, 40_000
@@ -15,7 +16,7 @@ WIDTH, CONTEXT = 8, 40_000
 
 @pytest.fixture
 def opening() -> Opening:
-    return Opening(OpeningPorts("prompt", "places", "hidden"), 3, torch.zeros(1, WIDTH), CONTEXT)
+    return Opening(RowPorts("prompt", "places", "hidden"), 3, torch.zeros(1, WIDTH), CONTEXT)
 
 
 def piece(port: str, rows: int, *, last: bool = False) -> Piece:

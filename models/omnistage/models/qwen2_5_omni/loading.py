@@ -49,8 +49,7 @@ from omnistage.models.qwen2_5_omni.options import ThinkerOptions
 from omnistage.models.qwen2_5_omni.ports import thinker_ports
 from omnistage.models.qwen2_5_omni.processor import PictureSettings, Spectrograms, read_pictures
 from omnistage.models.qwen2_5_omni.sizes import Sizes
-from omnistage.models.qwen2_5_omni.text import OmniTokenizer
-from omnistage.models.qwen2_5_omni.thinker import QwenThinker
+from omnistage.models.qwen2_5_omni.thinker import QwenThinker, tokenizer_of
 from omnistage.models.qwen2_5_omni.vision import VisionEncoder
 
 CODE_REVISION = "2"
@@ -81,7 +80,7 @@ def load_thinker(folder: Path, options: LoadOptions) -> QwenThinker:
 def _loaded(folder: Path, options: LoadOptions, config: ThinkerConfig, team: Team | None) -> QwenThinker:
     dtype, device = chosen_dtype(options), torch.device(options.device)
     torch.set_num_threads(options.threads)
-    tokenizer, spectrograms, pictures = OmniTokenizer(folder, config), Spectrograms(folder, config), read_pictures(folder, config)
+    tokenizer, spectrograms, pictures = tokenizer_of(folder, config), Spectrograms(folder, config), read_pictures(folder, config)
     parts = read_parts(folder, config, dtype, device, ALONE if team is None else team.group)
     if team is not None:
         team.connect(device)

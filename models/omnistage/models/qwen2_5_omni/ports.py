@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from omnistage.models.common.speech.ports import RowPorts
 from omnistage.models.common.thinker import TEXT
 from omnistage.models.interface import Content, ElementType, PortSpec
 
 PROMPT, PLACES, HIDDEN, CODES = "prompt", "places", "hidden", "codes"
 """Rows of the conversation and where each of them stands, rows of the answer, and codes of speech."""
+
+ROW_PORTS = RowPorts(PROMPT, PLACES, HIDDEN)
 
 AXES = 3
 """Of a place: time, height, width."""

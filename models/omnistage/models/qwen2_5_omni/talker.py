@@ -27,17 +27,16 @@ from omnistage.models.common.feed import Feed, next_rows
 from omnistage.models.common.real_time import computing_s, told
 from omnistage.models.common.requests import unfit_refused
 from omnistage.models.common.speech.blocks import Blocks
-from omnistage.models.common.speech.opening import Opening, OpeningPorts
+from omnistage.models.common.speech.opening import Opening
 from omnistage.models.common.voices import choose_voice
 from omnistage.models.common.worker import Worker
 from omnistage.models.interface import BadRequest, FinishReason, Frames, ModelInfo, Piece, SpeechRequest, Wanted
 from omnistage.models.qwen2_5_omni.config import TalkerConfig
-from omnistage.models.qwen2_5_omni.ports import AXES, CODE_RATE_HZ, CODES, HIDDEN, PLACES, PROMPT
+from omnistage.models.qwen2_5_omni.ports import AXES, CODE_RATE_HZ, CODES, HIDDEN, PLACES, PROMPT, ROW_PORTS
 
 SPEAKERS = 8
 """At once, when it is measured how many of them there can be."""
 
-_PORTS = OpeningPorts(PROMPT, PLACES, HIDDEN)
 _EMPTY = np.empty((0, 1), np.uint32)
 
 
@@ -120,7 +119,7 @@ class QwenTalker(EngineModel):
     async def _begun(self, prepared: Prepared, inputs: AsyncIterator[Piece], held: AsyncExitStack) -> tuple[Opening, SequenceStream | None]:
         """A speech up to its first code, read while it comes: a Thinker gives rows of a long conversation long before it answers. held:
         gets the stream, to close it. None: there is nothing to speak. Raises BadRequest, EngineFull or EngineClosed."""
-        request, opening, stream = prepared.request, Opening(_PORTS, AXES, prepared.voice, self._context), None
+        request, opening, stream = prepared.request, Opening(ROW_PORTS, AXES, prepared.voice, self._context), None
         while not opening.complete:
             opening.take(await next_rows(inputs))
             if not opening.readable:

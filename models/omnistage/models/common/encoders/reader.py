@@ -130,7 +130,7 @@ class MediaReader:
         digest: bytes,
     ) -> None:
         self._decoder, self._preprocessing, self._pictures, self._sounds = decoder, preprocessing, pictures, sounds
-        self._rows_of, self._cache, self._digest = rows_of, cache, digest
+        self.rows_of, self._cache, self._digest = rows_of, cache, digest
         self._read_now: dict[bytes, _Reading] = {}
         self._films, self._others = Turns(FILMS, MAX_WAITING), Turns(OTHERS, MAX_WAITING)
 
@@ -212,4 +212,4 @@ class MediaReader:
         return await self._sounds.queue.rows(torch.split(spectrogram, self._sounds.piece))
 
     def _check_room(self, extent: Extent, most_rows: int) -> None:
-        check_room(self._rows_of(extent), most_rows)
+        check_room(self.rows_of(extent), most_rows)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
 from typing import cast
 
 import numpy as np
@@ -12,19 +11,11 @@ from numpy.typing import NDArray
 
 from omnistage.engine.pages import PAGE_ROWS
 from omnistage.models.common.arrays import array_of, tensor_of
+from omnistage.models.common.speech.ports import RowPorts
 from omnistage.models.interface import Array, BadRequest, Piece
 
 Page = tuple[torch.Tensor, bytes]
 """Rows [n, row_size] and a digest of their bits."""
-
-
-@dataclass(frozen=True, slots=True)
-class OpeningPorts:
-    """Names of the ports: rows of the conversation, where each of them stands, and rows of the answer."""
-
-    prompt: str
-    places: str
-    reply: str
 
 
 class Opening:
@@ -34,7 +25,7 @@ class Opening:
     came before the opening was complete; none where an answer has none. ended: no more will come.
     """
 
-    def __init__(self, ports: OpeningPorts, axes: int, between: torch.Tensor, context: int) -> None:
+    def __init__(self, ports: RowPorts, axes: int, between: torch.Tensor, context: int) -> None:
         """axes: of a place. between: [n, row_size], rows that stand between the conversation and the answer. context: rows of a
         conversation and frames of its speech together."""
         self._ports, self._between, self._context = ports, between, context
