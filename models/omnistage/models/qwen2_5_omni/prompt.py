@@ -12,8 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from omnistage.models.common.encoders.features import Extent
-from omnistage.models.common.encoders.layout import Layout, Placed
+from omnistage.models.common.encoders.features import Extent, Layout, Placed
 from omnistage.models.qwen2_5_omni.config import ThinkerConfig
 
 

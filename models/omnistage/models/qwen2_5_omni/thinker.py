@@ -7,8 +7,7 @@ from pathlib import Path
 
 from omnistage.engine.engine import Engine
 from omnistage.models.common.chat import ChatTokenizer
-from omnistage.models.common.encoders.features import Extent
-from omnistage.models.common.encoders.layout import Layout
+from omnistage.models.common.encoders.features import Extent, Layout
 from omnistage.models.common.encoders.reader import MediaReader
 from omnistage.models.common.encoders.thinker import MediaThinker
 from omnistage.models.common.team import Team

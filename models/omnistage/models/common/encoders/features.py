@@ -1,4 +1,4 @@
-"""What a model takes of a medium."""
+"""What a model takes of media, and where it stands in a prompt."""
 
 from __future__ import annotations
 
@@ -47,3 +47,25 @@ class Features:
     @property
     def nbytes(self) -> int:
         return self.rows.nbytes
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """Rows of a medium in a prompt. first: the first of them. order: which of its rows (those of pictures before those of sound) stands
+    where, int64 [rows]; None: they stand as they are."""
+
+    first: int
+    order: NDArray[np.int64] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """A prompt. ids: int64 [rows]. positions: int64 [axes, rows]. delta: position minus slot of the rows behind it. media: in order."""
+
+    ids: NDArray[np.int64]
+    positions: NDArray[np.int64]
+    delta: int
+    media: tuple[Placed, ...]
+
+    def __len__(self) -> int:
+        return len(self.ids)

@@ -18,8 +18,7 @@ from omnistage.engine.request import Given, Prompt, SequenceRequest
 from omnistage.models.common.answer import AnswerAssembler
 from omnistage.models.common.chat import ChatTokenizer
 from omnistage.models.common.constraint import Grammar
-from omnistage.models.common.encoders.features import Extent, Features
-from omnistage.models.common.encoders.layout import Layout
+from omnistage.models.common.encoders.features import Extent, Features, Layout
 from omnistage.models.common.encoders.reader import MediaReader, Medium
 from omnistage.models.common.requests import check_place, unfit_refused
 from omnistage.models.common.speech.ports import RowPorts
