@@ -18,12 +18,13 @@ from helpers.saved_processor import CONVERSATIONS, EXPECTED, HALF_READ, UNREADAB
 from omnistage.models.common.chat import ChatTemplate
 from omnistage.models.common.checkpoint import BadCheckpoint
 from omnistage.models.common.encoders.features import Extent, Grid
+from omnistage.models.common.encoders.spectrograms import Spectrograms
 from omnistage.models.conversation import Media, Part, Turn
 from omnistage.models.media.preprocessing import FilmPreprocessing, PicturePreprocessing, smart_resize
 from omnistage.models.qwen2_5_omni.audio import rows_of_frames
 from omnistage.models.qwen2_5_omni.config import read_thinker_config
 from omnistage.models.qwen2_5_omni.media import preprocessing_of
-from omnistage.models.qwen2_5_omni.processor import Spectrograms, read_pictures
+from omnistage.models.qwen2_5_omni.processor import read_pictures
 from omnistage.models.qwen2_5_omni.prompt import laid_out
 from omnistage.models.qwen2_5_omni.sizes import MEDIUM_ROWS
 from omnistage.models.qwen2_5_omni.thinker import tokenizer_of
@@ -38,7 +39,7 @@ class Reader:
         self.config = read_thinker_config(folder)
         self.tokenizer = tokenizer_of(folder, self.config)
         self.pictures = read_pictures(folder, self.config)
-        self.sounds = Spectrograms(folder, self.config)
+        self.sounds = Spectrograms(folder, self.config.audio.mel_bins)
         context = self.config.text.context
         self.asks = preprocessing_of(self.config, self.pictures, self.sounds.sample_rate_hz, MEDIUM_ROWS["cpu"], context)
 

@@ -23,6 +23,7 @@ from omnistage.models.common.checkpoint import BadCheckpoint, name_of
 from omnistage.models.common.constraint import FORMS
 from omnistage.models.common.encoders.queue import Pass, Slice
 from omnistage.models.common.encoders.reader import MediaReader
+from omnistage.models.common.encoders.spectrograms import Spectrograms
 from omnistage.models.common.engine_model import Started, chosen_dtype, decoder_weights, limits_of
 from omnistage.models.common.lru import LruCache
 from omnistage.models.common.revision import computed
@@ -47,7 +48,7 @@ from omnistage.models.qwen2_5_omni.media import (
 )
 from omnistage.models.qwen2_5_omni.options import ThinkerOptions
 from omnistage.models.qwen2_5_omni.ports import thinker_ports
-from omnistage.models.qwen2_5_omni.processor import PictureSettings, Spectrograms, read_pictures
+from omnistage.models.qwen2_5_omni.processor import PictureSettings, read_pictures
 from omnistage.models.qwen2_5_omni.sizes import Sizes
 from omnistage.models.qwen2_5_omni.thinker import QwenThinker, tokenizer_of
 from omnistage.models.qwen2_5_omni.vision import VisionEncoder
@@ -80,7 +81,11 @@ def load_thinker(folder: Path, options: LoadOptions) -> QwenThinker:
 def _loaded(folder: Path, options: LoadOptions, config: ThinkerConfig, team: Team | None) -> QwenThinker:
     dtype, device = chosen_dtype(options), torch.device(options.device)
     torch.set_num_threads(options.threads)
-    tokenizer, spectrograms, pictures = tokenizer_of(folder, config), Spectrograms(folder, config), read_pictures(folder, config)
+    tokenizer, spectrograms, pictures = (
+        tokenizer_of(folder, config),
+        Spectrograms(folder, config.audio.mel_bins),
+        read_pictures(folder, config),
+    )
     parts = read_parts(folder, config, dtype, device, ALONE if team is None else team.group)
     if team is not None:
         team.connect(device)

@@ -7,14 +7,15 @@ from collections.abc import Callable, Sequence
 import torch
 
 from omnistage.models.common.encoders.features import Extent, Pixels
+from omnistage.models.common.encoders.patches import Normalization, grid_of, patches_of
 from omnistage.models.common.encoders.queue import EncoderQueue
 from omnistage.models.common.encoders.reader import MediaPreprocessing, PictureEncoding, SoundEncoding
+from omnistage.models.common.encoders.spectrograms import Spectrograms
 from omnistage.models.common.worker import Worker
 from omnistage.models.media.preprocessing import FilmPreprocessing, PicturePreprocessing, SoundPreprocessing
 from omnistage.models.qwen2_5_omni.audio import AudioEncoder, rows_of_frames
 from omnistage.models.qwen2_5_omni.config import ThinkerConfig
-from omnistage.models.qwen2_5_omni.patches import Normalization, grid_of, patches_of
-from omnistage.models.qwen2_5_omni.processor import FILM_RATE_HZ, PictureSettings, Spectrograms
+from omnistage.models.qwen2_5_omni.processor import FILM_RATE_HZ, PictureSettings
 from omnistage.models.qwen2_5_omni.vision import VisionEncoder
 
 SOUND_CHUNKS = 8

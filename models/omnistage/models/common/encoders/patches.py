@@ -1,13 +1,29 @@
-"""From pixels to the patches that the vision encoder takes."""
+"""From pixels to the patches that an encoder of pictures takes."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 
 from omnistage.models.common.encoders.features import Grid, Pixels
-from omnistage.models.qwen2_5_omni.config import VisionConfig
+
+
+class Patching(Protocol):
+    """How frames are cut. patch_size: pixels of a side. frames: of a patch. merge: patches of an output row, on each side. patch_values:
+    numbers of one patch."""
+
+    @property
+    def patch_size(self) -> int: ...
+    @property
+    def frames(self) -> int: ...
+    @property
+    def merge(self) -> int: ...
+    @property
+    def channels(self) -> int: ...
+    @property
+    def patch_values(self) -> int: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,13 +34,13 @@ class Normalization:
     std: tuple[float, ...]
 
 
-def grid_of(pixels: Pixels, config: VisionConfig) -> Grid:
+def grid_of(pixels: Pixels, config: Patching) -> Grid:
     """The patches of frames."""
     frames, height, width, _ = pixels.shape
     return Grid(-(-frames // config.frames), height // config.patch_size, width // config.patch_size)
 
 
-def patches_of(pixels: Pixels, config: VisionConfig, colours: Normalization) -> torch.Tensor:
+def patches_of(pixels: Pixels, config: Patching, colours: Normalization) -> torch.Tensor:
     """Patches [grid patches, patch_values] of frames, those of a merged row next to each other, float32; values in the order colour, frame,
     row, column, as Transformers' `Qwen2VLImageProcessor` makes them. The last frame is repeated where there are too few for a patch."""
     scale = torch.tensor([255.0 * std for std in colours.std])
