@@ -21,12 +21,12 @@ from benchmarks.asr import heard, recogniser, word_error_rate
 from benchmarks.figures import OUT, Figure, Report, arguments, median
 from helpers.speech import rows_of
 from omnistage.models.interface import Code2WavModel, Piece, Profile, WaveRequest
-from omnistage.models.makers import Order, make_tiny
 from omnistage.models.options import LoadOptions
 from omnistage.models.qwen2_5_omni.wave.loading import load_code2wav
 from omnistage.models.smol.code2wav import load_code2wav as load_smol_code2wav
 from omnistage.models.smol.store import model_directory
 from omnistage.models.smol.talker import load_talker
+from omnistage.models.tiny.makers import Order, make_tiny
 
 ROUNDS = 3
 CODES = 500

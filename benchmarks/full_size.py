@@ -15,8 +15,8 @@ import torch
 from benchmarks.figures import Figure, Report, median
 from benchmarks.studio import Studio, looked_at
 from omnistage.models.diffusers.painter import Canvas
-from omnistage.models.diffusers.tiny_sizes import HIDDEN
 from omnistage.models.interface import DrawRequest
+from omnistage.models.tiny.diffusers.sizes import HIDDEN
 
 ROUNDS = 3
 STEPS = 8

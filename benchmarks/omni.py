@@ -21,10 +21,10 @@ from omnistage.engine.request import Prompt, SequenceRequest
 from omnistage.models.conversation import Media, Part, Turn
 from omnistage.models.devices import dtype_of
 from omnistage.models.interface import TextPiece, TextRequest, no_inputs
-from omnistage.models.makers import Order, make_tiny
 from omnistage.models.options import LoadOptions
 from omnistage.models.qwen2_5_omni.loading import load_thinker
 from omnistage.models.qwen2_5_omni.thinker import QwenThinker
+from omnistage.models.tiny.makers import Order, make_tiny
 
 ROUNDS = 3
 AT_ONCE, ITEMS = 8, 48

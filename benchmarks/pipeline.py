@@ -22,13 +22,13 @@ from helpers.servers import omni_stub
 from omnistage.engine.request import Prompt, SequenceRequest
 from omnistage.models.conversation import Turn
 from omnistage.models.interface import TextRequest, WaveRequest
-from omnistage.models.makers import Order, make_tiny
 from omnistage.models.options import LoadOptions
 from omnistage.models.qwen2_5_omni.loading import load_thinker
 from omnistage.models.qwen2_5_omni.loading_talker import load_talker
 from omnistage.models.qwen2_5_omni.wave.code2wav import FlowCode2Wav
 from omnistage.models.qwen2_5_omni.wave.loading import load_code2wav
 from omnistage.models.qwen2_5_omni.wave.speech import Speech, sound
+from omnistage.models.tiny.makers import Order, make_tiny
 from omnistage.v1 import omni_pb2, omni_pb2_grpc
 from omnistage.wire.batches import chunks_of
 

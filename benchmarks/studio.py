@@ -26,9 +26,9 @@ from omnistage.models.diffusers.painter import Painter
 from omnistage.models.diffusers.pictures import IMAGE
 from omnistage.models.diffusers.plan import PNG
 from omnistage.models.interface import DrawRequest, Picture, Preview, no_inputs
-from omnistage.models.makers import Order, make_tiny
 from omnistage.models.options import LoadOptions
 from omnistage.models.registry import load
+from omnistage.models.tiny.makers import Order, make_tiny
 
 STEPS = 20
 GUIDANCE = 4.0

@@ -30,12 +30,12 @@ from omnistage.engine.scheduler import Run
 from omnistage.models.common.arrays import array_of
 from omnistage.models.conversation import Turn
 from omnistage.models.interface import Rows, Sampling, SpeechRequest, TextRequest
-from omnistage.models.makers import Order, make_tiny
 from omnistage.models.options import LoadOptions
 from omnistage.models.qwen2_5_omni.config import TalkerConfig
 from omnistage.models.qwen2_5_omni.loading import load_thinker
 from omnistage.models.qwen2_5_omni.loading_talker import load_talker
 from omnistage.models.qwen2_5_omni.talker import QwenTalker
+from omnistage.models.tiny.makers import Order, make_tiny
 from omnistage.v1 import chunk_pb2, omni_pb2, stage_pb2
 
 ROUNDS = 5

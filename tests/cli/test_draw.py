@@ -38,7 +38,7 @@ from omnistage.cli.targets import Need, target_for
 from omnistage.client import Omni
 from omnistage.client.errors import BadRequestError, RequestError
 from omnistage.client.request import DIFFUSION
-from omnistage.models.makers import MAKERS
+from omnistage.models.tiny.makers import MAKERS
 from omnistage.models.toy import formulas
 from omnistage.models.toy.files import pixels_of
 

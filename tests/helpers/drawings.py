@@ -8,7 +8,7 @@ import tempfile
 from functools import cache
 from pathlib import Path
 
-from omnistage.models.makers import Order, make_tiny
+from omnistage.models.tiny.makers import Order, make_tiny
 
 NAMES = (
     *("qwen-image", "qwen-image-edit", "qwen-image-edit-plus", "qwen-image-layered"),

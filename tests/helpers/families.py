@@ -11,7 +11,7 @@ from helpers.contract import Case, Sample
 from helpers.logic import run_logic
 from helpers.run import params
 from helpers.servers import family_logic
-from omnistage.models.qwen2_5_omni.tiny_sizes import SIZES
+from omnistage.models.tiny.qwen2_5_omni.sizes import SIZES
 from omnistage.models.toy import formulas
 from omnistage.models.toy.files import png, wav
 from omnistage.stage.logic import Input, StageLogic

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from omnistage.models.makers import Order, make_tiny
+from omnistage.models.tiny.makers import Order, make_tiny
 
 
 def omni_checkpoint(factory: pytest.TempPathFactory, order: Order | None = None) -> Path:

@@ -25,13 +25,13 @@ from transformers import (
 from transformers.models.qwen2_5_omni.processing_qwen2_5_omni import Qwen2_5OmniProcessor
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
+from omnistage.models.common.encoders.patches import grid_of, patches_of
 from omnistage.models.conversation import Media, Part, Turn
 from omnistage.models.media.decoded import Film, Sound
 from omnistage.models.media.decoder import MediaDecoder
 from omnistage.models.media.preprocessing import FilmPreprocessing, SoundPreprocessing
 from omnistage.models.qwen2_5_omni.config import read_thinker_config
-from omnistage.models.qwen2_5_omni.media import MediaPreprocessing
-from omnistage.models.qwen2_5_omni.patches import grid_of, patches_of
+from omnistage.models.qwen2_5_omni.media import preprocessing_of
 from omnistage.models.qwen2_5_omni.processor import read_pictures
 from omnistage.models.qwen2_5_omni.sizes import MEDIUM_ROWS
 
@@ -69,7 +69,7 @@ class OmniReference:
     async def read(self, turns: Sequence[Turn]) -> Seen:
         """What there is to see and hear in a conversation, films before sounds, as the model's own decoder gives it."""
         context = self._config.text.context
-        asks = MediaPreprocessing(self._config, self._preparation, RATE_HZ, min(MEDIUM_ROWS["cpu"], context), context)
+        asks = preprocessing_of(self._config, self._preparation, RATE_HZ, min(MEDIUM_ROWS["cpu"], context), context)
         decoder = MediaDecoder()
         films, sounds = list[Film](), list[Sound]()
         for part in _media(turns):

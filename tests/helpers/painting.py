@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from helpers.drawings import checkpoint
+from omnistage.models.common.lru import TensorCache
 from omnistage.models.conversation import Media
 from omnistage.models.diffusers.folder import load_pipeline, read_index
-from omnistage.models.diffusers.kept import Kept
 from omnistage.models.diffusers.loading import PAINTERS
 from omnistage.models.diffusers.options import AREA, Defaults, DiffusersOptions
 from omnistage.models.diffusers.painter import Canvas, Painter
@@ -123,7 +123,7 @@ def pair(name: str, folder: Path | None = None) -> Pair:
     pipe = load_pipeline(folder, torch.float32)
     pipe.set_progress_bar_config(disable=True)
     defaults = Defaults.of(folder, DiffusersOptions(condition_area=SMALL_AREA))
-    painter = PAINTERS[read_index(folder).class_name](pipe, Kept(1 << 26), Kept(1 << 26), defaults)
+    painter = PAINTERS[read_index(folder).class_name](pipe, TensorCache(1 << 26), TensorCache(1 << 26), defaults)
     return Pair(name, pipe, painter)
 
 

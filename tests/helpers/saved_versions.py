@@ -16,8 +16,9 @@ from typing import Any
 
 from helpers import saved_processor
 from helpers.saved_processor import EXPECTED
-from omnistage.models.qwen2_5_omni import tiny, tiny_tokenizer
-from omnistage.models.qwen2_5_omni.tiny_sizes import SIZES, config
+from omnistage.models.tiny.qwen2_5_omni.checkpoint import PREPROCESSOR
+from omnistage.models.tiny.qwen2_5_omni.sizes import SIZES, config
+from omnistage.models.tiny.qwen2_5_omni.tokenizer import build_vocabulary, write_tokenizer
 
 VERSIONS = {
     "4.52.4": ("transformers==4.52.4", "tokenizers==0.21.4", "huggingface_hub==0.34.4"),
@@ -36,11 +37,11 @@ Variant = dict[str, Any]
 
 def source(folder: Path) -> Path:
     """A folder in the published layout, without weights, with the tokenizer that is trained in place."""
-    values = config(SIZES["tiny"], tiny_tokenizer.write(folder, tiny_tokenizer.built(), tiny.MAX_TOKENS), "float32")
+    values = config(SIZES["tiny"], write_tokenizer(folder, build_vocabulary()), "float32")
     for name, content in (
         ("config.json", values),
         ("generation_config.json", {"_from_model_config": True, "transformers_version": values["transformers_version"]}),
-        ("preprocessor_config.json", tiny.PREPROCESSOR),
+        ("preprocessor_config.json", PREPROCESSOR),
     ):
         (folder / name).write_text(json.dumps(content))
     return folder

@@ -6,7 +6,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from graphlib import CycleError, TopologicalSorter
@@ -18,6 +18,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from omnistage.cli.pipelines import GATEWAY_NEEDS
+from omnistage.models.registry import FAMILIES
 from tools import lock
 from tools.sources import read
 
@@ -69,6 +70,7 @@ WITHOUT_TORCH = (
     *("v1", "client", "gateway", "router", "host", "wire", "link", "connector", "stage"),
     *("models.interface", "models.conversation", "models.toy", "models.media", "engine.types"),
     *("models.common.answer", "models.common.requests", "models.steps"),
+    *("models.common.speech.schedule", "models.common.speech.forecast", "models.common.speech.halving", "models.tiny.makers"),
 )
 
 
@@ -209,6 +211,67 @@ def test_packages_import_along_allowed_edges_only() -> None:
 )
 def test_a_forbidden_edge_is_seen_in_every_spelling(source: str) -> None:
     assert [found for found in imports(source, "omnistage.link.channels", "x.py") if forbidden(found)]
+
+
+def families() -> set[str]:
+    """The folders of omnistage.models that hold a family."""
+    return {model.loader.split(".")[2] for family in FAMILIES.values() for model in family.models.values()}
+
+
+def is_of_a_sister(found: Import, families: set[str]) -> bool:
+    """Whether a module of omnistage.models imports what belongs to a family that it is no part of. What several families need stands in a
+    folder beside them, and a family knows nothing of the checkpoints with random weights that are made for it."""
+    source, target = (_place_among_families(parts, families) for parts in (found.place.split("/")[3:], found.module.split(".")[2:]))
+    return target[0] in families and (target[0] != source[0] or (target[1] and not source[1]))
+
+
+def _place_among_families(parts: Sequence[str], families: set[str]) -> tuple[str, bool]:
+    """The family that a path belongs to, "" for none, and whether it is what makes checkpoints."""
+    is_maker = parts[:1] == ["tiny"]
+    own = parts[int(is_maker) : int(is_maker) + 1]
+    return own[0] if own and own[0] in families else "", is_maker
+
+
+def test_no_family_imports_another_one() -> None:
+    assert {"qwen2_5_omni", "diffusers", "smol", "toy"} <= families()
+    assert [
+        f"{one.place} imports {one.module}" for one in all_imports() if one.package == "models" and is_of_a_sister(one, families())
+    ] == []
+
+
+@pytest.mark.parametrize(
+    ("place", "module"),
+    [
+        ("new/talker", "old.talker"),
+        ("new/wave/trial", "old"),
+        ("common/speech/blocks", "old.ports"),
+        ("media/decoder", "new"),
+        ("registry", "old.loading"),
+        ("tiny/makers", "tiny.old.checkpoint"),
+        ("tiny/new/tokenizer", "tiny.old.tokenizer"),
+        ("tiny/new/sizes", "old.config"),
+        ("new/loading", "tiny.new.sizes"),
+    ],
+)
+def test_what_belongs_to_a_sister_is_seen(place: str, module: str) -> None:
+    one = Import("models", f"omnistage.models.{module}", f"models/omnistage/models/{place}.py:1", in_function=False)
+    assert is_of_a_sister(one, {"old", "new"})
+
+
+@pytest.mark.parametrize(
+    ("place", "module"),
+    [
+        ("new/talker", "new.ports"),
+        ("new/talker", "common.speech.blocks"),
+        ("tiny/new/checkpoint", "new.quiet"),
+        ("tiny/new/checkpoint", "tiny.new.sizes"),
+        ("tiny/new/checkpoint", "tiny.makers"),
+        ("renew/talker", "renew.ports"),
+    ],
+)
+def test_what_is_shared_and_what_is_its_own_passes(place: str, module: str) -> None:
+    one = Import("models", f"omnistage.models.{module}", f"models/omnistage/models/{place}.py:1", in_function=False)
+    assert not is_of_a_sister(one, {"old", "new"})
 
 
 def test_own_modules_and_allowed_edges_pass() -> None:

@@ -27,7 +27,7 @@ from helpers.wave_reference import WaveReference
 from omnistage.client import Omni
 from omnistage.models.conversation import Media, Turn
 from omnistage.models.qwen2_5_omni.config import read_thinker_config
-from omnistage.models.qwen2_5_omni.text import OmniTokenizer
+from omnistage.models.qwen2_5_omni.thinker import tokenizer_of
 from omnistage.v1 import chunk_pb2, omni_pb2, stage_pb2
 
 pytestmark = pytest.mark.slow
@@ -99,7 +99,7 @@ async def test_text_codes_and_sound_are_those_of_transformers(house: Fleet, omni
     """Greedy, in the voice that is asked of the Talker alone; the noise is given to Transformers."""
     source, reference = random.Random(seed), SpeechReference(omni_checkpoint)
     sounds = WaveReference(omni_checkpoint, reference.whole)
-    tokenizer = OmniTokenizer(omni_checkpoint, read_thinker_config(omni_checkpoint))
+    tokenizer = tokenizer_of(omni_checkpoint, read_thinker_config(omni_checkpoint))
     never = tokenizer.unsayable | tokenizer.ends
     async with omni_stub(house.address("router")) as stub:
         for number in range(rounds):
@@ -236,7 +236,7 @@ def check_same(disturbed: Answer, whole: Answer) -> None:
 
 async def test_what_has_no_speech_has_no_sound(house: Fleet, omni_checkpoint: Path, seed: int) -> None:
     """An answer whose only token is its end has nothing to be spoken; text alone asks neither Talker nor Code2Wav."""
-    (end,) = OmniTokenizer(omni_checkpoint, read_thinker_config(omni_checkpoint)).ends
+    (end,) = tokenizer_of(omni_checkpoint, read_thinker_config(omni_checkpoint)).ends
     async with omni_stub(house.address("router")) as stub:
         silent = question(seed)
         silent.thinker.ignore_eos = False

@@ -18,7 +18,7 @@ from helpers.disturbed import Step, ask_through, begun, disturbed, found, holder
 from helpers.fleet import Fleet, fleet
 from helpers.hanging import HANG, WAKE
 from helpers.servers import all_free, omni_stub, stage_stub
-from omnistage.models.qwen2_5_omni.tiny_sizes import SIZES
+from omnistage.models.tiny.qwen2_5_omni.sizes import SIZES
 from omnistage.v1 import omni_pb2, stage_pb2
 
 pytestmark = pytest.mark.slow

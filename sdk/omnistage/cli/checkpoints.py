@@ -9,7 +9,7 @@ import typer
 
 from omnistage.cli.options import Verbose
 from omnistage.cli.report import errors_reported
-from omnistage.models.makers import MAKERS
+from omnistage.models.tiny.makers import MAKERS
 
 SIZES = tuple(dict.fromkeys(size for maker in MAKERS.values() for size in maker.sizes))
 """Of checkpoints that can be made."""
@@ -56,7 +56,7 @@ def make_tiny(
     In the layout of a published one.
     """
     from omnistage.cli.make import make
-    from omnistage.models.makers import Order
+    from omnistage.models.tiny.makers import Order
 
     with errors_reported(verbose):
         make(architecture, directory, Order(size, seed, tokenizer, dtype))

@@ -7,7 +7,7 @@ from pathlib import Path
 from omnistage.cli.bars import bars
 from omnistage.client.errors import StackError
 from omnistage.models.errors import LoadError
-from omnistage.models.makers import Order, make_tiny
+from omnistage.models.tiny.makers import Order, make_tiny
 
 
 def make(architecture: str, directory: Path, order: Order) -> None:

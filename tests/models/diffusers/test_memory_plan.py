@@ -17,9 +17,9 @@ from PIL import Image
 from helpers import lengths
 from helpers.drawings import NAMES, checkpoint
 from helpers.painting import Pair, picture
+from omnistage.models.common.lru import TensorCache
 from omnistage.models.diffusers import memory_plan
 from omnistage.models.diffusers.folder import load_pipeline, read_index
-from omnistage.models.diffusers.kept import Kept
 from omnistage.models.diffusers.loading import PAINTERS, load_pictures
 from omnistage.models.diffusers.memory_plan import QUANTIZERS, MemoryPlan
 from omnistage.models.diffusers.options import AREA, Defaults, DiffusersOptions
@@ -50,7 +50,7 @@ def pair_of(name: str, **family: Any) -> Pair:
     """A painter with a pipeline that was placed so."""
     folder, plan = checkpoint(name), planned(**SMALL, **family)
     pipe: Any = plan.placed(load_pipeline(folder, torch.float32, plan.arguments()))
-    painter = PAINTERS[read_index(folder).class_name](pipe, Kept(0), Kept(0), Defaults.of(folder, plan.chosen))
+    painter = PAINTERS[read_index(folder).class_name](pipe, TensorCache(0), TensorCache(0), Defaults.of(folder, plan.chosen))
     return Pair(name, pipe, painter)
 
 

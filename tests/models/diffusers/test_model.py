@@ -8,7 +8,6 @@ import io
 import json
 import weakref
 from collections.abc import AsyncIterator, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +25,6 @@ from omnistage.diffusion.stage import DiffusionStage
 from omnistage.models import registry
 from omnistage.models.conversation import Media
 from omnistage.models.diffusers.drawing import Job, StepDrawing
-from omnistage.models.diffusers.kept import Kept
 from omnistage.models.diffusers.model import DrawnModel
 from omnistage.models.diffusers.output import encoded, parameters
 from omnistage.models.diffusers.painter import Painter
@@ -332,20 +330,6 @@ async def test_the_largest_picture_that_may_be_asked_for_fits(tmp_path: Path) ->
             await draw(artist, "a hill", width=272, height=256)
     async with model_of(checkpoint("qwen-image-edit-plus"), **EDITING) as editor:
         await editor.prepare(DrawRequest(seed=0, prompt="x", images=(Media("image/png", png(picture(1, 60, 90))),) * 8, guidance_scale=4.0))
-
-
-def test_what_is_kept_longest_without_use_goes_first() -> None:
-    kept = Kept(max_bytes=12)
-    made = list[str]()
-
-    def make(name: str, size: int = 1) -> torch.Tensor:
-        made.append(name)
-        return torch.full((size,), float(len(made)))
-
-    for name in ("a", "b", "c", "a", "d", "a", "b"):
-        kept.get(name, partial(make, name))
-    assert made == ["a", "b", "c", "d", "b"], "a was used again, b and c were not"
-    assert kept.get("large", partial(make, "large", 4)).nbytes == 16 and kept.bytes == 12, "what does not fit drives nothing out"
 
 
 async def test_layers_of_each_of_several_results_stay_together(seed: int) -> None:

@@ -20,10 +20,10 @@ from helpers.drawings import checkpoint
 from helpers.painting import Pair, picture
 from helpers.waiting import until
 from omnistage.engine.group import Distributed, RanksApart
+from omnistage.models.common.lru import TensorCache
 from omnistage.models.common.team import Team
 from omnistage.models.diffusers import loading
 from omnistage.models.diffusers.folder import load_pipeline, read_index
-from omnistage.models.diffusers.kept import Kept
 from omnistage.models.diffusers.loading import PAINTERS, load_pictures
 from omnistage.models.diffusers.memory_plan import MemoryPlan
 from omnistage.models.diffusers.options import Defaults, DiffusersOptions
@@ -68,7 +68,7 @@ def pair_of(name: str, size: int = 1, share: str = "") -> Iterator[tuple[Pair, T
     try:
         pipe = placed(load_pipeline(folder, torch.float32), memory, team)
         kind = PAINTERS[read_index(folder).class_name]
-        yield Pair(name, pipe, kind(pipe, Kept(0), Kept(0), Defaults.of(folder, memory.chosen))), team
+        yield Pair(name, pipe, kind(pipe, TensorCache(0), TensorCache(0), Defaults.of(folder, memory.chosen))), team
     finally:
         if team:
             team.close()

@@ -20,7 +20,7 @@ from omnistage.models.interface import Piece, Sound, WaveRequest
 from omnistage.models.qwen2_5_omni.wave.code2wav import FlowCode2Wav
 from omnistage.models.qwen2_5_omni.wave.config import read_wave_config
 from omnistage.models.qwen2_5_omni.wave.loading import read_parts
-from omnistage.models.qwen2_5_omni.wave.schedule import SCHEDULES, Schedule
+from omnistage.models.qwen2_5_omni.wave.schedules import SCHEDULES, schedule_of
 from omnistage.models.qwen2_5_omni.wave.solver import Solver
 from omnistage.models.qwen2_5_omni.wave.speech import Prepared, Speech
 from omnistage.models.qwen2_5_omni.wave.vocoder import FIELD
@@ -61,7 +61,7 @@ async def test_who_looks_as_far_ahead_as_anything_depends_makes_the_whole(quick:
     whole = await samples(quick, codes, WaveRequest(seed, "offline"))
     near = list[float]()
     for ahead in (1, 2, 3):
-        speech = Speech(quick.config, quick.windows, Prepared(seed, Schedule((1, 2, 3, 6), ahead, BLOCK), speaker))
+        speech = Speech(quick.config, quick.windows, Prepared(seed, schedule_of((1, 2, 3, 6), ahead, BLOCK), speaker))
         speech.feed(0, codes, last=True)
         made = list[Sound]()
         while (job := speech.next()) is not None:
@@ -134,7 +134,7 @@ async def test_sound_goes_on_in_what_would_be_the_next_window(quick: FlowCode2Wa
     where the next would be fresh."""
     profile = lengths.draw(profile, STREAMED, seed)
     source, (sizes, ahead) = random.Random(seed), SCHEDULES[profile]
-    schedule = Schedule(sizes, ahead, BLOCK)
+    schedule = schedule_of(sizes, ahead, BLOCK)
     fresh = next(number for number in range(1, 99) if schedule.first_code(number) < schedule.begin(number))
     codes, request = drawn(source, schedule.begin(fresh) + source.randint(2, ahead * BLOCK - 1)), WaveRequest(seed, profile)
     whole = await samples(quick, codes, request)

@@ -12,12 +12,13 @@ from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLIm
 
 from helpers import media_files
 from helpers.omni_reference import OmniReference
+from omnistage.models.common.encoders.features import Grid
+from omnistage.models.common.encoders.patches import grid_of, patches_of
+from omnistage.models.common.encoders.spectrograms import Spectrograms
 from omnistage.models.qwen2_5_omni.audio import rows_of_frames
 from omnistage.models.qwen2_5_omni.config import ThinkerConfig, read_thinker_config
 from omnistage.models.qwen2_5_omni.loading import Parts, read_parts
-from omnistage.models.qwen2_5_omni.patches import grid_of, patches_of
-from omnistage.models.qwen2_5_omni.processor import Spectrograms, read_pictures
-from omnistage.models.qwen2_5_omni.vision import Grid
+from omnistage.models.qwen2_5_omni.processor import read_pictures
 
 
 @pytest.fixture(scope="module")
@@ -94,7 +95,7 @@ def test_sounds_have_the_rows_of_transformers(parts: Parts, reference: OmniRefer
 
 
 def test_spectrograms_are_those_of_sound_padded_to_300_s(omni_checkpoint: Path, config: ThinkerConfig, seed: int) -> None:
-    spectrograms = Spectrograms(omni_checkpoint, config)
+    spectrograms = Spectrograms(omni_checkpoint, config.audio.mel_bins)
     random = np.random.default_rng(seed)
     for count in (1, 159, 160, 161, 401, *(int(length) for length in random.integers(500, 40_000, 3))):
         samples = media_files.samples(seed, count / 16_000)[:, 0] * (0 if count == 401 else 1)

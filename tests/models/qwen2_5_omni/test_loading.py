@@ -15,6 +15,7 @@ from safetensors.torch import load_file, save_file
 
 from omnistage.models.common.cache_size import LEAST_CONTEXT, CacheSize
 from omnistage.models.common.checkpoint import check_files
+from omnistage.models.common.encoders.spectrograms import Spectrograms
 from omnistage.models.common.memory import free_bytes, private_bytes
 from omnistage.models.errors import LoadError
 from omnistage.models.humans import bytes_told
@@ -22,9 +23,9 @@ from omnistage.models.media.preprocessing import PicturePreprocessing
 from omnistage.models.options import LoadOptions
 from omnistage.models.qwen2_5_omni.config import AudioConfig, ThinkerConfig, VisionConfig, read_thinker_config
 from omnistage.models.qwen2_5_omni.loading import load_thinker, read_parts
-from omnistage.models.qwen2_5_omni.media import SOUND_CHUNKS, MediaPreprocessing
+from omnistage.models.qwen2_5_omni.media import SOUND_CHUNKS, preprocessing_of
 from omnistage.models.qwen2_5_omni.options import ThinkerOptions
-from omnistage.models.qwen2_5_omni.processor import Spectrograms, read_pictures
+from omnistage.models.qwen2_5_omni.processor import read_pictures
 from omnistage.models.qwen2_5_omni.sizes import (
     DECODERS,
     LEAST_MEDIUM_ROWS,
@@ -132,7 +133,10 @@ def test_what_transformers_writes_is_read_too(copied: Path, omni_checkpoint: Pat
     (copied / "processor_config.json").write_text(json.dumps(parts_of_it))
     check_files(copied, "", FAMILIES["qwen2_5_omni"].models["thinker"].files)
     assert read_pictures(copied, published) == pictures
-    assert Spectrograms(copied, published).extractor.to_dict() == Spectrograms(omni_checkpoint, published).extractor.to_dict()
+    assert (
+        Spectrograms(copied, published.audio.mel_bins).extractor.to_dict()
+        == Spectrograms(omni_checkpoint, published.audio.mel_bins).extractor.to_dict()
+    )
     assert read_thinker_config(copied) == published
     assert recognise(copied) == "qwen2_5_omni"
     parts = read_parts(copied, published, torch.float32, torch.device("cpu"))
@@ -207,7 +211,7 @@ def test_a_pass_of_an_encoder_has_the_memory_that_is_told(config: ThinkerConfig,
     pictures = read_pictures(omni_checkpoint, config)
     for free in (GIB // 8, GIB, 3 * GIB, 8 * GIB, 64 * GIB):
         chosen = sizes(config, free)
-        ask = MediaPreprocessing(config, pictures, 16_000, chosen.medium_rows, chosen.cache.context).of("image")
+        ask = preprocessing_of(config, pictures, 16_000, chosen.medium_rows, chosen.cache.context).of("image")
         assert isinstance(ask, PicturePreprocessing)
         assert ask.max_pixels // config.vision.patch_size**2 <= chosen.pass_patches <= PASS_PATCHES["cpu"]
         assert SOUND_CHUNKS * config.audio.chunk <= chosen.pass_frames <= PASS_FRAMES["cpu"]

@@ -21,10 +21,10 @@ from numpy.typing import NDArray
 
 from helpers.logic import Made, history_of_text, run_logic, start_at
 from helpers.omni_reference import OmniReference
+from omnistage.models.common.encoders.thinker import Prepared
 from omnistage.models.conversation import Turn
 from omnistage.models.options import LoadOptions
 from omnistage.models.qwen2_5_omni.loading import load_thinker
-from omnistage.models.qwen2_5_omni.thinker import Prepared
 from omnistage.thinker.stage import ThinkerStage
 from omnistage.v1 import chunk_pb2, stage_pb2
 from omnistage.wire.errors import StageError

@@ -15,17 +15,19 @@ from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLIm
 
 from helpers import lengths, saved_versions
 from helpers.saved_processor import CONVERSATIONS, EXPECTED, HALF_READ, UNREADABLE, VARIANTS, Conversation
+from omnistage.models.common.chat import ChatTemplate
 from omnistage.models.common.checkpoint import BadCheckpoint
+from omnistage.models.common.encoders.features import Extent, Grid
+from omnistage.models.common.encoders.spectrograms import Spectrograms
 from omnistage.models.conversation import Media, Part, Turn
 from omnistage.models.media.preprocessing import FilmPreprocessing, PicturePreprocessing, smart_resize
 from omnistage.models.qwen2_5_omni.audio import rows_of_frames
 from omnistage.models.qwen2_5_omni.config import read_thinker_config
-from omnistage.models.qwen2_5_omni.media import MediaPreprocessing
-from omnistage.models.qwen2_5_omni.processor import Spectrograms, read_pictures
-from omnistage.models.qwen2_5_omni.prompt import ChatTemplate, Extent, laid_out
+from omnistage.models.qwen2_5_omni.media import preprocessing_of
+from omnistage.models.qwen2_5_omni.processor import read_pictures
+from omnistage.models.qwen2_5_omni.prompt import laid_out
 from omnistage.models.qwen2_5_omni.sizes import MEDIUM_ROWS
-from omnistage.models.qwen2_5_omni.text import OmniTokenizer
-from omnistage.models.qwen2_5_omni.vision import Grid
+from omnistage.models.qwen2_5_omni.thinker import tokenizer_of
 
 CELLS = [(version, variant) for version in saved_versions.VERSIONS for variant in VARIANTS if (version[:4], variant) not in UNREADABLE]
 
@@ -35,11 +37,11 @@ class Reader:
 
     def __init__(self, folder: Path) -> None:
         self.config = read_thinker_config(folder)
-        self.tokenizer = OmniTokenizer(folder, self.config)
+        self.tokenizer = tokenizer_of(folder, self.config)
         self.pictures = read_pictures(folder, self.config)
-        self.sounds = Spectrograms(folder, self.config)
+        self.sounds = Spectrograms(folder, self.config.audio.mel_bins)
         context = self.config.text.context
-        self.asks = MediaPreprocessing(self.config, self.pictures, self.sounds.sample_rate_hz, MEDIUM_ROWS["cpu"], context)
+        self.asks = preprocessing_of(self.config, self.pictures, self.sounds.sample_rate_hz, MEDIUM_ROWS["cpu"], context)
 
     def ids(self, conversation: Conversation) -> list[int]:
         turns = [Turn(turn["role"], tuple(map(part_of, turn["parts"]))) for turn in conversation]
@@ -216,26 +218,26 @@ def test_the_chat_template_is_the_one_that_transformers_takes(folder: Path, seed
             theirs = json.loads((folder / "tokenizer_config.json").read_text("utf-8"))["chat_template"]
         theirs = theirs["default"] if isinstance(theirs, dict) else theirs
         turns = [Turn("user", ("x",))]
-        wanted = ChatTemplate(theirs, OmniTokenizer(folder, config).special, OmniTokenizer(folder, config).encode, config.ids)
-        assert OmniTokenizer(folder, config).template.token_ids(turns, []) == wanted.token_ids(turns, []), kept
+        wanted = ChatTemplate(theirs, tokenizer_of(folder, config).special, tokenizer_of(folder, config).encode, config.ids.kinds)
+        assert tokenizer_of(folder, config).template.token_ids(turns, []) == wanted.token_ids(turns, []), kept
 
 
 def test_of_several_templates_of_a_tokenizer_the_default_one_is_taken(folder: Path) -> None:
     (folder / "chat_template.json").unlink()
     several = [{"name": "rag", "template": "rag"}, {"name": "default", "template": "usual"}]
     (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": several}))
-    tokenizer = OmniTokenizer(folder, read_thinker_config(folder))
+    tokenizer = tokenizer_of(folder, read_thinker_config(folder))
     assert tokenizer.template.token_ids([Turn("user", ("x",))], []) == list(tokenizer.encode("usual"))
     (folder / "chat_template.jinja").write_bytes(b"\xff")
     with pytest.raises(BadCheckpoint, match="cannot be read"):
-        OmniTokenizer(folder, read_thinker_config(folder))
+        tokenizer_of(folder, read_thinker_config(folder))
 
 
 @pytest.mark.parametrize(("said", "ends"), [(None, 1), ([], 1), (7, 2), ([7, 100_000], 2)])
 def test_ends_are_those_that_the_head_can_draw(folder: Path, said: Any, ends: int) -> None:
     (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": said}))
-    assert len(OmniTokenizer(folder, read_thinker_config(folder)).ends) == ends
+    assert len(tokenizer_of(folder, read_thinker_config(folder)).ends) == ends
     for wrong in ("seven", True, [7, "x"], -1):
         (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": wrong}))
         with pytest.raises(BadCheckpoint, match="must be an id, or a list of ids"):
-            OmniTokenizer(folder, read_thinker_config(folder))
+            tokenizer_of(folder, read_thinker_config(folder))

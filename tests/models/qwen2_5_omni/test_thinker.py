@@ -20,12 +20,13 @@ from PIL import Image
 from helpers import lengths, media_files
 from helpers.models import said, text_pieces
 from helpers.waiting import until
+from omnistage.models.common.encoders.reader import OTHERS
+from omnistage.models.common.encoders.thinker import MAX_MEDIA, MEDIA_FIELD
 from omnistage.models.conversation import Media, Part, Streamed, Turn
 from omnistage.models.interface import BadRequest, FinishReason, Piece, Rows, Sampling, TextPiece, TextRequest, no_inputs
 from omnistage.models.options import LoadOptions
 from omnistage.models.qwen2_5_omni.loading import load_thinker
-from omnistage.models.qwen2_5_omni.media import OTHERS
-from omnistage.models.qwen2_5_omni.thinker import MAX_MEDIA, MEDIA_FIELD, QwenThinker
+from omnistage.models.qwen2_5_omni.thinker import QwenThinker
 
 DRAWN = Sampling(temperature=1, top_p=0.95, repetition_penalty=1.05, presence_penalty=0.2)
 TOKENS = 24

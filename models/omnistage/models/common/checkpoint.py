@@ -118,6 +118,12 @@ def called(checkpoint: Path) -> str:
     return store.rpartition("--")[2] if folder.parent.name == "snapshots" and store.startswith("models--") else folder.name
 
 
+def name_of(folder: Path) -> str:
+    """How people call the model of a folder: as its own config does, if that names it."""
+    named = json_object(folder / "config.json").get("_name_or_path")
+    return (named if isinstance(named, str) and named else called(folder)).rpartition("/")[2].lower()
+
+
 def read_config(directory: Path, model_type: str) -> Config:
     """config.json of the folder. Raises BadCheckpoint if it is missing, damaged or of another model."""
     path = directory / "config.json"

@@ -1,8 +1,10 @@
-"""Which voices there are, in words, for whoever named another one."""
+"""Which voice speaks, and which there are, in words, for whoever named another one."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+
+from omnistage.models.interface import BadRequest
 
 
 def those_there_are(voices: Sequence[str]) -> str:
@@ -11,3 +13,10 @@ def those_there_are(voices: Sequence[str]) -> str:
         return "there are no voices to choose from"
     *others, last = voices
     return f"the voices are {', '.join(others)} and {last}" if others else f"the only voice is {last}"
+
+
+def choose_voice(voices: Collection[str], name: str, field: str) -> str:
+    """The name of the voice that is asked for; empty: the first. Raises BadRequest."""
+    if name and name not in voices:
+        raise BadRequest(field, f"there is no voice {name[:64]!r}; {those_there_are(list(voices))}")
+    return name or next(iter(voices))

@@ -19,6 +19,7 @@ from torch.backends.cpu import get_cpu_capability
 
 from omnistage.engine.group import RanksApart
 from omnistage.models.common.checkpoint import BadCheckpoint, called
+from omnistage.models.common.lru import TensorCache
 from omnistage.models.common.revision import computed, revision
 from omnistage.models.common.team import Team, options_of
 from omnistage.models.common.worker import Worker
@@ -26,7 +27,6 @@ from omnistage.models.conversation import Media
 from omnistage.models.devices import dtype_of, hardware
 from omnistage.models.diffusers.drawing import StepDrawing
 from omnistage.models.diffusers.folder import load_pipeline, read_index
-from omnistage.models.diffusers.kept import Kept
 from omnistage.models.diffusers.longcat import LongCatEditPainter, LongCatPainter
 from omnistage.models.diffusers.memory_plan import MemoryPlan
 from omnistage.models.diffusers.model import Artist, DrawnModel
@@ -157,7 +157,7 @@ def _artist(folder: Path, name: str, memory: MemoryPlan, options: LoadOptions, t
     defaults = Defaults.of(folder, chosen)
     if kind is None:
         return WholeDrawing(pipe, defaults, name, options.threads)
-    texts, pictures = (Kept(each if options.keeps_prompts else 0) for each in (chosen.text_cache_bytes, chosen.picture_cache_bytes))
+    texts, pictures = (TensorCache(each if options.keeps_prompts else 0) for each in (chosen.text_cache_bytes, chosen.picture_cache_bytes))
     return StepDrawing(kind(pipe, texts, pictures, defaults), name)
 
 

@@ -22,7 +22,7 @@ from PIL.Image import Image
 from torch import Tensor
 
 from omnistage.models.common.checkpoint import BadCheckpoint
-from omnistage.models.diffusers.kept import Kept
+from omnistage.models.common.lru import TensorCache
 from omnistage.models.diffusers.options import Defaults
 from omnistage.models.diffusers.plan import EditedPicture, Limits, Plan
 from omnistage.models.diffusers.sampler import TRIED_STEPS, Memory, Sampler, State, check_scheduler, memory_of
@@ -103,7 +103,7 @@ class Painter(ABC):
     """The loop of one pipeline. All but `limits`, `tokens`, `check_text` and `group` runs on the thread of the model; `check_text` on any,
     but on no event loop: a long text takes its time."""
 
-    def __init__(self, pipe: DiffusionPipeline, texts: Kept, pictures: Kept, defaults: Defaults) -> None:
+    def __init__(self, pipe: DiffusionPipeline, texts: TensorCache, pictures: TensorCache, defaults: Defaults) -> None:
         """texts, pictures: what is kept of encoders."""
         check_scheduler(pipe.scheduler, type(pipe).__name__)
         check_followed(pipe)

@@ -15,8 +15,8 @@ import torch
 import torch.nn.functional as functional
 
 from omnistage.engine.linear import Linear, LinearMaker
+from omnistage.models.common.encoders.segments import Segments
 from omnistage.models.qwen2_5_omni.config import AudioConfig
-from omnistage.models.qwen2_5_omni.segments import Segments
 
 LONGEST_WAVE = 10000.0
 

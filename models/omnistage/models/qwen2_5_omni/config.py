@@ -86,6 +86,11 @@ class MediaIds:
     audio_start: int
     audio_end: int
 
+    @property
+    def kinds(self) -> dict[int, str]:
+        """Of the media that the ids stand for."""
+        return {self.image: "image", self.audio: "audio", self.video: "video"}
+
 
 @dataclass(frozen=True, slots=True)
 class RopeConfig:

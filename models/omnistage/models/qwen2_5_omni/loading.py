@@ -21,9 +21,13 @@ from omnistage.engine.pages import PAGE_ROWS
 from omnistage.engine.rope import contiguous, rotary
 from omnistage.engine.tap import last_and_embedding
 from omnistage.models.common.cache_size import CacheSize
-from omnistage.models.common.checkpoint import BadCheckpoint
+from omnistage.models.common.checkpoint import BadCheckpoint, name_of
 from omnistage.models.common.constraint import FORMS
+from omnistage.models.common.encoders.queue import Pass, Slice
+from omnistage.models.common.encoders.reader import MediaReader
+from omnistage.models.common.encoders.spectrograms import Spectrograms
 from omnistage.models.common.engine_model import Started, chosen_dtype, decoder_weights, limits_of
+from omnistage.models.common.lru import LruCache
 from omnistage.models.common.revision import computed
 from omnistage.models.common.slices import config_of_part, weights_of_part
 from omnistage.models.common.spool import MEDIA_PORTS
@@ -36,15 +40,19 @@ from omnistage.models.media.decoder import MediaDecoder
 from omnistage.models.options import LoadOptions
 from omnistage.models.qwen2_5_omni.audio import AudioEncoder
 from omnistage.models.qwen2_5_omni.config import RENAMED, ThinkerConfig, read_thinker_config
-from omnistage.models.qwen2_5_omni.encoding import Pass, Slice
-from omnistage.models.qwen2_5_omni.features import FeatureCache
-from omnistage.models.qwen2_5_omni.media import MediaPreprocessing, MediaReader, picture_pass, picture_queue, sound_pass, sound_queue
+from omnistage.models.qwen2_5_omni.media import (
+    encoding_of_pictures,
+    encoding_of_sounds,
+    picture_pass,
+    preprocessing_of,
+    rows_of,
+    sound_pass,
+)
 from omnistage.models.qwen2_5_omni.options import ThinkerOptions
-from omnistage.models.qwen2_5_omni.ports import name_of, thinker_ports
-from omnistage.models.qwen2_5_omni.processor import PictureSettings, Spectrograms, read_pictures
+from omnistage.models.qwen2_5_omni.ports import thinker_ports
+from omnistage.models.qwen2_5_omni.processor import PictureSettings, read_pictures
 from omnistage.models.qwen2_5_omni.sizes import Sizes
-from omnistage.models.qwen2_5_omni.text import OmniTokenizer
-from omnistage.models.qwen2_5_omni.thinker import QwenThinker
+from omnistage.models.qwen2_5_omni.thinker import QwenThinker, tokenizer_of
 from omnistage.models.qwen2_5_omni.vision import VisionEncoder
 
 CODE_REVISION = "2"
@@ -75,7 +83,11 @@ def load_thinker(folder: Path, options: LoadOptions) -> QwenThinker:
 def _loaded(folder: Path, options: LoadOptions, config: ThinkerConfig, team: Team | None) -> QwenThinker:
     dtype, device = chosen_dtype(options), torch.device(options.device)
     torch.set_num_threads(options.threads)
-    tokenizer, spectrograms, pictures = OmniTokenizer(folder, config), Spectrograms(folder, config), read_pictures(folder, config)
+    tokenizer, spectrograms, pictures = (
+        tokenizer_of(folder, config),
+        Spectrograms(folder, config.audio.mel_bins),
+        read_pictures(folder, config),
+    )
     parts = read_parts(folder, config, dtype, device, ALONE if team is None else team.group)
     if team is not None:
         team.connect(device)
@@ -105,13 +117,12 @@ def _loaded(folder: Path, options: LoadOptions, config: ThinkerConfig, team: Tea
     )
     encoders = Worker("encoders", options.threads)
     reader = MediaReader(
-        config,
         MediaDecoder(processes=sizes.decoders),
-        MediaPreprocessing(config, pictures, spectrograms.sample_rate_hz, sizes.medium_rows, cache.context),
-        spectrograms,
-        picture_queue(encoders, parts.vision, pictures.colours, most_patches=sizes.pass_patches, together=together),
-        sound_queue(encoders, parts.audio, most_frames=sizes.pass_frames, together=together),
-        FeatureCache(sizes.feature_bytes),
+        preprocessing_of(config, pictures, spectrograms.sample_rate_hz, sizes.medium_rows, cache.context),
+        encoding_of_pictures(encoders, parts.vision, pictures.colours, most_patches=sizes.pass_patches, together=together),
+        encoding_of_sounds(encoders, parts.audio, spectrograms, most_frames=sizes.pass_frames, together=together),
+        partial(rows_of, config=config),
+        LruCache(sizes.feature_bytes),
         info.revision.encode(),
     )
     return QwenThinker(config, started.engine, tokenizer, reader, encoders, info, cache.context, team)

@@ -14,14 +14,14 @@ from omnistage.engine.materials import Materials
 from omnistage.engine.pages import PAGE_ROWS
 from omnistage.engine.rope import contiguous, rotary
 from omnistage.models.common.cache_size import CacheSize
-from omnistage.models.common.checkpoint import BadCheckpoint
+from omnistage.models.common.checkpoint import BadCheckpoint, name_of
 from omnistage.models.common.engine_model import Started, chosen_dtype, decoder_weights, limits_of
 from omnistage.models.common.weights import Weights
 from omnistage.models.interface import ModelInfo
 from omnistage.models.options import LoadOptions
 from omnistage.models.qwen2_5_omni.config import RENAMED, TalkerConfig, read_talker_config
 from omnistage.models.qwen2_5_omni.options import TalkerOptions
-from omnistage.models.qwen2_5_omni.ports import CODES_PORT, name_of, row_ports
+from omnistage.models.qwen2_5_omni.ports import CODES_PORT, row_ports
 from omnistage.models.qwen2_5_omni.talker import QwenTalker, TextRows
 from omnistage.models.qwen2_5_omni.voices import VoiceSizes, read_voices
 

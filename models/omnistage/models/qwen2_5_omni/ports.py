@@ -1,16 +1,17 @@
-"""The ports between the stages of Qwen2.5-Omni, and how its models are called."""
+"""The ports between the stages of Qwen2.5-Omni."""
 
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 
-from omnistage.models.common.checkpoint import called, json_object
+from omnistage.models.common.speech.ports import RowPorts
 from omnistage.models.common.thinker import TEXT
 from omnistage.models.interface import Content, ElementType, PortSpec
 
 PROMPT, PLACES, HIDDEN, CODES = "prompt", "places", "hidden", "codes"
 """Rows of the conversation and where each of them stands, rows of the answer, and codes of speech."""
+
+ROW_PORTS = RowPorts(PROMPT, PLACES, HIDDEN)
 
 AXES = 3
 """Of a place: time, height, width."""
@@ -32,9 +33,3 @@ def thinker_ports(width: int, dtype: str) -> tuple[PortSpec, ...]:
 
 
 CODES_PORT = PortSpec(CODES, Content.CODES, rate_hz=CODE_RATE_HZ, width=1, compact=True)
-
-
-def name_of(folder: Path) -> str:
-    """How people call the model of a folder: as its own config does, if that names it."""
-    named = json_object(folder / "config.json").get("_name_or_path")
-    return (named if isinstance(named, str) and named else called(folder)).rpartition("/")[2].lower()

@@ -1,4 +1,4 @@
-"""The settings by which a Qwen2.5-Omni checkpoint wants its media prepared, and sound as the audio encoder takes it.
+"""The settings by which a Qwen2.5-Omni checkpoint wants its pictures and films prepared.
 
 They are read as Transformers reads them, from what any of its versions saved: 5 writes all parts of a processor into
 `processor_config.json`, older ones a file for each; what is left out has Transformers' default, and where two places disagree, the one
@@ -10,14 +10,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
-import torch
-from numpy.typing import NDArray
-from transformers import WhisperFeatureExtractor
-
 from omnistage.models.common.checkpoint import BadCheckpoint, Config, json_object
+from omnistage.models.common.encoders.patches import Normalization
 from omnistage.models.qwen2_5_omni.config import ThinkerConfig
-from omnistage.models.qwen2_5_omni.patches import Normalization
 
 FILE = "preprocessor_config.json"
 FILM_FILE = "video_preprocessor_config.json"
@@ -104,29 +99,3 @@ def _pixels(values: Config, name: str, edge: str, usual: int) -> int:
         return values.value(name, int, usual)
     size = values.section("size")
     return size.value(name if size.has(name) and not size.has(edge) else edge, int)
-
-
-class Spectrograms:
-    """Log-mel spectrograms, made by Transformers' own extractor."""
-
-    def __init__(self, directory: Path, config: ThinkerConfig) -> None:
-        self.extractor = WhisperFeatureExtractor.from_pretrained(directory, local_files_only=True)
-        self.sample_rate_hz: int = self.extractor.sampling_rate
-        if self.extractor.feature_size != config.audio.mel_bins:
-            raise BadCheckpoint(
-                f"{directory / FILE}: {self.extractor.feature_size} mel bins, the model was made for {config.audio.mel_bins}"
-            )
-
-    def frames(self, samples: int) -> int:
-        """Of a sound of so many samples."""
-        return -(-samples // int(self.extractor.hop_length))
-
-    def __call__(self, samples: NDArray[np.float32]) -> torch.Tensor:
-        """Of one sound, samples [n] at `sample_rate_hz`; float32 [frames, mel_bins].
-
-        The extractor pads every sound with silence to 300 s and cuts the spectrogram again; a little silence gives the same frames."""
-        hop, frames = int(self.extractor.hop_length), self.frames(len(samples))
-        silence = int(self.extractor.n_fft) // hop + 1
-        padded = np.pad(samples, (0, (frames + silence) * hop - len(samples)))
-        made = self.extractor(padded, sampling_rate=self.sample_rate_hz, truncation=False, padding="do_not_pad", return_tensors="np")
-        return torch.from_numpy(np.ascontiguousarray(made["input_features"][0, :, :frames].T))

@@ -1,122 +1,19 @@
-"""From a conversation to the rows of a prompt: token ids, and positions on three axes.
+"""From the token ids of a conversation to the rows of its prompt, and their positions on three axes.
 
-The checkpoint's own chat template writes the conversation; what users wrote stands in it as text, whatever it looks like. Where the
-template puts a medium, its rows come. A row has a time, a height and a width: those of text are equal and count on; those of a picture
-count rows and columns; those of a film and its sound count time, 25 a second, so that what was seen and heard together is at the same time
-(TMRoPE, Xu et al. 2025, and `get_rope_index` of Transformers' `Qwen2_5OmniThinker`).
+A row has a time, a height and a width: those of text are equal and count on; those of a picture count rows and columns; those of a film and
+its sound count time, 25 a second, so that what was seen and heard together is at the same time (TMRoPE, Xu et al. 2025, and
+`get_rope_index` of Transformers' `Qwen2_5OmniThinker`).
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 
-import jinja2
 import numpy as np
 from numpy.typing import NDArray
-from transformers.utils.chat_template_utils import render_jinja_template
 
-from omnistage.models.conversation import Turn
-from omnistage.models.interface import BadRequest
-from omnistage.models.qwen2_5_omni.config import MediaIds, ThinkerConfig
-from omnistage.models.qwen2_5_omni.vision import Grid
-
-_MARK = re.compile("\ue000([0-9]+)\ue001")
-"""Stands for a text of the conversation while the template is written; both characters are of Unicode's private use."""
-
-
-class ChatTemplate:
-    """The template of a checkpoint.
-
-    special: ids of the special tokens by their text. encode: text without special tokens to ids. media: ids of the tokens that stand for
-    media, by medium.
-    """
-
-    def __init__(self, template: str, special: Mapping[str, int], encode: Callable[[str], Sequence[int]], ids: MediaIds) -> None:
-        self._template, self._special, self._encode = template, special, encode
-        self._media = {ids.image: "image", ids.audio: "audio", ids.video: "video"}
-        self._split = re.compile("|".join(re.escape(text) for text in sorted(special, key=len, reverse=True)) or "(?!)")
-
-    def token_ids(self, turns: Sequence[Turn], media: Sequence[str]) -> list[int]:
-        """Token ids of a conversation, open for the assistant's answer, with one id for each medium. media: image, audio or video, for
-        each part that is no text, in order. Raises BadRequest for a conversation that the template refuses."""
-        texts, kinds = list[str](), iter(media)
-        conversation = [{"role": turn.role, "content": _content(turn, texts, kinds)} for turn in turns]
-        try:
-            made = render_jinja_template([conversation], chat_template=self._template, add_generation_prompt=True)
-        except jinja2.TemplateError as error:
-            raise BadRequest("thinker.messages", f"the checkpoint's chat template refuses this conversation: {error}") from None
-        ids = list(self._ids(made[0][0], texts))
-        placed = [self._media[token_id] for token_id in ids if token_id in self._media]
-        if placed != list(media):
-            raise BadRequest("thinker.messages", f"the checkpoint's chat template has no place for all of: {', '.join(media)}")
-        return ids
-
-    def _ids(self, rendered: str, texts: Sequence[str]) -> Iterator[int]:
-        """Special tokens of the template are tokens, those in texts of the conversation are text."""
-        plain = ""
-        for index, part in enumerate(_MARK.split(rendered)):
-            if index % 2:
-                plain += texts[int(part)]
-                continue
-            end = 0
-            for found in self._split.finditer(part):
-                yield from self._encode(plain + part[end : found.start()])
-                yield self._special[found.group()]
-                plain, end = "", found.end()
-            plain += part[end:]
-        yield from self._encode(plain)
-
-
-def _content(turn: Turn, texts: list[str], kinds: Iterator[str]) -> str | list[dict[str, str]]:
-    """The parts of a turn as templates know them, with marks in the place of text."""
-    content = []
-    for part in turn.parts:
-        if isinstance(part, str):
-            content.append({"type": "text", "text": f"\ue000{len(texts)}\ue001"})
-            texts.append(part)
-        else:
-            kind = next(kinds)
-            content.append({"type": kind, kind: ""})
-    if all(part["type"] == "text" for part in content):
-        return "".join(part["text"] for part in content)
-    return content
-
-
-# Media in the prompt -------------------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Extent:
-    """What a medium takes of the prompt. grid: of a picture or film, before rows are merged. seconds: that one frame of the grid lasts.
-    sound: rows of sound, that of a film included."""
-
-    grid: Grid | None = None
-    seconds: float = 0.0
-    sound: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Placed:
-    """Rows of a medium in a prompt. first: the first of them. order: which of its rows (those of pictures before those of sound) stands
-    where, int64 [rows]; None: they stand as they are."""
-
-    first: int
-    order: NDArray[np.int64] | None
-
-
-@dataclass(frozen=True, slots=True)
-class Layout:
-    """A prompt. ids: int64 [rows]. positions: int64 [3, rows]. delta: position minus slot of the rows behind it. media: in order."""
-
-    ids: NDArray[np.int64]
-    positions: NDArray[np.int64]
-    delta: int
-    media: tuple[Placed, ...]
-
-    def __len__(self) -> int:
-        return len(self.ids)
+from omnistage.models.common.encoders.features import Extent, Layout, Placed
+from omnistage.models.qwen2_5_omni.config import ThinkerConfig
 
 
 def laid_out(ids: Sequence[int], extents: Sequence[Extent], config: ThinkerConfig) -> Layout:

@@ -20,18 +20,19 @@ from numpy.typing import NDArray
 from omnistage.engine.engine import Engine
 from omnistage.engine.request import Prompt, SequenceRequest
 from omnistage.engine.stream import SequenceStream
-from omnistage.engine.types import Item, Unfit
+from omnistage.engine.types import Unfit
 from omnistage.models.common.arrays import array_of
 from omnistage.models.common.engine_model import EngineModel
 from omnistage.models.common.feed import Feed, next_rows
 from omnistage.models.common.real_time import computing_s, told
 from omnistage.models.common.requests import unfit_refused
+from omnistage.models.common.speech.blocks import Blocks
+from omnistage.models.common.speech.opening import Opening
+from omnistage.models.common.voices import choose_voice
 from omnistage.models.common.worker import Worker
 from omnistage.models.interface import BadRequest, FinishReason, Frames, ModelInfo, Piece, SpeechRequest, Wanted
 from omnistage.models.qwen2_5_omni.config import TalkerConfig
-from omnistage.models.qwen2_5_omni.opening import Opening
-from omnistage.models.qwen2_5_omni.ports import AXES, CODE_RATE_HZ, CODES, HIDDEN, PLACES, PROMPT
-from omnistage.models.qwen2_5_omni.voices import chosen_voice
+from omnistage.models.qwen2_5_omni.ports import AXES, CODE_RATE_HZ, CODES, HIDDEN, PLACES, PROMPT, ROW_PORTS
 
 SPEAKERS = 8
 """At once, when it is measured how many of them there can be."""
@@ -54,26 +55,6 @@ class Prepared:
 
     request: SpeechRequest
     voice: torch.Tensor
-
-
-class Blocks:
-    """The codes of a speech as they are put out: the first one at once, then all up to the end of a block, and at the end what there is.
-
-    Sound is made of whole blocks, so it waits for no code that is kept back here; and a message costs every process on its way more than
-    the code in it. size: codes of a block. count: codes that were put out before, as in a resume."""
-
-    def __init__(self, size: int, count: int) -> None:
-        self._size, self._count = size, count
-        self._waiting: list[Item] = []
-
-    def take(self, codes: Sequence[Item], *, end: bool) -> Sequence[Item]:
-        """What to put out now that these came."""
-        begins = self._count == 0
-        self._count += len(codes)
-        codes = [*self._waiting, *codes]
-        kept = 0 if end or begins else min(self._count % self._size, len(codes))
-        self._waiting = codes[len(codes) - kept :]
-        return codes[: len(codes) - kept]
 
 
 class QwenTalker(EngineModel):
@@ -104,7 +85,7 @@ class QwenTalker(EngineModel):
 
     async def prepare(self, request: SpeechRequest) -> Prepared:
         """See TalkerModel.prepare."""
-        voice = chosen_voice(self._text.voices, request.voice, "talker.voice")
+        voice = choose_voice(self._text.voices, request.voice, "talker.voice")
         if request.speed != 1:
             raise BadRequest("talker.speed", "this voice speaks at its own pace: leave it out, or give 1")
         with unfit_refused("talker"):
@@ -138,7 +119,7 @@ class QwenTalker(EngineModel):
     async def _begun(self, prepared: Prepared, inputs: AsyncIterator[Piece], held: AsyncExitStack) -> tuple[Opening, SequenceStream | None]:
         """A speech up to its first code, read while it comes: a Thinker gives rows of a long conversation long before it answers. held:
         gets the stream, to close it. None: there is nothing to speak. Raises BadRequest, EngineFull or EngineClosed."""
-        request, opening, stream = prepared.request, Opening(prepared.voice, self._context), None
+        request, opening, stream = prepared.request, Opening(ROW_PORTS, AXES, prepared.voice, self._context), None
         while not opening.complete:
             opening.take(await next_rows(inputs))
             if not opening.readable:

@@ -2,197 +2,47 @@
 
 from __future__ import annotations
 
-import io
-from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
+from collections.abc import Sequence
+from pathlib import Path
 
-import numpy as np
-import torch
-from PIL import Image
-
-from omnistage.engine.detokenizer import Detokenizer
 from omnistage.engine.engine import Engine
-from omnistage.engine.request import Given, Prompt, SequenceRequest
-from omnistage.models.common.answer import AnswerAssembler
-from omnistage.models.common.constraint import Grammar
-from omnistage.models.common.requests import check_place, unfit_refused
-from omnistage.models.common.spool import Files, Spool, Spooled
+from omnistage.models.common.chat import ChatTokenizer
+from omnistage.models.common.encoders.features import Extent, Layout
+from omnistage.models.common.encoders.reader import MediaReader
+from omnistage.models.common.encoders.thinker import MediaThinker
 from omnistage.models.common.team import Team
-from omnistage.models.common.thinker import EngineThinker, Tokenized
 from omnistage.models.common.worker import Worker
-from omnistage.models.conversation import Media, Streamed, Turn
-from omnistage.models.interface import BadRequest, Failed, Full, Load, ModelInfo, Piece, Rows, TextRequest, Wanted
-from omnistage.models.media.decoder import Source
-from omnistage.models.media.errors import BadMedia, DecoderBroken, DecoderFailed, DecoderFull
+from omnistage.models.interface import ModelInfo
 from omnistage.models.qwen2_5_omni.config import ThinkerConfig
-from omnistage.models.qwen2_5_omni.features import Features
-from omnistage.models.qwen2_5_omni.media import MediaReader, Medium, rows_of
-from omnistage.models.qwen2_5_omni.ports import HIDDEN, PLACES, PROMPT
-from omnistage.models.qwen2_5_omni.prompt import Layout, laid_out
-from omnistage.models.qwen2_5_omni.text import OmniTokenizer
+from omnistage.models.qwen2_5_omni.ports import ROW_PORTS
+from omnistage.models.qwen2_5_omni.prompt import laid_out
 
-MEDIA_FIELD = "thinker.messages.parts.media"
-MAX_MEDIA = 64
-"""Of one conversation."""
+END = "<|im_end|>"
 
 
-@dataclass(frozen=True, slots=True)
-class Prepared(Tokenized):
-    """A conversation has one token for each medium. media: in order; of those that are streamed the bytes are still to come, into files.
-    grammar: what the text is kept to."""
-
-    media: tuple[Medium | Streamed, ...]
-    files: Files
-    grammar: Grammar | None
-
-
-class QwenThinker(EngineThinker[Prepared]):
+class QwenThinker(MediaThinker):
     """Implements `ThinkerModel`. Build it with `loading.load_thinker`."""
-
-    tokenizer: OmniTokenizer
 
     def __init__(
         self,
         config: ThinkerConfig,
         engine: Engine,
-        tokenizer: OmniTokenizer,
+        tokenizer: ChatTokenizer,
         reader: MediaReader,
         encoders: Worker,
         info: ModelInfo,
         context: int,
         team: Team | None = None,
     ) -> None:
-        """context: tokens of a conversation with its answer. team: other ranks of the decoder, closed with the model."""
-        super().__init__(engine, tokenizer, info, context, workers=[encoders], team=team)
-        self.config, self.reader = config, reader
-        self._unread = 0
-        self._spool = Spool()
+        """See MediaThinker."""
+        super().__init__(engine, tokenizer, reader, encoders, ROW_PORTS, info, context, team)
+        self.config = config
 
-    def load(self) -> Load:
-        """Who waits for media waits as well."""
-        load = super().load()
-        return replace(load, queued=load.queued + self._unread)
-
-    async def warm_up(self) -> None:
-        """Answer one short question about a picture: touches the weights, starts the process that decodes, and keeps the pages of the
-        default system prompt."""
-        file = io.BytesIO()
-        Image.new("RGB", (64, 64)).save(file, "PNG")
-        await self._answer_once(Media("image/png", file.getvalue()), "Hello!")
-
-    async def close(self) -> None:
-        await super().close()
-        await self.reader.close()
-
-    # Before the run: media are read when the answer runs, since that may take longer than a caller waits for the session to open ---------
-
-    def _check(self, request: TextRequest) -> None:
-        super()._check(request)
-        if (count := len(_media(request.turns))) > MAX_MEDIA:
-            raise BadRequest(MEDIA_FIELD, f"at most {MAX_MEDIA} media in one conversation, there are {count}")
-
-    def prompt(self, turns: Sequence[Turn]) -> tuple[int, ...]:
-        """See EngineThinker.prompt; one token stands for each medium."""
-        return tuple(self.tokenizer.template.token_ids(turns, [part.kind for part in _media(turns)]))
-
-    def _prepared(self, request: TextRequest, prompt_ids: tuple[int, ...], said_ids: tuple[int, ...], grammar: Grammar | None) -> Prepared:
-        if request.finished is None:
-            with unfit_refused("thinker"):
-                # Without what its media take: what is wrong with the request itself is told before anything is read.
-                most = min(request.max_tokens, self._context - len(prompt_ids))
-                self.engine.check(self._asked(request, grammar, Prompt.of_tokens(prompt_ids), most, said_ids=said_ids))
-        parts = _media(request.turns)
-        streamed = [part for part in parts if isinstance(part, Streamed)]
-        files = self._spool.files(streamed, lambda part: self.reader.most_bytes(part.kind))
-        media = tuple(part if isinstance(part, Streamed) else self._medium(part, part.data, part.digest, request) for part in parts)
-        return Prepared(request, prompt_ids, said_ids, media, files, grammar)
-
-    def _medium(self, part: Media | Streamed, source: Source, sha256: bytes, request: TextRequest) -> Medium:
-        return self.reader.medium(part, source, sha256, scope=request.scope, client=request.client)
-
-    # The run ---------------------------------------------------------------------------------------------------------------------------
-
-    async def _begun(self, prepared: Prepared, inputs: AsyncIterator[Piece], wanted: Wanted) -> tuple[AnswerAssembler, SequenceRequest]:
-        features = await self._read(prepared, inputs)
-        return await self._worker.run(partial(self._placed, prepared, features, wanted))
-
-    def _placed(self, prepared: Prepared, features: Sequence[Features], wanted: Wanted) -> tuple[AnswerAssembler, SequenceRequest]:
-        """See _begun; the media are read. Raises BadRequest."""
-        request, said_ids = prepared.request, prepared.said_ids
-        layout = laid_out(prepared.prompt_ids, [each.extent for each in features], self.config)
-        answer = AnswerAssembler(
-            Detokenizer(self.tokenizer.piece, () if said_ids else request.stop),
-            wanted,
-            history=request.history,
-            finished=request.finished,
-            most=len(said_ids) + 1 if said_ids else min(request.max_tokens, self._context - len(layout)),
-            row_port=HIDDEN,
-            last_row=False,
-            prompt_port=PROMPT,
-            prompt_rows=len(layout),
-            ready=_places(layout, wanted),
-        )
-        with unfit_refused("thinker"):
-            prompt = Prompt(layout.ids[:, None], _given(layout, features), layout.positions, layout.delta, request.scope.encode())
-            taps_from = answer.first_slot
-            asked = self._asked(request, prepared.grammar, prompt, answer.items, said_ids=said_ids, taps_from=taps_from)
-        return answer, asked
-
-    async def _read(self, prepared: Prepared, inputs: AsyncIterator[Piece]) -> list[Features]:
-        """The features of all media, one after the other. Those that are streamed are files until then."""
-        if not prepared.media:
-            return []
-        async with prepared.files as files:
-            await files.take_all(inputs)
-            media = [
-                part if isinstance(part, Medium) else self._of_spooled(files.whole[part.port], prepared.request) for part in prepared.media
-            ]
-            self._unread += 1
-            try:
-                return await self._features(media, self._context - len(prepared.prompt_ids))
-            finally:
-                self._unread -= 1
-
-    def _of_spooled(self, spooled: Spooled, request: TextRequest) -> Medium:
-        return self._medium(spooled.streamed, spooled.file, spooled.digest, request)
-
-    async def _features(self, media: Sequence[Medium], room: int) -> list[Features]:
-        features = list[Features]()
-        for number, medium in enumerate(media, 1):
-            features.append(await self._features_of(medium, room, number))
-            room -= rows_of(features[-1].extent, self.config) - 1
-        return features
-
-    async def _features_of(self, medium: Medium, room: int, number: int) -> Features:
-        """number: of the medium in the request, for what is wrong with it."""
-        try:
-            return await self.reader.features(medium, room)
-        except BadMedia as error:
-            refusal: Callable[[], Exception] = partial(BadRequest, MEDIA_FIELD, str(error), medium=str(number))
-        except (DecoderFull, DecoderFailed) as error:
-            refusal = partial(Full, str(error))
-        except DecoderBroken as error:
-            refusal = partial(Failed, str(error))
-        # Not where it is caught: a refusal that knows that error keeps the pixels that its traceback leads to.
-        raise refusal()
+    def laid_out(self, prompt_ids: Sequence[int], extents: Sequence[Extent]) -> Layout:
+        """See MediaThinker.laid_out."""
+        return laid_out(prompt_ids, extents, self.config)
 
 
-def _media(turns: Sequence[Turn]) -> list[Media | Streamed]:
-    return [part for turn in turns for part in turn.parts if not isinstance(part, str)]
-
-
-def _places(layout: Layout, wanted: Wanted) -> tuple[Rows, ...]:
-    """Where the rows of the prompt stand, int32 [rows, axes]. Raises BadRequest."""
-    if PLACES not in wanted:
-        return ()
-    check_place(wanted, PLACES, len(layout), "rows of the prompt")
-    return (Rows(PLACES, np.ascontiguousarray(layout.positions.T[wanted[PLACES] :], np.int32), last=True),)
-
-
-def _given(layout: Layout, features: Sequence[Features]) -> tuple[Given, ...]:
-    """The rows of the media of a prompt."""
-    return tuple(
-        Given(placed.first, each.rows if placed.order is None else each.rows[torch.from_numpy(placed.order)], each.digest)
-        for placed, each in zip(layout.media, features, strict=True)
-    )
+def tokenizer_of(directory: Path, config: ThinkerConfig) -> ChatTokenizer:
+    """Raises BadCheckpoint."""
+    return ChatTokenizer(directory, config.text.vocab_size, END, config.ids.kinds)

@@ -14,27 +14,15 @@ import torch
 import torch.nn.functional as functional
 
 from omnistage.engine.linear import Linear, LinearMaker
+from omnistage.models.common.encoders.features import Grid
+from omnistage.models.common.encoders.segments import Segments
 from omnistage.models.qwen2_5_omni.config import VisionConfig
-from omnistage.models.qwen2_5_omni.segments import Segments
 
 NORM_EPS = 1e-6
 ROPE_THETA = 10000.0
 
 Need = Callable[[str], torch.Tensor]
 """The weight of a name. Raises BadCheckpoint where there is none."""
-
-
-@dataclass(frozen=True, slots=True)
-class Grid:
-    """Patches of a picture or film: frames (two pictures of a film are one), rows, columns."""
-
-    frames: int
-    height: int
-    width: int
-
-    @property
-    def patches(self) -> int:
-        return self.frames * self.height * self.width
 
 
 @dataclass(frozen=True, slots=True)

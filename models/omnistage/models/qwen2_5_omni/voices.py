@@ -5,7 +5,6 @@ from __future__ import annotations
 import pickle
 import struct
 import zipfile
-from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeGuard
@@ -14,8 +13,6 @@ import torch
 
 from omnistage.models.common.checkpoint import BadCheckpoint
 from omnistage.models.common.header import check_finite
-from omnistage.models.common.voices import those_there_are
-from omnistage.models.interface import BadRequest
 
 FILE = "spk_dict.pt"
 
@@ -66,13 +63,6 @@ def read_voices(directory: Path, sizes: VoiceSizes) -> dict[str, Voice]:
         raise BadCheckpoint(f"{path} has no voices")
     voices = {str(name): _voice(f"{path}: voice {str(name)[:64]!r}", values, sizes) for name, values in found.items()}
     return {name: voices[name] for name in sorted(voices, key=lambda name: name != USUAL)}
-
-
-def chosen_voice(voices: Collection[str], name: str, field: str) -> str:
-    """The name of the voice that is asked for; empty: the first. Raises BadRequest."""
-    if name and name not in voices:
-        raise BadRequest(field, f"there is no voice {name[:64]!r}; {those_there_are(list(voices))}")
-    return name or next(iter(voices))
 
 
 def _check_stored(path: Path) -> None:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from omnistage.models.common.checkpoint import read_config
 from omnistage.models.common.real_time import computing_s, told
 from omnistage.models.common.revision import computed, revision
-from omnistage.models.common.voices import those_there_are
+from omnistage.models.common.voices import choose_voice
 from omnistage.models.common.weights import load_weights
 from omnistage.models.common.worker import Worker
 from omnistage.models.interface import (
@@ -81,8 +81,7 @@ class SmolTalker:
 
     async def prepare(self, request: SpeechRequest) -> SpeechRequest:
         """Raises BadRequest for a voice this model does not have. Every speed of the contract is possible."""
-        if request.voice not in ("", VOICE):
-            raise BadRequest("talker.voice", f"there is no voice {request.voice[:64]!r}; {those_there_are(self._info.voices)}")
+        choose_voice(self._info.voices, request.voice, "talker.voice")
         return request
 
     async def speak(

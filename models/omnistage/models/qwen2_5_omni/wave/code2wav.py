@@ -11,17 +11,18 @@ from dataclasses import replace
 import numpy as np
 
 from omnistage.models.common.ahead import made_ahead
+from omnistage.models.common.speech.forecast import Arrivals, Pace, prebuffer_s
+from omnistage.models.common.speech.halving import Halving
+from omnistage.models.common.speech.schedule import Schedule, Window
+from omnistage.models.common.speech.trial import Trial
+from omnistage.models.common.voices import choose_voice
 from omnistage.models.common.worker import Worker
 from omnistage.models.interface import Activity, Array, Load, ModelInfo, Piece, Sound, Wanted, WaveRequest
 from omnistage.models.qwen2_5_omni.ports import CODES
-from omnistage.models.qwen2_5_omni.voices import chosen_voice
 from omnistage.models.qwen2_5_omni.wave.config import WaveConfig
-from omnistage.models.qwen2_5_omni.wave.forecast import Arrivals, Pace, prebuffer_s
-from omnistage.models.qwen2_5_omni.wave.halving import Halving
-from omnistage.models.qwen2_5_omni.wave.schedule import Schedule, Window
 from omnistage.models.qwen2_5_omni.wave.speaker import Speaker
 from omnistage.models.qwen2_5_omni.wave.speech import Prepared, Speech, sound
-from omnistage.models.qwen2_5_omni.wave.trial import Trial, form
+from omnistage.models.qwen2_5_omni.wave.trial import form
 from omnistage.models.qwen2_5_omni.wave.window import Flow, Job, Vocoding, Windows
 from omnistage.models.steps.listeners import Listeners
 from omnistage.models.steps.loop import Loop
@@ -62,7 +63,7 @@ class FlowCode2Wav:
 
     async def prepare(self, request: WaveRequest) -> Prepared:
         """See Code2WavModel.prepare."""
-        voice = chosen_voice(self._speakers, request.voice, "code2wav.voice")
+        voice = choose_voice(self._speakers, request.voice, "code2wav.voice")
         return Prepared(request.seed, self._schedules[request.profile], self._speakers[voice])
 
     def first_frame(self, prepared: Prepared, sample: int) -> int:

@@ -10,10 +10,11 @@ import torch
 
 from omnistage.engine.scratch import kernels_kept
 from omnistage.models.common.building import bounded
-from omnistage.models.common.checkpoint import BadCheckpoint
+from omnistage.models.common.checkpoint import BadCheckpoint, name_of
 from omnistage.models.common.cores import cores
 from omnistage.models.common.memory import free_bytes
 from omnistage.models.common.revision import computed, revision
+from omnistage.models.common.speech.trial import tried
 from omnistage.models.common.weights import Weights
 from omnistage.models.common.worker import Worker
 from omnistage.models.devices import hardware
@@ -21,15 +22,15 @@ from omnistage.models.humans import bytes_told
 from omnistage.models.interface import Content, ModelInfo, PortSpec
 from omnistage.models.options import LoadOptions
 from omnistage.models.qwen2_5_omni.options import Code2WavOptions
-from omnistage.models.qwen2_5_omni.ports import CODES_PORT, name_of
+from omnistage.models.qwen2_5_omni.ports import CODES_PORT
 from omnistage.models.qwen2_5_omni.voices import VoiceSizes, read_voices
 from omnistage.models.qwen2_5_omni.wave.code2wav import AUDIO, FlowCode2Wav
 from omnistage.models.qwen2_5_omni.wave.config import WaveConfig, read_wave_config
 from omnistage.models.qwen2_5_omni.wave.dit import Dit
-from omnistage.models.qwen2_5_omni.wave.schedule import SCHEDULES, Schedule
+from omnistage.models.qwen2_5_omni.wave.schedules import SCHEDULES, schedule_of
 from omnistage.models.qwen2_5_omni.wave.solver import Solver
 from omnistage.models.qwen2_5_omni.wave.speaker import Speaker, example_net, speaker
-from omnistage.models.qwen2_5_omni.wave.trial import tried
+from omnistage.models.qwen2_5_omni.wave.trial import WindowTrials
 from omnistage.models.qwen2_5_omni.wave.vocoder import Vocoder
 from omnistage.models.qwen2_5_omni.wave.window import Windows
 
@@ -70,10 +71,8 @@ def load_code2wav(folder: Path, options: LoadOptions) -> FlowCode2Wav:
         windows, speakers = read_parts(folder, config, solver, device)
     count = chosen.workers or (min(max(cores() // options.threads, 1), USUAL_WORKERS) if device.type == "cpu" else 1)
     workers = [Worker(f"flow {number}", options.threads) for number in range(count)]
-    schedules = {
-        name: Schedule(sizes, chosen.lookahead or ahead if sizes else 0, config.block_codes) for name, (sizes, ahead) in SCHEDULES.items()
-    }
-    trial = computed(partial(tried, config, windows, schedules, workers, options.max_batch_size), options.threads)
+    schedules = {name: schedule_of(sizes, chosen.lookahead or ahead, config.block_codes) for name, (sizes, ahead) in SCHEDULES.items()}
+    trial = computed(partial(tried, WindowTrials(config, windows), schedules, workers, most=options.max_batch_size), options.threads)
     sessions, why = sessions_of(2 * solver.evaluations * math.prod(windows.dit.kept_shape()) * FLOAT_BYTES, options)
     info = ModelInfo(
         name=name_of(folder) + "-code2wav",

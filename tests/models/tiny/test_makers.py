@@ -10,14 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from omnistage.models import makers
 from omnistage.models.common.progress import Progress
-from omnistage.models.makers import Maker, Order, make_tiny
+from omnistage.models.tiny import makers
+from omnistage.models.tiny.makers import Maker, Order, make_tiny
 
 MAKE = """
 import os, signal, sys
 from pathlib import Path
-from omnistage.models import makers
+from omnistage.models.tiny import makers
 
 def killed(out, order, report):
     (out / "weights").write_text("half")

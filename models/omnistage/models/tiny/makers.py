@@ -45,9 +45,9 @@ Make = Callable[[Path, Order, Progress], None]
 """Fills an empty folder."""
 
 MAKERS: Mapping[str, Maker] = {
-    "qwen2.5-omni": Maker("omnistage.models.qwen2_5_omni.tiny:make", ("tiny", "small", "100m")),
+    "qwen2.5-omni": Maker("omnistage.models.tiny.qwen2_5_omni.checkpoint:make", ("tiny", "small", "100m")),
     **{
-        name: Maker(f"omnistage.models.diffusers.tiny:{name.replace('-', '_')}", ("tiny", "small"))
+        name: Maker(f"omnistage.models.tiny.diffusers.checkpoint:{name.replace('-', '_')}", ("tiny", "small"))
         for name in (
             *("qwen-image", "qwen-image-edit", "qwen-image-edit-plus", "qwen-image-layered"),
             *("z-image", "longcat-image", "longcat-image-edit"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from itertools import count
 
-from omnistage.models.qwen2_5_omni.wave.schedule import Schedule, Window
+from omnistage.models.common.speech.schedule import Schedule, Window
 
 HORIZON_S = 15.0
 """Of speech. Where sound is made slower than it is played, no wait is enough for ever: this is for as much as most answers have."""

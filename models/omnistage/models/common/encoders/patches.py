@@ -1,15 +1,29 @@
-"""From pixels to the patches that the vision encoder takes."""
+"""From pixels to the patches that an encoder of pictures takes."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 
-from omnistage.models.qwen2_5_omni.config import VisionConfig
-from omnistage.models.qwen2_5_omni.vision import Grid
+from omnistage.models.common.encoders.features import Grid, Pixels
+
+
+class Patching(Protocol):
+    """How frames are cut. patch_size: pixels of a side. frames: of a patch. merge: patches of an output row, on each side. patch_values:
+    numbers of one patch."""
+
+    @property
+    def patch_size(self) -> int: ...
+    @property
+    def frames(self) -> int: ...
+    @property
+    def merge(self) -> int: ...
+    @property
+    def channels(self) -> int: ...
+    @property
+    def patch_values(self) -> int: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,17 +34,13 @@ class Normalization:
     std: tuple[float, ...]
 
 
-Pixels = NDArray[np.uint8]
-"""Frames as they are, [frames, height, width, 3]; sides are multiples of those of a merged row."""
-
-
-def grid_of(pixels: Pixels, config: VisionConfig) -> Grid:
+def grid_of(pixels: Pixels, config: Patching) -> Grid:
     """The patches of frames."""
     frames, height, width, _ = pixels.shape
     return Grid(-(-frames // config.frames), height // config.patch_size, width // config.patch_size)
 
 
-def patches_of(pixels: Pixels, config: VisionConfig, colours: Normalization) -> torch.Tensor:
+def patches_of(pixels: Pixels, config: Patching, colours: Normalization) -> torch.Tensor:
     """Patches [grid patches, patch_values] of frames, those of a merged row next to each other, float32; values in the order colour, frame,
     row, column, as Transformers' `Qwen2VLImageProcessor` makes them. The last frame is repeated where there are too few for a patch."""
     scale = torch.tensor([255.0 * std for std in colours.std])

@@ -30,11 +30,12 @@ from omnistage.engine.detokenizer import BytePieces, Detokenizer
 from omnistage.models.conversation import Media, Part, Turn
 from omnistage.models.errors import FetchError
 from omnistage.models.interface import TextRequest
-from omnistage.models.makers import MakeError, Order, make_tiny
 from omnistage.models.options import LoadOptions
-from omnistage.models.qwen2_5_omni import tiny_sizes, tiny_tokenizer, tiny_weights
 from omnistage.models.qwen2_5_omni.loading import load_thinker
-from omnistage.models.qwen2_5_omni.tiny_sizes import SIZES
+from omnistage.models.tiny.makers import MakeError, Order, make_tiny
+from omnistage.models.tiny.qwen2_5_omni.sizes import SIZES, Ids, config
+from omnistage.models.tiny.qwen2_5_omni.tokenizer import ROLES
+from omnistage.models.tiny.qwen2_5_omni.weights import shapes as shapes_of
 
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "qwen2_5_omni.md"
 FILES = (
@@ -43,7 +44,7 @@ FILES = (
     *("preprocessor_config.json", "special_tokens_map.json", "spk_dict.pt", "tokenizer.json", "tokenizer_config.json", "vocab.json"),
 )
 DECODER_ROWS = ("layers x hidden", "ffn", "heads / kv x size", "sections")
-NUMBERS = [field.name for field in fields(tiny_sizes.Ids) if field.name not in ("speakers", "rows")]
+NUMBERS = [field.name for field in fields(Ids) if field.name not in ("speakers", "rows")]
 OF_THE_SEED = {"model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors", "spk_dict.pt"}
 
 PUBLISHED_IDS = {
@@ -164,8 +165,8 @@ def whole_size(size: str) -> int:
 
 @cache
 def shapes(size: str) -> dict[str, tuple[int, ...]]:
-    ids = tiny_sizes.Ids(**dict.fromkeys(NUMBERS, 0), speakers={}, rows=576)
-    return tiny_weights.shapes(tiny_sizes.config(SIZES[size], ids, "float32"))
+    ids = Ids(**dict.fromkeys(NUMBERS, 0), speakers={}, rows=576)
+    return shapes_of(config(SIZES[size], ids, "float32"))
 
 
 def table(*rows: str) -> dict[str, list[str]]:
@@ -337,7 +338,7 @@ def same_tokenizers(folder: Path, theirs: Any, source: random.Random) -> None:
         assert plain.decode(ids) == theirs.decode(ids) == text
     added = read(folder, "added_tokens.json")
     ids = read(folder, "config.json")["thinker_config"]
-    for what, token in tiny_tokenizer.ROLES.items():
+    for what, token in ROLES.items():
         assert getattr(theirs, what) == token
         assert getattr(theirs, f"{what}_id") == added[token]
     tokens = {

@@ -6,7 +6,6 @@ A weight depends on the seed and its own name only, and is made of exact operati
 
 from __future__ import annotations
 
-import json
 import logging
 import math
 from collections.abc import Iterator, Mapping
@@ -22,7 +21,8 @@ from transformers.utils.logging import get_verbosity, set_verbosity
 
 from omnistage.models.common.checkpoint import WEIGHTS_INDEX
 from omnistage.models.common.progress import Progress
-from omnistage.models.common.random_weights import noise
+from omnistage.models.tiny.files import write_json
+from omnistage.models.tiny.random_weights import noise
 
 SHARD_BYTES = 2 << 30
 
@@ -76,7 +76,7 @@ def write(directory: Path, config: Mapping[str, Any], seed: int, dtype: torch.dt
         shard_of.update(dict.fromkeys(names, file))
         progress("writing the weights", (index + 1) / len(shards))
     listing = {"metadata": {"total_size": total}, "weight_map": dict(sorted(shard_of.items()))}
-    (directory / WEIGHTS_INDEX).write_text(json.dumps(listing, indent=2) + "\n")
+    write_json(directory / WEIGHTS_INDEX, listing)
 
 
 def _published(name: str) -> str:

@@ -7,15 +7,16 @@ import pytest
 import torch
 
 from omnistage.engine.pages import PAGE_ROWS
+from omnistage.models.common.speech.opening import Opening
+from omnistage.models.common.speech.ports import RowPorts
 from omnistage.models.interface import BadRequest, Piece
-from omnistage.models.qwen2_5_omni.opening import Opening
 
 WIDTH, CONTEXT = 8, 40_000
 
 
 @pytest.fixture
 def opening() -> Opening:
-    return Opening(torch.zeros(1, WIDTH), CONTEXT)
+    return Opening(RowPorts("prompt", "places", "hidden"), 3, torch.zeros(1, WIDTH), CONTEXT)
 
 
 def piece(port: str, rows: int, *, last: bool = False) -> Piece:

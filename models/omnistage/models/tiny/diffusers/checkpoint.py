@@ -5,7 +5,6 @@ A weight depends on the seed and its own name only, and is made of exact operati
 
 from __future__ import annotations
 
-import json
 import math
 from functools import partial
 from pathlib import Path
@@ -16,10 +15,8 @@ import torch
 import transformers
 
 from omnistage.models.common.progress import Progress
-from omnistage.models.common.random_weights import noise
-from omnistage.models.diffusers import tiny_tokenizer
 from omnistage.models.diffusers.quiet import quiet
-from omnistage.models.diffusers.tiny_sizes import (
+from omnistage.models.tiny.diffusers.sizes import (
     DESIGNS,
     PREPROCESSOR,
     QWEN3,
@@ -28,8 +25,10 @@ from omnistage.models.diffusers.tiny_sizes import (
     VIDEO_PREPROCESSOR,
     Design,
 )
-from omnistage.models.diffusers.tiny_tokenizer import Ids
-from omnistage.models.makers import MakeError, Order
+from omnistage.models.tiny.diffusers.tokenizer import TEMPLATE, VISION_TEMPLATE, Ids, build_vocabulary, write_tokenizer
+from omnistage.models.tiny.files import write_json
+from omnistage.models.tiny.makers import MakeError, Order
+from omnistage.models.tiny.random_weights import noise
 
 PROCESSOR = "Qwen2VLProcessor"
 
@@ -42,23 +41,23 @@ def make(name: str, directory: Path, order: Order, progress: Progress) -> None:
     design = DESIGNS[name]
     dtype = getattr(torch, order.dtype or "float32")
     progress("writing the tokenizer", 0.0)
-    trained = tiny_tokenizer.trained()
-    template = tiny_tokenizer.VISION_TEMPLATE if design.sees else tiny_tokenizer.TEMPLATE
-    tiny_tokenizer.write(directory / "tokenizer", trained, template)
+    vocabulary = build_vocabulary()
+    template = VISION_TEMPLATE if design.sees else TEMPLATE
+    ids = write_tokenizer(directory / "tokenizer", vocabulary, template)
     if design.processor:
-        tiny_tokenizer.write(directory / design.processor, trained, template, PROCESSOR)
-        _json(directory / design.processor / "preprocessor_config.json", PREPROCESSOR)
-        _json(directory / design.processor / "video_preprocessor_config.json", VIDEO_PREPROCESSOR)
+        write_tokenizer(directory / design.processor, vocabulary, template, PROCESSOR)
+        write_json(directory / design.processor / "preprocessor_config.json", PREPROCESSOR)
+        write_json(directory / design.processor / "video_preprocessor_config.json", VIDEO_PREPROCESSOR)
     progress("writing the tokenizer", 1.0)
     with quiet():
-        parts = _models(design, order.size, trained.ids())
+        parts = _models(design, order.size, ids)
         for index, (part, model) in enumerate(parts.items()):
             _fill(model, part, order.seed, dtype)
             model.save_pretrained(directory / part)
             progress("writing the weights", (index + 1) / len(parts))
         scheduler: Any = diffusers.FlowMatchEulerDiscreteScheduler
         scheduler(**design.scheduler).save_pretrained(directory / "scheduler")
-    _json(directory / "model_index.json", _index(design, parts))
+    write_json(directory / "model_index.json", _index(design, parts))
 
 
 qwen_image = partial(make, "qwen-image")
@@ -124,7 +123,3 @@ def _index(design: Design, parts: dict[str, Any]) -> dict[str, Any]:
     if design.processor:
         components[design.processor] = ["transformers", PROCESSOR]
     return {"_class_name": design.pipeline, "_diffusers_version": diffusers.__version__} | dict(sorted(components.items()))
-
-
-def _json(path: Path, value: Any) -> None:
-    path.write_text(json.dumps(value, indent=2) + "\n")

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from omnistage.models.common.progress import Progress
-from omnistage.models.common.random_weights import noise
-from omnistage.models.makers import Order
-from omnistage.models.qwen2_5_omni import tiny_tokenizer, tiny_weights
-from omnistage.models.qwen2_5_omni.tiny_sizes import MEL_BINS, SIZES, Ids, Size, config
-
-MAX_TOKENS = 32768
+from omnistage.models.tiny.files import write_json
+from omnistage.models.tiny.makers import Order
+from omnistage.models.tiny.qwen2_5_omni import weights
+from omnistage.models.tiny.qwen2_5_omni.sizes import MEL_BINS, SIZES, Ids, Size, config
+from omnistage.models.tiny.qwen2_5_omni.tokenizer import build_vocabulary, write_tokenizer
+from omnistage.models.tiny.qwen_vocabulary import fetch_vocabulary
+from omnistage.models.tiny.random_weights import noise
 
 PREPROCESSOR = {
     "chunk_length": 300,
@@ -45,16 +45,16 @@ def make(directory: Path, order: Order, progress: Progress) -> None:
     """Fill an empty folder that is there. Raises FetchError where the vocabulary of Qwen cannot be had."""
     size = SIZES[order.size]
     dtype = order.dtype or size.dtype
-    vocabulary = tiny_tokenizer.qwen(progress=progress) if order.tokenizer == "qwen" else tiny_tokenizer.built()
+    vocabulary = fetch_vocabulary(progress=progress) if order.tokenizer == "qwen" else build_vocabulary()
     progress("writing the tokenizer", 0.0)
-    ids = tiny_tokenizer.write(directory, vocabulary, MAX_TOKENS)
+    ids = write_tokenizer(directory, vocabulary)
     progress("writing the tokenizer", 1.0)
     values = config(size, ids, dtype)
-    _write(directory / "config.json", values)
-    _write(directory / "generation_config.json", {"_from_model_config": True, "transformers_version": values["transformers_version"]})
-    _write(directory / "preprocessor_config.json", PREPROCESSOR)
+    write_json(directory / "config.json", values)
+    write_json(directory / "generation_config.json", {"_from_model_config": True, "transformers_version": values["transformers_version"]})
+    write_json(directory / "preprocessor_config.json", PREPROCESSOR)
     torch.save(_speakers(size, ids, order.seed), directory / "spk_dict.pt")
-    tiny_weights.write(directory, values, order.seed, getattr(torch, dtype), progress)
+    weights.write(directory, values, order.seed, getattr(torch, dtype), progress)
 
 
 def _speakers(size: Size, ids: Ids, seed: int) -> dict[str, dict[str, Any]]:
@@ -67,7 +67,3 @@ def _speakers(size: Size, ids: Ids, seed: int) -> dict[str, dict[str, Any]]:
         }
         for name, number in ids.speakers.items()
     }
-
-
-def _write(path: Path, values: Any) -> None:
-    path.write_text(json.dumps(values, indent=2) + "\n")

@@ -1,23 +1,13 @@
 """Which codes are made into sound together: a function of the number of a window alone, never of when codes came. No torch.
 
 A window is a chunk of whole blocks that becomes sound, and codes behind it that are looked at ahead. What earlier blocks leave to a
-window is kept by the session, so each depends on all before it. Where it is refreshed, a window has `CONTEXT` blocks before its chunk
+window is kept by the session, so each depends on all before it. Where it is refreshed, a window has some blocks of context before its chunk
 instead, which are computed once more: sound from there on depends on nothing before them, and a replica that takes over begins there.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-
-from omnistage.models.interface import Profile
-from omnistage.models.qwen2_5_omni.wave.config import BACK_LAYERS
-
-CONTEXT = BACK_LAYERS
-"""Blocks that one evaluation of the net looks back."""
-
-REFRESH_BLOCKS = 24
-"""Between two refreshes, 5.8 s at least: what a replica that takes over computes again at most, and each costs CONTEXT blocks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,11 +34,14 @@ class Window:
 @dataclass(frozen=True, slots=True)
 class Schedule:
     """sizes: blocks of the first chunk, the second and so on; the last size is repeated. None at all: the whole speech is one chunk.
-    ahead: blocks that are looked at ahead. block: codes."""
+    ahead: blocks that are looked at ahead. block: codes. context: blocks before the chunk of a window that is refreshed, all that its sound
+    depends on. refresh: blocks from one refresh to the next, at least: what a replica that takes over computes again at most."""
 
     sizes: tuple[int, ...]
     ahead: int
     block: int
+    context: int
+    refresh: int
 
     def window(self, number: int, codes: int, *, ended: bool) -> Window | None:
         """The window of a number, once all of its codes are there. codes: that are; ended: there are no more. None: not yet, or none any
@@ -97,19 +90,10 @@ class Schedule:
     @property
     def _every(self) -> int:
         """Windows from one refresh to the next."""
-        return -(-REFRESH_BLOCKS // self.sizes[-1])
+        return -(-self.refresh // self.sizes[-1])
 
     def _is_fresh(self, number: int) -> bool:
         return number == 0 or (bool(self.sizes) and (number - self.growing) % self._every == 0 and number > self.growing)
 
     def _context(self, number: int) -> int:
-        return CONTEXT * self.block if number and self._is_fresh(number) else 0
-
-
-SCHEDULES: Mapping[str, tuple[tuple[int, ...], int]] = {
-    Profile.LATENCY: ((1, 1, 2, 3), 1),
-    Profile.BALANCED: ((1, 2, 3, 6), 1),
-    Profile.QUALITY: ((2, 3, 6), 2),
-    Profile.OFFLINE: ((), 0),
-}
-"""Blocks of the chunks, and blocks that are looked at ahead."""
+        return self.context * self.block if number and self._is_fresh(number) else 0

@@ -20,8 +20,8 @@ from transformers import Qwen2Tokenizer
 
 from helpers.drawings import NAMES, checkpoint
 from omnistage.models.diffusers import folder as folders
-from omnistage.models.diffusers.tiny_sizes import DESIGNS
-from omnistage.models.makers import MAKERS, MakeError, Order, make_tiny
+from omnistage.models.tiny.diffusers.sizes import DESIGNS
+from omnistage.models.tiny.makers import MAKERS, MakeError, Order, make_tiny
 
 load_pipeline: Callable[[Path, torch.dtype], Any] = folders.load_pipeline
 """Untyped: a pipeline has its parts as attributes, of which its class knows nothing."""

@@ -1,0 +1,123 @@
+"""The text of a checkpoint with a chat template: its tokenizer, its template, and which tokens end an answer or are in none.
+
+The checkpoint's own chat template writes the conversation; what users wrote stands in it as text, whatever it looks like.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+import jinja2
+from transformers.utils.chat_template_utils import render_jinja_template
+
+from omnistage.models.common.checkpoint import BadCheckpoint, json_object
+from omnistage.models.common.tokenizer import TextTokenizer, read_tokenizer
+from omnistage.models.conversation import Turn
+from omnistage.models.interface import BadRequest
+
+TEMPLATES = ("processor_config.json", "chat_template.json", "chat_template.jinja", "tokenizer_config.json")
+"""Where a chat template may be, the first first, as Transformers looks for that of a processor. The last one is the tokenizer's."""
+
+_MARK = re.compile("\ue000([0-9]+)\ue001")
+"""Stands for a text of the conversation while the template is written; both characters are of Unicode's private use."""
+
+
+class ChatTokenizer(TextTokenizer):
+    """template: writes conversations."""
+
+    def __init__(self, directory: Path, vocabulary: int, end: str, media: Mapping[int, str]) -> None:
+        """vocabulary: ids that the model has. end: the special token that ends a turn. media: see ChatTemplate. Raises BadCheckpoint."""
+        super().__init__(read_tokenizer(directory), vocabulary)
+        if end not in self.special:
+            raise BadCheckpoint(f"{directory / 'tokenizer.json'} has no special token {end}")
+        # An end that the head does not have is never drawn.
+        self.ends = frozenset({self.special[end], *(token_id for token_id in _ends(directory) if token_id < vocabulary)})
+        self.template = ChatTemplate(_template(directory), self.special, self.encode, media)
+
+
+class ChatTemplate:
+    """The template of a checkpoint.
+
+    special: ids of the special tokens by their text. encode: text without special tokens to ids. media: image, audio or video, by the id
+    of the token that stands for it.
+    """
+
+    def __init__(self, template: str, special: Mapping[str, int], encode: Callable[[str], Sequence[int]], media: Mapping[int, str]) -> None:
+        self._template, self._special, self._encode, self._media = template, special, encode, media
+        self._split = re.compile("|".join(re.escape(text) for text in sorted(special, key=len, reverse=True)) or "(?!)")
+
+    def token_ids(self, turns: Sequence[Turn], media: Sequence[str]) -> list[int]:
+        """Token ids of a conversation, open for the assistant's answer, with one id for each medium. media: image, audio or video, for
+        each part that is no text, in order. Raises BadRequest for a conversation that the template refuses."""
+        texts, kinds = list[str](), iter(media)
+        conversation = [{"role": turn.role, "content": _content(turn, texts, kinds)} for turn in turns]
+        try:
+            made = render_jinja_template([conversation], chat_template=self._template, add_generation_prompt=True)
+        except jinja2.TemplateError as error:
+            raise BadRequest("thinker.messages", f"the checkpoint's chat template refuses this conversation: {error}") from None
+        ids = list(self._ids(made[0][0], texts))
+        placed = [self._media[token_id] for token_id in ids if token_id in self._media]
+        if placed != list(media):
+            raise BadRequest("thinker.messages", f"the checkpoint's chat template has no place for all of: {', '.join(media)}")
+        return ids
+
+    def _ids(self, rendered: str, texts: Sequence[str]) -> Iterator[int]:
+        """Special tokens of the template are tokens, those in texts of the conversation are text."""
+        plain = ""
+        for index, part in enumerate(_MARK.split(rendered)):
+            if index % 2:
+                plain += texts[int(part)]
+                continue
+            end = 0
+            for found in self._split.finditer(part):
+                yield from self._encode(plain + part[end : found.start()])
+                yield self._special[found.group()]
+                plain, end = "", found.end()
+            plain += part[end:]
+        yield from self._encode(plain)
+
+
+def _content(turn: Turn, texts: list[str], kinds: Iterator[str]) -> str | list[dict[str, str]]:
+    """The parts of a turn as templates know them, with marks in the place of text."""
+    content = []
+    for part in turn.parts:
+        if isinstance(part, str):
+            content.append({"type": "text", "text": f"\ue000{len(texts)}\ue001"})
+            texts.append(part)
+        else:
+            kind = next(kinds)
+            content.append({"type": kind, kind: ""})
+    if all(part["type"] == "text" for part in content):
+        return "".join(part["text"] for part in content)
+    return content
+
+
+def _template(directory: Path) -> str:
+    """The chat template; of several with names, the default one."""
+    for path in (directory / name for name in TEMPLATES):
+        if not path.is_file():
+            continue
+        if path.suffix == ".jinja":
+            try:
+                return path.read_text("utf-8")
+            except (OSError, UnicodeDecodeError) as error:
+                raise BadCheckpoint(f"{path} cannot be read: {error}") from None
+        found = json_object(path).get("chat_template")
+        if isinstance(found, list):
+            found = {each.get("name"): each.get("template") for each in found if isinstance(each, dict)}
+        if isinstance(found, dict):
+            found = found.get("default")
+        if isinstance(found, str):
+            return found
+    raise BadCheckpoint(f"{directory} has no chat template: neither chat_template.jinja nor chat_template.json")
+
+
+def _ends(directory: Path) -> Sequence[int]:
+    path = directory / "generation_config.json"
+    found = json_object(path).get("eos_token_id") if path.is_file() else None
+    ends = [] if found is None else found if isinstance(found, list) else [found]
+    if not all(type(token_id) is int and token_id >= 0 for token_id in ends):
+        raise BadCheckpoint(f"{path}: 'eos_token_id' is {str(found)[:80]}: it must be an id, or a list of ids")
+    return ends

@@ -1,0 +1,215 @@
+"""Media of a request, from the bytes that were sent to the rows that stand for them in a prompt.
+
+bytes --decode (another process)--> pixels, samples --pieces--> encoder (a thread of its own) --> rows, kept by the digest of all of it
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from functools import partial
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from omnistage.models.common.encoders.features import Extent, Features, Grid, Pixels
+from omnistage.models.common.encoders.queue import EncoderQueue
+from omnistage.models.common.lru import LruCache
+from omnistage.models.conversation import Media, Streamed
+from omnistage.models.media.decoded import Sound
+from omnistage.models.media.decoder import MediaDecoder, Source
+from omnistage.models.media.errors import BadMedia, NoRoom
+from omnistage.models.media.preprocessing import (
+    Colour,
+    FilmPreprocessing,
+    PicturePreprocessing,
+    Preprocessing,
+    SoundPreprocessing,
+    check_room,
+)
+from omnistage.models.media.turns import Turns
+
+FILMS, OTHERS = 4, 16
+"""Films, and pictures and sounds, that are read at once, from decoding to the last row: so much is held of their pixels and samples."""
+
+FILM_SHARE = 0.75
+"""Of the context, that one film with its sound may take: questions and an answer need some."""
+
+MAX_WAITING = 256
+"""Media of either that wait for that."""
+
+
+@dataclass(frozen=True, slots=True)
+class Medium:
+    """One medium of a request. kind: image, audio or video. preprocessing: how it is prepared. digest: of everything that its rows are made
+    from. client: who asks."""
+
+    kind: str
+    source: Source
+    preprocessing: Preprocessing
+    digest: bytes
+    client: str
+
+
+@dataclass(slots=True)
+class _Reading:
+    """Of a medium, by one request, for all that ask for it meanwhile. refusal: why nobody can have it."""
+
+    done: asyncio.Event = field(default_factory=asyncio.Event)
+    refusal: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class PictureEncoding:
+    """How pictures and films become rows. queue: a piece is so many `frames`, which share patches. grid: the patches of frames."""
+
+    queue: EncoderQueue[Pixels]
+    frames: int
+    grid: Callable[[Pixels], Grid]
+
+
+@dataclass(frozen=True, slots=True)
+class SoundEncoding:
+    """How sound becomes rows. queue: a piece is `piece` frames of a spectrogram, or the last of them. spectrogram: float32 [frames, bins],
+    of samples [n]. rows: of so many samples. least_ms: a sound that is as long has a row."""
+
+    queue: EncoderQueue[torch.Tensor]
+    piece: int
+    spectrogram: Callable[[NDArray[np.float32]], torch.Tensor]
+    rows: Callable[[int], int]
+    least_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class MediaPreprocessing:
+    """How media of each kind are prepared."""
+
+    picture: PicturePreprocessing
+    sound: SoundPreprocessing
+    film: FilmPreprocessing
+
+    def of(self, kind: str, *, use_audio: bool = False, background: Colour | None = None) -> Preprocessing:
+        """kind: image, audio or video. use_audio: of a film, its sound too. background: what is transparent lies on it; None: white."""
+        if kind == "image":
+            return replace(self.picture, background=background)
+        return self.sound if kind == "audio" else replace(self.film, use_audio=use_audio, background=background)
+
+    def within(self, most_rows: int, context: int) -> MediaPreprocessing:
+        """The same, so that one medium becomes most_rows at most, its sound not counted, and a film with its sound takes FILM_SHARE of the
+        context of the model at most."""
+        picture, film, share = self.picture, self.film, int(context * FILM_SHARE)
+        seen, filmed = most_rows * picture.factor**2, most_rows * film.factor**2
+        return replace(
+            self,
+            picture=replace(picture, min_pixels=min(picture.min_pixels, seen), max_pixels=min(picture.max_pixels, seen)),
+            film=replace(
+                film,
+                min_pixels=min(film.min_pixels, filmed),
+                max_pixels=min(film.max_pixels, filmed),
+                total_pixels=min(filmed, share * film.factor**2),
+                most_tokens=share,
+            ),
+        )
+
+
+class MediaReader:
+    """Reads media for one model. rows_of: rows of a prompt that a medium takes. digest: of what the rows of equal bytes also depend on:
+    weights, settings."""
+
+    def __init__(
+        self,
+        decoder: MediaDecoder,
+        preprocessing: MediaPreprocessing,
+        pictures: PictureEncoding,
+        sounds: SoundEncoding,
+        rows_of: Callable[[Extent], int],
+        cache: LruCache[Features],
+        digest: bytes,
+    ) -> None:
+        self._decoder, self._preprocessing, self._pictures, self._sounds = decoder, preprocessing, pictures, sounds
+        self.rows_of, self._cache, self._digest = rows_of, cache, digest
+        self._read_now: dict[bytes, _Reading] = {}
+        self._films, self._others = Turns(FILMS, MAX_WAITING), Turns(OTHERS, MAX_WAITING)
+
+    async def close(self) -> None:
+        await self._decoder.close()
+
+    def medium(self, part: Media | Streamed, source: Source, sha256: bytes, *, scope: str, client: str) -> Medium:
+        """What a part of a request is here. sha256: of its bytes. scope: nothing that is kept is used for a request of another one."""
+        ask, own = self._preprocessing.of(part.kind, use_audio=part.use_audio, background=part.background), scope.encode()
+        known = (self._digest, len(own).to_bytes(8, "big"), own, f"{part.kind} {ask} ".encode(), sha256)
+        return Medium(part.kind, source, ask, hashlib.sha256(b"".join(known)).digest(), client)
+
+    def most_bytes(self, kind: str) -> int:
+        """That one medium may have: image, audio or video."""
+        return self._decoder.limits.of(kind)[0]
+
+    async def features(self, medium: Medium, most_rows: int) -> Features:
+        """The rows of a medium. most_rows: that there is room for. What several requests ask for at once is read once. Clients take turns,
+        and no picture or sound waits for a film. Raises BadMedia, DecoderFull or DecoderFailed."""
+        while (found := self._cache.find(medium.digest)) is None:
+            if (other := self._read_now.get(medium.digest)) is not None:
+                await other.done.wait()
+                if other.refusal:
+                    raise BadMedia(other.refusal)
+                continue
+            self._read_now[medium.digest] = this = _Reading()
+            try:
+                async with (self._films if medium.kind == "video" else self._others).taken(medium.client):
+                    read = await self._read(medium, most_rows)
+                self._cache.keep(medium.digest, read)
+                return read
+            except NoRoom:
+                raise  # Another conversation may have it.
+            except BadMedia as error:
+                this.refusal = str(error)
+                raise
+            finally:
+                del self._read_now[medium.digest]
+                this.done.set()
+        self._check_room(found.extent, most_rows)
+        return found
+
+    async def _read(self, medium: Medium, most_rows: int) -> Features:
+        digest = medium.digest
+        match ask := medium.preprocessing:
+            case PicturePreprocessing():
+                picture = await self._decoder.picture(medium.source, ask, client=medium.client)
+                return await self._seen(picture.pixels[None], 0.0, None, digest, most_rows)
+            case FilmPreprocessing():
+                film = await self._decoder.film(medium.source, replace(ask, room=most_rows), client=medium.client)
+                seconds = self._pictures.frames * ask.told_frame_s(len(film.frames), film.frame_s)
+                return await self._seen(film.frames, seconds, film.sound, digest, most_rows)
+            case _:
+                sound = await self._decoder.sound(medium.source, ask, client=medium.client)
+                extent = Extent(sound=self._heard_rows(sound))
+                self._check_room(extent, most_rows)
+                return Features(extent, await self._joined(await self._heard(sound)), digest)
+
+    async def _seen(self, frames: Pixels, seconds: float, sound: Sound | None, digest: bytes, most_rows: int) -> Features:
+        each = self._pictures.frames
+        extent = Extent(self._pictures.grid(frames), seconds, 0 if sound is None else self._heard_rows(sound))
+        self._check_room(extent, most_rows)
+        rows = await self._pictures.queue.rows([frames[first : first + each] for first in range(0, len(frames), each)])
+        return Features(extent, await self._joined(rows if sound is None else rows + await self._heard(sound)), digest)
+
+    def _heard_rows(self, sound: Sound) -> int:
+        rows = self._sounds.rows(len(sound.samples))
+        if not rows:
+            lasts_ms, least_ms = len(sound.samples) / sound.rate_hz * 1000, self._sounds.least_ms
+            raise BadMedia(f"the sound lasts {lasts_ms:.0f} ms, too short to hear anything: send {least_ms} ms or more")
+        return rows
+
+    async def _joined(self, rows: list[torch.Tensor]) -> torch.Tensor:
+        """On a thread: those of a long film are hundreds of megabytes."""
+        return await self._pictures.queue.worker.run(partial(torch.cat, rows))
+
+    async def _heard(self, sound: Sound) -> list[torch.Tensor]:
+        spectrogram = await self._sounds.queue.worker.run(partial(self._sounds.spectrogram, sound.samples))
+        return await self._sounds.queue.rows(torch.split(spectrogram, self._sounds.piece))
+
+    def _check_room(self, extent: Extent, most_rows: int) -> None:
+        check_room(self.rows_of(extent), most_rows)

@@ -1,0 +1,62 @@
+"""What was computed once and is asked for again: the rows of prompts and media, the latents of pictures. As many bytes of it as are
+allowed, those that were used last."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
+from typing import Generic, Protocol, TypeVar
+
+import torch
+
+
+class Sized(Protocol):
+    @property
+    def nbytes(self) -> int: ...
+
+
+Value = TypeVar("Value", bound=Sized)
+
+
+class LruCache(Generic[Value]):
+    """Values by what they were made from. Used on one thread. max_bytes 0: nothing is kept."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self._values: OrderedDict[Hashable, Value] = OrderedDict()
+        self.bytes = 0
+        self.hits = 0
+
+    def find(self, key: Hashable) -> Value | None:
+        """Nobody may change what is found."""
+        value = self._values.get(key)
+        if value is not None:
+            self._values.move_to_end(key)
+            self.hits += 1
+        return value
+
+    def can_keep(self, value: Value) -> bool:
+        return value.nbytes <= self._max_bytes
+
+    def keep(self, key: Hashable, value: Value) -> None:
+        """What is too large drives nothing out."""
+        if not self.can_keep(value):
+            return
+        if (old := self._values.pop(key, None)) is not None:
+            self.bytes -= old.nbytes
+        self._values[key] = value
+        self.bytes += value.nbytes
+        while self.bytes > self._max_bytes:
+            self.bytes -= self._values.popitem(last=False)[1].nbytes
+
+
+class TensorCache(LruCache[torch.Tensor]):
+    def get(self, key: Hashable, make: Callable[[], torch.Tensor]) -> torch.Tensor:
+        """The tensor of a key, made if it is not there. Nobody may change it."""
+        tensor = self.find(key)
+        if tensor is None:
+            tensor = make()
+            if self.can_keep(tensor) and tensor.nbytes < tensor.untyped_storage().nbytes():
+                tensor = tensor.clone()  # A view would keep all that it is a part of.
+            self.keep(key, tensor)
+        return tensor

@@ -1,0 +1,1 @@
+"""What a Talker and a Code2Wav of any family need."""

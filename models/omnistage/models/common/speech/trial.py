@@ -1,0 +1,214 @@
+"""What a Code2Wav finds out about itself while it is loaded, with random windows: how many of them may be computed together, what it makes
+of fixed input, and how fast it is."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from functools import partial
+from typing import Generic, Protocol, TypeVar
+
+import torch
+
+from omnistage.models.common.cores import cores
+from omnistage.models.common.real_time import computing_s, told
+from omnistage.models.common.speech.halving import WORTH
+from omnistage.models.common.speech.schedule import Schedule, Window
+from omnistage.models.common.worker import Worker
+from omnistage.models.interface import USUAL_PROFILE
+from omnistage.models.steps.interface import Aside
+
+SIZES: Mapping[str, Sequence[int]] = {"cpu": (4, 2), "cuda": (16, 8, 4, 2)}
+"""Windows that may be computed together: a CPU has enough to do with few of them."""
+
+SLOW_SECONDS = 0.2
+"""Where one window takes longer, all are computed one at a time: a net that is so slow has enough to do with one."""
+
+TRIAL_SECONDS = 6.0
+"""Shapes that are not tried within it are computed one window at a time."""
+
+Job = TypeVar("Job")
+"""A window at one of its stages."""
+
+
+class Trials(Protocol[Job]):
+    """How a family makes windows to be tried. code_s: of sound that a code has. stages: what a window goes through, in order, and how many
+    steps each takes."""
+
+    device: torch.device
+    code_s: float
+    stages: Mapping[str, int]
+
+    def form(self, window: Window) -> Hashable:
+        """What windows have in common that take equally long. window: not the last one of a speech."""
+
+    def random_job(self, stage: str, window: Window, seed: int) -> Job:
+        """A window of random values, before the first step of a stage; the same for the same seed."""
+
+    def shape(self, job: Job) -> Hashable:
+        """Those of equal shapes can step together. No shape belongs to two stages."""
+
+    def step(self, jobs: Sequence[Job], aside: Aside | None) -> list[torch.Tensor]:
+        """One step of jobs of one shape: what it makes of each. aside: another thread, for half of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """together: of each stage, and of each shape of a step of it, how many windows have the same bits together as each has alone,
+    descending; without 1. halved: shapes of which one alone is made sooner by two threads, with the same bits, and the seconds that it
+    takes one. results: of fixed input. workers: threads. speakers: how many this machine can make speak in real time, if it does nothing
+    else. seconds: that a window takes which is alone, by its form, in the same way."""
+
+    together: Mapping[str, Mapping[Hashable, tuple[int, ...]]]
+    halved: Mapping[Hashable, float]
+    results: Sequence[torch.Tensor]
+    workers: int
+    speakers: float
+    seconds: Mapping[Hashable, float]
+
+    def most(self, shape: Hashable, there: int) -> int:
+        """How many of the windows that are there are computed together."""
+        sizes = next((sizes[shape] for sizes in self.together.values() if shape in sizes), ())
+        return next((size for size in sizes if size <= there), 1)
+
+    @property
+    def why(self) -> dict[str, str]:
+        """In words, by name of the setting."""
+        shapes = sum(map(len, self.together.values()))
+        stages = "; ".join(f"{stage}: {_told(list(sizes.values()))}" for stage, sizes in self.together.items())
+        return {
+            "batch": f"{stages}: what has the same bits together as alone",
+            "workers": f"{self.workers}; two of them share a step in {len(self.halved)} of {shapes} shapes",
+            "real_time_speakers": told(self.speakers),
+        }
+
+
+def _told(shapes: Sequence[tuple[int, ...]]) -> str:
+    exact = [max(sizes) for sizes in shapes if sizes]
+    return f"up to {max(exact)} windows together, in {len(exact)} of {len(shapes)} shapes" if exact else "one window at a time"
+
+
+def tried(trials: Trials[Job], schedules: Mapping[str, Schedule], workers: Sequence[Worker], *, most: int = 0) -> Trial:
+    """Compute windows of all shapes that streams have, on this thread and on those of the workers. most: together; 0: as many as are worth
+    it."""
+    side_by_side = min(len(workers), max(cores() // torch.get_num_threads(), 1))
+    usual, ends = _usual(trials, schedules), time.monotonic() + TRIAL_SECONDS
+    sizes: Sequence[int] = [size for size in SIZES[trials.device.type] if not most or size <= most]
+    together = {stage: dict[Hashable, tuple[int, ...]]() for stage in trials.stages}
+    halved, results, seconds = dict[Hashable, float](), list[torch.Tensor](), dict[Hashable, float]()
+    for stage, exact in together.items():
+        # What the sizes are for: if none is exact for a shape of a stage, there is none for the others.
+        worth = sizes
+        for window in usual:
+            trying = _Trying(trials, stage, window)
+            if (shape := trying.shape) in exact:
+                continue
+            begun = time.monotonic()
+            made = trying.step(1)
+            now = time.monotonic()
+            seconds[shape], exact[shape] = now - begun, ()
+            results += made
+            if now < ends:
+                # The first run of a shape is not like the others.
+                seconds[shape] = trying.seconds(1)
+            if now < ends and now - begun < SLOW_SECONDS:
+                exact[shape] = worth = trying.exact(worth)
+            if side_by_side > 1 and now < ends:
+                other = _Clocked(workers[1])
+                by_two_s = max(trying.seconds(1, other.aside), other.seconds())
+                again = trying.step(1, workers[1].aside)
+                if by_two_s < WORTH * seconds[shape] and all(map(torch.equal, made, again)):
+                    halved[shape] = seconds[shape]
+                    seconds[shape] = by_two_s
+    paced = {
+        trials.form(window): sum(seconds[_Trying(trials, stage, window).shape] * steps for stage, steps in trials.stages.items())
+        for window in usual
+    }
+    speakers = _speakers(trials, schedules[USUAL_PROFILE], together, workers, side_by_side)
+    return Trial(together, halved, results, len(workers), speakers, paced)
+
+
+def _usual(trials: Trials[Job], schedules: Mapping[str, Schedule]) -> list[Window]:
+    """One window of each form that a speech has but for its last; those of the paced profile first."""
+    found: dict[Hashable, Window] = {}
+    for name in sorted(schedules, key=lambda name: name != USUAL_PROFILE):
+        for number in range(schedules[name].cycle):
+            window = schedules[name].window(number, 1 << 62, ended=False)
+            if window is not None:
+                found.setdefault(trials.form(window), window)
+    return list(found.values())
+
+
+class _Trying(Generic[Job]):
+    """Windows like a given one, at one of their stages."""
+
+    def __init__(self, trials: Trials[Job], stage: str, window: Window) -> None:
+        self._trials, self._stage, self._window = trials, stage, window
+        self.shape = trials.shape(self._job(0))
+
+    def _job(self, seed: int) -> Job:
+        return self._trials.random_job(self._stage, self._window, seed)
+
+    def step(self, size: int, aside: Aside | None = None) -> list[torch.Tensor]:
+        """What one step makes of so many of them."""
+        return self._trials.step([self._job(number) for number in range(size)], aside)
+
+    def exact(self, sizes: Sequence[int]) -> tuple[int, ...]:
+        """Those of the sizes, descending, at which each window has the bits that it has alone."""
+        alone = [self._trials.step([self._job(number)], None)[0] for number in range(max(sizes, default=0))]
+        return tuple(size for size in sizes if all(map(torch.equal, self.step(size), alone)))
+
+    def seconds(self, size: int, aside: Aside | None = None) -> float:
+        """That a step of so many windows takes for each of them, the median of three."""
+        times, clock = [], partial(computing_s, None, self._trials.device.type)
+        for _ in range(3):
+            jobs = [self._job(number) for number in range(size)]
+            begun = clock()
+            self._trials.step(jobs, aside)
+            times.append((clock() - begun) / size)
+        return sorted(times)[1]
+
+
+def _speakers(
+    trials: Trials[Job],
+    schedule: Schedule,
+    together: Mapping[str, Mapping[Hashable, tuple[int, ...]]],
+    workers: Sequence[Worker],
+    side_by_side: int,
+) -> float:
+    """Seconds of sound that a second of computing makes on all workers at once, of windows as they are in the middle of a long speech.
+    side_by_side: so many of them there are cores for."""
+    window, speakers = schedule.window(schedule.growing, 1 << 62, ended=False), list[float]()
+    assert window is not None
+
+    def measure() -> None:
+        seconds = 0.0
+        for stage, steps in trials.stages.items():
+            trying = _Trying(trials, stage, window)
+            seconds += trying.seconds(next(iter(together[stage].get(trying.shape, ())), 1)) * steps
+        speakers.append((window.end - window.begin) * trials.code_s / seconds)
+
+    for measuring in [worker.aside(measure) for worker in workers]:
+        measuring.result()
+    return sum(speakers) * side_by_side / len(workers)
+
+
+class _Clocked:
+    """A worker, and how long it computes."""
+
+    def __init__(self, worker: Worker) -> None:
+        self._worker, self._times = worker, list[float]()
+
+    def aside(self, call: Callable[[], None]) -> Future[None]:
+        def timed() -> None:
+            begun = computing_s(None, "cpu")
+            call()
+            self._times.append(computing_s(None, "cpu") - begun)
+
+        return self._worker.aside(timed)
+
+    def seconds(self) -> float:
+        """Of a call, the median."""
+        return sorted(self._times)[len(self._times) // 2]

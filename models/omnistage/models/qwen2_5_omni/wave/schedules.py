@@ -1,0 +1,28 @@
+"""Which codes of Qwen2.5-Omni are made into sound together, by profile. No torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from omnistage.models.common.speech.schedule import Schedule
+from omnistage.models.interface import Profile
+from omnistage.models.qwen2_5_omni.wave.config import BACK_LAYERS
+
+CONTEXT = BACK_LAYERS
+"""Blocks that one evaluation of the net looks back."""
+
+REFRESH_BLOCKS = 24
+"""Between two refreshes, 5.8 s at least; each costs CONTEXT blocks."""
+
+SCHEDULES: Mapping[str, tuple[tuple[int, ...], int]] = {
+    Profile.LATENCY: ((1, 1, 2, 3), 1),
+    Profile.BALANCED: ((1, 2, 3, 6), 1),
+    Profile.QUALITY: ((2, 3, 6), 2),
+    Profile.OFFLINE: ((), 0),
+}
+"""Blocks of the chunks, and blocks that are looked at ahead."""
+
+
+def schedule_of(sizes: tuple[int, ...], ahead: int, block: int) -> Schedule:
+    """See Schedule."""
+    return Schedule(sizes, ahead if sizes else 0, block, CONTEXT, REFRESH_BLOCKS)

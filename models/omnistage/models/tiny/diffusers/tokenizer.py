@@ -1,0 +1,102 @@
+"""The tokenizer of the drawing checkpoints with random weights, with the special tokens of Qwen2.5-VL.
+
+The pipelines cut a constant number of tokens off an encoded prompt, as many as their instruction has in Qwen's own vocabulary. There each
+of its words is one token, so each is one here too.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from omnistage.models.tiny.tokenizer import ORDINARY, TRAINING, TokenizerDesign, Vocabulary, train, write_files
+
+SPECIAL = (
+    *("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|object_ref_start|>", "<|object_ref_end|>", "<|box_start|>", "<|box_end|>"),
+    *("<|quad_start|>", "<|quad_end|>", "<|vision_start|>", "<|vision_end|>", "<|vision_pad|>", "<|image_pad|>", "<|video_pad|>"),
+)
+MAX_TOKENS = 131072
+VOCABULARY = 800
+REPEATS = 20
+"""How often the words below are read: often enough that each becomes one token before anything else is merged."""
+
+INSTRUCTIONS = """\
+system
+user
+assistant
+Describe the key features of an input image by detailing its shape, size, texture, quantity, color, objects and background:
+The text. Generate a new image that meets the user's requirements while maintaining consistency with the original input where appropriate.
+Describe (color, spatial relationships of text, background), then explain how the instruction should alter or modify it.
+"""
+
+PROMPTS = """\
+A red circle on a blue background. A small green triangle above a large yellow square. A photo of a cat that sleeps on a wooden chair.
+Make the sky darker. Remove the house from the picture. Put the letters "OPEN" on the door. A watercolour of a lighthouse at night.
+Picture 1: a white dog. Picture 2: an orange fish in a glass bowl. Low quality, blurred, distorted.
+"""
+
+TEMPLATE = """\
+{%- if messages and messages[0]['role'] != 'system' and system_prompt -%}
+{{- '<|im_start|>system\\n' + system_prompt + '<|im_end|>\\n' -}}
+{%- endif -%}
+{%- for message in messages -%}
+{{- '<|im_start|>' + message['role'] + '\\n' -}}
+{%- if message['content'] is string -%}
+{{- message['content'] -}}
+{%- else -%}
+{%- for part in message['content'] -%}
+{%- if part['type'] == 'image' or 'image' in part or 'image_url' in part -%}
+{{- '<|vision_start|><|image_pad|><|vision_end|>' -}}
+{%- elif 'text' in part -%}
+{{- part['text'] -}}
+{%- endif -%}
+{%- endfor -%}
+{%- endif -%}
+{{- '<|im_end|>\\n' -}}
+{%- endfor -%}
+{%- if add_generation_prompt -%}
+{{- '<|im_start|>assistant\\n' -}}
+{%- if enable_thinking is defined and not enable_thinking -%}
+{{- '<think>\\n\\n</think>\\n\\n' -}}
+{%- endif -%}
+{%- endif -%}
+"""
+VISION_TEMPLATE = "{%- set system_prompt = 'You are a helpful assistant.' -%}\n" + TEMPLATE
+"""Qwen2.5-VL says what it is where nobody else does; Qwen3 does not."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ids:
+    """What configs must name. rows: of the embedding, with some that no token has."""
+
+    pad: int
+    im_start: int
+    im_end: int
+    vision_start: int
+    vision_end: int
+    image: int
+    video: int
+    rows: int
+
+
+def build_vocabulary() -> Vocabulary:
+    """A small one, that knows the words of the instructions."""
+    return train([*INSTRUCTIONS.splitlines() * REPEATS, *PROMPTS.splitlines(), *TRAINING.splitlines()], VOCABULARY)
+
+
+def write_tokenizer(directory: Path, vocabulary: Vocabulary, template: str, processor: str = "") -> Ids:
+    """Write the files of a tokenizer in the published layout. processor: the class of the processor it belongs to, if any."""
+    added = write_files(
+        directory, vocabulary, TokenizerDesign(SPECIAL, MAX_TOKENS, (*ORDINARY, "<think>", "</think>"), processor=processor)
+    )
+    (directory / "chat_template.jinja").write_text(template, encoding="utf-8")
+    return Ids(
+        pad=added["<|endoftext|>"],
+        im_start=added["<|im_start|>"],
+        im_end=added["<|im_end|>"],
+        vision_start=added["<|vision_start|>"],
+        vision_end=added["<|vision_end|>"],
+        image=added["<|image_pad|>"],
+        video=added["<|video_pad|>"],
+        rows=-(-(max(added.values()) + 1) // 64) * 64,
+    )

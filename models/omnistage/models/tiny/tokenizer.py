@@ -1,0 +1,138 @@
+"""Byte-level tokenizers as Qwen's: a vocabulary that is trained in place, and the files of a tokenizer in the published layout."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+
+from omnistage.models.tiny.files import write_json
+
+ORDINARY = (
+    *("<tool_call>", "</tool_call>", "<|fim_prefix|>", "<|fim_middle|>", "<|fim_suffix|>", "<|fim_pad|>", "<|repo_name|>", "<|file_sep|>"),
+)
+"""Added to the vocabulary too, but text: who leaves special tokens out keeps them."""
+
+SPLIT = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+"""How Qwen2 cuts text before it merges."""
+
+TRAINING = """\
+system
+You are a helpful assistant.
+user
+What is in this picture? What do you hear in this sound? What happens in this video?
+assistant
+The picture shows a cat that sits on a wall in the sun. The sound is a voice that says good morning. In the video two children play ball.
+user
+Tell me a story about the sea. How are you today? Please answer in one word. What comes after this?
+assistant
+There was a ship that sailed for seven days and seven nights. The wind was strong, the stars were bright, and nobody was afraid.
+system
+You are a helpful assistant that answers in short sentences.
+user
+Write a function that adds two numbers. Count from one to ten. What is the time? Which of these colours is the warmest, red, green or blue?
+assistant
+def add(first, second):
+    return first + second
+for number in range(10):
+    print(number)
+user
+Describe the image, then the audio. Where is the house? Who is speaking, and when, and why? Thank you very much!
+assistant
+The house stands on a hill between the trees. The speaker is a man; he asks for the way to the station. It is 10:45 in the morning.
+你好，世界。请问这是什么？这是一只猫。
+¿Qué es esto? C'est une maison. Das ist ein Haus. 😀🎉
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Vocabulary:
+    """A byte-level vocabulary: entry -> id from 0 on without gaps, and its merges, the first first."""
+
+    entries: Mapping[str, int]
+    merges: Sequence[tuple[str, str]]
+
+
+@dataclass(frozen=True, slots=True)
+class TokenizerDesign:
+    """What a tokenizer has beside its vocabulary. special: tokens of which the first is the padding; `<|im_end|>`, one of them, ends an
+    answer. ordinary: added too, but text. roles: names by which Transformers' processor asks for tokens. template: of chats, where
+    tokenizer_config.json has it. processor: the class of the processor that it belongs to, if any."""
+
+    special: Sequence[str]
+    max_tokens: int
+    ordinary: Sequence[str] = ORDINARY
+    roles: Mapping[str, str] = field(default_factory=dict)
+    template: str = ""
+    processor: str = ""
+
+
+def train(lines: Iterable[str], size: int) -> Vocabulary:
+    """A vocabulary with all bytes, made from lines of text; the same each time. size: entries."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.normalizer = normalizers.NFC()
+    tokenizer.pre_tokenizer = _pre_tokenizer()
+    trainer = trainers.BpeTrainer(vocab_size=size, initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()), show_progress=False)
+    tokenizer.train_from_iterator(lines, trainer)
+    model = json.loads(tokenizer.to_str())["model"]
+    return Vocabulary(model["vocab"], [(left, right) for left, right in model["merges"]])
+
+
+def write_files(directory: Path, vocabulary: Vocabulary, design: TokenizerDesign) -> dict[str, int]:
+    """Write the files of a tokenizer, but for its chat template. Returns the ids of the tokens that were added to the vocabulary."""
+    entries = dict(vocabulary.entries)
+    added = {token: len(entries) + index for index, token in enumerate((*design.special, *design.ordinary))}
+    tokenizer = Tokenizer(models.BPE(vocab=entries, merges=list(vocabulary.merges), byte_fallback=False))
+    tokenizer.normalizer = normalizers.NFC()
+    tokenizer.pre_tokenizer = _pre_tokenizer()
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.post_processor = processors.ByteLevel(add_prefix_space=False, trim_offsets=False, use_regex=False)
+    tokenizer.add_special_tokens([AddedToken(token, normalized=False, special=True) for token in design.special])
+    tokenizer.add_tokens([AddedToken(token, normalized=False) for token in design.ordinary])
+    directory.mkdir(exist_ok=True)
+    tokenizer.save(str(directory / "tokenizer.json"))
+    (directory / "merges.txt").write_text(merges_text(vocabulary.merges), encoding="utf-8")
+    write_json(directory / "vocab.json", entries, indent=None)
+    write_json(directory / "added_tokens.json", added)
+    padding, *others = design.special
+    names = {"additional_special_tokens": others, **design.roles}
+    write_json(directory / "special_tokens_map.json", {**names, "eos_token": _token("<|im_end|>"), "pad_token": _token(padding)})
+    settings = {
+        "add_bos_token": False,
+        "add_prefix_space": False,
+        "added_tokens_decoder": {str(number): _token(token) | {"special": token in design.special} for token, number in added.items()},
+        **names,
+        "bos_token": None,
+        **({"chat_template": design.template} if design.template else {}),
+        "clean_up_tokenization_spaces": False,
+        "eos_token": "<|im_end|>",
+        "errors": "replace",
+        "extra_special_tokens": design.roles,
+        "model_max_length": design.max_tokens,
+        "pad_token": padding,
+        **({"processor_class": design.processor} if design.processor else {}),
+        "split_special_tokens": False,
+        "tokenizer_class": "Qwen2Tokenizer",
+        "unk_token": None,
+    }
+    write_json(directory / "tokenizer_config.json", settings)
+    return added
+
+
+def merges_text(merges: Iterable[tuple[str, str]]) -> str:
+    """What merges.txt says."""
+    return "#version: 0.2\n" + "".join(f"{left} {right}\n" for left, right in merges)
+
+
+def _pre_tokenizer() -> pre_tokenizers.PreTokenizer:
+    return pre_tokenizers.Sequence(
+        [pre_tokenizers.Split(Regex(SPLIT), behavior="isolated"), pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
+    )
+
+
+def _token(text: str) -> dict[str, Any]:
+    return {"content": text, "lstrip": False, "normalized": False, "rstrip": False, "single_word": False}

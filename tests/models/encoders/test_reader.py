@@ -1,0 +1,132 @@
+"""Media of requests are read once and kept, whatever the sizes of a family: here patches of 10 pixels, and 4 rows a second of sound."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import AsyncIterator, Callable, Sequence
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+
+from helpers import media_files
+from omnistage.models.common.encoders.features import Extent, Features, Grid, Pixels
+from omnistage.models.common.encoders.queue import EncoderQueue
+from omnistage.models.common.encoders.reader import FILM_SHARE, MediaPreprocessing, MediaReader, PictureEncoding, SoundEncoding
+from omnistage.models.common.lru import LruCache
+from omnistage.models.common.worker import Worker
+from omnistage.models.conversation import Media
+from omnistage.models.media.decoder import MediaDecoder
+from omnistage.models.media.errors import BadMedia, NoRoom
+from omnistage.models.media.preprocessing import FilmPreprocessing, PicturePreprocessing, SoundPreprocessing
+
+SIDE, RATE_HZ, HOP = 10, 8000, 1000
+"""Of a patch, which is a row; of sound; and samples of a frame of its spectrogram, two of which are a row."""
+
+
+def grid_of(pixels: Pixels) -> Grid:
+    frames, height, width, _ = pixels.shape
+    return Grid(-(-frames // 2), height // SIDE, width // SIDE)
+
+
+def rows_of(extent: Extent) -> int:
+    return (extent.grid.patches if extent.grid else 0) + extent.sound
+
+
+class Averages:
+    """A row is the mean of a patch, or of two frames of sound. passes: of pictures."""
+
+    def __init__(self) -> None:
+        self.passes = 0
+
+    def see(self, pieces: Sequence[Pixels], between: Callable[[], None]) -> list[torch.Tensor]:
+        self.passes += 1
+        between()
+        return [torch.full((grid_of(piece).patches, 1), float(piece.mean())) for piece in pieces]
+
+    def hear(self, pieces: Sequence[torch.Tensor], between: Callable[[], None]) -> list[torch.Tensor]:
+        between()
+        return [torch.stack([pair.mean(0) for pair in piece.split(2) if len(pair) == 2]) for piece in pieces]
+
+
+def spectrogram(samples: NDArray[np.float32]) -> torch.Tensor:
+    return torch.from_numpy(samples[: len(samples) // HOP * HOP].reshape(-1, HOP)).abs().mean(1, keepdim=True)
+
+
+@pytest.fixture
+async def worker() -> AsyncIterator[Worker]:
+    made = Worker("encoders", 1)
+    yield made
+    await made.close()
+
+
+@pytest.fixture
+def encoder() -> Averages:
+    return Averages()
+
+
+@pytest.fixture
+async def reader(worker: Worker, encoder: Averages) -> AsyncIterator[MediaReader]:
+    preprocessing = MediaPreprocessing(
+        PicturePreprocessing(SIDE, min_pixels=100, max_pixels=100_000),
+        SoundPreprocessing(RATE_HZ),
+        FilmPreprocessing(factor=SIDE, min_pixels=100, max_pixels=100_000, rate_hz=RATE_HZ, sound_tokens_hz=4.0),
+    )
+    made = MediaReader(
+        MediaDecoder(),
+        preprocessing.within(most_rows=200, context=1000),
+        PictureEncoding(EncoderQueue(worker, encoder.see, lambda piece: grid_of(piece).patches, most_size=500, together=True), 2, grid_of),
+        SoundEncoding(
+            EncoderQueue(worker, encoder.hear, len, most_size=100, together=True),
+            8,
+            spectrogram,
+            lambda samples: samples // (2 * HOP),
+            least_ms=250,
+        ),
+        rows_of,
+        LruCache[Features](10_000),
+        b"weights",
+    )
+    yield made
+    await made.close()
+
+
+async def features(reader: MediaReader, kind: str, data: bytes, room: int = 1000, scope: str = "") -> Features:
+    medium = reader.medium(Media(kind, data), data, hashlib.sha256(data).digest(), scope=scope, client="one")
+    return await reader.features(medium, room)
+
+
+async def test_a_picture_is_read_once_for_all_who_ask_in_a_scope(reader: MediaReader, encoder: Averages, seed: int) -> None:
+    data = media_files.picture(seed, 60, 80)
+    same = await asyncio.gather(*(features(reader, "image/png", data) for _ in range(5)))
+    assert encoder.passes == 1 and same[0].extent == Extent(Grid(1, 6, 8)) and same[0].rows.shape == (48, 1)
+    assert all(each is same[0] for each in same)
+    assert await features(reader, "image/png", data) is same[0] and encoder.passes == 1
+    other = await features(reader, "image/png", data, scope="other")
+    assert encoder.passes == 2 and torch.equal(other.rows, same[0].rows) and other.digest != same[0].digest
+
+
+async def test_what_there_is_no_room_for_is_refused_for_that_request_alone(reader: MediaReader, seed: int) -> None:
+    data = media_files.picture(seed, 60, 80)
+    for _ in range(2):  # Before it was read, and when its rows are there.
+        with pytest.raises(NoRoom, match="takes 48 tokens, and the conversation has room for 47"):
+            await features(reader, "image/png", data, room=47)
+        assert len((await features(reader, "image/png", data, room=48)).rows) == 48
+
+
+async def test_sound_becomes_rows_in_pieces_and_one_that_is_too_short_is_told_what_to_do(reader: MediaReader, seed: int) -> None:
+    heard = await features(reader, "audio/wav", media_files.sound(seed, 5.0, RATE_HZ))
+    assert heard.extent == Extent(sound=20) and heard.rows.shape == (20, 1)
+    with pytest.raises(BadMedia, match="the sound lasts 200 ms, too short to hear anything: send 250 ms or more"):
+        await features(reader, "audio/wav", media_files.sound(seed, 0.2, RATE_HZ))
+    assert len((await features(reader, "audio/wav", media_files.sound(seed, 0.25, RATE_HZ))).rows) == 1
+
+
+async def test_sizes_are_those_that_the_context_has_room_for(reader: MediaReader, seed: int) -> None:
+    """A picture becomes no more rows than one medium may, and a film with its sound leaves some of the context to others."""
+    large = await features(reader, "image/png", media_files.picture(seed, 600, 800))
+    assert 150 < len(large.rows) <= 200
+    film = await features(reader, "video/mp4", media_files.film(seed, 40, rate_hz=4))
+    assert film.extent.grid is not None and 0 < rows_of(film.extent) <= 200 < 1000 * FILM_SHARE and film.extent.seconds > 0
