@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any
 
 import numpy as np
 
@@ -54,8 +56,9 @@ async def test_a_film_with_previews_and_sound(seed: int):
         await all_free([stage.address])
 
 
-async def test_a_film_maker_that_is_lost_in_mid_film_leaves_no_gap(seed: int):
-    options = {"interval_s": 0.06, "max_chunk": 1}
+@asynccontextmanager
+async def two_film_makers(**options: object) -> AsyncIterator[tuple[list[tuple[Local, AsyncExitStack]], Any]]:
+    """Each with what ends it, and a stub of their router."""
     async with AsyncExitStack() as everything:
         running: list[tuple[Local, AsyncExitStack]] = []
         for _ in range(2):
@@ -63,7 +66,11 @@ async def test_a_film_maker_that_is_lost_in_mid_film_leaves_no_gap(seed: int):
             running.append((await own.enter_async_context(local_stage(family_logic("toy-film", "diffusion", options))), own))
         addresses = [("diffusion", local.address) for local, _ in running]
         router = await everything.enter_async_context(local_router(addresses, load_pipeline("toy-film")))
-        stub = await everything.enter_async_context(omni_stub(router.address))
+        yield running, await everything.enter_async_context(omni_stub(router.address))
+
+
+async def test_a_film_maker_that_is_lost_in_mid_film_leaves_no_gap(seed: int):
+    async with two_film_makers(interval_s=0.06, max_chunk=1) as (running, stub):
         answer = Answer()
         call = stub.Generate(film(seed), timeout=60)
         while len(answer.of("video")) < 5:
@@ -74,3 +81,29 @@ async def test_a_film_maker_that_is_lost_in_mid_film_leaves_no_gap(seed: int):
             answer.take(event)
         check(answer, seed)
         assert len(answer.failovers) == 1
+
+
+def steps_shown(answer: Answer) -> list[int]:
+    return [chunk.progress.done for chunk in answer.of("progress") if chunk.HasField("progress")]
+
+
+async def test_a_drawing_that_is_lost_between_steps_goes_on_with_all_that_its_sampler_remembers(seed: int):
+    """At another part of the model than it began with, from the middle of its steps."""
+    asked = omni_pb2.GenerateRequest(
+        seed=seed, diffusion=stage_pb2.DiffusionParams(prompt="a hill", width=24, height=16, steps=20, results=2)
+    )
+    async with two_film_makers(interval_s=0.05, experts=2, multistep=True) as (running, stub):
+        answer = Answer()
+        call = stub.Generate(asked, timeout=60)
+        while 12 not in steps_shown(answer):
+            answer.take(await read(call))
+        (busy,) = [own for local, own in running if is_busy(local)]
+        await busy.aclose()
+        async for event in read_all(call):
+            answer.take(event)
+        assert len(answer.failovers) == 1
+        shown = steps_shown(answer)
+        assert all(step > 10 for step in shown[shown.index(12) :]), "it began anew"
+        whole = await ask(stub, asked)
+        pictures, expected = ([chunk.image.data for chunk in made.of("image") if chunk.count] for made in (answer, whole))
+        assert len(pictures) == 2 and pictures == expected
