@@ -338,7 +338,7 @@ def _slashed(match: re.Match[str]) -> str | None:
     equation = in_equation(match)
     if is_day and other > 12 and other not in (16, 20) and not equation:
         return None
-    if re.match(r" (?:time|beat|meter|rhythm)\b", behind(match, 8)):
+    if re.match(r" (?:time|beat|meter|rhythm|split|rule|blend)\b", behind(match, 8)):
         return f"{cardinal(one)} {cardinal(other)}"
     if other in (4, 5, 6, 10, 20, 100) and one <= other and awaits_score(before(match, 24)):
         return f"{cardinal(one)} out of {cardinal(other)}"
