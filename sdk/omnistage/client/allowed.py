@@ -17,36 +17,6 @@ BY_STAGE = {int: 2, float: 0.5, bool: True, str: "cpu"}
 STAGES = ("thinker", "talker", "code2wav", "diffusion")
 
 
-FORMS = {
-    **dict.fromkeys(("int_type", "int_parsing", "int_from_float", "int_parsing_size"), PLAIN[int]),
-    **dict.fromkeys(("float_type", "float_parsing", "finite_number"), PLAIN[float]),
-    **dict.fromkeys(("bool_type", "bool_parsing"), "true or false"),
-    **dict.fromkeys(("string_type",), PLAIN[str]),
-    **dict.fromkeys(("list_type", "tuple_type"), "a list"),
-    **dict.fromkeys(("dict_type", "model_type", "model_attributes_type"), "an object"),
-    "greater_than_equal": "at least {ge}",
-    "less_than_equal": "at most {le}",
-    "greater_than": "above {gt}",
-    "less_than": "below {lt}",
-    "literal_error": "{expected}",
-    "enum": "{expected}",
-}
-"""By a kind of fault that pydantic finds, what a value must be. Its places are filled from what pydantic says beside it."""
-
-
-def fault_found(fault: Mapping[str, Any], shown: str = "") -> str:
-    """Of a fault as pydantic tells it, the same words as `fault_of`. shown: the value, where that is to be told."""
-    if fault["type"] == "missing":
-        return "is missing"
-    must = FORMS.get(fault["type"])
-    if must is None:
-        return str(fault["msg"]).removeprefix("Value error, ").replace("Input should", "must")
-    beside = dict(fault.get("ctx", {}))
-    beside = {name: int(one) if isinstance(one, float) and one.is_integer() else one for name, one in beside.items()}
-    told = f"must be {must.format_map(beside)}"
-    return f"is {shown}; it {told}" if shown else told
-
-
 def fault_of(annotation: Any, value: object) -> str:
     """Of a value for a keyword that is annotated so; empty where there is none."""
     kind, about = get_args(annotation)
