@@ -144,7 +144,7 @@ def test_whatever_is_advised_exists() -> None:
     for name in guesses.SAME:
         assert name in OPTIONS or name in MEDIA
     of_clients = set(inspect.signature(Omni).parameters) | set(SETTINGS)
-    assert set(OF_CLIENT) | {"tensor_parallel_size", "settings"} == set(inspect.signature(Omni).parameters)
+    assert set(OF_CLIENT) | {"tensor_parallel_size", "settings", "to_start"} == set(inspect.signature(Omni).parameters)
     for told in guesses.OF_CLIENTS.values():
         if named := re.match(r"here it is (\w+)", told):
             assert named[1] in of_clients

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import types
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from numbers import Integral, Real
 from typing import Any, Union, get_args, get_origin
 
@@ -17,10 +18,17 @@ BY_STAGE = {int: 2, float: 0.5, bool: True, str: "cpu"}
 STAGES = ("thinker", "talker", "code2wav", "diffusion")
 
 
-def fault_of(annotation: Any, value: object) -> str:
-    """Of a value for a keyword that is annotated so; empty where there is none."""
+def fault_of(annotation: Any, value: object, *, of_kind: bool = False) -> str:
+    """Of a value for a keyword that is annotated so; empty where there is none. of_kind: whether to look at what kind of value it is alone,
+    and to leave to a server which ones it takes."""
     kind, about = get_args(annotation)
-    return "" if any(_fits(one, about, value) for one in _kinds(kind)) else f"is {_shown(value)}; it must be {_told(kind, about)}"
+    allowed = replace(about, allowed=None) if of_kind else about
+    return "" if any(_fits(one, allowed, plain(value)) for one in _kinds(kind)) else f"is {shown(value)}; it must be {_told(kind, about)}"
+
+
+def plain(value: Any) -> Any:
+    """A number of NumPy, or of another library with arrays, as a number of Python; anything else as it is."""
+    return value.item() if getattr(value, "ndim", None) == 0 and hasattr(value, "item") else value
 
 
 def fault_of_stages(annotation: Any, value: object) -> str:
@@ -29,7 +37,7 @@ def fault_of_stages(annotation: Any, value: object) -> str:
         return fault
     for key in value if isinstance(value, Mapping) else ():
         if key.rpartition("/")[2] not in STAGES:
-            return f"has {_shown(key)}; the stages are {', '.join(STAGES)}, or PIPELINE/STAGE"
+            return f"has {shown(key)}; the stages are {', '.join(STAGES)}, or PIPELINE/STAGE"
     return ""
 
 
@@ -52,7 +60,9 @@ def _fits(kind: Any, about: About, value: object) -> bool:
             return isinstance(value, str) and (about.allowed is None or isinstance(about.allowed, Range) or value in about.allowed)
     if isinstance(value, bool) or not isinstance(value, Integral if kind is int else Real):
         return False
-    return math.isfinite(value) and (not isinstance(about.allowed, Range) or about.allowed.has(float(value)))
+    if not isinstance(about.allowed, Range):
+        return math.isfinite(value) and (about.allowed is None or str(value) in about.allowed)
+    return math.isfinite(value) and about.allowed.has(float(value))
 
 
 def _told(kind: Any, about: About) -> str:
@@ -71,6 +81,7 @@ def _told(kind: Any, about: About) -> str:
     return ", or ".join(said)
 
 
-def _shown(value: object) -> str:
-    shown = repr(value)
-    return shown if len(shown) <= 64 else f"{shown[:60]} ..."
+def shown(value: object) -> str:
+    """A value in a message."""
+    text = repr(value)
+    return text if len(text) <= 64 else f"{text[:60]} ..."
