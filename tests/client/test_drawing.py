@@ -128,7 +128,7 @@ def test_a_conversation_of_one_question_is_a_prompt(film: Omni) -> None:
         ("a hill", {"width": -8}, "width"),
         ("a hill", {"step_cache": "often"}, "step_cache"),
         ("a hill", {"step_cache": 1.5}, "diffusion.step_cache"),
-        ("a hill", {"step_cache": float("nan")}, "diffusion.step_cache"),
+        ("a hill", {"step_cache": float("nan")}, "step_cache"),
         ("a hill", {"media_type": 3}, "media_type"),
     ],
 )

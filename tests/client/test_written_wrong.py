@@ -129,8 +129,9 @@ def test_the_first_argument_of_a_client_is_what_it_starts(tmp_path: Path) -> Non
     assert StackPlan(with_first(tmp_path, {})).command(1, 2)[-2:] == ["--", str(tmp_path)]
     assert StackPlan(with_first(["toy", "smol"], {})).pipelines == ("toy", "smol")
     assert with_first(None, {"threads": 1}) == {"threads": 1}
+    limit_s: Any = np.float32(20)
     with Omni("toy", max_sessions=2) as omni:
-        assert [one.name for one in omni.pipelines(timeout_s=np.float32(20))] == ["toy"]
+        assert [one.name for one in omni.pipelines(timeout_s=limit_s)] == ["toy"]
 
 
 @pytest.mark.parametrize(
@@ -169,8 +170,14 @@ def test_a_value_of_another_kind_is_told_by_both_clients_in_a_line(toy_address: 
 
 
 def test_numbers_of_numpy_are_numbers() -> None:
-    options: Any = {"temperature": np.float32(0.5), "top_k": np.array(5), "logprobs": np.bool_(True), "timeout_s": np.int64(3)}
-    request = requests.for_prompt("a", (), (), (), {**options, "max_retries": np.int64(1)})
+    options: Any = {
+        "temperature": np.float32(0.5),
+        "top_k": np.array(5),
+        "logprobs": np.bool_(True),
+        "timeout_s": np.int64(3),
+        "max_retries": np.int64(1),
+    }
+    request = requests.for_prompt("a", (), (), (), options)
     sent = request.complete().thinker
     assert (sent.sampling.temperature, sent.sampling.top_k, sent.logprobs) == (0.5, 5, True)
     assert (request.timeout_s, request.max_retries) == (3.0, 1)

@@ -224,7 +224,7 @@ def checked_seconds(field: str, value: float, *, may_be_0: bool = False) -> floa
         raise BadRequestError.of(
             field, f"is {shown(value)}; give a number of seconds {'from 0, which is never' if may_be_0 else 'above 0'}"
         )
-    return seconds
+    return float(seconds)
 
 
 def is_to_be_heard(request: omni_pb2.GenerateRequest) -> bool:
