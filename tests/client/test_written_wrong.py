@@ -152,9 +152,13 @@ def test_the_first_argument_of_a_client_is_what_it_starts(tmp_path: Path) -> Non
         ({"stop": {"a": 1}}, "stop: is {'a': 1}; it must be text, or a list of texts"),
         ({"choice": "yes"}, "choice: is 'yes'; it must be a list of texts"),
         ({"timeout_s": "5"}, "timeout_s: is '5'; give a number of seconds above 0"),
+        ({"timeout_s": 1e30}, "timeout_s: is 1e+30; give a number of seconds above 0, at most 1000000000"),
+        ({"timeout_s": 10**400}, "timeout_s: is 1000"),
+        ({"max_tokens": 10**400}, "max_tokens: is 1000"),
+        ({"temperature": 10**400}, "temperature: is 1000"),
         ({"max_retries": 2.5}, "max_retries: is 2.5; give a whole number from 0"),
     ],
-    ids=str,
+    ids=lambda one: str(one)[:60],
 )
 def test_a_value_of_another_kind_is_told_by_both_clients_in_a_line(toy_address: str, options: dict[str, Any], told: str) -> None:
     with Omni(address=toy_address) as omni, pytest.raises(BadRequestError) as of_one:

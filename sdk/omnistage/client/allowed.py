@@ -60,9 +60,11 @@ def _fits(kind: Any, about: About, value: object) -> bool:
             return isinstance(value, str) and (about.allowed is None or isinstance(about.allowed, Range) or value in about.allowed)
     if isinstance(value, bool) or not isinstance(value, Integral if kind is int else Real):
         return False
-    if not isinstance(about.allowed, Range):
-        return math.isfinite(value) and (about.allowed is None or str(value) in about.allowed)
-    return math.isfinite(value) and about.allowed.has(float(value))
+    if not isinstance(value, Integral) and not math.isfinite(value):
+        return False
+    if isinstance(about.allowed, Range):
+        return about.allowed.has(value)  # type: ignore[arg-type]  # As it is: not every whole number is a float.
+    return about.allowed is None or str(value) in about.allowed
 
 
 def _told(kind: Any, about: About) -> str:

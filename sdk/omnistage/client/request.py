@@ -27,6 +27,8 @@ from omnistage.client.upload import LEAST_BYTES, PORTS, Upload
 from omnistage.v1 import chunk_pb2, omni_pb2, stage_pb2
 
 DEFAULT_TIMEOUT_S = 120.0
+MOST_SECONDS = 10**9
+"""Some thirty years: gRPC takes a limit that its clock has no number for as one that has passed."""
 
 MAX_TEXT_CHARACTERS = 1 << 20
 """Of all that one request says, together, or gives to be spoken: no router takes more."""
@@ -220,10 +222,10 @@ def checked_seconds(field: str, value: float, *, may_be_0: bool = False) -> floa
     """`value`, if it is a time to wait. Raises BadRequestError."""
     seconds = plain(value)
     is_number = isinstance(seconds, int | float) and not isinstance(seconds, bool)
-    if not is_number or not 0 <= seconds < float("inf") or (seconds == 0 and not may_be_0):
-        raise BadRequestError.of(
-            field, f"is {shown(value)}; give a number of seconds {'from 0, which is never' if may_be_0 else 'above 0'}"
-        )
+    if not is_number or not 0 <= seconds <= MOST_SECONDS or (seconds == 0 and not may_be_0):
+        least = "from 0, which is never" if may_be_0 else "above 0"
+        most = f", at most {MOST_SECONDS}" if is_number and seconds > MOST_SECONDS else ""
+        raise BadRequestError.of(field, f"is {shown(value)}; give a number of seconds {least}{most}")
     return float(seconds)
 
 
@@ -339,5 +341,5 @@ def _fill(message: Any, given: Mapping[str, Any], names: Sequence[str]) -> None:
                 elif name != "encoding" and (fault := fault_of(OPTIONS[name], value, of_kind=True)):
                     raise BadRequestError.of(name, fault)
                 setattr(message, PROTO_NAMES.get(name, name), value)
-        except (TypeError, ValueError) as error:
+        except (TypeError, ValueError, OverflowError) as error:
             raise BadRequestError.of(name, fault_of(OPTIONS[name], value) or str(error)) from error
