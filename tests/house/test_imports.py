@@ -68,7 +68,7 @@ CONNECTOR_LIBRARIES = {"numpy", "posix_ipc", "google"}
 WITHOUT_TORCH = (
     *("v1", "client", "gateway", "router", "host", "wire", "link", "connector", "stage"),
     *("models.interface", "models.conversation", "models.toy", "models.media", "engine.types"),
-    *("models.common.answer", "models.common.requests", "models.common.steps", "models.common.stepper"),
+    *("models.common.answer", "models.common.requests", "models.steps"),
 )
 
 

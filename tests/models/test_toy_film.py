@@ -13,9 +13,10 @@ import pytest
 from numpy.typing import NDArray
 
 from helpers.families import PICTURE
-from omnistage.models.common.stepper import MAX_UNREAD
 from omnistage.models.conversation import Media
 from omnistage.models.interface import Clip, Drawn, DrawRequest, Picture, Preview, Progress, Sound, Wanted, no_inputs
+from omnistage.models.steps.interface import Aside
+from omnistage.models.steps.session import MAX_UNREAD
 from omnistage.models.toy import formulas
 from omnistage.models.toy.files import pixels_of, png
 from omnistage.models.toy.film import FILM, FilmMaker, FilmOptions, Job
@@ -122,7 +123,7 @@ async def test_those_of_one_size_share_their_steps_and_each_is_what_it_is_alone(
     assert await asyncio.gather(*map(late, range(len(requests)))) == alone
     assert max(maker.groups) > 1, "nobody shared a step"
     assert len(maker.groups) < sum(request.steps for request in requests)
-    assert (maker.stepper.running, maker.stepper.queued) == (0, 0)
+    assert (maker.sessions.running, maker.load().queued) == (0, 0)
     batches = maker.load().batches
     assert batches is not None and batches.steps - len(maker.groups) == batches.stepped - sum(maker.groups) > 0, "pieces are decoded alone"
 
@@ -138,9 +139,9 @@ async def test_one_that_is_given_up_at_any_step_leaves_the_others_alone() -> Non
             if isinstance(piece, Picture) or piece.step >= step:  # type: ignore[union-attr]
                 break
         await given_up.aclose()
-        assert maker.stepper.running <= 1
+        assert maker.sessions.running <= 1
         assert (await kept).pictures == whole
-        assert (maker.stepper.running, maker.stepper.queued) == (0, 0)
+        assert (maker.sessions.running, maker.load().queued) == (0, 0)
 
 
 async def test_one_who_does_not_read_holds_only_itself_up() -> None:
@@ -150,23 +151,23 @@ async def test_one_who_does_not_read_holds_only_itself_up() -> None:
     assert isinstance(await anext(slow), Clip)
     for _ in range(3):
         assert (await draw(maker, HILL)).pictures
-    units = maker.stepper.steps
+    units = maker.sessions.steps
     for _ in range(100):
         await asyncio.sleep(0)
-    assert maker.stepper.steps == units, "it goes on though nobody reads"
+    assert maker.sessions.steps == units, "it goes on though nobody reads"
     assert units < 3 * (HILL.steps + 2) + film.steps + MAX_UNREAD + 4
     rest = [piece async for piece in slow]
     assert len(rest) == 39
-    assert maker.stepper.running == 0
+    assert maker.sessions.running == 0
 
 
 class Choking(FilmMaker):
     """Cannot draw a plane of ones: the step of every group that it is in fails."""
 
-    def forward(self, jobs: Sequence[Job]) -> None:
+    def step(self, jobs: Sequence[Job], aside: Aside | None) -> None:
         if any(job.scene.request.prompt == "choke" for job in jobs):
             raise FloatingPointError("a latent is not finite")
-        super().forward(jobs)
+        super().step(jobs, aside)
 
 
 async def test_one_that_fails_ends_alone() -> None:
@@ -177,7 +178,7 @@ async def test_one_that_fails_ends_alone() -> None:
     )
     assert isinstance(bad, FloatingPointError)
     assert isinstance(good, Shown) and isinstance(other, Shown) and good.pictures == other.pictures == whole
-    assert (maker.stepper.running, maker.stepper.queued) == (0, 0)
+    assert (maker.sessions.running, maker.load().queued) == (0, 0)
 
 
 async def test_those_for_whom_there_is_no_room_wait_their_turn() -> None:
@@ -185,7 +186,7 @@ async def test_those_for_whom_there_is_no_room_wait_their_turn() -> None:
     drawings = [asyncio.create_task(draw(maker, replace(HILL, seed=n))) for n in range(6)]
     for _ in range(4):
         await asyncio.sleep(0)
-    assert maker.load().queued == 4 and maker.stepper.running == 2
+    assert maker.load().queued == 4 and maker.sessions.running == 2
     drawings[5].cancel()
     await asyncio.wait([drawings[5]])
     assert maker.load().queued <= 3
@@ -208,7 +209,7 @@ async def test_a_loop_that_ends_leaves_nothing_for_the_next(interval_s: float) -
 class Misgrouping(FilmMaker):
     """Has a bug where no job is to blame: nobody can say any more who steps with whom."""
 
-    def group_key(self, job: Job) -> tuple[int, int]:
+    def key(self, job: Job) -> tuple[int, int]:
         raise AssertionError("told to fail")
 
 
@@ -218,4 +219,4 @@ async def test_a_bug_of_the_model_ends_every_drawing_and_lets_none_wait_for_ever
         ends = await asyncio.gather(*(draw(maker, replace(HILL, seed=n)) for n in range(4)), return_exceptions=True)
     assert [type(end) for end in ends] == [RuntimeError] * 4
     assert "told to fail" in str(ends[0])
-    assert (maker.stepper.running, maker.stepper.queued) == (0, 0)
+    assert (maker.sessions.running, maker.load().queued) == (0, 0)

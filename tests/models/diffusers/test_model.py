@@ -34,6 +34,7 @@ from omnistage.models.diffusers.plan import MEDIA_TYPES, PNG, Limits, Plan, plan
 from omnistage.models.errors import LoadError
 from omnistage.models.interface import BadRequest, DrawRequest, Failed, Rows, Wanted
 from omnistage.models.options import LoadOptions
+from omnistage.models.steps.interface import Aside
 from omnistage.v1 import stage_pb2
 from omnistage.wire.errors import StageError
 
@@ -66,14 +67,14 @@ async def test_eight_at_once_each_get_what_they_get_alone(model: Model, seed: in
         {"prompt": f"{n} hills", "seed": seed + n, "steps": 2 + n % 4, "guidance_scale": n % 3, "width": (32, 64, 96)[n % 3]}
         for n in range(8)
     ]
-    steps = model.stepper.steps
+    steps = model.sessions.steps
     together = await asyncio.gather(*(draw(model, **one) for one in asked))
-    shared = model.stepper.steps - steps
-    steps = model.stepper.steps
+    shared = model.sessions.steps - steps
+    steps = model.sessions.steps
     for one, drawing in zip(asked, together, strict=True):
         alone = await draw(model, **one)
         assert np.abs(drawing.pixels - alone.pixels).max() <= 1
-    assert shared < model.stepper.steps - steps
+    assert shared < model.sessions.steps - steps
 
 
 async def test_a_picture_alone_has_the_same_bits_again(model: Model, seed: int) -> None:
@@ -127,7 +128,7 @@ async def test_who_goes_at_a_step_leaves_nothing_and_the_next_is_drawn(
     drawing = await draw(model, "a hill", steps=4, until=until)
     monkeypatch.undo()
     assert not drawing.pictures
-    assert (model.stepper.running, model.stepper.queued) == (0, 0)
+    assert (model.sessions.running, model.load().queued) == (0, 0)
     gc.collect()
     assert [job() for job in jobs] == [None]
     assert len((await draw(model, "a hill")).pictures) == 1
@@ -177,13 +178,13 @@ async def test_with_the_cache_off_nothing_is_kept() -> None:
 async def test_no_more_drawings_share_a_step_than_was_said(monkeypatch: pytest.MonkeyPatch) -> None:
     async with model_of(checkpoint("z-image"), max_batch_size=2, **USUAL) as small:
         groups = list[int]()
-        forward = small._artist.forward
+        step = small._artist.step
 
-        def counted(jobs: Sequence[Job]) -> None:
+        def counted(jobs: Sequence[Job], aside: Aside | None) -> None:
             groups.append(len(jobs))
-            forward(jobs)
+            step(jobs, aside)
 
-        monkeypatch.setattr(small._artist, "forward", counted)
+        monkeypatch.setattr(small._artist, "step", counted)
         await asyncio.gather(*(draw(small, "a hill", seed=n) for n in range(5)))
         assert max(groups) == 2
 
@@ -208,7 +209,7 @@ async def test_what_becomes_no_number_is_told_as_that_and_ends_alone(model: Mode
     assert isinstance(good, Drawing) and isinstance(other, Drawing) and len(good.pictures) == len(other.pictures) == 1
     with pytest.raises(StageError, match="INTERNAL: the picture is no number after step 1 of 4"):
         await run_logic(DiffusionStage(model), stage_pb2.StageParams(diffusion=stage_pb2.DiffusionParams(prompt="☃")))
-    assert (model.stepper.running, model.stepper.queued) == (0, 0)
+    assert (model.sessions.running, model.load().queued) == (0, 0)
 
 
 def test_weights_that_draw_no_number_are_refused_when_they_are_loaded(tmp_path: Path) -> None:
@@ -226,7 +227,7 @@ async def test_a_picture_that_the_vae_makes_no_number_of_is_no_picture(model: Mo
         model._artist._painter.pipe.vae.decoder.conv_out.bias.fill_(torch.inf)  # type: ignore[attr-defined]
     with pytest.raises(Failed, match="the VAE makes no number"):
         await draw(model, "a hill")
-    assert (model.stepper.running, model.stepper.queued) == (0, 0)
+    assert (model.sessions.running, model.load().queued) == (0, 0)
 
 
 @pytest.mark.parametrize(
@@ -315,13 +316,13 @@ async def test_eight_of_two_sizes_in_words_and_guidance_of_their_own_draw_at_onc
         for n in range(8)
     ]
     async with model_of(checkpoint("qwen-image"), **USUAL) as artist:
-        steps = artist.stepper.steps
+        steps = artist.sessions.steps
         together = await asyncio.gather(*(draw(artist, **one) for one in asked))
-        shared = artist.stepper.steps - steps
-        steps = artist.stepper.steps
+        shared = artist.sessions.steps - steps
+        steps = artist.sessions.steps
         for one, drawing in zip(asked, together, strict=True):
             assert np.abs(drawing.pixels - (await draw(artist, **one)).pixels).max() <= 1
-        assert shared < artist.stepper.steps - steps
+        assert shared < artist.sessions.steps - steps
 
 
 async def test_the_largest_picture_that_may_be_asked_for_fits(tmp_path: Path) -> None:
@@ -422,16 +423,16 @@ async def test_a_drawing_goes_on_at_the_step_that_was_kept(name: str, seed: int)
     images = (png(picture(seed, 60, 90)),) if edits else ()
     asked: dict[str, Any] = {"images": images, "seed": seed, "steps": 8, "results": 2, "previews": 3}
     async with model_of(checkpoint(name), **(EDITING if edits else USUAL)) as drawer:
-        begun = drawer.stepper.steps
+        begun = drawer.sessions.steps
         first = await draw(drawer, "a hill", ports={"image": 0, "progress": 0, "checkpoint": 0}, **asked)
-        whole = drawer.stepper.steps - begun
+        whole = drawer.sessions.steps - begun
         kept = first.rows("checkpoint").astype(np.uint32)
         each = len(kept) // 3
         for rows, step in ((0, 0), (each - 1, 0), (each, 2), (2 * each + 3, 4), (3 * each, 6)):
             ports = {"image": 0, "progress": 0, "checkpoint": rows}
-            begun = drawer.stepper.steps
+            begun = drawer.sessions.steps
             again = await draw(drawer, "a hill", ports=ports, history=kept[:rows], **asked)
-            assert whole - (drawer.stepper.steps - begun) == step
+            assert whole - (drawer.sessions.steps - begun) == step
             assert [one.data for one in again.pictures] == [one.data for one in first.pictures]
             if rows < len(kept):
                 assert np.array_equal(again.rows("checkpoint"), kept[rows:])

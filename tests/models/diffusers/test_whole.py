@@ -61,13 +61,13 @@ async def test_requests_that_are_alike_share_a_call_and_others_take_turns(model:
     asked: list[dict[str, Any]] = [
         {"prompt": f"dog {n}", "seed": seed + n, "steps": 4 + (n == 4), "results": 1 + (n == 3)} for n in range(5)
     ]
-    begun = model.stepper.steps
+    begun = model.sessions.steps
     together = await asyncio.gather(*(draw(model, **one) for one in asked))
-    shared = model.stepper.steps - begun
+    shared = model.sessions.steps - begun
     for one, drawing in zip(asked, together, strict=True):
         alone = await draw(model, **one)
         assert np.abs(drawing.pixels - alone.pixels).max() <= 1
-    assert shared < model.stepper.steps - begun - shared
+    assert shared < model.sessions.steps - begun - shared
     assert calls(model) == 0
 
 

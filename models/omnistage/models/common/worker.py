@@ -18,13 +18,11 @@ from typing import TypeVar, cast
 import torch
 
 from omnistage.engine.activity import STEP_LIMIT_S, Activity
+from omnistage.models.steps.interface import Aside
 
 T = TypeVar("T")
 
 OVERTAKES = 64
-
-Aside = Callable[[Callable[[], None]], "Future[None]"]
-"""Has a call done on another thread, while the thread that asks goes on."""
 
 LOOK_S = 0.3
 """After so long a thread that waits for another says that it does."""

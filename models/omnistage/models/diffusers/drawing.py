@@ -1,4 +1,4 @@
-"""Drawings of a family that has its own loop, step by step: what a stepper asks of it."""
+"""Drawings of a family that has its own loop, step by step: what sessions ask of it."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from dataclasses import replace
 from functools import partial
 
 import numpy as np
+import torch
 from PIL.Image import Image, Resampling
 from torch import Tensor
 
@@ -17,6 +18,7 @@ from omnistage.models.diffusers.painter import Canvas, Painter
 from omnistage.models.diffusers.plan import EditedPicture, Limits, Plan
 from omnistage.models.diffusers.previews import LinearMap, is_due, sized
 from omnistage.models.interface import Array, Content, Drawn, ElementType, Note, Picture, PortSpec, Preview, Progress, Rows, Wanted
+from omnistage.models.steps.interface import Aside
 
 BLANK = "a picture has one colour all over: try other words, another seed or size"
 BLANK_SIDE, BLANK_LEVELS = 16, 24
@@ -41,7 +43,7 @@ class Job:
 
 
 class StepDrawing:
-    """Implements `Drawing` of the stepper, and `Artist` of the model. model: its name, for what pictures say of themselves."""
+    """Implements `Drawing` of the sessions, and `Artist` of the model. model: its name, for what pictures say of themselves."""
 
     def __init__(self, painter: Painter, model: str) -> None:
         self._painter, self._model = painter, model
@@ -111,11 +113,12 @@ class StepDrawing:
         """And one to encode it."""
         return 1 + job.plan.steps
 
-    def group_key(self, job: Job) -> Hashable | None:
+    def key(self, job: Job) -> Hashable | None:
         """What is encoded is encoded alone."""
         return ("step", job.group) if job.encoded else None
 
-    def forward(self, jobs: Sequence[Job]) -> None:
+    @torch.inference_mode()
+    def step(self, jobs: Sequence[Job], aside: Aside | None) -> None:
         still_working()
         if jobs[0].encoded:
             self._painter.forward([canvas for job in jobs for canvas in job.canvases])
@@ -133,7 +136,8 @@ class StepDrawing:
                 self._painter.go_on(canvas, latents_of(words, canvas.latents), job.checkpoints[reached - 1])
         job.plan = replace(job.plan, history=None)
 
-    def advance(self, job: Job) -> Sequence[Drawn]:
+    @torch.inference_mode()
+    def take(self, job: Job) -> Sequence[Drawn]:
         if not job.encoded:
             job.encoded = True
             return [Progress(job.canvases[0].step, job.plan.steps)] if PROGRESS in job.wanted and job.canvases else []
@@ -157,9 +161,10 @@ class StepDrawing:
         image = sized(image, plan.preview_side, plan.width, plan.height)
         return Preview(encoded(image, plan.media_type), plan.media_type, canvas.step)
 
-    def is_drawn(self, job: Job) -> bool:
+    def is_done(self, job: Job) -> bool:
         return job.encoded and all(canvas.is_drawn for canvas in job.canvases)
 
+    @torch.inference_mode()
     def decode(self, job: Job) -> Generator[Drawn, None, None]:
         for number, canvas in enumerate(job.canvases, job.first):
             grids = self._painter.grids(canvas.latents, job.plan)

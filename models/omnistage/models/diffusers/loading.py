@@ -195,9 +195,9 @@ def _trial(artist: StepDrawing | WholeDrawing, name: str) -> list[NDArray[np.gen
 def _tried(artist: Artist[Any], plan: Plan) -> list[NDArray[np.generic] | Tensor]:
     job = artist.job(plan, {IMAGE: 0})
     with torch.inference_mode():
-        while not artist.is_drawn(job):
-            artist.forward([job])
-            artist.advance(job)
+        while not artist.is_done(job):
+            artist.step([job], None)
+            artist.take(job)
         made = [np.frombuffer(piece.data, np.uint8) for piece in artist.decode(job) if isinstance(piece, Picture)]
     artist.give_up(job)
     return [*made, *(canvas.latents for canvas in getattr(job, "canvases", ()))]

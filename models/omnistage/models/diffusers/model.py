@@ -5,17 +5,15 @@ from __future__ import annotations
 import asyncio
 import threading
 import weakref
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from typing import Generic, Protocol, TypeVar
 
-import torch
 from PIL import Image as pillow
 from PIL.Image import Image
 
 from omnistage.models.common.requests import check_medium, check_place
-from omnistage.models.common.stepper import Drawing, Stepper
 from omnistage.models.common.worker import Worker
 from omnistage.models.conversation import Media
 from omnistage.models.diffusers.drawing import IMAGE
@@ -41,6 +39,7 @@ from omnistage.models.media.decoder import MediaDecoder
 from omnistage.models.media.errors import BadMedia, DecoderBroken, DecoderFailed, DecoderFull
 from omnistage.models.media.preprocessing import UNBOUNDED, PicturePreprocessing
 from omnistage.models.media.turns import Turns
+from omnistage.models.steps.session import Drawing, Sessions
 
 MAX_FITTING = 256
 """Pictures that wait to be decoded and resized."""
@@ -48,7 +47,6 @@ HELD_BYTES = 1 << 30
 """Of all pictures that wait to be edited, as they are kept."""
 
 J = TypeVar("J")
-T = TypeVar("T")
 
 
 class Artist(Drawing[J], Protocol[J]):
@@ -108,7 +106,7 @@ class PictureModel(Generic[J]):
         self._max_tokens = max_tokens
         self._fitting = Turns(1, MAX_FITTING)
         self._held, self._held_lock = 0, threading.Lock()
-        self.stepper = Stepper[J](artist, self._unit, budget=max_tokens, step_budget=step_tokens, most=max_batch_size, ahead=True)
+        self.sessions = Sessions[J](artist, [worker], budget=max_tokens, step_budget=step_tokens, most=max_batch_size, ahead=True)
 
     @property
     def info(self) -> ModelInfo:
@@ -119,7 +117,7 @@ class PictureModel(Generic[J]):
         return (self._worker.activity,)
 
     def load(self) -> Load:
-        return self.stepper.load
+        return self.sessions.load
 
     async def prepare(self, request: DrawRequest) -> Plan:
         """See DiffusionModel.prepare. Whatever could make a picture fail is looked at here, before any of it is drawn."""
@@ -184,16 +182,9 @@ class PictureModel(Generic[J]):
             yield Note(note)
         job, client = self._artist.job(prepared, wanted), prepared.client
         del prepared  # Its images are many megabytes, and the job drops them when they are encoded.
-        async with aclosing(self.stepper.draw(job, client)) as pieces:
+        async with aclosing(self.sessions.draw(job, client)) as pieces:
             async for piece in pieces:
                 yield piece
-
-    async def _unit(self, call: Callable[[], T], /) -> T:
-        def unit() -> T:
-            with torch.inference_mode():
-                return call()
-
-        return await self._worker.run(unit)
 
     async def warm_up(self) -> None:
         """Draw a picture in the fewest steps, which also shows what a preview is to look like."""

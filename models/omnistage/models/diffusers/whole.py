@@ -21,6 +21,7 @@ from omnistage.models.diffusers.output import encoded, parameters
 from omnistage.models.diffusers.plan import EditedPicture, Limits, Plan, in_shape
 from omnistage.models.errors import LoadError
 from omnistage.models.interface import Content, Drawn, Picture, PortSpec, Progress, Wanted
+from omnistage.models.steps.interface import Aside
 
 FOREIGN = ("num_frames", "audio_length_in_s", "audio_end_in_s", "video_length")
 """Parameters of pipelines that make something else."""
@@ -39,7 +40,7 @@ class Job:
 
 
 class WholeDrawing:
-    """Implements `Drawing` of the stepper, and `Artist` of the model. model: its name, for what pictures say of themselves."""
+    """Implements `Drawing` of the sessions, and `Artist` of the model. model: its name, for what pictures say of themselves."""
 
     def __init__(self, pipe: DiffusionPipeline, defaults: Defaults, model: str, threads: int) -> None:
         self._pipe, self._model, self._threads = pipe, model, threads
@@ -132,7 +133,7 @@ class WholeDrawing:
     def steps(self, job: Job) -> int:
         return job.plan.steps
 
-    def group_key(self, job: Job) -> Hashable:
+    def key(self, job: Job) -> Hashable:
         """Who shares a call, or could: an image is for one."""
         if job.call is not None:
             return ("call", id(job.call))
@@ -141,7 +142,7 @@ class WholeDrawing:
             return ("alone", id(job))
         return ("new", plan.width, plan.height, plan.steps, plan.guidance, plan.negative is None, plan.results)
 
-    def forward(self, jobs: Sequence[Job]) -> None:
+    def step(self, jobs: Sequence[Job], aside: Aside | None) -> None:
         """Those of one call; it goes on where nobody is behind it."""
         still_working()
         call = jobs[0].call
@@ -179,7 +180,7 @@ class WholeDrawing:
             said["image"] = first.images[0].resized[0]
         return {name: value for name, value in said.items() if name in self._takes}
 
-    def advance(self, job: Job) -> Sequence[Drawn]:
+    def take(self, job: Job) -> Sequence[Drawn]:
         call = job.call
         assert call is not None
         if call.images is not None:
@@ -189,7 +190,7 @@ class WholeDrawing:
         job.step = call.step
         return [Progress(call.step, call.steps)] if PROGRESS in job.wanted else []
 
-    def is_drawn(self, job: Job) -> bool:
+    def is_done(self, job: Job) -> bool:
         return job.images is not None
 
     def give_up(self, job: Job) -> None:

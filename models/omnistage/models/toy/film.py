@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Hashable, Sequence
+from concurrent.futures import Future
 from contextlib import aclosing
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +14,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from omnistage.models.common.requests import check_medium, check_place
-from omnistage.models.common.stepper import Stepper
 from omnistage.models.conversation import Media
 from omnistage.models.interface import (
     MAX_CLIP_BYTES,
@@ -33,6 +33,8 @@ from omnistage.models.interface import (
     Wanted,
 )
 from omnistage.models.options import LoadOptions, checked_options
+from omnistage.models.steps.interface import Aside
+from omnistage.models.steps.session import Sessions
 from omnistage.models.toy import formulas
 from omnistage.models.toy.files import Unreadable, pixels_of, png
 from omnistage.models.toy.stages import MAX_SESSIONS, Toy, ToyOptions
@@ -52,7 +54,7 @@ PATCH_PIXELS = 64
 @dataclass(frozen=True, slots=True)
 class FilmOptions:
     """interval_s: pause before each unit of work. max_chunk: most frames or thousands of samples in a piece. budget, step_budget: see
-    steps.Policy; a patch of 8 by 8 pixels of a frame costs 2, one for each side of the guidance."""
+    steps.fair; a patch of 8 by 8 pixels of a frame costs 2, one for each side of the guidance."""
 
     interval_s: float = 0.0
     max_chunk: int = 4
@@ -90,7 +92,7 @@ class Scene:
 
 
 class Job:
-    """latent: [planes, height, width], after `step` steps. tripled: what the last `forward` made of it."""
+    """latent: [planes, height, width], after `step` steps. tripled: what the last `step` made of it."""
 
     def __init__(self, scene: Scene, wanted: Wanted) -> None:
         self.scene, self.wanted, self.step = scene, wanted, 0
@@ -99,8 +101,25 @@ class Job:
         self.tripled = self.latent
 
 
+class Pauses:
+    """A worker without a thread: the arithmetic of a toy takes no time, but for a pause before each step."""
+
+    def __init__(self, interval_s: float) -> None:
+        self._interval_s = interval_s
+
+    async def run(self, call: Callable[[], T], /) -> T:
+        await asyncio.sleep(self._interval_s)
+        return call()
+
+    def aside(self, call: Callable[[], None], /) -> Future[None]:
+        done = Future[None]()
+        call()
+        done.set_result(None)
+        return done
+
+
 class FilmMaker(Toy):
-    """Implements `DiffusionModel`, and the `Drawing` of its stepper."""
+    """Implements `DiffusionModel`, and the `Drawing` of its sessions."""
 
     def __init__(self, options: FilmOptions) -> None:
         super().__init__(ToyOptions(options.interval_s, options.max_chunk))
@@ -117,13 +136,13 @@ class FilmMaker(Toy):
             max_sessions=MAX_SESSIONS,
             inputs=("text", "image"),
         )
-        self.stepper = Stepper[Job](self, self._unit, budget=options.budget, step_budget=options.step_budget)
+        self.sessions = Sessions[Job](self, [Pauses(options.interval_s)], budget=options.budget, step_budget=options.step_budget)
         self._film = options
         self.groups: list[int] = []
         """How many stepped together, step for step."""
 
     def load(self) -> Load:
-        return self.stepper.load
+        return self.sessions.load
 
     async def prepare(self, request: DrawRequest) -> Scene:
         for name, value, most in (
@@ -160,14 +179,9 @@ class FilmMaker(Toy):
         check_place(wanted, "image", prepared.pictures, "pictures")
         check_place(wanted, "video", prepared.request.frames, "frames")
         check_place(wanted, "audio", prepared.samples, "samples")
-        async with aclosing(self.stepper.draw(Job(prepared, wanted), prepared.request.client)) as pieces:
+        async with aclosing(self.sessions.draw(Job(prepared, wanted), prepared.request.client)) as pieces:
             async for piece in pieces:
                 yield piece
-
-    async def _unit(self, call: Callable[[], T], /) -> T:
-        """A toy has no thread: its arithmetic takes no time."""
-        await asyncio.sleep(self._film.interval_s)
-        return call()
 
     # A Drawing -------------------------------------------------------------------------------------------------------------------------
 
@@ -180,17 +194,17 @@ class FilmMaker(Toy):
     def steps(self, job: Job) -> int:
         return job.scene.steps
 
-    def group_key(self, job: Job) -> Hashable:
+    def key(self, job: Job) -> Hashable:
         return job.scene.height, job.scene.width
 
-    def forward(self, jobs: Sequence[Job]) -> None:
+    def step(self, jobs: Sequence[Job], aside: Aside | None) -> None:
         """All planes of all jobs in one multiplication, as a model would have them in one product."""
         self.groups.append(len(jobs))
         tripled = 3 * np.concatenate([job.latent for job in jobs])
         for job, part in zip(jobs, np.split(tripled, np.cumsum([len(job.latent) for job in jobs])[:-1]), strict=True):
             job.tripled = part
 
-    def advance(self, job: Job) -> Sequence[Drawn]:
+    def take(self, job: Job) -> Sequence[Drawn]:
         scene, previews = job.scene, job.scene.request.previews
         job.step += 1
         job.latent = (job.tripled + scene.steer + job.step) % 256
@@ -199,7 +213,7 @@ class FilmMaker(Toy):
             shown.append(Preview(png((job.latent[0] // 16 * 16).astype(np.uint8)), STILL, job.step))
         return shown
 
-    def is_drawn(self, job: Job) -> bool:
+    def is_done(self, job: Job) -> bool:
         return job.step == job.scene.steps
 
     def give_up(self, job: Job) -> None:

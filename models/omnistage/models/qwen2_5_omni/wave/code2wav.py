@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import math
-import time
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import replace
@@ -12,8 +11,7 @@ from dataclasses import replace
 import numpy as np
 
 from omnistage.models.common.ahead import made_ahead
-from omnistage.models.common.due import DueQueue
-from omnistage.models.common.worker import Aside, Worker
+from omnistage.models.common.worker import Worker
 from omnistage.models.interface import Activity, Array, Load, ModelInfo, Piece, Sound, Wanted, WaveRequest
 from omnistage.models.qwen2_5_omni.ports import CODES
 from omnistage.models.qwen2_5_omni.voices import chosen_voice
@@ -25,6 +23,8 @@ from omnistage.models.qwen2_5_omni.wave.speaker import Speaker
 from omnistage.models.qwen2_5_omni.wave.speech import Prepared, Speech, sound
 from omnistage.models.qwen2_5_omni.wave.trial import Trial, form
 from omnistage.models.qwen2_5_omni.wave.window import Flow, Job, Vocoding, Windows
+from omnistage.models.steps.listeners import Listeners
+from omnistage.models.steps.loop import Loop
 
 AUDIO = "audio"
 
@@ -45,7 +45,8 @@ class FlowCode2Wav:
         self.config, self.windows, self._workers = config, windows, workers
         self._schedules, self._speakers, self._info, self._trial, self._pace = schedules, speakers, info, trial, Pace()
         self._halving = Halving(trial.halved)
-        self._queue = DueQueue[Job](workers, self._step, windows.shape, trial.most, self._halving.worth)
+        windows.halved = self._halving.took
+        self._loop: Loop[Job, float, None] = Loop(windows, Listeners[Job](trial.most, self._halving.worth), workers)
         self._flows = 0
 
     @property
@@ -57,7 +58,7 @@ class FlowCode2Wav:
         return tuple(worker.activity for worker in self._workers)
 
     def load(self) -> Load:
-        return self._queue.load
+        return self._loop.load
 
     async def prepare(self, request: WaveRequest) -> Prepared:
         """See Code2WavModel.prepare."""
@@ -80,12 +81,6 @@ class FlowCode2Wav:
             async for each in sounds:
                 yield each
 
-    def _step(self, jobs: Sequence[Job], aside: Aside | None) -> None:
-        shape, begun = self.windows.shape(jobs[0]), time.perf_counter()
-        self.windows.step(jobs, aside)
-        if aside is not None:
-            self._halving.took(shape, time.perf_counter() - begun)
-
     async def _solved(
         self, speech: Speech, prepared: Prepared, inputs: AsyncIterator[Piece], arrivals: Arrivals
     ) -> AsyncGenerator[tuple[float, Vocoding], None]:
@@ -102,7 +97,7 @@ class FlowCode2Wav:
                 vocoding = speech.solved(flow)
                 if not begun:
                     # The first sound is waited for: nothing of the same speech is computed beside it.
-                    await self._queue.run(vocoding, due)
+                    await self._loop.run(vocoding, due)
                     begun = True
                 del flow
                 yield due, vocoding
@@ -113,7 +108,7 @@ class FlowCode2Wav:
         begun, self._flows = clock(), self._flows + 1
         beside = self._flows
         try:
-            await self._queue.run(flow, due)
+            await self._loop.run(flow, due)
         finally:
             self._flows -= 1
         # The sound of the window before is made meanwhile: as long as that takes, and this, it is from one window to the next.
@@ -126,7 +121,7 @@ class FlowCode2Wav:
         begun: float | None = None
         async for due, vocoding in solved:
             if not vocoding.done:
-                await self._queue.run(vocoding, due)
+                await self._loop.run(vocoding, due)
             made, last = sound(vocoding), vocoding.last
             del vocoding
             if not len(made.samples):

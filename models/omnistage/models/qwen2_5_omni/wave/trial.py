@@ -13,13 +13,14 @@ import torch
 
 from omnistage.models.common.cores import cores
 from omnistage.models.common.real_time import computing_s, told
-from omnistage.models.common.worker import Aside, Worker
+from omnistage.models.common.worker import Worker
 from omnistage.models.interface import USUAL_PROFILE
 from omnistage.models.qwen2_5_omni.wave.config import WaveConfig
 from omnistage.models.qwen2_5_omni.wave.halving import WORTH
 from omnistage.models.qwen2_5_omni.wave.schedule import Schedule, Window
 from omnistage.models.qwen2_5_omni.wave.vocoder import FIELD
 from omnistage.models.qwen2_5_omni.wave.window import Flow, Job, Vocoding, Windows
+from omnistage.models.steps.interface import Aside
 
 SIZES: Mapping[str, Sequence[int]] = {"cpu": (4, 2), "cuda": (16, 8, 4, 2)}
 """Windows that may be computed together: a CPU has enough to do with few of them."""
@@ -78,7 +79,7 @@ def tried(config: WaveConfig, windows: Windows, schedules: Mapping[str, Schedule
         worth = sizes
         for window in usual:
             job = _job(config, windows, window, 0, flows=flows)
-            if (shape := windows.shape(job)) in together:
+            if (shape := windows.key(job)) in together:
                 continue
             begun = time.monotonic()
             made = _made(windows, [job])
@@ -99,7 +100,7 @@ def tried(config: WaveConfig, windows: Windows, schedules: Mapping[str, Schedule
                     seconds[shape] = by_two_s
     paced = {
         form(window): sum(
-            seconds[windows.shape(_job(config, windows, window, 0, flows=flows))] * (windows.solver.evaluations if flows else 1)
+            seconds[windows.key(_job(config, windows, window, 0, flows=flows))] * (windows.solver.evaluations if flows else 1)
             for flows in (True, False)
         )
         for window in usual
@@ -190,7 +191,7 @@ def _speakers(
     def measure() -> None:
         seconds = 0.0
         for flows in (True, False):
-            size = next(iter(together.get(windows.shape(_job(config, windows, window, 0, flows=flows)), ())), 1)
+            size = next(iter(together.get(windows.key(_job(config, windows, window, 0, flows=flows)), ())), 1)
             seconds += _seconds(config, windows, window, size, flows=flows) * (windows.solver.evaluations if flows else 1)
         speakers.append((window.end - window.begin) * config.code_samples / config.sample_rate_hz / seconds)
 

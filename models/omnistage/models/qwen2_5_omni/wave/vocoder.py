@@ -14,8 +14,9 @@ import torch
 import torch.nn.functional as functional
 from transformers.models.qwen2_5_omni.modeling_qwen2_5_omni import kaiser_sinc_filter1d
 
-from omnistage.models.common.worker import Aside, by_two
+from omnistage.models.common.worker import by_two
 from omnistage.models.qwen2_5_omni.wave.config import VocoderConfig
+from omnistage.models.steps.interface import Aside
 
 FIELD = 28
 """Mel frames on each side of a frame that its samples depend on, with the published kernels and rates: what is farther changes no bit."""

@@ -7,16 +7,17 @@ The next window needs nothing but what the flow of this one leaves: it can begin
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 
 import torch
 
-from omnistage.models.common.worker import Aside
 from omnistage.models.qwen2_5_omni.wave.config import AHEAD_LAYERS, BACK_LAYERS
 from omnistage.models.qwen2_5_omni.wave.dit import Dit
 from omnistage.models.qwen2_5_omni.wave.solver import Solver, Trajectory
 from omnistage.models.qwen2_5_omni.wave.vocoder import FIELD, Vocoder
+from omnistage.models.steps.interface import Aside
 
 SLICE_BLOCKS = 24
 """Blocks of a window that one step evaluates at most. Only windows of whole speeches have more: others wait for a step, and so does whoever
@@ -112,12 +113,14 @@ Job = Flow | Vocoding
 
 
 class Windows:
-    """What a step is."""
+    """What a step is; implements `Steps`."""
 
     def __init__(self, dit: Dit, vocoder: Vocoder, solver: Solver) -> None:
         self.dit, self.vocoder, self.solver = dit, vocoder, solver
+        self.halved: Callable[[Hashable, float], None] = lambda key, seconds: None
+        """Told of each step on two threads how long it took."""
 
-    def shape(self, job: Job) -> Hashable:
+    def key(self, job: Job) -> Hashable:
         """Those of equal shapes can step together."""
         if isinstance(job, Flow):
             if self._blocks(job) > SLICE_BLOCKS:
@@ -126,9 +129,23 @@ class Windows:
         first, begin, end, past = job.piece()
         return "sound", begin - first, end - begin, past - end
 
+    def take(self, job: Job) -> None:
+        """It was taken with the step."""
+
+    def is_done(self, job: Job) -> bool:
+        return job.done
+
+    def give_up(self, job: Job) -> None:
+        """It holds nothing beside itself."""
+
     def step(self, jobs: Sequence[Job], aside: Aside | None = None) -> None:
-        """One step of jobs of one shape. aside: another thread, for half of it. Where it raises, nothing has changed in any of the
-        jobs."""
+        """See Steps. jobs: of one key."""
+        key, begun = self.key(jobs[0]), time.perf_counter()
+        self._compute(jobs, aside)
+        if aside is not None:
+            self.halved(key, time.perf_counter() - begun)
+
+    def _compute(self, jobs: Sequence[Job], aside: Aside | None) -> None:
         flows = [job for job in jobs if isinstance(job, Flow)]
         with torch.inference_mode():
             for flow in flows:

@@ -1,11 +1,11 @@
-"""Who steps next: many drawings share the steps of one model. The policy alone: no model, no thread, no torch.
+"""An order of steps that is fair to clients: many drawings share the steps of one model.
 
     submit --> waiting --admit--> admitted --choose, stepped--> a step further --> ... --> withdraw
 
-Waiting jobs are admitted as far as their costs together fit the budget: what is admitted has its place in memory until it ends. There is a
-reserve beside it, for one job of each client that has none admitted, if it costs no more than a step: what is large holds up what is small
-for a step, and not until it ends. Who is due first leads a step, and others of its group step with it, in the order in which they are due,
-as far as the budget of a step allows.
+Waiting jobs are admitted as far as their costs together fit the budget: what is admitted has its place in memory until it ends. There is
+a reserve beside it, for one job of each client that has none admitted, if it costs no more than a step: what is large holds up what is
+small for a step, and not until it ends. Whoever is due first leads a step, and others of its group step with it, in the order in which
+they are due, as far as the budget of a step allows.
 
 **When a job is due.** By weighted fair queueing (Demers, Keshav and Shenker 1989; Parekh and Gallager 1993) with jobs for packets: when it
 would be over if clients shared the model evenly, each with one job after another. Its work is its cost times its steps, and virtual time
@@ -23,11 +23,13 @@ While it waits for room, those in the reserve step too.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
-T = TypeVar("T", bound=Hashable)
+from omnistage.models.steps.interface import CanStep, Key
+
+J = TypeVar("J", bound=Hashable)
 
 RESERVE = 4
 """A reserve is this part of a budget."""
@@ -35,6 +37,15 @@ RESERVE = 4
 
 class TooCostly(ValueError):
     """A job that does not fit even alone."""
+
+
+class Work(NamedTuple):
+    """What a job asks for. cost: of a step, in a unit of the model, such as latent tokens, those of guidance counted as well. steps: about
+    how many it takes. client: whose it is."""
+
+    cost: int
+    steps: int
+    client: str = ""
 
 
 @dataclass(slots=True)
@@ -48,8 +59,8 @@ class _Asked:
     reserved: bool = False
 
 
-class Policy(Generic[T]):
-    """Knows jobs by their cost alone, in a unit of the model: such as latent tokens, those of guidance counted as well."""
+class Fair(Generic[J]):
+    """Implements `Order`. Knows jobs by their cost alone."""
 
     def __init__(self, budget: int, step_budget: int, most: int = 0) -> None:
         """budget: cost of all admitted jobs together, those in the reserve left out, which is a quarter of it, or what a step may cost.
@@ -58,8 +69,8 @@ class Policy(Generic[T]):
         self._reserve = max(budget // RESERVE, step_budget)
         self._step_budget = step_budget
         self._most = most
-        self._waiting: dict[T, _Asked] = {}
-        self._admitted: dict[T, _Asked] = {}
+        self._waiting: dict[J, _Asked] = {}
+        self._admitted: dict[J, _Asked] = {}
         self._now = 0.0
         self._last_due: dict[str, float] = {}
         """By client, of its last job: also for some time after that, so that nobody gets more by asking again and again."""
@@ -72,15 +83,16 @@ class Policy(Generic[T]):
     def admitted(self) -> int:
         return len(self._admitted)
 
-    def submit(self, job: T, cost: int, steps: int, client: str = "") -> None:
-        """Let it wait for admission. steps: about how many it takes. Raises TooCostly."""
+    def submit(self, job: J, asked: Work) -> None:
+        """Let it wait for admission. Raises TooCostly."""
+        cost, steps, client = asked
         if cost > self._budget:
             raise TooCostly(f"it costs {cost}, and all together may cost {self._budget}")
         self._last_due = {each: due for each, due in self._last_due.items() if due > self._now}
         due = self._last_due[client] = self._last_due.get(client, self._now) + cost * steps
         self._waiting[job] = _Asked(cost, client, due, cost * steps)
 
-    def withdraw(self, job: T) -> None:
+    def withdraw(self, job: J) -> None:
         """It has ended, or is given up: at any time, also one that is not known any more."""
         asked = self._waiting.pop(job, None) or self._admitted.pop(job, None)
         if asked is None or asked.left <= 0:
@@ -91,7 +103,7 @@ class Policy(Generic[T]):
         if asked.client in self._last_due:
             self._last_due[asked.client] -= asked.left
 
-    def admit(self) -> list[T]:
+    def admit(self) -> list[J]:
         """Those that there is room for now. The first that does not fit keeps its turn: nobody takes its room."""
         admitted = self._admitted.values()
         room = self._budget - sum(asked.cost for asked in admitted if not asked.reserved)
@@ -112,28 +124,33 @@ class Policy(Generic[T]):
             fitting.append(job)
         return fitting
 
-    def choose(self, group_key: Callable[[T], Hashable | None], can_step: Callable[[T], bool] = lambda job: True) -> list[T]:
-        """Those that take the next step together, its leader first; nobody where nobody can. group_key: None of one that has to take a step
-        alone before it can be with others: it does that as soon as it would find room beside who leads."""
+    def choose(self, key: Key[J], can_step: CanStep[J], idle: int = 1) -> list[J]:
+        """Whoever is due first leads. One that has to take a step alone before it can be with others does that as soon as it would find
+        room beside the leader."""
+        self.admit()
         able = sorted((job for job in self._admitted if can_step(job)), key=lambda job: self._admitted[job].due)
-        return self._together(able, group_key) if able else []
+        return self._together(able, key) if able else []
 
-    def stepped(self, jobs: Sequence[T]) -> None:
+    def is_halved(self, key: Hashable | None) -> bool:
+        """A worker that has nothing to do is for the next drawing."""
+        return False
+
+    def stepped(self, jobs: Sequence[J]) -> None:
         """Count a step of these admitted jobs."""
         clients = {asked.client for known in (self._waiting, self._admitted) for asked in known.values()}
         for job in jobs:
             self._admitted[job].left -= self._admitted[job].cost
             self._now += self._admitted[job].cost / len(clients)
 
-    def _together(self, able: list[T], group_key: Callable[[T], Hashable | None]) -> list[T]:
+    def _together(self, able: list[J], key_of: Key[J]) -> list[J]:
         leader, *others = able
-        key, left = group_key(leader), self._step_budget - self._admitted[leader].cost
+        key, left = key_of(leader), self._step_budget - self._admitted[leader].cost
         chosen = [leader]
         for job in others if key is not None else ():
             cost = self._admitted[job].cost
             if cost > left or len(chosen) == self._most:
                 continue
-            own = group_key(job)
+            own = key_of(job)
             if own is None:
                 return [job]
             if own == key:

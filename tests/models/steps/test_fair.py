@@ -11,154 +11,154 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, MultipleResults, RuleBasedStateMachine, consumes, invariant, multiple, rule
 
-from omnistage.models.common.steps import Policy, TooCostly
+from omnistage.models.steps.fair import Fair, TooCostly, Work
 
 T = TypeVar("T", bound=Hashable)
 
 
-def admitted(costs: dict[str, int], budget: int = 100, step_budget: int = 10, clients: str = "", steps: int = 1) -> Policy[str]:
+def admitted(costs: dict[str, int], budget: int = 100, step_budget: int = 10, clients: str = "", steps: int = 1) -> Fair[str]:
     """clients: a letter for each job; those without one are of nobody in particular."""
-    policy = Policy[str](budget, step_budget)
+    fair = Fair[str](budget, step_budget)
     for place, (job, cost) in enumerate(costs.items()):
-        policy.submit(job, cost, steps, clients[place : place + 1])
-    policy.admit()
-    return policy
+        fair.submit(job, Work(cost, steps, clients[place : place + 1]))
+    fair.admit()
+    return fair
 
 
-def step(policy: Policy[T], group_key: Callable[[T], Hashable | None], can_step: Callable[[T], bool] = lambda job: True) -> list[T]:
+def step(fair: Fair[T], group_key: Callable[[T], Hashable | None], can_step: Callable[[T], bool] = lambda job: True) -> list[T]:
     """Those that are chosen, and counted."""
-    chosen = policy.choose(group_key, can_step)
-    policy.stepped(chosen)
+    chosen = fair.choose(group_key, can_step)
+    fair.stepped(chosen)
     return chosen
 
 
-def run(policy: Policy[str], left: dict[str, int]) -> list[list[str]]:
+def run(fair: Fair[str], left: dict[str, int]) -> list[list[str]]:
     """All steps until each has taken so many; who steps together has the same first letter."""
     steps = []
     while left:
-        policy.admit()
-        steps.append(step(policy, lambda job: job[0]))
+        fair.admit()
+        steps.append(step(fair, lambda job: job[0]))
         for job in steps[-1]:
             left[job] -= 1
             if not left[job]:
-                policy.withdraw(job)
+                fair.withdraw(job)
                 del left[job]
     return steps
 
 
 def test_who_came_first_is_over_first_and_others_of_its_group_step_with_it_as_far_as_the_budget_goes() -> None:
-    policy = admitted({"a1": 4, "b1": 4, "a2": 4, "a3": 4}, steps=2)
-    assert run(policy, dict.fromkeys(("a1", "b1", "a2", "a3"), 2)) == [["a1", "a2"]] * 2 + [["b1"]] * 2 + [["a3"]] * 2
+    fair = admitted({"a1": 4, "b1": 4, "a2": 4, "a3": 4}, steps=2)
+    assert run(fair, dict.fromkeys(("a1", "b1", "a2", "a3"), 2)) == [["a1", "a2"]] * 2 + [["b1"]] * 2 + [["a3"]] * 2
 
 
 def test_one_that_costs_more_than_a_step_may_steps_alone() -> None:
-    policy = admitted({"a1": 30, "a2": 1})
-    assert run(policy, {"a1": 2, "a2": 1}) == [["a1"], ["a1"], ["a2"]]
+    fair = admitted({"a1": 30, "a2": 1})
+    assert run(fair, {"a1": 2, "a2": 1}) == [["a1"], ["a1"], ["a2"]]
 
 
 def test_no_more_step_together_than_may() -> None:
-    policy = Policy[str](100, 100, most=2)
+    fair = Fair[str](100, 100, most=2)
     for job in ("a1", "a2", "a3"):
-        policy.submit(job, 1, 1)
-    assert run(policy, {"a1": 1, "a2": 1, "a3": 1}) == [["a1", "a2"], ["a3"]]
+        fair.submit(job, Work(1, 1))
+    assert run(fair, {"a1": 1, "a2": 1, "a3": 1}) == [["a1", "a2"], ["a3"]]
 
 
 def test_who_does_not_fit_yet_keeps_its_turn() -> None:
-    policy = Policy[str](10, 10)
+    fair = Fair[str](10, 10)
     for job, cost in (("big", 6), ("bigger", 7), ("small", 1)):
-        policy.submit(job, cost, 1)
-    assert policy.admit() == ["big"] and policy.admit() == []
-    policy.withdraw("big")
-    assert policy.admit() == ["bigger", "small"]
+        fair.submit(job, Work(cost, 1))
+    assert fair.admit() == ["big"] and fair.admit() == []
+    fair.withdraw("big")
+    assert fair.admit() == ["bigger", "small"]
     with pytest.raises(TooCostly, match="costs 11"):
-        policy.submit("huge", 11, 1)
-    policy.withdraw("huge")
-    policy.withdraw("bigger")
-    assert (policy.admitted, policy.waiting) == (1, 0)
+        fair.submit("huge", Work(11, 1))
+    fair.withdraw("huge")
+    fair.withdraw("bigger")
+    assert (fair.admitted, fair.waiting) == (1, 0)
 
 
 def test_what_is_large_holds_nobody_small_up_until_it_ends() -> None:
-    policy = Policy[str](budget=40, step_budget=10)
+    fair = Fair[str](budget=40, step_budget=10)
     for job, cost, client in (("large", 36, "a"), ("small", 10, "a"), ("larger", 30, "b"), ("small too", 10, "c"), ("again", 10, "c")):
-        policy.submit(job, cost, 5, client)
-        policy.admit()
-    assert (policy.admitted, policy.waiting) == (2, 3), "the second client's is too large, and who has one admitted waits for room"
-    assert [step(policy, lambda job: job) for _ in range(5)] == [["small too"]] * 5
-    policy.withdraw("small too")
-    policy.withdraw("large")
-    assert policy.admit() == ["small", "again"], "who is due first, as far as there is room"
+        fair.submit(job, Work(cost, 5, client))
+        fair.admit()
+    assert (fair.admitted, fair.waiting) == (2, 3), "the second client's is too large, and who has one admitted waits for room"
+    assert [step(fair, lambda job: job) for _ in range(5)] == [["small too"]] * 5
+    fair.withdraw("small too")
+    fair.withdraw("large")
+    assert fair.admit() == ["small", "again"], "who is due first, as far as there is room"
 
 
 def test_one_that_cannot_step_holds_nobody_up_and_has_the_next_turn() -> None:
-    policy = admitted({"a": 1, "b": 1, "c": 1})
+    fair = admitted({"a": 1, "b": 1, "c": 1})
     ready = {"b", "c"}
-    assert [step(policy, lambda job: job, ready.__contains__) for _ in range(2)] == [["b"], ["b"]]
+    assert [step(fair, lambda job: job, ready.__contains__) for _ in range(2)] == [["b"], ["b"]]
     ready.add("a")
-    assert step(policy, lambda job: job, ready.__contains__) == ["a"]
-    assert step(policy, lambda job: job, lambda job: False) == []
+    assert step(fair, lambda job: job, ready.__contains__) == ["a"]
+    assert step(fair, lambda job: job, lambda job: False) == []
 
 
 def test_one_of_another_client_is_over_before_all_but_the_first_of_one_with_many() -> None:
-    policy = admitted({**{f"{letter}1": 4 for letter in "abcdef"}, "x1": 4}, clients="gggggg" + "m", steps=3)
-    order = [step[0] for step in run(policy, {f"{letter}1": 3 for letter in "abcdefx"})]
+    fair = admitted({**{f"{letter}1": 4 for letter in "abcdef"}, "x1": 4}, clients="gggggg" + "m", steps=3)
+    order = [step[0] for step in run(fair, {f"{letter}1": 3 for letter in "abcdefx"})]
     assert order == [job for job in ("a1", "x1", "b1", "c1", "d1", "e1", "f1") for _ in range(3)]
 
 
 def test_a_short_one_of_another_client_goes_first_but_not_for_ever() -> None:
     """When the other client has had as much work as the long one asks for, that is due."""
-    policy = Policy[str](100, 10)
-    policy.submit("long", 10, 10, "patient")
-    policy.admit()
+    fair = Fair[str](100, 10)
+    fair.submit("long", Work(10, 10, "patient"))
+    fair.admit()
     order = list[str]()
     for number in range(30):
-        policy.submit(f"short {number}", 10, 1, "hasty")
-        policy.admit()
-        order += step(policy, lambda job: job)
+        fair.submit(f"short {number}", Work(10, 1, "hasty"))
+        fair.admit()
+        order += step(fair, lambda job: job)
         if order[-1] != "long":
-            policy.withdraw(order[-1])
+            fair.withdraw(order[-1])
         elif order.count("long") == 10:
-            policy.withdraw("long")
+            fair.withdraw("long")
     assert order == [f"short {n}" for n in range(9)] + ["long"] * 10 + [f"short {n}" for n in range(9, 20)]
 
 
 def test_who_asks_again_and_again_gets_no_more_than_who_asks_at_once() -> None:
     """Each of them is due when a job of this work, begun with the first, would be."""
-    policy = Policy[str](100, 10)
-    policy.submit("other", 10, 4, "b")
+    fair = Fair[str](100, 10)
+    fair.submit("other", Work(10, 4, "b"))
     led = 0
     for number in range(20):
-        policy.submit(f"mine {number}", 10, 1, "a")
-        policy.admit()
-        chosen = step(policy, lambda job: job)
+        fair.submit(f"mine {number}", Work(10, 1, "a"))
+        fair.admit()
+        chosen = step(fair, lambda job: job)
         if chosen == ["other"]:
             break
         led += 1
-        policy.withdraw(chosen[0])
+        fair.withdraw(chosen[0])
     assert led <= 4
 
 
 def test_what_was_not_done_of_a_job_is_not_held_against_its_client() -> None:
-    policy = Policy[str](100, 10)
-    policy.submit("given up", 10, 1000, "a")
-    policy.submit("behind it", 10, 1, "a")
-    policy.withdraw("given up")
-    policy.submit("again", 10, 2, "a")
-    policy.submit("other", 10, 4, "b")
-    assert run(policy, {"behind it": 1, "again": 2, "other": 4}) == [["behind it"]] + [["again"]] * 2 + [["other"]] * 4
+    fair = Fair[str](100, 10)
+    fair.submit("given up", Work(10, 1000, "a"))
+    fair.submit("behind it", Work(10, 1, "a"))
+    fair.withdraw("given up")
+    fair.submit("again", Work(10, 2, "a"))
+    fair.submit("other", Work(10, 4, "b"))
+    assert run(fair, {"behind it": 1, "again": 2, "other": 4}) == [["behind it"]] + [["again"]] * 2 + [["other"]] * 4
 
 
 def test_who_must_be_alone_first_is_so_as_soon_as_it_could_join() -> None:
-    policy = admitted({"a1": 4, "a2": 4, "a3": 4}, step_budget=8)
+    fair = admitted({"a1": 4, "a2": 4, "a3": 4}, step_budget=8)
     keys: dict[str, str | None] = {"a1": "a", "a2": None, "a3": None}
-    assert step(policy, keys.__getitem__) == ["a2"]
+    assert step(fair, keys.__getitem__) == ["a2"]
     keys["a2"] = "a"
-    assert step(policy, keys.__getitem__) == ["a1", "a2"], "for a3 there is no room"
-    policy.withdraw("a1")
-    assert step(policy, keys.__getitem__) == ["a3"]
+    assert step(fair, keys.__getitem__) == ["a1", "a2"], "for a3 there is no room"
+    fair.withdraw("a1")
+    assert step(fair, keys.__getitem__) == ["a3"]
     keys["a3"] = "a"
-    assert step(policy, keys.__getitem__) == ["a2", "a3"]
+    assert step(fair, keys.__getitem__) == ["a2", "a3"]
     keys["a2"] = None
-    assert step(policy, keys.__getitem__) == ["a2"], "who leads is alone too"
+    assert step(fair, keys.__getitem__) == ["a2"], "who leads is alone too"
 
 
 asked_jobs = st.tuples(
@@ -168,13 +168,13 @@ asked_jobs = st.tuples(
 
 
 class Machine(RuleBasedStateMachine):
-    """Jobs come, step, stop and start to read, change their group and go; a model of the policy in exact numbers knows when each is due."""
+    """Jobs come, step, stop and start to read, change their group and go; a model of the fair in exact numbers knows when each is due."""
 
     jobs: Bundle[int] = Bundle("jobs")
 
     def __init__(self) -> None:
         super().__init__()
-        self.policy = Policy[int](budget=40, step_budget=12)
+        self.fair = Fair[int](budget=40, step_budget=12)
         self.costs: dict[int, int] = {}
         self.left: dict[int, int] = {}
         """Steps."""
@@ -197,7 +197,7 @@ class Machine(RuleBasedStateMachine):
     def submit(self, asked: list[tuple[int, int, str | None, str]]) -> MultipleResults[int]:
         numbers = [next(self.numbers) for _ in asked]
         for job, (cost, steps, key, client) in zip(numbers, asked, strict=True):
-            self.policy.submit(job, cost, steps, client)
+            self.fair.submit(job, Work(cost, steps, client))
             self.costs[job], self.left[job], self.keys[job], self.clients[job] = cost, steps, key, client
             self.due[job] = self.last[client] = max(self.now, self.last.get(client, self.now)) + cost * steps
             self.allowed[job], self.passed[job] = self.due[job] - self.now, {}
@@ -206,7 +206,7 @@ class Machine(RuleBasedStateMachine):
 
     @rule(job=consumes(jobs))
     def withdraw(self, job: int) -> None:
-        self.policy.withdraw(job)
+        self.fair.withdraw(job)
         if job in self.left:
             self.forget(job)
 
@@ -224,7 +224,7 @@ class Machine(RuleBasedStateMachine):
     @rule()
     def admit(self) -> None:
         """In the order in which they are due, as many as there is room for; and one that is small, of who has none, in the reserve."""
-        for job in self.policy.admit():
+        for job in self.fair.admit():
             held = sum(self.costs[other] for other in self.admitted - self.reserved)
             if held + self.costs[job] > 40 or self.due[job] > min(self.due[other] for other in self.waiting):
                 assert self.clients[job] not in {self.clients[other] for other in self.admitted} and self.costs[job] <= 12
@@ -237,7 +237,7 @@ class Machine(RuleBasedStateMachine):
         assert first is None or any(self.due[other] == self.due[first] and held + self.costs[other] > 40 for other in self.waiting), (
             f"there is room for {first}"
         )
-        assert self.policy.waiting == len(self.waiting) and self.policy.admitted == len(self.admitted)
+        assert self.fair.waiting == len(self.waiting) and self.fair.admitted == len(self.admitted)
 
     @rule(job=jobs, key=st.sampled_from("ab"))
     def change_group(self, job: int, key: str) -> None:
@@ -252,8 +252,9 @@ class Machine(RuleBasedStateMachine):
     @rule(count=st.integers(1, 12))
     def step(self, count: int) -> None:
         for _ in range(count):
+            self.admit()
             able = self.admitted - self.blocked
-            chosen = step(self.policy, self.keys.__getitem__, lambda job: job not in self.blocked)
+            chosen = step(self.fair, self.keys.__getitem__, lambda job: job not in self.blocked)
             assert set(chosen) <= able and bool(chosen) == bool(able)
             if chosen:
                 self.look_at(chosen, able)
@@ -263,7 +264,7 @@ class Machine(RuleBasedStateMachine):
                 self.keys[job] = self.keys[job] or "a"
                 self.left[job] -= 1
                 if not self.left[job]:
-                    self.policy.withdraw(job)
+                    self.fair.withdraw(job)
                     self.forget(job)
 
     def look_at(self, chosen: list[int], able: set[int]) -> None:
@@ -288,21 +289,21 @@ class Machine(RuleBasedStateMachine):
             )
 
 
-TestPolicy = Machine.TestCase
+TestFair = Machine.TestCase
 
 
 @given(st.lists(st.tuples(st.integers(1, 20), st.sampled_from("abc"), st.integers(1, 9)), min_size=1, max_size=20))
 def test_everybody_comes_to_an_end(asked: list[tuple[int, str, int]]) -> None:
     """Waiting ones too: so many steps each, all within the sum of them."""
-    policy = Policy[int](budget=40, step_budget=12)
+    fair = Fair[int](budget=40, step_budget=12)
     left = {}
     for job, (cost, client, steps) in enumerate(asked):
-        policy.submit(job, cost, steps, client)
+        fair.submit(job, Work(cost, steps, client))
         left[job] = steps
     for _ in range(sum(left.values())):
-        policy.admit()
-        for job in step(policy, lambda job: asked[job][1]):
+        fair.admit()
+        for job in step(fair, lambda job: asked[job][1]):
             left[job] -= 1
             if not left[job]:
-                policy.withdraw(job)
+                fair.withdraw(job)
     assert not any(left.values())

@@ -11,9 +11,11 @@ from typing import TypeVar
 import pytest
 
 from helpers.waiting import until
-from omnistage.models.common.stepper import MAX_AHEAD, MAX_UNREAD, Stepper
 from omnistage.models.common.worker import Worker
 from omnistage.models.interface import Drawn, Picture, Preview, Progress
+from omnistage.models.steps.interface import Aside
+from omnistage.models.steps.loop import MAX_AHEAD
+from omnistage.models.steps.session import MAX_UNREAD, Sessions
 
 T = TypeVar("T")
 
@@ -43,10 +45,10 @@ class Adder:
     def steps(self, job: Job) -> int:
         return job.steps
 
-    def group_key(self, job: Job) -> Hashable:
+    def key(self, job: Job) -> Hashable:
         return "all"
 
-    def forward(self, jobs: Sequence[Job]) -> None:
+    def step(self, jobs: Sequence[Job], aside: Aside | None) -> None:
         self.groups.append(tuple(jobs))
         self.threads.add(threading.get_ident())
         for job in jobs:
@@ -57,14 +59,14 @@ class Adder:
             if job.step == job.fails_at:
                 raise ValueError(f"step {job.step}")
 
-    def advance(self, job: Job) -> Sequence[Drawn]:
+    def take(self, job: Job) -> Sequence[Drawn]:
         job.step += 1
         job.value += job.step
         if job.shows:
             return [Preview(b"", "image/png", job.step)]
         return [Progress(job.step, job.steps)]
 
-    def is_drawn(self, job: Job) -> bool:
+    def is_done(self, job: Job) -> bool:
         return job.step == job.steps
 
     def decode(self, job: Job) -> Generator[Drawn, None, None]:
@@ -74,19 +76,25 @@ class Adder:
         job.given_up = True
 
 
+class Counting(Worker):
+    """units: of work that the thread was given."""
+
+    units = 0
+
+    async def run(self, call: Callable[[], T], urgent: bool = False) -> T:
+        self.units += 1
+        return await super().run(call, urgent)
+
+
 class House:
-    """A stepper on a thread. units: of work that the thread was given."""
+    """Sessions on a thread."""
 
     def __init__(self) -> None:
-        self.worker, self.adder, self.units = Worker("adder", 1), Adder(), 0
-        self.stepper = Stepper[Job](self.adder, self._run, budget=100, step_budget=100, ahead=True)
-
-    async def _run(self, call: Callable[[], T], /) -> T:
-        self.units += 1
-        return await self.worker.run(call)
+        self.worker, self.adder = Counting("adder", 1), Adder()
+        self.sessions = Sessions[Job](self.adder, [self.worker], budget=100, step_budget=100, ahead=True)
 
     async def drawn(self, job: Job) -> list[Drawn]:
-        async with aclosing(self.stepper.draw(job)) as pieces:
+        async with aclosing(self.sessions.draw(job)) as pieces:
             return [piece async for piece in pieces]
 
 
@@ -97,7 +105,7 @@ async def house() -> AsyncIterator[House]:
         yield made
     finally:
         await made.worker.close()
-        assert made.stepper.running == made.stepper.queued == 0
+        assert made.sessions.running == made.sessions.load.queued == 0
 
 
 async def at_gate(job: Job) -> None:
@@ -112,8 +120,8 @@ async def test_who_is_alone_is_drawn_without_waiting_for_the_event_loop_after_ea
     async with house() as made:
         pieces = await made.drawn(Job(500))
         assert pieces[-1] == Picture(picture_of(500), "image/png") and Progress(500, 500) in pieces
-        assert made.units <= 500 // MAX_AHEAD + 3, "the steps, the picture, and its end"
-        assert made.stepper.steps == 500 + 2 and made.adder.threads == {made.worker._thread.ident}
+        assert made.worker.units <= 500 // MAX_AHEAD + 3, "the steps, the picture, and its end"
+        assert made.sessions.steps == 500 + 2 and made.adder.threads == {made.worker._thread.ident}
 
 
 async def test_who_comes_meanwhile_shares_the_next_step_but_one() -> None:
@@ -122,7 +130,7 @@ async def test_who_comes_meanwhile_shares_the_next_step_but_one() -> None:
         one = group.create_task(made.drawn(first))
         await at_gate(first)
         other = group.create_task(made.drawn(second))
-        await until(lambda: made.stepper.queued)
+        await until(lambda: made.sessions.load.queued)
         first.go_on.set()
         assert (await other)[-1] == Picture(picture_of(10), "image/png")
         assert (await one)[-1] == Picture(picture_of(50), "image/png")
@@ -133,7 +141,7 @@ async def test_who_comes_meanwhile_shares_the_next_step_but_one() -> None:
 async def test_nothing_is_done_for_whoever_goes_away() -> None:
     job = Job(1000, gate=10)
     async with house() as made:
-        pieces = made.stepper.draw(job)
+        pieces = made.sessions.draw(job)
         await anext(pieces)
         await at_gate(job)
         closing = asyncio.create_task(pieces.aclose())
@@ -149,15 +157,15 @@ async def test_one_that_ends_leaves_the_others_their_steps() -> None:
     async with house() as made:
         found = await asyncio.gather(*(made.drawn(Job(steps)) for steps in (3, 30, 200)))
         assert [pieces[-1] for pieces in found] == [Picture(picture_of(steps), "image/png") for steps in (3, 30, 200)]
-        assert len(made.adder.groups) == 200 and made.units < 100
+        assert len(made.adder.groups) == 200 and made.worker.units < 100
 
 
 async def test_the_thread_waits_for_a_reader_that_does_not_read() -> None:
     job = Job(100, shows=True)
     async with house() as made:
-        async with aclosing(made.stepper.draw(job)) as pieces:
+        async with aclosing(made.sessions.draw(job)) as pieces:
             first = await anext(pieces)
-            await until(lambda: not made.stepper._stepping._jobs)
+            await until(lambda: not made.sessions._loop._stepping)
             behind = job.step
             assert MAX_UNREAD <= behind <= MAX_UNREAD + MAX_AHEAD + 2
             shown = [first, *[piece async for piece in pieces]]
@@ -171,7 +179,7 @@ async def test_an_error_in_the_middle_ends_the_one_that_it_is_of() -> None:
         shown = list[Drawn]()
 
         async def read() -> None:
-            async with aclosing(made.stepper.draw(bad)) as pieces:
+            async with aclosing(made.sessions.draw(bad)) as pieces:
                 async for piece in pieces:
                     shown.append(piece)
 

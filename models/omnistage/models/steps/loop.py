@@ -1,0 +1,229 @@
+"""The loop of an engine of steps: whoever is free steps with whom the order says, on the next idle worker.
+
+    submit --> order --choose--> step, on a worker --take--> shown --> ... --> done
+
+A step has all of its jobs until it ends, for nobody can stop its thread. Where a step of several jobs fails, each takes it alone: one of
+them is the cause, and ends alone. Where one worker has all jobs there are in one step, it goes on with them until somebody comes or goes:
+else it would wait for the event loop after each step, and a GPU for both.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Generic, TypeVar
+
+from omnistage.models.interface import Batches, Load
+from omnistage.models.steps.interface import Aside, Order, Steps, Worker
+
+J = TypeVar("J", bound=Hashable)
+A = TypeVar("A")
+T = TypeVar("T")
+
+MAX_AHEAD = 4
+"""Steps that a worker is ahead of the event loop before it waits for that."""
+
+
+@dataclass(eq=False, slots=True)
+class _Entry(Generic[T]):
+    """A job in the loop. shown: told what a step shows; returns whether the job may go on."""
+
+    shown: Callable[[T], bool]
+    over: asyncio.Future[None]
+    ready: bool = True
+
+
+class Loop(Generic[J, A, T]):
+    """All jobs of one model. Used from one event loop at a time."""
+
+    def __init__(self, steps: Steps[J, T], order: Order[J, A], workers: Sequence[Worker], *, ahead: bool = False) -> None:
+        """ahead: a worker may go on by itself."""
+        self._steps, self._order, self._ahead = steps, order, ahead
+        self._idle = list(reversed(workers))
+        self._entries: dict[J, _Entry[T]] = {}
+        self._stepping = set[J]()
+        self._step_ended = asyncio.Event()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._woken: asyncio.AbstractEventLoop | None = None
+        """That will look for steps soon."""
+        self._may_go_on = False
+        """Looked at by the worker after each step."""
+        self.steps = 0
+        self.stepped = 0
+        """Jobs that were in them, each counted once a step."""
+
+    @property
+    def load(self) -> Load:
+        return Load(queued=self._order.waiting, batches=Batches(self.steps, self.stepped))
+
+    async def run(self, job: J, asked: A) -> None:
+        """Return when the job is done. Cancelled, it returns when no step has the job in it. Raises what a step of it raises."""
+        over = self.submit(job, asked)
+        try:
+            await over
+        finally:
+            await self.withdraw(job)
+            del over  # Its error leads to this frame.
+
+    def submit(self, job: J, asked: A, shown: Callable[[T], bool] = lambda _: True) -> asyncio.Future[None]:
+        """What ends with the job. shown: told what each of its steps shows; where it returns False the job waits for `go_on`. Raises
+        TooCostly. Whoever submits withdraws."""
+        self._order.submit(job, asked)
+        entry = self._entries[job] = _Entry(shown, asyncio.get_running_loop().create_future())
+        self._interrupt()
+        return entry.over
+
+    def go_on(self, job: J) -> None:
+        """It may step again."""
+        self._entries[job].ready = True
+        self._wake()
+
+    async def withdraw(self, job: J) -> None:
+        """Return when no step has the job in it and it is given up, whatever is cancelled meanwhile: what it works on would be freed under
+        the thread."""
+        self._end(job)
+        self._interrupt()
+        cancelled: asyncio.CancelledError | None = None
+        while job in self._stepping:
+            try:
+                await self._step_ended.wait()
+            except asyncio.CancelledError as error:
+                cancelled = error
+        del self._entries[job]
+        self._steps.give_up(job)
+        if cancelled is not None:
+            raise cancelled
+
+    def _end(self, job: J, error: Exception | None = None) -> None:
+        self._order.withdraw(job)
+        over = self._entries[job].over
+        if over.done():
+            return
+        if error is None:
+            over.set_result(None)
+        else:
+            over.set_exception(error)
+
+    def _interrupt(self) -> None:
+        """Somebody came or went."""
+        self._may_go_on = False
+        self._wake()
+
+    def _wake(self) -> None:
+        """Look for steps soon: whoever comes at the same moment shares them."""
+        here = asyncio.get_running_loop()
+        if self._woken is not here:  # Another one may be gone.
+            self._woken = here
+            here.call_soon(self._begin)
+
+    def _begin(self) -> None:
+        """Give every idle worker a step, if there is one. What is raised here is of no job: it ends all, for nobody would go on."""
+        self._woken = None
+        try:
+            while self._idle and (group := self._choose()):
+                self._start(group)
+        except Exception as error:
+            for job in tuple(self._entries):
+                self._end(job, RuntimeError(f"the steps have ended: {error!r}"))
+
+    def _choose(self) -> Sequence[J]:
+        return self._order.choose(self._steps.key, self._can_step, len(self._idle))
+
+    def _can_step(self, job: J) -> bool:
+        entry = self._entries[job]
+        return entry.ready and job not in self._stepping and not entry.over.done()
+
+    def _start(self, group: Sequence[J]) -> None:
+        workers = [self._idle.pop()]
+        self._order.stepped(group)
+        self._stepping.update(group)
+        if self._idle and not self._choose() and self._order.is_halved(self._steps.key(group[0])):
+            workers.append(self._idle.pop())
+        task = asyncio.create_task(self._together(group, workers))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _together(self, group: Sequence[J], workers: Sequence[Worker]) -> None:
+        """One step. What ends it, but an error of a job, ends its jobs."""
+        try:
+            await self._step_all(group, workers)
+        except BaseException as error:
+            for job in group:
+                self._end(job, RuntimeError(f"the steps have ended: {error!r}"))
+            if not isinstance(error, asyncio.CancelledError):
+                raise
+        finally:
+            self._idle.extend(reversed(workers))
+            self._stepping.difference_update(group)
+            self._step_ended.set()
+            self._step_ended = asyncio.Event()
+            self._wake()
+
+    async def _step_all(self, group: Sequence[J], workers: Sequence[Worker]) -> None:
+        """All at once; where that fails, each alone."""
+        group = [job for job in group if not self._entries[job].over.done()]
+        if not group:
+            return
+        try:
+            await self._step(group, workers)
+        except Exception as error:
+            if len(group) == 1:
+                self._end(group[0], error)
+                return
+        else:
+            return
+        for job in group:
+            await self._step_all([job], workers)
+
+    async def _step(self, group: Sequence[J], workers: Sequence[Worker]) -> None:
+        worker, *others = workers
+        self._may_go_on = self._ahead and len(group) == len(self._entries)
+        work = partial(self._work, group, others[0].aside if others else None, asyncio.get_running_loop())
+        self._show(group, await worker.run(work))
+        for job in group:
+            if self._steps.is_done(job):
+                self._end(job)
+
+    def _work(self, group: Sequence[J], aside: Aside | None, loop: asyncio.AbstractEventLoop) -> Sequence[T | Exception]:
+        """On the worker: what each shows of the last step, or why it ends. What the steps before it show is shown meanwhile."""
+        first = self.steps
+        for number in itertools.count():
+            self._steps.step(group, aside)
+            taken = [self._take(job) for job in group]
+            waits = not self._may_go_on or number - (self.steps - first) >= MAX_AHEAD
+            if waits or any(map(_failed, taken)) or any(map(self._steps.is_done, group)) or len(set(map(self._steps.key, group))) > 1:
+                break
+            loop.call_soon_threadsafe(self._show_and_go_on, group, taken)
+        return taken
+
+    def _take(self, job: J) -> T | Exception:
+        try:
+            return self._steps.take(job)
+        except Exception as error:  # It belongs to whoever waits for this one.
+            return error
+
+    def _show_and_go_on(self, group: Sequence[J], taken: Sequence[T | Exception]) -> None:
+        """The worker is at the next step already: nobody else is due."""
+        self._show(group, taken)
+        self._order.stepped([job for job in group if not self._entries[job].over.done()])
+        if not all(self._entries[job].ready for job in group):
+            self._may_go_on = False
+
+    def _show(self, group: Sequence[J], taken: Sequence[T | Exception]) -> None:
+        self.steps += 1
+        self.stepped += len(group)
+        for job, shown in zip(group, taken, strict=True):
+            entry = self._entries[job]
+            if entry.over.done():
+                continue
+            if isinstance(shown, Exception):
+                self._end(job, shown)
+            else:
+                entry.ready = entry.shown(shown) and entry.ready
+
+
+def _failed(taken: Any) -> bool:
+    return isinstance(taken, Exception)
