@@ -228,10 +228,10 @@ def test_a_time_limit_is_one_more_reason(slow_address: str) -> None:
     [
         (["--pipeline", "none"], "--pipeline none: this router has no such pipeline", "It has toy."),
         (["--voice", "nobody"], "--voice: ", ""),
-        (["--draw"], "toy does not draw", "`omnistage pipelines`"),
+        (["--draw"], "toy does not draw; no other pipeline of this router does", ""),
         (["--out", "x.txt"], "--out x.txt: only JSON can be written", "Give a name that ends in .json."),
         (["--plot", "none/x.png"], "--plot none/x.png: its folder does not exist", "mkdir"),
-        (["--prompts", "none.txt"], "--prompts none.txt: cannot be read: No such file", "Give the name of a file."),
+        (["--prompts", "none.txt"], "--prompts none.txt: cannot be read: No such file", ""),
     ],
     ids=lambda value: value[0] if isinstance(value, list) else "",
 )

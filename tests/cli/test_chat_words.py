@@ -26,9 +26,9 @@ SIZES = pytest.mark.parametrize("size", [(80, 24), (40, 10)], ids=lambda size: f
 
 @pytest.fixture(scope="module")
 def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """Of a router with a pipeline that sees and hears, and one that does not."""
+    """Of a router with a pipeline that sees and hears, one that does not, and one that only draws."""
     state = {"OMNISTAGE_STATE": str(tmp_path_factory.mktemp("state"))}
-    done = omnistage("serve", "toy-omni", "toy", "--detach", "--no-http", "--address", "127.0.0.1:0", variables=state)
+    done = omnistage("serve", "toy-omni", "toy", "toy-film", "--detach", "--no-http", "--address", "127.0.0.1:0", variables=state)
     assert done.returncode == 0, done.stderr
     try:
         there = done.stderr.split("serving on ")[1].split()[0]
@@ -147,6 +147,18 @@ def test_a_pipeline_that_takes_no_pictures_goes_on_without_them(address: str, fi
         words=("--seed", "3", "--system", "Be brief."),
     )
     assert turns(files)[0]["content"] == [text("[cat.png]"), text("What?")]
+
+
+def test_a_pipeline_that_there_is_not_is_told_whatever_asks_for_it(address: str, files: Path) -> None:
+    """And so is one that only draws; those are listed too."""
+    said = "/image cat.png\n/voice toy\n/pipeline toy-film\n/pipeline\n/bye\n"
+    done = omnistage("chat", "--pipeline", "absent", "--address", address, text=said)
+    hint = "hint: toy-omni, toy answer here: /pipeline toy-omni, or /pipeline off to leave it to the router."
+    absent = ["error: there is no pipeline absent", hint]
+    *told, omni, toy, film = done.stderr.splitlines()
+    assert told == [*absent, *absent, "error: toy-film only draws", hint]
+    assert omni.startswith("toy-omni: takes text, image, audio, gives ")
+    assert (toy, film) == ("toy: takes text, gives text, audio", "toy-film: only draws")
 
 
 @pytest.mark.parametrize("word", ["/pipeline", "/model"])

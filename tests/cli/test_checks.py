@@ -69,13 +69,13 @@ MISTAKES: Sequence[tuple[Sequence[str], str]] = [
         "tensor_parallel_size 2: the talker of smol computes on one device; for more answers at once",
     ),
     (["--max-batch-size", "code2wav=2"], "max_batch_size 2: the code2wav of smol computes one session after the other"),
-    (["--max-batch-size", "many"], "--max-batch-size: must be a valid integer, unable to parse string as an integer, not 'many'"),
-    (["--max-batch-tokens", "-1"], "--max-batch-tokens: must be greater than or equal to 0, not '-1'"),
-    (["--gpu-memory-utilization", "1.5"], "--gpu-memory-utilization: must be less than or equal to 1, not '1.5'"),
-    (["--enable-cache", "perhaps"], "--enable-cache: must be a valid boolean"),
+    (["--max-batch-size", "many"], "--max-batch-size: is 'many'; it must be a whole number"),
+    (["--max-batch-tokens", "-1"], "--max-batch-tokens: is '-1'; it must be at least 0"),
+    (["--gpu-memory-utilization", "1.5"], "--gpu-memory-utilization: is '1.5'; it must be at most 1"),
+    (["--enable-cache", "perhaps"], "--enable-cache: is 'perhaps'; it must be true or false"),
     (["toy", "--kv-cache-bytes", "65536"], "--kv-cache-bytes 65536: no stage of toy has a use for it"),
     (["toy", "--threads", "2"], "--threads 2: no stage of toy has a use for it"),
-    (["toy", "--stall-limit", "-1"], "--stall-limit: must be greater than 0"),
+    (["toy", "--stall-limit", "-1"], "--stall-limit: is '-1.0'; it must be above 0"),
     (["toy", "--log-dir", "/dev/null/logs"], "Not a directory: /dev/null/logs"),
 ]
 
@@ -88,7 +88,7 @@ def test_a_mistake_is_told_in_one_line() -> None:
 
 def test_a_bad_variable_of_the_environment_is_named() -> None:
     (told,) = refusals(ANYWHERE, environment={"OMNISTAGE_LOG_LEVEL": "loud"})
-    assert told == "OMNISTAGE_LOG_LEVEL: must be 'debug', 'info', 'warning' or 'error', not 'loud'"
+    assert told == "OMNISTAGE_LOG_LEVEL: is 'loud'; it must be 'debug', 'info', 'warning' or 'error'"
 
 
 def test_two_servers_on_one_port(free_port: int) -> None:

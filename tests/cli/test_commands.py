@@ -23,6 +23,8 @@ SPOKEN_KEYS += ["unspoken", "unspoken_words"]
 STATUS_KEYS = ["pipeline", "stage", "address", "pid", "state", "sessions", "queue", "transport", "settings"]
 PNG = b"\x89PNG\r\n\x1a\n"
 
+EMPTY = ["error: the text is empty", 'hint: Give the words, such as "What is a kite?", or - for those of standard input.']
+
 
 def last_object(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
     assert done.returncode == 0, done.stderr
@@ -215,23 +217,29 @@ def test_without_an_address_a_stack_is_started_for_the_call() -> None:
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (["ask", "Hi", "--pipeline", "absent"], "no pipeline 'absent'"),
-        (["ask", ""], "the text is empty"),
-        (["ask", "Hi", "--max-tokens", "32768", "--timeout", "0.002"], "error:"),
-        (["say", " "], "the text is empty"),
-        (["ask", "Hi", "--out", "absent-folder/x.wav"], "its folder does not exist"),
+        (["ask", "Hi", "--pipeline", "absent"], ["error: no pipeline 'absent'; this router has toy"]),
+        (["ask", ""], EMPTY),
+        (["say", " "], EMPTY),
+        (["ask", "Hi", "--voice", "Ann"], ["error: --voice: no voice 'Ann'; there is only 'toy'"]),
+        (["ask", "Hi", "--json-schema", "none.json"], ["error: --json-schema none.json: No such file or directory"]),
+        (
+            ["ask", "Hi", "--out", "absent-folder/x.wav"],
+            ["error: --out absent-folder/x.wav: its folder does not exist", "hint: Make it first: mkdir -p absent-folder"],
+        ),
     ],
 )
-def test_an_error_is_one_line_and_a_hint(toy_address: str, words: list[str], told: str) -> None:
+def test_an_error_is_one_line_and_a_hint(toy_address: str, words: list[str], told: list[str]) -> None:
+    """Which is there only where it says what the line does not."""
     done = omnistage(*words, "--address", toy_address)
-    assert done.returncode == 1
-    assert done.stdout == ""
-    error, *hints = done.stderr.splitlines()
-    hint = hints[0] if hints else "hint: none: the message lists what there is"
-    assert hints or "this router has" in error
-    assert error.startswith("error: ")
-    assert told in error
-    assert hint.startswith("hint: ")
+    assert (done.returncode, done.stdout, done.stderr.splitlines()) == (1, "", told)
+
+
+def test_a_time_limit_that_is_too_short_is_told_with_what_to_give(toy_address: str) -> None:
+    """Where it passes, before the connection or behind it, the machine decides."""
+    done = omnistage("ask", "Hi", "--max-tokens", "32768", "--timeout", "0.002", "--address", toy_address)
+    error, hint = done.stderr.splitlines()
+    assert (done.returncode, done.stdout) == (1, "")
+    assert error.startswith("error: ") and hint.startswith("hint: Give more time: --timeout")
 
 
 def test_verbose_shows_the_traceback(toy_address: str) -> None:
@@ -305,7 +313,6 @@ def test_a_stack_that_cannot_be(words: list[str], told: str) -> None:
         ("nonesuch", "error: no pipeline 'nonesuch', and no folder or model of this name"),
         ("smoll", "error: no pipeline 'smoll', and no folder or model of this name; did you mean smol?"),
         ("./checkpiont", "error: no folder ./checkpiont, and no pipeline or model of this name; did you mean checkpoint?"),
-        ("none.yaml", "error: cannot read none.yaml: No such file or directory"),
     ],
 )
 def test_nothing_is_said_to_start_that_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, named: str, told: str) -> None:
@@ -315,7 +322,25 @@ def test_nothing_is_said_to_start_that_is_not_there(tmp_path: Path, monkeypatch:
         terminal = Terminal(300, 24)
         assert terminal.run((*command, "--model", named)) == 1
         error, hint = terminal.lines
-        assert error == told and hint.startswith("hint: ")
+        assert error == told and hint.startswith("hint: There are ")
+
+
+@pytest.mark.parametrize(
+    ("written", "told"),
+    [
+        (None, "cannot read mine.yaml: No such file or directory"),
+        ("name: x\nstages: 3\n", "mine.yaml: description: is missing; inputs: is missing; outputs: is missing; stages: must be a list"),
+        ("name: x\n: : :\n", "mine.yaml: this is no YAML: line 2: expected <block end>, but found ':'"),
+    ],
+)
+def test_a_file_of_a_pipeline_that_is_wrong_is_told_in_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, written: str | None, told: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    if written is not None:
+        Path("mine.yaml").write_text(written)
+    done = omnistage("serve", "mine.yaml")
+    assert (done.returncode, done.stdout, done.stderr) == (1, "", f"error: {told}\n")
 
 
 def test_who_asks_a_router_loads_nothing_of_a_stack(toy_address: str) -> None:

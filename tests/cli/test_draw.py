@@ -29,12 +29,12 @@ from helpers.peer import Peer, listening
 from helpers.processes import Family, Started
 from helpers.terminal import CTRL_C, Terminal
 from omnistage.cli import drawing
-from omnistage.cli.drawing import REFUSED
 from omnistage.cli.layout import Layout
 from omnistage.cli.main import app
 from omnistage.cli.picture_cells import MOST_COLUMNS, MOST_ROWS, cells, size_of
 from omnistage.cli.picture_name import new_name, slug
 from omnistage.cli.targets import Need, target_for
+from omnistage.cli.wording import SHELL, told
 from omnistage.client import Omni
 from omnistage.client.errors import BadRequestError, RequestError
 from omnistage.client.request import DIFFUSION
@@ -118,30 +118,32 @@ def test_a_picture_to_start_from_and_a_folder_for_previews(film_address: str, tm
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (["--out", "x.gif"], "--out x.gif: only PNG, JPEG and WebP can be written"),
-        (["--out", "none/x.png"], "--out none/x.png: its folder does not exist"),
-        (["--out", "x.png", "--image", "none.png"], "--image: cannot read none.png: No such file or directory"),
-        (["--out", "x.png", "--image", "words.txt"], "--image: words.txt is text/plain, not a picture"),
-        (["--out", "x.png", "--previews", "1", "--preview-dir", "none"], "--preview-dir none: there is no such folder"),
-        (["--out", "x.png", "--timeout", "inf"], "--timeout inf: this is no number"),
-        (["--out", "x.jpg"], "--out: toy-film makes image/png of this request"),
-        (["--out", "x.png", "--width", "400"], "--width: toy-film makes at most 256"),
-        (["--out", "x.png", "--size", "400x16"], "--size: toy-film makes at most 256"),
-        (["--out", "x.png", "--pipeline", "smol"], "no pipeline 'smol'"),
+        (
+            ["--out", "x.gif"],
+            ["error: --out x.gif: only PNG, JPEG and WebP can be written", "hint: Give a name that ends in .png, .jpg, .jpeg or .webp."],
+        ),
+        (["--out", "none/x.png"], ["error: --out none/x.png: its folder does not exist", "hint: Make it first: mkdir -p none"]),
+        (["--out", "x.png", "--image", "none.png"], ["error: --image: cannot read none.png: No such file or directory"]),
+        (["--out", "x.png", "--image", "words.txt"], ["error: --image: words.txt is text/plain, not a picture"]),
+        (
+            ["--out", "x.png", "--previews", "1", "--preview-dir", "none"],
+            ["error: --preview-dir none: there is no such folder", "hint: Make it first: mkdir -p none"],
+        ),
+        (["--out", "x.png", "--timeout", "inf"], ["error: --timeout inf: this is no number; give one such as 7.5"]),
+        (["--out", "x.jpg"], ["error: --out: toy-film makes image/png of this request; ask for that or leave it out"]),
+        (["--out", "x.png", "--width", "400"], ["error: --width: toy-film makes at most 256"]),
+        (["--out", "x.png", "--size", "400x16"], ["error: --size: toy-film makes at most 256"]),
+        (["--out", "x.png", "--pipeline", "smol"], ["error: no pipeline 'smol'; this router has toy-film"]),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_what_cannot_be_done_is_one_line_and_leaves_nothing(
-    film_address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], told: str
+    film_address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], told: list[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("words.txt").write_text("words")
     done = draw("a hill", *words, "--address", film_address)
-    assert (done.returncode, done.stdout) == (1, "")
-    error, *hint = done.stderr.splitlines()
-    assert error.startswith("error: ") and told in error
-    # A refusal that says what to do needs no hint.
-    assert [line[:6] for line in hint] in ([], ["hint: "])
+    assert (done.returncode, done.stdout, done.stderr.splitlines()) == (1, "", told)
     assert names(tmp_path) == ["words.txt"]
 
 
@@ -222,30 +224,33 @@ def test_a_terminal_shows_the_name_that_a_picture_got(
 
 
 def test_a_pipeline_without_pictures_names_those_that_draw(toy_address: str, tmp_path: Path) -> None:
-    for words, hint in (
-        (("--pipeline", "toy"), "toy-film or toy-picture."),
-        (("--address", toy_address), "`omnistage pipelines` lists what this server offers."),
+    for words, last in (
+        (("--pipeline", "toy"), "hint: Give another --pipeline: diffusers or picture or toy-film or toy-picture."),
+        (("--address", toy_address), "error: toy does not draw; no other pipeline of this router does"),
     ):
         done = draw("a hill", "--out", tmp_path / "x.png", *words)
-        assert done.returncode == 1
-        assert done.stderr.splitlines()[-1].startswith("hint: ") and done.stderr.endswith(f"{hint}\n")
+        assert (done.returncode, done.stderr.splitlines()[-1]) == (1, last)
 
 
 @pytest.mark.parametrize(
-    ("field", "fault", "hint"),
+    ("field", "sized", "line"),
     [
-        ("layers", "picture draws no layers: leave it out", ""),
-        ("width", "picture takes 8 to 512 pixels, not 7", ""),
-        ("steps", "picture takes 1 to 50 steps, not 60", ""),
-        ("prompt", "has nothing to draw", "Give other words."),
+        ("layers", False, ("--layers: no", "")),
+        ("negative_prompt", False, ("--negative: no", "")),
+        ("media_type", False, ("--out: no", "")),
+        ("width", False, ("--width: no", "")),
+        ("width", True, ("--size: no", "")),
+        ("images", False, ("--image: no", drawing.NEEDS_A_PICTURE)),
     ],
 )
-def test_a_refusal_that_says_what_to_do_has_no_hint_that_says_it_again(tmp_path: Path, field: str, fault: str, hint: str) -> None:
-    error = BadRequestError.of(f"diffusion.{field}", fault)
+def test_a_refusal_is_told_by_what_was_typed_and_has_a_hint_only_where_it_adds_something(
+    tmp_path: Path, field: str, sized: bool, line: tuple[str, str]
+) -> None:
+    error = BadRequestError.of(f"diffusion.{field}", "no")
     error.metadata = {"field": f"diffusion.{field}"}
-    with pytest.raises(RequestError) as refused, drawing._refusals(drawing.Order("x", tmp_path / "x.png", (), {})):
+    with pytest.raises(RequestError) as refused, drawing._refusals(drawing.Order("x", tmp_path / "x.png", (), {}, sized=sized)):
         raise error
-    assert fault in refused.value.message and refused.value.hint == hint
+    assert told(refused.value) == line
 
 
 def test_a_question_that_is_drawn_says_how_pictures_are_kept(film_address: str) -> None:
@@ -325,8 +330,7 @@ async def test_every_field_of_a_drawing_can_be_typed(tmp_path: Path) -> None:
 
 def test_every_field_that_is_refused_is_told_by_the_option_that_set_it() -> None:
     typed = {name for option in typer.main.get_command(app).commands["draw"].params for name in (option.opts or [option.name])}  # type: ignore[attr-defined]
-    assert set(REFUSED) == {*DIFFUSION, "prompt", "images"}
-    assert {option for option, _ in REFUSED.values()} - {"PROMPT"} <= typed
+    assert {SHELL.name_of(f"diffusion.{name}") for name in (*DIFFUSION, "prompt", "images")} - {"PROMPT"} <= typed
 
 
 def test_make_tiny_names_all_that_it_can_make() -> None:

@@ -113,6 +113,36 @@ def test_a_hint_says_what_helps(hub: HubServer, name: str, hint: str) -> None:
     assert done.stderr.splitlines()[-1].startswith(f"hint: {hint}")
 
 
+def broken(hub: HubServer, monkeypatch: pytest.MonkeyPatch, how: str) -> None:
+    match how:
+        case "silent":
+            monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:1")
+        case "offline":
+            monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+        case _:
+            hub.status = int(how)
+
+
+@pytest.mark.parametrize(
+    ("command", "how", "told"),
+    [
+        ("serve", "silent", "check the network and try again; what was fetched is kept"),
+        ("serve", "offline", "HF_HUB_OFFLINE forbids to fetch it: unset it once"),
+        ("pull", "500", "the hub answers with status 500 for org/words@main: try again later"),
+    ],
+)
+def test_a_hub_that_does_not_answer_is_told_once(
+    hub: HubServer, monkeypatch: pytest.MonkeyPatch, command: str, how: str, told: str
+) -> None:
+    """The message says what to do, and the hint only what can be had meanwhile."""
+    broken(hub, monkeypatch, how)
+    done = omnistage(command, "org/words")
+    assert (done.returncode, done.stdout) == (1, "")
+    error, hint = done.stderr.splitlines()[-2:]
+    assert error.startswith("error: ") and error.endswith(told)
+    assert re.fullmatch(r"hint: On this machine: [^.]+\.", hint)
+
+
 STRANGE = r"StackError org/bert is a checkpoint of no family that there is \(words, smol.*\): config.json has architectures \['BertModel'\]"
 REFUSED = {
     ("pull", "smol"): "BadRequestError NAME: smol is no name of a model: give owner/name, or owner/name@revision",

@@ -24,10 +24,7 @@ COMMAND = (sys.executable, "-m", "omnistage.cli")
         (["ask", " \n"], b"", "the text is empty"),
         (["say", "-"], b"a" * (MAX_TEXT_CHARACTERS + 1), "the text is longer than 1048576 characters"),
         (["ask", "-"], "\N{GRINNING FACE}".encode() * (MAX_TEXT_CHARACTERS + 1), "the text is longer than 1048576 characters"),
-        (["ask", "Hi", "--timeout", "inf"], b"", "--timeout inf: this is no number"),
         (["ask", "Hi", "--pipeline", "toy-picture"], b"", "toy-picture does not answer"),
-        (["ask", "Hi", "--json-schema", "/no/such.json"], b"", "--json-schema /no/such.json: No such file or directory"),
-        (["ask", "Hi", "--json-schema", "/dev/zero"], b"", "--json-schema /dev/zero: this is more than 4 MiB"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
@@ -40,6 +37,20 @@ def test_a_mistake_is_one_line_and_a_hint(words: list[str | bytes], given: bytes
     assert error.startswith("error: ")
     assert told in error
     assert hint.startswith("hint: ")
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (("--timeout", "inf"), "--timeout inf: this is no number; give one such as 0.5"),
+        (("--json-schema", "/no/such.json"), "--json-schema /no/such.json: No such file or directory"),
+        (("--json-schema", "/dev/zero"), "--json-schema /dev/zero: this is more than 4 MiB, and no JSON schema"),
+    ],
+    ids=str,
+)
+def test_a_mistake_that_says_all_has_no_hint(words: tuple[str, ...], told: str) -> None:
+    done = omnistage("ask", "Hi", "--pipeline", "toy", *words)
+    assert (done.returncode, done.stdout, done.stderr) == (1, "", f"error: {told}\n")
 
 
 def test_standard_input_that_is_closed() -> None:

@@ -13,7 +13,6 @@ import pytest
 from omnistage.client import AsyncOmni, BadRequestError, Omni, guesses
 from omnistage.client import request as requests
 from omnistage.client.about import About, Range, keywords
-from omnistage.client.allowed import fault_found
 from omnistage.client.options import OPTIONS
 from omnistage.client.private_stack import StackPlan
 from omnistage.client.settings import OF_CLIENT, SETTINGS
@@ -145,7 +144,7 @@ def test_whatever_is_advised_exists() -> None:
     for name in guesses.SAME:
         assert name in OPTIONS or name in MEDIA
     of_clients = set(inspect.signature(Omni).parameters) | set(SETTINGS)
-    assert set(OF_CLIENT) | {"tensor_parallel_size", "settings"} == set(inspect.signature(Omni).parameters)
+    assert set(OF_CLIENT) | {"tensor_parallel_size", "settings", "to_start"} == set(inspect.signature(Omni).parameters)
     for told in guesses.OF_CLIENTS.values():
         if named := re.match(r"here it is (\w+)", told):
             assert named[1] in of_clients
@@ -227,20 +226,6 @@ def test_an_option_of_another_type_says_what_it_may_be(options: dict[str, Any], 
     with pytest.raises(BadRequestError) as refused:
         asked(**options)
     assert str(refused.value) == told
-
-
-@pytest.mark.parametrize(
-    ("fault", "told"),
-    [
-        ({"type": "int_parsing", "msg": "..."}, "is 'x'; it must be a whole number"),
-        ({"type": "less_than_equal", "msg": "...", "ctx": {"le": 2.0}}, "is 'x'; it must be at most 2"),
-        ({"type": "literal_error", "msg": "...", "ctx": {"expected": "'a' or 'b'"}}, "is 'x'; it must be 'a' or 'b'"),
-        ({"type": "value_error", "msg": "Value error, give more"}, "give more"),
-        ({"type": "too_long", "msg": "Input should have 3 items"}, "must have 3 items"),
-    ],
-)
-def test_what_pydantic_finds_is_told_in_the_same_words(fault: dict[str, Any], told: str) -> None:
-    assert fault_found(fault, "'x'") == told
 
 
 def test_an_address_of_another_type_is_a_typed_error() -> None:

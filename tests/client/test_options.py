@@ -219,7 +219,7 @@ def test_settings_are_those_of_the_servers() -> None:
 
 def test_the_client_takes_each_setting() -> None:
     for client in (Omni, AsyncOmni):
-        own = set(inspect.signature(client).parameters) - {"settings"}
+        own = set(inspect.signature(client).parameters) - {"settings", "to_start"}
         assert own - set(SETTINGS) == {"address", "api_key", "model_path", "connect_timeout_s", "resume_timeout_s", "max_retries"}
         assert set(SETTINGS) - own == set(private_stack.StackSettings.__annotations__)
 

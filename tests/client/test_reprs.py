@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from helpers.toy_pipeline import toy_pipeline
 from omnistage.client import (
@@ -21,6 +23,8 @@ from omnistage.client import (
     Timing,
     Usage,
 )
+from omnistage.client.answer import collect
+from omnistage.client.events import Event, StageReport
 from omnistage.client.playback import AudioArrival, TextArrival
 
 
@@ -90,3 +94,15 @@ async def test_a_private_stack_is_told_as_one(tmp_path: Path) -> None:
         async with AsyncOmni(address=omni.address) as other:
             assert repr(other) == f"AsyncOmni({omni.address}, open)"
     assert repr(omni) == f"AsyncOmni({omni.address}, private stack, closed)"
+
+
+@pytest.mark.parametrize(("drew", "end"), [(True, ", seed=7)"), (None, ", seed=7)"), (False, ")")])
+async def test_an_answer_names_its_seed_unless_none_was_drawn_with(drew: bool | None, end: str) -> None:
+    report = StageReport("thinker", "one", 0.0, 0.0, 0.1, {}, {}, 0, 0, drew=drew)
+
+    async def events() -> AsyncIterator[Event]:
+        yield Done("id", "smol", 7, "stop", Usage((report,), 0.0, None, None, 0.1), Timing((), (), 0.1))
+
+    answer = await collect(events())
+    assert repr(answer) == f"Answer('', no sound, finish_reason='stop'{end}"
+    assert answer.seed == 7

@@ -89,7 +89,7 @@ def test_what_no_text_can_be_kept_to(options: dict[str, object], field: str) -> 
     [
         ([], "conversation"),
         ("hello", "conversation"),
-        ([{"role": "user"}], r"conversation\[0\].content"),
+        ([{"role": "user"}], r"conversation\[0\]: has no content"),
         ([{"role": "robot", "content": "x"}], r"conversation\[0\].role"),
         ([{"role": "user", "content": "x", "image": PNG}], "unknown keys image"),
         (["hello"], r"conversation\[0\]"),

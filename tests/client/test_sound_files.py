@@ -383,5 +383,5 @@ def test_float32_says_more_than_16_bit(toy_address: str) -> None:
 
 
 def test_an_encoding_that_is_none_is_told(toy_address: str) -> None:
-    with Omni(address=toy_address) as omni, pytest.raises(BadRequestError, match="encoding: is 'mp3'; give pcm16 or float32"):
+    with Omni(address=toy_address) as omni, pytest.raises(BadRequestError, match="encoding: is 'mp3'; it must be pcm16 or float32"):
         omni.generate("Hello", encoding="mp3")

@@ -158,16 +158,23 @@ def test_a_list_is_answered_in_its_order_by_both_clients(toy_address: str) -> No
 @pytest.mark.parametrize(
     ("prompt", "options", "told"),
     [
-        (["a", 3], {}, r"prompt\[1\]: must be text"),
+        (["a", 3], {}, r"prompt\[1\]: is 3; it must be text"),
         ([{"role": "user", "content": "a"}], {}, r"prompt\[0\]: is a turn of a conversation, which chat takes"),
+        (["a", ""], {}, r"prompt\[1\]: is empty"),
+        (["a", " "], {}, r"prompt\[1\]: is empty"),
+        ([], {"max_tokens": "3"}, "max_tokens: is '3'; it must be a whole number"),
+        (["a", "b"], {"max_tokens": "3"}, "max_tokens: is '3'; it must be a whole number"),
+        ({"a": 1}, {}, "chat takes a conversation"),
+        (iter(["a"]), {}, r"a list of texts: list\(...\) makes one"),
         (["a"], {"request_id": "one"}, "request_id: names a single answer"),
     ],
 )
 def test_a_list_that_is_not_one_is_refused_before_anything_is_asked(
-    toy_address: str, prompt: list[Any], options: dict[str, Any], told: str
+    toy_address: str, prompt: Any, options: dict[str, Any], told: str
 ) -> None:
-    with Omni(address=toy_address) as omni, pytest.raises(BadRequestError, match=told):
+    with Omni(address=toy_address) as omni, pytest.raises(BadRequestError, match=told) as told_error:
         omni.generate(prompt, **options)
+    assert not getattr(told_error.value, "__notes__", ()), "it is about all of them, or names the one"
 
 
 def test_events_are_those_of_one_text(toy_address: str) -> None:

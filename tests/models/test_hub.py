@@ -355,7 +355,7 @@ def test_without_a_hub_the_cache_is_used_and_told(cached: Cached, free_port: int
     assert other["error"] == "HubUnreachable" and "\n" not in other["text"]
     assert {
         "closed": f"the hub at {environment['HF_ENDPOINT']} is not reached, and the cache has not all of org/other@main: check the network",
-        "offline": f"org/other@main is not in the cache {cached.home}/hub, and HF_HUB_OFFLINE forbids to fetch it",
+        "offline": f"org/other@main is not in the cache {cached.home}/hub, and HF_HUB_OFFLINE forbids to fetch it: unset it once",
         "nonsense": f"{cached.hub.endpoint} does not answer as a hub does: check HF_ENDPOINT",
         "down": "the hub answers with status 503 for org/other@main: try again later",
     }[why] in other["text"]

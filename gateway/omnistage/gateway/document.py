@@ -66,7 +66,7 @@ EXAMPLES: Mapping[str, Mapping[str, Any]] = {
     "/v1/chat/completions": {"model": "smol", "messages": [{"role": "user", "content": "What is a kite?"}], "max_completion_tokens": 48},
     "/v1/responses": {"model": "smol", "input": "What is a kite?", "max_output_tokens": 48},
     "/v1/audio/speech": {"model": "tts-1", "voice": "alloy", "input": "Good morning."},
-    "/v1/images/generations": {"prompt": "a kite over the sea"},
+    "/v1/images/generations": {"prompt": "a red circle on a blue background"},
 }
 
 

@@ -10,7 +10,6 @@ from typing import Any
 from fastapi.exceptions import RequestValidationError
 from starlette.responses import JSONResponse
 
-from omnistage.client.allowed import fault_found
 from omnistage.client.errors import (
     BadRequestError,
     CancelledError,
@@ -30,6 +29,7 @@ from omnistage.client.errors import (
     UnknownModelError,
 )
 from omnistage.client.wording import Wording, renamed
+from omnistage.host.faults import fault_found
 
 INVALID, SERVER = "invalid_request_error", "server_error"
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
@@ -13,6 +14,7 @@ from pydantic_core import ErrorDetails
 from pydantic_settings import BaseSettings, CliSettingsSource, SettingsError
 
 from omnistage.host.errors import StartError
+from omnistage.host.faults import fault_found
 
 S = TypeVar("S", bound=BaseSettings)
 
@@ -42,7 +44,8 @@ def read(kind: type[S], words: Sequence[str], program: str) -> S:
     except ValidationError as error:
         raise StartError("; ".join(_told(details, kind, words) for details in error.errors(include_url=False))) from None
     except SettingsError as error:
-        raise StartError(_one_line(f"{str(error).removeprefix('error parsing CLI: ')}; --help tells more")) from None
+        told = _unknown(kind, words) or str(error).removeprefix("error parsing CLI: ")
+        raise StartError(_one_line(f"{told}; --help tells more")) from None
 
 
 def _metavar(field: FieldInfo) -> str:
@@ -68,9 +71,18 @@ def _told(details: ErrorDetails, kind: type[BaseModel], words: Sequence[str]) ->
     if details["type"] == "missing":
         return f"{flag} is missing: {kind.model_fields[field].description}"
     typed = any(word == flag or word.startswith(f"{flag}=") for word in words)
-    message = details["msg"].removeprefix("Value error, ").replace("Input should", "must")
-    shown = "" if details["type"] == "value_error" else f", not {str(details['input'])[:MAX_SHOWN]!r}"
-    return _one_line(f"{flag if typed or variable not in os.environ else variable}: {message}{shown}")
+    fault = fault_found(details, repr(str(details["input"])[:MAX_SHOWN]))
+    return _one_line(f"{flag if typed or variable not in os.environ else variable}: {fault}")
+
+
+def _unknown(kind: type[BaseModel], words: Sequence[str]) -> str:
+    """The first word that is an option of no setting, with what may have been meant; empty: none is."""
+    known = ["--help", *(f"--{field.replace('_', '-')}" for field in kind.model_fields)]
+    for word in (word.partition("=")[0] for word in words if word.startswith("--")):
+        if word not in known:
+            like = get_close_matches(word, known, 1)
+            return f"there is no option {word[:MAX_SHOWN]}{f', did you mean {like[0]}?' if like else ''}"
+    return ""
 
 
 def _one_line(text: str) -> str:

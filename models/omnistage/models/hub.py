@@ -444,7 +444,9 @@ def _told(name: HubName) -> Iterator[None]:
     except RevisionNotFoundError as error:
         raise UnknownName(f"{name.repository} has no revision {name.revision!r}: give a branch, a tag or a whole commit of it") from error
     except OfflineModeIsEnabled as error:
-        raise HubUnreachable(f"{name} is not in the cache {constants.HF_HUB_CACHE}, and HF_HUB_OFFLINE forbids to fetch it") from error
+        raise HubUnreachable(
+            f"{name} is not in the cache {constants.HF_HUB_CACHE}, and HF_HUB_OFFLINE forbids to fetch it: unset it once"
+        ) from error
     except HfHubHTTPError as error:
         status = error.response.status_code
         if status in (401, 403):

@@ -9,7 +9,9 @@ from typing import Annotated, Any, Literal
 import yaml
 from google.protobuf import json_format
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic_core import ErrorDetails
 
+from omnistage.host.faults import fault_found
 from omnistage.host.names import check_replica_address
 from omnistage.v1 import stage_pb2
 from omnistage.wire.kinds import KINDS
@@ -149,8 +151,21 @@ def load_pipeline(name_or_file: str) -> Pipeline:
         return Pipeline.model_validate(yaml.safe_load(path.read_text(encoding="utf-8")))
     except OSError as error:
         raise PipelineError(f"cannot read {path}: {error.strerror}") from None
-    except (yaml.YAMLError, ValidationError, UnicodeDecodeError) as error:
-        raise PipelineError(f"{path}: {error}") from None
+    except yaml.MarkedYAMLError as error:
+        place = f"line {error.problem_mark.line + 1}: " if error.problem_mark else ""
+        raise PipelineError(f"{path}: this is no YAML: {place}{error.problem}") from None
+    except yaml.YAMLError as error:
+        raise PipelineError(f"{path}: this is no YAML: {' '.join(str(error).split())}") from None
+    except UnicodeDecodeError:
+        raise PipelineError(f"{path}: this is no text in UTF-8") from None
+    except ValidationError as error:
+        raise PipelineError(f"{path}: {'; '.join(_fault(details) for details in error.errors(include_url=False))}") from None
+
+
+def _fault(details: ErrorDetails) -> str:
+    """Of one place of a file."""
+    place = ".".join(map(str, details["loc"]))
+    return f"{place}: {fault_found(details)}" if place else fault_found(details)
 
 
 def shipped_pipelines() -> list[str]:

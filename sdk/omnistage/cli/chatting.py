@@ -360,29 +360,36 @@ class Session:
             raise RequestError(f"there is no voice {name!r}", hint=_sentence(those_there_are(sorted(there))))
 
     async def _pipelines(self) -> list[Pipeline]:
-        """Those that may answer."""
-        return [pipeline for pipeline in await self._answering_ones() if self._pipeline in ("", pipeline.name)]
+        """Those that may answer. Raises RequestError where there is none."""
+        return await self._meant(self._pipeline)
 
-    async def _answering_ones(self) -> list[Pipeline]:
-        """All of the router that answer questions."""
-        pipelines = await self._omni.pipelines(timeout_s=self._chat.timeout_s)
-        return [pipeline for pipeline in pipelines if not pipeline.only_draws]
+    async def _all(self) -> list[Pipeline]:
+        """Those of the router, also such as only draw."""
+        return await self._omni.pipelines(timeout_s=self._chat.timeout_s)
+
+    async def _meant(self, name: str) -> list[Pipeline]:
+        """Those that answer questions and have this name; empty: any. Raises RequestError where there is none."""
+        there = await self._all()
+        answering = [one for one in there if not one.only_draws]
+        if meant := [one for one in answering if name in ("", one.name)]:
+            return meant
+        names = [one.name for one in answering]
+        if not names:
+            raise RequestError("no pipeline of this router answers", hint="`omnistage draw` asks those that draw.")
+        told = f"{name} only draws" if any(one.name == name for one in there) else f"there is no pipeline {name}{did_you_mean(name, names)}"
+        able = f"{', '.join(names)} {'answers' if len(names) == 1 else 'answer'} here"
+        raise RequestError(told, hint=f"{able}: /pipeline {names[0]}, or /pipeline {OFF} to leave it to the router.")
 
     async def _choose(self, name: str) -> None:
         """Who answers from now on; with nothing, who there is. Raises RequestError."""
-        there = await self._answering_ones()
-        names = [one.name for one in there]
         if not name:
-            for one in there:
+            for one in await self._all():
                 now = "" if self._pipeline != one.name else " (now)"
-                about = f"takes {', '.join(one.inputs)}, gives {', '.join(one.outputs)}{now}"
-                self._notices.tell(f"[dim]{escape(f'{one.name}: {about}')}[/]")
+                about = "only draws" if one.only_draws else f"takes {', '.join(one.inputs)}, gives {', '.join(one.outputs)}"
+                self._notices.tell(f"[dim]{escape(f'{one.name}: {about}{now}')}[/]")
             return
-        if name != OFF and name not in names:
-            drawing = [one.name for one in await self._omni.pipelines(timeout_s=self._chat.timeout_s) if one.only_draws]
-            told = f"{name} only draws" if name in drawing else f"there is no pipeline {name}{did_you_mean(name, names)}"
-            able = f"{', '.join(names)} {'answers' if len(names) == 1 else 'answer'} here; {OFF} leaves it to the router."
-            raise RequestError(told, hint=able if names else "No pipeline of this router answers.")
+        if name != OFF:
+            await self._meant(name)
         self._pipeline = "" if name == OFF else name
         self._notices.tell(f"[dim]pipeline: {escape(self._pipeline or 'as the router chooses')}[/]")
 
@@ -406,7 +413,7 @@ class Session:
         for kind in dict.fromkeys(one.kind for one in shown):
             if not any(kind in pipeline.inputs for pipeline in there):
                 told = "; ".join(f"{one.name} takes {', '.join(one.inputs)}" for one in there)
-                others = [one.name for one in await self._answering_ones() if kind in one.inputs]
+                others = [one.name for one in await self._meant("") if kind in one.inputs]
                 raise RequestError(f"{told}, not {kind}", hint=f"/pipeline {others[0]} takes it." if others else "")
         if len(self._shown) + len(shown) > MOST_SHOWN:
             raise RequestError(f"more than {MOST_SHOWN} files go with one message", hint="Ask with those that are there first.")

@@ -39,25 +39,8 @@ KINDS = {".png": "PNG", ".jpg": "JPEG", ".jpeg": "JPEG", ".webp": "WebP"}
 
 MEDIA_TYPES = {ending: f"image/{name.lower()}" for ending, name in KINDS.items()}
 
-REFUSED = {
-    "media_type": ("--out", "Give a name with another ending: .png, .jpg or .webp."),
-    "images": ("--image", "Give other pictures, or as many as this pipeline takes."),
-    "prompt": ("PROMPT", "Give other words."),
-    "width": ("--width", "Give another one, or none for the model's own."),
-    "height": ("--height", "Give another one, or none for the model's own."),
-    "layers": ("--layers", "Give another number, or leave it out."),
-    "steps": ("--steps", "Give another number, or leave it out."),
-    "results": ("--count", "Give another number, or leave it out."),
-    "previews": ("--previews", "Give another number, or leave it out."),
-    "preview_side": ("--preview-side", "Give another one, or leave it out."),
-    "step_cache": ("--step-cache", "Give another one, or leave it out."),
-    "guidance_scale": ("--guidance", "Give another one, or leave it out."),
-    "negative_prompt": ("--negative", "Leave it out."),
-}
-"""Fields of DiffusionParams, the option that set each, and what to do."""
-
-TOLD = ("leave it out", "give ", "ask for less", "must be", "takes ", "at least", "at most")
-"""Where a refusal says one of these it has said what to do, and a hint would say it again."""
+SIZE = ("diffusion.width", "diffusion.height")
+"""Fields that --size sets."""
 
 NEEDS_A_PICTURE = "It changes a picture: give one with --image F."
 
@@ -82,7 +65,7 @@ class Order:
         asked. Raises RequestError."""
         for option, value in (("--timeout", self.options.get("timeout_s")), ("--guidance", self.options.get("guidance_scale"))):
             if value is not None and not math.isfinite(value):
-                raise RequestError(f"{option} {value}: this is no number", hint="Give one, such as 7.5.")
+                raise RequestError(f"{option} {value}: this is no number; give one such as 7.5")
         known = replace(self, prompt=words(self.prompt, EXAMPLE)) if self.is_unnamed else self
         with ExitStack() as tried:
             named = known.named(tried)
@@ -179,23 +162,16 @@ async def draw_order(work: Interruptible, order: Order, where: Where, verbose: b
 
 @contextmanager
 def _refusals(order: Order) -> Iterator[None]:
-    """What was typed is refused by a router, or a stage, in words of the protos."""
+    """A refusal says what to do, but for what only the command knows: that two fields were typed as one, and how a picture is given."""
     try:
         yield
     except BadRequestError as error:
-        at = error.metadata.get("field", "")
-        field = at.removeprefix("diffusion.")
-        if field not in REFUSED or field == at:
-            raise
-        option, hint = REFUSED[field]
-        if field == "images" and not order.images:
-            hint = NEEDS_A_PICTURE
-        if order.sized and field in ("width", "height"):
-            option = "--size"
-        fault = error.message.partition(": ")[2]
-        if hint != NEEDS_A_PICTURE and any(told in fault.lower() for told in TOLD):
-            hint = ""
-        raise RequestError(f"{option}: {SHELL.message(fault)}", hint=hint) from error
+        field = error.metadata.get("field", "")
+        if order.sized and field in SIZE:
+            raise RequestError(f"--size: {SHELL.message(error.message.partition(': ')[2])}") from error
+        if field == "diffusion.images" and not order.images:
+            error.hint = NEEDS_A_PICTURE
+        raise
 
 
 async def _follow(events: AsyncGenerator[Event, None], order: Order, screen: DrawingScreen) -> tuple[Drawn, Done]:

@@ -113,7 +113,7 @@ def _fetched(name: HubName, check: Check, notices: Notices) -> Found:
 
 
 def _hint(name: HubName, error: FetchError) -> str:
-    """What a person may do: to ask once more for what is not there helps nobody."""
+    """What a person may do, beside what the message says already; empty where that is all."""
     from omnistage.models.hub import AccessRefused, HubUnreachable, NoWeights, UnknownName, endpoint
 
     match error:
@@ -124,8 +124,8 @@ def _hint(name: HubName, error: FetchError) -> str:
         case AccessRefused():
             return f"When that is done, `omnistage pull {name}` tries again."
         case HubUnreachable():
-            return f"`omnistage pull {name}` tries again; what is already there is kept. {_here()}"
-    return f"`omnistage pull {name}` tries again; what is already there is kept."
+            return _here()
+    return ""
 
 
 def _here() -> str:

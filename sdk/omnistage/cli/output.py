@@ -139,4 +139,5 @@ def _check(path: Path, option: str, kinds: Mapping[str, str]) -> None:
 
 
 def _not_written(path: Path, error: OSError, more: str = "") -> RequestError:
-    return RequestError(f"{path} cannot be written: {error.strerror or error}{more}", hint="Give another place, or make room there.")
+    room = ", or make room there" if error.errno in (errno.ENOSPC, errno.EDQUOT) else ""
+    return RequestError(f"{path} cannot be written: {error.strerror or error}{more}", hint=f"Give another place{room}.")

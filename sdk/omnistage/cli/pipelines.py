@@ -185,15 +185,15 @@ def _read(name: str) -> Pipeline:
     try:
         return load_pipeline(name)
     except PipelineError as error:
-        told, hint = str(error), "Give the name or the file of a pipeline."
-        if not name.endswith((".yaml", ".yml")):
-            is_path = "/" in name or name.startswith((".", "~"))
-            told = f"no folder {name}, and no pipeline" if is_path else f"no pipeline {name!r}, and no folder"
-            told += f" or model of this name{_near(name)}"
-            hint = (
-                f"There are {', '.join(shipped_pipelines())}; or give the .yaml file of a pipeline, the folder of a checkpoint, or its "
-                "OWNER/NAME at a hub."
-            )
+        if name.endswith((".yaml", ".yml")):
+            raise RequestError(str(error)) from None
+        is_path = "/" in name or name.startswith((".", "~"))
+        told = f"no folder {name}, and no pipeline" if is_path else f"no pipeline {name!r}, and no folder"
+        told += f" or model of this name{_near(name)}"
+        hint = (
+            f"There are {', '.join(shipped_pipelines())}; or give the .yaml file of a pipeline, the folder of a checkpoint, or its "
+            "OWNER/NAME at a hub."
+        )
         raise UnknownModelError(told, hint=hint, code=grpc.StatusCode.NOT_FOUND) from None
 
 

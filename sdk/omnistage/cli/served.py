@@ -109,7 +109,7 @@ def _read(said: dict[str, Any]) -> Served:
 def chosen(stacks: list[Served], address: str | None) -> Served:
     """The one that is meant. Raises RequestError where that is none, or might be several."""
     if not stacks:
-        raise RequestError("no stack of yours serves on this machine", hint="`omnistage serve --detach` starts one.")
+        raise RequestError("no stack of yours serves on this machine")
     there = ", ".join(served.address for served in stacks)
     asked = reached(address) if address and ":" in address else address
     matching = [served for served in stacks if asked in (None, served.address, served.address.rpartition(":")[2])]

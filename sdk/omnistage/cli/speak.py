@@ -41,14 +41,6 @@ from omnistage.client.sound_file import write_sound
 PICTURES = (".png", ".jpg", ".jpeg", ".webp")
 """Endings of names that `omnistage draw` writes."""
 
-REFUSED = (
-    ("outputs", "--out", "Leave --out out for the text alone."),
-    ("code2wav.sample_rate_hz", "--sample-rate", ""),
-    ("talker.voice", "--voice", "Leave it out for the usual voice."),
-    ("code2wav.voice", "--voice", "Leave it out for the usual voice."),
-)
-"""Field of a request, the option that set it, and what to do."""
-
 LOOK_S = 5.0
 """For a look at what a router offers, after it has refused."""
 
@@ -112,7 +104,7 @@ class Question:
         for name, value in self.options.items():
             if isinstance(value, float) and not math.isfinite(value):
                 option = "timeout" if name == "timeout_s" else name
-                raise RequestError(f"--{option} {value}: this is no number", hint="Give one, such as 0.5.")
+                raise RequestError(f"--{option} {value}: this is no number; give one such as 0.5")
         with ExitStack() as tried:
             _open_files(self, tried)
         if self.out is not None and not self.is_sound_piped:
@@ -131,14 +123,12 @@ def _read_schema(path: Path) -> str:
         with path.open("rb") as file:
             data = file.read(MAX_TEXT_BYTES + 1)
         if len(data) > MAX_TEXT_BYTES:
-            raise RequestError(
-                f"--json-schema {path}: this is more than {MAX_TEXT_BYTES >> 20} MiB", hint="Give a file with a JSON schema."
-            )
+            raise RequestError(f"--json-schema {path}: this is more than {MAX_TEXT_BYTES >> 20} MiB, and no JSON schema")
         return data.decode()
     except OSError as error:
-        raise RequestError(f"--json-schema {path}: {error.strerror}", hint="Give a file with a JSON schema.") from None
+        raise RequestError(f"--json-schema {path}: {error.strerror}") from None
     except UnicodeDecodeError:
-        raise RequestError(f"--json-schema {path}: this is not UTF-8", hint="Give a file with a JSON schema.") from None
+        raise RequestError(f"--json-schema {path}: this is no text in UTF-8, as a JSON schema is") from None
 
 
 async def speak(work: Interruptible, question: Question, where: Where, verbose: bool) -> None:
@@ -223,14 +213,14 @@ def _refusals(question: Question) -> Iterator[None]:
     try:
         yield
     except BadRequestError as error:
-        for field, option, hint in REFUSED:
-            if [violation.field for violation in error.fields] == [field]:
-                if field == "outputs" and question.out is None and question.captions is None:
-                    option, hint = "--text-only", "Leave --text-only out."
-                elif field == "outputs" and question.captions is not None and "'alignment'" in error.message:
-                    option, hint = "--captions", "Leave --captions out, or ask a pipeline that gives alignment: `omnistage pipelines`."
-                raise RequestError(f"{option}: {SHELL.message(error.message.partition(': ')[2])}", hint=hint) from error
-        raise
+        if [violation.field for violation in error.fields] != ["outputs"]:
+            raise
+        option, hint = "--out", "Leave --out out for the text alone."
+        if question.out is None and question.captions is None:
+            option, hint = "--text-only", "Leave --text-only out."
+        elif question.captions is not None and "'alignment'" in error.message:
+            option, hint = "--captions", "Leave --captions out, or ask a pipeline that gives alignment: `omnistage pipelines`."
+        raise RequestError(f"{option}: {SHELL.message(error.message.partition(': ')[2])}", hint=hint) from error
 
 
 @dataclass(frozen=True, slots=True)

@@ -234,7 +234,7 @@ OTHERS = {
     "/save": "F: the sound of the last answer (.wav, .flac, .ogg, .opus, .mp3), or all words (.txt, .md, .json)",
     "/new": "begin a new conversation",
     "/help": "show this",
-    "/quit": "end, as Ctrl-D does",
+    "/quit": "end, as Ctrl-D does; /exit, /bye and /q do the same",
 }
 
 ALIAS = "/model"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import types
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from numbers import Integral, Real
 from typing import Any, Union, get_args, get_origin
 
@@ -17,40 +18,17 @@ BY_STAGE = {int: 2, float: 0.5, bool: True, str: "cpu"}
 STAGES = ("thinker", "talker", "code2wav", "diffusion")
 
 
-FORMS = {
-    **dict.fromkeys(("int_type", "int_parsing", "int_from_float", "int_parsing_size"), PLAIN[int]),
-    **dict.fromkeys(("float_type", "float_parsing", "finite_number"), PLAIN[float]),
-    **dict.fromkeys(("bool_type", "bool_parsing"), "true or false"),
-    **dict.fromkeys(("string_type",), PLAIN[str]),
-    **dict.fromkeys(("list_type", "tuple_type"), "a list"),
-    **dict.fromkeys(("dict_type", "model_type", "model_attributes_type"), "an object"),
-    "greater_than_equal": "at least {ge}",
-    "less_than_equal": "at most {le}",
-    "greater_than": "above {gt}",
-    "less_than": "below {lt}",
-    "literal_error": "{expected}",
-    "enum": "{expected}",
-}
-"""By a kind of fault that pydantic finds, what a value must be. Its places are filled from what pydantic says beside it."""
-
-
-def fault_found(fault: Mapping[str, Any], shown: str = "") -> str:
-    """Of a fault as pydantic tells it, the same words as `fault_of`. shown: the value, where that is to be told."""
-    if fault["type"] == "missing":
-        return "is missing"
-    must = FORMS.get(fault["type"])
-    if must is None:
-        return str(fault["msg"]).removeprefix("Value error, ").replace("Input should", "must")
-    beside = dict(fault.get("ctx", {}))
-    beside = {name: int(one) if isinstance(one, float) and one.is_integer() else one for name, one in beside.items()}
-    told = f"must be {must.format_map(beside)}"
-    return f"is {shown}; it {told}" if shown else told
-
-
-def fault_of(annotation: Any, value: object) -> str:
-    """Of a value for a keyword that is annotated so; empty where there is none."""
+def fault_of(annotation: Any, value: object, *, of_kind: bool = False) -> str:
+    """Of a value for a keyword that is annotated so; empty where there is none. of_kind: whether to look at what kind of value it is alone,
+    and to leave to a server which ones it takes."""
     kind, about = get_args(annotation)
-    return "" if any(_fits(one, about, value) for one in _kinds(kind)) else f"is {_shown(value)}; it must be {_told(kind, about)}"
+    allowed = replace(about, allowed=None) if of_kind else about
+    return "" if any(_fits(one, allowed, plain(value)) for one in _kinds(kind)) else f"is {shown(value)}; it must be {_told(kind, about)}"
+
+
+def plain(value: Any) -> Any:
+    """A number of NumPy, or of another library with arrays, as a number of Python; anything else as it is."""
+    return value.item() if getattr(value, "ndim", None) == 0 and hasattr(value, "item") else value
 
 
 def fault_of_stages(annotation: Any, value: object) -> str:
@@ -59,7 +37,7 @@ def fault_of_stages(annotation: Any, value: object) -> str:
         return fault
     for key in value if isinstance(value, Mapping) else ():
         if key.rpartition("/")[2] not in STAGES:
-            return f"has {_shown(key)}; the stages are {', '.join(STAGES)}, or PIPELINE/STAGE"
+            return f"has {shown(key)}; the stages are {', '.join(STAGES)}, or PIPELINE/STAGE"
     return ""
 
 
@@ -82,7 +60,11 @@ def _fits(kind: Any, about: About, value: object) -> bool:
             return isinstance(value, str) and (about.allowed is None or isinstance(about.allowed, Range) or value in about.allowed)
     if isinstance(value, bool) or not isinstance(value, Integral if kind is int else Real):
         return False
-    return math.isfinite(value) and (not isinstance(about.allowed, Range) or about.allowed.has(float(value)))
+    if not isinstance(value, Integral) and not math.isfinite(value):
+        return False
+    if isinstance(about.allowed, Range):
+        return about.allowed.has(value)  # type: ignore[arg-type]  # As it is: not every whole number is a float.
+    return about.allowed is None or str(value) in about.allowed
 
 
 def _told(kind: Any, about: About) -> str:
@@ -101,6 +83,7 @@ def _told(kind: Any, about: About) -> str:
     return ", or ".join(said)
 
 
-def _shown(value: object) -> str:
-    shown = repr(value)
-    return shown if len(shown) <= 64 else f"{shown[:60]} ..."
+def shown(value: object) -> str:
+    """A value in a message."""
+    text = repr(value)
+    return text if len(text) <= 64 else f"{text[:60]} ..."

@@ -142,7 +142,8 @@ class Answer(dict[str, str]):
         pictures = f"{len(self.pictures)} picture{'s' * (len(self.pictures) != 1)}, " if self.pictures else ""
         sound += f", unspoken={self.unspoken}" if self.unspoken else ""
         sound += f", notes={list(self.notes)!r}" if self.notes else ""
-        return f"Answer({self.text!r}, {sound}, {pictures}finish_reason={self.finish_reason!r}, seed={self.seed})"
+        seed = "" if self.drew is False else f", seed={self.seed}"  # Where nothing was drawn it would promise another answer.
+        return f"Answer({self.text!r}, {sound}, {pictures}finish_reason={self.finish_reason!r}{seed})"
 
 
 async def collect(events: AsyncIterator[Event]) -> Answer:

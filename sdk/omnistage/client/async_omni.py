@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from os import PathLike
 from types import TracebackType
@@ -14,6 +14,7 @@ from omnistage.client import fork
 from omnistage.client import request as requests
 from omnistage.client.about import takes
 from omnistage.client.answer import Answer, collect
+from omnistage.client.arguments import told
 from omnistage.client.beside import beside
 from omnistage.client.call import Call
 from omnistage.client.connection import CONNECT_TIMEOUT_S, Connection
@@ -23,9 +24,9 @@ from omnistage.client.found import Found
 from omnistage.client.key import ApiKey, key_of
 from omnistage.client.limit import Limit
 from omnistage.client.listing import Pipeline, Replica
-from omnistage.client.media import Audios, Images, Videos
+from omnistage.client.media import Audios, Images, Videos, is_none
 from omnistage.client.options import DRAWN, OPTIONS, SPOKEN, Options
-from omnistage.client.private_stack import StackPlan
+from omnistage.client.private_stack import StackPlan, with_first
 from omnistage.client.request import DEFAULT_TIMEOUT_S as DEFAULT_TIMEOUT_S
 from omnistage.client.request import Conversation
 from omnistage.client.retries import MAX_RETRIES, Retries, checked_retries
@@ -40,6 +41,9 @@ RESUME_TIMEOUT_S = 10.0
 @takes(SETTINGS)
 class AsyncOmni:
     """Asks a router from asyncio. Use it as `async with`, on one event loop.
+
+    to_start: what to start, given first and without a name, as `omnistage serve` takes it: the name or YAML file of a pipeline, the folder
+    of a checkpoint, or the name of one at a hub; `AsyncOmni("smol")` is `AsyncOmni(pipeline="smol")`.
 
     address: HOST:PORT of a router, or several with commas between them: the first that answers is asked. Without it, and without anything
     that says what to start, the router is asked that `OMNISTAGE_ROUTER` names, or that runs where `omnistage serve` listens, of the same
@@ -63,8 +67,11 @@ class AsyncOmni:
     `omnistage.client.errors`.
     """
 
+    @told
     def __init__(
         self,
+        to_start: str | PathLike[str] | Sequence[str] | None = None,
+        /,
         *,
         address: str | None = None,
         api_key: str | None = None,
@@ -75,6 +82,7 @@ class AsyncOmni:
         max_retries: int = MAX_RETRIES,
         **settings: Unpack[StackSettings],
     ) -> None:
+        settings = with_first(to_start, settings)
         plan = StackPlan(settings, model_path, tensor_parallel_size)
         if address is not None and (model_path is not None or settings):
             raise TypeError(
@@ -82,7 +90,7 @@ class AsyncOmni:
             )
         where = plan if address is None else Found(address, is_named=True)
         self._connection = Connection(where, requests.checked_seconds("connect_timeout_s", connect_timeout_s))
-        self._resume_timeout_s = resume_timeout_s and requests.checked_seconds("resume_timeout_s", resume_timeout_s)
+        self._resume_timeout_s = requests.checked_seconds("resume_timeout_s", resume_timeout_s, may_be_0=True)
         self._max_retries = checked_retries(max_retries)
         self._api_key = key_of(api_key)
         self._is_view = False
@@ -95,6 +103,7 @@ class AsyncOmni:
         client._max_retries, client._api_key, client._is_view = max_retries, api_key, False
         return client
 
+    @told
     def as_client(self, api_key: str | None) -> Self:
         """The same client for somebody else, who has a key of his own: for a gateway that serves many. None: he has none, whatever key
         this client has, or the variable. It uses this client's connection and stack; closing it closes nothing, and when this client is
@@ -176,6 +185,7 @@ class AsyncOmni:
     ) -> list[Answer]: ...
 
     @takes(OPTIONS)
+    @told
     async def generate(
         self,
         prompt: str | list[str] | tuple[str, ...],
@@ -193,7 +203,8 @@ class AsyncOmni:
         is raised when all have ended; `error.answers` has the others."""
         if not isinstance(prompt, list | tuple):
             return await self._whole(requests.for_prompt(prompt, images, audios, videos, options))
-        texts = checked_texts(prompt, options)
+        requests.check_options(options)
+        texts = checked_texts(prompt, options, has_media=any(not is_none(one) for one in (images, audios, videos)))
         limit_s = requests.time_limit_s(options)
         async with self._connection.waiting():
             media: Any = await requests.read_once(images, audios, videos, Limit(limit_s))
@@ -204,16 +215,19 @@ class AsyncOmni:
         return await Together(ask, limit_s, self._connection.places, self._connection.pause).answers(texts)
 
     @takes(OPTIONS)
+    @told
     async def chat(self, conversation: Conversation, **options: Unpack[Options]) -> Answer:
         """Answer the last turn of a conversation; `answer["content"]` is the text. See `request.Conversation` for the form of a turn."""
         return await self._whole(requests.for_conversation(conversation, options))
 
     @takes(OPTIONS, SPOKEN)
+    @told
     async def say(self, text: str, **options: Unpack[Options]) -> Answer:
         """Speak exactly this text. Raises NotSpokenError if nothing of it could be spoken."""
         return await self._whole(requests.for_verbatim(text, options))
 
     @takes(OPTIONS, DRAWN)
+    @told
     async def draw(self, prompt: str, *, images: Images = (), **options: Unpack[Options]) -> Answer:
         """Draw a picture, with a drawing pipeline; `answer.images` has it, `answer.pictures` the same encoded, `answer.rows` its
         latents and pixels where `outputs` names them. Previews are of the first of several `results` alone. In a private stack of
@@ -221,6 +235,7 @@ class AsyncOmni:
         return await self._whole(requests.for_drawing(prompt, images, options))
 
     @takes(OPTIONS)
+    @told
     def stream(
         self,
         prompt: str,
@@ -234,20 +249,24 @@ class AsyncOmni:
         return self._events(requests.for_prompt(prompt, images, audios, videos, options))
 
     @takes(OPTIONS)
+    @told
     def stream_chat(self, conversation: Conversation, **options: Unpack[Options]) -> AsyncGenerator[Event, None]:
         """The events of an answer to a conversation, as they come."""
         return self._events(requests.for_conversation(conversation, options))
 
     @takes(OPTIONS, SPOKEN)
+    @told
     def stream_say(self, text: str, **options: Unpack[Options]) -> AsyncGenerator[Event, None]:
         """The events of exactly this text being spoken, as they come; NotSpokenError at the end if there was no sound."""
         return self._events(requests.for_verbatim(text, options))
 
     @takes(OPTIONS, DRAWN)
+    @told
     def stream_draw(self, prompt: str, *, images: Images = (), **options: Unpack[Options]) -> AsyncGenerator[Event, None]:
         """The progress, previews and pictures of a prompt, as they come; see `draw`."""
         return self._events(requests.for_drawing(prompt, images, options))
 
+    @told
     async def pipelines(self, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> list[Pipeline]:
         """The pipelines of the router, also those that are still starting."""
         router, limit = await self._connected(timeout_s)
@@ -255,6 +274,7 @@ class AsyncOmni:
             listed = await router.stub.ListModels(omni_pb2.ListModelsRequest(), timeout=limit.left_s, metadata=router.metadata)
         return Pipeline.all_of(listed)
 
+    @told
     async def replicas(self, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> list[Replica]:
         """The stage servers and how they are."""
         router, limit = await self._connected(timeout_s)

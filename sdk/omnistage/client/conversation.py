@@ -6,7 +6,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Siz
 from functools import partial
 from typing import Any, TypeVar
 
+from omnistage.client.allowed import shown
 from omnistage.client.errors import BadRequestError
+from omnistage.client.guesses import near
 from omnistage.client.media import KINDS, Medium, Video, is_one, of_base64, to_medium
 from omnistage.v1 import stage_pb2
 
@@ -23,6 +25,8 @@ any order, such as OpenAI's clients send: {"type": "text", "text": ...}, {"type"
 
 ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
 """By the role of a turn, the one that it has in the contract."""
+OTHER_ROLES = {**dict.fromkeys(("bot", "model", "ai", "gpt", "agent"), "assistant"), **dict.fromkeys(("human", "me", "person"), "user")}
+"""What roles are called elsewhere."""
 LISTS = {"images": "image", "audios": "audio", "videos": "video"}
 TURN_KEYS = ("role", "content", *LISTS)
 EMPTY_KEYS = {
@@ -34,6 +38,16 @@ EMPTY_KEYS = {
     "tool_calls": "no pipeline calls tools: leave them out",
 }
 """Of the messages of OpenAI's clients, which may have them as None or empty, and what is said of one that is not."""
+
+OTHER_KEYS = {
+    **dict.fromkeys(("text", "message", "prompt", "value", "parts"), "content"),
+    **dict.fromkeys(("from", "speaker", "author"), "role"),
+    **dict.fromkeys(("image", "picture", "pictures", "image_url"), "images"),
+    **dict.fromkeys(("sound", "sounds", "audio_url", "input_audio"), "audios"),
+    **dict.fromkeys(("video", "film", "films", "video_url"), "videos"),
+    **dict.fromkeys(("path", "url", "file", "source", "data"), ""),
+}
+"""What keys of a turn, or of a part, are called elsewhere; empty: of a part, what its type says."""
 
 T = TypeVar("T")
 
@@ -47,20 +61,26 @@ Part = stage_pb2.Part | ReadMedium
 def turn_of(turn: object, where: str) -> tuple[str, list[Part]]:
     """The role of a turn and what it holds, in order. Raises BadRequestError for a turn that is not one."""
     if not isinstance(turn, Mapping):
-        raise BadRequestError.of(where, "must be a dict with role and content")
-    role, content = _role(turn.get("role"), f"{where}.role"), turn.get("content")
+        what = "must be a dict with role and content: {'role': 'user', 'content': 'Hello'}"
+        raise BadRequestError.of(where, f"is {shown(turn)}; it {what}")
+    role = _role(turn["role"], f"{where}.role") if "role" in turn else ""
     for key, told in EMPTY_KEYS.items():
         given = turn.get(key)
         if given is not None and not (isinstance(given, Sized) and len(given) == 0):
             raise BadRequestError.of(f"{where}.{key}", told)
     _check_keys({key: value for key, value in turn.items() if key not in EMPTY_KEYS}, TURN_KEYS, where)
+    for key in ("role", "content"):
+        if key not in turn:
+            raise BadRequestError.of(where, f"has no {key}; a turn is {{'role': 'user', 'content': 'Hello'}}")
+    content = turn["content"]
     media = list(listed_media({name: turn.get(name) for name in LISTS}, f"{where}.", to_medium))
     where = f"{where}.content"
     if isinstance(content, str):
         text = [stage_pb2.Part(text=checked_text(where, content))] if content or not media else []
         return role, [*media, *text]
     if not isinstance(content, Sequence) or isinstance(content, bytes | bytearray | memoryview):
-        raise BadRequestError.of(where, "must be text, or a list of parts such as {'type': 'text', 'text': 'Hello'}")
+        what = "must be text, or a list of parts such as {'type': 'text', 'text': 'Hello'}"
+        raise BadRequestError.of(where, f"is {shown(content)}; it {what}")
     if media:
         raise BadRequestError.of(where, "is a list of parts: the media belong into it")
     if not content:
@@ -72,7 +92,11 @@ def _role(role: object, where: str) -> str:
     """As the contract has it. Raises BadRequestError."""
     if not isinstance(role, str) or role not in ROLES:
         *most, last = ROLES
-        raise BadRequestError.of(where, f"is {role!r}; it must be {', '.join(most)} or {last}")
+        if isinstance(role, str) and role.lower() in ("tool", "function"):
+            raise BadRequestError.of(where, f"is {role!r}; no pipeline calls tools or functions: leave this turn out")
+        like = (OTHER_ROLES.get(role.lower(), "") or near(role.lower(), ROLES)) if isinstance(role, str) else ""
+        meant = f"; did you mean {like}?" if like else f"; it must be {', '.join(most)} or {last}"
+        raise BadRequestError.of(where, f"is {shown(role)}{meant}")
     return ROLES[role]
 
 
@@ -92,7 +116,7 @@ def listed_media(given: Mapping[str, object], where: str, to_read: Callable[[obj
 def checked_text(field: str, value: object) -> str:
     """`value`, if it is text that can be sent. Raises BadRequestError."""
     if not isinstance(value, str):
-        raise BadRequestError.of(field, "must be text")
+        raise BadRequestError.of(field, f"is {shown(value)}; it must be text")
     try:
         value.encode()
     except UnicodeEncodeError as error:
@@ -105,10 +129,15 @@ def _part(item: object, where: str) -> Part:
     if isinstance(item, Medium):
         return lambda: item
     if not isinstance(item, Mapping):
-        raise BadRequestError.of(where, "must be a dict with a type, such as {'type': 'text', 'text': 'Hello'}")
+        what = "must be a dict with a type, such as {'type': 'text', 'text': 'Hello'}"
+        raise BadRequestError.of(where, f"is {shown(item)}; it {what}")
     kind = item.get("type")
+    if "type" not in item and (meant := next((key for key in item if key in _READERS), "")):
+        raise BadRequestError.of(where, f"has no type; did you mean {{'type': {meant!r}, {meant!r}: ...}}?")
     if not isinstance(kind, str) or kind not in _READERS:
-        raise BadRequestError.of(f"{where}.type", f"is {kind!r}; known: {', '.join(_READERS)}")
+        like = (OTHER_TYPES.get(kind) or near(kind, _READERS)) if isinstance(kind, str) else ""
+        told = f"did you mean {like}?" if like else f"known: {', '.join(_READERS)}"
+        raise BadRequestError.of(f"{where}.type", f"is {shown(kind)}; {told}")
     keys, reader = _READERS[kind]
     _check_keys(item, ("type", kind, *keys), where)
     if kind not in item:
@@ -150,7 +179,9 @@ def _input_audio(item: Mapping[str, Any], kind: str, where: str) -> Part:
     if not isinstance(sound, Mapping):
         raise BadRequestError.of(where, "must be a dict with data, the sound in base64")
     _check_keys(sound, ("data", "format"), where)
-    data, where = sound.get("data"), f"{where}.data"
+    if sound.get("data") is None:
+        raise BadRequestError.of(where, "has no data; give the sound in base64")
+    data, where = sound["data"], f"{where}.data"
     if isinstance(data, str) and data[:5].lower() == "data:":
         return partial(to_medium, data, "audio", where)
     return lambda: to_medium(of_base64(data, where), "audio", where)
@@ -168,7 +199,14 @@ _READERS: dict[str, tuple[tuple[str, ...], Callable[[Mapping[str, Any], str, str
 """By the type of a part: further keys that it may have, and who reads it."""
 
 
+OTHER_TYPES = {"input_text": "text", "output_text": "text", "input_image": "image_url", "input_video": "video_url", "sound": "audio"}
+"""What types of parts are called elsewhere."""
+
+
 def _check_keys(given: Mapping[str, Any], known: Sequence[str], where: str) -> None:
     unknown = sorted(map(str, set(given) - set(known)))
     if unknown:
-        raise BadRequestError.of(where, f"has unknown keys {', '.join(unknown)}; known: {', '.join(known)}")
+        own = known[1] if known[0] == "type" else known[0]  # Of a part it has its type's name.
+        meant = [OTHER_KEYS.get(key, "") or (own if key in OTHER_KEYS else near(key.lower(), known)) for key in unknown]
+        told = f"did you mean {', '.join(meant)}?" if all(one in known for one in meant) else f"known: {', '.join(known)}"
+        raise BadRequestError.of(where, f"has unknown keys {', '.join(unknown)}; {told}")

@@ -27,7 +27,6 @@ from omnistage.client.errors import (
     StageLostError,
     StartingError,
     UnavailableError,
-    UnknownModelError,
 )
 from omnistage.client.guesses import did_you_mean
 from omnistage.client.key import ApiKey
@@ -108,8 +107,8 @@ def advise(router: Found | None, error: OmniError, asked: omni_pb2.GenerateReque
         if error.reason == "UNKNOWN_MODEL" and (meant := did_you_mean(asked.model, error.message.partition(THERE)[2].split(", "))):
             error.say_more(meant.removeprefix("; "))
         lacks = router is not None and router.pipelines and not router.has(asked.model)
-        listed = THERE in error.message  # Whoever is told which there are needs no list of them.
-        error.hint = router.advice(asked.model) if router is not None and lacks else "" if listed else UnknownModelError.ADVICE
+        # The refusal itself says which pipelines there are, or which of them can.
+        error.hint = router.advice(asked.model) if router is not None and lacks else ""
 
 
 def _less(asked: omni_pb2.GenerateRequest) -> str:
@@ -127,7 +126,7 @@ def named_router() -> Found | None:
     try:
         split(name)
     except BadRequestError as error:
-        raise BadRequestError.of(VARIABLE, error.fields[0].description) from None
+        raise BadRequestError.of(VARIABLE, f"{error.fields[0].description}, or {OFF} for no router") from None
     return Found(name, is_named=True)
 
 

@@ -57,7 +57,7 @@ OF_CALLS: Mapping[str, str] = {
     **dict.fromkeys(("aspect_ratio", "ratio"), "give width and height, in pixels"),
     "use_audio_in_video": "give videos=[Video(path, use_audio=True)]",
     **dict.fromkeys(
-        ("text", "prompts", "texts", "input", "inputs", "question", "content", "query"),
+        ("text", "message", "prompts", "texts", "input", "inputs", "question", "content", "query"),
         "the text is the first argument, without a name: generate('...'), say('...'); a list of texts for several answers",
     ),
     "alignment": "outputs names it: outputs=['text', 'audio', 'alignment']",
@@ -72,7 +72,7 @@ OF_CALLS: Mapping[str, str] = {
 _FORMS = ("response_format", "format", "output_format", "audio_format", "file_format")
 _NO_TEXT = "no text is made here: leave it out"
 _TEXT = "the text is the first argument, without a name"
-_TEXTS = ("text", "prompts", "texts", "input", "inputs", "question", "content", "query")
+_TEXTS = ("text", "prompt", "prompts", "message", "texts", "input", "inputs", "question", "content", "query")
 _SYSTEM = ("system", "system_prompt", "system_message", "instructions")
 _OF_TEXT = ("max_tokens", "min_tokens", "stop", "json_schema", "regex", "choice", "temperature", "repetition_penalty")
 

@@ -106,9 +106,14 @@ def is_one(source: object) -> bool:
     """Whether this is a medium, or stands for one, and not several. A tuple of samples and their rate is one."""
     if isinstance(source, str | bytes | bytearray | memoryview | PathLike | Audio | Video | Medium | np.ndarray | Mapping):
         return True
-    if isinstance(source, tuple) and len(source) == 2 and isinstance(source[1], Real):
+    if isinstance(source, tuple) and len(source) == 2 and any(isinstance(one, Real | np.ndarray) for one in source):
         return True
     return hasattr(source, "read") or hasattr(source, "save") or not isinstance(source, Iterable)
+
+
+def is_none(sources: object) -> bool:
+    """Whether no medium was given at all."""
+    return sources is None or (isinstance(sources, tuple | list) and not sources)
 
 
 def to_part(source: object, kind: str, where: str) -> stage_pb2.Part:
@@ -128,7 +133,8 @@ def _read(source: object, kind: str, where: str) -> tuple[stage_pb2.Part, str]:
     file, use_audio = (source.source, source.use_audio) if isinstance(source, Video) else (source, False)
     data, name, told_type = _encoded(file, kind, where)
     if not data:
-        raise BadRequestError.of(where, f"{name}is empty")
+        more = "; if it was written or read before, file.seek(0) goes to its beginning" if hasattr(file, "seek") else ""
+        raise BadRequestError.of(where, f"{name}is empty{more}")
     if len(data) > MAX_MESSAGE_BYTES:
         raise _too_large(where, name, f"is {_mib(len(data))}")
     media_type = _media_type(data, told_type, kind, where, name)
@@ -181,7 +187,7 @@ def _encoded(source: object, kind: str, where: str) -> tuple[bytes, str, str | N
         return _drawn(source, where), "", "image/png"
     if hasattr(source, "read"):
         return _read_file(source, where)
-    what = "an array" if isinstance(source, np.ndarray) else type(source).__name__
+    what = "an array" if isinstance(source, np.ndarray) else "None" if source is None else type(source).__name__
     raise BadRequestError.of(where, f"is {what}; give {_forms(kind)}")
 
 
@@ -275,6 +281,8 @@ def _sound(source: object, where: str) -> bytes | None:
         source = (source.samples, source.sample_rate)
     if isinstance(source, np.ndarray):
         raise BadRequestError.of(where, "is samples without a rate; give both: (samples, 16000)")
+    if isinstance(source, tuple) and len(source) == 2 and isinstance(source[0], Real) and isinstance(source[1], np.ndarray | list):
+        raise BadRequestError.of(where, "has the rate first, as SciPy reads it; give samples, then rate: (samples, 16000)")
     if not (isinstance(source, tuple) and len(source) == 2 and (isinstance(source[0], list) or hasattr(source[0], "__array__"))):
         return None
     rate_hz = _rate_hz(source[1], where)
@@ -322,6 +330,8 @@ def _drawn(image: Any, where: str) -> bytes:
     """A file of a Pillow image with every pixel, fast rather than small: PNG, or TIFF for colours that PNG has no words for. How it is
     turned, where a camera noted that, goes along, and nothing else that it noted."""
     file = io.BytesIO()
+    if 0 in getattr(image, "size", ()):
+        raise BadRequestError.of(where, f"is a picture of {image.size[0]} by {image.size[1]} pixels: it is empty")
     try:
         exif = image.getexif() if hasattr(image, "getexif") else {}
         if image.mode in SAID_OTHERWISE:

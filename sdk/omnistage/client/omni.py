@@ -6,7 +6,7 @@ import atexit
 import copy
 import time
 import weakref
-from collections.abc import AsyncGenerator, Coroutine, Generator, Mapping
+from collections.abc import AsyncGenerator, Coroutine, Generator, Mapping, Sequence
 from contextlib import ExitStack
 from os import PathLike
 from types import TracebackType
@@ -15,6 +15,7 @@ from typing import Any, Self, TypeVar, Unpack, overload
 from omnistage.client import fork
 from omnistage.client.about import takes
 from omnistage.client.answer import Answer
+from omnistage.client.arguments import told
 from omnistage.client.async_omni import RESUME_TIMEOUT_S, AsyncOmni
 from omnistage.client.connection import CONNECT_TIMEOUT_S
 from omnistage.client.errors import ClosedError, OmniError
@@ -37,6 +38,9 @@ CLOSE_TIMEOUT_S = 5.0
 @takes(SETTINGS)
 class Omni:
     """Asks a router. Safe to use from many threads at once; use it as `with`, or call `close`.
+
+    to_start: what to start, given first and without a name, as `omnistage serve` takes it: the name or YAML file of a pipeline, the folder
+    of a checkpoint, or the name of one at a hub; `Omni("smol")` is `Omni(pipeline="smol")`.
 
     address: HOST:PORT of a router, or several with commas between them: the first that answers is asked. Without it, and without anything
     that says what to start, the router is asked that `OMNISTAGE_ROUTER` names, or that runs where `omnistage serve` listens, of the same
@@ -62,8 +66,11 @@ class Omni:
     After a fork the child can use neither this client nor a new one (ForkedError); the parent and its private stack are not disturbed.
     """
 
+    @told
     def __init__(
         self,
+        to_start: str | PathLike[str] | Sequence[str] | None = None,
+        /,
         *,
         address: str | None = None,
         api_key: str | None = None,
@@ -75,6 +82,7 @@ class Omni:
         **settings: Unpack[StackSettings],
     ) -> None:
         self._client = AsyncOmni(
+            to_start,
             address=address,
             api_key=api_key,
             model_path=model_path,
@@ -105,6 +113,7 @@ class Omni:
     def __repr__(self) -> str:
         return f"Omni({self._client.whereabouts})"
 
+    @told
     def as_client(self, api_key: str | None) -> Self:
         """The same client for somebody else, who has a key of his own: for a gateway that serves many. None: he has none, whatever key
         this client has, or the variable. It uses this client's connection and stack; closing it closes nothing, and when this client is
@@ -157,6 +166,7 @@ class Omni:
     ) -> list[Answer]: ...
 
     @takes(OPTIONS)
+    @told
     def generate(
         self,
         prompt: str | list[str] | tuple[str, ...],
@@ -172,23 +182,27 @@ class Omni:
         A list of texts is a list of answers, in that order: all with these media and options, also the same seed, each within its own
         time limit. They are asked beside each other, as many at once as there are places. Where some fail, the error of the first of them
         is raised when all have ended; `error.answers` has the others."""
-        call: Any = self._client.generate(prompt, images=images, audios=audios, videos=videos, **options)
         # Each of several may wait for a place, and be answered, for as long as one alone.
         times = 2 * len(prompt) if isinstance(prompt, list | tuple) else 1
-        answered: Answer | list[Answer] = self._run(time_limit_s(options) * max(times, 1), call)
+        limit_s = time_limit_s(options) * max(times, 1)
+        call: Any = self._client.generate(prompt, images=images, audios=audios, videos=videos, **options)
+        answered: Answer | list[Answer] = self._run(limit_s, call)
         return answered
 
     @takes(OPTIONS)
+    @told
     def chat(self, conversation: Conversation, **options: Unpack[Options]) -> Answer:
         """Answer the last turn of a conversation; `answer["content"]` is the text. See `request.Conversation` for the form of a turn."""
         return self._run(time_limit_s(options), self._client.chat(conversation, **options))
 
     @takes(OPTIONS, SPOKEN)
+    @told
     def say(self, text: str, **options: Unpack[Options]) -> Answer:
         """Speak exactly this text. Raises NotSpokenError if nothing of it could be spoken."""
         return self._run(time_limit_s(options), self._client.say(text, **options))
 
     @takes(OPTIONS, DRAWN)
+    @told
     def draw(self, prompt: str, *, images: Images = (), **options: Unpack[Options]) -> Answer:
         """Draw a picture, with a drawing pipeline; `answer.images` has it, `answer.pictures` the same encoded, `answer.rows` its
         latents and pixels where `outputs` names them. Previews are of the first of several `results` alone. In a private stack of
@@ -196,6 +210,7 @@ class Omni:
         return self._run(time_limit_s(options), self._client.draw(prompt, images=images, **options))
 
     @takes(OPTIONS)
+    @told
     def stream(
         self,
         prompt: str,
@@ -209,24 +224,29 @@ class Omni:
         return self._iterate(time_limit_s(options), self._client.stream(prompt, images=images, audios=audios, videos=videos, **options))
 
     @takes(OPTIONS)
+    @told
     def stream_chat(self, conversation: Conversation, **options: Unpack[Options]) -> Generator[Event, None, None]:
         """The events of an answer to a conversation, as they come."""
         return self._iterate(time_limit_s(options), self._client.stream_chat(conversation, **options))
 
     @takes(OPTIONS, SPOKEN)
+    @told
     def stream_say(self, text: str, **options: Unpack[Options]) -> Generator[Event, None, None]:
         """The events of exactly this text being spoken, as they come; NotSpokenError at the end if there was no sound."""
         return self._iterate(time_limit_s(options), self._client.stream_say(text, **options))
 
     @takes(OPTIONS, DRAWN)
+    @told
     def stream_draw(self, prompt: str, *, images: Images = (), **options: Unpack[Options]) -> Generator[Event, None, None]:
         """The progress, previews and pictures of a prompt, as they come; see `draw`."""
         return self._iterate(time_limit_s(options), self._client.stream_draw(prompt, images=images, **options))
 
+    @told
     def pipelines(self, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> list[Pipeline]:
         """The pipelines that can be asked."""
         return self._run(checked_seconds("timeout_s", timeout_s), self._client.pipelines(timeout_s=timeout_s))
 
+    @told
     def replicas(self, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> list[Replica]:
         """The stage servers and how they are."""
         return self._run(checked_seconds("timeout_s", timeout_s), self._client.replicas(timeout_s=timeout_s))

@@ -21,6 +21,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from os import PathLike
 from pathlib import Path
+from typing import Any
 
 from omnistage.client import fork
 from omnistage.client.allowed import fault_of_stages
@@ -61,6 +62,9 @@ class StackPlan:
         for name, value in {**self.settings, "tensor_parallel_size": self.tensor_parallel_size}.items():
             if fault := fault_of_stages(SETTINGS[name], value):
                 raise BadRequestError.of(name, fault)
+        if self.model_path is not None and (not isinstance(self.model_path, str | PathLike) or not str(self.model_path)):
+            what = "empty" if self.model_path == "" else repr(self.model_path)
+            raise BadRequestError.of("model_path", f"is {what}; give the folder of a checkpoint, or the name of one at a hub, owner/name")
         if self.model_path is not None and not Path(self.model_path).is_dir() and not _may_be_name(self.model_path):
             raise BadRequestError.of("model_path", f"{os.fspath(self.model_path)} is not a folder")
 
@@ -78,7 +82,7 @@ class StackPlan:
     @property
     def start_timeout_s(self) -> float:
         """Time limit for download, load and start, seconds."""
-        return self.settings.get("start_timeout_s", START_TIMEOUT_S)
+        return float(self.settings.get("start_timeout_s", START_TIMEOUT_S))  # A number of NumPy is no time for a system call.
 
     @property
     def told(self) -> str:
@@ -102,6 +106,22 @@ class StackPlan:
         if "pipeline" in settings:
             words += ["--", *self.pipelines]
         return words
+
+
+def with_first(first: object, settings: StackSettings) -> StackSettings:
+    """The settings, and among them what was given first, without a name: the pipeline, or whatever else `omnistage serve` takes in its
+    place. Raises TypeError where there are two, BadRequestError for an address."""
+    if first is None:
+        return settings
+    if "pipeline" in settings:
+        raise TypeError("the first argument is the pipeline, and pipeline is another one: leave one of them out")
+    if isinstance(first, str) and (re.fullmatch(r"[^/\s]*:\d+(,.*)?", first) or "://" in first):
+        host = re.sub(r"^[a-z]+://|/.*$", "", first)
+        raise BadRequestError.of("pipeline", f"is the address of a router, {first}; give it by name: Omni(address={host!r})")
+    if first == "":
+        raise BadRequestError.of("pipeline", "is empty; give its name, the folder of a checkpoint, or leave it out")
+    named: Any = os.fspath(first) if isinstance(first, PathLike) else first
+    return {**settings, "pipeline": named}
 
 
 def _may_be_name(model_path: str | PathLike[str]) -> bool:

@@ -5,16 +5,15 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any
 
-from omnistage.client.allowed import fault_of
+from omnistage.client.allowed import fault_of, plain, shown
 from omnistage.client.channel import MAX_MESSAGE_BYTES
 from omnistage.client.conversation import Conversation as Conversation
 from omnistage.client.conversation import Part, ReadMedium, checked_text, listed_media, turn_of
-from omnistage.client.encoder import ENCODINGS
 from omnistage.client.errors import BadRequestError, RequestError
 from omnistage.client.guesses import unknown_options
 from omnistage.client.limit import Limit
@@ -28,6 +27,8 @@ from omnistage.client.upload import LEAST_BYTES, PORTS, Upload
 from omnistage.v1 import chunk_pb2, omni_pb2, stage_pb2
 
 DEFAULT_TIMEOUT_S = 120.0
+MOST_SECONDS = 10**9
+"""Some thirty years: gRPC takes a limit that its clock has no number for as one that has passed."""
 
 MAX_TEXT_CHARACTERS = 1 << 20
 """Of all that one request says, together, or gives to be spoken: no router takes more."""
@@ -97,15 +98,24 @@ class Request:
 
 def for_prompt(prompt: str, images: Images, audios: Audios, videos: Videos, options: Options) -> Request:
     """One user turn, with media if any."""
-    if isinstance(prompt, list | tuple | Mapping):
-        raise BadRequestError.of("prompt", "must be a text; generate also takes a list of texts, and chat takes a conversation")
+    if not isinstance(prompt, str):
+        raise BadRequestError.of("prompt", f"is {shown(prompt)}; it must be {_other_prompt(prompt)}")
     checked_text("prompt", prompt)
     parts: list[Part] = list(listed_media(_by_name(images, audios, videos), "", to_medium))
-    if not prompt and not parts:
+    if not prompt.strip() and not parts:
         raise BadRequestError.of("prompt", "is empty; give the words to answer")
     if prompt:
         parts.append(stage_pb2.Part(text=prompt))
     return _for_turns([("user", parts)], options)
+
+
+def _other_prompt(prompt: object) -> str:
+    """What was to be given instead of something that is no text."""
+    if isinstance(prompt, bytes | bytearray):
+        return "text: decode it, such as b'...'.decode()"
+    if isinstance(prompt, list | tuple | Mapping):
+        return "a text; generate also takes a list of texts, and chat takes a conversation"
+    return "a text, or in generate a list of texts: list(...) makes one" if isinstance(prompt, Iterable) else "text"
 
 
 async def read_once(images: Images, audios: Audios, videos: Videos, limit: Limit) -> dict[str, list[Medium]]:
@@ -121,9 +131,18 @@ async def read_once(images: Images, audios: Audios, videos: Videos, limit: Limit
 
 def for_conversation(conversation: Conversation, options: Options) -> Request:
     """The whole conversation. Raises BadRequestError for a turn that is not one."""
-    if isinstance(conversation, (str, Mapping)) or not conversation:
-        raise BadRequestError.of("conversation", "must be a list of turns: [{'role': 'user', 'content': 'Hello'}]")
-    return _for_turns([turn_of(turn, f"conversation[{i}]") for i, turn in enumerate(conversation)], options)
+    is_one = isinstance(conversation, str | bytes | bytearray | Mapping) or not isinstance(conversation, Iterable)
+    given = [] if is_one else list(conversation)
+    if not given:
+        text = "; generate takes a text" if isinstance(conversation, str) else ""
+        raise BadRequestError.of("conversation", f"must be a list of turns: [{{'role': 'user', 'content': 'Hello'}}]{text}")
+    turns = [turn_of(turn, f"conversation[{i}]") for i, turn in enumerate(given)]
+    if not any(
+        role == "user" and any(not isinstance(part, stage_pb2.Part) or part.text.strip() for part in parts) for role, parts in turns
+    ):
+        told = "has no turn of the user with text or media in it; give one: {'role': 'user', 'content': 'Hello'}"
+        raise BadRequestError.of("conversation", told)
+    return _for_turns(turns, options)
 
 
 def for_verbatim(text: str, options: Options) -> Request:
@@ -146,6 +165,11 @@ def _one_text(field: str, text: object) -> str:
     if isinstance(text, list | tuple):
         raise BadRequestError.of(field, "must be one text: generate takes a list of texts, say and draw take one at a time")
     return checked_text(field, text)
+
+
+def check_options(options: Options) -> None:
+    """Whether a request can have them. Raises BadRequestError, and TypeError for one that does not exist."""
+    Request(omni_pb2.GenerateRequest(), options)
 
 
 def _by_name(images: Images, audios: Audios, videos: Videos) -> dict[str, object]:
@@ -194,11 +218,15 @@ def time_limit_s(options: Options) -> float:
     return DEFAULT_TIMEOUT_S if given is None else checked_seconds("timeout_s", given)
 
 
-def checked_seconds(field: str, value: float) -> float:
+def checked_seconds(field: str, value: float, *, may_be_0: bool = False) -> float:
     """`value`, if it is a time to wait. Raises BadRequestError."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < float("inf"):
-        raise BadRequestError.of(field, f"is {value!r}; give a number of seconds above 0")
-    return value
+    seconds = plain(value)
+    is_number = isinstance(seconds, int | float) and not isinstance(seconds, bool)
+    if not is_number or not 0 <= seconds <= MOST_SECONDS or (seconds == 0 and not may_be_0):
+        least = "from 0, which is never" if may_be_0 else "above 0"
+        most = f", at most {MOST_SECONDS}" if is_number and seconds > MOST_SECONDS else ""
+        raise BadRequestError.of(field, f"is {shown(value)}; give a number of seconds {least}{most}")
+    return float(seconds)
 
 
 def is_to_be_heard(request: omni_pb2.GenerateRequest) -> bool:
@@ -249,9 +277,9 @@ def _encoding(given: Mapping[str, Any]) -> Mapping[str, int]:
     """As the protos have it. Raises BadRequestError."""
     if "encoding" not in given:
         return {}
-    name = checked_text("encoding", given["encoding"])
-    if name not in ENCODINGS:
-        raise BadRequestError.of("encoding", f"is {name!r}; give {' or '.join(ENCODINGS)}")
+    name = given["encoding"]
+    if fault := fault_of(OPTIONS["encoding"], name):
+        raise BadRequestError.of("encoding", fault)
     return {"encoding": chunk_pb2.AudioEncoding.Value(f"AUDIO_ENCODING_{name.upper()}")}
 
 
@@ -272,9 +300,9 @@ def _constrain(thinker: stage_pb2.ThinkerParams, given: Mapping[str, Any]) -> No
         raise BadRequestError.of(names[1], f"a text keeps to one thing only; leave out {' or '.join(names)}")
     (name,), value = names, given[names[0]]
     if name == "choice":
-        texts = [] if isinstance(value, str) or not isinstance(value, Iterable) else list(value)
+        texts = list(value) if _is_list(value) else []
         if not texts:
-            raise BadRequestError.of(name, "must be a list of texts: ['yes', 'no']")
+            raise BadRequestError.of(name, f"is {shown(value)}; it must be a list of texts: ['yes', 'no']")
         thinker.constraint.choice.texts.extend(checked_text(f"{name}[{i}]", text) for i, text in enumerate(texts))
     elif name == "json_schema" and isinstance(value, Mapping):
         try:
@@ -282,7 +310,14 @@ def _constrain(thinker: stage_pb2.ThinkerParams, given: Mapping[str, Any]) -> No
         except (TypeError, ValueError, RecursionError) as error:
             raise BadRequestError.of(name, str(error)) from error
     else:
+        if not isinstance(value, str):
+            raise BadRequestError.of(name, fault_of(OPTIONS[name], value))
         setattr(thinker.constraint, name, checked_text(name, value))
+
+
+def _is_list(value: object) -> bool:
+    """Several values, which can be read again: a list of prompts has the same options."""
+    return isinstance(value, Collection) and not isinstance(value, str | bytes | bytearray | Mapping)
 
 
 def _fill(message: Any, given: Mapping[str, Any], names: Sequence[str]) -> None:
@@ -290,17 +325,21 @@ def _fill(message: Any, given: Mapping[str, Any], names: Sequence[str]) -> None:
     for name in names:
         if name not in given:
             continue
-        value = given[name]
+        value = plain(given[name])
         if name in NEVER_ZERO and value == 0:
             # On the wire these say "the pipeline's default".
             raise BadRequestError.of(name, "is 0; give at least 1, or leave it out for the pipeline's default")
         try:
             if name in ("stop", "outputs"):
+                if not isinstance(value, str) and not _is_list(value):
+                    raise BadRequestError.of(name, f"is {shown(value)}; it must be text, or a list of texts")
                 texts = [value] if isinstance(value, str) else list(value)
                 getattr(message, name).extend(checked_text(f"{name}[{i}]", text) for i, text in enumerate(texts))
             else:
                 if isinstance(value, str):
                     checked_text(name, value)
+                elif name != "encoding" and (fault := fault_of(OPTIONS[name], value, of_kind=True)):
+                    raise BadRequestError.of(name, fault)
                 setattr(message, PROTO_NAMES.get(name, name), value)
-        except (TypeError, ValueError) as error:
+        except (TypeError, ValueError, OverflowError) as error:
             raise BadRequestError.of(name, fault_of(OPTIONS[name], value) or str(error)) from error

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 
+from omnistage.client.allowed import plain
 from omnistage.client.errors import BadRequestError, UnavailableError
 
 MAX_RETRIES = 2
@@ -40,6 +41,7 @@ class Retries:
 
 def checked_retries(value: object) -> int:
     """`value`, if it is a number of times. Raises BadRequestError."""
+    value = plain(value)
     if isinstance(value, bool) or not isinstance(value, int) or value < 0:
         raise BadRequestError.of("max_retries", f"is {value!r}; give a whole number from 0, which is never")
     return value

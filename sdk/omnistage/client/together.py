@@ -9,6 +9,7 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any
 
 from omnistage.client.answer import Answer
+from omnistage.client.conversation import checked_text
 from omnistage.client.errors import BadRequestError, OmniError, OverloadedError
 from omnistage.client.options import Options
 
@@ -26,16 +27,18 @@ Ask = Callable[[str], Coroutine[Any, Any, Answer]]
 Pause = Callable[[float], Coroutine[Any, Any, None]]
 
 
-def checked_texts(prompts: Sequence[object], options: Options) -> list[str]:
-    """The texts, if they are some. Raises BadRequestError."""
+def checked_texts(prompts: Sequence[object], options: Options, *, has_media: bool) -> list[str]:
+    """The texts, if they are some, before any of them is asked. has_media: they may be empty. Raises BadRequestError."""
     if options.get("request_id") is not None:
         raise BadRequestError.of("request_id", "names a single answer; leave it out with a list of texts")
+    texts = list[str]()
     for i, prompt in enumerate(prompts):
         if isinstance(prompt, Mapping):
             raise BadRequestError.of(f"prompt[{i}]", "is a turn of a conversation, which chat takes; generate takes texts")
-        if not isinstance(prompt, str):
-            raise BadRequestError.of(f"prompt[{i}]", "must be text")
-    return [prompt for prompt in prompts if isinstance(prompt, str)]
+        texts.append(checked_text(f"prompt[{i}]", prompt))
+        if not texts[-1].strip() and not has_media:
+            raise BadRequestError.of(f"prompt[{i}]", "is empty; give the words to answer")
+    return texts
 
 
 class Together:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
 
 from helpers.command import omnistage
+from omnistage.gateway.document import EXAMPLES
 from omnistage.models.common.checkpoint import BadCheckpoint
 from omnistage.models.diffusers.store import model_directory
 from omnistage.models.diffusers.vocabulary import Vocabulary
@@ -15,6 +17,8 @@ from omnistage.router.pipeline import load_pipeline
 from tools.pictures.pack import DEFAULTS
 from tools.pictures.scenes import KINDS
 
+ROOT = Path(__file__).resolve().parents[3]
+PAGES = [ROOT / "README.md", ROOT / "Makefile", *ROOT.glob("docs/*.md"), *ROOT.glob("*/README.md"), ROOT / "sdk/omnistage/cli/main.py"]
 SIZE = (128, 128)
 DRAWS = "this model draws coloured shapes: circle, square, triangle, star, heart"
 NONE = f"{DRAWS}; this prompt names none of them"
@@ -103,3 +107,13 @@ def test_what_is_typed_tells_what_can_be_drawn() -> None:
     for text in (described, helped):
         assert "coloured shapes" in text
         assert [kind for kind in KINDS if kind not in text] == []
+
+
+def test_the_pages_have_the_default_model_draw_what_it_can(shipped: Vocabulary) -> None:
+    """Who copies a line without a pipeline or pictures of their own, or tries the example of the HTTP interface, gets no blank paper."""
+    lines = [line for page in PAGES for line in page.read_text(encoding="utf-8").splitlines()]
+    typed = [re.search(r'omnistage draw "([^"]+)"', line) for line in lines if not re.search("--pipeline|--image", line)]
+    sent = [re.search(r'images/generations .*"prompt": "([^"]+)"', line) for line in lines]
+    prompts = [found[1] for found in (*typed, *sent) if found] + [EXAMPLES["/v1/images/generations"]["prompt"]]
+    assert len(prompts) > 6
+    assert [prompt for prompt in prompts if list(shipped.notes(prompt, SIZE, SIZE))] == []

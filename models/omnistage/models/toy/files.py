@@ -59,7 +59,7 @@ def pixels_of(data: bytes) -> NDArray[np.uint8]:
         lines = zlib.decompressobj().decompress(parts.get(b"IDAT", b""), height * (width + 1))
         pixels = np.frombuffer(lines, np.uint8).reshape(height, width + 1)
     except (struct.error, zlib.error, ValueError) as error:
-        raise error if isinstance(error, Unreadable) else Unreadable(f"this is no whole PNG: {error}") from None
+        raise error if isinstance(error, Unreadable) else Unreadable("this is no whole PNG: send all of it") from None
     if pixels[:, 0].any():
         raise Unreadable("send a PNG without filters")
     return pixels[:, 1:]
@@ -85,7 +85,7 @@ def samples_of(data: bytes, rate_hz: int) -> NDArray[np.int16]:
                 raise Unreadable(f"send one channel of 16-bit samples at {rate_hz} Hz")
             return np.frombuffer(file.readframes(MAX_SAMPLES), "<i2")
     except (wave.Error, EOFError, ValueError) as error:
-        raise error if isinstance(error, Unreadable) else Unreadable(f"this is no whole WAV: {error}") from None
+        raise error if isinstance(error, Unreadable) else Unreadable("this is no whole WAV: send all of it") from None
 
 
 def _check_size(data: bytes) -> None:

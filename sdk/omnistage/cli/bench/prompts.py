@@ -150,7 +150,7 @@ def of_file(path: Path) -> Listed:
     except UnicodeDecodeError as error:
         raise RequestError(f"{OPTION} {path}: this is no text in UTF-8", hint="Give a prompt a line.") from error
     except OSError as error:
-        raise RequestError(f"{OPTION} {path}: cannot be read: {error.strerror or error}", hint="Give the name of a file.") from error
+        raise RequestError(f"{OPTION} {path}: cannot be read: {error.strerror or error}") from error
     read = _of_object if path.suffix.lower() == ".jsonl" else Prompt
     prompts = [_numbered(path, number, line, read) for number, line in enumerate(lines, 1) if line.strip()]
     if not 1 <= len(prompts) <= MOST_LINES:

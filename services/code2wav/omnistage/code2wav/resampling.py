@@ -64,7 +64,10 @@ class Conversion:
         if rate_hz in possible:
             return cls(source_hz, rate_hz)
         if find_spec("soxr") is None:
-            can = f"this server converts nothing without soxr: ask for {source_hz}, or install omnistage[models] there"
+            can = (
+                f"this server converts nothing without soxr: ask for {source_hz}, or there `make wheels` in a clone, then "
+                "pip install --find-links dist 'omnistage[models]'"
+            )
         else:
             can = f"ask for one of {', '.join(map(str, possible))}"
         raise BadRequest(FIELD, f"{rate_hz} is not possible; {can}, or leave it out for the model's own")

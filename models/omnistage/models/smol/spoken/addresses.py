@@ -65,7 +65,9 @@ def spelled(text: str) -> str:
 
 
 def _web(match: re.Match[str]) -> str:
-    """Its host, port and path, without what it asks for behind a question mark and the place behind a hash."""
+    """Its host, port and path, without what it asks for behind a question mark and the place behind a hash.
+
+    Who asks is left out too: a password may stand there."""
     words = spelled(re.sub(r"(?i)^www\.", "", match["host"]))
     if match["port"]:
         words += f" port {amount(match['port'])}"
@@ -101,7 +103,10 @@ _PATH = r"(?P<path>(?:/[^\s?#\"”<>]{0,200}?)?)(?P<query>[?#][^\s\"”<>]{0,400
 _LABELS = r"(?:[A-Za-z0-9][\w-]{0,62}\.){1,8}"
 _NAME = r"[\w.+@*-]{1,80}"
 ADDRESSES: tuple[Form, ...] = (
-    form(rf"(?i:(?:https?|ftp|wss?)://|(?=www\.\w))(?P<host>{_HOST}){_PORT}{_PATH}{_END}", _web),
+    form(
+        rf"(?i:(?:https?|ftp|wss?|ssh|postgres(?:ql)?|redis|mongodb|amqp)://(?:[^\s/@?#\"”<>]{{0,200}}@)?|(?=www\.\w))(?P<host>{_HOST}){_PORT}{_PATH}{_END}",
+        _web,
+    ),
     form(r"(?<![\w.+-])[\w.+-]{1,64}@[\w-]{1,63}(?:\.[\w-]{1,63}){0,6}:(?=[\w~/])[\w.~/+-]{1,200}(?<![.])", _text),
     form(r"(?:mailto:)?(?<![\w.+-])[\w.+-]{1,64}@[\w-]{1,63}(?:\.[\w-]{1,63}){1,6}", _text),
     form(rf"(?<![\w.@-])(?P<host>{_LABELS}(?:{_TOP})|localhost(?=[:/])){_PORT}(?![\w-]|\.\w){_PATH}{_END}", _web),
@@ -110,7 +115,7 @@ ADDRESSES: tuple[Form, ...] = (
 )
 """Forms that begin with a letter or a digit."""
 PATHS: tuple[Form, ...] = (
-    form(r"(?<!\w)[A-Za-z]:\\(?:[\w.+@ -]{1,80}\\){0,20}(?:[\w.+@-]{1,80}(?<![.-]))?", _text),
+    form(r"(?<!\w)[A-Za-z]:[\\/](?!/)(?:[\w.+@ -]{1,80}[\\/]){0,20}(?:[\w.+@-]{1,80}(?<![.-]))?", _text),
     form(r"(?<!\w)\\\\[\w.-]{1,80}(?:\\[\w.+@-]{1,80}){1,20}", _text),
     form(rf"(?<![\w.)/!])(?:~|\.{{1,2}})?(?:/{_NAME}){{1,24}}(?<![.,])/?(?![\w])", _text),
     form(r"(?<![\w.)/])(?:~|\.{1,2})/(?![\w/])", _text),

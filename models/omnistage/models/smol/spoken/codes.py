@@ -70,7 +70,7 @@ def _machine(match: re.Match[str]) -> str | None:
 
 
 def _hardware(match: re.Match[str]) -> str:
-    """The address of a network card."""
+    """The address of a network card, a UUID."""
     return ", ".join(
         " ".join(ONES[int(one)] if one.isdecimal() else one.upper() for one in pair) for pair in re.split("[:-]", match.group())
     )
@@ -161,6 +161,11 @@ def _list(match: re.Match[str]) -> str | None:
     return ", ".join((bare(part) if part.isdecimal() else amount(part)) for part in match.group().split(","))
 
 
+def _places(match: re.Match[str]) -> str:
+    """1,2-dichloroethane: which atoms, each by itself."""
+    return " ".join(cardinal(int(part)) for part in match.group().split(","))
+
+
 def _plain(match: re.Match[str]) -> str:
     """A number by itself: what stands before it says how its digits are read."""
     text = match.group()
@@ -198,6 +203,7 @@ def _mixed(match: re.Match[str]) -> str:
 _PHONES = (
     r"\+?\d{1,3}[ .-]\(?\d{3}\)?[ .-]\d{3}[ .-]\d{4}",
     r"(?=\+(?:[ .()-]{0,2}\d){7})\+\d{1,3}(?:[ .-]?\(?\d{1,5}\)?){1,6}",
+    r"00[1-9]\d{0,2}(?: \d{2,6}){2,5}",
     r"\(\d{2,5}\) ?\d{3,4}[ .-]?\d{3,4}",
     r"\d{3}[ .-]\d{3}[ .-]\d{4}",
     r"\d{3}-\d{4}",
@@ -218,7 +224,10 @@ _LABEL = (
     r"(?:\+[0-9A-Za-z]{1,40}(?:[.-][0-9A-Za-z]{1,40}){0,6})?)(?![0-9A-Za-z])"
 )
 """Behind the number of a version: -beta.4, a1, .dev3, +build.5."""
-HARDWARE: tuple[Form, ...] = (form(rf"(?<![\w:]){_BYTE}(?:([:-]){_BYTE})(?:\1{_BYTE}){{4}}(?![\w:])", _hardware),)
+HARDWARE: tuple[Form, ...] = (
+    form(rf"(?<![\w:]){_BYTE}(?:([:-]){_BYTE})(?:\1{_BYTE}){{4}}(?![\w:])", _hardware),
+    form(r"(?<![\w-])[0-9A-Fa-f]{8}(?:-[0-9A-Fa-f]{4}){3}-[0-9A-Fa-f]{12}(?![\w-])", _hardware),
+)
 _GROUPS = r"(?P<host>(?:[0-9A-Fa-f]{0,4}:){2,7}[0-9A-Fa-f]{0,4})"
 MACHINES: tuple[Form, ...] = (form(rf"(?<![\w:]){_GROUPS}(?:/(?P<mask>\d{{1,3}}))?(?![\w:])", _colons),)
 BRACKETED: tuple[Form, ...] = (form(rf"\({_GROUPS}\):(?P<port>\d{{1,5}})(?!\d)", _colons),)
@@ -242,6 +251,8 @@ NAMES: tuple[Form, ...] = (
 )
 PLAIN: tuple[Form, ...] = (
     form(r"24[x×]7(?!\w)", "twenty four seven"),
+    form(r"(?P<number>\d{1,4}(?:\.\d{1,4}){0,2})\.x(?!\w)", lambda match: f"{_version(match)} point x"),
+    form(r"\d{1,2}(?:,\d{1,2}){1,3}(?=-(?:(?:di|tri|tetra)[a-z]{4}|[a-z]{0,20}(?:ane|ene|yne|[dtr]iol|amine|anone|yl|oic)\b))", _places),
     form(r"(?P<number>\d{1,3}(?:,\d{3}){1,4}|\d{1,15})(?:st|nd|rd|th)\b", _ordinal),
     form(r"(?P<number>\d{1,3}(?:\.\d{3}){2,5})(?!\d|[.,]\d)", _grouped),
     form(rf"(?P<number>\d{{1,6}}(?:\.\d{{1,8}}){{2,8}})(?!\d|,\d)(?:{_LABEL})?", _version),

@@ -12,7 +12,7 @@ from omnistage.models.smol.spoken.form import table
 from omnistage.models.smol.spoken.mistaken import LASTING, awaits_letter
 from omnistage.models.smol.spoken.quantities import SCALE_WORDS, awaits_figure, awaits_score
 from omnistage.models.smol.spoken.signs import BOOKS, LABELS
-from omnistage.models.smol.spoken.times import MONTHS, SHORT_DAYS, SHORT_MONTHS, WEEKDAYS
+from omnistage.models.smol.spoken.times import MONTHS, SHORT_DAYS, SHORT_MONTHS, WEEKDAYS, awaits_ratio
 
 _CLOSERS = "\"'”’)]}»(|"
 _FORMS_GO_ON = frozenset(table("on by until since from before after due date dated a an one each every per sq cu fl ft w"))
@@ -60,6 +60,8 @@ def is_open(text: str) -> bool:
         return True
     if stem.isupper() and stem.capitalize() in _NAMES:
         return True
+    if stem == "the" and any(one in roman.RULERS for one in words[-2:-1]):
+        return True  # Elizabeth the II.
     if stem == "of" and len(words) == 3 and words[0].rstrip(".") in _NAMES and words[1].isdecimal():
         return True
     if stem in _SCALES and any(any(map(str.isdecimal, one)) for one in words[:-1]):
@@ -68,10 +70,10 @@ def is_open(text: str) -> bool:
         return True  # From 5s to 10s, 25s of audio.
     if len(words) == 3 and words[0].lower() in _KINDS_AFTER and any(map(str.isdecimal, words[1])):
         return True
-    if len(stem) == 1 and stem not in _SAME:
+    if len(stem.lstrip("-−")) == 1 and stem not in _SAME:
         return True
     if _NUMERAL.fullmatch(stem) and (len(stem) > 1 or _leads(words[:-1])):
         return True
     if stem[:1].isupper() and (_leads(words[:-1]) or any(_HOUSE.fullmatch(one) for one in words[:-1])):
         return True
-    return awaits_digits(text) or awaits_letter(text) or awaits_figure(f"{text} ") or awaits_score(f"{text} ")
+    return awaits_digits(text) or awaits_letter(text) or any(awaits(f"{text} ") for awaits in (awaits_figure, awaits_score, awaits_ratio))

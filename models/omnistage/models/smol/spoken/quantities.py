@@ -13,6 +13,7 @@ from omnistage.models.smol.spoken.units import UNIT, unit_names
 
 _SCALES = {"k": "thousand", "m": "million", "mm": "million", "mn": "million", "mio": "million", "b": "billion", "bn": "billion"}
 _SCALES |= {"t": "trillion", "tn": "trillion", "trn": "trillion"}
+_SHORT = "[kKmMbBtT]|bn"
 SCALE_WORDS = "hundred|thousand|million|billion|trillion|lakh|crore"
 _SCALE = rf"(?:[ -]?(?P<scale>{SCALE_WORDS})\b|(?P<short>k|K|mm|mn|mio|m|M|MM|bn|b|B|Bn|tn|trn|t|T)(?![\w²³])| (?P<far>bn|mn|tn)\b)?"
 _PER = r"(?:/(?P<per>hr|hour|h|day|week|wk|month|mo|year|yr|min|sec|s|kg|lb|oz|L|l|person|night|unit|kWh|user|gal|sq ft|ft|m²|ea)\b)?"
@@ -63,6 +64,12 @@ def _money(match: re.Match[str]) -> str:
         words = f"{amount(number)} {one if number.is_one or thing else many}"
     per = groups.get("per")
     return f"{words} {'' if per == 'ea' else 'per '}{_PER_WORDS.get(per, per)}" if per else words
+
+
+def _scaled_range(match: re.Match[str]) -> str:
+    """$5M-10M."""
+    first, last = (f"{amount(match[number])} {_SCALES[match[scale].lower()]}" for number, scale in (("number", "first"), ("last", "short")))
+    return f"{first} to {last} {CURRENCIES[match['sign']][1]}"
 
 
 def _parted(match: re.Match[str]) -> str | None:
@@ -331,7 +338,7 @@ def _slashed(match: re.Match[str]) -> str | None:
     equation = in_equation(match)
     if is_day and other > 12 and other not in (16, 20) and not equation:
         return None
-    if re.match(r" (?:time|beat|meter|rhythm)\b", behind(match, 8)):
+    if re.match(r" (?:time|beat|meter|rhythm|split|rule|blend)\b", behind(match, 8)):
         return f"{cardinal(one)} {cardinal(other)}"
     if other in (4, 5, 6, 10, 20, 100) and one <= other and awaits_score(before(match, 24)):
         return f"{cardinal(one)} out of {cardinal(other)}"
@@ -369,6 +376,11 @@ _NAMES = alternatives(sign for sign in CURRENCIES if sign.isalpha() and sign != 
 _CODES = alternatives(sign for sign in CURRENCIES if sign.isalpha() and sign.isupper() and len(sign) == 3)
 
 MONEY: tuple[Form, ...] = (
+    form(
+        rf"(?<![A-Za-z])(?P<sign>{_SIGNS}) ?(?P<number>{NUMBER})(?P<first>{_SHORT})"
+        rf"[-–](?P<last>{NUMBER})(?P<short>{_SHORT})(?!\w)",
+        _scaled_range,
+    ),
     form(
         rf"(?<![A-Za-z])(?P<sign>{_SIGNS}) ?(?P<number>\d{{1,4}}) ?(?:(?<= )(?P<over>\d)/(?P<under>\d{{1,2}})(?![\d/])|(?P<part>[½¼¾⅓⅔]))",
         _parted,
@@ -409,6 +421,7 @@ QUANTITIES: tuple[Form, ...] = (
         _degrees,
     ),
     form(r"(?P<feet>\d{1,3}) ?(?:ft|feet|foot)\.? (?P<inches>\d{1,2}(?:\.\d+)?)(?P<part>[½¼¾])? ?(?:in\b|inch(?:es)?\b)", _feet),
+    form(r"(?P<feet>[3-8])ft(?P<inches>\d|1[01])(?P<part>(?!))?(?:in)?(?![\w']|[.,]\d)", _feet),
     form(r"(?<![A-WYZa-wyz\d_])(?P<number>\d{1,3})'(?=[ .,;)”]|[x×]\d|$)", _lone_feet),
     form(r"(?<![\w'.])(?P<feet>\d{1,3})'[ -]?(?P<inches>\d{1,2}(?:\.\d+)?)(?P<part>[½¼¾])?(?:\"|''|(?![\w']))", _feet),
     form(

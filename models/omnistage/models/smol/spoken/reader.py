@@ -76,6 +76,7 @@ _SPECIAL = (
 _PLAIN = re.compile(r"[A-Za-zÀ-ÖØ-öø-ÿ]{2,}(?:'[a-zA-Z]+)*(?=[ ,;!?)\"”]|$|\.(?: |$))|[A-Z]'(?:m|d|ll|ve|re|s)\b|[aAI](?= [a-z])")
 _LETTERS = re.compile(r"[A-Za-zÀ-ÖØ-öø-ÿ]+(?:'[a-zA-Z]+)*")
 _ROMAN_LETTERS = frozenset("IVXLCDMivx")
+_ENDING = re.compile("(?:th|st|nd|rd|'.*)$")
 _PUNCTUATION = re.compile(r"[,.;:!?]+")
 
 
@@ -166,7 +167,7 @@ _ANY = re.compile(".", re.DOTALL)
 
 
 def _may_begin_form(word: str) -> bool:
-    return word in _SPECIAL or _ROMAN_LETTERS.issuperset(word.partition("'")[0])
+    return word in _SPECIAL or _ROMAN_LETTERS.issuperset(_ENDING.sub("", word))
 
 
 def _forms(character: str) -> Sequence[Form]:

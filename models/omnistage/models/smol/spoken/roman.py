@@ -92,6 +92,8 @@ def _numeral(match: re.Match[str]) -> str | None:
     words = _words_before(match)
     if set(numeral) & set("CDM") or number > 89 or (len(numeral) == 1 and words and _is_letter(match, words)):
         return None
+    if words[-1:] == ["the"] and words[-2:-1] and words[-2] in RULERS - TITLES and len(numeral) > 1:
+        return ordinal(number)
     if words and _is_ordinal(words, numeral):
         return f"the {ordinal(number)}"
     return cardinal(number) if _CERTAIN.fullmatch(numeral) or (words and _is_counted(words, numeral)) else None
@@ -184,6 +186,18 @@ def _small(match: re.Match[str]) -> str | None:
 SMALL_AFTER = frozenset(table("page pages pp p chapter section part act scene volume paragraph clause footnote note"))
 
 
+def _with_ending(match: re.Match[str]) -> str | None:
+    """XIXth."""
+    number = value(match["numeral"])
+    return ordinal(number) if number and ordinal(number).endswith(match["ending"][-1]) else None
+
+
+def _item(match: re.Match[str]) -> str | None:
+    """(i) of a list, but not f(i), and not of letters: (h), (i)."""
+    front = before(match, 300)
+    return None if re.search(r"[\w)]\($", front) or "(h)" in front else "one"
+
+
 def _own_character(match: re.Match[str]) -> str:
     return cardinal(_OWN[match.group()])
 
@@ -197,5 +211,7 @@ ROMAN: tuple[Form, ...] = (
     form(r"(?<![\w.'-])(?P<first>[ivxl]{1,8})[-–](?P<last>[ivxl]{1,8})(?![\w'-])", _range),
     form(r"(?<![\w.'&/-])[IVXLCDM]{1,15}(?![\w&/]|\.\w|-[A-Za-z])", _numeral),
     form(r"(?<![\w.'-])[ivx]{2,6}(?![\w'-])", _small),
+    form(r"(?<=\()i(?=\) [A-Za-z])", _item),
+    form(r"(?<![\w.'&/-])(?P<numeral>[IVXL]{2,8})(?P<ending>th|st|nd|rd)(?!\w)", _with_ending),
 )
 ROMAN_SIGNS: tuple[Form, ...] = (form(r"[Ⅰ-Ⅻⅰ-ⅻ]", _own_character),)

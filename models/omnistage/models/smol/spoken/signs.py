@@ -114,9 +114,14 @@ def _dash(match: re.Match[str]) -> str | None:
 def _at_front(match: re.Match[str], sign: str, right: str) -> str | None:
     if sign == "−" or _SIGNED_THING.match(right):
         return "minus" if sign != "—" else None
-    if re.match(r"[A-Za-z](?![A-Za-z])", right) and in_equation(match):
+    if re.match(r"[A-Za-z](?![A-Za-z])", right) and (in_equation(match) or _computed(match, right)):
         return "minus"
     return "dash" if sign == "-" and re.match(r"[A-Za-z]{1,2}(?![\w'])", right) else None
+
+
+def _computed(match: re.Match[str], right: str) -> bool:
+    """-x + -y, where no option of a command stands."""
+    return re.match(r"[a-z] [+*/^] ", right) is not None or re.search(r"(?:^|[^\w-])[-−]?[a-z\d] [-+*/^−] $", before(match, 8)) is not None
 
 
 def _between(match: re.Match[str], sign: str, left: str, right: str) -> str | None:
@@ -219,7 +224,11 @@ def _within(match: re.Match[str], sign: str, left: str, right: str) -> str | Non
         if named or letters:
             return "to"
         variables = re.search(r"(?<![A-Za-z])[a-z]$", left) and re.match(r"[a-z](?![A-Za-z])", right)
-        return "minus" if variables and (in_equation(match) or right[1:3] == ")!") else None
+        return (
+            "minus"
+            if variables and (in_equation(match) or right[1:3] in (")!", ")(", ")^", ")²", ")³") or re.search(r"\)\([a-z]$", left))
+            else None
+        )
     if re.match(r"[xyz](?![A-Za-z])|[√∞(]", right) or (in_equation(match) and _OPERAND_FOLLOWS.match(right)):
         return "minus" if _OPERAND_BEFORE.search(left) else None
     return "" if left[-1].isdecimal() and sign == "-" else None
@@ -462,7 +471,7 @@ SIGNS: dict[str, tuple[Form, ...]] = {
         form(r"<", "less than"),
     ),
     ">": (form(r">=", "greater than or equal to"), form(r">", "greater than")),
-    "~": (form(r"~=", "is approximately equal to"), form("~", _about)),
+    "~": (form(r"~=", "is approximately equal to"), form(r"(?<=\d)~(?=\d)", "to"), form("~", _about)),
     "≈": (form("≈", _nearly),),
     "%": (form("%", lambda match: "modulo" if _OPERAND_BEFORE.search(before(match, 12).rstrip()) and is_modulo(match) else "percent"),),
     "&": (form(r"&{1,2}", "and"),),

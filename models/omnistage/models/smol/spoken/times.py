@@ -127,6 +127,22 @@ def _clock(match: re.Match[str]) -> str | None:
     return " ".join(words) + _half_day(match) + (match["zone"] or "")
 
 
+def _lap(match: re.Match[str]) -> str | None:
+    """1:23.45 lasts, unless it is of a ratio."""
+    minutes, seconds = int(match["minutes"]), match["seconds"].removeprefix("0")
+    if int(match["seconds"][:2]) > 59 or awaits_ratio(before(match, 24)) or in_equation(match):
+        return None
+    return f"{cardinal(minutes)} minute{'' if minutes == 1 else 's'} and {amount(seconds)} seconds"
+
+
+_RATIO = re.compile(r"\b(?:ratios?|odds|scale|mixture|dilution)(?: (?:of|is|was|are|at|to))?:? $", re.IGNORECASE)
+
+
+def awaits_ratio(text: str) -> bool:
+    """Whether 1:12.5 behind this text is no time."""
+    return bool(_RATIO.search(text[-24:]))
+
+
 def _ahead(text: str) -> str:
     """+05:30 as " plus five thirty"."""
     digits = re.sub(r"\D", "", text)
@@ -166,6 +182,11 @@ def _range_of_years(match: re.Match[str]) -> str | None:
     if int(first[2:]) >= int(last) or first[:2] > "21":
         return None
     return f"{year(int(first))} to " + (f"oh {ONES[int(last)]}" if last[0] == "0" else cardinal(int(last)))
+
+
+def _scale(match: re.Match[str]) -> str:
+    """1:50,000 of a map."""
+    return f"{cardinal(int(match['one']))} to {amount(match['many'])}"
 
 
 def _short_name(match: re.Match[str]) -> str:
@@ -212,11 +233,13 @@ TIMES: tuple[Form, ...] = (
     form(r"(?P<year>\d{4})(?P<mark>[-/.])(?P<month>\d{2})(?P=mark)(?P<day>\d{2})(?!\d|[-/.]\d)(?:T(?=\d\d:))?", _iso),
     form(r"(?P<year>[12]\d{3})/(?P<month>\d{1,2})/(?P<day>\d{1,2})(?!\d|[-/.]\d)", _iso),
     form(r"(?P<first>\d{1,2})(?P<mark>[-/.])(?P<second>\d{1,2})(?P=mark)(?P<year>\d{4}|\d{2})(?!\d|[-/.]\d)", _numeric),
+    form(r"(?P<one>\d{1,2}):(?P<many>\d{1,3}(?:,\d{3})+)(?![\d:]|\.\d)", _scale),
     form(
         rf"(?P<hour>\d{{1,2}}):(?P<minute>\d\d)(?::(?P<second>\d\d)(?P<part>\.\d{{1,6}})?)?(?!\d|:\d|\.\d){_AM}?"
         rf"(?:(?P<utc>Z)\b|(?:(?<=:\d\d:\d\d)|(?<=\.\d{{3}}))(?P<ahead>[-+−]\d\d:?\d\d)(?!\d))?{_ZONE}",
         _clock,
     ),
+    form(r"(?P<minutes>\d{1,2}):(?P<seconds>\d\d\.\d{1,3})(?![\d:]|\.\d)", _lap),
     form(rf"(?P<hour>\d{{1,2}})\.(?P<minute>[0-5]\d)(?P<second>(?!))?(?P<part>(?!))?{_AM}{_ZONE}", _clock),
     form(rf"(?P<hour>\d{{1,2}}){_AM}{_ZONE}", _hour),
     form(r"(?P<number>\d{3}0|\d0)(?P<mark>)'?s\b(?!'\w)", _decade),

@@ -1,0 +1,40 @@
+"""What is wrong with a value that pydantic refuses, in plain words: those of the command, of HTTP, and of the servers' own settings."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+FORMS = {
+    **dict.fromkeys(("int_type", "int_parsing", "int_from_float", "int_parsing_size"), "a whole number"),
+    **dict.fromkeys(("float_type", "float_parsing", "finite_number"), "a number"),
+    **dict.fromkeys(("bool_type", "bool_parsing"), "true or false"),
+    **dict.fromkeys(("string_type",), "text"),
+    **dict.fromkeys(("list_type", "tuple_type"), "a list"),
+    **dict.fromkeys(("dict_type", "model_type", "model_attributes_type"), "an object"),
+    "too_short": "a list of at least {min_length}",
+    "too_long": "a list of at most {max_length}",
+    "greater_than_equal": "at least {ge}",
+    "less_than_equal": "at most {le}",
+    "greater_than": "above {gt}",
+    "less_than": "below {lt}",
+    "literal_error": "{expected}",
+    "enum": "{expected}",
+}
+"""By a kind of fault that pydantic finds, what a value must be. Its places are filled from what pydantic says beside it."""
+
+WHOLE = {"missing": "is missing", "extra_forbidden": "is no name of a setting here"}
+"""The same where there is no more to say."""
+
+
+def fault_found(fault: Mapping[str, Any], shown: str = "") -> str:
+    """Of a fault as pydantic tells it. shown: the value, where that is to be told."""
+    if fault["type"] in WHOLE:
+        return WHOLE[fault["type"]]
+    must = FORMS.get(fault["type"])
+    if must is None:
+        return str(fault["msg"]).removeprefix("Value error, ").replace("Input should", "must")
+    beside = dict(fault.get("ctx", {}))
+    beside = {name: int(one) if isinstance(one, float) and one.is_integer() else one for name, one in beside.items()}
+    told = f"must be {must.format_map(beside)}"
+    return f"is {shown}; it {told}" if shown else told

@@ -1,0 +1,109 @@
+"""How a call was written: what is told where an argument has no name that needs one, where the first one is missing, or a name is wrong."""
+
+from __future__ import annotations
+
+import inspect
+import mimetypes
+from collections.abc import Callable, Mapping, Sequence
+from functools import wraps
+from os import PathLike, fspath
+from typing import Any, TypeVar
+
+from omnistage.client.guesses import SAME, near, unknown_options
+from omnistage.client.options import OPTIONS
+from omnistage.client.settings import OF_CLIENT, SETTINGS
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+FIRST = {"prompt": "'What is a kite?'", "text": "'Good morning.'", "conversation": "[{'role': 'user', 'content': 'Hello'}]"}
+"""By the name of a first argument, one."""
+
+
+def told(method: F) -> F:
+    """A decorator: whoever calls the method otherwise than it can be called is told how. Its signature stays what it is. The call then
+    raises TypeError, as each call of Python's does."""
+    signature = inspect.signature(method)
+
+    def check(given: Sequence[Any], named: Mapping[str, Any]) -> None:
+        try:
+            signature.bind(*given, **named)
+        except TypeError:
+            if refusal := _refusal(method.__name__, signature, given[1:], named):
+                raise refusal from None
+
+    if inspect.iscoroutinefunction(method):
+
+        @wraps(method)
+        async def waited(*given: Any, **named: Any) -> Any:
+            check(given, named)
+            return await method(*given, **named)
+
+        return waited  # type: ignore[return-value]
+
+    @wraps(method)
+    def called(*given: Any, **named: Any) -> Any:
+        check(given, named)
+        return method(*given, **named)
+
+    return called  # type: ignore[return-value]
+
+
+def _refusal(name: str, signature: inspect.Signature, given: Sequence[Any], named: Mapping[str, Any]) -> TypeError | None:
+    """given: without `self`. None: whoever is called tells it, and what Python says is not so."""
+    parameters = [one for one in signature.parameters.values() if one.name != "self"]
+    placed = [one.name for one in parameters if one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD)]
+    known = [one.name for one in parameters if one.kind in (one.KEYWORD_ONLY, one.POSITIONAL_OR_KEYWORD)]
+    has_options = any(one.kind is one.VAR_KEYWORD for one in parameters)
+    if len(given) > len(placed):
+        return TypeError(_surplus(name, placed, known, given))
+    if name == "__init__":
+        return None  # Any name may be given to it, also that of its first argument.
+    unknown = {one: value for one, value in named.items() if one not in known and not (has_options and one in OPTIONS)}
+    if unknown and has_options:
+        kind = name.removeprefix("stream_")
+        return unknown_options(unknown, OPTIONS, (*OF_CLIENT, *SETTINGS), kind if kind in ("say", "draw") else "generate")
+    if unknown:
+        return TypeError("; ".join(f"{name} takes no {one}: {_guess(one, known)}" for one in unknown))
+    first = placed[0]
+    if given and first in named:
+        return TypeError(f"{name} has its {first} twice: first, and by name; leave one of them out")
+    return TypeError(f"{name} needs its {first}, as the first argument" + (f": {name}({FIRST[first]})" if first in FIRST else ""))
+
+
+def _guess(name: str, known: Sequence[str]) -> str:
+    like = next((one for one in known if name in SAME.get(one, ())), "") or near(name, known)
+    return f"did you mean {like}?" if like else f"it takes {', '.join(known)} alone"
+
+
+def _surplus(name: str, placed: Sequence[str], known: Sequence[str], given: Sequence[Any]) -> str:
+    if name == "__init__":
+        address = f"{given[0]}:{given[1]}" if isinstance(given[1], int) else "HOST:PORT"
+        return f"Omni takes only its pipeline without a name; give what else there is by name, such as Omni(address={address!r})"
+    if not placed:
+        return f"{name} takes no argument without a name; give it by name: {name}({known[0]}={_shown(given[0])})"
+    if name == "as_client":
+        return "as_client takes one argument, the key"
+    surplus = given[len(placed)]
+    if name.endswith("chat"):
+        other = "a turn has its media: {'role': 'user', 'content': ..., 'images': [...]}"
+    else:
+        other = f"give what else there is by name, such as {name}({placed[0]}, {_keyword(name, surplus)}={_shown(surplus)})"
+    return f"{name} takes only its {placed[0]} without a name; {other}"
+
+
+def _keyword(name: str, value: object) -> str:
+    """What was probably meant by a second argument."""
+    if name.endswith("say"):
+        return "voice" if isinstance(value, str) else "speed"
+    if isinstance(value, int | float):
+        return "seed" if name.endswith("draw") else "max_tokens"
+    if name.endswith("draw"):
+        return "images"
+    first = value[0] if isinstance(value, list) and value else value
+    kind = (mimetypes.guess_type(fspath(first))[0] or "") if isinstance(first, str | PathLike) else ""
+    return next((f"{one}s" for one in ("audio", "video") if kind.startswith(one)), "images")
+
+
+def _shown(value: object) -> str:
+    shown = repr(value)
+    return shown if len(shown) <= 40 else "..."
