@@ -213,7 +213,7 @@ class Painter(ABC):
     def _tried_memory(self) -> Memory:
         """Raises BadCheckpoint for a scheduler that the pipeline cannot use."""
         try:
-            return memory_of(self._scheduled(TRIED_STEPS, 1.0))
+            return memory_of(self._scheduled(TRIED_STEPS, 1.0), self.device)
         except (TypeError, ValueError) as error:
             told = f"{type(self.pipe).__name__} cannot set its steps on {type(self.pipe.scheduler).__name__}: {str(error)[:200]}"
             raise BadCheckpoint(f"scheduler/scheduler_config.json: {told}") from error

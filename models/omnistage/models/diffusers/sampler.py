@@ -65,9 +65,9 @@ def check_scheduler(scheduler: Any, pipeline: str) -> None:
         raise BadCheckpoint("scheduler/scheduler_config.json: it predicts noise; give dpmsolver++, or predict_x0 for UniPC")
 
 
-def memory_of(scheduler: Any) -> Memory:
-    """Found out by steps with few numbers. scheduler: with at least TRIED_STEPS timesteps set, for nothing else."""
-    sampler, latents, most = Sampler(scheduler, torch.Generator("cpu").manual_seed(0)), torch.zeros(1, 3, 5), 0
+def memory_of(scheduler: Any, device: torch.device | str = "cpu") -> Memory:
+    """Found out by steps with few numbers. scheduler: with at least TRIED_STEPS timesteps set on the device, for nothing else."""
+    sampler, latents, most = Sampler(scheduler, torch.Generator("cpu").manual_seed(0)), torch.zeros(1, 3, 5, device=device), 0
     before = sampler.generator.get_state()
     while not sampler.is_done:
         latents, _ = sampler.advance(torch.zeros_like(latents), latents)
