@@ -51,6 +51,11 @@ REFUSED = {
     "previews": ("--previews", "Give another number, or leave it out."),
     "preview_side": ("--preview-side", "Give another one, or leave it out."),
     "step_cache": ("--step-cache", "Give another one, or leave it out."),
+    "sigmas": ("--sigmas", "Give others, or leave it out."),
+    "strength": ("--strength", "Give another one, or leave it out."),
+    "mask_image": ("--mask", "Give another picture."),
+    "control_image": ("--control", "Give another picture."),
+    "options": ("--option", "Give another one, or leave it out."),
     "guidance_scale": ("--guidance", "Give another one, or leave it out."),
     "negative_prompt": ("--negative", "Leave it out."),
 }
@@ -93,11 +98,17 @@ class Order:
             )
         sources = [medium("image") if image == STDIN else image for image in self.images]
         images = [to_part(source, "image", "--image").media.data for source in sources]
-        options = Options(**{**self.options, "media_type": MEDIA_TYPES[named.out.suffix.lower()]})
+        options = Options(**{**self.options, **self._guides(), "media_type": MEDIA_TYPES[named.out.suffix.lower()]})
         prompt = named.prompt if self.is_unnamed else words(self.prompt, EXAMPLE)
         whole = replace(named, prompt=prompt, images=images, options=options)
         for_drawing(whole.prompt, images, options).complete()
         return whole
+
+    def _guides(self) -> dict[str, bytes]:
+        """Pictures that are options, read. Raises RequestError."""
+        given = {name: self.options[name] for name in ("mask_image", "control_image") if name in self.options}
+        sources = {name: medium("image") if source == STDIN else source for name, source in given.items()}
+        return {name: to_part(source, "image", REFUSED[name][0]).media.data for name, source in sources.items()}
 
     def named(self, files: ExitStack) -> Order:
         """With a name of its prompt where none was typed, which is no other call's until `files` ends. Raises RequestError."""

@@ -33,7 +33,7 @@ from omnistage.models.diffusers.model import Artist, DrawnModel
 from omnistage.models.diffusers.options import Defaults, DiffusersOptions
 from omnistage.models.diffusers.painter import Painter
 from omnistage.models.diffusers.pictures import IMAGE
-from omnistage.models.diffusers.plan import PNG, Plan, Source, planned
+from omnistage.models.diffusers.plan import PNG, EditedPicture, Plan, Source, guides, planned
 from omnistage.models.diffusers.quiet import silence
 from omnistage.models.diffusers.qwen_image import (
     QwenImageEditPainter,
@@ -61,7 +61,7 @@ PAINTERS: Mapping[str, type[Painter]] = {
 }
 """By the class that model_index.json names."""
 
-CODE_REVISION = "3"
+CODE_REVISION = "4"
 """Raised with every change of what is drawn."""
 
 DTYPES: Mapping[str, torch.dtype] = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -126,7 +126,7 @@ def _loaded(folder: Path, options: LoadOptions, team: Team | None) -> DrawnModel
         accepts=(),
         produces=artist.ports,
         max_sessions=options.sessions,
-        inputs=("text", "image") if artist.limits.images[1] else ("text",),
+        inputs=("text", "image") if artist.limits.images[1] or guides(artist.limits) else ("text",),
         settings={
             "dtype": options.told("dtype", dtype),
             "drawn": "step by step" if isinstance(artist, StepDrawing) else "by whole calls of the pipeline",
@@ -172,11 +172,14 @@ def _trial_plan(artist: StepDrawing | WholeDrawing, name: str, *, side: int = 0,
     limits, grey = artist.limits, pillow.new("RGB", (64, 64), (127, 127, 127))
     count = count or limits.images[0]
     request = DrawRequest(seed=0, prompt="a red circle", images=(Media(PNG, b"-"),) * count, steps=steps)
+    request = replace(request, **{field: Media(PNG, b"-") for field in guides(limits)})
     if limits.sized and not limits.sides:
         request = replace(request, width=side, height=side)
     plan = planned(request, limits, name)
     images = tuple(artist.edited(plan, grey.convert("RGBA") if limits.max_layers else grey) for _ in range(count))
-    return artist.sized(replace(plan, images=images, sources=(Source(b""),) * count))
+    mask = EditedPicture(*grey.size, (grey.convert("L"),)) if limits.masked else None
+    control = EditedPicture(*grey.size, (grey,)) if limits.controlled else None
+    return artist.sized(replace(plan, images=images, sources=(Source(b""),) * count, mask=mask, control=control))
 
 
 def _largest_plan(artist: StepDrawing | WholeDrawing, name: str) -> Plan:
