@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
@@ -25,9 +26,10 @@ from omnistage.models.common.worker import Worker
 from omnistage.models.conversation import Media
 from omnistage.models.devices import dtype_of, hardware
 from omnistage.models.diffusers.drawing import StepDrawing
-from omnistage.models.diffusers.folder import load_pipeline, read_index
+from omnistage.models.diffusers.folder import load_pipeline, read_index, weights_of
 from omnistage.models.diffusers.kept import Kept
 from omnistage.models.diffusers.longcat import LongCatEditPainter, LongCatPainter
+from omnistage.models.diffusers.lora import Lora, add_loras, loras_beside, read_loras
 from omnistage.models.diffusers.memory_plan import MemoryPlan
 from omnistage.models.diffusers.model import Artist, DrawnModel
 from omnistage.models.diffusers.options import Defaults, DiffusersOptions
@@ -60,6 +62,10 @@ PAINTERS: Mapping[str, type[Painter]] = {
     "LongCatImageEditPipeline": LongCatEditPainter,
 }
 """By the class that model_index.json names."""
+
+log = logging.getLogger(__name__)
+
+USE_LORA = "to draw with it, give --lora FILE, or the option lora of the stage"
 
 CODE_REVISION = "4"
 """Raised with every change of what is drawn."""
@@ -104,7 +110,8 @@ def _loaded(folder: Path, options: LoadOptions, team: Team | None) -> DrawnModel
     name = called(folder).rpartition("/")[2].lower()
     vocabulary = Vocabulary.of(folder)
     memory = MemoryPlan.of(chosen, options, DTYPES[dtype])
-    artist = _artist(folder, name, memory, options, team)
+    loras, unused = _loras(folder, chosen)
+    artist = _artist(folder, name, memory, options, team, loras)
     usual = _trial_plan(artist, name)
     full = artist.tokens(replace(usual, results=1, negative="")) * (options.max_batch_size or BATCH)
     step_tokens = min(full, CPU_STEP_TOKENS) if options.device == "cpu" and not options.max_batch_size else full
@@ -121,7 +128,8 @@ def _loaded(folder: Path, options: LoadOptions, team: Team | None) -> DrawnModel
             threads=options.threads,
             results=computed(partial(_trial, artist, name), options.threads),
             # In bfloat16 results so small are the same on processors whose larger ones differ.
-            settings=f"{artist.limits} {chosen.condition_area} {get_cpu_capability()} {memory.settings}".strip(),
+            settings=f"{artist.limits} {chosen.condition_area} {get_cpu_capability()} {memory.settings}".strip()
+            + "".join(f" lora {lora.digest}={lora.scale:g}" for lora in loras),
         ),
         accepts=(),
         produces=artist.ports,
@@ -136,6 +144,8 @@ def _loaded(folder: Path, options: LoadOptions, team: Team | None) -> DrawnModel
             **({"draws": vocabulary.what} if vocabulary.what else {}),
             "kept of encoders": _kept_told(chosen, options),
             **memory.told(),
+            **({"LoRA": ", ".join(map(str, loras))} if loras else {}),
+            **({"LoRA beside the weights, without effect": f"{', '.join(unused)}; {USE_LORA}"} if unused else {}),
         },
     )
     return DrawnModel(
@@ -151,14 +161,28 @@ def _loaded(folder: Path, options: LoadOptions, team: Team | None) -> DrawnModel
     )
 
 
-def _artist(folder: Path, name: str, memory: MemoryPlan, options: LoadOptions, team: Team | None = None) -> StepDrawing | WholeDrawing:
+def _artist(
+    folder: Path, name: str, memory: MemoryPlan, options: LoadOptions, team: Team | None = None, loras: Sequence[Lora] = ()
+) -> StepDrawing | WholeDrawing:
     kind, chosen = PAINTERS.get(read_index(folder).class_name), memory.chosen
-    pipe = placed(load_pipeline(folder, memory.dtype, memory.arguments()), memory, team)
+    pipe = load_pipeline(folder, memory.dtype, memory.arguments(), [lora.path for lora in loras])
+    add_loras(pipe, loras)
+    pipe = placed(pipe, memory, team)
     defaults = Defaults.of(folder, chosen)
     if kind is None:
         return WholeDrawing(pipe, defaults, name, options.threads)
     texts, pictures = (Kept(each if options.keeps_prompts else 0) for each in (chosen.text_cache_bytes, chosen.picture_cache_bytes))
     return StepDrawing(kind(pipe, texts, pictures, defaults), name)
+
+
+def _loras(folder: Path, chosen: DiffusersOptions) -> tuple[tuple[Lora, ...], list[str]]:
+    """Those that were chosen, and those in the folder that were not."""
+    loras = read_loras(chosen.lora)
+    read = {path.resolve() for path in (*weights_of(folder), *(lora.path for lora in loras))}
+    unused = [str(path) for path in loras_beside({path for path in folder.rglob("*.safetensors") if path.resolve() not in read})]
+    if unused:
+        log.warning("a LoRA beside the weights has no effect: %s; %s", ", ".join(unused[:3]), USE_LORA)
+    return loras, unused
 
 
 def _kept_told(chosen: DiffusersOptions, options: LoadOptions) -> str:
