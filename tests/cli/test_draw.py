@@ -299,7 +299,7 @@ async def test_every_field_of_a_drawing_can_be_typed(tmp_path: Path) -> None:
     (tmp_path / "before.png").write_bytes(media_files.picture(1))
     words = "--size 64x48 --steps 5 --guidance 2.5 --negative rain --count 2 --layers 3 --previews 4 --preview-side 32 --step-cache 0.5"
     words += " --sigmas 1,0.5,0.25,0.125,0.1 --strength 0.6 --option cfg_truncation=0.5 --option prompt_2=a=b"
-    files: tuple[object, ...] = ("--mask", tmp_path / "before.png", "--control", tmp_path / "before.png")
+    files: tuple[str | Path, ...] = ("--mask", tmp_path / "before.png", "--control", tmp_path / "before.png")
     files += ("--image", tmp_path / "before.png", "--background", "#202020", "--out", tmp_path / "x.webp")
     peer = Peer()
     async with listening(peer) as wire:

@@ -115,7 +115,7 @@ def draw(
         if width is not None or height is not None:
             raise typer.BadParameter("--size is both sides; leave --width and --height out")
         width, height = _sides(size)
-    typed = {"width": width, "height": height, "steps": steps, "guidance_scale": guidance, "negative_prompt": negative}
+    typed: dict[str, object] = {"width": width, "height": height, "steps": steps, "guidance_scale": guidance, "negative_prompt": negative}
     typed |= {"background": background, "step_cache": step_cache, "previews": previews, "preview_side": preview_side}
     typed |= {"sigmas": _numbers(sigmas), "strength": strength, "mask_image": mask, "control_image": control, "options": _own(own or ())}
     typed |= {"seed": seed, "results": count, "layers": layers, "timeout_s": timeout, "max_retries": max_retries}

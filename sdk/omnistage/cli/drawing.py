@@ -9,6 +9,7 @@ from contextlib import ExitStack, aclosing, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
+from typing import Any, cast
 
 from rich.markup import escape
 
@@ -29,6 +30,7 @@ from omnistage.cli.words import words
 from omnistage.client.errors import BadRequestError, ProtocolError, RequestError
 from omnistage.client.events import Done, Event, Picture, Progress
 from omnistage.client.media import to_part
+from omnistage.client.options import GUIDES
 from omnistage.client.request import Options, for_drawing, time_limit_s
 
 EXAMPLE = "a red heart on blue"
@@ -98,17 +100,16 @@ class Order:
             )
         sources = [medium("image") if image == STDIN else image for image in self.images]
         images = [to_part(source, "image", "--image").media.data for source in sources]
-        options = Options(**{**self.options, **self._guides(), "media_type": MEDIA_TYPES[named.out.suffix.lower()]})
+        given: dict[str, Any] = {**self.options, "media_type": MEDIA_TYPES[named.out.suffix.lower()]}
+        for name in GUIDES:
+            if name in given:
+                source = medium("image") if given[name] == STDIN else given[name]
+                given[name] = to_part(source, "image", REFUSED[name][0]).media.data
+        options = cast("Options", given)
         prompt = named.prompt if self.is_unnamed else words(self.prompt, EXAMPLE)
         whole = replace(named, prompt=prompt, images=images, options=options)
         for_drawing(whole.prompt, images, options).complete()
         return whole
-
-    def _guides(self) -> dict[str, bytes]:
-        """Pictures that are options, read. Raises RequestError."""
-        given = {name: self.options[name] for name in ("mask_image", "control_image") if name in self.options}
-        sources = {name: medium("image") if source == STDIN else source for name, source in given.items()}
-        return {name: to_part(source, "image", REFUSED[name][0]).media.data for name, source in sources.items()}
 
     def named(self, files: ExitStack) -> Order:
         """With a name of its prompt where none was typed, which is no other call's until `files` ends. Raises RequestError."""

@@ -13,12 +13,12 @@ from typing import Any
 from omnistage.client.allowed import fault_of
 from omnistage.client.channel import MAX_MESSAGE_BYTES
 from omnistage.client.conversation import Conversation as Conversation
-from omnistage.client.conversation import Part, ReadMedium, checked_text, is_one, listed_media, turn_of
+from omnistage.client.conversation import Part, ReadMedium, checked_text, listed_media, turn_of
 from omnistage.client.encoder import ENCODINGS
 from omnistage.client.errors import BadRequestError, RequestError
 from omnistage.client.guesses import unknown_options
 from omnistage.client.limit import Limit
-from omnistage.client.media import Audios, Images, Medium, Videos, to_medium, to_part
+from omnistage.client.media import Audios, Images, Medium, Videos, is_one, to_medium, to_part
 from omnistage.client.options import CODE2WAV, CONSTRAINTS, GUIDES, OPTIONS, SAMPLING, TALKER, THINKER, TOP
 from omnistage.client.options import DIFFUSION as DIFFUSION
 from omnistage.client.options import Options as Options
@@ -45,7 +45,7 @@ class Request:
         """request: without options. unread: what reads a medium into its place there, behind those that were read before, and returns its
         bytes, as far as they are in the request. Raises BadRequestError for a value of an option that cannot be, TypeError for an unknown
         one."""
-        self._request, self._unread = request, [*unread, *_guides(request, options)]
+        self._request, self._unread = request, (*unread, *_guides(request, options))
         self._media: list[Medium] = []
         self.timeout_s = time_limit_s(options)
         retries = options.get("max_retries")

@@ -72,9 +72,9 @@ def test_pictures_are_those_of_the_pipeline_with_the_same_files(name: str, tmp_p
         assert apart(joined.latents, latents) <= CLOSE and apart(single.latents, latents) <= CLOSE
         assert apart(latents, base.drawn(plan)[0].latents) > 1e-2
     scaled = random_lora(base.pipe, "transformer", tmp_path / "scaled.safetensors", rank=3, seed=seed + 1, said=said)
-    doubled = load_pipeline(folder, torch.float32)
+    doubled: Any = load_pipeline(folder, torch.float32)
     add_loras(doubled, [Lora(scaled)])
-    layers = [module for module in doubled.transformer.modules() if "lora_0" in getattr(module, "lora_A", {})]  # type: ignore[attr-defined]
+    layers = [module for module in doubled.transformer.modules() if "lora_0" in getattr(module, "lora_A", {})]
     assert layers and all(layer.scaling["lora_0"] == 2.0 for layer in layers), "alpha over rank"
 
 

@@ -65,6 +65,7 @@ def test_types_are_those_of_the_signature() -> None:
         ("flags", "true", "it has flag, share, words, count"),
         ("num_inference_steps", "3", "the request has steps for it"),
         ("generator", "3", "the request has seed for it"),
+        ("true_cfg_scale", "3", "the request has guidance_scale for it"),
     ],
 )
 def test_what_is_no_option_is_refused_with_what_is_one(name: str, value: str, told: str) -> None:
@@ -184,7 +185,12 @@ async def test_a_control_image_is_kept_to(tmp_path: Path, seed: int) -> None:
     folder = variant("StableDiffusionControlNetImg2ImgPipeline", tmp_path / "control", controlled=True)
     image, control = shape(seed), shape(seed + 1)
     async with model_of(folder, steps=3) as model:
-        said = {"images": (saved(image),), "control_image": Media("image/png", saved(control)), "seed": seed, "strength": 0.9}
+        said: dict[str, Any] = {
+            "images": (saved(image),),
+            "control_image": Media("image/png", saved(control)),
+            "seed": seed,
+            "strength": 0.9,
+        }
         drawing = await draw(model, "a dog", **said, options={"controlnet_conditioning_scale": "0.5"})
         told = {"image": image, "control_image": control, "strength": 0.9, "num_inference_steps": 3, "width": SIDE, "height": SIDE}
         assert np.array_equal(drawing.pixels[0], published(folder, seed, **told, controlnet_conditioning_scale=0.5))

@@ -35,7 +35,7 @@ from omnistage.models.diffusers.model import Artist, DrawnModel
 from omnistage.models.diffusers.options import Defaults, DiffusersOptions
 from omnistage.models.diffusers.painter import Painter
 from omnistage.models.diffusers.pictures import IMAGE
-from omnistage.models.diffusers.plan import PNG, EditedPicture, Plan, Source, guides, planned
+from omnistage.models.diffusers.plan import PNG, EditedPicture, Limits, Plan, Source, planned, with_guides
 from omnistage.models.diffusers.quiet import silence
 from omnistage.models.diffusers.qwen_image import (
     QwenImageEditPainter,
@@ -134,13 +134,14 @@ def _loaded(folder: Path, options: LoadOptions, team: Team | None) -> DrawnModel
         accepts=(),
         produces=artist.ports,
         max_sessions=options.sessions,
-        inputs=("text", "image") if artist.limits.images[1] or guides(artist.limits) else ("text",),
+        inputs=("text", "image") if _is_shown(artist.limits) else ("text",),
         settings={
             "dtype": options.told("dtype", dtype),
             "drawn": "step by step" if isinstance(artist, StepDrawing) else "by whole calls of the pipeline",
             "drawn by default": f"{usual.width}x{usual.height} pixels in {usual.steps} steps with guidance {usual.guidance:g}",
             "latent tokens": f"{step_tokens} in a step, {max_tokens} of all that is drawn at once",
             **({"words of a prompt": f"the first {words} tokens are drawn"} if (words := artist.limits.prompt_tokens) else {}),
+            **({"options of its own": ", ".join(names)} if (names := [option.name for option in artist.limits.options]) else {}),
             **({"draws": vocabulary.what} if vocabulary.what else {}),
             "kept of encoders": _kept_told(chosen, options),
             **memory.told(),
@@ -175,6 +176,11 @@ def _artist(
     return StepDrawing(kind(pipe, texts, pictures, defaults), name)
 
 
+def _is_shown(limits: Limits) -> bool:
+    """Whether it is ever given a picture."""
+    return limits.images[1] > 0 or limits.masked or limits.controlled
+
+
 def _loras(folder: Path, chosen: DiffusersOptions) -> tuple[tuple[Lora, ...], list[str]]:
     """Those that were chosen, and those in the folder that were not."""
     loras = read_loras(chosen.lora)
@@ -196,7 +202,7 @@ def _trial_plan(artist: StepDrawing | WholeDrawing, name: str, *, side: int = 0,
     limits, grey = artist.limits, pillow.new("RGB", (64, 64), (127, 127, 127))
     count = count or limits.images[0]
     request = DrawRequest(seed=0, prompt="a red circle", images=(Media(PNG, b"-"),) * count, steps=steps)
-    request = replace(request, **{field: Media(PNG, b"-") for field in guides(limits)})
+    request = with_guides(request, limits, Media(PNG, b"-"))
     if limits.sized and not limits.sides:
         request = replace(request, width=side, height=side)
     plan = planned(request, limits, name)

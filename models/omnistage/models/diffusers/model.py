@@ -19,7 +19,7 @@ from omnistage.models.common.worker import Worker
 from omnistage.models.conversation import Media
 from omnistage.models.diffusers.output import encoded
 from omnistage.models.diffusers.pictures import IMAGE
-from omnistage.models.diffusers.plan import PNG, EditedPicture, Limits, Plan, Source, check_size, guides, mask_of, planned
+from omnistage.models.diffusers.plan import GUIDES, PNG, EditedPicture, Limits, Plan, Source, check_size, mask_of, planned, with_guides
 from omnistage.models.diffusers.vocabulary import Vocabulary
 from omnistage.models.interface import (
     Activity,
@@ -47,9 +47,6 @@ MAX_FITTING = 256
 """Pictures that wait to be decoded and resized."""
 HELD_BYTES = 1 << 30
 """Of all pictures that wait to be edited, as they are kept."""
-
-PLANNED = {"mask": "mask_image", "control": "control_image"}
-"""By a field of the plan, that of the request."""
 
 J = TypeVar("J")
 
@@ -136,7 +133,8 @@ class DrawnModel(Generic[J]):
             except ValueError as error:
                 raise BadRequest(f"diffusion.{field}", str(error)) from None
         images = [await self._edited(plan, image, number, request.client) for number, image in enumerate(request.images, 1)]
-        plan = replace(plan, **{name: await self._guide(request, plan, field, images) for name, field in PLANNED.items()})
+        mask, control = [await self._guide(request, plan, field, images) for field in GUIDES]
+        plan = replace(plan, mask=mask, control=control)
         sources = tuple(Source(image.digest, image.background) for image in request.images)
         plan = self._artist.sized(replace(plan, images=tuple(images), sources=sources))
         if min(plan.width, plan.height) < limits.multiple:
@@ -216,7 +214,7 @@ class DrawnModel(Generic[J]):
         limits = self._artist.limits
         image = Media(PNG, encoded(pillow.new("RGB", (64, 64), (90, 120, 200)), PNG))
         request = DrawRequest(seed=0, prompt="a circle", images=(image,) * limits.images[0], steps=limits.min_steps)
-        plan = await self.prepare(replace(request, **dict.fromkeys(guides(limits), image)))
+        plan = await self.prepare(with_guides(request, limits, image))
         async with aclosing(self.draw(plan, no_inputs(), {IMAGE: 0})) as pieces:
             async for _ in pieces:
                 pass

@@ -37,6 +37,8 @@ SAID_ELSEWHERE: Mapping[str, str] = {
     **dict.fromkeys(("num_images_per_prompt", "num_videos_per_prompt", "num_waveforms_per_prompt"), "results"),
 }
 """Parameters of pipelines that a field of the request sets."""
+GUIDANCE = ("true_cfg_scale", "guidance_scale")
+"""The first of them that a pipeline has is the guidance_scale of requests."""
 SERVERS = frozenset({"self", "return_dict", "callback_steps", "enable_prompt_rewrite"})
 """Parameters that only a server sets, beside all that are no number and no text, such as latents."""
 
@@ -104,8 +106,8 @@ def read_options(said: Mapping[str, str], known: Collection[OwnOption], model: s
 
 
 def _instead(name: str, options: Collection[str]) -> str:
-    if name in SAID_ELSEWHERE:
-        return f"the request has {SAID_ELSEWHERE[name]} for it"
+    if field := {**SAID_ELSEWHERE, **dict.fromkeys(GUIDANCE, "guidance_scale")}.get(name):
+        return f"the request has {field} for it"
     return f"it has {', '.join(options)}" if options else "leave it out"
 
 

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from PIL import ImageChops
 from PIL.Image import Image
 
+from omnistage.models.conversation import Media
 from omnistage.models.diffusers.own_options import OwnOption, Value, read_options
 from omnistage.models.interface import BadRequest, DrawRequest
 
@@ -98,7 +99,7 @@ def mask_of(image: Image) -> EditedPicture:
     """White where to draw. image: RGBA; where any of it is transparent, that is where to draw, as editors of pictures save it; else what is
     white."""
     alpha = image.getchannel("A")
-    where = ImageChops.invert(alpha) if alpha.getextrema()[0] < 255 else image.convert("RGB").convert("L")
+    where = ImageChops.invert(alpha) if np.asarray(alpha).min() < 255 else image.convert("RGB").convert("L")
     return EditedPicture(image.width, image.height, (where,))
 
 
@@ -242,9 +243,10 @@ def _multiple(side: float, multiple: int) -> int:
     return max(round(side / multiple), 1) * multiple
 
 
-def guides(limits: Limits) -> list[str]:
-    """Fields of pictures that are wanted beside those that are edited."""
-    return ["mask_image"] * limits.masked + ["control_image"] * limits.controlled
+def with_guides(request: DrawRequest, limits: Limits, image: Media) -> DrawRequest:
+    """With a mask and a control image where the pipeline wants them."""
+    mask, control = (image if wanted else None for wanted in (limits.masked, limits.controlled))
+    return replace(request, mask_image=mask, control_image=control)
 
 
 def _check_pictures(request: DrawRequest, limits: Limits, name: str) -> None:
@@ -254,11 +256,11 @@ def _check_pictures(request: DrawRequest, limits: Limits, name: str) -> None:
         wanted = "one picture" if most == 1 else f"{fewest} to {most} pictures"
         told = f"{name} edits {wanted}, and {len(request.images) or 'none'} came"
         raise _bad("images", told if most else f"{name} draws from none: leave them out")
-    for field, why in GUIDES.items():
-        given, wanted_too = getattr(request, field) is not None, field in guides(limits)
-        if given and not wanted_too:
+    for (field, why), is_wanted in zip(GUIDES.items(), (limits.masked, limits.controlled), strict=True):
+        is_given = getattr(request, field) is not None
+        if is_given and not is_wanted:
             raise _bad(field, f"{name} knows none: leave it out")
-        if wanted_too and not given:
+        if is_wanted and not is_given:
             raise _bad(field, f"{name} has to be told {why}")
     if request.strength is not None and limits.strength is None:
         raise _bad("strength", f"{name} knows none: leave it out")

@@ -257,8 +257,8 @@ class QwenImageLayeredPainter(_FromPictures):
         return {"additional_t_cond": torch.zeros(count, dtype=torch.long, device=self.device)}
 
     def guided(self, positive: Tensor, negative: Tensor, plan: Plan) -> Tensor:
-        kind: type[Painter] = QwenImagePainter if plan.option("cfg_normalize", False) else Painter
-        return kind.guided(self, positive, negative, plan)
+        guided = QwenImagePainter.guided if plan.option("cfg_normalize", False) else Painter.guided
+        return guided(self, positive, negative, plan)
 
     def _frames(self, latents: Tensor, plan: Plan) -> Tensor:
         """[1 + layers, channels, height, width], the whole picture first."""

@@ -18,7 +18,7 @@ from omnistage.models.diffusers.call import Call
 from omnistage.models.diffusers.drawing import PROGRESS
 from omnistage.models.diffusers.options import Defaults
 from omnistage.models.diffusers.output import encoded, parameters
-from omnistage.models.diffusers.own_options import own_options
+from omnistage.models.diffusers.own_options import GUIDANCE, own_options
 from omnistage.models.diffusers.pictures import IMAGE, check_kind
 from omnistage.models.diffusers.plan import EditedPicture, Limits, Plan, in_shape
 from omnistage.models.errors import LoadError
@@ -108,7 +108,7 @@ class WholeDrawing:
     @property
     def _scale(self) -> str | None:
         """The parameter that means guidance."""
-        return next((name for name in ("true_cfg_scale", "guidance_scale") if name in self._takes), None)
+        return next((name for name in GUIDANCE if name in self._takes), None)
 
     def _usual_side(self) -> int:
         pipe = self._pipe
