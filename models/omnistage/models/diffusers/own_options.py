@@ -77,7 +77,7 @@ def own_options(call: Callable[..., Any], guidance: str | None, followed: Mappin
     found = list[OwnOption]()
     for name, parameter in inspect.signature(call).parameters.items():
         kind = _kind(hints.get(name, parameter.annotation), parameter.default)
-        if kind is None or name in SAID_ELSEWHERE or name in SERVERS or name == guidance:
+        if kind is None or name in SAID_ELSEWHERE or name in SERVERS or name == guidance or "embeds" in name:
             continue
         option = OwnOption(name, kind)
         if kind is int:
