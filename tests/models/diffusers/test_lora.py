@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Callable
 from dataclasses import replace
@@ -16,28 +15,18 @@ from safetensors.torch import load_file, save_file
 
 from helpers.artists import draw, model_of
 from helpers.drawings import checkpoint, writable
+from helpers.loras import random_lora
 from helpers.painting import CLOSE, Pair, apart, pair
 from helpers.stable_diffusion import SIDE, stable_diffusion
 from omnistage.models.common.checkpoint import BadCheckpoint
 from omnistage.models.diffusers.folder import load_pipeline
-from omnistage.models.diffusers.lora import METADATA, Lora, add_loras, loras_beside, read_loras
+from omnistage.models.diffusers.lora import Lora, add_loras, loras_beside, read_loras
 from omnistage.models.errors import LoadError
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept:DeprecationWarning"),  # of a scheduler's
     pytest.mark.filterwarnings("ignore:Already found a `peft_config` attribute:UserWarning"),  # of peft, of a second file
 ]
-
-
-def random_lora(pipe: Any, part: str, path: Path, *, rank: int = 4, seed: int = 0, said: dict[str, Any] | None = None) -> Path:
-    """Of the queries of one part, which it changes by much. said: of itself."""
-    draws, weights = torch.Generator().manual_seed(seed), dict[str, torch.Tensor]()
-    for name, module in getattr(pipe, part).named_modules():
-        if name.endswith("to_q"):
-            weights[f"{part}.{name}.lora_A.weight"] = torch.randn(rank, module.in_features, generator=draws)
-            weights[f"{part}.{name}.lora_B.weight"] = torch.randn(module.out_features, rank, generator=draws)
-    save_file(weights, path, {} if said is None else {METADATA: json.dumps({f"{part}.{name}": value for name, value in said.items()})})
-    return path
 
 
 def with_loras(name: str, folder: Path, loras: list[Lora]) -> Pair:

@@ -96,12 +96,12 @@ def read_options(said: Mapping[str, str], known: Collection[OwnOption], model: s
     read = []
     for name, text in sorted(said.items()):
         if name not in options:
-            raise BadRequest("diffusion.options", f"{model} has no option {name[:64]!r}: {_instead(name, options)}", option=name[:64])
+            raise BadRequest("diffusion.options", f"{model} has no option {name[:64]!r}: {_instead(name, options)}")
         try:
             read.append((name, options[name].read(text)))
         except ValueError:
             told = f"{name} is {text[:64]!r}: give {options[name]}"
-            raise BadRequest("diffusion.options", told, option=name) from None
+            raise BadRequest("diffusion.options", told) from None
     return tuple(read)
 
 

@@ -28,7 +28,7 @@ from omnistage.models.steps.interface import Aside
 FOREIGN = ("num_frames", "audio_length_in_s", "audio_end_in_s", "video_length")
 """Parameters of pipelines that make something else."""
 USUAL_SIDE = 512
-REFUSALS = (ArithmeticError, LookupError, TypeError, ValueError)
+REFUSALS = (ArithmeticError, AssertionError, AttributeError, LookupError, TypeError, ValueError)
 """That pipelines raise for arguments that they cannot use, before their first step."""
 ANY_SIGMA = 1e6
 """Schedulers that are no flow have large ones."""
