@@ -52,7 +52,7 @@ def check_near(found: NDArray[np.int16], wanted: NDArray[np.int16]) -> None:
     assert np.abs(found - wanted).max() <= 1
 
 
-def drawn_by_diffusers(folder: Path, seed: int, prompt: str, lora: Path | None = None, **options: Any) -> NDArray[np.int16]:
+def drawn_by_diffusers(folder: Path, seed: int, prompt: str, lora: Path | None = None, /, **options: Any) -> NDArray[np.int16]:
     processor = {"processor": load_processor(folder / "processor")} if (folder / "processor").is_dir() else {}
     with quiet():
         pipe: Any = diffusers.DiffusionPipeline.from_pretrained(folder, local_files_only=True, use_safetensors=True, **processor)

@@ -14,7 +14,7 @@ import torch
 from PIL import Image
 
 from helpers.artists import draw, model_of, saved
-from helpers.drawings import NAMES
+from helpers.drawings import NAMES, checkpoint
 from helpers.painting import CLOSE, apart, pair, picture
 from helpers.stable_diffusion import SIDE, stable_diffusion, variant
 from omnistage.models.conversation import Media
@@ -218,3 +218,12 @@ def test_a_mask_is_where_it_is_transparent_or_else_white() -> None:
 def test_kinds_are_told_in_words() -> None:
     assert all(isinstance(text, str) for text in KINDS.values())
     assert str(replace(own_options(signature_of, None)[3], least=0, most=3)) == "a whole number from 0 to 3"
+
+
+async def test_a_drawing_with_them_goes_on_elsewhere(seed: int) -> None:
+    said: dict[str, Any] = {"seed": seed, "sigmas": (1.0, 0.7, 0.5, 0.2), "guidance_scale": 3.0, "options": {"cfg_truncation": "0.1"}}
+    async with model_of(checkpoint("z-image"), width=64, height=64) as model:
+        whole = await draw(model, "a hill", ports={"image": 0, "checkpoint": 0}, **said)
+        again = await draw(model, "a hill", history=whole.rows("checkpoint"), **said)
+    assert again.steps[0] == 3 and again.steps[-1] == 4
+    assert np.array_equal(again.pixels, whole.pixels)

@@ -177,9 +177,8 @@ class WholeDrawing:
                     job.call = None
                 field = self._chosen(jobs[0].plan)
                 if field and not call.step and isinstance(error, REFUSALS):
-                    told = (
-                        f"{type(self._pipe).__name__} refuses it: {' '.join(str(error).split())[:300]}; give another one, or leave it out"
-                    )
+                    why = " ".join(str(error).split())[:300] or type(error).__name__
+                    told = f"{type(self._pipe).__name__} refuses it: {why}; give another one, or leave it out"
                     raise BadRequest(f"diffusion.{field}", told) from error
                 raise
 
