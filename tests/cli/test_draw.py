@@ -303,7 +303,9 @@ async def test_every_field_of_a_drawing_can_be_typed(tmp_path: Path) -> None:
     """The router is none of ours: what it was asked is looked at, and it answers in words, of which no picture comes."""
     (tmp_path / "before.png").write_bytes(media_files.picture(1))
     words = "--size 64x48 --steps 5 --guidance 2.5 --negative rain --count 2 --layers 3 --previews 4 --preview-side 32 --step-cache 0.5"
-    files = ("--image", tmp_path / "before.png", "--background", "#202020", "--out", tmp_path / "x.webp")
+    words += " --sigmas 1,0.5,0.25,0.125,0.1 --strength 0.6 --option cfg_truncation=0.5 --option prompt_2=a=b"
+    files: tuple[str | Path, ...] = ("--mask", tmp_path / "before.png", "--control", tmp_path / "before.png")
+    files += ("--image", tmp_path / "before.png", "--background", "#202020", "--out", tmp_path / "x.webp")
     peer = Peer()
     async with listening(peer) as wire:
         done = await asyncio.to_thread(draw, "a hill", *words.split(), *files, "--address", wire.address)
@@ -311,9 +313,13 @@ async def test_every_field_of_a_drawing_can_be_typed(tmp_path: Path) -> None:
     (asked,) = peer.requests
     said = {field.name: value for field, value in asked.diffusion.ListFields()}
     assert [(image.media_type, image.background) for image in said.pop("images")] == [("image/png", "#202020")]
+    assert said.pop("mask_image").data == said.pop("control_image").data == media_files.picture(1)
+    assert said.pop("options") == {"cfg_truncation": "0.5", "prompt_2": "a=b"}
+    assert said.pop("sigmas") == [1, 0.5, 0.25, 0.125, 0.1]
     assert said == {
         "prompt": "a hill",
         "negative_prompt": "rain",
+        "strength": 0.6,
         "width": 64,
         "height": 48,
         "steps": 5,
@@ -325,7 +331,7 @@ async def test_every_field_of_a_drawing_can_be_typed(tmp_path: Path) -> None:
         "layers": 3,
         "media_type": "image/webp",
     }
-    assert set(DIFFUSION) <= said.keys(), "a new option is to be typed here too"
+    assert set(DIFFUSION) <= said.keys() | {"mask_image", "control_image", "options", "sigmas"}, "a new option is to be typed here too"
 
 
 def test_every_field_that_is_refused_is_told_by_the_option_that_set_it() -> None:

@@ -14,11 +14,13 @@ import pytest
 from PIL import Image
 
 from helpers.doorkeeper import Doorkeeper
+from helpers.media_files import picture
 from helpers.ports import take_address
 from helpers.servers import ServerProcess, family_logic, local_router, local_stage, toy_logic
 from omnistage.client import AsyncOmni, BadRequestError, Done, NotAvailableError, Omni, Picture, Progress, ProtocolError, UnknownModelError
 from omnistage.client.answer import Answer
 from omnistage.client.events import Usage
+from omnistage.client.options import GUIDES
 from omnistage.client.playback import Timing
 from omnistage.client.request import DIFFUSION, NEVER_ZERO, Options, for_drawing
 from omnistage.models.toy.files import pixels_of
@@ -130,6 +132,24 @@ def test_a_conversation_of_one_question_is_a_prompt(film: Omni) -> None:
         ("a hill", {"step_cache": 1.5}, "diffusion.step_cache"),
         ("a hill", {"step_cache": float("nan")}, "step_cache"),
         ("a hill", {"media_type": 3}, "media_type"),
+        ("a hill", {"sigmas": 0.5}, "sigmas"),
+        ("a hill", {"sigmas": ["x"]}, "sigmas"),
+        ("a hill", {"sigmas": [0.5, 1.0]}, "diffusion.sigmas"),
+        ("a hill", {"sigmas": [1.0, 0.0]}, "diffusion.sigmas"),
+        ("a hill", {"sigmas": [1.0, 0.5]}, "diffusion.sigmas"),
+        ("a hill", {"strength": 0}, "diffusion.strength"),
+        ("a hill", {"strength": float("nan")}, "diffusion.strength"),
+        ("a hill", {"strength": 0.5}, "diffusion.strength"),
+        ("a hill", {"options": "eta=1"}, "options"),
+        ("a hill", {"options": {1: 2}}, "options"),
+        ("a hill", {"options": {"eta": None}}, "options['eta']"),
+        ("a hill", {"options": {"no name": 1}}, "diffusion.options"),
+        ("a hill", {"options": {"eta": 0.5}}, "diffusion.options"),
+        ("a hill", {"options": {f"eta{n}": 0.5 for n in range(200)}}, "diffusion.options"),
+        ("a hill", {"mask_image": []}, "mask_image"),
+        ("a hill", {"mask_image": b"no picture"}, "mask_image"),
+        ("a hill", {"mask_image": picture(1)}, "diffusion.mask_image"),
+        ("a hill", {"control_image": picture(1)}, "diffusion.control_image"),
     ],
 )
 def test_what_cannot_be_drawn_is_a_typed_error_with_its_field(film: Omni, prompt: Any, options: Any, field: str) -> None:
@@ -145,9 +165,17 @@ NO_OPTIONS = {"prompt", "images", "frames", "duration_s"}
 def test_every_field_of_a_drawing_is_an_option() -> None:
     fields = {field.name: field for field in stage_pb2.DiffusionParams.DESCRIPTOR.fields}
     assert set(DIFFUSION) == fields.keys() - NO_OPTIONS and set(DIFFUSION) <= set(Options.__annotations__)
-    said = {name: "image/webp" if fields[name].type == fields[name].TYPE_STRING else 1 for name in DIFFUSION}
+    said: dict[str, Any] = {name: "image/webp" if fields[name].type == fields[name].TYPE_STRING else 1 for name in DIFFUSION}
+    said |= {"sigmas": [1.0, 0.5], "options": {"one": True, "two": 0.5, "three": 3, "four": "x"}}
+    said |= dict.fromkeys(GUIDES, picture(1))
     params = for_drawing("a hill", (), said).complete().diffusion  # type: ignore[arg-type]
-    assert {field.name: value for field, value in params.ListFields()} == {"prompt": "a hill", **said}
+    told = {field.name: value for field, value in params.ListFields()}
+    assert all(told[name] == stage_pb2.Media(media_type="image/png", data=picture(1)) for name in GUIDES)
+    expected = {"prompt": "a hill", **said, "options": {"one": "true", "two": "0.5", "three": "3", "four": "x"}}
+    assert {name: told[name] for name in expected if name not in GUIDES} == {
+        name: expected[name] for name in expected if name not in GUIDES
+    }
+    assert told.keys() == expected.keys()
     assert set(DIFFUSION) & set(NEVER_ZERO) == {"width", "height", "steps", "results", "preview_side"}
 
 

@@ -266,12 +266,36 @@ def test_what_is_no_picture_is_refused_by_name(images: list[dict[str, str]], par
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
 
 
-def test_a_mask_is_refused(client: openai.OpenAI, url: str) -> None:
+def test_a_mask_is_refused_where_the_pipeline_knows_none(client: openai.OpenAI, url: str) -> None:
     with pytest.raises(openai.BadRequestError) as refused:
         client.images.edit(image=png(SKETCH), mask=png(SKETCH), prompt=PROMPT)
-    assert refused.value.param == "mask"
+    assert refused.value.param == "mask" and "knows none" in refused.value.message
     answer = post(url, "edits", prompt=PROMPT, images=[{"image_url": URL_OF_SKETCH}], mask={"image_url": URL_OF_SKETCH})
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, "mask")
+    for mask in ({"image_url": "/etc/passwd"}, {"image_url": "https://media.example.com/cat.png"}, {"file_id": "file-1"}):
+        answer = post(url, "edits", prompt=PROMPT, images=[{"image_url": URL_OF_SKETCH}], mask=mask)
+        assert (answer.status_code, answer.json()["error"]["param"]) == (400, f"mask.{next(iter(mask))}")
+
+
+@pytest.mark.parametrize(
+    ("asked", "param"),
+    [
+        ({"sigmas": [1.0, 0.5]}, "sigmas"),
+        ({"strength": 0.5}, "strength"),
+        ({"control_image": {"image_url": URL_OF_SKETCH}}, "control_image"),
+        ({"options": {"eta": 0.5, "on": True}}, "options"),
+        ({"sigmas": []}, "sigmas"),
+        ({"options": {f"o{n}": n for n in range(65)}}, "options"),
+    ],
+)
+def test_what_only_some_pipelines_know_gets_there_and_is_refused_by_name(asked: dict[str, Any], param: str, url: str) -> None:
+    answer = post(url, "generations", prompt=PROMPT, **asked)
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
+    if param == "control_image":
+        return
+    form = {name: json.dumps(value) for name, value in asked.items()}
+    answer = httpx2.post(f"{url}/v1/images/edits", files={"image": png(SKETCH)}, data={"prompt": PROMPT, **form})
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
 
 
 FORM = {"Content-Type": "multipart/form-data; boundary=x"}
@@ -288,7 +312,7 @@ FORM = {"Content-Type": "multipart/form-data; boundary=x"}
         ({"files": {"image": png(SKETCH)}, "data": {"prompt": PROMPT, "n": "many"}}, "n"),
         ({"files": {"image": png(SKETCH)}, "data": {"prompt": PROMPT, "style_of": "x"}}, "style_of"),
         ({"files": [("image[]", png(SKETCH))] * 17, "data": {"prompt": PROMPT}}, "image"),
-        ({"files": [("image[]", png(SKETCH))] * 18, "data": {"prompt": PROMPT}}, None),
+        ({"files": [("image[]", png(SKETCH))] * 19, "data": {"prompt": PROMPT}}, None),
         ({"content": b"nothing", "headers": FORM}, None),
         ({"content": b"--x\r\n\r\nnothing", "headers": FORM}, None),
         ({"content": b"", "headers": FORM}, "image"),

@@ -57,6 +57,13 @@ def opened(data: bytes) -> Image.Image:
     return Image.open(io.BytesIO(data))
 
 
+def saved(image: Image.Image) -> bytes:
+    """As PNG."""
+    file = io.BytesIO()
+    image.save(file, "PNG")
+    return file.getvalue()
+
+
 def pixels_of(data: bytes) -> NDArray[np.int64]:
     return np.asarray(opened(data), dtype=np.int64)
 

@@ -52,10 +52,12 @@ def check_near(found: NDArray[np.int16], wanted: NDArray[np.int16]) -> None:
     assert np.abs(found - wanted).max() <= 1
 
 
-def drawn_by_diffusers(folder: Path, seed: int, prompt: str, **options: Any) -> NDArray[np.int16]:
+def drawn_by_diffusers(folder: Path, seed: int, prompt: str, lora: Path | None = None, /, **options: Any) -> NDArray[np.int16]:
     processor = {"processor": load_processor(folder / "processor")} if (folder / "processor").is_dir() else {}
     with quiet():
         pipe: Any = diffusers.DiffusionPipeline.from_pretrained(folder, local_files_only=True, use_safetensors=True, **processor)
         pipe.set_progress_bar_config(disable=True)
+        if lora is not None:
+            pipe.load_lora_weights(lora.parent, weight_name=lora.name)
         image = pipe(prompt=prompt, generator=torch.Generator().manual_seed(seed), **options).images[0]
     return np.asarray(image).astype(np.int16)

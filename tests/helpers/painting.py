@@ -111,6 +111,8 @@ class Pair:
                 said |= {"layers": plan.layers, "resolution": 1024 if width * height > SMALL_AREA * 3 / 5 else 640}
         else:
             said |= {"width": plan.width, "height": plan.height}
+        said |= {"sigmas": list(plan.sigmas)} if plan.sigmas else {}
+        said |= dict(plan.options)
         with _last_latents(self.pipe) as latents, _smaller(self.name):
             images = self.pipe(**said).images
         return latents(), images[0] if isinstance(images[0], list) else images

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import atexit
+import json
 import shutil
 import string
 import tempfile
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import torch
-from diffusers import AutoencoderKL, DPMSolverMultistepScheduler, StableDiffusionPipeline, UNet2DConditionModel
+from diffusers import AutoencoderKL, ControlNetModel, DPMSolverMultistepScheduler, StableDiffusionPipeline, UNet2DConditionModel
 from transformers import CLIPTextConfig, CLIPTextModel, CLIPTokenizer
 
 from omnistage.models.diffusers.quiet import quiet
@@ -66,6 +68,29 @@ def stable_diffusion() -> Path:
         )
         pipe.save_pretrained(home)
     return Path(home)
+
+
+def variant(class_name: str, folder: Path, scheduler: Mapping[str, Any] | None = None, *, controlled: bool = False) -> Path:
+    """Another pipeline of the same parts, in a new folder. scheduler: what its config says otherwise. controlled: with a ControlNet, which
+    says something."""
+    shutil.copytree(stable_diffusion(), folder)
+    index = json.loads((folder / "model_index.json").read_text())
+    index["_class_name"] = class_name
+    if controlled:
+        with quiet():
+            torch.manual_seed(1)
+            unet = UNet2DConditionModel.from_pretrained(folder / "unet")
+            controlnet = ControlNetModel.from_unet(unet, conditioning_embedding_out_channels=(8, 8, 8, 8))
+            for weights in controlnet.parameters():
+                torch.nn.init.normal_(weights, std=0.1)
+            controlnet.save_pretrained(folder / "controlnet")
+        index["controlnet"] = ["diffusers", "ControlNetModel"]
+    if scheduler:
+        path = folder / "scheduler" / "scheduler_config.json"
+        path.write_text(json.dumps(json.loads(path.read_text()) | scheduler))
+        index["scheduler"] = ["diffusers", scheduler["_class_name"]]
+    (folder / "model_index.json").write_text(json.dumps(index))
+    return folder
 
 
 def _tokenizer() -> CLIPTokenizer:

@@ -203,6 +203,11 @@ async def test_everything_of_a_drawing_request_reaches_the_model():
         previews=3,
         media_type="video/mp4",
         layers=4,
+        sigmas=[1.0, 0.7],
+        strength=0.7,
+        mask_image=stage_pb2.Media(data=b"m", media_type="image/png"),
+        control_image=stage_pb2.Media(data=b"c", media_type="image/webp"),
+        options={"eta": "0.5"},
     )
     await DiffusionStage(model).prepare(stage_pb2.Open(params=given, seed=3, client="somebody"), Start())
     assert replace(model.asked, history=None) == DrawRequest(
@@ -221,6 +226,11 @@ async def test_everything_of_a_drawing_request_reaches_the_model():
         previews=3,
         media_type="video/mp4",
         client="somebody",
+        sigmas=(1.0, 0.7),
+        strength=0.7,
+        mask_image=Media("image/png", b"m"),
+        control_image=Media("image/webp", b"c"),
+        options={"eta": "0.5"},
     )
     await DiffusionStage(model).prepare(stage_pb2.Open(params=params("diffusion", "a hill")), Start())
     assert replace(model.asked, history=None) == DrawRequest(seed=0, prompt="a hill"), "what is not said is the model's own"

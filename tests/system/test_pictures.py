@@ -16,6 +16,7 @@ from typing import Any
 import diffusers
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 from helpers import lengths, media_files
@@ -24,10 +25,12 @@ from helpers.disturbed import Step, ask_through, disturbed, holder, killed_holde
 from helpers.drawings import checkpoint
 from helpers.drawn import check_near, drawing, drawn_by_diffusers, files_of, pixels, steps_of
 from helpers.fleet import Fleet
+from helpers.loras import random_lora
 from helpers.servers import ServerProcess, all_free, omni_stub, stack, stage_flags
 from helpers.stable_diffusion import SIDE as WHOLE_SIDE
 from helpers.stable_diffusion import stable_diffusion
 from omnistage.client import AsyncOmni, BadRequestError, Done, Picture, Progress, Rows
+from omnistage.models.diffusers.folder import load_pipeline
 from omnistage.models.toy import formulas
 from omnistage.v1 import stage_pb2
 
@@ -450,7 +453,8 @@ async def test_rows_go_on_where_they_were_when_a_replica_is_killed(house: Fleet,
 
 async def test_a_pipeline_by_whole_calls_draws_and_offers_no_rows(seed: int, tmp_path: Path) -> None:
     """By the file that comes along, which promises what every checkpoint can give."""
-    flags = ("--checkpoint", str(stable_diffusion()), "--dtype", "float32")
+    lora = random_lora(load_pipeline(stable_diffusion(), torch.float32), "unet", tmp_path / "style.safetensors", seed=seed)
+    flags = ("--checkpoint", str(stable_diffusion()), "--dtype", "float32", "--options", json.dumps({"lora": str(lora)}))
     with stack(tmp_path, kinds=["diffusion"], pipeline="diffusers", family="diffusers", stage_args=flags) as running:
         async with AsyncOmni(address=running.address) as omni:
             (offered,) = await omni.pipelines()
@@ -459,13 +463,18 @@ async def test_a_pipeline_by_whole_calls_draws_and_offers_no_rows(seed: int, tmp
                 await omni.draw("a hill", outputs=["image", LATENTS])
             with pytest.raises(BadRequestError, match="step_cache"):
                 await omni.draw("a hill", step_cache=0.5)
-            async with aclosing(omni.stream_draw("a hill", seed=seed, steps=3)) as events:
+            with pytest.raises(BadRequestError, match="clip_skip is 'x': give a whole number"):
+                await omni.draw("a hill", options={"clip_skip": "x"})
+            with pytest.raises(BadRequestError, match="StableDiffusionPipeline refuses it"):
+                await omni.draw("a hill", options={"clip_skip": 90})
+            async with aclosing(omni.stream_draw("a hill", seed=seed, steps=3, options={"guidance_rescale": 0.5})) as events:
                 *told, picture, done = [event async for event in events]
-            again = await omni.draw("a hill", seed=seed, steps=3)
+            again = await omni.draw("a hill", seed=seed, steps=3, options={"guidance_rescale": 0.5})
     assert isinstance(done, Done) and isinstance(picture, Picture)
     assert [(event.done, event.total) for event in told if isinstance(event, Progress)][-1] == (3, 3)
     assert again.pictures[0].data == picture.data and not again.rows
-    wanted = drawn_by_diffusers(stable_diffusion(), seed, "a hill", width=WHOLE_SIDE, height=WHOLE_SIDE, num_inference_steps=3)
+    said = {"width": WHOLE_SIDE, "height": WHOLE_SIDE, "num_inference_steps": 3}
+    wanted = drawn_by_diffusers(stable_diffusion(), seed, "a hill", lora, guidance_rescale=0.5, **said)
     check_near(pixels(picture.data), wanted)
 
 

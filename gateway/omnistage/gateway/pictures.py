@@ -22,7 +22,7 @@ from omnistage.gateway.failure import ApiError, in_words_of, invalid
 from omnistage.gateway.fields import fields_of
 from omnistage.gateway.kept import KEPT_S, Kept
 from omnistage.gateway.parsed import new_router
-from omnistage.gateway.pictures_body import Edit, fetched, read_edit
+from omnistage.gateway.pictures_body import GUIDES, Edit, fetched, guides_of, read_edit
 from omnistage.gateway.pictures_schema import PictureRequest, edit_bodies
 from omnistage.gateway.usage import picture_usage
 
@@ -37,6 +37,7 @@ FIELDS = fields_of(
         "results": "n",
         "media_type": "output_format",
         "previews": "partial_images",
+        "mask_image": "mask",
     }
 )
 """By a field as the client library and the stages call it, the field of this interface."""
@@ -71,13 +72,13 @@ def routes(door: Door) -> APIRouter:
     @router.post("/generations", response_class=Response)
     async def generations(request: Request, asked: PictureRequest) -> Response:
         """Draw pictures of a prompt: whole, or as server-sent events with what they look like on the way."""
-        return await _drawn(door, files, request, asked)
+        return await _drawn(door, files, request, asked, guides_of(asked))
 
     @router.post("/edits", response_class=Response, openapi_extra=edit_bodies())
     async def edits(request: Request) -> Response:
         """Draw from pictures, by a prompt: a form as clients of OpenAI send it, or JSON."""
         edit = await read_edit(request)
-        return await _drawn(door, files, request, edit.asked, edit)
+        return await _drawn(door, files, request, edit.asked, edit.guides, edit)
 
     @router.post("/variations", include_in_schema=False)
     async def variations() -> None:
@@ -96,11 +97,20 @@ def routes(door: Door) -> APIRouter:
     return router
 
 
-async def _drawn(door: Door, files: Kept[_PictureFile], request: Request, asked: PictureRequest, edit: Edit | None = None) -> Response:
-    """edit: what is drawn from, if anything."""
+async def _drawn(
+    door: Door,
+    files: Kept[_PictureFile],
+    request: Request,
+    asked: PictureRequest,
+    guides: Mapping[str, bytes | str],
+    edit: Edit | None = None,
+) -> Response:
+    """guides: a mask, a control image. edit: what is drawn from, if anything."""
     _check(asked)
     visitor = visitor_of(request)
-    pictures = await unless_gone(request, fetched(edit, door.fetcher.of(visitor.account))) if edit else []
+    given = {f"images[{n}]": picture for n, picture in enumerate(edit.pictures if edit else ())}
+    media = await unless_gone(request, fetched({**given, **guides}, door.fetcher.of(visitor.account)))
+    pictures, others = media[: len(given)], media[len(given) :]
     width, height = asked.sides
     options = door.options(
         visitor,
@@ -116,6 +126,10 @@ async def _drawn(door: Door, files: Kept[_PictureFile], request: Request, asked:
         guidance_scale=asked.guidance_scale,
         negative_prompt=asked.negative_prompt,
         layers=asked.layers,
+        sigmas=asked.sigmas,
+        strength=asked.strength,
+        options=asked.options,
+        **{GUIDES[name]: picture for name, picture in zip(guides, others, strict=True)},
     )
     fields = {**FIELDS, **dict.fromkeys(("images", "diffusion.images"), edit.field)} if edit else FIELDS
     with in_words_of(fields):

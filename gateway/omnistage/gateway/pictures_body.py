@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass
 
 from fastapi.exceptions import RequestValidationError
@@ -24,17 +24,21 @@ FIELD_BYTES = 1 << 20
 
 PIECE_BYTES = 1 << 20
 
+GUIDES = {"mask": "mask_image", "control_image": "control_image"}
+"""Fields of single pictures, and the arguments of the client library that they are."""
+
 PICTURES = ("image", "image[]")
 """Their fields in a form; there may be several of either."""
 
 
 @dataclass(frozen=True, slots=True)
 class Edit:
-    """pictures: the bytes of a file, or a URL. field: where they stand in the body."""
+    """pictures: the bytes of a file, or a URL. field: where they stand in the body. guides: more of them, by their fields."""
 
     asked: PictureRequest
     pictures: Sequence[bytes | str]
     field: str
+    guides: Mapping[str, bytes | str]
 
 
 class _InMemory(MultiPartParser):
@@ -55,22 +59,22 @@ async def read_edit(request: Request) -> Edit:
 
 
 async def _of_form(request: Request) -> Edit:
-    parser = _InMemory(
-        request.headers, _pieces(await request.body()), max_files=MOST_GIVEN + 1, max_fields=MOST_FIELDS, max_part_size=FIELD_BYTES
-    )
+    most = MOST_GIVEN + len(GUIDES)
+    pieces = _pieces(await request.body())
+    parser = _InMemory(request.headers, pieces, max_files=most, max_fields=MOST_FIELDS, max_part_size=FIELD_BYTES)
     try:
         form = await parser.parse()
     except MultiPartException as error:
         raise ApiError(400, f"the form cannot be read: {error.message}", code="invalid_body") from None
-    pictures, fields = list[bytes](), dict[str, str]()
+    pictures, guides, fields = list[bytes](), dict[str, bytes | str](), dict[str, str]()
     try:
         for name, value in form.multi_items():
-            if name == "mask":
-                raise _no_mask()
-            if name in PICTURES and isinstance(value, UploadFile):
+            if name in GUIDES and name not in guides and isinstance(value, UploadFile):
+                guides[name] = await value.read()
+            elif name in PICTURES and isinstance(value, UploadFile):
                 pictures.append(await value.read())
-            elif name in PICTURES or isinstance(value, UploadFile):
-                raise invalid(name[:128], f"is {'no' if name in PICTURES else 'a'} file")
+            elif name in PICTURES or name in GUIDES or isinstance(value, UploadFile):
+                raise invalid(name[:128], "must be one file" if name in (*PICTURES, *GUIDES) else "is a file")
             else:
                 fields[name] = value
     finally:
@@ -78,7 +82,7 @@ async def _of_form(request: Request) -> Edit:
     if not 0 < len(pictures) <= MOST_GIVEN:
         raise invalid("image", f"give 1 to {MOST_GIVEN} pictures, each as a file of that name")
     try:
-        return Edit(PictureRequest.model_validate(fields), pictures, "image")
+        return Edit(PictureRequest.model_validate(fields), pictures, "image", guides)
     except ValidationError as error:
         raise RequestValidationError(error.errors()) from None
 
@@ -95,9 +99,13 @@ def _of_json(body: object) -> Edit:
         asked = EditRequest.model_validate(body)
     except ValidationError as error:
         raise RequestValidationError(error.errors()) from None
-    if asked.mask is not None:
-        raise _no_mask()
-    return Edit(asked, [_url(reference, f"images[{n}]") for n, reference in enumerate(asked.images)], "images")
+    return Edit(asked, [_url(reference, f"images[{n}]") for n, reference in enumerate(asked.images)], "images", guides_of(asked))
+
+
+def guides_of(asked: PictureRequest) -> dict[str, bytes | str]:
+    """Of a body in JSON: URLs, by field. Raises ApiError."""
+    references: dict[str, PictureReference | None] = {name: getattr(asked, name, None) for name in GUIDES}
+    return {name: _url(reference, name) for name, reference in references.items() if reference is not None}
 
 
 def _url(reference: PictureReference, where: str) -> str:
@@ -108,21 +116,11 @@ def _url(reference: PictureReference, where: str) -> str:
     return reference.image_url
 
 
-async def fetched(edit: Edit, fetch: Fetch) -> list[bytes | str]:
-    """Its pictures as the client library takes them: data: URLs stay. No other text may get there, where it would be a path. Raises
-    ApiError."""
-    pictures = list(edit.pictures)
-    for n, given in enumerate(pictures):
+async def fetched(pictures: Mapping[str, bytes | str], fetch: Fetch) -> list[bytes | str]:
+    """Pictures by their fields as the client library takes them: data: URLs stay. No other text may get there, where it would be a path.
+    Raises ApiError."""
+    made = list(pictures.values())
+    for n, (field, given) in enumerate(pictures.items()):
         if isinstance(given, str) and given[:5].lower() != "data:":
-            pictures[n] = await fetch(given, f"images[{n}].image_url")
-    return pictures
-
-
-def _no_mask() -> ApiError:
-    return ApiError(
-        400,
-        "mask: no model here draws in a part of a picture",
-        param="mask",
-        code="unsupported",
-        hint="Leave it out: the whole picture is drawn anew.",
-    )
+            made[n] = await fetch(given, f"{field}.image_url")
+    return made

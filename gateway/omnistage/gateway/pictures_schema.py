@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import AfterValidator, Field
-from pydantic_core import PydanticCustomError
+from pydantic import AfterValidator, BeforeValidator, Field
+from pydantic_core import PydanticCustomError, from_json
 
 from omnistage.gateway.body import Body, Ignored, Seed
 
@@ -14,6 +14,8 @@ MOST_PICTURES = 8
 """Of one answer, layers not counted."""
 MOST_GIVEN = 16
 """Pictures to draw from."""
+MOST_SIGMAS = 1000
+MOST_OPTIONS = 64
 
 
 SIZE = "^(auto|[1-9][0-9]{0,4}x[1-9][0-9]{0,4})$"
@@ -23,6 +25,27 @@ def _size(value: str) -> str:
     if not re.fullmatch(SIZE, value):
         raise PydanticCustomError("size", "give WIDTHxHEIGHT in pixels, such as 512x512, or auto")
     return value
+
+
+class PictureReference(Body):
+    """A picture in JSON."""
+
+    _media: ClassVar[tuple[str, ...]] = ("image_url",)
+
+    image_url: str | None = None
+    file_id: str | None = None
+
+
+def _of_json(given: object) -> object:
+    """A field of a form is a text."""
+    try:
+        return from_json(given) if isinstance(given, str) else given
+    except ValueError:
+        raise PydanticCustomError("json", "give it as JSON") from None
+
+
+Sigmas = Annotated[list[float], BeforeValidator(_of_json), Field(min_length=1, max_length=MOST_SIGMAS)]
+PipelineOptions = Annotated[dict[str, bool | int | float | str], BeforeValidator(_of_json), Field(max_length=MOST_OPTIONS)]
 
 
 class PictureRequest(Body):
@@ -52,6 +75,10 @@ class PictureRequest(Body):
     guidance_scale: float | None = None
     negative_prompt: str | None = None
     layers: int | None = None
+    sigmas: Sigmas | None = None
+    strength: float | None = None
+    control_image: PictureReference | None = None
+    options: PipelineOptions | None = None
     include_events: bool | None = None
 
     @property
@@ -63,20 +90,11 @@ class PictureRequest(Body):
         return int(width), int(height)
 
 
-class PictureReference(Body):
-    """A picture in JSON."""
-
-    _media: ClassVar[tuple[str, ...]] = ("image_url",)
-
-    image_url: str | None = None
-    file_id: str | None = None
-
-
 class EditRequest(PictureRequest):
     """Of a body in JSON."""
 
     images: Annotated[list[PictureReference], Field(min_length=1, max_length=MOST_GIVEN)]
-    mask: Any = None
+    mask: PictureReference | None = None
 
 
 FILE = {"type": "string", "format": "binary"}
@@ -85,10 +103,11 @@ FILE = {"type": "string", "format": "binary"}
 def edit_bodies() -> dict[str, Any]:
     """What our own document says of the body of an edit, which may come in two forms."""
     fields = PictureRequest.model_json_schema()
-    form = {**fields["properties"], "image": {"anyOf": [FILE, {"type": "array", "items": FILE, "maxItems": MOST_GIVEN}]}, "mask": FILE}
+    form = {**fields["properties"], "image": {"anyOf": [FILE, {"type": "array", "items": FILE, "maxItems": MOST_GIVEN}]}}
+    form |= {"mask": FILE, "control_image": FILE}
     picture = PictureReference.model_json_schema()
     listed = {"type": "array", "items": picture, "minItems": 1, "maxItems": MOST_GIVEN}
-    body = {**fields, "properties": {**fields["properties"], "images": listed}, "required": ["prompt", "images"]}
+    body = {**fields, "properties": {**fields["properties"], "images": listed, "mask": picture}, "required": ["prompt", "images"]}
     content = {
         "multipart/form-data": {"schema": {"type": "object", "properties": form, "required": ["prompt", "image"]}},
         "application/json": {"schema": body},

@@ -431,8 +431,8 @@ class DrawRequest:
 
     images: to edit or start from. width, height in pixels, steps: 0 is the model's default. guidance_scale: how far from what
     negative_prompt says towards what prompt says; None is the default. previews: how many are wanted on the way. preview_side: the longer
-    side of one in pixels, 0 is the model's default. step_cache: as stage.proto says. media_type: of what comes out; empty is the default.
-    client: as in TextRequest.
+    side of one in pixels, 0 is the model's default. step_cache, sigmas, strength, mask_image, control_image, options: as stage.proto says;
+    None, or empty, is the default. media_type: of what comes out; empty is the default. client: as in TextRequest.
 
     To go on with a drawing that an equal request began: history: [rows, width], all that came on the port of codes, for a model that has
     one.
@@ -453,6 +453,11 @@ class DrawRequest:
     previews: int = 0
     preview_side: int = 0
     step_cache: float = 0.0
+    sigmas: tuple[float, ...] = ()
+    strength: float | None = None
+    mask_image: Media | None = None
+    control_image: Media | None = None
+    options: Mapping[str, str] = field(default_factory=dict)
     history: NDArray[np.uint32] | None = None
     media_type: str = ""
     client: str = ""

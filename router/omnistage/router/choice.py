@@ -55,7 +55,9 @@ def media(request: omni_pb2.GenerateRequest) -> list[str]:
     parts = [part for message in request.thinker.messages for part in message.parts]
     types = [part.media.media_type for part in parts if part.HasField("media")]
     types += [part.media_type for part in parts if part.media_type]  # Of what is streamed.
-    types += [image.media_type for image in request.diffusion.images]
+    drawing = request.diffusion
+    types += [image.media_type for image in drawing.images]
+    types += [getattr(drawing, name).media_type for name in ("mask_image", "control_image") if drawing.HasField(name)]
     has_text = request.thinker.verbatim or request.diffusion.prompt or any(part.text for part in parts)
     return sorted({_medium(media_type) for media_type in types} | ({"text"} if has_text else set()))
 

@@ -123,7 +123,7 @@ def _params(request: omni_pb2.GenerateRequest, pipeline: Pipeline) -> dict[str, 
     return params
 
 
-_SAID_WHOLE = frozenset({"stop", "constraint", "images"})
+_SAID_WHOLE = frozenset({"stop", "constraint", "images", "sigmas"})
 """Fields of which a client's value takes the place of the pipeline's: a merge would append, and make more of them than a request may
 have."""
 

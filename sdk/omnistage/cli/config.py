@@ -47,8 +47,11 @@ class Configured(Command):
 OF_THE_CALL = frozenset({"config_file", "print_config", "detach", "verbose", "help", "ready_fd", "lifeline_fd"})
 """Options that say what is to be done now, and not what a stack is like."""
 
-PATHS = frozenset({"pipeline", "checkpoint"})
+PATHS = frozenset({"pipeline", "checkpoint", "lora"})
 """Settings of several words, which may be paths."""
+
+LISTS = frozenset({"lora"})
+"""Settings of which a stage may have several."""
 
 PRECEDENCE = ("DEFAULT", "DEFAULT_MAP", "ENVIRONMENT", "COMMANDLINE")
 """Where a setting may be from; what stands later counts more."""
@@ -56,6 +59,7 @@ PRECEDENCE = ("DEFAULT", "DEFAULT_MAP", "ENVIRONMENT", "COMMANDLINE")
 UNSET = {
     "pipeline": "what answers, and what draws",
     "checkpoint": "the pipeline's own",
+    "lora": "none",
     "device": "cpu",
     "replicas": "one of each stage",
     "metrics": "none",
@@ -95,7 +99,7 @@ def printed(context: typer.Context) -> str:
 
     lines = ["# omnistage serve --config FILE: a variable counts more than the file, and the command line more than both"]
     for name, option in _options(context).items():
-        value = _listed(context.params[name]) if option.nargs < 0 else _told(context.params[name], is_many=option.multiple)
+        value = _listed(context.params[name]) if option.nargs < 0 or name in LISTS else _told(context.params[name], is_many=option.multiple)
         is_unset = value is None or value == ""
         origin = f"default: {UNSET.get(name, OWN)}" if is_unset else _origin(context, name, "command line") or "default"
         text = "null" if is_unset else yaml.safe_dump(value, default_flow_style=True, width=math.inf).removesuffix("...\n").rstrip()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, cast
 
@@ -36,6 +37,20 @@ StepCache = Annotated[
     float | None,
     typer.Option(min=0.0, max=1.0, metavar="PART", help="Skip most of a step in which little changes, up to so much of 1; default: never."),
 ]
+Sigmas = Annotated[
+    str | None, typer.Option(metavar="X,X,..", help="Noise levels of the steps, from the most noise down, instead of --steps: 1,0.7,0.3.")
+]
+Strength = Annotated[
+    float | None, typer.Option(min=0.0, max=1.0, metavar="PART", help="How much of --image is drawn anew, where the pipeline knows that.")
+]
+Mask = Annotated[str | None, typer.Option(metavar="F", help="A picture, white or transparent where to draw anew; - is standard input.")]
+Control = Annotated[
+    str | None, typer.Option(metavar="F", help="A picture to keep to, such as edges, of a pipeline with a ControlNet; - is standard input.")
+]
+Own = Annotated[
+    list[str] | None,
+    typer.Option("--option", metavar="NAME=VALUE", help="An option of the pipeline's own, such as cfg_normalization=true. Repeatable."),
+]
 Previews = Annotated[
     int | None,
     typer.Option(
@@ -62,6 +77,11 @@ def draw(
     guidance: Guidance = None,
     negative: Negative = None,
     step_cache: StepCache = None,
+    sigmas: Sigmas = None,
+    strength: Strength = None,
+    mask: Mask = None,
+    control: Control = None,
+    own: Own = None,
     seed: DrawingSeed = None,
     count: Count = None,
     previews: Previews = None,
@@ -89,14 +109,15 @@ def draw(
         raise typer.BadParameter("--device is for a stack that is started; leave it out with --address")
     if background and not images:
         raise typer.BadParameter("--background is for pictures that are changed; give one with --image")
-    if (prompt, *(images or ())).count("-") > 1:
-        raise typer.BadParameter("standard input is one thing: only one of PROMPT and --image can be -")
+    if (prompt, *(images or ()), mask, control).count("-") > 1:
+        raise typer.BadParameter("standard input is one thing: only one of PROMPT, --image, --mask and --control can be -")
     if size is not None:
         if width is not None or height is not None:
             raise typer.BadParameter("--size is both sides; leave --width and --height out")
         width, height = _sides(size)
-    typed = {"width": width, "height": height, "steps": steps, "guidance_scale": guidance, "negative_prompt": negative}
+    typed: dict[str, object] = {"width": width, "height": height, "steps": steps, "guidance_scale": guidance, "negative_prompt": negative}
     typed |= {"background": background, "step_cache": step_cache, "previews": previews, "preview_side": preview_side}
+    typed |= {"sigmas": _numbers(sigmas), "strength": strength, "mask_image": mask, "control_image": control, "options": _own(own or ())}
     typed |= {"seed": seed, "results": count, "layers": layers, "timeout_s": timeout, "max_retries": max_retries}
     options = cast("Options", {name: value for name, value in typed.items() if value is not None})
     from omnistage.cli.layout import by_stage
@@ -109,6 +130,22 @@ def draw(
 
     order = Order(prompt, out or Path(), tuple(images or ()), options, preview_dir, json, sized=size is not None, is_unnamed=out is None)
     _draw(order, address, pipeline, api_key, devices, verbose)
+
+
+def _numbers(text: str | None) -> list[float] | None:
+    """Of 1,0.7,0.3."""
+    try:
+        return None if text is None else [float(each) for each in text.split(",")]
+    except ValueError:
+        raise typer.BadParameter(f"--sigmas {text}: give numbers with commas between them, such as 1,0.7,0.3") from None
+
+
+def _own(words: Sequence[str]) -> dict[str, str] | None:
+    """Of NAME=VALUE."""
+    for word in words:
+        if not word.partition("=")[0] or "=" not in word:
+            raise typer.BadParameter(f"--option {word}: give NAME=VALUE, such as cfg_normalization=true")
+    return {name: value for name, _, value in (word.partition("=") for word in words)} or None
 
 
 def _sides(size: str) -> tuple[int, int]:
@@ -124,9 +161,11 @@ def _draw(order: Order, address: str | None, pipeline: str, api_key: str | None,
     from omnistage.cli.drawing import draw_order
     from omnistage.cli.interruptible import Interruptible
     from omnistage.cli.targets import Need, target_for
+    from omnistage.client.options import GUIDES
 
     with errors_reported(verbose):
         complete = order.checked()
-        need = Need(["text", *(["image"] if complete.images else [])], ["image"], "diffusion")
+        shows = complete.images or any(name in complete.options for name in GUIDES)
+        need = Need(["text", *(["image"] if shows else [])], ["image"], "diffusion")
         where = target_for(need, address, pipeline, api_key, devices=devices, is_quiet=complete.as_json)
         Interruptible().run(lambda work: draw_order(work, complete, where, verbose))

@@ -9,6 +9,7 @@ from contextlib import ExitStack, aclosing, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
+from typing import Any, cast
 
 from rich.markup import escape
 
@@ -24,11 +25,12 @@ from omnistage.cli.picture_name import new_name
 from omnistage.cli.rescue import as_object, sentence
 from omnistage.cli.standard_input import STDIN, medium
 from omnistage.cli.where import Where
-from omnistage.cli.wording import SHELL
+from omnistage.cli.wording import SHELL, TYPED
 from omnistage.cli.words import words
 from omnistage.client.errors import BadRequestError, ProtocolError, RequestError
 from omnistage.client.events import Done, Event, Picture, Progress
 from omnistage.client.media import to_part
+from omnistage.client.options import GUIDES
 from omnistage.client.request import Options, for_drawing, time_limit_s
 
 EXAMPLE = "a red heart on blue"
@@ -76,7 +78,12 @@ class Order:
             )
         sources = [medium("image") if image == STDIN else image for image in self.images]
         images = [to_part(source, "image", "--image").media.data for source in sources]
-        options = Options(**{**self.options, "media_type": MEDIA_TYPES[named.out.suffix.lower()]})
+        given: dict[str, Any] = {**self.options, "media_type": MEDIA_TYPES[named.out.suffix.lower()]}
+        for name in GUIDES:
+            if name in given:
+                source = medium("image") if given[name] == STDIN else given[name]
+                given[name] = to_part(source, "image", TYPED[name]).media.data
+        options = cast("Options", given)
         prompt = named.prompt if self.is_unnamed else words(self.prompt, EXAMPLE)
         whole = replace(named, prompt=prompt, images=images, options=options)
         for_drawing(whole.prompt, images, options).complete()

@@ -51,6 +51,10 @@ def serve(
             metavar="[PIPELINE=]DIR", help="Folder of the model, or its name at a hub: OWNER/NAME[@REVISION]; default: the pipeline's own."
         ),
     ] = None,
+    lora: Annotated[
+        list[str] | None,
+        typer.Option(metavar="[PIPELINE=]FILE[=SCALE]", help="A LoRA of a pipeline that draws, of safetensors. Repeatable."),
+    ] = None,
     device: Annotated[
         list[str] | None,
         typer.Option(
@@ -160,7 +164,7 @@ def serve(
     if print_config:
         print(config.printed(context))
         raise typer.Exit
-    choice = Choice(pipeline or (), checkpoints, devices, processes, dtype, settings, servers)
+    choice = Choice(pipeline or (), checkpoints, devices, processes, dtype, settings, servers, loras=lora or ())
     with errors_reported(verbose):
         if detach:
             from omnistage.cli.detached import serve_detached

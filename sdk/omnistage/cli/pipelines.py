@@ -12,6 +12,7 @@ import grpc
 from omnistage.cli.checks import check
 from omnistage.cli.fetch import checkpoint, fetch, named
 from omnistage.cli.layout import DEFAULT_PIPELINES, Layout, PipelineLayout, ServerOptions, StageLayout, flag, of_pipeline
+from omnistage.cli.loras import with_loras
 from omnistage.client.errors import BadRequestError, RequestError, StackError, UnknownModelError
 from omnistage.client.guesses import did_you_mean
 from omnistage.client.install import install
@@ -34,7 +35,7 @@ class Choice:
     folder, or a name at a hub, by the name of its pipeline; "" is for the only one. devices, replicas: by STAGE or PIPELINE/STAGE; device
     "" is for all. dtype: for the stages that have a choice. settings: of servers, by name and by stage; stage "" is for those that have a
     use for it. inputs, outputs: what will be asked for, such as image and audio. kind: of the stage that will be asked; empty: whatever
-    the pipeline begins with.
+    the pipeline begins with. loras: see with_loras.
     """
 
     pipelines: Sequence[str] = ()
@@ -47,6 +48,7 @@ class Choice:
     inputs: Collection[str] = ()
     outputs: Collection[str] = ()
     kind: str = ""
+    loras: Sequence[str] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +67,8 @@ def layout_of(choice: Choice) -> Layout:
     wanted, notes = _wanted(choice)
     pipelines = [_pipeline(one, choice, is_alone=len(wanted) == 1) for one in wanted]
     servers, left_out = with_gateway(choice.servers)
-    layout = shared(_checked(Layout(pipelines, servers, [*notes, *left_out]), choice))
+    layout = with_loras(Layout(pipelines, servers, [*notes, *left_out]), choice.loras)
+    layout = shared(_checked(layout, choice))
     fetch_own(layout.pipelines[0])
     return layout
 

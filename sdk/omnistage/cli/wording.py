@@ -5,7 +5,7 @@ from __future__ import annotations
 from omnistage.client.errors import BadRequestError, OmniError
 from omnistage.client.wording import Wording
 
-_TYPED = {
+TYPED = {
     "pipeline": "--pipeline",
     "seed": "--seed",
     "timeout_s": "--timeout",
@@ -39,6 +39,11 @@ _TYPED = {
     "previews": "--previews",
     "preview_side": "--preview-side",
     "step_cache": "--step-cache",
+    "sigmas": "--sigmas",
+    "strength": "--strength",
+    "mask_image": "--mask",
+    "control_image": "--control",
+    "options": "--option",
     "layers": "--layers",
     "media_type": "--out",
     "images": "--image",
@@ -53,7 +58,7 @@ _TYPED = {
 
 SHELL = Wording(
     {
-        **_TYPED,
+        **TYPED,
         "pipelines": "`omnistage pipelines`",
         "servers": "`omnistage status`",
         "addresses": "--address HOST:PORT,HOST:PORT",

@@ -53,7 +53,8 @@ def _fits(kind: Any, about: About, value: object) -> bool:
                 isinstance(key, str) and (inner is Any or _fits(inner, about, one)) for key, one in value.items()
             )
         case origin if origin is Sequence:
-            return isinstance(value, Sequence) and not isinstance(value, str | bytes) and all(isinstance(one, str) for one in value)
+            inner = get_args(kind)[0]
+            return isinstance(value, Sequence) and not isinstance(value, str | bytes) and all(_fits(inner, about, one) for one in value)
         case plain if plain is bool:
             return isinstance(value, bool)
         case plain if plain is str:
@@ -76,7 +77,7 @@ def _told(kind: Any, about: About) -> str:
         if one in PLAIN:
             said.append(", ".join([PLAIN[one], *([about.allowed_text] if about.allowed_text else [])]))
         elif get_origin(one) is Sequence:
-            said.append("a list of texts")
+            said.append("a list of texts" if get_args(one)[0] is str else "a list of numbers")
         else:
             inner = get_args(one)[1]
             said.append("a dict" if inner is Any else f"a dict by stage, such as {{'talker': {BY_STAGE[inner]!r}}}")

@@ -15,7 +15,7 @@ from numbers import Real
 from os import PathLike, fspath, fstat
 from pathlib import Path
 from stat import S_ISFIFO, S_ISREG
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 from urllib.parse import unquote, unquote_to_bytes
 
 import numpy as np
@@ -24,6 +24,10 @@ from numpy.typing import NDArray
 from omnistage.client.answer import Audio
 from omnistage.client.channel import MAX_MESSAGE_BYTES
 from omnistage.client.errors import BadRequestError
+from omnistage.client.media_like import Encoded as Encoded
+from omnistage.client.media_like import ImageLike as ImageLike
+from omnistage.client.media_like import PillowImage as PillowImage
+from omnistage.client.media_like import Readable as Readable
 from omnistage.client.media_types import LOOK_BYTES, media_types
 from omnistage.client.upload import LEAST_BYTES, Upload
 from omnistage.client.wav import wav_bytes
@@ -47,25 +51,6 @@ LOUDEST = 64.0
 """Of samples in floating point, of which full scale is 1: recordings may be a little above that, and louder ones are whole numbers."""
 
 
-class Readable(Protocol):
-    """A file that was opened in binary form, or anything that reads like one."""
-
-    def read(self, size: int, /) -> bytes: ...
-
-
-class PillowImage(Protocol):
-    """A picture of Pillow; it goes as PNG or TIFF, every pixel as it is."""
-
-    @property
-    def mode(self) -> str: ...
-
-    def save(self, fp: Any, format: str | None = None, **params: Any) -> None: ...
-
-
-Encoded = bytes | bytearray | memoryview | str | PathLike[str] | Readable
-"""An encoded file (PNG, JPEG, WAV, MP3, MP4 ...): its bytes, its path, an open file, or a data: URL."""
-
-
 @dataclass(frozen=True, slots=True)
 class Video:
     """A film. use_audio: it is heard too, which a film without sound is refused with; by default it is only seen."""
@@ -74,7 +59,6 @@ class Video:
     use_audio: bool = False
 
 
-ImageLike = Encoded | PillowImage
 AudioLike = Encoded | Audio | tuple[NDArray[Any] | list[Any], float]
 """A tuple is samples, uint8, int16, int32 or floating point with full scale 1, [n] or [n, channels], and a whole rate in Hz."""
 VideoLike = Encoded | Video

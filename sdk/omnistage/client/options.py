@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, TypedDict
 
 from omnistage.client.about import About, Range
+from omnistage.client.media_like import ImageLike
 
 PIPELINE = "the pipeline's"
 MODEL = "the model's"
@@ -120,6 +121,30 @@ class Options(TypedDict, total=False):
             Range(0, 1),
         ),
     ]
+    sigmas: Annotated[
+        Sequence[float],
+        About(
+            "Noise levels of the steps as the pipeline takes them, above 0, each below the one before it, at most 1000; instead of steps.",
+            "the pipeline's, of so many steps",
+        ),
+    ]
+    strength: Annotated[
+        float,
+        About("How much of the picture to start from is drawn anew, where the pipeline knows that.", PIPELINE, Range(0, 1, is_above=True)),
+    ]
+    mask_image: Annotated[
+        ImageLike, About("Where to draw anew, of a pipeline that fills in: white or transparent there; as large as the picture.", "none")
+    ]
+    control_image: Annotated[
+        ImageLike, About("What the picture keeps to, of a pipeline that has a ControlNet: such as edges or depths.", "none")
+    ]
+    options: Annotated[
+        Mapping[str, Any],
+        About(
+            "Options of the pipeline's own, by their names in diffusers, such as {'cfg_normalization': True}; at most 64.",
+            MODEL,
+        ),
+    ]
     layers: Annotated[int, About("So many layers each, of a model that draws layers.", MODEL, Range(0, 64))]
     media_type: Annotated[str, About("Kind of file, as far as the model makes it.", MODEL, ("image/png", "image/jpeg", "image/webp"))]
 
@@ -133,9 +158,11 @@ CONSTRAINTS = ("json_schema", "regex", "choice")
 TALKER = ("voice", "speed", "max_frames")
 CODE2WAV = ("profile", "sample_rate_hz", "encoding")
 DIFFUSION = (
-    *("negative_prompt", "width", "height", "steps", "guidance_scale", "results", "previews", "preview_side", "step_cache", "layers"),
-    "media_type",
+    *("negative_prompt", "width", "height", "steps", "guidance_scale", "results", "previews", "preview_side", "step_cache"),
+    *("sigmas", "strength", "mask_image", "control_image", "options", "layers", "media_type"),
 )
+GUIDES = ("mask_image", "control_image")
+"""Those that are pictures."""
 
 EVERY_CALL = (*TOP, "timeout_s", "max_retries")
 SPOKEN = (*EVERY_CALL, *TALKER, *CODE2WAV)

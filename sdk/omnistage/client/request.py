@@ -17,8 +17,8 @@ from omnistage.client.conversation import Part, ReadMedium, checked_text, listed
 from omnistage.client.errors import BadRequestError, RequestError
 from omnistage.client.guesses import unknown_options
 from omnistage.client.limit import Limit
-from omnistage.client.media import Audios, Images, Medium, Videos, to_medium, to_part
-from omnistage.client.options import CODE2WAV, CONSTRAINTS, OPTIONS, SAMPLING, TALKER, THINKER, TOP
+from omnistage.client.media import Audios, Images, Medium, Videos, is_one, to_medium, to_part
+from omnistage.client.options import CODE2WAV, CONSTRAINTS, GUIDES, OPTIONS, SAMPLING, TALKER, THINKER, TOP
 from omnistage.client.options import DIFFUSION as DIFFUSION
 from omnistage.client.options import Options as Options
 from omnistage.client.retries import checked_retries
@@ -46,7 +46,7 @@ class Request:
         """request: without options. unread: what reads a medium into its place there, behind those that were read before, and returns its
         bytes, as far as they are in the request. Raises BadRequestError for a value of an option that cannot be, TypeError for an unknown
         one."""
-        self._request, self._unread = request, unread
+        self._request, self._unread = request, (*unread, *_guides(request, options))
         self._media: list[Medium] = []
         self.timeout_s = time_limit_s(options)
         retries = options.get("max_retries")
@@ -160,6 +160,16 @@ def for_drawing(prompt: str, images: Images, options: Options) -> Request:
     return Request(request, options, unread)
 
 
+def _guides(request: omni_pb2.GenerateRequest, options: Mapping[str, Any]) -> Iterable[Unread]:
+    """What reads the pictures that are options. Raises BadRequestError for several."""
+    for name in GUIDES:
+        if (source := options.get(name)) is None:
+            continue
+        if not is_one(source):
+            raise BadRequestError.of(name, "must be one picture: a path, bytes, an open file or a picture of Pillow")
+        yield partial(_read_picture, partial(to_part, source, "image", name), getattr(request.diffusion, name))
+
+
 def _one_text(field: str, text: object) -> str:
     """Raises BadRequestError."""
     if isinstance(text, list | tuple):
@@ -247,7 +257,7 @@ def _set_options(request: omni_pb2.GenerateRequest, options: Options) -> None:
     _constrain(request.thinker, given)
     _fill(request.talker, given, TALKER)
     _fill(request.code2wav, {**given, **_encoding(given)}, CODE2WAV)
-    _fill(request.diffusion, given, DIFFUSION)
+    _fill(request.diffusion, given, [name for name in DIFFUSION if name not in GUIDES])
     characters = len(request.thinker.verbatim) + sum(len(part.text) for turn in request.thinker.messages for part in turn.parts)
     if characters > MAX_TEXT_CHARACTERS:
         raise BadRequestError.of("request", f"has {characters} characters of text; at most {MAX_TEXT_CHARACTERS} are allowed")
@@ -271,6 +281,17 @@ def _lay_on(request: omni_pb2.GenerateRequest, background: str) -> None:
         raise BadRequestError.of("background", "is for pictures and films that are sent, and there is none: leave it out")
     for one in seen:
         one.background = background
+
+
+def _option_text(name: str, value: object) -> str:
+    """Of a value of an option of the pipeline's own. Raises BadRequestError."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, str):
+        return checked_text(f"options[{name!r}]", value)
+    if isinstance(value, int | float):
+        return repr(value)
+    raise BadRequestError.of(f"options[{name!r}]", f"is of type {type(value).__name__}; give True or False, a number, or a text")
 
 
 def _encoding(given: Mapping[str, Any]) -> Mapping[str, int]:
@@ -335,11 +356,15 @@ def _fill(message: Any, given: Mapping[str, Any], names: Sequence[str]) -> None:
                     raise BadRequestError.of(name, f"is {shown(value)}; it must be text, or a list of texts")
                 texts = [value] if isinstance(value, str) else list(value)
                 getattr(message, name).extend(checked_text(f"{name}[{i}]", text) for i, text in enumerate(texts))
+            elif name == "sigmas":
+                message.sigmas.extend(value)
+            elif name == "options":
+                message.options.update({checked_text(name, one): _option_text(one, said) for one, said in value.items()})
             else:
                 if isinstance(value, str):
                     checked_text(name, value)
                 elif name != "encoding" and (fault := fault_of(OPTIONS[name], value, of_kind=True)):
                     raise BadRequestError.of(name, fault)
                 setattr(message, PROTO_NAMES.get(name, name), value)
-        except (TypeError, ValueError, OverflowError) as error:
+        except (AttributeError, TypeError, ValueError, OverflowError) as error:
             raise BadRequestError.of(name, fault_of(OPTIONS[name], value) or str(error)) from error

@@ -387,7 +387,14 @@ class Code2WavParams(_message.Message):
     def __init__(self, profile: _Optional[str] = ..., sample_rate_hz: _Optional[int] = ..., encoding: _Optional[_Union[_chunk_pb2.AudioEncoding, str]] = ..., voice: _Optional[str] = ...) -> None: ...
 
 class DiffusionParams(_message.Message):
-    __slots__ = ("prompt", "negative_prompt", "images", "width", "height", "frames", "duration_s", "steps", "guidance_scale", "results", "previews", "media_type", "layers", "preview_side", "step_cache")
+    __slots__ = ("prompt", "negative_prompt", "images", "width", "height", "frames", "duration_s", "steps", "guidance_scale", "results", "previews", "media_type", "layers", "preview_side", "step_cache", "sigmas", "strength", "mask_image", "control_image", "options")
+    class OptionsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
     PROMPT_FIELD_NUMBER: _ClassVar[int]
     NEGATIVE_PROMPT_FIELD_NUMBER: _ClassVar[int]
     IMAGES_FIELD_NUMBER: _ClassVar[int]
@@ -403,6 +410,11 @@ class DiffusionParams(_message.Message):
     LAYERS_FIELD_NUMBER: _ClassVar[int]
     PREVIEW_SIDE_FIELD_NUMBER: _ClassVar[int]
     STEP_CACHE_FIELD_NUMBER: _ClassVar[int]
+    SIGMAS_FIELD_NUMBER: _ClassVar[int]
+    STRENGTH_FIELD_NUMBER: _ClassVar[int]
+    MASK_IMAGE_FIELD_NUMBER: _ClassVar[int]
+    CONTROL_IMAGE_FIELD_NUMBER: _ClassVar[int]
+    OPTIONS_FIELD_NUMBER: _ClassVar[int]
     prompt: str
     negative_prompt: str
     images: _containers.RepeatedCompositeFieldContainer[Media]
@@ -418,7 +430,12 @@ class DiffusionParams(_message.Message):
     layers: int
     preview_side: int
     step_cache: float
-    def __init__(self, prompt: _Optional[str] = ..., negative_prompt: _Optional[str] = ..., images: _Optional[_Iterable[_Union[Media, _Mapping]]] = ..., width: _Optional[int] = ..., height: _Optional[int] = ..., frames: _Optional[int] = ..., duration_s: _Optional[float] = ..., steps: _Optional[int] = ..., guidance_scale: _Optional[float] = ..., results: _Optional[int] = ..., previews: _Optional[int] = ..., media_type: _Optional[str] = ..., layers: _Optional[int] = ..., preview_side: _Optional[int] = ..., step_cache: _Optional[float] = ...) -> None: ...
+    sigmas: _containers.RepeatedScalarFieldContainer[float]
+    strength: float
+    mask_image: Media
+    control_image: Media
+    options: _containers.ScalarMap[str, str]
+    def __init__(self, prompt: _Optional[str] = ..., negative_prompt: _Optional[str] = ..., images: _Optional[_Iterable[_Union[Media, _Mapping]]] = ..., width: _Optional[int] = ..., height: _Optional[int] = ..., frames: _Optional[int] = ..., duration_s: _Optional[float] = ..., steps: _Optional[int] = ..., guidance_scale: _Optional[float] = ..., results: _Optional[int] = ..., previews: _Optional[int] = ..., media_type: _Optional[str] = ..., layers: _Optional[int] = ..., preview_side: _Optional[int] = ..., step_cache: _Optional[float] = ..., sigmas: _Optional[_Iterable[float]] = ..., strength: _Optional[float] = ..., mask_image: _Optional[_Union[Media, _Mapping]] = ..., control_image: _Optional[_Union[Media, _Mapping]] = ..., options: _Optional[_Mapping[str, str]] = ...) -> None: ...
 
 class Report(_message.Message):
     __slots__ = ("kind", "replica", "queued", "first_output", "total", "input_items", "output_items", "failovers", "cached_tokens", "audio_underruns", "audio_starved", "prompt_tokens", "unspoken", "unspoken_words", "notes", "drew")

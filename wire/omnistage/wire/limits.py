@@ -39,6 +39,10 @@ MAX_STOPS = 16
 MAX_LOGIT_BIASES = 1024
 """Of one stage."""
 
+MAX_SIGMAS = 1000
+MAX_PIPELINE_OPTIONS = 64
+"""Of a request, and as many of its pipeline's defaults."""
+
 MAX_CHOICES = 1024
 MAX_TOP_LOGPROBS = 20
 """Of one token."""
@@ -55,6 +59,8 @@ COUNTS: Mapping[str, int] = {
     "Sampling.logit_bias": 2 * MAX_LOGIT_BIASES,
     "Choices.texts": MAX_CHOICES,
     "DiffusionParams.images": 16,
+    "DiffusionParams.sigmas": MAX_SIGMAS,
+    "DiffusionParams.options": 2 * MAX_PIPELINE_OPTIONS,
     "Resume.positions": MAX_PORTS,
     "Resume.history": MAX_HISTORY,
     "TextChunk.token_ids": 1 << 18,

@@ -8,7 +8,7 @@ from typing import Literal
 
 from omnistage.engine.types import Unfit
 from omnistage.models.conversation import Media, Streamed
-from omnistage.models.interface import BadRequest, Content, ModelInfo, TextRequest, Wanted
+from omnistage.models.interface import BadRequest, Content, DrawRequest, ModelInfo, TextRequest, Wanted
 
 _FIELDS: Mapping[tuple[str, str], str] = {
     ("thinker", "prompt"): "thinker.messages",
@@ -47,6 +47,13 @@ def check_medium(media: Media | Streamed, info: ModelInfo, field: str, **place: 
         raise BadRequest(field, "is not given: say what the media are, such as image/png", **place)
     if media.kind not in info.inputs or media.kind == "text":
         raise BadRequest(field, f"{info.name} takes {_listed(info.inputs)}, not {media.media_type[:64]!r}; leave it out", **place)
+
+
+def check_plain_drawing(request: DrawRequest, model: str) -> None:
+    """Nothing is said that only some pipelines of Diffusers know."""
+    for field in ("sigmas", "strength", "mask_image", "control_image", "options"):
+        if getattr(request, field) not in ((), None, {}):
+            raise BadRequest(f"diffusion.{field}", f"{model} knows none: leave it out")
 
 
 def check_constraint(request: TextRequest, info: ModelInfo) -> None:

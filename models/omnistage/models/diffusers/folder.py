@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib.util import find_spec
@@ -110,19 +110,26 @@ def read_index(folder: Path) -> Index:
     return Index(name, components, others)
 
 
-def load_pipeline(folder: Path, dtype: torch.dtype, more: Mapping[str, Mapping[str, Any]] = NONE) -> diffusers.DiffusionPipeline:
+def load_pipeline(
+    folder: Path, dtype: torch.dtype, more: Mapping[str, Mapping[str, Any]] = NONE, beside: Collection[Path] = ()
+) -> diffusers.DiffusionPipeline:
     """The pipeline on the CPU, with all its weights from the files, as `dtype`. more: other arguments for loading some of its models, by
-    the name of the part. Raises BadCheckpoint with what is wrong and where."""
+    the name of the part. beside: files that somebody else reads. Raises BadCheckpoint with what is wrong and where."""
     index = read_index(folder)
     with quiet():
         parts = {part: _part(folder / part, *kind, dtype, more.get(part, NONE)) for part, kind in index.components.items()}
-        tell_unread(folder, [file for part in index.components for name in WEIGHTS.values() for file in _files(folder / part, name)])
+        tell_unread(folder, [*weights_of(folder), *beside])
         for part, tokenizer in parts.items():
             _check_tokens(folder / part, tokenizer, parts.get(part.replace("tokenizer", "text_encoder")))
         with _translated(folder / INDEX):
             pipeline: Any = getattr(diffusers, index.class_name)(**parts, **index.values)
             pipeline.register_to_config(_name_or_path=str(folder))
     return cast(diffusers.DiffusionPipeline, pipeline)
+
+
+def weights_of(folder: Path) -> list[Path]:
+    """Files with weights of its parts."""
+    return [file for part in read_index(folder).components for name in WEIGHTS.values() for file in _files(folder / part, name)]
 
 
 def load_part(folder: Path, part: str, dtype: torch.dtype) -> Any:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
@@ -26,14 +27,15 @@ from omnistage.models.common.worker import Worker
 from omnistage.models.conversation import Media
 from omnistage.models.devices import dtype_of, hardware
 from omnistage.models.diffusers.drawing import StepDrawing
-from omnistage.models.diffusers.folder import load_pipeline, read_index
+from omnistage.models.diffusers.folder import load_pipeline, read_index, weights_of
 from omnistage.models.diffusers.longcat import LongCatEditPainter, LongCatPainter
+from omnistage.models.diffusers.lora import Lora, add_loras, loras_beside, read_loras
 from omnistage.models.diffusers.memory_plan import MemoryPlan
 from omnistage.models.diffusers.model import Artist, DrawnModel
 from omnistage.models.diffusers.options import Defaults, DiffusersOptions
 from omnistage.models.diffusers.painter import Painter
 from omnistage.models.diffusers.pictures import IMAGE
-from omnistage.models.diffusers.plan import PNG, Plan, Source, planned
+from omnistage.models.diffusers.plan import PNG, EditedPicture, Limits, Plan, Source, planned, with_guides
 from omnistage.models.diffusers.quiet import silence
 from omnistage.models.diffusers.qwen_image import (
     QwenImageEditPainter,
@@ -61,7 +63,11 @@ PAINTERS: Mapping[str, type[Painter]] = {
 }
 """By the class that model_index.json names."""
 
-CODE_REVISION = "3"
+log = logging.getLogger(__name__)
+
+USE_LORA = "to draw with it, give --lora FILE, or the option lora of the stage"
+
+CODE_REVISION = "4"
 """Raised with every change of what is drawn."""
 
 DTYPES: Mapping[str, torch.dtype] = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -104,7 +110,8 @@ def _loaded(folder: Path, options: LoadOptions, team: Team | None) -> DrawnModel
     name = called(folder).rpartition("/")[2].lower()
     vocabulary = Vocabulary.of(folder)
     memory = MemoryPlan.of(chosen, options, DTYPES[dtype])
-    artist = _artist(folder, name, memory, options, team)
+    loras, unused = _loras(folder, chosen)
+    artist = _artist(folder, name, memory, options, team, loras)
     usual = _trial_plan(artist, name)
     full = artist.tokens(replace(usual, results=1, negative="")) * (options.max_batch_size or BATCH)
     step_tokens = min(full, CPU_STEP_TOKENS) if options.device == "cpu" and not options.max_batch_size else full
@@ -121,21 +128,25 @@ def _loaded(folder: Path, options: LoadOptions, team: Team | None) -> DrawnModel
             threads=options.threads,
             results=computed(partial(_trial, artist, name), options.threads),
             # In bfloat16 results so small are the same on processors whose larger ones differ.
-            settings=f"{artist.limits} {chosen.condition_area} {get_cpu_capability()} {memory.settings}".strip(),
+            settings=f"{artist.limits} {chosen.condition_area} {get_cpu_capability()} {memory.settings}".strip()
+            + "".join(f" lora {lora.digest}={lora.scale:g}" for lora in loras),
         ),
         accepts=(),
         produces=artist.ports,
         max_sessions=options.sessions,
-        inputs=("text", "image") if artist.limits.images[1] else ("text",),
+        inputs=("text", "image") if _is_shown(artist.limits) else ("text",),
         settings={
             "dtype": options.told("dtype", dtype),
             "drawn": "step by step" if isinstance(artist, StepDrawing) else "by whole calls of the pipeline",
             "drawn by default": f"{usual.width}x{usual.height} pixels in {usual.steps} steps with guidance {usual.guidance:g}",
             "latent tokens": f"{step_tokens} in a step, {max_tokens} of all that is drawn at once",
             **({"words of a prompt": f"the first {words} tokens are drawn"} if (words := artist.limits.prompt_tokens) else {}),
+            **({"options of its own": ", ".join(names)} if (names := [option.name for option in artist.limits.options]) else {}),
             **({"draws": vocabulary.what} if vocabulary.what else {}),
             "kept of encoders": _kept_told(chosen, options),
             **memory.told(),
+            **({"LoRA": ", ".join(map(str, loras))} if loras else {}),
+            **({"LoRA beside the weights, without effect": f"{', '.join(unused)}; {USE_LORA}"} if unused else {}),
         },
     )
     return DrawnModel(
@@ -151,14 +162,33 @@ def _loaded(folder: Path, options: LoadOptions, team: Team | None) -> DrawnModel
     )
 
 
-def _artist(folder: Path, name: str, memory: MemoryPlan, options: LoadOptions, team: Team | None = None) -> StepDrawing | WholeDrawing:
+def _artist(
+    folder: Path, name: str, memory: MemoryPlan, options: LoadOptions, team: Team | None = None, loras: Sequence[Lora] = ()
+) -> StepDrawing | WholeDrawing:
     kind, chosen = PAINTERS.get(read_index(folder).class_name), memory.chosen
-    pipe = placed(load_pipeline(folder, memory.dtype, memory.arguments()), memory, team)
+    pipe = load_pipeline(folder, memory.dtype, memory.arguments(), [lora.path for lora in loras])
+    add_loras(pipe, loras)
+    pipe = placed(pipe, memory, team)
     defaults = Defaults.of(folder, chosen)
     if kind is None:
         return WholeDrawing(pipe, defaults, name, options.threads)
     texts, pictures = (TensorCache(each if options.keeps_prompts else 0) for each in (chosen.text_cache_bytes, chosen.picture_cache_bytes))
     return StepDrawing(kind(pipe, texts, pictures, defaults), name)
+
+
+def _is_shown(limits: Limits) -> bool:
+    """Whether it is ever given a picture."""
+    return limits.images[1] > 0 or limits.masked or limits.controlled
+
+
+def _loras(folder: Path, chosen: DiffusersOptions) -> tuple[tuple[Lora, ...], list[str]]:
+    """Those that were chosen, and those in the folder that were not."""
+    loras = read_loras(chosen.lora)
+    read = {path.resolve() for path in (*weights_of(folder), *(lora.path for lora in loras))}
+    unused = [str(path) for path in loras_beside({path for path in folder.rglob("*.safetensors") if path.resolve() not in read})]
+    if unused:
+        log.warning("a LoRA beside the weights has no effect: %s; %s", ", ".join(unused[:3]), USE_LORA)
+    return loras, unused
 
 
 def _kept_told(chosen: DiffusersOptions, options: LoadOptions) -> str:
@@ -172,11 +202,14 @@ def _trial_plan(artist: StepDrawing | WholeDrawing, name: str, *, side: int = 0,
     limits, grey = artist.limits, pillow.new("RGB", (64, 64), (127, 127, 127))
     count = count or limits.images[0]
     request = DrawRequest(seed=0, prompt="a red circle", images=(Media(PNG, b"-"),) * count, steps=steps)
+    request = with_guides(request, limits, Media(PNG, b"-"))
     if limits.sized and not limits.sides:
         request = replace(request, width=side, height=side)
     plan = planned(request, limits, name)
     images = tuple(artist.edited(plan, grey.convert("RGBA") if limits.max_layers else grey) for _ in range(count))
-    return artist.sized(replace(plan, images=images, sources=(Source(b""),) * count))
+    mask = EditedPicture(*grey.size, (grey.convert("L"),)) if limits.masked else None
+    control = EditedPicture(*grey.size, (grey,)) if limits.controlled else None
+    return artist.sized(replace(plan, images=images, sources=(Source(b""),) * count, mask=mask, control=control))
 
 
 def _largest_plan(artist: StepDrawing | WholeDrawing, name: str) -> Plan:

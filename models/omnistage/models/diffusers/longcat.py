@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -15,6 +16,7 @@ from diffusers.pipelines.longcat_image.pipeline_longcat_image_edit import calcul
 from numpy.typing import NDArray
 from torch import Tensor
 
+from omnistage.models.diffusers.own_options import Range
 from omnistage.models.diffusers.painter import Canvas, Conditions, Painter, Row, linear_shift, min_steps, with_images
 from omnistage.models.diffusers.plan import Limits, Plan
 from omnistage.models.diffusers.quotation import mend, split_quotation
@@ -28,6 +30,8 @@ CHANNELS = 16
 
 class LongCatPainter(Painter):
     """From words alone. The pipeline would let its text encoder write the prompt anew first, up to 512 tokens: that is not done here."""
+
+    follows: ClassVar[Mapping[str, Range]] = {"enable_cfg_renorm": (0, 1), "cfg_renorm_min": (0, 1)}
 
     def _own_limits(self) -> Limits:
         multiple = self.pipe.vae_scale_factor * 2
@@ -110,11 +114,13 @@ class LongCatPainter(Painter):
         places: Tensor = prepare_pos_ids(modality_id=1, type="image", start=start, height=height, width=width)
         return places
 
-    def guided(self, positive: Tensor, negative: Tensor, scale: float) -> Tensor:
+    def guided(self, positive: Tensor, negative: Tensor, plan: Plan) -> Tensor:
         """At most as far as the prompt alone would lead."""
-        both = negative + scale * (positive - negative)
+        both = super().guided(positive, negative, plan)
+        if not plan.option("enable_cfg_renorm", True):
+            return both
         there, led = (torch.linalg.vector_norm(each, dim=-1, keepdim=True) for each in (positive, both))
-        scaled: Tensor = both * (there / (led + 1e-8)).clamp(min=0.0, max=1.0)
+        scaled: Tensor = both * (there / (led + 1e-8)).clamp(min=float(plan.option("cfg_renorm_min", 0.0)), max=1.0)
         return scaled
 
     # 4: postprocess
@@ -136,6 +142,8 @@ class LongCatPainter(Painter):
 
 class LongCatEditPainter(LongCatPainter):
     """One picture edited, in its shape and about AREA pixels."""
+
+    follows: ClassVar[Mapping[str, Range]] = {}
 
     def _own_limits(self) -> Limits:
         return replace(super()._own_limits(), width=0, height=0, images=(1, 1), sized=False)

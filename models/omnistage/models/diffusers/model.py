@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import threading
 import weakref
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import replace
+from functools import partial
 from typing import Any, Generic, Protocol, TypeVar
 
 from PIL import Image as pillow
@@ -18,7 +19,7 @@ from omnistage.models.common.worker import Worker
 from omnistage.models.conversation import Media
 from omnistage.models.diffusers.output import encoded
 from omnistage.models.diffusers.pictures import IMAGE
-from omnistage.models.diffusers.plan import PNG, EditedPicture, Limits, Plan, Source, check_size, planned
+from omnistage.models.diffusers.plan import GUIDES, PNG, EditedPicture, Limits, Plan, Source, check_size, mask_of, planned, with_guides
 from omnistage.models.diffusers.vocabulary import Vocabulary
 from omnistage.models.interface import (
     Activity,
@@ -132,6 +133,8 @@ class DrawnModel(Generic[J]):
             except ValueError as error:
                 raise BadRequest(f"diffusion.{field}", str(error)) from None
         images = [await self._edited(plan, image, number, request.client) for number, image in enumerate(request.images, 1)]
+        mask, control = [await self._guide(request, plan, field, images) for field in GUIDES]
+        plan = replace(plan, mask=mask, control=control)
         sources = tuple(Source(image.digest, image.background) for image in request.images)
         plan = self._artist.sized(replace(plan, images=tuple(images), sources=sources))
         if min(plan.width, plan.height) < limits.multiple:
@@ -145,16 +148,34 @@ class DrawnModel(Generic[J]):
         return plan
 
     async def _edited(self, plan: Plan, image: Media, number: int, client: str) -> EditedPicture:
-        """One at a time is as large as it was sent."""
-        check_medium(image, self._info, "diffusion.images", medium=str(number))
-        alpha, most = bool(self._artist.limits.max_layers), self._image_pixels
+        return await self._fitted(image, client, "diffusion.images", number, lambda decoded: self._artist.edited(plan, decoded))
+
+    async def _guide(self, request: DrawRequest, plan: Plan, field: str, images: Sequence[EditedPicture]) -> EditedPicture | None:
+        """A mask, or a control image, as the pipeline takes it; it resizes both by itself."""
+        image: Media | None = getattr(request, field)
+        if image is None:
+            return None
+        is_mask, number = field == "mask_image", len(request.images) + (1 if field == "mask_image" or request.mask_image is None else 2)
+        edit = mask_of if is_mask else partial(self._artist.edited, plan)
+        given = await self._fitted(image, request.client, f"diffusion.{field}", number, edit, alpha=is_mask)
+        if is_mask and images and (given.width, given.height) != (images[0].width, images[0].height):
+            told = f"is {given.width}x{given.height}, and the picture {images[0].width}x{images[0].height}: give one of that size"
+            raise BadRequest(f"diffusion.{field}", told, medium=str(number))
+        return replace(given, digest=image.digest)
+
+    async def _fitted(
+        self, image: Media, client: str, field: str, number: int, edit: Callable[[Image], EditedPicture], *, alpha: bool = False
+    ) -> EditedPicture:
+        """One at a time is as large as it was sent. number: of all media of the request, the first is 1."""
+        check_medium(image, self._info, field, medium=str(number))
+        alpha, most = alpha or bool(self._artist.limits.max_layers), self._image_pixels
         ask = PicturePreprocessing(factor=1, min_pixels=1, max_pixels=most, alpha=alpha, background=image.background)
         try:
             async with self._fitting.taken(client):
                 decoded = await self._decoder.picture(image.data, ask, client=client)
-                given = await asyncio.to_thread(lambda: self._artist.edited(plan, pillow.fromarray(decoded.pixels)))
+                given = await asyncio.to_thread(lambda: edit(pillow.fromarray(decoded.pixels)))
         except BadMedia as error:
-            raise BadRequest("diffusion.images", str(error), medium=str(number)) from None
+            raise BadRequest(field, str(error), medium=str(number)) from None
         except (DecoderFull, DecoderFailed) as error:
             raise Full(str(error)) from None
         except DecoderBroken as error:
@@ -191,8 +212,9 @@ class DrawnModel(Generic[J]):
     async def warm_up(self) -> None:
         """Draw a picture in the fewest steps, which also shows what a preview is to look like."""
         limits = self._artist.limits
-        images = (Media(PNG, encoded(pillow.new("RGB", (64, 64), (90, 120, 200)), PNG)),) * limits.images[0]
-        plan = await self.prepare(DrawRequest(seed=0, prompt="a circle", images=images, steps=limits.min_steps))
+        image = Media(PNG, encoded(pillow.new("RGB", (64, 64), (90, 120, 200)), PNG))
+        request = DrawRequest(seed=0, prompt="a circle", images=(image,) * limits.images[0], steps=limits.min_steps)
+        plan = await self.prepare(with_guides(request, limits, image))
         async with aclosing(self.draw(plan, no_inputs(), {IMAGE: 0})) as pieces:
             async for _ in pieces:
                 pass

@@ -37,6 +37,7 @@ REFUSED: Mapping[str, str] = {
 EXCLUSIONS = (
     ("quantization", "storage", "both say what weights are kept in"),
     ("quantization", "offload", "weights that are packed cannot be moved by parts"),
+    *((other, "lora", "a LoRA goes beside weights as they are, all of them") for other in ("quantization", "storage", "context_parallel")),
     ("context_parallel", "quantization", "ranks exchange whole rows between whole weights"),
     ("context_parallel", "storage", "ranks exchange whole rows between whole weights"),
     ("context_parallel", "offload", "all ranks are at the same block at the same time, and a disk is not"),
@@ -57,6 +58,7 @@ class DiffusersOptions:
 
     offload, storage, quantization, context_parallel: one of CHOICES, or nothing; see `MemoryPlan` and `spread`. offload_folder: where a
     folder is made for what is offloaded to the disk. vae_tiling_above: pixels of one picture above which it is decoded in tiles; 0: never.
+    lora: files that change its weights, FILE[=SCALE] with commas between them; see `lora`.
     """
 
     width: int = 0
@@ -75,6 +77,7 @@ class DiffusersOptions:
     quantization: str = ""
     vae_tiling_above: int = UNSAID
     context_parallel: str = ""
+    lora: str = ""
 
     @classmethod
     def from_settings(cls, options: dict[str, Any]) -> DiffusersOptions:

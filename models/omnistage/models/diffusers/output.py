@@ -41,11 +41,18 @@ def parameters(plan: Plan, number: int, model: str, reused: int = 0, largest: fl
         "images": [source.digest.hex() for source in plan.sources],
         "backgrounds": backgrounds if any(backgrounds) else [],
         "step_cache": plan.step_cache,
+        "sigmas": plan.sigmas,
+        "strength": plan.strength,
+        "mask_image": plan.mask and plan.mask.digest.hex(),
+        "control_image": plan.control and plan.control.digest.hex(),
+        "options": dict(plan.options),
         "steps_reused": reused,
         "largest_change_reused": round(largest, 4),
         "model": model,
     }
-    return json.dumps({key: value for key, value in said.items() if value not in (None, 0, []) or key in ("seed", "guidance_scale")})
+    return json.dumps(
+        {key: value for key, value in said.items() if value not in (None, 0, [], (), {}) or key in ("seed", "guidance_scale")}
+    )
 
 
 def encoded(image: Image, media_type: str, said: str = "") -> bytes:

@@ -11,10 +11,10 @@ import inspect
 import re
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from diffusers import DiffusionPipeline
@@ -24,6 +24,7 @@ from torch import Tensor
 from omnistage.models.common.checkpoint import BadCheckpoint
 from omnistage.models.common.lru import TensorCache
 from omnistage.models.diffusers.options import Defaults
+from omnistage.models.diffusers.own_options import Range, own_options
 from omnistage.models.diffusers.plan import EditedPicture, Limits, Plan
 from omnistage.models.diffusers.sampler import TRIED_STEPS, Memory, Sampler, State, check_scheduler, memory_of
 from omnistage.models.diffusers.spread import is_spread
@@ -38,6 +39,8 @@ FOLLOWED = frozenset(
     )
 )
 """What loops here do as the pipelines of Diffusers do it, where a config says so. Schedulers are those of Diffusers with all they say."""
+CUT = "max_sequence_length"
+"""An option of some pipelines: tokens of a prompt that are drawn."""
 ACTED_ON = re.compile(r"self\.(transformer|vae|text_encoder)\.config(?:\.get\(|, |\.)[\"']?(\w+)")
 
 
@@ -103,6 +106,9 @@ class Painter(ABC):
     """The loop of one pipeline. All but `limits`, `tokens`, `check_text` and `group` runs on the thread of the model; `check_text` on any,
     but on no event loop: a long text takes its time."""
 
+    follows: ClassVar[Mapping[str, Range]] = {}
+    """Options of the pipeline's own that its loop here follows exactly, with the least and the most of each number."""
+
     def __init__(self, pipe: DiffusionPipeline, texts: TensorCache, pictures: TensorCache, defaults: Defaults) -> None:
         """texts, pictures: what is kept of encoders."""
         check_scheduler(pipe.scheduler, type(pipe).__name__)
@@ -112,7 +118,7 @@ class Painter(ABC):
         self.device, self.dtype = self.pipe._execution_device, self.pipe.transformer.dtype  # Where weights are is another matter.
         self.memory = self._tried_memory()
         self._area = defaults.options.condition_area
-        limits = defaults.applied(self._own_limits())
+        limits = replace(defaults.applied(self._own_limits()), options=own_options(type(pipe).__call__, None, self.follows))
         # Blocks that this rank leaves out are computed by the others, which would wait for it.
         self._limits = replace(limits, step_cached=limits.step_cached and not is_spread(self.pipe.transformer))
         self._step_cache = self.own_step_cache()
@@ -186,11 +192,15 @@ class Painter(ABC):
     def texts(self, plan: Plan) -> tuple[Tensor, Tensor | None]:
         """Of the prompt, and of what guidance leads away from; kept for who asks again."""
         positive, negative = (
-            None if text is None else self._texts.get((text, plan.sources), partial(self.text, plan, text))
+            None if text is None else self._texts.get((text, plan.sources, self.words_drawn(plan)), partial(self.text, plan, text))
             for text in (plan.prompt, plan.negative)
         )
         assert positive is not None
         return positive, negative
+
+    def words_drawn(self, plan: Plan) -> int:
+        """Tokens that the pipeline reads at most, where that can be asked for."""
+        return int(plan.option(CUT, self._default(CUT))) if CUT in self.follows else 0
 
     @abstractmethod
     def noise(self, plan: Plan, conditions: Conditions, generator: torch.Generator) -> Tensor:
@@ -204,16 +214,16 @@ class Painter(ABC):
     def shift(self, latents: Tensor, conditions: Conditions) -> float:
         """mu: how far the schedule of a picture of this size is shifted to its noise, where the config says that it is."""
 
-    def _scheduled(self, steps: int, mu: float) -> Any:
+    def _scheduled(self, sigmas: Any, mu: float) -> Any:
         """A new scheduler with its timesteps set, as the pipeline does it."""
         scheduler = type(self.pipe.scheduler).from_config(self.pipe.scheduler.config)
-        scheduler.set_timesteps(sigmas=self.sigmas(steps), device=self.device, mu=mu)
+        scheduler.set_timesteps(sigmas=sigmas, device=self.device, mu=mu)
         return scheduler
 
     def _tried_memory(self) -> Memory:
         """Raises BadCheckpoint for a scheduler that the pipeline cannot use."""
         try:
-            return memory_of(self._scheduled(TRIED_STEPS, 1.0), self.device)
+            return memory_of(self._scheduled(self.sigmas(TRIED_STEPS), 1.0), self.device)
         except (TypeError, ValueError) as error:
             told = f"{type(self.pipe).__name__} cannot set its steps on {type(self.pipe.scheduler).__name__}: {str(error)[:200]}"
             raise BadCheckpoint(f"scheduler/scheduler_config.json: {told}") from error
@@ -222,7 +232,7 @@ class Painter(ABC):
         """The picture with that number before its first step."""
         generator = torch.Generator("cpu").manual_seed(plan.seed_of(number))
         latents = self.noise(plan, conditions, generator)
-        scheduler = self._scheduled(plan.steps, self.shift(latents, conditions))
+        scheduler = self._scheduled(list(plan.sigmas) or self.sigmas(plan.steps), self.shift(latents, conditions))
         return Canvas(plan, conditions, latents, Sampler(scheduler, generator, draws=self.memory.draws))
 
     def go_on(self, canvas: Canvas, state: State) -> None:
@@ -248,23 +258,27 @@ class Painter(ABC):
     def velocities(self, rows: Sequence[Row]) -> list[Tensor]:
         """What the transformer makes of each row, in the shape of its latents: the way from the picture to the noise."""
 
-    def guided(self, positive: Tensor, negative: Tensor, scale: float) -> Tensor:
+    def guided(self, positive: Tensor, negative: Tensor, plan: Plan) -> Tensor:
         """Of both velocities, the one to go on with (Ho and Salimans 2022, classifier-free guidance)."""
-        return negative + scale * (positive - negative)
+        return negative + plan.guidance * (positive - negative)
+
+    def is_guided(self, canvas: Canvas) -> bool:
+        """In its next step."""
+        return canvas.conditions.negative is not None
 
     def forward(self, canvases: Sequence[Canvas]) -> None:
         """One pass for one step of all of them; only `velocity` is changed."""
         rows = list[Row]()
         for canvas in canvases:
             rows.append(Row(canvas, canvas.conditions.positive, canvas.residuals[0]))
-            if canvas.conditions.negative is not None:
+            if self.is_guided(canvas):
+                assert canvas.conditions.negative is not None
                 rows.append(Row(canvas, canvas.conditions.negative, canvas.residuals[1]))
         with self._step_cache.applied([row.residuals for row in rows], [self.length(row) for row in rows]):
             made = iter(self.velocities(rows))
         for canvas in canvases:
             positive = next(made)
-            guided = canvas.conditions.negative is not None
-            canvas.velocity = self.guided(positive, next(made), canvas.plan.guidance) if guided else positive
+            canvas.velocity = self.guided(positive, next(made), canvas.plan) if self.is_guided(canvas) else positive
 
     def advance(self, canvas: Canvas) -> None:
         """Take the step. Raises Failed for a picture that became something that is no number."""

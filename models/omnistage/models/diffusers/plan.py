@@ -14,13 +14,21 @@ from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+from PIL import ImageChops
 from PIL.Image import Image
 
+from omnistage.models.conversation import Media
+from omnistage.models.diffusers.own_options import OwnOption, Value, read_options
 from omnistage.models.interface import BadRequest, DrawRequest
 
 PNG, JPEG, WEBP = "image/png", "image/jpeg", "image/webp"
 MEDIA_TYPES = (PNG, JPEG, WEBP)
 SEEDS = 1 << 64
+GUIDES = {
+    "mask_image": "where to draw: give a picture that is white or transparent there",
+    "control_image": "what the picture keeps to: give a picture that shows it",
+}
+"""Fields of pictures that only some pipelines want, and then always, and what they tell."""
 WEBP_SIDE = 16383
 """The most that the format can say."""
 
@@ -35,6 +43,8 @@ class Limits:
     most; 0: it knows no layers. sides: where not empty, the size is one of these and the aspect is that of the picture. guidable,
     negatable, previewed, step_cached, sized: whether it knows guidance, negative prompts, previews, the step cache and sizes. max_work:
     pixels times steps of all pictures, layers too. prompt_tokens: of a longer prompt only so many are drawn; 0: all that are taken.
+    max_sigma: the largest that may be given; 0: none may. strength: what it takes where none is given; None: it knows none. masked,
+    controlled: whether it wants a mask and a control image. options: of its own.
     """
 
     multiple: int
@@ -62,21 +72,35 @@ class Limits:
     sides: tuple[int, ...] = ()
     max_work: int = 2048 * 2048 * 200
     prompt_tokens: int = 0
+    max_sigma: float = 1.0
+    strength: float | None = None
+    masked: bool = False
+    controlled: bool = False
+    options: tuple[OwnOption, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, weakref_slot=True)
 class EditedPicture:
     """A picture that is edited. width, height: as it was sent. resized: it in each size that the family needs;
-    nothing else of it is kept."""
+    nothing else of it is kept. digest: SHA-256 of its file, of a mask or a control image."""
 
     width: int
     height: int
     resized: tuple[Image, ...]
+    digest: bytes = b""
 
     @property
     def bytes(self) -> int:
         """In memory: Pillow has four a pixel."""
         return sum(4 * each.width * each.height for each in self.resized)
+
+
+def mask_of(image: Image) -> EditedPicture:
+    """White where to draw. image: RGBA; where any of it is transparent, that is where to draw, as editors of pictures save it; else what is
+    white."""
+    alpha = image.getchannel("A")
+    where = ImageChops.invert(alpha) if np.asarray(alpha).min() < 255 else image.convert("RGB").convert("L")
+    return EditedPicture(image.width, image.height, (where,))
 
 
 class Source(NamedTuple):
@@ -90,7 +114,8 @@ class Source(NamedTuple):
 class Plan:
     """A request with its defaults filled in. width, height: of the pictures that come out. images: that are edited. sources: which
     pictures those are; caches know them by it. negative: None where there is no guidance. layers: 0 is none. step_cache: see
-    stepcache.Residuals. history: see checkpoints."""
+    stepcache.Residuals. sigmas: empty where they follow from the steps. strength: None where the pipeline has its own. mask: white where
+    to draw. options: of the pipeline's own, those that were given. history: see checkpoints."""
 
     prompt: str
     negative: str | None
@@ -106,6 +131,11 @@ class Plan:
     media_type: str
     client: str
     step_cache: float = 0.0
+    sigmas: tuple[float, ...] = ()
+    strength: float | None = None
+    mask: EditedPicture | None = None
+    control: EditedPicture | None = None
+    options: tuple[tuple[str, Value], ...] = ()
     history: NDArray[np.uint32] | None = None
     images: tuple[EditedPicture, ...] = ()
     sources: tuple[Source, ...] = ()
@@ -119,6 +149,10 @@ class Plan:
         """Of the picture with that number: who asks for three gets what who asks with three seeds gets."""
         return (self.seed + number) % SEEDS
 
+    def option(self, name: str, usual: Value) -> Value:
+        """Of the pipeline's own; the usual one where none was given."""
+        return dict(self.options).get(name, usual)
+
 
 def planned(request: DrawRequest, limits: Limits, name: str) -> Plan:
     """The plan of pictures, without its images yet. name: of the model. Raises BadRequest."""
@@ -129,13 +163,9 @@ def planned(request: DrawRequest, limits: Limits, name: str) -> Plan:
         raise _bad("step_cache", f"{name} knows none: leave it out")
     if request.previews and not limits.previewed:
         raise _bad("previews", f"{name} shows none: leave it out")
+    _check_pictures(request, limits, name)
     steps, layers = _steps(request, limits, name), _layers(request, limits, name)
     guidance, negative = _guidance(request, limits, name)
-    fewest, most = limits.images
-    if not fewest <= len(request.images) <= most:
-        wanted = "one picture" if most == 1 else f"{fewest} to {most} pictures"
-        told = f"{name} edits {wanted}, and {len(request.images) or 'none'} came"
-        raise _bad("images", told if most else f"{name} draws from words alone: leave them out")
     plan = Plan(
         prompt=request.prompt,
         negative=negative,
@@ -151,6 +181,9 @@ def planned(request: DrawRequest, limits: Limits, name: str) -> Plan:
         media_type=request.media_type or PNG,
         client=request.client,
         step_cache=request.step_cache,
+        sigmas=request.sigmas,
+        strength=request.strength,
+        options=read_options(request.options, limits.options, name),
         history=request.history,
     )
     check_size(plan, limits, name)
@@ -210,8 +243,47 @@ def _multiple(side: float, multiple: int) -> int:
     return max(round(side / multiple), 1) * multiple
 
 
+def with_guides(request: DrawRequest, limits: Limits, image: Media) -> DrawRequest:
+    """With a mask and a control image where the pipeline wants them."""
+    mask, control = (image if wanted else None for wanted in (limits.masked, limits.controlled))
+    return replace(request, mask_image=mask, control_image=control)
+
+
+def _check_pictures(request: DrawRequest, limits: Limits, name: str) -> None:
+    """How many there are to begin from, and what goes with them."""
+    fewest, most = limits.images
+    if not fewest <= len(request.images) <= most:
+        wanted = "one picture" if most == 1 else f"{fewest} to {most} pictures"
+        told = f"{name} edits {wanted}, and {len(request.images) or 'none'} came"
+        raise _bad("images", told if most else f"{name} draws from none: leave them out")
+    for (field, why), is_wanted in zip(GUIDES.items(), (limits.masked, limits.controlled), strict=True):
+        is_given = getattr(request, field) is not None
+        if is_given and not is_wanted:
+            raise _bad(field, f"{name} knows none: leave it out")
+        if is_wanted and not is_given:
+            raise _bad(field, f"{name} has to be told {why}")
+    if request.strength is not None and limits.strength is None:
+        raise _bad("strength", f"{name} knows none: leave it out")
+
+
+def _check_sigmas(request: DrawRequest, limits: Limits, name: str) -> None:
+    if not limits.max_sigma:
+        raise _bad("sigmas", f"{name} takes none with its scheduler: leave them out, and give steps")
+    if max(request.sigmas) > limits.max_sigma:
+        raise _bad("sigmas", f"{name} takes at most {limits.max_sigma:g}, not {max(request.sigmas):g}: give smaller ones")
+    if request.steps and request.steps != len(request.sigmas):
+        raise _bad("steps", f"{len(request.sigmas)} sigmas are as many steps, not {request.steps}: leave it out")
+
+
 def _steps(request: DrawRequest, limits: Limits, name: str) -> int:
-    steps = request.steps or limits.steps
+    if request.sigmas:
+        _check_sigmas(request, limits, name)
+    steps = len(request.sigmas) or request.steps or limits.steps
+    if request.strength is not None:
+        # Those that begin from a picture leave out the first steps, in which it would be lost: of too few none is left.
+        if int(min(steps * request.strength, steps)) < 1:
+            raise _bad("strength", f"{request.strength:g} of {steps} steps is none: give a larger one, or more steps")
+        limits = replace(limits, min_steps=1)
     if not limits.min_steps <= steps <= limits.max_steps:
         raise _bad("steps", f"{name} takes {limits.min_steps} to {limits.max_steps} steps, not {steps}")
     return steps

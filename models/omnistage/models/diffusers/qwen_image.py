@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from omnistage.models.diffusers.options import AREA
-from omnistage.models.diffusers.painter import Canvas, Conditions, Painter, Row, linear_shift, min_steps, padded, with_images
+from omnistage.models.diffusers.own_options import Range
+from omnistage.models.diffusers.painter import CUT, Canvas, Conditions, Painter, Row, linear_shift, min_steps, padded, with_images
 from omnistage.models.diffusers.plan import Limits, Plan, in_shape
 from omnistage.models.diffusers.stepcache import StepCache
 
@@ -32,6 +33,8 @@ LAYERED_SHIFT_TOKENS = 256
 class QwenImagePainter(Painter):
     """From words alone, and what all four have in common."""
 
+    follows: ClassVar[Mapping[str, Range]] = {CUT: (1, MOST_TOKENS)}
+
     def _own_limits(self) -> Limits:
         return Limits(
             multiple=self.pipe.vae_scale_factor * 2,
@@ -41,7 +44,7 @@ class QwenImagePainter(Painter):
             guidance=4.0,
             negative=" ",
             min_steps=min_steps(self.pipe.scheduler),
-            prompt_tokens=self._default("max_sequence_length"),
+            prompt_tokens=self._default(CUT),
         )
 
     def text_tokens(self, text: str) -> tuple[int, int]:
@@ -64,11 +67,13 @@ class QwenImagePainter(Painter):
         return Conditions(*self.texts(plan), self._image_latents(plan), self._shapes(plan))
 
     def text(self, plan: Plan, text: str) -> Tensor:
-        return self._encoded(text)
+        return self._encoded(text, plan)
 
-    def _encoded(self, text: str, **seen: Any) -> Tensor:
-        """As `__call__` of the pipeline asks for it: left to itself, `encode_prompt` gives rows of twice as many words."""
-        rows: Tensor = self.pipe.encode_prompt(text, max_sequence_length=self._default("max_sequence_length"), **seen)[0][0]
+    def _encoded(self, text: str, plan: Plan, **seen: Any) -> Tensor:
+        """As `__call__` of the pipeline asks for it: left to itself, `encode_prompt` gives rows of twice as many words. Beside a picture
+        it cuts nothing."""
+        cut = {} if seen else {CUT: self.words_drawn(plan)}
+        rows: Tensor = self.pipe.encode_prompt(text, **cut, **seen)[0][0]
         return rows
 
     def _image_latents(self, plan: Plan) -> Tensor | None:
@@ -117,9 +122,9 @@ class QwenImagePainter(Painter):
         """Other arguments of the transformer, for so many rows."""
         return {}
 
-    def guided(self, positive: Tensor, negative: Tensor, scale: float) -> Tensor:
+    def guided(self, positive: Tensor, negative: Tensor, plan: Plan) -> Tensor:
         """As far as the prompt alone would lead, in the direction that guidance gives."""
-        both = negative + scale * (positive - negative)
+        both = negative + plan.guidance * (positive - negative)
         there, led = (torch.linalg.vector_norm(each, dim=-1, keepdim=True) for each in (positive, both))
         scaled: Tensor = both * (there / led)
         return scaled
@@ -172,6 +177,8 @@ class _FromPictures(QwenImagePainter):
 class QwenImageEditPainter(_FromPictures):
     """One picture edited. The result has its shape and about AREA pixels where nothing else is asked for."""
 
+    follows: ClassVar[Mapping[str, Range]] = {}
+
     def _own_limits(self) -> Limits:
         """Of a prompt beside a picture the pipelines cut nothing."""
         return replace(super()._own_limits(), width=0, height=0, images=(1, 1), prompt_tokens=0)
@@ -184,7 +191,7 @@ class QwenImageEditPainter(_FromPictures):
 
     def text(self, plan: Plan, text: str) -> Tensor:
         """The text encoder gets the same pixels as the VAE."""
-        return self._encoded(text, image=plan.images[0].resized[0])
+        return self._encoded(text, plan, image=plan.images[0].resized[0])
 
 
 class QwenImageEditPlusPainter(QwenImageEditPainter):
@@ -194,7 +201,7 @@ class QwenImageEditPlusPainter(QwenImageEditPainter):
         return replace(super()._own_limits(), images=(1, MOST_IMAGES))
 
     def text(self, plan: Plan, text: str) -> Tensor:
-        return self._encoded(text, image=[image.resized[1] for image in plan.images])
+        return self._encoded(text, plan, image=[image.resized[1] for image in plan.images])
 
     def _fits(self, plan: Plan, ratio: float) -> list[tuple[int, int]]:
         """For the text encoder a smaller one."""
@@ -204,6 +211,8 @@ class QwenImageEditPlusPainter(QwenImageEditPainter):
 
 class QwenImageLayeredPainter(_FromPictures):
     """A picture taken apart into layers with transparency. What is drawn has one frame more: the whole picture, which comes first."""
+
+    follows: ClassVar[Mapping[str, Range]] = {CUT: (1, MOST_TOKENS), "cfg_normalize": (0, 1)}
 
     def _own_limits(self) -> Limits:
         return replace(super()._own_limits(), width=0, height=0, images=(1, 1), layers=LAYERS, max_layers=MOST_LAYERS, sides=self._sides())
@@ -247,7 +256,9 @@ class QwenImageLayeredPainter(_FromPictures):
     def _more(self, count: int) -> dict[str, Tensor]:
         return {"additional_t_cond": torch.zeros(count, dtype=torch.long, device=self.device)}
 
-    guided = Painter.guided
+    def guided(self, positive: Tensor, negative: Tensor, plan: Plan) -> Tensor:
+        guided = QwenImagePainter.guided if plan.option("cfg_normalize", False) else Painter.guided
+        return guided(self, positive, negative, plan)
 
     def _frames(self, latents: Tensor, plan: Plan) -> Tensor:
         """[1 + layers, channels, height, width], the whole picture first."""

@@ -18,15 +18,20 @@ from omnistage.models.diffusers.call import Call
 from omnistage.models.diffusers.drawing import PROGRESS
 from omnistage.models.diffusers.options import Defaults
 from omnistage.models.diffusers.output import encoded, parameters
+from omnistage.models.diffusers.own_options import GUIDANCE, own_options
 from omnistage.models.diffusers.pictures import IMAGE, check_kind
 from omnistage.models.diffusers.plan import EditedPicture, Limits, Plan, in_shape
 from omnistage.models.errors import LoadError
-from omnistage.models.interface import Content, Drawn, DrawRequest, Picture, PortSpec, Progress, Wanted
+from omnistage.models.interface import BadRequest, Content, Drawn, DrawRequest, Picture, PortSpec, Progress, Wanted
 from omnistage.models.steps.interface import Aside
 
 FOREIGN = ("num_frames", "audio_length_in_s", "audio_end_in_s", "video_length")
 """Parameters of pipelines that make something else."""
 USUAL_SIDE = 512
+REFUSALS = (ArithmeticError, AssertionError, AttributeError, LookupError, TypeError, ValueError)
+"""That pipelines raise for arguments that they cannot use, before their first step."""
+ANY_SIGMA = 1e6
+"""Schedulers that are no flow have large ones."""
 
 
 class Job:
@@ -75,12 +80,25 @@ class WholeDrawing:
             max_results=8 if "num_images_per_prompt" in self._takes else 1,
             previewed=False,
             step_cached=False,
+            max_sigma=ANY_SIGMA if self._takes_sigmas() else 0.0,
+            strength=self._strength,
+            masked="mask_image" in self._takes,
+            controlled="control_image" in self._takes,
+            options=own_options(type(self._pipe).__call__, self._scale),
         )
+
+    def _takes_sigmas(self) -> bool:
+        return "sigmas" in self._takes and "sigmas" in inspect.signature(self._pipe.scheduler.set_timesteps).parameters
+
+    @property
+    def _strength(self) -> float | None:
+        usual = self._takes["strength"].default if "strength" in self._takes else None
+        return float(usual) if isinstance(usual, int | float) else None
 
     def _min_steps(self) -> int:
         """Those that begin from a picture leave out the first steps, in which it would be lost: of too few none is left."""
-        strength = self._takes["strength"].default if "strength" in self._takes else 1
-        return math.ceil(1 / strength) if isinstance(strength, int | float) and 0 < strength <= 1 else 1
+        strength = self._strength
+        return math.ceil(1 / strength) if strength is not None and 0 < strength <= 1 else 1
 
     @cached_property
     def _multiple(self) -> int:
@@ -90,7 +108,7 @@ class WholeDrawing:
     @property
     def _scale(self) -> str | None:
         """The parameter that means guidance."""
-        return next((name for name in ("true_cfg_scale", "guidance_scale") if name in self._takes), None)
+        return next((name for name in GUIDANCE if name in self._takes), None)
 
     def _usual_side(self) -> int:
         pipe = self._pipe
@@ -133,13 +151,14 @@ class WholeDrawing:
         return job.plan.steps
 
     def key(self, job: Job) -> Hashable:
-        """Who shares a call, or could: an image is for one."""
+        """Who shares a call, or could: an image is for one, and so is a text beside the prompt."""
         if job.call is not None:
             return ("call", id(job.call))
         plan = job.plan
-        if plan.images:
+        if plan.images or plan.control or any(isinstance(value, str) for _, value in plan.options):
             return ("alone", id(job))
-        return ("new", plan.width, plan.height, plan.steps, plan.guidance, plan.negative is None, plan.results)
+        size = plan.width, plan.height, plan.results
+        return ("new", *size, plan.steps, plan.sigmas, plan.guidance, plan.negative is None, plan.options)
 
     def step(self, jobs: Sequence[Job], aside: Aside | None) -> None:
         """Those of one call; it goes on where nobody is behind it."""
@@ -153,10 +172,19 @@ class WholeDrawing:
         if call.images is None and all(job.step == call.step for job in jobs):
             try:
                 call.resume()
-            except BaseException:
+            except BaseException as error:
                 for job in self._calls.pop(call, set()):
                     job.call = None
+                field = self._chosen(jobs[0].plan)
+                if field and not call.step and isinstance(error, REFUSALS):
+                    why = " ".join(str(error).split())[:300] or type(error).__name__
+                    told = f"{type(self._pipe).__name__} refuses it: {why}; give another one, or leave it out"
+                    raise BadRequest(f"diffusion.{field}", told) from error
                 raise
+
+    def _chosen(self, plan: Plan) -> str:
+        """The field that only the pipeline can check; empty where there is none."""
+        return next((field for field in ("options", "sigmas", "strength") if getattr(plan, field)), "")
 
     def _arguments(self, plans: Sequence[Plan]) -> dict[str, Any]:
         first = plans[0]
@@ -175,8 +203,11 @@ class WholeDrawing:
             said[self._scale] = first.guidance
         if any(plan.negative for plan in plans):
             said["negative_prompt"] = [plan.negative or "" for plan in plans] if len(plans) > 1 else first.negative
-        if first.images:
-            said["image"] = first.images[0].resized[0]
+        given = {"image": first.images[0] if first.images else None, "mask_image": first.mask, "control_image": first.control}
+        said |= {name: picture.resized[0] for name, picture in given.items() if picture}
+        said |= {"sigmas": list(first.sigmas)} if first.sigmas else {}
+        said |= {} if first.strength is None else {"strength": first.strength}
+        said |= dict(first.options)
         return {name: value for name, value in said.items() if name in self._takes}
 
     def take(self, job: Job) -> Sequence[Drawn]:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
-from typing import Any
+from collections.abc import Hashable, Mapping, Sequence
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from omnistage.models.diffusers.painter import Canvas, Conditions, Painter, Row, linear_shift, min_steps
+from omnistage.models.diffusers.own_options import Range
+from omnistage.models.diffusers.painter import CUT, Canvas, Conditions, Painter, Row, linear_shift, min_steps
 from omnistage.models.diffusers.plan import Limits, Plan
 from omnistage.models.diffusers.stepcache import StepCache
 
@@ -19,6 +20,8 @@ PAD = 32
 
 
 class ZImagePainter(Painter):
+    follows: ClassVar[Mapping[str, Range]] = {CUT: (1, MOST_TOKENS), "cfg_normalization": (0, 1), "cfg_truncation": (0, 1)}
+
     def _own_limits(self) -> Limits:
         multiple = self.pipe.vae_scale_factor * 2
         return Limits(
@@ -53,7 +56,7 @@ class ZImagePainter(Painter):
     def text(self, plan: Plan, text: str) -> Tensor:
         """[tokens, width]. The pipeline fills up to 512 tokens before the encoder and drops the rest after it, which changes nothing: no
         token sees those behind it."""
-        ids = torch.tensor([self._ids(self.pipe.tokenizer, text)], device=self.pipe.text_encoder.device)
+        ids = torch.tensor([self._ids(self.pipe.tokenizer, text)[: self.words_drawn(plan)]], device=self.pipe.text_encoder.device)
         rows: Tensor = self.pipe.text_encoder(input_ids=ids, output_hidden_states=True).hidden_states[-2][0]
         return rows.to(self.device)
 
@@ -89,8 +92,18 @@ class ZImagePainter(Painter):
         made = self.pipe.transformer(latents, times, [row.text for row in rows], return_dict=False)[0]
         return [-each[:, 0].float()[None] for each in made]
 
-    def guided(self, positive: Tensor, negative: Tensor, scale: float) -> Tensor:
-        return positive + scale * (positive - negative)
+    def guided(self, positive: Tensor, negative: Tensor, plan: Plan) -> Tensor:
+        both = positive + plan.guidance * (positive - negative)
+        if plan.option("cfg_normalization", False):
+            # At most as far as the prompt alone would lead, of all places together.
+            there, led = torch.linalg.vector_norm(positive), torch.linalg.vector_norm(both)
+            return both * (there / led) if led > there else both
+        return both
+
+    def is_guided(self, canvas: Canvas) -> bool:
+        """The last steps can be left out, see cfg_truncation."""
+        gone = float((1000 - canvas.sampler.timestep.float()) / 1000)
+        return super().is_guided(canvas) and gone <= float(canvas.plan.option("cfg_truncation", 1.0))
 
     @property
     def channels(self) -> int:

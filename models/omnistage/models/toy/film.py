@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from omnistage.models.common.requests import check_medium, check_place
+from omnistage.models.common.requests import check_medium, check_place, check_plain_drawing
 from omnistage.models.conversation import Media
 from omnistage.models.interface import (
     BadRequest,
@@ -127,6 +127,7 @@ class FilmMaker(Toy):
         return (*film, *sound) or (self._pictures,)
 
     async def prepare(self, request: DrawRequest) -> Scene:
+        check_plain_drawing(request, NAME)
         products = self.products(request)
         for product in products:
             product.check(request)

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from omnistage.engine.detokenizer import Detokenizer
 from omnistage.models.common.answer import AnswerAssembler
-from omnistage.models.common.requests import check_bias, check_constraint, check_parts
+from omnistage.models.common.requests import check_bias, check_constraint, check_parts, check_plain_drawing
 from omnistage.models.interface import (
     Activity,
     Array,
@@ -316,6 +316,7 @@ class ToyDiffusion(Toy):
         self.info = ModelInfo("toy-diffusion", REVISION, (), (image, progress), MAX_SESSIONS)
 
     async def prepare(self, request: DrawRequest) -> DrawRequest:
+        check_plain_drawing(request, self.info.name)
         for name, value in (("width", request.width), ("height", request.height)):
             if value > 1024:
                 raise BadRequest(f"diffusion.{name}", "at most 1024 pixels")

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+import re
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from functools import partial
+from itertools import pairwise
 
+from omnistage.models.conversation import Media
 from omnistage.models.interface import (
     MAX_CLIP_BYTES,
     Clip,
@@ -39,6 +42,9 @@ MAX_PREVIEW_SIDE = 1024
 MAX_FRAMES = 1 << 16
 MAX_SECONDS = 3600
 MAX_LAYERS = 64
+MAX_SIGMA = 1e6
+MAX_OPTION_CHARACTERS = 20_000
+OPTION_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
 MAX_PART_BYTES = 1 << 20
 """Of one chunk of an encoded picture; stated in chunk.proto."""
 
@@ -141,6 +147,10 @@ def parse(params: stage_pb2.DiffusionParams, seed: int) -> DrawRequest:
     _at_most(params.duration_s, MAX_SECONDS, "duration_s")
     if params.HasField("guidance_scale"):
         _at_most(params.guidance_scale, MAX_GUIDANCE, "guidance_scale")
+    if params.HasField("strength") and not 0 < params.strength <= 1:
+        raise bad_request("diffusion.strength", "must be above 0, at most 1")
+    _check_sigmas(params.sigmas)
+    _check_options(params.options)
     return DrawRequest(
         seed=seed,
         prompt=params.prompt,
@@ -157,8 +167,32 @@ def parse(params: stage_pb2.DiffusionParams, seed: int) -> DrawRequest:
         previews=params.previews,
         preview_side=params.preview_side,
         step_cache=params.step_cache,
+        sigmas=tuple(params.sigmas),
+        strength=params.strength if params.HasField("strength") else None,
+        mask_image=_picture(params, "mask_image"),
+        control_image=_picture(params, "control_image"),
+        options=dict(params.options),
         media_type=params.media_type and media_type_of(params.media_type, "diffusion", "image/png, or be left out"),
     )
+
+
+def _picture(params: stage_pb2.DiffusionParams, name: str) -> Media | None:
+    return media_of(getattr(params, name), f"diffusion.{name}") if params.HasField(name) else None
+
+
+def _check_sigmas(sigmas: Sequence[float]) -> None:
+    if not all(0 < sigma <= MAX_SIGMA for sigma in sigmas):
+        raise bad_request("diffusion.sigmas", f"each must be above 0, at most {MAX_SIGMA:g}")
+    if any(one <= other for one, other in pairwise(sigmas)):
+        raise bad_request("diffusion.sigmas", "each must be below the one before it: give the noisiest first")
+
+
+def _check_options(options: Mapping[str, str]) -> None:
+    for name, value in options.items():
+        if not OPTION_NAME.fullmatch(name):
+            raise bad_request("diffusion.options", f"{name[:64]!r} is no name of an option: give letters, digits and _, at most 64")
+        if len(value) > MAX_OPTION_CHARACTERS:
+            raise bad_request("diffusion.options", f"{name} has {len(value)} characters: give at most {MAX_OPTION_CHARACTERS}")
 
 
 def _at_most(value: float, most: float, name: str, *, least: int = 0) -> None:

@@ -1,0 +1,124 @@
+"""Options that only some pipelines have. Which those are, and of what type, the signature of the pipeline's `__call__` says. No torch."""
+
+from __future__ import annotations
+
+import inspect
+import math
+import types
+import typing
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from omnistage.models.interface import BadRequest
+
+Value = bool | int | float | str
+Range = tuple[float, float]
+
+KINDS: Mapping[type, str] = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}
+MOST_COUNT = 1024
+MOST_NUMBER = 1e6
+
+SAID_ELSEWHERE: Mapping[str, str] = {
+    "prompt": "prompt",
+    "negative_prompt": "negative_prompt",
+    "image": "images",
+    "width": "width",
+    "height": "height",
+    "resolution": "width and height",
+    "num_inference_steps": "steps",
+    "sigmas": "sigmas",
+    "strength": "strength",
+    "mask_image": "mask_image",
+    "control_image": "control_image",
+    "generator": "seed",
+    "layers": "layers",
+    "output_type": "media_type",
+    **dict.fromkeys(("num_images_per_prompt", "num_videos_per_prompt", "num_waveforms_per_prompt"), "results"),
+}
+"""Parameters of pipelines that a field of the request sets."""
+GUIDANCE = ("true_cfg_scale", "guidance_scale")
+"""The first of them that a pipeline has is the guidance_scale of requests."""
+SERVERS = frozenset({"self", "return_dict", "callback_steps", "enable_prompt_rewrite"})
+"""Parameters that only a server sets, beside all that are no number and no text, such as latents."""
+
+
+@dataclass(frozen=True, slots=True)
+class OwnOption:
+    """kind: one of KINDS. least, most: of a number."""
+
+    name: str
+    kind: type
+    least: float = -MOST_NUMBER
+    most: float = MOST_NUMBER
+
+    def __str__(self) -> str:
+        """What it may be, in words."""
+        bounded = self.kind in (int, float) and (self.least, self.most) != (-MOST_NUMBER, MOST_NUMBER)
+        return f"{KINDS[self.kind]} from {self.least:g} to {self.most:g}" if bounded else KINDS[self.kind]
+
+    def read(self, text: str) -> Value:
+        """Raises ValueError for a text that is no such value."""
+        if self.kind is str:
+            return text
+        if self.kind is bool:
+            return {"true": True, "false": False}[text.lower()] if text.lower() in ("true", "false") else _fail(self)
+        value: int | float = self.kind(text)
+        return value if math.isfinite(value) and self.least <= value <= self.most else _fail(self)
+
+
+def own_options(call: Callable[..., Any], guidance: str | None, followed: Mapping[str, Range] | None = None) -> tuple[OwnOption, ...]:
+    """Of a pipeline's `__call__`. guidance: its parameter that the request's guidance_scale sets. followed: those that a loop here follows,
+    with their bounds; None: all, by a whole call of the pipeline. A count costs memory, so it is bounded by what is usual for it."""
+    try:
+        hints = typing.get_type_hints(call)
+    except (NameError, TypeError):  # Of types that a module imports for type checkers alone.
+        hints = {}
+    found = list[OwnOption]()
+    for name, parameter in inspect.signature(call).parameters.items():
+        kind = _kind(hints.get(name, parameter.annotation), parameter.default)
+        if kind is None or name in SAID_ELSEWHERE or name in SERVERS or name == guidance or "embeds" in name:
+            continue
+        option = OwnOption(name, kind)
+        if kind is int:
+            usual = parameter.default if isinstance(parameter.default, int) else 0
+            option = replace(option, least=min(usual, 0), most=max(2 * usual, MOST_COUNT))
+        if followed is None:
+            found.append(option)
+        elif name in followed:
+            found.append(replace(option, least=followed[name][0], most=followed[name][1]))
+    return tuple(found)
+
+
+def read_options(said: Mapping[str, str], known: Collection[OwnOption], model: str) -> tuple[tuple[str, Value], ...]:
+    """By name. Raises BadRequest for one that the model does not know, or whose value is none of its type."""
+    options = {option.name: option for option in known}
+    read = []
+    for name, text in sorted(said.items()):
+        if name not in options:
+            raise BadRequest("diffusion.options", f"{model} has no option {name[:64]!r}: {_instead(name, options)}")
+        try:
+            read.append((name, options[name].read(text)))
+        except ValueError:
+            told = f"{name} is {text[:64]!r}: give {options[name]}"
+            raise BadRequest("diffusion.options", told) from None
+    return tuple(read)
+
+
+def _instead(name: str, options: Collection[str]) -> str:
+    if field := {**SAID_ELSEWHERE, **dict.fromkeys(GUIDANCE, "guidance_scale")}.get(name):
+        return f"the request has {field} for it"
+    return f"it has {', '.join(options)}" if options else "leave it out"
+
+
+def _kind(annotation: Any, default: Any) -> type | None:
+    """Of the values that a parameter takes, as far as they can be said in a request; None: it takes others alone."""
+    union = typing.get_origin(annotation) in (typing.Union, types.UnionType)
+    able: tuple[Any, ...] = typing.get_args(annotation) if union else (annotation,)
+    if annotation is inspect.Parameter.empty or isinstance(annotation, str):
+        able = (type(default),)
+    return next((kind for kind in KINDS if kind in able), None)
+
+
+def _fail(option: OwnOption) -> typing.NoReturn:
+    raise ValueError(f"{option.name} is {option}")

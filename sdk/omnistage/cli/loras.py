@@ -1,0 +1,59 @@
+"""LoRA files that were typed for the pipelines of a stack, which become an option of the stages that draw."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from omnistage.cli.layout import Layout, PipelineLayout
+from omnistage.client.errors import BadRequestError
+
+OPTION = "--lora"
+FORM = "give [PIPELINE=]FILE.safetensors[=SCALE]"
+
+
+def with_loras(layout: Layout, words: Sequence[str]) -> Layout:
+    """words: [PIPELINE=]FILE[=SCALE] each. Raises BadRequestError for a file that is not there, and for one that no pipeline takes."""
+    pipelines = list(layout.pipelines)
+    for word in words:
+        name, rest = _pipeline_of(word, pipelines)
+        able = [at for at, one in enumerate(pipelines) if _draws(one) and name in ("", one.name)]
+        if not able:
+            raise BadRequestError.of(OPTION, f"{word}: {name or layout.names} does not draw; leave it out")
+        if len(able) > 1:
+            names = [pipelines[at].name for at in able]
+            raise BadRequestError.of(OPTION, f"{word} is for one pipeline of {', '.join(names)}: give {names[0]}={word}")
+        pipelines[able[0]] = _with_option(pipelines[able[0]], _checked(rest))
+    return replace(layout, pipelines=pipelines)
+
+
+def _pipeline_of(word: str, pipelines: Sequence[PipelineLayout]) -> tuple[str, str]:
+    """A file may have any name."""
+    name, equals, rest = word.partition("=")
+    return (name, rest) if equals and not Path(word).is_file() and name in {one.name for one in pipelines} else ("", word)
+
+
+def _checked(word: str) -> str:
+    """FILE[=SCALE] with the whole path."""
+    path, equals, scale = word.rpartition("=") if "=" in word and not Path(word).is_file() else (word, "", "")
+    if not Path(path).is_file():
+        raise BadRequestError.of(OPTION, f"{path or word}: there is no such file; {FORM}")
+    if "," in path:
+        raise BadRequestError.of(OPTION, f"{path}: files stand with commas between them; give it a name without one")
+    return f"{Path(path).absolute()}{equals}{scale}"
+
+
+def _draws(pipeline: PipelineLayout) -> bool:
+    return any(stage.kind == "diffusion" for stage in pipeline.stages)
+
+
+def _with_option(pipeline: PipelineLayout, lora: str) -> PipelineLayout:
+    """Beside those that its file names."""
+    stages = [
+        replace(stage, options={**stage.options, "lora": ",".join(filter(None, (str(stage.options.get("lora", "")), lora)))})
+        if stage.kind == "diffusion"
+        else stage
+        for stage in pipeline.stages
+    ]
+    return replace(pipeline, stages=stages)

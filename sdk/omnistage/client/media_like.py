@@ -1,0 +1,27 @@
+"""What a picture can be given as."""
+
+from __future__ import annotations
+
+from os import PathLike
+from typing import Any, Protocol
+
+
+class Readable(Protocol):
+    """A file that was opened in binary form, or anything that reads like one."""
+
+    def read(self, size: int, /) -> bytes: ...
+
+
+class PillowImage(Protocol):
+    """A picture of Pillow; it goes as PNG or TIFF, every pixel as it is."""
+
+    @property
+    def mode(self) -> str: ...
+
+    def save(self, fp: Any, format: str | None = None, **params: Any) -> None: ...
+
+
+Encoded = bytes | bytearray | memoryview | str | PathLike[str] | Readable
+"""An encoded file (PNG, JPEG, WAV, MP3, MP4 ...): its bytes, its path, an open file, or a data: URL."""
+
+ImageLike = Encoded | PillowImage

@@ -1,0 +1,195 @@
+"""LoRA files: they change what the pipeline of Diffusers would change with them, and what does not fit is refused."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from helpers.artists import draw, model_of
+from helpers.drawings import checkpoint, writable
+from helpers.loras import random_lora
+from helpers.painting import CLOSE, Pair, apart, pair
+from helpers.stable_diffusion import SIDE, stable_diffusion
+from omnistage.models.common.checkpoint import BadCheckpoint
+from omnistage.models.diffusers.folder import load_pipeline
+from omnistage.models.diffusers.lora import Lora, add_loras, loras_beside, read_loras
+from omnistage.models.errors import LoadError
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept:DeprecationWarning"),  # of a scheduler's
+    pytest.mark.filterwarnings("ignore:Already found a `peft_config` attribute:UserWarning"),  # of peft, of a second file
+]
+
+
+def with_loras(name: str, folder: Path, loras: list[Lora]) -> Pair:
+    """A painter with them as they are loaded here, beside the pipeline with them as Diffusers loads them."""
+    made, published = pair(name, folder), load_pipeline(folder, torch.float32)
+    add_loras(made.pipe, loras)
+    reference: Any = published
+    reference.set_progress_bar_config(disable=True)
+    for number, lora in enumerate(loras):
+        reference.load_lora_weights(lora.path.parent, weight_name=lora.path.name, adapter_name=f"their_{number}")
+    reference.set_adapters([f"their_{number}" for number in range(len(loras))], [lora.scale for lora in loras])
+    return replace(made, pipe=reference)
+
+
+# Parity --------------------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["qwen-image", "z-image"])
+def test_pictures_are_those_of_the_pipeline_with_the_same_files(name: str, tmp_path: Path, seed: int) -> None:
+    """Alone and together."""
+    torch.set_num_threads(1)
+    folder = writable(name, tmp_path / name)
+    base = pair(name)
+    said = {"r": 3, "lora_alpha": 6, "target_modules": ["to_q"], "init_lora_weights": "pissa"}
+    one = random_lora(base.pipe, "transformer", tmp_path / "one.safetensors", seed=seed)
+    other = random_lora(base.pipe, "transformer", tmp_path / "other.safetensors", rank=3, seed=seed + 1)
+    both = with_loras(name, folder, [Lora(one, 0.5), Lora(other, -0.3)])
+    plans = [both.plan("two small houses", steps=3, seed=seed + n, guidance_scale=3.0) for n in range(2)]
+    together, alone = both.drawn(*plans), both.drawn(*plans, together=False)
+    for plan, joined, single in zip(plans, together, alone, strict=True):
+        latents, _ = both.published(plan)
+        assert apart(joined.latents, latents) <= CLOSE and apart(single.latents, latents) <= CLOSE
+        assert apart(latents, base.drawn(plan)[0].latents) > 1e-2
+    scaled = random_lora(base.pipe, "transformer", tmp_path / "scaled.safetensors", rank=3, seed=seed + 1, said=said)
+    doubled: Any = load_pipeline(folder, torch.float32)
+    add_loras(doubled, [Lora(scaled)])
+    layers = [module for module in doubled.transformer.modules() if "lora_0" in getattr(module, "lora_A", {})]
+    assert layers and all(layer.scaling["lora_0"] == 2.0 for layer in layers), "alpha over rank"
+
+
+async def test_scale_nothing_is_the_base_model_and_each_scale_has_a_revision(tmp_path: Path, seed: int) -> None:
+    folder = checkpoint("z-image")
+    file = random_lora(pair("z-image").pipe, "transformer", tmp_path / "a.safetensors")
+    drawings, revisions = [], []
+    for lora in ("", f"{file}=0", str(file)):
+        async with model_of(folder, width=64, height=64, steps=2, lora=lora) as model:
+            drawings.append((await draw(model, "a hill", seed=seed)).pixels)
+            revisions.append(model.info.revision)
+            assert ("LoRA" in model.info.settings) == bool(lora)
+    base, nothing, whole = drawings
+    assert np.array_equal(base, nothing) and not np.array_equal(base, whole)
+    assert len(set(revisions)) == 3
+
+
+async def test_whole_calls_draw_with_it_too(tmp_path: Path, seed: int) -> None:
+    folder = stable_diffusion()
+    pipe: Any = load_pipeline(folder, torch.float32)
+    file = random_lora(pipe, "unet", tmp_path / "a.safetensors")
+    encoder = random_lora(pipe, "unet", tmp_path / "b.safetensors", seed=1)
+    pipe.set_progress_bar_config(disable=True)
+    pipe.load_lora_weights(tmp_path, weight_name=file.name, adapter_name="one")
+    pipe.load_lora_weights(tmp_path, weight_name=encoder.name, adapter_name="two")
+    pipe.set_adapters(["one", "two"], [1.0, 0.5])
+    said = {"num_inference_steps": 2, "width": SIDE, "height": SIDE, "guidance_scale": 7.5}
+    expected = np.asarray(pipe("a dog", generator=torch.Generator().manual_seed(seed), **said).images[0])
+    async with model_of(folder, steps=2, lora=f"{file},{encoder}=0.5") as model:
+        assert np.array_equal((await draw(model, "a dog", seed=seed)).pixels[0], expected)
+
+
+async def test_a_file_beside_the_weights_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    folder = writable("z-image", tmp_path / "z")
+    file = random_lora(pair("z-image").pipe, "transformer", folder / "pytorch_lora_weights.safetensors")
+    (folder / "other.safetensors").write_bytes(b"damaged")
+    with caplog.at_level(logging.WARNING):
+        async with model_of(folder, width=64, height=64, steps=2) as model:
+            told = model.info.settings["LoRA beside the weights, without effect"]
+    assert told.startswith(str(file)) and "--lora FILE" in told and "--lora FILE" in caplog.text
+    async with model_of(folder, width=64, height=64, steps=2, lora=str(file)) as model:
+        assert "LoRA beside the weights, without effect" not in model.info.settings
+    assert loras_beside([file]) == [file]
+
+
+# Refusals ------------------------------------------------------------------------------------------------------------------------------
+
+
+Weights = dict[str, torch.Tensor]
+
+
+def elsewhere(weights: Weights) -> Weights:
+    """With one layer that the model does not have."""
+    return {name.replace(".layers.1.", ".layers.77."): value for name, value in weights.items()}
+
+
+def halved(weights: Weights) -> Weights:
+    """The rank of one side alone."""
+    return {name: value if "lora_B" in name else value[:2].contiguous() for name, value in weights.items()}
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (lambda weights: {f"other.{name}": value for name, value in weights.items()}, "another model"),
+        (elsewhere, "another model"),
+        (lambda weights: {name: value[:, :-1].contiguous() for name, value in weights.items()}, "another model"),
+        (halved, "another model"),
+        (lambda weights: {name.replace("lora_", "part_"): value for name, value in weights.items()}, "is no LoRA"),
+        (lambda weights: {name: value * torch.nan for name, value in weights.items()}, "not finite"),
+        (lambda weights: {name: value.to(torch.float8_e5m2) for name, value in weights.items()}, "F8_E5M2"),
+    ],
+    ids=["no part", "no layer", "width", "rank", "names", "numbers", "packed"],
+)
+def test_what_does_not_fit_is_refused_by_name(change: Callable[[Weights], Weights], told: str, tmp_path: Path) -> None:
+    file = random_lora(pair("z-image").pipe, "transformer", tmp_path / "a.safetensors")
+    save_file(change(load_file(file)), file)
+    with pytest.raises(BadCheckpoint, match=told) as refused:
+        add_loras(load_pipeline(checkpoint("z-image"), torch.float32), [Lora(file)])
+    assert str(file) in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        {"r": 1 << 40},
+        {"r": 5},
+        {"lora_alpha": float("nan")},
+        {"target_modules": "(a+)+$"},
+        {"rank_pattern": {"(a+)+$": 4}},
+        {"use_dora": "x"},
+    ],
+    ids=str,
+)
+def test_what_a_file_says_of_itself_is_looked_at(said: dict[str, Any], tmp_path: Path) -> None:
+    file = random_lora(pair("z-image").pipe, "transformer", tmp_path / "a.safetensors", said={"r": 4, "lora_alpha": 4, **said})
+    with pytest.raises(BadCheckpoint, match="fits none of its weights"):
+        add_loras(load_pipeline(checkpoint("z-image"), torch.float32), [Lora(file)])
+
+
+@pytest.mark.parametrize(
+    ("chosen", "told"),
+    [
+        ({"lora": "a.bin"}, "nothing else is read"),
+        ({"lora": "missing.safetensors"}, "nothing else is read"),
+        ({"lora": "a.safetensors=much"}, "give FILE or FILE=SCALE"),
+        ({"lora": "a.safetensors=nan"}, "give FILE or FILE=SCALE"),
+        ({"lora": "a.safetensors,a.safetensors=2"}, "each once"),
+        ({"lora": "a.safetensors", "storage": "float8_e5m2"}, "exclude each other"),
+    ],
+)
+async def test_options_that_are_none_are_refused(chosen: dict[str, Any], told: str) -> None:
+    with pytest.raises(LoadError, match=told):
+        async with model_of(checkpoint("z-image"), **chosen):
+            pass
+
+
+async def test_a_pipeline_that_takes_none_says_so(tmp_path: Path) -> None:
+    file = random_lora(pair("z-image").pipe, "transformer", tmp_path / "a.safetensors")
+    with pytest.raises(LoadError, match=r"LongCatImagePipeline of diffusers takes none"):
+        async with model_of(checkpoint("longcat-image"), lora=str(file)):
+            pass
+
+
+def test_files_and_scales_are_read(tmp_path: Path) -> None:
+    strange = tmp_path / "a=1.safetensors"
+    strange.touch()
+    assert read_loras(f"{strange},b.safetensors=-0.5") == (Lora(strange), Lora(Path("b.safetensors"), -0.5))
+    assert read_loras("") == ()

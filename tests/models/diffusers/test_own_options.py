@@ -1,0 +1,229 @@
+"""What requests say that only some pipelines know: sigmas, strength, masks, control images, and options of a pipeline's own."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from helpers.artists import draw, model_of, saved
+from helpers.drawings import NAMES, checkpoint
+from helpers.painting import CLOSE, apart, pair, picture
+from helpers.stable_diffusion import SIDE, stable_diffusion, variant
+from omnistage.models.conversation import Media
+from omnistage.models.diffusers.folder import load_pipeline
+from omnistage.models.diffusers.own_options import KINDS, own_options, read_options
+from omnistage.models.diffusers.plan import mask_of
+from omnistage.models.interface import BadRequest
+
+pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept:DeprecationWarning")  # of a scheduler's
+
+FOLLOWED = {
+    "qwen-image": [{"max_sequence_length": "3"}],
+    "qwen-image-layered": [{"cfg_normalize": "true"}, {"cfg_normalize": "true", "max_sequence_length": "3"}],
+    "z-image": [{"cfg_normalization": "true"}, {"cfg_truncation": "0.1"}, {"max_sequence_length": "7"}],
+    "longcat-image": [{"enable_cfg_renorm": "false"}, {"cfg_renorm_min": "0.9"}],
+}
+"""What loops here follow, as requests say it."""
+
+
+def signature_of(
+    *, flag: bool = False, share: float | None = None, words: str | list[str] | None = None, count: int = 700, **_: Any
+) -> None:
+    """As pipelines have them."""
+
+
+# The words themselves ------------------------------------------------------------------------------------------------------------------
+
+
+def test_types_are_those_of_the_signature() -> None:
+    options = {option.name: option.kind for option in own_options(signature_of, None)}
+    assert options == {"flag": bool, "share": float, "words": str, "count": int}
+    assert [option.name for option in own_options(signature_of, "share", {"share": (0, 1), "flag": (0, 1)})] == ["flag"]
+    said = read_options({"words": "true", "flag": "True", "share": "1e-1", "count": "1400"}, own_options(signature_of, None), "m")
+    assert dict(said) == {"words": "true", "flag": True, "share": 0.1, "count": 1400}
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "told"),
+    [
+        ("flag", "1", "give true or false"),
+        ("share", "much", "give a number"),
+        ("share", "nan", "give a number"),
+        ("share", "1e9", "give a number"),
+        ("count", "1.5", "give a whole number from 0 to 1400"),
+        ("count", "1401", "give a whole number from 0 to 1400"),
+        ("count", "-1", "give a whole number from 0 to 1400"),
+        ("count", "9" * 5000, "give a whole number"),
+        ("flags", "true", "it has flag, share, words, count"),
+        ("num_inference_steps", "3", "the request has steps for it"),
+        ("generator", "3", "the request has seed for it"),
+        ("true_cfg_scale", "3", "the request has guidance_scale for it"),
+    ],
+)
+def test_what_is_no_option_is_refused_with_what_is_one(name: str, value: str, told: str) -> None:
+    with pytest.raises(BadRequest) as refused:
+        read_options({name: value}, own_options(signature_of, None), "m")
+    assert refused.value.field == "diffusion.options" and told in refused.value.description
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_what_a_loop_follows_its_pipeline_has(name: str) -> None:
+    both = pair(name)
+    assert {option.name for option in both.painter.limits.options} == both.painter.follows.keys()
+    assert {said for each in FOLLOWED.get(name, []) for said in each} == both.painter.follows.keys()
+    taken = inspect.signature(type(both.pipe).__call__).parameters
+    for owned in (
+        "latents",
+        "prompt_embeds",
+        "output_type",
+        "return_dict",
+        "callback_on_step_end",
+        "enable_prompt_rewrite",
+        "use_en_prompt",
+    ):
+        if owned in taken:
+            with pytest.raises(BadRequest):
+                both.plan("x", [picture(0, 64, 64)] * both.edits, options={owned: "true"})
+
+
+# Own loops -----------------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", [*FOLLOWED, "qwen-image-edit", "longcat-image-edit"])
+def test_sigmas_and_options_do_what_they_do_in_the_pipeline(name: str, seed: int) -> None:
+    """Also beside pictures without them."""
+    torch.set_num_threads(1)
+    both = pair(name)
+    images = [picture(seed, 90, 120, opaque=name != "qwen-image-layered")][: both.edits]
+    words = {"guidance_scale": 20.0, "negative_prompt": "ugly", "steps": 3}
+    usual = both.plan("two small houses by the sea", images, **words)
+    asked = [both.plan(usual.prompt, images, **words, options=options) for options in FOLLOWED.get(name, [])]
+    asked.append(both.plan(usual.prompt, images, **{**words, "steps": 0}, sigmas=(1.0, 0.7, 0.3)))
+    plain, *drawn = both.drawn(usual, *asked)
+    for plan, canvas in zip(asked, drawn, strict=True):
+        latents, _ = both.published(plan)
+        assert apart(canvas.latents, latents) <= CLOSE
+        assert apart(canvas.latents, plain.latents) > 1e-3
+
+
+@pytest.mark.parametrize(
+    ("asked", "field"),
+    [
+        ({"sigmas": (2.0, 1.0)}, "sigmas"),
+        ({"sigmas": (1.0, 0.5), "steps": 3}, "steps"),
+        ({"strength": 0.5}, "strength"),
+        ({"mask_image": Media("image/png", b"-")}, "mask_image"),
+        ({"control_image": Media("image/png", b"-")}, "control_image"),
+        ({"options": {"cfg_truncation": "2"}}, "options"),
+    ],
+)
+def test_what_a_loop_does_not_know_is_refused(asked: dict[str, Any], field: str) -> None:
+    with pytest.raises(BadRequest) as refused:
+        pair("z-image").plan("x", **asked)
+    assert refused.value.field == f"diffusion.{field}"
+
+
+# Whole calls ---------------------------------------------------------------------------------------------------------------------------
+
+
+def shape(seed: int, make: Callable[[Any], Any] = lambda rng: rng.integers(0, 256, (SIDE, SIDE, 3), dtype=np.uint8)) -> Image.Image:
+    return Image.fromarray(make(np.random.default_rng(seed)))
+
+
+def half() -> Image.Image:
+    """White on the right."""
+    return Image.fromarray(np.tile(np.where(np.arange(SIDE) < SIDE // 2, 0, 255).astype(np.uint8), (SIDE, 1)))
+
+
+def published(folder: Path, seed: int, **said: Any) -> Any:
+    pipe: Any = load_pipeline(folder, torch.float32)
+    pipe.set_progress_bar_config(disable=True)
+    return np.asarray(pipe("a dog", generator=torch.Generator().manual_seed(seed), **said).images[0])
+
+
+async def test_a_picture_is_drawn_anew_as_far_as_it_is_said(tmp_path: Path, seed: int) -> None:
+    folder, image = variant("StableDiffusionImg2ImgPipeline", tmp_path / "img2img"), shape(seed)
+    async with model_of(folder, steps=5) as model:
+        for strength in (0.4, 0.7, 1.0):
+            drawing = await draw(model, "a dog", seed=seed, images=(saved(image),), strength=strength, options={"eta": "0.0"})
+            assert np.array_equal(drawing.pixels[0], published(folder, seed, image=image, strength=strength, num_inference_steps=5))
+        with pytest.raises(BadRequest, match="is none: give a larger one, or more steps") as refused:
+            await draw(model, "a dog", images=(saved(image),), strength=0.1)
+        assert refused.value.field == "diffusion.strength"
+
+
+async def test_only_what_a_mask_shows_is_drawn_anew(tmp_path: Path, seed: int) -> None:
+    folder, image, mask = variant("StableDiffusionInpaintPipeline", tmp_path / "inpaint"), shape(seed), half()
+    hole = image.convert("RGBA")
+    hole.putalpha(Image.eval(mask, lambda level: 255 - level))
+    async with model_of(folder, steps=3) as model:
+        assert (model._artist.limits.strength, model._artist.limits.masked) == (1.0, True)
+        sent = (saved(image),)
+        expected = published(folder, seed, image=image, mask_image=mask, num_inference_steps=3, width=SIDE, height=SIDE)
+        for given in (mask, hole):
+            drawing = await draw(model, "a dog", seed=seed, images=sent, mask_image=Media("image/png", saved(given)))
+            assert np.array_equal(drawing.pixels[0], expected)
+        with pytest.raises(BadRequest, match="white or transparent there") as refused:
+            await draw(model, "a dog", images=sent)
+        assert refused.value.field == "diffusion.mask_image"
+        with pytest.raises(BadRequest, match="is 8x8, and the picture 64x64"):
+            await draw(model, "a dog", images=sent, mask_image=Media("image/png", saved(mask.resize((8, 8)))))
+        with pytest.raises(BadRequest, match="refuses it") as refused:
+            await draw(model, "a dog", images=sent, mask_image=Media("image/png", saved(mask)), options={"eta": "0.5", "clip_skip": "90"})
+        assert len((await draw(model, "a dog", images=sent, mask_image=Media("image/png", saved(mask)))).pictures) == 1
+
+
+async def test_a_control_image_is_kept_to(tmp_path: Path, seed: int) -> None:
+    folder = variant("StableDiffusionControlNetImg2ImgPipeline", tmp_path / "control", controlled=True)
+    image, control = shape(seed), shape(seed + 1)
+    async with model_of(folder, steps=3) as model:
+        said: dict[str, Any] = {
+            "images": (saved(image),),
+            "control_image": Media("image/png", saved(control)),
+            "seed": seed,
+            "strength": 0.9,
+        }
+        drawing = await draw(model, "a dog", **said, options={"controlnet_conditioning_scale": "0.5"})
+        told = {"image": image, "control_image": control, "strength": 0.9, "num_inference_steps": 3, "width": SIDE, "height": SIDE}
+        assert np.array_equal(drawing.pixels[0], published(folder, seed, **told, controlnet_conditioning_scale=0.5))
+        assert not np.array_equal(drawing.pixels[0], published(folder, seed, **told))
+
+
+async def test_sigmas_go_to_a_scheduler_that_takes_them(tmp_path: Path, seed: int) -> None:
+    folder = variant("StableDiffusionPipeline", tmp_path / "euler", {"_class_name": "EulerDiscreteScheduler"})
+    async with model_of(folder, steps=3) as model:
+        drawing = await draw(model, "a dog", seed=seed, sigmas=(10.0, 3.0, 0.5))
+        said = {"num_inference_steps": 3, "width": SIDE, "height": SIDE, "guidance_scale": 7.5}
+        assert np.array_equal(drawing.pixels[0], published(folder, seed, **said, sigmas=[10.0, 3.0, 0.5]))
+    async with model_of(stable_diffusion(), steps=2) as model:
+        with pytest.raises(BadRequest, match="takes none with its scheduler"):
+            await draw(model, "a dog", sigmas=(10.0, 3.0))
+
+
+def test_a_mask_is_where_it_is_transparent_or_else_white() -> None:
+    plain = Image.new("RGBA", (4, 2), (255, 255, 255, 255))
+    assert mask_of(plain).resized[0].getextrema() == (255, 255)
+    plain.putpixel((1, 0), (255, 255, 255, 0))
+    assert np.asarray(mask_of(plain).resized[0])[0, :3].tolist() == [0, 255, 0]
+
+
+def test_kinds_are_told_in_words() -> None:
+    assert all(isinstance(text, str) for text in KINDS.values())
+    assert str(replace(own_options(signature_of, None)[3], least=0, most=3)) == "a whole number from 0 to 3"
+
+
+async def test_a_drawing_with_them_goes_on_elsewhere(seed: int) -> None:
+    said: dict[str, Any] = {"seed": seed, "sigmas": (1.0, 0.7, 0.5, 0.2), "guidance_scale": 3.0, "options": {"cfg_truncation": "0.1"}}
+    async with model_of(checkpoint("z-image"), width=64, height=64) as model:
+        whole = await draw(model, "a hill", ports={"image": 0, "checkpoint": 0}, **said)
+        again = await draw(model, "a hill", history=whole.rows("checkpoint"), **said)
+    assert again.steps[0] == 3 and again.steps[-1] == 4
+    assert np.array_equal(again.pixels, whole.pixels)
