@@ -138,7 +138,7 @@ def test_a_conversation_of_one_question_is_a_prompt(film: Omni) -> None:
         ("a hill", {"sigmas": [1.0, 0.0]}, "diffusion.sigmas"),
         ("a hill", {"sigmas": [1.0, 0.5]}, "diffusion.sigmas"),
         ("a hill", {"strength": 0}, "diffusion.strength"),
-        ("a hill", {"strength": float("nan")}, "diffusion.strength"),
+        ("a hill", {"strength": float("nan")}, "strength"),
         ("a hill", {"strength": 0.5}, "diffusion.strength"),
         ("a hill", {"options": "eta=1"}, "options"),
         ("a hill", {"options": {1: 2}}, "options"),
