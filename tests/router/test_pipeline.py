@@ -161,6 +161,15 @@ def test_what_a_pipeline_may_give_it_gives_where_a_stage_has_it():
     assert settled.offered == ("text", "audio", "hidden", "codes")
 
 
+def test_outputs_that_vary_are_those_that_a_stage_has():
+    pipeline = Pipeline.model_validate({**FILE, "outputs": ["text", "video", "audio"], "outputs_vary": True})
+    check(pipeline)
+    assert pipeline.unsettled.outputs == ("text", "video", "audio")
+    assert pipeline.settled({kind: described(kind) for kind in CHAIN}).outputs == ("text", "audio")
+    with pytest.raises(PipelineError, match="no stage produces the output 'video'"):
+        check(Pipeline.model_validate({**FILE, "outputs": ["video"], "outputs_vary": True}))
+
+
 def test_a_first_stage_that_needs_input():
     """Media and sound are what a client can stream."""
     thinker = described("thinker")

@@ -53,8 +53,8 @@ class StageSpec(BaseModel):
 
 class Pipeline(BaseModel):
     """One pipeline file. may_take: media that it takes where its first stage does, for stages whose checkpoint decides that. outputs: ports
-    that a client gets; on_request: those that it gets only if it names them; may_give: the same, where a stage has them, for stages whose
-    checkpoint decides that."""
+    that a client gets; outputs_vary: of these, only those that a stage has, as its checkpoint decides; on_request: those that it gets only
+    if it names them; may_give: the same, where a stage has them."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -63,6 +63,7 @@ class Pipeline(BaseModel):
     inputs: tuple[Literal["text", "image", "audio", "video"], ...]
     may_take: tuple[Literal["image", "audio", "video"], ...] = ()
     outputs: tuple[str, ...] = Field(min_length=1)
+    outputs_vary: bool = False
     on_request: tuple[str, ...] = ()
     may_give: tuple[str, ...] = ()
     stages: tuple[StageSpec, ...] = Field(min_length=1, max_length=9)
@@ -120,9 +121,10 @@ class Pipeline(BaseModel):
         """What it takes and gives with these stages."""
         takes = {*self.inputs, *descriptions[self.stages[0].kind].inputs}
         gives = {*self.on_request, *(port.name for described in descriptions.values() for port in described.produces)}
+        outputs = tuple(each for each in self.outputs if each in gives) if self.outputs_vary else self.outputs
         return self._taking(
             tuple(each for each in self.could_take if each in takes), tuple(each for each in self.could_give if each in gives)
-        )
+        ).model_copy(update={"outputs": outputs})
 
     def _taking(self, inputs: tuple[str, ...], on_request: tuple[str, ...]) -> Pipeline:
         return self.model_copy(update={"inputs": inputs, "may_take": (), "on_request": on_request, "may_give": ()})
@@ -192,7 +194,7 @@ def check_pipeline(pipeline: Pipeline, descriptions: Mapping[str, stage_pb2.Desc
     first = pipeline.stages[0].kind
     if ports := ", ".join(port.name for port in descriptions[first].accepts if port.payload not in STREAMED):
         raise PipelineError(f"{pipeline.name}: the first stage, {first}, has input ports ({ports}); a client streams media and sound only")
-    for output in pipeline.offered:
+    for output in pipeline.settled(descriptions).offered or pipeline.outputs:
         if output not in seen:
             raise PipelineError(f"{pipeline.name}: no stage produces the output {output!r}")
 

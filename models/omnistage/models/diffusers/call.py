@@ -29,10 +29,10 @@ class _GivenUp(BaseException):
 
 
 class Call:
-    """threads: that torch may use for it. Not begun before the first `resume`."""
+    """listed: the results in what the pipeline returns. threads: that torch may use for it. Not begun before the first `resume`."""
 
-    def __init__(self, pipe: DiffusionPipeline, arguments: dict[str, Any], threads: int) -> None:
-        self._pipe, self._arguments, self._threads = copy.copy(pipe), arguments, threads
+    def __init__(self, pipe: DiffusionPipeline, arguments: dict[str, Any], listed: Callable[[Any], list[Any]], threads: int) -> None:
+        self._pipe, self._arguments, self._listed, self._threads = copy.copy(pipe), arguments, listed, threads
         self._pipe.set_progress_bar_config(disable=True)
         self._pipe.scheduler = _tapped(copy.deepcopy(pipe.scheduler), self._stepped)
         self._turn, self._done = threading.Semaphore(0), threading.Semaphore(0)
@@ -42,7 +42,7 @@ class Call:
         self.step = 0
         self.steps = 0
         """So many there will be, known after the first."""
-        self.images: list[Any] | None = None
+        self.results: list[Any] | None = None
         """Set when it has ended."""
 
     def resume(self) -> None:
@@ -79,7 +79,7 @@ class Call:
         self._turn.acquire()
         try:
             with torch.inference_mode():
-                self.images = _listed(self._pipe(**self._arguments))
+                self.results = self._listed(self._pipe(**self._arguments))
         except _GivenUp:
             pass
         except BaseException as error:  # not handled here: it belongs to whoever resumes
@@ -109,16 +109,9 @@ def _tapped(scheduler: Any, stepped: Callable[[Any], None]) -> Any:
         made = step(*arguments, **named)
         latents = made[0] if isinstance(made, tuple) else made.prev_sample
         if not torch.isfinite(latents).all():
-            raise Failed("the picture is no number after a step: with these weights, words and numbers of steps it cannot be drawn")
+            raise Failed("what is drawn is no number after a step: with these weights, words and numbers of steps it cannot be drawn")
         stepped(scheduler)
         return made
 
     scheduler.step = told
     return scheduler
-
-
-def _listed(output: Any) -> list[Any]:
-    images = getattr(output, "images", None)
-    if not isinstance(images, list):
-        raise TypeError(f"the pipeline made {type(output).__name__}, which has no list of images")
-    return images

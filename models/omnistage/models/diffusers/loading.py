@@ -34,8 +34,7 @@ from omnistage.models.diffusers.memory_plan import MemoryPlan
 from omnistage.models.diffusers.model import Artist, DrawnModel
 from omnistage.models.diffusers.options import Defaults, DiffusersOptions
 from omnistage.models.diffusers.painter import Painter
-from omnistage.models.diffusers.pictures import IMAGE
-from omnistage.models.diffusers.plan import PNG, EditedPicture, Limits, Plan, Source, planned, with_guides
+from omnistage.models.diffusers.plan import PNG, EditedPicture, Limits, Plan, Source, planned, smallest, with_guides
 from omnistage.models.diffusers.quiet import silence
 from omnistage.models.diffusers.qwen_image import (
     QwenImageEditPainter,
@@ -48,7 +47,7 @@ from omnistage.models.diffusers.vocabulary import Vocabulary
 from omnistage.models.diffusers.whole import WholeDrawing
 from omnistage.models.diffusers.z_image import ZImagePainter
 from omnistage.models.errors import LoadError
-from omnistage.models.interface import DrawRequest, Failed, ModelInfo, Picture
+from omnistage.models.interface import Clip, DrawRequest, Failed, ModelInfo, Picture, Sound
 from omnistage.models.media.decoder import MediaDecoder
 from omnistage.models.options import LoadOptions
 
@@ -138,7 +137,7 @@ def _loaded(folder: Path, options: LoadOptions, team: Team | None) -> DrawnModel
         settings={
             "dtype": options.told("dtype", dtype),
             "drawn": "step by step" if isinstance(artist, StepDrawing) else "by whole calls of the pipeline",
-            "drawn by default": f"{usual.width}x{usual.height} pixels in {usual.steps} steps with guidance {usual.guidance:g}",
+            "drawn by default": f"{_size_told(usual)} in {usual.steps} steps with guidance {usual.guidance:g}",
             "latent tokens": f"{step_tokens} in a step, {max_tokens} of all that is drawn at once",
             **({"words of a prompt": f"the first {words} tokens are drawn"} if (words := artist.limits.prompt_tokens) else {}),
             **({"options of its own": ", ".join(names)} if (names := [option.name for option in artist.limits.options]) else {}),
@@ -176,6 +175,11 @@ def _artist(
     return StepDrawing(kind(pipe, texts, pictures, defaults), name)
 
 
+def _size_told(plan: Plan) -> str:
+    pixels = f"{plan.width}x{plan.height} pixels"
+    return f"{plan.seconds:g} s of sound" if plan.seconds else f"{plan.frames} frames of {pixels}" if plan.frames else pixels
+
+
 def _is_shown(limits: Limits) -> bool:
     """Whether it is ever given a picture."""
     return limits.images[1] > 0 or limits.masked or limits.controlled
@@ -197,12 +201,15 @@ def _kept_told(chosen: DiffusersOptions, options: LoadOptions) -> str:
     return f"{chosen.text_cache_bytes >> 20} MiB of words, {chosen.picture_cache_bytes >> 20} MiB of pictures"
 
 
-def _trial_plan(artist: StepDrawing | WholeDrawing, name: str, *, side: int = 0, steps: int = 0, count: int = 0) -> Plan:
-    """Of a picture of these sides in so many steps, from so many others; 0: as usual. A picture that is edited is a grey square."""
+def _trial_plan(
+    artist: StepDrawing | WholeDrawing, name: str, *, side: int = 0, steps: int = 0, count: int = 0, is_smallest: bool = False
+) -> Plan:
+    """Of a picture of these sides in so many steps, from so many others; 0: as usual. A picture that is edited is a grey square.
+    is_smallest: see `smallest`."""
     limits, grey = artist.limits, pillow.new("RGB", (64, 64), (127, 127, 127))
     count = count or limits.images[0]
     request = DrawRequest(seed=0, prompt="a red circle", images=(Media(PNG, b"-"),) * count, steps=steps)
-    request = with_guides(request, limits, Media(PNG, b"-"))
+    request = with_guides(smallest(request, limits) if is_smallest else request, limits, Media(PNG, b"-"))
     if limits.sized and not limits.sides:
         request = replace(request, width=side, height=side)
     plan = planned(request, limits, name)
@@ -222,16 +229,21 @@ def _largest_plan(artist: StepDrawing | WholeDrawing, name: str) -> Plan:
 def _trial(artist: StepDrawing | WholeDrawing, name: str) -> list[NDArray[np.generic] | Tensor]:
     """Of the smallest picture after the fewest steps that there are."""
     multiple = artist.limits.multiple
-    plan = _trial_plan(artist, name, side=-(-artist.limits.min_side // multiple) * multiple, steps=artist.limits.min_steps)
+    side = -(-artist.limits.min_side // multiple) * multiple
+    plan = _trial_plan(artist, name, side=side, steps=artist.limits.min_steps, is_smallest=True)
     return _tried(artist, plan)
 
 
 def _tried(artist: Artist[Any], plan: Plan) -> list[NDArray[np.generic] | Tensor]:
-    job = artist.job(plan, {IMAGE: 0})
+    job = artist.job(plan, {artist.product.ports[0].name: 0})
     with torch.inference_mode():
         while not artist.is_done(job):
             artist.step([job], None)
             artist.take(job)
-        made = [np.frombuffer(piece.data, np.uint8) for piece in artist.decode(job) if isinstance(piece, Picture)]
+        made = [_bits(piece) for piece in artist.decode(job) if isinstance(piece, Picture | Clip | Sound)]
     artist.give_up(job)
     return [*made, *(canvas.latents for canvas in getattr(job, "canvases", ()))]
+
+
+def _bits(piece: Picture | Clip | Sound) -> NDArray[np.generic]:
+    return piece.samples if isinstance(piece, Sound) else np.frombuffer(piece.data, np.uint8)

@@ -18,8 +18,19 @@ from omnistage.models.common.requests import check_medium, check_place
 from omnistage.models.common.worker import Worker
 from omnistage.models.conversation import Media
 from omnistage.models.diffusers.output import encoded
-from omnistage.models.diffusers.pictures import IMAGE
-from omnistage.models.diffusers.plan import GUIDES, PNG, EditedPicture, Limits, Plan, Source, check_size, mask_of, planned, with_guides
+from omnistage.models.diffusers.plan import (
+    GUIDES,
+    PNG,
+    EditedPicture,
+    Limits,
+    Plan,
+    Source,
+    check_size,
+    mask_of,
+    planned,
+    smallest,
+    with_guides,
+)
 from omnistage.models.diffusers.vocabulary import Vocabulary
 from omnistage.models.interface import (
     Activity,
@@ -214,8 +225,8 @@ class DrawnModel(Generic[J]):
         limits = self._artist.limits
         image = Media(PNG, encoded(pillow.new("RGB", (64, 64), (90, 120, 200)), PNG))
         request = DrawRequest(seed=0, prompt="a circle", images=(image,) * limits.images[0], steps=limits.min_steps)
-        plan = await self.prepare(with_guides(request, limits, image))
-        async with aclosing(self.draw(plan, no_inputs(), {IMAGE: 0})) as pieces:
+        plan = await self.prepare(with_guides(smallest(request, limits), limits, image))
+        async with aclosing(self.draw(plan, no_inputs(), {self._artist.product.ports[0].name: 0})) as pieces:
             async for _ in pieces:
                 pass
 

@@ -141,7 +141,7 @@ class Defaults:
             guidance=told.guidance if told.guidance >= 0 else limits.guidance,
             max_pixels=told.max_pixels,
             max_steps=told.max_steps,
-            max_work=told.max_pixels * told.max_steps,
+            max_work=told.max_pixels * told.max_steps * max(limits.frames, 1),
         )
         if made.width % made.multiple or made.height % made.multiple or made.width * made.height > made.max_pixels:
             raise LoadError(

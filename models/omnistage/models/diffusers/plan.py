@@ -29,6 +29,7 @@ GUIDES = {
     "control_image": "what the picture keeps to: give a picture that shows it",
 }
 """Fields of pictures that only some pipelines want, and then always, and what they tell."""
+SMALLEST_S = 1.0
 WEBP_SIDE = 16383
 """The most that the format can say."""
 
@@ -44,7 +45,8 @@ class Limits:
     negatable, previewed, step_cached, sized: whether it knows guidance, negative prompts, previews, the step cache and sizes. max_work:
     pixels times steps of all pictures, layers too. prompt_tokens: of a longer prompt only so many are drawn; 0: all that are taken.
     max_sigma: the largest that may be given; 0: none may. strength: what it takes where none is given; None: it knows none. masked,
-    controlled: whether it wants a mask and a control image. options: of its own.
+    controlled: whether it wants a mask and a control image. options: of its own. frames, seconds: of a film and of sound; 0: it makes none.
+    frame_multiple: of the difference between the frames of two films.
     """
 
     multiple: int
@@ -77,6 +79,11 @@ class Limits:
     masked: bool = False
     controlled: bool = False
     options: tuple[OwnOption, ...] = ()
+    frames: int = 0
+    frame_multiple: int = 1
+    max_frames: int = 0
+    seconds: float = 0.0
+    max_seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, weakref_slot=True)
@@ -115,7 +122,7 @@ class Plan:
     """A request with its defaults filled in. width, height: of the pictures that come out. images: that are edited. sources: which
     pictures those are; caches know them by it. negative: None where there is no guidance. layers: 0 is none. step_cache: see
     stepcache.Residuals. sigmas: empty where they follow from the steps. strength: None where the pipeline has its own. mask: white where
-    to draw. options: of the pipeline's own, those that were given. history: see checkpoints."""
+    to draw. options: of the pipeline's own, those that were given. frames, seconds: 0 where it makes none. history: see checkpoints."""
 
     prompt: str
     negative: str | None
@@ -136,6 +143,8 @@ class Plan:
     mask: EditedPicture | None = None
     control: EditedPicture | None = None
     options: tuple[tuple[str, Value], ...] = ()
+    frames: int = 0
+    seconds: float = 0.0
     history: NDArray[np.uint32] | None = None
     images: tuple[EditedPicture, ...] = ()
     sources: tuple[Source, ...] = ()
@@ -184,6 +193,8 @@ def planned(request: DrawRequest, limits: Limits, name: str) -> Plan:
         sigmas=request.sigmas,
         strength=request.strength,
         options=read_options(request.options, limits.options, name),
+        frames=_frames(request, limits, name),
+        seconds=_seconds(request, limits, name),
         history=request.history,
     )
     check_size(plan, limits, name)
@@ -202,7 +213,7 @@ def check_size(plan: Plan, limits: Limits, name: str, decided_by: str = "") -> N
         raise _bad(field, f"{name} draws at most {limits.max_pixels} pixels, {told}: ask for fewer")
     if plan.media_type == WEBP and max(width, height) > WEBP_SIDE:
         raise _bad("media_type", f"{WEBP} has at most {WEBP_SIDE} pixels a side, {width}x{height} was asked for: take {PNG}")
-    work = plan.width * plan.height * plan.pictures * plan.steps
+    work = plan.width * plan.height * plan.pictures * max(plan.frames, 1) * plan.steps
     if work > limits.max_work:
         raise _bad("steps", f"{name} draws at most {limits.max_work:.3g} pixels times steps at once, this is {work:.3g}: ask for less")
 
@@ -287,6 +298,30 @@ def _steps(request: DrawRequest, limits: Limits, name: str) -> int:
     if not limits.min_steps <= steps <= limits.max_steps:
         raise _bad("steps", f"{name} takes {limits.min_steps} to {limits.max_steps} steps, not {steps}")
     return steps
+
+
+def smallest(request: DrawRequest, limits: Limits) -> DrawRequest:
+    """With as little film or sound as shows how one is made."""
+    frames = min(limits.frames, (limits.frames - 1) % limits.frame_multiple + 1 + limits.frame_multiple)
+    return replace(request, frames=frames, seconds=min(limits.seconds, SMALLEST_S))
+
+
+def _frames(request: DrawRequest, limits: Limits, name: str) -> int:
+    frames, usual, multiple = request.frames or limits.frames, limits.frames, limits.frame_multiple
+    if frames > limits.max_frames:
+        raise _bad("frames", f"{name} makes at most {limits.max_frames} frames, not {frames}: ask for fewer")
+    if frames and (frames - usual) % multiple:
+        lower = frames - (frames - usual) % multiple
+        able = " or ".join(str(each) for each in (lower, lower + multiple) if 0 < each <= limits.max_frames)
+        raise _bad("frames", f"{name} makes {usual} frames, or a multiple of {multiple} more or fewer, not {frames}: ask for {able}")
+    return frames
+
+
+def _seconds(request: DrawRequest, limits: Limits, name: str) -> float:
+    seconds = request.seconds or limits.seconds
+    if seconds > limits.max_seconds:
+        raise _bad("duration_s", f"{name} makes at most {limits.max_seconds:g} s, not {seconds:g}: ask for less")
+    return seconds
 
 
 def _layers(request: DrawRequest, limits: Limits, name: str) -> int:

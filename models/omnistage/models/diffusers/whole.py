@@ -1,11 +1,11 @@
-"""Drawings by whole calls of any pipeline of pictures that Diffusers has, without a loop of our own: progress and cancelling at every step,
-requests that are alike in one call; no previews, and nobody joins a call that has begun."""
+"""Drawings by whole calls of any pipeline that Diffusers has, of pictures, films or sound, without a loop of our own: progress and
+cancelling at every step, requests that are alike in one call; no previews, and nobody joins a call that has begun."""
 
 from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Generator, Hashable, Mapping, Sequence
+from collections.abc import Generator, Hashable, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -17,16 +17,13 @@ from omnistage.models.common.worker import still_working
 from omnistage.models.diffusers.call import Call
 from omnistage.models.diffusers.drawing import PROGRESS
 from omnistage.models.diffusers.options import Defaults
-from omnistage.models.diffusers.output import encoded, parameters
 from omnistage.models.diffusers.own_options import GUIDANCE, own_options
-from omnistage.models.diffusers.pictures import IMAGE, check_kind
 from omnistage.models.diffusers.plan import EditedPicture, Limits, Plan, in_shape
-from omnistage.models.errors import LoadError
-from omnistage.models.interface import BadRequest, Content, Drawn, DrawRequest, Picture, PortSpec, Progress, Wanted
+from omnistage.models.diffusers.results import results_of
+from omnistage.models.interface import BadRequest, Content, Drawn, PortSpec, Progress, Wanted
 from omnistage.models.steps.interface import Aside
 
-FOREIGN = ("num_frames", "audio_length_in_s", "audio_end_in_s", "video_length")
-"""Parameters of pipelines that make something else."""
+SCALES = ("vae_scale_factor_spatial", "vae_spatial_compression_ratio", "vae_scale_factor")
 USUAL_SIDE = 512
 REFUSALS = (ArithmeticError, AssertionError, AttributeError, LookupError, TypeError, ValueError)
 """That pipelines raise for arguments that they cannot use, before their first step."""
@@ -42,7 +39,7 @@ class Job:
         self.call: Call | None = None
         self.place = 0
         self.step = 0
-        self.images: list[Any] | None = None
+        self.results: Sequence[Any] | None = None
 
 
 class WholeDrawing:
@@ -50,12 +47,10 @@ class WholeDrawing:
 
     def __init__(self, pipe: DiffusionPipeline, defaults: Defaults, model: str, threads: int) -> None:
         self._pipe, self._threads = pipe, threads
-        self.product = WholePictures(model)
         self._takes = inspect.signature(type(pipe).__call__).parameters
+        self.product = results_of(pipe, self._takes, model)
         self._calls: dict[Call, set[Job]] = {}
-        if "prompt" not in self._takes or any(name in self._takes for name in FOREIGN):
-            raise LoadError(f"{type(pipe).__name__} does not draw pictures from words: it cannot be served here yet")
-        self._limits = defaults.applied(self._own_limits())
+        self._limits = defaults.applied(self.product.applied(self._own_limits()))
 
     @property
     def limits(self) -> Limits:
@@ -63,13 +58,13 @@ class WholeDrawing:
 
     def _own_limits(self) -> Limits:
         multiple, sized = self._multiple, "width" in self._takes and "height" in self._takes
-        side = self._usual_side() // multiple * multiple
+        width, height = (self._usual_side(name) // multiple * multiple for name in ("width", "height"))
         guidance = self._takes[self._scale].default if self._scale else 0.0
         steps = self._takes["num_inference_steps"].default if "num_inference_steps" in self._takes else 1
         return Limits(
             multiple=multiple,
-            width=side,
-            height=side,
+            width=width,
+            height=height,
             steps=int(steps),
             min_steps=self._min_steps(),
             guidance=float(guidance) if isinstance(guidance, int | float) else 0.0,
@@ -102,19 +97,30 @@ class WholeDrawing:
 
     @cached_property
     def _multiple(self) -> int:
-        processor = getattr(self._pipe, "image_processor", None)
-        return int(processor.config.vae_scale_factor) if processor is not None else int(getattr(self._pipe, "vae_scale_factor", 8))
+        """Of the sides: as the pipeline's processor of pictures says, or the VAE's scale, of films times the patch of their model."""
+        pipe = self._pipe
+        if (processor := getattr(pipe, "image_processor", None)) is not None:
+            return int(processor.config.vae_scale_factor)
+        scale = next((int(value) for name in SCALES if (value := getattr(pipe, name, None))), 8)
+        patch = self._inner.config.get("patch_size") if hasattr(pipe, "video_processor") and self._inner is not None else 1
+        return scale * (patch[-1] if isinstance(patch, Sequence) else patch or 1)
+
+    @property
+    def _inner(self) -> Any:
+        """The model that each step asks."""
+        return getattr(self._pipe, "unet", None) or getattr(self._pipe, "transformer", None)
 
     @property
     def _scale(self) -> str | None:
         """The parameter that means guidance."""
         return next((name for name in GUIDANCE if name in self._takes), None)
 
-    def _usual_side(self) -> int:
-        pipe = self._pipe
-        inner = getattr(pipe, "unet", None) or getattr(pipe, "transformer", None)
-        size = getattr(pipe, "default_sample_size", None) or (inner.config.get("sample_size") if inner is not None else None)
-        return size * int(getattr(pipe, "vae_scale_factor", 8)) if isinstance(size, int) else USUAL_SIDE
+    def _usual_side(self, name: str) -> int:
+        """What the call takes, or what its model was made for. name: of its parameter."""
+        if name in self._takes and isinstance(usual := self._takes[name].default, int):
+            return usual
+        size = getattr(self._pipe, "default_sample_size", None) or (self._inner and self._inner.config.get("sample_size"))
+        return size * int(getattr(self._pipe, "vae_scale_factor", 8)) if isinstance(size, int) else USUAL_SIDE
 
     def check_text(self, text: str) -> None:
         """The pipeline cuts what its text encoder cannot read, as it does everywhere."""
@@ -132,7 +138,9 @@ class WholeDrawing:
 
     def tokens(self, plan: Plan) -> int:
         """Counted as if latents were 8 times smaller and packed by two, which most are."""
-        return -(-plan.width * plan.height // 256) * plan.results * (1 if plan.negative is None else 2)
+        limits = self._limits
+        latents = 1 + (plan.frames - 1) // limits.frame_multiple if plan.frames else 1
+        return -(-plan.width * plan.height // 256) * latents * plan.results * (1 if plan.negative is None else 2)
 
     @property
     def ports(self) -> tuple[PortSpec, ...]:
@@ -157,7 +165,7 @@ class WholeDrawing:
         plan = job.plan
         if plan.images or plan.control or any(isinstance(value, str) for _, value in plan.options):
             return ("alone", id(job))
-        size = plan.width, plan.height, plan.results
+        size = plan.width, plan.height, plan.results, plan.frames, plan.seconds
         return ("new", *size, plan.steps, plan.sigmas, plan.guidance, plan.negative is None, plan.options)
 
     def step(self, jobs: Sequence[Job], aside: Aside | None) -> None:
@@ -165,26 +173,31 @@ class WholeDrawing:
         still_working()
         call = jobs[0].call
         if call is None:
-            call = Call(self._pipe, self._arguments([job.plan for job in jobs]), self._threads)
+            call = Call(self._pipe, self._arguments([job.plan for job in jobs]), self.product.listed, self._threads)
             self._calls[call] = set(jobs)
             for place, job in enumerate(jobs):
                 job.call, job.place = call, place
-        if call.images is None and all(job.step == call.step for job in jobs):
+        if call.results is None and all(job.step == call.step for job in jobs):
             try:
                 call.resume()
             except BaseException as error:
                 for job in self._calls.pop(call, set()):
                     job.call = None
-                field = self._chosen(jobs[0].plan)
-                if field and not call.step and isinstance(error, REFUSALS):
+                field = self._chosen(jobs[0].plan, error)
+                if field and not call.step:
                     why = " ".join(str(error).split())[:300] or type(error).__name__
                     told = f"{type(self._pipe).__name__} refuses it: {why}; give another one, or leave it out"
                     raise BadRequest(f"diffusion.{field}", told) from error
                 raise
 
-    def _chosen(self, plan: Plan) -> str:
-        """The field that only the pipeline can check; empty where there is none."""
-        return next((field for field in ("options", "sigmas", "strength") if getattr(plan, field)), "")
+    def _chosen(self, plan: Plan, error: BaseException) -> str:
+        """The field that only the pipeline can check, and refuses by this error; empty where there is none."""
+        limits = self._limits
+        measures = {"frames": (plan.frames, limits.frames), "duration_s": (plan.seconds, limits.seconds)}
+        measures |= {"width": (plan.width, limits.width), "height": (plan.height, limits.height)}
+        given = [field for field in ("options", "sigmas", "strength") if getattr(plan, field)] if isinstance(error, REFUSALS) else []
+        changed = [field for field, (asked, usual) in measures.items() if asked != usual] if isinstance(error, ValueError) else []
+        return next(iter(given + changed), "")
 
     def _arguments(self, plans: Sequence[Plan]) -> dict[str, Any]:
         first = plans[0]
@@ -196,7 +209,7 @@ class WholeDrawing:
             "num_images_per_prompt": first.results,
             "width": first.width,
             "height": first.height,
-            "output_type": "pil",
+            "output_type": self.product.output_type,
             "enable_prompt_rewrite": False,
         }
         if self._scale:
@@ -207,21 +220,21 @@ class WholeDrawing:
         said |= {name: picture.resized[0] for name, picture in given.items() if picture}
         said |= {"sigmas": list(first.sigmas)} if first.sigmas else {}
         said |= {} if first.strength is None else {"strength": first.strength}
-        said |= dict(first.options)
+        said |= {**dict(first.options), **self.product.arguments(first)}
         return {name: value for name, value in said.items() if name in self._takes}
 
     def take(self, job: Job) -> Sequence[Drawn]:
         call = job.call
         assert call is not None
-        if call.images is not None:
+        if call.results is not None:
             count = job.plan.results
-            job.images = call.images[job.place * count : (job.place + 1) * count]
+            job.results = call.results[job.place * count : (job.place + 1) * count]
             return []
         job.step = call.step
         return [Progress(call.step, call.steps)] if PROGRESS in job.wanted else []
 
     def is_done(self, job: Job) -> bool:
-        return job.images is not None
+        return job.results is not None
 
     def give_up(self, job: Job) -> None:
         """A call that nobody waits for any more ends at its step."""
@@ -234,24 +247,5 @@ class WholeDrawing:
             call.close()
 
     def decode(self, job: Job) -> Generator[Drawn, None, None]:
-        assert job.images is not None
-        yield from self.product.decode(job.plan, job.images, job.wanted)
-
-
-class WholePictures:
-    """Implements `Product`, of a pipeline by whole calls; latents are its pictures."""
-
-    ports = (PortSpec(IMAGE, Content.IMAGE),)
-
-    def __init__(self, model: str) -> None:
-        self._model = model
-
-    def check(self, request: DrawRequest) -> None:
-        check_kind(request, self._model)
-
-    def items(self, plan: Plan) -> Mapping[str, int]:
-        return {IMAGE: plan.results}
-
-    def decode(self, plan: Plan, latents: Sequence[Image], wanted: Wanted) -> Generator[Drawn, None, None]:
-        for number in range(wanted.get(IMAGE, plan.results), plan.results):
-            yield Picture(encoded(latents[number], plan.media_type, parameters(plan, number, self._model)), plan.media_type)
+        assert job.results is not None
+        yield from self.product.decode(job.plan, job.results, job.wanted)

@@ -1,0 +1,227 @@
+"""What whole calls of a pipeline return, as products: pictures, a film or sound. Which one, its parameters say."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Protocol
+
+import numpy as np
+from diffusers import DiffusionPipeline
+from numpy.typing import NDArray
+from PIL.Image import Image
+
+from omnistage.models.diffusers.output import encoded, parameters
+from omnistage.models.diffusers.pictures import IMAGE, check_kind
+from omnistage.models.diffusers.plan import Limits, Plan
+from omnistage.models.errors import LoadError
+from omnistage.models.interface import (
+    MAX_CLIP_BYTES,
+    BadRequest,
+    Clip,
+    Content,
+    Drawn,
+    DrawRequest,
+    Failed,
+    Picture,
+    PortSpec,
+    Sound,
+    Wanted,
+)
+from omnistage.models.media.webm import MEDIA_TYPE as WEBM
+from omnistage.models.media.webm import encode_webm
+from omnistage.models.steps.product import Product
+
+VIDEO, AUDIO = "video", "audio"
+COUNTS = ("num_frames", "video_length")
+"""The first of them that a pipeline has is how many frames its film has."""
+LENGTHS = ("audio_length_in_s", "audio_end_in_s")
+"""The same of the seconds of its sound."""
+RATES = ("frame_rate", "fps")
+USUAL_RATE_HZ = 16.0
+"""Frames a second of a pipeline that does not say; that of Wan."""
+USUAL_SECONDS, MAX_SECONDS = 5.0, 600.0
+USUAL_FRAMES, MAX_FRAMES = 16, 1024
+PIECE_S = 0.5
+"""Of sound."""
+
+
+class Results(Product[Plan, Sequence[Any]], Protocol):
+    """A product of whole calls; latents are what the call returned for a plan."""
+
+    output_type: str
+    """For the pipeline."""
+
+    def applied(self, limits: Limits) -> Limits:
+        """The limits of the pipeline with its own."""
+
+    def arguments(self, plan: Plan) -> Mapping[str, Any]:
+        """For the call, beside those that all products have."""
+
+    def listed(self, output: Any) -> list[Any]:
+        """All results of a call, in the order in which they were asked for. Raises TypeError for an output of something else."""
+
+
+def results_of(pipe: DiffusionPipeline, takes: Mapping[str, Any], model: str) -> Results:
+    """Of a pipeline. takes: parameters of its call. model: its name, for what is told. Raises LoadError for one that makes nothing from
+    words."""
+    if "prompt" not in takes:
+        raise LoadError(f"{type(pipe).__name__} makes nothing from words: it cannot be served here")
+    if count := next((name for name in COUNTS if name in takes), None):
+        return WholeFilm(pipe, takes, model, count)
+    if length := next((name for name in LENGTHS if name in takes), None):
+        return WholeSound(pipe, takes, model, length)
+    return WholePictures(model)
+
+
+class WholePictures:
+    """Implements `Results`."""
+
+    ports = (PortSpec(IMAGE, Content.IMAGE),)
+    output_type = "pil"
+
+    def __init__(self, model: str) -> None:
+        self._model = model
+
+    def applied(self, limits: Limits) -> Limits:
+        return limits
+
+    def arguments(self, plan: Plan) -> Mapping[str, Any]:
+        return {}
+
+    def check(self, request: DrawRequest) -> None:
+        check_kind(request, self._model)
+
+    def items(self, plan: Plan) -> Mapping[str, int]:
+        return {IMAGE: plan.results}
+
+    def listed(self, output: Any) -> list[Any]:
+        return list(_field(output, "images"))
+
+    def decode(self, plan: Plan, latents: Sequence[Image], wanted: Wanted) -> Generator[Drawn, None, None]:
+        for number in range(wanted.get(IMAGE, plan.results), plan.results):
+            yield Picture(encoded(latents[number], plan.media_type, parameters(plan, number, self._model)), plan.media_type)
+
+
+class WholeFilm:
+    """Implements `Results`: one film, as a file that can be played while it comes. count: the parameter of its frames."""
+
+    ports = (PortSpec(VIDEO, Content.VIDEO),)
+    output_type = "pil"
+
+    def __init__(self, pipe: DiffusionPipeline, takes: Mapping[str, Any], model: str, count: str) -> None:
+        self._model, self._count = model, count
+        names = ("vae_scale_factor_temporal", "vae_temporal_compression_ratio")
+        self._multiple = next((int(getattr(pipe, name)) for name in names if getattr(pipe, name, None)), 1)
+        self._usual = _number(takes[count].default, USUAL_FRAMES)
+        self._rates = {name: _number(takes[name].default, USUAL_RATE_HZ) for name in RATES if name in takes}
+
+    def applied(self, limits: Limits) -> Limits:
+        return replace(limits, frames=int(self._usual), frame_multiple=self._multiple, max_frames=MAX_FRAMES, max_results=1)
+
+    def arguments(self, plan: Plan) -> Mapping[str, Any]:
+        return {self._count: plan.frames}
+
+    def check(self, request: DrawRequest) -> None:
+        if request.seconds:
+            raise BadRequest("diffusion.duration_s", f"{self._model} makes films and no sound: leave it out, and give frames")
+        _check_type(request, self._model, WEBM)
+
+    def items(self, plan: Plan) -> Mapping[str, int]:
+        return {VIDEO: plan.frames}
+
+    def rate_hz(self, plan: Plan) -> float:
+        return next((float(plan.option(name, usual)) for name, usual in self._rates.items()), USUAL_RATE_HZ)
+
+    def listed(self, output: Any) -> list[Any]:
+        return list(_field(output, "frames"))
+
+    def decode(self, plan: Plan, latents: Sequence[Sequence[Image]], wanted: Wanted) -> Generator[Drawn, None, None]:
+        """Encoded from its beginning also for who has some of it: a file is one stream."""
+        (frames,) = latents
+        if len(frames) != plan.frames:
+            raise Failed(f"the pipeline made {len(frames)} frames, and {plan.frames} were asked for: ask for so many")
+        first, place = wanted.get(VIDEO, plan.frames), 0
+        for data, count in encode_webm((np.asarray(frame.convert("RGB")) for frame in frames), self.rate_hz(plan)):
+            for part, shown in _parts(data, count):
+                if place >= first:
+                    yield Clip(part, WEBM, shown)
+                place += shown
+
+
+class WholeSound:
+    """Implements `Results`: sound of a length, at most as long as the model's latents where they say it. length: the parameter of its
+    seconds."""
+
+    output_type = "np"
+
+    def __init__(self, pipe: DiffusionPipeline, takes: Mapping[str, Any], model: str, length: str) -> None:
+        self._model, self._length = model, length
+        vae, vocoder = (getattr(getattr(pipe, name, None), "config", {}) for name in ("vae", "vocoder"))
+        self._rate_hz = int(vae.get("sampling_rate") or vocoder.get("sampling_rate") or 0)
+        if not self._rate_hz:
+            raise LoadError(f"{type(pipe).__name__} does not say how many samples of its sound are a second: it cannot be served here")
+        self._channels = int(vae.get("audio_channels") or 1)
+        inner = getattr(getattr(pipe, "transformer", None), "config", {}).get("sample_size")
+        hop = getattr(getattr(pipe, "vae", None), "hop_length", None)
+        self._most = inner * hop / self._rate_hz if isinstance(inner, int) and hop else MAX_SECONDS
+        self._usual = min(_number(takes[length].default, USUAL_SECONDS), self._most)
+        self.ports = (PortSpec(AUDIO, Content.AUDIO, rate_hz=self._rate_hz, width=self._channels),)
+
+    def applied(self, limits: Limits) -> Limits:
+        return replace(limits, seconds=self._usual, max_seconds=self._most, max_results=1)
+
+    def arguments(self, plan: Plan) -> Mapping[str, Any]:
+        return {self._length: plan.seconds}
+
+    def check(self, request: DrawRequest) -> None:
+        if request.frames:
+            raise BadRequest("diffusion.frames", f"{self._model} makes sound and no films: leave it out, and give duration_s")
+        for field in ("width", "height"):
+            if getattr(request, field):
+                raise BadRequest(f"diffusion.{field}", f"{self._model} makes sound and no pictures: leave it out")
+        _check_type(request, self._model, "")
+
+    def items(self, plan: Plan) -> Mapping[str, int]:
+        return {AUDIO: round(plan.seconds * self._rate_hz)}
+
+    def listed(self, output: Any) -> list[Any]:
+        return list(_field(output, "audios"))
+
+    def decode(self, plan: Plan, latents: Sequence[NDArray[np.float32]], wanted: Wanted) -> Generator[Drawn, None, None]:
+        """[channels, samples] or [samples]. What is longer than was asked for is cut, what is shorter ends in silence: a model makes whole
+        latents."""
+        count, (made,) = self.items(plan)[AUDIO], latents
+        samples = np.atleast_2d(np.asarray(made, np.float32))[:, :count].clip(-1, 1).T
+        samples = np.pad(samples, ((0, count - len(samples)), (0, 0)))
+        piece = max(round(PIECE_S * self._rate_hz), 1)
+        for place in range(wanted.get(AUDIO, count), count, piece):
+            yield Sound(np.ascontiguousarray(samples[place : place + piece]))
+
+
+def _field(output: Any, name: str) -> Any:
+    made = getattr(output, name, None)
+    if made is None:
+        raise TypeError(f"the pipeline made {type(output).__name__}, which has no {name}")
+    return made
+
+
+def _number(usual: Any, otherwise: float) -> float:
+    """A parameter's default, where it is one."""
+    return float(usual) if isinstance(usual, int | float) and usual > 0 else float(otherwise)
+
+
+def _check_type(request: DrawRequest, model: str, media_type: str) -> None:
+    if request.media_type not in ("", media_type):
+        told = f"{model} makes {media_type}: ask for that or leave it out" if media_type else f"{model} makes sound: leave it out"
+        raise BadRequest("diffusion.media_type", told)
+
+
+def _parts(data: bytes, frames: int) -> Generator[tuple[bytes, int], None, None]:
+    """Of a piece that may be too long for one message, with its frames. Raises Failed for frames so large that one does not fit."""
+    count = -(-len(data) // MAX_CLIP_BYTES)
+    if count > frames:
+        raise Failed(f"{frames} frames of the film have {len(data)} bytes: ask for fewer pixels")
+    for number in range(count):
+        part = data[number * MAX_CLIP_BYTES : (number + 1) * MAX_CLIP_BYTES]
+        yield part, frames - count + 1 if number == count - 1 else 1

@@ -1,0 +1,120 @@
+"""Films and sound by whole calls of pipelines for which there is no loop of our own."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+from typing import Any
+
+import av
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+
+from helpers.artists import Drawing, draw, model_of
+from helpers.moving import CHANNELS, FILM_SIDE, FRAMES, RATE_HZ, film_maker, sound_maker
+from omnistage.models.diffusers.folder import load_pipeline
+from omnistage.models.interface import BadRequest, Clip, Content, Sound
+
+pytestmark = pytest.mark.filterwarnings("ignore:`torch.nn.utils.weight_norm` is deprecated:FutureWarning")  # of a VAE's of sound
+
+FILM = {"width": FILM_SIDE, "height": FILM_SIDE, "steps": 3, "max_pixels": 1 << 16}
+
+
+def shown(pieces: list[Any]) -> tuple[list[NDArray[np.uint8]], float]:
+    """Frames of the file that clips are pieces of, and their rate."""
+    with av.open(io.BytesIO(b"".join(piece.data for piece in pieces if isinstance(piece, Clip)))) as container:
+        rate = container.streams.video[0].average_rate
+        assert rate is not None
+        return [frame.to_ndarray(format="rgb24") for frame in container.decode(video=0)], float(rate)
+
+
+def heard(pieces: list[Any]) -> NDArray[np.float32]:
+    return np.concatenate([piece.samples for piece in pieces if isinstance(piece, Sound)])
+
+
+async def make(model: Any, prompt: str, first: int = 0, **asked: Any) -> Drawing:
+    """first: frame or sample from which on it is wanted."""
+    return await draw(model, prompt, ports={model.info.produces[0].name: first, "progress": 0}, **asked)
+
+
+async def test_a_film_is_that_of_the_pipeline_as_a_file_that_plays(seed: int) -> None:
+    async with model_of(film_maker(), **FILM) as model:
+        assert model.info.produces[0].content is Content.VIDEO
+        drawing = await make(model, "a dog", seed=seed, frames=9, guidance_scale=3.0, negative_prompt="rain")
+        pipe: Any = load_pipeline(film_maker(), torch.float32)
+        pipe.set_progress_bar_config(disable=True)
+        noise = torch.Generator().manual_seed(seed)
+        said = {"num_inference_steps": 3, "width": FILM_SIDE, "height": FILM_SIDE, "guidance_scale": 3.0, "negative_prompt": "rain"}
+        (expected,) = pipe("a dog", num_frames=9, generator=noise, output_type="pil", **said).frames
+        frames, rate = shown(drawing.pieces)
+        assert len(frames) == len(expected) == 9 and rate == 16
+        for frame, pixels in zip(frames, expected, strict=True):
+            # The file keeps colours at half the places, and not exactly.
+            assert np.abs(frame.mean((0, 1)) - np.asarray(pixels).mean((0, 1))).max() < 4
+            assert np.abs(frame.mean(2) - np.asarray(pixels).mean(2)).mean() < 8
+        assert drawing.steps[-1] == 3
+        await model.warm_up()
+
+
+async def test_a_film_goes_on_at_the_frame_that_is_wanted(seed: int) -> None:
+    async with model_of(film_maker(), **FILM) as model:
+        whole = [piece for piece in (await make(model, "a dog", seed=seed, frames=21)).pieces if isinstance(piece, Clip)]
+        assert len(whole) > 1 and sum(piece.frames for piece in whole) == 21
+        rest = await make(model, "a dog", whole[0].frames, seed=seed, frames=21)
+        assert [piece for piece in rest.pieces if isinstance(piece, Clip)] == whole[1:]
+
+
+async def test_sound_is_that_of_the_pipeline_for_as_long_as_was_asked(seed: int) -> None:
+    async with model_of(sound_maker(), steps=4) as model:
+        port = model.info.produces[0]
+        assert (port.content, port.rate_hz, port.width) == (Content.AUDIO, RATE_HZ, CHANNELS)
+        drawing = await make(model, "rain", seed=seed, seconds=1.3, guidance_scale=2.0)
+        pipe: Any = load_pipeline(sound_maker(), torch.float32)
+        pipe.set_progress_bar_config(disable=True)
+        said = {"num_inference_steps": 4, "guidance_scale": 2.0, "audio_end_in_s": 1.3, "output_type": "np"}
+        (expected,) = pipe("rain", generator=torch.Generator().manual_seed(seed), **said).audios
+        samples = heard(drawing.pieces)
+        assert samples.shape == (round(1.3 * RATE_HZ), CHANNELS)
+        assert np.abs(samples - expected.T[: len(samples)].clip(-1, 1)).max() <= 1e-5
+        rest = await make(model, "rain", 100, seed=seed, seconds=1.3, guidance_scale=2.0)
+        assert np.array_equal(heard(rest.pieces), samples[100:])
+
+
+async def test_films_that_are_alike_share_a_call_and_others_take_turns(seed: int) -> None:
+    async with model_of(film_maker(), **FILM) as model:
+        asked: list[dict[str, Any]] = [{"prompt": f"dog {n}", "seed": seed + n, "frames": 5 + 4 * (n == 2)} for n in range(3)]
+        together = await asyncio.gather(*(make(model, **one) for one in asked))
+        for one, drawing in zip(asked, together, strict=True):
+            alone = shown((await make(model, **one)).pieces)[0]
+            frames = shown(drawing.pieces)[0]
+            assert len(frames) == len(alone) == one["frames"]
+            assert np.abs(np.stack(frames).astype(int) - np.stack(alone)).max() <= 8
+
+
+@pytest.mark.parametrize(
+    ("maker", "asked", "field", "told"),
+    [
+        (film_maker, {"frames": 6}, "frames", "5 or 9"),
+        (film_maker, {"frames": 2000}, "frames", "at most"),
+        (film_maker, {"seconds": 1.0}, "duration_s", "makes films"),
+        (film_maker, {"results": 2}, "results", "at most 1"),
+        (film_maker, {"width": 40}, "width", "multiples of 16"),
+        (film_maker, {"media_type": "image/png"}, "media_type", "video/webm"),
+        (film_maker, {"options": {"num_frames": "5"}}, "options", "the request has frames"),
+        (sound_maker, {"frames": 5}, "frames", "makes sound"),
+        (sound_maker, {"seconds": 1000.0}, "duration_s", "at most"),
+        (sound_maker, {"seconds": 40.0}, "duration_s", "at most 2 s"),
+        (sound_maker, {"seconds": 1.0, "options": {"audio_start_in_s": "50"}}, "options", "StableAudioPipeline refuses it"),
+        (sound_maker, {"width": 64}, "width", "no pictures"),
+        (sound_maker, {"media_type": "audio/wav"}, "media_type", "makes sound"),
+    ],
+)
+async def test_what_it_cannot_be_is_refused_and_the_next_is_made(maker: Any, asked: dict[str, Any], field: str, told: str) -> None:
+    async with model_of(maker(), steps=2, **({"width": FILM_SIDE, "height": FILM_SIDE} if maker is film_maker else {})) as model:
+        with pytest.raises(BadRequest, match=told) as refused:
+            await make(model, "a dog", **asked)
+        assert refused.value.field == f"diffusion.{field}"
+        good = {"frames": FRAMES} if maker is film_maker else {"seconds": 0.5}
+        assert any(isinstance(piece, Clip | Sound) for piece in (await make(model, "a dog", **good)).pieces)

@@ -1,0 +1,49 @@
+"""Films and sound of pipelines that have no loop of our own, asked of a router, which learns from the stage which of them it makes."""
+
+from __future__ import annotations
+
+import io
+
+import av
+import pytest
+
+from helpers.ask import ask, refused
+from helpers.moving import CHANNELS, FILM_SIDE, RATE_HZ, film_maker, sound_maker
+from helpers.servers import all_free, family_logic, local_router, local_stage, omni_stub
+from omnistage.router.pipeline import load_pipeline
+from omnistage.v1 import omni_pb2, stage_pb2
+
+pytestmark = pytest.mark.filterwarnings("ignore:`torch.nn.utils.weight_norm` is deprecated:FutureWarning")  # of a VAE's of sound
+
+
+def request(**fields: object) -> omni_pb2.GenerateRequest:
+    return omni_pb2.GenerateRequest(seed=1, diffusion=stage_pb2.DiffusionParams(prompt="a dog", steps=2, **fields))  # type: ignore[arg-type]
+
+
+async def test_a_film_comes_as_a_file() -> None:
+    sizes = {"width": FILM_SIDE, "height": FILM_SIDE}
+    async with (
+        local_stage(family_logic("diffusers", "diffusion", sizes, film_maker())) as stage,
+        local_router({"diffusion": stage.address}, load_pipeline("diffusers")) as router,
+        omni_stub(router.address) as stub,
+    ):
+        answer = await ask(stub, request(frames=13))
+        assert sorted(answer.chunks) == ["progress", "video"]
+        data = b"".join(chunk.video.data for chunk in answer.of("video"))
+        with av.open(io.BytesIO(data)) as container:
+            assert sum(1 for _ in container.decode(video=0)) == sum(chunk.count for chunk in answer.of("video")) == 13
+        bad = await refused(stub, request(duration_s=2))
+        assert (bad.reason, bad.fields) == ("BAD_REQUEST", ["diffusion.duration_s"])
+        await all_free([stage.address])
+
+
+async def test_sound_comes_as_samples() -> None:
+    async with (
+        local_stage(family_logic("diffusers", "diffusion", {}, sound_maker())) as stage,
+        local_router({"diffusion": stage.address}, load_pipeline("diffusers")) as router,
+        omni_stub(router.address) as stub,
+    ):
+        answer = await ask(stub, request(duration_s=0.5))
+        assert sorted(answer.chunks) == ["audio", "progress"]
+        assert answer.samples().size == RATE_HZ // 2 * CHANNELS
+        await all_free([stage.address])
