@@ -152,6 +152,8 @@ async def test_one_who_does_not_read_holds_only_itself_up() -> None:
     assert isinstance(await anext(slow), Clip)
     for _ in range(3):
         assert (await draw(maker, HILL)).pictures
+    for _ in range(100):
+        await asyncio.sleep(0)
     units = maker.sessions.steps
     for _ in range(100):
         await asyncio.sleep(0)
@@ -249,6 +251,28 @@ async def test_parts_that_change_between_steps_and_steps_with_a_history_are_the_
         for picture, plane in zip(shown.pictures, expected, strict=True):
             np.testing.assert_array_equal(pixels_of(picture.data), plane)
     assert max(maker.groups) > 1
+
+
+async def test_workers_that_have_nothing_to_do_share_those_that_draw() -> None:
+    maker = FilmMaker(FilmOptions(workers=2))
+    await asyncio.gather(*(draw(maker, replace(HILL, seed=seed)) for seed in range(4)))
+    assert set(maker.groups) == {2}
+
+
+@pytest.mark.parametrize("of", ["film", "pictures"])
+async def test_what_is_decoded_holds_nobody_up(of: str) -> None:
+    """A small picture of somebody else comes before the pieces of a long film, or of many pictures."""
+    maker = FilmMaker(FilmOptions(max_chunk=1))
+    long = replace(HILL, client="a", **({"frames": 64} if of == "film" else {"results": 8}))
+    small = replace(HILL, client="b", width=8, height=8)
+    async with aclosing(maker.draw(await maker.prepare(long), no_inputs(), {"video": 0, "image": 0})) as pieces:
+        await anext(pieces)
+        before, ends = maker.sessions.steps, list[int]()
+        theirs = asyncio.create_task(draw(maker, small))
+        theirs.add_done_callback(lambda _: ends.append(maker.sessions.steps))
+        assert len([piece async for piece in pieces]) == (63 if of == "film" else 7)
+        assert len((await theirs).pictures) == 1
+        assert ends[0] - before <= small.steps + 2 + 4, "its steps, its picture, its end, and a few of the other's between"
 
 
 @pytest.mark.parametrize("multistep", [False, True])

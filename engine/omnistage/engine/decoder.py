@@ -146,10 +146,10 @@ class PackedDecoder:
             if between is not None:
                 x = between(x, index)
             x = x + layer.feed_forward(rows, layer.ffn_norm(x))
-            if parts.after is not None:
-                x = parts.after(rows, x, index)
             if tap is not None and tap.layer == index:
                 tapped = x
+            if parts.after is not None:
+                x = parts.after(rows, x, index)
         last = parts.norm(x)
         return Hidden(last, None if tap is None else tap.make(rows, embedded, last if tapped is None else tapped))
 

@@ -31,7 +31,8 @@ def last_and_embedding(materials: Materials) -> Tap:
 
 
 def hidden_of(layer: int) -> Callable[[Materials], Tap]:
-    """The hidden row that comes out of a layer, counted from 0. Raises ValueError for a layer that there is not."""
+    """The hidden row that comes out of a layer, counted from 0, before anything is added behind it. Raises ValueError for a layer that
+    there is not."""
 
     def build(materials: Materials) -> Tap:
         if not 0 <= layer < materials.config.layers:

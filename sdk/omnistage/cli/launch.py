@@ -53,7 +53,7 @@ def serve(
     ] = None,
     lora: Annotated[
         list[str] | None,
-        typer.Option(metavar="[PIPELINE=]FILE[=SCALE]", help="A LoRA of a pipeline that draws, of safetensors. Repeatable."),
+        typer.Option(metavar="[PIPELINE=]FILE[@PART][=SCALE]", help="A LoRA of a pipeline that draws, of safetensors. Repeatable."),
     ] = None,
     device: Annotated[
         list[str] | None,

@@ -10,11 +10,11 @@ from omnistage.cli.layout import Layout, PipelineLayout
 from omnistage.client.errors import BadRequestError
 
 OPTION = "--lora"
-FORM = "give [PIPELINE=]FILE.safetensors[=SCALE]"
+FORM = "give [PIPELINE=]FILE.safetensors[@PART][=SCALE]"
 
 
 def with_loras(layout: Layout, words: Sequence[str]) -> Layout:
-    """words: [PIPELINE=]FILE[=SCALE] each. Raises BadRequestError for a file that is not there, and for one that no pipeline takes."""
+    """words: [PIPELINE=]FILE[@PART][=SCALE] each. Raises BadRequestError for a file that is not there, or that no pipeline takes."""
     pipelines = list(layout.pipelines)
     for word in words:
         name, rest = _pipeline_of(word, pipelines)
@@ -35,13 +35,14 @@ def _pipeline_of(word: str, pipelines: Sequence[PipelineLayout]) -> tuple[str, s
 
 
 def _checked(word: str) -> str:
-    """FILE[=SCALE] with the whole path."""
-    path, equals, scale = word.rpartition("=") if "=" in word and not Path(word).is_file() else (word, "", "")
+    """FILE[@PART][=SCALE] with the whole path."""
+    name, equals, scale = word.rpartition("=") if "=" in word and not Path(word).is_file() else (word, "", "")
+    path, at, part = name.rpartition("@") if "@" in name and not Path(name).is_file() else (name, "", "")
     if not Path(path).is_file():
         raise BadRequestError.of(OPTION, f"{path or word}: there is no such file; {FORM}")
     if "," in path:
         raise BadRequestError.of(OPTION, f"{path}: files stand with commas between them; give it a name without one")
-    return f"{Path(path).absolute()}{equals}{scale}"
+    return f"{Path(path).absolute()}{at}{part}{equals}{scale}"
 
 
 def _draws(pipeline: PipelineLayout) -> bool:

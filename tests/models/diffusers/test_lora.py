@@ -16,6 +16,7 @@ from safetensors.torch import load_file, save_file
 from helpers.artists import draw, model_of
 from helpers.drawings import checkpoint, writable
 from helpers.loras import random_lora
+from helpers.moving import film_maker
 from helpers.painting import CLOSE, Pair, apart, pair
 from helpers.stable_diffusion import SIDE, stable_diffusion
 from omnistage.models.common.checkpoint import BadCheckpoint
@@ -65,6 +66,29 @@ def test_pictures_are_those_of_the_pipeline_with_the_same_files(name: str, tmp_p
     add_loras(doubled, [Lora(scaled)])
     layers = [module for module in doubled.transformer.modules() if "lora_0" in getattr(module, "lora_A", {})]
     assert layers and all(layer.scaling["lora_0"] == 2.0 for layer in layers), "alpha over rank"
+
+
+def test_a_pipeline_of_two_experts_is_told_which_of_them_a_file_changes(tmp_path: Path, seed: int) -> None:
+    """As Diffusers changes them by its own option."""
+    reference: Any = load_pipeline(film_maker(), torch.float32)
+    one, two = (random_lora(reference, "transformer", tmp_path / f"{n}.safetensors", seed=seed + n) for n in range(2))
+    made: Any = load_pipeline(film_maker(), torch.float32)
+    for text, told in [(str(one), f"{one}@transformer or {one}@transformer_2"), (f"{one}@transformer,{two}", "two models")]:
+        with pytest.raises(LoadError, match=told):
+            add_loras(made, read_loras(text))
+    with pytest.raises(LoadError, match="has no transformer_2"):
+        add_loras(load_pipeline(checkpoint("z-image"), torch.float32), read_loras(f"{one}@transformer_2"))
+    add_loras(made, read_loras(f"{one}@transformer=0.5,{two}@transformer_2,{one}@transformer_2=0.2"))
+    reference.load_lora_weights(str(tmp_path), weight_name=one.name, adapter_name="a")
+    reference.load_lora_weights(str(tmp_path), weight_name=two.name, adapter_name="b", load_into_transformer_2=True)
+    reference.load_lora_weights(str(tmp_path), weight_name=one.name, adapter_name="c", load_into_transformer_2=True)
+    reference.set_adapters(["a", "b", "c"], [0.5, 1.0, 0.2])
+    frames = []
+    for pipe in (reference, made, load_pipeline(film_maker(), torch.float32)):
+        pipe.set_progress_bar_config(disable=True)
+        said = {"num_frames": 5, "width": 32, "height": 32, "num_inference_steps": 4, "output_type": "np"}
+        frames.append(pipe("a dog", generator=torch.Generator().manual_seed(seed), **said).frames)
+    assert np.abs(frames[0] - frames[1]).max() <= CLOSE and np.abs(frames[0] - frames[2]).max() > 1e-3
 
 
 async def test_scale_nothing_is_the_base_model_and_each_scale_has_a_revision(tmp_path: Path, seed: int) -> None:

@@ -89,6 +89,11 @@ def test_what_is_large_holds_nobody_small_up_until_it_ends() -> None:
     assert fair.admit() == ["small", "again"], "who is due first, as far as there is room"
 
 
+def test_one_that_takes_more_steps_than_it_said_lets_others_come_between() -> None:
+    fair = admitted({"a1": 4, "b1": 4}, clients="ab")
+    assert run(fair, {"a1": 5, "b1": 2}) == [["a1"], ["a1"], ["b1"], ["b1"], ["a1"], ["a1"], ["a1"]]
+
+
 def test_one_that_cannot_step_holds_nobody_up_and_has_the_next_turn() -> None:
     fair = admitted({"a": 1, "b": 1, "c": 1})
     ready = {"b", "c"}
@@ -148,7 +153,7 @@ def test_what_was_not_done_of_a_job_is_not_held_against_its_client() -> None:
 
 
 def test_who_must_be_alone_first_is_so_as_soon_as_it_could_join() -> None:
-    fair = admitted({"a1": 4, "a2": 4, "a3": 4}, step_budget=8)
+    fair = admitted({"a1": 4, "a2": 4, "a3": 4}, step_budget=8, steps=9)
     keys: dict[str, str | None] = {"a1": "a", "a2": None, "a3": None}
     assert step(fair, keys.__getitem__) == ["a2"]
     keys["a2"] = "a"

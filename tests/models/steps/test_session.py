@@ -172,6 +172,17 @@ async def test_the_thread_waits_for_a_reader_that_does_not_read() -> None:
         assert [piece.step for piece in shown if isinstance(piece, Preview)] == [*range(1, 101)]
 
 
+async def test_what_is_shown_is_never_far_ahead_of_a_slow_reader() -> None:
+    """Each piece that it reads makes room for one."""
+    job, ahead = Job(200, shows=True), list[int]()
+    async with house() as made, aclosing(made.sessions.draw(job)) as pieces:
+        async for piece in pieces:
+            if isinstance(piece, Preview):
+                await asyncio.sleep(0.002)
+                ahead.append(job.step - piece.step)
+        assert len(ahead) == 200 and max(ahead) <= MAX_UNREAD + MAX_AHEAD + 2
+
+
 async def test_an_error_in_the_middle_ends_the_one_that_it_is_of() -> None:
     """After what it had shown before."""
     bad, good = Job(100, shows=True, fails_at=4), Job(40)

@@ -128,7 +128,7 @@ def _loaded(folder: Path, options: LoadOptions, team: Team | None) -> DrawnModel
             results=computed(partial(_trial, artist, name), options.threads),
             # In bfloat16 results so small are the same on processors whose larger ones differ.
             settings=f"{artist.limits} {chosen.condition_area} {get_cpu_capability()} {memory.settings}".strip()
-            + "".join(f" lora {lora.digest}={lora.scale:g}" for lora in loras),
+            + "".join(f" lora {lora.digest}{lora.part}={lora.scale:g}" for lora in loras),
         ),
         accepts=(),
         produces=artist.ports,

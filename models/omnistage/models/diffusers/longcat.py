@@ -114,13 +114,13 @@ class LongCatPainter(Painter):
         places: Tensor = prepare_pos_ids(modality_id=1, type="image", start=start, height=height, width=width)
         return places
 
-    def guided(self, positive: Tensor, negative: Tensor, plan: Plan) -> Tensor:
+    def guided(self, positive: Tensor, negative: Tensor, canvas: Canvas) -> Tensor:
         """At most as far as the prompt alone would lead."""
-        both = super().guided(positive, negative, plan)
-        if not plan.option("enable_cfg_renorm", True):
+        both = super().guided(positive, negative, canvas)
+        if not canvas.plan.option("enable_cfg_renorm", True):
             return both
         there, led = (torch.linalg.vector_norm(each, dim=-1, keepdim=True) for each in (positive, both))
-        scaled: Tensor = both * (there / (led + 1e-8)).clamp(min=float(plan.option("cfg_renorm_min", 0.0)), max=1.0)
+        scaled: Tensor = both * (there / (led + 1e-8)).clamp(min=float(canvas.plan.option("cfg_renorm_min", 0.0)), max=1.0)
         return scaled
 
     # 4: postprocess

@@ -24,6 +24,10 @@ from omnistage.models.diffusers.quiet import quiet
 from omnistage.models.errors import LoadError
 
 MOST = 16
+PARTS = ("transformer", "transformer_2")
+"""Of pipelines of two experts, the first for what is mostly noise."""
+SECOND = "load_into_transformer_2"
+"""Of Diffusers' loader."""
 MOST_SCALE = 100.0
 DOWN = re.compile(r"\.lora(_A|_down|\.down|_linear_layer\.down)\b")
 """In names of weights that lead from a layer to few numbers, as many as the rank; the first of their two sides in all ways to write it."""
@@ -35,10 +39,11 @@ SHOWN = 3
 
 @dataclass(frozen=True, slots=True)
 class Lora:
-    """scale: how much of the change is made."""
+    """scale: how much of the change is made. part: which model of a pipeline of several it changes; empty: the only one."""
 
     path: Path
     scale: float = 1.0
+    part: str = ""
 
     @property
     def digest(self) -> str:
@@ -47,22 +52,23 @@ class Lora:
             return hashlib.file_digest(file, "sha256").hexdigest()
 
     def __str__(self) -> str:
-        return f"{self.path} at {self.scale:g}"
+        return f"{self.path}{self.part and f' in {self.part}'} at {self.scale:g}"
 
 
 def read_loras(text: str) -> tuple[Lora, ...]:
-    """Of FILE[=SCALE], with commas between several. Raises LoadError."""
+    """Of FILE[@PART][=SCALE], with commas between several. Raises LoadError."""
     loras = []
     for word in filter(None, text.split(",")):
         name, _, scale = word.rpartition("=") if "=" in word and not Path(word).is_file() else (word, "", "1")
+        path, _, part = name.rpartition("@") if name.rpartition("@")[2] in PARTS and not Path(name).is_file() else (name, "", "")
         try:
-            lora = Lora(Path(name), float(scale))
+            lora = Lora(Path(path), float(scale), part)
         except ValueError:
-            lora = Lora(Path(name), math.nan)
-        if not name or not abs(lora.scale) <= MOST_SCALE:
+            lora = Lora(Path(path), math.nan)
+        if not path or not abs(lora.scale) <= MOST_SCALE:
             raise LoadError(f"option lora {word}: give FILE or FILE=SCALE, a number from -{MOST_SCALE:g} to {MOST_SCALE:g}")
         loras.append(lora)
-    if len(loras) > MOST or len({lora.path.resolve() for lora in loras}) < len(loras):
+    if len(loras) > MOST or len({(lora.path.resolve(), lora.part) for lora in loras}) < len(loras):
         raise LoadError(f"option lora: give at most {MOST} files, each once")
     return tuple(loras)
 
@@ -73,18 +79,30 @@ def add_loras(pipe: Any, loras: Sequence[Lora]) -> None:
         return
     if not hasattr(pipe, "load_lora_weights"):
         raise LoadError(f"option lora: {type(pipe).__name__} of diffusers takes none; leave it out")
+    for lora in loras:
+        _check_part(pipe, lora)
     names = [f"lora_{number}" for number in range(len(loras))]
     for name, lora in zip(names, loras, strict=True):
         ranks = _check_file(lora.path)
         try:
             with quiet():
-                _load(pipe, lora.path, name, ranks)
+                _load(pipe, lora, name, ranks)
         except (BadCheckpoint, MemoryError):
             raise
         except Exception as error:  # the loader raises every kind of error of what stands in a file
             told = " ".join(str(error).split())[:300]
             raise BadCheckpoint(f"{lora.path} does not fit {type(pipe).__name__}; is it a LoRA of another model? {told}") from error
     pipe.set_adapters(names, [lora.scale for lora in loras])
+
+
+def _check_part(pipe: Any, lora: Lora) -> None:
+    """Raises LoadError where a pipeline of two models is not told which of them, and where it has not the one that is told."""
+    parts = [part for part in PARTS if getattr(pipe, part, None) is not None]
+    if lora.part and lora.part not in parts:
+        raise LoadError(f"option lora {lora.path}@{lora.part}: {type(pipe).__name__} has no {lora.part}; leave it out")
+    if not lora.part and len(parts) > 1:
+        told = " or ".join(f"{lora.path}@{part}" for part in parts)
+        raise LoadError(f"option lora {lora.path}: {type(pipe).__name__} has two models that draw; give {told}, or both")
 
 
 def loras_beside(files: Collection[Path]) -> list[Path]:
@@ -159,7 +177,8 @@ def _by_layer(value: object, ranks: Collection[int], is_fit: Any) -> bool:
     return isinstance(value, dict) and _are_names(list(value), ranks) and all(is_fit(one, ranks) for one in value.values())
 
 
-def _load(pipe: Any, path: Path, name: str, ranks: frozenset[int]) -> None:
+def _load(pipe: Any, lora: Lora, name: str, ranks: frozenset[int]) -> None:
+    path, second = lora.path, {SECOND: True} if lora.part == PARTS[1] else {}
     wanted = set[str]()
     published = pipe.lora_state_dict
 
@@ -171,10 +190,15 @@ def _load(pipe: Any, path: Path, name: str, ranks: frozenset[int]) -> None:
 
     pipe.lora_state_dict = confined
     try:
-        pipe.load_lora_weights(str(path), weight_name=path.name, adapter_name=name, local_files_only=True, use_safetensors=True)
+        pipe.load_lora_weights(str(path), weight_name=path.name, adapter_name=name, local_files_only=True, use_safetensors=True, **second)
     finally:
         del pipe.lora_state_dict
     _check_loaded(pipe, path, name, wanted)
+
+
+def _called(part: str) -> str:
+    """As files call it: they know one model that draws."""
+    return PARTS[0] if part == PARTS[1] else part
 
 
 def _check_loaded(pipe: Any, path: Path, name: str, wanted: set[str]) -> None:
@@ -183,7 +207,7 @@ def _check_loaded(pipe: Any, path: Path, name: str, wanted: set[str]) -> None:
     for part, model in pipe.components.items():
         if not isinstance(model, torch.nn.Module):
             continue
-        found |= {f"{part}.{layer}" for layer, module in model.named_modules() if name in getattr(module, "lora_A", {})}
+        found |= {f"{_called(part)}.{layer}" for layer, module in model.named_modules() if name in getattr(module, "lora_A", {})}
         for weight, values in model.named_parameters():
             if f".{name}." in weight:
                 check_finite(values, weight, path)

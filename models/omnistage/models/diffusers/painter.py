@@ -93,6 +93,11 @@ class Canvas:
     def is_drawn(self) -> bool:
         return self.sampler.is_done
 
+    @property
+    def scaled(self) -> Tensor:
+        """Its latents, as the transformer takes them."""
+        return self.sampler.scaled(self.latents)
+
 
 class Row(NamedTuple):
     """What one row of a batch is computed from. text: [tokens, width]."""
@@ -233,7 +238,8 @@ class Painter(ABC):
         generator = torch.Generator("cpu").manual_seed(plan.seed_of(number))
         latents = self.noise(plan, conditions, generator)
         scheduler = self._scheduled(list(plan.sigmas) or self.sigmas(plan.steps), self.shift(latents, conditions))
-        return Canvas(plan, conditions, latents, Sampler(scheduler, generator, draws=self.memory.draws))
+        sampler = Sampler(scheduler, generator, draws=self.memory.draws)
+        return Canvas(plan, conditions, latents * sampler.noise_scale, sampler)
 
     def go_on(self, canvas: Canvas, state: State) -> None:
         """With what was drawn elsewhere."""
@@ -258,9 +264,9 @@ class Painter(ABC):
     def velocities(self, rows: Sequence[Row]) -> list[Tensor]:
         """What the transformer makes of each row, in the shape of its latents: the way from the picture to the noise."""
 
-    def guided(self, positive: Tensor, negative: Tensor, plan: Plan) -> Tensor:
+    def guided(self, positive: Tensor, negative: Tensor, canvas: Canvas) -> Tensor:
         """Of both velocities, the one to go on with (Ho and Salimans 2022, classifier-free guidance)."""
-        return negative + plan.guidance * (positive - negative)
+        return negative + canvas.plan.guidance * (positive - negative)
 
     def is_guided(self, canvas: Canvas) -> bool:
         """In its next step."""
@@ -278,7 +284,7 @@ class Painter(ABC):
             made = iter(self.velocities(rows))
         for canvas in canvases:
             positive = next(made)
-            canvas.velocity = self.guided(positive, next(made), canvas.plan) if self.is_guided(canvas) else positive
+            canvas.velocity = self.guided(positive, next(made), canvas) if self.is_guided(canvas) else positive
 
     def advance(self, canvas: Canvas) -> None:
         """Take the step. Raises Failed for a picture that became something that is no number."""
@@ -341,7 +347,7 @@ class Painter(ABC):
 def with_images(row: Row) -> Tensor:
     """[1, tokens, channels] of packed latents: what is drawn, and after it what is edited."""
     images = row.canvas.conditions.images
-    return row.canvas.latents if images is None else torch.cat([row.canvas.latents, images[None]], dim=1)
+    return row.canvas.scaled if images is None else torch.cat([row.canvas.scaled, images[None]], dim=1)
 
 
 def padded(texts: Sequence[Tensor]) -> tuple[Tensor, Tensor | None]:

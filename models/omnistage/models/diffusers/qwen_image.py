@@ -122,9 +122,9 @@ class QwenImagePainter(Painter):
         """Other arguments of the transformer, for so many rows."""
         return {}
 
-    def guided(self, positive: Tensor, negative: Tensor, plan: Plan) -> Tensor:
+    def guided(self, positive: Tensor, negative: Tensor, canvas: Canvas) -> Tensor:
         """As far as the prompt alone would lead, in the direction that guidance gives."""
-        both = negative + plan.guidance * (positive - negative)
+        both = negative + canvas.plan.guidance * (positive - negative)
         there, led = (torch.linalg.vector_norm(each, dim=-1, keepdim=True) for each in (positive, both))
         scaled: Tensor = both * (there / led)
         return scaled
@@ -256,9 +256,9 @@ class QwenImageLayeredPainter(_FromPictures):
     def _more(self, count: int) -> dict[str, Tensor]:
         return {"additional_t_cond": torch.zeros(count, dtype=torch.long, device=self.device)}
 
-    def guided(self, positive: Tensor, negative: Tensor, plan: Plan) -> Tensor:
-        guided = QwenImagePainter.guided if plan.option("cfg_normalize", False) else Painter.guided
-        return guided(self, positive, negative, plan)
+    def guided(self, positive: Tensor, negative: Tensor, canvas: Canvas) -> Tensor:
+        guided = QwenImagePainter.guided if canvas.plan.option("cfg_normalize", False) else Painter.guided
+        return guided(self, positive, negative, canvas)
 
     def _frames(self, latents: Tensor, plan: Plan) -> Tensor:
         """[1 + layers, channels, height, width], the whole picture first."""

@@ -107,6 +107,17 @@ class Sampler:
         sigma: Tensor = self.scheduler.sigmas[self.step]
         return sigma
 
+    @property
+    def noise_scale(self) -> float:
+        """What noise is multiplied by before the first step; 1 of a flow."""
+        return float(getattr(self.scheduler, "init_noise_sigma", 1.0))
+
+    def scaled(self, latents: Tensor) -> Tensor:
+        """As the model takes them in the next step: a scheduler that is no flow makes them as large as what it was trained on."""
+        scale = getattr(self.scheduler, "scale_model_input", None)
+        made: Tensor = latents if scale is None else scale(latents, self.timestep)
+        return made
+
     def advance(self, made: Tensor, latents: Tensor) -> tuple[Tensor, Callable[[], Tensor]]:
         """Latents after one more step, and a way to what they would become without noise if it led on straight. made: by the model, of
         `latents`."""

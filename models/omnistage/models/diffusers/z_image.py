@@ -87,14 +87,14 @@ class ZImagePainter(Painter):
 
     def velocities(self, rows: Sequence[Row]) -> list[Tensor]:
         """The transformer takes lists, and fills up what is shorter."""
-        latents = [row.canvas.latents[0, :, None].to(self.dtype) for row in rows]
+        latents = [row.canvas.scaled[0, :, None].to(self.dtype) for row in rows]
         times = torch.stack([(1000 - row.canvas.sampler.timestep) / 1000 for row in rows])
         made = self.pipe.transformer(latents, times, [row.text for row in rows], return_dict=False)[0]
         return [-each[:, 0].float()[None] for each in made]
 
-    def guided(self, positive: Tensor, negative: Tensor, plan: Plan) -> Tensor:
-        both = positive + plan.guidance * (positive - negative)
-        if plan.option("cfg_normalization", False):
+    def guided(self, positive: Tensor, negative: Tensor, canvas: Canvas) -> Tensor:
+        both = positive + canvas.plan.guidance * (positive - negative)
+        if canvas.plan.option("cfg_normalization", False):
             # At most as far as the prompt alone would lead, of all places together.
             there, led = torch.linalg.vector_norm(positive), torch.linalg.vector_norm(both)
             return both * (there / led) if led > there else both

@@ -18,7 +18,8 @@ ones; who has many waits for itself.
 
 **The bound.** A job that asks for work w, with w' left of its client before it, is due w + w' after it came, and whatever comes later and
 steps before it is due before it: that is at most w + w' of each other client, however many jobs they have. Time goes on with every step.
-While it waits for room, those in the reserve step too.
+While it waits for room, those in the reserve step too. A job that takes more steps than it said, such as pieces that are decoded, is due
+later by each of them, as if that were another job of its client.
 """
 
 from __future__ import annotations
@@ -126,10 +127,10 @@ class Fair(Generic[J]):
 
     def choose(self, key: Key[J], can_step: CanStep[J], idle: int = 1) -> list[J]:
         """Whoever is due first leads. One that has to take a step alone before it can be with others does that as soon as it would find
-        room beside the leader."""
+        room beside the leader. Workers that have nothing to do share those that can step."""
         self.admit()
         able = sorted((job for job in self._admitted if can_step(job)), key=lambda job: self._admitted[job].due)
-        return self._together(able, key) if able else []
+        return self._together(able, key, -(-len(able) // idle)) if able else []
 
     def is_halved(self, key: Hashable | None) -> bool:
         """A worker that has nothing to do is for the next drawing."""
@@ -139,16 +140,22 @@ class Fair(Generic[J]):
         """Count a step of these admitted jobs."""
         clients = {asked.client for known in (self._waiting, self._admitted) for asked in known.values()}
         for job in jobs:
-            self._admitted[job].left -= self._admitted[job].cost
-            self._now += self._admitted[job].cost / len(clients)
+            asked = self._admitted[job]
+            asked.left -= asked.cost
+            self._now += asked.cost / len(clients)
+            if asked.left < 0:
+                asked.due = max(asked.due, self._now) + asked.cost
+                self._last_due[asked.client] = max(self._last_due.get(asked.client, 0.0), asked.due)
 
-    def _together(self, able: list[J], key_of: Key[J]) -> list[J]:
+    def _together(self, able: list[J], key_of: Key[J], share: int) -> list[J]:
+        """share: of a worker, in jobs."""
+        most = min(self._most or share, share)
         leader, *others = able
         key, left = key_of(leader), self._step_budget - self._admitted[leader].cost
         chosen = [leader]
         for job in others if key is not None else ():
             cost = self._admitted[job].cost
-            if cost > left or len(chosen) == self._most:
+            if cost > left or len(chosen) == most:
                 continue
             own = key_of(job)
             if own is None:

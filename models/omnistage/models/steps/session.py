@@ -49,6 +49,10 @@ class _Session(Generic[J]):
         self._changed = asyncio.Event()
         self._unread: deque[Drawn] = deque()
 
+    @property
+    def has_room(self) -> bool:
+        return len(self._unread) < MAX_UNREAD
+
     def put(self, pieces: Sequence[Drawn]) -> bool:
         """Whether there is room for more."""
         for piece in pieces:
@@ -56,7 +60,7 @@ class _Session(Generic[J]):
                 self._unread.pop()
             self._unread.append(piece)
         self._changed.set()
-        return len(self._unread) < MAX_UNREAD
+        return self.has_room
 
     def wake(self, over: asyncio.Future[None]) -> None:
         """Nothing more will be put."""
@@ -105,7 +109,8 @@ class Sessions(Generic[J]):
         over.add_done_callback(session.wake)
         try:
             while (piece := await session.take(over)) is not None:
-                self._loop.go_on(session)
+                if session.has_room:
+                    self._loop.go_on(session)
                 yield piece
         finally:
             await self._loop.withdraw(session)

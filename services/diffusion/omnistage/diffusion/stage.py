@@ -28,7 +28,7 @@ from omnistage.models.interface import (
 )
 from omnistage.stage.logic import Input, Output, Start, Timing, Work
 from omnistage.stage.model import ModelStage
-from omnistage.stage.params import POSITIONS, bad_request, check_kind, media_of, media_type_of, refusals
+from omnistage.stage.params import bad_request, check_kind, media_of, media_type_of, refusals
 from omnistage.stage.pieces import code_outputs, codes_of, pieces, row_outputs, sound_outputs
 from omnistage.v1 import chunk_pb2, stage_pb2, tensor_pb2
 
@@ -62,11 +62,6 @@ class DiffusionStage(ModelStage[DiffusionModel[P]]):
     async def prepare(self, request: stage_pb2.Open, start: Start) -> Work:
         check_kind(request.params, "diffusion")
         draw = replace(parse(request.params.diffusion, request.seed), client=request.client)
-        image = self._ports.get(Content.IMAGE)
-        total = draw.results * max(draw.layers, 1)
-        if image is not None and start.first.get(image.name, 0) > total:
-            first = start.first[image.name]
-            raise bad_request(POSITIONS, f"port {image.name!r} cannot go on at picture {first}: {total} are asked for")
         codes = self._ports.get(Content.CODES)
         if codes is not None and codes.compact and codes.name not in start.ended:
             draw = replace(draw, history=codes_of(start, codes))
