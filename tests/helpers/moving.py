@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import atexit
+import io
 import shutil
 import tempfile
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+import av
+import numpy as np
 import torch
 from diffusers import (
     AutoencoderKLWan,
@@ -21,10 +24,13 @@ from diffusers import (
     WanTransformer3DModel,
 )
 from diffusers.pipelines.stable_audio.modeling_stable_audio import StableAudioProjectionModel
+from numpy.typing import NDArray
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Split
-from transformers import PreTrainedTokenizerFast, T5Config, T5EncoderModel, UMT5Config, UMT5EncoderModel
+from transformers import PreTrainedTokenizerFast
+from transformers.models.t5 import T5Config, T5EncoderModel
+from transformers.models.umt5 import UMT5Config, UMT5EncoderModel
 
 from omnistage.models.diffusers.quiet import quiet
 
@@ -84,6 +90,14 @@ def sound_maker() -> Path:
     )
 
 
+def frames_of(data: bytes) -> tuple[list[NDArray[np.generic]], float]:
+    """Frames of a file, [height, width, 3], and their rate."""
+    with av.open(io.BytesIO(data), "r") as container:
+        rate = container.streams.video[0].average_rate
+        assert rate is not None
+        return [frame.to_ndarray(format="rgb24") for frame in container.decode(video=0)], float(rate)
+
+
 def _saved(pipeline: Any, **parts: Any) -> Path:
     home = tempfile.mkdtemp(prefix="omnistage-drawings-")
     atexit.register(shutil.rmtree, home, ignore_errors=True)
@@ -113,5 +127,5 @@ def _tokenizer() -> PreTrainedTokenizerFast:
     """Letter by letter."""
     words = {word: number for number, word in enumerate(["<pad>", "</s>", "<unk>", *"abcdefghijklmnopqrstuvwxyz ,.;:!?"])}
     tokenizer = Tokenizer(WordLevel(words, unk_token="<unk>"))
-    tokenizer.pre_tokenizer = Split("", "isolated")  # type: ignore[assignment]
+    tokenizer.pre_tokenizer = Split("", "isolated")
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="<pad>", eos_token="</s>", unk_token="<unk>", model_max_length=64)

@@ -263,7 +263,7 @@ async def test_workers_that_have_nothing_to_do_share_those_that_draw() -> None:
 async def test_what_is_decoded_holds_nobody_up(of: str) -> None:
     """A small picture of somebody else comes before the pieces of a long film, or of many pictures."""
     maker = FilmMaker(FilmOptions(max_chunk=1))
-    long = replace(HILL, client="a", **({"frames": 64} if of == "film" else {"results": 8}))
+    long = replace(HILL, client="a", frames=64 if of == "film" else 0, results=1 if of == "film" else 8)
     small = replace(HILL, client="b", width=8, height=8)
     async with aclosing(maker.draw(await maker.prepare(long), no_inputs(), {"video": 0, "image": 0})) as pieces:
         await anext(pieces)

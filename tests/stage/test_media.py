@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import cast
 
@@ -40,6 +41,9 @@ class Looking(FilmMaker):
     async def prepare(self, request: DrawRequest) -> Scene:
         self.asked = request
         return cast(Scene, None)
+
+    def items(self, prepared: Scene) -> Mapping[str, int]:
+        return {}
 
 
 def said_by(role: str, *parts: stage_pb2.Part) -> stage_pb2.Message:

@@ -518,6 +518,9 @@ class DiffusionModel(Model, Protocol[P]):
     async def prepare(self, request: DrawRequest) -> P:
         """What `draw` needs. Raises BadRequest."""
 
+    def items(self, prepared: P) -> Mapping[str, int]:
+        """How many will come on each port in all. A port of progress, and one that keeps states, has none to tell."""
+
     def draw(self, prepared: P, inputs: AsyncIterator[Piece], wanted: Wanted) -> AsyncGenerator[Drawn, None]:
         """Yield what is drawn: pictures, frames and samples from the wanted one of their ports on. Progress begins anew in a session that
         was begun elsewhere."""

@@ -19,8 +19,10 @@ from safetensors.torch import load_file, save_file
 
 from helpers.artists import EDITING, USUAL, Drawing, draw, model_of, opened, pixels_of
 from helpers.drawings import checkpoint, writable
-from helpers.logic import run_logic
+from helpers.logic import run_logic, start_at
 from helpers.painting import picture
+from helpers.run import params
+from helpers.servers import family_logic
 from omnistage.diffusion.stage import DiffusionStage
 from omnistage.models import registry
 from omnistage.models.conversation import Media
@@ -344,6 +346,17 @@ async def test_layers_of_each_of_several_results_stay_together(seed: int) -> Non
         rest = await draw(layered, "taken apart", images=(image,), layers=3, results=2, seed=seed, first=4)
         assert [one.layer for one in rest.pictures] == [1, 2]
         assert np.abs(rest.pixels - both.pixels[4:]).max() <= 1
+
+
+async def test_items_that_the_model_counts_by_itself_are_known() -> None:
+    """Four layers of each picture where the request says none."""
+    logic = family_logic("diffusers", "diffusion", EDITING, checkpoint("qwen-image-layered"))
+    image = stage_pb2.Media(data=png(picture(1, 60, 90, opaque=False)), media_type="image/png")
+    asked = stage_pb2.Open(params=params("diffusion", "a hill", images=[image], results=2))
+    await logic.prepare(asked, start_at({"image": 8}))
+    with pytest.raises(StageError, match="cannot go on at 9: there are only 8 items"):
+        await logic.prepare(asked, start_at({"image": 9}))
+    await logic.close()
 
 
 @pytest.mark.parametrize("name", ["qwen-image-edit", "qwen-image-edit-plus", "longcat-image-edit"])

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import io
 from typing import Any
 
-import av
 import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
 
 from helpers.artists import Drawing, draw, model_of
-from helpers.moving import CHANNELS, FILM_SIDE, FRAMES, RATE_HZ, film_maker, sound_maker
+from helpers.moving import CHANNELS, FILM_SIDE, FRAMES, RATE_HZ, film_maker, frames_of, sound_maker
 from omnistage.models.diffusers.folder import load_pipeline
 from omnistage.models.interface import BadRequest, Clip, Content, Sound
 
@@ -22,12 +20,9 @@ pytestmark = pytest.mark.filterwarnings("ignore:`torch.nn.utils.weight_norm` is 
 FILM = {"width": FILM_SIDE, "height": FILM_SIDE, "steps": 3, "max_pixels": 1 << 16}
 
 
-def shown(pieces: list[Any]) -> tuple[list[NDArray[np.uint8]], float]:
+def shown(pieces: list[Any]) -> tuple[list[NDArray[np.generic]], float]:
     """Frames of the file that clips are pieces of, and their rate."""
-    with av.open(io.BytesIO(b"".join(piece.data for piece in pieces if isinstance(piece, Clip)))) as container:
-        rate = container.streams.video[0].average_rate
-        assert rate is not None
-        return [frame.to_ndarray(format="rgb24") for frame in container.decode(video=0)], float(rate)
+    return frames_of(b"".join(piece.data for piece in pieces if isinstance(piece, Clip)))
 
 
 def heard(pieces: list[Any]) -> NDArray[np.float32]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import weakref
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from functools import partial
@@ -14,7 +14,7 @@ from typing import Any, Generic, Protocol, TypeVar
 from PIL import Image as pillow
 from PIL.Image import Image
 
-from omnistage.models.common.requests import check_medium, check_place
+from omnistage.models.common.requests import check_medium
 from omnistage.models.common.worker import Worker
 from omnistage.models.conversation import Media
 from omnistage.models.diffusers.output import encoded
@@ -206,10 +206,11 @@ class DrawnModel(Generic[J]):
         with self._held_lock:
             self._held -= size
 
+    def items(self, prepared: Plan) -> Mapping[str, int]:
+        return self._artist.product.items(prepared)
+
     async def draw(self, prepared: Plan, inputs: AsyncIterator[Piece], wanted: Wanted) -> AsyncGenerator[Drawn, None]:
         """See DiffusionModel.draw."""
-        for port, count in self._artist.product.items(prepared).items():
-            check_place(wanted, port, count, "items")
         for note in self._vocabulary.notes(
             prepared.prompt, (prepared.width, prepared.height), (self._artist.limits.width, self._artist.limits.height)
         ):

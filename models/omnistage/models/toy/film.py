@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Hashable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Hashable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from omnistage.models.common.requests import check_medium, check_place, check_plain_drawing
+from omnistage.models.common.requests import check_medium, check_plain_drawing
 from omnistage.models.conversation import Media
 from omnistage.models.interface import (
     BadRequest,
@@ -155,12 +155,13 @@ class FilmMaker(Toy):
         except Unreadable as error:
             raise BadRequest("diffusion.images", str(error)) from None
 
-    async def draw(self, prepared: Scene, inputs: AsyncIterator[Piece], wanted: Wanted) -> AsyncGenerator[Drawn, None]:
+    def items(self, prepared: Scene) -> Mapping[str, int]:
         counts = {port.name: 0 for product in (self._pictures, self._film, self._sound) for port in product.ports}
         for product in self.products(prepared.request):
             counts |= product.items(prepared)
-        for port, count in counts.items():
-            check_place(wanted, port, count, "items")
+        return counts
+
+    async def draw(self, prepared: Scene, inputs: AsyncIterator[Piece], wanted: Wanted) -> AsyncGenerator[Drawn, None]:
         job = Job(prepared, wanted)
         self._restore(job)
         async with aclosing(self.sessions.draw(job, prepared.request.client)) as pieces:

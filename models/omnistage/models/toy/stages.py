@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -328,6 +328,9 @@ class ToyDiffusion(Toy):
         if request.media_type not in ("", "image/png"):
             raise BadRequest("diffusion.media_type", "this model makes image/png; ask for that or leave it out")
         return request
+
+    def items(self, prepared: DrawRequest) -> Mapping[str, int]:
+        return {"image": prepared.results}
 
     async def draw(
         self, prepared: DrawRequest, inputs: AsyncIterator[Piece], wanted: Wanted

@@ -28,7 +28,7 @@ from omnistage.models.interface import (
 )
 from omnistage.stage.logic import Input, Output, Start, Timing, Work
 from omnistage.stage.model import ModelStage
-from omnistage.stage.params import bad_request, check_kind, media_of, media_type_of, refusals
+from omnistage.stage.params import POSITIONS, bad_request, check_kind, media_of, media_type_of, refusals
 from omnistage.stage.pieces import code_outputs, codes_of, pieces, row_outputs, sound_outputs
 from omnistage.v1 import chunk_pb2, stage_pb2, tensor_pb2
 
@@ -67,6 +67,9 @@ class DiffusionStage(ModelStage[DiffusionModel[P]]):
             draw = replace(draw, history=codes_of(start, codes))
         with refusals():
             prepared = await self._model.prepare(draw)
+        for port, count in self._model.items(prepared).items():
+            if (first := start.first.get(port, 0)) > count:
+                raise bad_request(POSITIONS, f"port {port!r} cannot go on at {first}: there are only {count} items")
         return Work(partial(self._run, prepared))
 
     async def _run(self, prepared: P, inputs: AsyncIterator[Input], timing: Timing, start: Start) -> AsyncGenerator[Output, None]:
