@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from helpers.families import PICTURE
 from omnistage.models.conversation import Media
+from omnistage.models.errors import LoadError
 from omnistage.models.interface import BadRequest, Clip, Drawn, DrawRequest, Picture, Preview, Progress, Rows, Sound, Wanted, no_inputs
 from omnistage.models.steps.interface import Aside
 from omnistage.models.steps.session import MAX_UNREAD
@@ -210,17 +211,23 @@ async def test_a_loop_that_ends_leaves_nothing_for_the_next(interval_s: float) -
 
 
 class Misgrouping(FilmMaker):
-    """Has a bug where no job is to blame: nobody can say any more who steps with whom."""
+    """Has a bug: nobody can say any more who steps with whom."""
 
     def key(self, job: Job) -> tuple[int, int]:
         raise AssertionError("told to fail")
+
+
+@pytest.mark.parametrize("option", ["max_chunk", "budget", "step_budget", "experts", "workers"])
+def test_counts_of_nothing_are_no_options(option: str) -> None:
+    with pytest.raises(LoadError, match=f"option {option} of the toy models is 0: give 1 or more"):
+        FilmOptions.from_settings({option: 0})
 
 
 async def test_a_bug_of_the_model_ends_every_drawing_and_lets_none_wait_for_ever() -> None:
     maker = Misgrouping(FilmOptions(budget=70))
     async with asyncio.timeout(30):
         ends = await asyncio.gather(*(draw(maker, replace(HILL, seed=n)) for n in range(4)), return_exceptions=True)
-    assert [type(end) for end in ends] == [RuntimeError] * 4
+    assert [type(end) for end in ends] == [AssertionError] * 4
     assert "told to fail" in str(ends[0])
     assert (maker.sessions.running, maker.load().queued) == (0, 0)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -104,6 +104,13 @@ def checked_options(options: Mapping[str, Any], defaults: DataclassInstance, of:
         if not isinstance(value, wanted) or isinstance(value, bool) is not isinstance(default, bool):
             raise LoadError(f"option {name} of {of} is {value!r} and must be like {default!r}")
     return options
+
+
+def check_counts(options: DataclassInstance, names: Sequence[str], of: str) -> None:
+    """Raises LoadError for a count below 1. of: as above."""
+    for name in names:
+        if getattr(options, name) < 1:
+            raise LoadError(f"option {name} of {of} is {getattr(options, name)}: give 1 or more")
 
 
 def shown(value: object) -> str:

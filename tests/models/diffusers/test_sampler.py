@@ -3,6 +3,7 @@ draws what the pipeline of Diffusers draws with it."""
 
 from __future__ import annotations
 
+import inspect
 import json
 import random
 from dataclasses import replace
@@ -19,7 +20,7 @@ from helpers.drawings import writable
 from helpers.painting import CLOSE, Pair, apart, pair
 from omnistage.models.common.checkpoint import BadCheckpoint
 from omnistage.models.diffusers.checkpoints import NOISE_WORDS, Layout
-from omnistage.models.diffusers.sampler import Memory, Sampler, check_scheduler, memory_of
+from omnistage.models.diffusers.sampler import Memory, Sampler, check_scheduler, memory_of, tried_steps
 from omnistage.models.interface import BadRequest
 
 pytestmark = [
@@ -34,6 +35,7 @@ SCHEDULERS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("FlowMatchLCMScheduler", {}),
     ("UniPCMultistepScheduler", FLOW),
     ("UniPCMultistepScheduler", {"solver_order": 3}),
+    ("UniPCMultistepScheduler", FLOW | {"solver_order": 7}),
     ("DPMSolverMultistepScheduler", FLOW | {"solver_order": 3}),
     ("DPMSolverMultistepScheduler", {"use_karras_sigmas": True, "solver_type": "heun"}),
     ("DPMSolverMultistepScheduler", {"algorithm_type": "sde-dpmsolver++"}),
@@ -57,13 +59,13 @@ class Drawing:
     """A picture by a model of arithmetic, which depends on where it is."""
 
     def __init__(self, name: str, config: dict[str, Any], steps: int, seed: int) -> None:
-        self.memory = memory_of(scheduled(name, config, 6))
+        self.memory = memory_of(scheduled(name, config, tried_steps(scheduled(name, config, 2))))
         generator = torch.Generator("cpu").manual_seed(seed)
         self.latents = torch.randn(SHAPE, generator=generator)
         self.sampler = Sampler(scheduled(name, config, steps), generator, draws=self.memory.draws)
 
     def step(self) -> None:
-        made = torch.sin(3 * self.latents) + 0.1 * self.sampler.step
+        made = torch.sin(3 * self.sampler.scaled(self.latents)) + 0.1 * self.sampler.step
         self.latents, _ = self.sampler.advance(made, self.latents)
 
     def finish(self) -> Tensor:
@@ -121,10 +123,23 @@ def test_what_is_shown_is_the_picture_that_the_model_leads_to(name: str, config:
     else:
         alpha = 1 / (sigma**2 + 1) ** 0.5
         latents, made = alpha * picture + alpha * sigma * noise, noise
-    if hasattr(sampler.scheduler, "scale_model_input"):
-        sampler.scheduler.scale_model_input(latents, sampler.timestep)
+    sampler.scaled(latents)
     _, estimate = sampler.advance(made, latents)
     assert apart(estimate(), picture) <= 1e-3
+
+
+@pytest.mark.parametrize(("name", "config"), SCHEDULERS, ids=str)
+def test_steps_are_those_of_a_loop_of_diffusers(name: str, config: dict[str, Any], seed: int) -> None:
+    """With what a model of it is given, of noise that is as large as the scheduler says."""
+    drawing = Drawing(name, config, 9, seed)
+    drawing.latents = drawing.latents * drawing.sampler.noise_scale
+    generator, scheduler = torch.Generator("cpu").manual_seed(seed), scheduled(name, config, 9)
+    latents = torch.randn(SHAPE, generator=generator) * getattr(scheduler, "init_noise_sigma", 1.0)
+    told = {"generator": generator} if "generator" in inspect.signature(scheduler.step).parameters else {}
+    for number, time in enumerate(scheduler.timesteps):
+        given = scheduler.scale_model_input(latents, time) if hasattr(scheduler, "scale_model_input") else latents
+        latents = scheduler.step(torch.sin(3 * given) + 0.1 * number, time, latents, **told).prev_sample
+    assert torch.equal(drawing.finish(), latents)
 
 
 def test_what_a_scheduler_remembers_is_found_out_by_steps() -> None:
@@ -202,6 +217,7 @@ def test_drawings_with_other_schedulers_are_those_of_the_pipelines(
     [
         ("qwen-image", "DPMSolverMultistepScheduler", FLOW),
         ("qwen-image", "UniPCMultistepScheduler", {}),
+        ("qwen-image", "UniPCMultistepScheduler", FLOW | {"lower_order_final": False}),
         ("z-image", "EDMEulerScheduler", {}),
         ("z-image", "EulerDiscreteScheduler", {}),
     ],
@@ -209,7 +225,7 @@ def test_drawings_with_other_schedulers_are_those_of_the_pipelines(
 def test_a_scheduler_that_the_pipeline_cannot_use_is_refused_when_it_is_loaded(
     name: str, scheduler: str, config: dict[str, Any], tmp_path: Path
 ) -> None:
-    with pytest.raises(BadCheckpoint, match=f"cannot set its steps on {scheduler}"):
+    with pytest.raises(BadCheckpoint, match=f"cannot step with {scheduler}"):
         with_scheduler(name, scheduler, config, tmp_path / "other")
 
 

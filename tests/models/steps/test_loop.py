@@ -33,16 +33,22 @@ class Counted:
 
 
 class Countdown:
-    """What a step does: counts down, and writes down who was in it, and whether there was a second thread. It waits for `go`."""
+    """What a step does: counts down, and writes down who was in it, and whether there was a second thread. It waits for `go`. fails: which
+    of its functions raises the error for a bad job."""
 
-    def __init__(self, *, fails: str = "", untakeable: str = "") -> None:
-        self.fails, self.untakeable = fails, untakeable
+    def __init__(self, fails: str = "", error: type[Exception] = ArithmeticError) -> None:
+        self.fails, self.error = fails, error
         self.groups = list[tuple[Sequence[Counted], bool]]()
         self.go, self.inside, self.side_by_side = threading.Event(), 0, 0
         self._lock = threading.Lock()
         self.go.set()
 
+    def _fail(self, where: str, *jobs: Counted) -> None:
+        if where == self.fails and any(job.kind == "bad" for job in jobs):
+            raise self.error("told to fail")
+
     def key(self, job: Counted) -> Hashable | None:
+        self._fail("key", job)
         return None if job.kind == "alone" else (job.kind if job.kind in ("late", "soon") else "", job.left % 2)
 
     def step(self, jobs: Sequence[Counted], aside: Aside | None) -> None:
@@ -56,8 +62,7 @@ class Countdown:
                 assert not job.given_up, "freed under the thread"
                 assert job.inside.acquire(blocking=False), "a job is in two steps at once"
             assert self.go.wait(LIMIT_S)
-            if self.fails and any(job.kind == self.fails for job in jobs):
-                raise ArithmeticError(self.fails)
+            self._fail("step", *jobs)
             if aside is not None:
                 aside(lambda: None).result(LIMIT_S)
         finally:
@@ -67,12 +72,12 @@ class Countdown:
                 self.inside -= 1
 
     def take(self, job: Counted) -> int:
-        if self.untakeable and job.kind == self.untakeable:
-            raise ArithmeticError(self.untakeable)
+        self._fail("take", job)
         job.left -= 1
         return job.left
 
     def is_done(self, job: Counted) -> bool:
+        self._fail("is_done", job)
         return job.left == 0
 
     def give_up(self, job: Counted) -> None:
@@ -143,10 +148,11 @@ async def test_those_who_come_at_one_moment_share_the_first_step(order: str) -> 
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-@pytest.mark.parametrize("where", ["fails", "untakeable"])
-async def test_a_job_that_fails_harms_no_other(order: str, workers: int, where: str) -> None:
-    """Put together with others it is found out."""
-    steps = Countdown(**{where: "bad"})
+@pytest.mark.parametrize("error", [ArithmeticError, StopIteration])
+@pytest.mark.parametrize("where", ["step", "take", "key", "is_done"])
+async def test_a_job_that_fails_harms_no_other(order: str, workers: int, where: str, error: type[Exception]) -> None:
+    """Put together with others it is found out, and nobody takes a step more than it needs."""
+    steps = Countdown(where, error)
     steps.go.clear()
     async with house(order, workers, steps) as made:
         holding = [asyncio.create_task(made.run(Counted(1, "first"))) for _ in range(workers)]
@@ -157,9 +163,11 @@ async def test_a_job_that_fails_harms_no_other(order: str, workers: int, where: 
         steps.go.set()
         ends = await asyncio.gather(*running, return_exceptions=True)
         await asyncio.gather(*holding)
-        assert [type(end) for end in ends] == [type(None), type(None), ArithmeticError, type(None), type(None)]
-        assert [job.left for job in jobs] == [0, 0, 3, 0, 0]
+        assert ends[:2] + ends[3:] == [None] * 4
+        assert isinstance(ends[2], RuntimeError if error is StopIteration else error) and "told to fail" in str(ends[2])
+        assert [job.left for job in jobs] == [0, 0, 2 if where == "is_done" else 3, 0, 0]
         await made.run(Counted(4))
+        assert len(made.loop._idle) == workers
 
 
 @pytest.mark.parametrize("workers", [1, 2])
@@ -207,21 +215,21 @@ async def test_what_never_fits_is_refused_and_leaves_nothing() -> None:
         assert not made.loop._entries and made.loop.load.queued == 0
 
 
-class Misordering(Countdown):
-    """Nobody is to blame: no job can be chosen any more."""
+@pytest.mark.parametrize("function", ["choose", "stepped", "is_halved"])
+async def test_an_error_of_no_job_ends_all_and_lets_none_wait_for_ever(order: str, function: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody is to blame: the order itself fails once."""
 
-    def key(self, job: Counted) -> Hashable | None:
-        if job.kind == "fatal":
-            raise AssertionError("told to fail")
-        return super().key(job)
+    def failing(*asked: Any) -> None:
+        monkeypatch.undo()
+        raise AssertionError("told to fail")
 
-
-async def test_an_error_of_no_job_ends_all_and_lets_none_wait_for_ever(order: str) -> None:
-    async with house(order, 1, Misordering()) as made, asyncio.timeout(LIMIT_S):
-        jobs = [Counted(3), Counted(3, "fatal"), Counted(3)]
+    async with house(order, 2, most=3) as made, asyncio.timeout(LIMIT_S):
+        monkeypatch.setattr(made.loop._order, function, failing)
+        jobs = [Counted(3) for _ in range(1 if function == "is_halved" else 3)]
         ends = await asyncio.gather(*map(made.run, jobs), return_exceptions=True)
-        assert [type(end) for end in ends] == [RuntimeError] * 3 and "told to fail" in str(ends[0])
+        assert {type(end) for end in ends} == {RuntimeError} and "told to fail" in str(ends[0])
         await made.run(Counted(2))
+        assert len(made.loop._idle) == 2
 
 
 async def test_jobs_are_spread_before_they_are_put_together(order: str) -> None:

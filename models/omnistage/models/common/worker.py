@@ -18,7 +18,7 @@ from typing import TypeVar, cast
 import torch
 
 from omnistage.engine.activity import STEP_LIMIT_S, Activity
-from omnistage.models.steps.interface import Aside
+from omnistage.models.steps.interface import Aside, settable
 
 T = TypeVar("T")
 
@@ -97,7 +97,7 @@ class Worker:
             try:
                 result = call()
             except BaseException as error:  # not handled here: it belongs to whoever awaits the unit
-                loop.call_soon_threadsafe(tell, None, error)
+                loop.call_soon_threadsafe(tell, None, settable(error))
             else:
                 loop.call_soon_threadsafe(tell, result, None)
 
@@ -117,7 +117,7 @@ class Worker:
             try:
                 call()
             except BaseException as error:  # As above.
-                done.set_exception(error)
+                done.set_exception(settable(error))
             else:
                 done.set_result(None)
 

@@ -26,7 +26,7 @@ from omnistage.models.common.lru import TensorCache
 from omnistage.models.diffusers.options import Defaults
 from omnistage.models.diffusers.own_options import Range, own_options
 from omnistage.models.diffusers.plan import EditedPicture, Limits, Plan
-from omnistage.models.diffusers.sampler import TRIED_STEPS, Memory, Sampler, State, check_scheduler, memory_of
+from omnistage.models.diffusers.sampler import Memory, Sampler, State, check_scheduler, memory_of, tried_steps
 from omnistage.models.diffusers.spread import is_spread
 from omnistage.models.diffusers.stepcache import Residuals, StepCache
 from omnistage.models.interface import Failed
@@ -228,9 +228,9 @@ class Painter(ABC):
     def _tried_memory(self) -> Memory:
         """Raises BadCheckpoint for a scheduler that the pipeline cannot use."""
         try:
-            return memory_of(self._scheduled(self.sigmas(TRIED_STEPS), 1.0), self.device)
-        except (TypeError, ValueError) as error:
-            told = f"{type(self.pipe).__name__} cannot set its steps on {type(self.pipe.scheduler).__name__}: {str(error)[:200]}"
+            return memory_of(self._scheduled(self.sigmas(tried_steps(self.pipe.scheduler)), 1.0), self.device)
+        except Exception as error:  # a scheduler raises every kind of error of what its config says
+            told = f"{type(self.pipe).__name__} cannot step with {type(self.pipe.scheduler).__name__}: {' '.join(str(error).split())[:200]}"
             raise BadCheckpoint(f"scheduler/scheduler_config.json: {told}") from error
 
     def canvas(self, plan: Plan, conditions: Conditions, number: int) -> Canvas:

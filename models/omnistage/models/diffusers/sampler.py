@@ -28,7 +28,6 @@ TAKEN = (
 """With one output of the model for each step, and compared with Diffusers in tests."""
 
 TRIED_STEPS = 6
-"""More than any of them remembers."""
 
 NOISE_BYTES = 5056
 """The state of a generator of PyTorch on the processor (Mersenne Twister)."""
@@ -65,13 +64,21 @@ def check_scheduler(scheduler: Any, pipeline: str) -> None:
         raise BadCheckpoint("scheduler/scheduler_config.json: it predicts noise; give dpmsolver++, or predict_x0 for UniPC")
 
 
+def tried_steps(scheduler: Any) -> int:
+    """More than it remembers."""
+    return max(TRIED_STEPS, int(scheduler.config.get("solver_order", 1)) + 2)
+
+
 def memory_of(scheduler: Any, device: torch.device | str = "cpu") -> Memory:
-    """Found out by steps with few numbers. scheduler: with at least TRIED_STEPS timesteps set on the device, for nothing else."""
+    """What a scheduler remembers: found out by steps with few numbers. scheduler: with `tried_steps` timesteps set on the device, for
+    nothing else. Raises ValueError for one whose steps make no number."""
     sampler, latents, most = Sampler(scheduler, torch.Generator("cpu").manual_seed(0)), torch.zeros(1, 3, 5, device=device), 0
     before = sampler.generator.get_state()
     while not sampler.is_done:
         latents, _ = sampler.advance(torch.zeros_like(latents), latents)
         most = max(most, len(list(sampler.remembered(latents.shape))))
+    if not torch.isfinite(latents).all():
+        raise ValueError(f"{sampler.steps} steps make no number")
     return Memory(most, draws=not torch.equal(before, sampler.generator.get_state()))
 
 

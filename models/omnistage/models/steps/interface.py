@@ -72,3 +72,12 @@ class Worker(Protocol):
 
     @property
     def aside(self) -> Aside: ...
+
+
+def settable(error: BaseException) -> BaseException:
+    """An error as a future takes it: it refuses a StopIteration, and whoever waits for it would wait for ever."""
+    if not isinstance(error, StopIteration):
+        return error
+    told = RuntimeError(f"an iterator was asked for more than it has: {error!r}")
+    told.__cause__ = error
+    return told

@@ -39,7 +39,7 @@ class Listeners(Generic[J]):
         if not free or (lead := key(free[0])) is None:
             return free[:1]
         alike = [job for job in free if key(job) == lead]
-        return alike[: self._most(lead, min(-(-len(free) // idle), len(alike)))]
+        return alike[: max(self._most(lead, min(-(-len(free) // idle), len(alike))), 1)]
 
     def stepped(self, jobs: Sequence[J]) -> None:
         """Who is due when does not depend on it."""

@@ -17,7 +17,7 @@ from functools import partial
 from typing import Any, Generic, TypeVar
 
 from omnistage.models.interface import Batches, Load
-from omnistage.models.steps.interface import Aside, Order, Steps, Worker
+from omnistage.models.steps.interface import Aside, Order, Steps, Worker, settable
 
 J = TypeVar("J", bound=Hashable)
 A = TypeVar("A")
@@ -34,6 +34,12 @@ class _Entry(Generic[T]):
     shown: Callable[[T], bool]
     over: asyncio.Future[None]
     ready: bool = True
+
+
+class _NoKey(Exception):
+    def __init__(self, job: Any, error: Exception) -> None:
+        super().__init__()
+        self.job, self.error = job, error
 
 
 class Loop(Generic[J, A, T]):
@@ -105,7 +111,7 @@ class Loop(Generic[J, A, T]):
         if error is None:
             over.set_result(None)
         else:
-            over.set_exception(error)
+            over.set_exception(settable(error))
 
     def _interrupt(self) -> None:
         """Somebody came or went."""
@@ -130,7 +136,18 @@ class Loop(Generic[J, A, T]):
                 self._end(job, RuntimeError(f"the steps have ended: {error!r}"))
 
     def _choose(self) -> Sequence[J]:
-        return self._order.choose(self._steps.key, self._can_step, len(self._idle))
+        """Where the key of a job fails, the job ends, and no other."""
+        while True:
+            try:
+                return self._order.choose(self._key, self._can_step, len(self._idle))
+            except _NoKey as failed:
+                self._end(failed.job, failed.error)
+
+    def _key(self, job: J) -> Hashable | None:
+        try:
+            return self._steps.key(job)
+        except Exception as error:
+            raise _NoKey(job, error) from error
 
     def _can_step(self, job: J) -> bool:
         entry = self._entries[job]
@@ -138,10 +155,14 @@ class Loop(Generic[J, A, T]):
 
     def _start(self, group: Sequence[J]) -> None:
         workers = [self._idle.pop()]
-        self._order.stepped(group)
         self._stepping.update(group)
-        if self._idle and not self._choose() and self._order.is_halved(self._steps.key(group[0])):
-            workers.append(self._idle.pop())
+        try:
+            self._order.stepped(group)
+            if self._idle and not self._choose() and self._order.is_halved(self._steps.key(group[0])):
+                workers.append(self._idle.pop())
+        except Exception:
+            self._leave(group, workers)
+            raise
         task = asyncio.create_task(self._together(group, workers))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -156,11 +177,15 @@ class Loop(Generic[J, A, T]):
             if not isinstance(error, asyncio.CancelledError):
                 raise
         finally:
-            self._idle.extend(reversed(workers))
-            self._stepping.difference_update(group)
-            self._step_ended.set()
-            self._step_ended = asyncio.Event()
+            self._leave(group, workers)
             self._wake()
+
+    def _leave(self, group: Sequence[J], workers: Sequence[Worker]) -> None:
+        """No step has them any more."""
+        self._idle.extend(reversed(workers))
+        self._stepping.difference_update(group)
+        self._step_ended.set()
+        self._step_ended = asyncio.Event()
 
     async def _step_all(self, group: Sequence[J], workers: Sequence[Worker]) -> None:
         """All at once; where that fails, each alone."""
@@ -184,7 +209,15 @@ class Loop(Generic[J, A, T]):
         work = partial(self._work, group, others[0].aside if others else None, asyncio.get_running_loop())
         self._show(group, await worker.run(work))
         for job in group:
-            if self._steps.is_done(job):
+            self._end_if_done(job)
+
+    def _end_if_done(self, job: J) -> None:
+        try:
+            is_done = self._steps.is_done(job)
+        except Exception as error:  # It belongs to whoever waits for this one, and its step is taken.
+            self._end(job, error)
+        else:
+            if is_done:
                 self._end(job)
 
     def _work(self, group: Sequence[J], aside: Aside | None, loop: asyncio.AbstractEventLoop) -> Sequence[T | Exception]:
@@ -194,10 +227,17 @@ class Loop(Generic[J, A, T]):
             self._steps.step(group, aside)
             taken = [self._take(job) for job in group]
             waits = not self._may_go_on or number - (self.steps - first) >= MAX_AHEAD
-            if waits or any(map(_failed, taken)) or any(map(self._steps.is_done, group)) or len(set(map(self._steps.key, group))) > 1:
+            if waits or any(map(_failed, taken)) or not self._can_go_on(group):
                 break
             loop.call_soon_threadsafe(self._show_and_go_on, group, taken)
         return taken
+
+    def _can_go_on(self, group: Sequence[J]) -> bool:
+        """All together, in another step like the last one."""
+        try:
+            return not any(map(self._steps.is_done, group)) and len(set(map(self._steps.key, group))) == 1
+        except Exception:  # Of one job: it is asked again where that ends it alone.
+            return False
 
     def _take(self, job: J) -> T | Exception:
         try:

@@ -39,7 +39,7 @@ from omnistage.models.interface import (
     Wanted,
     WaveRequest,
 )
-from omnistage.models.options import LoadOptions, checked_options
+from omnistage.models.options import LoadOptions, check_counts, checked_options
 from omnistage.models.toy import formulas
 from omnistage.models.toy.files import png
 
@@ -76,7 +76,9 @@ class ToyOptions:
 
     @classmethod
     def from_settings(cls, options: dict[str, Any]) -> ToyOptions:
-        return cls(**checked_options(options, cls(), "the toy models"))
+        made = cls(**checked_options(options, cls(), "the toy models"))
+        check_counts(made, ("max_chunk", "width", "samples_per_frame", "length"), "the toy models")
+        return made
 
     @property
     def row_width(self) -> int:
