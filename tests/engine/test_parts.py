@@ -6,8 +6,9 @@ import asyncio
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import cast
+from typing import Any, cast
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as functional
@@ -24,10 +25,11 @@ from helpers import lengths
 from helpers.parts import CROSSING, EXPERTS, MIXED, POSITIONS, SECTIONS, STACKED, TOYS, Toy, mixed_shapes, requests
 from helpers.sequences import items, read
 from helpers.tiny import TAPPED, TINY, tiny_decoder, tiny_weights
-from omnistage.engine.adapter import StepRows
+from omnistage.engine.adapter import DrawnItem, StepRows
 from omnistage.engine.attention import RowAttention
 from omnistage.engine.decoder import DecoderParts, PackedDecoder
 from omnistage.engine.engine import Engine
+from omnistage.engine.entry import Enter
 from omnistage.engine.experts import Experts, ExpertSizes, experts
 from omnistage.engine.feed_forward import FeedForward, activated, swiglu
 from omnistage.engine.group import ALONE
@@ -365,6 +367,58 @@ def test_cross_attention_shows_in_the_fixed_sequence(part: str) -> None:
     before = results()
     weights[f"layers.2.encoder_attn.{part}.weight"] *= 1.001
     assert not all(map(torch.equal, before, results()))
+
+
+# Frames of many codes --------------------------------------------------------------------------------------------------------------------
+
+CODEBOOKS, CODES = 16, 300
+FRAMES = replace(TINY, codebooks=CODEBOOKS, further_ids=CODES)
+TABLES = torch.randn(CODEBOOKS - 1, CODES, TINY.hidden_size, generator=torch.Generator().manual_seed(3)) * 0.2
+
+
+def summed(materials: Materials) -> Enter:
+    """All codes of a frame together are a row."""
+    return lambda rows, embedded: embedded + sum(functional.embedding(rows.items[:, 1 + n], table) for n, table in enumerate(TABLES))
+
+
+class FrameHead(TokenHead):
+    """The codes behind the first follow from it."""
+
+    def draw(self, *asked: Any) -> list[DrawnItem | None]:
+        found = super().draw(*asked)
+        return [one and DrawnItem((one.item[0], *((one.item[0] * 7 + n * 13) % CODES for n in range(1, CODEBOOKS)))) for one in found]
+
+
+def frames_engine() -> Engine:
+    decoder = PackedDecoder(FRAMES, tiny_weights(torch.float32), DecoderParts(entry=summed))
+    assert all(torch.isfinite(result).all() for result in fixed_results(decoder, decoder.logits, RowAttention()))
+    return Engine(decoder, FrameHead(decoder.logits), pages=80, limits=Limits(max_rows=33), kept_pages=0, poison=True)
+
+
+async def test_an_item_may_be_a_frame_of_many_codes(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    prompts = [np.concatenate([rng.integers(0, 500, (rows, 1)), rng.integers(0, CODES, (rows, CODEBOOKS - 1))], 1) for rows in (1, 9, 40)]
+    asked = [SequenceRequest(Prompt(frames), seed + n, 30, DRAWN) for n, frames in enumerate(prompts)]
+    engine, plain = frames_engine(), running(tiny_decoder())
+    together = await answered(engine, asked)
+    for each, found in zip(asked, together, strict=True):
+        made = items(found)
+        assert len(made) == 30 and {len(item) for item in made} == {CODEBOOKS}
+        (alone,) = await answered(engine, [each])
+        (rest,) = await answered(engine, [replace(each, history=tuple(made[:11]))])
+        assert items(alone) == made and items(rest) == made[11:]
+        frames = torch.from_numpy(each.prompt.items)
+        rows = functional.embedding(frames[:, 0], cast(torch.Tensor, tiny_weights(torch.float32)("embed_tokens.weight")))
+        rows = rows + sum(functional.embedding(frames[:, 1 + n], table) for n, table in enumerate(TABLES))
+        said = SequenceRequest(replace(Prompt.of_tokens(frames[:, 0].tolist()), given=(Given(0, rows, b"x"),)), each.seed, 1, DRAWN)
+        said = replace(said, seen=frozenset(frames[:, 0].tolist()))
+        assert items((await answered(plain, [said]))[0])[0][0] == made[0][0], "as of given sums"
+    with pytest.raises(ValueError, match="not below 500 or 300"):
+        engine.submit(SequenceRequest(Prompt(np.full((2, CODEBOOKS), CODES)), 0, 3))
+    with pytest.raises(Unfit, match="codebooks behind the first must be below 300"):
+        engine.submit(replace(asked[0], history=((1, *[CODES] * (CODEBOOKS - 1)),)))
+    await engine.close()
+    await plain.close()
 
 
 # What is put out, and what is refused ---------------------------------------------------------------------------------------------------

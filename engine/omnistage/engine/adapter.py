@@ -24,7 +24,8 @@ class DecoderSpec:
 
     item_ids: the ids that the item of a row may have are below this. drawn_ids: those that can be drawn, which have logits, are below this;
     0: all. context: most rows of one sequence, prompt and answer together. positions: those of rows are below this; 0: context.
-    codebooks: ids of one item: 1 for tokens, more for frames of codes. axes: kinds of positions of a row. given_width, tap_width: of a
+    codebooks: ids of one item: 1 for tokens, more for frames of codes. further_ids: the ids of the codebooks behind the first are below
+    this; 0: item_ids. axes: kinds of positions of a row. given_width, tap_width: of a
     vector that is brought along for a row, and of what is put out for one; 0 where there is no such thing. What such a vector holds is the
     family's: also what is added to a row after later layers. crosses: it attends to the rows of an encoder, with which each prompt begins
     (`Prompt.encoded`).
@@ -45,12 +46,20 @@ class DecoderSpec:
     drawn_ids: int = 0
     crosses: bool = False
     positions: int = 0
+    further_ids: int = 0
 
     def __post_init__(self) -> None:
         if not self.positions:
             object.__setattr__(self, "positions", self.context)
         if not self.drawn_ids:
             object.__setattr__(self, "drawn_ids", self.item_ids)
+        if not self.further_ids:
+            object.__setattr__(self, "further_ids", self.item_ids)
+
+    @property
+    def ids(self) -> tuple[int, ...]:
+        """The ids of each codebook are below these."""
+        return (self.item_ids, *[self.further_ids] * (self.codebooks - 1))
 
 
 @dataclass(frozen=True, slots=True)

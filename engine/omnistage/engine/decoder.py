@@ -112,6 +112,8 @@ class PackedDecoder:
             context=config.context,
             positions=config.positions,
             dtype=embedding.dtype,
+            codebooks=config.codebooks,
+            further_ids=config.further_ids,
             axes=self._parts.rope.axes,
             given_width=config.given_width,
             tap_width=self._parts.tap.width if self._parts.tap else 0,

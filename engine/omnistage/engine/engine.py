@@ -122,17 +122,20 @@ class Engine:
     def _check_ids(self, request: SequenceRequest) -> None:
         """See check. What was drawn, or changes what is drawn, is looked up among the logits."""
         spec, items = self.spec, request.prompt.items
-        if not 0 <= items.min() <= items.max() < spec.item_ids:
-            raise ValueError(f"an id of the prompt is not below {spec.item_ids}, which is the size of the vocabulary")
+        if not (items.min() >= 0 and (items.max(0) < spec.ids).all()):
+            told = " or ".join(map(str, dict.fromkeys(spec.ids)))
+            raise ValueError(f"an id of the prompt is not below {told}, which is the size of the vocabulary")
         seen = request.seen
         if seen is None:
             seen = request.prompt.text_ids if items.max() >= spec.drawn_ids else frozenset()
         if not _are_below(spec.drawn_ids, request.end_ids | request.banned | seen):
             raise ValueError(f"an id that ends the answer, is banned or counts as seen is not below {spec.drawn_ids}: it is never drawn")
-        asked = {"history": {part for item in request.history for part in item}, "sampling.logit_bias": request.sampling.logit_bias}
+        asked = {"history": {item[0] for item in request.history}, "sampling.logit_bias": request.sampling.logit_bias}
         for field, ids in asked.items():
             if not _are_below(spec.drawn_ids, ids):
                 raise Unfit(field, f"ids must be below {spec.drawn_ids}, the size of the vocabulary")
+        if not _are_below(spec.further_ids, {part for item in request.history for part in item[1:]}):
+            raise Unfit("history", f"ids of the codebooks behind the first must be below {spec.further_ids}")
         if never := (request.end_ids | request.banned).intersection(item[0] for item in request.history):
             raise Unfit(
                 "history", f"{min(never)} is part of no answer: it ends one, or is never drawn; give the items that came, no others"

@@ -19,7 +19,8 @@ class DecoderConfig:
     """Sizes and constants of a `PackedDecoder`. What is no size is a part: see `decoder.DecoderParts`.
 
     head_size: 0: hidden_size / query_heads. positions: those of rows are below this; 0: context. embedding_width: of the embedding of an
-    item; 0: hidden_size. given_width: of a vector that is given for a row; 0: hidden_size.
+    item; 0: hidden_size. codebooks: ids of an item; the decoder embeds the first, and `entry` those behind it, which are below further_ids;
+    0: vocab_size. given_width: of a vector that is given for a row; 0: hidden_size.
     """
 
     layers: int
@@ -34,6 +35,8 @@ class DecoderConfig:
     positions: int = 0
     embedding_width: int = 0
     given_width: int = 0
+    codebooks: int = 1
+    further_ids: int = 0
 
     def __post_init__(self) -> None:
         defaults = {
@@ -41,6 +44,7 @@ class DecoderConfig:
             "positions": self.context,
             "embedding_width": self.hidden_size,
             "given_width": self.hidden_size,
+            "further_ids": self.vocab_size,
         }
         for name, default in defaults.items():
             if not getattr(self, name):

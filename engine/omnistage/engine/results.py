@@ -62,7 +62,7 @@ def _plan(spec: DecoderSpec, start: int, count: int) -> Plan:
     slots = torch.arange(start, start + padded)
     items = slots[:, None] * 7919 + torch.arange(spec.codebooks) * 104729
     pages, encoded = pages_for(start + count), ENCODED_ROWS if spec.crosses else 0
-    rows = StepRows(items % spec.item_ids, slots.expand(spec.axes, padded), padding=padded - count)
+    rows = StepRows(items % torch.tensor(spec.ids), slots.expand(spec.axes, padded), padding=padded - count)
     if encoded:
         rows = replace(rows, positions=(rows.positions - PAGE_ROWS).clamp(min=0))
         if start == 0:
