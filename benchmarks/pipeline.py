@@ -96,6 +96,9 @@ class Sequential:
         ids, inputs = self._reference.inputs(turns, ([], []))
         torch.set_num_threads(threads or self.threads)
         torch.manual_seed(seed)
+        # Random weights draw what is no code, which their vocoder has no row for.
+        config = self._reference.whole.config
+        others = range(config.token2wav_config.dit_config.num_embeds, config.talker_config.vocab_size)
         begun = time.perf_counter()
         with torch.inference_mode():
             _, sound = self._reference.whole.generate(
@@ -107,6 +110,7 @@ class Sequential:
                 thinker_do_sample=True,
                 talker_max_new_tokens=FRAMES,
                 talker_min_new_tokens=FRAMES,
+                talker_bad_words_ids=[[number] for number in others],
             )
         taken = time.perf_counter() - begun
         torch.set_num_threads(1)
