@@ -15,13 +15,13 @@ from safetensors.torch import load_file, save_file
 
 from helpers.artists import draw, model_of
 from helpers.drawings import checkpoint, writable
-from helpers.loras import random_lora
+from helpers.loras import Weights, bare, changes, kohya, of_comfy, of_peft, old, older, random_lora
 from helpers.moving import film_maker
 from helpers.painting import CLOSE, Pair, apart, pair
 from helpers.stable_diffusion import SIDE, stable_diffusion
 from omnistage.models.common.checkpoint import BadCheckpoint
 from omnistage.models.diffusers.folder import load_pipeline
-from omnistage.models.diffusers.lora import Lora, add_loras, loras_beside, read_loras
+from omnistage.models.diffusers.lora import Lora, add_loras, read_loras
 from omnistage.models.errors import LoadError
 
 pytestmark = [
@@ -120,23 +120,83 @@ async def test_whole_calls_draw_with_it_too(tmp_path: Path, seed: int) -> None:
         assert np.array_equal((await draw(model, "a dog", seed=seed)).pixels[0], expected)
 
 
+def both_parts(folder: Path, seed: int) -> Weights:
+    """Weights for the UNet and the text encoder of a Stable Diffusion. folder: to save them in."""
+    pipe = load_pipeline(stable_diffusion(), torch.float32)
+    parts = {"unet": ("to_q", "to_out.0"), "text_encoder": ("q_proj", "out_proj", "fc1")}
+    files = [random_lora(pipe, part, folder / f"{part}.safetensors", layers=layers, seed=seed) for part, layers in parts.items()]
+    return {name: value for file in files for name, value in load_file(file).items()}
+
+
+Change = Callable[[Weights], Weights]
+
+
+def loaded(folder: Path, weights: Weights, file: Path) -> Weights:
+    """What they change, which is what the loader of Diffusers changes by itself."""
+    save_file(weights, file)
+    ours, theirs = load_pipeline(folder, torch.float32), load_pipeline(folder, torch.float32)
+    add_loras(ours, [Lora(file)])
+    theirs.load_lora_weights(file.parent, weight_name=file.name, adapter_name="theirs")
+    made, expected = changes(ours), changes(theirs)
+    assert made.keys() == expected.keys() and all(torch.equal(made[layer], expected[layer]) for layer in made)
+    return made
+
+
+@pytest.mark.parametrize(("spelled", "scale"), [(kohya, 2.0), (old, 1.0), (older, 1.0)], ids=["kohya", "old", "older"])
+def test_each_spelling_of_a_file_for_a_unet_and_its_text_encoder_is_read(spelled: Change, scale: float, tmp_path: Path, seed: int) -> None:
+    folder = stable_diffusion()
+    weights = both_parts(tmp_path, seed)
+    if spelled is older:  # which had none of the other layers
+        weights = {name: value for name, value in weights.items() if ".fc1." not in name}
+    plain, made = (loaded(folder, each, tmp_path / "a.safetensors") for each in (weights, spelled(weights)))
+    assert len(made) * 2 == len(weights) and {layer.partition(".")[0] for layer in made} == {"unet", "text_encoder"}
+    assert made.keys() == plain.keys() and all(torch.allclose(made[layer], scale * plain[layer]) for layer in made)
+
+
+@pytest.mark.parametrize("name", ["qwen-image", "z-image"])
+def test_each_spelling_of_a_file_for_a_transformer_is_read(name: str, tmp_path: Path, seed: int) -> None:
+    folder, file = checkpoint(name), tmp_path / "a.safetensors"
+    weights = load_file(random_lora(pair(name).pipe, "transformer", file, seed=seed))
+    plain = loaded(folder, weights, file)
+    for spelled, scale in ((kohya, 2.0), (of_comfy, 1.0)):
+        made = loaded(folder, spelled(weights), file)
+        assert made.keys() == plain.keys() and all(torch.allclose(made[layer], scale * plain[layer]) for layer in made)
+
+
+def test_layers_of_different_scales_are_scaled_as_the_file_says(tmp_path: Path, seed: int) -> None:
+    """By Diffusers alone they would all be scaled like most: it does not find those of attention."""
+    folder, file = stable_diffusion(), tmp_path / "a.safetensors"
+    weights = both_parts(tmp_path, seed)
+    plain = loaded(folder, weights, file)
+    alphas = {layer: 2.0 + number for number, layer in enumerate(sorted(plain)) if layer.startswith("unet")}
+    save_file(kohya(weights, alphas), file)
+    pipe = load_pipeline(folder, torch.float32)
+    add_loras(pipe, [Lora(file)])
+    made = changes(pipe)
+    assert len(set(alphas.values())) > 2
+    assert all(torch.allclose(made[layer], alphas.get(layer, 8.0) / 4 * plain[layer], atol=1e-4) for layer in plain)
+    save_file(kohya(weights, {next(layer for layer in plain if layer.startswith("text_encoder")): 1.0}), file)
+    with pytest.raises(BadCheckpoint, match="does not scale layers of CLIPTextModel by what it says, alpha 1, 8"):
+        add_loras(load_pipeline(folder, torch.float32), [Lora(file)])
+
+
 async def test_a_file_beside_the_weights_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     folder = writable("z-image", tmp_path / "z")
     file = random_lora(pair("z-image").pipe, "transformer", folder / "pytorch_lora_weights.safetensors")
     (folder / "other.safetensors").write_bytes(b"damaged")
+    pickled, strange = folder / "transformer" / "pytorch_LoRA_weights.bin", folder / "style.safetensors"
+    pickled.write_bytes(b"")
+    save_file({"lycoris_layers_0_attention_to_q.hada_w1_a": torch.ones(4, 4)}, strange)
     with caplog.at_level(logging.WARNING):
         async with model_of(folder, width=64, height=64, steps=2) as model:
             told = model.info.settings["LoRA beside the weights, without effect"]
-    assert told.startswith(str(file)) and "--lora FILE" in told and "--lora FILE" in caplog.text
+    assert f"{file}: to draw with it, give --lora FILE" in told and "--lora FILE" in caplog.text
+    assert f"{pickled}: only safetensors are read" in told and f"{strange}: LoHa and LoKr are not read" in told and "other" not in told
     async with model_of(folder, width=64, height=64, steps=2, lora=str(file)) as model:
-        assert "LoRA beside the weights, without effect" not in model.info.settings
-    assert loras_beside([file]) == [file]
+        assert str(file) not in model.info.settings["LoRA beside the weights, without effect"]
 
 
 # Refusals ------------------------------------------------------------------------------------------------------------------------------
-
-
-Weights = dict[str, torch.Tensor]
 
 
 def elsewhere(weights: Weights) -> Weights:
@@ -152,15 +212,23 @@ def halved(weights: Weights) -> Weights:
 @pytest.mark.parametrize(
     ("change", "told"),
     [
-        (lambda weights: {f"other.{name}": value for name, value in weights.items()}, "another model"),
+        (
+            lambda weights: {f"other.{name}": value for name, value in weights.items()},
+            r"begin with none of transformer\., .*: other\.transf",
+        ),
+        (bare, r"begin with none of transformer\., .*: context_refiner\.0"),
+        (of_peft, r"begin with none of transformer\., .*: base_model\.model\.context_refiner\.0"),
         (elsewhere, "another model"),
         (lambda weights: {name: value[:, :-1].contiguous() for name, value in weights.items()}, "another model"),
         (halved, "another model"),
         (lambda weights: {name.replace("lora_", "part_"): value for name, value in weights.items()}, "is no LoRA"),
+        (lambda weights: {**weights, "transformer.layers.0.attention.to_q.dora_scale": torch.ones(64, 1)}, r"left out: .*to_q\.dora_scale"),
+        (lambda weights: {**weights, "transformer.norm.weight": torch.ones(64)}, r"left out: transformer\.norm\.weight"),
+        (lambda weights: {**weights, "transformer.layers.0.attention.to_q.lokr_w1": torch.ones(4, 4)}, "LoKr are not read"),
         (lambda weights: {name: value * torch.nan for name, value in weights.items()}, "not finite"),
         (lambda weights: {name: value.to(torch.float8_e5m2) for name, value in weights.items()}, "F8_E5M2"),
     ],
-    ids=["no part", "no layer", "width", "rank", "names", "numbers", "packed"],
+    ids=["part", "no part", "peft", "no layer", "width", "rank", "names", "lengths", "weight", "kind", "numbers", "packed"],
 )
 def test_what_does_not_fit_is_refused_by_name(change: Callable[[Weights], Weights], told: str, tmp_path: Path) -> None:
     file = random_lora(pair("z-image").pipe, "transformer", tmp_path / "a.safetensors")
@@ -168,6 +236,27 @@ def test_what_does_not_fit_is_refused_by_name(change: Callable[[Weights], Weight
     with pytest.raises(BadCheckpoint, match=told) as refused:
         add_loras(load_pipeline(checkpoint("z-image"), torch.float32), [Lora(file)])
     assert str(file) in str(refused.value)
+
+
+@pytest.mark.parametrize("side", ["A", "B"])
+@pytest.mark.parametrize("part", ["unet", "text_encoder"])
+def test_a_layer_without_one_of_its_sides_is_refused(part: str, side: str, tmp_path: Path) -> None:
+    """Peft would draw it at random."""
+    file = tmp_path / "a.safetensors"
+    weights = both_parts(tmp_path, 0)
+    lacking = next(name for name in weights if name.startswith(part) and f".lora_{side}." in name)
+    save_file({name: value for name, value in weights.items() if name != lacking}, file)
+    with pytest.raises(BadCheckpoint, match=f"is missing: {lacking.removeprefix(f'{part}.').removesuffix('.weight')}"):
+        add_loras(load_pipeline(stable_diffusion(), torch.float32), [Lora(file)])
+
+
+@pytest.mark.parametrize("alpha", [float("nan"), float("inf")])
+def test_a_scale_that_is_no_number_is_refused(alpha: float, tmp_path: Path) -> None:
+    file = tmp_path / "a.safetensors"
+    weights = both_parts(tmp_path, 0)
+    save_file(kohya(weights, dict.fromkeys((name.partition(".lora_")[0] for name in weights), alpha)), file)
+    with pytest.raises(BadCheckpoint, match=f"by what it says, alpha {alpha}"):
+        add_loras(load_pipeline(stable_diffusion(), torch.float32), [Lora(file)])
 
 
 @pytest.mark.parametrize(

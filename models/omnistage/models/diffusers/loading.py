@@ -64,8 +64,6 @@ PAINTERS: Mapping[str, type[Painter]] = {
 
 log = logging.getLogger(__name__)
 
-USE_LORA = "to draw with it, give --lora FILE, or the option lora of the stage"
-
 CODE_REVISION = "4"
 """Raised with every change of what is drawn."""
 
@@ -145,7 +143,7 @@ def _loaded(folder: Path, options: LoadOptions, team: Team | None) -> DrawnModel
             "kept of encoders": _kept_told(chosen, options),
             **memory.told(),
             **({"LoRA": ", ".join(map(str, loras))} if loras else {}),
-            **({"LoRA beside the weights, without effect": f"{', '.join(unused)}; {USE_LORA}"} if unused else {}),
+            **({"LoRA beside the weights, without effect": "; ".join(unused)} if unused else {}),
         },
     )
     return DrawnModel(
@@ -189,9 +187,9 @@ def _loras(folder: Path, chosen: DiffusersOptions) -> tuple[tuple[Lora, ...], li
     """Those that were chosen, and those in the folder that were not."""
     loras = read_loras(chosen.lora)
     read = {path.resolve() for path in (*weights_of(folder), *(lora.path for lora in loras))}
-    unused = [str(path) for path in loras_beside({path for path in folder.rglob("*.safetensors") if path.resolve() not in read})]
+    unused = [f"{path}: {why}" for path, why in loras_beside(folder, read).items()]
     if unused:
-        log.warning("a LoRA beside the weights has no effect: %s; %s", ", ".join(unused[:3]), USE_LORA)
+        log.warning("a LoRA beside the weights has no effect: %s", "; ".join(unused[:3]))
     return loras, unused
 
 

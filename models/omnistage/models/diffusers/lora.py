@@ -1,7 +1,8 @@
 """LoRA (Hu et al. 2021): small files that change the weights of a pipeline, chosen when it is loaded, by the loader of Diffusers.
 
 A file may be anybody's. Only safetensors are read, and of what a file says of itself only sizes, scales and names: the loader would
-pass on whatever stands there. Diffusers goes on without what fits nowhere, with a line in its log; here that is refused.
+pass on whatever stands there. The loader also turns the names of other tools into its own. Diffusers goes on without what fits nowhere,
+with a line in its log; here that is refused, by what the models were given and what they have afterwards.
 """
 
 from __future__ import annotations
@@ -10,12 +11,14 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
+from diffusers.utils.state_dict_utils import convert_unet_state_dict_to_peft
 from safetensors import safe_open
 
 from omnistage.models.common.checkpoint import BadCheckpoint
@@ -29,9 +32,16 @@ PARTS = ("transformer", "transformer_2")
 SECOND = "load_into_transformer_2"
 """Of Diffusers' loader."""
 MOST_SCALE = 100.0
-DOWN = re.compile(r"\.lora(_A|_down|\.down|_linear_layer\.down)\b")
+DOWN = re.compile(r"[._]lora(_A|_down|\d*\.down|_linear_layer\.down)\b")
 """In names of weights that lead from a layer to few numbers, as many as the rank; the first of their two sides in all ways to write it."""
-MARK = re.compile(r"[._]lora[._]")
+KNOWN = re.compile(r"[._]lora(_[AB]|(_|\d*\.|_linear_layer\.)(down|up))(\.\w+)?\.(weight|bias)$|\.lora_magnitude_vector\b|\.alpha$")
+"""In names of all that a LoRA has: two sides, lengths of columns (DoRA as peft writes it), and by which number a change is scaled."""
+OTHER_KIND = re.compile(r"\.(hada|lokr)_")
+"""In names of weights of LoHa and LoKr."""
+PICKLED = (".bin", ".pt", ".pth", ".ckpt")
+NOT_CHOSEN = "to draw with it, give --lora FILE, or the option lora of the stage"
+NOT_READ = "LoHa and LoKr are not read; give a LoRA"
+NOT_SAFE = "only safetensors are read; convert it"
 PLAIN = re.compile(r"[A-Za-z0-9_.]+")
 METADATA = "lora_adapter_metadata"
 SHOWN = 3
@@ -83,10 +93,10 @@ def add_loras(pipe: Any, loras: Sequence[Lora]) -> None:
         _check_part(pipe, lora)
     names = [f"lora_{number}" for number in range(len(loras))]
     for name, lora in zip(names, loras, strict=True):
-        ranks = _check_file(lora.path)
+        _check_file(lora.path)
         try:
             with quiet():
-                _load(pipe, lora, name, ranks)
+                _load(pipe, lora, name)
         except (BadCheckpoint, MemoryError):
             raise
         except Exception as error:  # the loader raises every kind of error of what stands in a file
@@ -105,9 +115,20 @@ def _check_part(pipe: Any, lora: Lora) -> None:
         raise LoadError(f"option lora {lora.path}: {type(pipe).__name__} has two models that draw; give {told}, or both")
 
 
-def loras_beside(files: Collection[Path]) -> list[Path]:
-    """Those of some files that are LoRA by the names in them."""
-    return [path for path in sorted(files) if any(MARK.search(name) for name in _names(path))]
+def loras_beside(folder: Path, read: Collection[Path]) -> dict[Path, str]:
+    """The LoRA in a folder that nobody reads, each with why. Known by the names in them; pickled ones, which
+    are not opened, by their own."""
+    return {path: why for path in sorted(folder.rglob("*")) if path.resolve() not in read and (why := _why_unused(path))}
+
+
+def _why_unused(path: Path) -> str:
+    """Empty for what is no LoRA."""
+    if path.suffix in PICKLED:
+        return NOT_SAFE if "lora" in path.stem.lower() else ""
+    names = _names(path) if path.suffix == ".safetensors" else []
+    if any(map(OTHER_KIND.search, names)):
+        return NOT_READ
+    return NOT_CHOSEN if any(map(DOWN.search, names)) else ""
 
 
 def _names(path: Path) -> list[str]:
@@ -118,8 +139,8 @@ def _names(path: Path) -> list[str]:
         return []
 
 
-def _check_file(path: Path) -> frozenset[int]:
-    """The ranks in a file. Raises BadCheckpoint for one that is missing, damaged or none."""
+def _check_file(path: Path) -> None:
+    """Raises BadCheckpoint for one that is missing, damaged or none, or has more than a LoRA has."""
     if path.suffix != ".safetensors" or not path.is_file():
         raise BadCheckpoint(f"{path} is no file of safetensors: give a LoRA as FILE.safetensors, nothing else is read")
     try:
@@ -128,12 +149,15 @@ def _check_file(path: Path) -> frozenset[int]:
     except Exception as error:  # its errors have no base of their own but Exception
         raise BadCheckpoint(f"{path} is damaged: {' '.join(str(error).split())[:300]}") from None
     check_unpacked(header, path)
+    if any(map(OTHER_KIND.search, header)):
+        raise BadCheckpoint(f"{path}: {NOT_READ}")
     ranks = frozenset(stored.shape[0] for name, stored in header.items() if DOWN.search(name) and stored.shape)
     if not ranks:
         raise BadCheckpoint(f"{path} is no LoRA: no weight in it is called so, the first is {min(header, default='missing')[:80]}")
+    if unknown := [name for name in header if not KNOWN.search(name)]:
+        raise BadCheckpoint(f"{path} has more than a LoRA has, which would be left out: {_told(unknown)}; give one without")
     if METADATA in said:
         _check_said(path, said[METADATA], ranks)
-    return ranks
 
 
 def _check_said(path: Path, text: str, ranks: frozenset[int]) -> None:
@@ -177,41 +201,133 @@ def _by_layer(value: object, ranks: Collection[int], is_fit: Any) -> bool:
     return isinstance(value, dict) and _are_names(list(value), ranks) and all(is_fit(one, ranks) for one in value.values())
 
 
-def _load(pipe: Any, lora: Lora, name: str, ranks: frozenset[int]) -> None:
-    path, second = lora.path, {SECOND: True} if lora.part == PARTS[1] else {}
-    wanted = set[str]()
-    published = pipe.lora_state_dict
+@dataclass(slots=True)
+class _Given:
+    """What the loader made of a file. names: all of it. alphas: by which numbers changes are scaled, of files that have them beside their
+    weights. passed: those of the names that it gave to models. models: what each got, by its own names, and the alphas of its layers."""
 
-    def confined(*arguments: Any, **named: Any) -> tuple[Any, ...]:
+    names: set[str] = field(default_factory=set)
+    alphas: dict[str, float] = field(default_factory=dict)
+    passed: set[str] = field(default_factory=set)
+    models: dict[torch.nn.Module, tuple[Mapping[str, torch.Tensor], list[float]]] = field(default_factory=dict)
+
+    def note(self, model: torch.nn.Module, prefix: str, weights: Mapping[str, torch.Tensor]) -> None:
+        """That a model was given them, which are all that begins with the prefix."""
+        self.passed.update(name for name in self.names if name.startswith(prefix))
+        self.models[model] = weights, [alpha for name, alpha in self.alphas.items() if name.startswith(prefix)]
+
+
+def _load(pipe: Any, lora: Lora, name: str) -> None:
+    path, second = lora.path, {SECOND: True} if lora.part == PARTS[1] else {}
+    with _watched(pipe) as given:
+        pipe.load_lora_weights(str(path), weight_name=path.name, adapter_name=name, local_files_only=True, use_safetensors=True, **second)
+    _check_passed(pipe, path, given)
+    for model, (weights, alphas) in given.models.items():
+        _check_loaded(model, path, name, weights)
+        _check_scales(model, path, name, alphas)
+
+
+@contextmanager
+def _watched(pipe: Any) -> Iterator[_Given]:
+    """The loader of the pipeline, which notes what it gives to which model, and passes on little of what a file says of itself."""
+    given = _Given()
+    models = {part: model for part, model in pipe.components.items() if isinstance(model, torch.nn.Module)}
+    watched = [(pipe, "lora_state_dict", _confined(pipe.lora_state_dict, given))]
+    for part, model in models.items():
+        if hasattr(model, "load_lora_adapter"):  # of Diffusers
+            watched.append((model, "load_lora_adapter", _noted(model, given)))
+        elif hasattr(model, "load_adapter"):  # of Transformers
+            watched.append((model, "load_adapter", _noted_encoder(part, model, given)))
+    for place, method, told in watched:
+        setattr(place, method, told)
+    try:
+        yield given
+    finally:
+        for place, method, _ in watched:
+            delattr(place, method)
+
+
+def _confined(published: Callable[..., Any], given: _Given) -> Callable[..., Any]:
+    def lora_state_dict(*arguments: Any, **named: Any) -> tuple[Any, ...]:
         *found, said = published(*arguments, **named)
-        wanted.update(key[: mark.start()] for key in found[0] if (mark := MARK.search(key)) and not key.endswith(".alpha"))
+        given.names.update(found[0])
+        given.alphas.update(next((each or {} for each in found[1:]), {}))
         kept = {key: value for key, value in (said or {}).items() if key.rpartition(".")[2] in SAID}
         return (*found, kept or None)
 
-    pipe.lora_state_dict = confined
-    try:
-        pipe.load_lora_weights(str(path), weight_name=path.name, adapter_name=name, local_files_only=True, use_safetensors=True, **second)
-    finally:
-        del pipe.lora_state_dict
-    _check_loaded(pipe, path, name, wanted)
+    return lora_state_dict
 
 
-def _called(part: str) -> str:
-    """As files call it: they know one model that draws."""
-    return PARTS[0] if part == PARTS[1] else part
+def _noted(model: Any, given: _Given) -> Callable[..., None]:
+    published = model.load_lora_adapter
+
+    def load_lora_adapter(weights: Mapping[str, torch.Tensor], prefix: str = PARTS[0], **named: Any) -> None:
+        mine = {name.removeprefix(f"{prefix}."): value for name, value in weights.items() if name.startswith(f"{prefix}.")}
+        if mine and "lora_A" not in next(iter(mine)):  # as the method itself does
+            mine = convert_unet_state_dict_to_peft(mine)
+            if named.get("network_alphas"):  # which the method leaves as they are, so it would not find the layers of some
+                named["network_alphas"] = convert_unet_state_dict_to_peft(named["network_alphas"])
+        given.note(model, f"{prefix}.", mine)
+        published({f"{prefix}.{name}": value for name, value in mine.items()}, prefix=prefix, **named)
+
+    return load_lora_adapter
 
 
-def _check_loaded(pipe: Any, path: Path, name: str, wanted: set[str]) -> None:
-    """Raises BadCheckpoint for layers of the file that no part has, and for numbers that are none."""
-    found = set[str]()
-    for part, model in pipe.components.items():
-        if not isinstance(model, torch.nn.Module):
-            continue
-        found |= {f"{_called(part)}.{layer}" for layer, module in model.named_modules() if name in getattr(module, "lora_A", {})}
-        for weight, values in model.named_parameters():
-            if f".{name}." in weight:
-                check_finite(values, weight, path)
-    if left := sorted(wanted - found):
-        more = f", … ({len(left)} of {len(wanted)})" if len(left) > SHOWN else ""
-        told = f"{', '.join(each[:200] for each in left[:SHOWN])}{more}"
-        raise BadCheckpoint(f"{path} changes layers that {type(pipe).__name__} does not have: {told}; is it a LoRA of another model?")
+def _noted_encoder(part: str, model: Any, given: _Given) -> Callable[..., None]:
+    published = model.load_adapter
+
+    def load_adapter(*, adapter_state_dict: Mapping[str, torch.Tensor], **named: Any) -> None:
+        given.note(model, f"{part}.", adapter_state_dict)
+        published(adapter_state_dict=adapter_state_dict, **named)
+
+    return load_adapter
+
+
+def _check_passed(pipe: Any, path: Path, given: _Given) -> None:
+    """Raises BadCheckpoint for what no model was given."""
+    left, kind = given.names - given.passed, type(pipe).__name__
+    prefixes = [f"{part}." for part in pipe._lora_loadable_modules if part != PARTS[1]]
+    if nameless := [name for name in left if not name.startswith(tuple(prefixes))]:
+        told = f"names that begin with none of {', '.join(prefixes)}, as {kind} needs it: {_told(nameless)}"
+        raise BadCheckpoint(f"{path} has {told}; put the right one before them, or is it a LoRA of another model?")
+    if left:
+        raise BadCheckpoint(f"{path} changes what {kind} does not have: {_told(left)}; is it a LoRA of another model?")
+
+
+def _check_loaded(model: torch.nn.Module, path: Path, name: str, weights: Mapping[str, torch.Tensor]) -> None:
+    """Raises BadCheckpoint unless a model has just the weights of the file, and numbers in them. What is not in the file, the libraries
+    would make up."""
+    kind, given = type(model).__name__, {weight.removesuffix(".weight"): values for weight, values in weights.items()}
+    loaded = {
+        weight.replace(f".{name}.", ".").removesuffix(".weight"): values
+        for weight, values in model.named_parameters()
+        if f".{name}." in weight
+    }
+    if left := given.keys() - loaded.keys():
+        raise BadCheckpoint(f"{path} changes layers that {kind} does not have: {_told(left)}; is it a LoRA of another model?")
+    if made_up := loaded.keys() - given.keys():
+        raise BadCheckpoint(f"{path} has a part of a layer without the other, which is missing: {_told(made_up)}; save it anew")
+    for weight, values in loaded.items():
+        check_finite(values, weight, path)
+        if not torch.equal(values, given[weight].to(values.dtype)):
+            raise BadCheckpoint(f"{path}: {weight} became something else when {kind} loaded it; save it anew")
+
+
+def _check_scales(model: torch.nn.Module, path: Path, name: str, alphas: list[float]) -> None:
+    """Raises BadCheckpoint unless the layers of a model are scaled as the file says."""
+    layers: list[Any] = [module for module in model.modules() if name in getattr(module, "scaling", {})]
+    used = sorted(layer.scaling[name] * layer.r[name] for layer in layers)
+    if alphas and not (len(alphas) == len(used) and all(map(_is_same, sorted(alphas), used))):
+        told = ", ".join(f"{alpha:g}" for alpha in sorted(set(alphas))[:SHOWN])
+        raise BadCheckpoint(
+            f"{path}: diffusers does not scale layers of {type(model).__name__} by what it says, alpha {told}; save it anew"
+        )
+
+
+def _is_same(said: float, used: float) -> bool:
+    return math.isfinite(said) and math.isclose(said, used, rel_tol=1e-6)
+
+
+def _told(names: Collection[str]) -> str:
+    more = f", … ({len(names)})" if len(names) > SHOWN else ""
+    return ", ".join(each[:200] for each in sorted(names)[:SHOWN]) + more
