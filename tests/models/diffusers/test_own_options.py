@@ -153,7 +153,7 @@ async def test_a_picture_is_drawn_anew_as_far_as_it_is_said(tmp_path: Path, seed
     folder, image = variant("StableDiffusionImg2ImgPipeline", tmp_path / "img2img"), shape(seed)
     async with model_of(folder, steps=5) as model:
         for strength in (0.4, 0.7, 1.0):
-            drawing = await draw(model, "a dog", seed=seed, images=(saved(image),), strength=strength, options={"eta": "0.0"})
+            drawing = await draw(model, "a dog", seed=seed, images=(saved(image),), strength=strength)
             assert np.array_equal(drawing.pixels[0], published(folder, seed, image=image, strength=strength, num_inference_steps=5))
         with pytest.raises(BadRequest, match="is none: give a larger one, or more steps") as refused:
             await draw(model, "a dog", images=(saved(image),), strength=0.1)
@@ -177,7 +177,8 @@ async def test_only_what_a_mask_shows_is_drawn_anew(tmp_path: Path, seed: int) -
         with pytest.raises(BadRequest, match="is 8x8, and the picture 64x64"):
             await draw(model, "a dog", images=sent, mask_image=Media("image/png", saved(mask.resize((8, 8)))))
         with pytest.raises(BadRequest, match="refuses it") as refused:
-            await draw(model, "a dog", images=sent, mask_image=Media("image/png", saved(mask)), options={"eta": "0.5", "clip_skip": "90"})
+            nothing = Media("image/png", saved(Image.new("L", mask.size)))
+            await draw(model, "a dog", images=sent, mask_image=nothing, options={"padding_mask_crop": "8"})
         assert len((await draw(model, "a dog", images=sent, mask_image=Media("image/png", saved(mask)))).pictures) == 1
 
 
@@ -206,6 +207,36 @@ async def test_sigmas_go_to_a_scheduler_that_takes_them(tmp_path: Path, seed: in
     async with model_of(stable_diffusion(), steps=2) as model:
         with pytest.raises(BadRequest, match="takes none with its scheduler"):
             await draw(model, "a dog", sigmas=(10.0, 3.0))
+
+
+async def test_an_option_for_the_steps_of_a_scheduler_is_offered_where_they_take_it(tmp_path: Path, seed: int) -> None:
+    """Pipelines leave it out elsewhere without a word."""
+    folder = variant("StableDiffusionPipeline", tmp_path / "ddim", {"_class_name": "DDIMScheduler"})
+    async with model_of(folder, steps=2) as model:
+        drawing = await draw(model, "a dog", seed=seed, options={"eta": "1"})
+        said = {"num_inference_steps": 2, "width": SIDE, "height": SIDE}
+        assert np.array_equal(drawing.pixels[0], published(folder, seed, **said, eta=1.0))
+        assert not np.array_equal(drawing.pixels[0], published(folder, seed, **said))
+    async with model_of(stable_diffusion(), steps=2) as model:
+        with pytest.raises(BadRequest, match="has no option 'eta'"):
+            await draw(model, "a dog", options={"eta": "1"})
+
+
+async def test_an_option_that_a_pipeline_cannot_follow_is_not_offered(tmp_path: Path, seed: int) -> None:
+    """One that it follows with some values is."""
+    folder = variant("StableDiffusionInpaintPipeline", tmp_path / "inpaint")
+    image, mask = shape(seed), half()
+    said: dict[str, Any] = {"image": image, "mask_image": mask, "num_inference_steps": 2, "width": SIDE, "height": SIDE}
+    with pytest.raises(AttributeError) as unable:  # `clip_skip` of this diffusers is for an older transformers.
+        published(folder, seed, **said, clip_skip=0)
+    async with model_of(folder, steps=2) as model:
+        assert model.info.settings["options of its own"] == "padding_mask_crop"
+        assert model.info.settings["options that it cannot follow"] == f"clip_skip: {unable.value}"
+        sent: dict[str, Any] = {"images": (saved(image),), "mask_image": Media("image/png", saved(mask)), "seed": seed}
+        with pytest.raises(BadRequest, match="has no option 'clip_skip': it has padding_mask_crop"):
+            await draw(model, "a dog", **sent, options={"clip_skip": "0"})
+        drawing = await draw(model, "a dog", **sent, options={"padding_mask_crop": "8"})
+        assert np.array_equal(drawing.pixels[0], published(folder, seed, **said, padding_mask_crop=8))
 
 
 def test_a_mask_is_where_it_is_transparent_or_else_white() -> None:

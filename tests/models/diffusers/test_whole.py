@@ -16,15 +16,16 @@ import numpy as np
 import pytest
 import torch
 
-from helpers.artists import draw, model_of
+from helpers.artists import Drawing, draw, model_of
 from helpers.drawings import checkpoint
 from helpers.stable_diffusion import SIDE, stable_diffusion
 from omnistage.models.common.checkpoint import BadCheckpoint
 from omnistage.models.common.worker import LOOK_S
 from omnistage.models.diffusers.folder import load_pipeline, read_index
 from omnistage.models.diffusers.model import DrawnModel
+from omnistage.models.diffusers.plan import Plan
 from omnistage.models.diffusers.whole import WholeDrawing
-from omnistage.models.interface import BadRequest, Failed
+from omnistage.models.interface import BadRequest, DrawRequest, Failed, Progress, no_inputs
 
 Model = DrawnModel[Any]
 
@@ -159,6 +160,34 @@ async def test_an_error_of_the_pipeline_is_that_of_its_request_alone(model: Mode
     good, bad = await asyncio.gather(draw(model, "a dog"), draw(model, "a bad dog"), return_exceptions=True)
     assert isinstance(bad, RuntimeError)
     assert not isinstance(good, BaseException) and len(good.pictures) == 1
+    assert calls(model) == 0
+
+
+async def test_progress_begins_anew_with_a_call_of_its_own_after_a_shared_one_failed(model: Model, seed: int) -> None:
+    artist = model._artist
+    assert isinstance(artist, WholeDrawing)
+    alone = await draw(model, "a dog", seed=seed)
+    shared = 0
+
+    def fails_in_company(unet: torch.nn.Module, arguments: tuple[Any, ...]) -> None:
+        nonlocal shared
+        shared += len(arguments[0]) > 2  # With guidance, one picture has two rows.
+        if shared == 3:
+            shared += 1
+            raise Failed("too many")
+
+    async def drawn(plan: Plan) -> Drawing:
+        return Drawing([piece async for piece in model.draw(plan, no_inputs(), {"image": 0, "progress": 0})])
+
+    # Prepared before, for only who begins at the same moment surely shares.
+    plans = [await model.prepare(DrawRequest(seed=seed, prompt=prompt)) for prompt in ("a dog", "a cat")]
+    with artist._pipe.unet.register_forward_pre_hook(fails_in_company):
+        drawings = await asyncio.gather(*map(drawn, plans))
+    assert shared == 4
+    for drawing in drawings:
+        told = [(piece.step, piece.steps) for piece in drawing.pieces if isinstance(piece, Progress)]
+        assert told == [(step, 5) for step in (1, 2, 1, 2, 3, 4, 5)]
+    assert np.array_equal(drawings[0].pixels, alone.pixels)
     assert calls(model) == 0
 
 

@@ -109,6 +109,7 @@ def _loaded(folder: Path, options: LoadOptions, team: Team | None) -> DrawnModel
     memory = MemoryPlan.of(chosen, options, DTYPES[dtype])
     loras, unused = _loras(folder, chosen)
     artist = _artist(folder, name, memory, options, team, loras)
+    unable = artist.leave_out(_smallest_plan(artist, name)) if isinstance(artist, WholeDrawing) else {}
     usual = _trial_plan(artist, name)
     full = artist.tokens(replace(usual, results=1, negative="")) * (options.max_batch_size or BATCH)
     step_tokens = min(full, CPU_STEP_TOKENS) if options.device == "cpu" and not options.max_batch_size else full
@@ -139,6 +140,7 @@ def _loaded(folder: Path, options: LoadOptions, team: Team | None) -> DrawnModel
             "latent tokens": f"{step_tokens} in a step, {max_tokens} of all that is drawn at once",
             **({"words of a prompt": f"the first {words} tokens are drawn"} if (words := artist.limits.prompt_tokens) else {}),
             **({"options of its own": ", ".join(names)} if (names := [option.name for option in artist.limits.options]) else {}),
+            **({"options that it cannot follow": "; ".join(f"{option}: {why}" for option, why in unable.items())} if unable else {}),
             **({"draws": vocabulary.what} if vocabulary.what else {}),
             "kept of encoders": _kept_told(chosen, options),
             **memory.told(),
@@ -226,10 +228,13 @@ def _largest_plan(artist: StepDrawing | WholeDrawing, name: str) -> Plan:
 
 def _trial(artist: StepDrawing | WholeDrawing, name: str) -> list[NDArray[np.generic] | Tensor]:
     """Of the smallest picture after the fewest steps that there are."""
+    return _tried(artist, _smallest_plan(artist, name))
+
+
+def _smallest_plan(artist: StepDrawing | WholeDrawing, name: str) -> Plan:
     multiple = artist.limits.multiple
     side = -(-artist.limits.min_side // multiple) * multiple
-    plan = _trial_plan(artist, name, side=side, steps=artist.limits.min_steps, is_smallest=True)
-    return _tried(artist, plan)
+    return _trial_plan(artist, name, side=side, steps=artist.limits.min_steps, is_smallest=True)
 
 
 def _tried(artist: Artist[Any], plan: Plan) -> list[NDArray[np.generic] | Tensor]:

@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Generator, Hashable, Sequence
+from collections.abc import Generator, Hashable, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
@@ -17,7 +18,7 @@ from omnistage.models.common.worker import still_working
 from omnistage.models.diffusers.call import Call
 from omnistage.models.diffusers.drawing import PROGRESS
 from omnistage.models.diffusers.options import Defaults
-from omnistage.models.diffusers.own_options import GUIDANCE, own_options
+from omnistage.models.diffusers.own_options import GUIDANCE, Value, own_options
 from omnistage.models.diffusers.plan import EditedPicture, Limits, Plan, in_shape
 from omnistage.models.diffusers.results import results_of
 from omnistage.models.interface import BadRequest, Content, Drawn, PortSpec, Progress, Wanted
@@ -27,6 +28,9 @@ SCALES = ("vae_scale_factor_spatial", "vae_spatial_compression_ratio", "vae_scal
 USUAL_SIDE = 512
 REFUSALS = (ArithmeticError, AssertionError, AttributeError, LookupError, TypeError, ValueError)
 """That pipelines raise for arguments that they cannot use, before their first step."""
+UNABLE = (AttributeError, ImportError, NameError, TypeError)
+"""That a pipeline raises for an option which it cannot follow, whatever its value is."""
+TRIED: Mapping[type, Value] = {bool: False, int: 0, float: 0.0, str: "a"}
 ANY_SIGMA = 1e6
 """Schedulers that are no flow have large ones."""
 
@@ -79,8 +83,34 @@ class WholeDrawing:
             strength=self._strength,
             masked="mask_image" in self._takes,
             controlled="control_image" in self._takes,
-            options=own_options(type(self._pipe).__call__, self._scale),
+            options=tuple(option for option in own_options(type(self._pipe).__call__, self._scale) if option.name not in self._unheard),
         )
+
+    @property
+    def _unheard(self) -> set[str]:
+        """Options that are for the step of the scheduler, where it has none such: the pipeline leaves them out without a word."""
+        passed = getattr(self._pipe, "prepare_extra_step_kwargs", None)
+        step = inspect.signature(self._pipe.scheduler.step).parameters
+        return set(inspect.signature(passed).parameters) - set(step) if passed else set()
+
+    def leave_out(self, plan: Plan) -> Mapping[str, str]:
+        """Offer no longer the options that the pipeline cannot follow. Returns them, each with why. plan: that is tried with each, up to
+        its first step; options that have a value of their own are in every drawing."""
+        unable = {}
+        for option in self._limits.options:
+            if self._takes[option.name].default is not None:
+                continue
+            tried = replace(plan, options=((option.name, TRIED[option.kind]),))
+            call = Call(self._pipe, self._arguments([tried]), self.product.listed, self._threads)
+            try:
+                call.resume()
+            except Exception as error:  # what is not of the option is of this value: it may have others
+                if isinstance(error, UNABLE):
+                    unable[option.name] = " ".join(str(error).split())[:300]
+            finally:
+                call.close()
+        self._limits = replace(self._limits, options=tuple(each for each in self._limits.options if each.name not in unable))
+        return unable
 
     def _takes_sigmas(self) -> bool:
         return "sigmas" in self._takes and "sigmas" in inspect.signature(self._pipe.scheduler.set_timesteps).parameters
@@ -182,7 +212,7 @@ class WholeDrawing:
                 call.resume()
             except BaseException as error:
                 for job in self._calls.pop(call, set()):
-                    job.call = None
+                    job.call, job.step = None, 0
                 field = self._chosen(jobs[0].plan, error)
                 if field and not call.step:
                     why = " ".join(str(error).split())[:300] or type(error).__name__
