@@ -151,7 +151,7 @@ def by_hand(studio: Studio, plan: Plan) -> None:
         rows = [Row(canvas, text, residuals) for text, residuals in zip(texts, canvas.residuals, strict=False)]
         while not canvas.is_drawn:
             made = painter.velocities(rows)
-            velocity = painter.guided(made[0], made[1], plan) if len(made) == 2 else made[0]
+            velocity = painter.guided(made[0], made[1], canvas) if len(made) == 2 else made[0]
             sampler = canvas.sampler
             canvas.latents = sampler.scheduler.step(velocity, sampler.timestep, canvas.latents, return_dict=False)[0]
             sampler.step += 1
