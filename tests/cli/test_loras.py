@@ -14,6 +14,7 @@ from omnistage.cli.layout import Layout
 from omnistage.cli.loras import with_loras
 from omnistage.cli.pipelines import Choice, layout_of
 from omnistage.client.errors import BadRequestError, StackError
+from omnistage.client.private_stack import StackPlan
 from omnistage.host.commandline import read
 from omnistage.models.options import LoadOptions
 from omnistage.stage.settings import StageSettings
@@ -79,3 +80,14 @@ def test_a_file_of_settings_has_several(file: Path, tmp_path: Path) -> None:
     words = [sys.executable, "-m", "omnistage.cli", "serve", "--config", str(settings), "--print-config"]
     done = subprocess.run(words, capture_output=True, text=True, timeout=60, check=True)
     assert f"lora: [{file}, {file}=0.5]  # the file" in done.stdout
+
+
+def test_a_private_stack_is_told_its_files_as_the_command_is() -> None:
+    for lora, words in (
+        ("a.safetensors=0.5", ["a.safetensors=0.5"]),
+        (["a.safetensors", "b.safetensors=2"], ["a.safetensors", "b.safetensors=2"]),
+    ):
+        command = StackPlan({"lora": lora}).command(3, 4)
+        assert [command[at + 1] for at, word in enumerate(command) if word == "--lora"] == words
+    with pytest.raises(BadRequestError, match="lora is 3"):
+        StackPlan({"lora": 3})  # type: ignore[typeddict-item]

@@ -16,7 +16,7 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from os import PathLike
@@ -131,7 +131,10 @@ def _may_be_name(model_path: str | PathLike[str]) -> bool:
 
 def _option(name: str, value: object) -> list[str]:
     """A setting as words of the command line."""
-    texts = [f"{stage}={_text(one)}" for stage, one in value.items()] if isinstance(value, Mapping) else [_text(value)]
+    if isinstance(value, Mapping):
+        texts = [f"{stage}={_text(one)}" for stage, one in value.items()]
+    else:
+        texts = list(value) if isinstance(value, Sequence) and not isinstance(value, str) else [_text(value)]
     return [word for text in texts for word in (f"--{name.replace('_', '-')}", text)]
 
 

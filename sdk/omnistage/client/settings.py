@@ -55,6 +55,10 @@ class StackSettings(TypedDict, total=False):
             Range(0, 1, is_above=True),
         ),
     ]
+    lora: Annotated[
+        str | Sequence[str],
+        About("LoRA files of a pipeline that draws, of safetensors: FILE[@PART][=SCALE], behind PIPELINE= where several draw.", "none"),
+    ]
     inline_limit: Annotated[int, About("Tensors of fewer bytes travel in the message, others through shared memory.", "65536", Range(0))]
     start_timeout_s: Annotated[float, About("Time limit for download, load and start, seconds.", "900", Range(0, is_above=True))]
 
