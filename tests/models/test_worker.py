@@ -135,3 +135,12 @@ async def test_closed_worker_refuses_work() -> None:
     await worker.close()
     with pytest.raises(RuntimeError, match="closed"):
         await worker.run(lambda: None)
+
+
+async def test_work_that_raises_what_no_future_takes_is_an_error_too(worker: Worker) -> None:
+    def ended() -> None:
+        next(iter(()))
+
+    with pytest.raises(RuntimeError, match="StopIteration") as raised:
+        await worker.run(ended)
+    assert isinstance(raised.value.__cause__, StopIteration)
