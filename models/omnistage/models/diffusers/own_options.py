@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import math
 import types
 import typing
 from collections.abc import Callable, Collection, Mapping
@@ -65,8 +64,14 @@ class OwnOption:
             return text
         if self.kind is bool:
             return {"true": True, "false": False}[text.lower()] if text.lower() in ("true", "false") else _fail(self)
-        value: int | float = self.kind(text)
-        return value if math.isfinite(value) and self.least <= value <= self.most else _fail(self)
+        try:
+            value: int | float = self.kind(text)
+        except ValueError:
+            value = float(text)  # A whole number may be written as 2.0.
+        # Bounds first: no whole number can be made of NaN, and no float of every whole number.
+        if not self.least <= value <= self.most or (self.kind is int and value != int(value)):
+            _fail(self)
+        return self.kind(value)  # type: ignore[no-any-return]
 
 
 def own_options(call: Callable[..., Any], guidance: str | None, followed: Mapping[str, Range] | None = None) -> tuple[OwnOption, ...]:
@@ -84,7 +89,8 @@ def own_options(call: Callable[..., Any], guidance: str | None, followed: Mappin
         option = OwnOption(name, kind)
         if kind is int:
             usual = parameter.default if isinstance(parameter.default, int) else 0
-            option = replace(option, least=min(usual, 0), most=max(2 * usual, MOST_COUNT))
+            # Of what is counted from 1 none is nothing that a pipeline is made for.
+            option = replace(option, least=1 if usual > 0 else usual, most=max(2 * usual, MOST_COUNT))
         if followed is None:
             found.append(option)
         elif name in followed:
