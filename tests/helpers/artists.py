@@ -18,7 +18,7 @@ from helpers.painting import SMALL_AREA
 from omnistage.models import registry
 from omnistage.models.conversation import Media
 from omnistage.models.diffusers.model import DrawnModel
-from omnistage.models.interface import Drawn, DrawRequest, Picture, Preview, Progress, Rows, no_inputs
+from omnistage.models.interface import Drawn, DrawRequest, Note, Picture, Preview, Progress, Rows, no_inputs
 from omnistage.models.options import LoadOptions
 
 USUAL = {"width": 64, "height": 64, "steps": 4}
@@ -42,6 +42,10 @@ class Drawing:
     @property
     def pictures(self) -> list[Picture]:
         return [piece for piece in self.pieces if isinstance(piece, Picture)]
+
+    @property
+    def notes(self) -> list[str]:
+        return [piece.text for piece in self.pieces if isinstance(piece, Note)]
 
     def rows(self, port: str) -> NDArray[np.generic]:
         """All rows of a tensor port."""

@@ -63,6 +63,7 @@ class Pair:
         plan = planned(request, self.painter.limits, self.name)
         given = tuple(self.painter.edited(plan, self._shown(image)) for image in images)
         made = self.painter.sized(replace(plan, images=given, sources=tuple(Source(image.tobytes()[:999]) for image in images)))
+        self.painter.check_steps(made)
         self.sent[made.sources] = tuple(images)
         return made
 
@@ -111,7 +112,7 @@ class Pair:
                 said |= {"layers": plan.layers, "resolution": 1024 if width * height > SMALL_AREA * 3 / 5 else 640}
         else:
             said |= {"width": plan.width, "height": plan.height}
-        said |= {"sigmas": list(plan.sigmas)} if plan.sigmas else {}
+        said |= {"sigmas": np.array(plan.sigmas)} if plan.sigmas else {}
         said |= dict(plan.options)
         with _last_latents(self.pipe) as latents, _smaller(self.name):
             images = self.pipe(**said).images

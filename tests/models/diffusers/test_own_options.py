@@ -49,6 +49,8 @@ def test_types_are_those_of_the_signature() -> None:
     assert [option.name for option in own_options(signature_of, "share", {"share": (0, 1), "flag": (0, 1)})] == ["flag"]
     said = read_options({"words": "true", "flag": "True", "share": "1e-1", "count": "1400"}, own_options(signature_of, None), "m")
     assert dict(said) == {"words": "true", "flag": True, "share": 0.1, "count": 1400}
+    [(_, count)] = read_options({"count": "2.0"}, own_options(signature_of, None), "m")
+    assert count == 2 and isinstance(count, int), "as JSON may say it"
 
 
 @pytest.mark.parametrize(
@@ -58,10 +60,16 @@ def test_types_are_those_of_the_signature() -> None:
         ("share", "much", "give a number"),
         ("share", "nan", "give a number"),
         ("share", "1e9", "give a number"),
-        ("count", "1.5", "give a whole number from 0 to 1400"),
-        ("count", "1401", "give a whole number from 0 to 1400"),
-        ("count", "-1", "give a whole number from 0 to 1400"),
+        ("share", "1" + "0" * 400, "give a number"),
+        ("share", "1e400", "give a number"),
+        ("count", "1.5", "give a whole number from 1 to 1400"),
+        ("count", "1401", "give a whole number from 1 to 1400"),
+        ("count", "0", "give a whole number from 1 to 1400"),
+        ("count", "-1", "give a whole number from 1 to 1400"),
+        ("count", "1" + "0" * 400, "give a whole number"),
         ("count", "9" * 5000, "give a whole number"),
+        ("count", "1e400", "give a whole number"),
+        ("count", "nan", "give a whole number"),
         ("flags", "true", "it has flag, share, words, count"),
         ("num_inference_steps", "3", "the request has steps for it"),
         ("generator", "3", "the request has seed for it"),
@@ -168,9 +176,13 @@ async def test_only_what_a_mask_shows_is_drawn_anew(tmp_path: Path, seed: int) -
         assert (model._artist.limits.strength, model._artist.limits.masked) == (1.0, True)
         sent = (saved(image),)
         expected = published(folder, seed, image=image, mask_image=mask, num_inference_steps=3, width=SIDE, height=SIDE)
-        for given in (mask, hole):
+        faint = Image.merge("LA", (mask, Image.new("L", mask.size, 254)))
+        for given in (mask, hole, faint):
             drawing = await draw(model, "a dog", seed=seed, images=sent, mask_image=Media("image/png", saved(given)))
             assert np.array_equal(drawing.pixels[0], expected)
+            assert not drawing.notes
+        black = await draw(model, "a dog", images=sent, mask_image=Media("image/png", saved(Image.new("L", mask.size))))
+        assert len(black.pictures) == 1 and [note for note in black.notes if "black all over" in note]
         with pytest.raises(BadRequest, match="white or transparent there") as refused:
             await draw(model, "a dog", images=sent)
         assert refused.value.field == "diffusion.mask_image"
@@ -244,6 +256,8 @@ def test_a_mask_is_where_it_is_transparent_or_else_white() -> None:
     assert mask_of(plain).resized[0].getextrema() == (255, 255)
     plain.putpixel((1, 0), (255, 255, 255, 0))
     assert np.asarray(mask_of(plain).resized[0])[0, :3].tolist() == [0, 255, 0]
+    faint = Image.merge("RGBA", (*half().convert("RGB").split(), Image.new("L", (SIDE, SIDE), 128)))
+    assert mask_of(faint).resized[0].tobytes() == half().tobytes(), "more opaque than not"
 
 
 def test_kinds_are_told_in_words() -> None:

@@ -4,7 +4,6 @@ draws what the pipeline of Diffusers draws with it."""
 from __future__ import annotations
 
 import inspect
-import json
 import random
 from dataclasses import replace
 from pathlib import Path
@@ -16,12 +15,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from helpers.drawings import writable
-from helpers.painting import CLOSE, Pair, apart, pair
+from helpers.artists import draw, model_of
+from helpers.drawings import changed
+from helpers.painting import CLOSE, apart, pair
 from omnistage.models.common.checkpoint import BadCheckpoint
 from omnistage.models.diffusers.checkpoints import NOISE_WORDS, Layout
 from omnistage.models.diffusers.sampler import Memory, Sampler, check_scheduler, memory_of, tried_steps
-from omnistage.models.interface import BadRequest
+from omnistage.models.interface import BadRequest, DrawRequest
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy keyword"),  # Diffusers with NumPy 2.
@@ -184,29 +184,24 @@ def test_schedulers_that_steps_are_not_taken_with_are_refused_by_name(name: str,
         check_scheduler(scheduled(name, config, 6), "QwenImagePipeline")
 
 
-def with_scheduler(name: str, scheduler: str, config: dict[str, Any], folder: Path) -> Pair:
-    """The checkpoint of a family with another scheduler."""
-    made = writable(name, folder)
-    index = json.loads((made / "model_index.json").read_text())
-    (made / "model_index.json").write_text(json.dumps(index | {"scheduler": ["diffusers", scheduler]}))
-    getattr(diffusers, scheduler)(**config).save_pretrained(made / "scheduler")
-    return pair(name, made)
-
-
 @pytest.mark.parametrize(
     ("name", "scheduler", "config"),
     [
         ("qwen-image", "UniPCMultistepScheduler", FLOW | {"use_dynamic_shifting": True, "time_shift_type": "exponential"}),
         ("longcat-image", "UniPCMultistepScheduler", FLOW | {"flow_shift": 2.2}),
         ("z-image", "FlowMatchEulerDiscreteScheduler", {"shift": 3.0, "use_karras_sigmas": True}),
+        ("z-image", "FlowMatchLCMScheduler", {}),
     ],
 )
 def test_drawings_with_other_schedulers_are_those_of_the_pipelines(
     name: str, scheduler: str, config: dict[str, Any], tmp_path: Path, seed: int
 ) -> None:
-    both = with_scheduler(name, scheduler, config, tmp_path / "other")
+    both = pair(name, changed(name, tmp_path / "other", "", scheduler, config))
     plans = [both.plan(words, steps=steps, seed=seed + steps) for words, steps in (("a dog", 3), ("a blue cat", 7), ("x", 8))]
+    plans += [both.plan("a hill", sigmas=sigmas, seed=seed) for sigmas in ((0.6,), (1.0, 0.7, 0.69, 0.1))]
     for canvas, plan in zip(both.drawn(*plans), plans, strict=True):
+        # The noise of its steps, if any, the pipeline draws from the global generator.
+        torch.set_rng_state(both.begun(plan).sampler.generator.get_state())
         latents, _ = both.published(plan)
         assert apart(canvas.latents, latents) <= CLOSE
         assert canvas.sampler.steps == len(both.pipe.scheduler.timesteps)
@@ -226,11 +221,11 @@ def test_a_scheduler_that_the_pipeline_cannot_use_is_refused_when_it_is_loaded(
     name: str, scheduler: str, config: dict[str, Any], tmp_path: Path
 ) -> None:
     with pytest.raises(BadCheckpoint, match=f"cannot step with {scheduler}"):
-        with_scheduler(name, scheduler, config, tmp_path / "other")
+        pair(name, changed(name, tmp_path / "other", "", scheduler, config))
 
 
 def test_a_preview_of_a_multistep_sampler_is_its_own_estimate(tmp_path: Path, seed: int) -> None:
-    both = with_scheduler("qwen-image", "UniPCMultistepScheduler", FLOW, tmp_path / "other")
+    both = pair("qwen-image", changed("qwen-image", tmp_path / "other", "", "UniPCMultistepScheduler", FLOW))
     plan = replace(both.plan("a dog", steps=6, seed=seed), previews=3)
     with torch.inference_mode():
         canvas = both.begun(plan)
@@ -241,3 +236,24 @@ def test_a_preview_of_a_multistep_sampler_is_its_own_estimate(tmp_path: Path, se
             assert velocity is not None
             both.painter.advance(canvas)
             assert canvas.estimate is not None and apart(canvas.estimate, before - sigma * velocity) <= CLOSE
+
+
+@pytest.mark.parametrize(
+    ("name", "scheduler", "config", "sigmas"),
+    [
+        ("qwen-image", "FlowMatchEulerDiscreteScheduler", {"shift_terminal": 0.02}, (1.0, 1 - 1e-12)),
+        ("qwen-image", "FlowMatchEulerDiscreteScheduler", {"shift": 100.0, "shift_terminal": 0.02}, (1.0, 1 - 6e-8)),
+        ("z-image", "FlowMatchEulerDiscreteScheduler", {"use_exponential_sigmas": True}, (1.0, 1e-50)),
+        ("qwen-image", "UniPCMultistepScheduler", FLOW, (1.0, 0.5, 0.5 - 1e-12)),
+        ("qwen-image", "UniPCMultistepScheduler", FLOW, (1.0, 1e-50)),
+    ],
+)
+async def test_sigmas_of_which_the_scheduler_makes_no_steps_are_refused_before_anything_runs(
+    name: str, scheduler: str, config: dict[str, Any], sigmas: tuple[float, ...], tmp_path: Path
+) -> None:
+    folder = changed(name, tmp_path / "other", "", scheduler, config)
+    async with model_of(folder, width=32, height=32, steps=3) as model:
+        with pytest.raises(BadRequest, match=f"{scheduler} makes no noise levels of them that fall") as refused:
+            await model.prepare(DrawRequest(seed=0, prompt="a dog", sigmas=sigmas))
+        assert refused.value.field == "diffusion.sigmas"
+        assert len((await draw(model, "a dog", sigmas=(1.0, 0.5))).pictures) == 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -15,12 +16,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from PIL import Image
+from PIL.Image import Resampling
 
-from helpers.artists import Drawing, draw, model_of
-from helpers.drawings import checkpoint
-from helpers.stable_diffusion import SIDE, stable_diffusion
+from helpers.artists import Drawing, draw, model_of, saved
+from helpers.drawings import changed, checkpoint
+from helpers.stable_diffusion import SIDE, stable_diffusion, variant
 from omnistage.models.common.checkpoint import BadCheckpoint
 from omnistage.models.common.worker import LOOK_S
+from omnistage.models.conversation import Media
 from omnistage.models.diffusers.folder import load_pipeline, read_index
 from omnistage.models.diffusers.model import DrawnModel
 from omnistage.models.diffusers.plan import Plan
@@ -216,3 +220,123 @@ def test_the_seven_have_loops_of_their_own() -> None:
 
     assert read_index(checkpoint("z-image")).class_name in PAINTERS
     assert read_index(stable_diffusion()).class_name not in PAINTERS
+
+
+# What users give ---------------------------------------------------------------------------------------------------------------------
+
+
+def colours(seed: int, width: int, height: int) -> Image.Image:
+    return Image.fromarray(np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8))
+
+
+def published(folder: Path, seed: int, **said: Any) -> Any:
+    pipe: Any = load_pipeline(folder, torch.float32)
+    pipe.set_progress_bar_config(disable=True)
+    return np.asarray(pipe("a dog", generator=torch.Generator().manual_seed(seed), **said).images[0])
+
+
+@pytest.mark.parametrize("class_name", ["ZImageImg2ImgPipeline", "ZImageInpaintPipeline"])
+async def test_a_pipeline_that_does_not_resize_gets_pictures_as_large_as_what_is_drawn(class_name: str, tmp_path: Path, seed: int) -> None:
+    """Of its own accord it fails for any other."""
+    folder = changed("z-image", tmp_path / "other", class_name)
+    image, mask = colours(seed, 90, 70), Image.new("L", (90, 70))
+    mask.paste(255, (45, 0, 90, 70))
+    is_masked = class_name == "ZImageInpaintPipeline"
+    async with model_of(folder, width=64, height=64, steps=3) as model:
+        await model.warm_up()
+        for width, height in ((64, 64), (96, 32)):
+            drawn_where: dict[str, Any] = {"mask_image": Media("image/png", saved(mask))} if is_masked else {}
+            said = {"width": width, "height": height, "strength": 0.7, "guidance_scale": 3.0}
+            drawing = await draw(model, "a dog", seed=seed, images=(saved(image),), **said, **drawn_where)
+            fitting = image.resize((width, height), Resampling.LANCZOS)
+            told = {"num_inference_steps": 3, "negative_prompt": "", **said, **({"mask_image": mask} if is_masked else {})}
+            assert np.array_equal(drawing.pixels[0], published(folder, seed, image=fitting, **told))
+
+
+async def test_sigmas_and_steps_that_the_scheduler_makes_nothing_of_are_refused(tmp_path: Path, seed: int) -> None:
+    """Also where all of the picture is drawn anew. Those that are taken do what they do in the pipeline."""
+    image = colours(seed, SIDE, SIDE)
+    scheduler = ("FlowMatchEulerDiscreteScheduler", {"shift_terminal": 0.02})
+    folder = changed("qwen-image", tmp_path / "other", "QwenImageImg2ImgPipeline", *scheduler)
+    async with model_of(folder, width=SIDE, height=SIDE, steps=3) as model:
+        said: dict[str, Any] = {"seed": seed, "images": (saved(image),), "strength": 1.0}
+        for asked, field in (({"steps": 1}, "steps"), ({"sigmas": (0.5,)}, "steps"), ({"sigmas": (1.0, 1 - 1e-12)}, "sigmas")):
+            with pytest.raises(BadRequest) as refused:
+                await draw(model, "a dog", **said, **asked)
+            assert refused.value.field == f"diffusion.{field}"
+        drawing = await draw(model, "a dog", **said, sigmas=(1.0, 0.6, 0.2))
+        told = {"num_inference_steps": 3, "width": SIDE, "height": SIDE, "true_cfg_scale": 4.0, "strength": 1.0}
+        assert np.array_equal(drawing.pixels[0], published(folder, seed, image=image, sigmas=[1.0, 0.6, 0.2], **told))
+
+
+async def test_where_no_strength_is_said_there_are_no_fewer_steps_than_the_scheduler_makes(tmp_path: Path) -> None:
+    scheduler = ("FlowMatchEulerDiscreteScheduler", {"shift_terminal": 0.02})
+    folder = changed("z-image", tmp_path / "other", "ZImageInpaintPipeline", *scheduler)
+    image = saved(colours(0, SIDE, SIDE))
+    async with model_of(folder, width=SIDE, height=SIDE, steps=3) as model:
+        assert model._artist.limits.strength == 1.0
+        with pytest.raises(BadRequest, match="takes 2 to 200 steps, not 1"):
+            await draw(model, "a dog", images=(image,), mask_image=Media("image/png", image), steps=1)
+
+
+async def test_a_scheduler_that_computes_with_sigmas_gets_what_it_can_compute_with(tmp_path: Path, seed: int) -> None:
+    config = {"_class_name": "UniPCMultistepScheduler", "use_flow_sigmas": True, "prediction_type": "flow_prediction"}
+    folder = variant("StableDiffusionPipeline", tmp_path / "other", config)
+    async with model_of(folder, steps=3) as model:
+        drawing = await draw(model, "a dog", seed=seed, sigmas=(0.9, 0.5, 0.2))
+        told = {"num_inference_steps": 3, "width": SIDE, "height": SIDE, "guidance_scale": 7.5}
+        assert np.array_equal(drawing.pixels[0], published(folder, seed, sigmas=np.array([0.9, 0.5, 0.2]), **told))
+        with pytest.raises(BadRequest, match="no noise levels of them that differ"):
+            await draw(model, "a dog", sigmas=(0.9, 0.5, 0.5 - 1e-12))
+
+
+@pytest.mark.parametrize(
+    ("scheduler", "asked", "field"),
+    [
+        ("EulerDiscreteScheduler", {"sigmas": (1000.0, 900.0, 3.0)}, "sigmas"),
+        ("EulerDiscreteScheduler", {"sigmas": (3.0,)}, "sigmas"),
+        ("LCMScheduler", {"steps": 60}, "steps"),
+    ],
+)
+async def test_what_only_the_scheduler_knows_it_cannot_do_is_a_bad_request(
+    scheduler: str, asked: dict[str, Any], field: str, tmp_path: Path
+) -> None:
+    """Two sigmas of one timestep, no step at all, and more steps than there are."""
+    async with model_of(variant("StableDiffusionPipeline", tmp_path / "other", {"_class_name": scheduler}), steps=3) as model:
+        with pytest.raises(BadRequest, match="refuses it") as refused:
+            await draw(model, "a dog", **asked)
+        assert refused.value.field == f"diffusion.{field}"
+        assert calls(model) == 0
+        assert len((await draw(model, "a dog")).pictures) == 1
+
+
+async def test_whatever_a_pipeline_refuses_options_by_is_a_bad_request_and_a_fault_is_none(
+    model: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    artist = model._artist
+    assert isinstance(artist, WholeDrawing)
+    raised: list[BaseException] = [RuntimeError("shapes"), NotImplementedError("not for this"), ImportError("ftfy is not there")]
+    faults: list[BaseException] = [
+        *(Failed("no number"), torch.OutOfMemoryError("CUDA out of memory"), OSError("no such file")),
+        RuntimeError("[enforce fail at alloc_cpu.cpp:127] DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes"),
+        RuntimeError("CUDA error: an illegal memory access was encountered"),
+    ]
+
+    def refusing(self: Any, *arguments: Any, **named: Any) -> Any:
+        raise errors[-1]
+
+    with monkeypatch.context() as patched:
+        patched.setattr(type(artist._pipe), "prepare_latents", refusing)
+        for error in [*raised, *faults]:
+            errors = [error]
+            expected = BadRequest if error in raised else type(error)
+            with pytest.raises(expected, match=re.escape(str(error))):
+                await draw(model, "a dog", options={"eta": "0"})
+        errors = raised[:1]
+        with pytest.raises(RuntimeError, match="shapes"):
+            await draw(model, "a dog")
+        errors = [StopIteration("no more")]
+        with pytest.raises(RuntimeError, match="StopIteration: no more"):
+            await draw(model, "a dog", options={"eta": "0"})
+    assert calls(model) == 0
+    assert len((await draw(model, "a dog", options={"eta": "0"})).pictures) == 1

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import copy
 import functools
+import inspect
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
+import numpy as np
 import torch
 from diffusers import DiffusionPipeline
 
@@ -35,6 +37,10 @@ class Call:
         self._pipe, self._arguments, self._listed, self._threads = copy.copy(pipe), arguments, listed, threads
         self._pipe.set_progress_bar_config(disable=True)
         self._pipe.scheduler = _tapped(copy.deepcopy(pipe.scheduler), self._stepped)
+        if "sigmas" in arguments:
+            self._pipe.scheduler = _watched(self._pipe.scheduler)
+        if (processor := getattr(pipe, "image_processor", None)) is not None:
+            self._pipe.image_processor = _fitting(processor, arguments)
         self._turn, self._done = threading.Semaphore(0), threading.Semaphore(0)
         self._thread: threading.Thread | None = None
         self._closed = False
@@ -115,3 +121,47 @@ def _tapped(scheduler: Any, stepped: Callable[[Any], None]) -> Any:
 
     scheduler.step = told
     return scheduler
+
+
+def _watched(scheduler: Any) -> Any:
+    """The scheduler, which raises ValueError before its first step for sigmas of which it makes no steps that can be taken."""
+    step, set_timesteps = scheduler.step, scheduler.set_timesteps
+
+    def check(can_be_taken: bool) -> None:
+        if not can_be_taken:
+            raise ValueError(f"{type(scheduler).__name__} makes no noise levels of them that differ")
+
+    @functools.wraps(set_timesteps)
+    def checked(*arguments: Any, **named: Any) -> None:
+        if isinstance(named.get("sigmas"), list):
+            named["sigmas"] = np.array(named["sigmas"])  # Each takes a list but UniPC, which computes with what it is given.
+        with np.errstate(all="ignore"):  # What becomes no number is refused below.
+            set_timesteps(*arguments, **named)
+        levels = torch.as_tensor(scheduler.sigmas)
+        check(len(scheduler.timesteps) > 0 and bool(torch.isfinite(levels).all() and levels[:-1].diff().all()))
+
+    @functools.wraps(step)
+    def begun(*arguments: Any, **named: Any) -> Any:
+        if getattr(scheduler, "begin_index", None) is None:  # It finds its first step by the timestep, which of two alike is the second.
+            check(len(scheduler.timesteps.unique()) == len(scheduler.timesteps))
+        return step(*arguments, **named)
+
+    scheduler.step, scheduler.set_timesteps = begun, checked
+    return scheduler
+
+
+def _fitting(processor: Any, arguments: Mapping[str, Any]) -> Any:
+    """The processor of pictures, which makes the picture that is sent as large as what is drawn where the pipeline tells it no size, and
+    then draws nothing of another size. arguments: of the pipeline. A picture that the pipeline has changed is another one."""
+    preprocess, sides = processor.preprocess, {side: arguments[side] for side in ("width", "height") if side in arguments}
+    if len(sides) < 2 or not sides.keys() <= inspect.signature(preprocess).parameters.keys():
+        return processor
+    fitting = copy.copy(processor)
+
+    @functools.wraps(preprocess)
+    def fitted(image: Any, *more: Any, **named: Any) -> Any:
+        told = {} if more or image is not arguments.get("image") else sides
+        return preprocess(image, *more, **{**told, **named})
+
+    fitting.preprocess = fitted
+    return fitting

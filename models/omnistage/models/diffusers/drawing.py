@@ -71,7 +71,8 @@ class StepDrawing:
     def _layout(self, plan: Plan) -> Layout:
         return Layout(plan, self._painter.values(plan), self._painter.channels, self._painter.memory)
 
-    def check_history(self, plan: Plan) -> None:
+    def check(self, plan: Plan) -> None:
+        self._painter.check_steps(plan)
         if plan.history is not None:
             self._layout(plan).check(plan.history)
 

@@ -204,15 +204,17 @@ def _kept_told(chosen: DiffusersOptions, options: LoadOptions) -> str:
 def _trial_plan(
     artist: StepDrawing | WholeDrawing, name: str, *, side: int = 0, steps: int = 0, count: int = 0, is_smallest: bool = False
 ) -> Plan:
-    """Of a picture of these sides in so many steps, from so many others; 0: as usual. A picture that is edited is a grey square.
-    is_smallest: see `smallest`."""
-    limits, grey = artist.limits, pillow.new("RGB", (64, 64), (127, 127, 127))
+    """Of a picture of these sides in so many steps, from so many others; 0: as usual. One that is edited is grey, and as large as what is
+    drawn where that can be asked for. is_smallest: see `smallest`."""
+    limits = artist.limits
     count = count or limits.images[0]
     request = DrawRequest(seed=0, prompt="a red circle", images=(Media(PNG, b"-"),) * count, steps=steps)
     request = with_guides(smallest(request, limits) if is_smallest else request, limits, Media(PNG, b"-"))
     if limits.sized and not limits.sides:
         request = replace(request, width=side, height=side)
     plan = planned(request, limits, name)
+    size = (plan.width or 64, plan.height or 64) if limits.sized else (64, 64)
+    grey = pillow.new("RGB", size, (127, 127, 127))
     images = tuple(artist.edited(plan, grey.convert("RGBA") if limits.max_layers else grey) for _ in range(count))
     mask = EditedPicture(*grey.size, (grey.convert("L"),)) if limits.masked else None
     control = EditedPicture(*grey.size, (grey,)) if limits.controlled else None

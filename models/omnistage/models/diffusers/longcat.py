@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import replace
@@ -17,9 +18,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from omnistage.models.diffusers.own_options import Range
-from omnistage.models.diffusers.painter import Canvas, Conditions, Painter, Row, linear_shift, min_steps, with_images
+from omnistage.models.diffusers.painter import Canvas, Conditions, Painter, Row, linear_shift, with_images
 from omnistage.models.diffusers.plan import Limits, Plan
 from omnistage.models.diffusers.quotation import mend, split_quotation
+from omnistage.models.diffusers.sampler import min_steps
 from omnistage.models.diffusers.stepcache import StepCache
 
 mend(pipeline_longcat_image, pipeline_longcat_image_edit)
@@ -81,8 +83,8 @@ class LongCatPainter(Painter):
     def sigmas(self, steps: int) -> NDArray[np.float64]:
         return np.linspace(1.0, 1.0 / steps, steps)
 
-    def shift(self, latents: Tensor, conditions: Conditions) -> float:
-        return linear_shift(self.pipe.scheduler, latents.shape[1])
+    def shift(self, plan: Plan) -> float:
+        return linear_shift(self.pipe.scheduler, math.prod(self._shape(plan)))
 
     # 3: execute
 

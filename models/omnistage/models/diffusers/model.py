@@ -26,6 +26,7 @@ from omnistage.models.diffusers.plan import (
     Plan,
     Source,
     check_size,
+    draws_nothing,
     mask_of,
     planned,
     smallest,
@@ -56,6 +57,7 @@ from omnistage.models.steps.session import Drawing, Sessions
 
 MAX_FITTING = 256
 """Pictures that wait to be decoded and resized."""
+NOTHING_DRAWN = "the mask is black all over, so nothing is drawn anew: give one that is white, or transparent, where to draw"
 HELD_BYTES = 1 << 30
 """Of all pictures that wait to be edited, as they are kept."""
 
@@ -84,8 +86,8 @@ class Artist(Drawing[J], Protocol[J]):
 
     def job(self, plan: Plan, wanted: Wanted) -> J: ...
 
-    def check_history(self, plan: Plan) -> None:
-        """Raises BadRequest for a history that the plan cannot have."""
+    def check(self, plan: Plan) -> None:
+        """Raises BadRequest for steps that cannot be taken, and for a history that the plan cannot have. On any thread. plan: whole."""
 
     @property
     def ports(self) -> tuple[PortSpec, ...]: ...
@@ -152,7 +154,7 @@ class DrawnModel(Generic[J]):
             raise BadRequest("diffusion.images", f"a picture of {plan.width}x{plan.height} would come of it: send one that is less long")
         asked = [side for side in ("width", "height") if getattr(request, side)]
         check_size(plan, limits, self._info.name, "" if len(asked) == 2 else "".join(asked) or "images")
-        self._artist.check_history(plan)
+        await asyncio.to_thread(self._artist.check, plan)
         if (tokens := self._artist.tokens(plan)) > self._max_tokens:
             why = f"it has {tokens} latent tokens, and {self._max_tokens} fit (option max_tokens): ask for fewer or smaller pictures"
             raise BadRequest("diffusion.results" if plan.results > 1 else "diffusion.width", why)
@@ -215,6 +217,8 @@ class DrawnModel(Generic[J]):
             prepared.prompt, (prepared.width, prepared.height), (self._artist.limits.width, self._artist.limits.height)
         ):
             yield Note(note)
+        if prepared.mask is not None and draws_nothing(prepared.mask):
+            yield Note(NOTHING_DRAWN)
         job, client = self._artist.job(prepared, wanted), prepared.client
         del prepared  # Its images are many megabytes, and the job drops them when they are encoded.
         async with aclosing(self.sessions.draw(job, client)) as pieces:

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, ClassVar, NamedTuple
 
+import numpy as np
 import torch
 from diffusers import DiffusionPipeline
 from PIL.Image import Image
@@ -29,7 +30,7 @@ from omnistage.models.diffusers.plan import EditedPicture, Limits, Plan
 from omnistage.models.diffusers.sampler import Memory, Sampler, State, check_scheduler, memory_of, tried_steps
 from omnistage.models.diffusers.spread import is_spread
 from omnistage.models.diffusers.stepcache import Residuals, StepCache
-from omnistage.models.interface import Failed
+from omnistage.models.interface import BadRequest, Failed
 from omnistage.models.media.errors import BadMedia
 
 FOLLOWED = frozenset(
@@ -216,19 +217,39 @@ class Painter(ABC):
         """Of so many steps before the scheduler shifts them, as the pipeline gives them."""
 
     @abstractmethod
-    def shift(self, latents: Tensor, conditions: Conditions) -> float:
+    def shift(self, plan: Plan) -> float:
         """mu: how far the schedule of a picture of this size is shifted to its noise, where the config says that it is."""
 
-    def _scheduled(self, sigmas: Any, mu: float) -> Any:
+    def _scheduled(self, sigmas: Any, mu: float, device: torch.device | str) -> Any:
         """A new scheduler with its timesteps set, as the pipeline does it."""
         scheduler = type(self.pipe.scheduler).from_config(self.pipe.scheduler.config)
-        scheduler.set_timesteps(sigmas=sigmas, device=self.device, mu=mu)
+        scheduler.set_timesteps(sigmas=sigmas, device=device, mu=mu)
         return scheduler
+
+    def _scheduled_for(self, plan: Plan, device: torch.device | str) -> Any:
+        # As an array: UniPC computes with what it is given.
+        return self._scheduled(np.array(plan.sigmas) if plan.sigmas else self.sigmas(plan.steps), self.shift(plan), device)
+
+    def check_steps(self, plan: Plan) -> None:
+        """Raises BadRequest for steps of which the scheduler makes no noise levels that fall. On any thread. plan: with its size."""
+        try:
+            with np.errstate(all="ignore"):
+                scheduler = self._scheduled_for(plan, "cpu")
+            sigmas = 1 - scheduler.sigmas if scheduler.config.get("invert_sigmas") else scheduler.sigmas
+            levels = sigmas[:-1]  # The one behind them is where the last step ends: 0, or the last of them again.
+            does_fall = bool(torch.isfinite(sigmas).all() and (levels > 0).all() and (levels.diff() < 0).all())
+        except (ArithmeticError, ValueError):  # Such as the logarithm of 0.
+            does_fall = False
+        if not does_fall:
+            told = f"{type(self.pipe.scheduler).__name__} makes no noise levels of them that fall"
+            if plan.sigmas:
+                raise BadRequest("diffusion.sigmas", f"{told}: give fewer, further from each other and from 0, or steps alone")
+            raise BadRequest("diffusion.steps", f"{told}: ask for more or fewer than {plan.steps}")
 
     def _tried_memory(self) -> Memory:
         """Raises BadCheckpoint for a scheduler that the pipeline cannot use."""
         try:
-            return memory_of(self._scheduled(self.sigmas(tried_steps(self.pipe.scheduler)), 1.0), self.device)
+            return memory_of(self._scheduled(self.sigmas(tried_steps(self.pipe.scheduler)), 1.0, self.device), self.device)
         except Exception as error:  # a scheduler raises every kind of error of what its config says
             told = f"{type(self.pipe).__name__} cannot step with {type(self.pipe.scheduler).__name__}: {' '.join(str(error).split())[:200]}"
             raise BadCheckpoint(f"scheduler/scheduler_config.json: {told}") from error
@@ -237,8 +258,7 @@ class Painter(ABC):
         """The picture with that number before its first step."""
         generator = torch.Generator("cpu").manual_seed(plan.seed_of(number))
         latents = self.noise(plan, conditions, generator)
-        scheduler = self._scheduled(list(plan.sigmas) or self.sigmas(plan.steps), self.shift(latents, conditions))
-        sampler = Sampler(scheduler, generator, draws=self.memory.draws)
+        sampler = Sampler(self._scheduled_for(plan, self.device), generator, draws=self.memory.draws)
         return Canvas(plan, conditions, latents * sampler.noise_scale, sampler)
 
     def go_on(self, canvas: Canvas, state: State) -> None:
@@ -357,11 +377,6 @@ def padded(texts: Sequence[Tensor]) -> tuple[Tensor, Tensor | None]:
         return torch.stack(list(texts)), None
     mask = torch.arange(most)[None] < torch.tensor([len(text) for text in texts])[:, None]
     return torch.nn.utils.rnn.pad_sequence(list(texts), batch_first=True), mask.to(texts[0].device)
-
-
-def min_steps(scheduler: Any) -> int:
-    """A schedule that is stretched to end at a given sigma divides by zero for one step."""
-    return 2 if scheduler.config.get("shift_terminal") else 1
 
 
 def linear_shift(scheduler: Any, tokens: int) -> float:

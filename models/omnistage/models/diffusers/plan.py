@@ -29,6 +29,8 @@ GUIDES = {
     "control_image": "what the picture keeps to: give a picture that shows it",
 }
 """Fields of pictures that only some pipelines want, and then always, and what they tell."""
+MIDDLE = 128
+"""Of the levels of a channel: from here on it is white, and opaque."""
 SMALLEST_S = 1.0
 WEBP_SIDE = 16383
 """The most that the format can say."""
@@ -39,7 +41,8 @@ class Limits:
     """What one pipeline can be asked, and what it takes where nothing is said.
 
     multiple: of the sides, in pixels. width, height: 0 where the size follows from the picture that is edited. min_side, max_side,
-    max_pixels: of one picture. min_steps to max_steps. guidance: a scale above guided_above costs a second pass a step, away from the
+    max_pixels: of one picture. min_steps to max_steps: where nobody says how strong; scheduled_steps: fewest that its scheduler can be set
+    to, however many of them the strength leaves. guidance: a scale above guided_above costs a second pass a step, away from the
     negative prompt; negative: what that is where none is given. images: fewest and most that are edited. layers: of every picture, and
     most; 0: it knows no layers. sides: where not empty, the size is one of these and the aspect is that of the picture. guidable,
     negatable, previewed, step_cached, sized: whether it knows guidance, negative prompts, previews, the step cache and sizes. max_work:
@@ -60,6 +63,7 @@ class Limits:
     max_side: int = 16384
     max_pixels: int = 2048 * 2048
     min_steps: int = 1
+    scheduled_steps: int = 1
     max_steps: int = 200
     max_guidance: float = 30.0
     images: tuple[int, int] = (0, 0)
@@ -103,11 +107,16 @@ class EditedPicture:
 
 
 def mask_of(image: Image) -> EditedPicture:
-    """White where to draw. image: RGBA; where any of it is transparent, that is where to draw, as editors of pictures save it; else what is
-    white."""
+    """White where to draw. image: RGBA; where any of it is more transparent than opaque, that is where to draw, as editors of pictures save
+    it; else what is white. Programs leave an alpha of 254 in pictures that nobody made transparent."""
     alpha = image.getchannel("A")
-    where = ImageChops.invert(alpha) if np.asarray(alpha).min() < 255 else image.convert("RGB").convert("L")
+    where = ImageChops.invert(alpha) if alpha.getextrema()[0] < MIDDLE else image.convert("RGB").convert("L")
     return EditedPicture(image.width, image.height, (where,))
+
+
+def draws_nothing(mask: EditedPicture) -> bool:
+    """Pipelines take what is darker than grey for black."""
+    return mask.resized[0].getextrema()[1] < MIDDLE
 
 
 class Source(NamedTuple):
@@ -294,7 +303,7 @@ def _steps(request: DrawRequest, limits: Limits, name: str) -> int:
         # Those that begin from a picture leave out the first steps, in which it would be lost: of too few none is left.
         if int(min(steps * request.strength, steps)) < 1:
             raise _bad("strength", f"{request.strength:g} of {steps} steps is none: give a larger one, or more steps")
-        limits = replace(limits, min_steps=1)
+        limits = replace(limits, min_steps=limits.scheduled_steps)
     if not limits.min_steps <= steps <= limits.max_steps:
         raise _bad("steps", f"{name} takes {limits.min_steps} to {limits.max_steps} steps, not {steps}")
     return steps

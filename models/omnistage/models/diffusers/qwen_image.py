@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -15,8 +16,9 @@ from torch import Tensor
 
 from omnistage.models.diffusers.options import AREA
 from omnistage.models.diffusers.own_options import Range
-from omnistage.models.diffusers.painter import CUT, Canvas, Conditions, Painter, Row, linear_shift, min_steps, padded, with_images
+from omnistage.models.diffusers.painter import CUT, Canvas, Conditions, Painter, Row, linear_shift, padded, with_images
 from omnistage.models.diffusers.plan import Limits, Plan, in_shape
+from omnistage.models.diffusers.sampler import min_steps
 from omnistage.models.diffusers.stepcache import StepCache
 
 MOST_TOKENS = 1024
@@ -92,8 +94,8 @@ class QwenImagePainter(Painter):
     def sigmas(self, steps: int) -> NDArray[np.float64]:
         return np.linspace(1.0, 1 / steps, steps)
 
-    def shift(self, latents: Tensor, conditions: Conditions) -> float:
-        return linear_shift(self.pipe.scheduler, latents.shape[1])
+    def shift(self, plan: Plan) -> float:
+        return linear_shift(self.pipe.scheduler, math.prod(self._shape(plan.width, plan.height)))
 
     # 3: execute
 
@@ -249,9 +251,9 @@ class QwenImageLayeredPainter(_FromPictures):
     def sigmas(self, steps: int) -> NDArray[np.float64]:
         return np.linspace(1.0, 0, steps + 1)[:-1]
 
-    def shift(self, latents: Tensor, conditions: Conditions) -> float:
-        assert conditions.images is not None
-        return float((len(conditions.images) / LAYERED_SHIFT_TOKENS) ** 0.5)
+    def shift(self, plan: Plan) -> float:
+        """By the picture that is taken apart, which is as large as each layer."""
+        return float((math.prod(self._shape(plan.width, plan.height)) / LAYERED_SHIFT_TOKENS) ** 0.5)
 
     def _more(self, count: int) -> dict[str, Tensor]:
         return {"additional_t_cond": torch.zeros(count, dtype=torch.long, device=self.device)}

@@ -69,6 +69,11 @@ def tried_steps(scheduler: Any) -> int:
     return max(TRIED_STEPS, int(scheduler.config.get("solver_order", 1)) + 2)
 
 
+def min_steps(scheduler: Any) -> int:
+    """A schedule that is stretched to end at a given sigma divides by zero for one step."""
+    return 2 if scheduler.config.get("shift_terminal") else 1
+
+
 def memory_of(scheduler: Any, device: torch.device | str = "cpu") -> Memory:
     """What a scheduler remembers: found out by steps with few numbers. scheduler: with `tried_steps` timesteps set on the device, for
     nothing else. Raises ValueError for one whose steps make no number."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import inspect
 import math
+import re
 from collections.abc import Generator, Hashable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
@@ -21,16 +22,20 @@ from omnistage.models.diffusers.options import Defaults
 from omnistage.models.diffusers.own_options import GUIDANCE, Value, own_options
 from omnistage.models.diffusers.plan import EditedPicture, Limits, Plan, in_shape
 from omnistage.models.diffusers.results import results_of
-from omnistage.models.interface import BadRequest, Content, Drawn, PortSpec, Progress, Wanted
+from omnistage.models.diffusers.sampler import min_steps
+from omnistage.models.interface import BadRequest, Content, Drawn, Failed, PortSpec, Progress, Wanted
 from omnistage.models.steps.interface import Aside
 
 SCALES = ("vae_scale_factor_spatial", "vae_spatial_compression_ratio", "vae_scale_factor")
 USUAL_SIDE = 512
-REFUSALS = (ArithmeticError, AssertionError, AttributeError, LookupError, TypeError, ValueError)
+REFUSALS = (ArithmeticError, AssertionError, AttributeError, ImportError, LookupError, RuntimeError, TypeError, ValueError)
 """That pipelines raise for arguments that they cannot use, before their first step."""
 UNABLE = (AttributeError, ImportError, NameError, TypeError)
 """That a pipeline raises for an option which it cannot follow, whatever its value is."""
 TRIED: Mapping[type, Value] = {bool: False, int: 0, float: 0.0, str: "a"}
+FAULTS = (Failed, torch.OutOfMemoryError, torch.AcceleratorError)
+NO_MEMORY = re.compile(r"allocate memory|CUDA error|CUBLAS|CUDNN", re.IGNORECASE)
+"""What errors say that torch has no type for."""
 ANY_SIGMA = 1e6
 """Schedulers that are no flow have large ones."""
 
@@ -71,6 +76,7 @@ class WholeDrawing:
             height=height,
             steps=int(steps),
             min_steps=self._min_steps(),
+            scheduled_steps=min_steps(self._pipe.scheduler),
             guidance=float(guidance) if isinstance(guidance, int | float) else 0.0,
             guidable=self._scale is not None,
             negatable="negative_prompt" in self._takes,
@@ -123,7 +129,7 @@ class WholeDrawing:
     def _min_steps(self) -> int:
         """Those that begin from a picture leave out the first steps, in which it would be lost: of too few none is left."""
         strength = self._strength
-        return math.ceil(1 / strength) if strength is not None and 0 < strength <= 1 else 1
+        return max(math.ceil(1 / strength) if strength is not None and 0 < strength <= 1 else 1, min_steps(self._pipe.scheduler))
 
     @cached_property
     def _multiple(self) -> int:
@@ -159,7 +165,7 @@ class WholeDrawing:
         return in_shape(plan, self._multiple)
 
     def edited(self, plan: Plan, image: Image) -> EditedPicture:
-        """As it is: the pipeline resizes it by itself."""
+        """As it is: the pipeline resizes it by itself, or its processor of pictures in `Call`."""
         return EditedPicture(image.width, image.height, (image,))
 
     @property
@@ -176,8 +182,8 @@ class WholeDrawing:
     def ports(self) -> tuple[PortSpec, ...]:
         return *self.product.ports, PortSpec(PROGRESS, Content.PROGRESS)
 
-    def check_history(self, plan: Plan) -> None:
-        """It has no port for one."""
+    def check(self, plan: Plan) -> None:
+        """It has no port for a history, and its pipeline alone knows what steps become: see `Call`."""
 
     def job(self, plan: Plan, wanted: Wanted) -> Job:
         return Job(plan, wanted)
@@ -213,8 +219,7 @@ class WholeDrawing:
             except BaseException as error:
                 for job in self._calls.pop(call, set()):
                     job.call, job.step = None, 0
-                field = self._chosen(jobs[0].plan, error)
-                if field and not call.step:
+                if not call.step and (field := self._chosen(jobs[0].plan, error)):
                     why = " ".join(str(error).split())[:300] or type(error).__name__
                     told = f"{type(self._pipe).__name__} refuses it: {why}; give another one, or leave it out"
                     raise BadRequest(f"diffusion.{field}", told) from error
@@ -223,8 +228,10 @@ class WholeDrawing:
     def _chosen(self, plan: Plan, error: BaseException) -> str:
         """The field that only the pipeline can check, and refuses by this error; empty where there is none."""
         limits = self._limits
+        if isinstance(error, FAULTS) or NO_MEMORY.search(str(error)):
+            return ""
         measures = {"frames": (plan.frames, limits.frames), "duration_s": (plan.seconds, limits.seconds)}
-        measures |= {"width": (plan.width, limits.width), "height": (plan.height, limits.height)}
+        measures |= {"width": (plan.width, limits.width), "height": (plan.height, limits.height), "steps": (plan.steps, limits.steps)}
         given = [field for field in ("options", "sigmas", "strength") if getattr(plan, field)] if isinstance(error, REFUSALS) else []
         changed = [field for field, (asked, usual) in measures.items() if asked != usual] if isinstance(error, ValueError) else []
         return next(iter(given + changed), "")

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from omnistage.models.diffusers.own_options import Range
-from omnistage.models.diffusers.painter import CUT, Canvas, Conditions, Painter, Row, linear_shift, min_steps
+from omnistage.models.diffusers.painter import CUT, Canvas, Conditions, Painter, Row, linear_shift
 from omnistage.models.diffusers.plan import Limits, Plan
+from omnistage.models.diffusers.sampler import min_steps
 from omnistage.models.diffusers.stepcache import StepCache
 
 MOST_TOKENS = 512
@@ -71,8 +72,9 @@ class ZImagePainter(Painter):
         sigmas: list[float] = torch.linspace(1.0, 1 / steps, steps).tolist()
         return sigmas
 
-    def shift(self, latents: Tensor, conditions: Conditions) -> float:
-        return linear_shift(self.pipe.scheduler, (latents.shape[2] // 2) * (latents.shape[3] // 2))
+    def shift(self, plan: Plan) -> float:
+        height, width = self._latent_size(plan)
+        return linear_shift(self.pipe.scheduler, (height // 2) * (width // 2))
 
     def group(self, canvas: Canvas) -> Hashable:
         return None
