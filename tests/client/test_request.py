@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from omnistage.client import request as requests
@@ -104,6 +105,25 @@ def test_a_turn_that_is_not_one(conversation: Any, field: str) -> None:
 def test_values_that_fit_no_field(options: dict[str, object]) -> None:
     with pytest.raises(BadRequestError, match=next(iter(options))):
         requests.for_prompt("x", (), (), (), options)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", ["guidance_scale", "steps", "seed", "strength", "sigmas", "options"])
+def test_a_number_that_python_does_not_write_is_refused_too(name: str) -> None:
+    number = 10**5000
+    given = {"sigmas": [number], "options": {"eta": number}}.get(name, number)
+    with pytest.raises(BadRequestError, match=f"^{name}.*: .*(too many digits|too large)"):
+        requests.for_drawing("x", (), {name: given})  # type: ignore[misc]
+
+
+def test_numbers_of_numpy_are_numbers_in_a_drawing() -> None:
+    own = {"a": np.float64(0.5), "b": np.float32(0.25), "c": np.int64(3), "d": np.bool_(True), "e": np.array(2.0)}
+    for sigmas in (np.linspace(1, 0.5, 2), np.array([1, 0.5], np.float32), [np.int64(1), np.float32(0.5)], (np.array(1), 0.5)):
+        options: Any = {"sigmas": sigmas, "strength": np.float32(0.5), "steps": np.int64(2), "options": own}
+        said = requests.for_drawing("x", (), options).complete().diffusion
+        assert (list(said.sigmas), said.strength, said.steps) == ([1.0, 0.5], 0.5, 2)
+        assert dict(said.options) == {"a": "0.5", "b": "0.25", "c": "3", "d": "true", "e": "2.0"}
+    with pytest.raises(BadRequestError, match=r"options\['a'\].* is of type ndarray; give"):
+        requests.for_drawing("x", (), {"options": {"a": np.ones(2)}})
 
 
 def test_more_characters_than_a_router_takes_are_not_sent() -> None:

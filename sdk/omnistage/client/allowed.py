@@ -86,5 +86,8 @@ def _told(kind: Any, about: About) -> str:
 
 def shown(value: object) -> str:
     """A value in a message."""
-    text = repr(value)
+    try:
+        text = repr(value)
+    except ValueError:  # Python writes no whole number of thousands of digits.
+        return "a number of too many digits"
     return text if len(text) <= 64 else f"{text[:60]} ..."

@@ -124,7 +124,8 @@ class Options(TypedDict, total=False):
     sigmas: Annotated[
         Sequence[float],
         About(
-            "Noise levels of the steps as the pipeline takes them, above 0, each below the one before it, at most 1000; instead of steps.",
+            "Noise levels of the steps as the pipeline takes them, from 1e-6 on, each below the one before it, at most 1000; instead of"
+            " steps.",
             "the pipeline's, of so many steps",
         ),
     ]

@@ -285,12 +285,16 @@ def _lay_on(request: omni_pb2.GenerateRequest, background: str) -> None:
 
 def _option_text(name: str, value: object) -> str:
     """Of a value of an option of the pipeline's own. Raises BadRequestError."""
+    value = plain(value)
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, str):
         return checked_text(f"options[{name!r}]", value)
     if isinstance(value, int | float):
-        return repr(value)
+        try:
+            return repr(value)
+        except ValueError:
+            raise BadRequestError.of(f"options[{name!r}]", f"is {shown(value)}; give a smaller one") from None
     raise BadRequestError.of(f"options[{name!r}]", f"is of type {type(value).__name__}; give True or False, a number, or a text")
 
 
@@ -357,7 +361,7 @@ def _fill(message: Any, given: Mapping[str, Any], names: Sequence[str]) -> None:
                 texts = [value] if isinstance(value, str) else list(value)
                 getattr(message, name).extend(checked_text(f"{name}[{i}]", text) for i, text in enumerate(texts))
             elif name == "sigmas":
-                message.sigmas.extend(value)
+                message.sigmas.extend(map(plain, value))
             elif name == "options":
                 message.options.update({checked_text(name, one): _option_text(one, said) for one, said in value.items()})
             else:
