@@ -238,3 +238,14 @@ async def test_everything_of_a_drawing_request_reaches_the_model():
     )
     await DiffusionStage(model).prepare(stage_pb2.Open(params=params("diffusion", "a hill")), Start())
     assert replace(model.asked, history=None) == DrawRequest(seed=0, prompt="a hill"), "what is not said is the model's own"
+
+
+@pytest.mark.parametrize("sigmas", [[1.0, 1 - 1e-12], [1.0, 1e-50], [1e-7], [1e7, 1.0], [float("nan")], [0.5, 1.0]])
+async def test_sigmas_that_are_none_in_float32_do_not_reach_the_model(sigmas: list[float]):
+    model = Looking(FilmOptions())
+    with pytest.raises(StageError) as refused:
+        await DiffusionStage(model).prepare(stage_pb2.Open(params=params("diffusion", "a hill", sigmas=sigmas)), Start())
+    assert refused.value.metadata["field"] == "diffusion.sigmas"
+    assert not hasattr(model, "asked")
+    await DiffusionStage(model).prepare(stage_pb2.Open(params=params("diffusion", "a hill", sigmas=[1.0, 1e-6])), Start())
+    assert model.asked.sigmas == (1.0, 1e-6)

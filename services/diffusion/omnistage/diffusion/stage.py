@@ -10,6 +10,8 @@ from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 
+import numpy as np
+
 from omnistage.models.conversation import Media
 from omnistage.models.interface import (
     MAX_CLIP_BYTES,
@@ -42,6 +44,8 @@ MAX_PREVIEW_SIDE = 1024
 MAX_FRAMES = 1 << 16
 MAX_SECONDS = 3600
 MAX_LAYERS = 64
+MIN_SIGMA = 1e-6
+"""Some schedulers take its logarithm, in float32."""
 MAX_SIGMA = 1e6
 MAX_OPTION_CHARACTERS = 20_000
 OPTION_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
@@ -179,9 +183,9 @@ def _picture(params: stage_pb2.DiffusionParams, name: str) -> Media | None:
 
 
 def _check_sigmas(sigmas: Sequence[float]) -> None:
-    if not all(0 < sigma <= MAX_SIGMA for sigma in sigmas):
-        raise bad_request("diffusion.sigmas", f"each must be above 0, at most {MAX_SIGMA:g}")
-    if any(one <= other for one, other in pairwise(sigmas)):
+    if not all(MIN_SIGMA <= sigma <= MAX_SIGMA for sigma in sigmas):
+        raise bad_request("diffusion.sigmas", f"each must be from {MIN_SIGMA:g} to {MAX_SIGMA:g}")
+    if any(one <= other for one, other in pairwise(np.array(sigmas, np.float32))):  # As schedulers take them.
         raise bad_request("diffusion.sigmas", "each must be below the one before it: give the noisiest first")
 
 
