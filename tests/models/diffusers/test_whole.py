@@ -246,7 +246,7 @@ async def test_a_pipeline_that_does_not_resize_gets_pictures_as_large_as_what_is
         await model.warm_up()
         for width, height in ((64, 64), (96, 32)):
             drawn_where: dict[str, Any] = {"mask_image": Media("image/png", saved(mask))} if is_masked else {}
-            said = {"width": width, "height": height, "strength": 0.7, "guidance_scale": 3.0}
+            said: dict[str, Any] = {"width": width, "height": height, "strength": 0.7, "guidance_scale": 3.0}
             drawing = await draw(model, "a dog", seed=seed, images=(saved(image),), **said, **drawn_where)
             fitting = image.resize((width, height), Resampling.LANCZOS)
             told = {"num_inference_steps": 3, "negative_prompt": "", **said, **({"mask_image": mask} if is_masked else {})}

@@ -110,13 +110,13 @@ def mask_of(image: Image) -> EditedPicture:
     """White where to draw. image: RGBA; where any of it is more transparent than opaque, that is where to draw, as editors of pictures save
     it; else what is white. Programs leave an alpha of 254 in pictures that nobody made transparent."""
     alpha = image.getchannel("A")
-    where = ImageChops.invert(alpha) if alpha.getextrema()[0] < MIDDLE else image.convert("RGB").convert("L")
+    where = ImageChops.invert(alpha) if np.asarray(alpha).min() < MIDDLE else image.convert("RGB").convert("L")
     return EditedPicture(image.width, image.height, (where,))
 
 
 def draws_nothing(mask: EditedPicture) -> bool:
     """Pipelines take what is darker than grey for black."""
-    return mask.resized[0].getextrema()[1] < MIDDLE
+    return bool(np.asarray(mask.resized[0]).max() < MIDDLE)
 
 
 class Source(NamedTuple):
