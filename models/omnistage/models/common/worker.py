@@ -96,10 +96,6 @@ class Worker:
         def work() -> None:
             try:
                 result = call()
-            except StopIteration as error:  # No future takes one, and whoever awaits it would do so for ever.
-                told = RuntimeError(f"a unit of work raised StopIteration: {error}")
-                told.__cause__ = error
-                loop.call_soon_threadsafe(tell, None, told)
             except BaseException as error:  # not handled here: it belongs to whoever awaits the unit
                 loop.call_soon_threadsafe(tell, None, settable(error))
             else:

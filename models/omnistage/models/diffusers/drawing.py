@@ -77,7 +77,7 @@ class StepDrawing:
             self._layout(plan).check(plan.history)
 
     def give_up(self, job: Job) -> None:
-        """Its latents are freed with it."""
+        """It holds nothing but its latents, which go with it."""
 
     def cost(self, job: Job) -> int:
         return job.cost

@@ -229,7 +229,7 @@ def _largest_plan(artist: StepDrawing | WholeDrawing, name: str) -> Plan:
 
 
 def _trial(artist: StepDrawing | WholeDrawing, name: str) -> list[NDArray[np.generic] | Tensor]:
-    """Of the smallest picture after the fewest steps that there are."""
+    """What comes of the smallest picture after the fewest steps that there are."""
     return _tried(artist, _smallest_plan(artist, name))
 
 

@@ -107,8 +107,8 @@ class EditedPicture:
 
 
 def mask_of(image: Image) -> EditedPicture:
-    """White where to draw. image: RGBA; where any of it is more transparent than opaque, that is where to draw, as editors of pictures save
-    it; else what is white. Programs leave an alpha of 254 in pictures that nobody made transparent."""
+    """A mask: white where to draw. image: RGBA; where any of it is more transparent than opaque, that is where to draw, as editors of
+    pictures save it; else what is white. Programs leave an alpha of 254 in pictures that nobody made transparent."""
     alpha = image.getchannel("A")
     where = ImageChops.invert(alpha) if np.asarray(alpha).min() < MIDDLE else image.convert("RGB").convert("L")
     return EditedPicture(image.width, image.height, (where,))
