@@ -1,4 +1,5 @@
-"""What comes of a drawing: pictures, a film or sound. A product owns the limits, the ports and the way from latents to pieces."""
+"""What comes of a drawing: pictures, a film or sound. A product owns what it cannot be, its ports and the way from latents to
+pieces."""
 
 from __future__ import annotations
 
