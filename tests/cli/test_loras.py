@@ -89,5 +89,5 @@ def test_a_private_stack_is_told_its_files_as_the_command_is() -> None:
     ):
         command = StackPlan({"lora": lora}).command(3, 4)
         assert [command[at + 1] for at, word in enumerate(command) if word == "--lora"] == words
-    with pytest.raises(BadRequestError, match="lora is 3"):
+    with pytest.raises(BadRequestError, match="lora: is 3; it must be text, or a list of texts"):
         StackPlan({"lora": 3})  # type: ignore[typeddict-item]

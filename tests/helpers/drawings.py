@@ -3,15 +3,10 @@
 from __future__ import annotations
 
 import atexit
-import json
 import shutil
 import tempfile
-from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
-from typing import Any
-
-import diffusers
 
 from omnistage.models.tiny.makers import Order, make_tiny
 
@@ -33,18 +28,6 @@ def checkpoint(name: str) -> Path:
 def writable(name: str, folder: Path) -> Path:
     """A copy of a checkpoint, for who damages it. folder: it must not be there yet."""
     return Path(shutil.copytree(checkpoint(name), folder))
-
-
-def changed(name: str, folder: Path, class_name: str = "", scheduler: str = "", config: Mapping[str, Any] | None = None) -> Path:
-    """A copy of a checkpoint with another pipeline or another scheduler, where they are named. folder: it must not be there yet."""
-    made = writable(name, folder)
-    index = json.loads((made / "model_index.json").read_text())
-    index |= {"_class_name": class_name} if class_name else {}
-    if scheduler:
-        index["scheduler"] = ["diffusers", scheduler]
-        getattr(diffusers, scheduler)(**(config or {})).save_pretrained(made / "scheduler")
-    (made / "model_index.json").write_text(json.dumps(index))
-    return made
 
 
 @cache

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -10,12 +11,13 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+import diffusers
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from PIL import Image
 
-from helpers.drawings import checkpoint
+from helpers.drawings import checkpoint, writable
 from omnistage.models.common.lru import TensorCache
 from omnistage.models.conversation import Media
 from omnistage.models.diffusers.folder import load_pipeline, read_index
@@ -37,6 +39,18 @@ _SIZES = {
 """Where the pipelines that edit take the area from that they resize pictures to; nothing else of them can be told a smaller one."""
 
 Pixels = NDArray[np.uint8]
+
+
+def changed(name: str, folder: Path, class_name: str = "", scheduler: str = "", config: Mapping[str, Any] | None = None) -> Path:
+    """A copy of a checkpoint with another pipeline or another scheduler, where they are named. folder: it must not be there yet."""
+    made = writable(name, folder)
+    index = json.loads((made / "model_index.json").read_text())
+    index |= {"_class_name": class_name} if class_name else {}
+    if scheduler:
+        index["scheduler"] = ["diffusers", scheduler]
+        getattr(diffusers, scheduler)(**(config or {})).save_pretrained(made / "scheduler")
+    (made / "model_index.json").write_text(json.dumps(index))
+    return made
 
 
 @dataclass(frozen=True)

@@ -16,8 +16,7 @@ import torch
 from torch import Tensor
 
 from helpers.artists import draw, model_of
-from helpers.drawings import changed
-from helpers.painting import CLOSE, apart, pair
+from helpers.painting import CLOSE, apart, changed, pair
 from omnistage.models.common.checkpoint import BadCheckpoint
 from omnistage.models.diffusers.checkpoints import NOISE_WORDS, Layout
 from omnistage.models.diffusers.sampler import Memory, Sampler, check_scheduler, memory_of, tried_steps

@@ -20,7 +20,8 @@ from PIL import Image
 from PIL.Image import Resampling
 
 from helpers.artists import Drawing, draw, model_of, saved
-from helpers.drawings import changed, checkpoint
+from helpers.drawings import checkpoint
+from helpers.painting import changed
 from helpers.stable_diffusion import SIDE, stable_diffusion, variant
 from omnistage.models.common.checkpoint import BadCheckpoint
 from omnistage.models.common.worker import LOOK_S
