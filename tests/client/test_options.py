@@ -204,7 +204,7 @@ def test_settings_are_those_of_the_servers() -> None:
         servers = RouterSettings if one.name == "max_sessions" else StageSettings
         field = servers.model_fields.get(one.name)
         if field is None:
-            assert one.name in ("pipeline", "replicas", "start_timeout_s")
+            assert one.name in ("pipeline", "replicas", "lora", "start_timeout_s")
             continue
         bounds = {name: getattr(limit, name) for limit in field.metadata for name in ("ge", "gt", "le", "lt") if hasattr(limit, name)}
         if isinstance(one.about.allowed, Range):
