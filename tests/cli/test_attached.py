@@ -88,7 +88,7 @@ def test_standard_input_may_be_a_medium(address: str, files: Path) -> None:
     [
         (("ask", "-", "--audio", "-"), b"", 2, "only one of TEXT, --image, --audio and --video can be -"),
         (("ask", "Hi", "--audio", "-", "--image", "-"), b"", 2, "only one of TEXT, --image, --audio and --video can be -"),
-        (("draw", "-", "--image", "-"), b"", 2, "only one of PROMPT and --image can be -"),
+        (("draw", "-", "--image", "-"), b"", 2, "only one of PROMPT, --image, --mask and --control can be -"),
         (("ask", "--audio", "-"), b"", 1, "--audio: is empty"),
         (("ask", "--audio", "-"), png(PICTURE), 1, "--audio: is image/png, not a sound"),
         (("ask", "--image", "-"), b"words", 1, "--image: is of no known type"),
@@ -120,15 +120,17 @@ def test_a_terminal_is_no_recording() -> None:
 
 @pytest.mark.parametrize("size", [(80, 24), (40, 10)], ids=lambda size: f"{size[0]}x{size[1]}")
 def test_ctrl_c_ends_a_recording_and_not_the_command(address: str, size: tuple[int, int]) -> None:
-    """As it ends the recorder before the pipe: here the end that writes is closed."""
+    """As it ends the recorder before the pipe: here the end that writes is closed, once the terminal has shown the key. It shows it when
+    it has sent the signal, which may be a while after the key was pressed."""
     reading, writing = os.pipe()
     os.write(writing, wav(SOUND, formulas.SAMPLE_RATE_HZ))
-    left = [CTRL_C]
+    left, ends = [CTRL_C], [writing]
 
     def record(terminal: Terminal) -> None:
         if left and b"ends a recording" in b" ".join(terminal.written.split()):
             terminal.press(left.pop())
-            os.close(writing)
+        if ends and b"^C" in terminal.written:
+            os.close(ends.pop())
 
     terminal = Terminal(*size)
     words = ("ask", "--audio", "-", "--seed", "3", "--text-only", "--address", address)
