@@ -50,7 +50,7 @@ DRAWN = 10
 
 def millions(path: wire.Path, most_bytes: int) -> bytes:
     """As many elements as fit, ten million at most."""
-    content = 1 if path.times(1000) > path.times(999) and len(path.times(1000)) - len(path.times(999)) == 1 else 2
+    content = max(len(path.times(1000)) - len(path.times(999)), 1)
     data = path.times(min(10_000_000, (most_bytes - 4096) // max(content, wire.width_of(path.field))))
     assert len(data) <= most_bytes
     return data

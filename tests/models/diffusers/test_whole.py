@@ -332,12 +332,12 @@ async def test_whatever_a_pipeline_refuses_options_by_is_a_bad_request_and_a_fau
             errors = [error]
             expected = BadRequest if error in raised else type(error)
             with pytest.raises(expected, match=re.escape(str(error))):
-                await draw(model, "a dog", options={"eta": "0"})
+                await draw(model, "a dog", options={"guidance_rescale": "0"})
         errors = raised[:1]
         with pytest.raises(RuntimeError, match="shapes"):
             await draw(model, "a dog")
         errors = [StopIteration("no more")]
-        with pytest.raises(RuntimeError, match="StopIteration: no more"):
-            await draw(model, "a dog", options={"eta": "0"})
+        with pytest.raises(RuntimeError, match=r"StopIteration\('no more'\)"):
+            await draw(model, "a dog", options={"guidance_rescale": "0"})
     assert calls(model) == 0
-    assert len((await draw(model, "a dog", options={"eta": "0"})).pictures) == 1
+    assert len((await draw(model, "a dog", options={"guidance_rescale": "0"})).pictures) == 1
