@@ -12,12 +12,12 @@ import pytest
 
 from helpers.waves import drawn, loaded, samples, sounds
 from omnistage.models.common.checkpoint import BadCheckpoint
+from omnistage.models.common.speech.loading import sessions_of
 from omnistage.models.errors import LoadError
 from omnistage.models.interface import BadRequest, WaveRequest
 from omnistage.models.options import LoadOptions
 from omnistage.models.qwen2_5_omni.wave.code2wav import FlowCode2Wav
 from omnistage.models.qwen2_5_omni.wave.config import read_wave_config
-from omnistage.models.qwen2_5_omni.wave.loading import sessions_of
 
 pytestmark = pytest.mark.slow
 

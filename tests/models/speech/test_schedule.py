@@ -49,11 +49,29 @@ def test_windows_are_a_function_of_their_number(profile: str, seed: int) -> None
             assert window.first == window.begin - window.context and window.context == (CONTEXT * BLOCK if number and window.fresh else 0)
             assert window.past <= codes and (window.last or (window.ahead == ahead * BLOCK and not window.end % BLOCK))
             code = source.randrange(window.begin, window.end)
-            refreshed = schedule.refreshed(code)
-            assert at_once[refreshed].fresh
-            between = at_once[refreshed + 1 : number + 1]
+            entry = schedule.entry(code)
+            assert at_once[entry].fresh
+            between = at_once[entry + 1 : number + 1]
             assert not any(each.fresh for each in between if each.begin <= code - ahead * BLOCK)
-            assert schedule.first_code(refreshed) == at_once[refreshed].first
+            assert schedule.first_code(entry) == at_once[entry].first
+
+
+def test_without_refreshes_nothing_is_computed_twice_and_a_session_begins_far_enough_back(seed: int) -> None:
+    """With the last window from which on all is there that the wanted one depends on."""
+    source = random.Random(seed)
+    for _ in range(60):
+        sizes = tuple(sorted(source.randint(1, 9) for _ in range(source.randint(1, 5))))
+        schedule = Schedule(sizes, ahead=0, block=source.randint(1, 3), context=source.randint(1, 40), refresh=0)
+        codes = source.randint(1, 400)
+        windows = all_windows(schedule, codes, [codes])
+        assert all(window.first == window.begin and window.fresh == (window.begin == 0) for window in windows)
+        for number, window in enumerate(windows):
+            code = source.randrange(window.begin, window.end)
+            assert schedule.holding(code) == number
+            least = max(window.begin - schedule.context * schedule.block, 0)
+            entry = schedule.entry(code)
+            assert windows[entry].begin <= least < windows[entry].end and schedule.first_code(entry) == windows[entry].begin
+        assert schedule.entry(codes) <= len(windows)
 
 
 @lengths.rounds(60, 2000)

@@ -23,6 +23,8 @@ Job = tuple[str, Window, int]
 class Sums:
     """Windows of two stages: `read` has the same bits in any company, `sing` has other ones where more than `most` are together."""
 
+    halves = True
+
     def __init__(self, most: int) -> None:
         self._most = most
         self.device, self.code_s = torch.device("cpu"), 0.02
@@ -110,3 +112,15 @@ def test_a_slow_net_computes_one_window_at_a_time(limit: str, workers: list[Work
 
 def test_a_shape_without_a_trial_is_computed_alone(workers: list[Worker]) -> None:
     assert trial_of(Sums(4), workers).most(("read", "never seen"), 9) == 1
+
+
+def test_a_step_that_leaves_nothing_to_a_second_thread_is_not_tried_on_two(workers: list[Worker]) -> None:
+    class Whole(Sums):
+        halves = False
+
+        def step(self, jobs: Sequence[Job], aside: Aside | None) -> list[torch.Tensor]:
+            assert aside is None
+            return super().step(jobs, None)
+
+    trial = trial_of(Whole(4), workers)
+    assert not trial.halved and set(trial.together["sing"].values()) == {tuple(SIZES["cpu"])}

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import mmap
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import MappingProxyType, TracebackType
@@ -21,6 +21,9 @@ from omnistage.models.common.checkpoint import WEIGHTS, WEIGHTS_INDEX, BadCheckp
 from omnistage.models.common.header import Stored, check_finite, check_unpacked, stored_in, tell_unread
 
 NONE: Mapping[str, str] = MappingProxyType({})
+
+ShapedNeed = Callable[[str, tuple[int, ...]], torch.Tensor]
+"""The weight of a name, in its shape. Raises BadCheckpoint."""
 
 
 class Weights:

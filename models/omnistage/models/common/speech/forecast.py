@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Hashable, Iterator, Mapping
+from contextlib import contextmanager
 from itertools import count
 
 from omnistage.models.common.speech.schedule import Schedule, Window
@@ -27,6 +29,32 @@ class Pace:
 
     def slowness(self, beside: int) -> float:
         return self._slowness * beside
+
+
+class Forecast:
+    """Of one model, from all of its speeches. code_s: of sound that a code has. seconds: that a window takes which is alone on this
+    machine, by its form; a window of another form tells nothing."""
+
+    def __init__(self, code_s: float, seconds: Mapping[Hashable, float], form: Callable[[Window], Hashable]) -> None:
+        self._code_s, self._seconds, self._form = code_s, seconds, form
+        self._pace, self._computing = Pace(), 0
+
+    @contextmanager
+    def watching(self, window: Window, *, learning: bool) -> Iterator[None]:
+        """A window is computed within it. learning: it is one like most others."""
+        begun, self._computing = time.monotonic(), self._computing + 1
+        beside = self._computing
+        try:
+            yield
+        finally:
+            self._computing -= 1
+        if learning and (expected_s := self._seconds.get(self._form(window))) is not None:
+            self._pace.took(time.monotonic() - begun, expected_s, beside)
+
+    def prebuffer_s(self, schedule: Schedule, arrivals: Arrivals, begun: float, done: float) -> float:
+        """For a speech whose first window was begun and done then, by a clock of any zero."""
+        slowness, seconds, form = self._pace.slowness(max(self._computing, 1)), self._seconds, self._form
+        return prebuffer_s(schedule, self._code_s, arrivals.interval_s, lambda window: slowness * seconds[form(window)], begun, done)
 
 
 class Arrivals:

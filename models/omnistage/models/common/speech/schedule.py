@@ -1,8 +1,12 @@
 """Which codes are made into sound together: a function of the number of a window alone, never of when codes came. No torch.
 
 A window is a chunk of whole blocks that becomes sound, and codes behind it that are looked at ahead. What earlier blocks leave to a
-window is kept by the session, so each depends on all before it. Where it is refreshed, a window has some blocks of context before its chunk
-instead, which are computed once more: sound from there on depends on nothing before them, and a replica that takes over begins there.
+window is kept by the session. A replica that takes over has none of it, and begins early enough to make the same bits:
+
+- where each window depends on all before it, some are refreshed: these have some blocks of context before their chunk instead of what was
+  left, computed once more in the first run too. Sound from there on depends on nothing before them, and a replica begins there;
+- where a window depends on a known number of blocks before it, nothing is computed twice in the first run. A replica begins with a window
+  that many blocks before the one whose sound is wanted, with nothing left to it, and gives no sound before that one.
 """
 
 from __future__ import annotations
@@ -34,8 +38,9 @@ class Window:
 @dataclass(frozen=True, slots=True)
 class Schedule:
     """sizes: blocks of the first chunk, the second and so on; the last size is repeated. None at all: the whole speech is one chunk.
-    ahead: blocks that are looked at ahead. block: codes. context: blocks before the chunk of a window that is refreshed, all that its sound
-    depends on. refresh: blocks from one refresh to the next, at least: what a replica that takes over computes again at most."""
+    ahead: blocks that are looked at ahead. block: codes. context: blocks before its chunk that the sound of a window depends on; where
+    windows are refreshed, of such a one. refresh: blocks from one refresh to the next, at least: what a replica that takes over computes
+    again at most; 0: no window is refreshed."""
 
     sizes: tuple[int, ...]
     ahead: int
@@ -63,14 +68,27 @@ class Schedule:
         growing = min(number, self.growing)
         return (sum(self.sizes[:growing]) + (number - growing) * self.sizes[-1]) * self.block
 
-    def refreshed(self, code: int) -> int:
-        """The fresh window with which a session begins that needs sound from a code on: the last one whose chunk begins there or before,
-        but that the last window of a speech may reach beyond its own chunk, by less than what is looked at ahead. Whether it does nobody
-        knows before the speech ends."""
+    def holding(self, code: int) -> int:
+        """The window whose chunk has a code, as long as the speech has not ended."""
         if not self.sizes:
             return 0
+        blocks, number = code // self.block, 0
+        while number < self.growing and blocks >= self.sizes[number]:
+            blocks -= self.sizes[number]
+            number += 1
+        return number + (blocks // self.sizes[-1] if number == self.growing else 0)
+
+    def entry(self, code: int) -> int:
+        """The window with which a session begins that needs sound from a code on, and has nothing of the windows before. The last window of
+        a speech may reach beyond its own chunk, by less than what is looked at ahead: whether it does nobody knows before the speech ends,
+        so the code may be of an earlier one."""
+        if not self.sizes:
+            return 0
+        number = self.holding(max(code - self.ahead * self.block, 0))
+        if not self.refresh:
+            return self.holding(max(self.begin(number) - self.context * self.block, 0))
         # Of windows of the last size, the first one is number `growing`.
-        passed = (code // self.block - self.ahead - sum(self.sizes[:-1])) // self.sizes[-1]
+        passed = number - self.growing
         return self.growing + passed // self._every * self._every if passed >= self._every else 0
 
     def first_code(self, number: int) -> int:
@@ -84,8 +102,9 @@ class Schedule:
 
     @property
     def cycle(self) -> int:
-        """Windows after which a schedule repeats itself, one more than up to its first refresh; 0: there is but one window."""
-        return self.growing + self._every + 1 if self.sizes else 0
+        """Windows after which a schedule repeats itself, one more than up to its first refresh, or to the second of the last size where
+        there is none; 0: there is but one window."""
+        return self.growing + (self._every if self.refresh else 1) + 1 if self.sizes else 0
 
     @property
     def _every(self) -> int:
@@ -93,7 +112,9 @@ class Schedule:
         return -(-self.refresh // self.sizes[-1])
 
     def _is_fresh(self, number: int) -> bool:
-        return number == 0 or (bool(self.sizes) and (number - self.growing) % self._every == 0 and number > self.growing)
+        if number == 0 or not (self.sizes and self.refresh):
+            return number == 0
+        return (number - self.growing) % self._every == 0 and number > self.growing
 
     def _context(self, number: int) -> int:
         return self.context * self.block if number and self._is_fresh(number) else 0

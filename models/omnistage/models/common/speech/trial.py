@@ -35,11 +35,12 @@ Job = TypeVar("Job")
 
 class Trials(Protocol[Job]):
     """How a family makes windows to be tried. code_s: of sound that a code has. stages: what a window goes through, in order, and how many
-    steps each takes."""
+    steps each takes. halves: whether a step can leave half of itself to a second thread."""
 
     device: torch.device
     code_s: float
     stages: Mapping[str, int]
+    halves: bool
 
     def form(self, window: Window) -> Hashable:
         """What windows have in common that take equally long. window: not the last one of a speech."""
@@ -115,7 +116,7 @@ def tried(trials: Trials[Job], schedules: Mapping[str, Schedule], workers: Seque
                 seconds[shape] = trying.seconds(1)
             if now < ends and now - begun < SLOW_SECONDS:
                 exact[shape] = worth = trying.exact(worth)
-            if side_by_side > 1 and now < ends:
+            if trials.halves and side_by_side > 1 and now < ends:
                 other = _Clocked(workers[1])
                 by_two_s = max(trying.seconds(1, other.aside), other.seconds())
                 again = trying.step(1, workers[1].aside)

@@ -11,9 +11,9 @@ from dataclasses import replace
 import numpy as np
 
 from omnistage.models.common.ahead import made_ahead
-from omnistage.models.common.speech.forecast import Arrivals, Pace, prebuffer_s
+from omnistage.models.common.speech.forecast import Arrivals, Forecast
 from omnistage.models.common.speech.halving import Halving
-from omnistage.models.common.speech.schedule import Schedule, Window
+from omnistage.models.common.speech.schedule import Schedule
 from omnistage.models.common.speech.trial import Trial
 from omnistage.models.common.voices import choose_voice
 from omnistage.models.common.worker import Worker
@@ -23,7 +23,7 @@ from omnistage.models.qwen2_5_omni.wave.config import WaveConfig
 from omnistage.models.qwen2_5_omni.wave.speaker import Speaker
 from omnistage.models.qwen2_5_omni.wave.speech import Prepared, Speech, sound
 from omnistage.models.qwen2_5_omni.wave.trial import form
-from omnistage.models.qwen2_5_omni.wave.window import Flow, Job, Vocoding, Windows
+from omnistage.models.qwen2_5_omni.wave.window import Job, Vocoding, Windows
 from omnistage.models.steps.listeners import Listeners
 from omnistage.models.steps.loop import Loop
 
@@ -44,11 +44,11 @@ class FlowCode2Wav:
         trial: Trial,
     ) -> None:
         self.config, self.windows, self._workers = config, windows, workers
-        self._schedules, self._speakers, self._info, self._trial, self._pace = schedules, speakers, info, trial, Pace()
+        self._schedules, self._speakers, self._info = schedules, speakers, info
         self._halving = Halving(trial.halved)
         windows.halved = self._halving.took
         self._loop: Loop[Job, float, None] = Loop(windows, Listeners[Job](trial.most, self._halving.worth), workers)
-        self._flows = 0
+        self._forecast = Forecast(config.code_samples / config.sample_rate_hz, trial.seconds, form)
 
     @property
     def info(self) -> ModelInfo:
@@ -69,7 +69,7 @@ class FlowCode2Wav:
     def first_frame(self, prepared: Prepared, sample: int) -> int:
         """See Code2WavModel.first_frame: where the last refresh before the sample begins."""
         schedule = prepared.schedule
-        return schedule.first_code(schedule.refreshed(sample // self.config.code_samples))
+        return schedule.first_code(schedule.entry(sample // self.config.code_samples))
 
     async def decode(self, prepared: Prepared, inputs: AsyncIterator[Piece], wanted: Wanted) -> AsyncGenerator[Sound, None]:
         """See Code2WavModel.decode. No codes at all give no sound. While the sound of a window is on its way, that of the next one is made,
@@ -94,7 +94,10 @@ class FlowCode2Wav:
             while (flow := speech.next()) is not None:
                 # Who wants the whole at once listens to nothing meanwhile: it is never due before what others hear.
                 due = due or (clock() if prepared.schedule.sizes else math.inf)
-                await self._solve(flow, speech.window, due)
+                assert speech.window is not None
+                # The sound of the window before is made meanwhile: as long as that takes, and this, it is from one window to the next.
+                with self._forecast.watching(speech.window, learning=flow.left is not None):
+                    await self._loop.run(flow, due)
                 vocoding = speech.solved(flow)
                 if not begun:
                     # The first sound is waited for: nothing of the same speech is computed beside it.
@@ -103,18 +106,6 @@ class FlowCode2Wav:
                 del flow
                 yield due, vocoding
                 due = max(clock(), due) + vocoding.wanted_frames * self.config.vocoder.frame_samples / self.config.sample_rate_hz
-
-    async def _solve(self, flow: Flow, window: Window | None, due: float) -> None:
-        clock = asyncio.get_running_loop().time
-        begun, self._flows = clock(), self._flows + 1
-        beside = self._flows
-        try:
-            await self._loop.run(flow, due)
-        finally:
-            self._flows -= 1
-        # The sound of the window before is made meanwhile: as long as that takes, and this, it is from one window to the next.
-        if flow.left is not None and (expected_s := self._trial.seconds.get(form(window))) is not None:
-            self._pace.took(clock() - begun, expected_s, beside)
 
     async def _sounds(
         self, schedule: Schedule, solved: AsyncIterator[tuple[float, Vocoding]], arrivals: Arrivals
@@ -129,14 +120,8 @@ class FlowCode2Wav:
                 continue
             if begun is None:
                 begun, now = due, asyncio.get_running_loop().time()
-                made = replace(made, prebuffer_s=0.0 if last else self._prebuffer_s(schedule, arrivals, begun, now))
+                made = replace(made, prebuffer_s=0.0 if last else self._forecast.prebuffer_s(schedule, arrivals, begun, now))
             yield made
-
-    def _prebuffer_s(self, schedule: Schedule, arrivals: Arrivals, begun: float, done: float) -> float:
-        """Of a speech whose first window was begun and done then."""
-        slowness, seconds = self._pace.slowness(max(self._flows, 1)), self._trial.seconds
-        code_s = self.config.code_samples / self.config.sample_rate_hz
-        return prebuffer_s(schedule, code_s, arrivals.interval_s, lambda window: slowness * seconds[form(window)], begun, done)
 
     async def warm_up(self) -> None:
         """Speak for a second, with a window of each size of the usual schedule."""

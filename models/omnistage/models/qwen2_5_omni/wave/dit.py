@@ -18,6 +18,7 @@ from functools import partial
 import torch
 import torch.nn.functional as functional
 
+from omnistage.models.common.weights import ShapedNeed
 from omnistage.models.common.worker import by_two, still_working
 from omnistage.models.qwen2_5_omni.wave.config import DitConfig
 from omnistage.models.qwen2_5_omni.wave.speaker import Speaker
@@ -32,9 +33,6 @@ BRANCHES = 2
 
 TIME_WAVES = 256
 TIME_SCALE = 1000.0
-
-ShapedNeed = Callable[[str, tuple[int, ...]], torch.Tensor]
-"""The weight of a name, in its shape. Raises BadCheckpoint."""
 
 
 @dataclass(frozen=True, slots=True)

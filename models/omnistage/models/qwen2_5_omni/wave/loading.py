@@ -11,14 +11,12 @@ import torch
 from omnistage.engine.scratch import kernels_kept
 from omnistage.models.common.building import bounded
 from omnistage.models.common.checkpoint import BadCheckpoint, name_of
-from omnistage.models.common.cores import cores
-from omnistage.models.common.memory import free_bytes
 from omnistage.models.common.revision import computed, revision
+from omnistage.models.common.speech.loading import KERNELS, round_alike, sessions_of, workers_of
 from omnistage.models.common.speech.trial import tried
 from omnistage.models.common.weights import Weights
 from omnistage.models.common.worker import Worker
 from omnistage.models.devices import hardware
-from omnistage.models.humans import bytes_told
 from omnistage.models.interface import Content, ModelInfo, PortSpec
 from omnistage.models.options import LoadOptions
 from omnistage.models.qwen2_5_omni.options import Code2WavOptions
@@ -40,17 +38,7 @@ CODE_REVISION = "1"
 STEPS = 9
 """Of the solver, as published."""
 
-USUAL_WORKERS = 4
-"""On a CPU, where nobody asks for more: they share Python's lock, and another replica does not."""
-
-SESSIONS_SHARE = 0.2
-"""Part of the free memory that what speeches keep from window to window may take."""
-
 FLOAT_BYTES = 4
-
-KERNELS = 2048
-"""That oneDNN keeps on a CPU, some 60 KB each. The vocoder has a hundred for each size of a window, and to make them takes as long as to
-use them once: where fewer are kept, those of the first window are gone when a speech has ended."""
 
 _PREFIX = "token2wav.code2wav_dit_model."
 _VOCODER = "token2wav.code2wav_bigvgan_model."
@@ -62,14 +50,11 @@ def load_code2wav(folder: Path, options: LoadOptions) -> FlowCode2Wav:
     """Raises LoadError."""
     config, chosen, device = read_wave_config(folder), Code2WavOptions.from_settings(options.family), torch.device(options.device)
     torch.set_num_threads(options.threads)
-    if device.type == "cuda":
-        # Published in float32, and other bits for a window that is computed again would be heard as a click.
-        torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
-        torch.backends.cudnn.deterministic = True
+    round_alike(device)
     solver = Solver.of(chosen.solver, chosen.steps or STEPS)
     with kernels_kept(KERNELS):
         windows, speakers = read_parts(folder, config, solver, device)
-    count = chosen.workers or (min(max(cores() // options.threads, 1), USUAL_WORKERS) if device.type == "cpu" else 1)
+    count = workers_of(chosen.workers, options, device)
     workers = [Worker(f"flow {number}", options.threads) for number in range(count)]
     schedules = {name: schedule_of(sizes, chosen.lookahead or ahead, config.block_codes) for name, (sizes, ahead) in SCHEDULES.items()}
     trial = computed(partial(tried, WindowTrials(config, windows), schedules, workers, most=options.max_batch_size), options.threads)
@@ -98,16 +83,6 @@ def load_code2wav(folder: Path, options: LoadOptions) -> FlowCode2Wav:
         },
     )
     return FlowCode2Wav(config, windows, workers, schedules, speakers, info, trial)
-
-
-def sessions_of(each: int, options: LoadOptions, free: int | None = None) -> tuple[int, str]:
-    """How many speeches at once there is memory for, and why, in words. each: bytes that one takes from window to window. free: bytes,
-    after the weights are loaded; None: measured."""
-    if options.max_sessions:
-        return options.max_sessions, options.told("max_sessions", options.max_sessions)
-    room = free_bytes(options.device) if free is None else free
-    sessions = min(max(int(SESSIONS_SHARE * room) // each, 1), options.sessions)
-    return sessions, f"{sessions}, {bytes_told(each)} each, of {bytes_told(room)} that are free"
 
 
 def read_parts(folder: Path, config: WaveConfig, solver: Solver, device: torch.device) -> tuple[Windows, dict[str, Speaker]]:

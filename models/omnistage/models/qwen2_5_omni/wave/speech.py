@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from omnistage.models.common.speech.codes import Codes
 from omnistage.models.common.speech.schedule import Schedule, Window
 from omnistage.models.interface import Array, BadRequest, Sound
 from omnistage.models.qwen2_5_omni.wave.config import WaveConfig
@@ -37,12 +38,8 @@ class Speech:
         self._first_sample = first_sample
         self.window: Window | None = None
         """That `next` gave last."""
-        self._number = prepared.schedule.refreshed(first_sample // config.code_samples)
-        self._first = prepared.schedule.first_code(self._number)
-        self._codes = np.empty(0, np.int64)
-        """From code `_first` on."""
-        self._past: int | None = None
-        """Behind the last code that came."""
+        self._number = prepared.schedule.entry(first_sample // config.code_samples)
+        self._codes = Codes(prepared.schedule.first_code(self._number), 1)
         self._ended = self._over = False
         self._left: torch.Tensor | None = None
         self._before = torch.zeros(0, config.dit.mel_bins, device=windows.dit.device)
@@ -51,9 +48,9 @@ class Speech:
         """The next codes, [n, 1]. first: place of the first of them in the speech; what is not needed may come before. Raises BadRequest
         for codes that there are not, codes that come too late, and a speech that ends before `first_sample`."""
         if not self._ended:
-            self._take(first, codes[:, 0].astype(np.int64))
+            self._take(first, codes.astype(np.int64))
         self._ended = self._ended or last
-        samples = (self._past or 0) * self._config.code_samples
+        samples = self._codes.came * self._config.code_samples
         if self._ended and samples < self._first_sample:
             raise BadRequest("resume.positions", f"the sound has {samples} samples: it cannot go on at sample {self._first_sample}")
 
@@ -61,18 +58,19 @@ class Speech:
         """The next window, if all of its codes are there, and the one before it was `solved`."""
         if self._over:
             return None
-        self.window = self._prepared.schedule.window(self._number, self._first + len(self._codes), ended=self._ended)
+        self.window = self._prepared.schedule.window(self._number, self._codes.past, ended=self._ended)
         return None if self.window is None else self._flow(self.window)
 
     def solved(self, flow: Flow) -> Vocoding:
         """What is to become sound of the window that `next` gave last."""
+        assert self.window is not None
         schedule, mel = self._prepared.schedule, torch.cat((self._before, flow.mel))
         end = len(mel) - flow.ahead
         self._left, self._before = flow.leaves, mel[max(end - FIELD, 0) : end]
         begins = schedule.begin(self._number) * self._config.code_samples
         self._number += 1
         self._over = flow.leaves is None
-        self._forget(schedule.first_code(self._number))
+        self._codes.forget(schedule.first_code(self._number))
         unheard = min((self._first_sample - begins) // self._config.vocoder.frame_samples, flow.chunk)
         # Whole pieces: samples of a shorter one may have other bits.
         unheard = max(unheard if unheard == flow.chunk else unheard // PIECE_FRAMES * PIECE_FRAMES, 0)
@@ -83,37 +81,24 @@ class Speech:
             unheard,
             wanted_frames=flow.chunk - unheard,
             needless=max(self._first_sample - begins - unheard * self._config.vocoder.frame_samples, 0),
-            needs=schedule.first_code(schedule.refreshed(schedule.begin(self._number))),
+            needs=schedule.first_code(schedule.entry(self.window.end)),
             last=self._over,
         )
 
     def _take(self, first: int, codes: NDArray[np.int64]) -> None:
-        if self._past is None and len(codes):
-            if first > self._first:
-                raise BadRequest("codes", f"code {self._first} and those behind it are needed; the first that came is number {first}")
-            self._past = first
         ends = np.flatnonzero(np.isin(codes, self._config.ends))
         if len(ends):
             codes, self._ended = codes[: ends[0]], True
         if len(wrong := codes[codes >= self._config.dit.code_rows]):
             raise BadRequest("codes", f"there is no code {wrong[0]}; codes are below {self._config.dit.code_rows}")
-        if len(codes):
-            assert self._past is not None
-            most = self._config.dit.max_frames // self._config.dit.repeats
-            if not self._prepared.schedule.sizes and self._past + len(codes) > most:
-                raise BadRequest("code2wav.profile", f"offline makes at most {most} codes into sound: ask for another profile")
-            needless = max(self._first - self._past, 0)
-            self._past += len(codes)
-            self._codes = np.concatenate((self._codes, codes[needless:]))
-
-    def _forget(self, code: int) -> None:
-        """Codes before this one are not needed any more."""
-        self._codes = self._codes[code - self._first :]
-        self._first = code
+        self._codes.add(first, codes)
+        most = self._config.dit.max_frames // self._config.dit.repeats
+        if not self._prepared.schedule.sizes and self._codes.came > most:
+            raise BadRequest("code2wav.profile", f"offline makes at most {most} codes into sound: ask for another profile")
 
     def _flow(self, window: Window) -> Flow:
         config, dit, prepared = self._config.dit, self._windows.dit, self._prepared
-        codes = torch.from_numpy(self._codes[window.first - self._first : window.past - self._first])
+        codes = torch.from_numpy(self._codes.between(window.first, window.past)[:, 0])
         first, blocks = window.first // self._config.block_codes, -(-len(codes) // self._config.block_codes)
 
         def begin() -> tuple[torch.Tensor, torch.Tensor]:

@@ -18,6 +18,8 @@ FLOW, VOCODER = "flow", "vocoder"
 class WindowTrials:
     """Implements `Trials`."""
 
+    halves = True
+
     def __init__(self, config: WaveConfig, windows: Windows) -> None:
         self._config, self._windows = config, windows
         self.device = windows.dit.device

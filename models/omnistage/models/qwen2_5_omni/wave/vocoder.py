@@ -6,7 +6,7 @@ soon as nothing that is wanted depends on it. Filters are sums of moved copies, 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as functional
 from transformers.models.qwen2_5_omni.modeling_qwen2_5_omni import kaiser_sinc_filter1d
 
+from omnistage.models.common.weights import ShapedNeed
 from omnistage.models.common.worker import by_two
 from omnistage.models.qwen2_5_omni.wave.config import VocoderConfig
 from omnistage.models.steps.interface import Aside
@@ -28,9 +29,6 @@ ACTIVATION_REACH = 5
 """Samples on each side that an activation depends on: three of the signal at twice the rate, and three of its own."""
 
 MIN_DB, REFERENCE_DB = -115.0, 20.0
-
-ShapedNeed = Callable[[str, tuple[int, ...]], torch.Tensor]
-"""The weight of a name, in its shape. Raises BadCheckpoint."""
 
 
 @dataclass(frozen=True, slots=True)

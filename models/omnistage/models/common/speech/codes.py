@@ -1,0 +1,53 @@
+"""Codes of a speech as they come, as long as a window needs them. No torch."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from omnistage.models.interface import BadRequest
+
+
+class Codes:
+    """Frames of codes from a place on. first: the first one that is needed; others may come before it. width: codes of a frame."""
+
+    def __init__(self, first: int, width: int) -> None:
+        self._first = first
+        self._frames = np.empty((0, width), np.int64)
+        self._past: int | None = None
+
+    def __len__(self) -> int:
+        """Frames that are there."""
+        return len(self._frames)
+
+    @property
+    def came(self) -> int:
+        """The place behind the last frame that came; 0: none did."""
+        return self._past or 0
+
+    @property
+    def past(self) -> int:
+        """The place behind the last frame that is there."""
+        return self._first + len(self)
+
+    def add(self, first: int, frames: NDArray[np.int64]) -> None:
+        """The next frames, [n, width]. first: place of the first of them, which only the first call needs. Raises BadRequest where the
+        first that is needed is not among those that come."""
+        if not len(frames):
+            return
+        if self._past is None:
+            if first > self._first:
+                raise BadRequest("codes", f"code {self._first} and those behind it are needed; the first that came is number {first}")
+            self._past = first
+        needless = max(self._first - self._past, 0)
+        self._past += len(frames)
+        self._frames = np.concatenate((self._frames, frames[needless:]))
+
+    def between(self, first: int, past: int) -> NDArray[np.int64]:
+        """Frames that are there."""
+        return self._frames[first - self._first : past - self._first]
+
+    def forget(self, place: int) -> None:
+        """Frames before this one are not needed any more."""
+        self._frames = self._frames[place - self._first :]
+        self._first = place
