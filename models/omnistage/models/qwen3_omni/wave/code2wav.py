@@ -1,0 +1,112 @@
+"""Code2Wav of Qwen3-Omni: sound from frames of codes while they are still being made, of many speeches at once."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import replace
+
+import numpy as np
+
+from omnistage.models.common.ahead import made_ahead
+from omnistage.models.common.speech.forecast import Arrivals, Forecast
+from omnistage.models.common.speech.schedule import Schedule
+from omnistage.models.common.speech.trial import Trial
+from omnistage.models.common.worker import Worker
+from omnistage.models.interface import Activity, Load, ModelInfo, Piece, Profile, Sound, Wanted, WaveRequest
+from omnistage.models.qwen3_omni.wave.config import SAMPLE_RATE_HZ, WaveConfig
+from omnistage.models.qwen3_omni.wave.speech import Prepared, Speech, first_frame
+from omnistage.models.qwen3_omni.wave.trial import form
+from omnistage.models.qwen3_omni.wave.window import Job, Windows
+from omnistage.models.steps.listeners import Listeners
+from omnistage.models.steps.loop import Loop
+
+AUDIO = "audio"
+
+
+class CausalCode2Wav:
+    """Implements `Code2WavModel`. Build it with `loading.load_code2wav`."""
+
+    def __init__(
+        self,
+        config: WaveConfig,
+        windows: Windows,
+        workers: Sequence[Worker],
+        schedules: Mapping[str, Schedule],
+        info: ModelInfo,
+        trial: Trial,
+    ) -> None:
+        self.config, self.windows, self._workers = config, windows, workers
+        self._schedules, self._info = schedules, info
+        self._loop: Loop[Job, float, None] = Loop(windows, Listeners[Job](trial.most, lambda key: False), workers)
+        self._forecast = Forecast(1 / config.frame_rate_hz, trial.seconds, form)
+
+    @property
+    def info(self) -> ModelInfo:
+        return self._info
+
+    @property
+    def threads(self) -> Sequence[Activity]:
+        return tuple(worker.activity for worker in self._workers)
+
+    def load(self) -> Load:
+        return self._loop.load
+
+    async def prepare(self, request: WaveRequest) -> Prepared:
+        """See Code2WavModel.prepare. Codes have their voice already, from the Talker."""
+        return Prepared(self._schedules[request.profile], request.profile != Profile.OFFLINE)
+
+    def first_frame(self, prepared: Prepared, sample: int) -> int:
+        """See Code2WavModel.first_frame: where a window begins, as far back as anything that becomes sound from there on depends on."""
+        return prepared.schedule.first_code(prepared.schedule.entry(first_frame(self.config, sample)))
+
+    async def decode(self, prepared: Prepared, inputs: AsyncIterator[Piece], wanted: Wanted) -> AsyncGenerator[Sound, None]:
+        """See Code2WavModel.decode. No frames at all give no sound. While the sound of a window is on its way, the next one is made."""
+        speech = Speech(self.config, self.windows.net, prepared.schedule, wanted[AUDIO])
+        async with aclosing(made_ahead(self._sounds(speech, prepared, inputs))) as sounds:
+            async for each in sounds:
+                yield each
+
+    async def _sounds(self, speech: Speech, prepared: Prepared, inputs: AsyncIterator[Piece]) -> AsyncGenerator[Sound, None]:
+        """Each window is due when its listener has heard what is before it, or at once; where nobody listens, behind all that others
+        hear."""
+        clock, arrivals, due, heard = asyncio.get_running_loop().time, Arrivals(), 0.0, False
+        async for piece in inputs:
+            assert isinstance(piece.content, np.ndarray)
+            arrivals.came(clock(), len(piece.content))
+            speech.feed(piece.first, piece.content, last=piece.last)
+            while (job := speech.next()) is not None:
+                assert speech.window is not None
+                due = due or (clock() if prepared.heard else math.inf)
+                begun = clock()
+                with self._forecast.watching(speech.window, learning=speech.window.begin > 0 and not job.silent):
+                    await self._loop.run(job, due)
+                sound, last = speech.made(job), speech.window.last
+                del job
+                if not len(sound.samples):
+                    continue
+                if not heard:
+                    wait_s = 0.0 if last else self._forecast.prebuffer_s(prepared.schedule, arrivals, begun, clock())
+                    sound, heard = replace(sound, prebuffer_s=wait_s), True
+                yield sound
+                due = max(clock(), due) + len(sound.samples) / SAMPLE_RATE_HZ
+
+    async def warm_up(self) -> None:
+        """Speak, with a window of each size of the usual schedule."""
+        prepared = await self.prepare(WaveRequest(seed=0))
+        codes = np.zeros((sum(prepared.schedule.sizes) + prepared.schedule.sizes[-1], self.config.codebooks), np.uint32)
+        (port,) = self.info.accepts
+        async with aclosing(self.decode(prepared, _one(Piece(port.name, 0, True, codes)), {AUDIO: 0})) as sounds:
+            async for _ in sounds:
+                pass
+
+    async def close(self) -> None:
+        """End the threads. No session is running."""
+        for worker in self._workers:
+            await worker.close()
+
+
+async def _one(piece: Piece) -> AsyncIterator[Piece]:
+    yield piece

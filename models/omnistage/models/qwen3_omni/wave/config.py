@@ -1,0 +1,150 @@
+"""What the config.json of a Qwen3-Omni checkpoint says of its Code2Wav."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+
+from omnistage.models.common.checkpoint import BadCheckpoint, Config, read_config
+from omnistage.models.common.header import QUANTIZED, check_says_unpacked
+
+MODEL_TYPE = "qwen3_omni_moe"
+
+SAMPLE_RATE_HZ = 24_000
+"""No config has it."""
+
+KERNEL = 7
+"""Samples that a convolution sees, those of the past among them; that which a residual unit ends with sees one."""
+
+DILATIONS = (1, 3, 9)
+"""Of the residual units behind each upsampling of the decoder. The code of Transformers has them, and no config."""
+
+MOST_SAMPLES = SAMPLE_RATE_HZ
+"""Of a frame: nobody waits a second for one."""
+
+MOST_WINDOW = 1 << 12
+"""Frames that attention sees, whose keys are in memory for every speech; 72 are published."""
+
+
+@dataclass(frozen=True, slots=True)
+class WaveConfig:
+    """codebooks: codes of a frame, each of `codes` ids. window: frames that attention sees, the own one among them. widening: how many
+    times as many rows as frames the first upsamplings make. channels: of the decoder, before its upsamplings by `rates`, each of which
+    halves them."""
+
+    codebooks: int
+    codes: int
+    hidden_size: int
+    ffn_size: int
+    layers: int
+    heads: int
+    kv_heads: int
+    head_size: int
+    window: int
+    norm_epsilon: float
+    rope_theta: float
+    attention_bias: bool
+    widening: tuple[int, ...]
+    channels: int
+    rates: tuple[int, ...]
+
+    @property
+    def frame_samples(self) -> int:
+        """Samples of a frame."""
+        return math.prod((*self.widening, *self.rates))
+
+    @property
+    def missing(self) -> int:
+        """Samples that the end of a speech lacks. Each upsampling of the decoder looks one input ahead, and makes nothing of the last one:
+        sample s is of the frame of sample s + missing."""
+        missing = 0
+        for rate in self.rates:
+            missing = (missing + 1) * rate
+        return missing
+
+    @property
+    def heard_frames(self) -> int:
+        """Frames before those of a window that the convolutions make its samples from: all that lies farther changes no bit."""
+        reach = KERNEL - 1
+        for rate in reversed(self.rates):
+            # One more: that which looked ahead from there is the first to become samples.
+            reach = 1 + -(-(reach + (KERNEL - 1) * sum(DILATIONS)) // rate)
+        reach += KERNEL - 1
+        for factor in reversed(self.widening):
+            reach = -(-(reach + KERNEL - 1) // factor)
+        return reach
+
+    @property
+    def frames_before(self) -> int:
+        """Frames before those of a window that its samples depend on."""
+        return self.layers * (self.window - 1) + self.heard_frames
+
+    @property
+    def frame_rate_hz(self) -> float:
+        return SAMPLE_RATE_HZ / self.frame_samples
+
+
+def read_wave_config(directory: Path) -> WaveConfig:
+    """Of the checkpoint in a folder. Raises BadCheckpoint."""
+    whole = read_config(directory, MODEL_TYPE)
+    if not whole.value("enable_audio_output", bool, True) or not whole.has("code2wav_config"):
+        raise BadCheckpoint(
+            f"{whole.place}: this checkpoint has no Code2Wav, and so no speech; serve a pipeline that ends with its Thinker"
+        )
+    section = whole.section("code2wav_config")
+    check_says_unpacked({key: whole.raw.get(key) for key in QUANTIZED}, whole.place)
+    check_says_unpacked(section.raw, section.place)
+    return wave_config(section)
+
+
+def wave_config(section: Config) -> WaveConfig:
+    """Raises BadCheckpoint."""
+    if (act := section.value("hidden_act", str, "silu")) != "silu":
+        raise BadCheckpoint(f"{section.place}: 'hidden_act' is {act!r}; only the published 'silu' is supported")
+    hidden, heads = section.size("hidden_size"), section.size("num_attention_heads")
+    found = WaveConfig(
+        codebooks=section.size("num_quantizers"),
+        codes=section.size("codebook_size"),
+        hidden_size=hidden,
+        ffn_size=section.size("intermediate_size"),
+        layers=section.size("num_hidden_layers"),
+        heads=heads,
+        kv_heads=section.size("num_key_value_heads"),
+        head_size=section.size("head_dim") if section.has("head_dim") else hidden // heads,
+        window=section.size("sliding_window", MOST_WINDOW),
+        norm_epsilon=section.value("rms_norm_eps", float, 1e-5),
+        rope_theta=_rope_theta(section),
+        attention_bias=section.value("attention_bias", bool, False),
+        widening=_sizes(section, "upsampling_ratios"),
+        channels=section.size("decoder_dim"),
+        rates=_sizes(section, "upsample_rates"),
+    )
+    if found.heads % found.kv_heads or found.head_size % 2:
+        raise BadCheckpoint(
+            f"{section.place}: {found.heads} heads of {found.head_size} components cannot share {found.kv_heads} heads of keys: "
+            "the second must divide the first, and components come in pairs"
+        )
+    if found.channels % 2 ** len(found.rates):
+        raise BadCheckpoint(f"{section.place}: 'decoder_dim' is {found.channels}, which cannot be halved {len(found.rates)} times")
+    if found.frame_samples <= found.missing:
+        raise BadCheckpoint(
+            f"{section.place}: one frame makes {found.frame_samples} samples and the end of a speech lacks {found.missing}: "
+            "such 'upsampling_ratios' and 'upsample_rates' are not supported, since no sound comes of a first frame"
+        )
+    return found
+
+
+def _rope_theta(section: Config) -> float:
+    """Published as `rope_theta`, and in `rope_parameters` by Transformers 5."""
+    given = section.section("rope_parameters") if section.has("rope_parameters") else section
+    if (kind := given.value("rope_type", str, "default")) != "default":
+        raise BadCheckpoint(f"{given.place}: 'rope_type' is {kind!r}; only the published 'default' is supported")
+    return given.value("rope_theta", float, 10_000.0)
+
+
+def _sizes(section: Config, name: str) -> tuple[int, ...]:
+    found = section.values(name, int)
+    if not found or min(found) < 1 or math.prod(found) > MOST_SAMPLES:
+        raise BadCheckpoint(f"{section.place}: {name!r} is {list(found)}; give rates of 1 and more, {MOST_SAMPLES} in all at most")
+    return found

@@ -1,0 +1,320 @@
+"""The net of Qwen3-Omni's Code2Wav: frames of codes to samples, of many speeches at once, each from where its last step left it.
+
+    codes --mean of embeddings--> rows --layers that see a window of the past--> rows
+          --upsamplings, each with a ConvNeXt block--> --convolution, upsamplings with residual units, convolution--> samples
+
+All of it looks back only, but for the upsamplings of the decoder, each of which looks one of its inputs ahead: what a step makes of its
+last frame comes with the next step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as functional
+
+from omnistage.models.common.weights import ShapedNeed
+from omnistage.models.qwen3_omni.wave.config import DILATIONS, KERNEL, WaveConfig
+from omnistage.models.qwen3_omni.wave.state import Inputs, State
+
+NEXT_EPSILON = 1e-6
+"""Of the norm of a ConvNeXt block."""
+
+
+class CausalNet:
+    """weight: by the names of the checkpoint, without "code2wav."."""
+
+    def __init__(self, config: WaveConfig, weight: ShapedNeed) -> None:
+        self.config = config
+        rows = config.codebooks * config.codes
+        self._codes = weight("code_embedding.weight", (rows, config.hidden_size))
+        self._offsets = torch.arange(0, rows, config.codes, device=self._codes.device)
+        self._layers = [_layer(config, weight, f"pre_transformer.layers.{number}.") for number in range(config.layers)]
+        self._norm = _norm(config, weight, "pre_transformer.norm.weight")
+        self._turning = 1.0 / config.rope_theta ** (torch.arange(0, config.head_size, 2, dtype=torch.float32) / config.head_size)
+        self._widening = [_widening(config, weight, number) for number in range(len(config.widening))]
+        self._enter = _convolution(weight, "decoder.0.conv", config.channels, config.hidden_size, KERNEL)
+        self._blocks = [_block(config, weight, number) for number in range(len(config.rates))]
+        last, channels = len(config.rates) + 1, config.channels >> len(config.rates)
+        self._snake = _snake(weight, f"decoder.{last}", channels)
+        self._leave = _convolution(weight, f"decoder.{last + 1}.conv", 1, channels, KERNEL)
+
+    @property
+    def device(self) -> torch.device:
+        return self._codes.device
+
+    def start(self, place: int = 0) -> State:
+        """Before a frame. place: of it; above 0, samples are those of the speech `WaveConfig.frames_before` frames behind it."""
+        config = self.config
+        keys = self._codes.new_zeros(config.layers, 2, config.kv_heads, config.window - 1, config.head_size)
+        return State(place, 0, keys, tuple(self._codes.new_zeros(*shape) for shape in self._kept(first=place == 0)))
+
+    def step(self, codes: torch.Tensor, states: Sequence[State], *, silent: bool = False) -> tuple[torch.Tensor, list[State]]:
+        """codes: int64 [speeches, frames, codebooks], of speeches of which all or none are at their first frame. silent: nobody needs the
+        samples, nor any that depend on them: there are none then. Returns float32 [speeches, samples] in -1..1, and what comes after."""
+        hidden, keys = self._attended(self._codes[codes + self._offsets].mean(2), states)
+        frames = codes.shape[1]
+        seen = [min(state.seen + frames, self.config.window - 1) for state in states]
+        if silent:
+            samples, inputs = hidden.new_empty(len(states), 0), [state.inputs for state in states]
+        else:
+            before = Inputs(states)
+            samples = self._sounded(hidden.transpose(1, 2), before)
+            inputs = [tuple(before.left(speech)) for speech in range(len(states))]
+        after = zip(states, seen, keys, inputs, strict=True)
+        return samples, [State(state.place + frames, count, kept, left) for state, count, kept, left in after]
+
+    def _attended(self, x: torch.Tensor, states: Sequence[State]) -> tuple[torch.Tensor, list[torch.Tensor]]:
+        """Rows behind all layers, and the keys that each speech keeps."""
+        frames, kept = x.shape[1], self.config.window - 1
+        places = torch.tensor([state.place for state in states])[:, None] + torch.arange(frames)
+        cos, sin = (part.to(x)[:, None] for part in self._turned(places))
+        mask = self._mask(frames, [state.seen for state in states]).to(x.device)
+        before, after = torch.stack([state.keys for state in states]), list[torch.Tensor]()
+        for number, layer in enumerate(self._layers):
+            x, keys = layer(x, before[:, number], mask, cos, sin)
+            after.append(keys[..., keys.shape[3] - kept :, :])
+        left = torch.stack(after, 1)
+        return self._norm(x), [keys.clone() for keys in left]
+
+    def _turned(self, places: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Cosines and sines by which heads turn, [speeches, frames, head_size], in float32 as Transformers computes them."""
+        angles = places[..., None].float() * self._turning
+        return torch.cat((angles.cos(),) * 2, -1), torch.cat((angles.sin(),) * 2, -1)
+
+    def _mask(self, frames: int, seen: Sequence[int]) -> torch.Tensor:
+        """Which keys a frame sees, those of the past before its own: [speeches, 1, frames, window - 1 + frames]."""
+        kept = self.config.window - 1
+        key, frame = torch.arange(kept + frames), torch.arange(frames)[:, None]
+        there = key >= kept - torch.tensor(seen)[:, None, None, None]
+        return there & (key >= frame) & (key <= frame + kept)
+
+    def _sounded(self, x: torch.Tensor, before: Inputs) -> torch.Tensor:
+        for widen, block in self._widening:
+            x = block(widen(x), before)
+        x = self._enter(x, before)
+        for upsampling, units in self._blocks:
+            x = upsampling(x, before)
+            for unit in units:
+                x = unit(x, before)
+        return self._leave(self._snake(x), before).squeeze(1).clamp(-1.0, 1.0)
+
+    def _kept(self, *, first: bool) -> list[tuple[int, int]]:
+        """The shape of what each convolution keeps of its inputs, in their order. first: before the first frame of a speech, before which
+        an upsampling has no input at all; others have zeros, as they do not know what it was."""
+        config, past = self.config, KERNEL - 1
+        shapes = [(config.hidden_size, past)] * (len(config.widening) + 1)
+        for number in range(len(config.rates)):
+            channels = config.channels >> number
+            shapes += [(channels, 0 if first else 1), *((channels // 2, past * dilation) for dilation in DILATIONS)]
+        return [*shapes, (config.channels >> len(config.rates), past)]
+
+
+@dataclass(frozen=True, slots=True)
+class _Norm:
+    """By the mean square."""
+
+    weight: torch.Tensor
+    epsilon: float
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return functional.rms_norm(x, self.weight.shape, self.weight, self.epsilon)
+
+
+@dataclass(frozen=True, slots=True)
+class _Layer:
+    """heads: of queries; there are kv_heads of keys, and of values. attention_scale, ffn_scale: of what is added, by component."""
+
+    heads: int
+    kv_heads: int
+    attention_norm: _Norm
+    attention_in: torch.Tensor
+    attention_in_bias: torch.Tensor | None
+    attention_out: torch.Tensor
+    attention_out_bias: torch.Tensor | None
+    attention_scale: torch.Tensor
+    ffn_norm: _Norm
+    ffn_in: torch.Tensor
+    ffn_out: torch.Tensor
+    ffn_scale: torch.Tensor
+
+    def __call__(
+        self, x: torch.Tensor, before: torch.Tensor, mask: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """before: keys and values of the past, [speeches, 2, kv_heads, window - 1, head_size]. Returns those with the new ones, too."""
+        made = functional.linear(self.attention_norm(x), self.attention_in, self.attention_in_bias)
+        made = made.unflatten(2, (self.heads + 2 * self.kv_heads, -1)).transpose(1, 2)
+        turning, values = made.split((self.heads + self.kv_heads, self.kv_heads), 1)
+        low, high = turning.chunk(2, -1)
+        queries, keys = (turning * cos + torch.cat((-high, low), -1) * sin).split((self.heads, self.kv_heads), 1)
+        seen = torch.cat((before, torch.stack((keys, values), 1)), 3)
+        found = functional.scaled_dot_product_attention(
+            queries, seen[:, 0], seen[:, 1], attn_mask=mask, enable_gqa=self.heads != self.kv_heads
+        )
+        found = functional.linear(found.transpose(1, 2).flatten(2), self.attention_out, self.attention_out_bias)
+        x = torch.addcmul(x, self.attention_scale, found)
+        gate, up = functional.linear(self.ffn_norm(x), self.ffn_in).chunk(2, -1)
+        return torch.addcmul(x, self.ffn_scale, functional.linear(functional.silu(gate) * up, self.ffn_out)), seen
+
+
+@dataclass(frozen=True, slots=True)
+class _Convolution:
+    """Sees the past only. groups: of channels that know nothing of each other."""
+
+    weight: torch.Tensor
+    bias: torch.Tensor
+    dilation: int = 1
+    groups: int = 1
+
+    def __call__(self, x: torch.Tensor, before: Inputs) -> torch.Tensor:
+        if past := self.dilation * (self.weight.shape[2] - 1):
+            x = before.joined(x, past)
+        return functional.conv1d(x, self.weight, self.bias, dilation=self.dilation, groups=self.groups)
+
+
+@dataclass(frozen=True, slots=True)
+class _Snake:
+    """x + sin(frequency * x)^2 / height (SnakeBeta). Both [channels, 1]."""
+
+    frequency: torch.Tensor
+    inverse_height: torch.Tensor
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        turned = torch.sin(x * self.frequency)
+        return torch.addcmul(x, turned.mul_(turned), self.inverse_height)
+
+
+@dataclass(frozen=True, slots=True)
+class _Upsampling:
+    """Makes `rate` outputs of each pair of inputs that follow each other. The weight has twice as many steps: Transformers cuts at both
+    ends what only one input has made."""
+
+    snake: _Snake
+    weight: torch.Tensor
+    bias: torch.Tensor
+    rate: int
+
+    def __call__(self, x: torch.Tensor, before: Inputs) -> torch.Tensor:
+        return functional.conv_transpose1d(before.joined(self.snake(x), 1), self.weight, self.bias, stride=self.rate, padding=self.rate)
+
+
+@dataclass(frozen=True, slots=True)
+class _Widening:
+    """Makes several rows of each."""
+
+    weight: torch.Tensor
+    bias: torch.Tensor
+    factor: int
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return functional.conv_transpose1d(x, self.weight, self.bias, stride=self.factor)
+
+
+@dataclass(frozen=True, slots=True)
+class _Next:
+    """A ConvNeXt block (Liu et al. 2022)."""
+
+    along: _Convolution
+    norm: torch.Tensor
+    norm_bias: torch.Tensor
+    into: torch.Tensor
+    into_bias: torch.Tensor
+    out: torch.Tensor
+    out_bias: torch.Tensor
+    scale: torch.Tensor
+
+    def __call__(self, x: torch.Tensor, before: Inputs) -> torch.Tensor:
+        made = functional.layer_norm(self.along(x, before).transpose(1, 2), self.norm.shape, self.norm, self.norm_bias, NEXT_EPSILON)
+        made = functional.gelu(functional.linear(made, self.into, self.into_bias))
+        return x + (self.scale * functional.linear(made, self.out, self.out_bias)).transpose(1, 2)
+
+
+@dataclass(frozen=True, slots=True)
+class _Unit:
+    """Adds what two activations and convolutions make."""
+
+    first: _Snake
+    far: _Convolution
+    second: _Snake
+    near: _Convolution
+
+    def __call__(self, x: torch.Tensor, before: Inputs) -> torch.Tensor:
+        return x + self.near(self.second(self.far(self.first(x), before)), before)
+
+
+# From the weights ------------------------------------------------------------------------------------------------------------------
+
+
+def _norm(config: WaveConfig, weight: ShapedNeed, name: str) -> _Norm:
+    return _Norm(weight(name, (config.hidden_size,)), config.norm_epsilon)
+
+
+def _layer(config: WaveConfig, weight: ShapedNeed, prefix: str) -> _Layer:
+    hidden, queries, keys = config.hidden_size, config.heads * config.head_size, config.kv_heads * config.head_size
+    into = (("q_proj", queries), ("k_proj", keys), ("v_proj", keys))
+
+    def bias(name: str, size: int) -> torch.Tensor:
+        return weight(f"{prefix}self_attn.{name}.bias", (size,))
+
+    return _Layer(
+        config.heads,
+        config.kv_heads,
+        _norm(config, weight, f"{prefix}input_layernorm.weight"),
+        torch.cat([weight(f"{prefix}self_attn.{name}.weight", (size, hidden)) for name, size in into]),
+        torch.cat([bias(*each) for each in into]) if config.attention_bias else None,
+        weight(f"{prefix}self_attn.o_proj.weight", (hidden, queries)),
+        bias("o_proj", hidden) if config.attention_bias else None,
+        weight(f"{prefix}self_attn_layer_scale.scale", (hidden,)),
+        _norm(config, weight, f"{prefix}post_attention_layernorm.weight"),
+        torch.cat([weight(f"{prefix}mlp.{name}_proj.weight", (config.ffn_size, hidden)) for name in ("gate", "up")]),
+        weight(f"{prefix}mlp.down_proj.weight", (hidden, config.ffn_size)),
+        weight(f"{prefix}mlp_layer_scale.scale", (hidden,)),
+    )
+
+
+def _convolution(
+    weight: ShapedNeed, name: str, channels: int, inputs: int, kernel: int, dilation: int = 1, groups: int = 1
+) -> _Convolution:
+    made = weight(f"{name}.weight", (channels, inputs // groups, kernel)), weight(f"{name}.bias", (channels,))
+    return _Convolution(*made, dilation, groups)
+
+
+def _snake(weight: ShapedNeed, name: str, channels: int) -> _Snake:
+    frequency, height = (weight(f"{name}.{part}", (channels,)).exp().unsqueeze(1) for part in ("alpha", "beta"))
+    return _Snake(frequency, 1.0 / (height + 1e-9))
+
+
+def _widening(config: WaveConfig, weight: ShapedNeed, number: int) -> tuple[_Widening, _Next]:
+    size, factor, name = config.hidden_size, config.widening[number], f"upsample.{number}"
+
+    def linear(part: str, out: int, into: int) -> tuple[torch.Tensor, torch.Tensor]:
+        return weight(f"{name}.1.{part}.weight", (out, into)), weight(f"{name}.1.{part}.bias", (out,))
+
+    widen = _Widening(weight(f"{name}.0.conv.weight", (size, size, factor)), weight(f"{name}.0.conv.bias", (size,)), factor)
+    block = _Next(
+        _convolution(weight, f"{name}.1.dwconv.conv", size, size, KERNEL, groups=size),
+        weight(f"{name}.1.norm.weight", (size,)),
+        weight(f"{name}.1.norm.bias", (size,)),
+        *linear("pwconv1", 4 * size, size),
+        *linear("pwconv2", size, 4 * size),
+        weight(f"{name}.1.gamma", (size,)),
+    )
+    return widen, block
+
+
+def _block(config: WaveConfig, weight: ShapedNeed, number: int) -> tuple[_Upsampling, Sequence[_Unit]]:
+    inputs, rate, name = config.channels >> number, config.rates[number], f"decoder.{number + 1}.block"
+    channels = inputs // 2
+    made = weight(f"{name}.1.conv.weight", (inputs, channels, 2 * rate)), weight(f"{name}.1.conv.bias", (channels,))
+    units = [
+        _Unit(
+            _snake(weight, f"{name}.{place}.act1", channels),
+            _convolution(weight, f"{name}.{place}.conv1.conv", channels, channels, KERNEL, dilation),
+            _snake(weight, f"{name}.{place}.act2", channels),
+            _convolution(weight, f"{name}.{place}.conv2.conv", channels, channels, 1),
+        )
+        for place, dilation in enumerate(DILATIONS, 2)
+    ]
+    return _Upsampling(_snake(weight, f"{name}.0", inputs), *made, rate), units

@@ -1,0 +1,78 @@
+"""One speech: frames of codes in, windows out, and what each leaves to the next."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from omnistage.models.common.speech.codes import Codes
+from omnistage.models.common.speech.schedule import Schedule, Window
+from omnistage.models.interface import Array, BadRequest, Sound
+from omnistage.models.qwen3_omni.wave.config import WaveConfig
+from omnistage.models.qwen3_omni.wave.net import CausalNet
+from omnistage.models.qwen3_omni.wave.window import Job
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """heard: somebody listens while the sound is made."""
+
+    schedule: Schedule
+    heard: bool
+
+
+class Speech:
+    """Frames of one speech on their way into windows. Knows no thread.
+
+    first_sample: what lies before it is computed only where the rest depends on it: from frames as far back as attention and convolutions
+    reach, in the windows of the first run, so that all bits are the same. Those far from the sound are silent: only attention needs them.
+    """
+
+    def __init__(self, config: WaveConfig, net: CausalNet, schedule: Schedule, first_sample: int = 0) -> None:
+        self._config, self._schedule, self._first_sample = config, schedule, first_sample
+        self.window: Window | None = None
+        """That `next` gave last."""
+        frame = first_frame(config, first_sample)
+        self._number = schedule.entry(frame)
+        self._sounding = schedule.begin(schedule.holding(frame)) - config.heard_frames
+        begin = schedule.first_code(self._number)
+        self._codes = Codes(begin, config.codebooks)
+        self._state = net.start(begin)
+        self._ended = False
+
+    def feed(self, first: int, codes: Array, *, last: bool) -> None:
+        """The next frames, [n, codebooks]. first: place of the first of them in the speech; what is not needed may come before. Raises
+        BadRequest for codes that there are not, frames that come too late, and a speech that ends before `first_sample`."""
+        frames = codes.astype(np.int64)
+        if len(wrong := frames[frames >= self._config.codes]):
+            raise BadRequest("codes", f"there is no code {wrong[0]}; codes are below {self._config.codes}")
+        self._codes.add(first, frames)
+        self._ended = self._ended or last
+        samples = max(self._codes.came * self._config.frame_samples - self._config.missing, 0)
+        if self._ended and samples < self._first_sample:
+            raise BadRequest("resume.positions", f"the sound has {samples} samples: it cannot go on at sample {self._first_sample}")
+
+    def next(self) -> Job | None:
+        """The next window, if all of its frames are there, and the one before it was `made`."""
+        self.window = self._schedule.window(self._number, self._codes.past, ended=self._ended)
+        if self.window is None:
+            return None
+        codes = torch.from_numpy(self._codes.between(self.window.begin, self.window.end))
+        return Job(codes, self._state, silent=self.window.end <= self._sounding)
+
+    def made(self, job: Job) -> Sound:
+        """What the window that `next` gave last became, without what was heard before, and the frame that a replacement needs after it."""
+        assert self.window is not None and job.after is not None and job.samples is not None
+        begins = max(job.state.place * self._config.frame_samples - self._config.missing, 0)
+        self._state = job.after
+        self._number += 1
+        self._codes.forget(self.window.end)
+        unheard = max(self._first_sample - begins, 0)
+        return Sound(job.samples[unheard:, None].numpy(), self._schedule.first_code(self._schedule.entry(self.window.end)))
+
+
+def first_frame(config: WaveConfig, sample: int) -> int:
+    """Whose window the sample comes with."""
+    return (sample + config.missing) // config.frame_samples

@@ -1,0 +1,60 @@
+"""Random windows of Qwen3-Omni, with which its Code2Wav is tried while it is loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import replace
+
+import torch
+
+from omnistage.models.common.speech.schedule import Window
+from omnistage.models.qwen3_omni.wave.window import Job, Windows
+from omnistage.models.steps.interface import Aside
+
+WINDOW = "window"
+
+
+class WindowTrials:
+    """Implements `Trials`."""
+
+    halves = False
+    stages: Mapping[str, int] = {WINDOW: 1}
+
+    def __init__(self, windows: Windows) -> None:
+        self._windows = windows
+        self.device = windows.net.device
+        self.code_s = 1 / windows.net.config.frame_rate_hz
+
+    def form(self, window: Window) -> Hashable:
+        return form(window)
+
+    def shape(self, job: Job) -> Hashable:
+        return self._windows.key(job)
+
+    def random_job(self, stage: str, window: Window, seed: int) -> Job:
+        config, generator = self._windows.net.config, torch.Generator().manual_seed(seed)
+
+        def random(like: torch.Tensor) -> torch.Tensor:
+            return torch.randn(like.shape, generator=generator).to(like)
+
+        codes = torch.randint(config.codes, (window.end - window.begin, config.codebooks), generator=generator)
+        state = self._windows.net.start(window.begin)
+        if window.begin:
+            # In any phase of their speeches.
+            seen = int(torch.randint(config.window, (), generator=generator))
+            state = replace(state, seen=seen, keys=random(state.keys), inputs=tuple(map(random, state.inputs)))
+        return Job(codes, state)
+
+    def step(self, jobs: Sequence[Job], aside: Aside | None) -> list[torch.Tensor]:
+        self._windows.step(jobs, aside)
+        made = []
+        for job in jobs:
+            assert job.after is not None and job.samples is not None
+            left = (job.samples, job.after.keys, *job.after.inputs)
+            made.append(torch.cat([each.flatten().cpu() for each in left]))
+        return made
+
+
+def form(window: Window) -> Hashable:
+    """What windows have in common that take equally long."""
+    return window.end - window.begin, window.begin == 0

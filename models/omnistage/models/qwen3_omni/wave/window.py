@@ -1,0 +1,52 @@
+"""One window of a speech on its way from codes to samples, and the step that many of them take together."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from omnistage.models.qwen3_omni.wave.net import CausalNet
+from omnistage.models.qwen3_omni.wave.state import State
+from omnistage.models.steps.interface import Aside
+
+
+@dataclass(eq=False, slots=True)
+class Job:
+    """codes: int64 [frames, codebooks]. state: before them; after: behind them, when the job is done. silent: see CausalNet.step."""
+
+    codes: torch.Tensor
+    state: State
+    silent: bool = False
+    samples: torch.Tensor | None = None
+    after: State | None = None
+
+
+class Windows:
+    """What a step is; implements `Steps`. A window is one step."""
+
+    def __init__(self, net: CausalNet) -> None:
+        self.net = net
+
+    def key(self, job: Job) -> Hashable:
+        """Those of equal shapes can step together, wherever in their speeches they are; at a first frame shapes are others."""
+        return len(job.codes), job.state.place == 0, job.silent
+
+    def step(self, jobs: Sequence[Job], aside: Aside | None = None) -> None:
+        """See Steps. jobs: of one key. Leaves nothing to a second thread."""
+        with torch.inference_mode():
+            codes = torch.stack([job.codes for job in jobs]).to(self.net.device)
+            made, after = self.net.step(codes, [job.state for job in jobs], silent=jobs[0].silent)
+            samples = made.cpu()
+        for job, own, state in zip(jobs, samples, after, strict=True):
+            job.samples, job.after = own.clone(), state
+
+    def take(self, job: Job) -> None:
+        """It was taken with the step."""
+
+    def is_done(self, job: Job) -> bool:
+        return job.after is not None
+
+    def give_up(self, job: Job) -> None:
+        """It holds nothing beside itself."""

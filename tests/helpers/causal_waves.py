@@ -1,0 +1,139 @@
+"""Code2Wavs of Qwen3-Omni with random weights, the same net in Transformers, codes into them, and what comes out."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from safetensors.torch import load_file, save_file
+from transformers.models.qwen3_omni_moe import modeling_qwen3_omni_moe as modeling
+from transformers.models.qwen3_omni_moe.configuration_qwen3_omni_moe import Qwen3OmniMoeCode2WavConfig
+
+from omnistage.models.common.checkpoint import WEIGHTS, Config
+from omnistage.models.interface import Piece, Sound, WaveRequest
+from omnistage.models.options import LoadOptions
+from omnistage.models.qwen3_omni.wave.code2wav import CausalCode2Wav
+from omnistage.models.qwen3_omni.wave.config import MODEL_TYPE, WaveConfig, wave_config
+from omnistage.models.qwen3_omni.wave.loading import load_code2wav
+from omnistage.models.qwen3_omni.wave.net import CausalNet
+from omnistage.models.tiny.qwen3_omni import code2wav as tiny
+from omnistage.models.tiny.random_weights import noise
+
+Codes = NDArray[np.uint32]
+Samples = NDArray[np.float32]
+
+OTHER: Mapping[str, Any] = {
+    **tiny.config(5, 31),
+    "attention_bias": True,
+    "decoder_dim": 24,
+    "hidden_size": 18,
+    "intermediate_size": 20,
+    "num_attention_heads": 3,
+    "num_hidden_layers": 2,
+    "num_key_value_heads": 3,
+    "rope_theta": 500.0,
+    "sliding_window": 6,
+    "upsample_rates": [3, 2, 5],
+    "upsampling_ratios": [3],
+}
+"""Unlike that of make-tiny in everything that a config may say: other frames, another reach, heads that share nothing."""
+
+
+def written(folder: Path, config: Mapping[str, Any], seed: int) -> Path:
+    """A checkpoint of nothing but Code2Wav."""
+    folder.mkdir()
+    tensors = {}
+    for name, shape in tiny.weights(config).items():
+        mean, deviation = tiny.distribution(name, shape)
+        tensors[name] = noise(name, shape, seed, deviation) + mean
+    save_file(tensors, folder / WEIGHTS, {"format": "pt"})
+    (folder / "config.json").write_text(json.dumps({"model_type": MODEL_TYPE, "code2wav_config": dict(config)}))
+    return folder
+
+
+def section(folder: Path) -> dict[str, Any]:
+    values: dict[str, Any] = json.loads((folder / "config.json").read_text())["code2wav_config"]
+    return values
+
+
+def loaded(folder: Path, **options: int | str) -> CausalCode2Wav:
+    return load_code2wav(folder, LoadOptions(path=folder, family=options))
+
+
+def weights(folder: Path) -> dict[str, torch.Tensor]:
+    """By their names in the module of Transformers."""
+    return {name.removeprefix(tiny.PREFIX): tensor for name, tensor in load_file(folder / WEIGHTS).items()}
+
+
+def reference(folder: Path, dtype: torch.dtype) -> modeling.Qwen3OmniMoeCode2Wav:
+    net = modeling.Qwen3OmniMoeCode2Wav(Qwen3OmniMoeCode2WavConfig(**section(folder)))
+    net.load_state_dict(weights(folder))
+    return net.eval().to(dtype)
+
+
+def net_of(folder: Path, dtype: torch.dtype) -> CausalNet:
+    found = weights(folder)
+    return CausalNet(wave_config(Config(section(folder), str(folder))), lambda name, shape: found[name].to(dtype).reshape(shape))
+
+
+def norms_in_float64(patch: pytest.MonkeyPatch) -> None:
+    """Those of Transformers compute in float32 whatever they are given."""
+
+    def forward(norm: Any, x: torch.Tensor) -> torch.Tensor:
+        return norm.weight * (x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + norm.variance_epsilon))
+
+    for kind in (modeling.Qwen3OmniMoeRMSNorm, modeling.Qwen3OmniMoeCode2WavRMSNorm):
+        patch.setattr(kind, "forward", forward)
+
+
+def drawn(model: CausalCode2Wav, source: random.Random, count: int) -> Codes:
+    config = model.config
+    return np.array([[source.randrange(config.codes) for _ in range(config.codebooks)] for _ in range(count)], np.uint32).reshape(
+        count, config.codebooks
+    )
+
+
+async def arriving(codes: Codes, first: int, size: Callable[[], int]) -> AsyncIterator[Piece]:
+    """Frames from the place `first` on, in pieces; the end comes with the last of them. Memory of a piece is used again for the next."""
+    while True:
+        part = codes[first : first + size()].copy()
+        yield Piece("codes", first, first + len(part) >= len(codes), part)
+        first += len(part)
+        part.fill(1 << 31)
+        if first >= len(codes):
+            return
+
+
+async def sounds(
+    model: CausalCode2Wav,
+    codes: Codes,
+    request: WaveRequest,
+    *,
+    sample: int = 0,
+    first: int | None = None,
+    size: Callable[[], int] = lambda: 1 << 20,
+) -> list[Sound]:
+    """first: frame that comes first; None: the first that the model asks for."""
+    prepared = await model.prepare(request)
+    first = model.first_frame(prepared, sample) if first is None else first
+    return [sound async for sound in model.decode(prepared, arriving(codes, first, size), {"audio": sample})]
+
+
+async def samples(model: CausalCode2Wav, codes: Codes, request: WaveRequest, **how: int) -> Samples:
+    return joined(await sounds(model, codes, request, **how))  # type: ignore[arg-type]
+
+
+def joined(made: Sequence[Sound]) -> Samples:
+    return np.concatenate([np.empty(0, np.float32), *(sound.samples[:, 0] for sound in made)])
+
+
+def published_config() -> WaveConfig:
+    """Of the default values of Transformers, which are those of the published checkpoints."""
+    return wave_config(Config({**Qwen3OmniMoeCode2WavConfig().to_dict()}, "published"))

@@ -1,0 +1,34 @@
+"""Code2Wav on random weights, loaded once for the tests of a file: event loops come and go."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from helpers.causal_waves import OTHER, loaded, written
+from omnistage.models.qwen3_omni.wave.code2wav import CausalCode2Wav
+from omnistage.models.tiny.qwen3_omni import code2wav as tiny
+
+
+@pytest.fixture(scope="session")
+def wave_folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Checkpoints of Code2Wav alone: in the sizes of make-tiny, and in others."""
+    base = tmp_path_factory.mktemp("waves")
+    return {name: written(base / name, config, 5) for name, config in (("tiny", tiny.config()), ("other", OTHER))}
+
+
+@pytest.fixture(scope="module")
+def wave(wave_folders: dict[str, Path]) -> Iterator[CausalCode2Wav]:
+    model = loaded(wave_folders["tiny"])
+    yield model
+    asyncio.run(model.close())
+
+
+@pytest.fixture(scope="module")
+def other_wave(wave_folders: dict[str, Path]) -> Iterator[CausalCode2Wav]:
+    model = loaded(wave_folders["other"])
+    yield model
+    asyncio.run(model.close())

@@ -1,0 +1,172 @@
+"""Code2Wav of Qwen3-Omni: the sound of Transformers in every profile, and the same bits however frames come, whoever else speaks, and
+wherever a replica goes on."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Callable
+from contextlib import aclosing
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from helpers import lengths
+from helpers.causal_waves import Codes, Samples, arriving, drawn, joined, reference, samples, sounds
+from omnistage.models.common.ahead import made_ahead
+from omnistage.models.interface import Piece, Profile, WaveRequest
+from omnistage.models.qwen3_omni.wave.code2wav import CausalCode2Wav
+from omnistage.models.qwen3_omni.wave.schedules import SCHEDULES
+
+pytestmark = pytest.mark.slow
+
+HEARD = (Profile.LATENCY, Profile.BALANCED, Profile.QUALITY)
+
+
+@lengths.rounds(1, 6)
+async def test_every_profile_is_the_sound_of_transformers(
+    wave: CausalCode2Wav, other_wave: CausalCode2Wav, wave_folders: dict[str, Path], seed: int, rounds: int
+) -> None:
+    source = random.Random(seed)
+    for number in range(2 * rounds):
+        model, folder = ((wave, "tiny"), (other_wave, "other"))[number % 2]
+        codes = drawn(model, source, source.randint(2, 70))
+        with torch.inference_mode():
+            expected = reference(wave_folders[folder], torch.float32)(torch.from_numpy(codes.astype(np.int64)).T[None])[0, 0].numpy()
+        for profile in SCHEDULES:
+            made = await samples(model, codes, WaveRequest(seed, profile))
+            assert made.shape == expected.shape == (len(codes) * model.config.frame_samples - model.config.missing,)
+            assert np.abs(made - expected).max() <= 1e-5 * np.abs(expected).max(), f"{len(codes)} frames, {profile}"
+
+
+async def test_the_end_of_a_speech_lacks_555_samples_and_nothing_between_windows_is_lost(wave: CausalCode2Wav, seed: int) -> None:
+    source = random.Random(seed)
+    for profile in SCHEDULES:
+        for count in (0, 1, 2, 12, 13, source.randint(14, 60)):
+            assert len(await samples(wave, drawn(wave, source, count), WaveRequest(seed, profile))) == max(1920 * count - 555, 0)
+
+
+async def test_the_first_sound_needs_one_frame(wave: CausalCode2Wav, seed: int) -> None:
+    codes = drawn(wave, random.Random(seed), 5)
+    prepared, heard = await wave.prepare(WaveRequest(seed, Profile.LATENCY)), asyncio.Event()
+
+    async def first_alone() -> AsyncIterator[Piece]:
+        yield Piece("codes", 0, False, codes[:1])
+        await heard.wait()
+        yield Piece("codes", 1, True, codes[1:])
+
+    async with aclosing(wave.decode(prepared, first_alone(), {"audio": 0})) as made:
+        first = await anext(made)
+        assert len(first.samples) == 1920 - 555 and first.prebuffer_s is not None and first.prebuffer_s >= 0
+        heard.set()
+        second = await anext(made)
+        assert len(second.samples) == 1920 and second.prebuffer_s is None
+
+
+# The same bits ---------------------------------------------------------------------------------------------------------------------
+
+
+@lengths.one_or_all("profile", SCHEDULES)
+async def test_the_bits_do_not_depend_on_how_frames_come(wave: CausalCode2Wav, seed: int, profile: str) -> None:
+    source = random.Random(seed)
+    profile = lengths.draw(profile, SCHEDULES, seed)
+    codes = drawn(wave, source, source.randint(20, 90))
+    whole = await samples(wave, codes, WaveRequest(seed, profile))
+    sizes: list[Callable[[], int]] = [lambda: 1, lambda: 7, lambda: source.randint(0, 20)]
+    for size in sizes:
+        assert np.array_equal(joined(await sounds(wave, codes, WaveRequest(seed + 1, profile), size=size)), whole)
+
+
+@lengths.one_or_all("profile", SCHEDULES)
+@lengths.rounds(2, 20)
+async def test_sound_goes_on_at_any_sample_with_the_same_bits(wave: CausalCode2Wav, seed: int, profile: str, rounds: int) -> None:
+    """From the frame that the model asks for, from that which a sound before said is needed, or from any between."""
+    source = random.Random(seed)
+    profile = lengths.draw(profile, SCHEDULES, seed)
+    codes, request = drawn(wave, source, source.randint(2 * wave.config.frames_before, 130)), WaveRequest(seed, profile)
+    made = await sounds(wave, codes, request)
+    whole, borders, prepared = joined(made), np.cumsum([len(sound.samples) for sound in made]).tolist(), await wave.prepare(request)
+    for sample in (0, 1, len(whole), *source.choices(borders, k=rounds), *(source.randrange(len(whole)) for _ in range(rounds))):
+        asked, told = wave.first_frame(prepared, sample), 0
+        for border, each in zip(borders, made, strict=True):
+            told = each.needs if border <= sample else told
+        first = source.choice((asked, told, source.randint(0, asked)))
+        rest = await sounds(wave, codes, request, sample=sample, first=first, size=lambda: source.randint(1, 30))
+        assert np.array_equal(joined(rest), whole[sample:]), f"sample {sample}, frames from {first}"
+        assert all(len(sound.samples) for sound in rest)
+
+
+async def test_what_must_be_computed_again_is_bounded(wave: CausalCode2Wav) -> None:
+    """However long the speech is: what the net looks back, and parts of the windows at both ends of it. Nearer to its beginning nothing
+    more than all of it."""
+    for profile in SCHEDULES:
+        prepared = await wave.prepare(WaveRequest(0, profile))
+        behind = [sample // 1920 - wave.first_frame(prepared, sample) for sample in range(0, 1 << 22, 4801)]
+        assert min(behind) >= 0 and wave.config.frames_before <= max(behind) <= wave.config.frames_before + 2 * max(SCHEDULES[profile])
+
+
+@lengths.rounds(6, 30)
+async def test_many_at_once_have_the_bits_that_each_has_alone(wave: CausalCode2Wav, seed: int, rounds: int) -> None:
+    """Speeches of all lengths and profiles, in all phases, some of which go on from elsewhere; some are given up meanwhile."""
+    source = random.Random(seed)
+    asked = [(drawn(wave, source, source.randint(1, 60)), WaveRequest(0, source.choice([*SCHEDULES])), n % 3 == 2) for n in range(rounds)]
+    before = wave.load().batches
+
+    async def later(codes: Codes, request: WaveRequest, goes_on: bool) -> Samples:
+        for _ in range(source.randrange(40)):
+            await asyncio.sleep(0)
+        sample = 1920 * len(codes) // 2 if goes_on else 0
+        return joined(await sounds(wave, codes, request, sample=sample, size=lambda: source.randint(1, 30)))
+
+    given_up = [asyncio.create_task(later(*each)) for each in asked[:3]]
+    together = [asyncio.create_task(later(*each)) for each in asked]
+    for task in given_up:
+        for _ in range(source.randrange(200)):
+            await asyncio.sleep(0)
+        task.cancel()
+    made = await asyncio.gather(*together)
+    await asyncio.gather(*given_up, return_exceptions=True)
+    for (codes, request, goes_on), heard in zip(asked, made, strict=True):
+        whole = await samples(wave, codes, request)
+        assert np.array_equal(whole[1920 * len(codes) // 2 if goes_on else 0 :], heard)
+    assert wave.load().queued == 0 and before is not None
+
+
+async def test_speeches_at_different_phases_share_steps(wave: CausalCode2Wav, seed: int) -> None:
+    """One at its beginning and one in the middle have windows of one shape, and the bits of each are its own."""
+    source, net = random.Random(seed), wave.windows.net
+    frames = [torch.from_numpy(drawn(wave, source, 40).astype(np.int64)) for _ in range(3)]
+
+    def chunk(speech: int, place: int) -> torch.Tensor:
+        return frames[speech][place : place + 4]
+
+    with torch.inference_mode():
+        states, alone = [net.start() for _ in frames], list[torch.Tensor]()
+        for speech, steps in enumerate((1, 3, 8)):
+            for step in range(steps):
+                _, (states[speech],) = net.step(chunk(speech, 4 * step)[None], [states[speech]])
+            samples, _ = net.step(chunk(speech, 4 * steps)[None], [states[speech]])
+            alone.append(samples[0])
+        mixed, after = net.step(torch.stack([chunk(speech, states[speech].place) for speech in range(3)]), states)
+    assert [state.place for state in after] == [8, 16, 36]
+    for made, own in zip(mixed, alone, strict=True):
+        assert (made - own).abs().max() <= 1e-5 * own.abs().max()
+
+
+async def test_a_window_is_made_while_one_is_on_its_way_and_no_more(wave: CausalCode2Wav, seed: int) -> None:
+    """Who does not take its sound holds up who makes the codes."""
+    codes, taken = drawn(wave, random.Random(seed), 60), 0
+    prepared = await wave.prepare(WaveRequest(seed, Profile.QUALITY))
+
+    async def counted() -> AsyncIterator[Piece]:
+        nonlocal taken
+        async for piece in arriving(codes, 0, lambda: 1):
+            taken = piece.first + 1
+            yield piece
+
+    async with aclosing(made_ahead(wave.decode(prepared, counted(), {"audio": 0}))) as made:
+        await anext(made)
+    assert 4 <= taken <= 4 + 6 + 8 + 12
+    assert wave.load().queued == 0
