@@ -134,6 +134,12 @@ def tiny_thinker() -> StageLogic:
     return ThinkerStage(TinyThinker())
 
 
+def causal_stage() -> StageLogic:
+    from helpers import causal_waves
+
+    return causal_waves.causal_stage()
+
+
 def arithmetic_talker() -> StageLogic:
     from helpers.arithmetic_models import ArithmeticTalker
 
@@ -195,6 +201,12 @@ def coded_by_qwen() -> Sample:
     """Codes of some windows."""
     codes = np.random.default_rng(8).integers(0, 8193, (90, 1)).astype(np.uint32)
     return Sample(params("code2wav", voice="Ethan"), {"codes": codes})
+
+
+def framed_by_qwen() -> Sample:
+    """More frames than the last one's samples depend on."""
+    codes = np.random.default_rng(9).integers(0, 2048, (110, 16)).astype(np.uint32)
+    return Sample(params("code2wav"), {"codes": codes})
 
 
 BAD_SOUND = (
@@ -302,6 +314,7 @@ CASES = (
         slow=True,
         fixture="omni_checkpoint",
     ),
+    Case("qwen3_omni", "code2wav", framed_by_qwen, slow=True, own=causal_stage),
     Case("smol", "thinker", lambda: Sample(params("thinker", PROMPT, max_tokens=12, sampling=SAMPLING, ignore_eos=True)), slow=True),
     Case("smol", "talker", lambda: Sample(params("talker"), {"text": SPOKEN}), slow=True),
     Case("smol", "code2wav", lambda: Sample(params("code2wav"), {"features": smol_features()}), slow=True),

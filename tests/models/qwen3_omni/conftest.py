@@ -1,4 +1,4 @@
-"""Code2Wav on random weights, loaded once for the tests of a file: event loops come and go."""
+"""Code2Wav on random weights, loaded once for all tests: event loops come and go."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ def wave_folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return {name: written(base / name, config, 5) for name, config in (("tiny", tiny.config()), ("other", OTHER))}
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def wave(wave_folders: dict[str, Path]) -> Iterator[CausalCode2Wav]:
     model = loaded(wave_folders["tiny"])
     yield model
     asyncio.run(model.close())
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def other_wave(wave_folders: dict[str, Path]) -> Iterator[CausalCode2Wav]:
     model = loaded(wave_folders["other"])
     yield model

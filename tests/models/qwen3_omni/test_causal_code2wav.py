@@ -7,6 +7,7 @@ import asyncio
 import random
 from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +20,8 @@ from omnistage.models.common.ahead import made_ahead
 from omnistage.models.interface import Piece, Profile, WaveRequest
 from omnistage.models.qwen3_omni.wave.code2wav import CausalCode2Wav
 from omnistage.models.qwen3_omni.wave.schedules import SCHEDULES
+from omnistage.models.qwen3_omni.wave.speech import Speech
+from omnistage.models.qwen3_omni.wave.window import Job
 
 pytestmark = pytest.mark.slow
 
@@ -112,7 +115,6 @@ async def test_many_at_once_have_the_bits_that_each_has_alone(wave: CausalCode2W
     """Speeches of all lengths and profiles, in all phases, some of which go on from elsewhere; some are given up meanwhile."""
     source = random.Random(seed)
     asked = [(drawn(wave, source, source.randint(1, 60)), WaveRequest(0, source.choice([*SCHEDULES])), n % 3 == 2) for n in range(rounds)]
-    before = wave.load().batches
 
     async def later(codes: Codes, request: WaveRequest, goes_on: bool) -> Samples:
         for _ in range(source.randrange(40)):
@@ -131,28 +133,58 @@ async def test_many_at_once_have_the_bits_that_each_has_alone(wave: CausalCode2W
     for (codes, request, goes_on), heard in zip(asked, made, strict=True):
         whole = await samples(wave, codes, request)
         assert np.array_equal(whole[1920 * len(codes) // 2 if goes_on else 0 :], heard)
-    assert wave.load().queued == 0 and before is not None
+    assert wave.load().queued == 0
 
 
-async def test_speeches_at_different_phases_share_steps(wave: CausalCode2Wav, seed: int) -> None:
-    """One at its beginning and one in the middle have windows of one shape, and the bits of each are its own."""
-    source, net = random.Random(seed), wave.windows.net
-    frames = [torch.from_numpy(drawn(wave, source, 40).astype(np.int64)) for _ in range(3)]
+def test_speeches_at_different_phases_share_steps(wave: CausalCode2Wav, seed: int) -> None:
+    """Near a beginning, in the middle, and one that goes on from elsewhere: windows of one size are of one shape. At a first frame, and
+    where nothing is to sound, they are others."""
+    source, windows = random.Random(seed), wave.windows
+    net = windows.net
 
-    def chunk(speech: int, place: int) -> torch.Tensor:
-        return frames[speech][place : place + 4]
+    def job(place: int, steps: int) -> Job:
+        state = net.start(place)
+        for _ in range(steps):
+            one = Job(torch.from_numpy(drawn(wave, source, 4).astype(np.int64)), state)
+            windows.step([one])
+            assert one.after is not None
+            state = one.after
+        return Job(torch.from_numpy(drawn(wave, source, 4).astype(np.int64)), state)
 
-    with torch.inference_mode():
-        states, alone = [net.start() for _ in frames], list[torch.Tensor]()
-        for speech, steps in enumerate((1, 3, 8)):
-            for step in range(steps):
-                _, (states[speech],) = net.step(chunk(speech, 4 * step)[None], [states[speech]])
-            samples, _ = net.step(chunk(speech, 4 * steps)[None], [states[speech]])
-            alone.append(samples[0])
-        mixed, after = net.step(torch.stack([chunk(speech, states[speech].place) for speech in range(3)]), states)
-    assert [state.place for state in after] == [8, 16, 36]
-    for made, own in zip(mixed, alone, strict=True):
-        assert (made - own).abs().max() <= 1e-5 * own.abs().max()
+    jobs = [job(0, 1), job(0, 8), job(100, 0), job(100, 2)]
+    first = job(0, 0)
+    silent = replace(jobs[0], silent=True)
+    assert len({windows.key(each) for each in jobs}) == 1 and len({windows.key(each) for each in (jobs[0], first, silent)}) == 3
+    alone = [replace(each) for each in jobs]
+    for each in alone:
+        windows.step([each])
+    windows.step(jobs)
+    for made, own in zip(jobs, alone, strict=True):
+        assert made.after is not None and own.after is not None and made.samples is not None and own.samples is not None
+        assert made.after.place == own.after.place and made.after.seen == own.after.seen
+        assert (made.samples - own.samples).abs().max() <= 1e-5 * own.samples.abs().max()
+
+
+def test_what_a_silent_window_leaves_to_attention_is_the_same(wave: CausalCode2Wav, seed: int) -> None:
+    codes = torch.from_numpy(drawn(wave, random.Random(seed), 6).astype(np.int64))
+    heard, silent = Job(codes, wave.windows.net.start(50)), Job(codes, wave.windows.net.start(50), silent=True)
+    for job in (heard, silent):
+        wave.windows.step([job])
+    assert heard.after is not None and silent.after is not None and silent.samples is not None
+    assert torch.equal(heard.after.keys, silent.after.keys) and not len(silent.samples)
+
+
+async def test_what_is_kept_of_a_speech_does_not_grow(wave: CausalCode2Wav, seed: int) -> None:
+    source, prepared = random.Random(seed), await wave.prepare(WaveRequest(seed))
+    speech, kept = Speech(wave.config, wave.windows.net, prepared.schedule), set[tuple[int, int]]()
+    for frame in range(60):
+        speech.feed(frame, drawn(wave, source, 1), last=False)
+        while (job := speech.next()) is not None:
+            wave.windows.step([job])
+            speech.made(job)
+        kept.add((len(speech._codes), speech._state.bytes))
+    assert max(codes for codes, _ in kept) < max(prepared.schedule.sizes)
+    assert len({size for _, size in kept}) == 2, "before the first window, and after it"
 
 
 async def test_a_window_is_made_while_one_is_on_its_way_and_no_more(wave: CausalCode2Wav, seed: int) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from omnistage.engine.linear import LinearMaker, build_exact
 from omnistage.engine.scratch import kernels_kept
 from omnistage.models.common.checkpoint import name_of
 from omnistage.models.common.revision import computed, revision
@@ -62,7 +63,8 @@ def load_code2wav(folder: Path, options: LoadOptions) -> CausalCode2Wav:
     torch.set_num_threads(options.threads)
     round_alike(device)
     with kernels_kept(KERNELS):
-        windows = Windows(read_net(folder, config, device))
+        net, products = build_exact(partial(read_net, folder, config, device), torch.float32, device)
+        windows = Windows(net)
     workers = [Worker(f"wave {number}", options.threads) for number in range(workers_of(chosen.workers, options, device))]
     schedules = {name: schedule_of(sizes, config.frames_before) for name, sizes in SCHEDULES.items()}
     trial = computed(partial(tried, WindowTrials(windows), schedules, workers, most=options.max_batch_size), options.threads)
@@ -82,12 +84,12 @@ def load_code2wav(folder: Path, options: LoadOptions) -> CausalCode2Wav:
         produces=(PortSpec(AUDIO, Content.AUDIO, rate_hz=SAMPLE_RATE_HZ, width=1),),
         max_sessions=sessions,
         draws=False,
-        settings={"max_sessions": why, **trial.why},
+        settings={"max_sessions": why, "products": products, **trial.why},
     )
     return CausalCode2Wav(config, windows, workers, schedules, info, trial)
 
 
-def read_net(folder: Path, config: WaveConfig, device: torch.device) -> CausalNet:
+def read_net(folder: Path, config: WaveConfig, device: torch.device, linear: LinearMaker) -> CausalNet:
     """Raises BadCheckpoint."""
     with Weights(folder, OTHERS) as weights, torch.inference_mode():
 
@@ -95,6 +97,6 @@ def read_net(folder: Path, config: WaveConfig, device: torch.device) -> CausalNe
             weights.check_shape(PREFIX + name, shape)
             return weights.need(PREFIX + name).float().to(device)
 
-        net = CausalNet(config, weight)
+        net = CausalNet(config, weight, linear)
         weights.check_read()
     return net

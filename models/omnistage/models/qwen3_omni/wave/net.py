@@ -5,6 +5,9 @@
 
 All of it looks back only, but for the upsamplings of the decoder, each of which looks one of its inputs ahead: what a step makes of its
 last frame comes with the next step.
+
+Samples have the same bits in any company: rows are multiplied by `engine.linear`, and on a CPU convolutions are computed by oneDNN whatever
+their size, where torch has another way for a small one that is alone. Transposed convolutions are written as products and convolutions.
 """
 
 from __future__ import annotations
@@ -15,6 +18,7 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as functional
 
+from omnistage.engine.linear import Linear, LinearMaker, whole
 from omnistage.models.common.weights import ShapedNeed
 from omnistage.models.qwen3_omni.wave.config import DILATIONS, KERNEL, WaveConfig
 from omnistage.models.qwen3_omni.wave.state import Inputs, State
@@ -24,17 +28,17 @@ NEXT_EPSILON = 1e-6
 
 
 class CausalNet:
-    """weight: by the names of the checkpoint, without "code2wav."."""
+    """weight: by the names of the checkpoint, without "code2wav.". linear: makes the products of rows."""
 
-    def __init__(self, config: WaveConfig, weight: ShapedNeed) -> None:
+    def __init__(self, config: WaveConfig, weight: ShapedNeed, linear: LinearMaker = whole) -> None:
         self.config = config
         rows = config.codebooks * config.codes
         self._codes = weight("code_embedding.weight", (rows, config.hidden_size))
         self._offsets = torch.arange(0, rows, config.codes, device=self._codes.device)
-        self._layers = [_layer(config, weight, f"pre_transformer.layers.{number}.") for number in range(config.layers)]
+        self._layers = [_layer(config, weight, linear, f"pre_transformer.layers.{number}.") for number in range(config.layers)]
         self._norm = _norm(config, weight, "pre_transformer.norm.weight")
         self._turning = 1.0 / config.rope_theta ** (torch.arange(0, config.head_size, 2, dtype=torch.float32) / config.head_size)
-        self._widening = [_widening(config, weight, number) for number in range(len(config.widening))]
+        self._widening = [_widening(config, weight, linear, number) for number in range(len(config.widening))]
         self._enter = _convolution(weight, "decoder.0.conv", config.channels, config.hidden_size, KERNEL)
         self._blocks = [_block(config, weight, number) for number in range(len(config.rates))]
         last, channels = len(config.rates) + 1, config.channels >> len(config.rates)
@@ -61,7 +65,7 @@ class CausalNet:
             samples, inputs = hidden.new_empty(len(states), 0), [state.inputs for state in states]
         else:
             before = Inputs(states)
-            samples = self._sounded(hidden.transpose(1, 2), before)
+            samples = self._sounded(hidden, before)
             inputs = [tuple(before.left(speech)) for speech in range(len(states))]
         after = zip(states, seen, keys, inputs, strict=True)
         return samples, [State(state.place + frames, count, kept, left) for state, count, kept, left in after]
@@ -94,7 +98,7 @@ class CausalNet:
     def _sounded(self, x: torch.Tensor, before: Inputs) -> torch.Tensor:
         for widen, block in self._widening:
             x = block(widen(x), before)
-        x = self._enter(x, before)
+        x = self._enter(x.transpose(1, 2), before)
         for upsampling, units in self._blocks:
             x = upsampling(x, before)
             for unit in units:
@@ -130,22 +134,19 @@ class _Layer:
     heads: int
     kv_heads: int
     attention_norm: _Norm
-    attention_in: torch.Tensor
-    attention_in_bias: torch.Tensor | None
-    attention_out: torch.Tensor
-    attention_out_bias: torch.Tensor | None
+    attention_in: Linear
+    attention_out: Linear
     attention_scale: torch.Tensor
     ffn_norm: _Norm
-    ffn_in: torch.Tensor
-    ffn_out: torch.Tensor
+    ffn_in: Linear
+    ffn_out: Linear
     ffn_scale: torch.Tensor
 
     def __call__(
         self, x: torch.Tensor, before: torch.Tensor, mask: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """before: keys and values of the past, [speeches, 2, kv_heads, window - 1, head_size]. Returns those with the new ones, too."""
-        made = functional.linear(self.attention_norm(x), self.attention_in, self.attention_in_bias)
-        made = made.unflatten(2, (self.heads + 2 * self.kv_heads, -1)).transpose(1, 2)
+        made = _rows(self.attention_in, self.attention_norm(x)).unflatten(2, (self.heads + 2 * self.kv_heads, -1)).transpose(1, 2)
         turning, values = made.split((self.heads + self.kv_heads, self.kv_heads), 1)
         low, high = turning.chunk(2, -1)
         queries, keys = (turning * cos + torch.cat((-high, low), -1) * sin).split((self.heads, self.kv_heads), 1)
@@ -153,10 +154,14 @@ class _Layer:
         found = functional.scaled_dot_product_attention(
             queries, seen[:, 0], seen[:, 1], attn_mask=mask, enable_gqa=self.heads != self.kv_heads
         )
-        found = functional.linear(found.transpose(1, 2).flatten(2), self.attention_out, self.attention_out_bias)
-        x = torch.addcmul(x, self.attention_scale, found)
-        gate, up = functional.linear(self.ffn_norm(x), self.ffn_in).chunk(2, -1)
-        return torch.addcmul(x, self.ffn_scale, functional.linear(functional.silu(gate) * up, self.ffn_out)), seen
+        x = torch.addcmul(x, self.attention_scale, _rows(self.attention_out, found.transpose(1, 2).flatten(2)))
+        gate, up = _rows(self.ffn_in, self.ffn_norm(x)).chunk(2, -1)
+        return torch.addcmul(x, self.ffn_scale, _rows(self.ffn_out, functional.silu(gate) * up)), seen
+
+
+def _rows(linear: Linear, x: torch.Tensor) -> torch.Tensor:
+    """[speeches, count, in] to [speeches, count, out]."""
+    return linear(x.flatten(0, 1)).unflatten(0, x.shape[:2])
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,6 +176,8 @@ class _Convolution:
     def __call__(self, x: torch.Tensor, before: Inputs) -> torch.Tensor:
         if past := self.dilation * (self.weight.shape[2] - 1):
             x = before.joined(x, past)
+        if x.device.type == "cpu" and x.dtype == torch.float32 and torch.backends.mkldnn.is_available():
+            return torch.mkldnn_convolution(x, self.weight, self.bias, [0], [1], [self.dilation], self.groups)
         return functional.conv1d(x, self.weight, self.bias, dilation=self.dilation, groups=self.groups)
 
 
@@ -188,28 +195,27 @@ class _Snake:
 
 @dataclass(frozen=True, slots=True)
 class _Upsampling:
-    """Makes `rate` outputs of each pair of inputs that follow each other. The weight has twice as many steps: Transformers cuts at both
-    ends what only one input has made."""
+    """Makes `rate` outputs of each pair of inputs that follow each other, as a transposed convolution does that has twice as many steps and
+    whose ends, which only one input has made, are cut off. pair: has all outputs of a pair as channels."""
 
     snake: _Snake
-    weight: torch.Tensor
-    bias: torch.Tensor
+    pair: _Convolution
     rate: int
 
     def __call__(self, x: torch.Tensor, before: Inputs) -> torch.Tensor:
-        return functional.conv_transpose1d(before.joined(self.snake(x), 1), self.weight, self.bias, stride=self.rate, padding=self.rate)
+        made = self.pair(self.snake(x), before).unflatten(1, (self.rate, -1))
+        return made.permute(0, 2, 3, 1).flatten(2)
 
 
 @dataclass(frozen=True, slots=True)
 class _Widening:
     """Makes several rows of each."""
 
-    weight: torch.Tensor
-    bias: torch.Tensor
+    linear: Linear
     factor: int
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        return functional.conv_transpose1d(x, self.weight, self.bias, stride=self.factor)
+        return _rows(self.linear, x).unflatten(2, (self.factor, -1)).flatten(1, 2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,16 +225,14 @@ class _Next:
     along: _Convolution
     norm: torch.Tensor
     norm_bias: torch.Tensor
-    into: torch.Tensor
-    into_bias: torch.Tensor
-    out: torch.Tensor
-    out_bias: torch.Tensor
+    into: Linear
+    out: Linear
     scale: torch.Tensor
 
     def __call__(self, x: torch.Tensor, before: Inputs) -> torch.Tensor:
-        made = functional.layer_norm(self.along(x, before).transpose(1, 2), self.norm.shape, self.norm, self.norm_bias, NEXT_EPSILON)
-        made = functional.gelu(functional.linear(made, self.into, self.into_bias))
-        return x + (self.scale * functional.linear(made, self.out, self.out_bias)).transpose(1, 2)
+        made = self.along(x.transpose(1, 2), before).transpose(1, 2)
+        made = functional.layer_norm(made, self.norm.shape, self.norm, self.norm_bias, NEXT_EPSILON)
+        return torch.addcmul(x, self.scale, _rows(self.out, functional.gelu(_rows(self.into, made))))
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,25 +255,25 @@ def _norm(config: WaveConfig, weight: ShapedNeed, name: str) -> _Norm:
     return _Norm(weight(name, (config.hidden_size,)), config.norm_epsilon)
 
 
-def _layer(config: WaveConfig, weight: ShapedNeed, prefix: str) -> _Layer:
+def _layer(config: WaveConfig, weight: ShapedNeed, linear: LinearMaker, prefix: str) -> _Layer:
     hidden, queries, keys = config.hidden_size, config.heads * config.head_size, config.kv_heads * config.head_size
-    into = (("q_proj", queries), ("k_proj", keys), ("v_proj", keys))
 
-    def bias(name: str, size: int) -> torch.Tensor:
-        return weight(f"{prefix}self_attn.{name}.bias", (size,))
+    def product(size: int, *parts: tuple[str, int], biased: bool = False) -> Linear:
+        """Of several weights as one."""
+        made = torch.cat([weight(f"{prefix}{part}.weight", (out, size)) for part, out in parts])
+        return linear(made, torch.cat([weight(f"{prefix}{part}.bias", (out,)) for part, out in parts]) if biased else None)
 
+    into = (("self_attn.q_proj", queries), ("self_attn.k_proj", keys), ("self_attn.v_proj", keys))
     return _Layer(
         config.heads,
         config.kv_heads,
         _norm(config, weight, f"{prefix}input_layernorm.weight"),
-        torch.cat([weight(f"{prefix}self_attn.{name}.weight", (size, hidden)) for name, size in into]),
-        torch.cat([bias(*each) for each in into]) if config.attention_bias else None,
-        weight(f"{prefix}self_attn.o_proj.weight", (hidden, queries)),
-        bias("o_proj", hidden) if config.attention_bias else None,
+        product(hidden, *into, biased=config.attention_bias),
+        product(queries, ("self_attn.o_proj", hidden), biased=config.attention_bias),
         weight(f"{prefix}self_attn_layer_scale.scale", (hidden,)),
         _norm(config, weight, f"{prefix}post_attention_layernorm.weight"),
-        torch.cat([weight(f"{prefix}mlp.{name}_proj.weight", (config.ffn_size, hidden)) for name in ("gate", "up")]),
-        weight(f"{prefix}mlp.down_proj.weight", (hidden, config.ffn_size)),
+        product(hidden, ("mlp.gate_proj", config.ffn_size), ("mlp.up_proj", config.ffn_size)),
+        product(config.ffn_size, ("mlp.down_proj", hidden)),
         weight(f"{prefix}mlp_layer_scale.scale", (hidden,)),
     )
 
@@ -286,19 +290,20 @@ def _snake(weight: ShapedNeed, name: str, channels: int) -> _Snake:
     return _Snake(frequency, 1.0 / (height + 1e-9))
 
 
-def _widening(config: WaveConfig, weight: ShapedNeed, number: int) -> tuple[_Widening, _Next]:
+def _widening(config: WaveConfig, weight: ShapedNeed, linear: LinearMaker, number: int) -> tuple[_Widening, _Next]:
     size, factor, name = config.hidden_size, config.widening[number], f"upsample.{number}"
 
-    def linear(part: str, out: int, into: int) -> tuple[torch.Tensor, torch.Tensor]:
-        return weight(f"{name}.1.{part}.weight", (out, into)), weight(f"{name}.1.{part}.bias", (out,))
+    def product(part: str, out: int, into: int) -> Linear:
+        return linear(weight(f"{name}.1.{part}.weight", (out, into)), weight(f"{name}.1.{part}.bias", (out,)))
 
-    widen = _Widening(weight(f"{name}.0.conv.weight", (size, size, factor)), weight(f"{name}.0.conv.bias", (size,)), factor)
+    steps = weight(f"{name}.0.conv.weight", (size, size, factor)).permute(2, 1, 0).flatten(0, 1).contiguous()
+    widen = _Widening(linear(steps, weight(f"{name}.0.conv.bias", (size,)).repeat(factor)), factor)
     block = _Next(
         _convolution(weight, f"{name}.1.dwconv.conv", size, size, KERNEL, groups=size),
         weight(f"{name}.1.norm.weight", (size,)),
         weight(f"{name}.1.norm.bias", (size,)),
-        *linear("pwconv1", 4 * size, size),
-        *linear("pwconv2", size, 4 * size),
+        product("pwconv1", 4 * size, size),
+        product("pwconv2", size, 4 * size),
         weight(f"{name}.1.gamma", (size,)),
     )
     return widen, block
@@ -307,7 +312,9 @@ def _widening(config: WaveConfig, weight: ShapedNeed, number: int) -> tuple[_Wid
 def _block(config: WaveConfig, weight: ShapedNeed, number: int) -> tuple[_Upsampling, Sequence[_Unit]]:
     inputs, rate, name = config.channels >> number, config.rates[number], f"decoder.{number + 1}.block"
     channels = inputs // 2
-    made = weight(f"{name}.1.conv.weight", (inputs, channels, 2 * rate)), weight(f"{name}.1.conv.bias", (channels,))
+    # Output i * rate + step is made of input i by step + rate, and of the next one by step.
+    later, own = weight(f"{name}.1.conv.weight", (inputs, channels, 2 * rate)).permute(2, 1, 0).unflatten(0, (2, rate))
+    pair = _Convolution(torch.stack((own, later), 3).flatten(0, 1), weight(f"{name}.1.conv.bias", (channels,)).repeat(rate))
     units = [
         _Unit(
             _snake(weight, f"{name}.{place}.act1", channels),
@@ -317,4 +324,4 @@ def _block(config: WaveConfig, weight: ShapedNeed, number: int) -> tuple[_Upsamp
         )
         for place, dilation in enumerate(DILATIONS, 2)
     ]
-    return _Upsampling(_snake(weight, f"{name}.0", inputs), *made, rate), units
+    return _Upsampling(_snake(weight, f"{name}.0", inputs), pair, rate), units
