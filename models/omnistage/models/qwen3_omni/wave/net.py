@@ -146,7 +146,8 @@ class _Layer:
         self, x: torch.Tensor, before: torch.Tensor, mask: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """before: keys and values of the past, [speeches, 2, kv_heads, window - 1, head_size]. Returns those with the new ones, too."""
-        made = _rows(self.attention_in, self.attention_norm(x)).unflatten(2, (self.heads + 2 * self.kv_heads, -1)).transpose(1, 2)
+        made = _rows(self.attention_in, self.attention_norm(x))
+        made = made.view(*made.shape[:2], self.heads + 2 * self.kv_heads, -1).transpose(1, 2)
         turning, values = made.split((self.heads + self.kv_heads, self.kv_heads), 1)
         low, high = turning.chunk(2, -1)
         queries, keys = (turning * cos + torch.cat((-high, low), -1) * sin).split((self.heads, self.kv_heads), 1)
@@ -161,7 +162,7 @@ class _Layer:
 
 def _rows(linear: Linear, x: torch.Tensor) -> torch.Tensor:
     """[speeches, count, in] to [speeches, count, out]."""
-    return linear(x.flatten(0, 1)).unflatten(0, x.shape[:2])
+    return linear(x.flatten(0, 1)).view(*x.shape[:2], -1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,7 +177,7 @@ class _Convolution:
     def __call__(self, x: torch.Tensor, before: Inputs) -> torch.Tensor:
         if past := self.dilation * (self.weight.shape[2] - 1):
             x = before.joined(x, past)
-        if x.device.type == "cpu" and x.dtype == torch.float32 and torch.backends.mkldnn.is_available():
+        if x.device.type == "cpu" and x.dtype == torch.float32 and torch._C._has_mkldnn:
             return torch.mkldnn_convolution(x, self.weight, self.bias, [0], [1], [self.dilation], self.groups)
         return functional.conv1d(x, self.weight, self.bias, dilation=self.dilation, groups=self.groups)
 
@@ -203,8 +204,8 @@ class _Upsampling:
     rate: int
 
     def __call__(self, x: torch.Tensor, before: Inputs) -> torch.Tensor:
-        made = self.pair(self.snake(x), before).unflatten(1, (self.rate, -1))
-        return made.permute(0, 2, 3, 1).flatten(2)
+        made = self.pair(self.snake(x), before)
+        return made.view(len(x), self.rate, -1, made.shape[2]).permute(0, 2, 3, 1).flatten(2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,7 +216,7 @@ class _Widening:
     factor: int
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        return _rows(self.linear, x).unflatten(2, (self.factor, -1)).flatten(1, 2)
+        return _rows(self.linear, x).view(len(x), self.factor * x.shape[1], -1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -313,7 +314,7 @@ def _block(config: WaveConfig, weight: ShapedNeed, number: int) -> tuple[_Upsamp
     inputs, rate, name = config.channels >> number, config.rates[number], f"decoder.{number + 1}.block"
     channels = inputs // 2
     # Output i * rate + step is made of input i by step + rate, and of the next one by step.
-    later, own = weight(f"{name}.1.conv.weight", (inputs, channels, 2 * rate)).permute(2, 1, 0).unflatten(0, (2, rate))
+    later, own = weight(f"{name}.1.conv.weight", (inputs, channels, 2 * rate)).permute(2, 1, 0).split(rate)
     pair = _Convolution(torch.stack((own, later), 3).flatten(0, 1), weight(f"{name}.1.conv.bias", (channels,)).repeat(rate))
     units = [
         _Unit(
