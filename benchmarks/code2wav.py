@@ -1,5 +1,6 @@
 """`python -m benchmarks.code2wav`: what sound costs that is made while it is still being spoken, and how it differs from sound that is made
-of the whole. Qwen2.5-Omni's Code2Wav with random weights; and the default voice, which is real, with its word error rate."""
+of the whole. Code2Wav of Qwen2.5-Omni and of Qwen3-Omni with random weights; and the default voice, which is real, with its word error
+rate."""
 
 from __future__ import annotations
 
@@ -8,8 +9,9 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,7 @@ from numpy.typing import NDArray
 
 from benchmarks.asr import heard, recogniser, word_error_rate
 from benchmarks.figures import OUT, Figure, Report, arguments, median
+from helpers.causal_waves import shrunk
 from helpers.speech import rows_of
 from omnistage.models.interface import Code2WavModel, Piece, Profile, WaveRequest
 from omnistage.models.options import LoadOptions
@@ -37,6 +40,8 @@ TEXTS = (
     "Plants make their food from water, air and light. They take in the air through small holes in their leaves.",
     "Bread is made of flour, water, salt and yeast. The dough has to rest for an hour before it goes into the oven.",
 )
+CAUSAL_SCALE = 8
+AGAIN_FRAMES = 25
 SAME_DB = 120.0
 """What differs by less are roundings of float32."""
 LOOK_S = 0.001
@@ -182,6 +187,43 @@ async def flow(report: Report, folder: Path) -> list[Line]:
     return found
 
 
+def causal(report: Report) -> None:
+    """Qwen3-Omni's: what it is worth to keep what frames leave, over computing the frames before each chunk again with it, as far as
+    Transformers' chunked_decode looks back. That is not the same sound: attention looks farther."""
+    net, frames = shrunk(CAUSAL_SCALE), 48
+    source = np.random.default_rng(0)
+    codes = torch.from_numpy(source.integers(0, net.config.codes, (1, AGAIN_FRAMES + frames, net.config.codebooks)))
+    ends = {size: range(AGAIN_FRAMES + size, AGAIN_FRAMES + frames + 1, size) for size in (1, 4, 12)}
+
+    def kept(size: int) -> None:
+        _, states = net.step(codes[:, :AGAIN_FRAMES], [net.start()])
+        for end in ends[size]:
+            _, states = net.step(codes[:, end - size : end], states)
+
+    def again(size: int) -> None:
+        for end in ends[size]:
+            net.step(codes[:, end - size - AGAIN_FRAMES : end], [net.start()])
+
+    def before() -> None:
+        net.step(codes[:, :AGAIN_FRAMES], [net.start()])
+
+    with torch.inference_mode():
+        calls = [before, *(partial(call, size) for size in ends for call in (kept, again))]
+        costs = [[cpu_s(call) for call in calls] for _ in range(ROUNDS + 1)][1:]
+    begun, *rest = map(median, zip(*costs, strict=True))
+    how = f"{frames} frames, one thread, CPU time; a {CAUSAL_SCALE}th of the published width, random weights; median of {ROUNDS} in turn"
+    for size, own_s, again_s in zip(ends, rest[::2], rest[1::2], strict=True):
+        target = ">= 3" if size == 4 else ""
+        told = f"cost a frame in chunks of {size} with {AGAIN_FRAMES} frames computed again, over that with what they left; {how}"
+        report.add(Figure(f"x_causal_chunk{size}", again_s / (own_s - begun), "x", target, told))
+
+
+def cpu_s(call: Callable[[], None]) -> float:
+    begun = time.process_time()
+    call()
+    return time.process_time() - begun
+
+
 async def all_s(model: Code2WavModel[Any], requests: Sequence[WaveRequest], items: Array) -> float:
     begun = time.perf_counter()
     await asyncio.gather(*(sounded(model, request, items) for request in requests))
@@ -261,6 +303,8 @@ def main() -> int:
     report = Report("code2wav")
     torch.set_num_threads(1)
     found: list[Line] = []
+    with report.part("causal"):
+        causal(report)
     with tempfile.TemporaryDirectory() as folder, report.part("flow"):
         found += asyncio.run(flow(report, Path(folder)))
     with report.part("default voice"):

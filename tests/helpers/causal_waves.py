@@ -18,6 +18,7 @@ from transformers.models.qwen3_omni_moe import modeling_qwen3_omni_moe as modeli
 from transformers.models.qwen3_omni_moe.configuration_qwen3_omni_moe import Qwen3OmniMoeCode2WavConfig
 
 from omnistage.code2wav.stage import Code2WavStage
+from omnistage.engine.linear import build_exact
 from omnistage.models.common.checkpoint import WEIGHTS, Config
 from omnistage.models.interface import Piece, Sound, WaveRequest
 from omnistage.models.options import LoadOptions
@@ -96,7 +97,8 @@ def norms_in_float64(patch: pytest.MonkeyPatch) -> None:
     """Those of Transformers compute in float32 whatever they are given."""
 
     def forward(norm: Any, x: torch.Tensor) -> torch.Tensor:
-        return norm.weight * (x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + norm.variance_epsilon))
+        made: torch.Tensor = norm.weight * (x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + norm.variance_epsilon))
+        return made
 
     for kind in (modeling.Qwen3OmniMoeRMSNorm, modeling.Qwen3OmniMoeCode2WavRMSNorm):
         patch.setattr(kind, "forward", forward)
@@ -143,6 +145,21 @@ def joined(made: Sequence[Sound]) -> Samples:
     return np.concatenate([np.empty(0, np.float32), *(sound.samples[:, 0] for sound in made)])
 
 
+def shrunk(scale: int) -> CausalNet:
+    """In the published proportions, a part of the published width and with fewer ids; random weights."""
+    config = Qwen3OmniMoeCode2WavConfig().to_dict()
+    widths = ("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "decoder_dim", "codebook_size")
+    config |= {name: config[name] // scale for name in widths}
+    shapes = {name.removeprefix(tiny.PREFIX): shape for name, shape in tiny.weights(config).items()}
+
+    def weight(name: str, shape: tuple[int, ...]) -> torch.Tensor:
+        mean, deviation = tiny.distribution(tiny.PREFIX + name, shapes[name])
+        return noise(name, shape, 1, deviation) + mean
+
+    device = torch.device("cpu")
+    return build_exact(lambda linear: CausalNet(wave_config(Config(config, "shrunk")), weight, linear), torch.float32, device)[0]
+
+
 def published_config() -> WaveConfig:
     """Of the default values of Transformers, which are those of the published checkpoints."""
-    return wave_config(Config({**Qwen3OmniMoeCode2WavConfig().to_dict()}, "published"))
+    return wave_config(Config(Qwen3OmniMoeCode2WavConfig().to_dict(), "published"))
