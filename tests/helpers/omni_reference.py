@@ -25,15 +25,15 @@ from transformers import (
 from transformers.models.qwen2_5_omni.processing_qwen2_5_omni import Qwen2_5OmniProcessor
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
+from omnistage.models.common.encoders.media import preprocessing_of
 from omnistage.models.common.encoders.patches import grid_of, patches_of
+from omnistage.models.common.encoders.pictures import read_pictures
+from omnistage.models.common.encoders.sizes import MEDIUM_ROWS
 from omnistage.models.conversation import Media, Part, Turn
 from omnistage.models.media.decoded import Film, Sound
 from omnistage.models.media.decoder import MediaDecoder
 from omnistage.models.media.preprocessing import FilmPreprocessing, SoundPreprocessing
 from omnistage.models.qwen2_5_omni.config import read_thinker_config
-from omnistage.models.qwen2_5_omni.media import preprocessing_of
-from omnistage.models.qwen2_5_omni.processor import read_pictures
-from omnistage.models.qwen2_5_omni.sizes import MEDIUM_ROWS
 
 MARKS = {"image": "<|IMAGE|>", "audio": "<|AUDIO|>", "video": "<|VIDEO|>"}
 RATE_HZ = 16_000
@@ -60,7 +60,7 @@ class OmniReference:
         self._pictures: Any = Qwen2VLImageProcessorPil.from_pretrained(folder)
         self._sounds: Any = WhisperFeatureExtractor.from_pretrained(folder)
         self._config = read_thinker_config(folder)
-        self._preparation = read_pictures(folder, self._config)
+        self._preparation = read_pictures(folder, self._config.vision)
         self.whole: Any = Qwen2_5OmniForConditionalGeneration.from_pretrained(
             folder, dtype=torch.float32, attn_implementation="sdpa"
         ).eval()

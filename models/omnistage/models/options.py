@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from omnistage.models.errors import LoadError
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
+
+Made = TypeVar("Made", bound="DataclassInstance")
 
 
 class SettingsLike(Protocol):
@@ -104,6 +106,15 @@ def checked_options(options: Mapping[str, Any], defaults: DataclassInstance, of:
         if not isinstance(value, wanted) or isinstance(value, bool) is not isinstance(default, bool):
             raise LoadError(f"option {name} of {of} is {value!r} and must be like {default!r}")
     return options
+
+
+def not_negative(made: Made, of: str) -> Made:
+    """The options of a family, where 0 leaves a choice to the model. of: as above. Raises LoadError for a number below it."""
+    for each in fields(made):
+        value = getattr(made, each.name)
+        if not isinstance(value, str) and value < 0:
+            raise LoadError(f"option {each.name} of {of} is {value}; 0 leaves it to the model")
+    return made
 
 
 def check_counts(options: DataclassInstance, names: Sequence[str], of: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections.abc import AsyncIterator, Callable, Sequence
+from functools import partial
 
 import numpy as np
 import pytest
@@ -80,7 +81,7 @@ async def reader(worker: Worker, encoder: Averages) -> AsyncIterator[MediaReader
         PictureEncoding(EncoderQueue(worker, encoder.see, lambda piece: grid_of(piece).patches, most_size=500, together=True), 2, grid_of),
         SoundEncoding(
             EncoderQueue(worker, encoder.hear, len, most_size=100, together=True),
-            8,
+            partial(torch.split, split_size_or_sections=8),
             spectrogram,
             lambda samples: samples // (2 * HOP),
             least_ms=250,

@@ -18,12 +18,13 @@ from helpers.elsewhere import GPU, Device
 from helpers.models import text_pieces
 from omnistage.engine.attention import chosen
 from omnistage.engine.results import fixed_results
+from omnistage.models.common.encoders.pictures import read_pictures
+from omnistage.models.common.encoders.starting import Parts, encoded_rows
 from omnistage.models.conversation import Media, Part, Turn
 from omnistage.models.interface import TextRequest, TokenLogprob
 from omnistage.models.options import LoadOptions
 from omnistage.models.qwen2_5_omni.config import ThinkerConfig, read_thinker_config
-from omnistage.models.qwen2_5_omni.loading import Parts, _encode, load_thinker, read_parts
-from omnistage.models.qwen2_5_omni.processor import read_pictures
+from omnistage.models.qwen2_5_omni.loading import load_thinker, read_parts
 from omnistage.models.qwen2_5_omni.thinker import QwenThinker
 
 TOKENS = 24
@@ -40,7 +41,7 @@ def entered() -> AbstractContextManager[object]:
 def computed(parts: Parts, folder: Path, config: ThinkerConfig) -> list[torch.Tensor]:
     """Hidden rows and logits of fixed tokens, and rows of fixed pictures and sounds."""
     results = fixed_results(parts.decoder, parts.decoder.logits, chosen(parts.decoder.spec).backend)
-    _, encoded = _encode(parts, config, read_pictures(folder, config))
+    _, encoded = encoded_rows(parts, read_pictures(folder, config.vision).colours)
     return [result.cpu() for result in (*results, *encoded)]
 
 

@@ -14,11 +14,12 @@ from helpers import media_files
 from helpers.omni_reference import OmniReference
 from omnistage.models.common.encoders.features import Grid
 from omnistage.models.common.encoders.patches import grid_of, patches_of
+from omnistage.models.common.encoders.pictures import read_pictures
 from omnistage.models.common.encoders.spectrograms import Spectrograms
+from omnistage.models.common.encoders.starting import Parts
 from omnistage.models.qwen2_5_omni.audio import rows_of_frames
 from omnistage.models.qwen2_5_omni.config import ThinkerConfig, read_thinker_config
-from omnistage.models.qwen2_5_omni.loading import Parts, read_parts
-from omnistage.models.qwen2_5_omni.processor import read_pictures
+from omnistage.models.qwen2_5_omni.loading import read_parts
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +44,7 @@ def close(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 def test_patches_are_those_of_transformers_frame_by_frame(omni_checkpoint: Path, config: ThinkerConfig, seed: int) -> None:
     processor = Qwen2VLImageProcessorPil.from_pretrained(omni_checkpoint)
-    colours = read_pictures(omni_checkpoint, config).colours
+    colours = read_pictures(omni_checkpoint, config.vision).colours
     random = np.random.default_rng(seed)
     for _ in range(10):
         height, width = (28 * int(side) for side in random.integers(2, 12, 2))

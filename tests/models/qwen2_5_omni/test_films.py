@@ -13,13 +13,13 @@ import torch
 
 from helpers import media_files
 from omnistage.models.common.encoders.features import Features
+from omnistage.models.common.encoders.media import rows_of
 from omnistage.models.common.encoders.reader import FILM_SHARE
 from omnistage.models.conversation import Media
 from omnistage.models.media.errors import BadMedia, NoRoom
 from omnistage.models.media.process import DecodingProcess
 from omnistage.models.options import LoadOptions
 from omnistage.models.qwen2_5_omni.loading import load_thinker
-from omnistage.models.qwen2_5_omni.media import rows_of
 from omnistage.models.qwen2_5_omni.prompt import laid_out
 from omnistage.models.qwen2_5_omni.thinker import QwenThinker
 

@@ -15,6 +15,17 @@ from safetensors.torch import load_file, save_file
 
 from omnistage.models.common.cache_size import LEAST_CONTEXT, CacheSize
 from omnistage.models.common.checkpoint import check_files
+from omnistage.models.common.encoders.media import preprocessing_of
+from omnistage.models.common.encoders.pictures import read_pictures
+from omnistage.models.common.encoders.sizes import (
+    DECODERS,
+    LEAST_MEDIUM_ROWS,
+    MEDIUM_ROWS,
+    PASS_FRAMES,
+    PASS_PATCHES,
+    PASS_SHARE,
+    Sizes,
+)
 from omnistage.models.common.encoders.spectrograms import Spectrograms
 from omnistage.models.common.memory import free_bytes, private_bytes
 from omnistage.models.errors import LoadError
@@ -23,20 +34,7 @@ from omnistage.models.media.preprocessing import PicturePreprocessing
 from omnistage.models.options import LoadOptions
 from omnistage.models.qwen2_5_omni.config import AudioConfig, ThinkerConfig, VisionConfig, read_thinker_config
 from omnistage.models.qwen2_5_omni.loading import load_thinker, read_parts
-from omnistage.models.qwen2_5_omni.media import SOUND_CHUNKS, preprocessing_of
 from omnistage.models.qwen2_5_omni.options import ThinkerOptions
-from omnistage.models.qwen2_5_omni.processor import read_pictures
-from omnistage.models.qwen2_5_omni.sizes import (
-    DECODERS,
-    LEAST_MEDIUM_ROWS,
-    MEDIUM_ROWS,
-    PASS_FRAMES,
-    PASS_PATCHES,
-    PASS_SHARE,
-    Sizes,
-    _frame_bytes,
-    _patch_bytes,
-)
 from omnistage.models.registry import FAMILIES, chosen, recognise
 from omnistage.models.smol import thinker as smol
 
@@ -126,13 +124,13 @@ def test_what_transformers_writes_is_read_too(copied: Path, omni_checkpoint: Pat
     for path in (index, *(copied / shard for shard in shards)):
         path.unlink()
     save_file(weights, copied / "model.safetensors", {"format": "pt"})
-    pictures = read_pictures(copied, published)
+    pictures = read_pictures(copied, published.vision)
     settings = json.loads((copied / "preprocessor_config.json").read_text())
     (copied / "preprocessor_config.json").unlink()
     parts_of_it = dict.fromkeys(("image_processor", "feature_extractor", "video_processor"), settings)
     (copied / "processor_config.json").write_text(json.dumps(parts_of_it))
     check_files(copied, "", FAMILIES["qwen2_5_omni"].models["thinker"].files)
-    assert read_pictures(copied, published) == pictures
+    assert read_pictures(copied, published.vision) == pictures
     assert (
         Spectrograms(copied, published.audio.mel_bins).extractor.to_dict()
         == Spectrograms(omni_checkpoint, published.audio.mel_bins).extractor.to_dict()
@@ -167,9 +165,9 @@ def config(omni_checkpoint: Path) -> ThinkerConfig:
 
 def sizes(config: ThinkerConfig, free: int, sessions: int = 64, **settings: Any) -> Sizes:
     options = LoadOptions(max_sessions=sessions, **settings)
-    wanted = ThinkerOptions.from_settings(options.family).context
-    cache = CacheSize.chosen(options, row_bytes=ROW_BYTES, context=config.text.context, wanted=wanted, free=free)
-    return Sizes.chosen(config, options, cache)
+    wanted = ThinkerOptions.from_settings(options.family)
+    cache = CacheSize.chosen(options, row_bytes=ROW_BYTES, context=config.text.context, wanted=wanted.context, free=free)
+    return Sizes.chosen(config, wanted, options, cache)
 
 
 def test_what_is_free_decides(config: ThinkerConfig) -> None:
@@ -208,17 +206,17 @@ def test_a_pass_of_an_encoder_has_the_memory_that_is_told(config: ThinkerConfig,
     """The largest picture that there may be is one piece: it is counted in the same unit, and so are some chunks of sound."""
     if is_published:
         config = replace(config, vision=PUBLISHED_EYES, audio=PUBLISHED_EARS)
-    pictures = read_pictures(omni_checkpoint, config)
+    pictures = read_pictures(omni_checkpoint, config.vision)
     for free in (GIB // 8, GIB, 3 * GIB, 8 * GIB, 64 * GIB):
         chosen = sizes(config, free)
         ask = preprocessing_of(config, pictures, 16_000, chosen.medium_rows, chosen.cache.context).of("image")
         assert isinstance(ask, PicturePreprocessing)
         assert ask.max_pixels // config.vision.patch_size**2 <= chosen.pass_patches <= PASS_PATCHES["cpu"]
-        assert SOUND_CHUNKS * config.audio.chunk <= chosen.pass_frames <= PASS_FRAMES["cpu"]
-        patch, frame = _patch_bytes(config.vision), _frame_bytes(config.audio)
+        assert config.audio.piece <= chosen.pass_frames <= PASS_FRAMES["cpu"]
+        patch, frame = config.vision.patch_bytes, config.audio.frame_bytes
         largest = max(chosen.pass_patches * patch, chosen.pass_frames * frame)
         assert chosen.why["encoder_memory"].startswith(f"{bytes_told(largest)}, for {chosen.pass_patches} patches")
-        least = max(LEAST_MEDIUM_ROWS * config.vision.unit * patch, SOUND_CHUNKS * config.audio.chunk * frame)
+        least = max(LEAST_MEDIUM_ROWS * config.vision.unit * patch, config.audio.piece * frame)
         assert largest <= max(int(free * PASS_SHARE), least)
     asked = sizes(config, GIB, family={"medium_rows": 4000})
     assert asked.medium_rows == 4000 and asked.pass_patches == 4 * 4000, "whoever asks for more gets it, and is told what it takes"

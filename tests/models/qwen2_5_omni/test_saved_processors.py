@@ -18,15 +18,15 @@ from helpers.saved_processor import CONVERSATIONS, EXPECTED, HALF_READ, UNREADAB
 from omnistage.models.common.chat import ChatTemplate
 from omnistage.models.common.checkpoint import BadCheckpoint
 from omnistage.models.common.encoders.features import Extent, Grid
+from omnistage.models.common.encoders.media import preprocessing_of
+from omnistage.models.common.encoders.pictures import read_pictures
+from omnistage.models.common.encoders.sizes import MEDIUM_ROWS
 from omnistage.models.common.encoders.spectrograms import Spectrograms
 from omnistage.models.conversation import Media, Part, Turn
 from omnistage.models.media.preprocessing import FilmPreprocessing, PicturePreprocessing, smart_resize
 from omnistage.models.qwen2_5_omni.audio import rows_of_frames
 from omnistage.models.qwen2_5_omni.config import read_thinker_config
-from omnistage.models.qwen2_5_omni.media import preprocessing_of
-from omnistage.models.qwen2_5_omni.processor import read_pictures
 from omnistage.models.qwen2_5_omni.prompt import laid_out
-from omnistage.models.qwen2_5_omni.sizes import MEDIUM_ROWS
 from omnistage.models.qwen2_5_omni.thinker import tokenizer_of
 
 CELLS = [(version, variant) for version in saved_versions.VERSIONS for variant in VARIANTS if (version[:4], variant) not in UNREADABLE]
@@ -38,7 +38,7 @@ class Reader:
     def __init__(self, folder: Path) -> None:
         self.config = read_thinker_config(folder)
         self.tokenizer = tokenizer_of(folder, self.config)
-        self.pictures = read_pictures(folder, self.config)
+        self.pictures = read_pictures(folder, self.config.vision)
         self.sounds = Spectrograms(folder, self.config.audio.mel_bins)
         context = self.config.text.context
         self.asks = preprocessing_of(self.config, self.pictures, self.sounds.sample_rate_hz, MEDIUM_ROWS["cpu"], context)
@@ -140,7 +140,7 @@ def test_settings_of_pictures_are_those_that_transformers_reads(folder: Path, se
         together = {"processor_class": "Qwen2_5OmniProcessor"} | ({} if new is None else {"image_processor": new})
         (folder / "processor_config.json").write_text(json.dumps(together))
         theirs: Any = Qwen2VLImageProcessorPil.from_pretrained(folder, local_files_only=True)
-        ours = read_pictures(folder, config)
+        ours = read_pictures(folder, config.vision)
         told = (old, new)
         assert (ours.min_pixels, ours.max_pixels) == (theirs.size.shortest_edge, theirs.size.longest_edge), told
         assert (list(ours.colours.mean), list(ours.colours.std)) == (list(theirs.image_mean), list(theirs.image_std)), told
@@ -158,7 +158,7 @@ def test_settings_of_pictures_are_those_that_transformers_reads(folder: Path, se
 )
 def test_limits_in_the_words_of_older_versions_are_read(folder: Path, settings: dict[str, Any], pixels: tuple[int, int]) -> None:
     (folder / "preprocessor_config.json").write_text(json.dumps(settings))
-    found = read_pictures(folder, read_thinker_config(folder))
+    found = read_pictures(folder, read_thinker_config(folder).vision)
     assert (found.min_pixels, found.max_pixels) == pixels
 
 
@@ -183,20 +183,20 @@ def test_settings_that_cannot_be_kept_to_are_told(folder: Path, settings: dict[s
     config = read_thinker_config(folder)
     (folder / "preprocessor_config.json").write_text(json.dumps(settings))
     with pytest.raises(BadCheckpoint, match=re.escape(told)):
-        read_pictures(folder, config)
+        read_pictures(folder, config.vision)
     (folder / "preprocessor_config.json").unlink()
     (folder / "processor_config.json").write_text(json.dumps({"image_processor": settings}))
     with pytest.raises(BadCheckpoint, match=re.escape(told)):
-        read_pictures(folder, config)
+        read_pictures(folder, config.vision)
     (folder / "processor_config.json").write_text("{}")
     with pytest.raises(BadCheckpoint, match=r"neither preprocessor_config\.json nor processor_config\.json"):
-        read_pictures(folder, config)
+        read_pictures(folder, config.vision)
 
 
 def test_films_that_want_other_colours_than_pictures_are_refused(folder: Path) -> None:
     (folder / "video_preprocessor_config.json").write_text(json.dumps({"image_mean": [0.0, 0.0, 0.0]}))
     with pytest.raises(BadCheckpoint, match="films have another 'image_mean'"):
-        read_pictures(folder, read_thinker_config(folder))
+        read_pictures(folder, read_thinker_config(folder).vision)
 
 
 def test_the_chat_template_is_the_one_that_transformers_takes(folder: Path, seed: int) -> None:

@@ -15,13 +15,11 @@ import torch
 import torch.nn.functional as functional
 
 from omnistage.engine.linear import Linear, LinearMaker
+from omnistage.models.common.encoders.encoder import Need
 from omnistage.models.common.encoders.segments import Segments
 from omnistage.models.qwen2_5_omni.config import AudioConfig
 
 LONGEST_WAVE = 10000.0
-
-Need = Callable[[str], torch.Tensor]
-"""The weight of a name. Raises BadCheckpoint where there is none."""
 
 
 def rows_of_frames(frames: int) -> int:
@@ -68,6 +66,14 @@ class AudioEncoder:
     @property
     def dtype(self) -> torch.dtype:
         return self._positions.dtype
+
+    def rows(self, frames: int) -> int:
+        """See common's AudioEncoder."""
+        return rows_of_frames(frames)
+
+    def pieces(self, spectrogram: torch.Tensor) -> Sequence[torch.Tensor]:
+        """See common's AudioEncoder."""
+        return torch.split(spectrogram, self.config.piece)
 
     def encode(self, spectrograms: Sequence[torch.Tensor], on_layer: Callable[[], None] = lambda: None) -> list[torch.Tensor]:
         """The rows of sounds, [rows_of_frames(frames), output_size] each. spectrograms: [frames, mel_bins] each, frames at least 3.

@@ -27,6 +27,11 @@ MOST_POSITIONS = 1 << 22
 MOST_SOUND_POSITIONS = 1 << 16
 """Of the encoder of sound, the same."""
 
+FRAMES_HZ = 100.0
+"""Of the spectrogram of a sound."""
+
+PIECE_CHUNKS = 8
+
 
 @dataclass(frozen=True, slots=True)
 class VisionConfig:
@@ -55,6 +60,11 @@ class VisionConfig:
         """Patches of one output row."""
         return self.merge**2
 
+    @property
+    def patch_bytes(self) -> int:
+        """See VisionSizes."""
+        return 4 * (3 * self.patch_values + 12 * self.hidden_size + 4 * self.ffn_size)
+
 
 @dataclass(frozen=True, slots=True)
 class AudioConfig:
@@ -74,6 +84,26 @@ class AudioConfig:
     def chunk(self) -> int:
         """Frames of the spectrogram that are seen together."""
         return 2 * self.window
+
+    @property
+    def piece(self) -> int:
+        """Frames of some chunks, which are encoded at once."""
+        return PIECE_CHUNKS * self.chunk
+
+    @property
+    def rows_hz(self) -> float:
+        """See AudioSizes."""
+        return FRAMES_HZ / 4
+
+    @property
+    def least_ms(self) -> int:
+        """See AudioSizes."""
+        return 40
+
+    @property
+    def frame_bytes(self) -> int:
+        """See AudioSizes; two frames become one behind the convolutions."""
+        return 4 * (4 * self.mel_bins + 4 * self.hidden_size + (12 * self.hidden_size + 4 * self.ffn_size) // 2)
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
-from typing import Any, TypeVar
+from dataclasses import dataclass
+from typing import Any
 
+from omnistage.models.common.encoders import options as encoders
 from omnistage.models.errors import LoadError
-from omnistage.models.options import checked_options
+from omnistage.models.options import checked_options, not_negative
 
-Made = TypeVar("Made", "ThinkerOptions", "TalkerOptions", "Code2WavOptions")
-
+FAMILY = "qwen2_5_omni"
+TALKER, CODE2WAV = f"the talker of {FAMILY}", f"the code2wav of {FAMILY}"
 SOLVERS = ("rk4", "midpoint", "euler")
 """The first is the one that the model was published with."""
 
@@ -20,23 +21,11 @@ MOST_AHEAD = 36
 """Blocks: with the published solver and steps, the slope of a block depends on nothing behind them."""
 
 
-@dataclass(frozen=True, slots=True)
-class ThinkerOptions:
-    """0 leaves a choice to the model.
+class ThinkerOptions(encoders.ThinkerOptions):
+    """See there."""
 
-    context: tokens of a conversation and its answer. medium_rows: tokens that a picture or film becomes at most; a larger one is made
-    smaller. feature_cache_bytes: of what was computed of media. decoders: processes that decode media.
-    """
-
-    context: int = 0
-    medium_rows: int = 0
-    feature_cache_bytes: int = 0
-    decoders: int = 0
-
-    @classmethod
-    def from_settings(cls, options: Mapping[str, Any]) -> ThinkerOptions:
-        """Raises LoadError."""
-        return _not_negative(cls(**checked_options(options, cls(), "the thinker of qwen2_5_omni")), "thinker")
+    __slots__ = ()
+    family = FAMILY
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +37,7 @@ class TalkerOptions:
     @classmethod
     def from_settings(cls, options: Mapping[str, Any]) -> TalkerOptions:
         """Raises LoadError."""
-        return _not_negative(cls(**checked_options(options, cls(), "the talker of qwen2_5_omni")), "talker")
+        return not_negative(cls(**checked_options(options, cls(), TALKER)), TALKER)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,18 +54,10 @@ class Code2WavOptions:
     @classmethod
     def from_settings(cls, options: Mapping[str, Any]) -> Code2WavOptions:
         """Raises LoadError."""
-        made = _not_negative(cls(**checked_options(options, cls(), "the code2wav of qwen2_5_omni")), "code2wav")
+        made = not_negative(cls(**checked_options(options, cls(), CODE2WAV)), CODE2WAV)
         if made.solver not in SOLVERS:
-            raise LoadError(f"option solver of the code2wav of qwen2_5_omni is {made.solver!r}; there are {', '.join(SOLVERS)}")
+            raise LoadError(f"option solver of {CODE2WAV} is {made.solver!r}; there are {', '.join(SOLVERS)}")
         for name, most in (("steps", MOST_STEPS), ("lookahead", MOST_AHEAD), ("workers", MOST_WORKERS)):
             if getattr(made, name) > most:
-                raise LoadError(f"option {name} of the code2wav of qwen2_5_omni is {getattr(made, name)}; {most} is the most")
+                raise LoadError(f"option {name} of {CODE2WAV} is {getattr(made, name)}; {most} is the most")
         return made
-
-
-def _not_negative(made: Made, kind: str) -> Made:
-    for each in fields(made):
-        value = getattr(made, each.name)
-        if not isinstance(value, str) and value < 0:
-            raise LoadError(f"option {each.name} of the {kind} of qwen2_5_omni is {value}; 0 leaves it to the model")
-    return made

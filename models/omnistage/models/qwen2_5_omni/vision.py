@@ -14,15 +14,13 @@ import torch
 import torch.nn.functional as functional
 
 from omnistage.engine.linear import Linear, LinearMaker
+from omnistage.models.common.encoders.encoder import Need
 from omnistage.models.common.encoders.features import Grid
 from omnistage.models.common.encoders.segments import Segments
 from omnistage.models.qwen2_5_omni.config import VisionConfig
 
 NORM_EPS = 1e-6
 ROPE_THETA = 10000.0
-
-Need = Callable[[str], torch.Tensor]
-"""The weight of a name. Raises BadCheckpoint where there is none."""
 
 
 @dataclass(frozen=True, slots=True)

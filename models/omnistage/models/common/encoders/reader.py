@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -73,11 +73,11 @@ class PictureEncoding:
 
 @dataclass(frozen=True, slots=True)
 class SoundEncoding:
-    """How sound becomes rows. queue: a piece is `piece` frames of a spectrogram, or the last of them. spectrogram: float32 [frames, bins],
-    of samples [n]. rows: of so many samples. least_ms: a sound that is as long has a row."""
+    """How sound becomes rows. pieces: of a spectrogram. spectrogram: float32 [frames, bins], of samples [n]. rows: of so many samples.
+    least_ms: a sound that is as long has a row."""
 
     queue: EncoderQueue[torch.Tensor]
-    piece: int
+    pieces: Callable[[torch.Tensor], Sequence[torch.Tensor]]
     spectrogram: Callable[[NDArray[np.float32]], torch.Tensor]
     rows: Callable[[int], int]
     least_ms: int
@@ -209,7 +209,7 @@ class MediaReader:
 
     async def _heard(self, sound: Sound) -> list[torch.Tensor]:
         spectrogram = await self._sounds.queue.worker.run(partial(self._sounds.spectrogram, sound.samples))
-        return await self._sounds.queue.rows(torch.split(spectrogram, self._sounds.piece))
+        return await self._sounds.queue.rows(self._sounds.pieces(spectrogram))
 
     def _check_room(self, extent: Extent, most_rows: int) -> None:
         check_room(self.rows_of(extent), most_rows)

@@ -13,21 +13,19 @@ import torch
 from PIL import Image
 
 from omnistage.engine.detokenizer import Detokenizer
-from omnistage.engine.engine import Engine
 from omnistage.engine.request import Given, Prompt, SequenceRequest
 from omnistage.models.common.answer import AnswerAssembler
 from omnistage.models.common.chat import ChatTokenizer
 from omnistage.models.common.constraint import Grammar
 from omnistage.models.common.encoders.features import Extent, Features, Layout
-from omnistage.models.common.encoders.reader import MediaReader, Medium
+from omnistage.models.common.encoders.reader import Medium
+from omnistage.models.common.encoders.starting import Ready
 from omnistage.models.common.requests import check_place, unfit_refused
 from omnistage.models.common.speech.ports import RowPorts
 from omnistage.models.common.spool import Files, Spool, Spooled
-from omnistage.models.common.team import Team
 from omnistage.models.common.thinker import EngineThinker, Tokenized
-from omnistage.models.common.worker import Worker
 from omnistage.models.conversation import Media, Streamed, Turn
-from omnistage.models.interface import BadRequest, Failed, Full, Load, ModelInfo, Piece, Rows, TextRequest, Wanted
+from omnistage.models.interface import BadRequest, Failed, Full, Load, Piece, Rows, TextRequest, Wanted
 from omnistage.models.media.decoder import Source
 from omnistage.models.media.errors import BadMedia, DecoderBroken, DecoderFailed, DecoderFull
 
@@ -51,21 +49,10 @@ class MediaThinker(EngineThinker[Prepared]):
 
     tokenizer: ChatTokenizer
 
-    def __init__(
-        self,
-        engine: Engine,
-        tokenizer: ChatTokenizer,
-        reader: MediaReader,
-        encoders: Worker,
-        ports: RowPorts,
-        info: ModelInfo,
-        context: int,
-        team: Team | None = None,
-    ) -> None:
-        """encoders: the thread of the reader's queues. ports: of rows for a Talker. context: tokens of a conversation with its answer.
-        team: other ranks of the decoder, closed with the model."""
-        super().__init__(engine, tokenizer, info, context, workers=[encoders], team=team)
-        self.reader, self._ports = reader, ports
+    def __init__(self, ready: Ready, tokenizer: ChatTokenizer, ports: RowPorts) -> None:
+        """ports: of rows for a Talker. What it runs on is closed with it."""
+        super().__init__(ready.engine, tokenizer, ready.info, ready.context, workers=[ready.encoders], team=ready.team)
+        self.reader, self._ports = ready.reader, ports
         self._unread = 0
         self._spool = Spool()
 

@@ -6,11 +6,10 @@ from dataclasses import dataclass
 from typing import Self
 
 from omnistage.models.common.cache_size import CacheSize, power_of_two
+from omnistage.models.common.encoders.encoder import MediaSizes
+from omnistage.models.common.encoders.options import ThinkerOptions
 from omnistage.models.humans import bytes_told
 from omnistage.models.options import LoadOptions
-from omnistage.models.qwen2_5_omni.config import AudioConfig, ThinkerConfig, VisionConfig
-from omnistage.models.qwen2_5_omni.media import SOUND_CHUNKS
-from omnistage.models.qwen2_5_omni.options import ThinkerOptions
 
 FEATURE_SHARE = 0.05
 PASS_SHARE = 0.1
@@ -46,19 +45,14 @@ class Sizes:
     why: dict[str, str]
 
     @classmethod
-    def chosen(cls, config: ThinkerConfig, options: LoadOptions, cache: CacheSize) -> Self:
-        """Raises LoadError for options that there are not."""
-        wanted, kind, free, why = (
-            ThinkerOptions.from_settings(options.family),
-            options.device.partition(":")[0],
-            cache.free,
-            dict(cache.why),
-        )
-        patch, frame, room = _patch_bytes(config.vision), _frame_bytes(config.audio), int(free * PASS_SHARE)
+    def chosen(cls, config: MediaSizes, wanted: ThinkerOptions, options: LoadOptions, cache: CacheSize) -> Self:
+        """wanted: that somebody asked for."""
+        kind, free, why = options.device.partition(":")[0], cache.free, dict(cache.why)
+        patch, frame, room = config.vision.patch_bytes, config.audio.frame_bytes, int(free * PASS_SHARE)
         medium_rows = min(wanted.medium_rows or _medium_rows(MEDIUM_ROWS[kind], room // patch // config.vision.unit), cache.context)
-        # A picture is a piece, and so are some chunks of sound: a pass takes one of them at least.
+        # A picture is a piece, and a sound has pieces: a pass takes one of them at least.
         pass_patches = max(min(PASS_PATCHES[kind], room // patch), medium_rows * config.vision.unit)
-        pass_frames = max(min(PASS_FRAMES[kind], room // frame), SOUND_CHUNKS * config.audio.chunk)
+        pass_frames = max(min(PASS_FRAMES[kind], room // frame), config.audio.piece)
         memory = bytes_told(max(pass_patches * patch, pass_frames * frame))
         why["encoder_memory"] = f"{memory}, for {pass_patches} patches of pictures or {pass_frames} frames of sound in one pass"
         why["medium_rows"] = f"{medium_rows} tokens of one picture or film"
@@ -72,13 +66,3 @@ class Sizes:
 def _medium_rows(most: int, room: int) -> int:
     """Tokens of one medium. room: that a pass of the encoder has memory for; a power of two for the reason of a context."""
     return most if room >= most else max(power_of_two(room), LEAST_MEDIUM_ROWS)
-
-
-def _patch_bytes(config: VisionConfig) -> int:
-    """Of a patch in a pass, roughly: its values, and what a layer has of it at once, in float32."""
-    return 4 * (3 * config.patch_values + 12 * config.hidden_size + 4 * config.ffn_size)
-
-
-def _frame_bytes(config: AudioConfig) -> int:
-    """Of a frame of a spectrogram in a pass, as _patch_bytes: two become one behind the convolutions."""
-    return 4 * (4 * config.mel_bins + 4 * config.hidden_size + (12 * config.hidden_size + 4 * config.ffn_size) // 2)

@@ -1,4 +1,4 @@
-"""The settings by which a Qwen2.5-Omni checkpoint wants its pictures and films prepared.
+"""The settings by which a checkpoint wants its pictures and films prepared.
 
 They are read as Transformers reads them, from what any of its versions saved: 5 writes all parts of a processor into
 `processor_config.json`, older ones a file for each; what is left out has Transformers' default, and where two places disagree, the one
@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from omnistage.models.common.checkpoint import BadCheckpoint, Config, json_object
-from omnistage.models.common.encoders.patches import Normalization
-from omnistage.models.qwen2_5_omni.config import ThinkerConfig
+from omnistage.models.common.encoders.patches import Normalization, Patching
 
 FILE = "preprocessor_config.json"
 FILM_FILE = "video_preprocessor_config.json"
@@ -24,11 +23,11 @@ MEAN, STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.2757
 """Where nothing is said, as in Transformers."""
 
 RESCALED, BICUBIC = 1 / 255, 3
-FILM_MIN_PIXELS, FILM_MAX_PIXELS = 128 * 28 * 28, 768 * 28 * 28
-"""Of one frame of a film, whatever its own file says: those of the published processor."""
+FILM_MIN_ROWS, FILM_MAX_ROWS = 128, 768
+"""Of one frame of a film, before two become one, whatever its own file says: those of the published processors, which count in pixels."""
 
 FILM_RATE_HZ = 2.0
-"""Frames of a film that are looked at, as the published processor has it."""
+"""Frames of a film that are looked at, as the published processors have it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,29 +37,30 @@ class PictureSettings:
     min_pixels: int
     max_pixels: int
     colours: Normalization
-    film_min_pixels: int = FILM_MIN_PIXELS
-    film_max_pixels: int = FILM_MAX_PIXELS
+    film_min_pixels: int
+    film_max_pixels: int
 
 
-def read_pictures(directory: Path, config: ThinkerConfig) -> PictureSettings:
-    """Raises BadCheckpoint for a file that does not fit the model."""
+def read_pictures(directory: Path, vision: Patching) -> PictureSettings:
+    """vision: that the model has. Raises BadCheckpoint for a file that does not fit the model."""
     values = _part(directory, "image_processor", FILE)
     if values is None:
         raise BadCheckpoint(f"{directory} has neither {FILE} nor {TOGETHER} with an 'image_processor': give the whole folder")
-    colours = _colours(values, config)
+    colours = _colours(values, vision)
     films = _part(directory, "video_processor", FILM_FILE)
-    if films is not None and _colours(films, config) != colours:
+    if films is not None and _colours(films, vision) != colours:
         raise BadCheckpoint(f"{films.place}: films have another 'image_mean' or 'image_std' than pictures, which is not supported")
     least, most = _pixels(values, "min_pixels", "shortest_edge", MIN_PIXELS), _pixels(values, "max_pixels", "longest_edge", MAX_PIXELS)
     # Who loads a processor with other limits and saves it has them here too, and from here Transformers takes them for all that is seen.
     path = directory / "tokenizer_config.json"
     said = Config(json_object(path) if path.is_file() else {}, str(path))
+    row = (vision.patch_size * vision.merge) ** 2
     found = PictureSettings(
         said.value("min_pixels", int, least),
         said.value("max_pixels", int, most),
         colours,
-        said.value("min_pixels", int, FILM_MIN_PIXELS),
-        said.value("max_pixels", int, FILM_MAX_PIXELS),
+        said.value("min_pixels", int, FILM_MIN_ROWS * row),
+        said.value("max_pixels", int, FILM_MAX_ROWS * row),
     )
     if min(found.min_pixels, found.max_pixels, found.film_min_pixels, found.film_max_pixels) < 1:
         raise BadCheckpoint(f"{values.place}, or {path}: 'min_pixels' and 'max_pixels' must be above 0")
@@ -76,9 +76,8 @@ def _part(directory: Path, part: str, file: str) -> Config | None:
     return Config(json_object(path), str(path)) if path.is_file() else None
 
 
-def _colours(values: Config, config: ThinkerConfig) -> Normalization:
+def _colours(values: Config, vision: Patching) -> Normalization:
     """Raises BadCheckpoint where pictures would be prepared in another way than they are here."""
-    vision = config.vision
     for name, wanted in (("patch_size", vision.patch_size), ("temporal_patch_size", vision.frames), ("merge_size", vision.merge)):
         if (found := values.value(name, int, wanted)) != wanted:
             raise BadCheckpoint(f"{values.place}: {name!r} is {found}, the model was made for {wanted}")

@@ -1,4 +1,4 @@
-"""How media become rows of Qwen2.5-Omni."""
+"""How media become rows, with the encoders of a family."""
 
 from __future__ import annotations
 
@@ -6,23 +6,18 @@ from collections.abc import Callable, Sequence
 
 import torch
 
+from omnistage.models.common.encoders.encoder import AudioEncoder, MediaSizes, VisionEncoder
 from omnistage.models.common.encoders.features import Extent, Pixels
 from omnistage.models.common.encoders.patches import Normalization, grid_of, patches_of
+from omnistage.models.common.encoders.pictures import FILM_RATE_HZ, PictureSettings
 from omnistage.models.common.encoders.queue import EncoderQueue
 from omnistage.models.common.encoders.reader import MediaPreprocessing, PictureEncoding, SoundEncoding
 from omnistage.models.common.encoders.spectrograms import Spectrograms
 from omnistage.models.common.worker import Worker
 from omnistage.models.media.preprocessing import FilmPreprocessing, PicturePreprocessing, SoundPreprocessing
-from omnistage.models.qwen2_5_omni.audio import AudioEncoder, rows_of_frames
-from omnistage.models.qwen2_5_omni.config import ThinkerConfig
-from omnistage.models.qwen2_5_omni.processor import FILM_RATE_HZ, PictureSettings
-from omnistage.models.qwen2_5_omni.vision import VisionEncoder
-
-SOUND_CHUNKS = 8
-"""Chunks of sound that are one piece."""
 
 
-def preprocessing_of(config: ThinkerConfig, pictures: PictureSettings, rate_hz: int, most_rows: int, context: int) -> MediaPreprocessing:
+def preprocessing_of(config: MediaSizes, pictures: PictureSettings, rate_hz: int, most_rows: int, context: int) -> MediaPreprocessing:
     """See MediaPreprocessing.within."""
     factor = config.vision.patch_size * config.vision.merge
     film = FilmPreprocessing(
@@ -32,12 +27,13 @@ def preprocessing_of(config: ThinkerConfig, pictures: PictureSettings, rate_hz: 
         fps=FILM_RATE_HZ,
         frames_multiple=config.vision.frames,
         rate_hz=rate_hz,
+        sound_tokens_hz=config.audio.rows_hz,
     )
     picture = PicturePreprocessing(factor, pictures.min_pixels, pictures.max_pixels)
     return MediaPreprocessing(picture, SoundPreprocessing(rate_hz), film).within(most_rows, context)
 
 
-def rows_of(extent: Extent, config: ThinkerConfig) -> int:
+def rows_of(extent: Extent, config: MediaSizes) -> int:
     """Rows of a prompt that a medium takes."""
     seen = 0 if extent.grid is None else extent.grid.patches // config.vision.unit
     return seen + extent.sound + 2 * bool(seen and extent.sound)
@@ -55,10 +51,10 @@ def encoding_of_pictures(
 def encoding_of_sounds(
     worker: Worker, encoder: AudioEncoder, spectrograms: Spectrograms, *, most_frames: int, together: bool
 ) -> SoundEncoding:
-    """A piece is some chunks of a spectrogram. most_frames: of a pass that has more than one."""
+    """most_frames: of a pass that has more than one piece."""
     queue = EncoderQueue[torch.Tensor](worker, sound_pass(encoder), len, most_size=most_frames, together=together)
-    piece = SOUND_CHUNKS * encoder.config.chunk
-    return SoundEncoding(queue, piece, spectrograms, lambda samples: rows_of_frames(spectrograms.frames(samples)), least_ms=40)
+    least_ms = encoder.config.least_ms
+    return SoundEncoding(queue, encoder.pieces, spectrograms, lambda samples: encoder.rows(spectrograms.frames(samples)), least_ms)
 
 
 def picture_pass(encoder: VisionEncoder, colours: Normalization) -> Callable[[Sequence[Pixels], Callable[[], None]], list[torch.Tensor]]:

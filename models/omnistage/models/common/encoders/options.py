@@ -1,0 +1,31 @@
+"""The options of a Thinker with encoders."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, Self
+
+from omnistage.models.options import checked_options, not_negative
+
+
+@dataclass(frozen=True, slots=True)
+class ThinkerOptions:
+    """0 leaves a choice to the model. family: whose options they are, for humans.
+
+    context: tokens of a conversation and its answer. medium_rows: tokens that a picture or film becomes at most; a larger one is made
+    smaller. feature_cache_bytes: of what was computed of media. decoders: processes that decode media.
+    """
+
+    family: ClassVar[str]
+
+    context: int = 0
+    medium_rows: int = 0
+    feature_cache_bytes: int = 0
+    decoders: int = 0
+
+    @classmethod
+    def from_settings(cls, options: Mapping[str, Any]) -> Self:
+        """Raises LoadError."""
+        of = f"the thinker of {cls.family}"
+        return not_negative(cls(**checked_options(options, cls(), of)), of)

@@ -1,0 +1,198 @@
+"""A Thinker with encoders, from its parts to all that it runs on: the engine, what reads media, and how much memory each has."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Protocol, Self, TypeVar
+
+import numpy as np
+import torch
+
+from omnistage.engine.decoder import PackedDecoder
+from omnistage.engine.engine import Engine
+from omnistage.engine.head import TokenHead
+from omnistage.engine.kv import page_bytes
+from omnistage.engine.linear import WHOLE, LinearMaker, build_exact, whole
+from omnistage.engine.materials import DecoderConfig
+from omnistage.engine.pages import PAGE_ROWS
+from omnistage.models.common.cache_size import CacheSize
+from omnistage.models.common.checkpoint import BadCheckpoint, name_of
+from omnistage.models.common.constraint import FORMS
+from omnistage.models.common.encoders.encoder import AudioEncoder, MediaSizes, Need, VisionEncoder
+from omnistage.models.common.encoders.media import (
+    encoding_of_pictures,
+    encoding_of_sounds,
+    picture_pass,
+    preprocessing_of,
+    rows_of,
+    sound_pass,
+)
+from omnistage.models.common.encoders.options import ThinkerOptions
+from omnistage.models.common.encoders.patches import Normalization
+from omnistage.models.common.encoders.pictures import PictureSettings, read_pictures
+from omnistage.models.common.encoders.queue import Pass, Slice
+from omnistage.models.common.encoders.reader import MediaReader
+from omnistage.models.common.encoders.sizes import Sizes
+from omnistage.models.common.encoders.spectrograms import Spectrograms
+from omnistage.models.common.engine_model import Started, limits_of
+from omnistage.models.common.lru import LruCache
+from omnistage.models.common.revision import computed
+from omnistage.models.common.spool import MEDIA_PORTS
+from omnistage.models.common.team import Team
+from omnistage.models.common.weights import Weights
+from omnistage.models.common.worker import Worker
+from omnistage.models.interface import ModelInfo, PortSpec
+from omnistage.models.media.decoder import MediaDecoder
+from omnistage.models.options import LoadOptions
+
+Built = TypeVar("Built")
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """Of a Thinker. products: how the encoders multiply, and why."""
+
+    decoder: PackedDecoder
+    vision: VisionEncoder
+    audio: AudioEncoder
+    products: str
+
+
+class ThinkerSizes(MediaSizes, Protocol):
+    """text: of the decoder."""
+
+    @property
+    def text(self) -> DecoderConfig: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Preparation:
+    """How a checkpoint wants its media prepared."""
+
+    pictures: PictureSettings
+    spectrograms: Spectrograms
+
+    @classmethod
+    def of(cls, folder: Path, config: MediaSizes) -> Self:
+        """Raises BadCheckpoint."""
+        return cls(read_pictures(folder, config.vision), Spectrograms(folder, config.audio.mel_bins))
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """What a Thinker runs on. encoders: the thread of the reader's queues. context: tokens of a conversation with its answer. team: other
+    ranks of the decoder."""
+
+    engine: Engine
+    reader: MediaReader
+    encoders: Worker
+    info: ModelInfo
+    context: int
+    team: Team | None
+
+    @classmethod
+    def of(
+        cls,
+        folder: Path,
+        options: LoadOptions,
+        config: ThinkerSizes,
+        parts: Parts,
+        preparation: Preparation,
+        wanted: ThinkerOptions,
+        *,
+        code: str,
+        produces: Callable[[str], tuple[PortSpec, ...]],
+        team: Team | None = None,
+    ) -> Self:
+        """wanted: what somebody asked for. code: see `Started.revision`. produces: the ports of what it puts out, by the type that it
+        computes in. Raises LoadError."""
+        # The ranks of a CPU take of the same memory.
+        sharing = options.tensor_parallel_size if parts.decoder.spec.device.type == "cpu" else 1
+        row_bytes = sharing * page_bytes(parts.decoder.spec) // PAGE_ROWS
+        cache = CacheSize.chosen(options, row_bytes=row_bytes, context=config.text.context, wanted=wanted.context)
+        sizes = Sizes.chosen(config, wanted, options, cache)
+        limits, kv_bytes = limits_of(options, sizes.batch_rows), cache.kv_bytes // sharing
+        started = Started.of(parts.decoder, TokenHead, folder, options, limits=limits, kv_bytes=kv_bytes, team=team)
+        together, encoded = computed(partial(encoded_rows, parts, preparation.pictures.colours), options.threads)
+        info = ModelInfo(
+            name=name_of(folder),
+            revision=started.revision(code, results=encoded, settings=f"{cache.context} {sizes.medium_rows}"),
+            accepts=MEDIA_PORTS,
+            produces=produces(started.dtype),
+            max_sessions=options.sessions,
+            inputs=("text", "image", "audio", "video"),
+            constraints=FORMS,
+            settings={
+                **started.settings,
+                **sizes.why,
+                "products of the encoders": parts.products,
+                "encoders": "several media in one pass" if together else "one piece of a medium in a pass",
+            },
+        )
+        encoders = Worker("encoders", options.threads)
+        reader = _reader(config, parts, preparation, sizes, encoders, info.revision, together=together)
+        return cls(started.engine, reader, encoders, info, cache.context, team)
+
+
+def _reader(
+    config: MediaSizes, parts: Parts, preparation: Preparation, sizes: Sizes, encoders: Worker, revision: str, *, together: bool
+) -> MediaReader:
+    pictures, spectrograms = preparation.pictures, preparation.spectrograms
+    return MediaReader(
+        MediaDecoder(processes=sizes.decoders),
+        preprocessing_of(config, pictures, spectrograms.sample_rate_hz, sizes.medium_rows, sizes.cache.context),
+        encoding_of_pictures(encoders, parts.vision, pictures.colours, most_patches=sizes.pass_patches, together=together),
+        encoding_of_sounds(encoders, parts.audio, spectrograms, most_frames=sizes.pass_frames, together=together),
+        partial(rows_of, config=config),
+        LruCache(sizes.feature_bytes),
+        revision.encode(),
+    )
+
+
+# The encoders --------------------------------------------------------------------------------------------------------------------------
+
+
+def encoders_built(build: Callable[[LinearMaker], Built], dtype: torch.dtype, device: torch.device) -> tuple[Built, str]:
+    """What is built of the encoders' products, and how they multiply."""
+    if device.type == "cpu":
+        return build_exact(build, dtype, device)
+    # A medium that is alone in its pass has the same bits every time, and products of a whole picture are what a GPU is made for.
+    return build(whole), WHOLE.name
+
+
+def needed(weights: Weights, prefix: str, dtype: torch.dtype, device: torch.device) -> Need:
+    """The weights whose names begin so, by the rest of their names."""
+
+    def need(name: str) -> torch.Tensor:
+        found = weights.read(prefix + name)
+        if found is None:
+            raise BadCheckpoint(f"{weights.directory} lacks the weight {prefix}{name}")
+        return found.to(device, dtype)
+
+    return need
+
+
+def encoded_rows(parts: Parts, colours: Normalization) -> tuple[bool, list[torch.Tensor]]:
+    """The rows of random pictures and sounds, whose sizes make whole windows and chunks and parts of some; and whether they have the same
+    bits alone and together."""
+    random = np.random.default_rng(0)
+    eyes, ears = parts.vision.config, parts.audio.config
+    side, chunk = eyes.patch_size * eyes.merge, ears.chunk
+    sizes = ((2, 3), (5, 9), (8, 4))
+    seen = [random.integers(0, 256, (eyes.frames, rows * side, columns * side, 3), np.uint8) for rows, columns in sizes]
+    heard = [torch.from_numpy(random.standard_normal((frames, ears.mel_bins), np.float32)) for frames in (chunk // 3, 2 * chunk, chunk + 7)]
+    with torch.inference_mode():
+        alone = [*_each(picture_pass(parts.vision, colours), seen), *_each(sound_pass(parts.audio), heard)]
+        together = [*picture_pass(parts.vision, colours)(seen, _nothing), *sound_pass(parts.audio)(heard, _nothing)]
+    return all(map(torch.equal, alone, together)), alone
+
+
+def _each(encode: Pass[Slice], slices: Sequence[Slice]) -> list[torch.Tensor]:
+    return [encode([one], _nothing)[0] for one in slices]
+
+
+def _nothing() -> None:
+    """Between the layers."""
