@@ -10,6 +10,7 @@ from pathlib import Path
 
 from omnistage.engine.materials import DecoderConfig
 from omnistage.models.common.checkpoint import BadCheckpoint, Config, read_config
+from omnistage.models.common.encoders.prompt import MediaIds
 from omnistage.models.common.header import QUANTIZED, check_says_unpacked
 
 MODEL_TYPE = "qwen2_5_omni"
@@ -104,22 +105,6 @@ class AudioConfig:
     def frame_bytes(self) -> int:
         """See AudioSizes; two frames become one behind the convolutions."""
         return 4 * (4 * self.mel_bins + 4 * self.hidden_size + (12 * self.hidden_size + 4 * self.ffn_size) // 2)
-
-
-@dataclass(frozen=True, slots=True)
-class MediaIds:
-    """Token ids that stand for rows of media, and those around them."""
-
-    image: int
-    video: int
-    audio: int
-    audio_start: int
-    audio_end: int
-
-    @property
-    def kinds(self) -> dict[int, str]:
-        """Of the media that the ids stand for."""
-        return {self.image: "image", self.audio: "audio", self.video: "video"}
 
 
 @dataclass(frozen=True, slots=True)

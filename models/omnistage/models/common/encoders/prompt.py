@@ -1,0 +1,118 @@
+"""From the token ids of a conversation to the rows of its prompt, and their positions on three axes.
+
+A row has a time, a height and a width: those of text are equal and count on; those of a picture count rows and columns; those of a film and
+its sound count time, so many a second, so that what was seen and heard together is at the same time (TMRoPE, Xu et al. 2025).
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from omnistage.models.common.encoders.encoder import MediaSizes
+from omnistage.models.common.encoders.features import Extent, Layout, Placed
+
+Run = tuple[NDArray[np.int64], NDArray[np.int64]]
+"""Ids [rows] and positions [3, rows] of consecutive rows."""
+
+
+@dataclass(frozen=True, slots=True)
+class MediaIds:
+    """Token ids that stand for rows of media, and those around sound."""
+
+    image: int
+    video: int
+    audio: int
+    audio_start: int
+    audio_end: int
+
+    @property
+    def kinds(self) -> dict[int, str]:
+        """Of the media that the ids stand for."""
+        return {self.image: "image", self.audio: "audio", self.video: "video"}
+
+
+class PromptSizes(MediaSizes, Protocol):
+    """position_ids_per_second: positions that a second of sound or film takes."""
+
+    @property
+    def ids(self) -> MediaIds: ...
+    @property
+    def position_ids_per_second(self) -> int: ...
+
+
+class PromptRows(ABC):
+    """The rows of one prompt, as they come."""
+
+    def __init__(self, config: PromptSizes) -> None:
+        self._sizes = config
+        self._ids: list[NDArray[np.int64]] = []
+        self._positions: list[NDArray[np.int64]] = []
+        self._media: list[Placed] = []
+        self.next = 0
+        """The position of the next row of text."""
+        self._most = 0
+        self._count = 0
+
+    def laid_out(self, ids: Sequence[int], extents: Sequence[Extent]) -> Layout:
+        """The prompt of token ids, in which each id of a medium stands for all of its rows. extents: of the media, in order."""
+        written = np.array(ids, np.int64)
+        indices = np.flatnonzero(np.isin(written, [*self._sizes.ids.kinds]))
+        start = 0
+        for index, extent in zip(indices.tolist(), extents, strict=True):
+            self._text(written[start:index])
+            self._medium(extent)
+            start = index + 1
+        self._text(written[start:])
+        return Layout(np.concatenate(self._ids), np.concatenate(self._positions, 1), self._most + 1 - self._count, tuple(self._media))
+
+    def _text(self, token_ids: NDArray[np.int64]) -> None:
+        if len(token_ids):
+            self.add(token_ids, self._counted(len(token_ids)))
+
+    def _medium(self, extent: Extent) -> None:
+        if extent.grid is None:
+            self.run(*self.heard(extent.sound))
+        elif not extent.sound:
+            self.run(*self.seen(extent))
+        else:
+            self.film_with_sound(self.seen(extent), self.heard(extent.sound))
+
+    @abstractmethod
+    def film_with_sound(self, seen: Run, heard: Run) -> None:
+        """Both begin at the next position."""
+
+    def heard(self, rows: int) -> Run:
+        return np.full(rows, self._sizes.ids.audio), self._counted(rows)
+
+    def _counted(self, rows: int) -> NDArray[np.int64]:
+        """Positions that count on, the same on all axes."""
+        return np.broadcast_to(np.arange(rows) + self.next, (3, rows))
+
+    def seen(self, extent: Extent) -> Run:
+        grid, config = extent.grid, self._sizes
+        assert grid is not None
+        merge = config.vision.merge
+        # float32, as in Transformers: another rounding would be another position.
+        times = (np.arange(grid.frames, dtype=np.float32) * np.float32(extent.seconds) * config.position_ids_per_second).astype(np.int64)
+        axes = np.meshgrid(times, np.arange(grid.height // merge), np.arange(grid.width // merge), indexing="ij")
+        positions = np.stack([axis.reshape(-1) for axis in axes]) + self.next
+        token_id = config.ids.video if extent.seconds else config.ids.image
+        return np.full(positions.shape[1], token_id), positions
+
+    def run(self, ids: NDArray[np.int64], positions: NDArray[np.int64], order: NDArray[np.int64] | None = None) -> None:
+        """The rows of a medium. order: see Placed."""
+        self._media.append(Placed(self._count, order))
+        self.add(ids, positions)
+
+    def add(self, ids: NDArray[np.int64], positions: NDArray[np.int64]) -> None:
+        self._ids.append(ids)
+        self._positions.append(positions)
+        self._count += len(ids)
+        self.next = int(positions.max()) + 1
+        self._most = max(self._most, self.next - 1)
