@@ -7,43 +7,21 @@ Transformers' `Qwen2_5OmniAudioEncoder`. A convolution is a product of three fra
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as functional
 
-from omnistage.engine.linear import Linear, LinearMaker
+from omnistage.engine.linear import LinearMaker
 from omnistage.models.common.encoders.encoder import Need
 from omnistage.models.common.encoders.segments import Segments
+from omnistage.models.common.encoders.whisper import LayerNorm, WhisperLayer, sinusoids
 from omnistage.models.qwen2_5_omni.config import AudioConfig
-
-LONGEST_WAVE = 10000.0
 
 
 def rows_of_frames(frames: int) -> int:
     """Rows that come of so many frames of the spectrogram: a convolution takes every second, then two and two are averaged."""
     return ((frames - 1) // 2 + 1) // 2
-
-
-@dataclass(frozen=True, slots=True)
-class _Norm:
-    weight: torch.Tensor
-    bias: torch.Tensor
-
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        return functional.layer_norm(x, self.weight.shape, self.weight, self.bias)
-
-
-@dataclass(frozen=True, slots=True)
-class _Layer:
-    attention_norm: _Norm
-    query_key_value: Linear
-    output: Linear
-    ffn_norm: _Norm
-    up: Linear
-    down: Linear
 
 
 class AudioEncoder:
@@ -52,11 +30,11 @@ class AudioEncoder:
     def __init__(self, config: AudioConfig, weight: Need, linear: LinearMaker) -> None:
         self.config = config
         self._convolutions = tuple(linear(weight(f"{name}.weight").flatten(1), weight(f"{name}.bias")) for name in ("conv1", "conv2"))
-        table = _sinusoids(config.positions, config.hidden_size)
+        table = sinusoids(config.positions, config.hidden_size)
         embedding = weight("conv1.bias")
         self._positions = table.to(embedding.device, embedding.dtype)
-        self._layers = [_layer(weight, f"layers.{index}", linear) for index in range(config.layers)]
-        self._norm = _norm(weight, "ln_post")
+        self._layers = [WhisperLayer(weight, f"layers.{index}", config.heads, linear, has_key_bias=False) for index in range(config.layers)]
+        self._norm = LayerNorm.of(weight, "ln_post")
         self._proj = linear(weight("proj.weight"), weight("proj.bias"))
 
     @property
@@ -85,12 +63,9 @@ class AudioEncoder:
         lengths = [(len(chunk) - 1) // 2 + 1 for chunk in chunks]
         x = x + torch.cat([self._positions[:length] for length in lengths])
         segments = Segments(lengths)
-        size = config.hidden_size // config.heads
         for layer in self._layers:
             on_layer()
-            query, key, value = layer.query_key_value(layer.attention_norm(x)).view(len(x), 3, config.heads, size).unbind(1)
-            x = x + layer.output(segments.attention(query, key, value))
-            x = x + layer.down(functional.gelu(layer.up(layer.ffn_norm(x))))
+            x = layer(x, segments)
         counts = [(len(spectrogram) - 1) // 2 + 1 for spectrogram in spectrograms]
         pooled = torch.cat([(rows[0 : len(rows) - 1 : 2] + rows[1::2]) / 2 for rows in torch.split(x, counts)])
         rows = self._proj(self._norm(pooled))
@@ -100,31 +75,3 @@ class AudioEncoder:
         """A convolution over three frames and its GELU, of chunks [frames, width] each, with nothing before and after them."""
         threes = [functional.pad(chunk, (0, 0, 1, 1)).unfold(0, 3, stride).flatten(1) for chunk in chunks]
         return functional.gelu(self._convolutions[index](torch.cat(threes)))
-
-
-def _sinusoids(length: int, width: int) -> torch.Tensor:
-    """Positions as in Vaswani et al. 2017, sines first, then cosines. float32 [length, width]"""
-    half = width // 2
-    scales = torch.exp(-math.log(LONGEST_WAVE) / (half - 1) * torch.arange(half, dtype=torch.float32))
-    angles = torch.arange(length, dtype=torch.float32)[:, None] * scales
-    return torch.cat((angles.sin(), angles.cos()), 1)
-
-
-def _norm(weight: Need, name: str) -> _Norm:
-    return _Norm(weight(f"{name}.weight").clone(), weight(f"{name}.bias").clone())
-
-
-def _layer(weight: Need, name: str, linear: LinearMaker) -> _Layer:
-    attention = f"{name}.self_attn"
-    queries, values = weight(f"{attention}.q_proj.bias"), weight(f"{attention}.v_proj.bias")
-    return _Layer(
-        attention_norm=_norm(weight, f"{name}.self_attn_layer_norm"),
-        query_key_value=linear(
-            torch.cat([weight(f"{attention}.{part}_proj.weight") for part in "qkv"]),
-            torch.cat((queries, torch.zeros_like(queries), values)),  # Keys have no bias.
-        ),
-        output=linear(weight(f"{attention}.out_proj.weight"), weight(f"{attention}.out_proj.bias")),
-        ffn_norm=_norm(weight, f"{name}.final_layer_norm"),
-        up=linear(weight(f"{name}.fc1.weight"), weight(f"{name}.fc1.bias")),
-        down=linear(weight(f"{name}.fc2.weight"), weight(f"{name}.fc2.bias")),
-    )

@@ -14,13 +14,13 @@ import torch
 import torch.nn.functional as functional
 
 from omnistage.engine.linear import Linear, LinearMaker
+from omnistage.models.common.encoders.axial import Turn, places_of, turn_of, turned
 from omnistage.models.common.encoders.encoder import Need
 from omnistage.models.common.encoders.features import Grid
 from omnistage.models.common.encoders.segments import Segments
 from omnistage.models.qwen2_5_omni.config import VisionConfig
 
 NORM_EPS = 1e-6
-ROPE_THETA = 10000.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,8 @@ class VisionEncoder:
         unit, width = self.config.unit, self.config.hidden_size
         order = order.to(patches.device)
         x = self._embed(patches.view(-1, unit, patches.shape[1])[order].reshape(patches.shape))
-        turn = self._turn(grids, order, x.device)
+        places = places_of(grids, self.config.merge, x.device).view(-1, unit, 2)[order].view(-1, 2)
+        turn = turn_of(places, self.config.hidden_size // self.config.heads)
         for index, block in enumerate(self._blocks):
             on_layer()
             x = self._through(block, x, turn, frames if index in self.config.full_layers else windows)
@@ -70,12 +71,12 @@ class VisionEncoder:
         rows[order] = merged
         return list(torch.split(rows, [grid.patches // unit for grid in grids]))
 
-    def _through(self, block: _Block, x: torch.Tensor, turn: tuple[torch.Tensor, torch.Tensor], segments: Segments) -> torch.Tensor:
+    def _through(self, block: _Block, x: torch.Tensor, turn: Turn, segments: Segments) -> torch.Tensor:
         config = self.config
         size = config.hidden_size // config.heads
         qkv = block.query_key_value(functional.rms_norm(x, (config.hidden_size,), block.attention_norm, NORM_EPS))
         query, key, value = qkv.view(len(x), 3, config.heads, size).unbind(1)
-        x = x + block.output(segments.attention(_turned(query, *turn), _turned(key, *turn), value))
+        x = x + block.output(segments.attention(turned(query, turn), turned(key, turn), value))
         gate, up = block.gate_up(functional.rms_norm(x, (config.hidden_size,), block.ffn_norm, NORM_EPS)).chunk(2, -1)
         return x + block.down(functional.silu(gate) * up)
 
@@ -94,32 +95,6 @@ class VisionEncoder:
             frames += [height * width * unit] * grid.frames
             start += index.numel()
         return torch.cat(orders), Segments(windows), Segments(frames)
-
-    def _turn(self, grids: Sequence[Grid], order: torch.Tensor, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-        """Cosines and sines of the patches in the order of windows, float32 [patches, 1, head size]. Half of the pairs turn by the row,
-        half by the column."""
-        config = self.config
-        half = config.hidden_size // config.heads // 2
-        frequencies = 1.0 / ROPE_THETA ** (torch.arange(0, half, 2, dtype=torch.float32, device=device) / half)
-        places = torch.cat([self._places(grid, device) for grid in grids])
-        places = places.view(-1, config.unit, 2)[order].view(-1, 2)
-        angles = (places[..., None].float() * frequencies).flatten(1)
-        angles = torch.cat((angles, angles), -1)[:, None]
-        return angles.cos(), angles.sin()
-
-    def _places(self, grid: Grid, device: torch.device) -> torch.Tensor:
-        """Row and column of each patch, int64 [patches, 2], those of a merged row next to each other."""
-        merge = self.config.merge
-        places = torch.cartesian_prod(torch.arange(grid.height, device=device), torch.arange(grid.width, device=device))
-        blocks = places.view(grid.height // merge, merge, grid.width // merge, merge, 2).transpose(1, 2)
-        return blocks.reshape(-1, 2).repeat(grid.frames, 1)
-
-
-def _turned(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    """x: [patches, heads, head size]."""
-    wide = x.float()
-    first, second = wide.chunk(2, -1)
-    return (wide * cos + torch.cat((-second, first), -1) * sin).to(x.dtype)
 
 
 def _block(weight: Need, name: str, linear: LinearMaker) -> _Block:

@@ -1,0 +1,41 @@
+"""Positions of patches on two axes, row and column, by which the heads of an encoder of pictures turn."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from omnistage.models.common.encoders.features import Grid
+
+THETA = 10000.0
+
+Turn = tuple[torch.Tensor, torch.Tensor]
+"""Cosines and sines of patches, float32 [patches, 1, head size] each."""
+
+
+def places_of(grids: Sequence[Grid], merge: int, device: torch.device) -> torch.Tensor:
+    """Row and column of each patch, int64 [patches, 2], those of a merged row next to each other."""
+    return torch.cat([_places(grid, merge, device) for grid in grids])
+
+
+def _places(grid: Grid, merge: int, device: torch.device) -> torch.Tensor:
+    places = torch.cartesian_prod(torch.arange(grid.height, device=device), torch.arange(grid.width, device=device))
+    blocks = places.view(grid.height // merge, merge, grid.width // merge, merge, 2).transpose(1, 2)
+    return blocks.reshape(-1, 2).repeat(grid.frames, 1)
+
+
+def turn_of(places: torch.Tensor, head_size: int) -> Turn:
+    """Half of the pairs of a head turn by the row, half by the column."""
+    half = head_size // 2
+    frequencies = 1.0 / THETA ** (torch.arange(0, half, 2, dtype=torch.float32, device=places.device) / half)
+    angles = (places[..., None].float() * frequencies).flatten(1)
+    angles = torch.cat((angles, angles), -1)[:, None]
+    return angles.cos(), angles.sin()
+
+
+def turned(x: torch.Tensor, turn: Turn) -> torch.Tensor:
+    """x: [patches, heads, head size]."""
+    wide, (cos, sin) = x.float(), turn
+    first, second = wide.chunk(2, -1)
+    return (wide * cos + torch.cat((-second, first), -1) * sin).to(x.dtype)
