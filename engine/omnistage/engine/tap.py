@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from omnistage.engine.adapter import StepRows
+from omnistage.engine.entry import in_place
 from omnistage.engine.materials import Materials
 
 
@@ -38,5 +39,22 @@ def hidden_of(layer: int) -> Callable[[Materials], Tap]:
         if not 0 <= layer < materials.config.layers:
             raise ValueError(f"a tap of layer {layer}: this decoder has layers 0 to {materials.config.layers - 1}")
         return Tap(materials.config.hidden_size, lambda rows, embedded, hidden: hidden, layer)
+
+    return build
+
+
+def hidden_state(index: int) -> Callable[[Materials], Tap]:
+    """`hidden_states[index]` of Transformers: 0 is what enters the first layer, another one is what comes out of the layer before it, ahead
+    of anything that is added behind that; the one behind all layers has gone through the last norm. Raises ValueError for one that there is
+    not."""
+
+    def build(materials: Materials) -> Tap:
+        width = materials.config.hidden_size
+        if index == 0:
+            enter = in_place(materials)
+            return Tap(width, lambda rows, embedded, hidden: enter(rows, embedded))
+        if index == materials.config.layers:
+            return Tap(width, lambda rows, embedded, hidden: hidden)
+        return hidden_of(index - 1)(materials)
 
     return build
