@@ -22,6 +22,7 @@ from omnistage.engine.pages import PAGE_ROWS
 from omnistage.engine.results import fixed_results
 from omnistage.engine.scheduler import Limits
 from omnistage.models.common.checkpoint import BadCheckpoint
+from omnistage.models.common.experts import expert_of_all
 from omnistage.models.common.memory import memory_told
 from omnistage.models.common.revision import computed, digests_of_files, revision
 from omnistage.models.common.team import Team
@@ -167,8 +168,8 @@ def decoder_weights(
     weights: Weights, dtype: torch.dtype, device: torch.device, *, prefix: str, head: str = ""
 ) -> Callable[[str], torch.Tensor | None]:
     """The weights of a decoder in a checkpoint, by the decoder's names. prefix: how their names begin there. head: the whole name of the
-    weight of the logits; empty: they use the embedding. The embedding is not copied where it is as the checkpoint has it. Raises
-    BadCheckpoint for a head that is not there."""
+    weight of the logits; empty: they use the embedding. The embedding is not copied where it is as the checkpoint has it. The experts of a
+    layer may lie one by one or together. Raises BadCheckpoint for a head that is not there."""
 
     def weight(name: str) -> torch.Tensor | None:
         if name == LM_HEAD:
@@ -177,6 +178,7 @@ def decoder_weights(
                 raise BadCheckpoint(f"{weights.directory} lacks the weight {head}")
         else:
             found = (weights.mapped if name == EMBEDDING else weights.read)(prefix + name)
+            found = expert_of_all(weights, prefix + name) if found is None else found
         return None if found is None else found.to(device, dtype)
 
     return weight
