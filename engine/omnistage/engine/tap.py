@@ -43,6 +43,20 @@ def hidden_of(layer: int) -> Callable[[Materials], Tap]:
     return build
 
 
+def embedding_or_hidden(index: int) -> Callable[[Materials], Tap]:
+    """The embedding of the row's item, and where a vector was given, `hidden_state(index)`."""
+
+    def build(materials: Materials) -> Tap:
+        tap = hidden_state(index)(materials)
+
+        def make(rows: StepRows, embedded: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
+            return embedded if rows.has_given is None else torch.where(rows.has_given, tap.make(rows, embedded, hidden), embedded)
+
+        return Tap(tap.width, make, tap.layer)
+
+    return build
+
+
 def hidden_state(index: int) -> Callable[[Materials], Tap]:
     """`hidden_states[index]` of Transformers: 0 is what enters the first layer, another one is what comes out of the layer before it, ahead
     of anything that is added behind that; the one behind all layers has gone through the last norm. Raises ValueError for one that there is

@@ -1,0 +1,100 @@
+"""The encoder of sound of Qwen3-Omni: log-mel spectrograms in, rows of the Thinker out, 13 for a second.
+
+Three convolutions over time and pitch take chunks of a second that do not see each other, and Whisper's layers windows of some chunks:
+Transformers' `Qwen3OmniMoeAudioEncoder`. A convolution is a product of three by three numbers at a time, so all products run as the
+engine's do (omnistage.engine.linear), and the rows of a sound do not depend on what is encoded beside it.
+
+The last chunk of a sound that has whole ones is filled up with silence to a whole one, as there. Transformers also fills up a sound that is
+shorter than a chunk where a longer one is in the same conversation, and then its last row is another one; here it is what it is alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+import torch.nn.functional as functional
+
+from omnistage.engine.linear import LinearMaker
+from omnistage.models.common.encoders.encoder import Need
+from omnistage.models.common.encoders.segments import Segments
+from omnistage.models.common.encoders.whisper import LayerNorm, WhisperLayer, sinusoids
+from omnistage.models.qwen3_omni.config import CHUNK_ROWS, AudioConfig, convolved
+
+CHUNKS = 8
+"""That go through the convolutions at once: bounds their memory, of which they take much."""
+
+
+class AudioEncoder:
+    """weight: by the names of the checkpoint, without "thinker.audio_tower."."""
+
+    def __init__(self, config: AudioConfig, weight: Need, linear: LinearMaker) -> None:
+        self.config = config
+        names = ("conv2d1", "conv2d2", "conv2d3")
+        self._convolutions = [linear(weight(f"{name}.weight").flatten(1), weight(f"{name}.bias")) for name in names]
+        joined = weight("conv_out.weight")
+        self._join = linear(joined, None)
+        self._positions = sinusoids(config.positions, config.hidden_size).to(joined.device, joined.dtype)
+        self._layers = [WhisperLayer(weight, f"layers.{index}", config.heads, linear, has_key_bias=True) for index in range(config.layers)]
+        self._norm = LayerNorm.of(weight, "ln_post")
+        self._first, self._second = (linear(weight(f"{name}.weight"), weight(f"{name}.bias")) for name in ("proj1", "proj2"))
+
+    @property
+    def device(self) -> torch.device:
+        return self._positions.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self._positions.dtype
+
+    def rows(self, frames: int) -> int:
+        """See common's AudioEncoder."""
+        whole, rest = divmod(frames, self.config.chunk)
+        return whole * CHUNK_ROWS + convolved(rest)
+
+    def pieces(self, spectrogram: torch.Tensor) -> Sequence[torch.Tensor]:
+        """Windows of attention. What is left behind them and is no whole chunk stays with the last one: it is to be filled up."""
+        pieces = list(torch.split(spectrogram, self.config.piece))
+        if len(pieces) > 1 and len(pieces[-1]) < self.config.chunk:
+            pieces[-2:] = [torch.cat(pieces[-2:])]
+        return pieces
+
+    def encode(self, spectrograms: Sequence[torch.Tensor], on_layer: Callable[[], None] = lambda: None) -> list[torch.Tensor]:
+        """See common's AudioEncoder; rows have row_size numbers. spectrograms: 1 frame at least."""
+        config = self.config
+        x = self._convolved(spectrograms)
+        counts = [self.rows(len(spectrogram)) for spectrogram in spectrograms]
+        window = CHUNK_ROWS * config.window_chunks
+        segments = Segments([min(window, count - first) for count in counts for first in range(0, count, window)])
+        for layer in self._layers:
+            on_layer()
+            x = layer(x, segments)
+        rows = self._second(functional.gelu(self._first(self._norm(x))))
+        return list(torch.split(functional.pad(rows, (0, config.row_size - config.output_size)), counts))
+
+    def _convolved(self, spectrograms: Sequence[torch.Tensor]) -> torch.Tensor:
+        """The rows that come out of the convolutions, with their positions in their chunks, [rows, hidden_size]."""
+        chunks, rows = list[torch.Tensor](), list[int]()
+        for spectrogram in spectrograms:
+            for chunk in torch.split(spectrogram, self.config.chunk):
+                missing = self.config.chunk - len(chunk) if len(spectrogram) > self.config.chunk else 0
+                chunks.append(functional.pad(chunk, (0, 0, 0, missing)))
+                rows.append(convolved(len(chunk)))
+        made = list[torch.Tensor]()
+        for first in range(0, len(chunks), CHUNKS):
+            some = chunks[first : first + CHUNKS]
+            if len({len(chunk) for chunk in some}) == 1:
+                made += self._convolved_alike(torch.stack(some))
+            else:
+                made += [self._convolved_alike(chunk[None])[0] for chunk in some]
+        return torch.cat([chunk[:count] + self._positions[:count] for chunk, count in zip(made, rows, strict=True)])
+
+    def _convolved_alike(self, chunks: torch.Tensor) -> torch.Tensor:
+        """Of chunks [chunks, frames, bins], which are equally long; [chunks, rows, hidden_size]."""
+        x = chunks.mT[:, None]
+        for convolution in self._convolutions:
+            height, width = ((side - 1) // 2 + 1 for side in x.shape[2:])
+            nines = functional.unfold(x, 3, padding=1, stride=2).mT.flatten(0, 1)
+            x = functional.gelu(convolution(nines)).view(len(chunks), height, width, -1).permute(0, 3, 1, 2)
+        joined = x.permute(0, 3, 1, 2).flatten(2)
+        return self._join(joined.flatten(0, 1)).view(*joined.shape[:2], -1)

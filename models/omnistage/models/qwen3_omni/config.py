@@ -1,0 +1,268 @@
+"""What the config.json of a Qwen3-Omni checkpoint says, as far as the Thinker needs it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import isqrt
+from pathlib import Path
+
+from omnistage.engine.experts import ExpertSizes
+from omnistage.engine.materials import DecoderConfig
+from omnistage.models.common.checkpoint import BadCheckpoint, Config, read_config
+from omnistage.models.common.encoders.prompt import MediaIds
+from omnistage.models.common.header import check_plain
+from omnistage.models.common.positions import MOST_POSITIONS, RopeConfig, rope_of
+
+MODEL_TYPE = "qwen3_omni_moe"
+
+RENAMED = {
+    "thinker.model.language_model.": "thinker.model.",
+    "thinker.model.visual.": "thinker.visual.",
+    "thinker.model.audio_tower.": "thinker.audio_tower.",
+}
+"""How the modules of Transformers 5 are called, where the published checkpoints have the names on the right."""
+
+MOST_SOUND_POSITIONS = 1 << 16
+"""Of the encoder of sound, for each of which there is a row in memory."""
+
+CHUNK_ROWS = 13
+"""Rows that the encoder of sound makes of a whole chunk. The published code has this number, whatever the size of a chunk."""
+
+FRAMES_HZ = 100.0
+"""Of the spectrogram of a sound."""
+
+
+@dataclass(frozen=True, slots=True)
+class VisionConfig:
+    """The encoder of pictures and films. patch_size: pixels. frames: of a patch. merge: patches of an output row, on each side. grid: rows
+    and columns of the table of positions. deepstack: layers behind which rows for layers of the decoder are made too. output_size: of each
+    of the rows that come out as one."""
+
+    layers: int
+    hidden_size: int
+    ffn_size: int
+    heads: int
+    patch_size: int
+    frames: int
+    merge: int
+    grid: int
+    deepstack: tuple[int, ...]
+    output_size: int
+    channels: int = 3
+
+    @property
+    def patch_values(self) -> int:
+        """Numbers of one patch."""
+        return self.channels * self.frames * self.patch_size**2
+
+    @property
+    def unit(self) -> int:
+        """Patches of one output row."""
+        return self.merge**2
+
+    @property
+    def row_size(self) -> int:
+        """Of all that comes out for a row: the row itself, and one for each layer of `deepstack`."""
+        return (1 + len(self.deepstack)) * self.output_size
+
+    @property
+    def patch_bytes(self) -> int:
+        """See VisionSizes."""
+        return 4 * (3 * self.patch_values + 12 * self.hidden_size + 2 * self.ffn_size + self.row_size // self.unit)
+
+
+@dataclass(frozen=True, slots=True)
+class AudioConfig:
+    """The encoder of sound. chunk: frames of the spectrogram that convolutions see together. window_chunks: chunks that attention sees
+    together. channels: of the convolutions. positions: rows of the table of positions. output_size: of a row that comes out; row_size: with
+    the zeros behind it, which make it as wide as those of pictures."""
+
+    layers: int
+    hidden_size: int
+    ffn_size: int
+    heads: int
+    mel_bins: int
+    chunk: int
+    window_chunks: int
+    channels: int
+    positions: int
+    output_size: int
+    row_size: int
+
+    @property
+    def piece(self) -> int:
+        """Frames of one window."""
+        return self.window_chunks * self.chunk
+
+    @property
+    def rows_hz(self) -> float:
+        """See AudioSizes."""
+        return CHUNK_ROWS * FRAMES_HZ / self.chunk
+
+    @property
+    def least_ms(self) -> int:
+        """See AudioSizes."""
+        return 10
+
+    @property
+    def frame_bytes(self) -> int:
+        """See AudioSizes; most of it is what the second convolution takes: nine numbers of each channel, a quarter of the bins, of every
+        fourth frame."""
+        taken = 9 * self.channels * self.mel_bins // 16
+        return 4 * (self.mel_bins + taken + (12 * self.hidden_size + 2 * self.ffn_size + self.row_size) // 8)
+
+
+@dataclass(frozen=True, slots=True)
+class SpeechSource:
+    """What the Talker has of the Thinker. layer: whose hidden rows it takes of media, as `hidden_states` of Transformers counts. turn: the
+    id with which a turn begins. user: the id behind it where a user speaks."""
+
+    layer: int
+    turn: int
+    user: int
+
+
+@dataclass(frozen=True, slots=True)
+class ThinkerConfig:
+    """text: of the language model. rope: of its positions. position_ids_per_second: positions that a second of sound or film takes. tied:
+    the logits use the embedding. speech: None for a checkpoint that does not speak."""
+
+    text: DecoderConfig
+    experts: ExpertSizes
+    rope: RopeConfig
+    vision: VisionConfig
+    audio: AudioConfig
+    ids: MediaIds
+    position_ids_per_second: int
+    tied: bool
+    speech: SpeechSource | None
+
+
+def read_thinker_config(directory: Path) -> ThinkerConfig:
+    """Of the checkpoint in a folder. Raises BadCheckpoint."""
+    whole = read_config(directory, MODEL_TYPE)
+    config = whole.section("thinker_config")
+    check_plain(whole, config)
+    words, vision = config.section("text_config"), _vision(config.section("vision_config"))
+    text, audio = _text(words, vision.row_size), _audio(config.section("audio_config"), vision.row_size)
+    for name, size in (("vision_config: 'out_hidden_size'", vision.output_size), ("audio_config: 'output_dim'", audio.output_size)):
+        if size != text.hidden_size:
+            raise BadCheckpoint(f"{config.place}: {name} is {size}, and rows of the Thinker have {text.hidden_size}")
+    if len(vision.deepstack) > text.layers:
+        raise BadCheckpoint(f"{config.place}: {len(vision.deepstack)} 'deepstack_visual_indexes' are more than the layers of the text")
+    return ThinkerConfig(
+        text=text,
+        experts=_experts(words),
+        rope=rope_of(words),
+        vision=vision,
+        audio=audio,
+        ids=MediaIds(**{name: config.value(f"{name}_token_id", int) for name in ("image", "video", "audio", "audio_start", "audio_end")}),
+        position_ids_per_second=config.size("position_id_per_seconds") if config.has("position_id_per_seconds") else 25,
+        tied=config.value("tie_word_embeddings", bool, False),
+        speech=_speech(whole, text.layers),
+    )
+
+
+def _speech(whole: Config, layers: int) -> SpeechSource | None:
+    if not whole.value("enable_audio_output", bool, True) or not whole.has("talker_config"):
+        return None
+    talker = whole.section("talker_config")
+    layer = talker.value("accept_hidden_layer", int, 18)
+    if not 0 <= layer <= layers:
+        raise BadCheckpoint(f"{talker.place}: 'accept_hidden_layer' is {layer}, and the Thinker has {layers} layers")
+    return SpeechSource(layer, whole.value("im_start_token_id", int), whole.value("user_token_id", int))
+
+
+def _text(config: Config, given_width: int) -> DecoderConfig:
+    _check_activation(config, "hidden_act", "silu")
+    return DecoderConfig(
+        layers=config.size("num_hidden_layers"),
+        hidden_size=config.size("hidden_size"),
+        ffn_size=config.size("moe_intermediate_size"),
+        query_heads=config.size("num_attention_heads"),
+        kv_heads=config.size("num_key_value_heads"),
+        vocab_size=config.size("vocab_size"),
+        context=config.size("max_position_embeddings", MOST_POSITIONS),
+        norm_eps=config.value("rms_norm_eps", float),
+        head_size=config.size("head_dim") if config.has("head_dim") else 0,
+        given_width=given_width,
+    )
+
+
+def _experts(config: Config) -> ExpertSizes:
+    dense = config.values("mlp_only_layers", int) if config.has("mlp_only_layers") else ()
+    if dense or config.value("decoder_sparse_step", int, 1) != 1:
+        raise BadCheckpoint(f"{config.place}: layers without experts are not supported; no published checkpoint has them")
+    sizes = ExpertSizes(
+        experts=config.size("num_experts"),
+        chosen=config.size("num_experts_per_tok"),
+        size=config.size("moe_intermediate_size"),
+        normalized=config.value("norm_topk_prob", bool, True),
+    )
+    if sizes.chosen > sizes.experts:
+        raise BadCheckpoint(f"{config.place}: 'num_experts_per_tok' is {sizes.chosen}, of {sizes.experts} experts")
+    return sizes
+
+
+def _vision(config: Config) -> VisionConfig:
+    _check_activation(config, "hidden_act", "gelu_pytorch_tanh")
+    layers, deepstack = config.size("depth"), config.values("deepstack_visual_indexes", int)
+    if not all(0 <= layer < layers for layer in deepstack) or sorted(set(deepstack)) != list(deepstack):
+        told = f"{config.place}: 'deepstack_visual_indexes' is {list(deepstack)}"
+        raise BadCheckpoint(f"{told}: these are layers from 0 to {layers - 1}, each one behind the one before")
+    found = VisionConfig(
+        layers=layers,
+        hidden_size=config.size("hidden_size"),
+        ffn_size=config.size("intermediate_size"),
+        heads=config.size("num_heads"),
+        patch_size=config.size("patch_size"),
+        frames=config.size("temporal_patch_size"),
+        merge=config.size("spatial_merge_size"),
+        grid=isqrt(config.size("num_position_embeddings")),
+        deepstack=deepstack,
+        output_size=config.size("out_hidden_size"),
+        channels=config.size("in_channels") if config.has("in_channels") else 3,
+    )
+    if found.hidden_size % (4 * found.heads):
+        raise BadCheckpoint(f"{config.place}: 'hidden_size' {found.hidden_size} is not {found.heads} heads of a multiple of 4 numbers")
+    return found
+
+
+def _audio(config: Config, row_size: int) -> AudioConfig:
+    _check_activation(config, "activation_function", "gelu")
+    chunk = 2 * config.size("n_window", MOST_SOUND_POSITIONS)
+    if convolved(chunk) != CHUNK_ROWS:
+        told = f"{config.place}: 'n_window' is {chunk // 2}, which makes chunks of {convolved(chunk)} rows"
+        raise BadCheckpoint(f"{told}: only chunks of {CHUNK_ROWS} are supported, as 50 makes them")
+    if (seen := config.size("n_window_infer")) < chunk:
+        raise BadCheckpoint(f"{config.place}: 'n_window_infer' is {seen}: it must be twice 'n_window' or more, {chunk}")
+    found = AudioConfig(
+        layers=config.size("encoder_layers"),
+        hidden_size=config.size("d_model"),
+        ffn_size=config.size("encoder_ffn_dim"),
+        heads=config.size("encoder_attention_heads"),
+        mel_bins=config.size("num_mel_bins"),
+        chunk=chunk,
+        window_chunks=seen // chunk,
+        channels=config.size("downsample_hidden_size"),
+        positions=config.size("max_source_positions", MOST_SOUND_POSITIONS),
+        output_size=config.size("output_dim"),
+        row_size=row_size,
+    )
+    if found.hidden_size % (2 * found.heads) or found.hidden_size < 4:
+        raise BadCheckpoint(f"{config.place}: 'd_model' {found.hidden_size} is not {found.heads} heads of an even size")
+    if found.positions < CHUNK_ROWS:
+        raise BadCheckpoint(f"{config.place}: 'max_source_positions' is {found.positions}, and a chunk has {CHUNK_ROWS} rows")
+    return found
+
+
+def _check_activation(config: Config, name: str, known: str) -> None:
+    if (found := config.value(name, str, known)) != known:
+        raise BadCheckpoint(f"{config.place}: {name!r} is {found!r}, and only {known!r} is supported")
+
+
+def convolved(count: int) -> int:
+    """What three convolutions leave of so many frames or bins, of which each takes every second."""
+    for _ in range(3):
+        count = (count - 1) // 2 + 1
+    return count

@@ -1,0 +1,146 @@
+"""A Qwen3-Omni Thinker from the files of a checkpoint in the published layout."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+
+import torch
+from transformers import Qwen3OmniMoeTextConfig
+
+from omnistage.engine.decoder import LM_HEAD, DecoderParts, PackedDecoder
+from omnistage.engine.entry import deepstack
+from omnistage.engine.experts import experts
+from omnistage.engine.group import ALONE, Group, RanksApart
+from omnistage.engine.linear import LinearMaker
+from omnistage.engine.norm import head_rms_norm
+from omnistage.engine.rope import interleaved, rotary
+from omnistage.engine.tap import hidden_state
+from omnistage.models.common.encoders.starting import Parts, Preparation, Ready, encoders_built, needed
+from omnistage.models.common.engine_model import chosen_dtype, decoder_weights
+from omnistage.models.common.expert_weights import check_experts
+from omnistage.models.common.slices import config_of_part, weights_of_part
+from omnistage.models.common.team import Team, options_of
+from omnistage.models.common.weights import Weights
+from omnistage.models.errors import LoadError
+from omnistage.models.options import LoadOptions
+from omnistage.models.qwen3_omni.audio import AudioEncoder
+from omnistage.models.qwen3_omni.config import RENAMED, ThinkerConfig, read_thinker_config
+from omnistage.models.qwen3_omni.options import ThinkerOptions
+from omnistage.models.qwen3_omni.ports import thinker_ports
+from omnistage.models.qwen3_omni.thinker import Qwen3Thinker, tokenizer_of
+from omnistage.models.qwen3_omni.vision import VisionEncoder
+
+CODE_REVISION = "1"
+"""Part of the revision; grows whenever this family's code could give other tokens for equal input. The engine has a number of its own."""
+
+HEAD_PLAN = {"lm_head": "colwise_gather_output"}
+"""As the model of Transformers adds it to the plan of its config; that model takes seconds to import."""
+
+_PREFIX = "thinker."
+_OTHERS = ("talker.", "code2wav.")
+
+
+def load_thinker(folder: Path, options: LoadOptions) -> Qwen3Thinker:
+    """Raises LoadError, or ValueError for ill-shaped weights."""
+    config = read_thinker_config(folder)
+    config_of_part(config.text, options.tensor_parallel_size, config.experts.cut)  # Before others are started for nothing.
+    with ExitStack() as undo:
+        if team := Team.for_options(f"{__name__}:{read_decoder.__name__}", folder, options):
+            undo.callback(team.close)
+        try:
+            thinker = _loaded(folder, options_of(options, 0), config, team)
+        except RanksApart as error:
+            raise LoadError(str(error)) from error
+        undo.pop_all()
+    return thinker
+
+
+def _loaded(folder: Path, options: LoadOptions, config: ThinkerConfig, team: Team | None) -> Qwen3Thinker:
+    dtype, device = chosen_dtype(options), torch.device(options.device)
+    torch.set_num_threads(options.threads)
+    tokenizer, preparation = tokenizer_of(folder, config), Preparation.of(folder, config)
+    parts = read_parts(folder, config, dtype, device, ALONE if team is None else team.group)
+    if team is not None:
+        team.connect(device)
+    ready = Ready.of(
+        folder,
+        options,
+        config,
+        parts,
+        preparation,
+        ThinkerOptions.from_settings(options.family),
+        code=CODE_REVISION,
+        produces=partial(thinker_ports, config.text.hidden_size, speaks=config.speech is not None),
+        team=team,
+    )
+    return Qwen3Thinker(config, ready, tokenizer)
+
+
+# The weights ---------------------------------------------------------------------------------------------------------------------------
+
+
+def read_parts(folder: Path, config: ThinkerConfig, dtype: torch.dtype, device: torch.device, group: Group = ALONE) -> Parts:
+    """Of a rank: its part of the decoder, and all of the encoders. Raises BadCheckpoint for a weight that is missing, or that nobody reads;
+    ValueError for an ill-shaped one."""
+    with Weights(folder, _OTHERS, RENAMED, computed=dtype) as weights:
+        _check_shapes(weights, config)
+        decoder = _decoder(weights, config, dtype, device, group)
+        (vision, audio), products = encoders_built(partial(_encoders, weights, config, dtype, device), dtype, device)
+        weights.check_read()
+    return Parts(decoder, vision, audio, products)
+
+
+def read_decoder(folder: Path, options: LoadOptions, group: Group) -> PackedDecoder:
+    """A `rank.Reader`."""
+    dtype = chosen_dtype(options)
+    with Weights(folder, _OTHERS, RENAMED, computed=dtype) as weights:
+        return _decoder(weights, read_thinker_config(folder), dtype, torch.device(options.device), group)
+
+
+def _decoder(weights: Weights, config: ThinkerConfig, dtype: torch.dtype, device: torch.device, group: Group) -> PackedDecoder:
+    weights.read(_PREFIX + LM_HEAD)  # Some checkpoints have it where it is the embedding once more.
+    head = "" if config.tied else _PREFIX + LM_HEAD
+    weight = decoder_weights(weights, dtype, device, prefix=f"{_PREFIX}model.", head=head)
+    parts = DecoderParts(
+        rope=rotary(config.rope.theta, interleaved(config.rope.sections)),
+        head_norm=head_rms_norm,
+        feed_forward=experts(config.experts),
+        after=deepstack(len(config.vision.deepstack)),
+        tap=None if config.speech is None else hidden_state(config.speech.layer),
+    )
+    if group.size == 1:
+        return PackedDecoder(config.text, weight, parts)
+    plan = {**Qwen3OmniMoeTextConfig.base_model_tp_plan, **HEAD_PLAN}
+    part = config_of_part(config.text, group.size, config.experts.cut)
+    return PackedDecoder(part, weights_of_part(weight, plan, group), parts, group)
+
+
+def _check_shapes(weights: Weights, config: ThinkerConfig) -> None:
+    """Raises BadCheckpoint for sizes of the encoders and experts that are not those of their weights: what is built and tried follows from
+    them."""
+    eyes, ears, text = config.vision, config.audio, config.text
+    merged = eyes.hidden_size * eyes.unit
+    block, layer = f"{_PREFIX}visual.blocks", f"{_PREFIX}audio_tower.layers"
+    for name, shape in {
+        f"{_PREFIX}visual.patch_embed.proj.weight": (eyes.hidden_size, eyes.channels, eyes.frames, eyes.patch_size, eyes.patch_size),
+        f"{block}.0.mlp.linear_fc1.weight": (eyes.ffn_size, eyes.hidden_size),
+        f"{block}.{eyes.layers - 1}.norm1.weight": (eyes.hidden_size,),
+        f"{_PREFIX}visual.merger.mlp.2.weight": (eyes.output_size, merged),
+        **{f"{_PREFIX}visual.merger_list.{number}.mlp.2.weight": (eyes.output_size, merged) for number in range(len(eyes.deepstack))},
+        f"{_PREFIX}audio_tower.conv2d1.weight": (ears.channels, 1, 3, 3),
+        f"{layer}.0.fc1.weight": (ears.ffn_size, ears.hidden_size),
+        f"{layer}.{ears.layers - 1}.fc1.bias": (ears.ffn_size,),
+        f"{_PREFIX}audio_tower.proj2.weight": (ears.output_size, ears.hidden_size),
+    }.items():
+        weights.check_shape(name, shape)
+    for number in range(text.layers):
+        check_experts(weights, f"{_PREFIX}model.layers.{number}.mlp", config.experts.experts, text.hidden_size, config.experts.size)
+
+
+def _encoders(
+    weights: Weights, config: ThinkerConfig, dtype: torch.dtype, device: torch.device, linear: LinearMaker
+) -> tuple[VisionEncoder, AudioEncoder]:
+    eyes, ears = (needed(weights, f"{_PREFIX}{part}.", dtype, device) for part in ("visual", "audio_tower"))
+    return VisionEncoder(config.vision, eyes, linear), AudioEncoder(config.audio, ears, linear)

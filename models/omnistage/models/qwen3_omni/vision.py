@@ -1,0 +1,106 @@
+"""The encoder of pictures and films of Qwen3-Omni: patches in, rows of the Thinker out.
+
+A vision transformer with layer norms, learned positions that are stretched over the picture, rotary positions on two axes and attention
+within a frame, whose rows are merged two by two on each side at the end: Transformers' `Qwen3OmniMoeVisionEncoder`. Behind some layers rows
+are merged too, which the decoder adds behind its first layers (DeepStack, Meng et al. 2024): they stand behind the row that they belong to.
+Products run as the engine's do (omnistage.engine.linear), so that the rows of a picture do not depend on what is encoded beside it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import reduce
+
+import torch
+import torch.nn.functional as functional
+from transformers.vision_utils import get_vision_interpolation_indices_and_weights
+
+from omnistage.engine.linear import Linear, LinearMaker
+from omnistage.models.common.encoders.axial import Turn, places_of, turn_of, turned
+from omnistage.models.common.encoders.encoder import Need
+from omnistage.models.common.encoders.features import Grid
+from omnistage.models.common.encoders.segments import Segments
+from omnistage.models.common.encoders.whisper import LayerNorm
+from omnistage.models.qwen3_omni.config import VisionConfig
+
+NORM_EPS = 1e-6
+
+
+class VisionEncoder:
+    """weight: by the names of the checkpoint, without "thinker.visual."."""
+
+    def __init__(self, config: VisionConfig, weight: Need, linear: LinearMaker) -> None:
+        self.config = config
+        patches = weight("patch_embed.proj.weight").reshape(config.hidden_size, config.patch_values)
+        self._embed = linear(patches, weight("patch_embed.proj.bias"))
+        self._positions = weight("pos_embed.weight").clone()
+        self._blocks = [_Block(weight, f"blocks.{index}", config.heads, linear) for index in range(config.layers)]
+        self._merger = _Merger(weight, "merger", config, linear, is_merged_first=False)
+        self._deepstack = {
+            layer: _Merger(weight, f"merger_list.{number}", config, linear, is_merged_first=True)
+            for number, layer in enumerate(config.deepstack)
+        }
+
+    @property
+    def device(self) -> torch.device:
+        return self._positions.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self._positions.dtype
+
+    def encode(self, patches: torch.Tensor, grids: Sequence[Grid], on_layer: Callable[[], None] = lambda: None) -> list[torch.Tensor]:
+        """See common's VisionEncoder; rows have row_size numbers."""
+        config = self.config
+        x = self._embed(patches) + self._placed(grids)
+        turn = turn_of(places_of(grids, config.merge, x.device), config.hidden_size // config.heads)
+        frames = Segments([grid.height * grid.width for grid in grids for _ in range(grid.frames)])
+        stacked = list[torch.Tensor]()
+        for layer, block in enumerate(self._blocks):
+            on_layer()
+            x = block(x, turn, frames)
+            if layer in self._deepstack:
+                stacked.append(self._deepstack[layer](x))
+        rows = torch.cat((self._merger(x), *stacked), 1)
+        return list(torch.split(rows, [grid.patches // config.unit for grid in grids]))
+
+    def _placed(self, grids: Sequence[Grid]) -> torch.Tensor:
+        """The positions of patches, [patches, hidden_size]: between those of the table."""
+        sizes = torch.tensor([[grid.frames, grid.height, grid.width] for grid in grids], device=self.device)
+        taken, shares = get_vision_interpolation_indices_and_weights(
+            sizes, self.config.grid, align_corners=True, spatial_merge_size=self.config.merge
+        )
+        corners = [self._positions[taken[:, corner]] * shares[:, corner, None] for corner in range(taken.shape[1])]
+        # In order: a sum of the library may add in another order where there are more rows.
+        return reduce(torch.add, corners).to(self.dtype)
+
+
+class _Block:
+    def __init__(self, weight: Need, name: str, heads: int, linear: LinearMaker) -> None:
+        self._heads = heads
+        self._attention_norm, self._ffn_norm = (LayerNorm.of(weight, f"{name}.{norm}", NORM_EPS) for norm in ("norm1", "norm2"))
+        self._query_key_value, self._output, self._up, self._down = (
+            _product(weight, f"{name}.{part}", linear) for part in ("attn.qkv", "attn.proj", "mlp.linear_fc1", "mlp.linear_fc2")
+        )
+
+    def __call__(self, x: torch.Tensor, turn: Turn, frames: Segments) -> torch.Tensor:
+        query, key, value = self._query_key_value(self._attention_norm(x)).view(len(x), 3, self._heads, -1).unbind(1)
+        x = x + self._output(frames.attention(turned(query, turn), turned(key, turn), value))
+        return x + self._down(functional.gelu(self._up(self._ffn_norm(x)), approximate="tanh"))
+
+
+class _Merger:
+    """Makes one row of the patches of a merged one. is_merged_first: they are one row before the norm."""
+
+    def __init__(self, weight: Need, name: str, config: VisionConfig, linear: LinearMaker, *, is_merged_first: bool) -> None:
+        self._width, self._is_merged_first = config.unit * config.hidden_size, is_merged_first
+        self._norm = LayerNorm.of(weight, f"{name}.ln_q", NORM_EPS)
+        self._first, self._second = (_product(weight, f"{name}.mlp.{index}", linear) for index in (0, 2))
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        normed = self._norm(x.view(-1, self._width)) if self._is_merged_first else self._norm(x).view(-1, self._width)
+        return self._second(functional.gelu(self._first(normed)))
+
+
+def _product(weight: Need, name: str, linear: LinearMaker) -> Linear:
+    return linear(weight(f"{name}.weight"), weight(f"{name}.bias"))

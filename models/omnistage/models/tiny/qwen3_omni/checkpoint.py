@@ -1,0 +1,131 @@
+"""A checkpoint of Qwen3-Omni with random weights, in the files of the published ones: for tests and trials of all but sense.
+
+The weights are drawn so that the answers of the model are worth comparing: finite, different for different media, and not one token for
+ever. A weight depends on the seed and its own name only, and is made of exact operations, so that every machine makes the same bytes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from omnistage.models.common.progress import Progress
+from omnistage.models.tiny.files import write_json
+from omnistage.models.tiny.makers import Order
+from omnistage.models.tiny.qwen3_omni import thinker
+from omnistage.models.tiny.qwen3_omni.thinker import AudioSize, TextSize, ThinkerSize, VisionSize
+from omnistage.models.tiny.qwen3_omni.tokenizer import Ids, build_vocabulary, write_tokenizer
+from omnistage.models.tiny.qwen_vocabulary import fetch_vocabulary
+from omnistage.models.tiny.random_weights import noise
+from omnistage.models.tiny.weights import write_weights
+
+PREPROCESSOR = {
+    "chunk_length": 300,
+    "dither": 0.0,
+    "feature_extractor_type": "WhisperFeatureExtractor",
+    "feature_size": thinker.MEL_BINS,
+    "hop_length": 160,
+    "image_mean": [0.5, 0.5, 0.5],
+    "image_processor_type": "Qwen2VLImageProcessor",
+    "image_std": [0.5, 0.5, 0.5],
+    "max_pixels": 12845056,
+    "merge_size": 2,
+    "min_pixels": 3136,
+    "n_fft": 400,
+    "n_samples": 4800000,
+    "nb_max_frames": 30000,
+    "padding_side": "right",
+    "padding_value": 0.0,
+    "patch_size": 16,
+    "processor_class": "Qwen3OmniMoeProcessor",
+    "return_attention_mask": True,
+    "sampling_rate": 16000,
+    "temporal_patch_size": 2,
+}
+
+SIZES: Mapping[str, ThinkerSize] = {
+    "tiny": ThinkerSize(
+        TextSize(layers=4, hidden=160, heads=6, kv_heads=2, head_size=32, rope_sections=(6, 5, 5), experts=10, chosen=3, expert=80),
+        VisionSize(layers=4, hidden=80, ffn=112, heads=5, deepstack=(0, 2), grid=7),
+        AudioSize(layers=2, hidden=96, ffn=160, heads=4, channels=24, window=300),
+    ),
+    "small": ThinkerSize(
+        TextSize(layers=6, hidden=256, heads=10, kv_heads=2, head_size=32, rope_sections=(6, 5, 5), experts=24, chosen=4, expert=192),
+        VisionSize(layers=6, hidden=144, ffn=320, heads=9, deepstack=(1, 3, 4), grid=24),
+        AudioSize(layers=3, hidden=160, ffn=448, heads=5, channels=48, window=800),
+    ),
+}
+
+GAINS = (("thinker.lm_head.", 3.0), (".mlp.gate.", 3.0), (".self_attn.q_norm.", 2.1), (".self_attn.k_norm.", 2.1))
+"""By how much a product makes its input larger, or a norm, where that is not 1. Sharp attention keeps an answer from running in circles:
+what it finds differs from token to token."""
+
+
+def make(directory: Path, order: Order, progress: Progress) -> None:
+    """Fill an empty folder that is there. Raises FetchError where the vocabulary of Qwen cannot be had."""
+    size, dtype = SIZES[order.size], order.dtype or "float32"
+    vocabulary = fetch_vocabulary(progress=progress) if order.tokenizer == "qwen" else build_vocabulary()
+    progress("writing the tokenizer", 0.0)
+    ids = write_tokenizer(directory, vocabulary)
+    progress("writing the tokenizer", 1.0)
+    values = config(size, ids, dtype)
+    write_json(directory / "config.json", values)
+    write_json(directory / "generation_config.json", {"_from_model_config": True, "transformers_version": values["transformers_version"]})
+    write_json(directory / "preprocessor_config.json", PREPROCESSOR)
+    write(directory, values, order.seed, getattr(torch, dtype), progress)
+
+
+def config(size: ThinkerSize, ids: Ids, dtype: str) -> dict[str, Any]:
+    """config.json of a whole checkpoint. dtype: "float32" or "bfloat16"."""
+    return {
+        "architectures": ["Qwen3OmniMoeForConditionalGeneration"],
+        "assistant_token_id": ids.assistant,
+        "dtype": dtype,
+        "enable_audio_output": False,
+        "im_end_token_id": ids.im_end,
+        "im_start_token_id": ids.im_start,
+        "model_type": "qwen3_omni_moe",
+        "system_token_id": ids.system,
+        "thinker_config": thinker.config(size, ids, dtype),
+        "transformers_version": "4.57.0.dev0",
+        "tts_bos_token_id": ids.tts_bos,
+        "tts_eos_token_id": ids.tts_eos,
+        "tts_pad_token_id": ids.tts_pad,
+        "user_token_id": ids.user,
+    }
+
+
+def write(directory: Path, config: Mapping[str, Any], seed: int, dtype: torch.dtype, progress: Progress) -> None:
+    """Write the weights as shards with their index. Ids of the heads that are no token are as likely as any other, as in published
+    checkpoints: who serves them must ban them."""
+    shapes = thinker.weights(config["thinker_config"])
+    adds = 2 / config["thinker_config"]["text_config"]["num_hidden_layers"]
+    write_weights(directory, shapes, partial(_weight, seed=seed, adds=adds), lambda name: dtype, progress)
+
+
+def _weight(name: str, shape: tuple[int, ...], seed: int, adds: float) -> torch.Tensor:
+    """One weight, float32. adds: gain of the products that a layer of the text adds."""
+    mean, deviation = _distribution(name, shape, adds)
+    values = noise(name, shape, seed, deviation)
+    if mean:
+        values += mean
+    return values
+
+
+def _distribution(name: str, shape: tuple[int, ...], adds: float) -> tuple[float, float]:
+    """Mean and deviation of a weight."""
+    owner = name.split(".")[-2]
+    gain = next((gain for part, gain in GAINS if part in name), 1.0)
+    if name.endswith(".bias"):
+        return 0.0, 0.1
+    if len(shape) == 1:  # a norm
+        return gain, 0.1
+    if owner in ("embed_tokens", "pos_embed"):
+        return 0.0, 1.0
+    # What a layer adds to a row is the less the more layers there are: else attention would make all rows alike.
+    return 0.0, (adds if owner in ("o_proj", "down_proj") else gain) / math.sqrt(math.prod(shape[1:]))

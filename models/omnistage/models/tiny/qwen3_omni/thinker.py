@@ -1,0 +1,191 @@
+"""The Thinker of `make-tiny qwen3-omni`: its config in the published form, and the shapes of its weights.
+
+What is not in a size is as published for Qwen/Qwen3-Omni-30B-A3B-Instruct: 128 mel bins, chunks of a second, patches of 16 x 16 x 2.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from transformers import Qwen3OmniMoeThinkerConfig, Qwen3OmniMoeThinkerForConditionalGeneration
+
+from omnistage.models.tiny.qwen3_omni.tokenizer import MAX_TOKENS, Ids
+
+MEL_BINS = 128
+
+PUBLISHED = {"model.language_model.": "thinker.model.", "model.audio_tower.": "thinker.audio_tower.", "model.visual.": "thinker.visual."}
+"""How names begin in Transformers, and in the published files."""
+
+
+@dataclass(frozen=True, slots=True)
+class TextSize:
+    """rope_sections: pairs of components of a head that turn by time, height and width: half of head_size together. chosen: experts that a
+    row is given to; expert: columns of one."""
+
+    layers: int
+    hidden: int
+    heads: int
+    kv_heads: int
+    head_size: int
+    rope_sections: tuple[int, int, int]
+    experts: int
+    chosen: int
+    expert: int
+
+
+@dataclass(frozen=True, slots=True)
+class VisionSize:
+    """deepstack: layers whose rows go to layers of the text. grid: rows and columns of the table of positions."""
+
+    layers: int
+    hidden: int
+    ffn: int
+    heads: int
+    deepstack: tuple[int, ...]
+    grid: int
+
+
+@dataclass(frozen=True, slots=True)
+class AudioSize:
+    """channels: of the convolutions. window: frames that attention sees together, whole chunks of a hundred."""
+
+    layers: int
+    hidden: int
+    ffn: int
+    heads: int
+    channels: int
+    window: int
+
+
+@dataclass(frozen=True, slots=True)
+class ThinkerSize:
+    text: TextSize
+    vision: VisionSize
+    audio: AudioSize
+
+
+def config(size: ThinkerSize, ids: Ids, dtype: str) -> dict[str, Any]:
+    """The JSON of the Thinker. dtype: "float32" or "bfloat16"."""
+    return {
+        "audio_config": _audio(size.audio, size.text.hidden),
+        "audio_end_token_id": ids.audio_end,
+        "audio_start_token_id": ids.audio_start,
+        "audio_token_id": ids.audio,
+        "dtype": dtype,
+        "image_token_id": ids.image,
+        "initializer_range": 0.02,
+        "model_type": "qwen3_omni_moe_thinker",
+        "position_id_per_seconds": 13,
+        "seconds_per_chunk": 2,
+        "text_config": _text(size.text, ids),
+        "user_token_id": ids.user,
+        "video_token_id": ids.video,
+        "vision_config": _vision(size.vision, size.text.hidden),
+        "vision_end_token_id": ids.vision_end,
+        "vision_start_token_id": ids.vision_start,
+    }
+
+
+def weights(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
+    """Published name -> shape of every weight of a Thinker with that config."""
+    with torch.device("meta"):
+        net = Qwen3OmniMoeThinkerForConditionalGeneration(Qwen3OmniMoeThinkerConfig(**config))
+    return {name: shape for own, value in net.state_dict().items() for name, shape in published(own, tuple(value.shape))}
+
+
+def published(name: str, shape: tuple[int, ...]) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """A weight of Transformers as the published files have it: those of all experts of a layer are one for each."""
+    begin = next((begin for begin in PUBLISHED if name.startswith(begin)), "")
+    name = (PUBLISHED[begin] if begin else "thinker.") + name.removeprefix(begin)
+    found = re.fullmatch(r"(.*\.experts)\.(gate_up|down)_proj", name)
+    if found is None:
+        yield name, shape
+        return
+    count, rows, columns = shape
+    for expert in range(count):
+        if found[2] == "down":
+            yield f"{found[1]}.{expert}.down_proj.weight", (rows, columns)
+        else:
+            yield from ((f"{found[1]}.{expert}.{part}_proj.weight", (rows // 2, columns)) for part in ("gate", "up"))
+
+
+def _text(size: TextSize, ids: Ids) -> dict[str, Any]:
+    return {
+        "attention_bias": False,
+        "attention_dropout": 0.0,
+        "decoder_sparse_step": 1,
+        "head_dim": size.head_size,
+        "hidden_act": "silu",
+        "hidden_size": size.hidden,
+        "initializer_range": 0.02,
+        "intermediate_size": size.expert,
+        "max_position_embeddings": MAX_TOKENS // 2,
+        "mlp_only_layers": [],
+        "model_type": "qwen3_omni_moe_text",
+        "moe_intermediate_size": size.expert,
+        "norm_topk_prob": True,
+        "num_attention_heads": size.heads,
+        "num_experts": size.experts,
+        "num_experts_per_tok": size.chosen,
+        "num_hidden_layers": size.layers,
+        "num_key_value_heads": size.kv_heads,
+        "output_router_logits": False,
+        "rms_norm_eps": 1e-06,
+        "rope_scaling": {"interleaved": True, "mrope_interleaved": True, "mrope_section": list(size.rope_sections), "rope_type": "default"},
+        "rope_theta": 1000000,
+        "router_aux_loss_coef": 0.001,
+        "shared_expert_intermediate_size": 0,
+        "sliding_window": None,
+        "tie_word_embeddings": False,
+        "use_cache": True,
+        "use_qk_norm": True,
+        "use_sliding_window": False,
+        "vocab_size": ids.rows,
+    }
+
+
+def _vision(size: VisionSize, output: int) -> dict[str, Any]:
+    return {
+        "deepstack_visual_indexes": list(size.deepstack),
+        "depth": size.layers,
+        "hidden_act": "gelu_pytorch_tanh",
+        "hidden_size": size.hidden,
+        "in_channels": 3,
+        "initializer_range": 0.02,
+        "intermediate_size": size.ffn,
+        "model_type": "qwen3_omni_moe_vision_encoder",
+        "num_heads": size.heads,
+        "num_position_embeddings": size.grid**2,
+        "out_hidden_size": output,
+        "patch_size": 16,
+        "spatial_merge_size": 2,
+        "temporal_patch_size": 2,
+    }
+
+
+def _audio(size: AudioSize, output: int) -> dict[str, Any]:
+    return {
+        "activation_dropout": 0.0,
+        "activation_function": "gelu",
+        "attention_dropout": 0.0,
+        "conv_chunksize": 500,
+        "d_model": size.hidden,
+        "downsample_hidden_size": size.channels,
+        "dropout": 0.0,
+        "encoder_attention_heads": size.heads,
+        "encoder_ffn_dim": size.ffn,
+        "encoder_layers": size.layers,
+        "initializer_range": 0.02,
+        "max_source_positions": 1500,
+        "model_type": "qwen3_omni_moe_audio_encoder",
+        "n_window": 50,
+        "n_window_infer": size.window,
+        "num_hidden_layers": size.layers,
+        "num_mel_bins": MEL_BINS,
+        "output_dim": output,
+        "scale_embedding": False,
+    }

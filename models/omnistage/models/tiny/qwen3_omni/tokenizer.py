@@ -1,0 +1,104 @@
+"""The tokenizer of `make-tiny qwen3-omni`: any vocabulary, with the special tokens and the chat form of Qwen3-Omni."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from omnistage.models.tiny.files import write_json
+from omnistage.models.tiny.qwen_vocabulary import QWEN_ENTRIES
+from omnistage.models.tiny.tokenizer import ORDINARY, TRAINING, TokenizerDesign, Vocabulary, train, write_files
+
+SPECIAL = (
+    *("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|object_ref_start|>", "<|object_ref_end|>", "<|box_start|>", "<|box_end|>"),
+    *("<|quad_start|>", "<|quad_end|>", "<|vision_start|>", "<|vision_end|>", "<|vision_pad|>", "<|image_pad|>", "<|video_pad|>"),
+)
+WRITTEN = (*ORDINARY, "<tool_response>", "</tool_response>", "<think>", "</think>")
+SPOKEN = (*("<|audio_start|>", "<|audio_end|>", "<tts_pad>", "<tts_text_bos>", "<tts_text_eod>", "<tts_text_bos_single>", "<|audio_pad|>"),)
+"""Special too; in the published vocabulary they came last."""
+
+ROLES = {
+    "image_token": "<|image_pad|>",
+    "audio_token": "<|audio_pad|>",
+    "video_token": "<|video_pad|>",
+    "vision_bos_token": "<|vision_start|>",
+    "vision_eos_token": "<|vision_end|>",
+    "audio_bos_token": "<|audio_start|>",
+    "audio_eos_token": "<|audio_end|>",
+}
+"""The names by which Transformers' processor asks for tokens."""
+
+BUILT_VOCABULARY = 512
+QWEN_ROWS = 152064
+
+TEMPLATE = """\
+{%- for message in messages -%}
+{{- '<|im_start|>' + message['role'] + '\\n' -}}
+{%- if message['content'] is string -%}
+{{- message['content'] -}}
+{%- else -%}
+{%- for part in message['content'] -%}
+{%- if part['type'] == 'image' or 'image' in part or 'image_url' in part -%}
+{{- '<|vision_start|><|image_pad|><|vision_end|>' -}}
+{%- elif part['type'] == 'audio' or 'audio' in part or 'audio_url' in part -%}
+{{- '<|audio_start|><|audio_pad|><|audio_end|>' -}}
+{%- elif part['type'] == 'video' or 'video' in part -%}
+{{- '<|vision_start|><|video_pad|><|vision_end|>' -}}
+{%- elif 'text' in part -%}
+{{- part['text'] -}}
+{%- endif -%}
+{%- endfor -%}
+{%- endif -%}
+{{- '<|im_end|>\\n' -}}
+{%- endfor -%}
+{%- if add_generation_prompt -%}
+{{- '<|im_start|>assistant\\n' -}}
+{%- endif -%}
+"""
+
+MAX_TOKENS = 131072
+DESIGN = TokenizerDesign(SPECIAL, MAX_TOKENS, WRITTEN, SPOKEN, ROLES, TEMPLATE, "Qwen3OmniMoeProcessor")
+
+
+@dataclass(frozen=True, slots=True)
+class Ids:
+    """Token ids that the config names. rows: of the table of embeddings."""
+
+    im_start: int
+    im_end: int
+    system: int
+    user: int
+    assistant: int
+    image: int
+    video: int
+    audio: int
+    vision_start: int
+    vision_end: int
+    audio_start: int
+    audio_end: int
+    tts_pad: int
+    tts_bos: int
+    tts_eos: int
+    rows: int
+
+
+def build_vocabulary() -> Vocabulary:
+    """A small one."""
+    return train(TRAINING.splitlines(), BUILT_VOCABULARY)
+
+
+def write_tokenizer(directory: Path, vocabulary: Vocabulary) -> Ids:
+    """Write the tokenizer's files in the published layout. The ids that the config must name."""
+    added = write_files(directory, vocabulary, DESIGN)
+    write_json(directory / "chat_template.json", {"chat_template": TEMPLATE})
+    words = {name: vocabulary.entries[name] for name in ("system", "user", "assistant")}
+    marks = {
+        **{name: f"<|{name}|>" for name in ("im_start", "im_end", "vision_start", "vision_end", "audio_start", "audio_end")},
+        **{name: f"<|{name}_pad|>" for name in ("image", "video", "audio")},
+        "tts_pad": "<tts_pad>",
+        "tts_bos": "<tts_text_bos>",
+        "tts_eos": "<tts_text_eod>",
+    }
+    # Some rows of the table are of no token, as in the published one.
+    rows = QWEN_ROWS if len(vocabulary.entries) == QWEN_ENTRIES else (max(added.values()) // 64 + 2) * 64
+    return Ids(**words, **{name: added[mark] for name, mark in marks.items()}, rows=rows)

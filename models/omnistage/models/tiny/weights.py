@@ -1,0 +1,53 @@
+"""The files of weights in the layout of published checkpoints: shards, and their index."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+
+from omnistage.models.common.checkpoint import WEIGHTS_INDEX
+from omnistage.models.common.progress import Progress
+from omnistage.models.tiny.files import write_json
+
+SHARD_BYTES = 2 << 30
+
+Shapes = Mapping[str, tuple[int, ...]]
+"""Of weights by name, in the order of the model."""
+
+
+def write_weights(
+    directory: Path,
+    shapes: Shapes,
+    draw: Callable[[str, tuple[int, ...]], torch.Tensor],
+    dtype_of: Callable[[str], torch.dtype],
+    progress: Progress,
+) -> None:
+    """draw: makes a weight of its name and shape. dtype_of: the type that it is stored in."""
+    total = sum(math.prod(shape) * dtype_of(name).itemsize for name, shape in shapes.items())
+    shards = list(_shards(shapes, -(-total // max(2, -(-total // SHARD_BYTES))), dtype_of))
+    shard_of = {}
+    for index, names in enumerate(shards):
+        file = f"model-{index + 1:05d}-of-{len(shards):05d}.safetensors"
+        tensors = {name: draw(name, shapes[name]).to(dtype_of(name)) for name in names}
+        save_file(tensors, directory / file, {"format": "pt"})
+        shard_of.update(dict.fromkeys(names, file))
+        progress("writing the weights", (index + 1) / len(shards))
+    listing = {"metadata": {"total_size": total}, "weight_map": dict(sorted(shard_of.items()))}
+    write_json(directory / WEIGHTS_INDEX, listing)
+
+
+def _shards(shapes: Shapes, limit: int, dtype_of: Callable[[str], torch.dtype]) -> Iterator[list[str]]:
+    """The names in the order of the model, in groups of about `limit` bytes."""
+    group: list[str] = []
+    size = 0
+    for name, shape in shapes.items():
+        if size >= limit:
+            yield group
+            group, size = [], 0
+        group.append(name)
+        size += math.prod(shape) * dtype_of(name).itemsize
+    yield group

@@ -1,0 +1,37 @@
+"""What Transformers makes of a checkpoint of Qwen3-Omni: the reference for the Thinker, as helpers/omni_reference.py."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any, ClassVar
+
+import numpy as np
+from transformers import Qwen3OmniMoeForConditionalGeneration
+from transformers.models.qwen3_omni_moe.processing_qwen3_omni_moe import Qwen3OmniMoeProcessor, _get_feat_extract_output_lengths
+
+from helpers.omni_reference import OmniReference
+from omnistage.models.qwen3_omni.config import read_thinker_config
+
+
+class Qwen3Reference(OmniReference):
+    marks: ClassVar = {"image": "<|image_pad|>", "audio": "<|audio_pad|>", "video": "<|video_pad|>"}
+    around: ClassVar = ("<|audio_start|>", "<|audio_end|>")
+    whole_of: ClassVar[Any] = Qwen3OmniMoeForConditionalGeneration
+    config_of = read_thinker_config
+
+    def sound_rows(self, frames: int) -> int:
+        return int(_get_feat_extract_output_lengths(frames, self._config.audio.chunk // 2))
+
+    def film(self, inputs: dict[str, Any], place: int, sound: int) -> str:
+        one = SimpleNamespace(
+            video_processor=SimpleNamespace(merge_size=self._config.vision.merge),
+            audio_bos_token=self.around[0],
+            audio_eos_token=self.around[1],
+            **{f"{name}_token": self.marks[name] for name in ("audio", "video")},
+        )
+        film = {"video_grid_thw": inputs["video_grid_thw"].numpy(), "video_second_per_grid": np.ones(len(inputs["video_grid_thw"]))}
+        counted: Any = Qwen3OmniMoeProcessor
+        rows: str = counted.replace_video_with_audio_token(
+            one, film, place, {"num_audio_tokens": {0: sound}}, 0, position_id_per_seconds=self._config.position_ids_per_second
+        )
+        return rows
