@@ -12,6 +12,7 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import NamedTuple, Protocol, TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from omnistage.engine.detokenizer import Detokenizer
 from omnistage.engine.types import FinishReason
@@ -40,18 +41,21 @@ class AnswerAssembler:
         text_port: str = "text",
         row_port: str = "",
         last_row: bool = True,
+        row_of: Callable[[int], Array] | None = None,
         prompt_port: str = "",
         prompt_rows: int = 0,
+        prompt_slots: NDArray[np.int64] | None = None,
         ready: Sequence[Rows] = (),
     ) -> None:
         """history: tokens of the answer so far, whose text is out. finished: it has ended with them, so. most: tokens that it may have.
         row_port: the port with one row for each token; empty for a model without one. last_row: that of the last token too where no end was
-        drawn after it, because there was no room for one or a stop string was met. prompt_port: the port with the rows of the prompt, which
-        are `prompt_rows`. Raises BadRequest for rows that are wanted from a token on which nobody has."""
+        drawn after it, because there was no room for one or a stop string was met. row_of: makes the row of a token, [1, width], of its id;
+        None: rows come. prompt_port: the port with the rows of the prompt, which has `prompt_rows`. prompt_slots: it has those of these
+        slots alone. Raises BadRequest for rows that are wanted from a token on which nobody has."""
         self._detokenizer = detokenizer
         self._wants_text = text_port in wanted
         self._wants_rows = row_port in wanted
-        self._row_port, self._last_row = row_port, last_row
+        self._row_port, self._last_row, self._row_of = row_port, last_row, row_of
         self._first_row = self._next_row = wanted.get(row_port, 0)
         self._spans: deque[_Span] = deque()
         self._count = 0
@@ -61,10 +65,11 @@ class AnswerAssembler:
         self._rows_ended = not self._wants_rows
         self._most = most
         self._prompt_port, self._prompt_rows = prompt_port, prompt_rows
-        self._next_prompt_row = wanted.get(prompt_port, prompt_rows)
+        self._prompt_slots = np.arange(prompt_rows) if prompt_slots is None else prompt_slots
+        self._next_prompt_row = wanted.get(prompt_port, len(self._prompt_slots))
         self._ready = list(ready)
         self._prompt_pieces: list[Rows] = []
-        if prompt_port in wanted and self._next_prompt_row == prompt_rows:
+        if prompt_port in wanted and self._next_prompt_row == len(self._prompt_slots):
             self._prompt_pieces.append(Rows(prompt_port, np.empty((0, 0), np.float32), last=True))
         self._text = ""
         self._ids: list[int] = []
@@ -76,7 +81,7 @@ class AnswerAssembler:
         self._queued_s, self._cached_tokens = 0.0, 0
         self._prompt_tokens = prompt_rows or None
         check_place(wanted, row_port, len(history), "tokens so far")
-        check_place(wanted, prompt_port, prompt_rows, "rows of the prompt")
+        check_place(wanted, prompt_port, len(self._prompt_slots), "rows of the prompt")
         for token_id in history:
             self._push(token_id)
         if finished is not None:
@@ -94,7 +99,7 @@ class AnswerAssembler:
     def complete(self) -> bool:
         """Everything that is wanted has come, but for what `take` still has."""
         self._settle()
-        has_prompt = self._next_prompt_row >= self._prompt_rows
+        has_prompt = self._next_prompt_row >= len(self._prompt_slots)
         has_rows = self._rows_ended or (self.ended and self._arrived >= self._sayable)
         return has_prompt and has_rows and (self.ended or not self._wants_text)
 
@@ -109,9 +114,9 @@ class AnswerAssembler:
     @property
     def first_slot(self) -> int | None:
         """The first slot whose row is wanted, the prompt's counted as well; None: nobody wants any."""
-        if self._next_prompt_row < self._prompt_rows:
-            return self._next_prompt_row
-        return self._prompt_rows + self._first_row if self._wants_rows else None
+        if self._next_prompt_row < len(self._prompt_slots):
+            return int(self._prompt_slots[self._next_prompt_row])
+        return self._prompt_rows + self._first_row if self._wants_rows and self._row_of is None else None
 
     def begin(self, queued_s: float, cached_tokens: int = 0) -> None:
         """What is known when the first step begins; see TextPiece."""
@@ -143,12 +148,16 @@ class AnswerAssembler:
     def rows_at(self, slot: int, rows: Array) -> None:
         """The rows [n, width] of consecutive slots, those of the prompt first; those that nobody wants are dropped."""
         split = max(self._prompt_rows - slot, 0)
-        prompt = rows[:split][max(self._next_prompt_row - slot, 0) :]
-        if len(prompt):
-            self._next_prompt_row += len(prompt)
-            self._prompt_pieces.append(Rows(self._prompt_port, prompt, last=self._next_prompt_row >= self._prompt_rows))
-        place = max(slot - self._prompt_rows, 0)
-        self.rows(rows[split:][max(self._next_row - place, 0) :])
+        end = int(np.searchsorted(self._prompt_slots, slot + len(rows[:split])))
+        places = self._prompt_slots[self._next_prompt_row : end] - slot
+        if len(places):
+            self._next_prompt_row = end
+            run = slice(int(places[0]), int(places[-1]) + 1)
+            prompt = rows[run] if run.stop - run.start == len(places) else rows[places]
+            self._prompt_pieces.append(Rows(self._prompt_port, prompt, last=end >= len(self._prompt_slots)))
+        if self._row_of is None:
+            place = max(slot - self._prompt_rows, 0)
+            self.rows(rows[split:][max(self._next_row - place, 0) :])
 
     def rows(self, rows: Array) -> None:
         """The next rows [n, width] (kept, not copied), from the row on that is wanted first. They may come later than their tokens."""
@@ -194,12 +203,16 @@ class AnswerAssembler:
         text = self._detokenizer.push(token_id)
         if self._wants_rows and self._count >= self._first_row:
             self._spans.append(_Span(begin, self._detokenizer.needed))
+            if self._row_of is not None:
+                self.rows(self._row_of(token_id))
         self._count += 1
         return text
 
     def _settle(self) -> None:
         """Count the tokens whose text is final, and whose rows there are to be."""
-        kept_back = 0 if self._last_row or self._end_was_drawn else 1
+        # Where rows come, that of the last token is made with the one behind it, which only an end is sure to have.
+        is_missing = not self._end_was_drawn if self._row_of is None else self._count >= self._most
+        kept_back = 1 if is_missing and not self._last_row else 0
         while len(self._spans) > kept_back and self._is_final(self._spans[0]):
             self._spans.popleft()
             self._sayable += 1

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from safetensors import safe_open
 
-from omnistage.models.common.checkpoint import BadCheckpoint
+from omnistage.models.common.checkpoint import BadCheckpoint, Config
 
 log = logging.getLogger(__name__)
 
@@ -67,6 +67,12 @@ def check_says_unpacked(values: object, place: str) -> None:
             method = value.get("quant_method") or value.get("quant_type") if isinstance(value, dict) else value
             told = f"quantized by {str(method)[:80]}" if method else "quantized by an unknown method"
             raise BadCheckpoint(f"{place}: {where}{key!r} is there: weights {told} {UNPACKED}")
+
+
+def check_plain(whole: Config, *parts: Config) -> None:
+    """Raises BadCheckpoint for a checkpoint that says that weights of it, or of these parts, are packed in some way."""
+    for config, values in ((whole, {key: whole.raw.get(key) for key in QUANTIZED}), *((part, part.raw) for part in parts)):
+        check_says_unpacked(values, config.place)
 
 
 def check_finite(

@@ -11,7 +11,8 @@ from pathlib import Path
 from omnistage.engine.materials import DecoderConfig
 from omnistage.models.common.checkpoint import BadCheckpoint, Config, read_config
 from omnistage.models.common.encoders.prompt import MediaIds
-from omnistage.models.common.header import QUANTIZED, check_says_unpacked
+from omnistage.models.common.header import check_plain
+from omnistage.models.common.positions import MOST_POSITIONS, RopeConfig, rope_of
 
 MODEL_TYPE = "qwen2_5_omni"
 
@@ -22,11 +23,8 @@ RENAMED = {
 }
 """How the modules of Transformers 5 are called, where the published checkpoints have the names on the right."""
 
-MOST_POSITIONS = 1 << 22
-"""Of a decoder, for each of which there are angles in memory; four times as many as any published one has."""
-
 MOST_SOUND_POSITIONS = 1 << 16
-"""Of the encoder of sound, the same."""
+"""Of the encoder of sound, for each of which there is a row in memory."""
 
 FRAMES_HZ = 100.0
 """Of the spectrogram of a sound."""
@@ -108,14 +106,6 @@ class AudioConfig:
 
 
 @dataclass(frozen=True, slots=True)
-class RopeConfig:
-    """sections: pairs of components of a head that turn by time, height and width, one behind the other."""
-
-    theta: float
-    sections: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
 class ThinkerConfig:
     """text: of the language model. rope: of its positions. position_ids_per_second: positions that a second of sound or film takes.
     seconds_per_chunk: of a film with sound, that stand next to each other in the prompt. tied: the logits use the embedding."""
@@ -179,7 +169,7 @@ def read_talker_config(directory: Path) -> TalkerConfig:
         raise BadCheckpoint(f"{config.place}: there is no item {most}, 'vocab_size' is {decoder.vocab_size}")
     return TalkerConfig(
         decoder=replace(decoder, vocab_size=decoder.vocab_size + 1, embedding_width=row_size, given_width=row_size),
-        rope=_rope(config),
+        rope=rope_of(config),
         codec=CodecIds(bos, eos, pad, mask),
         silent=frozenset({bos, mask, *range(dit.size("num_embeds") + 1, decoder.vocab_size)}) - {eos, pad},
         row_size=row_size,
@@ -191,12 +181,6 @@ def read_talker_config(directory: Path) -> TalkerConfig:
     )
 
 
-def check_plain(whole: Config, *parts: Config) -> None:
-    """Raises BadCheckpoint for a checkpoint that says that weights of it, or of these parts, are packed in some way."""
-    for config, values in ((whole, {key: whole.raw.get(key) for key in QUANTIZED}), *((part, part.raw) for part in parts)):
-        check_says_unpacked(values, config.place)
-
-
 def read_thinker_config(directory: Path) -> ThinkerConfig:
     """Of the checkpoint in a folder. Raises BadCheckpoint."""
     whole = read_config(directory, MODEL_TYPE)
@@ -204,7 +188,7 @@ def read_thinker_config(directory: Path) -> ThinkerConfig:
     check_plain(whole, config)
     return ThinkerConfig(
         text=_text(config.section("text_config")),
-        rope=_rope(config.section("text_config")),
+        rope=rope_of(config.section("text_config")),
         vision=_vision(config.section("vision_config")),
         audio=_audio(config.section("audio_config")),
         ids=MediaIds(
@@ -234,19 +218,6 @@ def _text(config: Config) -> DecoderConfig:
         norm_eps=config.value("rms_norm_eps", float),
         head_size=config.size("head_dim") if config.has("head_dim") else 0,
     )
-
-
-def _rope(config: Config) -> RopeConfig:
-    if config.has("rope_parameters"):
-        rope = config.section("rope_parameters")
-        theta = rope.value("rope_theta", float)
-    else:
-        rope = config.section("rope_scaling")
-        theta = config.value("rope_theta", float)
-    kind = rope.value("rope_type", str, "") or rope.value("type", str, "default")
-    if kind not in ("default", "mrope"):
-        raise BadCheckpoint(f"{config.place}: positions of the type {kind!r} are not supported, only the default ones")
-    return RopeConfig(theta, rope.values("mrope_section", int))
 
 
 def _vision(config: Config) -> VisionConfig:

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from omnistage.models.common.encoders.features import Extent, Layout
-from omnistage.models.common.encoders.prompt import PromptRows, Run
+from omnistage.models.common.encoders.prompt import PromptRows
 from omnistage.models.qwen2_5_omni.config import ThinkerConfig
 
 
@@ -22,11 +22,12 @@ class _Rows(PromptRows):
         super().__init__(config)
         self._config = config
 
-    def film_with_sound(self, seen: Run, heard: Run) -> None:
+    def film_with_sound(self, extent: Extent) -> None:
         """What is seen and heard in the same two seconds stands together, what is seen first. The marks around the sound have the
         positions of those around the film."""
         config, begin = self._config, self.next
         self.add(np.array([config.ids.audio_start]), np.full((3, 1), begin - 1))
+        seen, heard = self.seen(extent), self.heard(extent.sound)
         step = int(config.position_ids_per_second * config.seconds_per_chunk)
         pieces = list[NDArray[np.int64]]()
         parts = [_chunks(positions[0] - begin, step) for _, positions in (seen, heard)]

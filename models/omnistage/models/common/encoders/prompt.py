@@ -81,11 +81,11 @@ class PromptRows(ABC):
         elif not extent.sound:
             self.run(*self.seen(extent))
         else:
-            self.film_with_sound(self.seen(extent), self.heard(extent.sound))
+            self.film_with_sound(extent)
 
     @abstractmethod
-    def film_with_sound(self, seen: Run, heard: Run) -> None:
-        """Both begin at the next position."""
+    def film_with_sound(self, extent: Extent) -> None:
+        """The rows of what is seen and heard together, with the marks around the sound."""
 
     def heard(self, rows: int) -> Run:
         return np.full(rows, self._sizes.ids.audio), self._counted(rows)

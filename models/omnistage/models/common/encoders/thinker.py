@@ -10,6 +10,7 @@ from functools import partial
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from PIL import Image
 
 from omnistage.engine.detokenizer import Detokenizer
@@ -25,7 +26,7 @@ from omnistage.models.common.speech.ports import RowPorts
 from omnistage.models.common.spool import Files, Spool, Spooled
 from omnistage.models.common.thinker import EngineThinker, Tokenized
 from omnistage.models.conversation import Media, Streamed, Turn
-from omnistage.models.interface import BadRequest, Failed, Full, Load, Piece, Rows, TextRequest, Wanted
+from omnistage.models.interface import Array, BadRequest, Failed, Full, Load, Piece, Rows, TextRequest, Wanted
 from omnistage.models.media.decoder import Source
 from omnistage.models.media.errors import BadMedia, DecoderBroken, DecoderFailed, DecoderFull
 
@@ -44,15 +45,25 @@ class Prepared(Tokenized):
     grammar: Grammar | None
 
 
+@dataclass(frozen=True, slots=True)
+class Handed:
+    """What a Talker gets of a prompt. ready: rows that are known before anything is computed. slots: of the prompt, int64, whose taps it
+    gets; None: of all."""
+
+    ready: tuple[Rows, ...] = ()
+    slots: NDArray[np.int64] | None = None
+
+
 class MediaThinker(EngineThinker[Prepared]):
     """Implements `ThinkerModel` but for how a family lays out the rows of a prompt."""
 
     tokenizer: ChatTokenizer
 
-    def __init__(self, ready: Ready, tokenizer: ChatTokenizer, ports: RowPorts) -> None:
-        """ports: of rows for a Talker. What it runs on is closed with it."""
+    def __init__(self, ready: Ready, tokenizer: ChatTokenizer, ports: RowPorts, row_of: Callable[[int], Array] | None = None) -> None:
+        """ports: of rows for a Talker. row_of: makes that of a token of the answer; None: it is the tap. What it runs on is closed with
+        it."""
         super().__init__(ready.engine, tokenizer, ready.info, ready.context, workers=[ready.encoders], team=ready.team)
-        self.reader, self._ports = ready.reader, ports
+        self.reader, self._ports, self._row_of = ready.reader, ports, row_of
         self._unread = 0
         self._spool = Spool()
 
@@ -87,6 +98,10 @@ class MediaThinker(EngineThinker[Prepared]):
     def laid_out(self, prompt_ids: Sequence[int], extents: Sequence[Extent]) -> Layout:
         """The rows of a prompt in which one token stands for each medium. extents: of the media, in order."""
 
+    def handed(self, prompt_ids: Sequence[int], extents: Sequence[Extent], layout: Layout, wanted: Wanted) -> Handed:
+        """prompt_ids, extents: as of `laid_out`, which made `layout` of them. Raises BadRequest."""
+        return Handed(rows_known(self._ports.places, layout.positions.T, wanted))
+
     def _prepared(self, request: TextRequest, prompt_ids: tuple[int, ...], said_ids: tuple[int, ...], grammar: Grammar | None) -> Prepared:
         if request.finished is None:
             with unfit_refused("thinker"):
@@ -111,7 +126,9 @@ class MediaThinker(EngineThinker[Prepared]):
     def _placed(self, prepared: Prepared, features: Sequence[Features], wanted: Wanted) -> tuple[AnswerAssembler, SequenceRequest]:
         """See _begun; the media are read. Raises BadRequest."""
         request, said_ids = prepared.request, prepared.said_ids
-        layout = self.laid_out(prepared.prompt_ids, [each.extent for each in features])
+        extents = [each.extent for each in features]
+        layout = self.laid_out(prepared.prompt_ids, extents)
+        handed = self.handed(prepared.prompt_ids, extents, layout, wanted)
         answer = AnswerAssembler(
             Detokenizer(self.tokenizer.piece, () if said_ids else request.stop),
             wanted,
@@ -120,9 +137,11 @@ class MediaThinker(EngineThinker[Prepared]):
             most=len(said_ids) + 1 if said_ids else min(request.max_tokens, self._context - len(layout)),
             row_port=self._ports.reply,
             last_row=False,
+            row_of=self._row_of,
             prompt_port=self._ports.prompt,
             prompt_rows=len(layout),
-            ready=self._places(layout, wanted),
+            prompt_slots=handed.slots,
+            ready=handed.ready,
         )
         with unfit_refused("thinker"):
             prompt = Prompt(layout.ids[:, None], _given(layout, features), layout.positions, layout.delta, request.scope.encode())
@@ -168,13 +187,13 @@ class MediaThinker(EngineThinker[Prepared]):
         # Not where it is caught: a refusal that knows that error keeps the pixels that its traceback leads to.
         raise refusal()
 
-    def _places(self, layout: Layout, wanted: Wanted) -> tuple[Rows, ...]:
-        """Where the rows of the prompt stand, int32 [rows, axes]. Raises BadRequest."""
-        port = self._ports.places
-        if port not in wanted:
-            return ()
-        check_place(wanted, port, len(layout), "rows of the prompt")
-        return (Rows(port, np.ascontiguousarray(layout.positions.T[wanted[port] :], np.int32), last=True),)
+
+def rows_known(port: str, rows: NDArray[np.int64], wanted: Wanted) -> tuple[Rows, ...]:
+    """Rows of a prompt that are whole numbers, int32 [n, width], for a port; none where nobody wants them. Raises BadRequest."""
+    if port not in wanted:
+        return ()
+    check_place(wanted, port, len(rows), "rows of the prompt")
+    return (Rows(port, np.ascontiguousarray(rows[wanted[port] :], np.int32), last=True),)
 
 
 def _media(turns: Sequence[Turn]) -> list[Media | Streamed]:

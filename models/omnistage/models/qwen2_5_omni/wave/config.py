@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from omnistage.models.common.checkpoint import BadCheckpoint, Config, read_config
-from omnistage.models.qwen2_5_omni.config import check_plain
+from omnistage.models.common.header import check_plain
 from omnistage.models.qwen2_5_omni.ports import CODE_RATE_HZ
 
 MODEL_TYPE = "qwen2_5_omni"
