@@ -7,12 +7,12 @@ Pixels of films come from our decoder on both sides, since Transformers' own nee
 from __future__ import annotations
 
 import io
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -35,7 +35,6 @@ from omnistage.models.media.decoder import MediaDecoder
 from omnistage.models.media.preprocessing import FilmPreprocessing, SoundPreprocessing
 from omnistage.models.qwen2_5_omni.config import read_thinker_config
 
-MARKS = {"image": "<|IMAGE|>", "audio": "<|AUDIO|>", "video": "<|VIDEO|>"}
 RATE_HZ = 16_000
 
 Seen = tuple[list[Film], list[Sound]]
@@ -54,16 +53,20 @@ class Expected:
 class OmniReference:
     """Greedy answers of a checkpoint in float32."""
 
+    marks: ClassVar = {"image": "<|IMAGE|>", "audio": "<|AUDIO|>", "video": "<|VIDEO|>"}
+    around: ClassVar = ("<|audio_bos|>", "<|audio_eos|>")
+    """The sound of a film."""
+    whole_of: ClassVar[Any] = Qwen2_5OmniForConditionalGeneration
+    config_of: ClassVar[Callable[[Path], Any]] = read_thinker_config
+
     def __init__(self, folder: Path) -> None:
         # Their annotations are narrower than what they take.
         self.tokenizer: Any = AutoTokenizer.from_pretrained(folder)
         self._pictures: Any = Qwen2VLImageProcessorPil.from_pretrained(folder)
         self._sounds: Any = WhisperFeatureExtractor.from_pretrained(folder)
-        self._config = read_thinker_config(folder)
+        self._config = type(self).config_of(folder)
         self._preparation = read_pictures(folder, self._config.vision)
-        self.whole: Any = Qwen2_5OmniForConditionalGeneration.from_pretrained(
-            folder, dtype=torch.float32, attn_implementation="sdpa"
-        ).eval()
+        self.whole: Any = self.whole_of.from_pretrained(folder, dtype=torch.float32, attn_implementation="sdpa").eval()
         self.model = self.whole.thinker
 
     async def read(self, turns: Sequence[Turn]) -> Seen:
@@ -117,7 +120,7 @@ class OmniReference:
         if waves:
             made = self._sounds(waves, sampling_rate=RATE_HZ, padding="max_length", return_attention_mask=True, return_tensors="pt")
             inputs |= {"input_features": made["input_features"], "feature_attention_mask": made["attention_mask"]}
-            lengths = [((frames - 1) // 2 + 1) // 2 for frames in made["attention_mask"].sum(-1).tolist()]
+            lengths = [self.sound_rows(frames) for frames in made["attention_mask"].sum(-1).tolist()]
         if films:
             vision = self._config.vision
             grids = [grid_of(film.frames, vision) for film in films]
@@ -133,13 +136,15 @@ class OmniReference:
         for part in _media(turns):
             kind = _kind(part)
             if kind == "image":
-                rows = MARKS["image"] * (next(looked) // unit)
+                rows = self.marks["image"] * (next(looked) // unit)
             elif kind == "audio":
-                rows = MARKS["audio"] * next(spoken)
+                rows = self.marks["audio"] * next(spoken)
             else:
                 place = next(shown)
-                rows = self._film(inputs, place, next(spoken)) if films[place].sound else MARKS["video"] * (grids[place].patches // unit)
-            written = written.replace(MARKS[kind], rows.replace("<|", "<\0|"), 1)
+                rows = (
+                    self.film(inputs, place, next(spoken)) if films[place].sound else self.marks["video"] * (grids[place].patches // unit)
+                )
+            written = written.replace(self.marks[kind], rows.replace("<|", "<\0|"), 1)
         ids = self.tokenizer(written.replace("<\0|", "<|"), add_special_tokens=False, return_tensors="pt")["input_ids"]
         return ids, inputs
 
@@ -155,14 +160,18 @@ class OmniReference:
         text: str = self.tokenizer.apply_chat_template(content, tokenize=False, add_generation_prompt=True)
         return text
 
-    def _film(self, inputs: dict[str, Any], place: int, sound: int) -> str:
+    def sound_rows(self, frames: int) -> int:
+        """Of so many frames of a spectrogram."""
+        return ((frames - 1) // 2 + 1) // 2
+
+    def film(self, inputs: dict[str, Any], place: int, sound: int) -> str:
         """The rows of a film and its sound, as Transformers' processor writes them."""
         processor: Any = Qwen2_5OmniProcessor
-        names = {f"{name}_token": MARKS[name] for name in ("audio", "video")}
+        names = {f"{name}_token": self.marks[name] for name in ("audio", "video")}
         one = SimpleNamespace(
             video_processor=SimpleNamespace(merge_size=self._config.vision.merge),
-            audio_bos_token="<|audio_bos|>",
-            audio_eos_token="<|audio_eos|>",
+            audio_bos_token=self.around[0],
+            audio_eos_token=self.around[1],
             **names,
         )
         one.get_chunked_index = partial(processor.get_chunked_index, one)

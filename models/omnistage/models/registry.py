@@ -134,6 +134,21 @@ FAMILIES: Mapping[str, Family] = {
         needs=("torch", "transformers", "tokenizers", "safetensors", "jinja2", "av", "PIL", "soxr"),
         marks=((Mark("config.json", "model_type", ("qwen2_5_omni",)),),),
     ),
+    "qwen3_omni": Family(
+        models={
+            "thinker": ModelEntry(
+                "omnistage.models.qwen3_omni.loading:load_thinker",
+                devices=("cpu", "cuda"),
+                dtypes=("float32", "bfloat16"),
+                uses=(*_ON_ENGINE, GPU_MEMORY, MEMORY_SHARE, "tensor_parallel_size"),
+                options="omnistage.models.qwen3_omni.options:ThinkerOptions",
+                files=(*CONVERTED, "tokenizer.json", "preprocessor_config.json"),
+                model_type="qwen3_omni_moe",
+            ),
+        },
+        needs=("torch", "transformers", "tokenizers", "safetensors", "jinja2", "av", "PIL", "soxr"),
+        marks=((Mark("config.json", "model_type", ("qwen3_omni_moe",)),),),
+    ),
     "diffusers": Family(
         models={
             "diffusion": ModelEntry(

@@ -9,17 +9,17 @@ from pathlib import Path
 import torch
 from transformers import Qwen3OmniMoeTextConfig
 
-from omnistage.engine.decoder import LM_HEAD, DecoderParts, PackedDecoder
+from omnistage.engine.decoder import EMBEDDING, LM_HEAD, DecoderParts, PackedDecoder
 from omnistage.engine.entry import deepstack
 from omnistage.engine.experts import experts
 from omnistage.engine.group import ALONE, Group, RanksApart
 from omnistage.engine.linear import LinearMaker
 from omnistage.engine.norm import head_rms_norm
 from omnistage.engine.rope import interleaved, rotary
-from omnistage.engine.tap import hidden_state
+from omnistage.engine.tap import embedding_or_hidden
+from omnistage.models.common.checkpoint import BadCheckpoint
 from omnistage.models.common.encoders.starting import Parts, Preparation, Ready, encoders_built, needed
 from omnistage.models.common.engine_model import chosen_dtype, decoder_weights
-from omnistage.models.common.expert_weights import check_experts
 from omnistage.models.common.slices import config_of_part, weights_of_part
 from omnistage.models.common.team import Team, options_of
 from omnistage.models.common.weights import Weights
@@ -75,7 +75,7 @@ def _loaded(folder: Path, options: LoadOptions, config: ThinkerConfig, team: Tea
         produces=partial(thinker_ports, config.text.hidden_size, speaks=config.speech is not None),
         team=team,
     )
-    return Qwen3Thinker(config, ready, tokenizer)
+    return Qwen3Thinker(config, ready, tokenizer, read_embedding(folder))
 
 
 # The weights ---------------------------------------------------------------------------------------------------------------------------
@@ -99,6 +99,15 @@ def read_decoder(folder: Path, options: LoadOptions, group: Group) -> PackedDeco
         return _decoder(weights, read_thinker_config(folder), dtype, torch.device(options.device), group)
 
 
+def read_embedding(folder: Path) -> torch.Tensor:
+    """Of tokens, in the memory of the file: a row of the answer is that of its token."""
+    with Weights(folder, _OTHERS, RENAMED) as weights:
+        found = weights.mapped(f"{_PREFIX}model.{EMBEDDING}")
+    if found is None:
+        raise BadCheckpoint(f"{folder} lacks the weight {_PREFIX}model.{EMBEDDING}")
+    return found
+
+
 def _decoder(weights: Weights, config: ThinkerConfig, dtype: torch.dtype, device: torch.device, group: Group) -> PackedDecoder:
     weights.read(_PREFIX + LM_HEAD)  # Some checkpoints have it where it is the embedding once more.
     head = "" if config.tied else _PREFIX + LM_HEAD
@@ -108,7 +117,7 @@ def _decoder(weights: Weights, config: ThinkerConfig, dtype: torch.dtype, device
         head_norm=head_rms_norm,
         feed_forward=experts(config.experts),
         after=deepstack(len(config.vision.deepstack)),
-        tap=None if config.speech is None else hidden_state(config.speech.layer),
+        tap=None if config.speech is None else embedding_or_hidden(config.speech.layer),
     )
     if group.size == 1:
         return PackedDecoder(config.text, weight, parts)
@@ -122,7 +131,7 @@ def _check_shapes(weights: Weights, config: ThinkerConfig) -> None:
     them."""
     eyes, ears, text = config.vision, config.audio, config.text
     merged = eyes.hidden_size * eyes.unit
-    block, layer = f"{_PREFIX}visual.blocks", f"{_PREFIX}audio_tower.layers"
+    block, heard = f"{_PREFIX}visual.blocks", f"{_PREFIX}audio_tower.layers"
     for name, shape in {
         f"{_PREFIX}visual.patch_embed.proj.weight": (eyes.hidden_size, eyes.channels, eyes.frames, eyes.patch_size, eyes.patch_size),
         f"{block}.0.mlp.linear_fc1.weight": (eyes.ffn_size, eyes.hidden_size),
@@ -130,13 +139,18 @@ def _check_shapes(weights: Weights, config: ThinkerConfig) -> None:
         f"{_PREFIX}visual.merger.mlp.2.weight": (eyes.output_size, merged),
         **{f"{_PREFIX}visual.merger_list.{number}.mlp.2.weight": (eyes.output_size, merged) for number in range(len(eyes.deepstack))},
         f"{_PREFIX}audio_tower.conv2d1.weight": (ears.channels, 1, 3, 3),
-        f"{layer}.0.fc1.weight": (ears.ffn_size, ears.hidden_size),
-        f"{layer}.{ears.layers - 1}.fc1.bias": (ears.ffn_size,),
+        f"{heard}.0.fc1.weight": (ears.ffn_size, ears.hidden_size),
+        f"{heard}.{ears.layers - 1}.fc1.bias": (ears.ffn_size,),
         f"{_PREFIX}audio_tower.proj2.weight": (ears.output_size, ears.hidden_size),
     }.items():
         weights.check_shape(name, shape)
-    for number in range(text.layers):
-        check_experts(weights, f"{_PREFIX}model.layers.{number}.mlp", config.experts.experts, text.hidden_size, config.experts.size)
+    count, size = config.experts.experts, config.experts.size
+    together = {"gate_up_proj": (count, 2 * size, text.hidden_size), "down_proj": (count, text.hidden_size, size)}
+    for layer in range(text.layers):
+        for part, shape in together.items():
+            # Of experts that are stored together each is read by its number: one too many would not be missed.
+            if (name := f"{_PREFIX}model.layers.{layer}.mlp.experts.{part}") in weights.header:
+                weights.check_shape(name, shape)
 
 
 def _encoders(

@@ -6,8 +6,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from omnistage.models.common.encoders import options as encoders
 from omnistage.models.errors import LoadError
 from omnistage.models.options import checked_options
+
+FAMILY = "qwen3_omni"
+
+
+class ThinkerOptions(encoders.ThinkerOptions):
+    """See there."""
+
+    __slots__ = ()
+    family = FAMILY
 
 
 @dataclass(frozen=True, slots=True)

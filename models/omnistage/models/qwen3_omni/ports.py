@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from omnistage.models.common.speech.ports import RowPorts
+from omnistage.models.common.thinker import TEXT
 from omnistage.models.interface import Content, ElementType, PortSpec
 
 PROMPT, PLACES, HIDDEN, CODES = "prompt", "places", "hidden", "codes"
@@ -32,3 +33,9 @@ def row_ports(width: int, dtype: str) -> tuple[PortSpec, ...]:
 def codes_port(groups: int, rate_hz: float) -> PortSpec:
     """What the Talker puts out. groups: codes of a frame."""
     return PortSpec(CODES, Content.CODES, rate_hz=rate_hz, width=groups, compact=True)
+
+
+def thinker_ports(width: int, dtype: str, *, speaks: bool) -> tuple[PortSpec, ...]:
+    """What the Thinker puts out. speaks: whether the checkpoint has a Talker."""
+    text = PortSpec(TEXT, Content.TEXT, compact=True)
+    return (text, *row_ports(width, dtype)) if speaks else (text,)

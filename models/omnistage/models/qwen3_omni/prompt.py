@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from omnistage.models.common.encoders.features import Extent, Layout
 from omnistage.models.common.encoders.prompt import PromptRows
 from omnistage.models.qwen3_omni.config import SpeechSource, ThinkerConfig
+from omnistage.models.qwen3_omni.ports import MEDIUM_ROW, TEXT_ROW
 
 
 def laid_out(ids: Sequence[int], extents: Sequence[Extent], config: ThinkerConfig) -> Layout:
@@ -40,25 +41,26 @@ class _Rows(PromptRows):
 
 @dataclass(frozen=True, slots=True)
 class Spoken:
-    """What the Talker has of a prompt: what users said and, last, the ids that open the answer. layout: of these alone. slots: where the
-    rows of their media stand in the whole prompt, int64."""
+    """What the Talker has of a prompt: what users said and, last, the ids that open the answer. slots: of these rows in the whole prompt,
+    int64. places: of them alone, [PLACE, rows]."""
 
-    layout: Layout
     slots: NDArray[np.int64]
+    places: NDArray[np.int64]
 
 
 def spoken(ids: Sequence[int], extents: Sequence[Extent], whole: Layout, config: ThinkerConfig, speech: SpeechSource) -> Spoken:
     """ids, extents: as of `laid_out`. whole: what that made of them."""
     written, kinds = np.array(ids, np.int64), [*config.ids.kinds]
-    kept = _is_said_by_users(written, speech)
+    kept = _is_heard(written, speech)
     seen = [extent for extent, is_kept in zip(extents, kept[np.isin(written, kinds)], strict=True) if is_kept]
-    kept[np.flatnonzero(written == speech.turn)[-1] :] = True
-    slots = np.flatnonzero(_is_said_by_users(whole.ids, speech) & np.isin(whole.ids, kinds))
-    return Spoken(laid_out(written[kept].tolist(), seen, config), slots)
+    alone = laid_out(written[kept].tolist(), seen, config)
+    rows = np.where(np.isin(alone.ids, kinds), MEDIUM_ROW, TEXT_ROW)
+    return Spoken(np.flatnonzero(_is_heard(whole.ids, speech)), np.concatenate((alone.positions, rows[None])))
 
 
-def _is_said_by_users(ids: NDArray[np.int64], speech: SpeechSource) -> NDArray[np.bool_]:
-    """Of each id. The id behind that with which a turn begins tells whose turn it is."""
+def _is_heard(ids: NDArray[np.int64], speech: SpeechSource) -> NDArray[np.bool_]:
+    """Of each id, whether the Talker has its row. The id behind that with which a turn begins tells whose turn it is."""
     begun = np.maximum.accumulate(np.where(ids == speech.turn, np.arange(len(ids)), 0))
     is_user: NDArray[np.bool_] = ids[np.minimum(begun + 1, len(ids) - 1)] == speech.user
+    is_user[begun[-1] :] = True
     return is_user

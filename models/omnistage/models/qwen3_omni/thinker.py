@@ -1,10 +1,14 @@
-"""The Thinker of Qwen3-Omni (Xu et al. 2025): reads text, pictures, sound and films; writes text, and tells a Talker what it is to say."""
+"""The Thinker of Qwen3-Omni (Xu et al. 2025): reads text, pictures, sound and films; writes text, and rows for a Talker."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
+import torch
+
+from omnistage.models.common.arrays import array_of
 from omnistage.models.common.chat import ChatTokenizer
 from omnistage.models.common.checkpoint import BadCheckpoint
 from omnistage.models.common.encoders.features import Extent, Layout
@@ -12,9 +16,9 @@ from omnistage.models.common.encoders.starting import Ready
 from omnistage.models.common.encoders.thinker import Handed, MediaThinker, rows_known
 from omnistage.models.common.thinker import TEXT
 from omnistage.models.conversation import Turn
-from omnistage.models.interface import Wanted
+from omnistage.models.interface import Array, Wanted
 from omnistage.models.qwen3_omni.config import ThinkerConfig
-from omnistage.models.qwen3_omni.ports import IDS, PLACES, ROW_PORTS
+from omnistage.models.qwen3_omni.ports import PLACES, ROW_PORTS
 from omnistage.models.qwen3_omni.prompt import laid_out, spoken
 
 END = "<|im_end|>"
@@ -23,11 +27,9 @@ END = "<|im_end|>"
 class Qwen3Thinker(MediaThinker):
     """Implements `ThinkerModel`. Build it with `loading.load_thinker`."""
 
-    replies_by_id = True
-
-    def __init__(self, config: ThinkerConfig, ready: Ready, tokenizer: ChatTokenizer) -> None:
-        """See MediaThinker."""
-        super().__init__(ready, tokenizer, ROW_PORTS)
+    def __init__(self, config: ThinkerConfig, ready: Ready, tokenizer: ChatTokenizer, embedding: torch.Tensor) -> None:
+        """embedding: of tokens, [tokens, hidden_size], on the CPU. See MediaThinker."""
+        super().__init__(ready, tokenizer, ROW_PORTS, partial(_row, embedding, ready.engine.spec.dtype))
         self.config = config
 
     def laid_out(self, prompt_ids: Sequence[int], extents: Sequence[Extent]) -> Layout:
@@ -38,9 +40,12 @@ class Qwen3Thinker(MediaThinker):
         """See MediaThinker.handed."""
         if self.config.speech is None or wanted.keys() <= {TEXT}:
             return Handed()
-        said = spoken(prompt_ids, extents, layout, self.config, self.config.speech)
-        known = (*rows_known(IDS, said.layout.ids[:, None], wanted), *rows_known(PLACES, said.layout.positions.T, wanted))
-        return Handed(known, said.slots)
+        made = spoken(prompt_ids, extents, layout, self.config, self.config.speech)
+        return Handed(rows_known(PLACES, made.places.T, wanted), made.slots)
+
+
+def _row(embedding: torch.Tensor, dtype: torch.dtype, token_id: int) -> Array:
+    return array_of(embedding[token_id : token_id + 1].to(dtype))
 
 
 def tokenizer_of(directory: Path, config: ThinkerConfig) -> ChatTokenizer:

@@ -60,12 +60,13 @@ class Vocabulary:
 @dataclass(frozen=True, slots=True)
 class TokenizerDesign:
     """What a tokenizer has beside its vocabulary. special: tokens of which the first is the padding; `<|im_end|>`, one of them, ends an
-    answer. ordinary: added too, but text. roles: names by which Transformers' processor asks for tokens. template: of chats, where
-    tokenizer_config.json has it. processor: the class of the processor that it belongs to, if any."""
+    answer. ordinary: added too, but text. later: special too, added behind them. roles: names by which Transformers' processor asks for
+    tokens. template: of chats, where tokenizer_config.json has it. processor: the class of the processor that it belongs to, if any."""
 
     special: Sequence[str]
     max_tokens: int
     ordinary: Sequence[str] = ORDINARY
+    later: Sequence[str] = ()
     roles: Mapping[str, str] = field(default_factory=dict)
     template: str = ""
     processor: str = ""
@@ -85,7 +86,7 @@ def train(lines: Iterable[str], size: int) -> Vocabulary:
 def write_files(directory: Path, vocabulary: Vocabulary, design: TokenizerDesign) -> dict[str, int]:
     """Write the files of a tokenizer, but for its chat template. Returns the ids of the tokens that were added to the vocabulary."""
     entries = dict(vocabulary.entries)
-    added = {token: len(entries) + index for index, token in enumerate((*design.special, *design.ordinary))}
+    added = {token: len(entries) + index for index, token in enumerate((*design.special, *design.ordinary, *design.later))}
     tokenizer = Tokenizer(models.BPE(vocab=entries, merges=list(vocabulary.merges), byte_fallback=False))
     tokenizer.normalizer = normalizers.NFC()
     tokenizer.pre_tokenizer = _pre_tokenizer()
@@ -93,18 +94,19 @@ def write_files(directory: Path, vocabulary: Vocabulary, design: TokenizerDesign
     tokenizer.post_processor = processors.ByteLevel(add_prefix_space=False, trim_offsets=False, use_regex=False)
     tokenizer.add_special_tokens([AddedToken(token, normalized=False, special=True) for token in design.special])
     tokenizer.add_tokens([AddedToken(token, normalized=False) for token in design.ordinary])
+    tokenizer.add_special_tokens([AddedToken(token, normalized=False, special=True) for token in design.later])
     directory.mkdir(exist_ok=True)
     tokenizer.save(str(directory / "tokenizer.json"))
     (directory / "merges.txt").write_text(merges_text(vocabulary.merges), encoding="utf-8")
     write_json(directory / "vocab.json", entries, indent=None)
     write_json(directory / "added_tokens.json", added)
-    padding, *others = design.special
+    padding, *others = every = (*design.special, *design.later)
     names = {"additional_special_tokens": others, **design.roles}
     write_json(directory / "special_tokens_map.json", {**names, "eos_token": _token("<|im_end|>"), "pad_token": _token(padding)})
     settings = {
         "add_bos_token": False,
         "add_prefix_space": False,
-        "added_tokens_decoder": {str(number): _token(token) | {"special": token in design.special} for token, number in added.items()},
+        "added_tokens_decoder": {str(number): _token(token) | {"special": token in every} for token, number in added.items()},
         **names,
         "bos_token": None,
         **({"chat_template": design.template} if design.template else {}),

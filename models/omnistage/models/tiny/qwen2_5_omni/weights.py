@@ -8,23 +8,19 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterator, Mapping
-from functools import reduce
+from collections.abc import Mapping
+from functools import partial, reduce
 from operator import getitem
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
 from transformers import Qwen2_5OmniConfig, Qwen2_5OmniForConditionalGeneration
 from transformers.utils.logging import get_verbosity, set_verbosity
 
-from omnistage.models.common.checkpoint import WEIGHTS_INDEX
 from omnistage.models.common.progress import Progress
-from omnistage.models.tiny.files import write_json
 from omnistage.models.tiny.random_weights import noise
-
-SHARD_BYTES = 2 << 30
+from omnistage.models.tiny.weights import write_weights
 
 PUBLISHED = (
     ("thinker.model.language_model.", "thinker.model."),
@@ -66,17 +62,7 @@ def write(directory: Path, config: Mapping[str, Any], seed: int, dtype: torch.dt
     code are as likely as any other, as in published checkpoints: who serves them must ban them."""
     wanted = shapes(config)
     adds = {prefix: 2 / reduce(getitem, path, config)["num_hidden_layers"] for prefix, path in DECODERS.items()}
-    total = sum(math.prod(shape) * _dtype(name, dtype).itemsize for name, shape in wanted.items())
-    shards = list(_shards(wanted, -(-total // max(2, -(-total // SHARD_BYTES))), dtype))
-    shard_of = {}
-    for index, names in enumerate(shards):
-        file = f"model-{index + 1:05d}-of-{len(shards):05d}.safetensors"
-        tensors = {name: _weight(name, wanted[name], seed, adds).to(_dtype(name, dtype)) for name in names}
-        save_file(tensors, directory / file, {"format": "pt"})
-        shard_of.update(dict.fromkeys(names, file))
-        progress("writing the weights", (index + 1) / len(shards))
-    listing = {"metadata": {"total_size": total}, "weight_map": dict(sorted(shard_of.items()))}
-    write_json(directory / WEIGHTS_INDEX, listing)
+    write_weights(directory, wanted, partial(_weight, seed=seed, adds=adds), partial(_dtype, dtype=dtype), progress)
 
 
 def _published(name: str) -> str:
@@ -88,19 +74,6 @@ def _published(name: str) -> str:
 
 def _dtype(name: str, dtype: torch.dtype) -> torch.dtype:
     return torch.float32 if name.startswith("token2wav.") else dtype
-
-
-def _shards(wanted: Mapping[str, tuple[int, ...]], limit: int, dtype: torch.dtype) -> Iterator[list[str]]:
-    """The names in the order of the model, in groups of about `limit` bytes."""
-    group: list[str] = []
-    size = 0
-    for name, shape in wanted.items():
-        if size >= limit:
-            yield group
-            group, size = [], 0
-        group.append(name)
-        size += math.prod(shape) * _dtype(name, dtype).itemsize
-    yield group
 
 
 def _weight(name: str, shape: tuple[int, ...], seed: int, adds: Mapping[str, float]) -> torch.Tensor:
