@@ -68,6 +68,14 @@ def omni_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return omni_checkpoint(tmp_path_factory)
 
 
+@pytest.fixture(scope="session")
+def qwen3_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same of Qwen3-Omni."""
+    from helpers.qwen3_checkpoint import shared_checkpoint
+
+    return shared_checkpoint(tmp_path_factory)
+
+
 @pytest.fixture
 def family(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Family]:
     """Whatever the test starts; ended after it, so that a failure leaves nothing either."""

@@ -105,5 +105,5 @@ def test_an_unknown_family_in_a_pipeline_file(tmp_path: Path) -> None:
     unknown.write_text("name: own\ndescription: x\ninputs: [text]\noutputs: [text]\nstages:\n  - {kind: thinker, family: smoll}\n")
     speedy.write_text(unknown.read_text().replace("smoll", "toy, options: {speed: 3}"))
     family, options = refusals([unknown, *ANYWHERE], [speedy, *ANYWHERE])
-    assert family.startswith("no thinker named 'smoll'; there are qwen2_5_omni, smol, toy")
+    assert family.startswith("no thinker named 'smoll'; there are qwen2_5_omni, qwen3_omni, smol, toy")
     assert "unknown options ['speed'] of the toy models" in options

@@ -42,7 +42,7 @@ from omnistage.engine.results import fixed_results
 from omnistage.engine.rope import interleaved, rotary
 from omnistage.engine.scheduler import Limits
 from omnistage.engine.sequence import Sequence
-from omnistage.engine.tap import hidden_of
+from omnistage.engine.tap import embedding_or_hidden, hidden_of, hidden_state
 from omnistage.engine.types import Sampling, Unfit
 
 CASES = {f"{name}, {dtype}": (name, dtype) for name in TOYS for dtype in (torch.float32, torch.bfloat16)}
@@ -142,33 +142,39 @@ def together(weights: dict[str, torch.Tensor], count: int) -> dict[str, torch.Te
     return state
 
 
+def mixed_states(
+    reference: Qwen3VLMoeTextModel, weights: dict[str, torch.Tensor], prompt: Prompt, said: list[int]
+) -> tuple[torch.Tensor, torch.Tensor, list[torch.Tensor]]:
+    """Of a prompt and the answer but for its last token: the ids, which rows have a given vector, and the hidden states [rows, hidden]."""
+    ids = torch.tensor([*prompt.items[:, 0], *said[:-1]])
+    positions = torch.arange(len(ids)).expand(3, -1) + prompt.delta
+    embedded, is_seen = functional.embedding(ids, weights["embed_tokens.weight"]), torch.zeros(len(ids), dtype=torch.bool)
+    stacked = None
+    if prompt.given:
+        assert prompt.positions is not None
+        positions = torch.cat([torch.from_numpy(prompt.positions), positions[:, len(prompt) :]], 1)
+        (given,) = prompt.given
+        is_seen[given.first : given.first + len(given.rows)] = True
+        first, *stacked = given.rows.split(MIXED.hidden_size, 1)
+        embedded[is_seen] = first
+    with torch.no_grad():
+        made = reference(
+            inputs_embeds=embedded[None],
+            position_ids=positions[:, None],
+            visual_pos_masks=is_seen[None],
+            deepstack_visual_embeds=stacked,
+            output_hidden_states=True,
+        )
+    return ids, is_seen, [state[0] for state in made.hidden_states]
+
+
 async def test_a_mixture_of_experts_says_what_transformers_says() -> None:
     """With positions on three axes that take turns, and vectors that are added behind layers."""
     weights, asked = PLAIN.weights(SEED), requests(PLAIN, SEED, (1, 4, 33, 70), 30)
     engine, reference = running(PLAIN.decoder(SEED)), mixed_reference(weights)
     for each, events in zip(asked, await answered(engine, asked), strict=True):
-        prompt, said = each.prompt, [item[0] for item in items(events)]
-        ids = torch.tensor([*prompt.items[:, 0], *said[:-1]])
-        positions = torch.arange(len(ids)).expand(3, -1) + prompt.delta
-        embedded, is_seen, stacked = (
-            functional.embedding(ids, weights["embed_tokens.weight"]),
-            torch.zeros(len(ids), dtype=torch.bool),
-            None,
-        )
-        if prompt.given:
-            assert prompt.positions is not None
-            positions = torch.cat([torch.from_numpy(prompt.positions), positions[:, len(prompt) :]], 1)
-            (given,) = prompt.given
-            is_seen[given.first : given.first + len(given.rows)] = True
-            first, *stacked = given.rows.split(MIXED.hidden_size, 1)
-            embedded[is_seen] = first
-        with torch.no_grad():
-            expected = reference(
-                inputs_embeds=embedded[None],
-                position_ids=positions[:, None],
-                visual_pos_masks=is_seen[None],
-                deepstack_visual_embeds=stacked,
-            ).last_hidden_state[0]
+        said = [item[0] for item in items(events)]
+        expected = mixed_states(reference, weights, each.prompt, said)[-1][-1]
         logits = expected @ weights["embed_tokens.weight"].T
         assert said == logits[-len(said) :].argmax(-1).tolist()
         torch.testing.assert_close(taps(events), expected[: len(taps(events))], atol=1e-5, rtol=1e-5)
@@ -439,6 +445,25 @@ def test_a_tap_may_be_what_comes_out_of_a_layer() -> None:
     assert torch.equal(functional.rms_norm(tapped[1].taps, (TINY.hidden_size,), eps=TINY.norm_eps), tapped[1].last)
     with pytest.raises(ValueError, match="a tap of layer 2: this decoder has layers 0 to 1"):
         PackedDecoder(TINY, tiny_weights(torch.float32), DecoderParts(tap=hidden_of(2)))
+
+
+async def test_taps_are_the_hidden_states_of_transformers() -> None:
+    """Which lack, of the first layers, what is added behind them; or only those where a vector was given, and embeddings elsewhere."""
+    weights, asked = PLAIN.weights(SEED), requests(PLAIN, SEED, (33, 70), 8)
+    reference = mixed_reference(weights)
+    for index in range(MIXED.layers + 1):
+        for tap, is_mixed in ((hidden_state(index), False), (embedding_or_hidden(index), True)):
+            engine = running(replace(PLAIN, parts=replace(PLAIN.parts, tap=tap)).decoder(SEED))
+            for each, events in zip(asked, await answered(engine, asked), strict=True):
+                ids, is_seen, states = mixed_states(reference, weights, each.prompt, [item[0] for item in items(events)])
+                assert is_seen.any()
+                wanted, found = states[index], taps(events)
+                if is_mixed:
+                    wanted = torch.where(is_seen[:, None], wanted, functional.embedding(ids, weights["embed_tokens.weight"]))
+                torch.testing.assert_close(found, wanted[: len(found)], atol=1e-5, rtol=1e-5)
+            await engine.close()
+    with pytest.raises(ValueError, match="a tap of layer 3: this decoder has layers 0 to 2"):
+        replace(PLAIN, parts=replace(PLAIN.parts, tap=hidden_state(4))).decoder(SEED)
 
 
 async def test_a_prompt_that_does_not_fit_the_decoder_is_refused_and_the_next_one_runs() -> None:

@@ -7,7 +7,7 @@ Pixels of films come from our decoder on both sides, since Transformers' own nee
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -58,6 +58,8 @@ class OmniReference:
     """The sound of a film."""
     whole_of: ClassVar[Any] = Qwen2_5OmniForConditionalGeneration
     config_of: ClassVar[Callable[[Path], Any]] = read_thinker_config
+    loading: ClassVar[Mapping[str, Any]] = {}
+    """What else it is loaded with."""
 
     def __init__(self, folder: Path) -> None:
         # Their annotations are narrower than what they take.
@@ -66,7 +68,7 @@ class OmniReference:
         self._sounds: Any = WhisperFeatureExtractor.from_pretrained(folder)
         self._config = type(self).config_of(folder)
         self._preparation = read_pictures(folder, self._config.vision)
-        self.whole: Any = self.whole_of.from_pretrained(folder, dtype=torch.float32, attn_implementation="sdpa").eval()
+        self.whole: Any = self.whole_of.from_pretrained(folder, dtype=torch.float32, attn_implementation="sdpa", **self.loading).eval()
         self.model = self.whole.thinker
 
     async def read(self, turns: Sequence[Turn]) -> Seen:

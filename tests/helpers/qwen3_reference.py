@@ -6,7 +6,7 @@ from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import numpy as np
-from transformers import Qwen3OmniMoeForConditionalGeneration
+from transformers.models.qwen3_omni_moe.modeling_qwen3_omni_moe import Qwen3OmniMoeForConditionalGeneration
 from transformers.models.qwen3_omni_moe.processing_qwen3_omni_moe import Qwen3OmniMoeProcessor, _get_feat_extract_output_lengths
 
 from helpers.omni_reference import OmniReference
@@ -18,6 +18,7 @@ class Qwen3Reference(OmniReference):
     around: ClassVar = ("<|audio_start|>", "<|audio_end|>")
     whole_of: ClassVar[Any] = Qwen3OmniMoeForConditionalGeneration
     config_of = read_thinker_config
+    loading: ClassVar = {"enable_audio_output": False}
 
     def sound_rows(self, frames: int) -> int:
         return int(_get_feat_extract_output_lengths(frames, self._config.audio.chunk // 2))

@@ -76,7 +76,7 @@ def test_a_checkpoint_says_of_which_family_it_is(tmp_path: Path, files: Mapping[
     [
         (
             {},
-            "of no family that there is (smol, qwen2_5_omni, diffusers, speaker, painter, twin): "
+            "of no family that there is (smol, qwen2_5_omni, qwen3_omni, diffusers, speaker, painter, twin): "
             "it has neither config.json nor model_index.json",
         ),
         (
@@ -159,7 +159,7 @@ def test_a_family_of_an_installed_package_is_found_and_ours_stay_ours(tmp_path: 
     assert recognise(checkpoint(tmp_path, {"config.json": {"model_type": "brought"}})) == "brought"
     with pytest.raises(UnknownFamily, match="no talker named 'brought'; there are qwen2_5_omni, smol, "):
         load("brought", "talker", LoadOptions())
-    with pytest.raises(UnknownFamily, match="no thinker named 'nobody'; there are brought, qwen2_5_omni, smol, "):
+    with pytest.raises(UnknownFamily, match="no thinker named 'nobody'; there are brought, qwen2_5_omni, qwen3_omni, smol, "):
         load("nobody", "thinker", LoadOptions())
     assert has_default("smol")
 

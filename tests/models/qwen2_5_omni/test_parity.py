@@ -6,42 +6,26 @@ import asyncio
 import json
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from helpers import lengths, media_files
+from helpers import lengths
 from helpers.models import text_pieces
-from helpers.omni_reference import Expected, OmniReference
+from helpers.omni_parity import KINDS, TOKENS, Asked, agreement, requests
+from helpers.omni_reference import OmniReference
 from omnistage.engine import attention, sampler
 from omnistage.engine.pages import PAGE_ROWS
-from omnistage.models.conversation import Media, Part, Turn
-from omnistage.models.interface import Sampling, TextRequest
+from omnistage.models.conversation import Turn
+from omnistage.models.interface import TextRequest
 from omnistage.models.options import LoadOptions
 from omnistage.models.qwen2_5_omni import loading
 from omnistage.models.qwen2_5_omni.config import ThinkerConfig, read_thinker_config
 from omnistage.models.qwen2_5_omni.loading import load_thinker
 from omnistage.models.qwen2_5_omni.thinker import QwenThinker
-
-TOKENS = 24
-DISTINCT = 12
-"""Different tokens that an answer has at least: one that repeats itself would hide what is wrong."""
-
-KINDS = (
-    *("text",) * 3,
-    *("long text",) * 2,
-    *("image",) * 4,
-    *("audio",) * 4,
-    *("video",) * 3,
-    *("sound in video",) * 3,
-    *("images",) * 2,
-    *("sounds",) * 2,
-    *("videos",) * 2,
-    *("everything",) * 3,
-)
 
 SETTINGS: tuple[dict[str, Any], ...] = (
     {},
@@ -52,84 +36,6 @@ SETTINGS: tuple[dict[str, Any], ...] = (
     {"context": 2048, "enable_cache": False, "max_batch_tokens": 33},
 )
 """How an engine may be set. context: with a cache of one whole context, so that sequences lose their pages to each other."""
-
-
-@dataclass(frozen=True, slots=True)
-class Asked:
-    kind: str
-    request: TextRequest
-    expected: Expected
-
-
-def _words(source: random.Random, count: int) -> str:
-    return " ".join("".join(source.choices("abcdefghijklmnopqrstuvwxyz é", k=source.randint(1, 8))) for _ in range(count))
-
-
-def _picture(source: random.Random) -> Media:
-    form = source.choice(("PNG", "WEBP", "BMP"))
-    height, width = source.randint(20, 220), source.randint(20, 220)
-    options = {"lossless": True} if form == "WEBP" else {}
-    return Media(f"image/{form.lower()}", media_files.picture(source.getrandbits(30), height, width, form, **options))
-
-
-def _sound(source: random.Random) -> Media:
-    return Media("audio/wav", media_files.sound(source.getrandbits(30), source.uniform(0.1, 5), source.choice((8000, 16000, 44100))))
-
-
-def _film(source: random.Random, *, heard: bool) -> Media:
-    frames = source.randint(4, 60)
-    made = media_files.film(source.getrandbits(30), frames, sound_s=frames / 10 + source.uniform(-0.2, 1) if heard else 0.0)
-    return Media("video/mp4", made, use_audio=heard)
-
-
-def parts(kind: str, source: random.Random) -> tuple[Part, ...]:
-    """What is asked, with words between media."""
-    match kind:
-        case "text":
-            return (_words(source, source.randint(1, 20)),)
-        case "long text":
-            return (_words(source, 150),)
-        case "image":
-            return (_words(source, 3), _picture(source), _words(source, 3))
-        case "audio":
-            return (_sound(source), _words(source, 3))
-        case "video":
-            return (_film(source, heard=False), _words(source, 3))
-        case "sound in video":
-            return (_words(source, 2), _film(source, heard=True), _words(source, 2))
-        case "images":
-            return (_picture(source), _picture(source), _words(source, 2), _picture(source))
-        case "sounds":
-            return (_sound(source), _words(source, 2), _sound(source))
-        case "videos":
-            return (_film(source, heard=False), _words(source, 2), _film(source, heard=False))
-    return (_picture(source), _words(source, 1), _film(source, heard=True), _sound(source), _words(source, 4))
-
-
-def turns(kind: str, source: random.Random) -> tuple[Turn, ...]:
-    """A conversation that ends with such a question."""
-    asked = [Turn("user", parts(kind, source))]
-    if source.random() < 0.4:
-        asked = [Turn("user", (_words(source, 3), _picture(source))), Turn("assistant", (_words(source, 4),)), *asked]
-    if source.random() < 0.4:
-        asked = [Turn("system", (_words(source, 6),)), *asked]
-    return tuple(asked)
-
-
-async def requests(kinds: list[str], reference: OmniReference, never: frozenset[int], source: random.Random) -> list[Asked]:
-    """Questions and their answers, each with enough different tokens."""
-    made = list[Asked]()
-    for number, kind in enumerate(kinds):
-        penalty = 1.3 if number % 3 == 0 else 1.0
-        while True:
-            conversation = turns(kind, source)
-            seen = await reference.read(conversation)
-            expected = reference.answer(conversation, seen, TOKENS, never, repetition_penalty=penalty)
-            if len(set(expected.tokens)) >= DISTINCT:
-                break
-        drawn = Sampling(repetition_penalty=penalty)
-        made.append(Asked(kind, TextRequest(conversation, seed=0, sampling=drawn, max_tokens=TOKENS, ignore_eos=True), expected))
-    return made
 
 
 def loaded(folder: Path, settings: dict[str, Any], empty: Path) -> QwenThinker:
@@ -152,23 +58,6 @@ def loaded(folder: Path, settings: dict[str, Any], empty: Path) -> QwenThinker:
 def long_answer(number: int) -> TextRequest:
     """A question that takes much of the cache, bit by bit."""
     return TextRequest((Turn("user", (f"Number {number}",)),), seed=number, max_tokens=900, ignore_eos=True)
-
-
-async def agreement(model: QwenThinker, asked: Asked) -> int:
-    """Tokens at which the model went another way than the reference, where two were almost equally good. After each it goes on from the
-    token of the reference."""
-    history, ties = tuple[int, ...](), 0
-    expected = asked.expected.tokens
-    while len(history) < TOKENS:
-        pieces = await text_pieces(model, replace(asked.request, history=history))
-        made = [*history, *(token_id for piece in pieces for token_id in piece.token_ids)]
-        differing = [place for place in range(TOKENS) if made[place] != expected[place]]
-        if not differing:
-            break
-        place = differing[0]
-        assert asked.expected.close[place], f"{asked.kind}: {made} is not {expected}, from {place} on"
-        history, ties = tuple(expected[: place + 1]), ties + 1
-    return ties
 
 
 @lengths.rounds(1, len(SETTINGS))

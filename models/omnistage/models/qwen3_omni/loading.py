@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 
 import torch
-from transformers import Qwen3OmniMoeTextConfig
+from transformers.models.qwen3_omni_moe.configuration_qwen3_omni_moe import Qwen3OmniMoeTextConfig
 
 from omnistage.engine.decoder import EMBEDDING, LM_HEAD, DecoderParts, PackedDecoder
 from omnistage.engine.entry import deepstack

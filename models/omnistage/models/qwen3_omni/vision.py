@@ -25,6 +25,9 @@ from omnistage.models.qwen3_omni.config import VisionConfig
 
 NORM_EPS = 1e-6
 
+COLUMNS = 32
+"""What is activated has a multiple of so many columns: a row of other ones has other bits in other company (see engine.feed_forward)."""
+
 
 class VisionEncoder:
     """weight: by the names of the checkpoint, without "thinker.visual."."""
@@ -79,9 +82,11 @@ class _Block:
     def __init__(self, weight: Need, name: str, heads: int, linear: LinearMaker) -> None:
         self._heads = heads
         self._attention_norm, self._ffn_norm = (LayerNorm.of(weight, f"{name}.{norm}", NORM_EPS) for norm in ("norm1", "norm2"))
-        self._query_key_value, self._output, self._up, self._down = (
-            _product(weight, f"{name}.{part}", linear) for part in ("attn.qkv", "attn.proj", "mlp.linear_fc1", "mlp.linear_fc2")
-        )
+        self._query_key_value, self._output = (_product(weight, f"{name}.attn.{part}", linear) for part in ("qkv", "proj"))
+        up, up_bias, down = (weight(f"{name}.mlp.{part}") for part in ("linear_fc1.weight", "linear_fc1.bias", "linear_fc2.weight"))
+        missing = -len(up) % COLUMNS
+        self._up = linear(functional.pad(up, (0, 0, 0, missing)), functional.pad(up_bias, (0, missing)))
+        self._down = linear(functional.pad(down, (0, missing)), weight(f"{name}.mlp.linear_fc2.bias"))
 
     def __call__(self, x: torch.Tensor, turn: Turn, frames: Segments) -> torch.Tensor:
         query, key, value = self._query_key_value(self._attention_norm(x)).view(len(x), 3, self._heads, -1).unbind(1)

@@ -59,7 +59,7 @@ class VisionEncoder(Protocol):
     @property
     def dtype(self) -> torch.dtype: ...
 
-    def encode(self, patches: torch.Tensor, grids: Sequence[Grid], on_layer: Callable[[], None]) -> list[torch.Tensor]:
+    def encode(self, patches: torch.Tensor, grids: Sequence[Grid], on_layer: Callable[[], None] = ...) -> list[torch.Tensor]:
         """The rows of pictures and films, [grid.patches / unit, width] each.
 
         patches: [patches of all grids, patch_values], those of a merged row next to each other. on_layer: called before each layer; what
@@ -80,6 +80,6 @@ class AudioEncoder(Protocol):
     def pieces(self, spectrogram: torch.Tensor) -> Sequence[torch.Tensor]:
         """Parts of the spectrogram of one sound that do not see each other: `encode` makes of each what it makes of it in the whole."""
 
-    def encode(self, spectrograms: Sequence[torch.Tensor], on_layer: Callable[[], None]) -> list[torch.Tensor]:
+    def encode(self, spectrograms: Sequence[torch.Tensor], on_layer: Callable[[], None] = ...) -> list[torch.Tensor]:
         """The rows of sounds, or of pieces of some, [rows(frames), width] each. spectrograms: [frames, mel_bins] each. on_layer: as for
         pictures."""

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from functools import partial
+from dataclasses import dataclass
+from functools import partial, reduce
+from operator import getitem
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +19,8 @@ import torch
 from omnistage.models.common.progress import Progress
 from omnistage.models.tiny.files import write_json
 from omnistage.models.tiny.makers import Order
-from omnistage.models.tiny.qwen3_omni import thinker
+from omnistage.models.tiny.qwen3_omni import code2wav, talker, thinker
+from omnistage.models.tiny.qwen3_omni.talker import TalkerSize
 from omnistage.models.tiny.qwen3_omni.thinker import AudioSize, TextSize, ThinkerSize, VisionSize
 from omnistage.models.tiny.qwen3_omni.tokenizer import Ids, build_vocabulary, write_tokenizer
 from omnistage.models.tiny.qwen_vocabulary import fetch_vocabulary
@@ -48,22 +51,51 @@ PREPROCESSOR = {
     "temporal_patch_size": 2,
 }
 
-SIZES: Mapping[str, ThinkerSize] = {
-    "tiny": ThinkerSize(
-        TextSize(layers=4, hidden=160, heads=6, kv_heads=2, head_size=32, rope_sections=(6, 5, 5), experts=10, chosen=3, expert=80),
-        VisionSize(layers=4, hidden=80, ffn=112, heads=5, deepstack=(0, 2), grid=7),
-        AudioSize(layers=2, hidden=96, ffn=160, heads=4, channels=24, window=300),
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """hidden_layer: whose rows the Talker takes of media, as `hidden_states` of Transformers counts."""
+
+    thinker: ThinkerSize
+    hidden_layer: int
+    talker: TalkerSize
+
+
+SIZES: Mapping[str, Size] = {
+    "tiny": Size(
+        ThinkerSize(
+            TextSize(layers=4, hidden=160, heads=6, kv_heads=2, head_size=32, rope_sections=(6, 5, 5), experts=10, chosen=3, expert=80),
+            VisionSize(layers=4, hidden=80, ffn=112, heads=5, deepstack=(0, 2), grid=7),
+            AudioSize(layers=2, hidden=96, ffn=160, heads=4, channels=24, window=300),
+        ),
+        3,
+        TalkerSize(),
     ),
-    "small": ThinkerSize(
-        TextSize(layers=6, hidden=256, heads=10, kv_heads=2, head_size=32, rope_sections=(6, 5, 5), experts=24, chosen=4, expert=192),
-        VisionSize(layers=6, hidden=144, ffn=320, heads=9, deepstack=(1, 3, 4), grid=24),
-        AudioSize(layers=3, hidden=160, ffn=448, heads=5, channels=48, window=800),
+    "small": Size(
+        ThinkerSize(
+            TextSize(layers=6, hidden=256, heads=10, kv_heads=2, head_size=32, rope_sections=(6, 5, 5), experts=24, chosen=4, expert=192),
+            VisionSize(layers=6, hidden=144, ffn=320, heads=9, deepstack=(1, 3, 4), grid=24),
+            AudioSize(layers=3, hidden=160, ffn=448, heads=5, channels=48, window=800),
+        ),
+        4,
+        TalkerSize(layers=4, hidden=192, between=144, experts=20, expert=80, shared=112, codes=2048, predictor_layers=3, predictor_ffn=272),
     ),
 }
 
-GAINS = (("thinker.lm_head.", 3.0), (".mlp.gate.", 3.0), (".self_attn.q_norm.", 2.1), (".self_attn.k_norm.", 2.1))
+GAINS = (
+    *(("thinker.lm_head.", 3.0), ("talker.codec_head.", 3.0), ("talker.code_predictor.lm_head.", 3.0)),
+    *((".mlp.gate.", 3.0), (".self_attn.q_norm.", 2.1), (".self_attn.k_norm.", 2.1)),
+)
 """By how much a product makes its input larger, or a norm, where that is not 1. Sharp attention keeps an answer from running in circles:
 what it finds differs from token to token."""
+
+DECODERS = {
+    "thinker.model.": ("thinker_config", "text_config"),
+    "talker.model.": ("talker_config", "text_config"),
+    "talker.code_predictor.": ("talker_config", "code_predictor_config"),
+}
+"""How names of the decoders' weights begin, and where the config has their sizes. What a layer adds to a row is the less the more layers
+there are: else attention would make all rows alike."""
 
 
 def make(directory: Path, order: Order, progress: Progress) -> None:
@@ -73,25 +105,35 @@ def make(directory: Path, order: Order, progress: Progress) -> None:
     progress("writing the tokenizer", 0.0)
     ids = write_tokenizer(directory, vocabulary)
     progress("writing the tokenizer", 1.0)
-    values = config(size, ids, dtype)
+    fill(directory, config(size, ids, dtype), order.seed, getattr(torch, dtype), progress)
+
+
+def fill(directory: Path, values: Mapping[str, Any], seed: int, dtype: torch.dtype, progress: Progress) -> None:
+    """Write all files but those of the tokenizer. values: of config.json."""
+    vision = values["thinker_config"]["vision_config"]
     write_json(directory / "config.json", values)
     write_json(directory / "generation_config.json", {"_from_model_config": True, "transformers_version": values["transformers_version"]})
-    write_json(directory / "preprocessor_config.json", PREPROCESSOR)
-    write(directory, values, order.seed, getattr(torch, dtype), progress)
+    patches = {"merge_size": vision["spatial_merge_size"], **{name: vision[name] for name in ("patch_size", "temporal_patch_size")}}
+    write_json(directory / "preprocessor_config.json", PREPROCESSOR | patches)
+    write(directory, values, seed, dtype, progress)
 
 
-def config(size: ThinkerSize, ids: Ids, dtype: str) -> dict[str, Any]:
+def config(size: Size, ids: Ids, dtype: str) -> dict[str, Any]:
     """config.json of a whole checkpoint. dtype: "float32" or "bfloat16"."""
+    seen = thinker.config(size.thinker, ids, dtype)
+    repeated = {name: value for name, value in seen.items() if name.endswith("_token_id")}
     return {
         "architectures": ["Qwen3OmniMoeForConditionalGeneration"],
         "assistant_token_id": ids.assistant,
+        "code2wav_config": code2wav.config(size.talker.groups, size.talker.codes),
         "dtype": dtype,
-        "enable_audio_output": False,
+        "enable_audio_output": True,
         "im_end_token_id": ids.im_end,
         "im_start_token_id": ids.im_start,
         "model_type": "qwen3_omni_moe",
         "system_token_id": ids.system,
-        "thinker_config": thinker.config(size, ids, dtype),
+        "talker_config": talker.config(size.talker, size.thinker.text.hidden, size.hidden_layer, repeated),
+        "thinker_config": seen,
         "transformers_version": "4.57.0.dev0",
         "tts_bos_token_id": ids.tts_bos,
         "tts_eos_token_id": ids.tts_eos,
@@ -101,23 +143,24 @@ def config(size: ThinkerSize, ids: Ids, dtype: str) -> dict[str, Any]:
 
 
 def write(directory: Path, config: Mapping[str, Any], seed: int, dtype: torch.dtype, progress: Progress) -> None:
-    """Write the weights as shards with their index. Ids of the heads that are no token are as likely as any other, as in published
-    checkpoints: who serves them must ban them."""
-    shapes = thinker.weights(config["thinker_config"])
-    adds = 2 / config["thinker_config"]["text_config"]["num_hidden_layers"]
+    """Write the weights as shards with their index. Ids of the heads that are no token or no code are as likely as any other, as in
+    published checkpoints: who serves them must ban them."""
+    parts = (("thinker", thinker.weights), ("talker", talker.weights), ("code2wav", code2wav.weights))
+    shapes = {name: shape for part, weights in parts for name, shape in weights(config[f"{part}_config"]).items()}
+    adds = {prefix: 2 / reduce(getitem, path, config)["num_hidden_layers"] for prefix, path in DECODERS.items()}
     write_weights(directory, shapes, partial(_weight, seed=seed, adds=adds), lambda name: dtype, progress)
 
 
-def _weight(name: str, shape: tuple[int, ...], seed: int, adds: float) -> torch.Tensor:
-    """One weight, float32. adds: gain of the products that a layer of the text adds."""
-    mean, deviation = _distribution(name, shape, adds)
+def _weight(name: str, shape: tuple[int, ...], seed: int, adds: Mapping[str, float]) -> torch.Tensor:
+    """One weight, float32. adds: gain of the products that a layer adds, by how names of its decoder begin."""
+    mean, deviation = code2wav.distribution(name, shape) if name.startswith(code2wav.PREFIX) else _distribution(name, shape, adds)
     values = noise(name, shape, seed, deviation)
     if mean:
         values += mean
     return values
 
 
-def _distribution(name: str, shape: tuple[int, ...], adds: float) -> tuple[float, float]:
+def _distribution(name: str, shape: tuple[int, ...], adds: Mapping[str, float]) -> tuple[float, float]:
     """Mean and deviation of a weight."""
     owner = name.split(".")[-2]
     gain = next((gain for part, gain in GAINS if part in name), 1.0)
@@ -125,7 +168,8 @@ def _distribution(name: str, shape: tuple[int, ...], adds: float) -> tuple[float
         return 0.0, 0.1
     if len(shape) == 1:  # a norm
         return gain, 0.1
-    if owner in ("embed_tokens", "pos_embed"):
+    if owner in ("embed_tokens", "pos_embed") or "embedding" in name:
         return 0.0, 1.0
-    # What a layer adds to a row is the less the more layers there are: else attention would make all rows alike.
-    return 0.0, (adds if owner in ("o_proj", "down_proj") else gain) / math.sqrt(math.prod(shape[1:]))
+    if owner in ("o_proj", "down_proj"):
+        gain = next((gain for prefix, gain in adds.items() if name.startswith(prefix)), gain)
+    return 0.0, gain / math.sqrt(math.prod(shape[1:]))

@@ -1,0 +1,134 @@
+"""The Talker of `make-tiny qwen3-omni`: its part of config.json in the published form, and the names and shapes of its weights.
+
+What is not in a size is as published: the last 1024 items of the Talker are no codes, and its special items stand there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from transformers.models.qwen3_omni_moe.configuration_qwen3_omni_moe import Qwen3OmniMoeTalkerConfig
+from transformers.models.qwen3_omni_moe.modeling_qwen3_omni_moe import Qwen3OmniMoeTalkerForConditionalGeneration
+
+RESERVED = 1024
+"""Items of the Talker behind its codes."""
+
+SPECIAL = {
+    "codec_pad_id": 100,
+    "codec_bos_id": 101,
+    "codec_eos_token_id": 102,
+    "codec_nothink_id": 107,
+    "codec_think_bos_id": 108,
+    "codec_think_eos_id": 109,
+}
+"""Items by name in the config, counted from the first one that is no code."""
+
+SPEAKERS = {"chelsie": 253, "ethan": 254, "aiden": 255}
+"""Items by voice, counted as above."""
+
+
+@dataclass(frozen=True, slots=True)
+class TalkerSize:
+    """codes: of one codebook. groups: codes of a frame. between: of the two projections. sections: pairs of components of a head that turn
+    by time, height and width. predictor_*: of the code predictor."""
+
+    layers: int = 2
+    hidden: int = 96
+    heads: int = 6
+    kv_heads: int = 2
+    head_size: int = 32
+    sections: tuple[int, int, int] = (6, 5, 5)
+    between: int = 76
+    experts: int = 11
+    chosen: int = 3
+    expert: int = 40
+    shared: int = 56
+    codes: int = 160
+    groups: int = 16
+    predictor_layers: int = 2
+    predictor_ffn: int = 136
+    predictor_heads: int = 4
+    predictor_kv_heads: int = 2
+    predictor_head_size: int = 40
+
+
+def config(size: TalkerSize, thinker_hidden: int, accept_hidden_layer: int, ids: Mapping[str, int]) -> dict[str, Any]:
+    """thinker_hidden: of the rows of the Thinker. ids: token ids of its config that the Talker's config repeats, such as image_token_id."""
+    common = {"attention_bias": False, "attention_dropout": 0, "hidden_act": "silu", "initializer_range": 0.02, "rms_norm_eps": 1e-6}
+    common |= {"max_position_embeddings": 32768, "rope_theta": 1_000_000, "sliding_window": None, "tie_word_embeddings": False}
+    return {
+        "accept_hidden_layer": accept_hidden_layer,
+        **{name: size.codes + place for name, place in SPECIAL.items()},
+        "code_predictor_config": {
+            **common,
+            "head_dim": size.predictor_head_size,
+            "hidden_size": size.hidden,
+            "intermediate_size": size.predictor_ffn,
+            "max_window_layers": 28,
+            "model_type": "qwen3_omni_moe_talker_code_predictor",
+            "num_attention_heads": size.predictor_heads,
+            "num_code_groups": size.groups,
+            "num_hidden_layers": size.predictor_layers,
+            "num_key_value_heads": size.predictor_kv_heads,
+            "rope_scaling": None,
+            "use_cache": True,
+            "use_sliding_window": False,
+            "vocab_size": size.codes,
+        },
+        "initializer_range": 0.02,
+        "model_type": "qwen3_omni_moe_talker",
+        "num_code_groups": size.groups,
+        "output_router_logits": False,
+        "position_id_per_seconds": 13,
+        "spatial_merge_size": 2,
+        "speaker_id": {name: size.codes + place for name, place in SPEAKERS.items()},
+        "text_config": {
+            **common,
+            "decoder_sparse_step": 1,
+            "head_dim": size.head_size,
+            "hidden_size": size.hidden,
+            "intermediate_size": size.between,
+            "mlp_only_layers": [],
+            "model_type": "qwen3_omni_moe_talker_text",
+            "moe_intermediate_size": size.expert,
+            "norm_topk_prob": True,
+            "num_attention_heads": size.heads,
+            "num_experts": size.experts,
+            "num_experts_per_tok": size.chosen,
+            "num_hidden_layers": size.layers,
+            "num_key_value_heads": size.kv_heads,
+            "rope_scaling": {"interleaved": True, "mrope_section": list(size.sections), "rope_type": "default", "type": "default"},
+            "router_aux_loss_coef": 0.001,
+            "shared_expert_intermediate_size": size.shared,
+            "use_cache": True,
+            "vocab_size": size.codes + RESERVED,
+        },
+        "thinker_hidden_size": thinker_hidden,
+        **ids,
+    }
+
+
+def weights(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
+    """Published name -> shape of every weight. config: as above."""
+    with torch.device("meta"):
+        net = Qwen3OmniMoeTalkerForConditionalGeneration(Qwen3OmniMoeTalkerConfig(**config))
+    return {name: tuple(value.shape) for name, value in published(net.state_dict()).items()}
+
+
+def published(state: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The weights of Transformers' Talker by their published names: those of each expert one by one."""
+    found: dict[str, torch.Tensor] = {}
+    for name, value in state.items():
+        experts, _, part = f"talker.{name}".rpartition(".")
+        if part == "gate_up_proj":
+            for number, pair in enumerate(value):
+                gate, up = pair.chunk(2)
+                found |= {f"{experts}.{number}.gate_proj.weight": gate, f"{experts}.{number}.up_proj.weight": up}
+        elif part == "down_proj":
+            found |= {f"{experts}.{number}.down_proj.weight": down for number, down in enumerate(value)}
+        else:
+            found[f"talker.{name}"] = value
+    return found

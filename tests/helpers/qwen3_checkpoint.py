@@ -1,0 +1,91 @@
+"""Checkpoints of Qwen3-Omni with random weights: as make-tiny makes it, and others, which a Thinker takes for those of a whole chain."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Mapping
+from functools import reduce
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from omnistage.models.common.progress import unseen
+from omnistage.models.tiny.qwen3_omni.checkpoint import SIZES, Size, config, fill
+from omnistage.models.tiny.qwen3_omni.talker import TalkerSize
+from omnistage.models.tiny.qwen3_omni.thinker import AudioSize, TextSize, ThinkerSize, VisionSize
+from omnistage.models.tiny.qwen3_omni.tokenizer import build_vocabulary, write_tokenizer
+
+Change = Mapping[str, Any]
+"""Values of config.json by their paths, with points between the names."""
+
+TINY = "as make-tiny makes it"
+
+VARIANTS: Mapping[str, tuple[ThinkerSize, int, Change]] = {
+    TINY: (SIZES["tiny"].thinker, SIZES["tiny"].hidden_layer, {}),
+    "chunks of 104 frames, patches of 10 pixels merged by nine, experts that are not weighed to one": (
+        ThinkerSize(
+            TextSize(layers=3, hidden=96, heads=4, kv_heads=4, head_size=48, rope_sections=(10, 8, 6), experts=5, chosen=2, expert=112),
+            VisionSize(layers=4, hidden=112, ffn=176, heads=7, deepstack=(0, 1, 3), grid=5),
+            AudioSize(layers=1, hidden=80, ffn=112, heads=5, channels=16, window=208),
+        ),
+        2,
+        {
+            "thinker_config.audio_config.n_window": 52,
+            "thinker_config.vision_config.patch_size": 10,
+            "thinker_config.vision_config.spatial_merge_size": 3,
+            "thinker_config.text_config.norm_topk_prob": False,
+            "thinker_config.position_id_per_seconds": 25,
+        },
+    ),
+    "no rows for deeper layers, one head of keys, logits by the embedding": (
+        ThinkerSize(
+            TextSize(layers=2, hidden=224, heads=7, kv_heads=1, head_size=32, rope_sections=(8, 4, 4), experts=16, chosen=4, expert=48),
+            VisionSize(layers=2, hidden=64, ffn=160, heads=2, deepstack=(), grid=9),
+            AudioSize(layers=3, hidden=64, ffn=96, heads=2, channels=40, window=100),
+        ),
+        2,
+        {"thinker_config.tie_word_embeddings": True},
+    ),
+    "rows for all layers, taken at the embedding": (
+        ThinkerSize(
+            TextSize(layers=2, hidden=128, heads=4, kv_heads=2, head_size=48, rope_sections=(12, 6, 6), experts=7, chosen=1, expert=96),
+            VisionSize(layers=3, hidden=96, ffn=128, heads=4, deepstack=(1, 2), grid=11),
+            AudioSize(layers=2, hidden=48, ffn=80, heads=3, channels=32, window=800),
+        ),
+        0,
+        {},
+    ),
+}
+"""Sizes, the layer whose rows the Talker takes, and what else its config.json says."""
+
+
+def changed(values: dict[str, Any], change: Change) -> dict[str, Any]:
+    for path, value in change.items():
+        *sections, name = path.split(".")
+        reduce(dict.__getitem__, sections, values)[name] = value
+    return values
+
+
+def made(folder: Path, variant: str, seed: int) -> Path:
+    """An empty folder, filled."""
+    size, layer, change = VARIANTS[variant]
+    values = config(Size(size, layer, TalkerSize()), write_tokenizer(folder, build_vocabulary()), "float32")
+    fill(folder, changed(values, change), seed, torch.float32, unseen)
+    return folder
+
+
+def shared_checkpoint(factory: pytest.TempPathFactory, name: str = "qwen3") -> Path:
+    """One of make-tiny, which nobody may write to. All processes of a run get the same."""
+    base = factory.getbasetemp()
+    shared = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+    folder = shared / name
+    with (shared / f"{name}.lock").open("a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not folder.exists():
+            (work := shared / f"{name}.making").mkdir()
+            made(work, TINY, 0)
+            work.rename(folder)
+    return folder

@@ -1,0 +1,185 @@
+"""What a checkpoint lacks or has too much is named, and what any version of Transformers saved is read."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from helpers.qwen3_checkpoint import changed
+from helpers.qwen3_reference import Qwen3Reference
+from omnistage.engine.attention import chosen
+from omnistage.engine.results import fixed_results
+from omnistage.models.common.encoders.pictures import read_pictures
+from omnistage.models.common.encoders.starting import encoded_rows
+from omnistage.models.errors import LoadError
+from omnistage.models.options import LoadOptions
+from omnistage.models.qwen3_omni.config import read_thinker_config
+from omnistage.models.qwen3_omni.loading import load_thinker, read_parts
+from omnistage.models.registry import load, recognise
+
+ATTENTION = "thinker.model.layers.0.self_attn.q_proj.weight"
+EXPERT = "thinker.model.layers.1.mlp.experts.3.up_proj.weight"
+
+Weights = dict[str, torch.Tensor]
+
+
+@pytest.fixture
+def copied(qwen3_checkpoint: Path, tmp_path: Path) -> Path:
+    """The checkpoint, to be changed: links, which whoever changes a file replaces."""
+    for path in qwen3_checkpoint.iterdir():
+        (tmp_path / path.name).symlink_to(path)
+    return tmp_path
+
+
+def change(path: Path, how: Callable[[dict[str, Any]], object]) -> None:
+    """An object in JSON."""
+    values = json.loads(path.read_text())
+    how(values)
+    path.unlink()
+    path.write_text(json.dumps(values))
+
+
+def change_weights(folder: Path, how: Callable[[Weights], Weights]) -> None:
+    """All of them are in one file afterwards."""
+    weights = Weights()
+    for path in sorted(folder.glob("*.safetensors")):
+        weights |= load_file(path)
+        path.unlink()
+    (folder / "model.safetensors.index.json").unlink()
+    save_file(how(weights), folder / "model.safetensors", {"format": "pt"})
+
+
+def refused(folder: Path) -> str:
+    with pytest.raises((LoadError, ValueError)) as told:
+        load("qwen3_omni", "thinker", LoadOptions(path=folder, dtype="float32"))
+    return str(told.value)
+
+
+TEXT, EYES, EARS = (f"thinker_config.{part}_config" for part in ("text", "vision", "audio"))
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "told"),
+    [
+        (f"{TEXT}.mlp_only_layers", [1], "layers without experts"),
+        (f"{TEXT}.decoder_sparse_step", 2, "layers without experts"),
+        (f"{TEXT}.num_experts_per_tok", 11, "'num_experts_per_tok' is 11, of 10 experts"),
+        (f"{TEXT}.num_experts", None, "lacks 'num_experts'"),
+        (f"{TEXT}.moe_intermediate_size", 0, "'moe_intermediate_size' is 0"),
+        (f"{TEXT}.hidden_act", "gelu", "'hidden_act' is 'gelu', and only 'silu'"),
+        (f"{TEXT}.rope_scaling", {"rope_type": "yarn", "mrope_section": [6, 5, 5]}, "'yarn'"),
+        (f"{TEXT}.rope_scaling", {"rope_type": "default", "mrope_section": [6, 5]}, "11 pairs of components"),
+        (f"{TEXT}.hidden_size", 161, "rows of the Thinker have 161"),
+        (f"{EYES}.deepstack_visual_indexes", [0, 4], "layers from 0 to 3"),
+        (f"{EYES}.deepstack_visual_indexes", [2, 0], "each one behind the one before"),
+        (f"{EYES}.deepstack_visual_indexes", "all", "lacks the list 'deepstack_visual_indexes'"),
+        (f"{EYES}.spatial_merge_size", None, "lacks 'spatial_merge_size'"),
+        (f"{EYES}.hidden_act", "relu", "only 'gelu_pytorch_tanh'"),
+        (f"{EYES}.num_heads", 3, "is not 3 heads of a multiple of 4"),
+        (f"{EYES}.num_position_embeddings", 64, "pos_embed"),
+        (f"{EARS}.n_window", 40, "chunks of 10 rows: only chunks of 13"),
+        (f"{EARS}.n_window_infer", 99, "'n_window_infer' is 99: it must be twice 'n_window' or more, 100"),
+        (f"{EARS}.max_source_positions", 12, "'max_source_positions' is 12, and a chunk has 13 rows"),
+        (f"{EARS}.num_mel_bins", 80, "128 mel bins, the model was made for 80"),
+        (f"{EARS}.downsample_hidden_size", 25, "conv2d1"),
+        ("talker_config.accept_hidden_layer", 5, "'accept_hidden_layer' is 5, and the Thinker has 4 layers"),
+        ("im_start_token_id", 3, "the chat template begins no turn with 'im_start_token_id' 3"),
+        ("user_token_id", None, "lacks 'user_token_id'"),
+        ("thinker_config.audio_end_token_id", "x", "'audio_end_token_id' is 'x', which is no int"),
+        ("quantization_config", {"quant_method": "gptq", "bits": 4}, "quantized by gptq are not supported"),
+        ("model_type", "qwen2_5_omni", "is a 'qwen2_5_omni', not a 'qwen3_omni_moe'"),
+    ],
+)
+def test_a_config_that_does_not_fit_is_told(copied: Path, path: str, value: object, told: str) -> None:
+    change(copied / "config.json", lambda values: changed(values, {path: value}))
+    assert told in refused(copied)
+
+
+def test_a_weight_that_is_missing_misshapen_or_that_nobody_reads_is_named(copied: Path) -> None:
+    taken = Weights()
+
+    def without(name: str) -> Callable[[Weights], Weights]:
+        def how(weights: Weights) -> Weights:
+            taken[name] = weights.pop(name)
+            return weights
+
+        return how
+
+    change_weights(copied, without(EXPERT))
+    assert EXPERT.removeprefix("thinker.model.") in refused(copied)
+    _change_one(copied, {EXPERT: taken[EXPERT][1:]})
+    assert "[79, 160]" in refused(copied)
+    _change_one(copied, {EXPERT: taken[EXPERT], EXPERT.replace(".3.", ".10."): taken[EXPERT]})
+    assert f"1 weights that this model does not, the first is {EXPERT.replace('.3.', '.10.')}" in refused(copied)
+
+
+def _change_one(folder: Path, more: Weights) -> None:
+    path = folder / "model.safetensors"
+    weights = load_file(path) | more
+    path.unlink()
+    save_file(weights, path, {"format": "pt"})
+
+
+def together(weights: Weights) -> Weights:
+    """The weights of all experts of a layer as one, and the names that Transformers 5 has in memory."""
+    made = {name: value for name, value in weights.items() if ".experts." not in name}
+    for prefix in dict.fromkeys(name.partition(".experts.")[0] for name in weights if ".experts." in name):
+        every = [f"{prefix}.experts.{expert}" for expert in range(10)]
+        made[f"{prefix}.experts.gate_up_proj"] = torch.stack(
+            [torch.cat([weights[f"{one}.{part}_proj.weight"] for part in ("gate", "up")]) for one in every]
+        )
+        made[f"{prefix}.experts.down_proj"] = torch.stack([weights[f"{one}.down_proj.weight"] for one in every])
+    begins = {"thinker.model.": "thinker.model.language_model.", "thinker.visual.": "thinker.model.visual."}
+    begins["thinker.audio_tower."] = "thinker.model.audio_tower."
+    return {
+        next((new + name.removeprefix(old) for old, new in begins.items() if name.startswith(old)), name): value
+        for name, value in made.items()
+    }
+
+
+def results(folder: Path) -> list[torch.Tensor]:
+    """Of fixed tokens, pictures and sounds."""
+    config = read_thinker_config(folder)
+    parts = read_parts(folder, config, torch.float32, torch.device("cpu"))
+    made = fixed_results(parts.decoder, parts.decoder.logits, chosen(parts.decoder.spec).backend)
+    return [*made, *encoded_rows(parts, read_pictures(folder, config.vision).colours)[1]]
+
+
+def test_experts_that_are_stored_together_are_those_that_are_stored_one_by_one(copied: Path, qwen3_checkpoint: Path) -> None:
+    change_weights(copied, together)
+    assert all(map(torch.equal, results(copied), results(qwen3_checkpoint)))
+    path = "thinker.model.language_model.layers.2.mlp.experts.down_proj"
+    _change_one(copied, {path: torch.zeros(11, 160, 80)})
+    assert "is [11, 160, 80], and by config.json it is [10, 160, 80]" in refused(copied)
+
+
+def test_what_transformers_saves_is_read(qwen3_checkpoint: Path, tmp_path: Path) -> None:
+    """Its own spelling of config.json too, in which the rest of the folder is as before."""
+    reference = Qwen3Reference(qwen3_checkpoint)
+    reference.whole.save_pretrained(tmp_path)
+    for path in qwen3_checkpoint.iterdir():
+        if not (tmp_path / path.name).exists() and not path.name.startswith("model"):
+            (tmp_path / path.name).symlink_to(path)
+    assert recognise(tmp_path) == "qwen3_omni"
+    saved, published = read_thinker_config(tmp_path), read_thinker_config(qwen3_checkpoint)
+    assert replace(saved, speech=published.speech) == published
+    assert all(map(torch.equal, results(tmp_path), results(qwen3_checkpoint)))
+
+
+def test_a_checkpoint_without_a_talker_gives_text_alone(copied: Path) -> None:
+    speaking = load_thinker(copied, LoadOptions(path=copied, dtype="float32"))
+    change(copied / "config.json", lambda values: values.update(enable_audio_output=False))
+    silent = load_thinker(copied, LoadOptions(path=copied, dtype="float32"))
+    assert [port.name for port in speaking.info.produces] == ["text", "prompt", "places", "hidden"]
+    assert [port.name for port in silent.info.produces] == ["text"]
+    for model in (speaking, silent):
+        asyncio.run(model.warm_up())
+        asyncio.run(model.close())

@@ -1,0 +1,105 @@
+"""Greedy text of the Thinker is that of Transformers on the same files, whatever is asked at once and however the engine is set."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from helpers import lengths
+from helpers.omni_parity import KINDS, TOKENS, agreement, requests
+from helpers.qwen3_checkpoint import VARIANTS, made
+from helpers.qwen3_reference import Qwen3Reference
+from omnistage.engine.entry import deepstack
+from omnistage.models.options import LoadOptions
+from omnistage.models.qwen3_omni import loading
+from omnistage.models.qwen3_omni.config import ThinkerConfig, read_thinker_config
+from omnistage.models.qwen3_omni.loading import load_thinker
+from omnistage.models.qwen3_omni.thinker import Qwen3Thinker
+
+SETTINGS: dict[str, dict[str, Any]] = {
+    "as it is": {},
+    "one at a time": {"max_batch_size": 1, "max_batch_tokens": 40},
+    "eight at once, nothing kept": {"max_batch_size": 8, "enable_cache": False},
+    "one at a time, nothing kept": {"max_batch_size": 1, "enable_cache": False},
+}
+
+LEAST_S = 1.05
+"""Of a sound beside others: Transformers computes a shorter one otherwise than alone."""
+
+
+def loaded(folder: Path, **settings: Any) -> Qwen3Thinker:
+    return load_thinker(folder, LoadOptions(path=folder, dtype="float32", **settings))
+
+
+@lengths.one_or_all("variant", VARIANTS)
+async def test_greedy_text_is_that_of_transformers(variant: str, tmp_path: Path, seed: int) -> None:
+    is_long, source = bool(variant), random.Random(seed)
+    folder = made(tmp_path, lengths.draw(variant, VARIANTS, seed), seed)
+    reference = Qwen3Reference(folder)
+    names = list(SETTINGS) if is_long else source.sample(list(SETTINGS), 1)
+    kinds = list(KINDS) if is_long else source.sample(KINDS, 6)
+    print(names, kinds)
+    asked = None
+    for name in names:
+        model = loaded(folder, **SETTINGS[name])
+        asked = asked or await requests(kinds, reference, model.tokenizer.unsayable | model.tokenizer.ends, source, LEAST_S)
+        ties = await asyncio.gather(*(agreement(model, one) for one in asked))
+        again = await asyncio.gather(*(agreement(model, one) for one in asked[:3]))
+        await model.close()
+        assert sum(ties) + sum(again) <= 0.01 * TOKENS * (len(asked) + 3)
+
+
+# What it must see ---------------------------------------------------------------------------------------------------------------------
+
+
+def _wrong_axes(patch: pytest.MonkeyPatch) -> None:
+    """The axes of positions have each other's parts of a head."""
+
+    def wrong(folder: Path) -> ThinkerConfig:
+        config = read_thinker_config(folder)
+        return replace(config, rope=replace(config.rope, sections=config.rope.sections[::-1]))
+
+    patch.setattr(loading, "read_thinker_config", wrong)
+
+
+def _wrong_layer(patch: pytest.MonkeyPatch) -> None:
+    """What belongs behind one layer is added behind the next one."""
+    build = deepstack
+
+    def wrong(layers: int) -> Any:
+        def late(materials: Any) -> Any:
+            add = build(layers)(materials)
+            return lambda rows, x, layer: add(rows, x, layer - 1) if layer else x
+
+        return late
+
+    patch.setattr(loading, "deepstack", wrong)
+
+
+def _wrong_weights(patch: pytest.MonkeyPatch) -> None:
+    """The weights of the chosen experts do not add up to 1."""
+
+    def wrong(folder: Path) -> ThinkerConfig:
+        config = read_thinker_config(folder)
+        return replace(config, experts=replace(config.experts, normalized=False))
+
+    patch.setattr(loading, "read_thinker_config", wrong)
+
+
+@lengths.one_or_all("mistake", ["_wrong_axes", "_wrong_layer", "_wrong_weights"])
+async def test_a_mistake_would_be_seen(mistake: str, qwen3_checkpoint: Path, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    makes: Callable[[pytest.MonkeyPatch], None] = globals()[lengths.draw(mistake, ["_wrong_axes", "_wrong_layer", "_wrong_weights"], seed)]
+    makes(monkeypatch)
+    model = loaded(qwen3_checkpoint)
+    never = model.tokenizer.unsayable | model.tokenizer.ends
+    asked = await requests(["images", "videos", "long text"], Qwen3Reference(qwen3_checkpoint), never, random.Random(seed))
+    with pytest.raises(AssertionError, match=" is not "):
+        for one in asked:
+            await agreement(model, one)
+    await model.close()
