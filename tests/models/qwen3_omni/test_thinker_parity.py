@@ -16,6 +16,7 @@ from helpers.omni_parity import KINDS, TOKENS, agreement, requests
 from helpers.qwen3_checkpoint import VARIANTS, made
 from helpers.qwen3_reference import Qwen3Reference
 from omnistage.engine.entry import deepstack
+from omnistage.engine.rope import interleaved
 from omnistage.models.options import LoadOptions
 from omnistage.models.qwen3_omni import loading
 from omnistage.models.qwen3_omni.config import ThinkerConfig, read_thinker_config
@@ -59,13 +60,8 @@ async def test_greedy_text_is_that_of_transformers(variant: str, tmp_path: Path,
 
 
 def _wrong_axes(patch: pytest.MonkeyPatch) -> None:
-    """The axes of positions have each other's parts of a head."""
-
-    def wrong(folder: Path) -> ThinkerConfig:
-        config = read_thinker_config(folder)
-        return replace(config, rope=replace(config.rope, sections=config.rope.sections[::-1]))
-
-    patch.setattr(loading, "read_thinker_config", wrong)
+    """Height and width have each other's parts of a head."""
+    patch.setattr(loading, "interleaved", lambda sections: tuple((0, 2, 1)[axis] for axis in interleaved(sections)))
 
 
 def _wrong_layer(patch: pytest.MonkeyPatch) -> None:
