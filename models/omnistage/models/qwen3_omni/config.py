@@ -34,8 +34,8 @@ FRAMES_HZ = 100.0
 
 @dataclass(frozen=True, slots=True)
 class VisionConfig:
-    """The encoder of pictures and films. patch_size: pixels. frames: of a patch. merge: patches of an output row, on each side. grid: rows
-    and columns of the table of positions. deepstack: layers behind which rows for layers of the decoder are made too. output_size: of each
+    """The encoder of pictures and films. patch_size: pixels. frames: of a patch. merge: patches of an output row, on each side. positions:
+    rows of their table, which are a square. deepstack: layers behind which rows for layers of the decoder are made too. output_size: of each
     of the rows that come out as one."""
 
     layers: int
@@ -45,7 +45,7 @@ class VisionConfig:
     patch_size: int
     frames: int
     merge: int
-    grid: int
+    positions: int
     deepstack: tuple[int, ...]
     output_size: int
     channels: int = 3
@@ -59,6 +59,11 @@ class VisionConfig:
     def unit(self) -> int:
         """Patches of one output row."""
         return self.merge**2
+
+    @property
+    def grid(self) -> int:
+        """Rows and columns of the square of positions."""
+        return isqrt(self.positions)
 
     @property
     def row_size(self) -> int:
@@ -218,7 +223,7 @@ def _vision(config: Config) -> VisionConfig:
         patch_size=config.size("patch_size"),
         frames=config.size("temporal_patch_size"),
         merge=config.size("spatial_merge_size"),
-        grid=isqrt(config.size("num_position_embeddings")),
+        positions=config.size("num_position_embeddings"),
         deepstack=deepstack,
         output_size=config.size("out_hidden_size"),
         channels=config.size("in_channels") if config.has("in_channels") else 3,

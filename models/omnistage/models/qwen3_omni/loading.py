@@ -134,6 +134,7 @@ def _check_shapes(weights: Weights, config: ThinkerConfig) -> None:
     block, heard = f"{_PREFIX}visual.blocks", f"{_PREFIX}audio_tower.layers"
     for name, shape in {
         f"{_PREFIX}visual.patch_embed.proj.weight": (eyes.hidden_size, eyes.channels, eyes.frames, eyes.patch_size, eyes.patch_size),
+        f"{_PREFIX}visual.pos_embed.weight": (eyes.positions, eyes.hidden_size),
         f"{block}.0.mlp.linear_fc1.weight": (eyes.ffn_size, eyes.hidden_size),
         f"{block}.{eyes.layers - 1}.norm1.weight": (eyes.hidden_size,),
         f"{_PREFIX}visual.merger.mlp.2.weight": (eyes.output_size, merged),
