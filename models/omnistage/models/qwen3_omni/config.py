@@ -35,8 +35,8 @@ FRAMES_HZ = 100.0
 @dataclass(frozen=True, slots=True)
 class VisionConfig:
     """The encoder of pictures and films. patch_size: pixels. frames: of a patch. merge: patches of an output row, on each side. positions:
-    rows of their table, which are a square. deepstack: layers behind which rows for layers of the decoder are made too. output_size: of each
-    of the rows that come out as one."""
+    rows of their table, which are a square. deepstack: layers behind which rows for layers of the decoder are made too. output_size: of
+    each of the rows that come out as one."""
 
     layers: int
     hidden_size: int
