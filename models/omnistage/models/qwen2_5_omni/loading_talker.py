@@ -9,20 +9,18 @@ import torch
 from omnistage.engine.decoder import EMBEDDING, DecoderParts, PackedDecoder
 from omnistage.engine.entry import Enter
 from omnistage.engine.head import TokenHead
-from omnistage.engine.kv import page_bytes
 from omnistage.engine.materials import Materials
-from omnistage.engine.pages import PAGE_ROWS
 from omnistage.engine.rope import contiguous, rotary
-from omnistage.models.common.cache_size import CacheSize
 from omnistage.models.common.checkpoint import BadCheckpoint, name_of
 from omnistage.models.common.engine_model import Started, chosen_dtype, decoder_weights, limits_of
+from omnistage.models.common.speech.talker import AddedRows, cache_of_rows
 from omnistage.models.common.weights import Weights
 from omnistage.models.interface import ModelInfo
 from omnistage.models.options import LoadOptions
 from omnistage.models.qwen2_5_omni.config import RENAMED, TalkerConfig, read_talker_config
 from omnistage.models.qwen2_5_omni.options import TalkerOptions
 from omnistage.models.qwen2_5_omni.ports import CODES_PORT, row_ports
-from omnistage.models.qwen2_5_omni.talker import QwenTalker, TextRows
+from omnistage.models.qwen2_5_omni.talker import QwenTalker
 from omnistage.models.qwen2_5_omni.voices import VoiceSizes, read_voices
 
 CODE_REVISION = "2"
@@ -45,17 +43,13 @@ def load_talker(folder: Path, options: LoadOptions) -> QwenTalker:
             if not 0 <= token < len(text):
                 raise BadCheckpoint(f"{folder}: 'tts_text_{name}_token_id' is {token}, the Thinker has {len(text)} tokens")
         voices = read_voices(folder, VoiceSizes(config.speaker_size, config.mel_bins, len(text)))
-        rows = TextRows(
-            voices={name: text[[voice.token]].to(dtype) for name, voice in voices.items()},
+        added = AddedRows(
+            between={name: text[[voice.token]].to(dtype) for name, voice in voices.items()},
             behind=text[[config.text_end, config.text_pad]].to(dtype),
         )
         decoder = _decoder(weights, config, dtype, device)
         weights.check_read()
-    kv_row = page_bytes(decoder.spec) // PAGE_ROWS
-    # What was given for a row is kept as long as the row may have to be computed again: until its speech ends, and on the CPU.
-    row_bytes = kv_row + (config.row_size * dtype.itemsize if device.type == "cpu" else 0)
-    cache = CacheSize.chosen(options, row_bytes=row_bytes, context=config.decoder.context, wanted=wanted)
-    kv_bytes = cache.kv_bytes // row_bytes * kv_row
+    cache, kv_bytes = cache_of_rows(decoder, config.row_size, options, config.decoder.context, wanted)
     started = Started.of(decoder, TokenHead, folder, options, limits=limits_of(options), kv_bytes=kv_bytes)
     info = ModelInfo(
         name=name_of(folder) + "-talker",
@@ -66,7 +60,7 @@ def load_talker(folder: Path, options: LoadOptions) -> QwenTalker:
         voices=tuple(voices),
         settings={**started.settings, **cache.why},
     )
-    return QwenTalker(config, started.engine, rows, info, cache.context)
+    return QwenTalker(config, started.engine, added, info, cache.context)
 
 
 def _decoder(weights: Weights, config: TalkerConfig, dtype: torch.dtype, device: torch.device) -> PackedDecoder:

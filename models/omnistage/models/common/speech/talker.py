@@ -1,0 +1,205 @@
+"""What Talkers do alike that speak the rows of an answer as they come, one frame of codes after the other.
+
+A sequence begins with the rows of the conversation, rows that the Talker adds, and the row of the first token of the answer, with which the
+frames begin. The row of every further frame is its codes and the next row of the answer; behind the last one stand a row of the end of the
+text and, for all that is still to be spoken, one of nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from abc import abstractmethod
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from contextlib import AsyncExitStack, aclosing
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from omnistage.engine.decoder import PackedDecoder
+from omnistage.engine.engine import Engine
+from omnistage.engine.kv import page_bytes
+from omnistage.engine.pages import PAGE_ROWS
+from omnistage.engine.request import Prompt, SequenceRequest
+from omnistage.engine.stream import SequenceStream
+from omnistage.engine.types import Unfit
+from omnistage.models.common.arrays import array_of
+from omnistage.models.common.cache_size import CacheSize
+from omnistage.models.common.engine_model import EngineModel
+from omnistage.models.common.feed import Feed, next_rows
+from omnistage.models.common.real_time import computing_s, told
+from omnistage.models.common.requests import unfit_refused
+from omnistage.models.common.speech.blocks import Blocks
+from omnistage.models.common.speech.opening import Opening
+from omnistage.models.common.speech.ports import RowPorts
+from omnistage.models.common.voices import choose_voice
+from omnistage.models.common.worker import Worker
+from omnistage.models.interface import BadRequest, FinishReason, Frames, ModelInfo, Piece, PortSpec, SpeechRequest, Wanted
+from omnistage.models.options import LoadOptions
+
+SPEAKERS = 8
+"""At once, when it is measured how many of them there can be."""
+
+LEAST_MEASURED = 4
+"""Frames of each of them: the first one comes with the prompt."""
+
+
+@dataclass(frozen=True, slots=True)
+class Manner:
+    """How a family speaks. rows: ports from the Thinker. place: numbers that the port of places has for a row. codes: the port that goes
+    out. block: frames that go out together, behind the first one. ends, silent: first codes that end a speech, and that are never drawn.
+    seen: first codes that count as drawn before the first frame, for the repetition penalty."""
+
+    rows: RowPorts
+    place: int
+    codes: PortSpec
+    block: int
+    ends: frozenset[int]
+    silent: frozenset[int]
+    seen: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class AddedRows:
+    """Rows [n, row_size] that a Talker adds. between: behind the conversation and before the answer, by the names of the voices; of equal
+    numbers. behind: of the end of the text and of nothing, which follow the last row of an answer."""
+
+    between: Mapping[str, torch.Tensor]
+    behind: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A request, and the name of its voice."""
+
+    request: SpeechRequest
+    voice: str
+
+
+class RowTalker(EngineModel):
+    """Implements `TalkerModel` but for what a family makes the prompt of."""
+
+    def __init__(self, manner: Manner, engine: Engine, added: AddedRows, info: ModelInfo, context: int) -> None:
+        """context: rows of a conversation and frames of its speech together."""
+        self._worker = Worker("rows", threads=1)
+        super().__init__(engine, info, [self._worker])
+        self._manner, self._added, self._context = manner, added, context
+
+    @abstractmethod
+    def laid_out(self, places: NDArray[np.int64], voice: str) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Items [rows, codebooks] and positions [axes, rows] of a prompt: the conversation, the rows that are added, and the first row of
+        the answer. places: [place, rows] of the conversation, as the Thinker gave them."""
+
+    async def warm_up(self) -> None:
+        """Speak a little, which touches every weight, and then with several at once, to tell how many speak in real time."""
+        await self._spoken(SpeechRequest(seed=0, max_frames=2))
+        thread, device = self.engine.activity, self.engine.spec.device.type
+        begun = computing_s(thread, device)
+        most = max(self._manner.block, LEAST_MEASURED)
+        frames = await asyncio.gather(*(self._spoken(SpeechRequest(seed, max_frames=most)) for seed in range(SPEAKERS)))
+        seconds = max(sum(frames), 1) / self._manner.codes.rate_hz
+        speakers = seconds / (computing_s(thread, device) - begun)
+        self._info = replace(self._info, settings={**self._info.settings, "real_time_speakers": told(speakers)})
+
+    async def _spoken(self, request: SpeechRequest) -> int:
+        """Frames of an answer of one token."""
+        ports, rows = self._manner.rows, array_of(self._added.behind[:1])
+        places = np.zeros((1, self._manner.place), np.int32)
+        pieces = [Piece(ports.prompt, 0, True, rows), Piece(ports.places, 0, True, places), Piece(ports.reply, 0, True, rows)]
+        async with aclosing(self.speak(await self.prepare(request), _in_turn(pieces), {self._manner.codes.name: 0})) as frames:
+            return sum([len(made.rows) async for made in frames])
+
+    async def prepare(self, request: SpeechRequest) -> Prepared:
+        """See TalkerModel.prepare."""
+        voice = choose_voice(self._added.between, request.voice, "talker.voice")
+        if request.speed != 1:
+            raise BadRequest("talker.speed", "this voice speaks at its own pace: leave it out, or give 1")
+        with unfit_refused("talker"):
+            # What is wrong with the request itself is told before anything is read.
+            self.engine.check(self._asked(request, self._prompt(np.zeros((self._manner.place, 0), np.int64), voice, "")))
+        return Prepared(request, voice)
+
+    async def speak(self, prepared: Prepared, inputs: AsyncIterator[Piece], wanted: Wanted) -> AsyncGenerator[Frames, None]:
+        """See TalkerModel.speak. An answer whose only token is its end has no row, and no speech."""
+        request, width = prepared.request, self._manner.codes.width
+        async with AsyncExitStack() as held:
+            opening, stream = await self._begun(prepared, inputs, held)
+            if stream is None:
+                if request.history_items:
+                    raise BadRequest("resume.history", "there is nothing to speak, and frames are there already")
+                yield Frames(np.empty((0, width), np.uint32), FinishReason.STOP)
+                return
+            feed = Feed(stream, inputs, self._manner.rows.reply, self._added.behind)
+            feed.give(torch.cat(opening.reply)[1:], last=opening.ended)
+            blocks = Blocks(self._manner.block, len(request.history_items))
+            async with feed.feeding():
+                while True:
+                    events = await feed.take()
+                    reason = events[-1].finish_reason if events else None
+                    codes = blocks.take([event.item for event in events if event.item is not None], end=reason is not None)
+                    if codes or reason is not None:
+                        yield Frames(np.array(codes, np.uint32).reshape(-1, width), reason)
+                    if reason is not None:
+                        return
+
+    async def _begun(self, prepared: Prepared, inputs: AsyncIterator[Piece], held: AsyncExitStack) -> tuple[Opening, SequenceStream | None]:
+        """A speech up to its first frame, read while it comes: a Thinker gives rows of a long conversation long before it answers. held:
+        gets the stream, to close it. None: there is nothing to speak. Raises BadRequest, EngineFull or EngineClosed."""
+        request, stream = prepared.request, None
+        opening = Opening(self._manner.rows, self._manner.place, self._added.between[prepared.voice], self._context)
+        while not opening.complete:
+            opening.take(await next_rows(inputs))
+            if not opening.readable:
+                continue
+            pages = await self._worker.run(opening.read)
+            if stream is None:
+                with unfit_refused("talker"):
+                    stream = self.engine.submit(self._asked(request, self._prompt(opening.places, prepared.voice, request.scope)))
+                await held.enter_async_context(aclosing(stream))
+            for rows, digest in pages:
+                stream.give(rows, digest)
+        return opening, stream if opening.reply else None
+
+    def _prompt(self, places: NDArray[np.int64], voice: str, scope: str) -> Prompt:
+        items, positions = self.laid_out(places, voice)
+        return Prompt(items, (), positions, int(positions.max()) + 1 - len(items), scope.encode(), given_later=True)
+
+    def _asked(self, request: SpeechRequest, prompt: Prompt) -> SequenceRequest:
+        """Raises Unfit. Speech has as many frames as there are rows left, and places: those of pictures and films may outrun their rows."""
+        room = min(self._context, self.engine.spec.context - prompt.delta) - len(prompt) + 1
+        if room < 1:
+            raise Unfit("prompt", f"shorten the conversation: its places reach beyond the {self.engine.spec.context} that there are")
+        return SequenceRequest(
+            prompt,
+            seed=request.seed,
+            max_items=min(request.max_frames or room, room),
+            sampling=request.sampling,
+            end_ids=self._manner.ends,
+            banned=self._manner.silent,
+            history=request.history_items,
+            seen=self._manner.seen,
+            appended=True,
+            client=request.client,
+        )
+
+
+def followed(positions: NDArray[np.int64], count: int) -> NDArray[np.int64]:
+    """Positions [axes, rows] of a conversation, and of so many rows behind it: each stands one behind all before it."""
+    after = int(positions[:, -1].max()) + 1 if positions.shape[1] else 0
+    return np.concatenate((positions, np.broadcast_to(np.arange(after, after + count), (len(positions), count))), axis=1)
+
+
+def cache_of_rows(decoder: PackedDecoder, row_size: int, options: LoadOptions, context: int, wanted: int) -> tuple[CacheSize, int]:
+    """What a Talker takes of the memory, and how much of it is for keys and values. row_size: of the rows that come. Raises LoadError.
+
+    What was given for a row is kept as long as the row may have to be computed again: until its speech ends, and on the CPU."""
+    kv_row, spec = page_bytes(decoder.spec) // PAGE_ROWS, decoder.spec
+    row_bytes = kv_row + (row_size * spec.dtype.itemsize if spec.device.type == "cpu" else 0)
+    cache = CacheSize.chosen(options, row_bytes=row_bytes, context=context, wanted=wanted)
+    return cache, cache.kv_bytes // row_bytes * kv_row
+
+
+async def _in_turn(pieces: Sequence[Piece]) -> AsyncIterator[Piece]:
+    for piece in pieces:
+        yield piece
