@@ -60,16 +60,25 @@ def activated(activation: Activation) -> Callable[[Materials, int], FeedForward]
 
     def build(materials: Materials, layer: int) -> FeedForward:
         hidden, size, group = materials.config.hidden_size, materials.config.ffn_size, materials.group
-        prefix, missing = f"layers.{layer}", -materials.config.ffn_size % _COLUMNS
-        bias = materials.fused_bias(prefix, {"fc1": size})
-        first = materials.linear(
-            functional.pad(materials.need(f"{prefix}.fc1.weight", (size, hidden)), (0, 0, 0, missing)),
-            None if bias is None else functional.pad(bias, (0, missing)),
-        )
-        second = materials.linear(
-            functional.pad(materials.need(f"{prefix}.fc2.weight", (hidden, size)), (0, missing)),
-            materials.fused_bias(prefix, {"fc2": hidden}),
-        )
-        return lambda rows, x: group.all_reduce(second(by_rows(activation, first(x))))
+        computed = activated_product(materials, f"layers.{layer}", ("fc1", "fc2"), (hidden, size, hidden), activation)
+        return lambda rows, x: group.all_reduce(computed(x))
 
     return build
+
+
+def activated_product(
+    materials: Materials, prefix: str, names: tuple[str, str], widths: tuple[int, int, int], activation: Activation
+) -> Callable[[torch.Tensor], torch.Tensor]:
+    """This rank's part of second(activation(first(x))). prefix, names: of the two weights. widths: before, between and behind them."""
+    (first_name, second_name), (before, between, behind) = names, widths
+    missing = -between % _COLUMNS
+    bias = materials.fused_bias(prefix, {first_name: between})
+    first = materials.linear(
+        functional.pad(materials.need(f"{prefix}.{first_name}.weight", (between, before)), (0, 0, 0, missing)),
+        None if bias is None else functional.pad(bias, (0, missing)),
+    )
+    second = materials.linear(
+        functional.pad(materials.need(f"{prefix}.{second_name}.weight", (behind, between)), (0, missing)),
+        materials.fused_bias(prefix, {second_name: behind}),
+    )
+    return lambda x: second(by_rows(activation, first(x)))
