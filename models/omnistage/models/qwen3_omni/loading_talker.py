@@ -1,0 +1,176 @@
+"""A Qwen3-Omni Talker from the files of a checkpoint in the published layout."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import reduce
+from pathlib import Path
+
+import torch
+import torch.nn.functional as functional
+
+from omnistage.engine.adapter import StepRows
+from omnistage.engine.decoder import EMBEDDING, LM_HEAD, DecoderParts, PackedDecoder
+from omnistage.engine.entry import Enter
+from omnistage.engine.experts import experts
+from omnistage.engine.feed_forward import activated_product
+from omnistage.engine.linear import build_exact
+from omnistage.engine.materials import Materials
+from omnistage.engine.norm import head_rms_norm
+from omnistage.engine.rope import interleaved, rotary
+from omnistage.models.common.checkpoint import BadCheckpoint, name_of
+from omnistage.models.common.engine_model import Logits, Started, chosen_dtype, decoder_weights, limits_of
+from omnistage.models.common.revision import computed
+from omnistage.models.common.speech.talker import AddedRows, cache_of_rows
+from omnistage.models.common.weights import Weights
+from omnistage.models.interface import ModelInfo
+from omnistage.models.options import LoadOptions
+from omnistage.models.qwen3_omni.options import TalkerOptions
+from omnistage.models.qwen3_omni.ports import codes_port, row_ports
+from omnistage.models.qwen3_omni.predictor import FrameHead, Predictor
+from omnistage.models.qwen3_omni.talker import QwenTalker
+from omnistage.models.qwen3_omni.talker_config import TalkerConfig, read_talker_config
+from omnistage.models.qwen3_omni.voices import in_order
+
+CODE_REVISION = "1"
+"""Part of the revision; grows whenever this family's code could give other codes for equal input. The engine has a number of its own."""
+
+RENAMED = {"thinker.model.language_model.": "thinker.model."}
+"""How the modules of Transformers 5 are called, where the published checkpoints have the names on the right."""
+
+_PREFIX = "talker."
+_PREDICTOR = f"{_PREFIX}code_predictor."
+_OTHERS = ("thinker.", "code2wav.")
+_TEXT = f"thinker.model.{EMBEDDING}"
+_PROJECTIONS = ("text_projection", "hidden_projection")
+
+
+def load_talker(folder: Path, options: LoadOptions) -> QwenTalker:
+    """Raises LoadError, or ValueError for ill-shaped weights."""
+    dtype, device = chosen_dtype(options), torch.device(options.device)
+    torch.set_num_threads(options.threads)
+    wanted, config = TalkerOptions.from_settings(options.family).context, read_talker_config(folder)
+    with Weights(folder, _OTHERS, RENAMED, computed=dtype) as weights:
+        voices = in_order(config.speakers)
+        added = _added(weights, config, tuple(voices), dtype)
+        parts = read_parts(weights, config, dtype, device)
+        weights.check_read()
+    cache, kv_bytes = cache_of_rows(parts.decoder, config.row_size, options, config.decoder.context, wanted)
+    limits = limits_of(options)
+    predictor = Predictor(parts.predictor, parts.heads, parts.first, limits.max_sequences)
+    started = Started.of(
+        parts.decoder,
+        lambda logits: FrameHead(logits, predictor, config.groups, {config.codec.eos}),
+        folder,
+        options,
+        limits=limits,
+        kv_bytes=kv_bytes,
+    )
+    info = ModelInfo(
+        name=name_of(folder) + "-talker",
+        revision=started.revision(CODE_REVISION, results=computed(predictor.fixed_results, options.threads), settings=str(cache.context)),
+        accepts=row_ports(config.row_size, started.dtype),
+        produces=(codes_port(config.groups, config.rate_hz),),
+        max_sessions=options.sessions,
+        voices=tuple(voices),
+        settings={
+            **started.settings,
+            **cache.why,
+            "products of the code predictor": parts.predictor.products,
+            "attention of the code predictor": predictor.attention.reason,
+        },
+    )
+    return QwenTalker(config, started.engine, added, info, cache.context)
+
+
+def _added(weights: Weights, config: TalkerConfig, voices: tuple[str, ...], dtype: torch.dtype) -> AddedRows:
+    """Who speaks is an item; the rows beside it are those of tokens, the same for all."""
+    embedding, text = weights.need(_TEXT), config.text
+    for name, token in (("bos", text.bos), ("eos", text.eos), ("pad", text.pad)):
+        if not 0 <= token < len(embedding):
+            raise BadCheckpoint(f"{weights.directory}: 'tts_{name}_token_id' is {token}, the Thinker has {len(embedding)} tokens")
+    between = embedding[[*[text.pad] * 4, text.bos]].to(dtype)
+    return AddedRows(between=dict.fromkeys(voices, between), behind=embedding[[text.eos, text.pad]].to(dtype))
+
+
+# The weights ---------------------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """Of a Talker. first: embeddings of the first codes. heads: of the other codebooks."""
+
+    decoder: PackedDecoder
+    first: torch.Tensor
+    predictor: PackedDecoder
+    heads: tuple[Logits, ...]
+
+
+def read_parts(weights: Weights, config: TalkerConfig, dtype: torch.dtype, device: torch.device) -> Parts:
+    """Raises BadCheckpoint for a weight that is missing, ValueError for an ill-shaped one."""
+
+    def need(name: str, *shape: int) -> torch.Tensor:
+        weights.check_shape(name, shape)
+        return weights.need(name).to(device, dtype)
+
+    ids, width, codebooks = config.predictor.ids, config.decoder.hidden_size, range(config.groups - 1)
+    further = torch.cat([need(f"{_PREDICTOR}model.codec_embedding.{codebook}.weight", ids, width) for codebook in codebooks])
+    heads = [need(f"{_PREDICTOR}lm_head.{codebook}.weight", ids, width) for codebook in codebooks]
+    stored = decoder_weights(weights, dtype, device, prefix=f"{_PREDICTOR}model.")
+
+    def weight(name: str) -> torch.Tensor | None:
+        return further if name == EMBEDDING else heads[0] if name == LM_HEAD else stored(name)
+
+    parts = DecoderParts(rope=rotary(config.predictor.rope.theta), head_norm=head_rms_norm)
+    predictor = PackedDecoder(config.predictor.decoder, weight, parts)
+    others, _ = build_exact(lambda linear: [linear(head) for head in heads[1:]], dtype, device)
+    table = need(f"{_PREFIX}model.codec_embedding.weight", config.nothing, width)
+    first = torch.cat((table, table.new_zeros(2, width)))
+    return Parts(_decoder(weights, config, first, further), first, predictor, (predictor.logits, *others))
+
+
+def _decoder(weights: Weights, config: TalkerConfig, first: torch.Tensor, further: torch.Tensor) -> PackedDecoder:
+    """first: embeddings of its items, those of rows without one are zeros. further: of the codes of the other codebooks."""
+    dtype, device = first.dtype, first.device
+    stored = decoder_weights(weights, dtype, device, prefix=f"{_PREFIX}model.", head=f"{_PREFIX}codec_head.weight")
+
+    def weight(name: str) -> torch.Tensor | None:
+        if name.startswith(_PROJECTIONS):
+            return weights.need(_PREFIX + name).to(device, dtype)
+        return first if name == EMBEDDING else stored(name)
+
+    parts = DecoderParts(
+        entry=_entry(config, further),
+        rope=rotary(config.rope.theta, interleaved(config.rope.sections)),
+        head_norm=head_rms_norm,
+        feed_forward=experts(config.experts),
+    )
+    return PackedDecoder(config.decoder, weight, parts)
+
+
+def _entry(config: TalkerConfig, further: torch.Tensor) -> Callable[[Materials], Enter]:
+    """A row is the sum of the embeddings of its codes, and of what a projection makes of the row that came for it. There is one projection
+    for tokens, and one for rows of media."""
+    offsets = torch.arange(config.groups - 1, device=further.device) * config.predictor.ids
+
+    def build(materials: Materials) -> Enter:
+        names, widths = ("linear_fc1", "linear_fc2"), (config.row_size, config.between, config.decoder.hidden_size)
+        text, medium = (activated_product(materials, prefix, names, widths, functional.silu) for prefix in _PROJECTIONS)
+
+        def enter(rows: StepRows, embedded: torch.Tensor) -> torch.Tensor:
+            kinds, x = rows.items[:, :1], embedded
+            if (is_frame := kinds < config.codes).any():
+                # In order: a sum of the library may add in another order where there are more rows.
+                codes = functional.embedding(rows.items[:, 1:] + offsets, further)
+                x = torch.where(is_frame, reduce(torch.add, codes.unbind(1), x), x)
+            if rows.given is None:
+                return x
+            projected = text(rows.given)
+            if (is_medium := kinds == config.medium).any():
+                projected = torch.where(is_medium, medium(rows.given), projected)
+            return x + projected
+
+        return enter
+
+    return build

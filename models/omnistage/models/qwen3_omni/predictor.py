@@ -1,0 +1,171 @@
+"""The code predictor of Qwen3-Omni (Xu et al. 2025): the codes of a frame behind the first one, each from those before it.
+
+A frame is a short sequence of its own: the hidden row of the Talker, the embedding of the first code, and the embeddings of the codes that
+are drawn, each by a head of its own. The last code is never embedded here, so a frame has as many rows as codes; no frame knows of another.
+The frames of all speakers of a step go through it together: two rows of each, then one row of each for every further code. It is a decoder
+of parts with a cache of one page for each speaker, so a frame has the same bits alone and beside others, as in the engine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as functional
+
+from omnistage.engine.adapter import Attention, DrawnItem, StepRows
+from omnistage.engine.attention import chosen
+from omnistage.engine.decoder import PackedDecoder
+from omnistage.engine.kv import KVCache
+from omnistage.engine.linear import pad_rows
+from omnistage.engine.plan import Plan, PlannedRun
+from omnistage.engine.sampler import Draws, Sampler
+from omnistage.engine.transfer import to_device
+from omnistage.engine.types import Sampling
+from omnistage.models.common.engine_model import Logits
+
+GREEDY = Sampling()
+
+DRAWN = Sampling(temperature=1.0, top_k=50, top_p=0.8)
+"""How Transformers draws the codes behind the first one, whatever is asked for that one; unless it is asked to be greedy."""
+
+FIXED_SPEAKERS = 3
+
+_SEED_STRIDE = 0xD6E8FEB86659FD93
+_SEEDS = 1 << 64
+
+Choose = Callable[[int, torch.Tensor], Sequence[int]]
+"""Chooses the codes of one codebook, counted from 0 behind the first one of a frame, by their logits [speakers, ids]."""
+
+
+class Predictor:
+    """decoder: its items are the codes of all further codebooks, one behind the other. heads: of each codebook. first: embeddings of the
+    first codes. speakers: that may speak in one step."""
+
+    def __init__(self, decoder: PackedDecoder, heads: Sequence[Logits], first: torch.Tensor, speakers: int) -> None:
+        self._decoder, self._heads, self._first = decoder, tuple(heads), first
+        self._ids = decoder.spec.item_ids // len(heads)
+        self.attention = chosen(decoder.spec)
+        self._cache, self._pages = KVCache(decoder.spec, speakers), range(speakers)
+        self._cache.follow(self._pages, ())
+        self._known: dict[tuple[int, int], _Pass] = {}
+
+    def codes(self, hidden: torch.Tensor, first: Sequence[int], choose: Choose) -> list[tuple[int, ...]]:
+        """The codes behind the first ones. hidden: [speakers, hidden_size], the rows that these were drawn from."""
+        count, device = len(first), self._decoder.spec.device
+        embedded = functional.embedding(to_device(torch.tensor(first), device), self._first)
+        given = torch.stack((hidden, embedded), 1).flatten(0, 1)
+        last = self._computed(count, 0, given=given)[1::2]
+        made = [choose(0, self._heads[0](last.contiguous()))]
+        for codebook in range(1, len(self._heads)):
+            ids = torch.tensor(made[-1]) + (codebook - 1) * self._ids
+            made.append(choose(codebook, self._heads[codebook](self._computed(count, codebook, ids=to_device(ids, device)))))
+        return list(zip(*made, strict=True))
+
+    def forget(self) -> None:
+        """Nothing of the frames so far is left: what is not finite must not lie where others are masked."""
+        self._cache.follow(self._pages, ())
+
+    def fixed_results(self) -> list[torch.Tensor]:
+        """The logits of a few fixed frames."""
+        results, spec = list[torch.Tensor](), self._decoder.spec
+        speakers = min(FIXED_SPEAKERS, len(self._pages))
+        rows = torch.randn(speakers, self._first.shape[1], generator=torch.Generator().manual_seed(0))
+
+        def choose(codebook: int, logits: torch.Tensor) -> list[int]:
+            results.append(logits)
+            return [(7919 * codebook + speaker) % self._ids for speaker in range(speakers)]
+
+        with torch.inference_mode():
+            self.codes(rows.to(spec.device, spec.dtype), list(range(speakers)), choose)
+        return results
+
+    def _computed(self, count: int, codebook: int, *, given: torch.Tensor | None = None, ids: torch.Tensor | None = None) -> torch.Tensor:
+        """Hidden rows of the pass for one codebook. given: [rows, hidden_size] in the place of embeddings; else ids: [rows]."""
+        known = self._known.get((count, codebook))
+        if known is None:
+            known = self._known[count, codebook] = self._planned(count, codebook)
+        items = torch.zeros(known.rows, 1, dtype=torch.int64, device=self._decoder.spec.device)
+        if ids is not None:
+            items[: len(ids), 0] = ids
+        if given is not None:
+            given = functional.pad(given, (0, 0, 0, known.padding))
+        has_given = None if given is None else torch.ones_like(items, dtype=torch.bool)
+        rows = StepRows(items, known.positions, given, has_given, padding=known.padding)
+        return self._decoder.hidden(rows, known.attention).last[: known.rows - known.padding]
+
+    def _planned(self, count: int, codebook: int) -> _Pass:
+        """The pass for a codebook of so many speakers: the first one has two rows of each."""
+        each, start = (2, 0) if codebook == 0 else (1, codebook + 1)
+        rows, spec = count * each, self._decoder.spec
+        padding = pad_rows(rows) - rows
+        positions = torch.arange(start, start + each).repeat(count)
+        nothing = torch.zeros(0, dtype=torch.int64)
+        plan = Plan(
+            rows=StepRows(nothing, nothing),
+            pages=torch.arange(count).repeat_interleave(each),
+            places=positions,
+            runs=tuple(PlannedRun(speaker * each, each, start, (speaker,)) for speaker in range(count)),
+            drawn=nothing,
+        )
+        attention = self.attention.backend.bind(self._cache, spec, plan.to(spec.device))
+        return _Pass(rows + padding, padding, to_device(functional.pad(positions, (0, padding))[None], spec.device), attention)
+
+
+@dataclass(frozen=True, slots=True)
+class _Pass:
+    """What all passes for a codebook and a number of speakers have in common. rows: padding included."""
+
+    rows: int
+    padding: int
+    positions: torch.Tensor
+    attention: Attention
+
+
+class FrameHead:
+    """Implements `Head`: the first code of a frame as a token is drawn, and the others by the code predictor, unless it is an end.
+
+    logits: of first codes. ends: first codes that end a speech, behind which there is nothing."""
+
+    def __init__(self, logits: Logits, predictor: Predictor, codes: int, ends: Collection[int]) -> None:
+        """codes: of a frame."""
+        self._logits, self._predictor, self._ends = logits, predictor, frozenset(ends)
+        self._sample, self._nothing = Sampler(), (0,) * (codes - 1)
+
+    def draw(self, hidden: torch.Tensor, draws: Sequence[Draws], banned: Sequence[Collection[int]]) -> list[DrawnItem | None]:
+        tokens = self._sample(self._logits(hidden)[: len(draws)], draws, banned)
+        drawn = [None if token is None else DrawnItem((token.token_id, *self._nothing), token.logprob, token.top) for token in tokens]
+        going = [place for place, token in enumerate(tokens) if token is not None and token.token_id not in self._ends]
+        if going:
+            first = [drawn[place].item[0] for place in going]  # type: ignore[union-attr]
+            which = to_device(torch.tensor(going), hidden.device)
+            further = self._further(hidden.index_select(0, which), first, [draws[place] for place in going])
+            for place, codes in zip(going, further, strict=True):
+                item = drawn[place]
+                assert item is not None
+                drawn[place] = None if codes is None else DrawnItem((item.item[0], *codes), item.logprob, item.top)
+        return drawn
+
+    def _further(self, hidden: torch.Tensor, first: Sequence[int], draws: Sequence[Draws]) -> list[tuple[int, ...] | None]:
+        """The codes behind the first ones; None where numbers are not finite."""
+        own = [Draws(DRAWN if each.sampling.temperature else GREEDY, 0) for each in draws]
+        broken, nothing = set[int](), [()] * len(own)
+
+        def choose(codebook: int, logits: torch.Tensor) -> list[int]:
+            for mine, each in zip(own, draws, strict=True):
+                mine.seed, mine.step = seed_of(each.seed, codebook), each.step
+            tokens = self._sample(logits, own, nothing)
+            broken.update(place for place, token in enumerate(tokens) if token is None)
+            return [0 if token is None else token.token_id for token in tokens]
+
+        codes = self._predictor.codes(hidden, first, choose)
+        if broken:
+            self._predictor.forget()
+        return [None if place in broken else each for place, each in enumerate(codes)]
+
+
+def seed_of(seed: int, codebook: int) -> int:
+    """For the draws of a codebook, counted from 0 behind the first one of a frame: with one seed for all, each of them would be drawn with
+    the same luck."""
+    return (seed + (codebook + 1) * _SEED_STRIDE) % _SEEDS

@@ -1,0 +1,39 @@
+"""The Talker of Qwen3-Omni (Xu et al. 2025): speaks the tokens of an answer as they come, one frame of codes after the other.
+
+The rows of the conversation are those of the users' turns, and of the three tokens with which an answer begins. A token of text is its
+embedding in the Thinker; a row of a picture, a film or sound is a hidden row of it. Behind them stand rows that say who speaks, then the
+first token of the answer, with which the frames begin. The row of every further frame is the sum of the embeddings of its codes, and the
+next token of the answer. As in `Qwen3OmniMoeForConditionalGeneration.generate` of Transformers for one request alone.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from omnistage.engine.engine import Engine
+from omnistage.models.common.speech.talker import AddedRows, Manner, RowTalker, followed
+from omnistage.models.interface import ModelInfo
+from omnistage.models.qwen3_omni.ports import AXES, PLACE, ROW_PORTS, TEXT_ROW, codes_port
+from omnistage.models.qwen3_omni.talker_config import TalkerConfig
+
+
+class QwenTalker(RowTalker):
+    """Implements `TalkerModel`. Build it with `loading_talker.load_talker`."""
+
+    def __init__(self, config: TalkerConfig, engine: Engine, added: AddedRows, info: ModelInfo, context: int) -> None:
+        """See RowTalker."""
+        port = codes_port(config.groups, config.rate_hz)
+        manner = Manner(ROW_PORTS, PLACE, port, block=1, ends=frozenset({config.codec.eos}), silent=config.silent)
+        super().__init__(manner, engine, added, info, context)
+        self.config = config
+
+    def laid_out(self, places: NDArray[np.int64], voice: str) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """See RowTalker.laid_out. The last item of a place says what the row is; what says who speaks ends with the first token."""
+        config, codec = self.config, self.config.codec
+        spoken = (codec.nothink, codec.think_bos, codec.think_eos, config.speakers[voice], codec.pad, codec.bos)
+        positions = followed(places[:AXES], len(spoken))
+        items = np.zeros((positions.shape[1], config.groups), np.int64)
+        items[: -len(spoken), 0] = np.where(places[AXES] == TEXT_ROW, config.nothing, config.medium)
+        items[-len(spoken) :, 0] = spoken
+        return items, positions

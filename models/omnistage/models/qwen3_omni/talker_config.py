@@ -1,0 +1,240 @@
+"""What the config.json of a Qwen3-Omni checkpoint says, as far as the Talker needs it.
+
+Both spellings are read: that of the published checkpoints (`rope_theta` with `rope_scaling`, `num_experts`), and that of Transformers 5
+(`rope_parameters`, `num_local_experts`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from omnistage.engine.experts import ExpertSizes
+from omnistage.engine.materials import DecoderConfig
+from omnistage.engine.pages import PAGE_ROWS
+from omnistage.models.common.checkpoint import BadCheckpoint, Config, read_config
+from omnistage.models.common.header import QUANTIZED, check_says_unpacked
+
+MODEL_TYPE = "qwen3_omni_moe"
+
+MOST_POSITIONS = 1 << 22
+"""Of a decoder, for each of which there are angles in memory."""
+
+RESERVED = 1024
+"""So many of the Talker's items, the last ones, are no codes: Transformers bans them but for the end."""
+
+SAMPLE_RATE_HZ = 24_000
+
+SECTIONS = (24, 20, 20)
+"""Pairs of components of a head by axis, where a config does not say."""
+
+
+@dataclass(frozen=True, slots=True)
+class RopeConfig:
+    """sections: pairs of components of a head that turn by time, height and width; none: there is one axis."""
+
+    theta: float
+    sections: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class CodecIds:
+    """Items of the Talker that are no codes. Speech ends with `eos`; the others stand before its first frame."""
+
+    bos: int
+    eos: int
+    pad: int
+    nothink: int
+    think_bos: int
+    think_eos: int
+
+
+@dataclass(frozen=True, slots=True)
+class TextIds:
+    """Token ids of the Thinker: before the first token of an answer, behind the last one, and for nothing."""
+
+    bos: int
+    eos: int
+    pad: int
+
+
+@dataclass(frozen=True, slots=True)
+class PredictorConfig:
+    """Of the code predictor. decoder: its items are those of all further codebooks, one behind the other. ids: of one codebook."""
+
+    decoder: DecoderConfig
+    rope: RopeConfig
+    ids: int
+
+
+@dataclass(frozen=True, slots=True)
+class TalkerConfig:
+    """decoder: its first ids are two more than the checkpoint has, which stand for no item: see `nothing` and `medium`. groups: codes of a
+    frame. codes: the first one of them is below this; ids above are no codes. row_size: of the rows that come from the Thinker. between:
+    width between the two products that bring such a row to the width of the decoder. speakers: items by the name of the voice. rate_hz: of
+    frames."""
+
+    decoder: DecoderConfig
+    experts: ExpertSizes
+    rope: RopeConfig
+    predictor: PredictorConfig
+    codec: CodecIds
+    text: TextIds
+    speakers: Mapping[str, int]
+    codes: int
+    row_size: int
+    between: int
+    rate_hz: float
+
+    @property
+    def groups(self) -> int:
+        return self.decoder.codebooks
+
+    @property
+    def nothing(self) -> int:
+        """The item of a row that is a token of text."""
+        return self.decoder.vocab_size - 2
+
+    @property
+    def medium(self) -> int:
+        """The item of a row of a picture, a film or sound."""
+        return self.decoder.vocab_size - 1
+
+    @property
+    def silent(self) -> frozenset[int]:
+        """Items that are neither codes nor the end: Code2Wav could make nothing of them."""
+        return frozenset(range(self.codes, self.nothing)) - {self.codec.eos}
+
+
+def read_talker_config(directory: Path) -> TalkerConfig:
+    """Of the checkpoint in a folder. Raises BadCheckpoint."""
+    whole = read_config(directory, MODEL_TYPE)
+    if not whole.value("enable_audio_output", bool, True) or not whole.has("talker_config"):
+        raise BadCheckpoint(f"{whole.place}: this checkpoint has no Talker; serve a pipeline of its Thinker alone")
+    config, wave = whole.section("talker_config"), whole.section("code2wav_config")
+    check_says_unpacked({key: whole.raw.get(key) for key in QUANTIZED}, whole.place)
+    check_says_unpacked(config.raw, config.place)
+    text, row_size = config.section("text_config"), config.size("thinker_hidden_size")
+    if row_size != whole.section("thinker_config").section("text_config").value("hidden_size", int):
+        raise BadCheckpoint(f"{config.place}: 'thinker_hidden_size' is {row_size}, which is not that of the rows of the Thinker")
+    decoder, predictor = _decoder(text), _predictor(config, wave)
+    codec = CodecIds(
+        bos=config.value("codec_bos_id", int),
+        eos=config.value("codec_eos_token_id", int),
+        pad=config.value("codec_pad_id", int),
+        nothink=config.value("codec_nothink_id", int),
+        think_bos=config.value("codec_think_bos_id", int),
+        think_eos=config.value("codec_think_eos_id", int),
+    )
+    made = TalkerConfig(
+        decoder=replace(
+            decoder,
+            vocab_size=decoder.vocab_size + 2,
+            given_width=row_size,
+            codebooks=config.size("num_code_groups", PAGE_ROWS),
+            further_ids=predictor.ids,
+        ),
+        experts=_experts(text),
+        rope=_rope(text, SECTIONS),
+        predictor=predictor,
+        codec=codec,
+        text=TextIds(*(whole.value(f"tts_{name}_token_id", int) for name in ("bos", "eos", "pad"))),
+        speakers=config.table("speaker_id", int),
+        codes=min(decoder.vocab_size - RESERVED, wave.size("codebook_size")),
+        row_size=row_size,
+        between=text.size("intermediate_size"),
+        rate_hz=_rate_hz(wave),
+    )
+    _check_together(config, made)
+    return made
+
+
+def _check_together(config: Config, made: TalkerConfig) -> None:
+    """Raises BadCheckpoint for parts that do not fit each other."""
+    if made.codes < 1:
+        raise BadCheckpoint(f"{config.place}: 'vocab_size' is {made.nothing}, of which the last {RESERVED} are no codes: none is left")
+    if not made.speakers:
+        raise BadCheckpoint(f"{config.place}: 'speaker_id' names no voice")
+    codec = made.codec
+    special = (codec.bos, codec.eos, codec.pad, codec.nothink, codec.think_bos, codec.think_eos, *made.speakers.values())
+    for item in special:
+        if not made.codes <= item < made.nothing:
+            raise BadCheckpoint(f"{config.place}: item {item} is a code, or none: special items are {made.codes} to {made.nothing - 1}")
+    inner = config.section("code_predictor_config")
+    for name, found, wanted in (
+        ("num_code_groups", inner.value("num_code_groups", int), made.groups),
+        ("hidden_size", made.predictor.decoder.hidden_size, made.decoder.hidden_size),
+    ):
+        if found != wanted:
+            raise BadCheckpoint(f"{inner.place}: {name!r} is {found}, and that of the Talker is {wanted}")
+
+
+def _predictor(config: Config, wave: Config) -> PredictorConfig:
+    inner = config.section("code_predictor_config")
+    groups, ids = inner.size("num_code_groups", PAGE_ROWS), inner.size("vocab_size")
+    if groups < 2:
+        raise BadCheckpoint(f"{inner.place}: 'num_code_groups' is {groups}: a frame has two codes at least")
+    if (made := wave.size("num_quantizers")) != groups:
+        raise BadCheckpoint(f"{wave.place}: 'num_quantizers' is {made}, and a frame of the Talker has {groups} codes")
+    if (known := wave.size("codebook_size")) < ids:
+        raise BadCheckpoint(f"{wave.place}: 'codebook_size' is {known}, and the Talker draws codes below {ids}")
+    decoder = replace(_decoder(inner), vocab_size=(groups - 1) * ids, context=groups, positions=groups)
+    return PredictorConfig(decoder, _rope(inner, ()), ids)
+
+
+def _decoder(config: Config) -> DecoderConfig:
+    kinds = config.raw.get("layer_types")
+    if config.has("sliding_window") or (isinstance(kinds, list) and set(map(str, kinds)) != {"full_attention"}):
+        raise BadCheckpoint(f"{config.place}: sliding windows of attention are not supported; no published checkpoint has them")
+    if (activation := config.value("hidden_act", str, "silu")) != "silu":
+        raise BadCheckpoint(f"{config.place}: 'hidden_act' is {activation!r}, and only 'silu' is supported")
+    return DecoderConfig(
+        layers=config.size("num_hidden_layers"),
+        hidden_size=config.size("hidden_size"),
+        ffn_size=config.size("intermediate_size"),
+        query_heads=config.size("num_attention_heads"),
+        kv_heads=config.size("num_key_value_heads"),
+        vocab_size=config.size("vocab_size"),
+        context=config.size("max_position_embeddings", MOST_POSITIONS),
+        norm_eps=config.value("rms_norm_eps", float),
+        head_size=config.size("head_dim") if config.has("head_dim") else 0,
+    )
+
+
+def _experts(config: Config) -> ExpertSizes:
+    sizes = ExpertSizes(
+        experts=config.size("num_local_experts" if config.has("num_local_experts") else "num_experts"),
+        chosen=config.size("num_experts_per_tok"),
+        size=config.size("moe_intermediate_size"),
+        normalized=config.value("norm_topk_prob", bool, False),
+        shared=config.size("shared_expert_intermediate_size"),
+    )
+    if sizes.chosen > sizes.experts:
+        raise BadCheckpoint(f"{config.place}: a row cannot be given to {sizes.chosen} of {sizes.experts} experts")
+    return sizes
+
+
+def _rope(config: Config, sections: tuple[int, ...]) -> RopeConfig:
+    """sections: usual ones; none: there is one axis."""
+    if config.has("rope_parameters"):
+        rope = config.section("rope_parameters")
+        theta = rope.value("rope_theta", float)
+    else:
+        rope = config.section("rope_scaling") if config.has("rope_scaling") else Config({}, config.place)
+        theta = config.value("rope_theta", float)
+    kind = rope.value("rope_type", str, "") or rope.value("type", str, "default")
+    if kind not in ("default", "mrope"):
+        raise BadCheckpoint(f"{config.place}: positions of the type {kind!r} are not supported, only the default ones")
+    given = rope.values("mrope_section", int) if sections and rope.has("mrope_section") else sections
+    if len(given) != len(sections):
+        raise BadCheckpoint(f"{config.place}: 'mrope_section' has {len(given)} axes, and positions have {len(sections)}")
+    return RopeConfig(theta, given)
+
+
+def _rate_hz(wave: Config) -> float:
+    factors = (*wave.values("upsample_rates", int), *wave.values("upsampling_ratios", int))
+    if min(factors, default=0) < 1:
+        raise BadCheckpoint(f"{wave.place}: 'upsample_rates' and 'upsampling_ratios' must be 1 or more")
+    return SAMPLE_RATE_HZ / math.prod(factors)

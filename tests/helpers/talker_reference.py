@@ -1,0 +1,290 @@
+"""A Talker of Qwen3-Omni with random weights, and what Transformers says with the same: by its own `generate`, and by a loop that computes
+all rows anew for each frame."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.torch import save_file
+from transformers import RepetitionPenaltyLogitsProcessor
+from transformers.models.qwen3_omni_moe.configuration_qwen3_omni_moe import Qwen3OmniMoeTalkerConfig
+from transformers.models.qwen3_omni_moe.modeling_qwen3_omni_moe import (
+    _get_feat_extract_output_lengths,
+    Qwen3OmniMoeForConditionalGeneration,
+    Qwen3OmniMoeTalkerForConditionalGeneration,
+)
+
+from omnistage.models.interface import Rows
+from omnistage.models.tiny.qwen3_omni.talker import RESERVED, TalkerSize, config, published
+
+TOKENS = 90
+"""Of the Thinker."""
+
+TTS = {"tts_bos_token_id": 80, "tts_eos_token_id": 81, "tts_pad_token_id": 82}
+IDS = {
+    "audio_token_id": 83,
+    "image_token_id": 84,
+    "video_token_id": 85,
+    "vision_start_token_id": 86,
+    "audio_start_token_id": 87,
+}
+CHAT = (88, 89, 79)
+"""Of the beginning of an answer."""
+
+PENALTY = 1.05
+
+TINY = TalkerSize()
+OTHER = TalkerSize(
+    layers=3,
+    hidden=72,
+    heads=8,
+    kv_heads=4,
+    head_size=20,
+    sections=(4, 3, 3),
+    between=100,
+    experts=6,
+    chosen=4,
+    expert=52,
+    shared=24,
+    codes=70,
+    groups=5,
+    predictor_layers=1,
+    predictor_ffn=60,
+    predictor_heads=3,
+    predictor_kv_heads=3,
+    predictor_head_size=48,
+)
+"""Unlike the first in every size."""
+
+SIZES = {"tiny": TINY, "other": OTHER}
+ROW_SIZE = {"tiny": 64, "other": 110}
+
+
+def values(shapes: Mapping[str, torch.Tensor], seed: int) -> dict[str, torch.Tensor]:
+    """Random weights of those shapes whose codes are worth comparing."""
+    generator = torch.Generator().manual_seed(seed)
+    made = {}
+    for name, like in shapes.items():
+        drawn = torch.randn(like.shape, generator=generator)
+        if "norm" in name:
+            drawn = 1 + 0.1 * drawn
+        elif name.endswith("bias"):
+            drawn *= 0.3
+        elif "embedding" not in name:
+            drawn *= (3.0 if "head" in name else 1.3) * like.shape[-1] ** -0.5
+        made[name] = drawn
+    return made
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A conversation as a Talker sees it. ids: of the rows of the users' turns. media: what `get_rope_index` needs to know of media. reply:
+    tokens of the answer, without the last one. hidden: [n, row_size], of which rows of media are taken."""
+
+    ids: list[int]
+    media: dict[str, Any]
+    reply: list[int]
+    hidden: torch.Tensor
+    voice: str
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """frames: [n, groups]. logprobs: of the first codes, [n, items]. gaps: by how much each frame was better than the next best one, in
+    logits: the least of its codes."""
+
+    frames: list[tuple[int, ...]]
+    logprobs: torch.Tensor
+    gaps: list[float]
+
+
+class TalkerReference:
+    """name: of a size in SIZES."""
+
+    def __init__(self, name: str, seed: int, folder: Path) -> None:
+        """folder: where its checkpoint is written, in the published layout."""
+        self.size, self.row_size, self.folder = SIZES[name], ROW_SIZE[name], folder
+        self.config = config(self.size, self.row_size, 1, IDS)
+        self.talker: Any = Qwen3OmniMoeTalkerForConditionalGeneration(Qwen3OmniMoeTalkerConfig(**self.config)).eval()
+        weights = values(self.talker.state_dict(), seed)
+        self.talker.load_state_dict(weights)
+        self.embedding = torch.randn(TOKENS, self.row_size, generator=torch.Generator().manual_seed(seed + 1))
+        self.whole = {
+            "model_type": "qwen3_omni_moe",
+            "enable_audio_output": True,
+            "thinker_config": {"text_config": {"hidden_size": self.row_size}},
+            "talker_config": self.config,
+            "code2wav_config": {
+                "codebook_size": self.size.codes,
+                "num_quantizers": self.size.groups,
+                "upsample_rates": [8, 5, 4, 3],
+                "upsampling_ratios": [2, 2],
+            },
+            **TTS,
+        }
+        folder.mkdir(exist_ok=True)
+        (folder / "config.json").write_text(json.dumps(self.whole))
+        self.save(published(weights))
+
+    def save(self, weights: Mapping[str, torch.Tensor]) -> None:
+        """As the weights of the checkpoint, beside what there is of the Thinker."""
+        parts = {**weights, "thinker.model.embed_tokens.weight": self.embedding, "thinker.lm_head.weight": self.embedding[:2]}
+        save_file({name: value.contiguous().clone() for name, value in parts.items()}, self.folder / "model.safetensors")
+
+    # What is asked --------------------------------------------------------------------------------------------------------------------
+
+    def asked(self, seed: int, *, picture: bool = False, sound: bool = False, tokens: int = 12, words: int = 20) -> Asked:
+        """Of random words, a picture or a sound, and a random answer of so many tokens."""
+        source = random.Random(seed)
+        ids, media = [source.randrange(70) for _ in range(words)], dict[str, Any]()
+        if picture:
+            rows, columns = source.randrange(2, 5), source.randrange(2, 5)
+            media["image_grid_thw"] = torch.tensor([[1, 2 * rows, 2 * columns]])
+            ids += [IDS["vision_start_token_id"], *[IDS["image_token_id"]] * (rows * columns), 71]
+        if sound:
+            frames = source.randrange(20, 400)
+            media["audio_feature_lengths"] = torch.tensor([frames])
+            ids += [IDS["audio_start_token_id"], *[IDS["audio_token_id"]] * _sound_rows(frames), 72]
+        ids += [source.randrange(70) for _ in range(source.randrange(3, 9))]
+        hidden = torch.randn(len(ids), self.row_size, generator=torch.Generator().manual_seed(seed))
+        voice = source.choice(sorted(self.config["speaker_id"]))
+        return Asked(ids, media, [source.randrange(70) for _ in range(tokens)], hidden, voice)
+
+    def rows(self, asked: Asked) -> list[Rows]:
+        """What a Thinker gives the Talker."""
+        embedded = self.embedding[[*asked.ids, *CHAT]]
+        is_medium = np.isin([*asked.ids, *CHAT], [IDS[f"{kind}_token_id"] for kind in ("audio", "image", "video")])
+        padded = torch.cat((asked.hidden, torch.zeros(len(CHAT), self.row_size)))
+        prompt = torch.where(torch.from_numpy(is_medium)[:, None], padded, embedded)
+        places = self.positions(asked)[:, 0, : len(prompt)].T.numpy()
+        kinds = np.concatenate((places, is_medium[:, None]), axis=1)
+        return [
+            Rows("places", np.ascontiguousarray(kinds, np.int32), last=True),
+            Rows("prompt", prompt.numpy(), last=True),
+            Rows("hidden", self.embedding[asked.reply].numpy(), last=True),
+        ]
+
+    # What Transformers says -----------------------------------------------------------------------------------------------------------
+
+    def positions(self, asked: Asked) -> torch.Tensor:
+        """Of all rows up to the first token of the answer, [3, 1, rows]."""
+        ids = torch.tensor([[*asked.ids, *[TTS["tts_pad_token_id"]] * 9]])
+        if not asked.media:
+            return torch.arange(ids.shape[1]).expand(3, 1, -1)
+        media = asked.media
+        places, _ = self.talker.get_rope_index(
+            ids, media.get("image_grid_thw"), None, torch.ones_like(ids), False, media.get("audio_feature_lengths"), None
+        )
+        return places
+
+    def given(self, asked: Asked) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Rows up to the first token of the answer, what follows it, and what follows that for ever: [1, n, hidden] each, by the methods of
+        Transformers' whole model."""
+        values = {**self.whole, "talker_config": self.talker.config}
+        model: Any = SimpleNamespace(config=SimpleNamespace(**values), talker=self.talker)
+        whole: Any = Qwen3OmniMoeForConditionalGeneration
+        ids = torch.tensor([[*asked.ids, *CHAT, *asked.reply]])
+        embedded, start = self.embedding[ids], len(asked.ids)
+        hidden = torch.cat((asked.hidden, torch.zeros(ids.shape[1] - start, self.row_size)))[None]
+        is_medium = torch.isin(ids, torch.tensor([IDS[f"{kind}_token_id"] for kind in ("audio", "image", "video")]))
+        with torch.inference_mode():
+            special = self.embedding[[TTS[f"tts_{name}_token_id"] for name in ("bos", "eos", "pad")]][None]
+            bos, eos, pad = self.talker.text_projection(special).chunk(3, dim=1)
+            user = whole._get_talker_user_parts(model, 0, start, is_medium, hidden, embedded)
+            speaker = self.config["speaker_id"][asked.voice]
+            answer, _, trailing = whole._get_talker_assistant_parts(model, start, ids.shape[1] + 1, speaker, embedded, pad, bos, eos)
+        return torch.cat((user, answer), 1), trailing, pad
+
+    @property
+    def silent(self) -> list[int]:
+        """As Transformers suppresses them."""
+        size = self.config["text_config"]["vocab_size"]
+        return [item for item in range(size - RESERVED, size) if item != self.config["codec_eos_token_id"]]
+
+    def generated(self, asked: Asked, count: int) -> list[tuple[int, ...]]:
+        """The greedy frames of Transformers' `generate` with so many new tokens."""
+        x, trailing, pad = self.given(asked)
+        talker = self.talker
+        talker.rope_deltas = None
+        ids = torch.tensor([[*asked.ids, *[TTS["tts_pad_token_id"]] * 9]])
+        with torch.inference_mode():
+            made = talker.generate(
+                inputs_embeds=x,
+                trailing_text_hidden=trailing,
+                tts_pad_embed=pad,
+                talker_input_ids=ids,
+                attention_mask=torch.ones_like(ids),
+                max_new_tokens=count,
+                do_sample=False,
+                eos_token_id=self.config["codec_eos_token_id"],
+                repetition_penalty=PENALTY,
+                suppress_tokens=self.silent,
+                output_hidden_states=True,
+                return_dict_in_generate=True,
+                **asked.media,
+            )
+        return [tuple(step[-1][0].tolist()) for step in made.hidden_states if step[-1] is not None]
+
+    def spoken(self, asked: Asked, count: int) -> Said:
+        """So many greedy frames, unless speech ends before. Every step computes all rows again."""
+        talker, said, logprobs = self.talker, Said([], torch.zeros(0), []), list[torch.Tensor]()
+        x, trailing, pad = self.given(asked)
+        places, penalty = self.positions(asked), RepetitionPenaltyLogitsProcessor(PENALTY)
+        banned, first = self.silent, torch.zeros(1, 0, dtype=torch.int64)
+        while len(said.frames) < count:
+            with torch.inference_mode():
+                hidden = talker.model(inputs_embeds=x, position_ids=places).last_hidden_state[:, -1:]
+                logits = talker.codec_head(hidden[:, -1]).float()
+            scores = penalty(first, logits.clone())[0]
+            scores[banned] = -torch.inf
+            code = int(scores.argmax())
+            if code == self.config["codec_eos_token_id"]:
+                break
+            logprobs.append(logits[0].log_softmax(-1))
+            frame, row, gap = self._frame(hidden, code)
+            best, second = scores.topk(2).values.tolist()
+            said.frames.append(frame)
+            said.gaps.append(min(best - second, gap))
+            first = torch.cat((first, torch.tensor([[code]])), 1)
+            step = len(said.frames) - 1
+            x = torch.cat((x, row + (trailing[:, step : step + 1] if step < trailing.shape[1] else pad)), 1)
+            places = torch.cat((places, places.max().expand(3, 1, 1) + 1), 2)
+        return replace(said, logprobs=torch.stack(logprobs))
+
+    def _frame(self, hidden: torch.Tensor, code: int) -> tuple[tuple[int, ...], torch.Tensor, float]:
+        """All codes of a frame, the sum of their embeddings, and the least gap."""
+        predictor, embedded, codes, gaps = (
+            self.talker.code_predictor,
+            [self.talker.get_input_embeddings()(torch.tensor([[code]]))],
+            [code],
+            [],
+        )
+        with torch.inference_mode():
+            for codebook in range(self.size.groups - 1):
+                logits = self.frame_logits(hidden, embedded, codebook)
+                best, second = logits.topk(2).values.tolist()
+                gaps.append(best - second)
+                codes.append(int(logits.argmax()))
+                embedded.append(predictor.get_input_embeddings()[codebook](torch.tensor([[codes[-1]]])))
+        return tuple(codes), torch.cat(embedded, 1).sum(1, keepdim=True), min(gaps)
+
+    def frame_logits(self, hidden: torch.Tensor, embedded: Sequence[torch.Tensor], codebook: int) -> torch.Tensor:
+        """Of one codebook behind the first one, counted from 0: all rows of the frame again."""
+        predictor = self.talker.code_predictor
+        with torch.inference_mode():
+            last = predictor.model(inputs_embeds=torch.cat([hidden, *embedded], 1)).last_hidden_state[0, -1]
+            logits: torch.Tensor = predictor.lm_head[codebook](last)
+        return logits
+
+
+def _sound_rows(frames: int) -> int:
+    """Of the encoder of sound, by Transformers' own count."""
+    return int(_get_feat_extract_output_lengths(torch.tensor(frames)))
