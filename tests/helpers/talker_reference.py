@@ -14,12 +14,12 @@ from typing import Any
 import numpy as np
 import torch
 from safetensors.torch import save_file
-from transformers import RepetitionPenaltyLogitsProcessor
+from transformers import LogitsProcessorList, RepetitionPenaltyLogitsProcessor
 from transformers.models.qwen3_omni_moe.configuration_qwen3_omni_moe import Qwen3OmniMoeTalkerConfig
 from transformers.models.qwen3_omni_moe.modeling_qwen3_omni_moe import (
-    _get_feat_extract_output_lengths,
     Qwen3OmniMoeForConditionalGeneration,
     Qwen3OmniMoeTalkerForConditionalGeneration,
+    _get_feat_extract_output_lengths,
 )
 
 from omnistage.models.interface import Rows
@@ -115,6 +115,7 @@ class TalkerReference:
         self.config = config(self.size, self.row_size, 1, IDS)
         self.talker: Any = Qwen3OmniMoeTalkerForConditionalGeneration(Qwen3OmniMoeTalkerConfig(**self.config)).eval()
         weights = values(self.talker.state_dict(), seed)
+        weights["codec_head.weight"][self.config["codec_eos_token_id"]] *= 0.1  # Else one speech of a few would end at once.
         self.talker.load_state_dict(weights)
         self.embedding = torch.randn(TOKENS, self.row_size, generator=torch.Generator().manual_seed(seed + 1))
         self.whole = {
@@ -225,7 +226,7 @@ class TalkerReference:
                 max_new_tokens=count,
                 do_sample=False,
                 eos_token_id=self.config["codec_eos_token_id"],
-                repetition_penalty=PENALTY,
+                logits_processor=LogitsProcessorList([RepetitionPenaltyLogitsProcessor(PENALTY)]),
                 suppress_tokens=self.silent,
                 output_hidden_states=True,
                 return_dict_in_generate=True,

@@ -1,0 +1,300 @@
+"""The Talker of Qwen3-Omni: it says what Transformers says with the same weights, the same beside others and after any cut, as soon as it
+can, and tells what it refuses."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import random
+from collections.abc import Iterator, Sequence
+from contextlib import aclosing
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from helpers import lengths
+from helpers.speaking import RowInputs
+from helpers.talker_reference import CHAT, PENALTY, SIZES, Asked, TalkerReference
+from helpers.waiting import until
+from omnistage.engine.request import Given, SequenceRequest
+from omnistage.models.common.checkpoint import BadCheckpoint
+from omnistage.models.interface import BadRequest, Rows, Sampling, SpeechRequest
+from omnistage.models.options import LoadOptions
+from omnistage.models.qwen3_omni.loading_talker import load_talker
+from omnistage.models.qwen3_omni.talker import QwenTalker
+from omnistage.models.qwen3_omni.talker_config import read_talker_config
+
+DRAWN = Sampling(temperature=0.9, top_k=50, repetition_penalty=PENALTY)
+GREEDY = Sampling(repetition_penalty=PENALTY)
+FRAMES = 12
+CLOSE = 1e-4
+
+Frame = tuple[int, ...]
+
+
+@pytest.fixture(scope="module", params=sorted(SIZES))
+def reference(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> TalkerReference:
+    return TalkerReference(request.param, int(os.environ["OMNISTAGE_TEST_SEED"]), tmp_path_factory.mktemp(request.param))
+
+
+@pytest.fixture(scope="module")
+def talker(reference: TalkerReference) -> Iterator[QwenTalker]:
+    model = load(reference.folder)
+    yield model
+    asyncio.run(model.close())
+
+
+def load(folder: Path, **options: Any) -> QwenTalker:
+    return load_talker(folder, LoadOptions(path=folder, **{"dtype": "float32", "max_sessions": 16, **options}))
+
+
+def speech(seed: int, asked: Asked | None = None, frames: int = FRAMES, sampling: Sampling = DRAWN) -> SpeechRequest:
+    return SpeechRequest(seed, asked.voice if asked else "", sampling, max_frames=frames)
+
+
+async def spoken(talker: QwenTalker, rows: Sequence[Rows], request: SpeechRequest) -> list[Frame]:
+    line = RowInputs()
+    for piece in rows:
+        line.put(piece)
+    async with aclosing(talker.speak(await talker.prepare(request), line.inputs(), {"codes": 0})) as frames:
+        return [tuple(frame) async for made in frames for frame in made.rows.tolist()]
+
+
+def some(reference: TalkerReference, seed: int, count: int) -> list[Asked]:
+    """Conversations of all kinds: text, a picture, a sound."""
+    kinds = ({}, {"picture": True}, {"sound": True})
+    return [reference.asked(seed + n, tokens=3 + 5 * n % 17, words=2 + 31 * n % 75, **kinds[n % 3]) for n in range(count)]
+
+
+# What Transformers says --------------------------------------------------------------------------------------------------------------
+
+
+@lengths.rounds(2, 12)
+async def test_greedy_frames_are_those_of_transformers(reference: TalkerReference, talker: QwenTalker, rounds: int, seed: int) -> None:
+    """Its `generate` and a loop that computes everything anew say the same. A frame with two codes that are almost equally good ends the
+    comparison."""
+    compared = 0
+    for asked in some(reference, seed, rounds + 1)[1:]:
+        expected = reference.spoken(asked, FRAMES)
+        sure = next((n for n, gap in enumerate(expected.gaps) if gap < CLOSE), len(expected.gaps))
+        assert reference.generated(asked, sure + 1)[:sure] == expected.frames[:sure]
+        assert (await spoken(talker, reference.rows(asked), speech(1, asked, sampling=GREEDY)))[:sure] == expected.frames[:sure]
+        assert len(set(expected.frames)) > len(expected.frames) // 2
+        compared += sure
+    assert compared > FRAMES * rounds // 2
+
+
+@lengths.rounds(1, 6)
+async def test_logprobs_of_first_codes_are_those_of_transformers(
+    reference: TalkerReference, talker: QwenTalker, rounds: int, seed: int
+) -> None:
+    for asked in some(reference, seed, rounds):
+        expected, places, rows = reference.spoken(asked, FRAMES), *reference.rows(asked)[:2]
+        items, positions = talker.laid_out(places.rows.T.astype(np.int64), asked.voice)
+        prompt = talker._prompt(places.rows.T.astype(np.int64), asked.voice, "")
+        assert (prompt.items.tolist(), prompt.positions.tolist()) == (items.tolist(), positions.tolist())  # type: ignore[union-attr]
+        given = torch.from_numpy(rows.rows), talker._added.between[asked.voice], reference.embedding[asked.reply[:1]]
+        prompt = replace(prompt, given=(Given(0, torch.cat(given)),), given_later=False)
+        count = talker.engine.spec.drawn_ids
+        request = SequenceRequest(
+            prompt, 0, len(expected.frames) + 1, logprobs=True, top_logprobs=count, history=(), seen=frozenset(), appended=True
+        )
+        # Each frame is the history of the next one, so that a code which is almost as good changes nothing.
+        behind = torch.cat((reference.embedding[asked.reply[1:]], talker._added.behind))
+        for number in range(0, len(expected.frames), 4):
+            history = tuple(expected.frames[:number])
+            stream = talker.engine.submit(replace(request, history=history))
+            async with aclosing(stream):
+                stream.append(behind, end=True)
+                (event, *_) = await stream.take()
+            found = torch.empty(count)
+            for item, logprob in event.top:
+                found[item] = logprob
+            assert torch.allclose(found, expected.logprobs[number], atol=CLOSE), (found - expected.logprobs[number]).abs().max()
+
+
+# In company, and after a cut ---------------------------------------------------------------------------------------------------------
+
+
+DTYPES = ("bfloat16", "float32")
+
+
+@lengths.one_or_all("dtype", DTYPES)
+async def test_beside_others_it_says_what_it_says_alone(reference: TalkerReference, dtype: str, seed: int) -> None:
+    """Eight at once, in steps of eight and of three, one greedy and the others drawn."""
+    dtype = lengths.draw(dtype, DTYPES, seed)
+    wide, narrow = load(reference.folder, dtype=dtype), load(reference.folder, dtype=dtype, enable_cache=False, max_batch_size=3)
+    answers = some(reference, seed, 8)
+    requests = [speech(seed + n, asked, frames=7, sampling=GREEDY if n == 3 else DRAWN) for n, asked in enumerate(answers)]
+    rows = [[wired(piece, dtype) for piece in reference.rows(asked)] for asked in answers]
+    together = await asyncio.gather(*(spoken(wide, *one) for one in zip(rows, requests, strict=True)))
+    assert len({tuple(frames) for frames in together}) == 8
+    assert await asyncio.gather(*(spoken(narrow, *one) for one in zip(rows, requests, strict=True))) == together
+    for place in (2, 3):
+        assert await spoken(wide, rows[place], requests[place]) == together[place]
+    assert narrow.info.revision == wide.info.revision
+    assert wide.engine.stats().pages_used == narrow.engine.stats().pages_used == 0
+    await wide.close()
+    await narrow.close()
+
+
+def wired(piece: Rows, dtype: str) -> Rows:
+    """As it comes from a Thinker that computes in that type."""
+    if piece.port == "places" or dtype == "float32":
+        return piece
+    return replace(piece, rows=torch.from_numpy(np.array(piece.rows)).bfloat16().view(torch.uint16).numpy())
+
+
+@lengths.rounds(4, 40)
+async def test_it_goes_on_after_any_frame(reference: TalkerReference, talker: QwenTalker, rounds: int, seed: int) -> None:
+    source, asked = random.Random(seed), some(reference, seed, 3)
+    whole = await asyncio.gather(*(spoken(talker, reference.rows(one), endless(talker, seed, one)) for one in asked))
+    for number in range(rounds):
+        one, frames = asked[number % 3], whole[number % 3]
+        cut = source.randrange(1, len(frames))
+        request = replace(endless(talker, seed, one), history=np.array(frames[:cut], np.uint32))
+        assert await spoken(talker, reference.rows(one), request) == frames[cut:], cut
+
+
+async def test_a_frame_comes_with_its_row_and_the_next_one_is_waited_for(reference: TalkerReference, talker: QwenTalker, seed: int) -> None:
+    """Each by itself: sound is made of one. Behind the last row it goes on by itself."""
+    asked = reference.asked(seed, tokens=6)
+    whole = await spoken(talker, reference.rows(asked), endless(talker, seed, asked))
+    places, prompt, reply = reference.rows(asked)
+    line, heard = RowInputs(), list[Frame]()
+    for piece in (places, prompt):
+        line.put(piece)
+    async with aclosing(talker.speak(await talker.prepare(endless(talker, seed, asked)), line.inputs(), {"codes": 0})) as frames:
+        for count in range(len(reply.rows)):
+            made = talker.engine.stats().items
+            line.put(Rows("hidden", reply.rows[count : count + 1], last=count == len(reply.rows) - 1))
+            come = await anext(frames)
+            assert len(come.rows) == 1 and talker.engine.stats().items >= made
+            heard.append(tuple(come.rows[0].tolist()))
+            if count < len(reply.rows) - 1:
+                await until(lambda: talker.engine.stats().starved == 1)
+                assert talker.engine.stats().items == made + 1
+        heard += [tuple(frame) async for come in frames for frame in come.rows.tolist()]
+    assert heard == whole and len(whole) == FRAMES
+
+
+def endless(talker: QwenTalker, seed: int, asked: Asked) -> SpeechRequest:
+    return speech(seed, asked, sampling=replace(DRAWN, logit_bias={talker.config.codec.eos: -100.0}))
+
+
+async def test_a_conversation_that_goes_on_is_not_read_again(reference: TalkerReference, talker: QwenTalker, seed: int) -> None:
+    """Unless one of its rows is of another kind: another projection makes another row of it."""
+    asked = reference.asked(seed, words=200, tokens=3)
+    places, *others = reference.rows(asked)
+
+    async def computed(given: Rows) -> int:
+        before = talker.engine.stats().rows
+        await spoken(talker, [given, *others], replace(speech(seed, asked, frames=1), scope="talk"))
+        return talker.engine.stats().rows - before
+
+    other = np.array(places.rows)
+    other[40, -1] = 1
+    assert await computed(places) > 200 > 100 > await computed(places)
+    assert await computed(replace(places, rows=other)) > 150
+
+
+async def test_a_speech_ends_with_its_end(reference: TalkerReference, talker: QwenTalker, seed: int) -> None:
+    """Of which nothing is put out."""
+    asked = reference.asked(seed)
+    ended = speech(seed, asked, sampling=replace(GREEDY, logit_bias={talker.config.codec.eos: 100.0}))
+    assert await spoken(talker, reference.rows(asked), ended) == []
+    first, *_ = await spoken(talker, reference.rows(asked), endless(talker, seed, asked))
+    assert len(first) == reference.size.groups
+
+
+async def test_an_answer_without_a_word_has_no_speech(reference: TalkerReference, talker: QwenTalker, seed: int) -> None:
+    places, prompt, _ = reference.rows(reference.asked(seed))
+    nothing = Rows("hidden", np.zeros((0, reference.row_size), np.float32), last=True)
+    assert await spoken(talker, [places, prompt, nothing], speech(seed)) == []
+    assert talker.engine.stats().pages_used == 0
+
+
+# What it refuses ---------------------------------------------------------------------------------------------------------------------
+
+
+async def test_what_it_cannot_do_is_told_before_anything_is_read(reference: TalkerReference, talker: QwenTalker) -> None:
+    groups, codes, eos = reference.size.groups, reference.size.codes, talker.config.codec.eos
+    frame = np.zeros((1, groups), np.uint32)
+    ended, beyond = frame.copy(), frame.copy()
+    ended[0, 0], beyond[0, 1] = eos, codes
+    cases: list[tuple[dict[str, Any], str, str]] = [
+        ({"voice": "nobody"}, "talker.voice", "the voices are ethan, chelsie and aiden|the voices are ethan, aiden and chelsie"),
+        ({"speed": 1.2}, "talker.speed", "its own pace"),
+        ({"history": frame[:, 1:]}, "resume.history", f"has {groups} ids"),
+        ({"history": ended}, "resume.history", f"{eos} is part of no answer"),
+        ({"history": np.full((1, groups), codes, np.uint32)}, "resume.history", "must be below|is part of no answer"),
+        ({"history": beyond}, "resume.history", f"must be below {codes}"),
+        ({"history": np.zeros((FRAMES, groups), np.uint32)}, "resume.history", f"it has {FRAMES} at most"),
+        ({"sampling": Sampling(logit_bias={codes + 1024: 1.0})}, "talker.sampling.logit_bias", f"below {codes + 1024}"),
+    ]
+    for change, field, told in cases:
+        with pytest.raises(BadRequest, match=told) as refused:
+            await talker.prepare(replace(speech(1), **change))
+        assert refused.value.field == field
+
+
+async def test_a_conversation_beyond_its_context_is_refused(reference: TalkerReference, seed: int) -> None:
+    """What is added to it and the first frame count as well."""
+    small = load(reference.folder, family={"context": 64})
+    asked = reference.asked(seed, words=90)
+    places, prompt, reply = reference.rows(asked)
+    for count in (59, len(prompt.rows)):
+        with pytest.raises(BadRequest, match="the Talker takes 58 rows"):
+            await spoken(small, [Rows("places", places.rows[:count], last=True), prompt, reply], speech(seed))
+    longest = [Rows("places", places.rows[:58], last=True), Rows("prompt", prompt.rows[:58], last=True), reply]
+    assert len(await spoken(small, longest, endless(small, seed, asked))) == 1
+    assert small.engine.stats().pages_used == 0
+    await small.close()
+
+
+Change = tuple[tuple[str, ...], Any, str]
+BAD: dict[str, Change] = {
+    "no talker": (("enable_audio_output",), False, "has no Talker"),
+    "another model": (("model_type",), "qwen2_5_omni", "not a 'qwen3_omni_moe'"),
+    "rows of another width": (("thinker_config", "text_config", "hidden_size"), 7, "is not that of the rows of the Thinker"),
+    "another number of codes": (("talker_config", "code_predictor_config", "num_code_groups"), 3, "a frame of the Talker has 3"),
+    "codes that the sound has not": (("code2wav_config", "codebook_size"), 8, "'codebook_size' is 8"),
+    "codes that the sound has not one of": (("code2wav_config", "num_quantizers"), 4, "'num_quantizers' is 4"),
+    "an end that is a code": (("talker_config", "codec_eos_token_id"), 3, "item 3 is a code"),
+    "a voice that there is not": (("talker_config", "speaker_id"), {"eve": 1 << 20}, "item 1048576 is a code, or none"),
+    "no voice": (("talker_config", "speaker_id"), {}, "names no voice"),
+    "no codes": (("talker_config", "text_config", "vocab_size"), 1024, "none is left"),
+    "too many experts": (("talker_config", "text_config", "num_experts_per_tok"), 500, "500 of"),
+    "another activation": (("talker_config", "text_config", "hidden_act"), "gelu", "only 'silu'"),
+    "windows": (("talker_config", "code_predictor_config", "sliding_window"), 4, "sliding windows"),
+    "positions of another kind": (("talker_config", "text_config", "rope_scaling", "rope_type"), "yarn", "'yarn' are not supported"),
+    "two axes": (("talker_config", "text_config", "rope_scaling", "mrope_section"), [8, 8], "has 2 axes"),
+    "packed weights": (("talker_config", "quantization_config"), {"quant_method": "gptq"}, "quantized by gptq"),
+    "a token that there is not": (("tts_eos_token_id",), 1 << 20, "the Thinker has 90 tokens"),
+    "no upsampling": (("code2wav_config", "upsample_rates"), [8, 0], "must be 1 or more"),
+}
+
+
+@pytest.mark.parametrize("name", sorted(BAD))
+def test_a_config_that_does_not_fit_is_refused(reference: TalkerReference, tmp_path: Path, name: str) -> None:
+    *path, key = BAD[name][0]
+    whole = json.loads((reference.folder / "config.json").read_text())
+    place = whole
+    for step in path:
+        place = place[step]
+    place[key] = BAD[name][1]
+    (tmp_path / "config.json").write_text(json.dumps(whole))
+    (tmp_path / "model.safetensors").symlink_to(reference.folder / "model.safetensors")
+    with pytest.raises(BadCheckpoint, match=BAD[name][2]):
+        load(tmp_path)
+
+
+def test_what_a_config_says_of_frames(reference: TalkerReference) -> None:
+    config = read_talker_config(reference.folder)
+    assert (config.groups, config.codes, config.rate_hz) == (reference.size.groups, reference.size.codes, 12.5)
+    assert config.silent == frozenset(reference.silent) and len(CHAT) == 3
