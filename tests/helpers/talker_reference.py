@@ -69,13 +69,13 @@ ROW_SIZE = {"tiny": 64, "other": 110}
 
 
 def values(shapes: Mapping[str, torch.Tensor], seed: int) -> dict[str, torch.Tensor]:
-    """Random weights of those shapes whose codes are worth comparing."""
+    """Random weights of those shapes whose codes are worth comparing: with sharp attention, places matter."""
     generator = torch.Generator().manual_seed(seed)
     made = {}
     for name, like in shapes.items():
         drawn = torch.randn(like.shape, generator=generator)
         if "norm" in name:
-            drawn = 1 + 0.1 * drawn
+            drawn = (2.5 if "q_norm" in name or "k_norm" in name else 1.0) + 0.1 * drawn
         elif name.endswith("bias"):
             drawn *= 0.3
         elif "embedding" not in name:
@@ -135,10 +135,11 @@ class TalkerReference:
         (folder / "config.json").write_text(json.dumps(self.whole))
         self.save(published(weights))
 
-    def save(self, weights: Mapping[str, torch.Tensor]) -> None:
-        """As the weights of the checkpoint, beside what there is of the Thinker."""
-        parts = {**weights, "thinker.model.embed_tokens.weight": self.embedding, "thinker.lm_head.weight": self.embedding[:2]}
-        save_file({name: value.contiguous().clone() for name, value in parts.items()}, self.folder / "model.safetensors")
+    def save(self, weights: Mapping[str, torch.Tensor], folder: Path | None = None, text: str = "thinker.model.") -> None:
+        """As the weights of the checkpoint, beside what there is of the Thinker. text: how names of its language model begin."""
+        parts = {**weights, f"{text}embed_tokens.weight": self.embedding, "thinker.lm_head.weight": self.embedding[:2]}
+        tensors = {name: value.contiguous().clone() for name, value in parts.items()}
+        save_file(tensors, (folder or self.folder) / "model.safetensors", {"format": "pt"})
 
     # What is asked --------------------------------------------------------------------------------------------------------------------
 
@@ -147,7 +148,7 @@ class TalkerReference:
         source = random.Random(seed)
         ids, media = [source.randrange(70) for _ in range(words)], dict[str, Any]()
         if picture:
-            rows, columns = source.randrange(2, 5), source.randrange(2, 5)
+            rows, columns = source.sample(range(2, 6), 2)
             media["image_grid_thw"] = torch.tensor([[1, 2 * rows, 2 * columns]])
             ids += [IDS["vision_start_token_id"], *[IDS["image_token_id"]] * (rows * columns), 71]
         if sound:

@@ -7,6 +7,7 @@ import asyncio
 import json
 import os
 import random
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import replace
@@ -19,15 +20,16 @@ import torch
 
 from helpers import lengths
 from helpers.speaking import RowInputs
-from helpers.talker_reference import CHAT, PENALTY, SIZES, Asked, TalkerReference
+from helpers.talker_reference import CHAT, PENALTY, SIZES, TTS, Asked, TalkerReference
 from helpers.waiting import until
-from omnistage.engine.request import Given, SequenceRequest
+from omnistage.engine.request import Given, Prompt, SequenceRequest
 from omnistage.models.common.checkpoint import BadCheckpoint
 from omnistage.models.interface import BadRequest, Rows, Sampling, SpeechRequest
 from omnistage.models.options import LoadOptions
 from omnistage.models.qwen3_omni.loading_talker import load_talker
 from omnistage.models.qwen3_omni.talker import QwenTalker
 from omnistage.models.qwen3_omni.talker_config import read_talker_config
+from omnistage.models.tiny.qwen3_omni.talker import published
 
 DRAWN = Sampling(temperature=0.9, top_k=50, repetition_penalty=PENALTY)
 GREEDY = Sampling(repetition_penalty=PENALTY)
@@ -67,7 +69,7 @@ async def spoken(talker: QwenTalker, rows: Sequence[Rows], request: SpeechReques
 
 def some(reference: TalkerReference, seed: int, count: int) -> list[Asked]:
     """Conversations of all kinds: text, a picture, a sound."""
-    kinds = ({}, {"picture": True}, {"sound": True})
+    kinds: tuple[dict[str, bool], ...] = ({}, {"picture": True}, {"sound": True})
     return [reference.asked(seed + n, tokens=3 + 5 * n % 17, words=2 + 31 * n % 75, **kinds[n % 3]) for n in range(count)]
 
 
@@ -93,26 +95,28 @@ async def test_greedy_frames_are_those_of_transformers(reference: TalkerReferenc
 async def test_logprobs_of_first_codes_are_those_of_transformers(
     reference: TalkerReference, talker: QwenTalker, rounds: int, seed: int
 ) -> None:
+    """Each frame is the history of the next one, so that a code which is almost as good changes nothing."""
+    tts = {name: TTS[f"tts_{name}_token_id"] for name in ("bos", "eos", "pad")}
     for asked in some(reference, seed, rounds):
-        expected, places, rows = reference.spoken(asked, FRAMES), *reference.rows(asked)[:2]
+        expected, (places, prompt, reply) = reference.spoken(asked, FRAMES), reference.rows(asked)
         items, positions = talker.laid_out(places.rows.T.astype(np.int64), asked.voice)
-        prompt = talker._prompt(places.rows.T.astype(np.int64), asked.voice, "")
-        assert (prompt.items.tolist(), prompt.positions.tolist()) == (items.tolist(), positions.tolist())  # type: ignore[union-attr]
-        given = torch.from_numpy(rows.rows), talker._added.between[asked.voice], reference.embedding[asked.reply[:1]]
-        prompt = replace(prompt, given=(Given(0, torch.cat(given)),), given_later=False)
-        count = talker.engine.spec.drawn_ids
+        between = reference.embedding[[*[tts["pad"]] * 4, tts["bos"]]]
+        given = torch.cat((torch.from_numpy(prompt.rows), between, torch.from_numpy(reply.rows[:1])))
+        behind = torch.cat((torch.from_numpy(reply.rows[1:]), reference.embedding[[tts["eos"], tts["pad"]]]))
         request = SequenceRequest(
-            prompt, 0, len(expected.frames) + 1, logprobs=True, top_logprobs=count, history=(), seen=frozenset(), appended=True
+            Prompt(items, (Given(0, given),), positions, int(positions.max()) + 1 - len(items)),
+            seed=0,
+            max_items=FRAMES + 1,
+            logprobs=True,
+            top_logprobs=talker.engine.spec.drawn_ids,
+            appended=True,
         )
-        # Each frame is the history of the next one, so that a code which is almost as good changes nothing.
-        behind = torch.cat((reference.embedding[asked.reply[1:]], talker._added.behind))
         for number in range(0, len(expected.frames), 4):
-            history = tuple(expected.frames[:number])
-            stream = talker.engine.submit(replace(request, history=history))
+            stream = talker.engine.submit(replace(request, history=tuple(expected.frames[:number])))
             async with aclosing(stream):
                 stream.append(behind, end=True)
                 (event, *_) = await stream.take()
-            found = torch.empty(count)
+            found = torch.empty(talker.engine.spec.drawn_ids)
             for item, logprob in event.top:
                 found[item] = logprob
             assert torch.allclose(found, expected.logprobs[number], atol=CLOSE), (found - expected.logprobs[number]).abs().max()
@@ -298,3 +302,82 @@ def test_what_a_config_says_of_frames(reference: TalkerReference) -> None:
     config = read_talker_config(reference.folder)
     assert (config.groups, config.codes, config.rate_hz) == (reference.size.groups, reference.size.codes, 12.5)
     assert config.silent == frozenset(reference.silent) and len(CHAT) == 3
+
+
+# Other files -------------------------------------------------------------------------------------------------------------------------
+
+
+async def test_weights_as_transformers_saves_them_say_the_same(
+    reference: TalkerReference, talker: QwenTalker, tmp_path: Path, seed: int
+) -> None:
+    """Experts of a layer together, modules by other names, and the config as Transformers 5 spells it."""
+    whole = {**reference.whole, "talker_config": reference.talker.config.to_dict()}
+    assert "num_local_experts" in whole["talker_config"]["text_config"] and "rope_parameters" in whole["talker_config"]["text_config"]
+    (tmp_path / "config.json").write_text(json.dumps(whole))
+    weights = {f"talker.{name}": value for name, value in reference.talker.state_dict().items()}
+    assert any(name.endswith("experts.gate_up_proj") for name in weights)
+    reference.save(weights, tmp_path, text="thinker.model.language_model.")
+    other, asked = load(tmp_path), reference.asked(seed, picture=True)
+    assert await spoken(other, reference.rows(asked), speech(seed, asked)) == await spoken(
+        talker, reference.rows(asked), speech(seed, asked)
+    )
+    await other.close()
+
+
+@pytest.mark.parametrize(
+    "name", ["model.layers.1.mlp.experts.2.up_proj", "code_predictor.lm_head.1", "text_projection.linear_fc2", "codec_head"]
+)
+def test_a_weight_that_is_missing_is_named(reference: TalkerReference, tmp_path: Path, name: str) -> None:
+    weights = published(reference.talker.state_dict())
+    del weights[f"talker.{name}.weight"]
+    (tmp_path / "config.json").symlink_to(reference.folder / "config.json")
+    reference.save(weights, tmp_path)
+    with pytest.raises((BadCheckpoint, ValueError), match=re.escape(f"{name.removeprefix('model.')}.weight")):
+        load(tmp_path)
+
+
+def test_a_weight_that_nobody_reads_is_named(reference: TalkerReference, tmp_path: Path) -> None:
+    (tmp_path / "config.json").symlink_to(reference.folder / "config.json")
+    extra = {"talker.model.layers.0.mlp.experts.99.up_proj.weight": torch.zeros(2, 2)}
+    reference.save({**published(reference.talker.state_dict()), **extra}, tmp_path)
+    with pytest.raises(BadCheckpoint, match=r"experts\.99\.up_proj"):
+        load(tmp_path)
+
+
+MUTATIONS: dict[str, tuple[tuple[str, ...], Any]] = {
+    "other sections of positions": (("text_config", "rope_scaling", "mrope_section"), None),
+    "weights of experts that do not add up to 1": (("text_config", "norm_topk_prob"), False),
+    "another base of positions": (("code_predictor_config", "rope_theta"), 100.0),
+    "another item before the first code": (("codec_bos_id",), None),
+}
+
+
+@pytest.mark.parametrize("name", sorted(MUTATIONS))
+async def test_a_talker_that_is_a_little_different_says_something_else(
+    reference: TalkerReference, talker: QwenTalker, tmp_path: Path, name: str, seed: int
+) -> None:
+    """So the comparisons above would see it."""
+    path, value = MUTATIONS[name]
+    whole = json.loads((reference.folder / "config.json").read_text())
+    place = whole["talker_config"]
+    for step in path[:-1]:
+        place = place[step]
+    if value is None:
+        value = [reference.size.head_size // 2, 0, 0] if path[-1] == "mrope_section" else place[path[-1]] + 11
+    place[path[-1]] = value
+    (tmp_path / "config.json").write_text(json.dumps(whole))
+    (tmp_path / "model.safetensors").symlink_to(reference.folder / "model.safetensors")
+    other, asked = load(tmp_path), reference.asked(seed, picture=True)
+    request = endless(talker, seed, asked)
+    assert await spoken(other, reference.rows(asked), request) != await spoken(talker, reference.rows(asked), request)
+    await other.close()
+
+
+async def test_axes_of_positions_are_not_alike(reference: TalkerReference, talker: QwenTalker, seed: int) -> None:
+    """Those of a picture that is not square, in another order, make another speech: the comparisons above would see it."""
+    asked = reference.asked(seed, picture=True)
+    places, *others = reference.rows(asked)
+    turned = replace(places, rows=np.ascontiguousarray(places.rows[:, [0, 2, 1, 3]]))
+    assert (turned.rows != places.rows).any()
+    request = endless(talker, seed, asked)
+    assert await spoken(talker, [turned, *others], request) != await spoken(talker, [places, *others], request)
