@@ -56,9 +56,9 @@ def load_talker(folder: Path, options: LoadOptions) -> QwenTalker:
         added = _added(weights, config, tuple(voices), dtype)
         parts = read_parts(weights, config, dtype, device)
         weights.check_read()
-    cache, kv_bytes = cache_of_rows(parts.decoder, config.row_size, options, config.decoder.context, wanted)
     limits = limits_of(options)
     predictor = Predictor(parts.predictor, parts.heads, parts.first, limits.max_sequences)
+    cache, kv_bytes = cache_of_rows(parts.decoder, config.row_size, options, config.decoder.context, wanted)
     started = Started.of(
         parts.decoder,
         lambda logits: FrameHead(logits, predictor, config.groups, {config.codec.eos}),

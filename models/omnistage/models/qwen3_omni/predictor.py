@@ -20,7 +20,7 @@ from omnistage.engine.decoder import PackedDecoder
 from omnistage.engine.kv import KVCache
 from omnistage.engine.linear import pad_rows
 from omnistage.engine.plan import Plan, PlannedRun
-from omnistage.engine.sampler import Draws, Sampler
+from omnistage.engine.sampler import DrawnToken, Draws, Sampler
 from omnistage.engine.transfer import to_device
 from omnistage.engine.types import Sampling
 from omnistage.models.common.engine_model import Logits
@@ -34,6 +34,9 @@ FIXED_SPEAKERS = 3
 
 _SEED_STRIDE = 0xD6E8FEB86659FD93
 _SEEDS = 1 << 64
+
+Codes = tuple[int, ...]
+"""Of a frame, without the first one."""
 
 Choose = Callable[[int, torch.Tensor], Sequence[int]]
 """Chooses the codes of one codebook, counted from 0 behind the first one of a frame, by their logits [speakers, ids]."""
@@ -51,7 +54,7 @@ class Predictor:
         self._cache.follow(self._pages, ())
         self._known: dict[tuple[int, int], _Pass] = {}
 
-    def codes(self, hidden: torch.Tensor, first: Sequence[int], choose: Choose) -> list[tuple[int, ...]]:
+    def codes(self, hidden: torch.Tensor, first: Sequence[int], choose: Choose) -> list[Codes]:
         """The codes behind the first ones. hidden: [speakers, hidden_size], the rows that these were drawn from."""
         count, device = len(first), self._decoder.spec.device
         embedded = functional.embedding(to_device(torch.tensor(first), device), self._first)
@@ -135,19 +138,15 @@ class FrameHead:
 
     def draw(self, hidden: torch.Tensor, draws: Sequence[Draws], banned: Sequence[Collection[int]]) -> list[DrawnItem | None]:
         tokens = self._sample(self._logits(hidden)[: len(draws)], draws, banned)
-        drawn = [None if token is None else DrawnItem((token.token_id, *self._nothing), token.logprob, token.top) for token in tokens]
-        going = [place for place, token in enumerate(tokens) if token is not None and token.token_id not in self._ends]
-        if going:
-            first = [drawn[place].item[0] for place in going]  # type: ignore[union-attr]
-            which = to_device(torch.tensor(going), hidden.device)
-            further = self._further(hidden.index_select(0, which), first, [draws[place] for place in going])
-            for place, codes in zip(going, further, strict=True):
-                item = drawn[place]
-                assert item is not None
-                drawn[place] = None if codes is None else DrawnItem((item.item[0], *codes), item.logprob, item.top)
-        return drawn
+        first = {place: token.token_id for place, token in enumerate(tokens) if token is not None and token.token_id not in self._ends}
+        further: dict[int, Codes | None] = {}
+        if first:
+            which = to_device(torch.tensor([*first]), hidden.device)
+            made = self._further(hidden.index_select(0, which), [*first.values()], [draws[place] for place in first])
+            further = dict(zip(first, made, strict=True))
+        return [_item(token, further.get(place, self._nothing)) for place, token in enumerate(tokens)]
 
-    def _further(self, hidden: torch.Tensor, first: Sequence[int], draws: Sequence[Draws]) -> list[tuple[int, ...] | None]:
+    def _further(self, hidden: torch.Tensor, first: Sequence[int], draws: Sequence[Draws]) -> list[Codes | None]:
         """The codes behind the first ones; None where numbers are not finite."""
         own = [Draws(DRAWN if each.sampling.temperature else GREEDY, 0) for each in draws]
         broken, nothing = set[int](), [()] * len(own)
@@ -163,6 +162,10 @@ class FrameHead:
         if broken:
             self._predictor.forget()
         return [None if place in broken else each for place, each in enumerate(codes)]
+
+
+def _item(token: DrawnToken | None, further: Codes | None) -> DrawnItem | None:
+    return None if token is None or further is None else DrawnItem((token.token_id, *further), token.logprob, token.top)
 
 
 def seed_of(seed: int, codebook: int) -> int:
