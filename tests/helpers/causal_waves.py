@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import random
-import tempfile
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,6 @@ from safetensors.torch import load_file, save_file
 from transformers.models.qwen3_omni_moe import modeling_qwen3_omni_moe as modeling
 from transformers.models.qwen3_omni_moe.configuration_qwen3_omni_moe import Qwen3OmniMoeCode2WavConfig
 
-from omnistage.code2wav.stage import Code2WavStage
 from omnistage.engine.linear import build_exact
 from omnistage.models.common.checkpoint import WEIGHTS, Config
 from omnistage.models.interface import Piece, Sound, WaveRequest
@@ -28,7 +26,6 @@ from omnistage.models.qwen3_omni.wave.loading import load_code2wav
 from omnistage.models.qwen3_omni.wave.net import CausalNet
 from omnistage.models.tiny.qwen3_omni import code2wav as tiny
 from omnistage.models.tiny.random_weights import noise
-from omnistage.stage.logic import StageLogic
 
 Codes = NDArray[np.uint32]
 Samples = NDArray[np.float32]
@@ -60,12 +57,6 @@ def written(folder: Path, config: Mapping[str, Any], seed: int) -> Path:
     save_file(tensors, folder / WEIGHTS, {"format": "pt"})
     (folder / "config.json").write_text(json.dumps({"model_type": MODEL_TYPE, "code2wav_config": dict(config)}))
     return folder
-
-
-def causal_stage() -> StageLogic:
-    """A Code2Wav in the sizes of make-tiny, as the shell runs it."""
-    with tempfile.TemporaryDirectory() as folder:
-        return Code2WavStage(loaded(written(Path(folder) / "causal", tiny.config(), 5)))
 
 
 def section(folder: Path) -> dict[str, Any]:

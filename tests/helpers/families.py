@@ -12,6 +12,7 @@ from helpers.logic import run_logic
 from helpers.run import params
 from helpers.servers import family_logic
 from omnistage.models.tiny.qwen2_5_omni.sizes import SIZES
+from omnistage.models.tiny.qwen3_omni.checkpoint import SIZES as QWEN3_SIZES
 from omnistage.models.toy import formulas
 from omnistage.models.toy.files import png, wav
 from omnistage.stage.logic import Input, StageLogic
@@ -134,12 +135,6 @@ def tiny_thinker() -> StageLogic:
     return ThinkerStage(TinyThinker())
 
 
-def causal_stage() -> StageLogic:
-    from helpers import causal_waves
-
-    return causal_waves.causal_stage()
-
-
 def arithmetic_talker() -> StageLogic:
     from helpers.arithmetic_models import ArithmeticTalker
 
@@ -195,6 +190,17 @@ def spoken_by_qwen() -> Sample:
     drawn = stage_pb2.Sampling(temperature=1, top_k=40, repetition_penalty=1.05)
     inputs = {"prompt": rows[:100], "places": places, "hidden": rows[100:]}
     return Sample(params("talker", voice="Ethan", max_frames=40, sampling=drawn), inputs)
+
+
+def spoken_by_qwen3() -> Sample:
+    """Rows of text, with those of a picture among them."""
+    source = np.random.default_rng(7)
+    rows = source.standard_normal((110, QWEN3_SIZES["tiny"].thinker.text.hidden), np.float32)
+    seen = (np.arange(100) // 10) % 2
+    places = np.stack([np.arange(100) // 10, np.arange(100) % 10, np.arange(100), seen], 1).astype(np.int32)
+    drawn = stage_pb2.Sampling(temperature=1, top_k=50, repetition_penalty=1.05)
+    inputs = {"prompt": rows[:100], "places": places, "hidden": rows[100:]}
+    return Sample(params("talker", voice="Ethan", max_frames=20, sampling=drawn), inputs)
 
 
 def coded_by_qwen() -> Sample:
@@ -314,7 +320,8 @@ CASES = (
         slow=True,
         fixture="omni_checkpoint",
     ),
-    Case("qwen3_omni", "code2wav", framed_by_qwen, slow=True, own=causal_stage),
+    Case("qwen3_omni", "talker", spoken_by_qwen3, refused=BAD_SPEECH, slow=True, fixture="qwen3_checkpoint"),
+    Case("qwen3_omni", "code2wav", framed_by_qwen, refused=BAD_SOUND[1:], slow=True, fixture="qwen3_checkpoint"),
     Case("qwen3_omni", "thinker", seen_and_heard, refused=BAD_PARTS, slow=True, fixture="qwen3_checkpoint"),
     Case(
         "qwen3_omni",

@@ -8,9 +8,12 @@ from typing import Any
 
 from omnistage.models.common.encoders import options as encoders
 from omnistage.models.errors import LoadError
-from omnistage.models.options import checked_options
+from omnistage.models.options import checked_options, not_negative
 
 FAMILY = "qwen3_omni"
+TALKER, CODE2WAV = f"the talker of {FAMILY}", f"the code2wav of {FAMILY}"
+
+MOST_WORKERS = 64
 
 
 class ThinkerOptions(encoders.ThinkerOptions):
@@ -29,7 +32,20 @@ class TalkerOptions:
     @classmethod
     def from_settings(cls, options: Mapping[str, Any]) -> TalkerOptions:
         """Raises LoadError."""
-        made = cls(**checked_options(options, cls(), "the talker of qwen3_omni"))
-        if made.context < 0:
-            raise LoadError(f"option context of the talker of qwen3_omni is {made.context}; 0 leaves it to the model")
+        return not_negative(cls(**checked_options(options, cls(), TALKER)), TALKER)
+
+
+@dataclass(frozen=True, slots=True)
+class Code2WavOptions:
+    """workers: threads that compute side by side, each of which may have `threads` threads of torch's; 0: as many as there are cores, but
+    few."""
+
+    workers: int = 0
+
+    @classmethod
+    def from_settings(cls, options: Mapping[str, Any]) -> Code2WavOptions:
+        """Raises LoadError."""
+        made = not_negative(cls(**checked_options(options, cls(), CODE2WAV)), CODE2WAV)
+        if made.workers > MOST_WORKERS:
+            raise LoadError(f"option workers of {CODE2WAV} is {made.workers}; {MOST_WORKERS} is the most")
         return made

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -19,9 +16,10 @@ from omnistage.models.common.speech.trial import tried
 from omnistage.models.common.weights import Weights
 from omnistage.models.common.worker import Worker
 from omnistage.models.devices import hardware
-from omnistage.models.errors import LoadError
 from omnistage.models.interface import Content, ModelInfo, PortSpec
-from omnistage.models.options import LoadOptions, checked_options
+from omnistage.models.options import LoadOptions
+from omnistage.models.qwen3_omni.options import Code2WavOptions
+from omnistage.models.qwen3_omni.ports import codes_port
 from omnistage.models.qwen3_omni.wave.code2wav import AUDIO, CausalCode2Wav
 from omnistage.models.qwen3_omni.wave.config import SAMPLE_RATE_HZ, WaveConfig, read_wave_config
 from omnistage.models.qwen3_omni.wave.net import CausalNet
@@ -32,29 +30,8 @@ from omnistage.models.qwen3_omni.wave.window import Windows
 CODE_REVISION = "1"
 """Part of the revision; grows whenever the code could give other samples for equal input."""
 
-CODES = "codes"
-MOST_WORKERS = 64
-
 PREFIX = "code2wav."
 OTHERS = ("thinker.", "talker.")
-
-
-@dataclass(frozen=True, slots=True)
-class Code2WavOptions:
-    """workers: threads that compute side by side, each of which may have `threads` threads of torch's; 0: as many as there are cores, but
-    few."""
-
-    workers: int = 0
-
-    @classmethod
-    def from_settings(cls, options: Mapping[str, Any]) -> Code2WavOptions:
-        """Raises LoadError."""
-        made = cls(**checked_options(options, cls(), "the code2wav of qwen3_omni"))
-        if not 0 <= made.workers <= MOST_WORKERS:
-            raise LoadError(
-                f"option workers of the code2wav of qwen3_omni is {made.workers}; give 1 to {MOST_WORKERS}, or 0 to leave it to the model"
-            )
-        return made
 
 
 def load_code2wav(folder: Path, options: LoadOptions) -> CausalCode2Wav:
@@ -80,7 +57,7 @@ def load_code2wav(folder: Path, options: LoadOptions) -> CausalCode2Wav:
             threads=options.threads,
             results=trial.results,
         ),
-        accepts=(PortSpec(CODES, Content.CODES, rate_hz=config.frame_rate_hz, width=config.codebooks, compact=True),),
+        accepts=(codes_port(config.codebooks, config.frame_rate_hz),),
         produces=(PortSpec(AUDIO, Content.AUDIO, rate_hz=SAMPLE_RATE_HZ, width=1),),
         max_sessions=sessions,
         draws=False,
