@@ -179,19 +179,35 @@ def test_a_film_that_is_larger_than_a_request_is_streamed(files: Path) -> None:
     assert (film.port, film.use_audio, film.total_bytes, list(asked.uploads)) == ("media0", True, 70 << 20, ["media0"])
 
 
+SEEING = " or ".join(f"{name}{end}" for name in ("qwen2_5_omni", "qwen3_omni") for end in ("", "-codes", "-text"))
+"""Pipelines that take films."""
+
+
 @pytest.mark.parametrize(
     ("pipeline", "inputs", "outputs", "told", "others"),
     [
-        ("", ["text", "image"], [], "smol takes text, not image", "qwen2_5_omni or qwen2_5_omni-codes or qwen2_5_omni-text or toy-omni"),
+        ("", ["text", "image"], [], "smol takes text, not image", f"{SEEING} or toy-omni"),
         (
             "toy-omni",
             ["text", "image", "video"],
             [],
             "toy-omni takes text, image, audio, not video",
-            "qwen2_5_omni or qwen2_5_omni-codes or qwen2_5_omni-text",
+            SEEING,
         ),
-        ("qwen2_5_omni-text", ["text"], ["audio"], "qwen2_5_omni-text gives text, not audio", "qwen2_5_omni or smol or toy or toy-omni"),
-        ("qwen2_5_omni-text", ["text", "image"], ["text", "audio"], "qwen2_5_omni-text gives text, not audio", "qwen2_5_omni or toy-omni"),
+        (
+            "qwen2_5_omni-text",
+            ["text"],
+            ["audio"],
+            "qwen2_5_omni-text gives text, not audio",
+            "qwen2_5_omni or qwen3_omni or smol or toy or toy-omni",
+        ),
+        (
+            "qwen2_5_omni-text",
+            ["text", "image"],
+            ["text", "audio"],
+            "qwen2_5_omni-text gives text, not audio",
+            "qwen2_5_omni or qwen3_omni or toy-omni",
+        ),
     ],
 )
 def test_a_pipeline_that_cannot_is_not_started_and_those_that_can_are_named(

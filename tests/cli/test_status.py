@@ -84,6 +84,7 @@ def test_models_where_nothing_runs_are_those_that_come_with_it(family: Family, f
     models = {model["name"]: model for model in objects(done, "pipelines")}
     assert list(models) == [
         *("diffusers", "picture", "qwen2_5_omni", "qwen2_5_omni-codes", "qwen2_5_omni-text"),
+        *("qwen3_omni", "qwen3_omni-codes", "qwen3_omni-text"),
         *("smol", "toy", "toy-film", "toy-omni", "toy-picture"),
     ]
     assert (models["toy"]["stages"], models["toy"]["outputs"]) == (["thinker", "talker", "code2wav"], ["text", "audio"])
