@@ -20,8 +20,9 @@ from omnistage.engine.linear import build_exact
 from omnistage.models.common.checkpoint import WEIGHTS, Config
 from omnistage.models.interface import Piece, Sound, WaveRequest
 from omnistage.models.options import LoadOptions
+from omnistage.models.qwen3_omni.config import MODEL_TYPE
 from omnistage.models.qwen3_omni.wave.code2wav import CausalCode2Wav
-from omnistage.models.qwen3_omni.wave.config import MODEL_TYPE, WaveConfig, wave_config
+from omnistage.models.qwen3_omni.wave.config import WaveConfig, wave_config
 from omnistage.models.qwen3_omni.wave.loading import load_code2wav
 from omnistage.models.qwen3_omni.wave.net import CausalNet
 from omnistage.models.tiny.qwen3_omni import code2wav as tiny

@@ -17,8 +17,9 @@ from helpers.causal_waves import drawn, loaded, samples, section, sounds, writte
 from omnistage.models.common.checkpoint import WEIGHTS, BadCheckpoint
 from omnistage.models.errors import LoadError
 from omnistage.models.interface import BadRequest, WaveRequest
+from omnistage.models.qwen3_omni.config import MODEL_TYPE
 from omnistage.models.qwen3_omni.wave.code2wav import CausalCode2Wav
-from omnistage.models.qwen3_omni.wave.config import MODEL_TYPE, read_wave_config
+from omnistage.models.qwen3_omni.wave.config import read_wave_config
 from omnistage.models.tiny.qwen3_omni import code2wav as tiny
 
 pytestmark = pytest.mark.slow
@@ -53,8 +54,8 @@ async def test_a_voice_is_the_business_of_the_talker(wave: CausalCode2Wav, seed:
 @pytest.mark.parametrize(
     ("options", "told"),
     [
-        ({"workers": -1}, "option workers of the code2wav of qwen3_omni is -1; give 1 to 64, or 0 to leave it to the model"),
-        ({"workers": 65}, "option workers of the code2wav of qwen3_omni is 65; give 1 to 64"),
+        ({"workers": -1}, "option workers of the code2wav of qwen3_omni is -1; 0 leaves it to the model"),
+        ({"workers": 65}, "option workers of the code2wav of qwen3_omni is 65; 64 is the most"),
         ({"speed": 1}, r"unknown options \['speed'\] of the code2wav of qwen3_omni; known are \['workers'\]"),
     ],
 )
@@ -71,7 +72,7 @@ def configured(folder: Path, whole: dict[str, Any]) -> Path:
 @pytest.mark.parametrize(
     ("changed", "told"),
     [
-        ({"hidden_act": "gelu"}, "'hidden_act' is 'gelu'; only the published 'silu' is supported"),
+        ({"hidden_act": "gelu"}, "'hidden_act' is 'gelu', and only 'silu' is supported"),
         ({"rope_parameters": {"rope_type": "yarn"}}, "'rope_type' is 'yarn'; only the published 'default' is supported"),
         ({"num_key_value_heads": 3}, "4 heads of 10 components cannot share 3 heads of keys"),
         ({"num_attention_heads": 8, "hidden_size": 40}, "8 heads of 5 components cannot share 2 heads of keys"),

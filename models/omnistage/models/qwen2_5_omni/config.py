@@ -10,9 +10,10 @@ from pathlib import Path
 
 from omnistage.engine.materials import DecoderConfig
 from omnistage.models.common.checkpoint import BadCheckpoint, Config, read_config
+from omnistage.models.common.decoder_config import RopeConfig, decoder_sizes, rope_of
 from omnistage.models.common.encoders.prompt import MediaIds
 from omnistage.models.common.header import check_plain
-from omnistage.models.common.positions import MOST_POSITIONS, RopeConfig, rope_of
+from omnistage.models.qwen2_5_omni.ports import AXES
 
 MODEL_TYPE = "qwen2_5_omni"
 
@@ -161,7 +162,7 @@ def read_talker_config(directory: Path) -> TalkerConfig:
         raise BadCheckpoint(f"{whole.place}: this checkpoint has no Talker; serve a pipeline of its Thinker alone")
     config, dit = whole.section("talker_config"), whole.section("token2wav_config").section("dit_config")
     check_plain(whole, config)
-    decoder, row_size = _text(config), config.size("embedding_size")
+    decoder, row_size = decoder_sizes(config), config.size("embedding_size")
     bos, eos, pad, mask = (config.value(f"tts_codec_{name}_token_id", int) for name in ("start", "end", "pad", "mask"))
     if row_size != whole.section("thinker_config").section("text_config").value("hidden_size", int):
         raise BadCheckpoint(f"{config.place}: 'embedding_size' is {row_size}, which is not that of the rows of the Thinker")
@@ -169,7 +170,7 @@ def read_talker_config(directory: Path) -> TalkerConfig:
         raise BadCheckpoint(f"{config.place}: there is no item {most}, 'vocab_size' is {decoder.vocab_size}")
     return TalkerConfig(
         decoder=replace(decoder, vocab_size=decoder.vocab_size + 1, embedding_width=row_size, given_width=row_size),
-        rope=rope_of(config),
+        rope=rope_of(config, axes=AXES),
         codec=CodecIds(bos, eos, pad, mask),
         silent=frozenset({bos, mask, *range(dit.size("num_embeds") + 1, decoder.vocab_size)}) - {eos, pad},
         row_size=row_size,
@@ -187,8 +188,8 @@ def read_thinker_config(directory: Path) -> ThinkerConfig:
     config = whole.section("thinker_config")
     check_plain(whole, config)
     return ThinkerConfig(
-        text=_text(config.section("text_config")),
-        rope=rope_of(config.section("text_config")),
+        text=decoder_sizes(config.section("text_config")),
+        rope=rope_of(config.section("text_config"), axes=AXES),
         vision=_vision(config.section("vision_config")),
         audio=_audio(config.section("audio_config")),
         ids=MediaIds(
@@ -201,22 +202,6 @@ def read_thinker_config(directory: Path) -> ThinkerConfig:
         position_ids_per_second=config.size("position_id_per_seconds") if config.has("position_id_per_seconds") else 25,
         seconds_per_chunk=config.value("seconds_per_chunk", float, 2.0),
         tied=config.value("tie_word_embeddings", bool, False),
-    )
-
-
-def _text(config: Config) -> DecoderConfig:
-    if config.value("use_sliding_window", bool, False):
-        raise BadCheckpoint(f"{config.place}: sliding windows of attention are not supported; no published checkpoint has them")
-    return DecoderConfig(
-        layers=config.size("num_hidden_layers"),
-        hidden_size=config.size("hidden_size"),
-        ffn_size=config.size("intermediate_size"),
-        query_heads=config.size("num_attention_heads"),
-        kv_heads=config.size("num_key_value_heads"),
-        vocab_size=config.size("vocab_size"),
-        context=config.size("max_position_embeddings", MOST_POSITIONS),
-        norm_eps=config.value("rms_norm_eps", float),
-        head_size=config.size("head_dim") if config.has("head_dim") else 0,
     )
 
 

@@ -7,16 +7,16 @@ from dataclasses import dataclass
 from typing import Any
 
 from omnistage.models.common.encoders import options as encoders
+from omnistage.models.common.speech import options as speech
 from omnistage.models.errors import LoadError
 from omnistage.models.options import checked_options, not_negative
 
 FAMILY = "qwen2_5_omni"
-TALKER, CODE2WAV = f"the talker of {FAMILY}", f"the code2wav of {FAMILY}"
+CODE2WAV = f"the code2wav of {FAMILY}"
 SOLVERS = ("rk4", "midpoint", "euler")
 """The first is the one that the model was published with."""
 
 MOST_STEPS = 100
-MOST_WORKERS = 64
 MOST_AHEAD = 36
 """Blocks: with the published solver and steps, the slope of a block depends on nothing behind them."""
 
@@ -28,16 +28,11 @@ class ThinkerOptions(encoders.ThinkerOptions):
     family = FAMILY
 
 
-@dataclass(frozen=True, slots=True)
-class TalkerOptions:
-    """0 leaves a choice to the model. context: rows of a conversation and frames of its speech together."""
+class TalkerOptions(speech.TalkerOptions):
+    """See there."""
 
-    context: int = 0
-
-    @classmethod
-    def from_settings(cls, options: Mapping[str, Any]) -> TalkerOptions:
-        """Raises LoadError."""
-        return not_negative(cls(**checked_options(options, cls(), TALKER)), TALKER)
+    __slots__ = ()
+    family = FAMILY
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +52,7 @@ class Code2WavOptions:
         made = not_negative(cls(**checked_options(options, cls(), CODE2WAV)), CODE2WAV)
         if made.solver not in SOLVERS:
             raise LoadError(f"option solver of {CODE2WAV} is {made.solver!r}; there are {', '.join(SOLVERS)}")
-        for name, most in (("steps", MOST_STEPS), ("lookahead", MOST_AHEAD), ("workers", MOST_WORKERS)):
+        for name, most in (("steps", MOST_STEPS), ("lookahead", MOST_AHEAD), ("workers", speech.MOST_WORKERS)):
             if getattr(made, name) > most:
                 raise LoadError(f"option {name} of {CODE2WAV} is {getattr(made, name)}; {most} is the most")
         return made

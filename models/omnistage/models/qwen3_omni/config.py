@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import isqrt
 from pathlib import Path
 
 from omnistage.engine.experts import ExpertSizes
 from omnistage.engine.materials import DecoderConfig
 from omnistage.models.common.checkpoint import BadCheckpoint, Config, read_config
+from omnistage.models.common.decoder_config import RopeConfig, check_activation, decoder_sizes, expert_sizes, rope_of
 from omnistage.models.common.encoders.prompt import MediaIds
 from omnistage.models.common.header import check_plain
-from omnistage.models.common.positions import MOST_POSITIONS, RopeConfig, rope_of
+from omnistage.models.qwen3_omni.ports import AXES
 
 MODEL_TYPE = "qwen3_omni_moe"
 
@@ -24,6 +25,9 @@ RENAMED = {
 
 MOST_SOUND_POSITIONS = 1 << 16
 """Of the encoder of sound, for each of which there is a row in memory."""
+
+SECTIONS = (24, 20, 20)
+"""Pairs of components of a head by axis, where a config does not say."""
 
 CHUNK_ROWS = 13
 """Rows that the encoder of sound makes of a whole chunk. The published code has this number, whatever the size of a chunk."""
@@ -149,7 +153,8 @@ def read_thinker_config(directory: Path) -> ThinkerConfig:
     config = whole.section("thinker_config")
     check_plain(whole, config)
     words, vision = config.section("text_config"), _vision(config.section("vision_config"))
-    text, audio = _text(words, vision.row_size), _audio(config.section("audio_config"), vision.row_size)
+    text = replace(decoder_sizes(words, ffn_size="moe_intermediate_size"), given_width=vision.row_size)
+    audio = _audio(config.section("audio_config"), vision.row_size)
     for name, size in (("vision_config: 'out_hidden_size'", vision.output_size), ("audio_config: 'output_dim'", audio.output_size)):
         if size != text.hidden_size:
             raise BadCheckpoint(f"{config.place}: {name} is {size}, and rows of the Thinker have {text.hidden_size}")
@@ -157,8 +162,8 @@ def read_thinker_config(directory: Path) -> ThinkerConfig:
         raise BadCheckpoint(f"{config.place}: {len(vision.deepstack)} 'deepstack_visual_indexes' are more than the layers of the text")
     return ThinkerConfig(
         text=text,
-        experts=_experts(words),
-        rope=rope_of(words),
+        experts=expert_sizes(words, normalized=True),
+        rope=rope_of(words, axes=AXES, usual=SECTIONS),
         vision=vision,
         audio=audio,
         ids=MediaIds(**{name: config.value(f"{name}_token_id", int) for name in ("image", "video", "audio", "audio_start", "audio_end")}),
@@ -178,39 +183,8 @@ def _speech(whole: Config, layers: int) -> SpeechSource | None:
     return SpeechSource(layer, whole.value("im_start_token_id", int), whole.value("user_token_id", int))
 
 
-def _text(config: Config, given_width: int) -> DecoderConfig:
-    _check_activation(config, "hidden_act", "silu")
-    return DecoderConfig(
-        layers=config.size("num_hidden_layers"),
-        hidden_size=config.size("hidden_size"),
-        ffn_size=config.size("moe_intermediate_size"),
-        query_heads=config.size("num_attention_heads"),
-        kv_heads=config.size("num_key_value_heads"),
-        vocab_size=config.size("vocab_size"),
-        context=config.size("max_position_embeddings", MOST_POSITIONS),
-        norm_eps=config.value("rms_norm_eps", float),
-        head_size=config.size("head_dim") if config.has("head_dim") else 0,
-        given_width=given_width,
-    )
-
-
-def _experts(config: Config) -> ExpertSizes:
-    dense = config.values("mlp_only_layers", int) if config.has("mlp_only_layers") else ()
-    if dense or config.value("decoder_sparse_step", int, 1) != 1:
-        raise BadCheckpoint(f"{config.place}: layers without experts are not supported; no published checkpoint has them")
-    sizes = ExpertSizes(
-        experts=config.size("num_experts"),
-        chosen=config.size("num_experts_per_tok"),
-        size=config.size("moe_intermediate_size"),
-        normalized=config.value("norm_topk_prob", bool, True),
-    )
-    if sizes.chosen > sizes.experts:
-        raise BadCheckpoint(f"{config.place}: 'num_experts_per_tok' is {sizes.chosen}, of {sizes.experts} experts")
-    return sizes
-
-
 def _vision(config: Config) -> VisionConfig:
-    _check_activation(config, "hidden_act", "gelu_pytorch_tanh")
+    check_activation(config, "hidden_act", "gelu_pytorch_tanh")
     layers, deepstack = config.size("depth"), config.values("deepstack_visual_indexes", int)
     if not all(0 <= layer < layers for layer in deepstack) or sorted(set(deepstack)) != list(deepstack):
         told = f"{config.place}: 'deepstack_visual_indexes' is {list(deepstack)}"
@@ -234,7 +208,7 @@ def _vision(config: Config) -> VisionConfig:
 
 
 def _audio(config: Config, row_size: int) -> AudioConfig:
-    _check_activation(config, "activation_function", "gelu")
+    check_activation(config, "activation_function", "gelu")
     chunk = 2 * config.size("n_window", MOST_SOUND_POSITIONS)
     if convolved(chunk) != CHUNK_ROWS:
         told = f"{config.place}: 'n_window' is {chunk // 2}, which makes chunks of {convolved(chunk)} rows"
@@ -259,11 +233,6 @@ def _audio(config: Config, row_size: int) -> AudioConfig:
     if found.positions < CHUNK_ROWS:
         raise BadCheckpoint(f"{config.place}: 'max_source_positions' is {found.positions}, and a chunk has {CHUNK_ROWS} rows")
     return found
-
-
-def _check_activation(config: Config, name: str, known: str) -> None:
-    if (found := config.value(name, str, known)) != known:
-        raise BadCheckpoint(f"{config.place}: {name!r} is {found!r}, and only {known!r} is supported")
 
 
 def convolved(count: int) -> int:

@@ -26,6 +26,7 @@ from omnistage.models.common.speech.talker import AddedRows, cache_of_rows
 from omnistage.models.common.weights import Weights
 from omnistage.models.interface import ModelInfo
 from omnistage.models.options import LoadOptions
+from omnistage.models.qwen3_omni.config import RENAMED
 from omnistage.models.qwen3_omni.options import TalkerOptions
 from omnistage.models.qwen3_omni.ports import codes_port, row_ports
 from omnistage.models.qwen3_omni.predictor import FrameHead, Predictor
@@ -35,9 +36,6 @@ from omnistage.models.qwen3_omni.voices import in_order
 
 CODE_REVISION = "1"
 """Part of the revision; grows whenever this family's code could give other codes for equal input. The engine has a number of its own."""
-
-RENAMED = {"thinker.model.language_model.": "thinker.model."}
-"""How the modules of Transformers 5 are called, where the published checkpoints have the names on the right."""
 
 _PREFIX = "talker."
 _PREDICTOR = f"{_PREFIX}code_predictor."

@@ -7,13 +7,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from omnistage.models.common.encoders import options as encoders
+from omnistage.models.common.speech import options as speech
 from omnistage.models.errors import LoadError
 from omnistage.models.options import checked_options, not_negative
 
 FAMILY = "qwen3_omni"
-TALKER, CODE2WAV = f"the talker of {FAMILY}", f"the code2wav of {FAMILY}"
-
-MOST_WORKERS = 64
+CODE2WAV = f"the code2wav of {FAMILY}"
 
 
 class ThinkerOptions(encoders.ThinkerOptions):
@@ -23,16 +22,11 @@ class ThinkerOptions(encoders.ThinkerOptions):
     family = FAMILY
 
 
-@dataclass(frozen=True, slots=True)
-class TalkerOptions:
-    """0 leaves a choice to the model. context: rows of a conversation and frames of its speech together."""
+class TalkerOptions(speech.TalkerOptions):
+    """See there."""
 
-    context: int = 0
-
-    @classmethod
-    def from_settings(cls, options: Mapping[str, Any]) -> TalkerOptions:
-        """Raises LoadError."""
-        return not_negative(cls(**checked_options(options, cls(), TALKER)), TALKER)
+    __slots__ = ()
+    family = FAMILY
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +40,6 @@ class Code2WavOptions:
     def from_settings(cls, options: Mapping[str, Any]) -> Code2WavOptions:
         """Raises LoadError."""
         made = not_negative(cls(**checked_options(options, cls(), CODE2WAV)), CODE2WAV)
-        if made.workers > MOST_WORKERS:
-            raise LoadError(f"option workers of {CODE2WAV} is {made.workers}; {MOST_WORKERS} is the most")
+        if made.workers > speech.MOST_WORKERS:
+            raise LoadError(f"option workers of {CODE2WAV} is {made.workers}; {speech.MOST_WORKERS} is the most")
         return made

@@ -1,8 +1,4 @@
-"""What the config.json of a Qwen3-Omni checkpoint says, as far as the Talker needs it.
-
-Both spellings are read: that of the published checkpoints (`rope_theta` with `rope_scaling`, `num_experts`), and that of Transformers 5
-(`rope_parameters`, `num_local_experts`).
-"""
+"""What the config.json of a Qwen3-Omni checkpoint says, as far as the Talker needs it."""
 
 from __future__ import annotations
 
@@ -15,28 +11,15 @@ from omnistage.engine.experts import ExpertSizes
 from omnistage.engine.materials import DecoderConfig
 from omnistage.engine.pages import PAGE_ROWS
 from omnistage.models.common.checkpoint import BadCheckpoint, Config, read_config
-from omnistage.models.common.header import QUANTIZED, check_says_unpacked
-
-MODEL_TYPE = "qwen3_omni_moe"
-
-MOST_POSITIONS = 1 << 22
-"""Of a decoder, for each of which there are angles in memory."""
+from omnistage.models.common.decoder_config import RopeConfig, decoder_sizes, expert_sizes, rope_of
+from omnistage.models.common.header import check_plain
+from omnistage.models.qwen3_omni.config import MODEL_TYPE, SECTIONS
+from omnistage.models.qwen3_omni.ports import AXES
 
 RESERVED = 1024
 """So many of the Talker's items, the last ones, are no codes: Transformers bans them but for the end."""
 
 SAMPLE_RATE_HZ = 24_000
-
-SECTIONS = (24, 20, 20)
-"""Pairs of components of a head by axis, where a config does not say."""
-
-
-@dataclass(frozen=True, slots=True)
-class RopeConfig:
-    """sections: pairs of components of a head that turn by time, height and width; none: there is one axis."""
-
-    theta: float
-    sections: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,12 +97,11 @@ def read_talker_config(directory: Path) -> TalkerConfig:
     if not whole.value("enable_audio_output", bool, True) or not whole.has("talker_config"):
         raise BadCheckpoint(f"{whole.place}: this checkpoint has no Talker; serve a pipeline of its Thinker alone")
     config, wave = whole.section("talker_config"), whole.section("code2wav_config")
-    check_says_unpacked({key: whole.raw.get(key) for key in QUANTIZED}, whole.place)
-    check_says_unpacked(config.raw, config.place)
+    check_plain(whole, config)
     text, row_size = config.section("text_config"), config.size("thinker_hidden_size")
     if row_size != whole.section("thinker_config").section("text_config").value("hidden_size", int):
         raise BadCheckpoint(f"{config.place}: 'thinker_hidden_size' is {row_size}, which is not that of the rows of the Thinker")
-    decoder, predictor = _decoder(text), _predictor(config, wave)
+    decoder, predictor = decoder_sizes(text), _predictor(config, wave)
     codec = CodecIds(
         bos=config.value("codec_bos_id", int),
         eos=config.value("codec_eos_token_id", int),
@@ -136,8 +118,8 @@ def read_talker_config(directory: Path) -> TalkerConfig:
             codebooks=config.size("num_code_groups", PAGE_ROWS),
             further_ids=predictor.ids,
         ),
-        experts=_experts(text),
-        rope=_rope(text, SECTIONS),
+        experts=expert_sizes(text, normalized=False, shared="shared_expert_intermediate_size"),
+        rope=rope_of(text, axes=AXES, usual=SECTIONS),
         predictor=predictor,
         codec=codec,
         text=TextIds(*(whole.value(f"tts_{name}_token_id", int) for name in ("bos", "eos", "pad"))),
@@ -180,57 +162,8 @@ def _predictor(config: Config, wave: Config) -> PredictorConfig:
         raise BadCheckpoint(f"{wave.place}: 'num_quantizers' is {made}, and a frame of the Talker has {groups} codes")
     if (known := wave.size("codebook_size")) < ids:
         raise BadCheckpoint(f"{wave.place}: 'codebook_size' is {known}, and the Talker draws codes below {ids}")
-    decoder = replace(_decoder(inner), vocab_size=(groups - 1) * ids, context=groups, positions=groups)
-    return PredictorConfig(decoder, _rope(inner, ()), ids)
-
-
-def _decoder(config: Config) -> DecoderConfig:
-    kinds = config.raw.get("layer_types")
-    if config.has("sliding_window") or (isinstance(kinds, list) and set(map(str, kinds)) != {"full_attention"}):
-        raise BadCheckpoint(f"{config.place}: sliding windows of attention are not supported; no published checkpoint has them")
-    if (activation := config.value("hidden_act", str, "silu")) != "silu":
-        raise BadCheckpoint(f"{config.place}: 'hidden_act' is {activation!r}, and only 'silu' is supported")
-    return DecoderConfig(
-        layers=config.size("num_hidden_layers"),
-        hidden_size=config.size("hidden_size"),
-        ffn_size=config.size("intermediate_size"),
-        query_heads=config.size("num_attention_heads"),
-        kv_heads=config.size("num_key_value_heads"),
-        vocab_size=config.size("vocab_size"),
-        context=config.size("max_position_embeddings", MOST_POSITIONS),
-        norm_eps=config.value("rms_norm_eps", float),
-        head_size=config.size("head_dim") if config.has("head_dim") else 0,
-    )
-
-
-def _experts(config: Config) -> ExpertSizes:
-    sizes = ExpertSizes(
-        experts=config.size("num_local_experts" if config.has("num_local_experts") else "num_experts"),
-        chosen=config.size("num_experts_per_tok"),
-        size=config.size("moe_intermediate_size"),
-        normalized=config.value("norm_topk_prob", bool, False),
-        shared=config.size("shared_expert_intermediate_size"),
-    )
-    if sizes.chosen > sizes.experts:
-        raise BadCheckpoint(f"{config.place}: a row cannot be given to {sizes.chosen} of {sizes.experts} experts")
-    return sizes
-
-
-def _rope(config: Config, sections: tuple[int, ...]) -> RopeConfig:
-    """sections: usual ones; none: there is one axis."""
-    if config.has("rope_parameters"):
-        rope = config.section("rope_parameters")
-        theta = rope.value("rope_theta", float)
-    else:
-        rope = config.section("rope_scaling") if config.has("rope_scaling") else Config({}, config.place)
-        theta = config.value("rope_theta", float)
-    kind = rope.value("rope_type", str, "") or rope.value("type", str, "default")
-    if kind not in ("default", "mrope"):
-        raise BadCheckpoint(f"{config.place}: positions of the type {kind!r} are not supported, only the default ones")
-    given = rope.values("mrope_section", int) if sections and rope.has("mrope_section") else sections
-    if len(given) != len(sections):
-        raise BadCheckpoint(f"{config.place}: 'mrope_section' has {len(given)} axes, and positions have {len(sections)}")
-    return RopeConfig(theta, given)
+    decoder = replace(decoder_sizes(inner), vocab_size=(groups - 1) * ids, context=groups, positions=groups)
+    return PredictorConfig(decoder, rope_of(inner), ids)
 
 
 def _rate_hz(wave: Config) -> float:

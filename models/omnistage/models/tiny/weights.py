@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import torch
 from safetensors.torch import save_file
+from transformers.utils.logging import get_verbosity, set_verbosity
 
 from omnistage.models.common.checkpoint import WEIGHTS_INDEX
 from omnistage.models.common.progress import Progress
@@ -17,6 +19,18 @@ SHARD_BYTES = 2 << 30
 
 Shapes = Mapping[str, tuple[int, ...]]
 """Of weights by name, in the order of the model."""
+
+
+def state_of(build: Callable[[], torch.nn.Module]) -> dict[str, torch.Tensor]:
+    """The weights of a model of Transformers, without memory behind them. It is built without a word: what it warns of is how the published
+    configs are written."""
+    verbosity = get_verbosity()
+    set_verbosity(logging.ERROR)
+    try:
+        with torch.device("meta"):
+            return build().state_dict()
+    finally:
+        set_verbosity(verbosity)
 
 
 def write_weights(

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from omnistage.models.common.checkpoint import BadCheckpoint, Config, read_config
-from omnistage.models.common.header import QUANTIZED, check_says_unpacked
-
-MODEL_TYPE = "qwen3_omni_moe"
+from omnistage.models.common.decoder_config import check_activation
+from omnistage.models.common.header import check_plain
+from omnistage.models.qwen3_omni.config import MODEL_TYPE
 
 SAMPLE_RATE_HZ = 24_000
 """No config has it."""
@@ -93,15 +93,13 @@ def read_wave_config(directory: Path) -> WaveConfig:
             f"{whole.place}: this checkpoint has no Code2Wav, and so no speech; serve a pipeline that ends with its Thinker"
         )
     section = whole.section("code2wav_config")
-    check_says_unpacked({key: whole.raw.get(key) for key in QUANTIZED}, whole.place)
-    check_says_unpacked(section.raw, section.place)
+    check_plain(whole, section)
     return wave_config(section)
 
 
 def wave_config(section: Config) -> WaveConfig:
     """Raises BadCheckpoint."""
-    if (act := section.value("hidden_act", str, "silu")) != "silu":
-        raise BadCheckpoint(f"{section.place}: 'hidden_act' is {act!r}; only the published 'silu' is supported")
+    check_activation(section, "hidden_act", "silu")
     hidden, heads = section.size("hidden_size"), section.size("num_attention_heads")
     found = WaveConfig(
         codebooks=section.size("num_quantizers"),

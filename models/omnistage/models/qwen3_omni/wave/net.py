@@ -148,9 +148,9 @@ class _Layer:
         """before: keys and values of the past, [speeches, 2, kv_heads, window - 1, head_size]. Returns those with the new ones, too."""
         made = _rows(self.attention_in, self.attention_norm(x))
         made = made.view(*made.shape[:2], self.heads + 2 * self.kv_heads, -1).transpose(1, 2)
-        turning, values = made.split((self.heads + self.kv_heads, self.kv_heads), 1)
+        turning, values = made.tensor_split((self.heads + self.kv_heads,), 1)
         low, high = turning.chunk(2, -1)
-        queries, keys = (turning * cos + torch.cat((-high, low), -1) * sin).split((self.heads, self.kv_heads), 1)
+        queries, keys = (turning * cos + torch.cat((-high, low), -1) * sin).tensor_split((self.heads,), 1)
         seen = torch.cat((before, torch.stack((keys, values), 1)), 3)
         found = functional.scaled_dot_product_attention(
             queries, seen[:, 0], seen[:, 1], attn_mask=mask, enable_gqa=self.heads != self.kv_heads
@@ -314,7 +314,7 @@ def _block(config: WaveConfig, weight: ShapedNeed, number: int) -> tuple[_Upsamp
     inputs, rate, name = config.channels >> number, config.rates[number], f"decoder.{number + 1}.block"
     channels = inputs // 2
     # Output i * rate + step is made of input i by step + rate, and of the next one by step.
-    later, own = weight(f"{name}.1.conv.weight", (inputs, channels, 2 * rate)).permute(2, 1, 0).split(rate)
+    later, own = weight(f"{name}.1.conv.weight", (inputs, channels, 2 * rate)).permute(2, 1, 0).tensor_split((rate,))
     pair = _Convolution(torch.stack((own, later), 3).flatten(0, 1), weight(f"{name}.1.conv.bias", (channels,)).repeat(rate))
     units = [
         _Unit(

@@ -6,7 +6,6 @@ A weight depends on the seed and its own name only, and is made of exact operati
 
 from __future__ import annotations
 
-import logging
 import math
 from collections.abc import Mapping
 from functools import partial, reduce
@@ -16,11 +15,10 @@ from typing import Any
 
 import torch
 from transformers import Qwen2_5OmniConfig, Qwen2_5OmniForConditionalGeneration
-from transformers.utils.logging import get_verbosity, set_verbosity
 
 from omnistage.models.common.progress import Progress
 from omnistage.models.tiny.random_weights import noise
-from omnistage.models.tiny.weights import write_weights
+from omnistage.models.tiny.weights import state_of, write_weights
 
 PUBLISHED = (
     ("thinker.model.language_model.", "thinker.model."),
@@ -47,14 +45,8 @@ there are: else attention would make all rows alike."""
 
 def shapes(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
     """Published name -> shape of every weight of a checkpoint with that config.json."""
-    verbosity = get_verbosity()
-    set_verbosity(logging.ERROR)  # It takes ids of the Talker's text for ids of its codes, and warns.
-    try:
-        with torch.device("meta"):
-            net = Qwen2_5OmniForConditionalGeneration(Qwen2_5OmniConfig(**config))
-    finally:
-        set_verbosity(verbosity)
-    return {_published(name): tuple(value.shape) for name, value in net.state_dict().items()}
+    state = state_of(lambda: Qwen2_5OmniForConditionalGeneration(Qwen2_5OmniConfig(**config)))
+    return {_published(name): tuple(value.shape) for name, value in state.items()}
 
 
 def write(directory: Path, config: Mapping[str, Any], seed: int, dtype: torch.dtype, progress: Progress) -> None:

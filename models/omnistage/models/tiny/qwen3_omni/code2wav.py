@@ -6,9 +6,10 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-import torch
 from transformers.models.qwen3_omni_moe.configuration_qwen3_omni_moe import Qwen3OmniMoeCode2WavConfig
 from transformers.models.qwen3_omni_moe.modeling_qwen3_omni_moe import Qwen3OmniMoeCode2Wav
+
+from omnistage.models.tiny.weights import state_of
 
 PREFIX = "code2wav."
 
@@ -51,9 +52,8 @@ def config(codebooks: int = 16, codes: int = 2048) -> dict[str, Any]:
 
 def weights(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
     """Published name -> shape."""
-    with torch.device("meta"):
-        net = Qwen3OmniMoeCode2Wav(Qwen3OmniMoeCode2WavConfig(**config))
-    return {PREFIX + name: tuple(value.shape) for name, value in net.state_dict().items()}
+    state = state_of(lambda: Qwen3OmniMoeCode2Wav(Qwen3OmniMoeCode2WavConfig(**config)))
+    return {PREFIX + name: tuple(value.shape) for name, value in state.items()}
 
 
 def distribution(name: str, shape: tuple[int, ...]) -> tuple[float, float]:

@@ -13,6 +13,9 @@ import torch
 from transformers.models.qwen3_omni_moe.configuration_qwen3_omni_moe import Qwen3OmniMoeTalkerConfig
 from transformers.models.qwen3_omni_moe.modeling_qwen3_omni_moe import Qwen3OmniMoeTalkerForConditionalGeneration
 
+from omnistage.models.tiny.qwen3_omni.experts import experts_apart
+from omnistage.models.tiny.weights import state_of
+
 RESERVED = 1024
 """Items of the Talker behind its codes."""
 
@@ -113,22 +116,10 @@ def config(size: TalkerSize, thinker_hidden: int, accept_hidden_layer: int, ids:
 
 def weights(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
     """Published name -> shape of every weight. config: as above."""
-    with torch.device("meta"):
-        net = Qwen3OmniMoeTalkerForConditionalGeneration(Qwen3OmniMoeTalkerConfig(**config))
-    return {name: tuple(value.shape) for name, value in published(net.state_dict()).items()}
+    state = state_of(lambda: Qwen3OmniMoeTalkerForConditionalGeneration(Qwen3OmniMoeTalkerConfig(**config)))
+    return {name: tuple(value.shape) for name, value in published(state).items()}
 
 
 def published(state: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """The weights of Transformers' Talker by their published names: those of each expert one by one."""
-    found: dict[str, torch.Tensor] = {}
-    for name, value in state.items():
-        experts, _, part = f"talker.{name}".rpartition(".")
-        if part == "gate_up_proj":
-            for number, pair in enumerate(value):
-                gate, up = pair.chunk(2)
-                found |= {f"{experts}.{number}.gate_proj.weight": gate, f"{experts}.{number}.up_proj.weight": up}
-        elif part == "down_proj":
-            found |= {f"{experts}.{number}.down_proj.weight": down for number, down in enumerate(value)}
-        else:
-            found[f"talker.{name}"] = value
-    return found
+    """The weights of Transformers' Talker by their published names."""
+    return experts_apart({f"talker.{name}": value for name, value in state.items()})

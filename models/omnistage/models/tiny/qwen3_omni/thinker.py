@@ -5,16 +5,16 @@ What is not in a size is as published for Qwen/Qwen3-Omni-30B-A3B-Instruct: 128 
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from transformers.models.qwen3_omni_moe.configuration_qwen3_omni_moe import Qwen3OmniMoeThinkerConfig
 from transformers.models.qwen3_omni_moe.modeling_qwen3_omni_moe import Qwen3OmniMoeThinkerForConditionalGeneration
 
+from omnistage.models.tiny.qwen3_omni.experts import experts_apart
 from omnistage.models.tiny.qwen3_omni.tokenizer import MAX_TOKENS, Ids
+from omnistage.models.tiny.weights import state_of
 
 MEL_BINS = 128
 
@@ -93,25 +93,13 @@ def config(size: ThinkerSize, ids: Ids, dtype: str) -> dict[str, Any]:
 
 def weights(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
     """Published name -> shape of every weight of a Thinker with that config."""
-    with torch.device("meta"):
-        net = Qwen3OmniMoeThinkerForConditionalGeneration(Qwen3OmniMoeThinkerConfig(**config))
-    return {name: shape for own, value in net.state_dict().items() for name, shape in published(own, tuple(value.shape))}
+    state = state_of(lambda: Qwen3OmniMoeThinkerForConditionalGeneration(Qwen3OmniMoeThinkerConfig(**config)))
+    return {name: tuple(value.shape) for name, value in experts_apart({_published(name): value for name, value in state.items()}).items()}
 
 
-def published(name: str, shape: tuple[int, ...]) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """A weight of Transformers as the published files have it: those of all experts of a layer are one for each."""
+def _published(name: str) -> str:
     begin = next((begin for begin in PUBLISHED if name.startswith(begin)), "")
-    name = (PUBLISHED[begin] if begin else "thinker.") + name.removeprefix(begin)
-    found = re.fullmatch(r"(.*\.experts)\.(gate_up|down)_proj", name)
-    if found is None:
-        yield name, shape
-        return
-    count, rows, columns = shape
-    for expert in range(count):
-        if found[2] == "down":
-            yield f"{found[1]}.{expert}.down_proj.weight", (rows, columns)
-        else:
-            yield from ((f"{found[1]}.{expert}.{part}_proj.weight", (rows // 2, columns)) for part in ("gate", "up"))
+    return PUBLISHED.get(begin, "thinker.") + name.removeprefix(begin)
 
 
 def _text(size: TextSize, ids: Ids) -> dict[str, Any]:

@@ -1,0 +1,91 @@
+"""What a config.json says of a decoder: its sizes, its experts, and how its rows stand on axes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from omnistage.engine.experts import ExpertSizes
+from omnistage.engine.materials import DecoderConfig
+from omnistage.models.common.checkpoint import BadCheckpoint, Config
+
+MOST_POSITIONS = 1 << 22
+"""Of a decoder, for each of which there are angles in memory; four times as many as any published one has."""
+
+
+@dataclass(frozen=True, slots=True)
+class RopeConfig:
+    """sections: pairs of components of a head that turn by time, height and width, one behind the other; none: there is one axis."""
+
+    theta: float
+    sections: tuple[int, ...] = ()
+
+
+def decoder_sizes(config: Config, *, ffn_size: str = "intermediate_size") -> DecoderConfig:
+    """ffn_size: the name of the width between the two products of a layer, or of an expert. Raises BadCheckpoint."""
+    check_activation(config, "hidden_act", "silu")
+    _check_sees_all(config)
+    return DecoderConfig(
+        layers=config.size("num_hidden_layers"),
+        hidden_size=config.size("hidden_size"),
+        ffn_size=config.size(ffn_size),
+        query_heads=config.size("num_attention_heads"),
+        kv_heads=config.size("num_key_value_heads"),
+        vocab_size=config.size("vocab_size"),
+        context=config.size("max_position_embeddings", MOST_POSITIONS),
+        norm_eps=config.value("rms_norm_eps", float),
+        head_size=config.size("head_dim") if config.has("head_dim") else 0,
+    )
+
+
+def expert_sizes(config: Config, *, normalized: bool, shared: str = "") -> ExpertSizes:
+    """Both spellings are read: `num_experts` of the published checkpoints, and `num_local_experts` of Transformers 5. normalized: whether
+    the weights of the chosen ones add up to 1, where the config does not say. shared: the name of the width of the expert that all rows
+    go through, if there is one. Raises BadCheckpoint."""
+    dense = config.values("mlp_only_layers", int) if config.has("mlp_only_layers") else ()
+    if dense or config.value("decoder_sparse_step", int, 1) != 1:
+        raise BadCheckpoint(f"{config.place}: layers without experts are not supported; no published checkpoint has them")
+    sizes = ExpertSizes(
+        experts=config.size("num_local_experts" if config.has("num_local_experts") else "num_experts"),
+        chosen=config.size("num_experts_per_tok"),
+        size=config.size("moe_intermediate_size"),
+        normalized=config.value("norm_topk_prob", bool, normalized),
+        shared=config.size(shared) if shared else 0,
+    )
+    if sizes.chosen > sizes.experts:
+        raise BadCheckpoint(f"{config.place}: 'num_experts_per_tok' is {sizes.chosen}, of {sizes.experts} experts")
+    return sizes
+
+
+def rope_of(config: Config, *, axes: int = 0, usual: tuple[int, ...] = ()) -> RopeConfig:
+    """Both spellings are read: `rope_theta` with `rope_scaling` of the published checkpoints, and `rope_parameters` of Transformers 5.
+    axes: that rows stand on; 0: there is one, and no sections. usual: sections where the config has none. Raises BadCheckpoint."""
+    if config.has("rope_parameters"):
+        rope = config.section("rope_parameters")
+        theta = rope.value("rope_theta", float)
+    else:
+        rope = config.section("rope_scaling") if config.has("rope_scaling") else Config({}, config.place)
+        theta = config.value("rope_theta", float)
+    kind = rope.value("rope_type", str, "") or rope.value("type", str, "default")
+    if kind not in ("default", "mrope"):
+        raise BadCheckpoint(f"{config.place}: positions of the type {kind!r} are not supported, only the default ones")
+    if not axes:
+        return RopeConfig(theta)
+    sections = usual if usual and not rope.has("mrope_section") else rope.values("mrope_section", int)
+    if len(sections) != axes:
+        raise BadCheckpoint(f"{config.place}: 'mrope_section' has {len(sections)} axes, and positions have {axes}")
+    return RopeConfig(theta, sections)
+
+
+def check_activation(config: Config, name: str, known: str) -> None:
+    """Raises BadCheckpoint."""
+    if (found := config.value(name, str, known)) != known:
+        raise BadCheckpoint(f"{config.place}: {name!r} is {found!r}, and only {known!r} is supported")
+
+
+def _check_sees_all(config: Config) -> None:
+    """Raises BadCheckpoint for layers that see the last rows only. Where `use_sliding_window` is false, the size of a window is there for
+    nothing."""
+    kinds = config.raw.get("layer_types")
+    windows = set(map(str, kinds)) != {"full_attention"} if isinstance(kinds, list) else config.has("sliding_window")
+    if config.value("use_sliding_window", bool, windows):
+        raise BadCheckpoint(f"{config.place}: sliding windows of attention are not supported; no published checkpoint has them")

@@ -1,0 +1,23 @@
+"""Weights of experts as the published files have them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+
+
+def experts_apart(state: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Those that Transformers 5 has of all experts of a layer together, [experts, rows, columns], are one for each; the others stay."""
+    found: dict[str, torch.Tensor] = {}
+    for name, value in state.items():
+        experts, _, part = name.rpartition(".")
+        if part == "gate_up_proj":
+            for number, pair in enumerate(value):
+                gate, up = pair.chunk(2)
+                found |= {f"{experts}.{number}.gate_proj.weight": gate, f"{experts}.{number}.up_proj.weight": up}
+        elif part == "down_proj":
+            found |= {f"{experts}.{number}.down_proj.weight": down for number, down in enumerate(value)}
+        else:
+            found[name] = value
+    return found
