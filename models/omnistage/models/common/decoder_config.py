@@ -83,9 +83,12 @@ def check_activation(config: Config, name: str, known: str) -> None:
 
 
 def _check_sees_all(config: Config) -> None:
-    """Raises BadCheckpoint for layers that see the last rows only. Where `use_sliding_window` is false, the size of a window is there for
-    nothing."""
+    """Raises BadCheckpoint for layers that see the last rows only. Where `layer_types` or `use_sliding_window` say so, the size of a window
+    is there for nothing."""
     kinds = config.raw.get("layer_types")
-    windows = set(map(str, kinds)) != {"full_attention"} if isinstance(kinds, list) else config.has("sliding_window")
-    if config.value("use_sliding_window", bool, windows):
+    if isinstance(kinds, list):
+        windows = set(map(str, kinds)) != {"full_attention"}
+    else:
+        windows = config.value("use_sliding_window", bool, config.has("sliding_window"))
+    if windows:
         raise BadCheckpoint(f"{config.place}: sliding windows of attention are not supported; no published checkpoint has them")
