@@ -11,22 +11,27 @@ from helpers.omni_reference import Expected, OmniReference
 from omnistage.models.common.encoders.thinker import MediaThinker
 from omnistage.models.conversation import Media, Part, Turn
 from omnistage.models.interface import Sampling, TextRequest
+from omnistage.models.media.decoder import MediaDecoder
 
 TOKENS = 24
+LOGPROB = 1e-4
+"""By so much a logprob may differ from that of the reference."""
+
 DISTINCT = 12
 """Different tokens that an answer has at least: one that repeats itself would hide what is wrong."""
 
 KINDS = (
-    *("text",) * 3,
+    *("text",) * 2,
     *("long text",) * 2,
-    *("image",) * 4,
-    *("audio",) * 4,
-    *("video",) * 3,
+    *("image",) * 3,
+    *("audio",) * 3,
+    *("long audio",) * 2,
+    *("video",) * 2,
     *("sound in video",) * 3,
     *("images",) * 2,
     *("sounds",) * 2,
-    *("videos",) * 2,
-    *("everything",) * 3,
+    *("videos",) * 1,
+    *("everything",) * 2,
 )
 
 
@@ -48,8 +53,9 @@ def _picture(source: random.Random) -> Media:
     return Media(f"image/{form.lower()}", media_files.picture(source.getrandbits(30), height, width, form, **options))
 
 
-def _sound(source: random.Random, least_s: float = 0.1) -> Media:
-    return Media("audio/wav", media_files.sound(source.getrandbits(30), source.uniform(least_s, 5), source.choice((8000, 16000, 44100))))
+def _sound(source: random.Random, least_s: float = 0.1, most_s: float = 5) -> Media:
+    rate_hz = source.choice((8000, 16000, 44100))
+    return Media("audio/wav", media_files.sound(source.getrandbits(30), source.uniform(least_s, most_s), rate_hz))
 
 
 def _film(source: random.Random, *, heard: bool, least_s: float = 0.1) -> Media:
@@ -69,12 +75,14 @@ def parts(kind: str, source: random.Random, least_s: float = 0.1) -> tuple[Part,
             return (_words(source, 3), _picture(source), _words(source, 3))
         case "audio":
             return (_sound(source), _words(source, 3))
+        case "long audio":
+            return (_sound(source, 20, 40), _words(source, 3))
         case "video":
             return (_film(source, heard=False), _words(source, 3))
         case "sound in video":
             return (_words(source, 2), _film(source, heard=True), _words(source, 2))
         case "images":
-            return (_picture(source), _picture(source), _words(source, 2), _picture(source))
+            return (_picture(source), *(_picture(source) for _ in range(source.randint(0, 1))), _words(source, 2), _picture(source))
         case "sounds":
             return (_sound(source, least_s), _words(source, 2), _sound(source, least_s))
         case "videos":
@@ -96,29 +104,37 @@ async def requests(
     kinds: list[str], reference: OmniReference, never: frozenset[int], source: random.Random, least_s: float = 0.1
 ) -> list[Asked]:
     """Questions and their answers, each with enough different tokens. least_s: see parts."""
-    made = list[Asked]()
+    made, decoder = list[Asked](), MediaDecoder()
     for number, kind in enumerate(kinds):
         penalty = 1.3 if number % 3 == 0 else 1.0
         while True:
             conversation = turns(kind, source, least_s)
-            seen = await reference.read(conversation)
+            seen = await reference.read(conversation, decoder)
             expected = reference.answer(conversation, seen, TOKENS, never, repetition_penalty=penalty)
             if len(set(expected.tokens)) >= DISTINCT:
                 break
         drawn = Sampling(repetition_penalty=penalty)
-        made.append(Asked(kind, TextRequest(conversation, seed=0, sampling=drawn, max_tokens=TOKENS, ignore_eos=True), expected))
+        asked = TextRequest(conversation, seed=0, sampling=drawn, max_tokens=TOKENS, ignore_eos=True, logprobs=True)
+        made.append(Asked(kind, asked, expected))
+    await decoder.close()
     return made
 
 
 async def agreement(model: MediaThinker, asked: Asked) -> int:
     """Tokens at which the model went another way than the reference, where two were almost equally good. After each it goes on from the
-    token of the reference."""
+    token of the reference. All others are the same, and so are their logprobs."""
     history, ties = tuple[int, ...](), 0
     expected = asked.expected.tokens
     while len(history) < TOKENS:
         pieces = await text_pieces(model, replace(asked.request, history=history))
         made = [*history, *(token_id for piece in pieces for token_id in piece.token_ids)]
+        told = [value for piece in pieces for value in piece.logprobs]
+        assert len(made) == TOKENS == len(told) + len(history)
         differing = [place for place in range(TOKENS) if made[place] != expected[place]]
+        alike = slice(len(history), differing[0] if differing else TOKENS)
+        known, told = asked.expected.logprobs[alike], told[: alike.stop - alike.start]
+        furthest = max((abs(mine - theirs) for mine, theirs in zip(told, known, strict=True)), default=0.0)
+        assert furthest <= LOGPROB, f"{asked.kind}: {told} is not {known}, by {furthest}"
         if not differing:
             break
         place = differing[0]

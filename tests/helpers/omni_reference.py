@@ -43,11 +43,13 @@ Seen = tuple[list[Film], list[Sound]]
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """ids: of the prompt. tokens: of the answer. close: which of them were chosen from two that were almost equally good."""
+    """ids: of the prompt. tokens: of the answer. close: which of them were chosen from two that were almost equally good. logprobs: of the
+    tokens, before penalties."""
 
     ids: list[int]
     tokens: list[int]
     close: list[bool]
+    logprobs: list[float]
 
 
 class OmniReference:
@@ -71,19 +73,21 @@ class OmniReference:
         self.whole: Any = self.whole_of.from_pretrained(folder, dtype=torch.float32, attn_implementation="sdpa", **self.loading).eval()
         self.model = self.whole.thinker
 
-    async def read(self, turns: Sequence[Turn]) -> Seen:
-        """What there is to see and hear in a conversation, films before sounds, as the model's own decoder gives it."""
+    async def read(self, turns: Sequence[Turn], decoder: MediaDecoder | None = None) -> Seen:
+        """What there is to see and hear in a conversation, films before sounds, as the model's own decoder gives it. decoder: one that runs
+        already, for many conversations."""
         context = self._config.text.context
         asks = preprocessing_of(self._config, self._preparation, RATE_HZ, min(MEDIUM_ROWS["cpu"], context), context)
-        decoder = MediaDecoder()
+        used = decoder or MediaDecoder()
         films, sounds = list[Film](), list[Sound]()
         for part in _media(turns):
             ask = asks.of(_kind(part), use_audio=part.use_audio)
             if isinstance(ask, FilmPreprocessing):
-                films.append(await decoder.film(part.data, ask))
+                films.append(await used.film(part.data, ask))
             elif isinstance(ask, SoundPreprocessing):
-                sounds.append(await decoder.sound(part.data, ask))
-        await decoder.close()
+                sounds.append(await used.sound(part.data, ask))
+        if decoder is None:
+            await used.close()
         return films, sounds
 
     def answer(self, turns: Sequence[Turn], seen: Seen, count: int, never: Collection[int], **how: Any) -> Expected:
@@ -99,6 +103,7 @@ class OmniReference:
                 do_sample=False,
                 suppress_tokens=list(never),
                 output_scores=True,
+                output_logits=True,
                 return_dict_in_generate=True,
                 **how,
             )
@@ -106,7 +111,9 @@ class OmniReference:
         for scores in made.scores:
             best, second = scores[0].topk(2).values.tolist()
             close.append(best - second < 1e-5 * abs(best))
-        return Expected(ids[0].tolist(), made.sequences[0, ids.shape[1] :].tolist(), close)
+        tokens = made.sequences[0, ids.shape[1] :].tolist()
+        told = [logits[0].float().log_softmax(-1)[token].item() for logits, token in zip(made.logits, tokens, strict=True)]
+        return Expected(ids[0].tolist(), tokens, close, told)
 
     def inputs(self, turns: Sequence[Turn], seen: Seen) -> tuple[torch.Tensor, dict[str, Any]]:
         """Ids of the prompt, [1, rows], and what else `generate` takes."""
@@ -120,7 +127,11 @@ class OmniReference:
         waves = [sound.samples for sound in _in_order(turns, films, sounds)]
         lengths = []
         if waves:
-            made = self._sounds(waves, sampling_rate=RATE_HZ, padding="max_length", return_attention_mask=True, return_tensors="pt")
+            # Behind the longest one a second of silence is as good as the minutes that the processor adds, and takes less time.
+            most = max(map(len, waves)) + RATE_HZ
+            made = self._sounds(
+                waves, sampling_rate=RATE_HZ, padding="max_length", max_length=most, return_attention_mask=True, return_tensors="pt"
+            )
             inputs |= {"input_features": made["input_features"], "feature_attention_mask": made["attention_mask"]}
             lengths = [self.sound_rows(frames) for frames in made["attention_mask"].sum(-1).tolist()]
         if films:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import fcntl
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import reduce
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from omnistage.models.common.progress import unseen
 from omnistage.models.tiny.qwen3_omni.checkpoint import SIZES, Size, config, fill
@@ -20,6 +21,8 @@ from omnistage.models.tiny.qwen3_omni.tokenizer import build_vocabulary, write_t
 
 Change = Mapping[str, Any]
 """Values of config.json by their paths, with points between the names."""
+
+Weights = dict[str, torch.Tensor]
 
 TINY = "as make-tiny makes it"
 
@@ -69,12 +72,31 @@ def changed(values: dict[str, Any], change: Change) -> dict[str, Any]:
     return values
 
 
+def change_weights(folder: Path, how: Callable[[Weights], Weights]) -> None:
+    """All of them are in one file afterwards."""
+    weights = Weights()
+    for path in sorted(folder.glob("*.safetensors")):
+        weights |= load_file(path)
+        path.unlink()
+    (folder / "model.safetensors.index.json").unlink()
+    save_file(how(weights), folder / "model.safetensors", {"format": "pt"})
+
+
 def made(folder: Path, variant: str, seed: int) -> Path:
     """An empty folder, filled."""
     size, layer, change = VARIANTS[variant]
     values = config(Size(size, layer, TalkerSize()), write_tokenizer(folder, build_vocabulary()), "float32")
     fill(folder, changed(values, change), seed, torch.float32, unseen)
+    if values["thinker_config"].get("tie_word_embeddings"):
+        change_weights(folder, _without_head)
     return folder
+
+
+def _without_head(weights: Weights) -> Weights:
+    """The embedding is the head too. It is small beside what layers add to a row: else each token would say itself again."""
+    del weights["thinker.lm_head.weight"]
+    weights["thinker.model.embed_tokens.weight"] *= 0.1
+    return weights
 
 
 def shared_checkpoint(factory: pytest.TempPathFactory, name: str = "qwen3") -> Path:

@@ -13,7 +13,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from helpers.qwen3_checkpoint import changed
+from helpers.qwen3_checkpoint import Weights, change_weights, changed
 from helpers.qwen3_reference import Qwen3Reference
 from omnistage.engine.attention import chosen
 from omnistage.engine.results import fixed_results
@@ -27,8 +27,6 @@ from omnistage.models.registry import load, recognise
 
 ATTENTION = "thinker.model.layers.0.self_attn.q_proj.weight"
 EXPERT = "thinker.model.layers.1.mlp.experts.3.up_proj.weight"
-
-Weights = dict[str, torch.Tensor]
 
 
 @pytest.fixture
@@ -45,16 +43,6 @@ def change(path: Path, how: Callable[[dict[str, Any]], object]) -> None:
     how(values)
     path.unlink()
     path.write_text(json.dumps(values))
-
-
-def change_weights(folder: Path, how: Callable[[Weights], Weights]) -> None:
-    """All of them are in one file afterwards."""
-    weights = Weights()
-    for path in sorted(folder.glob("*.safetensors")):
-        weights |= load_file(path)
-        path.unlink()
-    (folder / "model.safetensors.index.json").unlink()
-    save_file(how(weights), folder / "model.safetensors", {"format": "pt"})
 
 
 def refused(folder: Path) -> str:
@@ -117,7 +105,7 @@ def test_a_weight_that_is_missing_misshapen_or_that_nobody_reads_is_named(copied
     assert EXPERT.removeprefix("thinker.model.") in refused(copied)
     _change_one(copied, {EXPERT: taken[EXPERT][1:]})
     assert "[79, 160]" in refused(copied)
-    _change_one(copied, {EXPERT: taken[EXPERT], EXPERT.replace(".3.", ".10."): taken[EXPERT]})
+    _change_one(copied, {EXPERT: taken[EXPERT], EXPERT.replace(".3.", ".10."): taken[EXPERT].clone()})
     assert f"1 weights that this model does not, the first is {EXPERT.replace('.3.', '.10.')}" in refused(copied)
 
 
@@ -159,6 +147,12 @@ def test_experts_that_are_stored_together_are_those_that_are_stored_one_by_one(c
     path = "thinker.model.language_model.layers.2.mlp.experts.down_proj"
     _change_one(copied, {path: torch.zeros(11, 160, 80)})
     assert "is [11, 160, 80], and by config.json it is [10, 160, 80]" in refused(copied)
+
+
+def test_a_head_that_is_there_is_used_though_the_config_ties_it(copied: Path, qwen3_checkpoint: Path) -> None:
+    """As Transformers 5 does it, and as it says itself."""
+    change(copied / "config.json", lambda values: values["thinker_config"].update(tie_word_embeddings=True))
+    assert all(map(torch.equal, results(copied), results(qwen3_checkpoint)))
 
 
 def test_what_transformers_saves_is_read(qwen3_checkpoint: Path, tmp_path: Path) -> None:

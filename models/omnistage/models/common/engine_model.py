@@ -165,16 +165,17 @@ def limits_of(options: LoadOptions, rows: int = 0) -> Limits:
 
 
 def decoder_weights(
-    weights: Weights, dtype: torch.dtype, device: torch.device, *, prefix: str, head: str = ""
+    weights: Weights, dtype: torch.dtype, device: torch.device, *, prefix: str, head: str = "", tied: bool = False
 ) -> Callable[[str], torch.Tensor | None]:
     """The weights of a decoder in a checkpoint, by the decoder's names. prefix: how their names begin there. head: the whole name of the
-    weight of the logits; empty: they use the embedding. The embedding is not copied where it is as the checkpoint has it. The experts of a
-    layer may lie one by one or together. Raises BadCheckpoint for a head that is not there."""
+    weight of the logits; empty: they use the embedding. tied: they use it where the checkpoint has no such weight; one that is there is
+    used, as Transformers does it. The embedding is not copied where it is as the checkpoint has it. The experts of a layer may lie one by
+    one or together. Raises BadCheckpoint for a head that is not there."""
 
     def weight(name: str) -> torch.Tensor | None:
         if name == LM_HEAD:
             found = weights.read(head) if head else None
-            if head and found is None:
+            if head and found is None and not tied:
                 raise BadCheckpoint(f"{weights.directory} lacks the weight {head}")
         else:
             found = (weights.mapped if name == EMBEDDING else weights.read)(prefix + name)

@@ -109,7 +109,8 @@ class AudioConfig:
 @dataclass(frozen=True, slots=True)
 class ThinkerConfig:
     """text: of the language model. rope: of its positions. position_ids_per_second: positions that a second of sound or film takes.
-    seconds_per_chunk: of a film with sound, that stand next to each other in the prompt. tied: the logits use the embedding."""
+    seconds_per_chunk: of a film with sound, that stand next to each other in the prompt. tied: the logits use the embedding, where there is
+    no head."""
 
     text: DecoderConfig
     rope: RopeConfig

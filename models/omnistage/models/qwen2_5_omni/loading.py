@@ -28,7 +28,7 @@ from omnistage.models.qwen2_5_omni.ports import thinker_ports
 from omnistage.models.qwen2_5_omni.thinker import QwenThinker, tokenizer_of
 from omnistage.models.qwen2_5_omni.vision import VisionEncoder
 
-CODE_REVISION = "2"
+CODE_REVISION = "3"
 """Part of the revision; grows whenever this family's code could give other tokens for equal input. The engine has a number of its own."""
 
 HEAD_PLAN = {"lm_head": "colwise_gather_output"}
@@ -97,9 +97,7 @@ def read_decoder(folder: Path, options: LoadOptions, group: Group) -> PackedDeco
 
 
 def _decoder(weights: Weights, config: ThinkerConfig, dtype: torch.dtype, device: torch.device, group: Group) -> PackedDecoder:
-    weights.read(_PREFIX + LM_HEAD)  # Some checkpoints have it where it is the embedding once more.
-    head = "" if config.tied else _PREFIX + LM_HEAD
-    weight = decoder_weights(weights, dtype, device, prefix=f"{_PREFIX}model.", head=head)
+    weight = decoder_weights(weights, dtype, device, prefix=f"{_PREFIX}model.", head=_PREFIX + LM_HEAD, tied=config.tied)
     parts = DecoderParts(rope=rotary(config.rope.theta, contiguous(config.rope.sections)), tap=last_and_embedding)
     if group.size == 1:
         return PackedDecoder(config.text, weight, parts)

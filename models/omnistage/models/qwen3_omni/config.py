@@ -134,7 +134,7 @@ class SpeechSource:
 @dataclass(frozen=True, slots=True)
 class ThinkerConfig:
     """text: of the language model. rope: of its positions. position_ids_per_second: positions that a second of sound or film takes. tied:
-    the logits use the embedding. speech: None for a checkpoint that does not speak."""
+    the logits use the embedding, where there is no head. speech: None for a checkpoint that does not speak."""
 
     text: DecoderConfig
     experts: ExpertSizes

@@ -109,9 +109,7 @@ def read_embedding(folder: Path) -> torch.Tensor:
 
 
 def _decoder(weights: Weights, config: ThinkerConfig, dtype: torch.dtype, device: torch.device, group: Group) -> PackedDecoder:
-    weights.read(_PREFIX + LM_HEAD)  # Some checkpoints have it where it is the embedding once more.
-    head = "" if config.tied else _PREFIX + LM_HEAD
-    weight = decoder_weights(weights, dtype, device, prefix=f"{_PREFIX}model.", head=head)
+    weight = decoder_weights(weights, dtype, device, prefix=f"{_PREFIX}model.", head=_PREFIX + LM_HEAD, tied=config.tied)
     parts = DecoderParts(
         rope=rotary(config.rope.theta, interleaved(config.rope.sections)),
         head_norm=head_rms_norm,
