@@ -277,7 +277,8 @@ BAD: dict[str, Change] = {
     "another activation": (("talker_config", "text_config", "hidden_act"), "gelu", "only 'silu'"),
     "windows": (("talker_config", "code_predictor_config", "layer_types"), ["sliding_attention"], "sliding windows"),
     "positions of another kind": (("talker_config", "text_config", "rope_scaling", "rope_type"), "yarn", "'yarn' are not supported"),
-    "two axes": (("talker_config", "text_config", "rope_scaling", "mrope_section"), [8, 8], "has 2 axes"),
+    "two axes": (("talker_config", "text_config", "rope_scaling", "mrope_section"), [8, 8], r"is \[8, 8\]: it needs"),
+    "an axis without a pair": (("talker_config", "text_config", "rope_scaling", "mrope_section"), [16, 0, 0], "above 0 for each of 3"),
     "packed weights": (("talker_config", "quantization_config"), {"quant_method": "gptq"}, "quantized by gptq"),
     "a token that there is not": (("tts_eos_token_id",), 1 << 20, "the Thinker has 90 tokens"),
     "no upsampling": (("code2wav_config", "upsample_rates"), [8, 0], "must be 1 or more"),
@@ -345,9 +346,9 @@ def test_a_weight_that_nobody_reads_is_named(reference: TalkerReference, tmp_pat
 
 
 MUTATIONS: dict[str, tuple[tuple[str, ...], Any]] = {
-    "other sections of positions": (("text_config", "rope_scaling", "mrope_section"), None),
+    "another base of positions": (("text_config", "rope_theta"), 100.0),
     "weights of experts that do not add up to 1": (("text_config", "norm_topk_prob"), False),
-    "another base of positions": (("code_predictor_config", "rope_theta"), 100.0),
+    "another base of positions within a frame": (("code_predictor_config", "rope_theta"), 100.0),
     "another item before the first code": (("codec_bos_id",), None),
 }
 
@@ -363,7 +364,7 @@ async def test_a_talker_that_is_a_little_different_says_something_else(
     for step in path[:-1]:
         place = place[step]
     if value is None:
-        value = [reference.size.head_size // 2, 0, 0] if path[-1] == "mrope_section" else place[path[-1]] + 11
+        value = place[path[-1]] + 11
     place[path[-1]] = value
     (tmp_path / "config.json").write_text(json.dumps(whole))
     (tmp_path / "model.safetensors").symlink_to(reference.folder / "model.safetensors")

@@ -64,7 +64,7 @@ TEXT, EYES, EARS = (f"thinker_config.{part}_config" for part in ("text", "vision
         (f"{TEXT}.moe_intermediate_size", 0, "'moe_intermediate_size' is 0"),
         (f"{TEXT}.hidden_act", "gelu", "'hidden_act' is 'gelu', and only 'silu'"),
         (f"{TEXT}.rope_scaling", {"rope_type": "yarn", "mrope_section": [6, 5, 5]}, "'yarn'"),
-        (f"{TEXT}.rope_scaling", {"rope_type": "default", "mrope_section": [6, 5]}, "has 2 axes"),
+        (f"{TEXT}.rope_scaling", {"rope_type": "default", "mrope_section": [6, 5]}, "is [6, 5]: "),
         (f"{TEXT}.hidden_size", 161, "rows of the Thinker have 161"),
         (f"{EYES}.deepstack_visual_indexes", [0, 4], "layers from 0 to 3"),
         (f"{EYES}.deepstack_visual_indexes", [2, 0], "each one behind the one before"),

@@ -71,8 +71,8 @@ def rope_of(config: Config, *, axes: int = 0, usual: tuple[int, ...] = ()) -> Ro
     if not axes:
         return RopeConfig(theta)
     sections = usual if usual and not rope.has("mrope_section") else rope.values("mrope_section", int)
-    if len(sections) != axes:
-        raise BadCheckpoint(f"{config.place}: 'mrope_section' has {len(sections)} axes, and positions have {axes}")
+    if len(sections) != axes or min(sections) < 1:
+        raise BadCheckpoint(f"{config.place}: 'mrope_section' is {list(sections)}: it needs a number above 0 for each of {axes} axes")
     return RopeConfig(theta, sections)
 
 
