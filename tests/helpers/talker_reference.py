@@ -1,12 +1,12 @@
-"""A Talker of Qwen3-Omni with random weights, and what Transformers says with the same: by its own `generate`, and by a loop that computes
-all rows anew for each frame."""
+"""A Talker of Qwen3-Omni with random weights, and what Transformers says with the same: by its own `generate`, and by a loop
+(helpers/talker_loop.py)."""
 
 from __future__ import annotations
 
 import json
 import random
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,13 +17,13 @@ from safetensors.torch import save_file
 from transformers import LogitsProcessorList, RepetitionPenaltyLogitsProcessor
 from transformers.models.qwen3_omni_moe.configuration_qwen3_omni_moe import Qwen3OmniMoeTalkerConfig
 from transformers.models.qwen3_omni_moe.modeling_qwen3_omni_moe import (
-    Qwen3OmniMoeForConditionalGeneration,
     Qwen3OmniMoeTalkerForConditionalGeneration,
     _get_feat_extract_output_lengths,
 )
 
+from helpers.talker_loop import PENALTY, Given, Heard, Said, TalkerLoop
 from omnistage.models.interface import Rows
-from omnistage.models.tiny.qwen3_omni.talker import RESERVED, TalkerSize, config, published
+from omnistage.models.tiny.qwen3_omni.talker import TalkerSize, config, published
 
 TOKENS = 90
 """Of the Thinker."""
@@ -38,8 +38,6 @@ IDS = {
 }
 CHAT = (88, 89, 79)
 """Of the beginning of an answer."""
-
-PENALTY = 1.05
 
 TINY = TalkerSize()
 OTHER = TalkerSize(
@@ -96,17 +94,7 @@ class Asked:
     voice: str
 
 
-@dataclass(frozen=True, slots=True)
-class Said:
-    """frames: [n, groups]. logprobs: of the first codes, [n, items]. gaps: by how much each frame was better than the next best one, in
-    logits: the least of its codes."""
-
-    frames: list[tuple[int, ...]]
-    logprobs: torch.Tensor
-    gaps: list[float]
-
-
-class TalkerReference:
+class TalkerReference(TalkerLoop):
     """name: of a size in SIZES."""
 
     def __init__(self, name: str, seed: int, folder: Path) -> None:
@@ -187,46 +175,30 @@ class TalkerReference:
         )
         return places
 
-    def given(self, asked: Asked) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Rows up to the first token of the answer, what follows it, and what follows that for ever: [1, n, hidden] each, by the methods of
-        Transformers' whole model."""
+    def given_to(self, asked: Asked) -> Given:
+        """What Transformers gives its Talker."""
         values = {**self.whole, "talker_config": self.talker.config}
-        model: Any = SimpleNamespace(config=SimpleNamespace(**values), talker=self.talker)
-        whole: Any = Qwen3OmniMoeForConditionalGeneration
-        ids = torch.tensor([[*asked.ids, *CHAT, *asked.reply]])
-        embedded, start = self.embedding[ids], len(asked.ids)
-        hidden = torch.cat((asked.hidden, torch.zeros(ids.shape[1] - start, self.row_size)))[None]
-        is_medium = torch.isin(ids, torch.tensor([IDS[f"{kind}_token_id"] for kind in ("audio", "image", "video")]))
-        with torch.inference_mode():
-            special = self.embedding[[TTS[f"tts_{name}_token_id"] for name in ("bos", "eos", "pad")]][None]
-            bos, eos, pad = self.talker.text_projection(special).chunk(3, dim=1)
-            user = whole._get_talker_user_parts(model, 0, start, is_medium, hidden, embedded)
-            speaker = self.config["speaker_id"][asked.voice]
-            answer, _, trailing = whole._get_talker_assistant_parts(model, start, ids.shape[1] + 1, speaker, embedded, pad, bos, eos)
-        return torch.cat((user, answer), 1), trailing, pad
-
-    @property
-    def silent(self) -> list[int]:
-        """As Transformers suppresses them."""
-        size = self.config["text_config"]["vocab_size"]
-        return [item for item in range(size - RESERVED, size) if item != self.config["codec_eos_token_id"]]
+        model = SimpleNamespace(config=SimpleNamespace(**values), talker=self.talker)
+        is_medium = torch.isin(torch.tensor([asked.ids]), torch.tensor([IDS[f"{kind}_token_id"] for kind in ("audio", "image", "video")]))
+        heard = Heard(asked.hidden[None], self.embedding[asked.ids][None], is_medium)
+        special = self.embedding[[TTS[f"tts_{name}_token_id"] for name in ("bos", "eos", "pad")]][None]
+        return self.given(model, heard, self.embedding[[*CHAT, *asked.reply]][None], special, asked.voice, self.positions(asked))
 
     def generated(self, asked: Asked, count: int) -> list[tuple[int, ...]]:
         """The greedy frames of Transformers' `generate` with so many new tokens."""
-        x, trailing, pad = self.given(asked)
-        talker = self.talker
+        given, talker = self.given_to(asked), self.talker
         talker.rope_deltas = None
         ids = torch.tensor([[*asked.ids, *[TTS["tts_pad_token_id"]] * 9]])
         with torch.inference_mode():
             made = talker.generate(
-                inputs_embeds=x,
-                trailing_text_hidden=trailing,
-                tts_pad_embed=pad,
+                inputs_embeds=given.rows,
+                trailing_text_hidden=given.behind,
+                tts_pad_embed=given.pad,
                 talker_input_ids=ids,
                 attention_mask=torch.ones_like(ids),
                 max_new_tokens=count,
                 do_sample=False,
-                eos_token_id=self.config["codec_eos_token_id"],
+                eos_token_id=self.end,
                 logits_processor=LogitsProcessorList([RepetitionPenaltyLogitsProcessor(PENALTY)]),
                 suppress_tokens=self.silent,
                 output_hidden_states=True,
@@ -236,55 +208,8 @@ class TalkerReference:
         return [tuple(step[-1][0].tolist()) for step in made.hidden_states if step[-1] is not None]
 
     def spoken(self, asked: Asked, count: int) -> Said:
-        """So many greedy frames, unless speech ends before. Every step computes all rows again."""
-        talker, said, logprobs = self.talker, Said([], torch.zeros(0), []), list[torch.Tensor]()
-        x, trailing, pad = self.given(asked)
-        places, penalty = self.positions(asked), RepetitionPenaltyLogitsProcessor(PENALTY)
-        banned, first = self.silent, torch.zeros(1, 0, dtype=torch.int64)
-        while len(said.frames) < count:
-            with torch.inference_mode():
-                hidden = talker.model(inputs_embeds=x, position_ids=places).last_hidden_state[:, -1:]
-                logits = talker.codec_head(hidden[:, -1]).float()
-            scores = penalty(first, logits.clone())[0]
-            scores[banned] = -torch.inf
-            code = int(scores.argmax())
-            if code == self.config["codec_eos_token_id"]:
-                break
-            logprobs.append(logits[0].log_softmax(-1))
-            frame, row, gap = self._frame(hidden, code)
-            best, second = scores.topk(2).values.tolist()
-            said.frames.append(frame)
-            said.gaps.append(min(best - second, gap))
-            first = torch.cat((first, torch.tensor([[code]])), 1)
-            step = len(said.frames) - 1
-            x = torch.cat((x, row + (trailing[:, step : step + 1] if step < trailing.shape[1] else pad)), 1)
-            places = torch.cat((places, places.max().expand(3, 1, 1) + 1), 2)
-        return replace(said, logprobs=torch.stack(logprobs))
-
-    def _frame(self, hidden: torch.Tensor, code: int) -> tuple[tuple[int, ...], torch.Tensor, float]:
-        """All codes of a frame, the sum of their embeddings, and the least gap."""
-        predictor, embedded, codes, gaps = (
-            self.talker.code_predictor,
-            [self.talker.get_input_embeddings()(torch.tensor([[code]]))],
-            [code],
-            [],
-        )
-        with torch.inference_mode():
-            for codebook in range(self.size.groups - 1):
-                logits = self.frame_logits(hidden, embedded, codebook)
-                best, second = logits.topk(2).values.tolist()
-                gaps.append(best - second)
-                codes.append(int(logits.argmax()))
-                embedded.append(predictor.get_input_embeddings()[codebook](torch.tensor([[codes[-1]]])))
-        return tuple(codes), torch.cat(embedded, 1).sum(1, keepdim=True), min(gaps)
-
-    def frame_logits(self, hidden: torch.Tensor, embedded: Sequence[torch.Tensor], codebook: int) -> torch.Tensor:
-        """Of one codebook behind the first one, counted from 0: all rows of the frame again."""
-        predictor = self.talker.code_predictor
-        with torch.inference_mode():
-            last = predictor.model(inputs_embeds=torch.cat([hidden, *embedded], 1)).last_hidden_state[0, -1]
-            logits: torch.Tensor = predictor.lm_head[codebook](last)
-        return logits
+        """See TalkerLoop.said."""
+        return self.said(self.given_to(asked), count)
 
 
 def _sound_rows(frames: int) -> int:

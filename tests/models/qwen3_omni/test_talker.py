@@ -20,7 +20,8 @@ import torch
 
 from helpers import lengths
 from helpers.speaking import RowInputs
-from helpers.talker_reference import CHAT, PENALTY, SIZES, TTS, Asked, TalkerReference
+from helpers.talker_loop import PENALTY
+from helpers.talker_reference import CHAT, SIZES, TTS, Asked, TalkerReference
 from helpers.waiting import until
 from omnistage.engine.request import Given, Prompt, SequenceRequest
 from omnistage.models.common.checkpoint import BadCheckpoint
