@@ -41,13 +41,13 @@ def last_rows(materials: Materials) -> Tap:
 
 @dataclass(frozen=True)
 class Toy:
-    """plan: how its weights are cut for ranks. cut: what else is cut. prompt: one of so many tokens."""
+    """plan: how its weights are cut for ranks. cut: what of it, see `config_of_part`. prompt: one of so many tokens."""
 
     config: DecoderConfig
     parts: DecoderParts
     shapes: dict[str, tuple[int, ...]]
     plan: dict[str, str]
-    cut: dict[str, int]
+    cut: dict[str, int] | None
     prompt: Callable[[int, random.Random], Prompt]
 
     def weights(self, seed: int, dtype: torch.dtype = torch.float32) -> dict[str, torch.Tensor]:
@@ -189,7 +189,7 @@ TOYS = {
         HEADS
         | {f"layers.*.encoder_attn.{name}_proj": "colwise" for name in "qkv"}
         | {"layers.*.encoder_attn.o_proj": "rowwise", "layers.*.fc1": "colwise", "layers.*.fc2": "rowwise"},
-        {},
+        None,
         crossing_prompt,
     ),
     "experts": Toy(
@@ -204,9 +204,9 @@ TOYS = {
         mixed_shapes(),
         HEADS
         | {
-            "layers.*.mlp.experts.gate_up_proj": "packed_colwise",
-            "layers.*.mlp.experts.down_proj": "rowwise",
-            "layers.*.mlp.experts": "moe_tp_experts",
+            "layers.*.mlp.experts.gate_up_proj": "grouped_gemm",
+            "layers.*.mlp.experts.down_proj": "grouped_gemm",
+            "layers.*.mlp.experts": "ep_dispatch_experts",
             "layers.*.mlp.shared_expert.gate_proj": "colwise",
             "layers.*.mlp.shared_expert.up_proj": "colwise",
             "layers.*.mlp.shared_expert.down_proj": "rowwise",

@@ -193,13 +193,13 @@ async def test_ranks_of_other_parts_say_what_one_says_and_a_row_does_not_depend_
 
 @pytest.mark.parametrize("name", TOYS)
 def test_parts_of_other_layers_are_the_whole(name: str, seed: int) -> None:
-    """Each expert is cut as the plan cuts all together; routers, norms and positions are whole."""
+    """The shared expert is cut, the others are not; routers, norms and positions are whole."""
     toy = TOYS[name]
     whole = toy.weights(seed)
     parts = [weights_of_part(whole.get, toy.plan, Distributed(rank, 2)) for rank in range(2)]
     for weight, value in whole.items():
         mine = [found for part in parts if (found := part(weight)) is not None]
-        if any(part in weight for part in ("norm", ".gate.", "shared_expert_gate", "embed_")):
+        if any(part in weight for part in ("norm", ".gate.", "shared_expert_gate", "embed_", ".experts.")):
             assert all(torch.equal(part, value) for part in mine) and len(mine) == 2
         elif value.ndim == 1 and any(part in weight for part in ("o_proj", "fc2")):
             assert len(mine) == 1 and mine[0] is value
@@ -252,12 +252,8 @@ def test_a_size_that_does_not_divide_is_refused(size: int, able: str) -> None:
     [
         ({"layers.*.mlp": "moe_tp_experts"}, r"the plan cuts layers\.\*\.mlp 'moe_tp_experts', which is not known here"),
         ({"layers.*.mlp.gate_up_proj": "packed_colwise"}, "gate_up_proj 'packed_colwise', which is not known here"),
-        (
-            {"layers.*.mlp.experts.gate_up_proj": "grouped_gemm", "layers.*.mlp.experts": "ep_dispatch_experts"},
-            "experts.gate_up_proj 'grouped_gemm', which is not known here",
-        ),
     ],
-    ids=["no weights of experts", "packed beside experts", "whole experts"],
+    ids=["columns of experts", "packed"],
 )
 def test_a_plan_that_cuts_in_another_way_is_refused(plan: dict[str, str], told: str) -> None:
     with pytest.raises(LoadError, match=told):
@@ -265,9 +261,12 @@ def test_a_plan_that_cuts_in_another_way_is_refused(plan: dict[str, str], told: 
 
 
 def test_experts_that_cannot_be_cut_are_told() -> None:
-    told = "does not divide .* 44 columns of the shared expert of this model; it can be 1 or 2"
+    """The shared one: of the others a rank has some, whole, and another one more."""
+    told = "does not divide .* 44 columns of the shared expert, 218 tokens of this model; it can be 1 or 2"
     with pytest.raises(LoadError, match=f"tensor_parallel_size 3: {told}"):
-        config_of_part(MIXED, 3, {**EXPERTS.cut, "columns of an expert": 36})
+        config_of_part(MIXED, 3, EXPERTS.cut)
+    ranks = [EXPERTS.of_rank(Distributed(rank, 3)) for rank in range(3)]
+    assert [len(experts) for experts in ranks] == [3, 2, 2] and sorted(expert for experts in ranks for expert in experts) == list(range(7))
 
 
 def test_ranks_of_gpus_have_one_each() -> None:

@@ -2,7 +2,8 @@
 
 The rows of an expert are gathered and go through its products as any other rows do, in exact numbers of rows (`engine.linear`); then they
 are added to their places, expert by expert in order. So the bits of a row do not depend on which rows chose the same expert. A step costs
-two products for each expert that some row chose: padding chooses none.
+two products for each expert that some row chose: padding chooses none. Of several ranks each has some of the experts, and those whole: a
+rank adds up what its own make of the rows, and the ranks add up their sums.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import torch.nn.functional as functional
 
 from omnistage.engine.adapter import StepRows
 from omnistage.engine.feed_forward import FeedForward, by_rows, gated_product
+from omnistage.engine.group import Group
 from omnistage.engine.materials import Materials
 
 _GATES = 32
@@ -24,8 +26,8 @@ _GATES = 32
 
 @dataclass(frozen=True, slots=True)
 class ExpertSizes:
-    """experts: how many there are. chosen: how many a row is given to. size: columns of an expert in all ranks together. normalized: the
-    weights of the chosen ones add up to 1. shared: columns of an expert that every row is given to, weighed by a gate of its own; 0: there
+    """experts: how many there are. chosen: how many a row is given to. size: columns of an expert. normalized: the weights of the chosen
+    ones add up to 1. shared: columns, in all ranks together, of an expert that every row is given to, weighed by a gate of its own; 0: there
     is none."""
 
     experts: int
@@ -36,12 +38,16 @@ class ExpertSizes:
 
     @property
     def cut(self) -> dict[str, int]:
-        """What is divided among ranks: for `config_of_part`."""
-        return {"columns of an expert": self.size, **({"columns of the shared expert": self.shared} if self.shared else {})}
+        """What must divide evenly among ranks: for `config_of_part`. Experts need not: one rank may have one more than another."""
+        return {"columns of the shared expert": self.shared} if self.shared else {}
+
+    def of_rank(self, group: Group) -> range:
+        """The experts of a rank, in turns."""
+        return range(group.rank, self.experts, group.size)
 
 
 def experts(sizes: ExpertSizes) -> Callable[[Materials, int], FeedForward]:
-    """Builds the experts of a layer. Each rank has a part of the columns of every expert, and the whole router."""
+    """Builds the experts of a layer. Each rank has some of them, its columns of the shared one, and the whole router."""
     if not 0 < sizes.chosen <= sizes.experts:
         raise ValueError(f"a row cannot be given to {sizes.chosen} of {sizes.experts} experts")
     return lambda materials, layer: Experts(materials, f"layers.{layer}.mlp", sizes)
@@ -55,9 +61,9 @@ class Experts:
         hidden, ranks = materials.config.hidden_size, materials.group.size
         self._sizes, self._group = sizes, materials.group
         self._router = materials.fused(prefix, {"gate": sizes.experts}, hidden)
-        self._experts = tuple(
-            gated_product(materials, f"{prefix}.experts.{expert}", sizes.size // ranks) for expert in range(sizes.experts)
-        )
+        self._experts = {
+            expert: gated_product(materials, f"{prefix}.experts.{expert}", sizes.size) for expert in sizes.of_rank(materials.group)
+        }
         if sizes.shared:
             self._shared = gated_product(materials, f"{prefix}.shared_expert", sizes.shared // ranks)
             gate = materials.need(f"{prefix}.shared_expert_gate.weight", (1, hidden))
@@ -66,7 +72,7 @@ class Experts:
     def __call__(self, rows: StepRows, x: torch.Tensor) -> torch.Tensor:
         weights, chosen = self._route(x[: len(x) - rows.padding])
         total = torch.zeros_like(x)
-        for expert in sorted(set(chosen.flatten().tolist())):
+        for expert in sorted(self._experts.keys() & chosen.flatten().tolist()):
             which, places = (chosen == expert).nonzero(as_tuple=True)
             # No row is there twice, so each place of the sum is written once.
             total.index_add_(0, which, self._experts[expert](x[which]) * weights[which, places, None])

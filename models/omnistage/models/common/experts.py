@@ -18,8 +18,8 @@ def expert_of_all(weights: Weights, name: str) -> torch.Tensor | None:
     if not found or not number.isdigit() or part not in _PARTS:
         return None
     together, half = _PARTS[part]
-    whole = weights.read(f"{module}.experts.{together}")
-    if whole is None or whole.ndim != 3 or int(number) >= len(whole):
+    stored = weights.header.get(every := f"{module}.experts.{together}")
+    if stored is None or len(stored.shape) != 3 or int(number) >= stored.shape[0]:
         return None
-    expert = whole[int(number)]
-    return expert if half is None else expert.tensor_split(2)[half]
+    expert = weights.read(every, int(number))
+    return expert if half is None or expert is None else expert.tensor_split(2)[half]

@@ -22,39 +22,34 @@ _ROWS = "rowwise"
 _WHOLE = "replicated"
 """How the style begins of a weight that every rank has."""
 
-_EXPERTS = "moe_tp_experts"
-"""The style of experts of which each rank has a part of the columns."""
-
-_OF_EXPERTS = {"gate_up_proj": ("packed_colwise", ("gate_proj", "up_proj"), "colwise"), "down_proj": (_ROWS, ("down_proj",), _ROWS)}
-"""What Transformers calls the weights of all experts together: how a plan cuts them, what each expert's are called in a checkpoint and in
-`engine.experts`, and how these are cut."""
+_EXPERTS = ("grouped_gemm", "ep_dispatch_experts")
+"""The styles of experts of which each rank has some, whole: `engine.experts` asks for no others."""
 
 
 def config_of_part(config: DecoderConfig, size: int, others: Mapping[str, int] | None = None) -> DecoderConfig:
-    """Of one of `size` ranks. others: what else is cut, such as the columns of an expert, by the words for it. Raises LoadError for a
-    decoder that cannot be cut into so many equal parts."""
+    """Of one of `size` ranks. others: what is cut, by the words for it, of a decoder with experts; None: it has none, but an FFN whose
+    columns are cut. Raises LoadError for a decoder that cannot be cut into so many equal parts."""
     if size < 1:
         raise LoadError(f"tensor_parallel_size {size}: there is at least one rank")
     cut = {
         "query heads": config.query_heads,
         "heads of keys and values": config.kv_heads,
-        "FFN columns": config.ffn_size,
+        **({"FFN columns": config.ffn_size} if others is None else others),
         "tokens": config.vocab_size,
-        **(others or {}),
     }
     if any(count % size for count in cut.values()):
         most = math.gcd(*cut.values())
         able = [str(number) for number in range(1, most + 1) if most % number == 0]
         told = ", ".join(f"{count} {name}" for name, count in cut.items())
         raise LoadError(f"tensor_parallel_size {size}: does not divide {told} of this model; it can be {' or '.join(able)}")
-    return replace(config, query_heads=config.query_heads // size, kv_heads=config.kv_heads // size, ffn_size=config.ffn_size // size)
+    ffn_size = config.ffn_size // size if others is None else config.ffn_size
+    return replace(config, query_heads=config.query_heads // size, kv_heads=config.kv_heads // size, ffn_size=ffn_size)
 
 
 def weights_of_part(weight: Callable[[str], torch.Tensor | None], plan: Plan, group: Group) -> Callable[[str], torch.Tensor | None]:
     """The weights of a decoder by name, those that the plan names cut for a rank. Raises LoadError for a plan that says more than this."""
-    plan = _of_each_expert(plan)
     for pattern, style in plan.items():
-        if style not in (*_COLUMNS, _ROWS) and not style.startswith(_WHOLE):
+        if style not in (*_COLUMNS, _ROWS, *_EXPERTS) and not style.startswith(_WHOLE):
             raise LoadError(f"tensor_parallel_size {group.size}: the plan cuts {pattern} {style!r}, which is not known here")
 
     def part(name: str) -> torch.Tensor | None:
@@ -62,7 +57,7 @@ def weights_of_part(weight: Callable[[str], torch.Tensor | None], plan: Plan, gr
         if found is None and name == LM_HEAD:
             found = weight(EMBEDDING)  # The logits use it, and each rank has some of the tokens.
         style = next((style for pattern, style in plan.items() if fnmatchcase(name.rpartition(".")[0], pattern)), None)
-        if found is None or style is None or style.startswith(_WHOLE):
+        if found is None or style is None or style in _EXPERTS or style.startswith(_WHOLE):
             return found
         if style in _COLUMNS:
             return found.tensor_split(group.size, 0)[group.rank].clone()  # A view would hold all of it.
@@ -71,16 +66,3 @@ def weights_of_part(weight: Callable[[str], torch.Tensor | None], plan: Plan, gr
         return found if group.rank == 0 else None  # A bias is added once.
 
     return part
-
-
-def _of_each_expert(plan: Plan) -> Plan:
-    """The plan with the names of each expert's weights, where it cuts the columns of experts."""
-    parts: dict[str, str] = {}
-    for pattern, style in plan.items():
-        module, _, name = pattern.rpartition(".")
-        known, names, each = _OF_EXPERTS.get(name, ("", (), ""))
-        if plan.get(module) == _EXPERTS and style == known:
-            parts |= {f"{module}.*.{part}": each for part in names}
-        elif style != _EXPERTS or not any(other.startswith(f"{pattern}.") for other in plan):
-            parts[pattern] = style
-    return parts

@@ -49,7 +49,7 @@ class Weights:
         self._stored: Mapping[str, _Place] = {}
         self.header: Mapping[str, Stored] = {}
         """Of all weights but those of other parts."""
-        self._read: set[str] = set()
+        self._checked: set[tuple[str, int | None]] = set()
 
     def __enter__(self) -> Weights:
         """Raises BadCheckpoint for a file that is missing or damaged, for an index that does not fit its shards, and for weights that are
@@ -70,18 +70,19 @@ class Weights:
     def names(self) -> frozenset[str]:
         return frozenset(self._stored)
 
-    def read(self, name: str) -> torch.Tensor | None:
-        """The weight of a name, None where there is none. Raises BadCheckpoint for one that is damaged, or that cannot be computed with."""
+    def read(self, name: str, index: int | None = None) -> torch.Tensor | None:
+        """The weight of a name, None where there is none. index: of a weight of several, such as that of all experts, this one alone. Raises
+        BadCheckpoint for one that is damaged, or that cannot be computed with."""
         if name not in self._stored:
             return None
         path, shard, stored = self._place(name)
         with _told(path):
-            tensor: torch.Tensor = shard.get_tensor(stored)  # type: ignore[no-untyped-call]
+            tensor: torch.Tensor = shard.get_tensor(stored) if index is None else shard.get_slice(stored)[index]  # type: ignore[no-untyped-call]
         if not tensor.is_floating_point():
             raise BadCheckpoint(f"{path}: {name} is of {tensor.dtype}, which is no type of a weight")
-        if name not in self._read:  # Once: all are read again where the first way to multiply is refused.
+        if (name, index) not in self._checked:  # Once: all are read again where the first way to multiply is refused.
             check_finite(tensor, name, path, self._computed)
-            self._read.add(name)
+            self._checked.add((name, index))
         return tensor
 
     def _place(self, name: str) -> tuple[Path, safe_open, str]:
@@ -107,7 +108,7 @@ class Weights:
 
     def check_read(self) -> None:
         """Raises BadCheckpoint for a weight that nobody has read: the model would be another one without it."""
-        self._check_unexpected(self.header.keys() - self._read)
+        self._check_unexpected(self.header.keys() - {name for name, _ in self._checked})
 
     def check_shape(self, name: str, shape: tuple[int, ...]) -> None:
         """Raises BadCheckpoint for a weight that is missing or misshapen. Reads none of it: what is built by these sizes is not yet."""

@@ -119,7 +119,8 @@ def _decoder(weights: Weights, config: ThinkerConfig, dtype: torch.dtype, device
     )
     if group.size == 1:
         return PackedDecoder(config.text, weight, parts)
-    plan = {**Qwen3OmniMoeTextConfig.base_model_tp_plan, **HEAD_PLAN}
+    words = Qwen3OmniMoeTextConfig
+    plan = {**words.base_model_tp_plan, **words.base_model_ep_plan, **HEAD_PLAN}  # The second says it of whole experts.
     part = config_of_part(config.text, group.size, config.experts.cut)
     return PackedDecoder(part, weights_of_part(weight, plan, group), parts, group)
 
