@@ -1,13 +1,31 @@
-"""The weights of one expert in a checkpoint that has those of all experts of a layer together, as Transformers 5 computes with them."""
+"""The weights of experts in a checkpoint: of each one by itself, as they are published, or of all experts of a layer together, as
+Transformers 5 computes with them."""
 
 from __future__ import annotations
 
 import torch
 
+from omnistage.engine.experts import ExpertSizes
+from omnistage.engine.group import ALONE, Group
 from omnistage.models.common.weights import Weights
 
 _PARTS = {"gate_proj.weight": ("gate_up_proj", 0), "up_proj.weight": ("gate_up_proj", 1), "down_proj.weight": ("down_proj", None)}
 """What holds a weight of an expert, and which half of its columns it is."""
+
+
+def check_experts(weights: Weights, mlp: str, sizes: ExpertSizes, hidden: int, group: Group = ALONE) -> None:
+    """Raises BadCheckpoint for an expert of a layer that is missing or misshapen, whichever rank reads it. mlp: how the names of its weights
+    begin. Of experts that are stored together each is read by its number: one too many would not be missed."""
+    shapes = {name: (sizes.size, hidden) for name in ("gate_proj.weight", "up_proj.weight")} | {"down_proj.weight": (hidden, sizes.size)}
+    for part, (rows, columns) in shapes.items():
+        together, half = _PARTS[part]
+        if (every := f"{mlp}.experts.{together}") in weights.header:
+            weights.check_shape(every, (sizes.experts, rows if half is None else 2 * rows, columns))
+            continue
+        for expert in range(sizes.experts):
+            weights.check_shape(f"{mlp}.experts.{expert}.{part}", (rows, columns))
+        others = set(range(sizes.experts)).difference(sizes.of_rank(group))
+        weights.leave(f"{mlp}.experts.{expert}.{part}" for expert in others)
 
 
 def expert_of_all(weights: Weights, name: str) -> torch.Tensor | None:

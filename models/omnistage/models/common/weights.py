@@ -50,6 +50,7 @@ class Weights:
         self.header: Mapping[str, Stored] = {}
         """Of all weights but those of other parts."""
         self._checked: set[tuple[str, int | None]] = set()
+        self._left: set[str] = set()
 
     def __enter__(self) -> Weights:
         """Raises BadCheckpoint for a file that is missing or damaged, for an index that does not fit its shards, and for weights that are
@@ -107,8 +108,12 @@ class Weights:
             return _alone(path, stored, tensor)
 
     def check_read(self) -> None:
-        """Raises BadCheckpoint for a weight that nobody has read: the model would be another one without it."""
-        self._check_unexpected(self.header.keys() - {name for name, _ in self._checked})
+        """Raises BadCheckpoint for a weight that nobody has read or left to others: the model would be another one without it."""
+        self._check_unexpected(self.header.keys() - {name for name, _ in self._checked} - self._left)
+
+    def leave(self, names: Iterable[str]) -> None:
+        """Weights that another process reads of the same files."""
+        self._left.update(names)
 
     def check_shape(self, name: str, shape: tuple[int, ...]) -> None:
         """Raises BadCheckpoint for a weight that is missing or misshapen. Reads none of it: what is built by these sizes is not yet."""

@@ -20,6 +20,7 @@ from omnistage.engine.tap import embedding_or_hidden
 from omnistage.models.common.checkpoint import BadCheckpoint
 from omnistage.models.common.encoders.starting import Parts, Preparation, Ready, encoders_built, needed
 from omnistage.models.common.engine_model import chosen_dtype, decoder_weights
+from omnistage.models.common.experts import check_experts
 from omnistage.models.common.slices import config_of_part, weights_of_part
 from omnistage.models.common.team import Team, options_of
 from omnistage.models.common.weights import Weights
@@ -85,7 +86,7 @@ def read_parts(folder: Path, config: ThinkerConfig, dtype: torch.dtype, device: 
     """Of a rank: its part of the decoder, and all of the encoders. Raises BadCheckpoint for a weight that is missing, or that nobody reads;
     ValueError for an ill-shaped one."""
     with Weights(folder, _OTHERS, RENAMED, computed=dtype) as weights:
-        _check_shapes(weights, config)
+        _check_shapes(weights, config, group)
         decoder = _decoder(weights, config, dtype, device, group)
         (vision, audio), products = encoders_built(partial(_encoders, weights, config, dtype, device), dtype, device)
         weights.check_read()
@@ -125,7 +126,7 @@ def _decoder(weights: Weights, config: ThinkerConfig, dtype: torch.dtype, device
     return PackedDecoder(part, weights_of_part(weight, plan, group), parts, group)
 
 
-def _check_shapes(weights: Weights, config: ThinkerConfig) -> None:
+def _check_shapes(weights: Weights, config: ThinkerConfig, group: Group) -> None:
     """Raises BadCheckpoint for sizes of the encoders and experts that are not those of their weights: what is built and tried follows from
     them."""
     eyes, ears, text = config.vision, config.audio, config.text
@@ -144,13 +145,8 @@ def _check_shapes(weights: Weights, config: ThinkerConfig) -> None:
         f"{_PREFIX}audio_tower.proj2.weight": (ears.output_size, ears.hidden_size),
     }.items():
         weights.check_shape(name, shape)
-    count, size = config.experts.experts, config.experts.size
-    together = {"gate_up_proj": (count, 2 * size, text.hidden_size), "down_proj": (count, text.hidden_size, size)}
     for layer in range(text.layers):
-        for part, shape in together.items():
-            # Of experts that are stored together each is read by its number: one too many would not be missed.
-            if (name := f"{_PREFIX}model.layers.{layer}.mlp.experts.{part}") in weights.header:
-                weights.check_shape(name, shape)
+        check_experts(weights, f"{_PREFIX}model.layers.{layer}.mlp", config.experts, text.hidden_size, group)
 
 
 def _encoders(

@@ -21,6 +21,7 @@ from omnistage.engine.norm import head_rms_norm
 from omnistage.engine.rope import interleaved, rotary
 from omnistage.models.common.checkpoint import BadCheckpoint, name_of
 from omnistage.models.common.engine_model import Logits, Started, chosen_dtype, decoder_weights, limits_of
+from omnistage.models.common.experts import check_experts
 from omnistage.models.common.revision import computed
 from omnistage.models.common.speech.talker import AddedRows, cache_of_rows
 from omnistage.models.common.weights import Weights
@@ -131,6 +132,8 @@ def read_parts(weights: Weights, config: TalkerConfig, dtype: torch.dtype, devic
 def _decoder(weights: Weights, config: TalkerConfig, first: torch.Tensor, further: torch.Tensor) -> PackedDecoder:
     """first: embeddings of its items, those of rows without one are zeros. further: of the codes of the other codebooks."""
     dtype, device = first.dtype, first.device
+    for layer in range(config.decoder.layers):
+        check_experts(weights, f"{_PREFIX}model.layers.{layer}.mlp", config.experts, config.decoder.hidden_size)
     stored = decoder_weights(weights, dtype, device, prefix=f"{_PREFIX}model.", head=f"{_PREFIX}codec_head.weight")
 
     def weight(name: str) -> torch.Tensor | None:
