@@ -1,4 +1,6 @@
-"""A Thinker of two ranks as a real stage: one rank that ends or stops ends all of it, and its answers go on elsewhere."""
+"""A Thinker of two ranks as a real stage: one rank that ends or stops ends all of it, and its answers go on elsewhere.
+
+Of one of the families, which the seed of the run says."""
 
 from __future__ import annotations
 
@@ -15,6 +17,7 @@ from helpers.ask import ask
 from helpers.disturbed import Step, ask_through, disturbed, holder, text_chunks
 from helpers.fleet import Fleet, fleet
 from helpers.processes import wait_end
+from helpers.randomness import SEED
 from helpers.servers import omni_stub
 from omnistage.v1 import omni_pb2, stage_pb2
 
@@ -22,18 +25,21 @@ pytestmark = pytest.mark.slow
 
 END_S = 20.0
 BLOWS = {"killed": signal.SIGKILL, "stopped": signal.SIGSTOP}
+FAMILIES = {"qwen2_5_omni": "omni_checkpoint", "qwen3_omni": "qwen3_checkpoint"}
 DRAWN = stage_pb2.Sampling(temperature=1, top_p=0.9)
 
 
 @pytest.fixture(scope="module")
-def house(tmp_path_factory: pytest.TempPathFactory, omni_checkpoint: Path) -> Iterator[Fleet]:
+def house(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[Fleet]:
+    family = lengths.draw("", FAMILIES, int(os.environ[SEED]))
+    checkpoint: Path = request.getfixturevalue(FAMILIES[family])
     with fleet(
         tmp_path_factory.mktemp("house"),
         kinds=("thinker",),
-        pipeline="qwen2_5_omni-text",
-        family="qwen2_5_omni",
+        pipeline=f"{family}-text",
+        family=family,
         # Each step waits for both ranks: beside other work an answer takes longer than toys are given to end.
-        stage_args=["--checkpoint", str(omni_checkpoint), "--dtype", "float32", "--tensor-parallel-size", "2", "--grace", "20"],
+        stage_args=["--checkpoint", str(checkpoint), "--dtype", "float32", "--tensor-parallel-size", "2", "--grace", "20"],
     ) as running:
         yield running
 

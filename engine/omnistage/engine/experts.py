@@ -27,8 +27,8 @@ _GATES = 32
 @dataclass(frozen=True, slots=True)
 class ExpertSizes:
     """experts: how many there are. chosen: how many a row is given to. size: columns of an expert. normalized: the weights of the chosen
-    ones add up to 1. shared: columns, in all ranks together, of an expert that every row is given to, weighed by a gate of its own; 0: there
-    is none."""
+    ones add up to 1. shared: columns, in all ranks together, of an expert that every row is given to, weighed by a gate of its own; 0:
+    there is none."""
 
     experts: int
     chosen: int

@@ -338,6 +338,21 @@ def test_a_weight_that_is_missing_is_named(reference: TalkerReference, tmp_path:
         load(tmp_path)
 
 
+def test_an_expert_of_another_shape_is_named(reference: TalkerReference, tmp_path: Path) -> None:
+    """Of all together too: one too many would not be missed."""
+    name = "talker.model.layers.1.mlp.experts.2.up_proj.weight"
+    (tmp_path / "config.json").symlink_to(reference.folder / "config.json")
+    weights = published(reference.talker.state_dict())
+    reference.save({**weights, name: weights[name][1:].clone()}, tmp_path)
+    with pytest.raises(BadCheckpoint, match=rf"{re.escape(name)} is \[.*, and by config\.json it is"):
+        load(tmp_path)
+    weights = {f"talker.{name}": value for name, value in reference.talker.state_dict().items()}
+    name = "talker.model.layers.1.mlp.experts.down_proj"
+    reference.save({**weights, name: torch.cat([weights[name], weights[name][:1]])}, tmp_path)
+    with pytest.raises(BadCheckpoint, match=rf"{re.escape(name)} is \[.*, and by config\.json it is"):
+        load(tmp_path)
+
+
 def test_a_weight_that_nobody_reads_is_named(reference: TalkerReference, tmp_path: Path) -> None:
     (tmp_path / "config.json").symlink_to(reference.folder / "config.json")
     extra = {"talker.model.layers.0.mlp.experts.99.up_proj.weight": torch.zeros(2, 2)}

@@ -16,13 +16,15 @@ from safetensors.torch import load_file, save_file
 from helpers.qwen3_checkpoint import Weights, change_weights, changed
 from helpers.qwen3_reference import Qwen3Reference
 from omnistage.engine.attention import chosen
+from omnistage.engine.group import ALONE, Distributed
 from omnistage.engine.results import fixed_results
+from omnistage.models.common.checkpoint import BadCheckpoint
 from omnistage.models.common.encoders.pictures import read_pictures
 from omnistage.models.common.encoders.starting import encoded_rows
 from omnistage.models.errors import LoadError
 from omnistage.models.options import LoadOptions
 from omnistage.models.qwen3_omni.config import read_thinker_config
-from omnistage.models.qwen3_omni.loading import load_thinker, read_parts
+from omnistage.models.qwen3_omni.loading import load_thinker, read_decoder, read_parts
 from omnistage.models.registry import load, recognise
 
 ATTENTION = "thinker.model.layers.0.self_attn.q_proj.weight"
@@ -102,9 +104,9 @@ def test_a_weight_that_is_missing_misshapen_or_that_nobody_reads_is_named(copied
         return how
 
     change_weights(copied, without(EXPERT))
-    assert EXPERT.removeprefix("thinker.model.") in refused(copied)
+    assert f"lacks the weight {EXPERT}" in refused(copied)
     _change_one(copied, {EXPERT: taken[EXPERT][1:]})
-    assert "[79, 160]" in refused(copied)
+    assert f"{EXPERT} is [79, 160], and by config.json it is [80, 160]" in refused(copied)
     _change_one(copied, {EXPERT: taken[EXPERT], EXPERT.replace(".3.", ".10."): taken[EXPERT].clone()})
     assert f"1 weights that this model does not, the first is {EXPERT.replace('.3.', '.10.')}" in refused(copied)
 
@@ -153,6 +155,38 @@ def test_a_head_that_is_there_is_used_though_the_config_ties_it(copied: Path, qw
     """As Transformers 5 does it, and as it says itself."""
     change(copied / "config.json", lambda values: values["thinker_config"].update(tie_word_embeddings=True))
     assert all(map(torch.equal, results(copied), results(qwen3_checkpoint)))
+
+
+@pytest.mark.parametrize("layout", [lambda weights: weights, together], ids=["one by one", "together"])
+def test_a_rank_reads_no_experts_but_its_own(copied: Path, layout: Callable[[Weights], Weights]) -> None:
+    """Those of the second rank are damaged, which only that one notices, and whoever has all of them."""
+    options, config = LoadOptions(path=copied, dtype="float32"), read_thinker_config(copied)
+    first, second = (Distributed(rank, 2) for rank in range(2))
+
+    def damaged(weights: Weights) -> Weights:
+        for name in weights:
+            if (
+                name.startswith("thinker.model.layers.")
+                and ".experts." in name
+                and int(name.split(".")[6]) in config.experts.of_rank(second)
+            ):
+                weights[name] = torch.full_like(weights[name], torch.nan)
+        return layout(weights)
+
+    change_weights(copied, damaged)
+    read_decoder(copied, options, first)
+    read_parts(copied, config, torch.float32, torch.device("cpu"), first)
+    for group in (second, ALONE):
+        with pytest.raises(BadCheckpoint, match=r"experts.*has numbers that are not finite"):
+            read_decoder(copied, options, group)
+
+
+def test_the_first_rank_misses_experts_of_the_others(copied: Path) -> None:
+    change_weights(copied, lambda weights: {name: value for name, value in weights.items() if name != EXPERT})
+    config, group = read_thinker_config(copied), Distributed(0, 2)
+    assert 3 not in config.experts.of_rank(group)
+    with pytest.raises(BadCheckpoint, match=f"lacks the weight {EXPERT}"):
+        read_parts(copied, config, torch.float32, torch.device("cpu"), group)
 
 
 def test_what_transformers_saves_is_read(qwen3_checkpoint: Path, tmp_path: Path) -> None:

@@ -14,9 +14,9 @@ _PARTS = {"gate_proj.weight": ("gate_up_proj", 0), "up_proj.weight": ("gate_up_p
 
 
 def check_experts(weights: Weights, mlp: str, sizes: ExpertSizes, hidden: int, group: Group = ALONE) -> None:
-    """Raises BadCheckpoint for an expert of a layer that is missing or misshapen, whichever rank reads it. mlp: how the names of its weights
-    begin. Of experts that are stored together each is read by its number: one too many would not be missed."""
-    shapes = {name: (sizes.size, hidden) for name in ("gate_proj.weight", "up_proj.weight")} | {"down_proj.weight": (hidden, sizes.size)}
+    """Raises BadCheckpoint for an expert of a layer that is missing or misshapen, whichever rank reads it. mlp: how the names of their
+    weights begin. Of experts that are stored together each is read by its number: one too many would not be missed."""
+    shapes = dict.fromkeys(("gate_proj.weight", "up_proj.weight"), (sizes.size, hidden)) | {"down_proj.weight": (hidden, sizes.size)}
     for part, (rows, columns) in shapes.items():
         together, half = _PARTS[part]
         if (every := f"{mlp}.experts.{together}") in weights.header:

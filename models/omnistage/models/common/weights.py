@@ -72,13 +72,13 @@ class Weights:
         return frozenset(self._stored)
 
     def read(self, name: str, index: int | None = None) -> torch.Tensor | None:
-        """The weight of a name, None where there is none. index: of a weight of several, such as that of all experts, this one alone. Raises
-        BadCheckpoint for one that is damaged, or that cannot be computed with."""
+        """The weight of a name, None where there is none. index: of a weight of several, such as that of all experts, this one alone.
+        Raises BadCheckpoint for one that is damaged, or that cannot be computed with."""
         if name not in self._stored:
             return None
         path, shard, stored = self._place(name)
         with _told(path):
-            tensor: torch.Tensor = shard.get_tensor(stored) if index is None else shard.get_slice(stored)[index]  # type: ignore[no-untyped-call]
+            tensor: torch.Tensor = shard.get_tensor(stored) if index is None else shard.get_slice(stored)[index]  # type: ignore
         if not tensor.is_floating_point():
             raise BadCheckpoint(f"{path}: {name} is of {tensor.dtype}, which is no type of a weight")
         if (name, index) not in self._checked:  # Once: all are read again where the first way to multiply is refused.
