@@ -80,6 +80,8 @@ async def _completion(
     choices = []
     for number, answer in enumerate(done):
         message: dict[str, Any] = {"role": "assistant", "content": answer.text, "refusal": None}
+        if answer.thought:
+            message["reasoning_content"] = answer.thought
         if asked.is_spoken:
             data = await asyncio.to_thread(_sound, answer, encoders[number])
             name, expires_at = transcripts.put(visitor.who, answer.text)

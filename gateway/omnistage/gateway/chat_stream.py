@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from contextlib import aclosing
 from typing import Any
 
-from omnistage.client.events import AudioChunk, Done, Failover, TextDelta
+from omnistage.client.events import AudioChunk, Done, Failover, TextDelta, ThoughtDelta
 from omnistage.gateway import additions
 from omnistage.gateway.answering import DONE, Pieces, as_event
 from omnistage.gateway.chat_schema import ChatRequest, StreamOptions
@@ -44,6 +44,8 @@ class ChatStream:
                         rows = logprobs_of(event, self._asked.top_logprobs or 0) if self._asked.logprobs else []
                         if event.text or rows:
                             yield self._chunk(number, choice.text(event), rows=rows)
+                    case ThoughtDelta() if event.text:
+                        yield self._chunk(number, {**choice.first(), "reasoning_content": event.text})
                     case AudioChunk():
                         if self._options.include_events and not choice.is_heard:
                             yield self._ours(number, {"sound": additions.sound(event)})

@@ -18,7 +18,7 @@ PARTS = ("text", *URLS, "input_audio", "refusal")
 MAX_PARTS = 4096
 """Of all messages together: no router takes more."""
 
-KEYS = ("role", "content", "name", "refusal", "annotations", "audio", "function_call", "tool_calls")
+KEYS = ("role", "content", "name", "refusal", "annotations", "audio", "function_call", "tool_calls", "reasoning_content")
 
 Said = Callable[[str], str | None]
 """By the id of an earlier sound, what was said in it; None: it is not known to who asks."""
@@ -65,7 +65,8 @@ def _turn(message: Mapping[str, Any], where: str, said: Said) -> Turn:
     for key in ("tool_calls", "function_call", "tool_call_id"):
         if message.get(key):
             raise unsupported(f"{where}.{key}", "nothing here calls tools yet; leave it out")
-    turn = {key: value for key, value in message.items() if key not in ("audio", "tool_call_id")}
+    # What was thought before an earlier answer is no part of the conversation.
+    turn = {key: value for key, value in message.items() if key not in ("audio", "tool_call_id", "reasoning_content")}
     if message.get("audio"):
         turn["content"] = message.get("content") or _said(message["audio"], f"{where}.audio", said)
     turn.setdefault("content", None)

@@ -10,6 +10,8 @@ from omnistage.gateway.messages import Turn
 from omnistage.gateway.responses_schema import ResponsesRequest
 
 KEYS = ("type", "role", "content", "id", "status", "phase")
+REASONING = "reasoning"
+"""Type of an item with what was thought before an answer, which is no part of the conversation."""
 PARTS = {"input_text": "text", "output_text": "text", "refusal": "refusal", "input_image": "image_url"}
 """By the type of a part: where it has what it says, and, but for texts, what chat calls it."""
 
@@ -22,6 +24,8 @@ def turns_of(asked: ResponsesRequest) -> tuple[list[Turn], dict[str, str]]:
         names |= {"conversation[0]": "instructions", "conversation[0].content": "instructions"}
         turns.append({"role": "system", "content": asked.instructions})
     for i, item in enumerate(asked.input):
+        if item.get("type") == REASONING:
+            continue
         names[f"conversation[{len(turns)}]"] = f"input[{i}]"
         turns.append(_turn(item, f"input[{i}]"))
     return turns, names

@@ -11,7 +11,7 @@ from typing import Any
 from fastapi import APIRouter, Request
 from starlette.responses import JSONResponse, Response
 
-from omnistage.client.events import Done, Event, TextDelta
+from omnistage.client.events import Done, Event, TextDelta, ThoughtDelta
 from omnistage.gateway.answering import Pieces, as_event, streamed, unless_gone
 from omnistage.gateway.body import top_p_of
 from omnistage.gateway.choices import Events
@@ -22,7 +22,7 @@ from omnistage.gateway.kept import new_name
 from omnistage.gateway.logprobs import logprobs_of
 from omnistage.gateway.messages import Turn, with_fetched
 from omnistage.gateway.parsed import new_router
-from omnistage.gateway.response_items import turns_of
+from omnistage.gateway.response_items import REASONING, turns_of
 from omnistage.gateway.responses_schema import ResponsesRequest
 from omnistage.gateway.usage import response_usage
 
@@ -86,15 +86,26 @@ async def _whole(making: _Making, events: AsyncGenerator[Event, None]) -> dict[s
     return making.response
 
 
+Changes = Iterator[tuple[str, dict[str, Any]]]
+"""Kinds of server-sent events, and what they say."""
+
+
+def _reasoning_text(text: str) -> dict[str, Any]:
+    return {"type": "reasoning_text", "text": text}
+
+
 class _Making:
-    """A response while it is made: one message with one text."""
+    """A response while it is made: one message with one text, and before it what was thought, if anything was."""
 
     def __init__(self, asked: ResponsesRequest) -> None:
         self._asked = asked
-        self._name, self._item_name = new_name("resp_"), new_name("msg_")
+        self._name, self._item_name, self._thought_name = new_name("resp_"), new_name("msg_"), new_name("rs_")
         self._created = int(time.time())
         self._numbers = count()
         self._said: list[str] = []
+        self._thought: list[str] = []
+        self._is_answering = False
+        """Whether its message has begun."""
         self._rows: list[dict[str, Any]] = []
         self._done: Done | None = None
         self._has_begun = False
@@ -108,6 +119,8 @@ class _Making:
                 rows = logprobs_of(event, self._asked.top_logprobs or 0) if self._asked.tells_logprobs else []
                 self._said.append(event.text)
                 self._rows += rows
+            case ThoughtDelta() if event.text:
+                self._thought.append(event.text)
             case Done():
                 self._done = event
             case _:
@@ -117,18 +130,12 @@ class _Making:
 
     async def pieces(self, events: AsyncGenerator[Event, None]) -> Pieces:
         """Server-sent events, numbered."""
-        place = {"item_id": self._item_name, "output_index": 0, "content_index": 0}
         async with aclosing(events):
             async for one in events:
-                if not self._has_begun:
-                    for kind, what in self._beginning(place):
-                        yield self._event(kind, **what)
-                rows = self.take(one)
-                if isinstance(one, TextDelta) and (one.text or rows):
-                    yield self._event("response.output_text.delta", **place, delta=one.text, logprobs=rows)
-        yield self._event("response.output_text.done", **place, text="".join(self._said), logprobs=self._rows)
-        yield self._event("response.content_part.done", **place, part=self._part)
-        yield self._event("response.output_item.done", output_index=0, item=self._item)
+                for kind, what in self._changes(one):
+                    yield self._event(kind, **what)
+        for kind, what in self._end():
+            yield self._event(kind, **what)
         yield self._event(f"response.{self._status}", response=self.response)
 
     def failed(self, failure: ApiError) -> bytes:
@@ -139,11 +146,78 @@ class _Making:
     def _event(self, kind: str, **what: Any) -> bytes:
         return as_event({"type": kind, "sequence_number": next(self._numbers), **what}, kind)
 
-    def _beginning(self, place: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
-        yield "response.created", {"response": self.response}
-        yield "response.in_progress", {"response": self.response}
-        yield "response.output_item.added", {"output_index": 0, "item": {**self._item, "content": []}}
-        yield "response.content_part.added", {**place, "part": self._part}
+    def _changes(self, event: Event) -> Changes:
+        """What the next event of the answer changes."""
+        if not self._has_begun:
+            yield "response.created", {"response": self.response}
+            yield "response.in_progress", {"response": self.response}
+        is_first_thought = not self._thought
+        rows = self.take(event)
+        match event:
+            case ThoughtDelta() if event.text:
+                if is_first_thought:
+                    item = {**self._reasoning, "status": "in_progress", "content": []}
+                    yield "response.output_item.added", {"output_index": 0, "item": item}
+                    yield "response.content_part.added", {**self._thought_place, "part": _reasoning_text("")}
+                yield "response.reasoning_text.delta", {**self._thought_place, "delta": event.text}
+            case TextDelta() if event.text or rows:
+                yield from self._begin_answer()
+                yield "response.output_text.delta", {**self._place, "delta": event.text, "logprobs": rows}
+            case _:
+                pass
+
+    def _begin_answer(self) -> Changes:
+        """Where it has not begun; what was thought is whole then."""
+        if self._is_answering:
+            return
+        self._is_answering = True
+        yield from self._end_thought()
+        yield "response.output_item.added", {"output_index": self._index, "item": {**self._item, "status": "in_progress", "content": []}}
+        yield "response.content_part.added", {**self._place, "part": {**self._part, "text": "", "logprobs": []}}
+
+    def _end_thought(self) -> Changes:
+        if not self._thought:
+            return
+        yield "response.reasoning_text.done", {**self._thought_place, "text": "".join(self._thought)}
+        yield "response.content_part.done", {**self._thought_place, "part": _reasoning_text("".join(self._thought))}
+        yield "response.output_item.done", {"output_index": 0, "item": self._reasoning}
+
+    def _end(self) -> Changes:
+        if not self._has_message:
+            yield from self._end_thought()
+            return
+        yield from self._begin_answer()
+        yield "response.output_text.done", {**self._place, "text": "".join(self._said), "logprobs": self._rows}
+        yield "response.content_part.done", {**self._place, "part": self._part}
+        yield "response.output_item.done", {"output_index": self._index, "item": self._item}
+
+    @property
+    def _index(self) -> int:
+        """Of the message among the items."""
+        return 1 if self._thought else 0
+
+    @property
+    def _place(self) -> dict[str, Any]:
+        return {"item_id": self._item_name, "output_index": self._index, "content_index": 0}
+
+    @property
+    def _thought_place(self) -> dict[str, Any]:
+        return {"item_id": self._thought_name, "output_index": 0, "content_index": 0}
+
+    @property
+    def _has_message(self) -> bool:
+        """Not where the tokens that were allowed ended within what was thought."""
+        return not self._thought or self._is_answering or any(self._said)
+
+    @property
+    def _items(self) -> list[dict[str, Any]]:
+        return [*([self._reasoning] if self._thought else []), *([self._item] if self._has_message else [])]
+
+    @property
+    def _reasoning(self) -> dict[str, Any]:
+        status = "completed" if self._has_message else "incomplete"
+        content = [_reasoning_text("".join(self._thought))]
+        return {"id": self._thought_name, "type": REASONING, "summary": [], "content": content, "status": status}
 
     @property
     def _status(self) -> str:
@@ -180,7 +254,7 @@ class _Making:
             "max_output_tokens": asked.max_output_tokens,
             "metadata": asked.metadata or {},
             "model": asked.model,
-            "output": [] if status == "in_progress" else [self._item],
+            "output": [] if status == "in_progress" else self._items,
             "parallel_tool_calls": True,
             "previous_response_id": None,
             "reasoning": {"effort": None, "summary": None},

@@ -20,15 +20,16 @@ def chat_usage(usages: Sequence[Usage]) -> dict[str, Any]:
     """Of the answers to one request, as chat has it: what was asked counts once."""
     prompt = next((usage.prompt_tokens for usage in usages if usage.prompt_tokens is not None), 0)
     text, sound = sum(usage.completion_tokens or 0 for usage in usages), sum(map(audio_tokens, usages))
+    thought = sum(usage.thought_tokens for usage in usages)
     return {
         "prompt_tokens": prompt,
         "completion_tokens": text + sound,
         "total_tokens": prompt + text + sound,
         "prompt_tokens_details": {"cached_tokens": usages[0].cached_tokens if usages else 0},
         "completion_tokens_details": {
-            "text_tokens": text,
+            "text_tokens": text - thought,
             "audio_tokens": sound,
-            "reasoning_tokens": 0,
+            "reasoning_tokens": thought,
             "accepted_prediction_tokens": 0,
             "rejected_prediction_tokens": 0,
         },
@@ -42,7 +43,7 @@ def response_usage(usage: Usage) -> dict[str, Any]:
         "input_tokens": prompt,
         "input_tokens_details": {"cached_tokens": usage.cached_tokens, "cache_write_tokens": 0},
         "output_tokens": text,
-        "output_tokens_details": {"reasoning_tokens": 0},
+        "output_tokens_details": {"reasoning_tokens": usage.thought_tokens},
         "total_tokens": prompt + text,
     }
 

@@ -237,13 +237,14 @@ class OutputAccount:
 
 
 def _without_alternatives(chunk: chunk_pb2.Chunk) -> chunk_pb2.Chunk:
-    """What else could have been said, and the text of each token by itself, rebuild nothing."""
-    if not chunk.text.top_logprobs and not chunk.text.pieces:
+    """What else could have been said, the text of each token by itself, and what was thought, rebuild nothing."""
+    if not chunk.text.top_logprobs and not chunk.text.pieces and not chunk.text.thought:
         return chunk
     kept = chunk_pb2.Chunk()
     kept.CopyFrom(chunk)
     kept.text.ClearField("top_logprobs")
     kept.text.ClearField("pieces")
+    kept.text.ClearField("thought")
     return kept
 
 

@@ -197,6 +197,7 @@ class TextPiece:
     there.
     queued_s, cached_tokens: on the first piece, seconds the request waited before its first step, and tokens of its prompt that need not be
     computed again. prompt_tokens: of the whole prompt, on the first piece; None: that is not told.
+    thought: what the model thinks before it answers: the tokens are those of it, and text is empty; None: they are those of the answer.
     """
 
     text: str
@@ -208,6 +209,7 @@ class TextPiece:
     cached_tokens: int = 0
     prompt_tokens: int | None = None
     pieces: tuple[bytes, ...] = ()
+    thought: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -88,6 +88,7 @@ class Account:
             "session_id": self._session_id or None,
             "finish_reason": _FINISH.get(tally.finish_reason),
             "tokens": tally.tokens,
+            "thought_tokens": tally.thought_tokens,
             "prompt_tokens": tally.prompt_tokens,
             "cached_tokens": tally.cached_tokens,
             "queued_s": _rounded(self._place.queued_s),

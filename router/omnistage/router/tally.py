@@ -37,9 +37,11 @@ class Tally:
         self.opened_s: float | None = None
         """When all stages had taken the session."""
         self.first: dict[str, float] = {}
-        """Seconds to the first item that the client gets, by what it is: text, audio and others."""
+        """Seconds to the first item that the client gets, by what it is: thought, text, audio and others."""
         self.tokens = 0
         """Tokens of text that were made, wanted or not."""
+        self.thought_tokens = 0
+        """Of these, those of what was thought before the answer."""
         self.prompt_tokens: int | None = None
         """Tokens of the prompt; None: a stage that knows has not said so, which it does when it is done."""
         self.cached_tokens: int | None = None
@@ -72,12 +74,15 @@ class Tally:
         for chunk in chunks:
             if chunk.HasField("text"):
                 self.tokens += chunk.count
+                self.thought_tokens += chunk.count if chunk.text.HasField("thought") else 0
                 self.finish_reason = chunk.text.finish_reason or self.finish_reason
 
     def gave(self, chunks: Sequence[chunk_pb2.Chunk]) -> None:
         """The client gets these."""
         for chunk in chunks:
             content = chunk.WhichOneof("payload") or ""
+            if content == "text" and chunk.text.HasField("thought"):
+                content = "thought"
             if chunk.count:
                 self.first.setdefault(content, time.monotonic() - self.begun_s)
             match content:

@@ -52,6 +52,7 @@ from omnistage.client.events import (
     SpokenWord,
     StageReport,
     TextDelta,
+    ThoughtDelta,
     TokenLogprob,
     Usage,
 )
@@ -117,6 +118,7 @@ __all__ = [
     "StartingError",
     "SupersededError",
     "TextDelta",
+    "ThoughtDelta",
     "Timing",
     "TokenLogprob",
     "UnavailableError",

@@ -27,6 +27,7 @@ from omnistage.client.events import (
     SpeechCodes,
     SpokenWord,
     TextDelta,
+    ThoughtDelta,
     Usage,
     array,
 )
@@ -66,7 +67,8 @@ class Audio:
 class Answer(dict[str, str]):
     """An answer, and a turn of a conversation: `answer["content"]` is its text, and `conversation.append(answer)` goes on from it.
 
-    text: str. token_ids: of its tokens. logprobs: natural log of the probability of each, empty if not asked for. audio: Audio, or None if
+    text: str. thought: what the model thought before, empty where it did not; it is no part of the text or of the turn. token_ids: of the
+    tokens of the text. logprobs: natural log of the probability of each, empty if not asked for. audio: Audio, or None if
     no sound was asked for or nothing of the text could be spoken; `save` tells that as an error. codes: uint32 [frames, codebooks] of
     speech, or None where the pipeline gives none. words: when each word is spoken, empty if `outputs` did not name alignment; what is not
     spoken is not among them. pictures: finished ones, encoded, without previews; images: the same as those of Pillow. rows: by port, what
@@ -87,8 +89,10 @@ class Answer(dict[str, str]):
         codes: NDArray[np.uint32] | None = None,
         words: tuple[SpokenWord, ...] = (),
         rows: Mapping[str, NDArray[Any]] | None = None,
+        thought: str = "",
     ) -> None:
         self.text = "".join(delta.text for delta in deltas)
+        self.thought = thought
         super().__init__(role="assistant", content=self.text)
         self.token_ids = tuple(token_id for delta in deltas for token_id in delta.token_ids)
         lengths = accumulate((len(delta.text) for delta in deltas), initial=0)
@@ -149,6 +153,7 @@ class Answer(dict[str, str]):
 async def collect(events: AsyncIterator[Event]) -> Answer:
     """Read a stream to its end and put the answer together."""
     deltas: list[TextDelta] = []
+    thoughts: list[str] = []
     sounds: list[AudioChunk] = []
     codes: list[NDArray[np.uint32]] = []
     words: list[SpokenWord] = []
@@ -158,6 +163,8 @@ async def collect(events: AsyncIterator[Event]) -> Answer:
         match event:
             case TextDelta():
                 deltas.append(event)
+            case ThoughtDelta():
+                thoughts.append(event.text)
             case AudioChunk():
                 sounds.append(event)
             case Alignment():
@@ -171,7 +178,16 @@ async def collect(events: AsyncIterator[Event]) -> Answer:
                 rows.setdefault(event.port, []).append(event.rows)
             case Done():
                 whole = {port: np.concatenate(pieces) for port, pieces in rows.items()}
-                return Answer(deltas, _audio(sounds), tuple(pictures), event, np.concatenate(codes) if codes else None, tuple(words), whole)
+                return Answer(
+                    deltas,
+                    _audio(sounds),
+                    tuple(pictures),
+                    event,
+                    np.concatenate(codes) if codes else None,
+                    tuple(words),
+                    whole,
+                    "".join(thoughts),
+                )
     raise ProtocolError("the stream ended without its account")
 
 

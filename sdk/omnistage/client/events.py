@@ -1,5 +1,5 @@
-"""What a stream yields: text, sound, codes of speech, pictures, their progress and rows as they come, servers that were lost on the way,
-and the account at the end. Times are client seconds after t0."""
+"""What a stream yields: text, thoughts, sound, codes of speech, pictures, their progress and rows as they come, servers that were lost on
+the way, and the account at the end. Times are client seconds after t0."""
 
 from __future__ import annotations
 
@@ -27,6 +27,20 @@ class TextDelta:
     """The next piece of text; its characters are final. first_token: position of its first token in the answer. logprobs: one per token;
     pieces: the text of each in UTF-8, perhaps a part of a character; top_logprobs: the likeliest tokens in the place of each, descending.
     All three are empty where they were not asked for, pieces also where the server is older than they are."""
+
+    text: str
+    first_token: int
+    token_ids: tuple[int, ...]
+    arrival_s: float
+    logprobs: tuple[float, ...] = ()
+    top_logprobs: tuple[tuple[TokenLogprob, ...], ...] = ()
+    pieces: tuple[bytes, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ThoughtDelta:
+    """The next piece of what the model thinks before it answers, of a model that does: no part of the answer. Fields as of TextDelta, where
+    its tokens are counted too; text is empty for the marks around a thought."""
 
     text: str
     first_token: int
@@ -187,7 +201,8 @@ class StageReport:
 @dataclass(frozen=True, slots=True, repr=False)
 class Usage:
     """The server's account of an answer, by the router's clock, seconds after it took the request. first_text_s, first_audio_s: None where
-    there was none of it. completion_tokens: of its text, without the one that ends it; None where no text was asked for."""
+    there was none of it. completion_tokens: of its text, without the one that ends it; None where no text was asked for. thought_tokens:
+    those of them that are of a thought."""
 
     stages: tuple[StageReport, ...]
     queued_s: float
@@ -195,6 +210,7 @@ class Usage:
     first_audio_s: float | None
     total_s: float
     completion_tokens: int | None = None
+    thought_tokens: int = 0
 
     @property
     def prompt_tokens(self) -> int | None:
@@ -277,4 +293,4 @@ def array(values: NDArray[Any]) -> str:
     return f"{values.dtype} {list(values.shape)}"
 
 
-Event = TextDelta | AudioChunk | Alignment | SpeechCodes | Picture | Progress | Rows | Failover | Done
+Event = TextDelta | ThoughtDelta | AudioChunk | Alignment | SpeechCodes | Picture | Progress | Rows | Failover | Done

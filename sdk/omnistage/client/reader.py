@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import grpc
 import numpy as np
@@ -29,6 +29,7 @@ from omnistage.client.events import (
     SpokenWord,
     StageReport,
     TextDelta,
+    ThoughtDelta,
     TokenLogprob,
     Usage,
     unspoken_told,
@@ -53,6 +54,9 @@ ENCODINGS: dict[int, tuple[np.dtype[Any], float]] = {
 }
 
 
+Said = TypeVar("Said", TextDelta, ThoughtDelta)
+
+
 @dataclass(frozen=True, slots=True)
 class Loss:
     """A connection that broke in the middle of an answer. at_s: seconds after t0."""
@@ -73,6 +77,7 @@ class Reader:
         self._received = Received()
         self._loss: Loss | None = None
         self._text: list[TextArrival] = []
+        self._thought_tokens = 0
         self._unspoken: deque[str] = deque()
         self._unspoken_from = 0
         self._spoken_to = 0
@@ -176,15 +181,14 @@ class Reader:
                 return None
         raise ProtocolError(f"port {chunk.port}: this client cannot read {payload}; ask for other outputs")
 
-    def _take_text(self, chunk: chunk_pb2.Chunk, arrival_s: float) -> TextDelta | None:
+    def _take_text(self, chunk: chunk_pb2.Chunk, arrival_s: float) -> TextDelta | ThoughtDelta | None:
+        if chunk.text.HasField("thought"):
+            self._thought_tokens += chunk.count
+            return _said(ThoughtDelta, chunk.text.thought, chunk, arrival_s)
         text = chunk.text.text
         self._text.append(TextArrival(arrival_s, len(text)))
         self._unspoken.append(text)
-        if not text and not chunk.count:
-            return None
-        top = tuple(tuple(map(TokenLogprob, at.token_ids, at.logprobs, at.pieces)) for at in chunk.text.top_logprobs)
-        logprobs, pieces = tuple(chunk.text.logprobs), tuple(chunk.text.pieces)
-        return TextDelta(text, chunk.first, tuple(chunk.text.token_ids), arrival_s, logprobs, top, pieces)
+        return _said(TextDelta, text, chunk, arrival_s)
 
     def _take_audio(self, chunk: chunk_pb2.Chunk, arrival_s: float) -> AudioChunk | None:
         rate_hz = chunk.audio.sample_rate_hz
@@ -249,7 +253,7 @@ class Reader:
         open_ports = self._received.open_ports or self._tensors.unfinished
         if open_ports or self._picture:
             raise ProtocolError(f"the answer is cut: {', '.join(open_ports) or 'a picture'} did not end")
-        account = _usage(usage, self._received.tokens)
+        account = _usage(usage, self._received.tokens, self._thought_tokens)
         if self._is_to_be_heard and not self._audio:
             raise self._not_spoken(started.model, account)
         return Done(
@@ -268,6 +272,15 @@ class Reader:
         if self._received.has_ended(AUDIO_PORT):
             return NotSpokenError(f"{told}: {unspoken_told(account) or 'no sound came'}")
         return NotSpokenError(f"{told}: it has no voice", hint="Name a pipeline with a voice: {pipelines} tells which give audio.")
+
+
+def _said(kind: type[Said], text: str, chunk: chunk_pb2.Chunk, arrival_s: float) -> Said | None:
+    """None for a chunk that only ends its port."""
+    if not text and not chunk.count:
+        return None
+    top = tuple(tuple(map(TokenLogprob, at.token_ids, at.logprobs, at.pieces)) for at in chunk.text.top_logprobs)
+    logprobs, pieces = tuple(chunk.text.logprobs), tuple(chunk.text.pieces)
+    return kind(text, chunk.first, tuple(chunk.text.token_ids), arrival_s, logprobs, top, pieces)
 
 
 def _codes(chunk: chunk_pb2.Chunk, arrival_s: float) -> SpeechCodes:
@@ -310,7 +323,7 @@ def _failover(failover: stage_pb2.Failover, arrival_s: float) -> Failover:
     return Failover(stage, failover.lost, failover.replica, failover.reason, _seconds(failover.pause), arrival_s)
 
 
-def _usage(usage: omni_pb2.Usage, completion_tokens: int | None) -> Usage:
+def _usage(usage: omni_pb2.Usage, completion_tokens: int | None, thought_tokens: int) -> Usage:
     return Usage(
         stages=tuple(_report(report) for report in usage.stages),
         queued_s=_seconds(usage.queued),
@@ -318,6 +331,7 @@ def _usage(usage: omni_pb2.Usage, completion_tokens: int | None) -> Usage:
         first_audio_s=_seconds(usage.first_audio) if usage.HasField("first_audio") else None,
         total_s=_seconds(usage.total),
         completion_tokens=completion_tokens,
+        thought_tokens=thought_tokens,
     )
 
 

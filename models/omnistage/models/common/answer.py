@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from omnistage.engine.detokenizer import Detokenizer
 from omnistage.engine.types import FinishReason
 from omnistage.models.common.requests import check_place
+from omnistage.models.common.thought import ThoughtLike
 from omnistage.models.interface import Array, Rows, TextPiece, TokenLogprob, Wanted
 
 
@@ -46,12 +47,14 @@ class AnswerAssembler:
         prompt_rows: int = 0,
         prompt_slots: NDArray[np.int64] | None = None,
         ready: Sequence[Rows] = (),
+        thought: ThoughtLike | None = None,
     ) -> None:
         """history: tokens of the answer so far, whose text is out. finished: it has ended with them, so. most: tokens that it may have.
         row_port: the port with one row for each token; empty for a model without one. last_row: that of the last token too where no end was
         drawn after it, because there was no room for one or a stop string was met. row_of: makes the row of a token, [1, width], of its id;
         None: rows come. prompt_port: the port with the rows of the prompt, which has `prompt_rows`. prompt_slots: it has those of these
-        slots alone. Raises BadRequest for rows that are wanted from a token on which nobody has."""
+        slots alone. thought: what stands before the answer, without rows; None: nothing does. Raises BadRequest for rows that are wanted
+        from a token on which nobody has."""
         self._detokenizer = detokenizer
         self._wants_text = text_port in wanted
         self._wants_rows = row_port in wanted
@@ -59,6 +62,10 @@ class AnswerAssembler:
         self._first_row = self._next_row = wanted.get(row_port, 0)
         self._spans: deque[_Span] = deque()
         self._count = 0
+        self._thought = thought
+        self._thought_text: str | None = None
+        """Of the thought, since the last piece; None: the tokens since then are not of it."""
+        self._cut: list[TextPiece] = []
         self._sayable = 0
         self._rows: deque[Array] = deque()
         self._arrived = 0
@@ -80,10 +87,11 @@ class AnswerAssembler:
         self._told = False
         self._queued_s, self._cached_tokens = 0.0, 0
         self._prompt_tokens = prompt_rows or None
-        check_place(wanted, row_port, len(history), "tokens so far")
         check_place(wanted, prompt_port, len(self._prompt_slots), "rows of the prompt")
         for token_id in history:
             self._push(token_id)
+        self._thought_text = None  # It is out, as the text of a history is.
+        check_place(wanted, row_port, self._count - self._thoughts, "tokens so far")
         if finished is not None:
             self._detokenizer.finish()
             self._reason, self._told = finished, True
@@ -116,7 +124,7 @@ class AnswerAssembler:
         """The first slot whose row is wanted, the prompt's counted as well; None: nobody wants any."""
         if self._next_prompt_row < len(self._prompt_slots):
             return int(self._prompt_slots[self._next_prompt_row])
-        return self._prompt_rows + self._first_row if self._wants_rows and self._row_of is None else None
+        return self._prompt_rows + self._thoughts + self._first_row if self._wants_rows and self._row_of is None else None
 
     def begin(self, queued_s: float, cached_tokens: int = 0) -> None:
         """What is known when the first step begins; see TextPiece."""
@@ -131,13 +139,14 @@ class AnswerAssembler:
         text is whole with it."""
         if self.ended:
             return
+        text = self._push(token_id)
         self._ids.append(token_id)
         if logprob is not None:
             self._logprobs.append(logprob)
             self._pieces.append(self._detokenizer.piece(token_id))
         if top:
             self._top_logprobs.append(tuple(TokenLogprob(other, value, self._detokenizer.piece(other)) for other, value in top))
-        self._text += self._push(token_id)
+        self._text += text
         if self._detokenizer.stopped:
             self._reason = FinishReason.STOP
         elif complete:
@@ -157,7 +166,8 @@ class AnswerAssembler:
             self._prompt_pieces.append(Rows(self._prompt_port, prompt, last=end >= len(self._prompt_slots)))
         if self._row_of is None:
             place = max(slot - self._prompt_rows, 0)
-            self.rows(rows[split:][max(self._next_row - place, 0) :])
+            # A row comes behind its token, so it is known which of them are of the thought.
+            self.rows(rows[split:][max(self._thoughts + self._next_row - place, 0) :])
 
     def rows(self, rows: Array) -> None:
         """The next rows [n, width] (kept, not copied), from the row on that is wanted first. They may come later than their tokens."""
@@ -170,6 +180,8 @@ class AnswerAssembler:
         """No more tokens come; rows may."""
         if self.ended:
             return
+        if self._thought is not None and (rest := self._thought.finish()):
+            self._thought_text = (self._thought_text or "") + rest
         self._text += self._detokenizer.finish()
         self._reason = FinishReason.STOP if self._detokenizer.stopped else reason
 
@@ -179,17 +191,30 @@ class AnswerAssembler:
         pieces: list[TextPiece | Rows] = [*self._ready, *self._joined_prompt()]
         self._ready = []
         ends = self.ended and not self._told
-        if self._wants_text and (self._ids or self._text or ends):
-            reason = self._reason if ends else None
-            logprobs, top = tuple(self._logprobs), tuple(self._top_logprobs)
-            told = (self._queued_s, self._cached_tokens, self._prompt_tokens)
-            pieces.append(TextPiece(self._text, tuple(self._ids), logprobs, top, reason, *told, pieces=tuple(self._pieces)))
-            self._text, self._ids, self._logprobs, self._pieces, self._top_logprobs = "", [], [], [], []
-            self._queued_s, self._cached_tokens, self._prompt_tokens = 0.0, 0, None
-            self._told = self._told or ends
+        if self._wants_text:
+            pieces += self._cut
+            if self._ids or self._text or ends:
+                pieces.append(self._piece(self._reason if ends else None))
+                self._told = self._told or ends
+        self._cut = []
         if not self._rows_ended:
             pieces += self._final_rows()
         return pieces
+
+    def _piece(self, reason: FinishReason | None = None) -> TextPiece:
+        """The tokens since the last one."""
+        told = (self._queued_s, self._cached_tokens, self._prompt_tokens)
+        tokens = (tuple(self._ids), tuple(self._logprobs), tuple(self._top_logprobs))
+        piece = TextPiece(self._text, *tokens, reason, *told, pieces=tuple(self._pieces), thought=self._thought_text)
+        self._text, self._ids, self._logprobs, self._pieces, self._top_logprobs = "", [], [], [], []
+        self._queued_s, self._cached_tokens, self._prompt_tokens = 0.0, 0, None
+        self._thought_text = None
+        return piece
+
+    @property
+    def _thoughts(self) -> int:
+        """Tokens that are of the thought."""
+        return 0 if self._thought is None else self._thought.count
 
     def _joined_prompt(self) -> list[Rows]:
         """What came of the prompt as one piece: an engine makes rows page by page, and many small pieces cost more on their way."""
@@ -199,9 +224,16 @@ class AnswerAssembler:
         return [Rows(self._prompt_port, np.concatenate([piece.rows for piece in pieces]), last=pieces[-1].last)]
 
     def _push(self, token_id: int) -> str:
+        """The text of the answer that became final with a token; that of a thought is put aside."""
+        if self._thought is not None and (thought := self._thought.take(token_id)) is not None:
+            self._thought_text = (self._thought_text or "") + thought
+            self._count += 1
+            return ""
+        if self._thought_text is not None and self._ids:
+            self._cut.append(self._piece())
         begin = self._detokenizer.decoded
         text = self._detokenizer.push(token_id)
-        if self._wants_rows and self._count >= self._first_row:
+        if self._wants_rows and self._count - self._thoughts >= self._first_row:
             self._spans.append(_Span(begin, self._detokenizer.needed))
             if self._row_of is not None:
                 self.rows(self._row_of(token_id))

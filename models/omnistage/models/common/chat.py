@@ -13,6 +13,7 @@ import jinja2
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from omnistage.models.common.checkpoint import BadCheckpoint, json_object
+from omnistage.models.common.thought import CLOSES, OPENS, Marks
 from omnistage.models.common.tokenizer import TextTokenizer, read_tokenizer
 from omnistage.models.conversation import Turn
 from omnistage.models.interface import BadRequest
@@ -34,7 +35,14 @@ class ChatTokenizer(TextTokenizer):
             raise BadCheckpoint(f"{directory / 'tokenizer.json'} has no special token {end}")
         # An end that the head does not have is never drawn.
         self.ends = frozenset({self.special[end], *(token_id for token_id in _ends(directory) if token_id < vocabulary)})
-        self.template = ChatTemplate(_template(directory), self.special, self.encode, media)
+        template = _template(directory)
+        self.template = ChatTemplate(template, self.special, self.encode, media)
+        # Many tokenizers have the marks, of models that do not think too.
+        if (OPENS in template or CLOSES in template) and (marks := self.ids_of(OPENS, CLOSES)):
+            opens, closes = marks
+            said = [token_id for token_id in self.template.token_ids([Turn("user", ("",))], []) if token_id in marks]
+            self.thinks = Marks(opens, closes, is_open=said[-1:] == [opens])
+            self.unsayable -= {opens, closes}
 
 
 class ChatTemplate:
@@ -52,7 +60,7 @@ class ChatTemplate:
         """Token ids of a conversation, open for the assistant's answer, with one id for each medium. media: image, audio or video, for
         each part that is no text, in order. Raises BadRequest for a conversation that the template refuses."""
         texts, kinds = list[str](), iter(media)
-        conversation = [{"role": turn.role, "content": _content(turn, texts, kinds)} for turn in turns]
+        conversation = [{"role": turn.role, "content": _content(self._answered(turn), texts, kinds)} for turn in turns]
         try:
             made = render_jinja_template([conversation], chat_template=self._template, add_generation_prompt=True)
         except jinja2.TemplateError as error:
@@ -62,6 +70,14 @@ class ChatTemplate:
         if placed != list(media):
             raise BadRequest("thinker.messages", f"the checkpoint's chat template has no place for all of: {', '.join(media)}")
         return ids
+
+    def _answered(self, turn: Turn) -> Turn:
+        """A turn without what was thought before it, where a client has that in its text: templates that know thoughts leave it out, which
+        they cannot do here, where marks stand for texts."""
+        if turn.role != "assistant" or CLOSES not in self._template:
+            return turn
+        parts = (part.rpartition(CLOSES)[2].lstrip("\n") if isinstance(part, str) and CLOSES in part else part for part in turn.parts)
+        return Turn(turn.role, tuple(parts))
 
     def _ids(self, rendered: str, texts: Sequence[str]) -> Iterator[int]:
         """Special tokens of the template are tokens, those in texts of the conversation are text."""

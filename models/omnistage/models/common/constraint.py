@@ -16,7 +16,10 @@ import numpy as np
 import torch
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 
+from omnistage.engine.constraint import Constraint as EngineConstraint
+from omnistage.engine.constraint import Walk
 from omnistage.engine.request import DeadEnd
+from omnistage.models.common.thought import Marks
 from omnistage.models.common.worker import Worker
 from omnistage.models.conversation import Constraint
 from omnistage.models.interface import BadRequest, TextRequest
@@ -77,6 +80,46 @@ class GrammarWalk:
         self._allowed = None
 
 
+class AfterThought:
+    """Implements `engine.constraint.Constraint`: any text up to the end of a thought, then what `constraint` allows. ends: ids that end an
+    answer, which a thought does not."""
+
+    def __init__(self, constraint: EngineConstraint, marks: Marks, ends: Sequence[int]) -> None:
+        self._constraint, self._marks, self._ends = constraint, marks, ends
+        self.vocabulary = constraint.vocabulary
+
+    def begin(self) -> Walk:
+        free = np.zeros(-(-self.vocabulary // 32) * 32, bool)
+        free[: self.vocabulary] = True
+        free[list(self._ends)] = False
+        bits = torch.from_numpy(np.packbits(free, bitorder="little").view(np.int32))
+        return _ThinkingWalk(self._constraint.begin(), self._marks.closes, bits)
+
+
+class _ThinkingWalk:
+    """Implements `engine.constraint.Walk`. walk: of the answer. free: what may come within the thought."""
+
+    def __init__(self, walk: Walk, closes: int, free: torch.Tensor) -> None:
+        self._walk, self._closes, self._free = walk, closes, free
+        self._is_over = False
+
+    @property
+    def complete(self) -> bool:
+        return self._is_over and self._walk.complete
+
+    @property
+    def must_end(self) -> bool:
+        return self._is_over and self._walk.must_end
+
+    def allowed(self) -> torch.Tensor:
+        return self._walk.allowed() if self._is_over else self._free
+
+    def note(self, token_id: int) -> None:
+        if self._is_over:
+            self._walk.note(token_id)
+        self._is_over |= token_id == self._closes
+
+
 class Constraints:
     """Makes grammars for one vocabulary, on a thread of its own.
 
@@ -98,11 +141,14 @@ class Constraints:
         self._worker = Worker("grammars", threads=1)
         self.activity = self._worker.activity
 
-    async def of(self, request: TextRequest) -> Grammar | None:
-        """What the text of a request is kept to, after its history; None for a free one. Raises BadRequest."""
+    async def of(self, request: TextRequest, thinks: Marks | None = None) -> EngineConstraint | None:
+        """What the text of a request is kept to, after its history; None for a free one. thinks: around the thought with which the answer
+        begins, and which is kept to nothing. Raises BadRequest."""
         if request.constraint is None or request.verbatim or request.finished is not None:
             return None
-        return await self._worker.run(partial(self._grammar, request.constraint, request.history))
+        answered = request.history if thinks is None else thinks.answered(request.history)
+        grammar = await self._worker.run(partial(self._grammar, request.constraint, answered or ()))
+        return grammar if thinks is None or answered is not None else AfterThought(grammar, thinks, self._end_ids)
 
     async def warm_up(self) -> None:
         """The first grammar is not the slow one."""

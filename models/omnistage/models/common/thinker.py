@@ -9,15 +9,17 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Generic, TypeVar
 
+from omnistage.engine.constraint import Constraint
 from omnistage.engine.detokenizer import Detokenizer
 from omnistage.engine.engine import Engine
 from omnistage.engine.request import Prompt, SequenceRequest
 from omnistage.models.common.answer import AnswerAssembler, answered
 from omnistage.models.common.arrays import array_of
-from omnistage.models.common.constraint import Constraints, Grammar, dead_ends_refused
+from omnistage.models.common.constraint import Constraints, dead_ends_refused
 from omnistage.models.common.engine_model import EngineModel
 from omnistage.models.common.requests import check_constraint, check_parts, unfit_refused
 from omnistage.models.common.team import Team
+from omnistage.models.common.thought import Thought
 from omnistage.models.common.tokenizer import TextTokenizer
 from omnistage.models.common.worker import Worker
 from omnistage.models.conversation import Part, Turn
@@ -114,7 +116,8 @@ class EngineThinker(EngineModel, ABC, Generic[P]):
     async def prepare(self, request: TextRequest) -> P:
         """See ThinkerModel.prepare. Text is counted before anything is done with it, and becomes tokens on a thread."""
         self._check(request)
-        grammar = await self._constraints.of(request)
+        thinks = None if request.verbatim else self.tokenizer.thinks
+        grammar = await self._constraints.of(request, thinks if thinks and thinks.is_open else None)
         return await self._worker.run(partial(self._tokenized, request, grammar))
 
     def _check(self, request: TextRequest) -> None:
@@ -139,7 +142,7 @@ class EngineThinker(EngineModel, ABC, Generic[P]):
         if count > most:
             raise BadRequest(field, f"shorten the text: it has {count} characters, the model takes at most {most}")
 
-    def _tokenized(self, request: TextRequest, grammar: Grammar | None) -> P:
+    def _tokenized(self, request: TextRequest, grammar: Constraint | None) -> P:
         """The request with its tokens. Raises BadRequest for what only they tell."""
         said_ids = self.tokenizer.encode(request.verbatim) if request.verbatim else ()
         if said_ids and request.history != said_ids[: len(request.history)]:
@@ -161,13 +164,18 @@ class EngineThinker(EngineModel, ABC, Generic[P]):
         """Token ids of a conversation, open for the assistant's answer. Raises BadRequest."""
 
     @abstractmethod
-    def _prepared(self, request: TextRequest, prompt_ids: tuple[int, ...], said_ids: tuple[int, ...], grammar: Grammar | None) -> P:
+    def _prepared(self, request: TextRequest, prompt_ids: tuple[int, ...], said_ids: tuple[int, ...], grammar: Constraint | None) -> P:
         """What the run needs, made on the tokenizer's thread. ids: as in Tokenized. Raises BadRequest."""
+
+    def _thought(self, request: TextRequest) -> Thought | None:
+        """What stands before the answer to a request, if anything may."""
+        marks = None if request.verbatim else self.tokenizer.thinks
+        return None if marks is None else Thought(marks, self.tokenizer.piece, is_laid_out=request.constraint is None)
 
     def _asked(
         self,
         request: TextRequest,
-        grammar: Grammar | None,
+        grammar: Constraint | None,
         prompt: Prompt,
         items: int,
         *,

@@ -10,6 +10,7 @@ from tokenizers import Tokenizer
 
 from omnistage.engine.detokenizer import BytePieces
 from omnistage.models.common.checkpoint import BadCheckpoint
+from omnistage.models.common.thought import Marks
 
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 """Text becomes tokens on one thread, not on a pool as large as the machine."""
@@ -20,10 +21,12 @@ class TextTokenizer:
 
     vocabulary: ids that the decoder's head has, often more than there are tokens. special: ids of special tokens by their text. tokenless:
     ids of the head without a token. piece: the bytes of an id, none for a special or a tokenless one. ends: ids that end an answer and are
-    in none; a family sets them. unsayable: ids that are in no answer, and are drawn only to end it: special and tokenless ones.
+    in none; a family sets them. unsayable: ids that are in no answer, and are drawn only to end it: special and tokenless ones. thinks:
+    the tokens around what is thought before an answer; None: nothing is.
     """
 
     ends: frozenset[int]
+    thinks: Marks | None = None
 
     def __init__(self, tokenizer: Tokenizer, vocabulary: int) -> None:
         """Raises BadCheckpoint for a token whose id the head does not have."""
@@ -43,6 +46,11 @@ class TextTokenizer:
         # An added token is spelled in plain text, those of the vocabulary by one character for each byte.
         spelled = {token_id: token.content.encode() for token_id, token in added.items() if token_id not in own}
         self.piece = BytePieces(tokenizer.id_to_token, spelled | dict.fromkeys(self.unsayable, b""))
+
+    def ids_of(self, *texts: str) -> tuple[int, ...] | None:
+        """Ids of texts each of which is a token of its own; None where one of them is none."""
+        ids = [self._tokenizer.token_to_id(text) for text in texts]
+        return None if None in ids else tuple(ids)
 
     def encode(self, text: str) -> tuple[int, ...]:
         """Ids of a text, without special tokens."""

@@ -48,19 +48,24 @@ class Spoken:
     places: NDArray[np.int64]
 
 
-def spoken(ids: Sequence[int], extents: Sequence[Extent], whole: Layout, config: ThinkerConfig, speech: SpeechSource) -> Spoken:
-    """ids, extents: as of `laid_out`. whole: what that made of them."""
+def spoken(
+    ids: Sequence[int], extents: Sequence[Extent], whole: Layout, config: ThinkerConfig, speech: SpeechSource, opens: int | None = None
+) -> Spoken:
+    """ids, extents: as of `laid_out`. whole: what that made of them. opens: the id with which the prompt begins a thought, of which
+    nothing is spoken; None: it begins none."""
     written, kinds = np.array(ids, np.int64), [*config.ids.kinds]
-    kept = _is_heard(written, speech)
+    kept = _is_heard(written, speech, opens)
     seen = [extent for extent, is_kept in zip(extents, kept[np.isin(written, kinds)], strict=True) if is_kept]
     alone = laid_out(written[kept].tolist(), seen, config)
     rows = np.where(np.isin(alone.ids, kinds), MEDIUM_ROW, TEXT_ROW)
-    return Spoken(np.flatnonzero(_is_heard(whole.ids, speech)), np.concatenate((alone.positions, rows[None])))
+    return Spoken(np.flatnonzero(_is_heard(whole.ids, speech, opens)), np.concatenate((alone.positions, rows[None])))
 
 
-def _is_heard(ids: NDArray[np.int64], speech: SpeechSource) -> NDArray[np.bool_]:
+def _is_heard(ids: NDArray[np.int64], speech: SpeechSource, opens: int | None) -> NDArray[np.bool_]:
     """Of each id, whether the Talker has its row. The id behind that with which a turn begins tells whose turn it is."""
     begun = np.maximum.accumulate(np.where(ids == speech.turn, np.arange(len(ids)), 0))
     is_user: NDArray[np.bool_] = ids[np.minimum(begun + 1, len(ids) - 1)] == speech.user
     is_user[begun[-1] :] = True
+    if opens is not None:
+        is_user[np.flatnonzero(ids == opens)[-1] :] = False
     return is_user

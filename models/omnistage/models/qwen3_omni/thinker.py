@@ -40,7 +40,9 @@ class Qwen3Thinker(MediaThinker):
         """See MediaThinker.handed."""
         if self.config.speech is None or wanted.keys() <= {TEXT}:
             return Handed()
-        made = spoken(prompt_ids, extents, layout, self.config, self.config.speech)
+        thinks = self.tokenizer.thinks
+        opens = thinks.opens if thinks and thinks.is_open else None
+        made = spoken(prompt_ids, extents, layout, self.config, self.config.speech, opens)
         return Handed(rows_known(PLACES, made.places.T, wanted), made.slots)
 
 

@@ -47,6 +47,7 @@ Make = Callable[[Path, Order, Progress], None]
 MAKERS: Mapping[str, Maker] = {
     "qwen2.5-omni": Maker("omnistage.models.tiny.qwen2_5_omni.checkpoint:make", ("tiny", "small", "100m")),
     "qwen3-omni": Maker("omnistage.models.tiny.qwen3_omni.checkpoint:make", ("tiny", "small")),
+    "qwen3-omni-thinking": Maker("omnistage.models.tiny.qwen3_omni.checkpoint:make_thinking", ("tiny", "small")),
     **{
         name: Maker(f"omnistage.models.tiny.diffusers.checkpoint:{name.replace('-', '_')}", ("tiny", "small"))
         for name in (

@@ -59,7 +59,8 @@ class ToyOptions:
     context: frames that a Code2Wav asks for before the one that it goes on in, as one with a left context would. differs: a Talker that
     makes other codes than others of its revision, as one that samples differently would. room: most characters of a conversation; 0: any
     number. prebuffer_s: what a Code2Wav tells of it; below 0: nothing. mute_every: a Talker tells the word of every such row, from the
-    first on, as one that it has no sound for; 0: of none."""
+    first on, as one that it has no sound for; 0: of none. thinks: so many tokens of an answer, from the first one on, are what a Thinker
+    thinks before it answers."""
 
     interval_s: float = 0.0
     max_chunk: int = 4
@@ -73,6 +74,7 @@ class ToyOptions:
     room: int = 0
     prebuffer_s: float = -1.0
     mute_every: int = 0
+    thinks: int = 0
 
     @classmethod
     def from_settings(cls, options: dict[str, Any]) -> ToyOptions:
@@ -111,6 +113,22 @@ class Toy:
         return random.randint(1, self.options.max_chunk)
 
 
+class FirstTokens:
+    """Implements `ThoughtLike`: so many tokens, from the first one on."""
+
+    def __init__(self, most: int) -> None:
+        self.count, self._most = 0, most
+
+    def take(self, token_id: int) -> str | None:
+        if self.count == self._most:
+            return None
+        self.count += 1
+        return formulas.word(token_id)
+
+    def finish(self) -> str:
+        return ""
+
+
 class ToyThinker(Toy):
     """Counts in sevens."""
 
@@ -142,9 +160,17 @@ class ToyThinker(Toy):
     async def generate(self, prepared: TextRequest, inputs: AsyncIterator[Piece], wanted: Wanted) -> AsyncGenerator[TextPiece | Rows, None]:
         """The words of `formulas.text`, or those of `verbatim`; ends after `length` tokens or at max_tokens, whichever is less."""
         request, total = prepared, self._length(prepared)
-        answer = AnswerAssembler(self._detokenizer(request), wanted, history=request.history, finished=request.finished, row_port="hidden")
+        thinks = 0 if request.verbatim else self.options.thinks
+        answer = AnswerAssembler(
+            self._detokenizer(request),
+            wanted,
+            history=request.history,
+            finished=request.finished,
+            row_port="hidden",
+            thought=FirstTokens(thinks) if thinks else None,
+        )
         answer.asked_with(sum(len(turn.text) for turn in request.turns))  # A character is a token, as with toy-omni.
-        for piece in self._earlier(request, answer, wanted):
+        for piece in self._earlier(request.history[thinks:], answer, wanted):
             yield piece
         prompt = next((turn.text for turn in reversed(request.turns) if turn.role == "user"), "")
         first, n = formulas.token(request.seed, prompt, 0), len(request.history)
@@ -154,7 +180,7 @@ class ToyThinker(Toy):
             for _ in range(min(self._cut(), total - n)):
                 token = formulas.later_token(first, n)
                 answer.token(token)
-                if "hidden" in wanted:
+                if "hidden" in wanted and n >= thinks:
                     answer.rows(self._rows((token,)))
                 n += 1
             if n == total:
@@ -173,9 +199,9 @@ class ToyThinker(Toy):
         spoken = request.verbatim.split()
         return self._length(request) != (len(spoken) if spoken else self.options.length)
 
-    def _earlier(self, request: TextRequest, answer: AnswerAssembler, wanted: Wanted) -> Iterator[TextPiece | Rows]:
+    def _earlier(self, history: Sequence[int], answer: AnswerAssembler, wanted: Wanted) -> Iterator[TextPiece | Rows]:
         """The rows of the history again, without a pause: like a prefill they cost next to nothing."""
-        left = request.history[wanted["hidden"] :] if "hidden" in wanted else ()
+        left = tuple(history[wanted["hidden"] :]) if "hidden" in wanted else ()
         while left:
             tokens, left = left[: (cut := self._cut())], left[cut:]
             answer.rows(self._rows(tokens))

@@ -166,6 +166,7 @@ def _text(piece: TextPiece) -> chunk_pb2.TextChunk:
         logprobs=piece.logprobs,
         pieces=piece.pieces,
         finish_reason=finish,
+        thought=piece.thought,
         top_logprobs=[
             chunk_pb2.TopLogprobs(
                 token_ids=[other.token_id for other in top],

@@ -13,11 +13,11 @@ import torch
 from numpy.typing import NDArray
 from PIL import Image
 
+from omnistage.engine.constraint import Constraint
 from omnistage.engine.detokenizer import Detokenizer
 from omnistage.engine.request import Given, Prompt, SequenceRequest
 from omnistage.models.common.answer import AnswerAssembler
 from omnistage.models.common.chat import ChatTokenizer
-from omnistage.models.common.constraint import Grammar
 from omnistage.models.common.encoders.features import Extent, Features, Layout
 from omnistage.models.common.encoders.reader import Medium
 from omnistage.models.common.encoders.starting import Ready
@@ -42,7 +42,7 @@ class Prepared(Tokenized):
 
     media: tuple[Medium | Streamed, ...]
     files: Files
-    grammar: Grammar | None
+    grammar: Constraint | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +102,9 @@ class MediaThinker(EngineThinker[Prepared]):
         """prompt_ids, extents: as of `laid_out`, which made `layout` of them. Raises BadRequest."""
         return Handed(rows_known(self._ports.places, layout.positions.T, wanted))
 
-    def _prepared(self, request: TextRequest, prompt_ids: tuple[int, ...], said_ids: tuple[int, ...], grammar: Grammar | None) -> Prepared:
+    def _prepared(
+        self, request: TextRequest, prompt_ids: tuple[int, ...], said_ids: tuple[int, ...], grammar: Constraint | None
+    ) -> Prepared:
         if request.finished is None:
             with unfit_refused("thinker"):
                 # Without what its media take: what is wrong with the request itself is told before anything is read.
@@ -142,6 +144,7 @@ class MediaThinker(EngineThinker[Prepared]):
             prompt_rows=len(layout),
             prompt_slots=handed.slots,
             ready=handed.ready,
+            thought=self._thought(request),
         )
         with unfit_refused("thinker"):
             prompt = Prompt(layout.ids[:, None], _given(layout, features), layout.positions, layout.delta, request.scope.encode())

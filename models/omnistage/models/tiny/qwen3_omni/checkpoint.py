@@ -7,7 +7,7 @@ ever. A weight depends on the seed and its own name only, and is made of exact o
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial, reduce
 from operator import getitem
@@ -22,7 +22,7 @@ from omnistage.models.tiny.makers import Order
 from omnistage.models.tiny.qwen3_omni import code2wav, talker, thinker
 from omnistage.models.tiny.qwen3_omni.talker import TalkerSize
 from omnistage.models.tiny.qwen3_omni.thinker import AudioSize, TextSize, ThinkerSize, VisionSize
-from omnistage.models.tiny.qwen3_omni.tokenizer import Ids, build_vocabulary, write_tokenizer
+from omnistage.models.tiny.qwen3_omni.tokenizer import TEMPLATE, THINKING_TEMPLATE, Ids, build_vocabulary, write_tokenizer
 from omnistage.models.tiny.qwen_vocabulary import fetch_vocabulary
 from omnistage.models.tiny.random_weights import noise
 from omnistage.models.tiny.weights import write_weights
@@ -98,12 +98,25 @@ DECODERS = {
 there are: else attention would make all rows alike."""
 
 
+Configured = Callable[[Size, Ids, str], dict[str, Any]]
+"""Makes a config.json; see `config`."""
+
+
 def make(directory: Path, order: Order, progress: Progress) -> None:
     """Fill an empty folder that is there. Raises FetchError where the vocabulary of Qwen cannot be had."""
+    _make(directory, order, progress, config, TEMPLATE)
+
+
+def make_thinking(directory: Path, order: Order, progress: Progress) -> None:
+    """As `make`: a checkpoint that thinks before it answers, and does not speak."""
+    _make(directory, order, progress, thinking_config, THINKING_TEMPLATE)
+
+
+def _make(directory: Path, order: Order, progress: Progress, config: Configured, template: str) -> None:
     size, dtype = SIZES[order.size], order.dtype or "float32"
     vocabulary = fetch_vocabulary(progress=progress) if order.tokenizer == "qwen" else build_vocabulary()
     progress("writing the tokenizer", 0.0)
-    ids = write_tokenizer(directory, vocabulary)
+    ids = write_tokenizer(directory, vocabulary, template)
     progress("writing the tokenizer", 1.0)
     fill(directory, config(size, ids, dtype), order.seed, getattr(torch, dtype), progress)
 
@@ -142,12 +155,20 @@ def config(size: Size, ids: Ids, dtype: str) -> dict[str, Any]:
     }
 
 
+def thinking_config(size: Size, ids: Ids, dtype: str) -> dict[str, Any]:
+    """config.json of a checkpoint that has a Thinker alone."""
+    whole = config(size, ids, dtype) | {"enable_audio_output": False}
+    return {name: value for name, value in whole.items() if name not in ("talker_config", "code2wav_config")}
+
+
 def write(directory: Path, config: Mapping[str, Any], seed: int, dtype: torch.dtype, progress: Progress) -> None:
     """Write the weights as shards with their index. Ids of the heads that are no token or no code are as likely as any other, as in
     published checkpoints: who serves them must ban them."""
     parts = (("thinker", thinker.weights), ("talker", talker.weights), ("code2wav", code2wav.weights))
-    shapes = {name: shape for part, weights in parts for name, shape in weights(config[f"{part}_config"]).items()}
-    adds = {prefix: 2 / reduce(getitem, path, config)["num_hidden_layers"] for prefix, path in DECODERS.items()}
+    shapes = {
+        name: shape for part, weights in parts if f"{part}_config" in config for name, shape in weights(config[f"{part}_config"]).items()
+    }
+    adds = {prefix: 2 / reduce(getitem, path, config)["num_hidden_layers"] for prefix, path in DECODERS.items() if path[0] in config}
     write_weights(directory, shapes, partial(_weight, seed=seed, adds=adds), lambda name: dtype, progress)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from omnistage.models.tiny.files import write_json
@@ -56,6 +56,17 @@ TEMPLATE = """\
 {%- endif -%}
 """
 
+THINKING_TEMPLATE = TEMPLATE.replace(
+    "{{- message['content'] -}}",
+    """\
+{%- if message['role'] == 'assistant' -%}
+{{- message['content'].split('</think>')[-1].lstrip('\\n') -}}
+{%- else -%}
+{{- message['content'] -}}
+{%- endif -%}""",
+).replace("assistant\\n' -}}", "assistant\\n<think>\\n' -}}")
+"""As that of Thinking: an answer begins within a thought, and that of an earlier answer is left out."""
+
 MAX_TOKENS = 131072
 DESIGN = TokenizerDesign(SPECIAL, MAX_TOKENS, WRITTEN, SPOKEN, ROLES, TEMPLATE, "Qwen3OmniMoeProcessor")
 
@@ -87,10 +98,10 @@ def build_vocabulary() -> Vocabulary:
     return train(TRAINING.splitlines(), BUILT_VOCABULARY)
 
 
-def write_tokenizer(directory: Path, vocabulary: Vocabulary) -> Ids:
+def write_tokenizer(directory: Path, vocabulary: Vocabulary, template: str = TEMPLATE) -> Ids:
     """Write the tokenizer's files in the published layout. The ids that the config must name."""
-    added = write_files(directory, vocabulary, DESIGN)
-    write_json(directory / "chat_template.json", {"chat_template": TEMPLATE})
+    added = write_files(directory, vocabulary, replace(DESIGN, template=template))
+    write_json(directory / "chat_template.json", {"chat_template": template})
     words = {name: vocabulary.entries[name] for name in ("system", "user", "assistant")}
     marks = {
         **{name: f"<|{name}|>" for name in ("im_start", "im_end", "vision_start", "vision_end", "audio_start", "audio_end")},
