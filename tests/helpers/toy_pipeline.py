@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 
-def toy_pipeline(folder: Path, *, interval_s: float = 0.0, length: int = 24, samples_per_frame: int | None = None) -> str:
+def toy_pipeline(folder: Path, *, interval_s: float = 0.0, length: int = 24, samples_per_frame: int | None = None, thinks: int = 0) -> str:
     """Its path. interval_s: before each token. length: tokens where the model ends by itself; more are made where a request asks for more.
-    samples_per_frame: of sound, for each token; None: it answers in text alone."""
-    stages = [f"{{kind: thinker, family: toy, options: {{interval_s: {interval_s}, length: {length}}}}}"]
+    samples_per_frame: of sound, for each token; None: it answers in text alone. thinks: so many of the tokens are thought first."""
+    stages = [f"{{kind: thinker, family: toy, options: {{interval_s: {interval_s}, length: {length}, thinks: {thinks}}}}}"]
     if samples_per_frame is not None:
         loud = f"options: {{samples_per_frame: {samples_per_frame}}}"
         stages.append(f"{{kind: talker, family: toy, takes: [hidden], {loud}}}")

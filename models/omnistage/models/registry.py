@@ -4,7 +4,7 @@ imported when it is asked for."""
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from importlib.metadata import EntryPoint, entry_points
 from importlib.util import find_spec
 from pathlib import Path
@@ -41,6 +41,8 @@ CONVERTED = ("config.json", WEIGHTS)
 
 _ON_ENGINE = ("threads", "max_batch_size", "max_batch_tokens", "kv_cache_bytes", "enable_cache")
 """Settings that every model on the engine has a use for."""
+
+_SPEAKS = ("enable_audio_output", "enable_talker")
 
 _TOY = "omnistage.models.toy.stages:ToyOptions"
 """Of every kind alike, so that a whole chain can be told one thing."""
@@ -121,6 +123,8 @@ FAMILIES: Mapping[str, Family] = {
                 options="omnistage.models.qwen2_5_omni.options:TalkerOptions",
                 files=(*CONVERTED, "spk_dict.pt"),
                 model_type="qwen2_5_omni",
+                section="talker_config",
+                switches=_SPEAKS,
             ),
             "code2wav": ModelEntry(
                 "omnistage.models.qwen2_5_omni.wave.loading:load_code2wav",
@@ -129,6 +133,8 @@ FAMILIES: Mapping[str, Family] = {
                 options="omnistage.models.qwen2_5_omni.options:Code2WavOptions",
                 files=(*CONVERTED, "spk_dict.pt"),
                 model_type="qwen2_5_omni",
+                section="token2wav_config",
+                switches=_SPEAKS,
             ),
         },
         needs=("torch", "transformers", "tokenizers", "safetensors", "jinja2", "av", "PIL", "soxr"),
@@ -153,6 +159,8 @@ FAMILIES: Mapping[str, Family] = {
                 options="omnistage.models.qwen3_omni.options:TalkerOptions",
                 files=CONVERTED,
                 model_type="qwen3_omni_moe",
+                section="talker_config",
+                switches=_SPEAKS,
             ),
             "code2wav": ModelEntry(
                 "omnistage.models.qwen3_omni.wave.loading:load_code2wav",
@@ -161,6 +169,8 @@ FAMILIES: Mapping[str, Family] = {
                 options="omnistage.models.qwen3_omni.options:Code2WavOptions",
                 files=CONVERTED,
                 model_type="qwen3_omni_moe",
+                section="code2wav_config",
+                switches=_SPEAKS,
             ),
         },
         needs=("torch", "transformers", "tokenizers", "safetensors", "jinja2", "av", "PIL", "soxr"),
@@ -231,6 +241,25 @@ def _brought(points: tuple[EntryPoint, ...]) -> Family:
 def dtypes(family: str, kind: str) -> tuple[str, ...]:
     """What the model of a family for a kind computes in, besides auto. Raises UnknownFamily."""
     return _entry(family, kind).dtypes
+
+
+def has_model(family: str, kind: str) -> bool:
+    """Whether a family has models of a kind."""
+    found = family_of(family)
+    return found is not None and kind in found.models
+
+
+def lacking(folder: Path, models: Iterable[tuple[str, str]]) -> list[str]:
+    """The kinds of those models, of a family and a kind each, that a checkpoint does not have, by its config.json. Raises LoadError."""
+    return [kind for family, kind in models if _lacks(folder, _entry(family, kind))]
+
+
+def _lacks(folder: Path, entry: ModelEntry) -> bool:
+    config = folder / entry.folder / "config.json"
+    if not entry.section or not config.is_file():
+        return False
+    said = json_object(config)
+    return not said.get(entry.section) or any(said.get(switch) is False for switch in entry.switches)
 
 
 def voices(family: str, kind: str) -> tuple[str, ...]:

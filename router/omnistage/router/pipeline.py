@@ -98,6 +98,11 @@ class Pipeline(BaseModel):
         return self.on_request + self.may_give
 
     @property
+    def models(self) -> tuple[tuple[str, str], ...]:
+        """The family and the kind of each of its stages."""
+        return tuple((stage.family, stage.kind) for stage in self.stages)
+
+    @property
     def kinds(self) -> frozenset[str]:
         """Of its stages."""
         return frozenset(stage.kind for stage in self.stages)

@@ -73,7 +73,8 @@ def validate(request: omni_pb2.GenerateRequest, pipelines: Mapping[str, Pipeline
     outputs = frozenset(request.outputs or pipeline.outputs)
     if not outputs <= set(pipeline.offered):
         missing = ", ".join(repr(name[:16]) for name in sorted(outputs - set(pipeline.offered)))
-        raise bad_request("outputs", f"{pipeline.name} gives {', '.join(pipeline.offered)}, not {missing}")
+        why = ": it is served without a Talker" if "audio" in outputs and pipeline.kinds == {"thinker"} else ""
+        raise bad_request("outputs", f"{pipeline.name} gives {', '.join(pipeline.offered)}, not {missing}{why}")
     for kind in KINDS:
         if request.HasField(kind) and kind not in pipeline.kinds:
             raise refused(request, pipeline, kind, pipelines.values())

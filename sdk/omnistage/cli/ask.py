@@ -106,7 +106,8 @@ def ask(
     """Ask a question and get the answer, spoken.
 
     Also about pictures, sounds and films; spoken where the pipeline has a voice. Media stand before the words, in the order given. Where
-    only pipelines that draw can be meant, it is drawn; `omnistage draw` keeps the picture.
+    only pipelines that draw can be meant, it is drawn; `omnistage draw` keeps the picture. What a model thinks before it answers is dim on
+    a terminal, and in no pipe and no sound.
     """
     if text_only and (out is not None or captions is not None or play):
         raise typer.BadParameter("--out, --captions and --play need sound; leave --text-only out")

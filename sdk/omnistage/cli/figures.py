@@ -23,6 +23,7 @@ def as_json(spoken: Spoken, done: Done) -> str:
     return json.dumps(
         {
             "text": spoken.text,
+            **({"thought": spoken.thought} if spoken.thought else {}),
             "ttft_s": _rounded(timing.ttft_s),
             "ttfa_s": _rounded(timing.ttfa_s),
             "e2e_s": _rounded(timing.e2e_s),

@@ -8,7 +8,7 @@ from contextlib import aclosing, suppress
 
 from omnistage.cli.screen import TURNS_PER_S, Screen, Spoken
 from omnistage.client.errors import ProtocolError
-from omnistage.client.events import Alignment, AudioChunk, Done, Event, Picture, TextDelta
+from omnistage.client.events import Alignment, AudioChunk, Done, Event, Picture, TextDelta, ThoughtDelta
 
 
 async def follow(
@@ -27,6 +27,11 @@ async def follow(
                             spoken.text += event.text
                             spoken.tokens += len(event.token_ids)
                             screen.show(spoken, event.text)
+                        case ThoughtDelta():
+                            spoken.thought += event.text
+                            spoken.tokens += len(event.token_ids)
+                            if screen.think(spoken, event.text):
+                                turning.cancel()
                         case AudioChunk():
                             turning.cancel()
                             spoken.audio_s += event.duration_s

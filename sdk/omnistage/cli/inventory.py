@@ -13,7 +13,7 @@ from omnistage.models.common.cache import cache_directory
 from omnistage.models.common.fetch import MANIFEST
 from omnistage.models.diffusers.store import model_directory as picture_directory
 from omnistage.models.errors import LoadError
-from omnistage.models.registry import recognise
+from omnistage.models.registry import lacking, recognise
 from omnistage.router.pipeline import Pipeline, load_pipeline, shipped_pipelines
 
 
@@ -60,7 +60,7 @@ def _of_hub() -> Iterator[Here]:
                 with suppress(LoadError):  # Other programs keep there what no family of ours is.
                     family = recognise(revision.snapshot_path, called=repository.repo_id)
                     at = "" if "main" in revision.refs else f"@{next(iter(revision.refs), revision.commit_hash)}"
-                    yield _here(f"{repository.repo_id}{at}", family, revision.size_on_disk, True, _serving(family))
+                    yield _here(f"{repository.repo_id}{at}", family, revision.size_on_disk, True, _serving(family, revision.snapshot_path))
 
 
 def _here(name: str, family: str, size: int, is_here: bool, pipelines: list[Pipeline]) -> Here:
@@ -69,9 +69,9 @@ def _here(name: str, family: str, size: int, is_here: bool, pipelines: list[Pipe
     return Here(name, family, size, is_here, tuple(pipeline.name for pipeline in pipelines), tuple(takes), tuple(gives))
 
 
-def _serving(family: str) -> list[Pipeline]:
-    """Pipelines whose stages are all of a family."""
-    pipelines = [load_pipeline(name) for name in shipped_pipelines()]
+def _serving(family: str, folder: Path) -> list[Pipeline]:
+    """Pipelines whose stages are all of a family, and in its checkpoint."""
+    pipelines = [one for one in map(load_pipeline, shipped_pipelines()) if not lacking(folder, one.models)]
     return sorted((one for one in pipelines if {stage.family for stage in one.stages} == {family}), key=lambda one: len(one.name))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
+from itertools import takewhile
 from pathlib import Path
 
 import grpc
@@ -18,7 +19,7 @@ from omnistage.client.guesses import did_you_mean
 from omnistage.client.install import install
 from omnistage.models.errors import LoadError
 from omnistage.models.options import DEFAULTS, MEMORY_SHARE
-from omnistage.models.registry import UnknownFamily, dtypes, families, has_default, missing_packages, recognise, uses
+from omnistage.models.registry import UnknownFamily, dtypes, families, has_default, has_model, lacking, missing_packages, recognise, uses
 from omnistage.router.pipeline import Pipeline, PipelineError, StageSpec, load_pipeline, shipped_pipelines
 
 GATEWAY_NEEDS = ("fastapi", "h11", "httpx2", "python_multipart", "starlette", "uvicorn")
@@ -66,11 +67,23 @@ def layout_of(choice: Choice) -> Layout:
     says what to change."""
     wanted, notes = _wanted(choice)
     pipelines = [_pipeline(one, choice, is_alone=len(wanted) == 1) for one in wanted]
+    notes += _replaced(wanted, pipelines)
     servers, left_out = with_gateway(choice.servers)
     layout = with_loras(Layout(pipelines, servers, [*notes, *left_out]), choice.loras)
     layout = shared(_checked(layout, choice))
     fetch_own(layout.pipelines[0])
     return layout
+
+
+def _replaced(wanted: Sequence[_Wanted], pipelines: Sequence[PipelineLayout]) -> list[str]:
+    """What to tell of pipelines that are served without what their checkpoints lack."""
+    notes = list[str]()
+    for one, made in zip(wanted, pipelines, strict=True):
+        if one.source and made.source != one.source:
+            kinds = [stage.kind for stage in made.stages]
+            missing = " and no ".join(stage.kind for stage in _read(one.source).stages if stage.kind not in kinds)
+            notes.append(f"{one.checkpoint} has no {missing}: it is served by {made.name}")
+    return notes
 
 
 def with_gateway(servers: ServerOptions) -> tuple[ServerOptions, list[str]]:
@@ -157,7 +170,29 @@ def _pipeline(wanted: _Wanted, choice: Choice, *, is_alone: bool) -> PipelineLay
 
 
 def _of_checkpoint(folder: Path, wanted: _Wanted, choice: Choice) -> PipelineLayout:
-    return _layout(wanted.source or _pipeline_of(folder, wanted.checkpoint, choice), folder, choice)
+    try:
+        source = _that_fits(folder, wanted.source or _pipeline_of(folder, wanted.checkpoint, choice), wanted.checkpoint, choice)
+    except LoadError as error:
+        raise StackError(str(error)) from None
+    return _layout(source, folder, choice)
+
+
+def _that_fits(folder: Path, source: str, typed: str, choice: Choice) -> str:
+    """The pipeline; of one that comes with omnistage, where a checkpoint lacks models of it, the one of those that it has. Raises
+    RequestError where sound is asked for that it cannot make, StackError where no pipeline fits, LoadError."""
+    pipeline = _read(source)
+    lacks = lacking(folder, pipeline.models)
+    is_silent = lacking(folder, [(stage.family, "talker") for stage in pipeline.stages if has_model(stage.family, "talker")])
+    if is_silent and "audio" in choice.outputs:
+        raise RequestError(f"{typed} has no Talker: it answers in text and gives no audio", hint="Ask for text alone: {text_alone}.")
+    if not lacks:
+        return source
+    left = [*takewhile(lambda model: model[1] not in lacks, pipeline.models)]  # What stands behind would have no input.
+    if source in shipped_pipelines() and (found := next((name for name in shipped_pipelines() if [*_read(name).models] == left), "")):
+        return found
+    raise StackError(
+        f"{typed} has no {' and no '.join(lacks)}, which {pipeline.name} needs", hint="Name a pipeline without: {pipeline=NAME}."
+    )
 
 
 def _pipeline_of(folder: Path, typed: str, choice: Choice) -> str:
@@ -170,7 +205,8 @@ def _pipeline_of(folder: Path, typed: str, choice: Choice) -> str:
         if not any((folder / name).is_file() for name in ("config.json", "model_index.json")):
             return DEFAULT_PIPELINES[0]  # Whose families say what is missing.
         raise StackError(str(error)) from None
-    having = [name for name in shipped_pipelines() if {stage.family for stage in _read(name).stages} == {family}]
+    of_family = [name for name in shipped_pipelines() if {stage.family for stage in _read(name).stages} == {family}]
+    having = [name for name in of_family if not lacking(folder, _read(name).models)]
     able = [name for name in having if _is_able(_read(name), _read(name).stages[0].kind, choice)]
     if choice.outputs:
         shortest = min((len(_read(name).stages) for name in able), default=0)

@@ -26,6 +26,7 @@ ERASE_BELOW = "\x1b[J"
 DOWN = "\x1bD"
 """One row down; scrolls at the last one, and keeps the column."""
 UP = "\x1b[A"
+DIM, PLAIN = "\x1b[2m", "\x1b[0m"
 SAVE, RESTORE = "\x1b7", "\x1b8"
 
 SPINNER = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
@@ -38,10 +39,11 @@ FEWEST_ROWS, FEWEST_COLUMNS = 3, 8
 
 @dataclass(slots=True)
 class Spoken:
-    """What has come so far. sounds is filled only if a file is wanted, words if captions are. tokens: of the text. pictures: how many, of a
-    prompt that was drawn."""
+    """What has come so far. sounds is filled only if a file is wanted, words if captions are. thought: what the model thought before it
+    answered. tokens: of the text and of that. pictures: how many, of a prompt that was drawn."""
 
     text: str = ""
+    thought: str = ""
     tokens: int = 0
     audio_s: float = 0.0
     pictures: int = 0
@@ -58,6 +60,9 @@ class Screen(Protocol):
 
     def show(self, spoken: Spoken, new_text: str) -> None: ...
 
+    def think(self, spoken: Spoken, new_text: str) -> bool:
+        """More of what the model thinks before it answers has come. False: it is not shown."""
+
     def wait(self, waited_s: float) -> None:
         """Nothing has come yet."""
 
@@ -73,6 +78,9 @@ class Quiet:
 
     def show(self, spoken: Spoken, new_text: str) -> None:
         return None
+
+    def think(self, spoken: Spoken, new_text: str) -> bool:
+        return False
 
     def wait(self, waited_s: float) -> None:
         return None
@@ -128,6 +136,7 @@ class Live(Quiet):
         self._text = text or sys.stdout
         self._below = Below(sys.stderr)
         self._wrap = Wrap()
+        self._thought: Wrap | None = None
 
     def __enter__(self) -> Self:
         self._below.draw("", speaking_line(Spoken()))
@@ -135,10 +144,25 @@ class Live(Quiet):
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self._below.erase()
+        self._end_thought()
         _write(self._text, self._wrap.finish(self._below.columns))
+
+    def think(self, spoken: Spoken, new_text: str) -> bool:
+        """Dim, above the answer; on stderr, where all is that is no answer."""
+        self._thought = self._thought or Wrap()
+        self._below.erase()
+        self._below.write_dim(self._thought.add(new_text, self._below.columns))
+        self._below.draw(f"{DIM}{self._thought.unfinished}{PLAIN}", speaking_line(spoken))
+        return True
+
+    def _end_thought(self) -> None:
+        if self._thought is not None:
+            self._below.write_dim(self._thought.finish(self._below.columns))
+            self._thought = None
 
     def show(self, spoken: Spoken, new_text: str) -> None:
         self._below.erase()
+        self._end_thought()
         _write(self._text, self._wrap.add(new_text, self._below.columns))
         self._below.draw(self._wrap.unfinished, speaking_line(spoken))
 
@@ -166,6 +190,11 @@ class Keeping:
 
     def show(self, spoken: Spoken, new_text: str) -> None:
         self._try(lambda: self._screen.show(spoken, new_text))
+
+    def think(self, spoken: Spoken, new_text: str) -> bool:
+        shown = list[bool]()
+        self._try(lambda: shown.append(self._screen.think(spoken, new_text)))
+        return any(shown)
 
     def wait(self, waited_s: float) -> None:
         self._try(lambda: self._screen.wait(waited_s))
@@ -208,6 +237,11 @@ class Below:
             self._console.print(line, end="", soft_wrap=True)
         # First a row below, made by scrolling if need be: a saved place does not scroll along.
         _draw(self._terminal, f"{DOWN}{UP}{SAVE}{word}\r{DOWN}{capture.get()}{RESTORE}")
+
+    def write_dim(self, text: str) -> None:
+        """Write text that stays, which went through `Wrap`."""
+        if text:
+            _draw(self._terminal, f"{DIM}{text}{PLAIN}")
 
     def erase(self) -> None:
         """Erase what was drawn."""

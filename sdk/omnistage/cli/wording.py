@@ -66,6 +66,7 @@ SHELL = Wording(
         "anew": "ask again",
         "output": "--verbose shows what its processes say",
         "keep_sound": "--out F",
+        "text_alone": "--text-only",
         "start_timeout": "`omnistage serve`, which waits without a limit",
     },
     lambda name, value: f"{name} {value}",

@@ -95,6 +95,7 @@ PYTHON = Wording(
         "anew": "make a new Omni",
         "output": "a stack of `omnistage serve --verbose` shows what its processes say",
         "keep_sound": "answer.save(path), or SoundFile",
+        "text_alone": "outputs=['text']",
         "start_timeout": "start_timeout_s",
         "address": "address",
     },

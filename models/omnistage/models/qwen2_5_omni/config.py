@@ -159,7 +159,8 @@ class TalkerConfig:
 def read_talker_config(directory: Path) -> TalkerConfig:
     """Of the checkpoint in a folder. Raises BadCheckpoint."""
     whole = read_config(directory, MODEL_TYPE)
-    if not whole.value("enable_talker", bool, True) or not whole.has("talker_config"):
+    speaks = all(whole.value(name, bool, True) for name in ("enable_audio_output", "enable_talker"))
+    if not speaks or not whole.has("talker_config"):
         raise BadCheckpoint(f"{whole.place}: this checkpoint has no Talker; serve a pipeline of its Thinker alone")
     config, dit = whole.section("talker_config"), whole.section("token2wav_config").section("dit_config")
     check_plain(whole, config)

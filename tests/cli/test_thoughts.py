@@ -1,0 +1,54 @@
+"""What a model thinks before it answers: dim on a terminal, above the answer, and in no pipe."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+import pytest
+
+from helpers.command import omnistage
+from helpers.terminal import Terminal, words_of
+from helpers.toy_pipeline import toy_pipeline
+from omnistage.cli.screen import DIM, PLAIN
+from omnistage.client import Omni
+from omnistage.models.toy import formulas
+
+THINKS = 6
+WORDS = formulas.text(1, "Hi", 24).split()
+ASKED = ("ask", "Hi", "--seed", "1", "--address")
+
+
+@pytest.fixture(scope="module")
+def thinking(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """HOST:PORT of a router in front of a Thinker that thinks."""
+    with Omni(pipeline=toy_pipeline(tmp_path_factory.mktemp("thinking"), thinks=THINKS), max_sessions=4) as omni:
+        yield omni.address
+
+
+def test_a_terminal_shows_it_dim_above_the_answer(thinking: str) -> None:
+    terminal = Terminal(20, 24)
+    assert terminal.run((*ASKED, thinking)) == 0
+    dim = [part.partition(PLAIN)[0] for part in terminal.written.decode().split(DIM)[1:]]
+    assert list(dict.fromkeys(word for word in words_of(dim) if word in WORDS)) == WORDS[:THINKS]
+    told = terminal.lines
+    first = next(number for number, line in enumerate(told) if line.split()[:1] == [WORDS[THINKS]])
+    assert words_of(told[:first]) == WORDS[:THINKS]
+    assert words_of(told[first:])[: 24 - THINKS] == WORDS[THINKS:]
+
+
+def test_a_pipe_gets_the_answer_alone(thinking: str) -> None:
+    done = omnistage(*ASKED, thinking)
+    assert (done.returncode, done.stdout.split()) == (0, WORDS[THINKS:])
+    assert not set(WORDS[:THINKS]) & set(done.stderr.split())
+
+
+def test_scripts_get_it_by_its_name(thinking: str) -> None:
+    told = json.loads(omnistage(*ASKED, thinking, "--json").stdout)
+    assert (told["text"].split(), told["thought"].split()) == (WORDS[THINKS:], WORDS[:THINKS])
+
+
+def test_what_is_cut_within_it_says_so(thinking: str) -> None:
+    done = omnistage(*ASKED, thinking, "--max-tokens", "4")
+    assert (done.stdout, done.returncode) == ("", 0)
+    assert "cut at 4 tokens" in done.stderr

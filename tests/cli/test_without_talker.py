@@ -1,0 +1,86 @@
+"""Checkpoints of both omni families that do not speak: they are served by their Thinker alone, by whatever name, and say so."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from omnistage.cli.pipelines import Choice, layout_of
+from omnistage.client.errors import RequestError, StackError
+from omnistage.models.registry import FAMILIES
+from omnistage.models.tiny.makers import Order, make_tiny
+
+THINKING: Mapping[str, Any] = {"enable_audio_output": False, "talker_config": None, "code2wav_config": None}
+"""Changes of config.json: None takes a section out."""
+
+SILENT: Mapping[str, tuple[str, Mapping[str, Any]]] = {
+    "as Thinking is": ("qwen3_omni", THINKING),
+    "switched off": ("qwen3_omni", {"enable_audio_output": False}),
+    "without a section": ("qwen3_omni", {"talker_config": None}),
+    "Qwen2.5, switched off": ("qwen2_5_omni", {"enable_audio_output": False}),
+    "Qwen2.5, its Talker switched off": ("qwen2_5_omni", {"enable_talker": False}),
+}
+
+
+def checkpoint(folder: Path, family: str, changes: Mapping[str, Any]) -> str:
+    """What a launcher reads of one; its stages would read more."""
+    (mark,) = FAMILIES[family].marks[0]
+    entries = FAMILIES[family].models.values()
+    whole = {mark.key: mark.values[0], **{entry.section: {"some": 1} for entry in entries if entry.section}, **changes}
+    for name in {name for entry in entries for name in entry.files}:
+        (folder / name).write_text("{}")
+    (folder / "config.json").write_text(json.dumps({key: value for key, value in whole.items() if value is not None}))
+    return str(folder)
+
+
+@pytest.mark.parametrize("case", SILENT)
+def test_it_is_served_by_its_thinker(tmp_path: Path, case: str) -> None:
+    family, changes = SILENT[case]
+    folder = checkpoint(tmp_path, family, changes)
+    for choice in (
+        Choice(checkpoints={"": folder}),
+        Choice([folder]),
+        Choice([family], {"": folder}),
+        Choice([f"{family}-codes"], {"": folder}),
+    ):
+        layout = layout_of(choice)
+        (pipeline,) = layout.pipelines
+        assert (pipeline.name, [stage.kind for stage in pipeline.stages]) == (f"{family}-text", ["thinker"])
+        assert any("has no talker" in note for note in layout.notes) == (choice.pipelines != [folder] and bool(choice.pipelines))
+
+
+@pytest.mark.parametrize("case", SILENT)
+def test_sound_is_refused_with_the_reason(tmp_path: Path, case: str) -> None:
+    family, changes = SILENT[case]
+    folder = checkpoint(tmp_path, family, changes)
+    for choice in (Choice(checkpoints={"": folder}), Choice([folder]), Choice([family], {"": folder})):
+        with pytest.raises(RequestError, match="has no Talker") as caught:
+            layout_of(Choice(choice.pipelines, choice.checkpoints, outputs=["text", "audio"]))
+        assert "outputs=['text']" in caught.value.hint
+
+
+@pytest.mark.parametrize("family", ["qwen2_5_omni", "qwen3_omni"])
+def test_one_that_speaks_is_served_whole(tmp_path: Path, family: str) -> None:
+    folder = checkpoint(tmp_path, family, {})
+    for choice in (Choice(checkpoints={"": folder}), Choice([family], {"": folder}), Choice(checkpoints={"": folder}, outputs=["audio"])):
+        layout = layout_of(choice)
+        assert [stage.kind for stage in layout.pipelines[0].stages] == ["thinker", "talker", "code2wav"]
+        assert not layout.notes or "has no" not in " ".join(layout.notes)
+
+
+def test_a_file_that_names_a_talker_is_not_changed(tmp_path: Path) -> None:
+    folder = tmp_path / "checkpoint"
+    folder.mkdir()
+    file = tmp_path / "own.yaml"
+    file.write_text((Path(__file__).parents[2] / "deploy/pipelines/qwen3_omni.yaml").read_text().replace("name: qwen3_omni", "name: own"))
+    with pytest.raises(StackError, match="has no talker and no code2wav, which own needs"):
+        layout_of(Choice([str(file)], {"": checkpoint(folder, "qwen3_omni", THINKING)}))
+
+
+def test_a_thinking_checkpoint_of_make_tiny_is_one(tmp_path: Path) -> None:
+    make_tiny("qwen3-omni-thinking", tmp_path / "made", Order())
+    assert layout_of(Choice(["qwen3_omni"], {"": str(tmp_path / "made")})).names == "qwen3_omni-text"
