@@ -9,8 +9,10 @@ from typing import Any
 import httpx2
 import openai
 import pytest
+from playwright.async_api import expect
 
 from helpers import servers
+from helpers.browser import ask, browser, needs_chromium, opened
 from helpers.gateway import gateway
 from helpers.openai_document import document, events_of
 from omnistage.client import Omni, TextDelta, ThoughtDelta
@@ -135,3 +137,22 @@ def test_answers_are_those_of_the_document(thinking_url: str) -> None:
         for _, event in events_of(streamed):
             if event != "[DONE]":
                 judge.check_answer(event, path, media_type="text/event-stream")
+
+
+@needs_chromium
+async def test_the_page_shows_it_apart_to_who_opens_it(thinking_url: str) -> None:
+    url = thinking_url.removesuffix("/v1")
+    async with browser() as context:
+        watched = await opened(context, url)
+        page = watched.page
+        await ask(page, "Hello", 5)
+        answer = page.locator(".assistant:not(.live)")
+        await expect(answer.locator(".body")).to_have_text(SAID)
+        thought = answer.locator("details")
+        await expect(thought).not_to_have_attribute("open", "")
+        await thought.get_by_text("Thought").click()
+        await expect(thought).to_have_text(f"Thought{THOUGHT}")
+        await expect(thought).to_have_attribute("open", "")
+        await ask(page, "And?", 5)
+        await expect(page.locator(".assistant:not(.live)")).to_have_count(2)
+        await watched.check(url)

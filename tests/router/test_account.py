@@ -26,7 +26,7 @@ UUID = "322e3fe2cf6c4976a0f411505a32621c"
 SECRETS = ("swordfish", "what is a kite?", "tell nobody", "STOP-HERE")
 """A key, and what people say: no log has it."""
 
-COUNTS = {"tokens", "prompt_tokens", "cached_tokens", "pictures", "frames", "failovers", "unspoken"}
+COUNTS = {"tokens", "thought_tokens", "prompt_tokens", "cached_tokens", "pictures", "frames", "failovers", "unspoken"}
 FIGURES = COUNTS | {"session_id", "finish_reason", "queued_s", "ttft_s", "ttfa_s", "audio_s", "replicas"}
 OF_ALL = {"event", "log_level", "request_id", "pipeline", "client", "reason", "total_s"}
 

@@ -183,6 +183,9 @@ async function run(asked) {
 /** What an event changes. */
 function take(event, shown, made, prompt) {
   switch (event.kind) {
+    case "thought":
+      shown.addThought(event.text);
+      break;
     case "text":
       timeline.gotText(event.text);
       made.text += event.text;

@@ -1,5 +1,5 @@
 // Asks the gateway, and makes of its answers one kind of events:
-//   {kind: "text", text}   {kind: "sound", samples, pcm, rateHz, prebufferS}   {kind: "picture", uri, isPreview}
+//   {kind: "thought", text}   {kind: "text", text}   {kind: "sound", samples, pcm, rateHz, prebufferS}   {kind: "picture", uri, isPreview}
 //   {kind: "progress", done, total}   {kind: "failover", stage, pause_s, ...}   {kind: "accounts", usage, seed, pipeline, session_id}
 
 import { Failure, get, strange, stream } from "./api.js";
@@ -74,7 +74,8 @@ async function* chat(events) {
     const choice = Array.isArray(data.choices) ? data.choices[0] : null;
     if (!choice) continue;
     hasEnded ||= Boolean(choice.finish_reason);
-    const { content, audio } = choice.delta ?? {};
+    const { content, audio, reasoning_content: thought } = choice.delta ?? {};
+    if (typeof thought === "string" && thought) yield { kind: "thought", text: thought };
     const text = content || audio?.transcript;
     if (typeof text === "string" && text) yield { kind: "text", text };
     if (audio?.data) yield { kind: "sound", pcm: pcmOf(audio.data), rateHz, prebufferS: prebufferS ?? 0 };

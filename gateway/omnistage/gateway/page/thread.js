@@ -26,6 +26,13 @@ export class Shown {
     add(this.article);
   }
 
+  /** What is thought before the answer: read by who opens it, and not said. */
+  addThought(text) {
+    this.thought ??= this.article.insertBefore(make("details", { className: "thought" }, make("summary", { textContent: "Thought" })), this.body);
+    this.thought.append(text);
+    follow();
+  }
+
   addText(text) {
     this.text += text;
     this.body.append(text); // A node of text: never HTML.
