@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Self
+from typing import Self, TypeVar
 
 import torch
 import torch.distributed as distributed
@@ -37,6 +37,8 @@ from omnistage.models.common.messages import (
 from omnistage.models.common.owned import OwnFolder
 from omnistage.models.errors import LoadError
 from omnistage.models.options import LoadOptions
+
+T = TypeVar("T")
 
 LOAD_LIMIT_S = 1800.0
 """For another rank to load its part: weights come from a disk that may be slow."""
@@ -262,3 +264,18 @@ def options_of(options: LoadOptions, rank: int) -> LoadOptions:
             f"tensor_parallel_size {options.tensor_parallel_size}: takes the first GPUs, device must be cuda, not {options.device}"
         )
     return replace(options, device=f"{options.device}:{rank}")
+
+
+def load_in_team(reader: Callable[..., object], folder: Path, options: LoadOptions, load: Callable[[LoadOptions, Team | None], T]) -> T:
+    """What `load` makes as the first rank of `options.tensor_parallel_size`; None for its team where there is one rank. reader: a function
+    of a module by which each of the others reads its part, see `rank.Reader`. The others end where it cannot be made. Raises what `load`
+    does, and LoadError."""
+    with contextlib.ExitStack() as undo:
+        if team := Team.for_options(f"{reader.__module__}:{reader.__name__}", folder, options):
+            undo.callback(team.close)
+        try:
+            loaded = load(options_of(options, 0), team)
+        except RanksApart as error:
+            raise LoadError(str(error)) from error
+        undo.pop_all()
+    return loaded

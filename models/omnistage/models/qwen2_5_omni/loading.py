@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 
@@ -10,16 +9,15 @@ import torch
 from transformers import Qwen2_5OmniTextConfig
 
 from omnistage.engine.decoder import LM_HEAD, DecoderParts, PackedDecoder
-from omnistage.engine.group import ALONE, Group, RanksApart
+from omnistage.engine.group import ALONE, Group
 from omnistage.engine.linear import LinearMaker
 from omnistage.engine.rope import contiguous, rotary
 from omnistage.engine.tap import last_and_embedding
 from omnistage.models.common.encoders.starting import Parts, Preparation, Ready, encoders_built, needed
 from omnistage.models.common.engine_model import chosen_dtype, decoder_weights
 from omnistage.models.common.slices import config_of_part, weights_of_part
-from omnistage.models.common.team import Team, options_of
+from omnistage.models.common.team import Team, load_in_team
 from omnistage.models.common.weights import Weights
-from omnistage.models.errors import LoadError
 from omnistage.models.options import LoadOptions
 from omnistage.models.qwen2_5_omni.audio import AudioEncoder
 from omnistage.models.qwen2_5_omni.config import RENAMED, ThinkerConfig, read_thinker_config
@@ -42,18 +40,10 @@ def load_thinker(folder: Path, options: LoadOptions) -> QwenThinker:
     """Raises LoadError, or ValueError for ill-shaped weights."""
     config = read_thinker_config(folder)
     config_of_part(config.text, options.tensor_parallel_size)  # Before others are started for nothing.
-    with ExitStack() as undo:
-        if team := Team.for_options(f"{__name__}:{read_decoder.__name__}", folder, options):
-            undo.callback(team.close)
-        try:
-            thinker = _loaded(folder, options_of(options, 0), config, team)
-        except RanksApart as error:
-            raise LoadError(str(error)) from error
-        undo.pop_all()
-    return thinker
+    return load_in_team(read_decoder, folder, options, partial(_loaded, folder, config))
 
 
-def _loaded(folder: Path, options: LoadOptions, config: ThinkerConfig, team: Team | None) -> QwenThinker:
+def _loaded(folder: Path, config: ThinkerConfig, options: LoadOptions, team: Team | None) -> QwenThinker:
     dtype, device = chosen_dtype(options), torch.device(options.device)
     torch.set_num_threads(options.threads)
     tokenizer, preparation = tokenizer_of(folder, config), Preparation.of(folder, config)
