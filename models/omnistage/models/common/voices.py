@@ -16,7 +16,11 @@ def those_there_are(voices: Sequence[str]) -> str:
 
 
 def choose_voice(voices: Collection[str], name: str, field: str) -> str:
-    """The name of the voice that is asked for; empty: the first. Raises BadRequest."""
-    if name and name not in voices:
+    """The name of the voice that is asked for, in small letters or capital ones; empty: the first. Raises BadRequest."""
+    if not name:
+        return next(iter(voices))
+    # A checkpoint may well have two whose names differ in that alone.
+    found = name if name in voices else next((voice for voice in voices if voice.lower() == name.lower()), None)
+    if found is None:
         raise BadRequest(field, f"there is no voice {name[:64]!r}; {those_there_are(list(voices))}")
-    return name or next(iter(voices))
+    return found
