@@ -90,11 +90,16 @@ def parts(kind: str, source: random.Random, least_s: float = 0.1) -> tuple[Part,
     return (_picture(source), _words(source, 1), _film(source, heard=True, least_s=least_s), _sound(source, least_s), _words(source, 4))
 
 
+def earlier(source: random.Random) -> list[Turn]:
+    """Of a conversation that went on for a while."""
+    return [Turn("user", (_words(source, 3), _picture(source))), Turn("assistant", (_words(source, 4),))]
+
+
 def turns(kind: str, source: random.Random, least_s: float = 0.1) -> tuple[Turn, ...]:
     """A conversation that ends with such a question."""
     asked = [Turn("user", parts(kind, source, least_s))]
     if source.random() < 0.4:
-        asked = [Turn("user", (_words(source, 3), _picture(source))), Turn("assistant", (_words(source, 4),)), *asked]
+        asked = [*earlier(source), *asked]
     if source.random() < 0.4:
         asked = [Turn("system", (_words(source, 6),)), *asked]
     return tuple(asked)

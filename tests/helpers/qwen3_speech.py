@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
+from transformers import LogitsProcessorList, RepetitionPenaltyLogitsProcessor
 
 from helpers.omni_reference import Seen
 from helpers.qwen3_reference import Qwen3Reference
@@ -91,7 +92,8 @@ class Qwen3Speech(Qwen3Reference, TalkerLoop):
                 thinker_eos_token_id=self.whole.config.im_end_token_id,
                 talker_max_new_tokens=count + 1,
                 talker_do_sample=False,
-                talker_repetition_penalty=PENALTY,
+                talker_repetition_penalty=1.0,  # it warns of one that is given so, and does the same
+                talker_logits_processor=LogitsProcessorList([RepetitionPenaltyLogitsProcessor(PENALTY)]),
                 **inputs,
             )
         (codes,) = found

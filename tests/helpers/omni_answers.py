@@ -1,0 +1,180 @@
+"""Questions to the chain of an omni model with what Transformers answers, says and makes heard, one after the other; and whether a chain
+does the same."""
+
+from __future__ import annotations
+
+import random
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from helpers.ask import Answer, ask
+from helpers.omni_family import STEPS, OmniFamily
+from helpers.omni_parity import DISTINCT, earlier, parts
+from helpers.omni_reference import OmniReference, Seen
+from helpers.qwen3_speech import Qwen3Speech
+from helpers.speech_reference import PENALTY, SpeechReference
+from helpers.wave_reference import WaveReference
+from omnistage.models.common.chat import ChatTokenizer
+from omnistage.models.conversation import Media, Turn
+from omnistage.models.qwen2_5_omni import config as qwen2_5
+from omnistage.models.qwen2_5_omni import thinker as qwen2_5_thinker
+from omnistage.models.qwen3_omni import config as qwen3
+from omnistage.models.qwen3_omni import thinker as qwen3_thinker
+from omnistage.v1 import chunk_pb2, omni_pb2, omni_pb2_grpc, stage_pb2
+
+TOKENS = 24
+
+LEAST_S = 1.05
+"""Of a sound beside others: Transformers computes a shorter one of Qwen3-Omni otherwise than alone."""
+
+CLOSE = 1e-4
+"""Two codes of Qwen3-Omni whose logits are nearer to each other are almost equally good."""
+
+CASES = {
+    **{kind: (kind, False) for kind in ("text", "long text", "image", "images", "audio", "sounds", "video", "videos", "sound in video")},
+    "everything": ("everything", False),
+    "a sound, after a picture and an answer": ("audio", True),
+    "everything, after a picture and an answer": ("everything", True),
+}
+"""What is asked, and whether something was said before."""
+
+VOICES = ("Chelsie", "Ethan")
+
+
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """seed: of the sound. codes: of all frames, one behind the other. rel: by how much sound may differ, of its loudest sample."""
+
+    turns: tuple[Turn, ...]
+    voice: str
+    seed: int
+    tokens: list[int]
+    frames: int
+    codes: list[int]
+    sound: NDArray[np.float32]
+    rel: float
+
+    async def check(self, stub: omni_pb2_grpc.OmniServiceAsyncStub, family: OmniFamily) -> None:
+        """That a chain in float32 answers so, in the voice that is asked of the Talker alone."""
+        answer = await ask(stub, self._asked())
+        answer.check_whole()
+        assert (answer.tokens(), answer.codes()) == (self.tokens, self.codes)
+        made = samples(answer)
+        assert made.shape == self.sound.shape == (family.samples(len(self.codes) // family.groups),)
+        assert np.abs(made - self.sound).max() <= self.rel * np.abs(self.sound).max()
+
+    def _asked(self) -> omni_pb2.GenerateRequest:
+        """Greedy."""
+        thinker = stage_pb2.ThinkerParams(messages=messages(self.turns), max_tokens=TOKENS, ignore_eos=True)
+        talker = stage_pb2.TalkerParams(voice=self.voice, max_frames=self.frames, sampling=stage_pb2.Sampling(repetition_penalty=PENALTY))
+        code2wav = stage_pb2.Code2WavParams(profile="offline", encoding=chunk_pb2.AUDIO_ENCODING_FLOAT32)
+        return omni_pb2.GenerateRequest(seed=self.seed, thinker=thinker, talker=talker, code2wav=code2wav)
+
+
+class Answers(ABC):
+    """What Transformers makes of a checkpoint in float32."""
+
+    reference: OmniReference
+    tokenizer: ChatTokenizer
+    rel: float
+
+    async def expected(self, case: str, frames: int, source: random.Random) -> Expected:
+        """Of a question of this case that has one answer: nothing in it was chosen from two that were almost equally good."""
+        kind, later = CASES[case]
+        never = self.tokenizer.unsayable | self.tokenizer.ends
+        while True:
+            turns = (*(earlier(source) if later else ()), Turn("user", parts(kind, source, LEAST_S)))
+            seen, voice, seed = await self.reference.read(turns), source.choice(VOICES), source.getrandbits(32)
+            answer = self.reference.answer(turns, seen, TOKENS, never)
+            if any(answer.close) or len(set(answer.tokens)) < DISTINCT:
+                continue
+            codes = self.codes(turns, seen, answer.tokens, voice, frames)
+            if codes:
+                sound = self.sound(codes, voice, seed)
+                return Expected(turns, voice, seed, answer.tokens, frames, np.ravel(codes).tolist(), sound, self.rel)
+
+    @abstractmethod
+    def codes(self, turns: Sequence[Turn], seen: Seen, tokens: Sequence[int], voice: str, count: int) -> Sequence[Sequence[int]]:
+        """So many frames, unless speech ends before; none where one was almost another."""
+
+    @abstractmethod
+    def sound(self, codes: Sequence[Sequence[int]], voice: str, seed: int) -> NDArray[np.float32]:
+        """Of all frames at once."""
+
+
+class Qwen25Answers(Answers):
+    rel = 1e-4
+
+    def __init__(self, folder: Path) -> None:
+        self.reference = self.speech = SpeechReference(folder)
+        self.waves = WaveReference(folder, self.speech.whole)
+        self.tokenizer = qwen2_5_thinker.tokenizer_of(folder, qwen2_5.read_thinker_config(folder))
+
+    def codes(self, turns: Sequence[Turn], seen: Seen, tokens: Sequence[int], voice: str, count: int) -> Sequence[Sequence[int]]:
+        given = self.speech.rows(turns, seen, tokens[:-1], voice)
+        spoken = self.speech.spoken(given, count)
+        if any(spoken.close):
+            return []
+        assert self.speech.generated(given, count) == spoken.codes
+        return [[code] for code in spoken.codes]
+
+    def sound(self, codes: Sequence[Sequence[int]], voice: str, seed: int) -> NDArray[np.float32]:
+        return self.waves.sound(np.array(codes, np.uint32), voice, seed, STEPS)
+
+
+class Qwen3Answers(Answers):
+    rel = 1e-5
+
+    def __init__(self, folder: Path) -> None:
+        self.reference = self.speech = Qwen3Speech(folder)
+        self.tokenizer = qwen3_thinker.tokenizer_of(folder, qwen3.read_thinker_config(folder))
+
+    def codes(self, turns: Sequence[Turn], seen: Seen, tokens: Sequence[int], voice: str, count: int) -> Sequence[Sequence[int]]:
+        voice = voice.lower()
+        said = self.speech.said(self.speech.given_to(turns, seen, tokens[:-1], voice), count)
+        if min(said.gaps, default=0) < CLOSE:
+            return []
+        if can_be_generated(turns):
+            never = self.tokenizer.unsayable | self.tokenizer.ends
+            assert self.speech.generated(turns, seen, never, voice, TOKENS, count) == said.frames
+        return said.frames
+
+    def sound(self, codes: Sequence[Sequence[int]], voice: str, seed: int) -> NDArray[np.float32]:
+        return self.speech.sound(codes)
+
+
+ANSWERS: dict[str, type[Any]] = {"qwen2_5_omni": Qwen25Answers, "qwen3_omni": Qwen3Answers}
+
+
+def can_be_generated(turns: Sequence[Turn]) -> bool:
+    """Whether Transformers' own `generate` speaks of it: it fails at sound beside what is seen."""
+    media = [part for turn in turns for part in turn.parts if isinstance(part, Media)]
+    heard = any(part.use_audio or part.media_type.startswith("audio/") for part in media)
+    return not heard or not any(part.media_type.startswith(("image/", "video/")) for part in media)
+
+
+def messages(turns: Sequence[Turn]) -> list[stage_pb2.Message]:
+    return [
+        stage_pb2.Message(
+            role=turn.role,
+            parts=[
+                stage_pb2.Part(text=part)
+                if isinstance(part, str)
+                else stage_pb2.Part(media=stage_pb2.Media(data=part.data, media_type=part.media_type, use_audio=part.use_audio))
+                for part in turn.parts
+                if isinstance(part, str | Media)
+            ],
+        )
+        for turn in turns
+    ]
+
+
+def samples(answer: Answer) -> NDArray[np.float32]:
+    """Of an answer in float32."""
+    return np.frombuffer(b"".join(chunk.audio.data for chunk in answer.of("audio")), "<f4")

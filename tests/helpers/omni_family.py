@@ -1,0 +1,79 @@
+"""The families of omni models whose chains are tested alike, and what differs of them."""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from helpers import lengths
+from omnistage.v1 import stage_pb2
+
+PIPELINE = """
+name: {family}
+description: the shipped one, whose codes can be asked for too
+inputs: [text, image, audio, video]
+outputs: [text, codes, audio]
+stages:
+  - {{kind: thinker, family: {family}}}
+  - {{kind: talker, family: {family}, takes: [prompt, places, hidden]}}
+  - {{kind: code2wav, family: {family}, takes: [codes]}}
+defaults:
+  thinker: {{max_tokens: 64}}
+"""
+
+STEPS = 1
+"""Of the flow of Qwen2.5-Omni: what is lost and found again has nothing to do with how many there are."""
+
+
+@dataclass(frozen=True, slots=True)
+class OmniFamily:
+    """checkpoint: fixture of one with random weights. ends: items of its Talker that end a speech. groups: codes of a frame. frame: samples
+    of one, and how many the end lacks. first: frames of the first sound. frames: of a long speech, and of a short one."""
+
+    name: str
+    checkpoint: str
+    ends: tuple[int, ...]
+    groups: int
+    frame: tuple[int, int]
+    first: int
+    frames: tuple[int, int]
+    options_of: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
+
+    def samples(self, frames: int) -> int:
+        """Of a speech of so many frames."""
+        size, missing = self.frame
+        return max(size * frames - missing, 0)
+
+    def pipeline(self, folder: Path) -> str:
+        """Its file, which is written into the folder."""
+        (path := folder / "pipeline.yaml").write_text(PIPELINE.format(family=self.name))
+        return str(path)
+
+    def endless(self, **sampling: Any) -> stage_pb2.Sampling:
+        """Of speech that lasts as long as is asked for."""
+        return stage_pb2.Sampling(logit_bias=dict.fromkeys(self.ends, -100.0), **sampling)
+
+
+FAMILIES = {
+    one.name: one
+    for one in (
+        OmniFamily("qwen2_5_omni", "omni_checkpoint", (8292, 8294), 1, (480, 0), 12, (250, 40), {"code2wav": {"steps": STEPS}}),
+        OmniFamily("qwen3_omni", "qwen3_checkpoint", (262,), 16, (1920, 555), 1, (150, 12)),
+    )
+}
+
+
+def drawn_family(place: str) -> str:
+    """One of the families, by the seed of the run and the place."""
+    return lengths.draw("", FAMILIES, random.Random(f"{os.environ['OMNISTAGE_TEST_SEED']} {place}").getrandbits(32))
+
+
+def family_params() -> list[Any]:
+    """For a fixture that starts a chain: that of one family, which is drawn, and in the long form that of each."""
+    return [pytest.param("", id="drawn"), *[pytest.param(name, marks=lengths.LONG) for name in FAMILIES]]
