@@ -84,6 +84,10 @@ class Answers(ABC):
     tokenizer: ChatTokenizer
     rel: float
 
+    @staticmethod
+    @abstractmethod
+    def read_tokenizer(folder: Path) -> ChatTokenizer: ...
+
     async def expected(self, case: str, frames: int, source: random.Random) -> Expected:
         """Of a question of this case that has one answer: nothing in it was chosen from two that were almost equally good."""
         kind, later = CASES[case]
@@ -114,7 +118,11 @@ class Qwen25Answers(Answers):
     def __init__(self, folder: Path) -> None:
         self.reference = self.speech = SpeechReference(folder)
         self.waves = WaveReference(folder, self.speech.whole)
-        self.tokenizer = qwen2_5_thinker.tokenizer_of(folder, qwen2_5.read_thinker_config(folder))
+        self.tokenizer = self.read_tokenizer(folder)
+
+    @staticmethod
+    def read_tokenizer(folder: Path) -> ChatTokenizer:
+        return qwen2_5_thinker.tokenizer_of(folder, qwen2_5.read_thinker_config(folder))
 
     def codes(self, turns: Sequence[Turn], seen: Seen, tokens: Sequence[int], voice: str, count: int) -> Sequence[Sequence[int]]:
         given = self.speech.rows(turns, seen, tokens[:-1], voice)
@@ -133,7 +141,11 @@ class Qwen3Answers(Answers):
 
     def __init__(self, folder: Path) -> None:
         self.reference = self.speech = Qwen3Speech(folder)
-        self.tokenizer = qwen3_thinker.tokenizer_of(folder, qwen3.read_thinker_config(folder))
+        self.tokenizer = self.read_tokenizer(folder)
+
+    @staticmethod
+    def read_tokenizer(folder: Path) -> ChatTokenizer:
+        return qwen3_thinker.tokenizer_of(folder, qwen3.read_thinker_config(folder))
 
     def codes(self, turns: Sequence[Turn], seen: Seen, tokens: Sequence[int], voice: str, count: int) -> Sequence[Sequence[int]]:
         voice = voice.lower()
@@ -149,7 +161,7 @@ class Qwen3Answers(Answers):
         return self.speech.sound(codes)
 
 
-ANSWERS: dict[str, type[Any]] = {"qwen2_5_omni": Qwen25Answers, "qwen3_omni": Qwen3Answers}
+ANSWERS: dict[str, Any] = {"qwen2_5_omni": Qwen25Answers, "qwen3_omni": Qwen3Answers}
 
 
 def can_be_generated(turns: Sequence[Turn]) -> bool:

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import os
 import random
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from helpers import lengths
-from omnistage.v1 import stage_pb2
+from helpers import lengths, media_files
+from omnistage.v1 import omni_pb2, stage_pb2
 
 PIPELINE = """
 name: {family}
@@ -25,6 +25,7 @@ stages:
   - {{kind: code2wav, family: {family}, takes: [codes]}}
 defaults:
   thinker: {{max_tokens: 64}}
+  talker: {{max_frames: 40}}
 """
 
 STEPS = 1
@@ -44,6 +45,7 @@ class OmniFamily:
     first: int
     frames: tuple[int, int]
     options_of: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
+    args_of: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
     def samples(self, frames: int) -> int:
         """Of a speech of so many frames."""
@@ -63,8 +65,13 @@ class OmniFamily:
 FAMILIES = {
     one.name: one
     for one in (
-        OmniFamily("qwen2_5_omni", "omni_checkpoint", (8292, 8294), 1, (480, 0), 12, (250, 40), {"code2wav": {"steps": STEPS}}),
-        OmniFamily("qwen3_omni", "qwen3_checkpoint", (262,), 16, (1920, 555), 1, (150, 12)),
+        OmniFamily(
+            *("qwen2_5_omni", "omni_checkpoint", (8292, 8294), 1, (480, 0), 12, (250, 40)),
+            {"code2wav": {"steps": STEPS}},
+            # Each that starts would try for seconds which windows it may compute together.
+            {"code2wav": ("--max-batch-size", "1")},
+        ),
+        OmniFamily("qwen3_omni", "qwen3_checkpoint", (262,), 16, (1920, 555), 2, (150, 12)),
     )
 }
 
@@ -77,3 +84,25 @@ def drawn_family(place: str) -> str:
 def family_params() -> list[Any]:
     """For a fixture that starts a chain: that of one family, which is drawn, and in the long form that of each."""
     return [pytest.param("", id="drawn"), *[pytest.param(name, marks=lengths.LONG) for name in FAMILIES]]
+
+
+def seen(seed: int) -> tuple[stage_pb2.Media, ...]:
+    """A picture, a sound and a film."""
+    return (
+        stage_pb2.Media(data=media_files.picture(seed), media_type="image/png"),
+        stage_pb2.Media(data=media_files.sound(seed), media_type="audio/wav"),
+        stage_pb2.Media(data=media_files.film(seed, sound_s=1), media_type="video/mp4", use_audio=True),
+    )
+
+
+def question(family: OmniFamily, seed: int, *media: stage_pb2.Media, tokens: int, frames: int) -> omni_pb2.GenerateRequest:
+    """Drawn text and speech that end where it is said."""
+    parts = [*(stage_pb2.Part(media=medium) for medium in media), stage_pb2.Part(text="What?")]
+    thinker = stage_pb2.ThinkerParams(
+        messages=[stage_pb2.Message(role="user", parts=parts)],
+        sampling=stage_pb2.Sampling(temperature=1, top_p=0.9),
+        max_tokens=tokens,
+        ignore_eos=True,
+    )
+    speech = family.endless(temperature=1, top_p=0.9, repetition_penalty=1.05)
+    return omni_pb2.GenerateRequest(seed=seed, thinker=thinker, talker=stage_pb2.TalkerParams(max_frames=frames, sampling=speech))

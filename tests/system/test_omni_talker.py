@@ -12,11 +12,12 @@ from urllib.request import urlopen
 import pytest
 import pytest_asyncio
 
-from helpers import lengths, media_files
+from helpers import lengths
 from helpers.ask import Answer, ask
 from helpers.disturbed import Step, ask_through, begun, disturbed, found, holder, killed_holder
 from helpers.fleet import Fleet, fleet
 from helpers.hanging import HANG, WAKE
+from helpers.omni_family import seen
 from helpers.servers import all_free, omni_stub, stage_stub
 from omnistage.models.tiny.qwen2_5_omni.sizes import SIZES
 from omnistage.v1 import omni_pb2, stage_pb2
@@ -70,15 +71,6 @@ def question(
     )
     speech = stage_pb2.Sampling(temperature=0.9, top_k=40, logit_bias=ENDS)
     return omni_pb2.GenerateRequest(seed=seed, thinker=thinker, talker=stage_pb2.TalkerParams(max_frames=frames, sampling=speech))
-
-
-def seen(seed: int) -> tuple[stage_pb2.Media, ...]:
-    """A picture, a sound and a film."""
-    return (
-        stage_pb2.Media(data=media_files.picture(seed), media_type="image/png"),
-        stage_pb2.Media(data=media_files.sound(seed), media_type="audio/wav"),
-        stage_pb2.Media(data=media_files.film(seed, sound_s=1), media_type="video/mp4", use_audio=True),
-    )
 
 
 @dataclass(frozen=True)

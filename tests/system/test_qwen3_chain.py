@@ -1,30 +1,49 @@
-"""Qwen3-Omni as real processes: text, codes and sound of Transformers for questions of all kinds, and one talk over HTTP."""
+"""Qwen3-Omni as real processes, two Talkers and two Code2Wavs for one Thinker: what Transformers says and makes heard for questions of all
+kinds, speakers who share them, and one talk over HTTP."""
 
 from __future__ import annotations
 
+import asyncio
+import base64
+import json
 import random
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import httpx2
+import numpy as np
+import openai
 import pytest
 
-from helpers import lengths
+from helpers import lengths, media_files
+from helpers.ask import Answer, ask
+from helpers.disturbed import Step, ask_through, audio_chunks, continued, joined, report_of
+from helpers.fleet import Fleet, fleet
+from helpers.gateway import gateway
 from helpers.omni_answers import CASES, Qwen3Answers
-from helpers.omni_family import FAMILIES
-from helpers.servers import Stack, omni_stub, stack
+from helpers.omni_family import FAMILIES, question
+from helpers.servers import all_free, omni_stub
+from omnistage.client import Omni
+from omnistage.client.wav import to_pcm16
 
 pytestmark = pytest.mark.slow
 
 FAMILY = FAMILIES["qwen3_omni"]
-FRAMES = {True: 12, False: 30}
-"""In the short form, and in the long one."""
+VOICES = {"ethan", "chelsie", "aiden"}
+SPEAKERS = 4
 
 
 @pytest.fixture(scope="module")
-def chain(tmp_path_factory: pytest.TempPathFactory, qwen3_checkpoint: Path) -> Iterator[Stack]:
-    folder = tmp_path_factory.mktemp("chain")
-    args = ["--checkpoint", str(qwen3_checkpoint), "--dtype", "float32"]
-    with stack(folder, pipeline=FAMILY.pipeline(folder), family=FAMILY.name, stage_args=args) as running:
+def house(tmp_path_factory: pytest.TempPathFactory, qwen3_checkpoint: Path) -> Iterator[Fleet]:
+    folder = tmp_path_factory.mktemp("house")
+    with fleet(
+        folder,
+        replicas={"thinker": 1, "talker": 2, "code2wav": 2},
+        pipeline=FAMILY.pipeline(folder),
+        family=FAMILY.name,
+        stage_args=["--checkpoint", str(qwen3_checkpoint), "--dtype", "float32"],
+    ) as running:
         yield running
 
 
@@ -34,8 +53,81 @@ def answers(qwen3_checkpoint: Path) -> Qwen3Answers:
 
 
 @lengths.some_or_all("case", CASES, 2)
-async def test_text_codes_and_sound_are_those_of_transformers(chain: Stack, answers: Qwen3Answers, case: str, seed: int) -> None:
-    frames = FRAMES[case.startswith(lengths.DRAWN)]
+async def test_text_codes_and_sound_are_those_of_transformers(house: Fleet, answers: Qwen3Answers, case: str, seed: int) -> None:
+    frames = 12 if case.startswith(lengths.DRAWN) else 30
     expected = await answers.expected(lengths.draw_of(case, CASES, 2, "qwen3 chain"), frames, random.Random(seed))
-    async with omni_stub(chain.address) as stub:
+    async with omni_stub(house.address("router")) as stub:
         await expected.check(stub, FAMILY)
+
+
+async def test_speakers_are_spread_over_talkers_and_code2wavs(house: Fleet, seed: int) -> None:
+    """Looked at while all of them speak."""
+    speaking, looked = asyncio.Barrier(SPEAKERS + 1), asyncio.Event()
+
+    async def wait() -> None:
+        await speaking.wait()
+        await looked.wait()
+
+    async with omni_stub(house.address("router")) as stub:
+        asked = [question(FAMILY, seed + n, tokens=20, frames=2000) for n in range(SPEAKERS)]
+        calls = [asyncio.create_task(ask_through(stub, one, Step(audio_chunks(1), wait))) for one in asked]
+        await asyncio.wait_for(speaking.wait(), 60)
+        sessions = {name: (await report_of(house.address(name))).sessions for name in house.stages}
+        for call in calls:
+            call.cancel()
+        await asyncio.gather(*calls, return_exceptions=True)
+    assert sessions == {"thinker-0": 4, "talker-0": 2, "talker-1": 2, "code2wav-0": 2, "code2wav-1": 2}
+    await all_free([house.address(name) for name in house.stages])
+
+
+async def test_a_client_goes_on_with_what_it_has(house: Fleet, seed: int) -> None:
+    """In text and in speech, after some sound."""
+    async with omni_stub(house.address("router")) as stub:
+        asked = question(FAMILY, seed, tokens=20, frames=40)
+        whole, begin, call = await ask(stub, asked), Answer(), stub.Generate(asked, timeout=60)
+        async for event in call:
+            begin.take(event)
+            if audio_chunks(2)(begin):
+                break
+        call.cancel()
+        both = joined(begin, await ask(stub, continued(asked, begin)))
+        both.check_whole()
+        assert (both.text(), both.codes()) == (whole.text(), whole.codes()) and len(whole.codes()) == 40 * FAMILY.groups
+        assert np.array_equal(both.samples(), whole.samples()) and len(whole.samples()) == FAMILY.samples(40)
+
+
+def test_a_talk_over_http(house: Fleet, tmp_path: Path, seed: int) -> None:
+    """A picture is spoken of, whole and as it comes, then the talk goes on; text that is given is spoken; a text keeps to a schema. Over
+    gRPC the samples are the same."""
+    picture = media_files.picture(seed)
+    url = f"data:image/png;base64,{base64.b64encode(picture).decode()}"
+    content = [{"type": "text", "text": "What is this?"}, {"type": "image_url", "image_url": {"url": url}}]
+    turns: list[Any] = [{"role": "user", "content": content}]
+    drawn: dict[str, Any] = {"seed": seed % (1 << 31), "max_tokens": 12, "temperature": 1}
+    with Omni(address=house.address("router")) as omni:
+        same = omni.chat(turns, voice="Aiden", ignore_eos=True, **drawn)
+        said = omni.say("Good morning.", voice="Ethan", seed=drawn["seed"])
+    assert same.audio is not None and said.audio is not None and len(same.audio.samples) and len(said.audio.samples)
+    spoken: Any = {"modalities": ["text", "audio"], "audio": {"voice": "Aiden", "format": "pcm16"}, "extra_body": {"ignore_eos": True}}
+    with (
+        gateway(house.address("router"), tmp_path) as door,
+        openai.OpenAI(base_url=f"http://{door.address}/v1", api_key="test", max_retries=0) as client,
+    ):
+        assert [model.id for model in client.models.list()] == [FAMILY.name]
+        assert set(httpx2.get(f"http://{door.address}/v1/audio/voices").json()["voices"]) == VOICES
+        heard = client.chat.completions.create(model=FAMILY.name, messages=turns, **drawn, **spoken).choices[0].message.audio
+        assert heard is not None
+        assert (heard.transcript, base64.b64decode(heard.data)) == (same.text, to_pcm16(same.audio.samples))
+        chunks = client.chat.completions.create(model=FAMILY.name, messages=turns, stream=True, **drawn, **spoken)
+        pieces: list[Any] = [getattr(chunk.choices[0].delta, "audio", None) for chunk in chunks if chunk.choices]
+        streamed = [piece if isinstance(piece, dict) else piece.model_dump() for piece in pieces if piece]
+        assert "".join(piece.get("transcript") or "" for piece in streamed) == same.text
+        assert b"".join(base64.b64decode(piece.get("data") or "") for piece in streamed) == to_pcm16(same.audio.samples)
+        turns += [{"role": "assistant", "audio": {"id": heard.id}}, {"role": "user", "content": "And?"}]
+        flag: Any = {"type": "json_schema", "json_schema": {"name": "flag", "strict": True, "schema": {"type": "boolean"}}}
+        kept = client.chat.completions.create(model=FAMILY.name, messages=turns, response_format=flag, modalities=["text"], **drawn)
+        assert isinstance(json.loads(kept.choices[0].message.content or ""), bool)
+        speech = client.audio.speech.create(
+            model=FAMILY.name, voice="Ethan", input="Good morning.", response_format="pcm", extra_body={"seed": drawn["seed"]}
+        )
+        assert speech.content == to_pcm16(said.audio.samples)
