@@ -111,7 +111,7 @@ def continued(asked: omni_pb2.GenerateRequest, answer: Answer) -> omni_pb2.Gener
     for port, chunks in answer.chunks.items():
         end = chunks[-1]
         again.resume.positions.add(port=port, seq=end.seq + 1, first=end.first + end.count, ended=end.last)
-    again.resume.history.extend(answer.of("text"))
+    again.resume.history.extend([*answer.of("text"), *answer.of("codes")])
     return again
 
 

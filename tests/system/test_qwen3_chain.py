@@ -81,19 +81,24 @@ async def test_speakers_are_spread_over_talkers_and_code2wavs(house: Fleet, seed
 
 
 async def test_a_client_goes_on_with_what_it_has(house: Fleet, seed: int) -> None:
-    """In text and in speech, after some sound."""
+    """In text and in speech, after some sound; with codes, and without them as most clients have it."""
+    asked = question(FAMILY, seed, tokens=20, frames=40)
     async with omni_stub(house.address("router")) as stub:
-        asked = question(FAMILY, seed, tokens=20, frames=40)
-        whole, begin, call = await ask(stub, asked), Answer(), stub.Generate(asked, timeout=60)
-        async for event in call:
-            begin.take(event)
-            if audio_chunks(2)(begin):
-                break
-        call.cancel()
-        both = joined(begin, await ask(stub, continued(asked, begin)))
-        both.check_whole()
-        assert (both.text(), both.codes()) == (whole.text(), whole.codes()) and len(whole.codes()) == 40 * FAMILY.groups
-        assert np.array_equal(both.samples(), whole.samples()) and len(whole.samples()) == FAMILY.samples(40)
+        whole = await ask(stub, asked)
+        assert len(whole.codes()) == 40 * FAMILY.groups and len(whole.samples()) == FAMILY.samples(40)
+        for outputs in (["text", "audio"], ["text", "codes", "audio"]):
+            asked.outputs[:] = outputs
+            begin, call = Answer(), stub.Generate(asked, timeout=60)
+            async for event in call:
+                begin.take(event)
+                if audio_chunks(2)(begin):
+                    break
+            call.cancel()
+            both = joined(begin, await ask(stub, continued(asked, begin)))
+            both.check_whole()
+            assert set(both.chunks) == set(outputs)
+            assert both.text() == whole.text() and both.codes() == (whole.codes() if "codes" in outputs else [])
+            assert np.array_equal(both.samples(), whole.samples())
 
 
 def test_a_talk_over_http(house: Fleet, tmp_path: Path, seed: int) -> None:
