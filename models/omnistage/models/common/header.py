@@ -25,6 +25,9 @@ PLAIN = (*COMPUTED, "I64", "BOOL")
 QUANTIZED = ("quantization_config", "compression_config")
 """Keys of a config under which the libraries say how weights are packed."""
 
+FP8, COMPRESSED = "fp8", "compressed-tensors"
+"""Methods whose weights are unpacked when they are read: see `common.packed`."""
+
 UNPACKED = "are not supported yet; give the checkpoint that they were made from"
 
 
@@ -70,9 +73,16 @@ def check_says_unpacked(values: object, place: str) -> None:
 
 
 def check_plain(whole: Config, *parts: Config) -> None:
-    """Raises BadCheckpoint for a checkpoint that says that weights of it, or of these parts, are packed in some way."""
-    for config, values in ((whole, {key: whole.raw.get(key) for key in QUANTIZED}), *((part, part.raw) for part in parts)):
+    """Raises BadCheckpoint for a checkpoint that says that weights of it, or of these parts, are packed in a way that is not known here, or
+    in another place than libraries write it."""
+    said = {key: value for key in QUANTIZED if not is_unpacked(value := whole.raw.get(key))}
+    for config, values in ((whole, said), *((part, part.raw) for part in parts)):
         check_says_unpacked(values, config.place)
+
+
+def is_unpacked(said: object) -> bool:
+    """Whether weights that are packed so are unpacked when they are read. said: of a config."""
+    return isinstance(said, dict) and said.get("quant_method") in (FP8, COMPRESSED)
 
 
 def check_finite(

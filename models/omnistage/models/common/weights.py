@@ -1,6 +1,7 @@
 """The weights of a checkpoint: every one that a model has is there, in its shape, and no other.
 
 They lie in model.safetensors, or in the shards that model.safetensors.index.json lists. A tensor is a view of the file until it is copied.
+Those that have fewer bits in the files are unpacked when they are read (`common.packed`).
 """
 
 from __future__ import annotations
@@ -18,9 +19,23 @@ from safetensors import SafetensorError, safe_open
 from torch import nn
 
 from omnistage.models.common.checkpoint import WEIGHTS, WEIGHTS_INDEX, BadCheckpoint, Config, json_object
-from omnistage.models.common.header import Stored, check_finite, check_unpacked, stored_in, tell_unread
+from omnistage.models.common.header import (
+    QUANTIZED,
+    Stored,
+    check_finite,
+    check_says_unpacked,
+    check_unpacked,
+    stored_in,
+    tell_unread,
+)
+from omnistage.models.common.packed import Packed, packed_in
 
 NONE: Mapping[str, str] = MappingProxyType({})
+
+_OWN_FILES = ("quantize_config.json", "quant_config.json")
+"""In which GPTQ and AWQ say how they pack weights, beside config.json or in place of it."""
+
+_UNPACKED_TO = "F32"
 
 ShapedNeed = Callable[[str, tuple[int, ...]], torch.Tensor]
 """The weight of a name, in its shape. Raises BadCheckpoint."""
@@ -51,12 +66,14 @@ class Weights:
         """Of all weights but those of other parts."""
         self._checked: set[tuple[str, int | None]] = set()
         self._left: set[str] = set()
+        self._packed: Mapping[str, Packed] = {}
 
     def __enter__(self) -> Weights:
         """Raises BadCheckpoint for a file that is missing or damaged, for an index that does not fit its shards, and for weights that are
         packed; OSError for a file that cannot be read."""
         try:
             self._open()
+            self._unpack()
             check_unpacked(self.header, self.directory)
             tell_unread(self.directory, [self.directory / shard for shard in self._shards])
         except BaseException:
@@ -74,16 +91,26 @@ class Weights:
     def read(self, name: str, index: int | None = None) -> torch.Tensor | None:
         """The weight of a name, None where there is none. index: of a weight of several, such as that of all experts, this one alone.
         Raises BadCheckpoint for one that is damaged, or that cannot be computed with."""
-        if name not in self._stored:
+        packed = self._packed.get(name)
+        if packed is None and name not in self._stored:
             return None
-        path, shard, stored = self._place(name)
-        with _told(path):
-            tensor: torch.Tensor = shard.get_tensor(stored) if index is None else shard.get_slice(stored)[index]  # type: ignore
-        if not tensor.is_floating_point():
+        path = self.directory if packed else self._place(name)[0]
+        if packed is None:
+            tensor = self._tensor(name, index)
+        else:
+            tensor = packed.unpack({key: self._tensor(part, index) for key, part in packed.parts.items()})
+        if not tensor.is_floating_point() or tensor.itemsize < 2:
             raise BadCheckpoint(f"{path}: {name} is of {tensor.dtype}, which is no type of a weight")
         if (name, index) not in self._checked:  # Once: all are read again where the first way to multiply is refused.
             check_finite(tensor, name, path, self._computed)
             self._checked.add((name, index))
+        return tensor
+
+    def _tensor(self, name: str, index: int | None = None) -> torch.Tensor:
+        """As it is in the file."""
+        path, shard, stored = self._place(name)
+        with _told(path):
+            tensor: torch.Tensor = shard.get_tensor(stored) if index is None else shard.get_slice(stored)[index]  # type: ignore
         return tensor
 
     def _place(self, name: str) -> tuple[Path, safe_open, str]:
@@ -101,8 +128,8 @@ class Weights:
         """The same, over a mapping of the weight alone: for one that is kept as it is in the file. Its memory is that of the file, which
         all processes of this machine have together; nothing else of the file stays mapped for it. Nobody writes to it."""
         tensor = self.read(name)
-        if tensor is None:
-            return None
+        if tensor is None or name in self._packed:
+            return tensor
         path, _, stored = self._place(name)
         with _told(path):
             return _alone(path, stored, tensor)
@@ -157,6 +184,18 @@ class Weights:
         self._stored = found
         headers = {name: stored_in(shard) for name, shard in self._shards.items()}
         self.header = {name: headers[shard][stored] for name, (shard, stored) in found.items() if not name.startswith(self._others)}
+
+    def _unpack(self) -> None:
+        """Raises BadCheckpoint for what says that weights are packed in a way that is not known here."""
+        for file in _OWN_FILES:
+            if (path := self.directory / file).is_file():
+                check_says_unpacked({QUANTIZED[0]: json_object(path) or {"": ""}}, str(path))
+        if not (path := self.directory / "config.json").is_file():
+            return
+        self._packed = packed_in(self.header, Config(json_object(path), str(path)), self._tensor)
+        parts = {part for packed in self._packed.values() for part in packed.parts.values()}
+        plain = {name: stored for name, stored in self.header.items() if name not in parts}
+        self.header = plain | {name: Stored(_UNPACKED_TO, packed.shape) for name, packed in self._packed.items()}
 
     def _called(self, stored: str) -> str:
         """The name of a weight here, by that in the files."""

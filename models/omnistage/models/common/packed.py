@@ -1,0 +1,133 @@
+"""Weights that a checkpoint has in fewer bits: which of its tensors make one weight, and how they become what they stand for.
+
+Each is unpacked when it is read, into the type that the model computes in, so a replica takes as much memory as one of the checkpoint that
+was packed; activations are not rounded to fewer bits, as some that such a checkpoint was made for do. Two ways are known: 8-bit floats with
+a scale for each block, as published by DeepSeek and Qwen ("fp8"), and what the library compressed-tensors writes, which unpacks it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+
+from omnistage.models.common.checkpoint import BadCheckpoint, Config
+from omnistage.models.common.header import COMPRESSED, COMPUTED, FP8, QUANTIZED, Stored
+
+Read = Callable[[str], torch.Tensor]
+"""A tensor of the checkpoint by its name."""
+
+_SCALE = "_scale_inv"
+"""How the name of the scales ends, behind that of their weight. They are multiplied with, whatever the name says."""
+
+_BLOCK = (128, 128)
+"""Rows and columns with the same scale, where the config does not say."""
+
+_FORMATS = ("pack-quantized", "float-quantized", "int-quantized", "naive-quantized")
+"""Of compressed-tensors: numbers times scales. Others have two kinds of scales, or leave out zeros."""
+
+
+@dataclass(frozen=True, slots=True)
+class Packed:
+    """A weight. parts: the names of its tensors, by what they are called to `unpack`. shape: of the weight."""
+
+    parts: Mapping[str, str]
+    shape: tuple[int, ...]
+    unpack: Callable[[dict[str, torch.Tensor]], torch.Tensor]
+
+
+def packed_in(header: Mapping[str, Stored], config: Config, read: Read) -> dict[str, Packed]:
+    """The packed weights of a checkpoint by name. Raises BadCheckpoint for those that cannot be unpacked."""
+    said = next((config.section(key) for key in QUANTIZED if config.has(key)), None)
+    method = said and said.value("quant_method", str, "")
+    if said is not None and method == FP8:
+        block = said.values("weight_block_size", int) if said.has("weight_block_size") else _BLOCK
+        if len(block) != 2 or min(block) < 1:
+            raise BadCheckpoint(f"{said.place}: 'weight_block_size' is {list(block)}, which must be two numbers above 0")
+        return dict(_scaled(header, block, config.place))
+    if said is not None and method == COMPRESSED:
+        return dict(_compressed(header, said, read))
+    return {}
+
+
+def _scaled(header: Mapping[str, Stored], block: Sequence[int], place: str) -> Iterator[tuple[str, Packed]]:
+    for name, stored in header.items():
+        scale = header.get(name + _SCALE)
+        if stored.dtype != "F8_E4M3" or scale is None or scale.dtype not in COMPUTED:
+            continue
+        wanted = (*stored.shape[:-2], *(math.ceil(size / of) for size, of in zip(stored.shape[-2:], block, strict=False)))
+        if len(stored.shape) < 2 or scale.shape != wanted:
+            told = f"{name} is {list(stored.shape)}, its scales are {list(scale.shape)}"
+            raise BadCheckpoint(f"{place}: {told}, and blocks of {list(block)} have {list(wanted)}")
+        yield name, Packed({"weight": name, "scale": name + _SCALE}, stored.shape, partial(_multiplied, block=block))
+
+
+def _multiplied(parts: dict[str, torch.Tensor], block: Sequence[int]) -> torch.Tensor:
+    weight = parts["weight"].float()
+    (rows, columns), scale = weight.shape[-2:], parts["scale"].float()
+    return weight * scale.repeat_interleave(block[0], -2)[..., :rows, :].repeat_interleave(block[1], -1)[..., :columns]
+
+
+def _compressed(header: Mapping[str, Stored], said: Config, read: Read) -> Iterator[tuple[str, Packed]]:
+    scheme, decompress, names = _scheme_of(said)
+    bits = scheme.weights.num_bits
+    for root, stored in header.items():
+        module, _, first = root.rpartition(".")
+        if first != names[0] or f"{module}.weight_scale" not in header:
+            continue
+        parts = {name: f"{module}.{name}" for name in names}
+        if missing := sorted(name for name in parts.values() if name not in header):
+            raise BadCheckpoint(f"{said.place}: {root} is packed, and {missing[0]} is not there")
+        shape = stored.shape
+        if "weight_shape" in parts:
+            shape = tuple(read(parts["weight_shape"]).tolist())
+            if len(shape) != 2 or min(shape) < 1 or stored.shape != (shape[0], math.ceil(shape[1] * bits / 32)):
+                raise BadCheckpoint(f"{said.place}: {root} is {list(stored.shape)}, which are not numbers of {bits} bits of {list(shape)}")
+        yield f"{module}.weight", Packed(parts, shape, partial(_decompressed, decompress, scheme, shape, root))
+
+
+def _scheme_of(said: Config) -> tuple[Any, Callable[[dict[str, torch.Tensor], Any], dict[str, torch.Tensor]], tuple[str, ...]]:
+    """How weights are packed, what unpacks one, and the names of its tensors. Raises BadCheckpoint."""
+    try:
+        from compressed_tensors.compressors import BaseCompressor
+        from compressed_tensors.quantization import QuantizationConfig
+    except ModuleNotFoundError as error:
+        told = "such weights are unpacked by the package compressed-tensors: install the extra `compressed` of omnistage"
+        raise BadCheckpoint(f"{said.place}: {error.name} is not installed; {told}") from None
+    form = said.value("format", str, "")
+    groups = said.section("config_groups")
+    for what, is_there in (
+        (f"the format {form[:80]!r}", form not in _FORMATS),
+        (f"{len(groups.raw)} ways in one checkpoint", len(groups.raw) != 1),
+        *((f"{key!r}", bool(said.raw.get(key))) for key in ("transform_config", "sparsity_config", "kv_cache_scheme")),
+    ):
+        if is_there:
+            raise BadCheckpoint(f"{said.place}: {what} of compressed-tensors is not supported; {', '.join(_FORMATS)} are, for all weights")
+    try:
+        scheme = next(iter(QuantizationConfig.model_validate(dict(said.raw)).config_groups.values()))
+    except ValueError as error:
+        raise BadCheckpoint(f"{said.place}: {error}") from error
+    compressor = BaseCompressor.get_value_from_registry(form)
+    if scheme.weights is None:
+        raise BadCheckpoint(f"{said.place}: it does not say how weights are packed")
+    return scheme, compressor.decompress, compressor.compression_param_names(scheme)
+
+
+def _decompressed(
+    decompress: Callable[[dict[str, torch.Tensor], Any], dict[str, torch.Tensor]],
+    scheme: Any,
+    shape: tuple[int, ...],
+    root: str,
+    parts: dict[str, torch.Tensor],
+) -> torch.Tensor:
+    try:
+        weight = decompress(parts, scheme)["weight"]
+    except (RuntimeError, ValueError, IndexError) as error:  # What torch says of shapes that do not fit.
+        raise BadCheckpoint(f"{root} cannot be unpacked: {error}") from error
+    if weight.shape != shape:
+        raise BadCheckpoint(f"{root} becomes {list(weight.shape)}, and says that it is {list(shape)}")
+    return weight

@@ -1,0 +1,172 @@
+"""Weights that a checkpoint has in fewer bits become what the libraries that pack them make of them, or are refused by name."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from transformers.integrations.finegrained_fp8 import Fp8Dequantize, _dequantize_fp8_weight
+
+from omnistage.models.common.checkpoint import BadCheckpoint, Config
+from omnistage.models.common.header import check_plain
+from omnistage.models.common.weights import Weights
+
+NAME = "layers.0.mlp.up_proj.weight"
+FP8 = {"quant_method": "fp8", "activation_scheme": "dynamic"}
+
+Tensors = dict[str, torch.Tensor]
+
+
+def drawn(seed: int, *shape: int) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def written(folder: Path, tensors: Tensors, said: object, **others: object) -> Path:
+    """said: what its config says of quantization; None: nothing. others: files of JSON, by their names without the end."""
+    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, folder / "model.safetensors", {"format": "pt"})
+    (folder / "config.json").write_text(json.dumps({} if said is None else {"quantization_config": said}))
+    for name, values in others.items():
+        (folder / f"{name}.json").write_text(json.dumps(values))
+    return folder
+
+
+def read(folder: Path) -> Tensors:
+    """All weights, each of which must be read."""
+    with Weights(folder) as weights:
+        made = {name: weights.need(name) for name in weights.header}
+        weights.check_read()
+        assert {name: stored.shape for name, stored in weights.header.items()} == {name: tuple(made[name].shape) for name in made}
+    return made
+
+
+def in_blocks(weight: torch.Tensor, block: tuple[int, int], name: str = NAME) -> Tensors:
+    """The weight in 8-bit floats, and the scales of its blocks."""
+    grid = [range(0, size, of) for size, of in zip(weight.shape[-2:], block, strict=True)]
+    rows = [[weight[..., top : top + block[0], left : left + block[1]] for left in grid[1]] for top in grid[0]]
+    scales = torch.stack([torch.stack([part.abs().amax((-2, -1)) / 448 for part in parts], -1) for parts in rows], -2)
+    spread = scales.repeat_interleave(block[0], -2).repeat_interleave(block[1], -1)[..., : weight.shape[-2], : weight.shape[-1]]
+    return {name: (weight / spread).to(torch.float8_e4m3fn), f"{name}_scale_inv": scales}
+
+
+# Floats of 8 bits with scales of blocks -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("shape", "block"),
+    [((64, 96), (16, 32)), ((3, 64, 96), (16, 32)), ((70, 45), (16, 32)), ((300, 200), (128, 128)), ((5, 7), (128, 128))],
+    ids=str,
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_blocks_become_what_transformers_makes_of_them(
+    shape: tuple[int, ...], block: tuple[int, int], dtype: torch.dtype, seed: int, tmp_path: Path
+) -> None:
+    """Whole blocks and parts of some, of one weight and of experts that lie together; beside weights that are as they are."""
+    weight, plain = drawn(seed, *shape), drawn(seed + 1, 3, 5)
+    stored = in_blocks(weight, block)
+    stored[f"{NAME}_scale_inv"] = stored[f"{NAME}_scale_inv"].to(dtype)
+    made = read(written(tmp_path, {**stored, "norm.weight": plain}, {**FP8, "weight_block_size": list(block)}))
+    assert made.keys() == {NAME, "norm.weight"} and torch.equal(made["norm.weight"], plain)
+    values, scales = stored.values()
+    assert torch.equal(made[NAME], _dequantize_fp8_weight(values, scales.float(), list(block), torch.float32))
+    if not shape[-2] % block[0] and not shape[-1] % block[1]:
+        assert torch.equal(made[NAME], Fp8Dequantize(None)._dequantize_one(values, scales, torch.float32))
+    torch.testing.assert_close(made[NAME], weight, rtol=0.08, atol=0.02)
+
+
+def test_one_expert_of_many_is_unpacked_alone(seed: int, tmp_path: Path) -> None:
+    """The scales of another one are no numbers, which nobody notices who does not read it."""
+    name = "layers.0.mlp.experts.down_proj"
+    stored = in_blocks(drawn(seed, 4, 32, 48), (16, 16), name)
+    stored[f"{name}_scale_inv"][2] = torch.nan
+    with Weights(written(tmp_path, stored, {**FP8, "weight_block_size": [16, 16]})) as weights:
+        one = weights.read(name, 1)
+        assert one is not None and one.shape == (32, 48)
+        assert torch.equal(one, _dequantize_fp8_weight(stored[name][1], stored[f"{name}_scale_inv"][1], [16, 16], torch.float32))
+        with pytest.raises(BadCheckpoint, match="has numbers that are not finite"):
+            weights.read(name, 2)
+
+
+def test_blocks_of_the_usual_size_need_not_be_said(seed: int, tmp_path: Path) -> None:
+    stored = in_blocks(drawn(seed, 130, 129), (128, 128))
+    assert read(written(tmp_path, stored, FP8)).keys() == {NAME}
+
+
+BAD: dict[str, tuple[dict[str, Any] | None, dict[str, tuple[torch.dtype, tuple[int, ...]] | None], str]] = {
+    "no mark": (None, {}, "1 weights are of F8_E4M3, the first is layers.0.mlp.up_proj.weight: quantized weights are not supported"),
+    "no scales": (FP8, {f"{NAME}_scale_inv": None}, "1 weights are of F8_E4M3"),
+    "scales of exponents": (FP8, {f"{NAME}_scale_inv": (torch.float8_e8m0fnu, (2, 1))}, "2 weights are of F8_E4M3, F8_E8M0"),
+    "scales of other blocks": (
+        FP8,
+        {f"{NAME}_scale_inv": (torch.float32, (3, 1))},
+        "its scales are [3, 1], and blocks of [128, 128] have [2, 1]",
+    ),
+    "one scale": (FP8, {f"{NAME}_scale_inv": (torch.float32, ())}, "its scales are [], and blocks"),
+    "no blocks": ({**FP8, "weight_block_size": [128, 0]}, {}, "'weight_block_size' is [128, 0], which must be two numbers above 0"),
+    "one number": ({**FP8, "weight_block_size": [128]}, {}, "'weight_block_size' is [128], which"),
+    "scales of nothing": (FP8, {"norm.weight_scale_inv": (torch.float32, (1, 1))}, "the first is norm.weight_scale_inv"),
+    "scales of activations": (FP8, {"norm.activation_scale": (torch.float32, (1,))}, "the first is norm.activation_scale"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_what_does_not_fit_is_named(name: str, seed: int, tmp_path: Path) -> None:
+    said, changes, told = BAD[name]
+    stored: dict[str, torch.Tensor | None] = {**in_blocks(drawn(seed, 130, 60), (128, 128))}
+    stored |= {key: change and torch.zeros(change[1]).to(change[0]) for key, change in changes.items()}
+    written(tmp_path, {key: tensor for key, tensor in stored.items() if tensor is not None}, said)
+    with pytest.raises(BadCheckpoint, match=re.escape(told)), Weights(tmp_path) as weights:
+        for key in set(weights.header) & {NAME}:
+            weights.need(key)
+        weights.check_read()
+
+
+# Other ways ---------------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("file", ["quantize_config", "quant_config"])
+def test_a_file_that_says_so_is_refused(file: str, seed: int, tmp_path: Path) -> None:
+    """Those of GPTQ and AWQ."""
+    written(tmp_path, {NAME: drawn(seed, 4, 4)}, None, **{file: {"quant_method": "gptq", "bits": 4}})
+    with pytest.raises(BadCheckpoint, match=rf"{file}\.json.*quantized by gptq are not supported"), Weights(tmp_path):
+        pass
+
+
+@pytest.mark.parametrize("said", [{"quant_method": "gptq"}, {"quant_method": "awq", "bits": 4}, {"bits": 4}, "fp8"], ids=str)
+@pytest.mark.parametrize("place", ["", "text_config"])
+def test_a_config_that_says_another_way_is_refused(place: str, said: object) -> None:
+    values = {"text_config": {}, "quantization_config": said} if not place else {place: {"quantization_config": said}}
+    whole = Config(values, "config.json")
+    with pytest.raises(BadCheckpoint, match=r"weights quantized by .* are not supported yet; give the checkpoint that they were made from"):
+        check_plain(whole, whole.section("text_config"))
+
+
+def test_a_known_way_in_another_place_is_refused() -> None:
+    """Nobody would unpack it."""
+    whole = Config({"text_config": {"quantization_config": FP8}}, "config.json")
+    with pytest.raises(BadCheckpoint, match="quantized by fp8 are not supported"):
+        check_plain(whole, whole.section("text_config"))
+    check_plain(Config({"quantization_config": FP8}, "config.json"))
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [
+        *[(name, torch.int32) for name in ("qweight", "qzeros", "g_idx", "weight_packed")],
+        ("weight", torch.int8),
+        ("weight", torch.float8_e5m2),
+        ("weight_scale", torch.float32),
+        ("weight_scale_inv", torch.float32),
+    ],
+    ids=str,
+)
+def test_what_is_packed_without_any_mark_is_named(name: str, dtype: torch.dtype, seed: int, tmp_path: Path) -> None:
+    name = f"layers.0.mlp.up_proj.{name}"
+    written(tmp_path, {name: torch.ones(4, 4).to(dtype), "norm.weight": drawn(seed, 3)}, None)
+    with pytest.raises(BadCheckpoint, match=re.escape(name)), Weights(tmp_path) as weights:
+        weights.need("norm.weight")
+        weights.check_read()
