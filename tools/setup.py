@@ -34,7 +34,7 @@ OLDEST, NEWEST = (3, 11), (3, 13)
 CUDA_LIST = "cuda"
 """The list of what the default build of torch needs beyond the CPU build, 2.2 GB."""
 RUNTIME = ("cli", "convert", "gateway", "models", "play")
-DEV = (*RUNTIME, "asr", "dev", "otel")
+DEV = (*RUNTIME, "asr", "compressed", "dev", "otel")
 STAMP = "omnistage-setup.json"
 REQUIREMENTS = ROOT / "requirements"
 PICTURES = ROOT / "pictures"

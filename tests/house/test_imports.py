@@ -55,7 +55,7 @@ USED: dict[str, tuple[str, ...]] = {
     "gateway": (*SERVER, "gateway"),
     **dict.fromkeys(("router", "link", "wire", "connector", "stage"), SERVER),
     **dict.fromkeys(("thinker", "talker", "code2wav", "diffusion"), MODELS),
-    "models": (*MODELS, "convert", "torchao"),
+    "models": (*MODELS, "compressed", "convert", "torchao"),
     # triton comes with the build of torch for CUDA; the tests have it from `dev`.
     "engine": (*MODELS, "dev"),
 }

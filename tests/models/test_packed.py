@@ -12,6 +12,7 @@ import torch
 from safetensors.torch import save_file
 from transformers.integrations.finegrained_fp8 import Fp8Dequantize, _dequantize_fp8_weight
 
+from helpers.packed import in_blocks
 from omnistage.models.common.checkpoint import BadCheckpoint, Config
 from omnistage.models.common.header import check_plain
 from omnistage.models.common.weights import Weights
@@ -44,15 +45,6 @@ def read(folder: Path) -> Tensors:
     return made
 
 
-def in_blocks(weight: torch.Tensor, block: tuple[int, int], name: str = NAME) -> Tensors:
-    """The weight in 8-bit floats, and the scales of its blocks."""
-    grid = [range(0, size, of) for size, of in zip(weight.shape[-2:], block, strict=True)]
-    rows = [[weight[..., top : top + block[0], left : left + block[1]] for left in grid[1]] for top in grid[0]]
-    scales = torch.stack([torch.stack([part.abs().amax((-2, -1)) / 448 for part in parts], -1) for parts in rows], -2)
-    spread = scales.repeat_interleave(block[0], -2).repeat_interleave(block[1], -1)[..., : weight.shape[-2], : weight.shape[-1]]
-    return {name: (weight / spread).to(torch.float8_e4m3fn), f"{name}_scale_inv": scales}
-
-
 # Floats of 8 bits with scales of blocks -----------------------------------------------------------------------------------------------
 
 
@@ -67,7 +59,7 @@ def test_blocks_become_what_transformers_makes_of_them(
 ) -> None:
     """Whole blocks and parts of some, of one weight and of experts that lie together; beside weights that are as they are."""
     weight, plain = drawn(seed, *shape), drawn(seed + 1, 3, 5)
-    stored = in_blocks(weight, block)
+    stored = in_blocks(NAME, weight, block)
     stored[f"{NAME}_scale_inv"] = stored[f"{NAME}_scale_inv"].to(dtype)
     made = read(written(tmp_path, {**stored, "norm.weight": plain}, {**FP8, "weight_block_size": list(block)}))
     assert made.keys() == {NAME, "norm.weight"} and torch.equal(made["norm.weight"], plain)
@@ -81,7 +73,7 @@ def test_blocks_become_what_transformers_makes_of_them(
 def test_one_expert_of_many_is_unpacked_alone(seed: int, tmp_path: Path) -> None:
     """The scales of another one are no numbers, which nobody notices who does not read it."""
     name = "layers.0.mlp.experts.down_proj"
-    stored = in_blocks(drawn(seed, 4, 32, 48), (16, 16), name)
+    stored = in_blocks(name, drawn(seed, 4, 32, 48), (16, 16))
     stored[f"{name}_scale_inv"][2] = torch.nan
     with Weights(written(tmp_path, stored, {**FP8, "weight_block_size": [16, 16]})) as weights:
         one = weights.read(name, 1)
@@ -92,7 +84,7 @@ def test_one_expert_of_many_is_unpacked_alone(seed: int, tmp_path: Path) -> None
 
 
 def test_blocks_of_the_usual_size_need_not_be_said(seed: int, tmp_path: Path) -> None:
-    stored = in_blocks(drawn(seed, 130, 129), (128, 128))
+    stored = in_blocks(NAME, drawn(seed, 130, 129), (128, 128))
     assert read(written(tmp_path, stored, FP8)).keys() == {NAME}
 
 
@@ -116,13 +108,112 @@ BAD: dict[str, tuple[dict[str, Any] | None, dict[str, tuple[torch.dtype, tuple[i
 @pytest.mark.parametrize("name", BAD)
 def test_what_does_not_fit_is_named(name: str, seed: int, tmp_path: Path) -> None:
     said, changes, told = BAD[name]
-    stored: dict[str, torch.Tensor | None] = {**in_blocks(drawn(seed, 130, 60), (128, 128))}
+    stored: dict[str, torch.Tensor | None] = {**in_blocks(NAME, drawn(seed, 130, 60), (128, 128))}
     stored |= {key: change and torch.zeros(change[1]).to(change[0]) for key, change in changes.items()}
     written(tmp_path, {key: tensor for key, tensor in stored.items() if tensor is not None}, said)
     with pytest.raises(BadCheckpoint, match=re.escape(told)), Weights(tmp_path) as weights:
         for key in set(weights.header) & {NAME}:
             weights.need(key)
         weights.check_read()
+
+
+# What compressed-tensors writes ---------------------------------------------------------------------------------------------------------
+
+INT4: dict[str, Any] = {"num_bits": 4, "type": "int", "symmetric": True, "strategy": "group", "group_size": 16, "dynamic": False}
+FLOAT8: dict[str, Any] = {"num_bits": 8, "type": "float", "symmetric": True, "strategy": "channel", "dynamic": False}
+ROUNDED: dict[str, Any] = {"num_bits": 8, "type": "float", "symmetric": True, "strategy": "token", "dynamic": True}
+"""Of activations, which are left as they are here."""
+
+WAYS: dict[str, tuple[str, dict[str, Any], dict[str, Any] | None]] = {
+    "int4 in groups": ("pack-quantized", INT4, None),
+    "int4 with zeros": ("pack-quantized", {**INT4, "symmetric": False}, None),
+    "int4 by channel": ("pack-quantized", {**INT4, "strategy": "channel", "group_size": None}, None),
+    "int8 in groups": ("pack-quantized", {**INT4, "num_bits": 8}, None),
+    "int8": ("int-quantized", {**FLOAT8, "type": "int"}, {**ROUNDED, "type": "int"}),
+    "fp8 by channel": ("float-quantized", FLOAT8, ROUNDED),
+    "fp8 of one scale": ("float-quantized", {**FLOAT8, "strategy": "tensor"}, ROUNDED),
+    "fp8 in blocks": ("float-quantized", {**FLOAT8, "strategy": "block", "block_structure": [32, 16]}, ROUNDED),
+}
+
+
+def said_of(form: str, weights: dict[str, Any], activations: dict[str, Any] | None = None, **others: object) -> dict[str, Any]:
+    group = {"targets": ["Linear"], "weights": weights, "input_activations": activations, "output_activations": None}
+    return {"quant_method": "compressed-tensors", "format": form, "config_groups": {"group_0": group}, "ignore": ["lm_head"], **others}
+
+
+def scales_of(weight: torch.Tensor, args: dict[str, Any]) -> Tensors:
+    """Of one weight."""
+    rows, columns = weight.shape
+    height, width = {
+        "group": (1, args.get("group_size")),
+        "channel": (1, columns),
+        "tensor": (rows, columns),
+        "block": args.get("block_structure"),
+    }[args["strategy"]]
+    parts = weight.unfold(0, height, height).unfold(1, width, width)
+    low, high = parts.amin((-2, -1)), parts.amax((-2, -1))
+    most = 448.0 if args["type"] == "float" else 2.0 ** (args["num_bits"] - 1) - 1
+    if args["symmetric"]:
+        made = {"weight_scale": torch.maximum(-low, high) / most}
+    else:
+        scale = (high - low) / (2 ** args["num_bits"] - 1)
+        made = {"weight_scale": scale, "weight_zero_point": (-most - 1 - (low / scale).round()).to(torch.int8)}
+    return {name: value.flatten() if args["strategy"] == "tensor" else value for name, value in made.items()}
+
+
+def compressed(weight: torch.Tensor, said: dict[str, Any]) -> Tensors:
+    """As the library writes it."""
+    quantization: Any = pytest.importorskip("compressed_tensors.quantization", reason="the extra compressed is not installed")
+    from compressed_tensors.compressors import BaseCompressor
+
+    (scheme,) = quantization.QuantizationConfig.model_validate(said).config_groups.values()
+    packer: Any = BaseCompressor.get_value_from_registry(said["format"])
+    made: Tensors = packer.compress({"weight": weight, **scales_of(weight, said["config_groups"]["group_0"]["weights"])}, scheme)
+    return {f"{NAME.removesuffix('weight')}{name}": value for name, value in made.items()}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_weights_become_what_compressed_tensors_makes_of_them(way: str, seed: int, tmp_path: Path) -> None:
+    """Beside weights that it left as they are."""
+    said, weight, plain = said_of(*WAYS[way]), drawn(seed, 96, 80), drawn(seed + 1, 6, 8)
+    stored = compressed(weight, said)
+    written(tmp_path, {**stored, "lm_head.weight": plain}, said)
+    from compressed_tensors.entrypoints.convert.converters import CompressedTensorsDequantizer
+
+    expected: Tensors = CompressedTensorsDequantizer(tmp_path, dtype=torch.float32).process({**stored, "lm_head.weight": plain})
+    made = read(tmp_path)
+    assert made.keys() == expected.keys() == {NAME, "lm_head.weight"}
+    assert all(torch.equal(made[name], expected[name]) for name in made)
+    few = WAYS[way][1]["num_bits"] == 4
+    torch.testing.assert_close(made[NAME], weight, rtol=0.08, atol=0.5 if few else 0.05)
+
+
+WRONG: dict[str, tuple[dict[str, Any], str]] = {
+    "another format": (said_of("nvfp4-pack-quantized", INT4), "the format 'nvfp4-pack-quantized' of compressed-tensors is not supported"),
+    "no format": (said_of("", INT4), "the format '' of compressed-tensors"),
+    "rotations": (
+        said_of("pack-quantized", INT4, transform_config={"config_groups": {"r": {}}}),
+        "'transform_config' of compressed-tensors",
+    ),
+    "sparse": (said_of("pack-quantized", INT4, sparsity_config={"format": "dense"}), "'sparsity_config' of compressed-tensors"),
+    "two ways": ({**said_of("pack-quantized", INT4), "config_groups": {"a": {}, "b": {}}}, "2 ways in one checkpoint of compressed"),
+    "no such bits": (said_of("pack-quantized", {**INT4, "num_bits": "four"}), "num_bits"),
+    "no weights": (
+        {**said_of("pack-quantized", INT4), "config_groups": {"a": {"targets": ["Linear"]}}},
+        "it does not say how weights are packed",
+    ),
+    "other bits": (said_of("pack-quantized", {**INT4, "num_bits": 8}), "are not numbers of 8 bits of [96, 80]"),
+    "other groups": (said_of("pack-quantized", {**INT4, "group_size": 32}), "cannot be unpacked"),
+    "zeros that are not there": (said_of("pack-quantized", {**INT4, "symmetric": False}), "up_proj.weight_zero_point is not there"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_what_compressed_tensors_says_that_cannot_be_is_told(name: str, seed: int, tmp_path: Path) -> None:
+    said, told = WRONG[name]
+    written(tmp_path, compressed(drawn(seed, 96, 80), said_of("pack-quantized", INT4)), said)
+    with pytest.raises(BadCheckpoint, match=re.escape(told)):
+        read(tmp_path)
 
 
 # Other ways ---------------------------------------------------------------------------------------------------------------------------

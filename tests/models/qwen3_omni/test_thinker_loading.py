@@ -12,7 +12,10 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from transformers.integrations.finegrained_fp8 import _dequantize_fp8_weight
 
+from helpers import lengths
+from helpers.packed import in_blocks
 from helpers.qwen3_checkpoint import Weights, change_weights, changed
 from helpers.qwen3_reference import Qwen3Reference
 from omnistage.engine.attention import chosen
@@ -29,6 +32,9 @@ from omnistage.models.registry import load, recognise
 
 ATTENTION = "thinker.model.layers.0.self_attn.q_proj.weight"
 EXPERT = "thinker.model.layers.1.mlp.experts.3.up_proj.weight"
+
+BLOCK = (32, 48)
+"""Of numbers with the same scale: some blocks are whole."""
 
 
 @pytest.fixture
@@ -111,9 +117,10 @@ def test_a_weight_that_is_missing_misshapen_or_that_nobody_reads_is_named(copied
     assert f"1 weights that this model does not, the first is {EXPERT.replace('.3.', '.10.')}" in refused(copied)
 
 
-def _change_one(folder: Path, more: Weights) -> None:
+def _change_one(folder: Path, more: Weights, whole: Weights | None = None) -> None:
+    """whole: all that was there before; None: what is there."""
     path = folder / "model.safetensors"
-    weights = load_file(path) | more
+    weights = (load_file(path) if whole is None else whole) | more
     path.unlink()
     save_file(weights, path, {"format": "pt"})
 
@@ -122,7 +129,8 @@ def together(weights: Weights) -> Weights:
     """The weights of all experts of a layer as one, and the names that Transformers 5 has in memory."""
     made = {name: value for name, value in weights.items() if ".experts." not in name}
     for prefix in dict.fromkeys(name.partition(".experts.")[0] for name in weights if ".experts." in name):
-        every = [f"{prefix}.experts.{expert}" for expert in range(10)]
+        count = sum(name.startswith(f"{prefix}.experts.") and name.endswith(".down_proj.weight") for name in weights)
+        every = [f"{prefix}.experts.{expert}" for expert in range(count)]
         made[f"{prefix}.experts.gate_up_proj"] = torch.stack(
             [torch.cat([weights[f"{one}.{part}_proj.weight"] for part in ("gate", "up")]) for one in every]
         )
@@ -157,7 +165,10 @@ def test_a_head_that_is_there_is_used_though_the_config_ties_it(copied: Path, qw
     assert all(map(torch.equal, results(copied), results(qwen3_checkpoint)))
 
 
-@pytest.mark.parametrize("layout", [lambda weights: weights, together], ids=["one by one", "together"])
+LAYOUTS: dict[str, Callable[[Weights], Weights]] = {"one by one": lambda weights: weights, "together": together}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
 def test_a_rank_reads_no_experts_but_its_own(copied: Path, layout: Callable[[Weights], Weights]) -> None:
     """Those of the second rank are damaged, which only that one notices, and whoever has all of them."""
     options, config = LoadOptions(path=copied, dtype="float32"), read_thinker_config(copied)
@@ -187,6 +198,35 @@ def test_the_first_rank_misses_experts_of_the_others(copied: Path) -> None:
     assert 3 not in config.experts.of_rank(group)
     with pytest.raises(BadCheckpoint, match=f"lacks the weight {EXPERT}"):
         read_parts(copied, config, torch.float32, torch.device("cpu"), group)
+
+
+@lengths.one_or_all("layout", LAYOUTS)
+def test_floats_of_eight_bits_are_those_that_they_stand_for(copied: Path, layout: str, seed: int) -> None:
+    """In whatever way experts are stored; and parts that have none are read as ever."""
+    packed, laid_out = Weights(), LAYOUTS[lengths.draw(layout, LAYOUTS, seed)]
+
+    def pack(weights: Weights) -> Weights:
+        for name, weight in laid_out(weights).items():
+            products = (".self_attn.", ".experts.")
+            is_packed = name.startswith("thinker.model.") and weight.ndim > 1 and any(part in name for part in products)
+            packed.update(in_blocks(name, weight, BLOCK) if is_packed else {name: weight})
+        return packed
+
+    change_weights(copied, pack)
+    said = {"quant_method": "fp8", "weight_block_size": list(BLOCK), "activation_scheme": "dynamic"}
+    change(copied / "config.json", lambda values: values.update(quantization_config=said))
+    found = results(copied)
+    for kind in ("talker", "code2wav"):
+        asyncio.run(load("qwen3_omni", kind, LoadOptions(path=copied)).close())
+    plain = Weights()
+    for name, weight in packed.items():
+        if (scales := packed.get(f"{name}_scale_inv")) is not None:
+            plain[name] = _dequantize_fp8_weight(weight, scales, list(BLOCK), torch.float32)
+        elif not name.endswith("_scale_inv"):
+            plain[name] = weight
+    _change_one(copied, {}, plain)
+    change(copied / "config.json", lambda values: values.pop("quantization_config"))
+    assert all(map(torch.equal, found, results(copied)))
 
 
 def test_what_transformers_saves_is_read(qwen3_checkpoint: Path, tmp_path: Path) -> None:

@@ -77,7 +77,7 @@ def _compressed(header: Mapping[str, Stored], said: Config, read: Read) -> Itera
     bits = scheme.weights.num_bits
     for root, stored in header.items():
         module, _, first = root.rpartition(".")
-        if first != names[0] or f"{module}.weight_scale" not in header:
+        if first != names[0] or stored.dtype in COMPUTED or f"{module}.weight_scale" not in header:
             continue
         parts = {name: f"{module}.{name}" for name in names}
         if missing := sorted(name for name in parts.values() if name not in header):

@@ -43,11 +43,11 @@ class PictureSettings:
 
 def read_pictures(directory: Path, vision: Patching) -> PictureSettings:
     """vision: that the model has. Raises BadCheckpoint for a file that does not fit the model."""
-    values = _part(directory, "image_processor", FILE)
+    values = processor_part(directory, "image_processor", FILE)
     if values is None:
         raise BadCheckpoint(f"{directory} has neither {FILE} nor {TOGETHER} with an 'image_processor': give the whole folder")
     colours = _colours(values, vision)
-    films = _part(directory, "video_processor", FILM_FILE)
+    films = processor_part(directory, "video_processor", FILM_FILE)
     if films is not None and _colours(films, vision) != colours:
         raise BadCheckpoint(f"{films.place}: films have another 'image_mean' or 'image_std' than pictures, which is not supported")
     least, most = _pixels(values, "min_pixels", "shortest_edge", MIN_PIXELS), _pixels(values, "max_pixels", "longest_edge", MAX_PIXELS)
@@ -67,7 +67,7 @@ def read_pictures(directory: Path, vision: Patching) -> PictureSettings:
     return found
 
 
-def _part(directory: Path, part: str, file: str) -> Config | None:
+def processor_part(directory: Path, part: str, file: str) -> Config | None:
     """What the folder says of a part of its processor."""
     path = directory / TOGETHER
     if path.is_file() and (together := Config(json_object(path), str(path))).has(part):

@@ -10,8 +10,13 @@ from numpy.typing import NDArray
 from transformers import WhisperFeatureExtractor
 
 from omnistage.models.common.checkpoint import BadCheckpoint
+from omnistage.models.common.encoders.pictures import FILE, TOGETHER, processor_part
 
-FILE = "preprocessor_config.json"
+PUBLISHED = {"sampling_rate": 16_000, "hop_length": 160, "n_fft": 400}
+"""Samples of a second, of a step and of a window, as Whisper was trained with and every encoder here."""
+
+USUAL_BINS = 80
+"""Of Transformers, where a file does not say."""
 
 
 class Spectrograms:
@@ -19,10 +24,18 @@ class Spectrograms:
 
     def __init__(self, directory: Path, mel_bins: int) -> None:
         """mel_bins: that the model was made for. Raises BadCheckpoint."""
-        self.extractor = WhisperFeatureExtractor.from_pretrained(directory, local_files_only=True)
-        self.sample_rate_hz: int = self.extractor.sampling_rate
-        if self.extractor.feature_size != mel_bins:
-            raise BadCheckpoint(f"{directory / FILE}: {self.extractor.feature_size} mel bins, the model was made for {mel_bins}")
+        values = processor_part(directory, "feature_extractor", FILE)
+        if values is None:
+            raise BadCheckpoint(f"{directory} has neither {FILE} nor {TOGETHER} with a 'feature_extractor': give the whole folder")
+        if (bins := values.value("feature_size", int, USUAL_BINS)) != mel_bins:
+            raise BadCheckpoint(f"{values.place}: {bins} mel bins, the model was made for {mel_bins}")
+        for name, published in PUBLISHED.items():
+            if (found := values.value(name, int, published)) != published:
+                raise BadCheckpoint(f"{values.place}: {name!r} is {found}, and only the published {published} is supported")
+        if values.value("dither", float, 0.0):
+            raise BadCheckpoint(f"{values.place}: 'dither' is not 0: a sound would be another one each time")
+        self.extractor = WhisperFeatureExtractor(mel_bins, **PUBLISHED)
+        self.sample_rate_hz = PUBLISHED["sampling_rate"]
 
     def frames(self, samples: int) -> int:
         """Of a sound of so many samples."""
