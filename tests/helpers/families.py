@@ -230,6 +230,7 @@ CASES = (
     Case("toy", "thinker", lambda: Sample(params("thinker", PROMPT))),
     Case("toy", "thinker", lambda: Sample(params("thinker", PROMPT, stop=["7 w", "never"])), name="toy-thinker-stop"),
     Case("toy", "thinker", lambda: Sample(params("thinker", verbatim="Say exactly this, please.")), name="toy-thinker-verbatim"),
+    Case("toy", "thinker", lambda: Sample(params("thinker", PROMPT, stop=["7 w"])), options={"thinks": 9}, name="toy-thinker-thinks"),
     Case("toy", "talker", lambda: Sample(params("talker"), {"hidden": ROWS})),
     Case("toy", "talker", lambda: Sample(params("talker", max_frames=17), {"hidden": ROWS}), name="toy-talker-limited"),
     Case("toy", "talker", lambda: Sample(params("talker"), {"hidden": ROWS}), options={"mute_every": 3}, name="toy-talker-mute"),

@@ -13,7 +13,10 @@ import numpy as np
 import pytest
 
 from helpers import lengths
-from omnistage.models.common.constraint import FORMS, Constraints, Grammar
+from omnistage.engine.constraint import Constraint as EngineConstraint
+from omnistage.engine.constraint import Walk
+from omnistage.models.common.constraint import FORMS, Constraints
+from omnistage.models.common.thought import Marks
 from omnistage.models.conversation import Constraint, Turn
 from omnistage.models.interface import BadRequest, TextRequest
 
@@ -59,7 +62,7 @@ def constraints() -> Iterator[Constraints]:
     asyncio.run(made.close())
 
 
-async def grammar(constraints: Constraints, constraint: Constraint, history: tuple[int, ...] = ()) -> Grammar:
+async def grammar(constraints: Constraints, constraint: Constraint, history: tuple[int, ...] = ()) -> EngineConstraint:
     made = await constraints.of(TextRequest((Turn("user", ("x",)),), 1, constraint=constraint, history=history))
     assert made is not None
     return made
@@ -69,7 +72,7 @@ def allowed(words: Any) -> list[int]:
     return np.nonzero(np.unpackbits(words.numpy().view(np.uint8), bitorder="little"))[0].tolist()
 
 
-def drawn(grammar: Grammar, rng: random.Random, most: int = 400) -> tuple[list[int], list[list[int]]]:
+def drawn(grammar: EngineConstraint, rng: random.Random, most: int = 400) -> tuple[list[int], list[list[int]]]:
     """A random answer, and what was allowed at each of its places. It likes to end, and loses its liking for what is long."""
     walk = grammar.begin()
     ids: list[int] = []
@@ -279,3 +282,26 @@ async def test_a_request_without_use_for_one_has_no_grammar(constraints: Constra
     for asked in (TextRequest((), 1), TextRequest((), 1, verbatim="Say this.", constraint=bad)):
         assert await constraints.of(asked) is None
     assert set(FORMS) == {"json_schema", "regex", "choice"}
+
+
+async def test_what_is_thought_before_an_answer_is_kept_to_nothing(constraints: Constraints) -> None:
+    """But an answer does not end within it."""
+    marks = Marks(opens=1, closes=2, is_open=True)
+    thought, said = encode("cc"), encode("c")
+
+    async def walk(*history: int) -> Walk:
+        request = TextRequest((Turn("user", ("x",)),), 1, constraint=Constraint("choice", choices=("c",)), history=history)
+        made = await constraints.of(request, marks)
+        assert made is not None
+        return made.begin()
+
+    whole = await walk()
+    for token_id in (*thought, marks.closes):
+        assert not whole.complete and not whole.must_end
+        assert allowed(whole.allowed()) == [each for each in range(VOCABULARY) if each not in (END, OTHER_END)]
+        whole.note(token_id)
+    rest = await walk(*thought, marks.closes)
+    assert allowed(whole.allowed()) == allowed(rest.allowed()) == said
+    for each in (whole, rest):
+        each.note(said[0])
+        assert each.complete and each.must_end

@@ -11,7 +11,7 @@ import pytest
 
 from helpers.models import text_pieces
 from helpers.waiting import until
-from omnistage.models.common.constraint import Grammar
+from omnistage.engine.constraint import Constraint
 from omnistage.models.conversation import Turn
 from omnistage.models.interface import TextRequest
 from omnistage.models.options import LoadOptions
@@ -24,7 +24,7 @@ class Hanging(SmolThinker):
     go: threading.Event
     asked = 0
 
-    def _tokenized(self, request: TextRequest, grammar: Grammar | None) -> Prepared:
+    def _tokenized(self, request: TextRequest, grammar: Constraint | None) -> Prepared:
         self.asked += 1
         assert self.go.wait(60)
         return super()._tokenized(request, grammar)

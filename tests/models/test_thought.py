@@ -126,11 +126,11 @@ def test_line_ends_behind_a_thought_are_kept_where_the_answer_is_kept_to_somethi
 def test_an_answer_goes_on_anywhere_as_if_it_had_not_stopped(marks: Marks, is_made: bool, seed: int) -> None:
     rng = random.Random(seed)
     tokens = [*([] if marks.is_open else [OPENS]), *THINKS, *rng.choices(range(len(PIECES)), k=8)]
-    made = {"row_of": lambda token: row(token)} if is_made else {}
-    whole = told(marks, tokens, rows=True, **made)
+    row_of = row if is_made else None
+    whole = told(marks, tokens, rows=True, row_of=row_of)
     for cut in range(len(tokens)):
         begin = told(marks, tokens[:cut])
-        answer, rest = assembler(marks, rows=True, history=tokens[:cut], **made), Told()
+        answer, rest = assembler(marks, rows=True, history=tokens[:cut], row_of=row_of), Told()
         for place, token in enumerate(tokens):
             if place >= cut:
                 answer.token(token)

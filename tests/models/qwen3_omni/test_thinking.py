@@ -181,3 +181,11 @@ async def test_a_sound_alone_is_enough_to_ask(thinker: Qwen3Thinker) -> None:
     answers = [await said(thinker, replace(ASKED, turns=(Turn("user", (sound,)),), ignore_eos=True, max_tokens=12)) for sound in sounds]
     assert [len(each.thinking) + len(each.answer) for each in answers] == [12, 12]
     assert answers[0] != answers[1]
+
+
+async def test_a_text_that_is_given_is_no_thought(thinker: Qwen3Thinker) -> None:
+    text = "A thing. </think> Another thing."
+    given = TextRequest((), seed=1, max_tokens=60, verbatim=text)
+    told = await said(thinker, given)
+    assert (told.thought, told.text, told.reason) == ("", text, FinishReason.STOP)
+    assert (await said(thinker, replace(given, history=tuple(told.answer[:2])))).answer == told.answer[2:]

@@ -49,8 +49,8 @@ class TextTokenizer:
 
     def ids_of(self, *texts: str) -> tuple[int, ...] | None:
         """Ids of texts each of which is a token of its own; None where one of them is none."""
-        ids = [self._tokenizer.token_to_id(text) for text in texts]
-        return None if None in ids else tuple(ids)
+        ids = [token_id for text in texts if (token_id := self._tokenizer.token_to_id(text)) is not None]
+        return tuple(ids) if len(ids) == len(texts) else None
 
     def encode(self, text: str) -> tuple[int, ...]:
         """Ids of a text, without special tokens."""

@@ -10,6 +10,7 @@ import torch
 from tokenizers import Tokenizer
 
 from omnistage.engine.adapter import CPU
+from omnistage.engine.constraint import Constraint
 from omnistage.engine.decoder import LM_HEAD, DecoderParts, PackedDecoder
 from omnistage.engine.detokenizer import Detokenizer
 from omnistage.engine.engine import Engine
@@ -21,7 +22,7 @@ from omnistage.engine.request import Prompt, SequenceRequest
 from omnistage.engine.rope import rotary
 from omnistage.models.common.answer import AnswerAssembler
 from omnistage.models.common.checkpoint import read_config
-from omnistage.models.common.constraint import FORMS, Grammar
+from omnistage.models.common.constraint import FORMS
 from omnistage.models.common.engine_model import Started, chosen_dtype, decoder_weights, limits_of
 from omnistage.models.common.requests import unfit_refused
 from omnistage.models.common.thinker import TEXT, EngineThinker, Tokenized
@@ -84,7 +85,9 @@ class SmolThinker(EngineThinker[Prepared]):
             ids += [start, *self.tokenizer.encode(f"{turn.role}\n{turn.text}"), end, *self._newline]
         return (*ids, start, *self._opening)
 
-    def _prepared(self, request: TextRequest, prompt_ids: tuple[int, ...], said_ids: tuple[int, ...], grammar: Grammar | None) -> Prepared:
+    def _prepared(
+        self, request: TextRequest, prompt_ids: tuple[int, ...], said_ids: tuple[int, ...], grammar: Constraint | None
+    ) -> Prepared:
         if said_ids or request.finished is not None:
             return Prepared(request, prompt_ids, said_ids, None)
         answer = AnswerAssembler(Detokenizer(self.tokenizer.piece, request.stop), {TEXT: len(request.history)}, history=request.history)

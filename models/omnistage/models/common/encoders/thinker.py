@@ -105,7 +105,7 @@ class MediaThinker(EngineThinker[Prepared]):
     def _prepared(
         self, request: TextRequest, prompt_ids: tuple[int, ...], said_ids: tuple[int, ...], grammar: Constraint | None
     ) -> Prepared:
-        if request.finished is None:
+        if request.finished is None and prompt_ids:  # Text that is given to a model without rows has no prompt, and needs no engine.
             with unfit_refused("thinker"):
                 # Without what its media take: what is wrong with the request itself is told before anything is read.
                 most = min(request.max_tokens, self._context - len(prompt_ids))
