@@ -11,7 +11,7 @@ from omnistage.cli.bench.question import Question
 from omnistage.cli.wording import told
 from omnistage.client.async_omni import AsyncOmni
 from omnistage.client.errors import OmniError, ProtocolError, RequestError, UnavailableError
-from omnistage.client.events import Done, Picture, Progress, TextDelta
+from omnistage.client.events import Done, Picture, Progress, TextDelta, ThoughtDelta
 from omnistage.client.playback import CONTINUITY_LIMIT_S
 
 RETRY_S = 0.5
@@ -109,7 +109,7 @@ async def _measured(omni: AsyncOmni, question: Question) -> Measured:
     async with aclosing(question.stream(omni)) as events:
         async for event in events:
             match event:
-                case TextDelta() if event.token_ids:
+                case TextDelta() | ThoughtDelta() if event.token_ids:
                     _note(pieces, event.arrival_s, len(event.token_ids))
                 case Progress():
                     steps = event.done
