@@ -23,10 +23,10 @@ class TokenLogprob:
 
 
 @dataclass(frozen=True, slots=True)
-class TextDelta:
-    """The next piece of text; its characters are final. first_token: position of its first token in the answer. logprobs: one per token;
-    pieces: the text of each in UTF-8, perhaps a part of a character; top_logprobs: the likeliest tokens in the place of each, descending.
-    All three are empty where they were not asked for, pieces also where the server is older than they are."""
+class TokensDelta:
+    """The next tokens of a text; its characters are final. first_token: position of the first of them, counted through thought and answer.
+    logprobs: one per token; pieces: the text of each in UTF-8, perhaps a part of a character; top_logprobs: the likeliest tokens in the
+    place of each, descending. All three are empty where they were not asked for, pieces also where the server is older than they are."""
 
     text: str
     first_token: int
@@ -38,17 +38,14 @@ class TextDelta:
 
 
 @dataclass(frozen=True, slots=True)
-class ThoughtDelta:
-    """The next piece of what the model thinks before it answers, of a model that does: no part of the answer. Fields as of TextDelta, where
-    its tokens are counted too; text is empty for the marks around a thought."""
+class TextDelta(TokensDelta):
+    """The next piece of the answer."""
 
-    text: str
-    first_token: int
-    token_ids: tuple[int, ...]
-    arrival_s: float
-    logprobs: tuple[float, ...] = ()
-    top_logprobs: tuple[tuple[TokenLogprob, ...], ...] = ()
-    pieces: tuple[bytes, ...] = ()
+
+@dataclass(frozen=True, slots=True)
+class ThoughtDelta(TokensDelta):
+    """The next piece of what a model thinks before it answers, where it does: no part of the answer. The text is empty for the marks
+    around a thought."""
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
