@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -30,6 +30,7 @@ class Loaded:
     """reference: Transformers' with the same weights. end: the first code that ends a speech."""
 
     reference: TalkerReference
+    folder: Path
     parts: Parts
     groups: int
     end: int
@@ -67,9 +68,12 @@ def loaded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     folder: Path = tmp_path_factory.mktemp(request.param)
     reference = TalkerReference(request.param, int(os.environ["OMNISTAGE_TEST_SEED"]), folder)
     config = read_talker_config(folder)
+    return Loaded(reference, folder, read(folder, torch.float32), config.groups, config.codec.eos)
+
+
+def read(folder: Path, dtype: torch.dtype) -> Parts:
     with Weights(folder, ("thinker.", "code2wav.")) as weights:
-        parts = read_parts(weights, config, torch.float32, torch.device("cpu"))
-    return Loaded(reference, parts, config.groups, config.codec.eos)
+        return read_parts(weights, read_talker_config(folder), dtype, torch.device("cpu"))
 
 
 def draws_of(source: random.Random, count: int, temperature: float = 0.9) -> list[Draws]:
@@ -93,16 +97,21 @@ def test_logits_of_each_codebook_are_those_of_transformers(loaded: Loaded, seed:
             assert torch.allclose(logits[speaker], expected, atol=CLOSE), (speaker, codebook)
 
 
-def test_a_frame_is_the_same_in_any_company(loaded: Loaded, seed: int) -> None:
-    """Of any number of speakers, at any place among them, and whoever used the cache before."""
-    source, head = random.Random(seed), loaded.head(loaded.predictor())
-    hidden, draws = loaded.rows(SPEAKERS, seed), draws_of(source, SPEAKERS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+def test_a_frame_is_the_same_in_any_company(loaded: Loaded, seed: int, dtype: torch.dtype) -> None:
+    """Of any number of speakers, at any place among them, whoever used the cache before, and where attention takes one after the other."""
+    loaded = replace(loaded, parts=read(loaded.folder, dtype))
+    source, predictor = random.Random(seed), loaded.predictor()
+    head, hidden, draws = loaded.head(predictor), loaded.rows(SPEAKERS, seed).to(dtype), draws_of(source, SPEAKERS)
     draws[4] = Draws(Sampling(), 4)
     whole = loaded.drawn(head, hidden, draws)
     assert None not in whole and len(set(map(str, whole))) == SPEAKERS
     for count in range(1, SPEAKERS):
         which = source.sample(range(SPEAKERS), count)
         assert loaded.drawn(head, hidden[which], [draws[place] for place in which]) == [whole[place] for place in which]
+    predictor.attention.together = False
+    alone = loaded.drawn(head, hidden, draws)
+    assert alone == whole
 
 
 def test_an_end_has_no_codes_behind_it(loaded: Loaded, seed: int) -> None:

@@ -77,7 +77,7 @@ def load_talker(folder: Path, options: LoadOptions) -> QwenTalker:
             **started.settings,
             **cache.why,
             "products of the code predictor": parts.predictor.products,
-            "attention of the code predictor": predictor.attention.reason,
+            "attention of the code predictor": predictor.attention.told,
         },
     )
     return QwenTalker(config, started.engine, added, info, cache.context)

@@ -3,7 +3,7 @@
 A frame is a short sequence of its own: the hidden row of the Talker, the embedding of the first code, and the embeddings of the codes that
 are drawn, each by a head of its own. The last code is never embedded here, so a frame has as many rows as codes; no frame knows of another.
 The frames of all speakers of a step go through it together: two rows of each, then one row of each for every further code. It is a decoder
-of parts with a cache of one page for each speaker, so a frame has the same bits alone and beside others, as in the engine.
+of parts with attention of its own, over the places of one frame. A frame has the same bits alone and beside others, as in the engine.
 """
 
 from __future__ import annotations
@@ -15,15 +15,13 @@ import torch
 import torch.nn.functional as functional
 
 from omnistage.engine.adapter import Attention, DrawnItem, StepRows
-from omnistage.engine.attention import chosen
 from omnistage.engine.decoder import PackedDecoder
-from omnistage.engine.kv import KVCache
 from omnistage.engine.linear import pad_rows
-from omnistage.engine.plan import Plan, PlannedRun
 from omnistage.engine.sampler import DrawnToken, Draws, Sampler
 from omnistage.engine.transfer import to_device
 from omnistage.engine.types import Sampling
 from omnistage.models.common.engine_model import Logits
+from omnistage.models.qwen3_omni.frame_attention import FrameAttention
 
 GREEDY = Sampling()
 
@@ -49,9 +47,7 @@ class Predictor:
     def __init__(self, decoder: PackedDecoder, heads: Sequence[Logits], first: torch.Tensor, speakers: int) -> None:
         self._decoder, self._heads, self._first = decoder, tuple(heads), first
         self._ids = decoder.spec.item_ids // len(heads)
-        self.attention = chosen(decoder.spec)
-        self._cache, self._pages = KVCache(decoder.spec, speakers), range(speakers)
-        self._cache.follow(self._pages, ())
+        self._speakers, self.attention = speakers, FrameAttention(decoder.spec, speakers)
         self._known: dict[tuple[int, int], _Pass] = {}
 
     def codes(self, hidden: torch.Tensor, first: Sequence[int], choose: Choose) -> list[Codes]:
@@ -68,12 +64,12 @@ class Predictor:
 
     def forget(self) -> None:
         """Nothing of the frames so far is left: what is not finite must not lie where others are masked."""
-        self._cache.follow(self._pages, ())
+        self.attention.forget()
 
     def fixed_results(self) -> list[torch.Tensor]:
         """The logits of a few fixed frames."""
         results, spec = list[torch.Tensor](), self._decoder.spec
-        speakers = min(FIXED_SPEAKERS, len(self._pages))
+        speakers = min(FIXED_SPEAKERS, self._speakers)
         rows = torch.randn(speakers, self._first.shape[1], generator=torch.Generator().manual_seed(0))
 
         def choose(codebook: int, logits: torch.Tensor) -> list[int]:
@@ -101,19 +97,10 @@ class Predictor:
     def _planned(self, count: int, codebook: int) -> _Pass:
         """The pass for a codebook of so many speakers: the first one has two rows of each."""
         each, start = (2, 0) if codebook == 0 else (1, codebook + 1)
-        rows, spec = count * each, self._decoder.spec
+        rows, device = count * each, self._decoder.spec.device
         padding = pad_rows(rows) - rows
-        positions = torch.arange(start, start + each).repeat(count)
-        nothing = torch.zeros(0, dtype=torch.int64)
-        plan = Plan(
-            rows=StepRows(nothing, nothing),
-            pages=torch.arange(count).repeat_interleave(each),
-            places=positions,
-            runs=tuple(PlannedRun(speaker * each, each, start, (speaker,)) for speaker in range(count)),
-            drawn=nothing,
-        )
-        attention = self.attention.backend.bind(self._cache, spec, plan.to(spec.device))
-        return _Pass(rows + padding, padding, to_device(functional.pad(positions, (0, padding))[None], spec.device), attention)
+        positions = functional.pad(torch.arange(start, start + each).repeat(count), (0, padding))
+        return _Pass(rows + padding, padding, to_device(positions[None], device), self.attention.rows(count, start, each))
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,11 +129,11 @@ class FrameHead:
         further: dict[int, Codes | None] = {}
         if first:
             which = to_device(torch.tensor([*first]), hidden.device)
-            made = self._further(hidden.index_select(0, which), [*first.values()], [draws[place] for place in first])
+            made = self.further(hidden.index_select(0, which), [*first.values()], [draws[place] for place in first])
             further = dict(zip(first, made, strict=True))
         return [_item(token, further.get(place, self._nothing)) for place, token in enumerate(tokens)]
 
-    def _further(self, hidden: torch.Tensor, first: Sequence[int], draws: Sequence[Draws]) -> list[Codes | None]:
+    def further(self, hidden: torch.Tensor, first: Sequence[int], draws: Sequence[Draws]) -> list[Codes | None]:
         """The codes behind the first ones; None where numbers are not finite."""
         own = [Draws(DRAWN if each.sampling.temperature else GREEDY, 0) for each in draws]
         broken, nothing = set[int](), [()] * len(own)

@@ -9,12 +9,14 @@ from pathlib import Path
 
 from omnistage.engine.experts import ExpertSizes
 from omnistage.engine.materials import DecoderConfig
-from omnistage.engine.pages import PAGE_ROWS
 from omnistage.models.common.checkpoint import BadCheckpoint, Config, read_config
 from omnistage.models.common.decoder_config import RopeConfig, decoder_sizes, expert_sizes, rope_of
 from omnistage.models.common.header import check_plain
 from omnistage.models.qwen3_omni.config import MODEL_TYPE, SECTIONS
 from omnistage.models.qwen3_omni.ports import AXES
+
+MOST_GROUPS = 64
+"""Codes of a frame; 16 are published. Each has weights of its own."""
 
 RESERVED = 1024
 """So many of the Talker's items, the last ones, are no codes: Transformers bans them but for the end."""
@@ -115,7 +117,7 @@ def read_talker_config(directory: Path) -> TalkerConfig:
             decoder,
             vocab_size=decoder.vocab_size + 2,
             given_width=row_size,
-            codebooks=config.size("num_code_groups", PAGE_ROWS),
+            codebooks=config.size("num_code_groups", MOST_GROUPS),
             further_ids=predictor.ids,
         ),
         experts=expert_sizes(text, normalized=False, shared="shared_expert_intermediate_size"),
@@ -155,7 +157,7 @@ def _check_together(config: Config, made: TalkerConfig) -> None:
 
 def _predictor(config: Config, wave: Config) -> PredictorConfig:
     inner = config.section("code_predictor_config")
-    groups, ids = inner.size("num_code_groups", PAGE_ROWS), inner.size("vocab_size")
+    groups, ids = inner.size("num_code_groups", MOST_GROUPS), inner.size("vocab_size")
     if groups < 2:
         raise BadCheckpoint(f"{inner.place}: 'num_code_groups' is {groups}: a frame has two codes at least")
     if (made := wave.size("num_quantizers")) != groups:

@@ -1,0 +1,195 @@
+"""`python -m benchmarks.frame`: what a frame of the Talker of Qwen3-Omni costs, in the published widths with random weights: its code
+predictor beside its own products alone, and its part of the frame. CPU time of one thread, in turns."""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import torch
+from safetensors.torch import save_file
+
+from benchmarks import by_hand
+from benchmarks.figures import Figure, Report, arguments, median
+from omnistage.engine.engine import Engine
+from omnistage.engine.linear import build_exact, multiplies_bfloat16
+from omnistage.engine.pages import PAGE_ROWS
+from omnistage.engine.request import Given, Prompt, SequenceRequest
+from omnistage.engine.sampler import Draws
+from omnistage.engine.scheduler import Run
+from omnistage.engine.types import Sampling
+from omnistage.models.common.weights import Weights
+from omnistage.models.qwen3_omni.loading_talker import Parts, read_parts
+from omnistage.models.qwen3_omni.predictor import FrameHead, Predictor
+from omnistage.models.qwen3_omni.talker_config import TalkerConfig, read_talker_config
+from omnistage.models.tiny.qwen3_omni import talker as tiny
+
+ROUNDS = 9
+SPEAKERS = 8
+CONVERSATION = 10 * PAGE_ROWS
+LAYERS, PUBLISHED_LAYERS = 3, 20
+ROW_SIZE, TOKENS = 2048, 64
+SPOKEN = Sampling(temperature=0.9, top_k=50, repetition_penalty=1.05)
+SIZE = tiny.TalkerSize(
+    layers=LAYERS,
+    hidden=1024,
+    heads=16,
+    kv_heads=2,
+    head_size=128,
+    sections=(24, 20, 20),
+    between=2048,
+    experts=128,
+    chosen=6,
+    expert=384,
+    shared=768,
+    codes=2048,
+    groups=16,
+    predictor_layers=5,
+    predictor_ffn=3072,
+    predictor_heads=16,
+    predictor_kv_heads=8,
+    predictor_head_size=128,
+)
+"""As published, but for the number of layers: each of them costs the same."""
+
+
+def written(folder: Path) -> Path:
+    """A checkpoint of nothing but the Talker."""
+    config = tiny.config(SIZE, ROW_SIZE, 24, {})
+    pool = torch.randn(1 << 22, generator=torch.Generator().manual_seed(0)).bfloat16()
+    source, tensors = np.random.default_rng(0), {"thinker.model.embed_tokens.weight": torch.zeros(TOKENS, ROW_SIZE).bfloat16()}
+    for name, shape in tiny.weights(config).items():
+        # Of equal weights some would share their place in the caches of the processor, so each begins elsewhere.
+        size, begin = int(np.prod(shape)), int(source.integers(len(pool)))
+        drawn = pool.roll(begin).repeat(-(-size // len(pool)))[:size].reshape(shape)
+        tensors[name] = torch.ones(shape).bfloat16() if "norm" in name else drawn * (1.0 if "embedding" in name else shape[-1] ** -0.5)
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    wave = {"codebook_size": 2048, "num_quantizers": SIZE.groups, "upsample_rates": [8, 5, 4, 3], "upsampling_ratios": [2, 2]}
+    whole = {"model_type": "qwen3_omni_moe", "thinker_config": {"text_config": {"hidden_size": ROW_SIZE}}, "code2wav_config": wave}
+    tokens = {f"tts_{name}_token_id": number for number, name in enumerate(("bos", "eos", "pad"))}
+    (folder / "config.json").write_text(json.dumps({**whole, "talker_config": config, **tokens}))
+    return folder
+
+
+def read(folder: Path, config: TalkerConfig, dtype: torch.dtype) -> Parts:
+    with Weights(folder, ("thinker.", "code2wav.")) as weights:
+        return read_parts(weights, config, dtype, torch.device("cpu"))
+
+
+def products(dtype: torch.dtype) -> Callable[[], None]:
+    """The products of the code predictor alone: those of all passes of a frame, with other weights of the same sizes."""
+    size, generator = SIZE, torch.Generator().manual_seed(0)
+    queries, keys = (heads * size.predictor_head_size for heads in (size.predictor_heads, size.predictor_kv_heads))
+    shapes = [
+        (queries + 2 * keys, size.hidden),
+        (size.hidden, queries),
+        (2 * size.predictor_ffn, size.hidden),
+        (size.hidden, size.predictor_ffn),
+    ]
+    shapes = shapes * size.predictor_layers + [(size.codes, size.hidden)] * (size.groups - 1)
+    made, _ = build_exact(
+        lambda linear: [linear(torch.randn(shape, generator=generator).to(dtype)) for shape in shapes], dtype, torch.device("cpu")
+    )
+    layers, heads = made[: 4 * size.predictor_layers], made[4 * size.predictor_layers :]
+    rows = {width: torch.randn(2 * SPEAKERS, width, generator=generator).to(dtype) for _, width in shapes}
+
+    def run() -> None:
+        for codebook, head in enumerate(heads):
+            count = SPEAKERS if codebook else 2 * SPEAKERS
+            for linear, (_, width) in zip(layers, shapes, strict=False):
+                linear(rows[width][:count])
+            head(rows[size.hidden][:SPEAKERS])
+
+    return run
+
+
+class Frames:
+    """Frames of some speakers at once, by the engine: one for each call. layers: of the Talker."""
+
+    def __init__(self, config: TalkerConfig, parts: Parts, head: FrameHead) -> None:
+        self._config, self._at = config, CONVERSATION
+        self._engine = Engine(parts.decoder, head, pages=SPEAKERS * (CONVERSATION // PAGE_ROWS + 4))
+        self._sequences = [self._begun(seed) for seed in range(SPEAKERS)]
+
+    def _begun(self, seed: int) -> by_hand.Sequence:
+        """A speaker whose conversation is read, and whose rows are all there."""
+        rows = torch.randn(CONVERSATION + 1, ROW_SIZE, generator=torch.Generator().manual_seed(seed)).to(self._engine.spec.dtype)
+        items = np.zeros((CONVERSATION, self._config.groups), np.int64)
+        items[:, 0] = self._config.nothing
+        places = np.broadcast_to(np.arange(CONVERSATION), (3, CONVERSATION))
+        prompt = Prompt(items, (Given(0, rows[:-1]),), places)
+        request = SequenceRequest(prompt, seed, 3 * PAGE_ROWS, SPOKEN, banned=self._config.silent, appended=True)
+        sequence = by_hand.begun(self._engine, request, CONVERSATION + 3 * PAGE_ROWS)
+        sequence.append(rows[-1:], end=True)
+        for at in range(0, CONVERSATION, PAGE_ROWS):
+            by_hand.run(self._engine, [Run(sequence, at, PAGE_ROWS)])
+        return sequence
+
+    def __call__(self) -> None:
+        for sequence in self._sequences:
+            sequence.items.append((7,) * self._config.groups)
+        by_hand.run(self._engine, [Run(sequence, self._at, 1) for sequence in self._sequences])
+        self._at += 1
+
+
+def cpu_s(calls: Sequence[Callable[[], None]]) -> list[float]:
+    """Seconds of a CPU for each."""
+    clock = [time.process_time()]
+    for call in calls:
+        call()
+        clock.append(time.process_time())
+    return np.diff(clock).tolist()
+
+
+def frames(report: Report, folder: Path, dtype: torch.dtype) -> None:
+    config = read_talker_config(folder)
+    parts = read(folder, config, dtype)
+    predictor = Predictor(parts.predictor, parts.heads, parts.first, SPEAKERS)
+    head = FrameHead(parts.decoder.logits, predictor, config.groups, {config.codec.eos})
+    hidden = torch.randn(SPEAKERS, SIZE.hidden, generator=torch.Generator().manual_seed(1)).to(dtype)
+    draws = [Draws(SPOKEN, seed) for seed in range(SPEAKERS)]
+    with torch.inference_mode():
+        one = replace(config, decoder=replace(config.decoder, layers=1))
+        calls = [
+            products(dtype),
+            lambda: predictor.codes(hidden, [*range(SPEAKERS)], lambda codebook, logits: [codebook] * SPEAKERS) and None,
+            lambda: head.further(hidden, [*range(SPEAKERS)], draws) and None,
+            Frames(one, read(folder, one, dtype), head),
+            Frames(config, parts, head),
+        ]
+        costs = np.array([cpu_s(calls) for _ in range(ROUNDS + 1)])[1:]
+    bare, passes, whole, of_one, of_some = costs.T
+    layer = (of_some - of_one) / (LAYERS - 1)
+    share = whole / (of_one + (PUBLISHED_LAYERS - 1) * layer)
+    name = str(dtype).removeprefix("torch.")
+    how = f"{SPEAKERS} speakers, one thread, CPU time, {name}; {predictor.attention.told}; median of {ROUNDS} in turn"
+    report.add(
+        Figure(f"predictor_{name}", 1000 * median(whole), "ms", "", f"the codes of a frame behind the first one; {how}"),
+        Figure(f"predictor_over_products_{name}", median(whole / bare), "x", "<= 1.2", f"over the products of its 15 passes alone; {how}"),
+        Figure(f"predictor_not_drawn_{name}", median(passes / bare), "x", "", "the same where codes are given and not drawn"),
+        Figure(
+            f"predictor_share_{name}", median(share), "", "", f"part of a frame of {PUBLISHED_LAYERS} layers, by what one of {LAYERS} costs"
+        ),
+    )
+
+
+def main() -> int:
+    given = arguments(__doc__).parse_args()
+    report = Report("frame")
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory() as folder:
+        written(Path(folder))
+        for dtype in (torch.float32, *([torch.bfloat16] if multiplies_bfloat16() else [])):
+            with report.part(str(dtype)):
+                frames(report, Path(folder), dtype)
+    return report.finish(judge=not given.report)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

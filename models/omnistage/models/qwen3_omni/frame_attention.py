@@ -1,0 +1,82 @@
+"""Attention within the frames of the code predictor: a few places for each speaker, all of them in one product.
+
+The places of a frame are few and begin anew with each frame, so keys and values lie side by side by speaker and head, and are multiplied
+where they lie. Places that a row does not see yet are masked, so that all passes have one size; what is left there must be finite. The
+bits of a row may depend on how many speakers are multiplied together: whether they do is tried out for each number of speakers, and where
+they do each speaker is multiplied by itself.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as functional
+
+from omnistage.engine.adapter import Attention, DecoderSpec
+
+
+class FrameAttention:
+    """speakers: at once at most. together: whether they share a product."""
+
+    def __init__(self, spec: DecoderSpec, speakers: int) -> None:
+        self._spec = spec
+        shape = (spec.layers, 2, speakers * spec.kv_heads, spec.context, spec.head_size)
+        # In float32 whatever the rows are: so small products cost less so, and oneDNN has no kernel to keep for each number of speakers.
+        self._held = torch.zeros(shape, device=spec.device)
+        self.together = all(self._alike(speakers, each) for each in (1, 2))
+
+    @property
+    def told(self) -> str:
+        """For the settings of the model."""
+        if self.together:
+            return "all speakers at once: each had the same bits in every company at load"
+        return "speaker by speaker: together they had other bits at load"
+
+    def forget(self) -> None:
+        """Nothing of the frames so far is left."""
+        self._held.zero_()
+
+    def rows(self, speakers: int, start: int, each: int) -> Attention:
+        """For a pass of so many speakers. start, each: first place and number of the rows of each."""
+        spec, count, heads = self._spec, speakers * each, self._spec.kv_heads
+        group, end = spec.query_heads // heads, start + each
+        hidden = torch.arange(spec.context) > torch.arange(start, end).repeat_interleave(group)[:, None]
+        mask = torch.zeros(hidden.shape).masked_fill_(hidden, float("-inf")).to(spec.device)
+        layers = [
+            (held[:, : speakers * heads].unflatten(1, (speakers, heads))[..., start:end, :], *held[:, : speakers * heads])
+            for held in self._held
+        ]
+
+        def attend(layer: int, queries: torch.Tensor, keys_values: torch.Tensor) -> torch.Tensor:
+            places, keys, values = layers[layer]
+            places.copy_(keys_values[:count].view(speakers, each, 2, heads, -1).permute(2, 0, 3, 1, 4))
+            # The heads that share keys are rows of one product.
+            asked = (
+                queries[:count].view(speakers, each, heads, group, -1).transpose(1, 2).reshape(speakers * heads, each * group, -1).float()
+            )
+            found = _attended(asked, keys, values, mask) if self.together else _one_by_one(heads, asked, keys, values, mask)
+            found = found.view(speakers, heads, each, group, -1).transpose(1, 2).reshape(count, -1).to(spec.dtype)
+            return functional.pad(found, (0, 0, 0, len(queries) - count)) if len(queries) > count else found
+
+        return attend
+
+    def _alike(self, most: int, each: int) -> bool:
+        """Whether rows have the same bits in products of any number of speakers and alone."""
+        spec, generator = self._spec, torch.Generator().manual_seed(0)
+        shapes = ((each * spec.query_heads // spec.kv_heads, spec.head_size), *((spec.context, spec.head_size),) * 2)
+        asked, keys, values = (torch.randn(most * spec.kv_heads, *shape, generator=generator).to(spec.device) for shape in shapes)
+        mask = torch.zeros(1, spec.context, device=spec.device)
+        alone = _one_by_one(spec.kv_heads, asked, keys, values, mask)
+        # The last speakers, who have other places than in the product of all.
+        parts = (slice((most - count) * spec.kv_heads, None) for count in range(1, most + 1))
+        return all(torch.equal(_attended(asked[part], keys[part], values[part], mask), alone[part]) for part in parts)
+
+
+def _attended(asked: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    """asked: [heads, rows, head_size]; keys, values: [heads, places, head_size]; mask: [rows, places], added to scores."""
+    return torch.bmm(torch.baddbmm(mask, asked, keys.transpose(1, 2)).softmax(-1), values)
+
+
+def _one_by_one(heads: int, asked: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    """The same, of each speaker by itself. heads: of keys that a speaker has."""
+    parts = zip(asked.split(heads), keys.split(heads), values.split(heads), strict=True)
+    return torch.cat([_attended(*part, mask) for part in parts])
