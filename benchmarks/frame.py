@@ -7,7 +7,8 @@ import json
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from collections.abc import Sequence as Many
 from dataclasses import replace
 from pathlib import Path
 
@@ -23,6 +24,7 @@ from omnistage.engine.pages import PAGE_ROWS
 from omnistage.engine.request import Given, Prompt, SequenceRequest
 from omnistage.engine.sampler import Draws
 from omnistage.engine.scheduler import Run
+from omnistage.engine.sequence import Sequence
 from omnistage.engine.types import Sampling
 from omnistage.models.common.weights import Weights
 from omnistage.models.qwen3_omni.loading_talker import Parts, read_parts
@@ -117,7 +119,7 @@ class Frames:
         self._engine = Engine(parts.decoder, head, pages=SPEAKERS * (CONVERSATION // PAGE_ROWS + 4))
         self._sequences = [self._begun(seed) for seed in range(SPEAKERS)]
 
-    def _begun(self, seed: int) -> by_hand.Sequence:
+    def _begun(self, seed: int) -> Sequence:
         """A speaker whose conversation is read, and whose rows are all there."""
         rows = torch.randn(CONVERSATION + 1, ROW_SIZE, generator=torch.Generator().manual_seed(seed)).to(self._engine.spec.dtype)
         items = np.zeros((CONVERSATION, self._config.groups), np.int64)
@@ -138,7 +140,7 @@ class Frames:
         self._at += 1
 
 
-def cpu_s(calls: Sequence[Callable[[], None]]) -> list[float]:
+def cpu_s(calls: Many[Callable[[], object]]) -> list[float]:
     """Seconds of a CPU for each."""
     clock = [time.process_time()]
     for call in calls:
@@ -156,10 +158,10 @@ def frames(report: Report, folder: Path, dtype: torch.dtype) -> None:
     draws = [Draws(SPOKEN, seed) for seed in range(SPEAKERS)]
     with torch.inference_mode():
         one = replace(config, decoder=replace(config.decoder, layers=1))
-        calls = [
+        calls: list[Callable[[], object]] = [
             products(dtype),
-            lambda: predictor.codes(hidden, [*range(SPEAKERS)], lambda codebook, logits: [codebook] * SPEAKERS) and None,
-            lambda: head.further(hidden, [*range(SPEAKERS)], draws) and None,
+            lambda: predictor.codes(hidden, [*range(SPEAKERS)], lambda codebook, logits: [codebook] * SPEAKERS),
+            lambda: head.further(hidden, [*range(SPEAKERS)], draws),
             Frames(one, read(folder, one, dtype), head),
             Frames(config, parts, head),
         ]

@@ -356,7 +356,7 @@ class Session:
     async def _check_voice(self, name: str) -> None:
         """A voice that there is not would be refused with every question. Raises RequestError."""
         there = {voice for pipeline in await self._pipelines() for voice in pipeline.voices}
-        if name not in there:
+        if name.lower() not in map(str.lower, there):
             raise RequestError(f"there is no voice {name!r}", hint=_sentence(those_there_are(sorted(there))))
 
     async def _pipelines(self) -> list[Pipeline]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import random
 from pathlib import Path
 
@@ -94,6 +95,33 @@ def test_published_sizes_lose_555_samples_and_look_578_frames_back() -> None:
     config = published_config()
     assert (config.frame_samples, config.missing, config.heard_frames, config.frames_before) == (1920, 555, 10, 578)
     assert config.frame_rate_hz == 12.5
+
+
+def test_what_transformers_loses_between_its_chunks_is_not_lost(wave_folders: dict[str, Path], seed: int) -> None:
+    """Its `chunked_decode`, which its `generate` calls, lacks samples at the end of every 300th frame."""
+    source, net = random.Random(seed), net_of(wave_folders["tiny"], torch.float32)
+    published = reference(wave_folders["tiny"], torch.float32)
+    codes, config = random_codes(net, source, 1, 45), net.config
+    with torch.inference_mode():
+        lacking = published.chunked_decode(codes.transpose(1, 2), chunk_size=20, left_context_size=5)
+    assert inspect.signature(published.chunked_decode).parameters["chunk_size"].default == 300
+    assert lacking.shape[-1] == 45 * config.frame_samples - 3 * config.missing
+    assert sounded(net, codes, [20, 20, 5]).shape[1] == 45 * config.frame_samples - config.missing
+
+
+def test_a_million_frames_later_it_sounds_the_same(wave_folders: dict[str, Path], seed: int) -> None:
+    """Nothing has grown. The angles of places are those of Transformers, which have few digits left there; what is heard has enough."""
+    source, net = random.Random(seed), net_of(wave_folders["tiny"], torch.float32)
+    before, late = net.config.frames_before, 1_000_000
+    codes = random_codes(net, source, 1, before + 10)
+    places = torch.arange(late, late + 5)[None]
+    turning = reference(wave_folders["tiny"], torch.float32).pre_transformer.rotary_emb(torch.zeros(1), places)
+    assert all(torch.equal(own, other) for own, other in zip(net._turned(places), turning, strict=True))
+    with torch.inference_mode():
+        (early, _), (made, (left,)) = (net.step(codes, [net.start(place)]) for place in (100, late))
+    assert left.place == late + len(codes[0]) and left.bytes == net.start(1).bytes
+    heard = before * net.config.frame_samples
+    assert 0 < apart(made[:, heard:], early[:, heard:]) < 0.1
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -224,6 +224,54 @@ async def test_an_answer_without_a_word_has_no_speech(reference: TalkerReference
     assert talker.engine.stats().pages_used == 0
 
 
+@pytest.mark.parametrize("tokens", [1, 3000])
+async def test_an_answer_may_be_one_token_or_thousands(reference: TalkerReference, talker: QwenTalker, tokens: int, seed: int) -> None:
+    asked = reference.asked(seed, tokens=tokens)
+    expected = reference.spoken(asked, 4)
+    sure = next((n for n, gap in enumerate(expected.gaps) if gap < CLOSE), len(expected.gaps))
+    frames = await spoken(talker, reference.rows(asked), speech(seed, asked, frames=4, sampling=GREEDY))
+    assert frames[:sure] == expected.frames[:sure]
+    assert talker.engine.stats().pages_used == 0
+
+
+async def test_a_speech_of_one_frame(reference: TalkerReference, talker: QwenTalker, seed: int) -> None:
+    asked = reference.asked(seed)
+    whole = await spoken(talker, reference.rows(asked), endless(talker, seed, asked))
+    assert await spoken(talker, reference.rows(asked), replace(endless(talker, seed, asked), max_frames=1)) == whole[:1]
+
+
+async def test_what_is_no_code_is_never_drawn(reference: TalkerReference, talker: QwenTalker, seed: int) -> None:
+    """Whatever a request says of it: Code2Wav could make nothing of it."""
+    asked, config = reference.asked(seed), talker.config
+    likely = dict.fromkeys((config.codes, config.codec.bos, config.codec.pad, *config.speakers.values()), 200.0)
+    for sampling in (Sampling(), Sampling(temperature=1.5, top_p=0.99), Sampling(temperature=0.7, top_k=1, min_p=0.1)):
+        request = speech(seed, asked, sampling=replace(sampling, logit_bias={**likely, config.codec.eos: -100.0}))
+        frames = await spoken(talker, reference.rows(asked), request)
+        assert len(frames) == FRAMES and max(code for frame in frames for code in frame) < config.codes
+
+
+async def test_a_voice_has_its_name_in_any_letters(reference: TalkerReference, talker: QwenTalker, seed: int) -> None:
+    asked = reference.asked(seed)
+    request = replace(endless(talker, seed, asked), voice="chelsie")
+    lower = await spoken(talker, reference.rows(asked), request)
+    assert await spoken(talker, reference.rows(asked), replace(request, voice="Chelsie")) == lower
+    assert await spoken(talker, reference.rows(asked), replace(request, voice="Aiden")) != lower
+
+
+async def test_a_checkpoint_may_have_one_voice(reference: TalkerReference, tmp_path: Path, seed: int) -> None:
+    """Which speaks where none is named."""
+    whole = json.loads((reference.folder / "config.json").read_text())
+    whole["talker_config"]["speaker_id"] = {"aiden": whole["talker_config"]["speaker_id"]["aiden"]}
+    (tmp_path / "config.json").write_text(json.dumps(whole))
+    (tmp_path / "model.safetensors").symlink_to(reference.folder / "model.safetensors")
+    talker, asked = load(tmp_path), reference.asked(seed)
+    with pytest.raises(BadRequest, match="there is no voice 'Ethan'; the only voice is aiden"):
+        await talker.prepare(replace(speech(1), voice="Ethan"))
+    made = [await spoken(talker, reference.rows(asked), replace(endless(talker, seed, asked), voice=voice)) for voice in ("", "AIDEN")]
+    assert made[0] == made[1] and len(made[0]) == FRAMES and talker.info.voices == ("aiden",)
+    await talker.close()
+
+
 # What it refuses ---------------------------------------------------------------------------------------------------------------------
 
 
