@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
+from helpers import lengths
 from omnistage.cli.pipelines import Choice, layout_of
 from omnistage.client.errors import RequestError, StackError
 from omnistage.models.registry import FAMILIES
-from omnistage.models.tiny.makers import Order, make_tiny
 
 THINKING: Mapping[str, Any] = {"enable_audio_output": False, "talker_config": None, "code2wav_config": None}
 """Changes of config.json: None takes a section out."""
@@ -37,9 +37,9 @@ def checkpoint(folder: Path, family: str, changes: Mapping[str, Any]) -> str:
     return str(folder)
 
 
-@pytest.mark.parametrize("case", SILENT)
-def test_it_is_served_by_its_thinker(tmp_path: Path, case: str) -> None:
-    family, changes = SILENT[case]
+@lengths.one_or_all("case", SILENT)
+def test_it_is_served_by_its_thinker(tmp_path: Path, case: str, seed: int) -> None:
+    family, changes = SILENT[lengths.draw(case, SILENT, seed)]
     folder = checkpoint(tmp_path, family, changes)
     for choice in (
         Choice(checkpoints={"": folder}),
@@ -53,9 +53,9 @@ def test_it_is_served_by_its_thinker(tmp_path: Path, case: str) -> None:
         assert any("has no talker" in note for note in layout.notes) == (choice.pipelines != [folder] and bool(choice.pipelines))
 
 
-@pytest.mark.parametrize("case", SILENT)
-def test_sound_is_refused_with_the_reason(tmp_path: Path, case: str) -> None:
-    family, changes = SILENT[case]
+@lengths.one_or_all("case", SILENT)
+def test_sound_is_refused_with_the_reason(tmp_path: Path, case: str, seed: int) -> None:
+    family, changes = SILENT[lengths.draw(case, SILENT, seed)]
     folder = checkpoint(tmp_path, family, changes)
     for choice in (Choice(checkpoints={"": folder}), Choice([folder]), Choice([family], {"": folder})):
         with pytest.raises(RequestError, match="has no Talker") as caught:
@@ -79,8 +79,3 @@ def test_a_file_that_names_a_talker_is_not_changed(tmp_path: Path) -> None:
     file.write_text((Path(__file__).parents[2] / "deploy/pipelines/qwen3_omni.yaml").read_text().replace("name: qwen3_omni", "name: own"))
     with pytest.raises(StackError, match="has no talker and no code2wav, which own needs"):
         layout_of(Choice([str(file)], {"": checkpoint(folder, "qwen3_omni", THINKING)}))
-
-
-def test_a_thinking_checkpoint_of_make_tiny_is_one(tmp_path: Path) -> None:
-    make_tiny("qwen3-omni-thinking", tmp_path / "made", Order())
-    assert layout_of(Choice(["qwen3_omni"], {"": str(tmp_path / "made")})).names == "qwen3_omni-text"

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from helpers import media_files
+from omnistage.cli.pipelines import Choice, layout_of
 from omnistage.models.conversation import Constraint, Media, Turn
 from omnistage.models.interface import FinishReason, Rows, Sampling, TextPiece, TextRequest, Wanted, no_inputs
 from omnistage.models.options import LoadOptions
@@ -90,6 +91,10 @@ def drawn(model: Qwen3Thinker, **changed: object) -> TextRequest:
     assert marks is not None
     bias = {marks.closes: 6.5, marks.opens: -100.0}
     return replace(ASKED, sampling=Sampling(temperature=1, logit_bias=bias), **changed)  # type: ignore[arg-type]
+
+
+def test_it_is_served_by_its_thinker_alone(made: Path) -> None:
+    assert layout_of(Choice(["qwen3_omni"], {"": str(made)})).names == "qwen3_omni-text"
 
 
 async def test_the_thought_is_told_apart_and_goes_on_anywhere(thinker: Qwen3Thinker, seed: int) -> None:
