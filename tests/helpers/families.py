@@ -211,7 +211,8 @@ def coded_by_qwen() -> Sample:
 
 def framed_by_qwen() -> Sample:
     """More frames than the last one's samples depend on."""
-    codes = np.random.default_rng(9).integers(0, 2048, (110, 16)).astype(np.uint32)
+    talker = QWEN3_SIZES["tiny"].talker
+    codes = np.random.default_rng(9).integers(0, talker.codes, (110, talker.groups)).astype(np.uint32)
     return Sample(params("code2wav"), {"codes": codes})
 
 

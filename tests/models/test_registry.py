@@ -157,7 +157,7 @@ def test_a_family_of_an_installed_package_is_found_and_ours_stay_ours(tmp_path: 
     monkeypatch.syspath_prepend(tmp_path)
     assert load("brought", "thinker", LoadOptions()).info.name == "toy-thinker"
     assert recognise(checkpoint(tmp_path, {"config.json": {"model_type": "brought"}})) == "brought"
-    with pytest.raises(UnknownFamily, match="no talker named 'brought'; there are qwen2_5_omni, smol, "):
+    with pytest.raises(UnknownFamily, match="no talker named 'brought'; there are qwen2_5_omni, qwen3_omni, smol, "):
         load("brought", "talker", LoadOptions())
     with pytest.raises(UnknownFamily, match="no thinker named 'nobody'; there are brought, qwen2_5_omni, qwen3_omni, smol, "):
         load("nobody", "thinker", LoadOptions())
@@ -195,7 +195,7 @@ def test_a_package_that_cannot_be_imported_hinders_no_other_family(tmp_path: Pat
     assert recognise(checkpoint(tmp_path / "one", {"config.json": {"model_type": "sound"}})) == "sound"
     assert recognise(checkpoint(tmp_path / "two", SMOL)) == "smol"
     assert {"sound", *FAMILIES} <= families().keys() and not {"raising", "misspelt"} & families().keys()
-    with pytest.raises(UnknownFamily, match="no talker named 'sound'; there are qwen2_5_omni, smol, "):
+    with pytest.raises(UnknownFamily, match="no talker named 'sound'; there are qwen2_5_omni, qwen3_omni, smol, "):
         load("sound", "talker", LoadOptions())
     with pytest.raises(UnknownCheckpoint, match=r"misspelt of the package misspelt.*raising of the package raising.*no such device"):
         recognise(checkpoint(tmp_path / "three", {"config.json": {"model_type": "other"}}))
