@@ -208,7 +208,7 @@ def causal(report: Report) -> None:
         net.step(codes[:, :AGAIN_FRAMES], [net.start()])
 
     with torch.inference_mode():
-        calls = [before, *(partial(call, size) for size in ends for call in (kept, again))]
+        calls: list[Callable[[], None]] = [before, *(partial(call, size) for size in ends for call in (kept, again))]
         costs = [[cpu_s(call) for call in calls] for _ in range(ROUNDS + 1)][1:]
     begun, *rest = map(median, zip(*costs, strict=True))
     how = f"{frames} frames, one thread, CPU time; a {CAUSAL_SCALE}th of the published width, random weights; median of {ROUNDS} in turn"

@@ -88,9 +88,9 @@ def products(call: Callable[[], object]) -> Callable[[], None]:
     """The products of a call alone, with its own weights and rows."""
     made, plain = list[tuple[Linear, torch.Tensor]](), Linear.__call__
 
-    def noted(linear: Linear, x: torch.Tensor) -> torch.Tensor:
-        made.append((linear, x.clone()))
-        return plain(linear, x)
+    def noted(self: Linear, x: torch.Tensor) -> torch.Tensor:
+        made.append((self, x.clone()))
+        return plain(self, x)
 
     Linear.__call__ = noted  # type: ignore[method-assign]
     try:

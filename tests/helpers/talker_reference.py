@@ -173,7 +173,8 @@ class TalkerReference(TalkerLoop):
         places, _ = self.talker.get_rope_index(
             ids, media.get("image_grid_thw"), None, torch.ones_like(ids), False, media.get("audio_feature_lengths"), None
         )
-        return places
+        found: torch.Tensor = places
+        return found
 
     def given_to(self, asked: Asked) -> Given:
         """What Transformers gives its Talker."""

@@ -175,7 +175,7 @@ def test_codes_are_drawn_from_those_that_transformers_would_draw_from(loaded: Lo
         items = [item.item for item in drawn if item is not None]
         assert len(items) == count
         for codebook, logits in enumerate(loaded.scores(predictor, hidden, items)):
-            allowed = warp(torch.zeros(count, 0, dtype=torch.int64), logits.clone()).isfinite()
+            allowed = warp(torch.zeros(count, 0, dtype=torch.int64), logits.clone()).isfinite()  # type: ignore[arg-type]
             chosen = torch.tensor([item[1 + codebook] for item in items])
             assert allowed.gather(1, chosen[:, None]).all()
             likeliest += int((logits.argmax(-1) == chosen).sum())

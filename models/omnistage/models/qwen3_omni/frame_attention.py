@@ -79,4 +79,4 @@ def _attended(asked: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mas
 def _one_by_one(heads: int, asked: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
     """The same, of each speaker by itself. heads: of keys that a speaker has."""
     parts = zip(*(torch.split(each, heads) for each in (asked, keys, values)), strict=True)
-    return torch.cat([_attended(*part, mask) for part in parts])
+    return torch.cat([_attended(own, own_keys, own_values, mask) for own, own_keys, own_values in parts])
