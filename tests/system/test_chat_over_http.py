@@ -7,6 +7,7 @@ import base64
 import json
 import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, Literal
 
 import openai
@@ -16,27 +17,22 @@ from pydantic import BaseModel
 
 from helpers.gateway import gateway
 from helpers.media_files import picture
-from helpers.omni_family import FAMILIES, OmniFamily, drawn_family, family_params
+from helpers.omni_family import OmniFamily
 from omnistage.client import Omni, TextDelta
 
 HELLO: list[Any] = [{"role": "user", "content": "What is a kite?"}]
 TOKENS = 12
 
 
-@pytest.fixture(scope="module", params=family_params())
-def family(request: pytest.FixtureRequest) -> OmniFamily:
-    return FAMILIES[request.param or drawn_family(__name__)]
-
-
 @pytest.fixture(scope="module")
-def model(family: OmniFamily) -> str:
+def model(omni_family: OmniFamily) -> str:
     """The pipeline."""
-    return f"{family.name}-text"
+    return f"{omni_family.name}-text"
 
 
 @pytest.fixture(scope="module")
-def omni(request: pytest.FixtureRequest, family: OmniFamily, model: str) -> Iterator[Omni]:
-    with Omni(model_path=request.getfixturevalue(family.checkpoint), pipeline=model, max_sessions=8) as omni:
+def omni(omni_folder: Path, model: str) -> Iterator[Omni]:
+    with Omni(model_path=omni_folder, pipeline=model, max_sessions=8) as omni:
         yield omni
 
 

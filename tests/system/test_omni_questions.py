@@ -1,4 +1,4 @@
-"""What a person does with a checkpoint of Qwen2.5-Omni: a stack for its folder, questions about pictures, sounds and films, in Python and
+"""What a person does with a checkpoint of an omni model: a stack for its folder, questions about pictures, sounds and films, in Python and
 on the command line. Its weights are random, so words mean nothing; equal questions have equal logprobs, others have not."""
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from PIL import Image
 
 from helpers.command import omnistage
 from helpers.media_files import film, picture, samples, sound
+from helpers.omni_family import OmniFamily
 from omnistage.cli.pipelines import layout_for
 from omnistage.client import Answer, BadRequestError, NotSpokenError, Omni, RequestError, Video
 
@@ -39,8 +40,13 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def omni(omni_checkpoint: Path) -> Iterator[Omni]:
-    with Omni(model_path=omni_checkpoint, pipeline="qwen2_5_omni-text", max_sessions=4) as omni:
+def name(omni_family: OmniFamily) -> str:
+    return omni_family.name
+
+
+@pytest.fixture(scope="module")
+def omni(omni_folder: Path, name: str) -> Iterator[Omni]:
+    with Omni(model_path=omni_folder, pipeline=f"{name}-text", max_sessions=4) as omni:
         yield omni
 
 
@@ -106,17 +112,17 @@ def test_what_is_broken_is_told_and_the_next_question_is_answered(omni: Omni, fi
     assert ask(omni, "What?", images=[files / "cat.png"]).text
 
 
-def test_it_answers_in_text_and_says_that_it_has_no_voice(omni: Omni) -> None:
+def test_it_answers_in_text_and_says_that_it_has_no_voice(omni: Omni, name: str) -> None:
     (pipeline,) = omni.pipelines()
-    assert (pipeline.name, pipeline.inputs, pipeline.outputs) == ("qwen2_5_omni-text", ("text", "image", "audio", "video"), ("text",))
+    assert (pipeline.name, pipeline.inputs, pipeline.outputs) == (f"{name}-text", ("text", "image", "audio", "video"), ("text",))
     assert ask(omni, "Hello").audio is None
-    with pytest.raises(NotSpokenError, match="qwen2_5_omni-text: it has no voice"):
+    with pytest.raises(NotSpokenError, match=f"{name}-text: it has no voice"):
         omni.say("Good morning.")
-    with pytest.raises(BadRequestError, match="qwen2_5_omni-text gives text, not 'audio'"):
+    with pytest.raises(BadRequestError, match=f"{name}-text gives text, not 'audio'"):
         omni.generate("Hello", outputs=["text", "audio"])
 
 
-def test_the_command_asks_about_pictures_sounds_and_films(omni: Omni, files: Path) -> None:
+def test_the_command_asks_about_pictures_sounds_and_films(omni: Omni, files: Path, name: str) -> None:
     media = ("--image", "cat.png", "--video", "clip.mp4", "--audio", "question.wav", "--image", "dog.jpg", "--video-sound")
     greedy = ("--max-tokens", str(TOKENS), "--temperature", "0", "--json")
     done = omnistage("ask", "What is this?", *media, "--system", "Be brief.", *greedy, "--address", omni.address, folder=files)
@@ -131,7 +137,7 @@ def test_the_command_asks_about_pictures_sounds_and_films(omni: Omni, files: Pat
     turns: list[dict[str, Any]] = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": content}]
     told = json.loads(done.stdout)
     assert told["text"] == omni.chat(turns, max_tokens=TOKENS, temperature=0).text
-    assert (told["pipeline"], told["audio_s"], told["ttfa_s"]) == ("qwen2_5_omni-text", 0, None)
+    assert (told["pipeline"], told["audio_s"], told["ttfa_s"]) == (f"{name}-text", 0, None)
 
 
 def test_the_command_names_the_file_that_is_broken(omni: Omni, files: Path) -> None:
@@ -154,26 +160,26 @@ def test_status_tells_what_memory_was_taken_for_people_and_for_scripts(omni: Omn
     assert re.search(r"feature_cache_bytes [\d.]+ [KMG]iB", shown)
 
 
-def test_a_checkpoint_may_be_named_in_the_place_of_a_pipeline(omni_checkpoint: Path) -> None:
+def test_a_checkpoint_may_be_named_in_the_place_of_a_pipeline(omni_folder: Path, name: str) -> None:
     """No more stages are started than what is asked for needs."""
-    folder = str(omni_checkpoint)
+    folder = str(omni_folder)
     for outputs, pipeline in (
-        ([], "qwen2_5_omni"),
-        (["text"], "qwen2_5_omni-text"),
-        (["text", "codes"], "qwen2_5_omni-codes"),
-        (["codes"], "qwen2_5_omni-codes"),
-        (["audio"], "qwen2_5_omni"),
-        (["text", "audio"], "qwen2_5_omni"),
+        ([], name),
+        (["text"], f"{name}-text"),
+        (["text", "codes"], f"{name}-codes"),
+        (["codes"], f"{name}-codes"),
+        (["audio"], name),
+        (["text", "audio"], name),
     ):
         assert layout_for(folder, ["text", "image", "audio", "video"], outputs).names == pipeline
-    with pytest.raises(RequestError, match="qwen2_5_omni gives text, audio, not codes"):
+    with pytest.raises(RequestError, match=f"{name} gives text, audio, not codes"):
         layout_for(folder, ["text"], ["audio", "codes"])
 
 
-def test_the_command_says_that_there_is_no_voice_where_sound_was_asked_for(omni: Omni, files: Path) -> None:
+def test_the_command_says_that_there_is_no_voice_where_sound_was_asked_for(omni: Omni, files: Path, name: str) -> None:
     for words, told in (
-        (("ask", "x", "--out", "x.wav"), "error: --out: qwen2_5_omni-text gives text, not 'audio'"),
-        (("say", "x", "--out", "x.wav"), "error: nothing of this text could be spoken by qwen2_5_omni-text: it has no voice"),
+        (("ask", "x", "--out", "x.wav"), f"error: --out: {name}-text gives text, not 'audio'"),
+        (("say", "x", "--out", "x.wav"), f"error: nothing of this text could be spoken by {name}-text: it has no voice"),
     ):
         done = omnistage(*words, "--address", omni.address, folder=files)
         assert done.returncode == 1

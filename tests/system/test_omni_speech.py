@@ -23,8 +23,8 @@ from helpers.disturbed import Step, after_text, ask_through, audio_chunks, begun
 from helpers.fleet import Fleet, fleet
 from helpers.hanging import HANG, WAKE
 from helpers.omni_answers import ANSWERS, CASES
-from helpers.omni_family import FAMILIES, OmniFamily, drawn_family, family_params, question, seen
-from helpers.servers import all_free, omni_stub, stack
+from helpers.omni_family import OmniFamily, question, seen
+from helpers.servers import all_free, omni_stub
 from omnistage.client import Omni
 from omnistage.models.common.chat import ChatTokenizer
 from omnistage.v1 import omni_pb2, stage_pb2
@@ -37,29 +37,18 @@ MOMENTS = {"as it begins": begun, "in text": text_chunks(20), "in speech": audio
 PROFILES = ("latency", "balanced", "quality", "offline")
 
 
-@pytest.fixture(scope="module", params=family_params())
-def family(request: pytest.FixtureRequest) -> OmniFamily:
-    return FAMILIES[request.param or drawn_family(__name__)]
-
-
 @pytest.fixture(scope="module")
-def checkpoint(request: pytest.FixtureRequest, family: OmniFamily) -> Path:
-    folder: Path = request.getfixturevalue(family.checkpoint)
-    return folder
-
-
-@pytest.fixture(scope="module")
-def house(tmp_path_factory: pytest.TempPathFactory, family: OmniFamily, checkpoint: Path) -> Iterator[Fleet]:
+def house(tmp_path_factory: pytest.TempPathFactory, omni_family: OmniFamily, omni_folder: Path) -> Iterator[Fleet]:
     """Two of each kind."""
     folder = tmp_path_factory.mktemp("house")
     with fleet(
         folder,
         kinds=KINDS,
-        pipeline=family.pipeline(folder),
-        family=family.name,
-        options_of=family.options_of,
-        stage_args=["--checkpoint", str(checkpoint), "--dtype", "float32"],
-        args_of=family.args_of,
+        pipeline=omni_family.pipeline(folder),
+        family=omni_family.name,
+        options_of=omni_family.options_of,
+        stage_args=["--checkpoint", str(omni_folder), "--dtype", "float32"],
+        args_of=omni_family.args_of,
         can_hang=True,
     ) as running:
         yield running
@@ -81,39 +70,39 @@ class Whole:
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def whole(house: Fleet, family: OmniFamily) -> Whole:
-    asked = question(family, random.getrandbits(32), tokens=TOKENS, frames=family.frames[0])
+async def whole(house: Fleet, omni_family: OmniFamily) -> Whole:
+    asked = question(omni_family, random.getrandbits(32), tokens=TOKENS, frames=omni_family.frames[0])
     async with omni_stub(house.address("router")) as stub:
-        return Whole(family, asked, await ask(stub, asked))
+        return Whole(omni_family, asked, await ask(stub, asked))
 
 
-def brief(family: OmniFamily, seed: int) -> omni_pb2.GenerateRequest:
-    return question(family, seed, tokens=5, frames=5)
+def brief(omni_family: OmniFamily, seed: int) -> omni_pb2.GenerateRequest:
+    return question(omni_family, seed, tokens=5, frames=5)
 
 
 @lengths.rounds(1, 6)
 async def test_text_codes_and_sound_are_those_of_transformers(
-    house: Fleet, family: OmniFamily, checkpoint: Path, seed: int, rounds: int
+    house: Fleet, omni_family: OmniFamily, omni_folder: Path, seed: int, rounds: int
 ) -> None:
-    source, answers = random.Random(seed), ANSWERS[family.name](checkpoint)
+    source, answers = random.Random(seed), ANSWERS[omni_family.name](omni_folder)
     async with omni_stub(house.address("router")) as stub:
         for case in source.sample(list(CASES), rounds):
             print(case)
-            expected = await answers.expected(case, family.frames[1], source)
-            await expected.check(stub, family)
+            expected = await answers.expected(case, omni_family.frames[1], source)
+            await expected.check(stub, omni_family)
 
 
-async def test_the_first_sound_comes_while_text_is_being_written(house: Fleet, family: OmniFamily, seed: int) -> None:
+async def test_the_first_sound_comes_while_text_is_being_written(house: Fleet, omni_family: OmniFamily, seed: int) -> None:
     async with omni_stub(house.address("router")) as stub:
         answer, heard_at = Answer(), None
-        async for event in stub.Generate(question(family, seed, tokens=800, frames=60), timeout=60):
+        async for event in stub.Generate(question(omni_family, seed, tokens=800, frames=60), timeout=60):
             answer.take(event)
             if heard_at is None and answer.of("audio"):
                 heard_at = len(answer.tokens())
         answer.check_whole()
         assert heard_at is not None and heard_at < 800 == len(answer.tokens())
-        assert len(answer.of("audio")[0].audio.data) == 2 * family.samples(family.first)
-        assert len(answer.samples()) == family.samples(60)
+        assert len(answer.of("audio")[0].audio.data) == 2 * omni_family.samples(omni_family.first)
+        assert len(answer.samples()) == omni_family.samples(60)
 
 
 async def test_a_player_is_told_how_long_to_wait(whole: Whole) -> None:
@@ -132,7 +121,7 @@ async def test_it_is_told_how_many_speak_in_real_time(house: Fleet) -> None:
     assert len(told) == 4 and all(float(each.split(",")[0]) > 0 for each in told.values()), told
 
 
-def test_people_hear_it_by_every_door(house: Fleet, family: OmniFamily, tmp_path: Path, seed: int) -> None:
+def test_people_hear_it_by_every_door(house: Fleet, omni_family: OmniFamily, tmp_path: Path, seed: int) -> None:
     """The client, and the command with a picture, with words to say and with a voice: the same samples for the same question."""
     picture = tmp_path / "cat.png"
     picture.write_bytes(media_files.picture(seed))
@@ -141,7 +130,7 @@ def test_people_hear_it_by_every_door(house: Fleet, family: OmniFamily, tmp_path
         answer = omni.generate("What is this?", images=[picture], **asked)
         spoken = omni.say("Good morning.", voice="Ethan", max_frames=40, seed=asked["seed"])
     assert answer.text and answer.audio and spoken.audio
-    assert max(len(answer.audio.samples), len(spoken.audio.samples)) <= family.samples(40)
+    assert max(len(answer.audio.samples), len(spoken.audio.samples)) <= omni_family.samples(40)
     options = ("--max-frames", "40", "--seed", str(asked["seed"]), "--address", house.address("router"))
     ask = ("ask", "What is this?", "--image", "cat.png", "--out", "a.wav", "--max-tokens", "12", "--temperature", "0")
     for command, heard in ((ask, answer), (("say", "Good morning.", "--voice", "Ethan", "--out", "a.wav"), spoken)):
@@ -152,71 +141,81 @@ def test_people_hear_it_by_every_door(house: Fleet, family: OmniFamily, tmp_path
         assert rate_hz == 24_000 and np.array_equal(written, np.rint(heard.audio.samples * 32768).astype(np.int16))
 
 
-async def test_eight_speak_at_once_as_each_does_alone(house: Fleet, family: OmniFamily, seed: int) -> None:
-    await check_eight(house.address("router"), family, seed)
+async def test_eight_speak_at_once_as_each_does_alone(house: Fleet, omni_family: OmniFamily, seed: int) -> None:
+    await check_eight(house.address("router"), omni_family, seed)
     await all_free([house.address(name) for name in house.stages])
 
 
 @pytest.mark.long
-async def test_eight_speak_at_once_in_bfloat16(family: OmniFamily, checkpoint: Path, tmp_path: Path, seed: int) -> None:
-    args = ["--checkpoint", str(checkpoint), "--dtype", "bfloat16"]
-    with stack(tmp_path, pipeline=family.pipeline(tmp_path), family=family.name, options_of=family.options_of, stage_args=args) as chain:
-        await check_eight(chain.address, family, seed)
-        await all_free(list(chain.addresses.values()))
+async def test_eight_speak_at_once_in_bfloat16(omni_family: OmniFamily, omni_folder: Path, tmp_path: Path, seed: int) -> None:
+    """Code2Wav computes in float32 alone."""
+    halves = dict.fromkeys(("thinker", "talker"), ("--dtype", "bfloat16"))
+    with fleet(
+        tmp_path,
+        replicas=1,
+        kinds=KINDS,
+        pipeline=omni_family.pipeline(tmp_path),
+        family=omni_family.name,
+        options_of=omni_family.options_of,
+        stage_args=["--checkpoint", str(omni_folder)],
+        args_of={**halves, **omni_family.args_of},
+    ) as chain:
+        await check_eight(chain.address("router"), omni_family, seed)
+        await all_free([chain.address(name) for name in chain.stages])
 
 
-async def check_eight(address: str, family: OmniFamily, seed: int) -> None:
+async def check_eight(address: str, omni_family: OmniFamily, seed: int) -> None:
     """Of other media, voices, seeds, lengths and profiles."""
     asked = list[omni_pb2.GenerateRequest]()
     for n in range(8):
-        one = question(family, seed + n, *seen(seed + n)[: n % 4], tokens=20 + n, frames=(4 + n) * family.frames[1] // 4)
+        one = question(omni_family, seed + n, *seen(seed + n)[: n % 4], tokens=20 + n, frames=(4 + n) * omni_family.frames[1] // 4)
         one.talker.voice, one.code2wav.profile = ("Ethan", "Chelsie", "")[n % 3], PROFILES[(n + n // 4) % 4]
         asked.append(one)
     async with omni_stub(address) as stub:
         answers = await asyncio.gather(*(ask(stub, each) for each in asked))
         for each, answer in zip(asked, answers, strict=True):
             alone = await ask(stub, each)
-            assert (alone.text(), alone.codes()) == (answer.text(), answer.codes()) and len(alone.codes()) >= family.groups
-            check_sound(family, answer, alone)
+            assert (alone.text(), alone.codes()) == (answer.text(), answer.codes()) and len(alone.codes()) >= omni_family.groups
+            check_sound(omni_family, answer, alone)
     assert len({answer.samples().tobytes() for answer in answers}) == 8
 
 
 @lengths.one_or_all("kind", KINDS)
 @lengths.one_or_all("moment", MOMENTS)
-async def test_one_of_them_is_killed(house: Fleet, family: OmniFamily, whole: Whole, kind: str, moment: str, seed: int) -> None:
+async def test_one_of_them_is_killed(house: Fleet, omni_family: OmniFamily, whole: Whole, kind: str, moment: str, seed: int) -> None:
     kind = lengths.draw(kind, KINDS, seed)
     strikes = MOMENTS[lengths.draw(moment, MOMENTS, seed)]
 
     async def kill() -> None:
         await killed_holder(house, kind)
 
-    async with disturbed(house, alike=False, after=brief(family, seed)) as stub:
+    async with disturbed(house, alike=False, after=brief(omni_family, seed)) as stub:
         answer = await ask_through(stub, whole.asked, Step(strikes, kill))
         whole.check_same(answer)
 
 
-async def test_two_of_them_are_killed_one_after_the_other(house: Fleet, family: OmniFamily, whole: Whole, seed: int) -> None:
+async def test_two_of_them_are_killed_one_after_the_other(house: Fleet, omni_family: OmniFamily, whole: Whole, seed: int) -> None:
     first, second = random.Random(seed).sample(KINDS, 2)
     print(first, second)
 
     async def kill(kind: str) -> None:
         await killed_holder(house, kind)
 
-    async with disturbed(house, alike=False, after=brief(family, seed)) as stub:
+    async with disturbed(house, alike=False, after=brief(omni_family, seed)) as stub:
         steps = Step(text_chunks(10), partial(kill, first)), Step(audio_chunks(4), partial(kill, second))
         answer = await ask_through(stub, whole.asked, *steps)
         whole.check_same(answer, losses=2)
 
 
 @lengths.one_or_all("kind", KINDS)
-async def test_the_event_loop_of_one_of_them_hangs(house: Fleet, family: OmniFamily, whole: Whole, kind: str, seed: int) -> None:
+async def test_the_event_loop_of_one_of_them_hangs(house: Fleet, omni_family: OmniFamily, whole: Whole, kind: str, seed: int) -> None:
     kind, hung = lengths.draw(kind, KINDS, seed), list[str]()
 
     async def hang() -> None:
         hung.append(await holder(house, kind))
         house.signal(hung[0], HANG)
 
-    async with disturbed(house, alike=False, after=brief(family, seed)) as stub:
+    async with disturbed(house, alike=False, after=brief(omni_family, seed)) as stub:
         try:
             answer = await ask_through(stub, whole.asked, Step(audio_chunks(2), hang))
         finally:
@@ -227,38 +226,38 @@ async def test_the_event_loop_of_one_of_them_hangs(house: Fleet, family: OmniFam
         whole.check_same(answer)
 
 
-def check_sound(family: OmniFamily, answer: Answer, same: Answer) -> None:
+def check_sound(omni_family: OmniFamily, answer: Answer, same: Answer) -> None:
     answer.check_whole()
     assert np.array_equal(same.samples(), answer.samples())
-    assert len(same.samples()) == family.samples(len(same.codes()) // family.groups)
+    assert len(same.samples()) == omni_family.samples(len(same.codes()) // omni_family.groups)
 
 
-async def test_what_has_no_speech_has_no_sound(house: Fleet, family: OmniFamily, checkpoint: Path, seed: int) -> None:
+async def test_what_has_no_speech_has_no_sound(house: Fleet, omni_family: OmniFamily, omni_folder: Path, seed: int) -> None:
     """An answer whose only token is its end has nothing to be spoken; text alone asks neither Talker nor Code2Wav."""
-    tokenizer: ChatTokenizer = ANSWERS[family.name].read_tokenizer(checkpoint)
+    tokenizer: ChatTokenizer = ANSWERS[omni_family.name].read_tokenizer(omni_folder)
     (end,) = tokenizer.ends
     async with omni_stub(house.address("router")) as stub:
-        silent = brief(family, seed)
+        silent = brief(omni_family, seed)
         silent.thinker.ignore_eos = False
         silent.thinker.sampling.logit_bias[end] = 100.0
         answer = await ask(stub, silent)
         answer.check_whole()
         assert answer.text() == "" and answer.codes() == [] and len(answer.samples()) == 0
-        text = question(family, seed, tokens=10, frames=5)
+        text = question(omni_family, seed, tokens=10, frames=5)
         text.outputs.append("text")
         answer = await ask(stub, text)
         assert len(answer.tokens()) == 10 and list(answer.chunks) == ["text"]
         assert answer.usage is not None and len(answer.usage.stages) == 1
 
 
-async def test_what_cannot_be_is_told_and_the_next_good_request_works(house: Fleet, family: OmniFamily, seed: int) -> None:
+async def test_what_cannot_be_is_told_and_the_next_good_request_works(house: Fleet, omni_family: OmniFamily, seed: int) -> None:
     async with omni_stub(house.address("router")) as stub:
         for field, change in (
             ("talker.voice", omni_pb2.GenerateRequest(talker=stage_pb2.TalkerParams(voice="Nobody"))),
             ("code2wav.profile", omni_pb2.GenerateRequest(code2wav=stage_pb2.Code2WavParams(profile="quick"))),
         ):
-            bad = brief(family, seed)
+            bad = brief(omni_family, seed)
             bad.MergeFrom(change)
             refusal = await refused(stub, bad)
             assert (refusal.reason, refusal.metadata["field"]) == ("BAD_REQUEST", field)
-        assert len((await ask(stub, question(family, seed, tokens=5, frames=15))).samples()) == family.samples(15)
+        assert len((await ask(stub, question(omni_family, seed, tokens=5, frames=15))).samples()) == omni_family.samples(15)

@@ -1,0 +1,22 @@
+"""The chain of an omni model, for tests that hold for each of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from helpers.omni_family import FAMILIES, OmniFamily, drawn_family, family_params
+
+
+@pytest.fixture(scope="module", params=family_params())
+def omni_family(request: pytest.FixtureRequest) -> OmniFamily:
+    """One that is drawn for each module in each run, and in the long form each."""
+    return FAMILIES[request.param or drawn_family(request.module.__name__)]
+
+
+@pytest.fixture(scope="module")
+def omni_folder(request: pytest.FixtureRequest, omni_family: OmniFamily) -> Path:
+    """Its checkpoint with random weights, which nobody may write to."""
+    folder: Path = request.getfixturevalue(omni_family.checkpoint)
+    return folder
