@@ -99,7 +99,7 @@ class Qwen3Speech(Qwen3Reference, TalkerLoop):
         (codes,) = found
         return [tuple(frame) for frame in codes[0].T.tolist()]
 
-    def sound(self, frames: Sequence[Frame]) -> NDArray[np.float32]:
+    def sound(self, frames: Sequence[Sequence[int]]) -> NDArray[np.float32]:
         """In one forward of all frames."""
         with torch.inference_mode():
             samples: NDArray[np.float32] = self.whole.code2wav(torch.tensor(frames).T[None])[0, 0].numpy()

@@ -170,11 +170,9 @@ class TalkerReference(TalkerLoop):
         if not asked.media:
             return torch.arange(ids.shape[1]).expand(3, 1, -1)
         media = asked.media
-        places, _ = self.talker.get_rope_index(
-            ids, media.get("image_grid_thw"), None, torch.ones_like(ids), False, media.get("audio_feature_lengths"), None
-        )
-        found: torch.Tensor = places
-        return found
+        grids, lengths = media.get("image_grid_thw"), media.get("audio_feature_lengths")
+        places: torch.Tensor = self.talker.get_rope_index(ids, grids, None, torch.ones_like(ids), False, lengths, None)[0]
+        return places
 
     def given_to(self, asked: Asked) -> Given:
         """What Transformers gives its Talker."""
