@@ -34,11 +34,10 @@ STEPS = 1
 
 @dataclass(frozen=True, slots=True)
 class OmniFamily:
-    """checkpoint: fixture of one with random weights. ends: items of its Talker that end a speech. groups: codes of a frame. frame: samples
-    of one, and how many the end lacks. first: frames of the first sound. frames: of a long speech, and of a short one."""
+    """ends: items of its Talker that end a speech. groups: codes of a frame. frame: samples of one, and how many the end lacks. first:
+    frames of the first sound. frames: of a long speech, and of a short one."""
 
     name: str
-    checkpoint: str
     ends: tuple[int, ...]
     groups: int
     frame: tuple[int, int]
@@ -66,12 +65,12 @@ FAMILIES = {
     one.name: one
     for one in (
         OmniFamily(
-            *("qwen2_5_omni", "omni_checkpoint", (8292, 8294), 1, (480, 0), 12, (250, 40)),
+            *("qwen2_5_omni", (8292, 8294), 1, (480, 0), 12, (250, 40)),
             {"code2wav": {"steps": STEPS}},
             # Each that starts would try for seconds which windows it may compute together.
             {"code2wav": ("--max-batch-size", "1")},
         ),
-        OmniFamily("qwen3_omni", "qwen3_checkpoint", (262,), 16, (1920, 555), 2, (150, 12)),
+        OmniFamily("qwen3_omni", (262,), 16, (1920, 555), 2, (150, 12)),
     )
 }
 

@@ -16,7 +16,9 @@ def omni_family(request: pytest.FixtureRequest) -> OmniFamily:
 
 
 @pytest.fixture(scope="module")
-def omni_folder(request: pytest.FixtureRequest, omni_family: OmniFamily) -> Path:
+def omni_folder(tmp_path_factory: pytest.TempPathFactory, omni_family: OmniFamily) -> Path:
     """Its checkpoint with random weights, which nobody may write to."""
-    folder: Path = request.getfixturevalue(omni_family.checkpoint)
-    return folder
+    from helpers.omni_checkpoint import omni_checkpoint  # here, since most tests need no torch
+    from helpers.qwen3_checkpoint import shared_checkpoint
+
+    return {"qwen2_5_omni": omni_checkpoint, "qwen3_omni": shared_checkpoint}[omni_family.name](tmp_path_factory)
