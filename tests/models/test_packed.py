@@ -144,12 +144,13 @@ def said_of(form: str, weights: dict[str, Any], activations: dict[str, Any] | No
 def scales_of(weight: torch.Tensor, args: dict[str, Any]) -> Tensors:
     """Of one weight."""
     rows, columns = weight.shape
-    height, width = {
+    sides: dict[str, Any] = {
         "group": (1, args.get("group_size")),
         "channel": (1, columns),
         "tensor": (rows, columns),
         "block": args.get("block_structure"),
-    }[args["strategy"]]
+    }
+    height, width = sides[args["strategy"]]
     parts = weight.unfold(0, height, height).unfold(1, width, width)
     low, high = parts.amin((-2, -1)), parts.amax((-2, -1))
     most = 448.0 if args["type"] == "float" else 2.0 ** (args["num_bits"] - 1) - 1

@@ -167,7 +167,8 @@ def test_ranks_take_the_first_gpus(omni_checkpoint: Path, capfd: pytest.CaptureF
 
 
 def test_the_plan_is_that_of_transformers() -> None:
-    from transformers import Qwen2_5OmniThinkerForConditionalGeneration, Qwen3OmniMoeThinkerForConditionalGeneration
+    from transformers import Qwen2_5OmniThinkerForConditionalGeneration
+    from transformers.models.qwen3_omni_moe.modeling_qwen3_omni_moe import Qwen3OmniMoeThinkerForConditionalGeneration
 
     from omnistage.models.qwen2_5_omni.loading import HEAD_PLAN
     from omnistage.models.qwen3_omni.loading import HEAD_PLAN as QWEN3_HEAD_PLAN

@@ -110,7 +110,8 @@ class Weights:
         """As it is in the file."""
         path, shard, stored = self._place(name)
         with _told(path):
-            tensor: torch.Tensor = shard.get_tensor(stored) if index is None else shard.get_slice(stored)[index]  # type: ignore
+            whole = shard.get_slice(stored) if index is not None else None  # type: ignore[no-untyped-call]
+            tensor: torch.Tensor = shard.get_tensor(stored) if whole is None else whole[index]  # type: ignore[no-untyped-call]
         return tensor
 
     def _place(self, name: str) -> tuple[Path, safe_open, str]:

@@ -34,7 +34,7 @@ class Spectrograms:
                 raise BadCheckpoint(f"{values.place}: {name!r} is {found}, and only the published {published} is supported")
         if values.value("dither", float, 0.0):
             raise BadCheckpoint(f"{values.place}: 'dither' is not 0: a sound would be another one each time")
-        self.extractor = WhisperFeatureExtractor(mel_bins, **PUBLISHED)
+        self.extractor = WhisperFeatureExtractor(mel_bins, **PUBLISHED)  # type: ignore[no-untyped-call]
         self.sample_rate_hz = PUBLISHED["sampling_rate"]
 
     def frames(self, samples: int) -> int:
