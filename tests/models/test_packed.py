@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +51,7 @@ def read(folder: Path) -> Tensors:
 
 @pytest.mark.parametrize(
     ("shape", "block"),
-    [((64, 96), (16, 32)), ((3, 64, 96), (16, 32)), ((70, 45), (16, 32)), ((300, 200), (128, 128)), ((5, 7), (128, 128))],
+    [((64, 96), (16, 32)), ((3, 64, 96), (16, 32)), ((70, 45), (16, 32)), ((300, 200), (128, 128)), ((5, 7), (128, 1 << 50))],
     ids=str,
 )
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
@@ -64,7 +65,7 @@ def test_blocks_become_what_transformers_makes_of_them(
     made = read(written(tmp_path, {**stored, "norm.weight": plain}, {**FP8, "weight_block_size": list(block)}))
     assert made.keys() == {NAME, "norm.weight"} and torch.equal(made["norm.weight"], plain)
     values, scales = stored.values()
-    assert torch.equal(made[NAME], _dequantize_fp8_weight(values, scales.float(), list(block), torch.float32))
+    assert torch.equal(made[NAME], _dequantize_fp8_weight(values, scales.float(), [min(of, 512) for of in block], torch.float32))
     if not shape[-2] % block[0] and not shape[-1] % block[1]:
         assert torch.equal(made[NAME], Fp8Dequantize(None)._dequantize_one(values, scales, torch.float32))
     torch.testing.assert_close(made[NAME], weight, rtol=0.08, atol=0.02)
@@ -215,6 +216,23 @@ def test_what_compressed_tensors_says_that_cannot_be_is_told(name: str, seed: in
     written(tmp_path, compressed(drawn(seed, 96, 80), said_of("pack-quantized", INT4)), said)
     with pytest.raises(BadCheckpoint, match=re.escape(told)):
         read(tmp_path)
+
+
+def test_a_library_that_is_not_there_is_asked_for(seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "compressed_tensors.compressors", None)  # As Python has it for what cannot be imported.
+    written(tmp_path, {NAME: drawn(seed, 4, 4)}, said_of("pack-quantized", INT4))
+    with pytest.raises(BadCheckpoint, match=r"is not installed.*install the extra `compressed` of omnistage"), Weights(tmp_path):
+        pass
+
+
+@pytest.mark.parametrize("shape", [[96, 80, 1], [-96, 80], [96, 1 << 50], [96.0, 80.0], 96], ids=str)
+def test_a_shape_that_packed_numbers_do_not_have_is_told(shape: Any, seed: int, tmp_path: Path) -> None:
+    """Before anything is made of it."""
+    said = said_of("pack-quantized", INT4)
+    stored = compressed(drawn(seed, 96, 80), said)
+    stored[f"{NAME}_shape"] = torch.tensor(shape)
+    with pytest.raises(BadCheckpoint, match=r"up_proj\.weight_packed is \[96, 10\], which are not numbers of 4 bits of"):
+        read(written(tmp_path, stored, said))
 
 
 # Other ways ---------------------------------------------------------------------------------------------------------------------------

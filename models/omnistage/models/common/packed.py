@@ -14,6 +14,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from pydantic import ValidationError
 
 from omnistage.models.common.checkpoint import BadCheckpoint, Config
 from omnistage.models.common.header import COMPRESSED, COMPUTED, FP8, QUANTIZED, Stored
@@ -69,7 +70,9 @@ def _scaled(header: Mapping[str, Stored], block: Sequence[int], place: str) -> I
 def _multiplied(parts: dict[str, torch.Tensor], block: Sequence[int]) -> torch.Tensor:
     weight = parts["weight"].float()
     (rows, columns), scale = weight.shape[-2:], parts["scale"].float()
-    return weight * scale.repeat_interleave(block[0], -2)[..., :rows, :].repeat_interleave(block[1], -1)[..., :columns]
+    # Blocks may be larger than the weight.
+    scale = scale.repeat_interleave(min(block[0], rows), -2)[..., :rows, :]
+    return weight * scale.repeat_interleave(min(block[1], columns), -1)[..., :columns]
 
 
 def _compressed(header: Mapping[str, Stored], said: Config, read: Read) -> Iterator[tuple[str, Packed]]:
@@ -84,7 +87,8 @@ def _compressed(header: Mapping[str, Stored], said: Config, read: Read) -> Itera
             raise BadCheckpoint(f"{said.place}: {root} is packed, and {missing[0]} is not there")
         shape = stored.shape
         if "weight_shape" in parts:
-            shape = tuple(read(parts["weight_shape"]).tolist())
+            told = header[parts["weight_shape"]]
+            shape = tuple(read(parts["weight_shape"]).tolist()) if told.shape == (2,) and told.dtype in ("I32", "I64") else ()
             if len(shape) != 2 or min(shape) < 1 or stored.shape != (shape[0], math.ceil(shape[1] * bits / 32)):
                 raise BadCheckpoint(f"{said.place}: {root} is {list(stored.shape)}, which are not numbers of {bits} bits of {list(shape)}")
         yield f"{module}.weight", Packed(parts, shape, partial(_decompressed, decompress, scheme, shape, root))
@@ -109,8 +113,9 @@ def _scheme_of(said: Config) -> tuple[Any, Callable[[dict[str, torch.Tensor], An
             raise BadCheckpoint(f"{said.place}: {what} of compressed-tensors is not supported; {', '.join(_FORMATS)} are, for all weights")
     try:
         scheme = next(iter(QuantizationConfig.model_validate(dict(said.raw)).config_groups.values()))
-    except ValueError as error:
-        raise BadCheckpoint(f"{said.place}: {error}") from error
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise BadCheckpoint(f"{said.place}: {'.'.join(map(str, first['loc']))}: {first['msg']}") from error
     compressor = BaseCompressor.get_value_from_registry(form)
     if scheme.weights is None:
         raise BadCheckpoint(f"{said.place}: it does not say how weights are packed")
