@@ -1,9 +1,10 @@
 """A feed-forward of experts, of which each row is given to a few (Shazeer et al. 2017, Fedus et al. 2022).
 
-The rows of an expert are gathered and go through its products as any other rows do, in exact numbers of rows (`engine.linear`); then they
-are added to their places, expert by expert in order. So the bits of a row do not depend on which rows chose the same expert. A step costs
-two products for each expert that some row chose: padding chooses none. Of several ranks each has some of the experts, and those whole: a
-rank adds up what its own make of the rows, and the ranks add up their sums.
+All rows are gathered once, so that those of an expert lie together, and go through its products as any other rows do, in exact numbers of
+rows (`engine.linear`); what experts made of a row is added up expert by expert in order. So the bits of a row do not depend on which rows
+chose the same expert. A step costs two products for each expert that some row chose, and a few operations whatever their number: padding
+chooses none. Of several ranks each has some of the experts, and those whole: a rank adds up what its own make of the rows, and the ranks add up
+their sums.
 """
 
 from __future__ import annotations
@@ -11,13 +12,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import reduce
+from itertools import accumulate
+from operator import sub
 
 import torch
 import torch.nn.functional as functional
 
 from omnistage.engine.adapter import StepRows
-from omnistage.engine.feed_forward import FeedForward, by_rows, gated_product
+from omnistage.engine.feed_forward import FeedForward, by_rows, gated, gated_product
 from omnistage.engine.group import Group
+from omnistage.engine.linear import pad_rows
 from omnistage.engine.materials import Materials
 
 _GATES = 32
@@ -61,24 +65,39 @@ class Experts:
         hidden, ranks = materials.config.hidden_size, materials.group.size
         self._sizes, self._group = sizes, materials.group
         self._router = materials.fused(prefix, {"gate": sizes.experts}, hidden)
-        self._experts = {
-            expert: gated_product(materials, f"{prefix}.experts.{expert}", sizes.size) for expert in sizes.of_rank(materials.group)
-        }
+        own = sizes.of_rank(materials.group)
+        self._experts = tuple(gated_product(materials, f"{prefix}.experts.{expert}", sizes.size) for expert in own)
+        self._number = torch.full((sizes.experts,), len(own), device=materials.device)
+        """Of an expert among those of this rank; of others one more than there are."""
+        self._number[list(own)] = torch.arange(len(own), device=materials.device)
         if sizes.shared:
             self._shared = gated_product(materials, f"{prefix}.shared_expert", sizes.shared // ranks)
             gate = materials.need(f"{prefix}.shared_expert_gate.weight", (1, hidden))
             self._shared_gate = materials.linear(gate.expand(_GATES, -1).contiguous())
 
     def __call__(self, rows: StepRows, x: torch.Tensor) -> torch.Tensor:
-        weights, chosen = self._route(x[: len(x) - rows.padding])
-        total = torch.zeros_like(x)
-        for expert in sorted(self._experts.keys() & chosen.flatten().tolist()):
-            which, places = (chosen == expert).nonzero(as_tuple=True)
-            # No row is there twice, so each place of the sum is written once.
-            total.index_add_(0, which, self._experts[expert](x[which]) * weights[which, places, None])
+        given = x[: len(x) - rows.padding]
+        total = functional.pad(self._sum(given, *self._route(given)), (0, 0, 0, rows.padding))
         if self._sizes.shared:
             total += by_rows(torch.sigmoid, self._shared_gate(x))[:, :1] * self._shared(x)
         return self._group.all_reduce(total)
+
+    def _sum(self, x: torch.Tensor, weights: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
+        """What the chosen experts of this rank make of each row, weighed."""
+        chosen, in_order = chosen.sort(-1)
+        places, counts = together(self._number[chosen], len(self._experts))
+        in_use = [(expert, count) for expert, count in zip(self._experts, counts, strict=True) if count]
+        if not in_use:
+            return torch.zeros_like(x)
+        count, sizes = sum(counts), [count for _, count in in_use]
+        gathered = x.new_zeros(count + 1, x.shape[1])
+        gathered.index_copy_(0, places.flatten(), x.repeat_interleave(chosen.shape[1], 0))
+        parts = gathered[:count].split(sizes)
+        between = gated(torch.cat([expert.gate_up(part) for (expert, _), part in zip(in_use, parts, strict=True)]))
+        made = [expert.down(part) for (expert, _), part in zip(in_use, between.split(sizes), strict=True)]
+        weighed = torch.cat([*made, x.new_zeros(1, x.shape[1])])[places] * weights.gather(1, in_order)[:, :, None]
+        # In order: a sum of the library may add in another order where there are more rows.
+        return reduce(torch.add, weighed.unbind(1))
 
     def _route(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """The weights of the chosen experts, and which they are, [rows, chosen] each."""
@@ -87,3 +106,18 @@ class Experts:
             # In order: a sum of the library may add in another order where there are more rows.
             weights = weights / reduce(torch.add, weights.unbind(-1))[:, None]
         return weights.to(x.dtype), chosen
+
+
+def together(numbers: torch.Tensor, experts: int) -> tuple[torch.Tensor, list[int]]:
+    """Where each row is, for each of its experts, when the rows of an expert lie together; and how many places each expert has, as many as
+    no product has to pad. All rows of experts of other ranks are in one place behind. numbers: [rows, chosen]: below `experts`, or that
+    number for an expert of another rank."""
+    flat = numbers.flatten()
+    counts = flat.bincount(minlength=experts + 1).tolist()[:experts]
+    room = [pad_rows(count) if count else 0 for count in counts]
+    # The n-th of all in order of their experts is moved on by the places that the experts before it leave free.
+    free = torch.tensor([0, *accumulate(map(sub, room, counts))], device=numbers.device)
+    order = flat.argsort(stable=True)
+    places = torch.empty_like(flat)
+    places[order] = torch.arange(len(flat), device=numbers.device) + free[flat[order]]
+    return places.clamp_(max=sum(room)).view_as(numbers), room

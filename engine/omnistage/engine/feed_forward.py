@@ -6,11 +6,13 @@ A part of it that one rank computes is summed with those of the others inside, s
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as functional
 
 from omnistage.engine.adapter import StepRows
+from omnistage.engine.linear import Linear
 from omnistage.engine.materials import Materials
 
 FeedForward = Callable[[StepRows, torch.Tensor], torch.Tensor]
@@ -37,22 +39,32 @@ def by_rows(activation: Activation, x: torch.Tensor) -> torch.Tensor:
 
 def swiglu(materials: Materials, layer: int) -> FeedForward:
     """A gated feed-forward (Shazeer 2020)."""
-    gated, group = gated_product(materials, f"layers.{layer}.mlp", materials.config.ffn_size), materials.group
-    return lambda rows, x: group.all_reduce(gated(x))
+    product, group = gated_product(materials, f"layers.{layer}.mlp", materials.config.ffn_size), materials.group
+    return lambda rows, x: group.all_reduce(product(x))
 
 
-def gated_product(materials: Materials, prefix: str, size: int) -> Callable[[torch.Tensor], torch.Tensor]:
-    """This rank's part of down(silu(gate(x)) * up(x)). prefix: of the names of the three weights. size: columns of this rank."""
+@dataclass(frozen=True, slots=True)
+class GatedProduct:
+    """down(silu(gate(x)) * up(x)). gate_up: gate and up lie side by side."""
+
+    gate_up: Linear
+    down: Linear
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return self.down(gated(self.gate_up(x)))
+
+
+def gated(gate_up: torch.Tensor) -> torch.Tensor:
+    """silu(gate) * up. As they lie side by side, each row of the gate is activated by itself, whatever its length."""
+    gate, up = gate_up.chunk(2, -1)
+    return by_rows(functional.silu, gate) * up
+
+
+def gated_product(materials: Materials, prefix: str, size: int) -> GatedProduct:
+    """This rank's part of it. prefix: of the names of the three weights. size: columns of this rank."""
     hidden = materials.config.hidden_size
     gate_up = materials.fused(prefix, {"gate_proj": size, "up_proj": size}, hidden)
-    down = materials.fused(prefix, {"down_proj": hidden}, size)
-
-    def computed(x: torch.Tensor) -> torch.Tensor:
-        # Gate and up lie side by side, so each row of the gate is activated by itself, whatever its length.
-        gate, up = gate_up(x).chunk(2, -1)
-        return down(by_rows(functional.silu, gate) * up)
-
-    return computed
+    return GatedProduct(gate_up, materials.fused(prefix, {"down_proj": hidden}, size))
 
 
 def activated(activation: Activation) -> Callable[[Materials, int], FeedForward]:
