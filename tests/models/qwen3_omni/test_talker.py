@@ -438,6 +438,16 @@ async def test_a_talker_that_is_a_little_different_says_something_else(
     await other.close()
 
 
+async def test_the_shared_expert_is_heard(reference: TalkerReference, talker: QwenTalker, tmp_path: Path, seed: int) -> None:
+    """Where it adds nothing, another speech is made: the comparisons above would see a Talker without it."""
+    (tmp_path / "config.json").symlink_to(reference.folder / "config.json")
+    weights, asked = published(reference.talker.state_dict()), reference.asked(seed, picture=True)
+    reference.save({name: value * (".shared_expert.down_proj." not in name) for name, value in weights.items()}, tmp_path)
+    other, request = load(tmp_path), endless(talker, seed, asked)
+    assert await spoken(other, reference.rows(asked), request) != await spoken(talker, reference.rows(asked), request)
+    await other.close()
+
+
 async def test_axes_of_positions_are_not_alike(reference: TalkerReference, talker: QwenTalker, seed: int) -> None:
     """Those of a picture that is not square, in another order, make another speech: the comparisons above would see it."""
     asked = reference.asked(seed, picture=True)

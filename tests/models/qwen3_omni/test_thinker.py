@@ -28,6 +28,7 @@ from omnistage.models.qwen3_omni.thinker import Qwen3Thinker
 
 TOKENS = 20
 DRAWN = Sampling(temperature=1, top_p=0.95, repetition_penalty=1.05)
+DTYPES = ("bfloat16", "float32")
 EVERY = {"text": 0, PROMPT: 0, PLACES: 0, HIDDEN: 0}
 
 
@@ -39,7 +40,7 @@ def thinker(qwen3_checkpoint: Path) -> Iterator[Qwen3Thinker]:
 
 
 def loaded(folder: Path, **settings: object) -> Qwen3Thinker:
-    return load_thinker(folder, LoadOptions(path=folder, dtype="float32", **settings))  # type: ignore[arg-type]
+    return load_thinker(folder, LoadOptions(path=folder, **{"dtype": "float32", **settings}))  # type: ignore[arg-type]
 
 
 def questions(seed: int) -> list[TextRequest]:
@@ -64,6 +65,7 @@ class Answer:
 
     def __init__(self, pieces: Sequence[TextPiece | Rows]) -> None:
         self.tokens = [token_id for piece in pieces if isinstance(piece, TextPiece) for token_id in piece.token_ids]
+        self.logprobs = [value for piece in pieces if isinstance(piece, TextPiece) for value in piece.logprobs]
         self._rows = [piece for piece in pieces if isinstance(piece, Rows)]
 
     def rows(self, port: str) -> NDArray[np.generic]:
@@ -77,19 +79,22 @@ async def answer(model: Qwen3Thinker, request: TextRequest, wanted: Wanted = EVE
         return Answer([piece async for piece in pieces])
 
 
-async def test_alone_together_and_with_nothing_kept_it_says_the_same(thinker: Qwen3Thinker, qwen3_checkpoint: Path, seed: int) -> None:
-    requests = questions(seed)
+@lengths.one_or_all("dtype", DTYPES)
+async def test_alone_together_and_with_nothing_kept_it_says_the_same(dtype: str, qwen3_checkpoint: Path, seed: int) -> None:
+    """To the bit, though a step of eight has other experts in use than one of one."""
+    dtype = lengths.draw(dtype, DTYPES, seed)
+    thinker, requests = loaded(qwen3_checkpoint, dtype=dtype), [replace(request, logprobs=True) for request in questions(seed)]
     together = await asyncio.gather(*(answer(thinker, request) for request in requests))
     assert len({tuple(made.tokens) for made in together}) == len(requests)
-    other = loaded(qwen3_checkpoint, enable_cache=False)
+    other = loaded(qwen3_checkpoint, dtype=dtype, enable_cache=False)
     assert other.info.revision == thinker.info.revision
     for model in (other, thinker):
         for request, wanted in zip(requests, together, strict=True):
             made = await answer(model, request)
-            assert made.tokens == wanted.tokens
+            assert (made.tokens, made.logprobs) == (wanted.tokens, wanted.logprobs)
             for port in (PROMPT, PLACES, HIDDEN):
                 assert np.array_equal(made.rows(port), wanted.rows(port))
-    await other.close()
+    await asyncio.gather(thinker.close(), other.close())
 
 
 @lengths.rounds(4, 40)
