@@ -44,6 +44,9 @@ THROUGHPUT = {"amx": {8: 7.0, 32: 18.0}, "other": {8: 5.5, 32: 10.0}}
 STEPS = {8: 1.35, 32: 1.7}
 """Goals for a step of so many rows over reading the weights."""
 
+IDS = range(1000, 40_000)
+"""Ids of ordinary tokens."""
+
 _ids = random.Random(0)
 
 
@@ -53,14 +56,14 @@ def isa() -> str:
     return "amx" if "amx_bf16" in flags and "ONEDNN_MAX_CPU_ISA" not in os.environ else "other"
 
 
-def prompt(rows: int) -> Prompt:
+def prompt(rows: int, ids: range = IDS) -> Prompt:
     """One that no other begins like."""
-    return Prompt.of_tokens(_ids.randrange(1000, 40_000) for _ in range(rows))
+    return Prompt.of_tokens(_ids.choice(ids) for _ in range(rows))
 
 
-def request(rows: int, items: int, history: int = 0) -> SequenceRequest:
-    earlier = tuple((_ids.randrange(1000, 40_000),) for _ in range(history))
-    return SequenceRequest(prompt(rows), _ids.getrandbits(32), history + items, SAMPLING, history=earlier)
+def request(rows: int, items: int, history: int = 0, ids: range = IDS) -> SequenceRequest:
+    earlier = tuple((_ids.choice(ids),) for _ in range(history))
+    return SequenceRequest(prompt(rows, ids), _ids.getrandbits(32), history + items, SAMPLING, history=earlier)
 
 
 async def first_s(engine: Engine, asked: SequenceRequest) -> float:
@@ -104,11 +107,11 @@ def seconds(call: Callable[[], object], rounds: int = 9) -> float:
     return median(taken)
 
 
-def running(engine: Engine, rows: int) -> list[Run]:
+def running(engine: Engine, rows: int, ids: range = IDS) -> list[Run]:
     """Decoding rows in the middle of answers, with pages of their own."""
     runs = []
     for _ in range(rows):
-        asked = request(PROMPT, ANSWER, history=ANSWER // 2 - 1)
+        asked = request(PROMPT, ANSWER, ANSWER // 2 - 1, ids)
         sequence = by_hand.begun(engine, asked, PROMPT + len(asked.history))
         sequence.computed = sequence.known - 1
         runs.append(Run(sequence, sequence.computed, 1))

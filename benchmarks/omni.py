@@ -1,4 +1,4 @@
-"""Figures of Qwen2.5-Omni's Thinker on a checkpoint of size 100m with random weights, beside Transformers on the same files."""
+"""Figures of the Thinkers of the Omni families on checkpoints with random weights, beside Transformers on the same files."""
 
 from __future__ import annotations
 
@@ -6,24 +6,28 @@ import asyncio
 import random
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing, contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 from transformers import Qwen2_5OmniForConditionalGeneration
+from transformers.models.qwen3_omni_moe.modeling_qwen3_omni_moe import Qwen3OmniMoeForConditionalGeneration
 
 from benchmarks.figures import Figure, Report, median
 from helpers import media_files
+from helpers.sequences import items as items_of
 from helpers.sequences import read
 from omnistage.engine.request import Prompt, SequenceRequest
+from omnistage.models.common.encoders.thinker import MediaThinker
 from omnistage.models.conversation import Media, Part, Turn
 from omnistage.models.devices import dtype_of
 from omnistage.models.interface import TextPiece, TextRequest, no_inputs
 from omnistage.models.options import LoadOptions
-from omnistage.models.qwen2_5_omni.loading import load_thinker
-from omnistage.models.qwen2_5_omni.thinker import QwenThinker
+from omnistage.models.qwen2_5_omni import loading as qwen2_5_omni
+from omnistage.models.qwen3_omni import loading as qwen3_omni
 from omnistage.models.tiny.makers import Order, make_tiny
 
 ROUNDS = 3
@@ -34,11 +38,40 @@ BEGIN, END = 10, 400
 """Ids of ordinary tokens."""
 
 
+@dataclass(frozen=True, slots=True)
+class Family:
+    """maker, size: of the checkpoint. load: the Thinker here. whole: the class of Transformers, loaded with `how`. figure, goal: of
+    `throughput`."""
+
+    maker: str
+    size: str
+    load: Callable[[Path, LoadOptions], MediaThinker]
+    whole: Any
+    figure: str
+    goal: str
+    how: Mapping[str, Any] = field(default_factory=dict)
+
+
+QWEN2_5 = Family("qwen2.5-omni", "100m", qwen2_5_omni.load_thinker, Qwen2_5OmniForConditionalGeneration, "x_one_by_one_8_bf16", ">= 5.0")
+QWEN3 = Family(
+    "qwen3-omni",
+    "small",
+    qwen3_omni.load_thinker,
+    Qwen3OmniMoeForConditionalGeneration,
+    "x_qwen3_one_by_one_8",
+    ">= 4.0",
+    {"enable_audio_output": False},
+)
+
+
 @contextmanager
-def checkpoint() -> Iterator[Path]:
+def running(family: Family, dtype: str) -> Iterator[tuple[MediaThinker, Any]]:
+    """The Thinker here, and that of Transformers on the same files."""
     with tempfile.TemporaryDirectory() as folder:
-        make_tiny("qwen2.5-omni", Path(folder) / "made", Order(size="100m"))
-        yield Path(folder) / "made"
+        made = Path(folder) / "made"
+        make_tiny(family.maker, made, Order(size=family.size))
+        model = family.load(made, LoadOptions(path=made, dtype=dtype))
+        yield model, family.whole.from_pretrained(made, dtype=getattr(torch, dtype), **family.how).thinker.eval()
 
 
 def prompts(source: random.Random, count: int) -> list[list[int]]:
@@ -49,16 +82,21 @@ def request(prompt: Sequence[int], items: int) -> SequenceRequest:
     return SequenceRequest(Prompt.of_tokens(prompt), 0, items)
 
 
-async def ours(model: QwenThinker, asked: Sequence[Sequence[int]], items: Sequence[int]) -> float:
-    """Seconds for all, asked at once."""
+Answers = list[list[int]]
+
+
+async def ours(model: MediaThinker, asked: Sequence[Sequence[int]], items: Sequence[int]) -> tuple[float, Answers]:
+    """Seconds for all, asked at once, and their tokens."""
     started = time.perf_counter()
     answers = await asyncio.gather(*(read(model.engine.submit(request(*one))) for one in zip(asked, items, strict=True)))
-    assert [len(answer) for answer in answers] == list(items)
-    return time.perf_counter() - started
+    taken_s = time.perf_counter() - started
+    tokens = [[item[0] for item in items_of(answer)] for answer in answers]
+    assert [len(answer) for answer in tokens] == list(items)
+    return taken_s, tokens
 
 
-def theirs(reference: Any, asked: Sequence[Sequence[int]], items: int) -> float:
-    """Seconds of one batch, padded on the left."""
+def theirs(reference: Any, asked: Sequence[Sequence[int]], items: int) -> tuple[float, Answers]:
+    """The same of one batch, padded on the left."""
     longest = max(map(len, asked))
     ids = torch.tensor([[0] * (longest - len(prompt)) + list(prompt) for prompt in asked])
     mask = torch.tensor([[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in asked])
@@ -66,37 +104,41 @@ def theirs(reference: Any, asked: Sequence[Sequence[int]], items: int) -> float:
     with torch.inference_mode():
         made = reference.generate(input_ids=ids, attention_mask=mask, max_new_tokens=items, min_new_tokens=items, do_sample=False)
     assert made.shape[1] == longest + items
-    return time.perf_counter() - started
+    return time.perf_counter() - started, made[:, longest:].tolist()
 
 
-async def throughput(model: QwenThinker, reference: Any, report: Report) -> None:
-    ratios, source = [], random.Random(0)
+async def throughput(family: Family, model: MediaThinker, reference: Any, report: Report) -> None:
+    ratios, source, same = [], random.Random(0), list[bool]()
+    theirs(reference, prompts(source, 1), ITEMS)
     for _ in range(ROUNDS):
         asked = prompts(source, AT_ONCE)
-        together_s = await ours(model, asked, [ITEMS] * AT_ONCE)
-        ratios.append(sum(theirs(reference, [prompt], ITEMS) for prompt in asked) / together_s)
+        together_s, tokens = await ours(model, asked, [ITEMS] * AT_ONCE)
+        alone = [theirs(reference, [prompt], ITEMS) for prompt in asked]
+        ratios.append(sum(taken_s for taken_s, _ in alone) / together_s)
+        same += [mine == answer for mine, (_, (answer,)) in zip(tokens, alone, strict=True)]
     note = (
-        f"{AT_ONCE} at once over Transformers one by one, prompts of 8 to 128 tokens, {ITEMS} more each; {_how(model)}; median of {ROUNDS}"
+        f"{AT_ONCE} at once over Transformers one by one, prompts of 8 to 128 tokens, {ITEMS} more each; {family.size}, {_how(model)}; "
+        f"median of {ROUNDS}; the same tokens in {sum(same)} of {len(same)} answers"
     )
-    report.add(Figure("x_one_by_one_8_bf16", median(ratios), "x", ">= 5.0", note))
+    report.add(Figure(family.figure, median(ratios), "x", family.goal, note))
 
 
-async def ragged(model: QwenThinker, reference: Any, report: Report) -> None:
+async def ragged(model: MediaThinker, reference: Any, report: Report) -> None:
     ratios, source = [], random.Random(1)
     for _ in range(ROUNDS - 1):
         asked, items = prompts(source, RAGGED), [source.randint(4, 256) for _ in range(RAGGED)]
-        together_s = await ours(model, asked, items)
-        padded_s = sum(theirs(reference, asked[n : n + PADDED], max(items[n : n + PADDED])) for n in range(0, RAGGED, PADDED))
+        together_s, _ = await ours(model, asked, items)
+        padded_s = sum(theirs(reference, asked[n : n + PADDED], max(items[n : n + PADDED]))[0] for n in range(0, RAGGED, PADDED))
         ratios.append(padded_s / together_s)
     note = f"{RAGGED} requests of 4 to 256 tokens over Transformers in padded batches of {PADDED}; {_how(model)}; median of {len(ratios)}"
     report.add(Figure("x_padded_ragged_16", median(ratios), "x", ">= 2.0", note))
 
 
-def _how(model: QwenThinker) -> str:
+def _how(model: MediaThinker) -> str:
     return f"{model.info.settings['dtype']}, one thread"
 
 
-async def first_s(model: QwenThinker, *parts: Part) -> float:
+async def first_s(model: MediaThinker, *parts: Part) -> float:
     """Seconds to the first text of an answer."""
     asked = TextRequest((Turn("user", parts),), seed=0, max_tokens=8, ignore_eos=True)
     started = time.perf_counter()
@@ -107,7 +149,7 @@ async def first_s(model: QwenThinker, *parts: Part) -> float:
     raise RuntimeError("no text")
 
 
-async def prefixes(model: QwenThinker, report: Report) -> None:
+async def prefixes(model: MediaThinker, report: Report) -> None:
     ratios = []
     for n in range(ROUNDS):
         words = "".join(random.Random(n).choices("abcdefghij ", k=SHARED))
@@ -118,7 +160,7 @@ async def prefixes(model: QwenThinker, report: Report) -> None:
     report.add(Figure("x_prefix_ttft", median(ratios), "x", ">= 8", note))
 
 
-async def pictures(model: QwenThinker, report: Report) -> None:
+async def pictures(model: MediaThinker, report: Report) -> None:
     ratios = []
     for n in range(ROUNDS):
         picture = Media("image/jpeg", media_files.picture(n, 480, 640, "JPEG"))
@@ -128,7 +170,7 @@ async def pictures(model: QwenThinker, report: Report) -> None:
     report.add(Figure("x_image_repeat_ttft", median(ratios), "x", ">= 4", note))
 
 
-async def overhead(model: QwenThinker, report: Report) -> None:
+async def overhead(model: MediaThinker, report: Report) -> None:
     """What is between the calls of the model, of the time of the steps."""
     source = random.Random(2)
     runner = model.engine._runner
@@ -150,7 +192,7 @@ async def overhead(model: QwenThinker, report: Report) -> None:
     for _ in range(ROUNDS):
         asked = prompts(source, AT_ONCE)
         spent["calls"] = 0.0
-        whole_s = await ours(model, asked, [128] * AT_ONCE)
+        whole_s, _ = await ours(model, asked, [128] * AT_ONCE)
         shares.append(1 - spent["calls"] / whole_s)
     runner._decoder, runner._head = decoder, head
     note = f"time outside of decoder and head, of that of {AT_ONCE} requests of 128 tokens; {_how(model)}; median of {ROUNDS}"
@@ -168,26 +210,30 @@ class _Timed:
         return getattr(self._of, name)
 
 
-async def _served(folder: Path, report: Report) -> None:
-    dtype = dtype_of("cpu")
-    model = load_thinker(folder, LoadOptions(path=folder, dtype=dtype))
-    family: Any = Qwen2_5OmniForConditionalGeneration
-    reference = family.from_pretrained(folder, dtype=getattr(torch, dtype)).thinker.eval()
-    await model.warm_up()
-    with report.part("omni: throughput"):
-        await throughput(model, reference, report)
-    with report.part("omni: ragged"):
-        await ragged(model, reference, report)
-    with report.part("omni: prefixes"):
-        await prefixes(model, report)
-    with report.part("omni: pictures"):
-        await pictures(model, report)
-    with report.part("omni: overhead"):
-        await overhead(model, report)
-    await model.close()
+async def _qwen2_5(report: Report) -> None:
+    with running(QWEN2_5, dtype_of("cpu")) as (model, reference):
+        await model.warm_up()
+        with report.part("omni: throughput"):
+            await throughput(QWEN2_5, model, reference, report)
+        with report.part("omni: ragged"):
+            await ragged(model, reference, report)
+        with report.part("omni: prefixes"):
+            await prefixes(model, report)
+        with report.part("omni: pictures"):
+            await pictures(model, report)
+        with report.part("omni: overhead"):
+            await overhead(model, report)
+        await model.close()
+
+
+async def qwen3(report: Report) -> None:
+    """In float32, where the tokens are those of Transformers."""
+    with running(QWEN3, "float32") as (model, reference):
+        await model.warm_up()
+        await throughput(QWEN3, model, reference, report)
+        await model.close()
 
 
 def measure(report: Report) -> None:
     torch.set_num_threads(1)
-    with checkpoint() as folder:
-        asyncio.run(_served(folder, report))
+    asyncio.run(_qwen2_5(report))

@@ -211,7 +211,7 @@ def steps_s(engine: Engine, request: SequenceRequest, steps: int, given: torch.T
         by_hand.run(engine, [Run(sequence, at, min(PAGE_ROWS, end - at)) for at in range(first, end, PAGE_ROWS)])
     clock.append(time.perf_counter())
     for step in range(steps):
-        sequence.items.append((7,))
+        sequence.items.append((7,) * engine.spec.codebooks)
         by_hand.run(engine, [Run(sequence, len(request.prompt) + step, 1)])
         clock.append(time.perf_counter())
     by_hand.ended(engine, sequence)

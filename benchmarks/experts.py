@@ -1,0 +1,132 @@
+"""What a layer of experts costs at the published widths of Qwen3-Omni's Thinker, beside a dense layer of as many columns as a row is given
+to. Random weights: each expert has memory of its own, though all have the same numbers."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+
+import torch
+
+from benchmarks import by_hand
+from benchmarks.engine import new_engine, running
+from benchmarks.figures import Figure, Report, median
+from omnistage.engine.decoder import DecoderParts, PackedDecoder
+from omnistage.engine.engine import Engine
+from omnistage.engine.experts import Experts, ExpertSizes, experts
+from omnistage.engine.materials import DecoderConfig
+from omnistage.engine.norm import head_rms_norm
+from omnistage.engine.scheduler import Run
+
+ROUNDS = 15
+REQUESTS = (1, 8, 32)
+SIZES = ExpertSizes(experts=128, chosen=8, size=768, normalized=True)
+CONFIG = DecoderConfig(
+    layers=1,
+    hidden_size=2048,
+    ffn_size=SIZES.chosen * SIZES.size,
+    query_heads=32,
+    kv_heads=4,
+    head_size=128,
+    vocab_size=2048,
+    context=4096,
+    norm_eps=1e-6,
+)
+"""One layer, and a small head: those of the whole would take 60 GB."""
+
+
+@cache
+def drawn(rows: int, columns: int) -> torch.Tensor:
+    return torch.randn(rows, columns, generator=torch.Generator().manual_seed(rows * columns)) * columns**-0.5
+
+
+def weight(name: str) -> torch.Tensor | None:
+    """Of a layer of experts or of a dense one."""
+    hidden, heads, kv = CONFIG.hidden_size, *(count * CONFIG.head_size for count in (CONFIG.query_heads, CONFIG.kv_heads))
+    size = SIZES.size if ".experts." in name else CONFIG.ffn_size
+    if name.endswith("norm.weight"):
+        return torch.ones(CONFIG.head_size if name.endswith(("q_norm.weight", "k_norm.weight")) else hidden)
+    shapes = {
+        "embed_tokens": (CONFIG.vocab_size, hidden),
+        "q_proj": (heads, hidden),
+        "k_proj": (kv, hidden),
+        "v_proj": (kv, hidden),
+        "o_proj": (hidden, heads),
+        "gate": (SIZES.experts, hidden),
+        "gate_proj": (size, hidden),
+        "up_proj": (size, hidden),
+        "down_proj": (hidden, size),
+    }
+    *_, owner, kind = name.split(".")
+    return drawn(*shapes[owner]) if owner in shapes and kind == "weight" else None
+
+
+@dataclass(frozen=True, slots=True)
+class Steps:
+    """Steps of so many requests, each in the middle of its answer."""
+
+    engine: Engine
+    runs: list[Run]
+
+    @classmethod
+    def of(cls, engine: Engine, requests: int) -> Steps:
+        return cls(engine, running(engine, requests, range(CONFIG.vocab_size)))
+
+    def seconds(self) -> float:
+        """Of this thread's processor, for one step: others on the machine do not count."""
+        begun = time.thread_time()
+        by_hand.run(self.engine, self.runs)
+        return time.thread_time() - begun
+
+
+def shared_bytes() -> int:
+    """Of the weights that both layers have, the router included."""
+    names = (*(f"self_attn.{name}_proj" for name in "qkvo"), "mlp.gate", "embed_tokens")
+    return sum(values.nbytes for name in names if (values := weight(f"layers.0.{name}.weight")) is not None)
+
+
+def in_use(steps: Steps) -> int:
+    """Experts that some row of a step is given to."""
+    found, route = list[int](), Experts._route
+
+    def noted(self: Experts, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        made = route(self, x)
+        found.append(len(made[1].unique()))
+        return made
+
+    Experts._route = noted  # type: ignore[method-assign]
+    try:
+        steps.seconds()
+    finally:
+        Experts._route = route  # type: ignore[method-assign]
+    (count,) = found
+    return count
+
+
+def decoder(feed_forward: Callable[..., object] | None) -> PackedDecoder:
+    chosen = {} if feed_forward is None else {"feed_forward": feed_forward}
+    return PackedDecoder(CONFIG, weight, DecoderParts(head_norm=head_rms_norm, **chosen))  # type: ignore[arg-type]
+
+
+def measure(report: Report) -> None:
+    """In turns, so that other load on the machine touches both alike. The bound is no ceiling: with many rows a layer without experts takes
+    longer than to read its weights."""
+    mixed, dense = new_engine(decoder(experts(SIZES))), new_engine(decoder(None))
+    one = 3 * SIZES.size * CONFIG.hidden_size * torch.float32.itemsize
+    with torch.inference_mode():
+        for requests in REQUESTS:
+            sparse, whole, ratios, taken = Steps.of(mixed, requests), Steps.of(dense, requests), list[float](), list[float]()
+            used = in_use(sparse)
+            whole.seconds()
+            for _ in range(ROUNDS):
+                taken.append(sparse.seconds())
+                ratios.append(whole.seconds() / taken[-1])
+            bound = min((shared_bytes() + SIZES.chosen * one) / (shared_bytes() + used * one), 1.0)
+            how = f"{median(taken) * 1000:.0f} ms of processor; float32, one thread; median of {ROUNDS}"
+            note = f"a step without experts over one with; {used} of {SIZES.experts} in use: {bound:.3f} by bytes; {how}"
+            if requests == 1:
+                report.add(Figure("experts_over_dense_1", median(ratios), "", ">= 0.8", note))
+            else:
+                report.add(Figure(f"experts_over_bytes_{requests}", median(ratios) / bound, "", ">= 0.8", f"{note}; over that bound"))
