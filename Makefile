@@ -9,7 +9,7 @@ COMPOSE ?= $(shell docker compose version >/dev/null 2>&1 && echo docker compose
 HAS_COMPOSE = $(COMPOSE) version >/dev/null 2>&1 || { echo "make $@ needs Docker with its compose plugin, and neither 'docker compose' nor docker-compose is here (docs/compose.md); without containers: .venv/bin/omnistage serve" >&2; exit 1; }; \
 	told=$$($(COMPOSE) ls 2>&1 >/dev/null) || { echo "make $@: the docker daemon does not answer, start it (systemctl start docker) or ask for leave to use it: $$told" >&2; exit 1; }
 
-.PHONY: help setup setup-dev model demo demo-draw examples up down test test-near test-long drills test-costs check format lock wheels protos bench-default bench-engine bench-talker bench-frame bench-pipeline bench-code2wav bench-diffusion bench-use bench-gateway bench-soak bench-resilience chaos clean
+.PHONY: help setup setup-dev model demo demo-draw examples up down test test-near test-long drills test-costs check format lock wheels protos bench-default bench-engine bench-talker bench-frame bench-pipeline bench-qwen3 bench-code2wav bench-diffusion bench-use bench-gateway bench-soak bench-resilience chaos clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -95,8 +95,11 @@ bench-talker: setup-dev ## figures of speech while text is written: benchmarks/o
 bench-frame: setup-dev ## figures of a frame of Qwen3-Omni's Talker in its published widths: benchmarks/out/frame.json; the same
 	@PYTHONPATH=tests $(BIN)/python -m benchmarks.frame $(ARGS)
 
-bench-pipeline: setup-dev ## figures of Qwen2.5-Omni from question to sound, beside Transformers: benchmarks/out/pipeline.json; the same
+bench-pipeline: setup-dev ## figures of Qwen2.5-Omni from question to sound, beside Transformers: benchmarks/out/pipeline.json; the same (ARGS="--family qwen3_omni": of Qwen3-Omni)
 	@PYTHONPATH=tests $(BIN)/python -m benchmarks.pipeline $(ARGS)
+
+bench-qwen3: setup-dev ## figures of Qwen3-Omni's Thinker beside Transformers, and of experts at published widths: benchmarks/out/qwen3.json; the same
+	@PYTHONPATH=tests $(BIN)/python -m benchmarks.qwen3 $(ARGS)
 
 bench-code2wav: setup-dev model ## figures of sound made while it is spoken: benchmarks/out/code2wav.json; the same (ARGS=--docs: into the docs too)
 	@PYTHONPATH=tests $(BIN)/python -m benchmarks.code2wav $(ARGS)

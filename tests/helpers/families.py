@@ -200,7 +200,7 @@ def spoken_by_qwen3() -> Sample:
     places = np.stack([np.arange(100) // 10, np.arange(100) % 10, np.arange(100), seen], 1).astype(np.int32)
     drawn = stage_pb2.Sampling(temperature=1, top_k=50, repetition_penalty=1.05)
     inputs = {"prompt": rows[:100], "places": places, "hidden": rows[100:]}
-    return Sample(params("talker", voice="Ethan", max_frames=20, sampling=drawn), inputs)
+    return Sample(params("talker", voice="ethan", max_frames=20, sampling=drawn), inputs)
 
 
 def coded_by_qwen() -> Sample:
