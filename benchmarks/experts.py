@@ -39,7 +39,8 @@ CONFIG = DecoderConfig(
 
 @cache
 def drawn(rows: int, columns: int) -> torch.Tensor:
-    return torch.randn(rows, columns, generator=torch.Generator().manual_seed(rows * columns)) * columns**-0.5
+    values: torch.Tensor = torch.randn(rows, columns, generator=torch.Generator().manual_seed(rows * columns)) * columns**-0.5
+    return values
 
 
 def weight(name: str) -> torch.Tensor | None:
@@ -93,7 +94,7 @@ def in_use(steps: Steps) -> int:
 
     def noted(self: Experts, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         made = route(self, x)
-        found.append(len(made[1].unique()))
+        found.append(len(set(made[1].flatten().tolist())))
         return made
 
     Experts._route = noted  # type: ignore[method-assign]

@@ -92,9 +92,9 @@ class Experts:
         count, sizes = sum(counts), [count for _, count in in_use]
         gathered = x.new_zeros(count + 1, x.shape[1])
         gathered.index_copy_(0, places.flatten(), x.repeat_interleave(chosen.shape[1], 0))
-        parts = gathered[:count].split(sizes)
+        parts = torch.split(gathered[:count], sizes)
         between = gated(torch.cat([expert.gate_up(part) for (expert, _), part in zip(in_use, parts, strict=True)]))
-        made = [expert.down(part) for (expert, _), part in zip(in_use, between.split(sizes), strict=True)]
+        made = [expert.down(part) for (expert, _), part in zip(in_use, torch.split(between, sizes), strict=True)]
         weighed = torch.cat([*made, x.new_zeros(1, x.shape[1])])[places] * weights.gather(1, in_order)[:, :, None]
         # In order: a sum of the library may add in another order where there are more rows.
         return reduce(torch.add, weighed.unbind(1))
