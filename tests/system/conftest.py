@@ -21,4 +21,4 @@ def omni_folder(tmp_path_factory: pytest.TempPathFactory, omni_family: OmniFamil
     from helpers.omni_checkpoint import omni_checkpoint  # here, since most tests need no torch
     from helpers.qwen3_checkpoint import shared_checkpoint
 
-    return {"qwen2_5_omni": omni_checkpoint, "qwen3_omni": shared_checkpoint}[omni_family.name](tmp_path_factory)
+    return (omni_checkpoint if omni_family.name == "qwen2_5_omni" else shared_checkpoint)(tmp_path_factory)

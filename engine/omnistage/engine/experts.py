@@ -3,8 +3,8 @@
 All rows are gathered once, so that those of an expert lie together, and go through its products as any other rows do, in exact numbers of
 rows (`engine.linear`); what experts made of a row is added up expert by expert in order. So the bits of a row do not depend on which rows
 chose the same expert. A step costs two products for each expert that some row chose, and a few operations whatever their number: padding
-chooses none. Of several ranks each has some of the experts, and those whole: a rank adds up what its own make of the rows, and the ranks add up
-their sums.
+chooses none. Of several ranks each has some of the experts, and those whole: a rank adds up what its own make of the rows, and the ranks
+add up their sums.
 """
 
 from __future__ import annotations
