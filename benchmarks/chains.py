@@ -33,8 +33,7 @@ from omnistage.models.qwen3_omni import loading as loading3
 from omnistage.models.qwen3_omni import loading_talker as loading_talker3
 from omnistage.models.qwen3_omni.wave import loading as loading_wave3
 from omnistage.models.qwen3_omni.wave.speech import Speech as CausalSpeech
-from omnistage.models.tiny.qwen3_omni.checkpoint import SIZES
-from omnistage.models.tiny.qwen3_omni.talker import SPECIAL
+from omnistage.models.tiny.qwen3_omni.sizes import SIZES, SPECIAL
 from omnistage.v1 import stage_pb2
 
 TOKENS, CHARACTERS = 40, 80

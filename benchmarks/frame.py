@@ -31,6 +31,7 @@ from omnistage.models.qwen3_omni.loading_talker import Parts, read_parts
 from omnistage.models.qwen3_omni.predictor import FrameHead, Predictor
 from omnistage.models.qwen3_omni.talker_config import TalkerConfig, read_talker_config
 from omnistage.models.tiny.qwen3_omni import talker as tiny
+from omnistage.models.tiny.qwen3_omni.sizes import TalkerSize
 
 ROUNDS = 7
 SPEAKERS = 8
@@ -38,7 +39,7 @@ CONVERSATION = 10 * PAGE_ROWS
 LAYERS, PUBLISHED_LAYERS = 3, 20
 ROW_SIZE, TOKENS = 2048, 64
 SPOKEN = Sampling(temperature=0.9, top_k=50, repetition_penalty=1.05)
-SIZE = tiny.TalkerSize(
+SIZE = TalkerSize(
     layers=LAYERS,
     hidden=1024,
     heads=16,

@@ -12,7 +12,7 @@ from helpers.logic import run_logic
 from helpers.run import params
 from helpers.servers import family_logic
 from omnistage.models.tiny.qwen2_5_omni.sizes import SIZES
-from omnistage.models.tiny.qwen3_omni.checkpoint import SIZES as QWEN3_SIZES
+from omnistage.models.tiny.qwen3_omni.sizes import SIZES as QWEN3_SIZES
 from omnistage.models.toy import formulas
 from omnistage.models.toy.files import png, wav
 from omnistage.stage.logic import Input, StageLogic

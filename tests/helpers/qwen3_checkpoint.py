@@ -14,9 +14,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from omnistage.models.common.progress import unseen
-from omnistage.models.tiny.qwen3_omni.checkpoint import SIZES, Size, config, fill
-from omnistage.models.tiny.qwen3_omni.talker import TalkerSize
-from omnistage.models.tiny.qwen3_omni.thinker import AudioSize, TextSize, ThinkerSize, VisionSize
+from omnistage.models.tiny.qwen3_omni.checkpoint import config, fill
+from omnistage.models.tiny.qwen3_omni.sizes import SIZES, AudioSize, Size, TalkerSize, TextSize, ThinkerSize, VisionSize
 from omnistage.models.tiny.qwen3_omni.tokenizer import build_vocabulary, write_tokenizer
 
 Change = Mapping[str, Any]

@@ -23,7 +23,8 @@ from transformers.models.qwen3_omni_moe.modeling_qwen3_omni_moe import (
 
 from helpers.talker_loop import PENALTY, Given, Heard, Said, TalkerLoop
 from omnistage.models.interface import Rows
-from omnistage.models.tiny.qwen3_omni.talker import TalkerSize, config, published
+from omnistage.models.tiny.qwen3_omni.sizes import TalkerSize
+from omnistage.models.tiny.qwen3_omni.talker import config, published
 
 TOKENS = 90
 """Of the Thinker."""

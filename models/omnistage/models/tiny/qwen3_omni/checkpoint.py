@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from functools import partial, reduce
 from operator import getitem
 from pathlib import Path
@@ -20,8 +19,7 @@ from omnistage.models.common.progress import Progress
 from omnistage.models.tiny.files import write_json
 from omnistage.models.tiny.makers import Order
 from omnistage.models.tiny.qwen3_omni import code2wav, talker, thinker
-from omnistage.models.tiny.qwen3_omni.talker import TalkerSize
-from omnistage.models.tiny.qwen3_omni.thinker import AudioSize, TextSize, ThinkerSize, VisionSize
+from omnistage.models.tiny.qwen3_omni.sizes import MEL_BINS, SIZES, Size
 from omnistage.models.tiny.qwen3_omni.tokenizer import TEMPLATE, THINKING_TEMPLATE, Ids, build_vocabulary, write_tokenizer
 from omnistage.models.tiny.qwen_vocabulary import fetch_vocabulary
 from omnistage.models.tiny.random_weights import noise
@@ -31,7 +29,7 @@ PREPROCESSOR = {
     "chunk_length": 300,
     "dither": 0.0,
     "feature_extractor_type": "WhisperFeatureExtractor",
-    "feature_size": thinker.MEL_BINS,
+    "feature_size": MEL_BINS,
     "hop_length": 160,
     "image_mean": [0.5, 0.5, 0.5],
     "image_processor_type": "Qwen2VLImageProcessor",
@@ -51,36 +49,6 @@ PREPROCESSOR = {
     "temporal_patch_size": 2,
 }
 
-
-@dataclass(frozen=True, slots=True)
-class Size:
-    """hidden_layer: whose rows the Talker takes of media, as `hidden_states` of Transformers counts."""
-
-    thinker: ThinkerSize
-    hidden_layer: int
-    talker: TalkerSize
-
-
-SIZES: Mapping[str, Size] = {
-    "tiny": Size(
-        ThinkerSize(
-            TextSize(layers=4, hidden=160, heads=6, kv_heads=2, head_size=32, rope_sections=(6, 5, 5), experts=10, chosen=3, expert=80),
-            VisionSize(layers=4, hidden=80, ffn=112, heads=5, deepstack=(0, 2), grid=7),
-            AudioSize(layers=2, hidden=96, ffn=160, heads=4, channels=24, window=300),
-        ),
-        3,
-        TalkerSize(),
-    ),
-    "small": Size(
-        ThinkerSize(
-            TextSize(layers=6, hidden=256, heads=10, kv_heads=2, head_size=32, rope_sections=(6, 5, 5), experts=24, chosen=4, expert=192),
-            VisionSize(layers=6, hidden=144, ffn=320, heads=9, deepstack=(1, 3, 4), grid=24),
-            AudioSize(layers=3, hidden=160, ffn=448, heads=5, channels=48, window=800),
-        ),
-        4,
-        TalkerSize(layers=4, hidden=192, between=144, experts=20, expert=80, shared=112, codes=2048, predictor_layers=3, predictor_ffn=272),
-    ),
-}
 
 GAINS = (
     *(("thinker.lm_head.", 3.0), ("talker.codec_head.", 3.0), ("talker.code_predictor.lm_head.", 3.0)),

@@ -6,7 +6,6 @@ What is not in a size is as published: the last 1024 items of the Talker are no 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -14,48 +13,8 @@ from transformers.models.qwen3_omni_moe.configuration_qwen3_omni_moe import Qwen
 from transformers.models.qwen3_omni_moe.modeling_qwen3_omni_moe import Qwen3OmniMoeTalkerForConditionalGeneration
 
 from omnistage.models.tiny.qwen3_omni.experts import experts_apart
+from omnistage.models.tiny.qwen3_omni.sizes import RESERVED, SPEAKERS, SPECIAL, TalkerSize
 from omnistage.models.tiny.weights import state_of
-
-RESERVED = 1024
-"""Items of the Talker behind its codes."""
-
-SPECIAL = {
-    "codec_pad_id": 100,
-    "codec_bos_id": 101,
-    "codec_eos_token_id": 102,
-    "codec_nothink_id": 107,
-    "codec_think_bos_id": 108,
-    "codec_think_eos_id": 109,
-}
-"""Items by name in the config, counted from the first one that is no code."""
-
-SPEAKERS = {"chelsie": 253, "ethan": 254, "aiden": 255}
-"""Items by voice, counted as above."""
-
-
-@dataclass(frozen=True, slots=True)
-class TalkerSize:
-    """codes: of one codebook. groups: codes of a frame. between: of the two projections. sections: pairs of components of a head that turn
-    by time, height and width. predictor_*: of the code predictor."""
-
-    layers: int = 2
-    hidden: int = 96
-    heads: int = 6
-    kv_heads: int = 2
-    head_size: int = 32
-    sections: tuple[int, int, int] = (6, 5, 5)
-    between: int = 76
-    experts: int = 11
-    chosen: int = 3
-    expert: int = 40
-    shared: int = 56
-    codes: int = 160
-    groups: int = 16
-    predictor_layers: int = 2
-    predictor_ffn: int = 136
-    predictor_heads: int = 4
-    predictor_kv_heads: int = 2
-    predictor_head_size: int = 40
 
 
 def config(size: TalkerSize, thinker_hidden: int, accept_hidden_layer: int, ids: Mapping[str, int]) -> dict[str, Any]:

@@ -6,67 +6,18 @@ What is not in a size is as published for Qwen/Qwen3-Omni-30B-A3B-Instruct: 128 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from transformers.models.qwen3_omni_moe.configuration_qwen3_omni_moe import Qwen3OmniMoeThinkerConfig
 from transformers.models.qwen3_omni_moe.modeling_qwen3_omni_moe import Qwen3OmniMoeThinkerForConditionalGeneration
 
 from omnistage.models.tiny.qwen3_omni.experts import experts_apart
+from omnistage.models.tiny.qwen3_omni.sizes import MEL_BINS, AudioSize, TextSize, ThinkerSize, VisionSize
 from omnistage.models.tiny.qwen3_omni.tokenizer import MAX_TOKENS, Ids
 from omnistage.models.tiny.weights import state_of
 
-MEL_BINS = 128
-
 PUBLISHED = {"model.language_model.": "thinker.model.", "model.audio_tower.": "thinker.audio_tower.", "model.visual.": "thinker.visual."}
 """How names begin in Transformers, and in the published files."""
-
-
-@dataclass(frozen=True, slots=True)
-class TextSize:
-    """rope_sections: pairs of components of a head that turn by time, height and width: half of head_size together. chosen: experts that a
-    row is given to; expert: columns of one."""
-
-    layers: int
-    hidden: int
-    heads: int
-    kv_heads: int
-    head_size: int
-    rope_sections: tuple[int, int, int]
-    experts: int
-    chosen: int
-    expert: int
-
-
-@dataclass(frozen=True, slots=True)
-class VisionSize:
-    """deepstack: layers whose rows go to layers of the text. grid: rows and columns of the table of positions."""
-
-    layers: int
-    hidden: int
-    ffn: int
-    heads: int
-    deepstack: tuple[int, ...]
-    grid: int
-
-
-@dataclass(frozen=True, slots=True)
-class AudioSize:
-    """channels: of the convolutions. window: frames that attention sees together, whole chunks of a hundred."""
-
-    layers: int
-    hidden: int
-    ffn: int
-    heads: int
-    channels: int
-    window: int
-
-
-@dataclass(frozen=True, slots=True)
-class ThinkerSize:
-    text: TextSize
-    vision: VisionSize
-    audio: AudioSize
 
 
 def config(size: ThinkerSize, ids: Ids, dtype: str) -> dict[str, Any]:
