@@ -178,7 +178,7 @@ def test_a_checkpoint_may_be_named_in_the_place_of_a_pipeline(omni_folder: Path,
 
 def test_the_command_says_that_there_is_no_voice_where_sound_was_asked_for(omni: Omni, files: Path, name: str) -> None:
     for words, told in (
-        (("ask", "x", "--out", "x.wav"), f"error: --out: {name}-text gives text, not 'audio'"),
+        (("ask", "x", "--out", "x.wav"), f"error: --out: {name}-text gives text, not 'audio': it is served without a Talker"),
         (("say", "x", "--out", "x.wav"), f"error: nothing of this text could be spoken by {name}-text: it has no voice"),
     ):
         done = omnistage(*words, "--address", omni.address, folder=files)
