@@ -238,7 +238,7 @@ class OutputAccount:
 
 def _without_alternatives(chunk: chunk_pb2.Chunk) -> chunk_pb2.Chunk:
     """What else could have been said, the text of each token by itself, and what was thought, rebuild nothing."""
-    if not chunk.text.top_logprobs and not chunk.text.pieces and not chunk.text.thought:
+    if not chunk.text.top_logprobs and not chunk.text.pieces and not chunk.text.HasField("thought"):
         return chunk
     kept = chunk_pb2.Chunk()
     kept.CopyFrom(chunk)

@@ -309,6 +309,6 @@ def _model(served: Served) -> omni_pb2.Model:
         inputs=pipeline.inputs,
         outputs=pipeline.outputs,
         on_request=pipeline.on_request,
-        voices=sorted({voice for description in served.descriptions.values() for voice in description.voices}),
+        voices=dict.fromkeys(voice for description in served.descriptions.values() for voice in description.voices),  # The usual one first.
         description=pipeline.description.strip(),
     )

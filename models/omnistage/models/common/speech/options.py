@@ -1,4 +1,4 @@
-"""The options of a Talker that speaks rows of a Thinker."""
+"""The options of a Talker that speaks rows of a Thinker, and what those of a Code2Wav may be."""
 
 from __future__ import annotations
 
