@@ -11,14 +11,14 @@ from dataclasses import replace
 import numpy as np
 
 from omnistage.models.common.ahead import made_ahead
+from omnistage.models.common.speech.code2wav import AUDIO, WindowedCode2Wav
 from omnistage.models.common.speech.forecast import Arrivals, Forecast
 from omnistage.models.common.speech.halving import Halving
 from omnistage.models.common.speech.schedule import Schedule
 from omnistage.models.common.speech.trial import Trial
 from omnistage.models.common.voices import choose_voice
 from omnistage.models.common.worker import Worker
-from omnistage.models.interface import Activity, Array, Load, ModelInfo, Piece, Sound, Wanted, WaveRequest
-from omnistage.models.qwen2_5_omni.ports import CODES
+from omnistage.models.interface import Array, ModelInfo, Piece, Sound, Wanted, WaveRequest
 from omnistage.models.qwen2_5_omni.wave.config import WaveConfig
 from omnistage.models.qwen2_5_omni.wave.speaker import Speaker
 from omnistage.models.qwen2_5_omni.wave.speech import Prepared, Speech, sound
@@ -27,10 +27,8 @@ from omnistage.models.qwen2_5_omni.wave.window import Job, Vocoding, Windows
 from omnistage.models.steps.listeners import Listeners
 from omnistage.models.steps.loop import Loop
 
-AUDIO = "audio"
 
-
-class FlowCode2Wav:
+class FlowCode2Wav(WindowedCode2Wav[Prepared]):
     """Implements `Code2WavModel`. Build it with `loading.load_code2wav`."""
 
     def __init__(
@@ -43,23 +41,12 @@ class FlowCode2Wav:
         info: ModelInfo,
         trial: Trial,
     ) -> None:
-        self.config, self.windows, self._workers = config, windows, workers
-        self._schedules, self._speakers, self._info = schedules, speakers, info
+        self.config, self.windows = config, windows
+        self._schedules, self._speakers = schedules, speakers
         self._halving = Halving(trial.halved)
         windows.halved = self._halving.took
-        self._loop: Loop[Job, float, None] = Loop(windows, Listeners[Job](trial.most, self._halving.worth), workers)
+        super().__init__(info, Loop(windows, Listeners[Job](trial.most, self._halving.worth), workers), workers)
         self._forecast = Forecast(config.code_samples / config.sample_rate_hz, trial.seconds, form)
-
-    @property
-    def info(self) -> ModelInfo:
-        return self._info
-
-    @property
-    def threads(self) -> Sequence[Activity]:
-        return tuple(worker.activity for worker in self._workers)
-
-    def load(self) -> Load:
-        return self._loop.load
 
     async def prepare(self, request: WaveRequest) -> Prepared:
         """See Code2WavModel.prepare."""
@@ -123,19 +110,6 @@ class FlowCode2Wav:
                 made = replace(made, prebuffer_s=0.0 if last else self._forecast.prebuffer_s(schedule, arrivals, begun, now))
             yield made
 
-    async def warm_up(self) -> None:
-        """Speak for a second, with a window of each size of the usual schedule."""
-        prepared = await self.prepare(WaveRequest(seed=0))
-        codes = np.zeros((len(prepared.schedule.sizes) * 4 * self.config.block_codes, 1), np.uint32)
-        async with aclosing(self.decode(prepared, _one(codes), {AUDIO: 0})) as sounds:
-            async for _ in sounds:
-                pass
-
-    async def close(self) -> None:
-        """End the threads. No session is running."""
-        for worker in self._workers:
-            await worker.close()
-
-
-async def _one(codes: Array) -> AsyncIterator[Piece]:
-    yield Piece(CODES, 0, True, codes)
+    def usual_codes(self, prepared: Prepared) -> Array:
+        """A second."""
+        return np.zeros((len(prepared.schedule.sizes) * 4 * self.config.block_codes, 1), np.uint32)

@@ -12,6 +12,7 @@ from omnistage.engine.scratch import kernels_kept
 from omnistage.models.common.building import bounded
 from omnistage.models.common.checkpoint import BadCheckpoint, name_of
 from omnistage.models.common.revision import computed, revision
+from omnistage.models.common.speech.code2wav import AUDIO
 from omnistage.models.common.speech.loading import KERNELS, round_alike, sessions_of, workers_of
 from omnistage.models.common.speech.trial import tried
 from omnistage.models.common.weights import Weights
@@ -22,7 +23,7 @@ from omnistage.models.options import LoadOptions
 from omnistage.models.qwen2_5_omni.options import Code2WavOptions
 from omnistage.models.qwen2_5_omni.ports import CODES_PORT
 from omnistage.models.qwen2_5_omni.voices import VoiceSizes, read_voices
-from omnistage.models.qwen2_5_omni.wave.code2wav import AUDIO, FlowCode2Wav
+from omnistage.models.qwen2_5_omni.wave.code2wav import FlowCode2Wav
 from omnistage.models.qwen2_5_omni.wave.config import WaveConfig, read_wave_config
 from omnistage.models.qwen2_5_omni.wave.dit import Dit
 from omnistage.models.qwen2_5_omni.wave.schedules import SCHEDULES, schedule_of

@@ -11,11 +11,12 @@ from dataclasses import replace
 import numpy as np
 
 from omnistage.models.common.ahead import made_ahead
+from omnistage.models.common.speech.code2wav import AUDIO, WindowedCode2Wav
 from omnistage.models.common.speech.forecast import Arrivals, Forecast
 from omnistage.models.common.speech.schedule import Schedule
 from omnistage.models.common.speech.trial import Trial
 from omnistage.models.common.worker import Worker
-from omnistage.models.interface import Activity, Load, ModelInfo, Piece, Profile, Sound, Wanted, WaveRequest
+from omnistage.models.interface import Array, ModelInfo, Piece, Profile, Sound, Wanted, WaveRequest
 from omnistage.models.qwen3_omni.wave.config import SAMPLE_RATE_HZ, WaveConfig
 from omnistage.models.qwen3_omni.wave.speech import Prepared, Speech, first_frame
 from omnistage.models.qwen3_omni.wave.trial import form
@@ -23,10 +24,8 @@ from omnistage.models.qwen3_omni.wave.window import Job, Windows
 from omnistage.models.steps.listeners import Listeners
 from omnistage.models.steps.loop import Loop
 
-AUDIO = "audio"
 
-
-class CausalCode2Wav:
+class CausalCode2Wav(WindowedCode2Wav[Prepared]):
     """Implements `Code2WavModel`. Build it with `loading.load_code2wav`."""
 
     def __init__(
@@ -38,21 +37,9 @@ class CausalCode2Wav:
         info: ModelInfo,
         trial: Trial,
     ) -> None:
-        self.config, self.windows, self._workers = config, windows, workers
-        self._schedules, self._info = schedules, info
-        self._loop: Loop[Job, float, None] = Loop(windows, Listeners[Job](trial.most, lambda key: False), workers)
+        super().__init__(info, Loop(windows, Listeners[Job](trial.most, lambda key: False), workers), workers)
+        self.config, self.windows, self._schedules = config, windows, schedules
         self._forecast = Forecast(1 / config.frame_rate_hz, trial.seconds, form)
-
-    @property
-    def info(self) -> ModelInfo:
-        return self._info
-
-    @property
-    def threads(self) -> Sequence[Activity]:
-        return tuple(worker.activity for worker in self._workers)
-
-    def load(self) -> Load:
-        return self._loop.load
 
     async def prepare(self, request: WaveRequest) -> Prepared:
         """See Code2WavModel.prepare. Codes have their voice already, from the Talker."""
@@ -93,20 +80,6 @@ class CausalCode2Wav:
                 yield sound
                 due = max(clock(), due) + len(sound.samples) / SAMPLE_RATE_HZ
 
-    async def warm_up(self) -> None:
-        """Speak, with a window of each size of the usual schedule."""
-        prepared = await self.prepare(WaveRequest(seed=0))
-        codes = np.zeros((sum(prepared.schedule.sizes) + prepared.schedule.sizes[-1], self.config.codebooks), np.uint32)
-        (port,) = self.info.accepts
-        async with aclosing(self.decode(prepared, _one(Piece(port.name, 0, True, codes)), {AUDIO: 0})) as sounds:
-            async for _ in sounds:
-                pass
-
-    async def close(self) -> None:
-        """End the threads. No session is running."""
-        for worker in self._workers:
-            await worker.close()
-
-
-async def _one(piece: Piece) -> AsyncIterator[Piece]:
-    yield piece
+    def usual_codes(self, prepared: Prepared) -> Array:
+        """See WindowedCode2Wav.usual_codes."""
+        return np.zeros((sum(prepared.schedule.sizes) + prepared.schedule.sizes[-1], self.config.codebooks), np.uint32)

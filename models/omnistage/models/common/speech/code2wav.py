@@ -1,0 +1,63 @@
+"""A Code2Wav that makes windows of many speeches in one loop of steps, on threads of its own."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from contextlib import aclosing
+from typing import Any, Generic, TypeVar
+
+from omnistage.models.common.worker import Worker
+from omnistage.models.interface import Activity, Array, Load, ModelInfo, Piece, Sound, Wanted, WaveRequest
+from omnistage.models.steps.loop import Loop
+
+AUDIO = "audio"
+
+Prepared = TypeVar("Prepared")
+
+
+class WindowedCode2Wav(ABC, Generic[Prepared]):
+    """Implements what `Code2WavModel` asks of all alike. workers: on whose threads the loop computes."""
+
+    def __init__(self, info: ModelInfo, loop: Loop[Any, float, None], workers: Sequence[Worker]) -> None:
+        self._info, self._loop, self._workers = info, loop, workers
+
+    @property
+    def info(self) -> ModelInfo:
+        return self._info
+
+    @property
+    def threads(self) -> Sequence[Activity]:
+        return tuple(worker.activity for worker in self._workers)
+
+    def load(self) -> Load:
+        return self._loop.load
+
+    @abstractmethod
+    async def prepare(self, request: WaveRequest) -> Prepared:
+        """See Code2WavModel.prepare."""
+
+    @abstractmethod
+    def decode(self, prepared: Prepared, inputs: AsyncIterator[Piece], wanted: Wanted) -> AsyncGenerator[Sound, None]:
+        """See Code2WavModel.decode."""
+
+    @abstractmethod
+    def usual_codes(self, prepared: Prepared) -> Array:
+        """[frames, codebooks]: so many that there is a window of each size."""
+
+    async def warm_up(self) -> None:
+        """Speak in the usual way, to nobody."""
+        prepared = await self.prepare(WaveRequest(seed=0))
+        (port,) = self.info.accepts
+        async with aclosing(self.decode(prepared, _one(Piece(port.name, 0, True, self.usual_codes(prepared))), {AUDIO: 0})) as sounds:
+            async for _ in sounds:
+                pass
+
+    async def close(self) -> None:
+        """End the threads. No session is running."""
+        for worker in self._workers:
+            await worker.close()
+
+
+async def _one(piece: Piece) -> AsyncIterator[Piece]:
+    yield piece
