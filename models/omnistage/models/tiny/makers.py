@@ -6,6 +6,7 @@ import importlib
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from difflib import get_close_matches
 from pathlib import Path
 from typing import cast
 
@@ -62,7 +63,9 @@ def make_tiny(name: str, directory: Path, order: Order, progress: Progress | Non
     """Make a checkpoint. Its folder must be empty or not be there. Raises MakeError, FetchError, OSError."""
     maker = MAKERS.get(name)
     if maker is None:
-        raise MakeError(f"no checkpoint of {name!r} can be made, of these there can: {', '.join(MAKERS)}")
+        told = f"no checkpoint of {name!r} can be made"
+        like = get_close_matches(name, MAKERS, 1)
+        raise MakeError(f"{told}; did you mean {like[0]}?" if like else f"{told}, of these there can: {', '.join(MAKERS)}")
     for what, value, known in (
         ("size", order.size, maker.sizes),
         ("tokenizer", order.tokenizer, TOKENIZERS),
