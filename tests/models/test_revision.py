@@ -101,7 +101,7 @@ def test_a_revision_changes_with_the_files_and_not_with_their_place(files: Path,
     assert named(files, device="cuda:1") == named(files, device="cuda:0") and named(files) == before
 
 
-@pytest.mark.parametrize("name", ["chat_template.jinja", "spk_dict.pt", "merges.txt", "tokenizer.model"])
+@pytest.mark.parametrize("name", ["chat_template.jinja", "spk_dict.pt", "vocab.json", "merges.txt", "tokenizer.model"])
 def test_every_file_that_an_answer_may_depend_on_counts(files: Path, name: str) -> None:
     before = named(files)
     (files / name).write_bytes(b"one")

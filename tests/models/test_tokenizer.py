@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+from transformers import AutoTokenizer
 
 from omnistage.engine.detokenizer import Detokenizer
 from omnistage.models.common.checkpoint import BadCheckpoint
 from omnistage.models.common.constraint import Constraints
-from omnistage.models.common.tokenizer import TextTokenizer
+from omnistage.models.common.tokenizer import TextTokenizer, read_tokenizer
 from omnistage.models.conversation import Constraint, Turn
 from omnistage.models.interface import TextRequest
+from omnistage.models.tiny.qwen3_omni.tokenizer import DESIGN, build_vocabulary
+from omnistage.models.tiny.tokenizer import write_files
 
 BYTES = {character: index for index, character in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
 HOLES = {"Ġthe": 300, "▁odd": 310, "Ã©": 320}
@@ -90,3 +96,66 @@ def test_a_token_that_the_head_does_not_have_is_told(vocabulary: int) -> None:
     """Also where there are fewer tokens than rows, because the tokenizer has holes."""
     with pytest.raises(BadCheckpoint, match=f"ids of the model end at {vocabulary - 1}"):
         TextTokenizer(made(), vocabulary)
+
+
+# A vocabulary and merges ---------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def bare(tmp_path: Path) -> Path:
+    """A folder as it is published, without tokenizer.json."""
+    write_files(tmp_path / "bare", build_vocabulary(), DESIGN)
+    return tmp_path / "bare"
+
+
+def test_a_vocabulary_and_merges_have_the_ids_of_transformers(bare: Path, tmp_path: Path, seed: int) -> None:
+    """And those of the tokenizer.json that says the same."""
+    write_files(tmp_path / "whole", build_vocabulary(), replace(DESIGN, repeats=True))
+    ours, whole, theirs = read_tokenizer(bare), read_tokenizer(tmp_path / "whole"), AutoTokenizer.from_pretrained(bare)
+    assert sorted(path.name for path in bare.iterdir()) == ["merges.txt", "tokenizer_config.json", "vocab.json"]
+    assert ours.get_vocab() == whole.get_vocab() == theirs.get_vocab()
+    assert ours.get_added_tokens_decoder() == whole.get_added_tokens_decoder() == theirs.added_tokens_decoder
+    source = random.Random(seed)
+    characters = [*map(chr, range(0xD800)), *map(chr, range(0xE000, 0x110000))]
+    words = (
+        *DESIGN.special,
+        *DESIGN.ordinary,
+        *" \t\n\u00a0\u3000",
+        "\r\n \n",
+        "'s",
+        "'LL",
+        "e\u0301",
+        "\u1112\u1161\u11ab",
+        "ﬁ",
+        "१२",
+        "123",
+        "the",
+    )
+    texts = ["".join(source.choice(words if source.random() < 0.6 else characters) for _ in range(25)) for _ in range(300)]
+    for text in texts:
+        assert ours.encode(text).ids == whole.encode(text).ids == theirs(text)["input_ids"]
+    one, other = (TextTokenizer(tokenizer, 640) for tokenizer in (ours, whole))
+    assert one.special == other.special and [one.piece(token) for token in range(640)] == [other.piece(token) for token in range(640)]
+    assert [one.encode(text) for text in texts] == [other.encode(text) for text in texts]
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "told"),
+    [
+        ("vocab.json", None, r"/tokenizer\.json is missing: .*; vocab\.json would do as well$"),
+        ("merges.txt", None, r"/tokenizer\.json is missing: .*; merges\.txt would do as well$"),
+        ("vocab.json", '{"a": 0', r"/vocab\.json is not JSON"),
+        ("vocab.json", '{"a": 0}', r"merges\.txt.* is damaged: .*out of vocabulary"),
+        ("vocab.json", '{"a": -1}', r"vocab\.json.* is damaged"),
+        ("merges.txt", "#version: 0.2\nt h\nth", r"merges\.txt.* is damaged: .*invalid at line 2"),
+        ("tokenizer_config.json", "[]", r"/tokenizer_config\.json is not a JSON object"),
+        ("tokenizer_config.json", '{"added_tokens_decoder": {"512": 5}}', r"tokenizer_config\.json is damaged"),
+        ("tokenizer_config.json", '{"tokenizer_class": "GPT2Tokenizer"}', "'tokenizer_class' is 'GPT2Tokenizer': .*only Qwen2Tokenizer"),
+    ],
+)
+def test_a_vocabulary_or_merges_that_are_missing_or_damaged_are_told(bare: Path, file: str, text: str | None, told: str) -> None:
+    (bare / file).unlink()
+    if text is not None:
+        (bare / file).write_text(text)
+    with pytest.raises(BadCheckpoint, match=told):
+        read_tokenizer(bare)

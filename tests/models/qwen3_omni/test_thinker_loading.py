@@ -101,6 +101,14 @@ def test_a_config_that_does_not_fit_is_told(copied: Path, path: str, value: obje
     assert told in refused(copied)
 
 
+@pytest.mark.parametrize(
+    ("file", "told"), [("vocab.json", "; vocab.json would do as well"), ("merges.txt", "; merges.txt would do as well")]
+)
+def test_a_folder_without_a_whole_tokenizer_is_refused(copied: Path, file: str, told: str) -> None:
+    (copied / file).unlink()
+    assert f"{copied / 'tokenizer.json'} is missing" in refused(copied) and told in refused(copied)
+
+
 def test_a_weight_that_is_missing_misshapen_or_that_nobody_reads_is_named(copied: Path) -> None:
     taken = Weights()
 

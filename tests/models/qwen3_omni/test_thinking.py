@@ -137,9 +137,9 @@ def test_the_thought_of_an_earlier_answer_is_not_in_the_prompt(thinker: Qwen3Thi
 
 async def test_marks_may_be_special_tokens(made: Path, tmp_path: Path) -> None:
     folder = with_template(tmp_path / "special", made, THINKING_TEMPLATE)
-    file = folder / "tokenizer.json"
+    file = folder / "tokenizer_config.json"
     tokens = json.loads(file.read_text())
-    for token in tokens["added_tokens"]:
+    for token in tokens["added_tokens_decoder"].values():
         token["special"] = token["special"] or "think>" in token["content"]
     file.unlink()
     file.write_text(json.dumps(tokens))

@@ -32,7 +32,7 @@ class ChatTokenizer(TextTokenizer):
         """vocabulary: ids that the model has. end: the special token that ends a turn. media: see ChatTemplate. Raises BadCheckpoint."""
         super().__init__(read_tokenizer(directory), vocabulary)
         if end not in self.special:
-            raise BadCheckpoint(f"{directory / 'tokenizer.json'} has no special token {end}")
+            raise BadCheckpoint(f"{directory}: the tokenizer has no special token {end}")
         # An end that the head does not have is never drawn.
         self.ends = frozenset({self.special[end], *(token_id for token_id in _ends(directory) if token_id < vocabulary)})
         template = _template(directory)

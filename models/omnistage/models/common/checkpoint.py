@@ -13,11 +13,13 @@ from omnistage.models.errors import LoadError
 
 WEIGHTS = "model.safetensors"
 WEIGHTS_INDEX = "model.safetensors.index.json"
-SPELLINGS: Mapping[str, tuple[str, ...]] = {
-    WEIGHTS: (WEIGHTS, WEIGHTS_INDEX),
-    "preprocessor_config.json": ("preprocessor_config.json", "processor_config.json"),
+INSTEAD: Mapping[str, tuple[str, ...]] = {
+    WEIGHTS: (WEIGHTS_INDEX,),
+    "preprocessor_config.json": ("processor_config.json",),
+    "tokenizer.json": ("vocab.json", "merges.txt"),
 }
-"""What a file may be instead: weights in shards with their index, and the settings that Transformers 5 saves together."""
+"""Files that do instead of one, all of them together: the index of weights in shards, the settings that Transformers 5 saves together, and
+a tokenizer's vocabulary and merges."""
 
 LARGEST_JSON = 64 << 20
 """Bytes of a file in JSON that is read whole. The index of the largest models has a few million."""
@@ -103,11 +105,14 @@ def _of_kind(found: object, kind: type[V], place: str) -> V:
 
 
 def check_files(checkpoint: Path, folder: str, files: Sequence[str]) -> None:
-    """Raises BadCheckpoint for the first of the files that a folder of the checkpoint lacks; see SPELLINGS."""
+    """Raises BadCheckpoint for the first of the files that a folder of the checkpoint lacks; see INSTEAD."""
+    place = checkpoint / folder
     for name in files:
-        if not any((checkpoint / folder / spelling).is_file() for spelling in SPELLINGS.get(name, (name,))):
+        lacking = [other for other in INSTEAD.get(name, (name,)) if not (place / other).is_file()]
+        if lacking and not (place / name).is_file():
+            instead = f"; {' and '.join(lacking)} would do as well" if name in INSTEAD else ""
             raise BadCheckpoint(
-                f"{checkpoint / folder / name} is missing: give the whole folder of a checkpoint, or none for the family's own default"
+                f"{place / name} is missing: give the whole folder of a checkpoint, or none for the family's own default{instead}"
             )
 
 

@@ -7,13 +7,17 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from tokenizers import Tokenizer
+from transformers import Qwen2Tokenizer
 
 from omnistage.engine.detokenizer import BytePieces
-from omnistage.models.common.checkpoint import BadCheckpoint
+from omnistage.models.common.checkpoint import BadCheckpoint, check_files, json_object
 from omnistage.models.common.thought import Marks
 
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 """Text becomes tokens on one thread, not on a pool as large as the machine."""
+
+KINDS = ("Qwen2Tokenizer", "Qwen2TokenizerFast")
+"""Of tokenizers that are made of vocab.json and merges.txt."""
 
 
 class TextTokenizer:
@@ -60,11 +64,26 @@ class TextTokenizer:
 
 
 def read_tokenizer(directory: Path) -> Tokenizer:
-    """tokenizer.json of the folder. Raises BadCheckpoint."""
+    """Of the folder: its tokenizer.json, else what Transformers makes of vocab.json and merges.txt. Raises BadCheckpoint."""
     path = directory / "tokenizer.json"
+    check_files(directory, "", (path.name,))
     if not path.is_file():
-        raise BadCheckpoint(f"{path} is missing: give the folder of a complete checkpoint, or none for the family's own default")
+        return _of_vocabulary(directory)
     try:
         return Tokenizer.from_file(str(path))
     except Exception as error:  # The library has no narrower class.
         raise BadCheckpoint(f"{path} is damaged: {error}") from error
+
+
+def _of_vocabulary(directory: Path) -> Tokenizer:
+    """Of Qwen2's kind: how text is cut is in no file."""
+    json_object(directory / "vocab.json")
+    path = directory / "tokenizer_config.json"
+    kind = json_object(path).get("tokenizer_class", KINDS[0]) if path.is_file() else KINDS[0]
+    if kind not in KINDS:
+        raise BadCheckpoint(f"{path}: 'tokenizer_class' is {str(kind)[:80]!r}: without tokenizer.json only {' and '.join(KINDS)} are known")
+    try:
+        made: Tokenizer = Qwen2Tokenizer.from_pretrained(directory, local_files_only=True).backend_tokenizer
+        return made
+    except Exception as error:  # Of what is damaged, as above.
+        raise BadCheckpoint(f"{directory}: vocab.json, merges.txt or tokenizer_config.json is damaged: {error!r}") from error

@@ -61,7 +61,8 @@ class Vocabulary:
 class TokenizerDesign:
     """What a tokenizer has beside its vocabulary. special: tokens of which the first is the padding; `<|im_end|>`, one of them, ends an
     answer. ordinary: added too, but text. later: special too, added behind them. roles: names by which Transformers' processor asks for
-    tokens. template: of chats, where tokenizer_config.json has it. processor: the class of the processor that it belongs to, if any."""
+    tokens. template: of chats, where tokenizer_config.json has it. processor: the class of the processor that it belongs to, if any.
+    repeats: whether there are files, tokenizer.json among them, that say again what the others say."""
 
     special: Sequence[str]
     max_tokens: int
@@ -70,6 +71,7 @@ class TokenizerDesign:
     roles: Mapping[str, str] = field(default_factory=dict)
     template: str = ""
     processor: str = ""
+    repeats: bool = True
 
 
 def train(lines: Iterable[str], size: int) -> Vocabulary:
@@ -87,22 +89,15 @@ def write_files(directory: Path, vocabulary: Vocabulary, design: TokenizerDesign
     """Write the files of a tokenizer, but for its chat template. Returns the ids of the tokens that were added to the vocabulary."""
     entries = dict(vocabulary.entries)
     added = {token: len(entries) + index for index, token in enumerate((*design.special, *design.ordinary, *design.later))}
-    tokenizer = Tokenizer(models.BPE(vocab=entries, merges=list(vocabulary.merges), byte_fallback=False))
-    tokenizer.normalizer = normalizers.NFC()
-    tokenizer.pre_tokenizer = _pre_tokenizer()
-    tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.post_processor = processors.ByteLevel(add_prefix_space=False, trim_offsets=False, use_regex=False)
-    tokenizer.add_special_tokens([AddedToken(token, normalized=False, special=True) for token in design.special])
-    tokenizer.add_tokens([AddedToken(token, normalized=False) for token in design.ordinary])
-    tokenizer.add_special_tokens([AddedToken(token, normalized=False, special=True) for token in design.later])
     directory.mkdir(exist_ok=True)
-    tokenizer.save(str(directory / "tokenizer.json"))
     (directory / "merges.txt").write_text(merges_text(vocabulary.merges), encoding="utf-8")
     write_json(directory / "vocab.json", entries, indent=None)
-    write_json(directory / "added_tokens.json", added)
     padding, *others = every = (*design.special, *design.later)
     names = {"additional_special_tokens": others, **design.roles}
-    write_json(directory / "special_tokens_map.json", {**names, "eos_token": _token("<|im_end|>"), "pad_token": _token(padding)})
+    if design.repeats:
+        _whole(vocabulary, design).save(str(directory / "tokenizer.json"))
+        write_json(directory / "added_tokens.json", added)
+        write_json(directory / "special_tokens_map.json", {**names, "eos_token": _token("<|im_end|>"), "pad_token": _token(padding)})
     settings = {
         "add_bos_token": False,
         "add_prefix_space": False,
@@ -128,6 +123,19 @@ def write_files(directory: Path, vocabulary: Vocabulary, design: TokenizerDesign
 def merges_text(merges: Iterable[tuple[str, str]]) -> str:
     """What merges.txt says."""
     return "#version: 0.2\n" + "".join(f"{left} {right}\n" for left, right in merges)
+
+
+def _whole(vocabulary: Vocabulary, design: TokenizerDesign) -> Tokenizer:
+    """What tokenizer.json says."""
+    tokenizer = Tokenizer(models.BPE(vocab=dict(vocabulary.entries), merges=list(vocabulary.merges), byte_fallback=False))
+    tokenizer.normalizer = normalizers.NFC()
+    tokenizer.pre_tokenizer = _pre_tokenizer()
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.post_processor = processors.ByteLevel(add_prefix_space=False, trim_offsets=False, use_regex=False)
+    tokenizer.add_special_tokens([AddedToken(token, normalized=False, special=True) for token in design.special])
+    tokenizer.add_tokens([AddedToken(token, normalized=False) for token in design.ordinary])
+    tokenizer.add_special_tokens([AddedToken(token, normalized=False, special=True) for token in design.later])
+    return tokenizer
 
 
 def _pre_tokenizer() -> pre_tokenizers.PreTokenizer:

@@ -68,7 +68,7 @@ THINKING_TEMPLATE = TEMPLATE.replace(
 """As that of Thinking: an answer begins within a thought, and that of an earlier answer is left out."""
 
 MAX_TOKENS = 131072
-DESIGN = TokenizerDesign(SPECIAL, MAX_TOKENS, WRITTEN, SPOKEN, ROLES, TEMPLATE, "Qwen3OmniMoeProcessor")
+DESIGN = TokenizerDesign(SPECIAL, MAX_TOKENS, WRITTEN, SPOKEN, ROLES, TEMPLATE, "Qwen3OmniMoeProcessor", repeats=False)
 
 
 @dataclass(frozen=True, slots=True)
