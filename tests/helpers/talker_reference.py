@@ -23,6 +23,7 @@ from transformers.models.qwen3_omni_moe.modeling_qwen3_omni_moe import (
 
 from helpers.talker_loop import PENALTY, Given, Heard, Said, TalkerLoop
 from omnistage.models.interface import Rows
+from omnistage.models.tiny.qwen3_omni import code2wav
 from omnistage.models.tiny.qwen3_omni.sizes import TalkerSize
 from omnistage.models.tiny.qwen3_omni.talker import config, published
 
@@ -112,12 +113,7 @@ class TalkerReference(TalkerLoop):
             "enable_audio_output": True,
             "thinker_config": {"text_config": {"hidden_size": self.row_size}},
             "talker_config": self.config,
-            "code2wav_config": {
-                "codebook_size": self.size.codes,
-                "num_quantizers": self.size.groups,
-                "upsample_rates": [8, 5, 4, 3],
-                "upsampling_ratios": [2, 2],
-            },
+            "code2wav_config": code2wav.config(self.size.groups, self.size.codes),
             **TTS,
         }
         folder.mkdir(exist_ok=True)

@@ -330,7 +330,9 @@ BAD: dict[str, Change] = {
     "an axis without a pair": (("talker_config", "text_config", "rope_scaling", "mrope_section"), [16, 0, 0], "above 0 for each of 3"),
     "packed weights": (("talker_config", "quantization_config"), {"quant_method": "gptq"}, "quantized by gptq"),
     "a token that there is not": (("tts_eos_token_id",), 1 << 20, "the Thinker has 90 tokens"),
-    "no upsampling": (("code2wav_config", "upsample_rates"), [8, 0], "must be 1 or more"),
+    "no upsampling": (("code2wav_config", "upsample_rates"), [8, 0], "give rates of 1 and more"),
+    "more samples than a frame may have": (("code2wav_config", "upsample_rates"), [1 << 40], "24000 in all at most"),
+    "more samples of both": (("code2wav_config", "upsample_rates"), [20000], "make 80000 samples of a frame: 24000 are the most"),
 }
 
 

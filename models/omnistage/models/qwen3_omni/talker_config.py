@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,14 +13,13 @@ from omnistage.models.common.decoder_config import RopeConfig, decoder_sizes, ex
 from omnistage.models.common.header import check_plain
 from omnistage.models.qwen3_omni.config import MODEL_TYPE, SECTIONS
 from omnistage.models.qwen3_omni.ports import AXES
+from omnistage.models.qwen3_omni.wave.config import wave_config
 
 MOST_GROUPS = 64
 """Codes of a frame; 16 are published. Each has weights of its own."""
 
 RESERVED = 1024
 """So many of the Talker's items, the last ones, are no codes: Transformers bans them but for the end."""
-
-SAMPLE_RATE_HZ = 24_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +127,7 @@ def read_talker_config(directory: Path) -> TalkerConfig:
         codes=min(decoder.vocab_size - RESERVED, wave.size("codebook_size")),
         row_size=row_size,
         between=text.size("intermediate_size"),
-        rate_hz=_rate_hz(wave),
+        rate_hz=wave_config(wave).frame_rate_hz,
     )
     _check_together(config, made)
     return made
@@ -166,10 +164,3 @@ def _predictor(config: Config, wave: Config) -> PredictorConfig:
         raise BadCheckpoint(f"{wave.place}: 'codebook_size' is {known}, and the Talker draws codes below {ids}")
     decoder = replace(decoder_sizes(inner), vocab_size=(groups - 1) * ids, context=groups, positions=groups)
     return PredictorConfig(decoder, rope_of(inner), ids)
-
-
-def _rate_hz(wave: Config) -> float:
-    factors = (*wave.values("upsample_rates", int), *wave.values("upsampling_ratios", int))
-    if min(factors, default=0) < 1:
-        raise BadCheckpoint(f"{wave.place}: 'upsample_rates' and 'upsampling_ratios' must be 1 or more")
-    return SAMPLE_RATE_HZ / math.prod(factors)

@@ -125,6 +125,11 @@ def wave_config(section: Config) -> WaveConfig:
         )
     if found.channels % 2 ** len(found.rates):
         raise BadCheckpoint(f"{section.place}: 'decoder_dim' is {found.channels}, which cannot be halved {len(found.rates)} times")
+    if found.frame_samples > MOST_SAMPLES:
+        raise BadCheckpoint(
+            f"{section.place}: 'upsampling_ratios' and 'upsample_rates' make {found.frame_samples} samples of a frame: "
+            f"{MOST_SAMPLES} are the most"
+        )
     if found.frame_samples <= found.missing:
         raise BadCheckpoint(
             f"{section.place}: one frame makes {found.frame_samples} samples and the end of a speech lacks {found.missing}: "
