@@ -21,6 +21,9 @@ SILENT: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "as Thinking is": ("qwen3_omni", THINKING),
     "switched off": ("qwen3_omni", {"enable_audio_output": False}),
     "without a section": ("qwen3_omni", {"talker_config": None}),
+    "with an empty one": ("qwen3_omni", {"talker_config": {}}),
+    "without what makes sound of its codes": ("qwen3_omni", {"code2wav_config": None}),
+    "Qwen2.5, without that": ("qwen2_5_omni", {"token2wav_config": None}),
     "Qwen2.5, switched off": ("qwen2_5_omni", {"enable_audio_output": False}),
     "Qwen2.5, its Talker switched off": ("qwen2_5_omni", {"enable_talker": False}),
 }
@@ -30,7 +33,7 @@ def checkpoint(folder: Path, family: str, changes: Mapping[str, Any]) -> str:
     """What a launcher reads of one; its stages would read more."""
     (mark,) = FAMILIES[family].marks[0]
     entries = FAMILIES[family].models.values()
-    whole = {mark.key: mark.values[0], **{entry.section: {"some": 1} for entry in entries if entry.section}, **changes}
+    whole = {mark.key: mark.values[0], **{name: {"some": 1} for entry in entries for name in entry.sections}, **changes}
     for name in {name for entry in entries for name in entry.files}:
         (folder / name).write_text("{}")
     (folder / "config.json").write_text(json.dumps({key: value for key, value in whole.items() if value is not None}))
@@ -70,6 +73,14 @@ def test_one_that_speaks_is_served_whole(tmp_path: Path, family: str) -> None:
         layout = layout_of(choice)
         assert [stage.kind for stage in layout.pipelines[0].stages] == ["thinker", "talker", "code2wav"]
         assert not layout.notes or "has no" not in " ".join(layout.notes)
+
+
+@pytest.mark.parametrize("said", [{"enable_audio_output": "no"}, {"talker_config": [1]}], ids=str)
+def test_what_is_no_switch_or_section_is_refused(tmp_path: Path, said: Mapping[str, Any]) -> None:
+    folder = checkpoint(tmp_path, "qwen3_omni", said)
+    for choice in (Choice(checkpoints={"": folder}), Choice([folder]), Choice(["qwen3_omni-text"], {"": folder})):
+        with pytest.raises(StackError, match=next(iter(said))):
+            layout_of(choice)
 
 
 def test_a_file_that_names_a_talker_is_not_changed(tmp_path: Path) -> None:

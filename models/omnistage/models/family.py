@@ -31,8 +31,8 @@ class ModelEntry:
     always one. uses: those of options.OPTIONAL that it has a use for; others are refused, since whoever gives one expects something of it.
     options: "module:Class" of an OptionsReader that needs no torch, for what only this model can be told; empty: it has no options.
     folder: where its files lie in a checkpoint, "" at its top. files: those that it cannot do without. model_type: what its config.json
-    says that it is; empty: it has none. section: of that config.json, without which a checkpoint has no such model; switches: keys that are
-    false there in one that has none. voices: that every checkpoint has; those of others are known when it is loaded.
+    says that it is; empty: it has none. sections: of that config.json, without one of which a checkpoint has no such model; switches: keys
+    that are false there in one that has none. voices: that every checkpoint has; those of others are known when it is loaded.
     """
 
     loader: str
@@ -43,7 +43,7 @@ class ModelEntry:
     folder: str = ""
     files: tuple[str, ...] = ()
     model_type: str = ""
-    section: str = ""
+    sections: tuple[str, ...] = ()
     switches: tuple[str, ...] = ()
     voices: tuple[str, ...] = ()
 

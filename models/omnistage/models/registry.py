@@ -10,7 +10,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import cast
 
-from omnistage.models.common.checkpoint import WEIGHTS, BadCheckpoint, check_files, json_object, read_config
+from omnistage.models.common.checkpoint import WEIGHTS, BadCheckpoint, Config, check_files, json_object, read_config
 from omnistage.models.common.offline import Unreachable, offline
 from omnistage.models.common.progress import Progress
 from omnistage.models.devices import check_possible, check_there
@@ -43,6 +43,9 @@ _ON_ENGINE = ("threads", "max_batch_size", "max_batch_tokens", "kv_cache_bytes",
 """Settings that every model on the engine has a use for."""
 
 _SPEAKS = ("enable_audio_output", "enable_talker")
+
+_SPEECH_2_5 = ("talker_config", "token2wav_config")
+"""Its Talker and its Code2Wav read both."""
 
 _TOY = "omnistage.models.toy.stages:ToyOptions"
 """Of every kind alike, so that a whole chain can be told one thing."""
@@ -123,7 +126,7 @@ FAMILIES: Mapping[str, Family] = {
                 options="omnistage.models.qwen2_5_omni.options:TalkerOptions",
                 files=(*CONVERTED, "spk_dict.pt"),
                 model_type="qwen2_5_omni",
-                section="talker_config",
+                sections=_SPEECH_2_5,
                 switches=_SPEAKS,
             ),
             "code2wav": ModelEntry(
@@ -133,7 +136,7 @@ FAMILIES: Mapping[str, Family] = {
                 options="omnistage.models.qwen2_5_omni.options:Code2WavOptions",
                 files=(*CONVERTED, "spk_dict.pt"),
                 model_type="qwen2_5_omni",
-                section="token2wav_config",
+                sections=_SPEECH_2_5,
                 switches=_SPEAKS,
             ),
         },
@@ -159,7 +162,7 @@ FAMILIES: Mapping[str, Family] = {
                 options="omnistage.models.qwen3_omni.options:TalkerOptions",
                 files=CONVERTED,
                 model_type="qwen3_omni_moe",
-                section="talker_config",
+                sections=("talker_config", "code2wav_config"),
                 switches=_SPEAKS,
             ),
             "code2wav": ModelEntry(
@@ -169,7 +172,7 @@ FAMILIES: Mapping[str, Family] = {
                 options="omnistage.models.qwen3_omni.options:Code2WavOptions",
                 files=CONVERTED,
                 model_type="qwen3_omni_moe",
-                section="code2wav_config",
+                sections=("code2wav_config",),
                 switches=_SPEAKS,
             ),
         },
@@ -256,10 +259,24 @@ def lacking(folder: Path, models: Iterable[tuple[str, str]]) -> list[str]:
 
 def _lacks(folder: Path, entry: ModelEntry) -> bool:
     config = folder / entry.folder / "config.json"
-    if not entry.section or not config.is_file():
-        return False
-    said = json_object(config)
-    return not said.get(entry.section) or any(said.get(switch) is False for switch in entry.switches)
+    return config.is_file() and not _is_said(Config(json_object(config), str(config)), entry)
+
+
+def is_said(config: Config, family: str, kind: str) -> bool:
+    """Whether the checkpoint of this config has the model of a family for a kind. Raises BadCheckpoint for what is of another type."""
+    return _is_said(config, _entry(family, kind))
+
+
+def check_said(config: Config, family: str, kind: str) -> None:
+    """Raises BadCheckpoint for a checkpoint that does not have the model of a family for a kind."""
+    if not is_said(config, family, kind):
+        raise BadCheckpoint(f"{config.place}: this checkpoint has no {kind.title()}; serve a pipeline of its Thinker alone")
+
+
+def _is_said(config: Config, entry: ModelEntry) -> bool:
+    """An empty section is none."""
+    there = [config.has(name) and bool(config.section(name).raw) for name in entry.sections]
+    return all([*there, *(config.value(switch, bool, True) for switch in entry.switches)])
 
 
 def voices(family: str, kind: str) -> tuple[str, ...]:

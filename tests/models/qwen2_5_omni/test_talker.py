@@ -489,6 +489,8 @@ def _edited(copied: Path, edit: Callable[[dict[str, Any]], object]) -> None:
     [
         (lambda values: values.update(enable_talker=False), "this checkpoint has no Talker"),
         (lambda values: values.pop("talker_config"), "this checkpoint has no Talker"),
+        (lambda values: values.pop("token2wav_config"), "this checkpoint has no Talker"),
+        (lambda values: values.update(enable_talker="no"), "'enable_talker' is 'no', which is no bool"),
         (lambda values: values["talker_config"].update(embedding_size=77), "'embedding_size' is 77"),
         (lambda values: values["talker_config"].update(tts_codec_mask_token_id=9999), "there is no item 9999"),
         (lambda values: values["talker_config"].pop("tts_text_end_token_id"), "lacks 'tts_text_end_token_id'"),

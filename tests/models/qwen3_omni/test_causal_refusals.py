@@ -93,7 +93,7 @@ def test_a_config_that_cannot_be_is_told(tmp_path: Path, changed: dict[str, obje
 
 @pytest.mark.parametrize("whole", [{}, {"code2wav_config": tiny.config(), "enable_audio_output": False}], ids=["none", "off"])
 def test_a_checkpoint_that_does_not_speak_says_so(tmp_path: Path, whole: dict[str, Any]) -> None:
-    with pytest.raises(BadCheckpoint, match="no Code2Wav, and so no speech; serve a pipeline that ends with its Thinker"):
+    with pytest.raises(BadCheckpoint, match="this checkpoint has no Code2Wav; serve a pipeline of its Thinker alone"):
         read_wave_config(configured(tmp_path, whole))
 
 

@@ -313,6 +313,10 @@ async def test_a_conversation_beyond_its_context_is_refused(reference: TalkerRef
 Change = tuple[tuple[str, ...], Any, str]
 BAD: dict[str, Change] = {
     "no talker": (("enable_audio_output",), False, "has no Talker"),
+    "no section of it": (("talker_config",), {}, "has no Talker"),
+    "nothing that makes sound of its codes": (("code2wav_config",), None, "has no Talker"),
+    "a switch of another type": (("enable_audio_output",), "no", "'enable_audio_output' is 'no', which is no bool"),
+    "a section of another type": (("code2wav_config",), [1], "lacks the object 'code2wav_config'"),
     "another model": (("model_type",), "qwen2_5_omni", "not a 'qwen3_omni_moe'"),
     "rows of another width": (("thinker_config", "text_config", "hidden_size"), 7, "is not that of the rows of the Thinker"),
     "another number of codes": (("talker_config", "code_predictor_config", "num_code_groups"), 3, "a frame of the Talker has 3"),

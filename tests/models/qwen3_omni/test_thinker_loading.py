@@ -251,9 +251,10 @@ def test_what_transformers_saves_is_read(qwen3_checkpoint: Path, tmp_path: Path)
     assert all(map(torch.equal, results(tmp_path), results(qwen3_checkpoint)))
 
 
-def test_a_checkpoint_without_a_talker_gives_text_alone(copied: Path) -> None:
+@pytest.mark.parametrize("said", [{"enable_audio_output": False}, {"talker_config": {}}, {"code2wav_config": None}], ids=str)
+def test_a_checkpoint_without_a_talker_gives_text_alone(copied: Path, said: dict[str, object]) -> None:
     speaking = load_thinker(copied, LoadOptions(path=copied, dtype="float32"))
-    change(copied / "config.json", lambda values: values.update(enable_audio_output=False))
+    change(copied / "config.json", lambda values: values.update(said))
     silent = load_thinker(copied, LoadOptions(path=copied, dtype="float32"))
     assert [port.name for port in speaking.info.produces] == ["text", "prompt", "places", "hidden"]
     assert [port.name for port in silent.info.produces] == ["text"]

@@ -14,6 +14,7 @@ from omnistage.models.common.decoder_config import RopeConfig, decoder_sizes, ro
 from omnistage.models.common.encoders.prompt import MediaIds
 from omnistage.models.common.header import check_plain
 from omnistage.models.qwen2_5_omni.ports import AXES
+from omnistage.models.registry import check_said
 
 MODEL_TYPE = "qwen2_5_omni"
 
@@ -159,9 +160,7 @@ class TalkerConfig:
 def read_talker_config(directory: Path) -> TalkerConfig:
     """Of the checkpoint in a folder. Raises BadCheckpoint."""
     whole = read_config(directory, MODEL_TYPE)
-    speaks = all(whole.value(name, bool, True) for name in ("enable_audio_output", "enable_talker"))
-    if not speaks or not whole.has("talker_config"):
-        raise BadCheckpoint(f"{whole.place}: this checkpoint has no Talker; serve a pipeline of its Thinker alone")
+    check_said(whole, "qwen2_5_omni", "talker")
     config, dit = whole.section("talker_config"), whole.section("token2wav_config").section("dit_config")
     check_plain(whole, config)
     decoder, row_size = decoder_sizes(config), config.size("embedding_size")

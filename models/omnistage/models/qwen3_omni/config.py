@@ -13,6 +13,7 @@ from omnistage.models.common.decoder_config import RopeConfig, check_activation,
 from omnistage.models.common.encoders.prompt import MediaIds
 from omnistage.models.common.header import check_plain
 from omnistage.models.qwen3_omni.ports import AXES
+from omnistage.models.registry import is_said
 
 MODEL_TYPE = "qwen3_omni_moe"
 
@@ -174,7 +175,7 @@ def read_thinker_config(directory: Path) -> ThinkerConfig:
 
 
 def _speech(whole: Config, layers: int) -> SpeechSource | None:
-    if not whole.value("enable_audio_output", bool, True) or not whole.has("talker_config"):
+    if not is_said(whole, "qwen3_omni", "talker"):
         return None
     talker = whole.section("talker_config")
     layer = talker.value("accept_hidden_layer", int, 18)

@@ -14,6 +14,7 @@ from omnistage.models.common.header import check_plain
 from omnistage.models.qwen3_omni.config import MODEL_TYPE, SECTIONS
 from omnistage.models.qwen3_omni.ports import AXES
 from omnistage.models.qwen3_omni.wave.config import wave_config
+from omnistage.models.registry import check_said
 
 MOST_GROUPS = 64
 """Codes of a frame; 16 are published. Each has weights of its own."""
@@ -94,8 +95,7 @@ class TalkerConfig:
 def read_talker_config(directory: Path) -> TalkerConfig:
     """Of the checkpoint in a folder. Raises BadCheckpoint."""
     whole = read_config(directory, MODEL_TYPE)
-    if not whole.value("enable_audio_output", bool, True) or not whole.has("talker_config"):
-        raise BadCheckpoint(f"{whole.place}: this checkpoint has no Talker; serve a pipeline of its Thinker alone")
+    check_said(whole, "qwen3_omni", "talker")
     config, wave = whole.section("talker_config"), whole.section("code2wav_config")
     check_plain(whole, config)
     text, row_size = config.section("text_config"), config.size("thinker_hidden_size")

@@ -9,6 +9,7 @@ from pathlib import Path
 from omnistage.models.common.checkpoint import BadCheckpoint, Config, read_config
 from omnistage.models.common.header import check_plain
 from omnistage.models.qwen2_5_omni.ports import CODE_RATE_HZ
+from omnistage.models.registry import check_said
 
 MODEL_TYPE = "qwen2_5_omni"
 
@@ -109,10 +110,7 @@ class WaveConfig:
 def read_wave_config(directory: Path) -> WaveConfig:
     """Of the checkpoint in a folder. Raises BadCheckpoint."""
     whole = read_config(directory, MODEL_TYPE)
-    if not whole.has("token2wav_config"):
-        raise BadCheckpoint(
-            f"{whole.place}: this checkpoint has no Code2Wav, and so no speech; serve a pipeline that ends with its Thinker"
-        )
+    check_said(whole, "qwen2_5_omni", "code2wav")
     section = whole.section("token2wav_config")
     check_plain(whole, section)
     dit, vocoder = _dit(section.section("dit_config")), _vocoder(section.section("bigvgan_config"))

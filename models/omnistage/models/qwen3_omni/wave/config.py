@@ -10,6 +10,7 @@ from omnistage.models.common.checkpoint import BadCheckpoint, Config, read_confi
 from omnistage.models.common.decoder_config import check_activation
 from omnistage.models.common.header import check_plain
 from omnistage.models.qwen3_omni.config import MODEL_TYPE
+from omnistage.models.registry import check_said
 
 SAMPLE_RATE_HZ = 24_000
 """No config has it."""
@@ -88,10 +89,7 @@ class WaveConfig:
 def read_wave_config(directory: Path) -> WaveConfig:
     """Of the checkpoint in a folder. Raises BadCheckpoint."""
     whole = read_config(directory, MODEL_TYPE)
-    if not whole.value("enable_audio_output", bool, True) or not whole.has("code2wav_config"):
-        raise BadCheckpoint(
-            f"{whole.place}: this checkpoint has no Code2Wav, and so no speech; serve a pipeline that ends with its Thinker"
-        )
+    check_said(whole, "qwen3_omni", "code2wav")
     section = whole.section("code2wav_config")
     check_plain(whole, section)
     return wave_config(section)
