@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import soundfile
 
+from helpers.command import omnistage
 from helpers.processes import Started
 from helpers.sink import Sink
 from helpers.talking import CTRL_D, ENTER, PROMPT, alone_here, talk
@@ -195,3 +196,9 @@ def test_ctrl_c_twice_at_once_stops_the_answer_alone(slow_address: str, alone: P
             *(slow_address, (PROMPT, b"Hi" + ENTER), ("speaking", CTRL_C + CTRL_C), ("stopped", b""), (PROMPT, CTRL_D)),
             words=("--max-tokens", "4000"),
         )
+
+
+def test_a_pipeline_without_a_voice_is_talked_to_in_text(tmp_path: Path, alone: Path) -> None:
+    """Where it is started for the talk too: it is asked for what it gives."""
+    done = omnistage("chat", "--seed", "1", "--pipeline", toy_pipeline(tmp_path), text="Hi\n")
+    assert (done.returncode, done.stdout.split()) == (0, expected(1, "Hi"))

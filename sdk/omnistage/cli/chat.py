@@ -43,7 +43,7 @@ def chat(
         typed = {"voice": voice, "speed": speed, "seed": seed, "system": system, "max_tokens": max_tokens}
         settings = cast("TalkSettings", {name: value for name, value in typed.items() if value is not None})
         talk = Talk.last(settings) if go_on else Talk(settings)
-        need = Need(["text"], ["text"] if text_only else ["text", "audio"], "thinker")
+        need = Need(["text"], ["text"] if text_only else [], "thinker")
         where = target_for(need, address, pipeline, api_key)
         order = Chat(talk, where.pipeline, timeout, max_retries, has_sound=not text_only, is_played=not (text_only or no_play))
         Interruptible().run(lambda work: run(order, where, verbose))
