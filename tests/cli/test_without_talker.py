@@ -11,6 +11,7 @@ import pytest
 
 from helpers import lengths
 from omnistage.cli.pipelines import Choice, layout_of
+from omnistage.cli.wording import SHELL
 from omnistage.client.errors import RequestError, StackError
 from omnistage.models.registry import FAMILIES
 
@@ -53,7 +54,7 @@ def test_it_is_served_by_its_thinker(tmp_path: Path, case: str, seed: int) -> No
         layout = layout_of(choice)
         (pipeline,) = layout.pipelines
         assert (pipeline.name, [stage.kind for stage in pipeline.stages]) == (f"{family}-text", ["thinker"])
-        assert any("has no talker" in note for note in layout.notes) == (choice.pipelines != [folder] and bool(choice.pipelines))
+        assert [note.partition(" has no talker")[0] for note in layout.notes if "has no" in note] == [folder]
 
 
 @lengths.one_or_all("case", SILENT)
@@ -64,6 +65,10 @@ def test_sound_is_refused_with_the_reason(tmp_path: Path, case: str, seed: int) 
         with pytest.raises(RequestError, match="has no Talker") as caught:
             layout_of(Choice(choice.pipelines, choice.checkpoints, outputs=["text", "audio"]))
         assert "outputs=['text']" in caught.value.hint
+        with pytest.raises(RequestError, match="has no Talker") as caught:
+            layout_of(Choice(choice.pipelines, choice.checkpoints, outputs=["audio"]))  # As `say` asks.
+        assert "text" not in caught.value.hint
+        assert layout_of(choice).pipelines
 
 
 @pytest.mark.parametrize("family", ["qwen2_5_omni", "qwen3_omni"])
@@ -88,5 +93,6 @@ def test_a_file_that_names_a_talker_is_not_changed(tmp_path: Path) -> None:
     folder.mkdir()
     file = tmp_path / "own.yaml"
     file.write_text((Path(__file__).parents[2] / "deploy/pipelines/qwen3_omni.yaml").read_text().replace("name: qwen3_omni", "name: own"))
-    with pytest.raises(StackError, match="has no talker and no code2wav, which own needs"):
+    with pytest.raises(StackError, match="has no talker and no code2wav, which own needs") as caught:
         layout_of(Choice([str(file)], {"": checkpoint(folder, "qwen3_omni", THINKING)}))
+    assert "--pipeline" not in (hint := SHELL.hint(caught.value.advice)) and "omnistage serve NAME --checkpoint DIR" in hint

@@ -15,11 +15,14 @@ from omnistage.v1 import chunk_pb2, omni_pb2
 MUTE: Events = [message for message in answer(omni_pb2.GenerateRequest()) if message.chunk.port != "audio"]
 """An answer without a port of sound."""
 
+CODED: Events = [*MUTE[:-1], event(chunk_pb2.Chunk(port="codes", last=True)), MUTE[-1]]
+"""An answer whose speech stays codes."""
+
 EMPTY: Events = [*MUTE[:-1], event(chunk_pb2.Chunk(port="audio", last=True)), MUTE[-1]]
 """An answer whose sound ends before the first sample."""
 
 
-@pytest.mark.parametrize(("events", "why"), [(MUTE, "it has no voice"), (EMPTY, "no sound came")])
+@pytest.mark.parametrize(("events", "why"), [(MUTE, "it has no Talker"), (CODED, "it has no Code2Wav"), (EMPTY, "no sound came")])
 async def test_what_cannot_be_spoken_is_an_error_with_a_name(events: Events, why: str) -> None:
     async with listening(Peer(events)) as wire, AsyncOmni(address=wire.address) as omni:
         with pytest.raises(NotSpokenError, match=f"nothing of this text could be spoken by peer: {why}") as caught:

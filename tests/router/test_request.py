@@ -115,6 +115,19 @@ def test_what_is_given_on_request_is_given_to_who_names_it():
         assert (refused.value.reason, refused.value.metadata) == ("BAD_REQUEST", {"field": "outputs"})
 
 
+@pytest.mark.parametrize(("name", "why"), [("qwen3_omni-text", ": it has no Talker"), ("qwen3_omni-codes", ""), ("toy-picture", "")])
+def test_sound_is_refused_with_the_reason_where_there_is_one(name: str, why: str):
+    with pytest.raises(StageError, match=f"gives [^:]*{why}$"):
+        validate(omni_pb2.GenerateRequest(outputs=["audio"]), {name: load_pipeline(name)})
+
+
+def test_who_says_how_to_speak_is_told_the_same():
+    """One that draws may give sound all the same."""
+    for name, told in (("qwen3_omni-text", "qwen3_omni-text has no Talker; "), ("toy-film", "toy-film does not speak; ")):
+        with pytest.raises(StageError, match=told):
+            validate(omni_pb2.GenerateRequest(talker=stage_pb2.TalkerParams(voice="ben")), {name: load_pipeline(name)})
+
+
 def test_who_asks_qwen_for_the_times_of_words_is_told_what_it_gives():
     pipelines = {"qwen2_5_omni": load_pipeline("qwen2_5_omni")}
     with pytest.raises(StageError, match="qwen2_5_omni gives text, audio, not 'alignment'") as refused:

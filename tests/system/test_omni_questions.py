@@ -116,7 +116,7 @@ def test_it_answers_in_text_and_says_that_it_has_no_voice(omni: Omni, name: str)
     (pipeline,) = omni.pipelines()
     assert (pipeline.name, pipeline.inputs, pipeline.outputs) == (f"{name}-text", ("text", "image", "audio", "video"), ("text",))
     assert ask(omni, "Hello").audio is None
-    with pytest.raises(NotSpokenError, match=f"{name}-text: it has no voice"):
+    with pytest.raises(NotSpokenError, match=f"{name}-text: it has no Talker"):
         omni.say("Good morning.")
     with pytest.raises(BadRequestError, match=f"{name}-text gives text, not 'audio'"):
         omni.generate("Hello", outputs=["text", "audio"])
@@ -178,8 +178,8 @@ def test_a_checkpoint_may_be_named_in_the_place_of_a_pipeline(omni_folder: Path,
 
 def test_the_command_says_that_there_is_no_voice_where_sound_was_asked_for(omni: Omni, files: Path, name: str) -> None:
     for words, told in (
-        (("ask", "x", "--out", "x.wav"), f"error: --out: {name}-text gives text, not 'audio': it is served without a Talker"),
-        (("say", "x", "--out", "x.wav"), f"error: nothing of this text could be spoken by {name}-text: it has no voice"),
+        (("ask", "x", "--out", "x.wav"), f"error: --out: {name}-text gives text, not 'audio': it has no Talker"),
+        (("say", "x", "--out", "x.wav"), f"error: nothing of this text could be spoken by {name}-text: it has no Talker"),
     ):
         done = omnistage(*words, "--address", omni.address, folder=files)
         assert done.returncode == 1

@@ -14,6 +14,9 @@ from omnistage.wire.kinds import KINDS
 MISSING = {"thinker": "does not answer", "talker": "does not speak", "code2wav": "makes no sound", "diffusion": "does not draw"}
 """What a pipeline cannot do without a stage."""
 
+NO_TALKER = "has no Talker"
+"""Why a pipeline that answers gives no sound. One that draws may give some all the same."""
+
 MOST_NAMED = 8
 """Pipelines that an error tells of."""
 
@@ -67,8 +70,10 @@ def is_verbatim(request: omni_pb2.GenerateRequest) -> bool:
     return bool(request.thinker.verbatim)
 
 
-def missing(kind: str, is_verbatim: bool = False) -> str:
+def missing(pipeline: Pipeline, kind: str, is_verbatim: bool = False) -> str:
     """What a pipeline cannot do that has no such stage, in words that nobody needs the contract for."""
+    if kind == "talker" and "thinker" in pipeline.kinds:
+        return NO_TALKER
     return "does not speak a text" if kind == "thinker" and is_verbatim else MISSING[kind]
 
 
@@ -76,7 +81,7 @@ def refused(request: omni_pb2.GenerateRequest, pipeline: Pipeline, kind: str, pi
     """The refusal of what a pipeline has no stage for, with those that have one."""
     able = [one.name for one in pipelines if kind in one.kinds][:MOST_NAMED]
     others = f"{', '.join(able)} {'does' if len(able) == 1 else 'do'}" if able else "no other pipeline of this router does"
-    told = f"{pipeline.name} {missing(kind, is_verbatim(request))}; {others}"
+    told = f"{pipeline.name} {missing(pipeline, kind, is_verbatim(request))}; {others}"
     return StageError("BAD_REQUEST", told, metadata={"field": kind})
 
 
@@ -108,7 +113,7 @@ def _none(request: omni_pb2.GenerateRequest, lacks: Mapping[str, str], pipelines
 
 def _lacks(pipeline: Pipeline, asked: Collection[str], given: Collection[str], outputs: Collection[str], is_verbatim: bool = False) -> str:
     """What keeps a pipeline from answering; empty: nothing. asked: kinds of stages that it needs. given: media."""
-    told = [missing(kind, is_verbatim) for kind in asked if kind not in pipeline.kinds]
+    told = [missing(pipeline, kind, is_verbatim) for kind in asked if kind not in pipeline.kinds]
     told += [f"takes no {_word(medium)}" for medium in given if medium not in pipeline.inputs]
     told += [f"gives no {_word(output)}" for output in sorted(set(outputs)) if output not in pipeline.offered]
     return ", ".join(told[:MOST_NAMED])

@@ -76,13 +76,14 @@ def layout_of(choice: Choice) -> Layout:
 
 
 def _replaced(wanted: Sequence[_Wanted], pipelines: Sequence[PipelineLayout]) -> list[str]:
-    """What to tell of pipelines that are served without what their checkpoints lack."""
+    """What to tell of pipelines that are served without what their checkpoints lack; where none was named, that of the family is meant."""
     notes = list[str]()
     for one, made in zip(wanted, pipelines, strict=True):
-        if one.source and made.source != one.source:
-            kinds = [stage.kind for stage in made.stages]
-            missing = " and no ".join(stage.kind for stage in _read(one.source).stages if stage.kind not in kinds)
-            notes.append(f"{one.checkpoint} has no {missing}: it is served by {made.name}")
+        source = one.source or made.stages[0].family
+        if one.checkpoint and made.source != source and source in shipped_pipelines():
+            missing = lacking(Path(made.stages[0].checkpoint), _read(source).models)
+            told = f"{one.checkpoint} has no {' and no '.join(missing)}: it is served by {made.name}"
+            notes += [told] if missing else []
     return notes
 
 
@@ -184,15 +185,14 @@ def _that_fits(folder: Path, source: str, typed: str, choice: Choice) -> str:
     lacks = lacking(folder, pipeline.models)
     is_silent = lacking(folder, [(stage.family, "talker") for stage in pipeline.stages if has_model(stage.family, "talker")])
     if is_silent and "audio" in choice.outputs:
-        raise RequestError(f"{typed} has no Talker: it answers in text and gives no audio", hint="Ask for text alone: {text_alone}.")
+        hint = "Ask for text alone: {text_alone}." if "text" in choice.outputs else "{pipelines} tells which give audio."
+        raise RequestError(f"{typed} has no Talker: it gives text, not audio", hint=hint)
     if not lacks:
         return source
     left = [*takewhile(lambda model: model[1] not in lacks, pipeline.models)]  # What stands behind would have no input.
     if source in shipped_pipelines() and (found := next((name for name in shipped_pipelines() if [*_read(name).models] == left), "")):
         return found
-    raise StackError(
-        f"{typed} has no {' and no '.join(lacks)}, which {pipeline.name} needs", hint="Name a pipeline without: {pipeline=NAME}."
-    )
+    raise StackError(f"{typed} has no {' and no '.join(lacks)}, which {pipeline.name} needs", hint="Name a pipeline without: {named_with}.")
 
 
 def _pipeline_of(folder: Path, typed: str, choice: Choice) -> str:
@@ -216,7 +216,7 @@ def _pipeline_of(folder: Path, typed: str, choice: Choice) -> str:
     having = able or having
     if len(having) != 1:
         what = f"there are the pipelines {', '.join(having)}" if having else "no pipeline comes with it"
-        raise StackError(f"{typed} is a checkpoint of {family}, for which {what}", hint="Name one: {pipeline=NAME}.")
+        raise StackError(f"{typed} is a checkpoint of {family}, for which {what}", hint="Name one: {named_with}.")
     return having[0]
 
 

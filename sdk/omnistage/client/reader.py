@@ -43,6 +43,7 @@ STATUS_WAIT_S = 1.0
 """How long the status of a complete answer is waited for, after its account."""
 
 AUDIO_PORT = "audio"
+CODES_PORT = "codes"
 
 MAX_PICTURE_BYTES = 256 * 1024 * 1024
 
@@ -271,7 +272,8 @@ class Reader:
         told = f"nothing of this text could be spoken by {pipeline}"
         if self._received.has_ended(AUDIO_PORT):
             return NotSpokenError(f"{told}: {unspoken_told(account) or 'no sound came'}")
-        return NotSpokenError(f"{told}: it has no voice", hint="Name a pipeline with a voice: {pipelines} tells which give audio.")
+        lacking = "Code2Wav" if self._received.has_ended(CODES_PORT) else "Talker"
+        return NotSpokenError(f"{told}: it has no {lacking}", hint="Name a pipeline with a voice: {pipelines} tells which give audio.")
 
 
 def _said(kind: type[Said], text: str, chunk: chunk_pb2.Chunk, arrival_s: float) -> Said | None:

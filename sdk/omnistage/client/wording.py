@@ -96,6 +96,7 @@ PYTHON = Wording(
         "output": "a stack of `omnistage serve --verbose` shows what its processes say",
         "keep_sound": "answer.save(path), or SoundFile",
         "text_alone": "outputs=['text']",
+        "named_with": "pipeline='NAME' beside model_path",
         "start_timeout": "start_timeout_s",
         "address": "address",
     },
