@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -51,4 +52,18 @@ def test_scripts_get_it_by_its_name(thinking: str) -> None:
 def test_what_is_cut_within_it_says_so(thinking: str) -> None:
     done = omnistage(*ASKED, thinking, "--max-tokens", "4")
     assert (done.stdout, done.returncode) == ("", 0)
-    assert "cut at 4 tokens" in done.stderr
+    assert "cut at 4 tokens while it was still thinking: there is no answer yet; --max-tokens N lets it say more" in done.stderr
+
+
+def test_what_ends_within_it_by_itself_says_so(tmp_path: Path) -> None:
+    with Omni(pipeline=toy_pipeline(tmp_path, length=4, thinks=THINKS)) as omni:
+        done = omnistage(*ASKED, omni.address)
+        told = json.loads(omnistage(*ASKED, omni.address, "--json").stdout)
+    assert (done.stdout, done.returncode, told["finish_reason"], told["text"]) == ("", 0, "stop", "")
+    assert "ended while it was still thinking: there is no answer yet\n" in done.stderr
+
+
+def test_a_whole_answer_says_nothing_of_it(thinking: str) -> None:
+    cut = omnistage(*ASKED, thinking, "--max-tokens", "8").stderr
+    assert "cut at 8 tokens; --max-tokens N" in cut
+    assert not any("still thinking" in told for told in (cut, omnistage(*ASKED, thinking).stderr))

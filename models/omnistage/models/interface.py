@@ -117,6 +117,7 @@ class ModelInfo:
     draws: whether another seed can give another output: always, or never. None, of a Thinker or Talker: where a temperature is asked for,
     and of a Thinker no text is given to be said; of another kind: that is not known.
     tells_unspoken: a Talker that yields Unspoken.
+    usual_tokens: of a Thinker's text at most, where neither request nor pipeline says it. 0: one of them must.
     """
 
     name: str
@@ -130,6 +131,7 @@ class ModelInfo:
     settings: Mapping[str, str] = field(default_factory=dict)
     draws: bool | None = None
     tells_unspoken: bool = False
+    usual_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)

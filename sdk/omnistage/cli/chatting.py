@@ -20,7 +20,7 @@ from rich.text import Text
 from omnistage.cli.answer_text import Said, TooLong, until_too_long
 from omnistage.cli.chat_lines import block, is_typed, read, typed
 from omnistage.cli.connect import connected
-from omnistage.cli.figures import brief_figures, figures, folded, remarks
+from omnistage.cli.figures import brief_figures, cut, figures, folded, remarks
 from omnistage.cli.following import follow
 from omnistage.cli.mentioned import Shown, mentioned, named
 from omnistage.cli.notices import Notices
@@ -285,8 +285,8 @@ class Session:
         except BaseException:
             self.silence()
             raise
-        if done.finish_reason == "length":
-            self._notices.tell(f"[dim]cut at {spoken.tokens} tokens; /max-tokens N lets it say more[/]")
+        for line in cut(spoken, done, "/max-tokens"):
+            self._notices.tell(f"[dim]{line}[/]")
         told = figures(done) if self._verbose else brief_figures(done)
         width = self._notices.width if self._notices.is_terminal else None
         for line in (told, *remarks(done)):

@@ -46,6 +46,15 @@ def told(done: Done) -> dict[str, object]:
     return {"drew": done.drew, "notes": list(done.notes)}
 
 
+def cut(spoken: Spoken, done: Done, option: str) -> Iterator[str]:
+    """Why there is less than was hoped for, a line if there is one. option: that lets it say more, as it is typed."""
+    is_cut = done.finish_reason == "length"
+    told = [f"cut at {spoken.tokens} tokens"] if is_cut else []
+    if spoken.thought and not spoken.text:
+        told = [f"{told[0] if is_cut else 'ended'} while it was still thinking: there is no answer yet"]
+    yield from (f"{line}; {option} N lets it say more" if is_cut else line for line in told)
+
+
 def remarks(done: Done) -> Iterator[str]:
     """What the server told of an answer that people want to know, a line each."""
     yield from done.notes

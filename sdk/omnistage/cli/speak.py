@@ -15,7 +15,7 @@ from rich.markup import escape
 from omnistage.cli.attached import Attached
 from omnistage.cli.captions import KINDS, write_captions
 from omnistage.cli.connect import connected
-from omnistage.cli.figures import as_json, figures, folded, remarks
+from omnistage.cli.figures import as_json, cut, figures, folded, remarks
 from omnistage.cli.following import follow
 from omnistage.cli.interruptible import Interruptible
 from omnistage.cli.layout import Layout
@@ -183,8 +183,8 @@ def _remarks(question: Question, spoken: Spoken, done: Done, hearing: Listening)
     """What there is to say of an answer, a line each."""
     for failover in done.failovers:
         yield sentence(failover, done.timing)
-    if done.finish_reason == "length" and not question.verbatim:
-        yield f"cut at {spoken.tokens} tokens; --max-tokens N lets it say more"
+    if not question.verbatim:
+        yield from cut(spoken, done, "--max-tokens")
     if spoken.pictures:
         drawn = "a picture" if spoken.pictures == 1 else f"{spoken.pictures} pictures"
         yield f"{done.pipeline} drew {drawn} of this; omnistage draw PROMPT --out F.png keeps what it draws"

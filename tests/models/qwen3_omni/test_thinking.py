@@ -10,11 +10,14 @@ from collections.abc import Iterator
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from helpers import media_files
+from helpers.run import messages
 from omnistage.cli.pipelines import Choice, layout_of
+from omnistage.models.common.encoders.thinker import USUAL_TOKENS
 from omnistage.models.conversation import Constraint, Media, Turn
 from omnistage.models.interface import FinishReason, Rows, Sampling, TextPiece, TextRequest, Wanted, no_inputs
 from omnistage.models.options import LoadOptions
@@ -24,6 +27,10 @@ from omnistage.models.qwen3_omni.ports import HIDDEN, PLACES, PROMPT
 from omnistage.models.qwen3_omni.thinker import Qwen3Thinker, tokenizer_of
 from omnistage.models.tiny.makers import Order, make_tiny
 from omnistage.models.tiny.qwen3_omni.tokenizer import TEMPLATE, THINKING_TEMPLATE
+from omnistage.router.pipeline import load_pipeline
+from omnistage.router.request import validate
+from omnistage.thinker.stage import parse
+from omnistage.v1 import omni_pb2, stage_pb2
 
 ASKED = TextRequest((Turn("user", ("What is this?",)),), seed=1, max_tokens=60)
 LETTERS = Constraint("regex", "[a-c]{3,9}")
@@ -44,8 +51,8 @@ def thinker(made: Path) -> Iterator[Qwen3Thinker]:
     asyncio.run(model.close())
 
 
-def loaded(folder: Path) -> Qwen3Thinker:
-    return load_thinker(folder, LoadOptions(path=folder, dtype="float32"))
+def loaded(folder: Path, **options: Any) -> Qwen3Thinker:
+    return load_thinker(folder, LoadOptions(path=folder, dtype="float32", **options))
 
 
 def with_template(folder: Path, like: Path, template: str) -> Path:
@@ -117,6 +124,25 @@ async def test_what_is_allowed_may_end_within_it(thinker: Qwen3Thinker) -> None:
     for constraint in (None, LETTERS):
         cut = await said(thinker, replace(ASKED, sampling=never, max_tokens=7, ignore_eos=True, constraint=constraint))
         assert (len(cut.thinking), cut.answer, cut.text, cut.reason) == (7, [], "", FinishReason.LENGTH)
+
+
+async def test_an_answer_that_begins_in_a_thought_has_what_the_context_leaves(made: Path, tmp_path: Path) -> None:
+    """Where neither request nor pipeline says how much; what is no thought has less."""
+
+    def most(model: Qwen3Thinker, **said: int) -> int:
+        asked = omni_pb2.GenerateRequest(thinker=stage_pb2.ThinkerParams(messages=messages("Hi"), **said))
+        params = validate(asked, {"only": load_pipeline("qwen3_omni-text")}).params["thinker"].thinker
+        return parse(params, 1, model.info.usual_tokens).max_tokens
+
+    options = {"family": {"context": 96}}
+    thinks, answers = loaded(made, **options), loaded(with_template(tmp_path / "answers", made, TEMPLATE), **options)
+    assert (most(thinks), most(answers)) == (96, USUAL_TOKENS)
+    assert most(thinks, max_tokens=7) == most(answers, max_tokens=7) == 7
+    asked = replace(ASKED, max_tokens=most(thinks), ignore_eos=True)
+    whole = await said(thinks, asked)
+    assert len(whole.thinking) + len(whole.answer) == 96 - len(thinks.prompt(asked.turns))
+    for model in (thinks, answers):
+        await model.close()
 
 
 async def test_stop_strings_are_those_of_the_answer(thinker: Qwen3Thinker) -> None:

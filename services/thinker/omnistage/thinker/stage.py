@@ -45,7 +45,8 @@ class ThinkerStage(ModelStage[ThinkerModel[P]]):
 
     async def prepare(self, request: stage_pb2.Open, start: Start) -> Work:
         check_kind(request.params, "thinker")
-        asked = resumed(replace(parse(request.params.thinker, request.seed), client=request.client, scope=request.scope), start, self._text)
+        asked = parse(request.params.thinker, request.seed, self._model.info.usual_tokens)
+        asked = resumed(replace(asked, client=request.client, scope=request.scope), start, self._text)
         with refusals():
             prepared = await self._model.prepare(asked)
         return Work(partial(self._run, prepared, drew=self._drew(0.0 if asked.verbatim else asked.sampling.temperature)))
@@ -72,12 +73,13 @@ class ThinkerStage(ModelStage[ThinkerModel[P]]):
                                 yield output
 
 
-def parse(params: stage_pb2.ThinkerParams, seed: int) -> TextRequest:
-    """Checked parameters. Raises BAD_REQUEST with the field that is bad."""
+def parse(params: stage_pb2.ThinkerParams, seed: int, usual_tokens: int = 0) -> TextRequest:
+    """Checked parameters. usual_tokens: see ModelInfo. Raises BAD_REQUEST with the field that is bad."""
+    max_tokens = params.max_tokens or usual_tokens
     sampling = sampling_of(params.sampling, "thinker.sampling")
-    if not 1 <= params.max_tokens <= MAX_TOKENS:
+    if not max_tokens or params.max_tokens > MAX_TOKENS:
         raise bad_request("thinker.max_tokens", f"must be from 1 to {MAX_TOKENS}")
-    if params.min_tokens > params.max_tokens:
+    if params.min_tokens > max_tokens:
         raise bad_request("thinker.min_tokens", "must not be above max_tokens")
     if any(not 1 <= len(stop) <= MAX_STOP_CHARACTERS for stop in params.stop):
         raise bad_request("thinker.stop", f"strings of 1 to {MAX_STOP_CHARACTERS} characters")
@@ -87,7 +89,7 @@ def parse(params: stage_pb2.ThinkerParams, seed: int) -> TextRequest:
         turns=_turns(params),
         seed=seed,
         sampling=sampling,
-        max_tokens=params.max_tokens,
+        max_tokens=max_tokens,
         min_tokens=params.min_tokens,
         stop=tuple(params.stop),
         ignore_eos=params.ignore_eos,

@@ -34,6 +34,9 @@ MEDIA_FIELD = "thinker.messages.parts.media"
 MAX_MEDIA = 64
 """Of one conversation."""
 
+USUAL_TOKENS = 512
+"""Of an answer at most, where nobody says it."""
+
 
 @dataclass(frozen=True, slots=True)
 class Prepared(Tokenized):
@@ -62,7 +65,10 @@ class MediaThinker(EngineThinker[Prepared]):
     def __init__(self, ready: Ready, tokenizer: ChatTokenizer, ports: RowPorts, row_of: Callable[[int], Array] | None = None) -> None:
         """ports: of rows for a Talker. row_of: makes that of a token of the answer; None: it is the tap. What it runs on is closed with
         it."""
-        super().__init__(ready.engine, tokenizer, ready.info, ready.context, workers=[ready.encoders], team=ready.team)
+        # A thought may be long, and without its end there is no answer.
+        is_long = tokenizer.thinks is not None and tokenizer.thinks.is_open
+        info = replace(ready.info, usual_tokens=ready.context if is_long else USUAL_TOKENS)
+        super().__init__(ready.engine, tokenizer, info, ready.context, workers=[ready.encoders], team=ready.team)
         self.reader, self._ports, self._row_of = ready.reader, ports, row_of
         self._unread = 0
         self._spool = Spool()
