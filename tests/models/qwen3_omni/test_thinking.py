@@ -129,8 +129,8 @@ async def test_what_is_allowed_may_end_within_it(thinker: Qwen3Thinker) -> None:
 async def test_an_answer_that_begins_in_a_thought_has_what_the_context_leaves(made: Path, tmp_path: Path) -> None:
     """Where neither request nor pipeline says how much; what is no thought has less."""
 
-    def most(model: Qwen3Thinker, **said: int) -> int:
-        asked = omni_pb2.GenerateRequest(thinker=stage_pb2.ThinkerParams(messages=messages("Hi"), **said))
+    def most(model: Qwen3Thinker, max_tokens: int = 0) -> int:
+        asked = omni_pb2.GenerateRequest(thinker=stage_pb2.ThinkerParams(messages=messages("Hi"), max_tokens=max_tokens))
         params = validate(asked, {"only": load_pipeline("qwen3_omni-text")}).params["thinker"].thinker
         return parse(params, 1, model.info.usual_tokens).max_tokens
 
