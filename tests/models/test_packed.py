@@ -218,6 +218,13 @@ def test_what_compressed_tensors_says_that_cannot_be_is_told(name: str, seed: in
         read(tmp_path)
 
 
+def test_a_weight_that_is_there_packed_and_as_it_is_is_told(seed: int, tmp_path: Path) -> None:
+    said, weight = said_of("pack-quantized", INT4), drawn(seed, 96, 80)
+    written(tmp_path, {**compressed(weight, said), NAME: weight}, said)
+    with pytest.raises(BadCheckpoint, match=rf"has {re.escape(NAME)} twice, as it is and in {re.escape(NAME)}_packed"), Weights(tmp_path):
+        pass
+
+
 def test_a_library_that_is_not_there_is_asked_for(seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "compressed_tensors.compressors", None)  # As Python has it for what cannot be imported.
     written(tmp_path, {NAME: drawn(seed, 4, 4)}, said_of("pack-quantized", INT4))
@@ -233,6 +240,50 @@ def test_a_shape_that_packed_numbers_do_not_have_is_told(shape: Any, seed: int, 
     stored[f"{NAME}_shape"] = torch.tensor(shape)
     with pytest.raises(BadCheckpoint, match=r"up_proj\.weight_packed is \[96, 10\], which are not numbers of 4 bits of"):
         read(written(tmp_path, stored, said))
+
+
+# Either of both -------------------------------------------------------------------------------------------------------------------------
+
+
+def either(way: str, weight: torch.Tensor) -> tuple[Tensors, dict[str, Any]]:
+    """A packed weight, and what its config says."""
+    if way == "fp8":
+        return in_blocks(NAME, weight, (128, 128)), FP8
+    return compressed(weight, said := said_of(*WAYS[way])), said
+
+
+@pytest.mark.parametrize("way", ["fp8", "int4 in groups", "fp8 by channel"])
+def test_a_weight_of_another_part_is_unpacked_too(way: str, seed: int, tmp_path: Path) -> None:
+    """That a model reads all the same. The others are not missed."""
+    stored, said = either(way, drawn(seed, 96, 80))
+    whole = read(written(tmp_path, stored, said))
+    other = {f"other.{name}": tensor for name, tensor in stored.items()}
+    with Weights(written(tmp_path, {**other, "norm.weight": drawn(seed, 3)}, said), ("other.",)) as weights:
+        assert weights.header.keys() == {"norm.weight"}
+        weights.need("norm.weight")
+        weights.check_read()
+        assert torch.equal(weights.need(f"other.{NAME}"), whole[NAME])
+
+
+@pytest.mark.parametrize("way", ["fp8", "int4 in groups", "fp8 by channel"])
+@pytest.mark.parametrize("end", ["input_scale", "input_zero_point", "output_scale", "output_zero_point", "activation_scale"])
+def test_what_rounds_activations_is_left_out(way: str, end: str, seed: int, tmp_path: Path) -> None:
+    """Of packed weights. Nobody knows what it is beside others."""
+    stored, said = either(way, drawn(seed, 96, 80))
+    rounds = torch.ones(1, dtype=torch.int8 if "zero" in end else torch.float32)
+    assert read(written(tmp_path, {**stored, f"{NAME.removesuffix('weight')}{end}": rounds}, said)).keys() == {NAME}
+    written(tmp_path, {**stored, "norm.weight": drawn(seed, 3), f"norm.{end}": rounds}, said)
+    with pytest.raises(BadCheckpoint, match=f"norm.{end}"), Weights(tmp_path) as weights:
+        weights.need(NAME)
+        weights.need("norm.weight")
+        weights.check_read()
+
+
+def test_what_rounds_activations_of_experts_together_is_left_out(seed: int, tmp_path: Path) -> None:
+    """As Transformers names it."""
+    name = "layers.0.mlp.experts.down_proj"
+    stored = {**in_blocks(name, drawn(seed, 4, 32, 48), (128, 128)), f"{name}_activation_scale": torch.ones(4)}
+    assert read(written(tmp_path, stored, FP8)).keys() == {name}
 
 
 # Other ways ---------------------------------------------------------------------------------------------------------------------------

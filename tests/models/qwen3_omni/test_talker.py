@@ -17,8 +17,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from helpers import lengths
+from helpers.packed import in_blocks
 from helpers.speaking import RowInputs
 from helpers.talker_loop import PENALTY
 from helpers.talker_reference import CHAT, SIZES, TTS, Asked, TalkerReference
@@ -378,6 +380,17 @@ async def test_weights_as_transformers_saves_them_say_the_same(
         talker, reference.rows(asked), speech(seed, asked)
     )
     await other.close()
+
+
+async def test_a_packed_thinker_is_unpacked(reference: TalkerReference, tmp_path: Path) -> None:
+    """The Talker reads some embeddings of the Thinker."""
+    weights = load_file(reference.folder / "model.safetensors")
+    (name,) = (name for name in weights if name.startswith("thinker.") and name.endswith("embed_tokens.weight"))
+    weights |= {**in_blocks(name, weights[name], (128, 128)), f"{name.removesuffix('weight')}input_scale": torch.ones(1)}
+    save_file(weights, tmp_path / "model.safetensors", {"format": "pt"})
+    whole = json.loads((reference.folder / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**whole, "quantization_config": {"quant_method": "fp8"}}))
+    await load(tmp_path).close()
 
 
 @pytest.mark.parametrize(

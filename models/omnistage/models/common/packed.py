@@ -31,6 +31,9 @@ _BLOCK = (128, 128)
 _FORMATS = ("pack-quantized", "float-quantized", "int-quantized", "naive-quantized")
 """Of compressed-tensors: numbers times scales. Others have two kinds of scales, or leave out zeros."""
 
+_ACTIVATIONS = ("input_scale", "input_zero_point", "output_scale", "output_zero_point", "activation_scale")
+"""How the names end, beside that of a packed weight, of what rounds activations, which are not rounded here."""
+
 
 @dataclass(frozen=True, slots=True)
 class Packed:
@@ -53,6 +56,13 @@ def packed_in(header: Mapping[str, Stored], config: Config, read: Read) -> dict[
     if said is not None and method == COMPRESSED:
         return dict(_compressed(header, said, read))
     return {}
+
+
+def no_weights(packed: Mapping[str, Packed]) -> set[str]:
+    """Names of tensors that are no weights themselves: parts of packed ones, and what rounds the activations of those."""
+    modules = [name.removesuffix("weight") if name.endswith(".weight") else f"{name}_" for name in packed]
+    parts = {part for weight in packed.values() for part in weight.parts.values()}
+    return parts | {f"{module}{end}" for module in modules for end in _ACTIVATIONS}
 
 
 def _scaled(header: Mapping[str, Stored], block: Sequence[int], place: str) -> Iterator[tuple[str, Packed]]:

@@ -28,7 +28,7 @@ from omnistage.models.common.header import (
     stored_in,
     tell_unread,
 )
-from omnistage.models.common.packed import Packed, packed_in
+from omnistage.models.common.packed import Packed, no_weights, packed_in
 
 NONE: Mapping[str, str] = MappingProxyType({})
 
@@ -72,8 +72,7 @@ class Weights:
         """Raises BadCheckpoint for a file that is missing or damaged, for an index that does not fit its shards, and for weights that are
         packed; OSError for a file that cannot be read."""
         try:
-            self._open()
-            self._unpack()
+            self._unpack(self._open())
             check_unpacked(self.header, self.directory)
             tell_unread(self.directory, [self.directory / shard for shard in self._shards])
         except BaseException:
@@ -163,7 +162,8 @@ class Weights:
         if unexpected := sorted(names):
             raise BadCheckpoint(f"{self.directory} has {len(unexpected)} weights that this model does not, the first is {unexpected[0]}")
 
-    def _open(self) -> None:
+    def _open(self) -> dict[str, Stored]:
+        """All that is in the files."""
         index = self.directory / WEIGHTS_INDEX
         found: dict[str, _Place] = {}
         if index.is_file():
@@ -184,19 +184,24 @@ class Weights:
             found[name] = _Place(shard, stored)
         self._stored = found
         headers = {name: stored_in(shard) for name, shard in self._shards.items()}
-        self.header = {name: headers[shard][stored] for name, (shard, stored) in found.items() if not name.startswith(self._others)}
+        return {name: headers[shard][stored] for name, (shard, stored) in found.items()}
 
-    def _unpack(self) -> None:
-        """Raises BadCheckpoint for what says that weights are packed in a way that is not known here."""
+    def _unpack(self, stored: Mapping[str, Stored]) -> None:
+        """Raises BadCheckpoint for what says that weights are packed in a way that is not known here. Those of other parts are found too: a
+        model may read one of them."""
         for file in _OWN_FILES:
             if (path := self.directory / file).is_file():
                 check_says_unpacked({QUANTIZED[0]: json_object(path) or {"": ""}}, str(path))
-        if not (path := self.directory / "config.json").is_file():
-            return
-        self._packed = packed_in(self.header, Config(json_object(path), str(path)), self._tensor)
-        parts = {part for packed in self._packed.values() for part in packed.parts.values()}
-        plain = {name: stored for name, stored in self.header.items() if name not in parts}
-        self.header = plain | {name: Stored(_UNPACKED_TO, packed.shape) for name, packed in self._packed.items()}
+        if (path := self.directory / "config.json").is_file():
+            self._packed = packed_in(stored, Config(json_object(path), str(path)), self._tensor)
+        others = no_weights(self._packed)
+        plain = {name: found for name, found in stored.items() if name not in others}
+        if twice := sorted(plain.keys() & self._packed.keys()):
+            raise BadCheckpoint(
+                f"{self.directory} has {twice[0]} twice, as it is and in {', '.join(self._packed[twice[0]].parts.values())}"
+            )
+        unpacked = {name: Stored(_UNPACKED_TO, packed.shape) for name, packed in self._packed.items()}
+        self.header = {name: found for name, found in (plain | unpacked).items() if not name.startswith(self._others)}
 
     def _called(self, stored: str) -> str:
         """The name of a weight here, by that in the files."""
