@@ -205,7 +205,16 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
         "it does not say how weights are packed",
     ),
     "other bits": (said_of("pack-quantized", {**INT4, "num_bits": 8}), "are not numbers of 8 bits of [96, 80]"),
-    "other groups": (said_of("pack-quantized", {**INT4, "group_size": 32}), "cannot be unpacked"),
+    "one bit": (said_of("pack-quantized", {**INT4, "num_bits": 1}), "'num_bits' is 1, and numbers of 2 to 8 bits are unpacked"),
+    "scales of tokens": (
+        said_of("pack-quantized", {**INT4, "strategy": "attn_head", "group_size": None}),
+        "scales by 'attn_head' are not supported; by tensor, channel, group, block are",
+    ),
+    "other groups": (
+        said_of("pack-quantized", {**INT4, "group_size": 32}),
+        "up_proj.weight_scale is [96, 5], and a weight of [96, 80] with scales by group has [96, 3]",
+    ),
+    "groups that columns do not have": (said_of("pack-quantized", {**INT4, "group_size": 17}), "cannot be unpacked"),
     "zeros that are not there": (said_of("pack-quantized", {**INT4, "symmetric": False}), "up_proj.weight_zero_point is not there"),
 }
 
@@ -216,6 +225,54 @@ def test_what_compressed_tensors_says_that_cannot_be_is_told(name: str, seed: in
     written(tmp_path, compressed(drawn(seed, 96, 80), said_of("pack-quantized", INT4)), said)
     with pytest.raises(BadCheckpoint, match=re.escape(told)):
         read(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("way", "part", "shape"),
+    [
+        *[("int4 in groups", "weight_scale", shape) for shape in ((1, 5), (96, 1), (1, 1), (5,), (96,), ())],
+        *[("int4 with zeros", "weight_zero_point", shape) for shape in ((1, 5), (12, 1), (96, 5))],
+        *[("int4 by channel", "weight_scale", shape) for shape in ((1, 1), (1,), (), (80,))],
+        *[("fp8 in blocks", "weight_scale", shape) for shape in ((1, 5), (3, 1), (1, 1))],
+        ("fp8 by channel", "weight_scale", (1, 80)),
+        ("fp8 of one scale", "weight_scale", (96, 1)),
+        ("fp8 of one scale", "weight", (96,)),
+        ("fp8 of one scale", "weight", (0, 80)),
+    ],
+    ids=str,
+)
+def test_scales_and_zeros_of_another_shape_are_told(way: str, part: str, shape: tuple[int, ...], seed: int, tmp_path: Path) -> None:
+    """Though some can be multiplied with: each would be that of other numbers too."""
+    said = said_of(*WAYS[way])
+    stored = compressed(drawn(seed, 96, 80), said)
+    name = f"{NAME.removesuffix('weight')}{part}"
+    stored[name] = torch.ones(shape).to(stored[name].dtype)
+    with pytest.raises(BadCheckpoint, match=re.escape(f"{name} is {list(shape)}, and ")), Weights(written(tmp_path, stored, said)):
+        pass
+
+
+def test_one_scale_of_all_may_have_no_sides(seed: int, tmp_path: Path) -> None:
+    said = said_of(*WAYS["fp8 of one scale"])
+    stored = compressed(drawn(seed, 96, 80), said)
+    made = read(written(tmp_path, stored, said))
+    stored[f"{NAME}_scale"] = stored[f"{NAME}_scale"].squeeze()
+    assert torch.equal(read(written(tmp_path, stored, said))[NAME], made[NAME])
+
+
+def test_that_scales_are_of_groups_need_not_be_said(seed: int, tmp_path: Path) -> None:
+    stored = compressed(drawn(seed, 96, 80), said := said_of("pack-quantized", INT4))
+    made = read(written(tmp_path, stored, said))
+    assert torch.equal(read(written(tmp_path, stored, said_of("pack-quantized", {**INT4, "strategy": None})))[NAME], made[NAME])
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64], ids=str)
+def test_an_order_of_columns_is_told(dtype: torch.dtype, seed: int, tmp_path: Path) -> None:
+    """Of which config.json says nothing."""
+    said = said_of("pack-quantized", INT4)
+    stored = {**compressed(drawn(seed, 96, 80), said), f"{NAME}_g_idx": torch.arange(80).to(dtype)}
+    with pytest.raises(BadCheckpoint, match="weight_g_idx"), Weights(written(tmp_path, stored, said)) as weights:
+        weights.need(NAME)
+        weights.check_read()
 
 
 def test_a_weight_that_is_there_packed_and_as_it_is_is_told(seed: int, tmp_path: Path) -> None:

@@ -31,6 +31,12 @@ _BLOCK = (128, 128)
 _FORMATS = ("pack-quantized", "float-quantized", "int-quantized", "naive-quantized")
 """Of compressed-tensors: numbers times scales. Others have two kinds of scales, or leave out zeros."""
 
+_BITS = range(2, 9)
+"""Of such a number. One bit has no sign."""
+
+_STRATEGIES = ("tensor", "channel", "group", "block")
+"""Of compressed-tensors: which numbers of a weight have the same scale."""
+
 _ACTIVATIONS = ("input_scale", "input_zero_point", "output_scale", "output_zero_point", "activation_scale")
 """How the names end, beside that of a packed weight, of what rounds activations, which are not rounded here."""
 
@@ -101,7 +107,28 @@ def _compressed(header: Mapping[str, Stored], said: Config, read: Read) -> Itera
             shape = tuple(read(parts["weight_shape"]).tolist()) if told.shape == (2,) and told.dtype in ("I32", "I64") else ()
             if len(shape) != 2 or min(shape) < 1 or stored.shape != (shape[0], math.ceil(shape[1] * bits / 32)):
                 raise BadCheckpoint(f"{said.place}: {root} is {list(stored.shape)}, which are not numbers of {bits} bits of {list(shape)}")
+        _check_scales(scheme.weights, {name: header[part].shape for name, part in parts.items()}, shape, f"{said.place}: {module}")
         yield f"{module}.weight", Packed(parts, shape, partial(_decompressed, decompress, scheme, shape, root))
+
+
+def _check_scales(args: Any, parts: Mapping[str, tuple[int, ...]], shape: tuple[int, ...], place: str) -> None:
+    """Raises BadCheckpoint for scales or zeros of another shape: torch would spread some of those over numbers that they are not of.
+    args: how weights are packed. parts: shapes of the tensors of one. shape: of the weight."""
+    if len(shape) != 2 or min(shape) < 1:
+        raise BadCheckpoint(f"{place}.weight is {list(shape)}, and only weights of rows and columns are unpacked")
+    rows, columns = shape
+    sides = {"tensor": shape, "channel": (1, columns), "group": (1, args.group_size), "block": args.block_structure}
+    strategy = next(name for name in sides if name == args.strategy)  # Which is a string, or of an Enum where it was not said.
+    height, width = sides[strategy]
+    scales = (math.ceil(rows / height), math.ceil(columns / width))
+    wanted = {"weight_scale": scales, "weight_zero_point": scales}
+    if "weight_packed" in parts and strategy in ("channel", "group"):
+        wanted["weight_zero_point"] = (math.ceil(rows * args.num_bits / 32), scales[1])
+    for name in wanted.keys() & parts.keys():
+        found = parts[name]
+        if found != wanted[name] and not (strategy == "tensor" and found in ((), (1,))):
+            told = f"a weight of {list(shape)} with scales by {strategy} has {list(wanted[name])}"
+            raise BadCheckpoint(f"{place}.{name} is {list(found)}, and {told}")
 
 
 def _scheme_of(said: Config) -> tuple[Any, Callable[[dict[str, torch.Tensor], Any], dict[str, torch.Tensor]], tuple[str, ...]]:
@@ -129,6 +156,10 @@ def _scheme_of(said: Config) -> tuple[Any, Callable[[dict[str, torch.Tensor], An
     compressor = BaseCompressor.get_value_from_registry(form)
     if scheme.weights is None:
         raise BadCheckpoint(f"{said.place}: it does not say how weights are packed")
+    if (bits := scheme.weights.num_bits) not in _BITS:
+        raise BadCheckpoint(f"{said.place}: 'num_bits' is {bits}, and numbers of {_BITS[0]} to {_BITS[-1]} bits are unpacked")
+    if (strategy := scheme.weights.strategy) not in _STRATEGIES:
+        raise BadCheckpoint(f"{said.place}: scales by {strategy!r} are not supported; by {', '.join(_STRATEGIES)} are")
     return scheme, compressor.decompress, compressor.compression_param_names(scheme)
 
 
