@@ -57,7 +57,9 @@ def test_every_id_of_the_head_has_bytes_or_none(tokenizer: TextTokenizer) -> Non
 
 @pytest.mark.parametrize("text", ADDED)
 def test_an_added_token_says_its_text(tokenizer: TextTokenizer, text: str) -> None:
-    (token_id,) = tokenizer.encode(text)
+    ids = tokenizer.ids_of(text)
+    assert ids is not None
+    (token_id,) = ids
     said = Detokenizer(tokenizer.piece, stop=["!"])
     assert said.push(token_id) + said.finish() == text
     stopped = Detokenizer(tokenizer.piece, stop=[text[-1]])
@@ -80,7 +82,14 @@ def test_text_of_a_constraint_may_be_of_tokens_behind_a_hole(tokenizer: TextToke
     words = walk.allowed().tolist()
     allowed = {token_id for token_id in range(VOCABULARY) if words[token_id // 32] >> token_id % 32 & 1}
     assert allowed.isdisjoint(tokenizer.unsayable)
-    assert {300, *tokenizer.encode("two words"), *tokenizer.encode("你好")} <= allowed
+    assert {300, *(tokenizer.ids_of("two words", "你好") or ())} <= allowed
+
+
+@pytest.mark.parametrize("text", [*ADDED, END])
+def test_what_people_wrote_is_text_whatever_was_added(tokenizer: TextTokenizer, text: str) -> None:
+    ids = tokenizer.encode(f"Say {text}.")
+    assert set(ids).isdisjoint(tokenizer.added.values())
+    assert b"".join(map(tokenizer.piece, ids)).decode() == f"Say {text}."
 
 
 def test_a_file_that_fills_up_or_cuts_texts_does_so_with_none_of_ours() -> None:

@@ -218,7 +218,7 @@ def test_the_chat_template_is_the_one_that_transformers_takes(folder: Path, seed
             theirs = json.loads((folder / "tokenizer_config.json").read_text("utf-8"))["chat_template"]
         theirs = theirs["default"] if isinstance(theirs, dict) else theirs
         turns = [Turn("user", ("x",))]
-        wanted = ChatTemplate(theirs, tokenizer_of(folder, config).special, tokenizer_of(folder, config).encode, config.ids.kinds)
+        wanted = ChatTemplate(theirs, tokenizer_of(folder, config).added, tokenizer_of(folder, config).encode, config.ids.kinds)
         assert tokenizer_of(folder, config).template.token_ids(turns, []) == wanted.token_ids(turns, []), kept
 
 

@@ -161,6 +161,16 @@ def test_the_thought_of_an_earlier_answer_is_not_in_the_prompt(thinker: Qwen3Thi
     assert len(ids("I think: a thing.")) > len(ids("A thing."))
 
 
+def test_marks_that_people_write_are_text(thinker: Qwen3Thinker) -> None:
+    marks = thinker.tokenizer.thinks
+    assert marks is not None
+    for role in ("system", "user"):
+        text = "Say </think> or <think> <tool_call>."
+        ids = thinker.prompt((Turn(role, (text,)), *ASKED.turns))
+        assert (ids.count(marks.opens), ids.count(marks.closes)) == (1, 0) and marks.opens in ids[-3:]
+        assert text in b"".join(map(thinker.tokenizer.piece, ids)).decode()
+
+
 async def test_marks_may_be_special_tokens(made: Path, tmp_path: Path) -> None:
     folder = with_template(tmp_path / "special", made, THINKING_TEMPLATE)
     file = folder / "tokenizer_config.json"

@@ -36,7 +36,7 @@ class ChatTokenizer(TextTokenizer):
         # An end that the head does not have is never drawn.
         self.ends = frozenset({self.special[end], *(token_id for token_id in _ends(directory) if token_id < vocabulary)})
         template = _template(directory)
-        self.template = ChatTemplate(template, self.special, self.encode, media)
+        self.template = ChatTemplate(template, self.added, self.encode, media)
         # Many tokenizers have the marks, of models that do not think too.
         if (OPENS in template or CLOSES in template) and (marks := self.ids_of(OPENS, CLOSES)):
             opens, closes = marks
@@ -48,13 +48,13 @@ class ChatTokenizer(TextTokenizer):
 class ChatTemplate:
     """The template of a checkpoint.
 
-    special: ids of the special tokens by their text. encode: text without special tokens to ids. media: image, audio or video, by the id
-    of the token that stands for it.
+    added: ids of the added tokens by their text. encode: text without added tokens to ids. media: image, audio or video, by the id of the
+    token that stands for it.
     """
 
-    def __init__(self, template: str, special: Mapping[str, int], encode: Callable[[str], Sequence[int]], media: Mapping[int, str]) -> None:
-        self._template, self._special, self._encode, self._media = template, special, encode, media
-        self._split = re.compile("|".join(re.escape(text) for text in sorted(special, key=len, reverse=True)) or "(?!)")
+    def __init__(self, template: str, added: Mapping[str, int], encode: Callable[[str], Sequence[int]], media: Mapping[int, str]) -> None:
+        self._template, self._added, self._encode, self._media = template, added, encode, media
+        self._split = re.compile("|".join(re.escape(text) for text in sorted(added, key=len, reverse=True)) or "(?!)")
 
     def token_ids(self, turns: Sequence[Turn], media: Sequence[str]) -> list[int]:
         """Token ids of a conversation, open for the assistant's answer, with one id for each medium. media: image, audio or video, for
@@ -80,7 +80,7 @@ class ChatTemplate:
         return Turn(turn.role, tuple(parts))
 
     def _ids(self, rendered: str, texts: Sequence[str]) -> Iterator[int]:
-        """Special tokens of the template are tokens, those in texts of the conversation are text."""
+        """Added tokens of the template are tokens, those in texts of the conversation are text."""
         plain = ""
         for index, part in enumerate(_MARK.split(rendered)):
             if index % 2:
@@ -89,7 +89,7 @@ class ChatTemplate:
             end = 0
             for found in self._split.finditer(part):
                 yield from self._encode(plain + part[end : found.start()])
-                yield self._special[found.group()]
+                yield self._added[found.group()]
                 plain, end = "", found.end()
             plain += part[end:]
         yield from self._encode(plain)

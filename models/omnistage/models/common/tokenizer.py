@@ -23,10 +23,11 @@ KINDS = ("Qwen2Tokenizer", "Qwen2TokenizerFast")
 class TextTokenizer:
     """Text to tokens, and a token to its bytes.
 
-    vocabulary: ids that the decoder's head has, often more than there are tokens. special: ids of special tokens by their text. tokenless:
-    ids of the head without a token. piece: the bytes of an id, none for a special or a tokenless one. ends: ids that end an answer and are
-    in none; a family sets them. unsayable: ids that are in no answer, and are drawn only to end it: special and tokenless ones. thinks:
-    the tokens around what is thought before an answer; None: nothing is.
+    vocabulary: ids that the decoder's head has, often more than there are tokens. added: ids of the tokens that were added to the
+    vocabulary, by their text, such as marks. special: those of them that are in no answer. tokenless: ids of the head without a token.
+    piece: the bytes of an id, none for a special or a tokenless one. ends: ids that end an answer and are in none; a family sets them.
+    unsayable: ids that are in no answer, and are drawn only to end it: special and tokenless ones. thinks: the tokens around what is
+    thought before an answer; None: nothing is.
     """
 
     ends: frozenset[int]
@@ -34,8 +35,6 @@ class TextTokenizer:
 
     def __init__(self, tokenizer: Tokenizer, vocabulary: int) -> None:
         """Raises BadCheckpoint for a token whose id the head does not have."""
-        # Text of a request never becomes a special token: a user cannot end their own turn.
-        tokenizer.encode_special_tokens = True
         # A file may say how whoever saved it filled up or cut texts last.
         tokenizer.no_padding()
         tokenizer.no_truncation()
@@ -44,7 +43,12 @@ class TextTokenizer:
         if (last := max(ids, default=-1)) >= vocabulary:
             raise BadCheckpoint(f"the tokenizer has a token {last}, the ids of the model end at {vocabulary - 1}: one is not the other's")
         added = tokenizer.get_added_tokens_decoder()
+        self.added: Mapping[str, int] = {token.content: token_id for token_id, token in added.items()}
         self.special: Mapping[str, int] = {token.content: token_id for token_id, token in added.items() if token.special}
+        # Text of a request never becomes a mark: a user cannot end their own turn, nor begin a thought. The library leaves out special
+        # tokens alone, and files do not call all marks special.
+        tokenizer.add_special_tokens([*added.values()])
+        tokenizer.encode_special_tokens = True
         self.tokenless = frozenset(range(vocabulary)) - ids
         self.unsayable = self.tokenless.union(self.special.values())
         # An added token is spelled in plain text, those of the vocabulary by one character for each byte.
@@ -57,7 +61,7 @@ class TextTokenizer:
         return tuple(ids) if len(ids) == len(texts) else None
 
     def encode(self, text: str) -> tuple[int, ...]:
-        """Ids of a text, without special tokens."""
+        """Ids of a text, without added tokens."""
         # Unlike `encode`, a batch lets other threads of Python run meanwhile.
         (encoded,) = self._tokenizer.encode_batch([text], add_special_tokens=False)
         return tuple(encoded.ids)
