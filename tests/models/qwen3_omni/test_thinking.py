@@ -171,6 +171,22 @@ def test_marks_that_people_write_are_text(thinker: Qwen3Thinker) -> None:
         assert text in b"".join(map(thinker.tokenizer.piece, ids)).decode()
 
 
+async def test_what_a_text_is_kept_to_has_no_thought_that_nobody_began(made: Path, tmp_path: Path, seed: int) -> None:
+    """The words of the marks may be said all the same."""
+    model = loaded(with_template(tmp_path / "free", made, THINKING_TEMPLATE.replace("assistant\\n<think>\\n", "assistant\\n")))
+    marks = model.tokenizer.thinks
+    assert marks is not None and not marks.is_open
+    likes = Sampling(temperature=1, logit_bias={marks.opens: 100.0, marks.closes: 50.0})
+    asked = replace(ASKED, sampling=likes, seed=seed % 1000)
+    assert (await said(model, asked)).thinking
+    for text in ("<think>yes", "</think>no"):
+        told = await said(model, replace(asked, constraint=Constraint("choice", choices=(text,))))
+        assert (told.thought, told.text, told.reason) == ("", text, FinishReason.STOP)
+    told = await said(model, replace(asked, constraint=Constraint("regex", ".{1,20}")))
+    assert not told.thinking and 1 <= len(told.text) <= 20
+    await model.close()
+
+
 async def test_marks_may_be_special_tokens(made: Path, tmp_path: Path) -> None:
     folder = with_template(tmp_path / "special", made, THINKING_TEMPLATE)
     file = folder / "tokenizer_config.json"

@@ -82,7 +82,8 @@ class EngineThinker(EngineModel, ABC, Generic[P]):
         self._constraints = Constraints(
             tokenizer.piece,
             tokenizer.encode,
-            special=tokenizer.special.values(),
+            # What a text is kept to may have the words of the marks, and never the marks: they would tell that it is no answer.
+            special={*tokenizer.special.values(), *((thinks.opens, thinks.closes) if (thinks := tokenizer.thinks) else ())},
             end_ids=sorted(tokenizer.ends),
             vocabulary=tokenizer.vocabulary,
         )
