@@ -161,6 +161,17 @@ def test_the_thought_of_an_earlier_answer_is_not_in_the_prompt(thinker: Qwen3Thi
     assert len(ids("I think: a thing.")) > len(ids("A thing."))
 
 
+@pytest.mark.parametrize(
+    "parts",
+    [("<think>It is red.</think>\n", "\nA thing."), ("It ", "is red.</thi", "nk>", "A ", "thing."), ("a</think>b", "</think>A thing.")],
+)
+def test_nor_where_it_is_in_several_parts(thinker: Qwen3Thinker, parts: tuple[str, ...]) -> None:
+    def ids(*parts: str) -> tuple[int, ...]:
+        return thinker.prompt((*ASKED.turns, Turn("assistant", parts), Turn("user", ("And that?",))))
+
+    assert ids(*parts) == ids("A thing.")
+
+
 def test_marks_that_people_write_are_text(thinker: Qwen3Thinker) -> None:
     marks = thinker.tokenizer.thinks
     assert marks is not None

@@ -15,7 +15,7 @@ from transformers.utils.chat_template_utils import render_jinja_template
 from omnistage.models.common.checkpoint import BadCheckpoint, json_object
 from omnistage.models.common.thought import CLOSES, OPENS, Marks
 from omnistage.models.common.tokenizer import TextTokenizer, read_tokenizer
-from omnistage.models.conversation import Turn
+from omnistage.models.conversation import Part, Turn
 from omnistage.models.interface import BadRequest
 
 TEMPLATES = ("processor_config.json", "chat_template.json", "chat_template.jinja", "tokenizer_config.json")
@@ -76,7 +76,13 @@ class ChatTemplate:
         they cannot do here, where marks stand for texts."""
         if turn.role != "assistant" or CLOSES not in self._template:
             return turn
-        parts = (part.rpartition(CLOSES)[2].lstrip("\n") if isinstance(part, str) and CLOSES in part else part for part in turn.parts)
+        _, closes, answer = turn.text.rpartition(CLOSES)
+        thought = len(turn.text) - len(answer.lstrip("\n")) if closes else 0
+        parts = list[Part]()
+        for part in turn.parts:
+            if isinstance(part, str):
+                part, thought = part[thought:], max(thought - len(part), 0)
+            parts.append(part)
         return Turn(turn.role, tuple(parts))
 
     def _ids(self, rendered: str, texts: Sequence[str]) -> Iterator[int]:
