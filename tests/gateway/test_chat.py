@@ -204,6 +204,9 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"messages": [{"role": "user", "content": [{"type": "video", "video": "cat.mp4"}]}]}, "messages[0].content[0].type", "'video'"),
     ({"messages": [{"role": "user", "content": [{"type": "file", "file": {"file_id": "1"}}]}]}, "messages[0].content[0].type", "'file'"),
     ({"messages": [{"role": "user", "content": 5}]}, "messages[0].content", "must be text"),
+    ({"messages": [{"role": "assistant", "content": "x", "reasoning_content": 5}]}, "messages[0].reasoning_content", "must be text"),
+    ({"messages": [{"role": "user", "content": "x", "reasoning_content": "y"}]}, "messages[0].reasoning_content", "of an assistant"),
+    ({"messages": [{"role": "assistant", "content": None, "reasoning_content": None}]}, "messages[0].content", "must be text"),
     ({"messages": [{"role": "assistant", "audio": {"id": "audio_1"}}]}, "messages[0].audio.id", "send what it said"),
     (
         {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "cat.png"}}]}]},

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx2
@@ -100,6 +101,15 @@ def test_a_message_that_was_thought_about_may_be_sent_again(asking: openai.OpenA
     assert told[0].usage == told[1].usage
 
 
+def test_a_message_of_a_thought_alone_may_be_sent_again(asking: openai.OpenAI) -> None:
+    """As a client of a stream has it: no content came."""
+    said: list[dict[str, Any]] = [{"content": ""}, {"content": None, "reasoning_content": THOUGHT}, {"reasoning_content": THOUGHT}]
+    messages = [[*HELLO, {"role": "assistant", **earlier}, {"role": "user", "content": "And?"}] for earlier in said]
+    told = [asking.chat.completions.create(**{**ASKED, "messages": each}) for each in messages]
+    assert told[0].choices == told[1].choices == told[2].choices
+    assert told[0].usage == told[1].usage == told[2].usage
+
+
 def test_a_response_has_an_item_of_it(asking: openai.OpenAI) -> None:
     answer = asking.responses.create(model="toy", input="Hello", extra_body={"seed": 5})
     thought, message = answer.output
@@ -126,6 +136,24 @@ def test_a_streamed_response_has_all_events_in_order(asking: openai.OpenAI, most
     last = events[-1].response
     assert [item.type for item in last.output] == (["reasoning"] if most else ["reasoning", "message"])
     assert (last.output[0].status, last.output_text) == (("incomplete", "") if most else ("completed", SAID))
+
+
+def test_a_response_that_ends_behind_its_thought_has_an_empty_message(tmp_path: Path) -> None:
+    thinks = {"thinks": formulas.NATURAL_LENGTH}
+    with (
+        servers.stack(tmp_path, options_of={"thinker": thinks}) as stack,
+        gateway(stack.address, tmp_path) as server,
+        openai.OpenAI(base_url=f"http://{server.address}/v1", api_key="test", max_retries=0) as client,
+    ):
+        whole = client.responses.create(model="toy", input="Hello", extra_body={"seed": 5})
+        events: list[Any] = list(client.responses.create(model="toy", input="Hello", stream=True, extra_body={"seed": 5}))
+        again: Any = [*HELLO, *(item.model_dump(exclude_none=True) for item in whole.output), *HELLO]
+        assert client.responses.create(model="toy", input=again).status == "completed"
+    for answer in (whole, events[-1].response):
+        assert (answer.status, answer.output_text) == ("completed", "")
+        assert [(item.type, item.status) for item in answer.output] == [("reasoning", "completed"), ("message", "completed")]
+    done = [event.item for event in events if event.type == "response.output_item.done"]
+    assert [(item.type, item.status) for item in done] == [("reasoning", "completed"), ("message", "completed")]
 
 
 def test_answers_are_those_of_the_document(thinking_url: str) -> None:

@@ -65,6 +65,8 @@ def _turn(message: Mapping[str, Any], where: str, said: Said) -> Turn:
     for key in ("tool_calls", "function_call", "tool_call_id"):
         if message.get(key):
             raise unsupported(f"{where}.{key}", "nothing here calls tools yet; leave it out")
+    thought = message.get("reasoning_content")
+    _check_thought(thought, message.get("role"), f"{where}.reasoning_content")
     # What was thought before an earlier answer is no part of the conversation.
     turn = {key: value for key, value in message.items() if key not in ("audio", "tool_call_id", "reasoning_content")}
     if message.get("audio"):
@@ -72,10 +74,20 @@ def _turn(message: Mapping[str, Any], where: str, said: Said) -> Turn:
     turn.setdefault("content", None)
     if turn["content"] is None and turn.get("refusal"):
         turn["content"] = turn.pop("refusal")
+    if turn["content"] is None and thought is not None:  # So a client of a stream has it, where nothing was said behind it.
+        turn["content"] = ""
     if isinstance(turn["content"], list):
         for j, part in enumerate(turn["content"]):
             _check_part(part, f"{where}.content[{j}]")
     return turn
+
+
+def _check_thought(thought: object, role: object, where: str) -> None:
+    """Raises ApiError for what is no text, or of somebody who does not think."""
+    if thought is not None and not isinstance(thought, str):
+        raise invalid(where, "must be text")
+    if thought and role != "assistant":
+        raise invalid(where, "only messages of an assistant have it; leave it out")
 
 
 def _said(audio: object, where: str, said: Said) -> str:

@@ -206,8 +206,8 @@ class _Making:
 
     @property
     def _has_message(self) -> bool:
-        """Not where the tokens that were allowed ended within what was thought."""
-        return not self._thought or self._is_answering or any(self._said)
+        """Not before it begins, nor where the tokens that were allowed ended within what was thought."""
+        return not self._thought or self._is_answering or any(self._said) or self._status == "completed"
 
     @property
     def _items(self) -> list[dict[str, Any]]:
