@@ -312,6 +312,16 @@ async def test_a_conversation_beyond_its_context_is_refused(reference: TalkerRef
     await small.close()
 
 
+async def test_a_row_that_is_neither_text_nor_a_medium_is_refused(reference: TalkerReference, talker: QwenTalker, seed: int) -> None:
+    places, prompt, reply = reference.rows(reference.asked(seed))
+    for kind in (2, -1):
+        changed = np.array(places.rows)
+        changed[-1, -1] = kind
+        with pytest.raises(BadRequest, match="0 of text or 1 of a medium") as told:
+            await spoken(talker, [Rows("places", changed, last=True), prompt, reply], speech(seed))
+        assert told.value.field == "talker"
+
+
 Change = tuple[tuple[str, ...], Any, str]
 BAD: dict[str, Change] = {
     "no talker": (("enable_audio_output",), False, "has no Talker"),

@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 
 from omnistage.engine.engine import Engine
 from omnistage.models.common.speech.talker import AddedRows, Manner, RowTalker, followed
-from omnistage.models.interface import ModelInfo
-from omnistage.models.qwen3_omni.ports import AXES, PLACE, ROW_PORTS, TEXT_ROW, codes_port
+from omnistage.models.interface import BadRequest, ModelInfo
+from omnistage.models.qwen3_omni.ports import AXES, MEDIUM_ROW, PLACE, ROW_PORTS, TEXT_ROW, codes_port
 from omnistage.models.qwen3_omni.talker_config import TalkerConfig
 
 
@@ -29,11 +29,14 @@ class QwenTalker(RowTalker):
         self.config = config
 
     def laid_out(self, places: NDArray[np.int64], voice: str) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """See RowTalker.laid_out. The last item of a place says what the row is; what says who speaks ends with the first token."""
+        """See RowTalker.laid_out. The last item of a place says what the row is; what says who speaks ends with the first token.
+        Raises BadRequest for one that says nothing known."""
         config, codec = self.config, self.config.codec
         spoken = (codec.nothink, codec.think_bos, codec.think_eos, config.speakers[voice], codec.pad, codec.bos)
         positions = followed(places[:AXES], len(spoken))
+        if not np.isin(kinds := places[AXES], (TEXT_ROW, MEDIUM_ROW)).all():
+            raise BadRequest("talker", f"the last number of a place is {TEXT_ROW} of text or {MEDIUM_ROW} of a medium, and no other")
         items = np.zeros((positions.shape[1], config.groups), np.int64)
-        items[: -len(spoken), 0] = np.where(places[AXES] == TEXT_ROW, config.nothing, config.medium)
+        items[: -len(spoken), 0] = np.where(kinds == TEXT_ROW, config.nothing, config.medium)
         items[-len(spoken) :, 0] = spoken
         return items, positions
