@@ -74,6 +74,8 @@ def configured(folder: Path, whole: dict[str, Any]) -> Path:
     [
         ({"hidden_act": "gelu"}, "'hidden_act' is 'gelu', and only 'silu' is supported"),
         ({"rope_parameters": {"rope_type": "yarn"}}, "'rope_type' is 'yarn'; only the published 'default' is supported"),
+        ({"rope_theta": -1e4}, r"'rope_theta' is -10000\.0, which must be 1 or more"),
+        ({"rms_norm_eps": -1.0}, r"'rms_norm_eps' is -1\.0, which must be 0 or more"),
         ({"num_key_value_heads": 3}, "4 heads of 10 components cannot share 3 heads of keys"),
         ({"num_attention_heads": 8, "hidden_size": 40}, "8 heads of 5 components cannot share 2 heads of keys"),
         ({"decoder_dim": 24}, "'decoder_dim' is 24, which cannot be halved 4 times"),

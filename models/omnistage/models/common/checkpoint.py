@@ -68,6 +68,12 @@ class Config:
             raise BadCheckpoint(f"{self.place}: {name!r} is {found}, which must be 1 to {most}")
         return found
 
+    def at_least(self, name: str, least: float, default: float | None = None) -> float:
+        """The number of a name. default: see `value`. Raises BadCheckpoint for one below `least`, with which nothing could be computed."""
+        if (found := self.value(name, float, default)) < least:
+            raise BadCheckpoint(f"{self.place}: {name!r} is {found}, which must be {least} or more")
+        return found
+
     def values(self, name: str, kind: type[V]) -> tuple[V, ...]:
         """The list of a name, all of whose values are of one kind. Raises BadCheckpoint."""
         found = self._values.get(name)

@@ -11,6 +11,9 @@ from omnistage.models.common.checkpoint import BadCheckpoint, Config
 MOST_POSITIONS = 1 << 22
 """Of a decoder, for each of which there are angles in memory; four times as many as any published one has."""
 
+LEAST_THETA = 1
+"""Of positions: with less, pairs of components would turn ever faster instead of slower, and with much less by no finite angle."""
+
 
 @dataclass(frozen=True, slots=True)
 class RopeConfig:
@@ -32,7 +35,7 @@ def decoder_sizes(config: Config, *, ffn_size: str = "intermediate_size") -> Dec
         kv_heads=config.size("num_key_value_heads"),
         vocab_size=config.size("vocab_size"),
         context=config.size("max_position_embeddings", MOST_POSITIONS),
-        norm_eps=config.value("rms_norm_eps", float),
+        norm_eps=config.at_least("rms_norm_eps", 0),
         head_size=config.size("head_dim") if config.has("head_dim") else 0,
     )
 
@@ -61,10 +64,10 @@ def rope_of(config: Config, *, axes: int = 0, usual: tuple[int, ...] = ()) -> Ro
     axes: that rows stand on; 0: there is one, and no sections. usual: sections where the config has none. Raises BadCheckpoint."""
     if config.has("rope_parameters"):
         rope = config.section("rope_parameters")
-        theta = rope.value("rope_theta", float)
+        theta = rope.at_least("rope_theta", LEAST_THETA)
     else:
         rope = config.section("rope_scaling") if config.has("rope_scaling") else Config({}, config.place)
-        theta = config.value("rope_theta", float)
+        theta = config.at_least("rope_theta", LEAST_THETA)
     kind = rope.value("rope_type", str, "") or rope.value("type", str, "default")
     if kind not in ("default", "mrope"):
         raise BadCheckpoint(f"{config.place}: positions of the type {kind!r} are not supported, only the default ones")

@@ -23,6 +23,7 @@ from omnistage.engine.rope import rotary
 from omnistage.models.common.answer import AnswerAssembler
 from omnistage.models.common.checkpoint import read_config
 from omnistage.models.common.constraint import FORMS
+from omnistage.models.common.decoder_config import LEAST_THETA
 from omnistage.models.common.engine_model import Started, chosen_dtype, decoder_weights, limits_of
 from omnistage.models.common.requests import unfit_refused
 from omnistage.models.common.thinker import TEXT, EngineThinker, Tokenized
@@ -149,9 +150,9 @@ def _read_config(directory: Path) -> tuple[DecoderConfig, float]:
         kv_heads=text.size("num_key_value_heads"),
         vocab_size=text.size("vocab_size"),
         context=text.size("max_position_embeddings"),
-        norm_eps=text.value("rms_norm_eps", float),
+        norm_eps=text.at_least("rms_norm_eps", 0),
     )
-    return sizes, text.section("rope_parameters").value("rope_theta", float)
+    return sizes, text.section("rope_parameters").at_least("rope_theta", LEAST_THETA)
 
 
 def _special(tokenizer: Tokenizer, name: str) -> int:
