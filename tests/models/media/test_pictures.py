@@ -112,6 +112,21 @@ async def test_of_a_picture_that_moves_the_first_is_taken(decoder: MediaDecoder,
         assert np.array_equal((await decoder.picture(data, AS_IT_IS)).pixels, expected(data, AS_IT_IS))
 
 
+@pytest.mark.parametrize("most", [1, 2, 10, 64, 200, 2048])
+def test_no_picture_grows_beyond_what_is_allowed(most: int, seed: int) -> None:
+    """However much longer it is one way than the other; and what is allowed is no less than it needs to be."""
+    chance, grown = random.Random(seed), 0
+    for factor in (28, 32):
+        least = preprocessing.grown_to(most, factor)
+        for _ in range(3000):
+            height = int(2 ** chance.uniform(0, 8))
+            width = int(height * chance.uniform(1, 200))
+            rows, columns = preprocessing.smart_resize(*chance.sample([height, width], 2), factor, least, most * factor**2)
+            is_grown = round(height / factor) * round(width / factor) * factor**2 < least
+            grown = max(grown, rows * columns // factor**2 if is_grown else 0)
+    assert most // 2 <= grown <= most
+
+
 def test_sizes_are_those_of_the_published_formula(seed: int) -> None:
     chance = random.Random(seed)
     for _ in range(3000):

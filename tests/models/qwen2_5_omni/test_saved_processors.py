@@ -122,8 +122,9 @@ def folder(published: Path, tmp_path: Path) -> Path:
 def any_settings(source: random.Random) -> dict[str, Any]:
     """Of pictures: limits by old names and new ones, by both, by none, with nulls, and colours or none."""
     names = {"shortest_edge": source.randint(1000, 5000), "longest_edge": source.randint(6000, 9000)}
+    limits = {"min_pixels": source.randint(2000, 6000), "max_pixels": source.randint(6000, 20_000)}
     settings: dict[str, Any] = {"size": source.choice([names, None])}
-    settings |= {name: source.choice([None, source.randint(10_000, 20_000)]) for name in ("min_pixels", "max_pixels")}
+    settings |= {name: source.choice([None, limit]) for name, limit in limits.items()}
     settings |= {name: [source.choice([0.25, 0.5, 1]) for _ in range(3)] for name in ("image_mean", "image_std")}
     return {name: value for name, value in settings.items() if source.random() < 0.7}
 
@@ -169,6 +170,7 @@ def test_limits_in_the_words_of_older_versions_are_read(folder: Path, settings: 
         ({"size": {"height": 5, "width": 5}}, "size lacks 'shortest_edge'"),
         ({"size": 5}, "lacks the object 'size'"),
         ({"min_pixels": 0}, "must be above 0"),
+        ({"min_pixels": 5001, "max_pixels": 5000}, "'min_pixels' is 5001 and 'max_pixels' 5000: "),
         ({"max_pixels": "many"}, "'max_pixels' is 'many'"),
         ({"do_normalize": False}, "'do_normalize' is false, which is not supported"),
         ({"rescale_factor": 1.0}, "only 'resample' 3 and 'rescale_factor' 1/255"),

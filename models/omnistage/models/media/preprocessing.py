@@ -131,6 +131,14 @@ def smart_resize(height: int, width: int, factor: int, min_pixels: int, max_pixe
     return rows, columns
 
 
+def grown_to(most: int, factor: int) -> int:
+    """The most `min_pixels` by which no picture grows to more than `most` squares of `factor`.
+
+    A picture of N squares, A times longer than wide, has sides of sqrt(N A) and sqrt(N / A), of which each is rounded up."""
+    sides = math.sqrt(MOST_ASPECT) + 1 / math.sqrt(MOST_ASPECT)
+    return max(int(((math.sqrt(sides**2 + 4 * (most - 1)) - sides) / 2 * factor) ** 2), 1)
+
+
 def sampled_frames(frames: int, rate_hz: float, ask: FilmPreprocessing) -> list[int]:
     """Which of so many frames are taken: evenly from the first on, `fps` a second of a film with rate_hz.
 

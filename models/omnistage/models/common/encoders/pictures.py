@@ -62,8 +62,10 @@ def read_pictures(directory: Path, vision: Patching) -> PictureSettings:
         said.value("min_pixels", int, FILM_MIN_ROWS * row),
         said.value("max_pixels", int, FILM_MAX_ROWS * row),
     )
-    if min(found.min_pixels, found.max_pixels, found.film_min_pixels, found.film_max_pixels) < 1:
-        raise BadCheckpoint(f"{values.place}, or {path}: 'min_pixels' and 'max_pixels' must be above 0")
+    for least, most in ((found.min_pixels, found.max_pixels), (found.film_min_pixels, found.film_max_pixels)):
+        if not 1 <= least <= most:
+            told = f"'min_pixels' is {least} and 'max_pixels' {most}: both must be above 0, and the first no more than the second"
+            raise BadCheckpoint(f"{values.place}, or {path}: {told}")
     return found
 
 

@@ -29,6 +29,7 @@ from omnistage.models.media.preprocessing import (
     Preprocessing,
     SoundPreprocessing,
     check_room,
+    grown_to,
 )
 from omnistage.models.media.turns import Turns
 
@@ -104,10 +105,14 @@ class MediaPreprocessing:
         seen, filmed = most_rows * picture.factor**2, most_rows * film.factor**2
         return replace(
             self,
-            picture=replace(picture, min_pixels=min(picture.min_pixels, seen), max_pixels=min(picture.max_pixels, seen)),
+            picture=replace(
+                picture,
+                min_pixels=min(picture.min_pixels, grown_to(most_rows, picture.factor)),
+                max_pixels=min(picture.max_pixels, seen),
+            ),
             film=replace(
                 film,
-                min_pixels=min(film.min_pixels, filmed),
+                min_pixels=min(film.min_pixels, grown_to(most_rows, film.factor)),
                 max_pixels=min(film.max_pixels, filmed),
                 total_pixels=min(filmed, share * film.factor**2),
                 most_tokens=share,
