@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 
 import torch
@@ -53,6 +54,11 @@ def _row(embedding: torch.Tensor, dtype: torch.dtype, token_id: int) -> Array:
 def tokenizer_of(directory: Path, config: ThinkerConfig) -> ChatTokenizer:
     """Raises BadCheckpoint."""
     tokenizer = ChatTokenizer(directory, config.text.vocab_size, END, config.ids.kinds)
-    if config.speech is not None and config.speech.turn not in tokenizer.template.token_ids((Turn("user", ("",)),), []):
-        raise BadCheckpoint(f"{directory}: the chat template begins no turn with 'im_start_token_id' {config.speech.turn} of config.json")
+    if config.speech is not None:
+        turn, user = config.speech.turn, config.speech.user
+        ids = tokenizer.template.token_ids((Turn("user", ("",)),), [])
+        *_, asked, answered = None, None, *(behind for begun, behind in pairwise(ids) if begun == turn)
+        if asked != user or answered == user:
+            told = f"no turn of a user with 'im_start_token_id' {turn} and 'user_token_id' {user} of config.json"
+            raise BadCheckpoint(f"{directory}: the chat template begins {told}")
     return tokenizer
