@@ -93,6 +93,8 @@ TEXT, EYES, EARS = (f"thinker_config.{part}_config" for part in ("text", "vision
         ("user_token_id", 3, "and 'user_token_id' 3 of config.json"),
         ("user_token_id", None, "lacks 'user_token_id'"),
         ("thinker_config.audio_end_token_id", "x", "'audio_end_token_id' is 'x', which is no int"),
+        ("thinker_config.audio_start_token_id", 1 << 20, "1048576 for audio_start"),
+        ("thinker_config.audio_end_token_id", -1, "-1 for audio_end"),
         ("quantization_config", {"quant_method": "gptq", "bits": 4}, "quantized by gptq are not supported"),
         ("model_type", "qwen2_5_omni", "is a 'qwen2_5_omni', not a 'qwen3_omni_moe'"),
     ],
@@ -108,6 +110,13 @@ def test_a_config_that_does_not_fit_is_told(copied: Path, path: str, value: obje
 def test_a_folder_without_a_whole_tokenizer_is_refused(copied: Path, file: str, told: str) -> None:
     (copied / file).unlink()
     assert f"{copied / 'tokenizer.json'} is missing" in refused(copied) and told in refused(copied)
+
+
+def test_ids_of_media_that_are_the_same_are_told(copied: Path) -> None:
+    change(
+        copied / "config.json", lambda values: values["thinker_config"].update(image_token_id=values["thinker_config"]["audio_token_id"])
+    )
+    assert "the token ids of media must differ, and be 0 to " in refused(copied)
 
 
 def test_a_weight_that_is_missing_misshapen_or_that_nobody_reads_is_named(copied: Path) -> None:

@@ -167,8 +167,9 @@ def read_talker_config(directory: Path) -> TalkerConfig:
     bos, eos, pad, mask = (config.value(f"tts_codec_{name}_token_id", int) for name in ("start", "end", "pad", "mask"))
     if row_size != whole.section("thinker_config").section("text_config").value("hidden_size", int):
         raise BadCheckpoint(f"{config.place}: 'embedding_size' is {row_size}, which is not that of the rows of the Thinker")
-    if (most := max(bos, eos, pad, mask)) >= decoder.vocab_size:
-        raise BadCheckpoint(f"{config.place}: there is no item {most}, 'vocab_size' is {decoder.vocab_size}")
+    for item in (bos, eos, pad, mask):
+        if not 0 <= item < decoder.vocab_size:
+            raise BadCheckpoint(f"{config.place}: there is no item {item}, 'vocab_size' is {decoder.vocab_size}")
     return TalkerConfig(
         decoder=replace(decoder, vocab_size=decoder.vocab_size + 1, embedding_width=row_size, given_width=row_size),
         rope=rope_of(config, axes=AXES),
@@ -188,8 +189,9 @@ def read_thinker_config(directory: Path) -> ThinkerConfig:
     whole = read_config(directory, MODEL_TYPE)
     config = whole.section("thinker_config")
     check_plain(whole, config)
+    text = decoder_sizes(config.section("text_config"))
     return ThinkerConfig(
-        text=decoder_sizes(config.section("text_config")),
+        text=text,
         rope=rope_of(config.section("text_config"), axes=AXES),
         vision=_vision(config.section("vision_config")),
         audio=_audio(config.section("audio_config")),
@@ -199,7 +201,7 @@ def read_thinker_config(directory: Path) -> ThinkerConfig:
             audio=_either(config, "audio_token_index", "audio_token_id"),
             audio_start=config.value("audio_start_token_id", int),
             audio_end=config.value("audio_end_token_id", int),
-        ),
+        ).check(text.vocab_size, config.place),
         position_ids_per_second=config.size("position_id_per_seconds") if config.has("position_id_per_seconds") else 25,
         seconds_per_chunk=config.value("seconds_per_chunk", float, 2.0),
         tied=config.value("tie_word_embeddings", bool, False),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from math import isqrt
 from pathlib import Path
 
@@ -167,7 +167,7 @@ def read_thinker_config(directory: Path) -> ThinkerConfig:
         rope=rope_of(words, axes=AXES, usual=SECTIONS),
         vision=vision,
         audio=audio,
-        ids=MediaIds(**{name: config.value(f"{name}_token_id", int) for name in ("image", "video", "audio", "audio_start", "audio_end")}),
+        ids=MediaIds(*(config.value(f"{field.name}_token_id", int) for field in fields(MediaIds))).check(text.vocab_size, config.place),
         position_ids_per_second=config.size("position_id_per_seconds") if config.has("position_id_per_seconds") else 25,
         tied=config.value("tie_word_embeddings", bool, False),
         speech=_speech(whole, text.layers),

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import asdict, astuple, dataclass
+from typing import Protocol, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
+from omnistage.models.common.checkpoint import BadCheckpoint
 from omnistage.models.common.encoders.encoder import MediaSizes
 from omnistage.models.common.encoders.features import Extent, Layout, Placed
 
@@ -35,6 +36,14 @@ class MediaIds:
     def kinds(self) -> dict[int, str]:
         """Of the media that the ids stand for."""
         return {self.image: "image", self.audio: "audio", self.video: "video"}
+
+    def check(self, vocab_size: int, place: str) -> Self:
+        """The same. place: of the config that they stand in. Raises BadCheckpoint for ids that there are not, and for equal ones."""
+        ids = astuple(self)
+        if len({*ids}) < len(ids) or min(ids) < 0 or max(ids) >= vocab_size:
+            told = ", ".join(f"{token_id} for {name}" for name, token_id in asdict(self).items())
+            raise BadCheckpoint(f"{place}: the token ids of media must differ, and be 0 to {vocab_size - 1}: they are {told}")
+        return self
 
 
 class PromptSizes(MediaSizes, Protocol):
