@@ -74,11 +74,15 @@ class Materials:
 
     def fused_bias(self, prefix: str, sizes: Mapping[str, int]) -> torch.Tensor | None:
         """None where there is no bias, or only zeros."""
-        biases = [bias for bias in (self.weight(f"{prefix}.{name}.bias") for name in sizes) if bias is not None]
-        if biases and len(biases) != len(sizes):
+        biases = {name: bias for name in sizes if (bias := self.weight(f"{prefix}.{name}.bias")) is not None}
+        if not biases:
+            return None
+        if len(biases) != len(sizes):
             raise ValueError(f"the checkpoint has a bias for only some of {prefix}.{tuple(sizes)}")
-        bias = torch.cat(biases) if biases else None
-        return bias if bias is not None and bool(bias.any()) else None
+        for name, bias in biases.items():
+            _check_shape(f"{prefix}.{name}.bias", bias, (sizes[name],))
+        bias = torch.cat([*biases.values()])
+        return bias if bool(bias.any()) else None
 
 
 def need(weight: Weights, name: str, shape: tuple[int, ...]) -> torch.Tensor:
@@ -86,6 +90,10 @@ def need(weight: Weights, name: str, shape: tuple[int, ...]) -> torch.Tensor:
     tensor = weight(name)
     if tensor is None:
         raise ValueError(f"the checkpoint has no weight {name!r}")
+    _check_shape(name, tensor, shape)
+    return tensor
+
+
+def _check_shape(name: str, tensor: torch.Tensor, shape: tuple[int, ...]) -> None:
     if tensor.shape != shape:
         raise ValueError(f"the weight {name!r} is {list(tensor.shape)}, and by the config it is {list(shape)}")
-    return tensor

@@ -86,6 +86,9 @@ def test_a_weight_that_is_missing_or_that_nobody_reads_is_named(copied: Path) ->
     change_weights(copied, lambda weights: weights.update({"thinker.visual.blocks.0.attn.q.weight": torch.zeros(64, 64)}))
     change_weights(copied, lambda weights: weights.update({"thinker.visual.surprise.weight": torch.zeros(2)}))
     assert "has 1 weights that this model does not, the first is thinker.visual.surprise.weight" in refused(copied)
+    bias = "thinker.model.layers.0.self_attn.o_proj.bias"
+    change_weights(copied, lambda weights: (weights.pop("thinker.visual.surprise.weight"), weights.update({bias: torch.ones(2)})))
+    assert f"has 1 weights that this model does not, the first is {bias}" in refused(copied)
 
 
 @pytest.mark.parametrize(

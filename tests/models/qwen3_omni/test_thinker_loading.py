@@ -75,6 +75,15 @@ TEXT, EYES, EARS = (f"thinker_config.{part}_config" for part in ("text", "vision
         (f"{TEXT}.hidden_act", "gelu", "'hidden_act' is 'gelu', and only 'silu'"),
         (f"{TEXT}.rope_scaling", {"rope_type": "yarn", "mrope_section": [6, 5, 5]}, "'yarn'"),
         (f"{TEXT}.rope_scaling", {"rope_type": "default", "mrope_section": [6, 5]}, "is [6, 5]: "),
+        (f"{TEXT}.rope_theta", 0, "'rope_theta' is 0.0, which must be 1 or more"),
+        (f"{TEXT}.rope_theta", 1e-300, "'rope_theta' is 1e-300, which must be 1 or more"),
+        (
+            f"{TEXT}.rope_parameters",
+            {"mrope_section": [6, 5, 5], "rope_theta": -1e6},
+            "'rope_theta' is -1000000.0, which must be 1 or more",
+        ),
+        (f"{TEXT}.rms_norm_eps", -1e-6, "'rms_norm_eps' is -1e-06, which must be 0 or more"),
+        (f"{TEXT}.attention_bias", True, "lacks the weight thinker.model.layers.0.self_attn.q_proj.bias"),
         (f"{TEXT}.hidden_size", 161, "rows of the Thinker have 161"),
         (f"{EYES}.deepstack_visual_indexes", [0, 4], "layers from 0 to 3"),
         (f"{EYES}.deepstack_visual_indexes", [2, 0], "each one behind the one before"),
@@ -135,6 +144,28 @@ def test_a_weight_that_is_missing_misshapen_or_that_nobody_reads_is_named(copied
     assert f"{EXPERT} is [79, 160], and by config.json it is [80, 160]" in refused(copied)
     _change_one(copied, {EXPERT: taken[EXPERT], EXPERT.replace(".3.", ".10."): taken[EXPERT].clone()})
     assert f"1 weights that this model does not, the first is {EXPERT.replace('.3.', '.10.')}" in refused(copied)
+
+
+@pytest.mark.parametrize("name", ["mlp.gate", "mlp.experts.3.down_proj", "self_attn.o_proj", "self_attn.k_proj"])
+def test_a_bias_that_the_config_does_not_speak_of_is_named(copied: Path, name: str) -> None:
+    change_weights(copied, lambda weights: weights | {f"thinker.model.layers.1.{name}.bias": torch.zeros(2)})
+    assert f"1 weights that this model does not, the first is thinker.model.layers.1.{name}.bias" in refused(copied)
+
+
+def test_biases_of_attention_are_there_where_the_config_says_so(copied: Path, qwen3_checkpoint: Path) -> None:
+    change(copied / "config.json", lambda values: changed(values, {f"{TEXT}.attention_bias": True}))
+    products = ("q_proj", "k_proj", "v_proj", "o_proj")
+    biases = Weights()
+
+    def biased(weights: Weights) -> Weights:
+        names = [name for name in weights if name.startswith("thinker.model.layers.") and name.split(".")[-2] in products]
+        biases.update({name.replace(".weight", ".bias"): torch.ones(len(weights[name])) for name in names})
+        return weights | biases
+
+    change_weights(copied, biased)
+    assert not all(map(torch.equal, results(copied), results(qwen3_checkpoint)))
+    _change_one(copied, {name: bias[1:].clone() for name, bias in biases.items() if "layers.1.self_attn.o_proj" in name})
+    assert "o_proj.bias' is [159], and by the config it is [160]" in refused(copied)
 
 
 def _change_one(folder: Path, more: Weights, whole: Weights | None = None) -> None:

@@ -14,6 +14,9 @@ MOST_POSITIONS = 1 << 22
 LEAST_THETA = 1
 """Of positions: with less, pairs of components would turn ever faster instead of slower, and with much less by no finite angle."""
 
+BIASED = ("q_proj", "k_proj", "v_proj")
+"""Products of decoders of Qwen2.5-Omni that have a bias, though no config says it."""
+
 
 @dataclass(frozen=True, slots=True)
 class RopeConfig:
@@ -77,6 +80,11 @@ def rope_of(config: Config, *, axes: int = 0, usual: tuple[int, ...] = ()) -> Ro
     if len(sections) != axes or min(sections) < 1:
         raise BadCheckpoint(f"{config.place}: 'mrope_section' is {list(sections)}: it needs a number above 0 for each of {axes} axes")
     return RopeConfig(theta, sections)
+
+
+def attention_biases(config: Config) -> tuple[str, ...]:
+    """Products of attention that have a bias. Raises BadCheckpoint."""
+    return (*BIASED, "o_proj") if config.value("attention_bias", bool, False) else ()
 
 
 def check_activation(config: Config, name: str, known: str) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
@@ -165,18 +165,28 @@ def limits_of(options: LoadOptions, rows: int = 0) -> Limits:
 
 
 def decoder_weights(
-    weights: Weights, dtype: torch.dtype, device: torch.device, *, prefix: str, head: str = "", tied: bool = False
+    weights: Weights,
+    dtype: torch.dtype,
+    device: torch.device,
+    *,
+    prefix: str,
+    head: str = "",
+    tied: bool = False,
+    biased: Collection[str] = (),
 ) -> Callable[[str], torch.Tensor | None]:
     """The weights of a decoder in a checkpoint, by the decoder's names. prefix: how their names begin there. head: the whole name of the
     weight of the logits; empty: they use the embedding. tied: they use it where the checkpoint has no such weight; one that is there is
     used, as Transformers does it. The embedding is not copied where it is as the checkpoint has it. The experts of a layer may lie one by
-    one or together. Raises BadCheckpoint for a head that is not there."""
+    one or together. biased: names of the products that have a bias; that of any other is not read, as Transformers does not. Raises
+    BadCheckpoint for a head or a bias that is not there."""
 
     def weight(name: str) -> torch.Tensor | None:
         if name == LM_HEAD:
             found = weights.read(head) if head else None
             if head and found is None and not tied:
                 raise BadCheckpoint(f"{weights.directory} lacks the weight {head}")
+        elif name.endswith(".bias"):
+            found = weights.need(prefix + name) if name.split(".")[-2] in biased else None
         else:
             found = (weights.mapped if name == EMBEDDING else weights.read)(prefix + name)
             found = expert_of_all(weights, prefix + name) if found is None else found

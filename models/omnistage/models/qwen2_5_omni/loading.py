@@ -13,6 +13,7 @@ from omnistage.engine.group import ALONE, Group
 from omnistage.engine.linear import LinearMaker
 from omnistage.engine.rope import contiguous, rotary
 from omnistage.engine.tap import last_and_embedding
+from omnistage.models.common.decoder_config import BIASED
 from omnistage.models.common.encoders.starting import Parts, Preparation, Ready, encoders_built, needed
 from omnistage.models.common.engine_model import chosen_dtype, decoder_weights
 from omnistage.models.common.slices import config_of_part, weights_of_part
@@ -87,7 +88,7 @@ def read_decoder(folder: Path, options: LoadOptions, group: Group) -> PackedDeco
 
 
 def _decoder(weights: Weights, config: ThinkerConfig, dtype: torch.dtype, device: torch.device, group: Group) -> PackedDecoder:
-    weight = decoder_weights(weights, dtype, device, prefix=f"{_PREFIX}model.", head=_PREFIX + LM_HEAD, tied=config.tied)
+    weight = decoder_weights(weights, dtype, device, prefix=f"{_PREFIX}model.", head=_PREFIX + LM_HEAD, tied=config.tied, biased=BIASED)
     parts = DecoderParts(rope=rotary(config.rope.theta, contiguous(config.rope.sections)), tap=last_and_embedding)
     if group.size == 1:
         return PackedDecoder(config.text, weight, parts)

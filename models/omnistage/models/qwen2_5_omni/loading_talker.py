@@ -12,6 +12,7 @@ from omnistage.engine.head import TokenHead
 from omnistage.engine.materials import Materials
 from omnistage.engine.rope import contiguous, rotary
 from omnistage.models.common.checkpoint import BadCheckpoint, name_of
+from omnistage.models.common.decoder_config import BIASED
 from omnistage.models.common.engine_model import Started, chosen_dtype, decoder_weights, limits_of
 from omnistage.models.common.speech.talker import AddedRows, cache_of_rows
 from omnistage.models.common.weights import Weights
@@ -65,7 +66,7 @@ def load_talker(folder: Path, options: LoadOptions) -> QwenTalker:
 
 def _decoder(weights: Weights, config: TalkerConfig, dtype: torch.dtype, device: torch.device) -> PackedDecoder:
     """Its embedding has one row more than the checkpoint, of zeros: that of a row without an item."""
-    stored = decoder_weights(weights, dtype, device, prefix=f"{_PREFIX}model.", head=f"{_PREFIX}codec_head.weight")
+    stored = decoder_weights(weights, dtype, device, prefix=f"{_PREFIX}model.", head=f"{_PREFIX}codec_head.weight", biased=BIASED)
 
     def weight(name: str) -> torch.Tensor | None:
         found = stored(name)

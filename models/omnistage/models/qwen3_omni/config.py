@@ -9,7 +9,14 @@ from pathlib import Path
 from omnistage.engine.experts import ExpertSizes
 from omnistage.engine.materials import DecoderConfig
 from omnistage.models.common.checkpoint import BadCheckpoint, Config, read_config
-from omnistage.models.common.decoder_config import RopeConfig, check_activation, decoder_sizes, expert_sizes, rope_of
+from omnistage.models.common.decoder_config import (
+    RopeConfig,
+    attention_biases,
+    check_activation,
+    decoder_sizes,
+    expert_sizes,
+    rope_of,
+)
 from omnistage.models.common.encoders.prompt import MediaIds
 from omnistage.models.common.header import check_plain
 from omnistage.models.qwen3_omni.ports import AXES
@@ -134,8 +141,8 @@ class SpeechSource:
 
 @dataclass(frozen=True, slots=True)
 class ThinkerConfig:
-    """text: of the language model. rope: of its positions. position_ids_per_second: positions that a second of sound or film takes. tied:
-    the logits use the embedding, where there is no head. speech: None for a checkpoint that does not speak."""
+    """text: of the language model. rope: of its positions. position_ids_per_second: positions that a second of sound or film takes. biased:
+    see `decoder_weights`. tied: the logits use the embedding, where there is no head. speech: None for a checkpoint that does not speak."""
 
     text: DecoderConfig
     experts: ExpertSizes
@@ -144,6 +151,7 @@ class ThinkerConfig:
     audio: AudioConfig
     ids: MediaIds
     position_ids_per_second: int
+    biased: tuple[str, ...]
     tied: bool
     speech: SpeechSource | None
 
@@ -169,6 +177,7 @@ def read_thinker_config(directory: Path) -> ThinkerConfig:
         audio=audio,
         ids=MediaIds(*(config.value(f"{field.name}_token_id", int) for field in fields(MediaIds))).check(text.vocab_size, config.place),
         position_ids_per_second=config.size("position_id_per_seconds") if config.has("position_id_per_seconds") else 25,
+        biased=attention_biases(words),
         tied=config.value("tie_word_embeddings", bool, False),
         speech=_speech(whole, text.layers),
     )

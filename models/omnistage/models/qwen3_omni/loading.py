@@ -100,7 +100,9 @@ def read_embedding(folder: Path) -> torch.Tensor:
 
 
 def _decoder(weights: Weights, config: ThinkerConfig, dtype: torch.dtype, device: torch.device, group: Group) -> PackedDecoder:
-    weight = decoder_weights(weights, dtype, device, prefix=f"{_PREFIX}model.", head=_PREFIX + LM_HEAD, tied=config.tied)
+    weight = decoder_weights(
+        weights, dtype, device, prefix=f"{_PREFIX}model.", head=_PREFIX + LM_HEAD, tied=config.tied, biased=config.biased
+    )
     parts = DecoderParts(
         rope=rotary(config.rope.theta, interleaved(config.rope.sections)),
         head_norm=head_rms_norm,

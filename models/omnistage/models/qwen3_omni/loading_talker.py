@@ -116,7 +116,7 @@ def read_parts(weights: Weights, config: TalkerConfig, dtype: torch.dtype, devic
     ids, width, codebooks = config.predictor.ids, config.decoder.hidden_size, range(config.groups - 1)
     further = torch.cat([need(f"{_PREDICTOR}model.codec_embedding.{codebook}.weight", ids, width) for codebook in codebooks])
     heads = [need(f"{_PREDICTOR}lm_head.{codebook}.weight", ids, width) for codebook in codebooks]
-    stored = decoder_weights(weights, dtype, device, prefix=f"{_PREDICTOR}model.")
+    stored = decoder_weights(weights, dtype, device, prefix=f"{_PREDICTOR}model.", biased=config.predictor.biased)
 
     def weight(name: str) -> torch.Tensor | None:
         return further if name == EMBEDDING else heads[0] if name == LM_HEAD else stored(name)
@@ -134,7 +134,7 @@ def _decoder(weights: Weights, config: TalkerConfig, first: torch.Tensor, furthe
     dtype, device = first.dtype, first.device
     for layer in range(config.decoder.layers):
         check_experts(weights, f"{_PREFIX}model.layers.{layer}.mlp", config.experts, config.decoder.hidden_size)
-    stored = decoder_weights(weights, dtype, device, prefix=f"{_PREFIX}model.", head=f"{_PREFIX}codec_head.weight")
+    stored = decoder_weights(weights, dtype, device, prefix=f"{_PREFIX}model.", head=f"{_PREFIX}codec_head.weight", biased=config.biased)
 
     def weight(name: str) -> torch.Tensor | None:
         if name.startswith(_PROJECTIONS):

@@ -9,7 +9,7 @@ from pathlib import Path
 from omnistage.engine.experts import ExpertSizes
 from omnistage.engine.materials import DecoderConfig
 from omnistage.models.common.checkpoint import BadCheckpoint, Config, read_config
-from omnistage.models.common.decoder_config import RopeConfig, decoder_sizes, expert_sizes, rope_of
+from omnistage.models.common.decoder_config import RopeConfig, attention_biases, decoder_sizes, expert_sizes, rope_of
 from omnistage.models.common.header import check_plain
 from omnistage.models.qwen3_omni.config import MODEL_TYPE, SECTIONS
 from omnistage.models.qwen3_omni.ports import AXES
@@ -46,23 +46,26 @@ class TextIds:
 
 @dataclass(frozen=True, slots=True)
 class PredictorConfig:
-    """Of the code predictor. decoder: its items are those of all further codebooks, one behind the other. ids: of one codebook."""
+    """Of the code predictor. decoder: its items are those of all further codebooks, one behind the other. ids: of one codebook. biased: see
+    `decoder_weights`."""
 
     decoder: DecoderConfig
     rope: RopeConfig
     ids: int
+    biased: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class TalkerConfig:
     """decoder: its first ids are two more than the checkpoint has, which stand for no item: see `nothing` and `medium`. groups: codes of a
     frame. codes: the first one of them is below this; ids above are no codes. row_size: of the rows that come from the Thinker. between:
-    width between the two products that bring such a row to the width of the decoder. speakers: items by the name of the voice. rate_hz: of
-    frames."""
+    width between the two products that bring such a row to the width of the decoder. biased: see `decoder_weights`. speakers: items by the
+    name of the voice. rate_hz: of frames."""
 
     decoder: DecoderConfig
     experts: ExpertSizes
     rope: RopeConfig
+    biased: tuple[str, ...]
     predictor: PredictorConfig
     codec: CodecIds
     text: TextIds
@@ -120,6 +123,7 @@ def read_talker_config(directory: Path) -> TalkerConfig:
         ),
         experts=expert_sizes(text, normalized=False, shared="shared_expert_intermediate_size"),
         rope=rope_of(text, axes=AXES, usual=SECTIONS),
+        biased=attention_biases(text),
         predictor=predictor,
         codec=codec,
         text=TextIds(*(whole.value(f"tts_{name}_token_id", int) for name in ("bos", "eos", "pad"))),
@@ -163,4 +167,4 @@ def _predictor(config: Config, wave: Config) -> PredictorConfig:
     if (known := wave.size("codebook_size")) < ids:
         raise BadCheckpoint(f"{wave.place}: 'codebook_size' is {known}, and the Talker draws codes below {ids}")
     decoder = replace(decoder_sizes(inner), vocab_size=(groups - 1) * ids, context=groups, positions=groups)
-    return PredictorConfig(decoder, rope_of(inner), ids)
+    return PredictorConfig(decoder, rope_of(inner), ids, attention_biases(inner))

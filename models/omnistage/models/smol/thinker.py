@@ -23,7 +23,7 @@ from omnistage.engine.rope import rotary
 from omnistage.models.common.answer import AnswerAssembler
 from omnistage.models.common.checkpoint import read_config
 from omnistage.models.common.constraint import FORMS
-from omnistage.models.common.decoder_config import LEAST_THETA
+from omnistage.models.common.decoder_config import BIASED, LEAST_THETA
 from omnistage.models.common.engine_model import Started, chosen_dtype, decoder_weights, limits_of
 from omnistage.models.common.requests import unfit_refused
 from omnistage.models.common.thinker import TEXT, EngineThinker, Tokenized
@@ -133,7 +133,7 @@ def read_decoder(directory: Path, dtype: torch.dtype, device: torch.device = CPU
     with Weights(directory, _UNUSED, computed=dtype) as weights:
         head = LM_HEAD if LM_HEAD in weights.names else ""
         config, theta = _read_config(directory)
-        weight = decoder_weights(weights, dtype, device, prefix=_LANGUAGE, head=head)
+        weight = decoder_weights(weights, dtype, device, prefix=_LANGUAGE, head=head, biased=BIASED)
         decoder = PackedDecoder(config, weight, DecoderParts(rope=rotary(theta)))
         weights.check_read()
     return decoder
