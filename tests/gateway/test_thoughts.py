@@ -151,7 +151,8 @@ def test_a_response_that_ends_behind_its_thought_has_an_empty_message(tmp_path: 
         assert client.responses.create(model="toy", input=again).status == "completed"
     for answer in (whole, events[-1].response):
         assert (answer.status, answer.output_text) == ("completed", "")
-        assert [(item.type, item.status) for item in answer.output] == [("reasoning", "completed"), ("message", "completed")]
+        output: Any = answer.output
+        assert [(item.type, item.status) for item in output] == [("reasoning", "completed"), ("message", "completed")]
     done = [event.item for event in events if event.type == "response.output_item.done"]
     assert [(item.type, item.status) for item in done] == [("reasoning", "completed"), ("message", "completed")]
 

@@ -121,7 +121,8 @@ def test_no_picture_grows_beyond_what_is_allowed(most: int, seed: int) -> None:
         for _ in range(3000):
             height = int(2 ** chance.uniform(0, 8))
             width = int(height * chance.uniform(1, 200))
-            rows, columns = preprocessing.smart_resize(*chance.sample([height, width], 2), factor, least, most * factor**2)
+            height, width = chance.sample([height, width], 2)
+            rows, columns = preprocessing.smart_resize(height, width, factor, least, most * factor**2)
             is_grown = round(height / factor) * round(width / factor) * factor**2 < least
             grown = max(grown, rows * columns // factor**2 if is_grown else 0)
     assert most // 2 <= grown <= most
