@@ -36,7 +36,7 @@ def refused(family: Family, module: str, *words: str, environment: Mapping[str, 
     ("module", "words", "told"),
     [
         ("thinker", [], "--family is missing"),
-        ("talker", ["--family", "smoll"], "no talker named 'smoll'; there are qwen2_5_omni, smol, toy"),
+        ("talker", ["--family", "smoll"], "no talker named 'smoll'; there are qwen2_5_omni, qwen3_omni, smol, toy"),
         ("diffusion", ["--family", "smol"], "no diffusion named 'smol'; there are diffusers, toy"),
         ("code2wav", ["--family", "toy", "--colour", "red"], "there is no option --colour"),
         ("diffusion", ["--family", "toy", "--options", '{"speed": 3}'], "unknown options ['speed']"),
