@@ -30,6 +30,7 @@ from omnistage.models.common.weights import Weights
 from omnistage.models.qwen3_omni.loading_talker import Parts, read_parts
 from omnistage.models.qwen3_omni.predictor import FrameHead, Predictor
 from omnistage.models.qwen3_omni.talker_config import TalkerConfig, read_talker_config
+from omnistage.models.tiny.qwen3_omni import code2wav
 from omnistage.models.tiny.qwen3_omni import talker as tiny
 from omnistage.models.tiny.qwen3_omni.sizes import TalkerSize
 
@@ -73,7 +74,7 @@ def written(folder: Path) -> Path:
         drawn = pool.roll(begin).repeat(-(-size // len(pool)))[:size].reshape(shape)
         tensors[name] = torch.ones(shape).bfloat16() if "norm" in name else drawn * (1.0 if "embedding" in name else shape[-1] ** -0.5)
     save_file(tensors, folder / "model.safetensors", {"format": "pt"})
-    wave = {"codebook_size": 2048, "num_quantizers": SIZE.groups, "upsample_rates": [8, 5, 4, 3], "upsampling_ratios": [2, 2]}
+    wave = code2wav.config(SIZE.groups, SIZE.codes)
     whole = {"model_type": "qwen3_omni_moe", "thinker_config": {"text_config": {"hidden_size": ROW_SIZE}}, "code2wav_config": wave}
     tokens = {f"tts_{name}_token_id": number for number, name in enumerate(("bos", "eos", "pad"))}
     (folder / "config.json").write_text(json.dumps({**whole, "talker_config": config, **tokens}))
