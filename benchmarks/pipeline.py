@@ -1,29 +1,39 @@
 """`python -m benchmarks.pipeline [--family qwen3_omni]`: an Omni model from a question to sound, beside Transformers, which runs the same
-stages one after the other. Random weights of size small; an answer of 40 tokens, and of as many frames as `benchmarks.chains` says."""
+stages one after the other. Random weights of size small; an answer of 40 tokens, and of as many frames as `benchmarks.chains` says. It is
+asked with text, and with a sound alone; and with two replicas of Talker and Code2Wav beside one of each."""
 
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
 import tempfile
 import time
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
 
 from benchmarks.chains import CHAINS, CHARACTERS, TOKENS, Chain
-from benchmarks.figures import Report, arguments, median
-from benchmarks.talker import thinker_params
+from benchmarks.figures import Figure, Report, arguments, median
+from benchmarks.talker import words
 from helpers.fleet import Fleet, fleet
-from helpers.servers import omni_stub
-from omnistage.models.conversation import Turn
+from helpers.media_files import sound
+from helpers.omni_answers import messages
+from helpers.omni_reference import Seen
+from helpers.servers import CHAIN, omni_stub
+from omnistage.models.conversation import Media, Turn
 from omnistage.models.tiny.makers import Order, make_tiny
 from omnistage.v1 import omni_pb2, omni_pb2_grpc, stage_pb2
 from omnistage.wire.batches import chunks_of
 
 ROUNDS = 3
 AT_ONCE = 8
+SOUND_S = 5.0
+"""Of a question that is a sound."""
 
 
 @dataclass
@@ -34,11 +44,14 @@ class Heard:
     first_s: float = 0.0
     total_s: float = 0.0
     samples: int = 0
+    talker: str = ""
+    """The replica that spoke."""
     waited_s: float = 0.0
     late_s: float = 0.0
     _begun: float = field(default_factory=time.perf_counter)
 
     def take(self, event: omni_pb2.GenerateResponse) -> None:
+        self.talker = next((report.replica for report in event.usage.stages if report.kind == stage_pb2.STAGE_KIND_TALKER), "")
         for chunk in chunks_of(event) if event.WhichOneof("event") in ("chunk", "chunks") else ():
             if chunk.port != "audio" or not chunk.count:
                 continue
@@ -54,20 +67,30 @@ class Heard:
         assert self.samples == samples, self.samples
 
 
-def question(chain: Chain, seed: int) -> omni_pb2.GenerateRequest:
+def conversation(seed: int, *, heard: bool = False) -> tuple[Turn, ...]:
+    """A question of words, or if `heard` of a sound alone."""
+    part = Media("audio/wav", sound(seed, SOUND_S)) if heard else words(seed, CHARACTERS)
+    return (Turn("user", (part,)),)
+
+
+def question(chain: Chain, seed: int, asked: Sequence[Turn]) -> omni_pb2.GenerateRequest:
+    thinker = stage_pb2.ThinkerParams(
+        messages=messages(asked), sampling=stage_pb2.Sampling(temperature=1), max_tokens=TOKENS, ignore_eos=True
+    )
     talker = stage_pb2.TalkerParams(sampling=chain.sampling, max_frames=chain.frames)
     return omni_pb2.GenerateRequest(
         seed=seed,
         outputs=["text", "audio"],
-        thinker=thinker_params(seed, CHARACTERS, TOKENS),
+        thinker=thinker,
         talker=talker,
         code2wav=stage_pb2.Code2WavParams(profile=chain.profile),
     )
 
 
-async def answered(stub: omni_pb2_grpc.OmniServiceAsyncStub, chain: Chain, seed: int) -> Heard:
-    heard = Heard()
-    async for event in stub.Generate(question(chain, seed), timeout=600):
+async def answered(stub: omni_pb2_grpc.OmniServiceAsyncStub, chain: Chain, seed: int, asked: Sequence[Turn] = ()) -> Heard:
+    """asked: by default a question of words."""
+    request, heard = question(chain, seed, asked or conversation(seed)), Heard()
+    async for event in stub.Generate(request, timeout=600):
         heard.take(event)
     heard.end(chain.samples)
     return heard
@@ -81,12 +104,15 @@ class Sequential:
 
     def __init__(self, chain: Chain, folder: Path) -> None:
         self._chain, self._reference = chain, chain.reference(folder)
-        self.threads = min((1, 2), key=lambda threads: self.answer_s(0, threads))
+        self.threads = min((1, 2), key=lambda threads: self._answer_s(0, conversation(0), ([], []), threads))
 
-    def answer_s(self, seed: int, threads: int = 0) -> float:
-        turns = (Turn("user", (thinker_params(seed, CHARACTERS).messages[0].parts[0].text,)),)
-        ids, inputs = self._reference.inputs(turns, ([], []))
-        torch.set_num_threads(threads or self.threads)
+    async def answer_s(self, seed: int, asked: Sequence[Turn]) -> float:
+        """Seconds of an answer. A sound is decoded before, which is not counted."""
+        return self._answer_s(seed, asked, await self._reference.read(asked), self.threads)
+
+    def _answer_s(self, seed: int, asked: Sequence[Turn], seen: Seen, threads: int) -> float:
+        ids, inputs = self._reference.inputs(asked, seen)
+        torch.set_num_threads(threads)
         torch.manual_seed(seed)
         begun = time.perf_counter()
         with torch.inference_mode():
@@ -110,32 +136,55 @@ async def beside_transformers(chain: Chain, running: Fleet, folder: Path, report
     sequential = Sequential(chain, folder)
     async with omni_stub(running.address("router")) as stub:
         await answered(stub, chain, 0)
-        others, mine = list[float](), list[Heard]()
-        for seed in range(1, 1 + ROUNDS):
-            others.append(sequential.answer_s(seed))
-            mine.append(await answered(stub, chain, seed))
-        begun = time.perf_counter()
-        together = await asyncio.gather(*(answered(stub, chain, 100 + n) for n in range(AT_ONCE)))
-        together_s = time.perf_counter() - begun
-    theirs = median(others)
-    how = f"{TOKENS} tokens, {chain.frames} frames; small; median of {ROUNDS}; Transformers: {theirs:.1f} s on {sequential.threads} threads"
-    report.add(
-        chain.figure("hf_e2e", theirs, "s", "", f"generate of Transformers on the faster of 1 and 2 threads: {sequential.threads}"),
-        chain.figure("ttfa", median([heard.first_s for heard in mine]), "s", "", "through the router"),
-        chain.figure("e2e", median([heard.total_s for heard in mine]), "s", "", "through the router"),
-        chain.figure("prebuffer_told", median([heard.waited_s for heard in mine]), "s", "", "what a player was told to wait"),
-        chain.figure(
-            "late_after_it",
-            max(heard.late_s for heard in mine),
-            "s",
-            "",
-            "the longest that who waited so had nothing to play",
-        ),
-        chain.figure("ttfa_over_hf_e2e", median([a.first_s / b for a, b in zip(mine, others, strict=True)]), "", chain.goal, how),
-        chain.figure("e2e_over_hf_e2e", median([a.total_s / b for a, b in zip(mine, others, strict=True)]), "", "<= 0.7", how),
-        chain.figure("x_throughput_8", AT_ONCE * theirs / together_s, "x", ">= 4", f"{AT_ONCE} at once in {together_s:.1f} s; {how}"),
-        chain.figure("ttfa_8", median([heard.first_s for heard in together]), "s", "", f"of {AT_ONCE} at once, median"),
-    )
+        mine, others = await in_turns(stub, chain, sequential, heard=False)
+        together_s, together = await at_once(stub, chain)
+        theirs = median(others)
+        how = told(chain, sequential, theirs)
+        report.add(
+            chain.figure("hf_e2e", theirs, "s", "", f"generate of Transformers on the faster of 1 and 2 threads: {sequential.threads}"),
+            chain.figure("ttfa", median([heard.first_s for heard in mine]), "s", "", "through the router"),
+            chain.figure("e2e", median([heard.total_s for heard in mine]), "s", "", "through the router"),
+            chain.figure("prebuffer_told", median([heard.waited_s for heard in mine]), "s", "", "what a player was told to wait"),
+            chain.figure("late_after_it", max(each.late_s for each in mine), "s", "", "the longest that who waited so had nothing to play"),
+            *over_transformers(chain, "", mine, others, how),
+            chain.figure("x_throughput_8", AT_ONCE * theirs / together_s, "x", ">= 4", f"{AT_ONCE} at once in {together_s:.1f} s; {how}"),
+            chain.figure("ttfa_8", median([heard.first_s for heard in together]), "s", "", f"of {AT_ONCE} at once, median"),
+        )
+        mine, others = await in_turns(stub, chain, sequential, heard=True)
+        how = f"asked with {SOUND_S:g} s of sound alone; {told(chain, sequential, median(others))}"
+        report.add(*over_transformers(chain, "_sound", mine, others, how))
+
+
+async def in_turns(
+    stub: omni_pb2_grpc.OmniServiceAsyncStub, chain: Chain, sequential: Sequential, *, heard: bool
+) -> tuple[list[Heard], list[float]]:
+    """Answers here, and seconds of the same ones in Transformers."""
+    mine, others = list[Heard](), list[float]()
+    for seed in range(1, 1 + ROUNDS):
+        asked = conversation(seed, heard=heard)
+        others.append(await sequential.answer_s(seed, asked))
+        mine.append(await answered(stub, chain, seed, asked))
+    return mine, others
+
+
+async def at_once(stub: omni_pb2_grpc.OmniServiceAsyncStub, chain: Chain) -> tuple[float, list[Heard]]:
+    """Seconds of several answers at once, and these."""
+    begun = time.perf_counter()
+    together = await asyncio.gather(*(answered(stub, chain, 100 + n) for n in range(AT_ONCE)))
+    return time.perf_counter() - begun, together
+
+
+def told(chain: Chain, sequential: Sequential, theirs: float) -> str:
+    """How figures beside Transformers are made."""
+    size = f"{TOKENS} tokens, {chain.frames} frames; small"
+    return f"{size}; median of {ROUNDS}; Transformers: {theirs:.1f} s on {sequential.threads} threads"
+
+
+def over_transformers(chain: Chain, asked: str, mine: Sequence[Heard], others: Sequence[float], how: str) -> Iterator[Figure]:
+    """asked: in the names of the figures."""
+    pairs = list(zip(mine, others, strict=True))
+    yield chain.figure(f"ttfa_over_hf_e2e{asked}", median([a.first_s / b for a, b in pairs]), "", chain.goal, how)
+    yield chain.figure(f"e2e_over_hf_e2e{asked}", median([a.total_s / b for a, b in pairs]), "", "<= 0.7", how)
 
 
 # The critical path -----------------------------------------------------------------------------------------------------------------
@@ -156,21 +205,41 @@ async def critical_path(chain: Chain, running: Fleet, folder: Path, report: Repo
     report.add(chain.figure("ttfa_relays", 1 - 1 / median(ratios), "", chain.relays, share))
 
 
+# Replicas --------------------------------------------------------------------------------------------------------------------------
+
+
+async def two_replicas(chain: Chain, single: Fleet, double: Fleet, report: Report) -> None:
+    """Several answers at once, in turns by one Talker and Code2Wav and by two of each, behind one Thinker."""
+    ratios, firsts, spoken = list[float](), list[float](), Counter[str]()
+    async with omni_stub(single.address("router")) as one, omni_stub(double.address("router")) as two:
+        await asyncio.gather(at_once(one, chain), at_once(two, chain))
+        for _ in range(ROUNDS):
+            (one_s, one_heard), (two_s, two_heard) = await at_once(one, chain), await at_once(two, chain)
+            ratios.append(one_s / two_s)
+            firsts.append(median([heard.first_s for heard in two_heard]) / median([heard.first_s for heard in one_heard]))
+            spoken.update(heard.talker for heard in two_heard)
+    shares = " and ".join(str(count) for count in sorted(spoken.values()))
+    how = f"{AT_ONCE} at once; {shares} answers of the two; {os.cpu_count()} cores; median of {ROUNDS}"
+    report.add(chain.figure("x_two_talkers_8", median(ratios), "x", "", f"seconds with one Talker and Code2Wav over two of each; {how}"))
+    report.add(chain.figure("ttfa_two_over_one_talker_8", median(firsts), "x", "", f"the first sound with two of each over one; {how}"))
+
+
+def serving(chain: Chain, folder: Path, replicas: Mapping[str, int]) -> AbstractContextManager[Fleet]:
+    """The chain in processes of its own. replicas: of a kind, where not one."""
+    (logs := folder / f"logs-{sum(replicas.values())}").mkdir()
+    stage_args = ["--checkpoint", str(folder / "small"), "--dtype", "float32"]
+    return fleet(logs, replicas=replicas, kinds=CHAIN, pipeline=chain.family, family=chain.family, stage_args=stage_args)
+
+
 async def _measure(chain: Chain, report: Report, folder: Path) -> None:
     make_tiny(chain.maker, folder / "small", Order(size="small"))
-    (folder / "logs").mkdir()
-    with fleet(
-        folder / "logs",
-        replicas=1,
-        kinds=("thinker", "talker", "code2wav"),
-        pipeline=chain.family,
-        family=chain.family,
-        stage_args=["--checkpoint", str(folder / "small"), "--dtype", "float32"],
-    ) as running:
+    with serving(chain, folder, {}) as running:
         with report.part("critical path"):
             await critical_path(chain, running, folder / "small", report)
         with report.part("beside Transformers"):
             await beside_transformers(chain, running, folder / "small", report)
+        with report.part("two Talkers"), serving(chain, folder, {"talker": 2, "code2wav": 2}) as double:
+            await two_replicas(chain, running, double, report)
 
 
 def main() -> int:
