@@ -1,16 +1,17 @@
 """The reader of one answer: what is whole goes through, what is not is an error with a name."""
 
 from collections.abc import AsyncIterator, Sequence
-from typing import Any
+from typing import Any, get_args
 
 import grpc
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from omnistage import client
 from omnistage.client.answer import collect
 from omnistage.client.errors import ProtocolError
-from omnistage.client.events import Picture, TextDelta, TokenLogprob
+from omnistage.client.events import Event, Picture, TextDelta, TokenLogprob
 from omnistage.client.reader import Reader
 from omnistage.client.tensors import DTYPES
 from omnistage.connector.inline import split
@@ -45,6 +46,11 @@ async def stream(messages: Sequence[omni_pb2.GenerateResponse]) -> AsyncIterator
 
 async def read(*messages: omni_pb2.GenerateResponse):
     return await collect(Reader(0.0).read(stream(messages)))
+
+
+def test_events_and_what_several_of_them_are_can_be_imported() -> None:
+    kinds = {kind for event in get_args(Event) for kind in event.__mro__[:-1]}
+    assert kinds <= {getattr(client, name) for name in client.__all__}
 
 
 async def test_a_whole_answer() -> None:

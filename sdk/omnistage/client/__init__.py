@@ -54,6 +54,7 @@ from omnistage.client.events import (
     TextDelta,
     ThoughtDelta,
     TokenLogprob,
+    TokensDelta,
     Usage,
 )
 from omnistage.client.key import UnencryptedKeyWarning
@@ -121,6 +122,7 @@ __all__ = [
     "ThoughtDelta",
     "Timing",
     "TokenLogprob",
+    "TokensDelta",
     "UnavailableError",
     "UnencryptedKeyWarning",
     "UnknownModelError",
