@@ -20,6 +20,7 @@ from helpers.omni_reference import OmniReference
 from helpers.qwen3_reference import Qwen3Reference
 from omnistage.engine.request import Prompt, SequenceRequest
 from omnistage.models.common.encoders.thinker import MediaThinker
+from omnistage.models.common.speech.ports import PLACES, PROMPT
 from omnistage.models.common.speech.talker import RowTalker
 from omnistage.models.conversation import Turn
 from omnistage.models.interface import SpeechRequest, TextRequest, WaveRequest
@@ -65,9 +66,9 @@ class SoundPath(ABC):
         asked = TextRequest((Turn("user", (text,)),), seed=seed, max_tokens=TOKENS, ignore_eos=True)
         thought = SequenceRequest(Prompt.of_tokens((await self.thinker.prepare(asked)).prompt_ids), seed, TOKENS, taps_from=0)
         spoken = await self.talker.prepare(SpeechRequest(seed, max_frames=self.frames))
-        places = np.zeros((self.talker._manner.place, len(thought.prompt)), np.int64)
-        speech = self.talker._asked(spoken.request, self.talker._prompt(places, spoken.voice, ""))
-        rows = torch.randn(len(speech.prompt), self.talker._added.behind.shape[1]).to(self.talker.engine.spec.dtype)
+        width = {port.name: port.width for port in self.talker.info.accepts}
+        speech = self.talker.sequence(spoken, np.zeros((width[PLACES], len(thought.prompt)), np.int64))
+        rows = torch.randn(len(speech.prompt), width[PROMPT]).to(self.talker.engine.spec.dtype)
         with torch.inference_mode():
             thoughts = steps_s(self.thinker.engine, thought, steps=self.frames - 1 + self.late)
             frames = steps_s(self.talker.engine, speech, steps=self.frames - 1, given=rows)

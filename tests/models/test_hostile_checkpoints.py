@@ -20,12 +20,13 @@ from helpers.lengths import draw_of, some_or_all
 from helpers.omni_checkpoint import omni_checkpoint as made_omni
 from omnistage.models.common.building import check_stored, check_tensors
 from omnistage.models.common.checkpoint import BadCheckpoint
+from omnistage.models.common.encoders.config import RENAMED
 from omnistage.models.common.header import Stored, check_finite
 from omnistage.models.diffusers.folder import load_pipeline
 from omnistage.models.errors import LoadError
 from omnistage.models.options import LoadOptions
-from omnistage.models.qwen2_5_omni.config import RENAMED, read_thinker_config
-from omnistage.models.qwen2_5_omni.loading import read_parts
+from omnistage.models.qwen2_5_omni.config import read_thinker_config
+from omnistage.models.qwen2_5_omni.loading import WEIGHTS
 from omnistage.models.registry import load
 
 PARTS = {
@@ -170,7 +171,7 @@ def test_sizes_of_a_thinker_are_those_of_its_weights(omni: Path, tmp_path: Path,
     folder = linked(omni, tmp_path / "m")
     change(folder / "config.json", lambda values: values["thinker_config"][section].update({field: value}))
     with pytest.raises(ValueError) as told:
-        read_parts(folder, read_thinker_config(folder), torch.float32, torch.device("cpu"))
+        WEIGHTS.read_parts(folder, read_thinker_config(folder), torch.float32, torch.device("cpu"))
     assert isinstance(told.value, LoadError) or section == "text_config", "the engine knows nothing of checkpoints"
 
 

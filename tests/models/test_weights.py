@@ -17,7 +17,7 @@ from omnistage.models.common.memory import mapped_bytes, memory_told
 from omnistage.models.common.weights import Weights
 from omnistage.models.humans import bytes_told
 from omnistage.models.qwen2_5_omni.config import read_thinker_config
-from omnistage.models.qwen2_5_omni.loading import read_parts
+from omnistage.models.qwen2_5_omni.loading import WEIGHTS
 
 PAGE = 4096
 
@@ -36,7 +36,7 @@ def shared_in(folder: Path) -> dict[str, int]:
 
 def load(connection: Connection, folder: Path) -> None:
     """A replica's weights, in the type of the files; then what the kernel says of them, each time when it is asked."""
-    parts = read_parts(folder, read_thinker_config(folder), torch.float32, torch.device("cpu"))
+    parts = WEIGHTS.read_parts(folder, read_thinker_config(folder), torch.float32, torch.device("cpu"))
     embedding = parts.decoder._embedding
     told = {"bytes": embedding.nbytes, "sum": embedding.double().sum().item(), "told": memory_told(folder)["shared_memory"]}
     while True:
@@ -85,7 +85,7 @@ def test_a_mapped_weight_is_the_one_that_is_read(tmp_path: Path, dtype: torch.dt
 
 
 def test_what_is_converted_is_memory_of_the_process(omni_checkpoint: Path) -> None:
-    parts = read_parts(omni_checkpoint, read_thinker_config(omni_checkpoint), torch.bfloat16, torch.device("cpu"))
+    parts = WEIGHTS.read_parts(omni_checkpoint, read_thinker_config(omni_checkpoint), torch.bfloat16, torch.device("cpu"))
     assert parts.decoder.spec.dtype == torch.bfloat16
     assert shared_in(omni_checkpoint)["Size"] == mapped_bytes(omni_checkpoint) == 0
     assert memory_told(omni_checkpoint)["shared_memory"].startswith("none")

@@ -53,6 +53,7 @@ async def test_a_voice_that_there_is_not_is_refused(quick: FlowCode2Wav) -> None
         ({"steps": -1}, "option steps of the code2wav of qwen2_5_omni is -1; 0 leaves it to the model"),
         ({"steps": 101}, "option steps of the code2wav of qwen2_5_omni is 101; 100 is the most"),
         ({"lookahead": 37}, "option lookahead of the code2wav of qwen2_5_omni is 37; 36 is the most"),
+        ({"workers": 65}, "option workers of the code2wav of qwen2_5_omni is 65; 64 is the most"),
         ({"speed": 1}, r"unknown options \['speed'\] of the code2wav of qwen2_5_omni"),
     ],
 )

@@ -24,7 +24,7 @@ from omnistage.models.conversation import Media, Part, Turn
 from omnistage.models.interface import TextRequest, TokenLogprob
 from omnistage.models.options import LoadOptions
 from omnistage.models.qwen2_5_omni.config import ThinkerConfig, read_thinker_config
-from omnistage.models.qwen2_5_omni.loading import load_thinker, read_parts
+from omnistage.models.qwen2_5_omni.loading import WEIGHTS, load_thinker
 from omnistage.models.qwen2_5_omni.thinker import QwenThinker
 
 TOKENS = 24
@@ -47,9 +47,9 @@ def computed(parts: Parts, folder: Path, config: ThinkerConfig) -> list[torch.Te
 
 def test_rows_and_logits_of_a_device_are_those_of_the_processor(omni_checkpoint: Path) -> None:
     config = read_thinker_config(omni_checkpoint)
-    here = computed(read_parts(omni_checkpoint, config, torch.float32, torch.device("cpu")), omni_checkpoint, config)
+    here = computed(WEIGHTS.read_parts(omni_checkpoint, config, torch.float32, torch.device("cpu")), omni_checkpoint, config)
     with torch.inference_mode(), entered():
-        there = computed(read_parts(omni_checkpoint, config, torch.float32, GPU), omni_checkpoint, config)
+        there = computed(WEIGHTS.read_parts(omni_checkpoint, config, torch.float32, GPU), omni_checkpoint, config)
     for one, other in zip(there, here, strict=True):
         assert one.shape == other.shape
         assert (one - other).abs().max() <= NEAR * max(1.0, float(other.abs().max()))

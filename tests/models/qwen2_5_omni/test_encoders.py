@@ -21,7 +21,7 @@ from omnistage.models.common.encoders.spectrograms import Spectrograms
 from omnistage.models.common.encoders.starting import Parts
 from omnistage.models.qwen2_5_omni.audio import rows_of_frames
 from omnistage.models.qwen2_5_omni.config import ThinkerConfig, read_thinker_config
-from omnistage.models.qwen2_5_omni.loading import read_parts
+from omnistage.models.qwen2_5_omni.loading import WEIGHTS
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +31,7 @@ def config(omni_checkpoint: Path) -> ThinkerConfig:
 
 @pytest.fixture(scope="module")
 def parts(omni_checkpoint: Path, config: ThinkerConfig) -> Parts:
-    return read_parts(omni_checkpoint, config, torch.float32, torch.device("cpu"))
+    return WEIGHTS.read_parts(omni_checkpoint, config, torch.float32, torch.device("cpu"))
 
 
 @pytest.fixture(scope="module")

@@ -33,7 +33,7 @@ from omnistage.models.humans import bytes_told
 from omnistage.models.media.preprocessing import PicturePreprocessing
 from omnistage.models.options import LoadOptions
 from omnistage.models.qwen2_5_omni.config import AudioConfig, ThinkerConfig, VisionConfig, read_thinker_config
-from omnistage.models.qwen2_5_omni.loading import load_thinker, read_parts
+from omnistage.models.qwen2_5_omni.loading import WEIGHTS, load_thinker
 from omnistage.models.qwen2_5_omni.options import ThinkerOptions
 from omnistage.models.registry import FAMILIES, chosen, recognise
 from omnistage.models.smol import thinker as smol
@@ -145,7 +145,7 @@ def test_what_transformers_writes_is_read_too(copied: Path, omni_checkpoint: Pat
     Spectrograms(copied, published.audio.mel_bins)  # It is there.
     assert read_thinker_config(copied) == published
     assert recognise(copied) == "qwen2_5_omni"
-    parts = read_parts(copied, published, torch.float32, torch.device("cpu"))
+    parts = WEIGHTS.read_parts(copied, published, torch.float32, torch.device("cpu"))
     assert parts.decoder.spec.dtype == torch.float32
 
 
@@ -205,8 +205,8 @@ def test_replicas_with_about_as_much_memory_have_the_same_context(config: Thinke
         sizes(config, int(490 * ROW_BYTES / 0.4), family={"context": 500})
 
 
-PUBLISHED_EYES = VisionConfig(32, 1280, 3420, 16, 14, 2, 2, 112, frozenset({7, 15, 23, 31}), 2048)
-PUBLISHED_EARS = AudioConfig(32, 1280, 5120, 20, 128, 100, 1500, 2048)
+PUBLISHED_EYES = VisionConfig(32, 1280, 3420, 16, 14, 2, 2, 2048, 3, 112, frozenset({7, 15, 23, 31}))
+PUBLISHED_EARS = AudioConfig(32, 1280, 5120, 20, 128, 1500, 2048, 100)
 
 
 @pytest.mark.parametrize("is_published", [False, True])

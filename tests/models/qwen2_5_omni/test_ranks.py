@@ -170,8 +170,7 @@ def test_the_plan_is_that_of_transformers() -> None:
     from transformers import Qwen2_5OmniThinkerForConditionalGeneration
     from transformers.models.qwen3_omni_moe.modeling_qwen3_omni_moe import Qwen3OmniMoeThinkerForConditionalGeneration
 
-    from omnistage.models.qwen2_5_omni.loading import HEAD_PLAN
-    from omnistage.models.qwen3_omni.loading import HEAD_PLAN as QWEN3_HEAD_PLAN
+    from omnistage.models.common.slices import HEAD_PLAN
 
     assert Qwen2_5OmniThinkerForConditionalGeneration._tp_plan == HEAD_PLAN
-    assert Qwen3OmniMoeThinkerForConditionalGeneration._tp_plan == QWEN3_HEAD_PLAN
+    assert Qwen3OmniMoeThinkerForConditionalGeneration._tp_plan == HEAD_PLAN

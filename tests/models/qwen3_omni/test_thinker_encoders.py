@@ -15,7 +15,7 @@ from helpers.qwen3_reference import Qwen3Reference
 from omnistage.models.common.encoders.features import Grid
 from omnistage.models.common.encoders.starting import Parts
 from omnistage.models.qwen3_omni.config import ThinkerConfig, read_thinker_config
-from omnistage.models.qwen3_omni.loading import read_parts
+from omnistage.models.qwen3_omni.loading import WEIGHTS
 
 
 @dataclass
@@ -29,7 +29,7 @@ class Loaded:
 def loaded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Loaded]:
     folder: Path = made(tmp_path_factory.mktemp("made"), request.param, 1)
     config = read_thinker_config(folder)
-    yield Loaded(config, read_parts(folder, config, torch.float32, torch.device("cpu")), Qwen3Reference(folder))
+    yield Loaded(config, WEIGHTS.read_parts(folder, config, torch.float32, torch.device("cpu")), Qwen3Reference(folder))
 
 
 def close(one: torch.Tensor, other: torch.Tensor) -> bool:

@@ -27,7 +27,7 @@ from omnistage.models.common.encoders.starting import encoded_rows
 from omnistage.models.errors import LoadError
 from omnistage.models.options import LoadOptions
 from omnistage.models.qwen3_omni.config import read_thinker_config
-from omnistage.models.qwen3_omni.loading import load_thinker, read_decoder, read_parts
+from omnistage.models.qwen3_omni.loading import WEIGHTS, load_thinker, read_decoder
 from omnistage.models.qwen3_omni.talker_config import read_talker_config
 from omnistage.models.qwen3_omni.wave.config import read_wave_config
 from omnistage.models.registry import load, recognise
@@ -197,7 +197,7 @@ def together(weights: Weights) -> Weights:
 def results(folder: Path) -> list[torch.Tensor]:
     """Of fixed tokens, pictures and sounds."""
     config = read_thinker_config(folder)
-    parts = read_parts(folder, config, torch.float32, torch.device("cpu"))
+    parts = WEIGHTS.read_parts(folder, config, torch.float32, torch.device("cpu"))
     made = fixed_results(parts.decoder, parts.decoder.logits, chosen(parts.decoder.spec).backend)
     return [*made, *encoded_rows(parts, read_pictures(folder, config.vision).colours)[1]]
 
@@ -237,7 +237,7 @@ def test_a_rank_reads_no_experts_but_its_own(copied: Path, layout: Callable[[Wei
 
     change_weights(copied, damaged)
     read_decoder(copied, options, first)
-    read_parts(copied, config, torch.float32, torch.device("cpu"), first)
+    WEIGHTS.read_parts(copied, config, torch.float32, torch.device("cpu"), first)
     for group in (second, ALONE):
         with pytest.raises(BadCheckpoint, match=r"experts.*has numbers that are not finite"):
             read_decoder(copied, options, group)
@@ -248,7 +248,7 @@ def test_the_first_rank_misses_experts_of_the_others(copied: Path) -> None:
     config, group = read_thinker_config(copied), Distributed(0, 2)
     assert 3 not in config.experts.of_rank(group)
     with pytest.raises(BadCheckpoint, match=f"lacks the weight {EXPERT}"):
-        read_parts(copied, config, torch.float32, torch.device("cpu"), group)
+        WEIGHTS.read_parts(copied, config, torch.float32, torch.device("cpu"), group)
 
 
 @lengths.one_or_all("layout", LAYOUTS)

@@ -18,12 +18,12 @@ from helpers import media_files
 from helpers.run import messages
 from omnistage.cli.pipelines import Choice, layout_of
 from omnistage.models.common.encoders.thinker import USUAL_TOKENS
+from omnistage.models.common.speech.ports import HIDDEN, PLACES, PROMPT
 from omnistage.models.conversation import Constraint, Media, Turn
 from omnistage.models.interface import FinishReason, Rows, Sampling, TextPiece, TextRequest, Wanted, no_inputs
 from omnistage.models.options import LoadOptions
 from omnistage.models.qwen3_omni.config import read_thinker_config
 from omnistage.models.qwen3_omni.loading import load_thinker
-from omnistage.models.qwen3_omni.ports import HIDDEN, PLACES, PROMPT
 from omnistage.models.qwen3_omni.thinker import Qwen3Thinker, tokenizer_of
 from omnistage.models.tiny.makers import Order, make_tiny
 from omnistage.models.tiny.qwen3_omni.tokenizer import TEMPLATE, THINKING_TEMPLATE

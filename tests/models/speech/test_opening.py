@@ -8,7 +8,7 @@ import torch
 
 from omnistage.engine.pages import PAGE_ROWS
 from omnistage.models.common.speech.opening import Opening
-from omnistage.models.common.speech.ports import RowPorts
+from omnistage.models.common.speech.ports import AXES
 from omnistage.models.interface import BadRequest, Piece
 
 WIDTH, CONTEXT = 8, 40_000
@@ -16,7 +16,7 @@ WIDTH, CONTEXT = 8, 40_000
 
 @pytest.fixture
 def opening() -> Opening:
-    return Opening(RowPorts("prompt", "places", "hidden"), 3, torch.zeros(1, WIDTH), CONTEXT)
+    return Opening(AXES, torch.zeros(1, WIDTH), CONTEXT)
 
 
 def piece(port: str, rows: int, *, last: bool = False) -> Piece:

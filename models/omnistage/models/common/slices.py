@@ -17,6 +17,9 @@ from omnistage.models.errors import LoadError
 Plan = Mapping[str, str]
 """How the weight of a module is cut, by a pattern of its name: see `transformers.integrations.tensor_parallel`."""
 
+HEAD_PLAN: Plan = {"lm_head": "colwise_gather_output"}
+"""As models of Transformers add it to the plans of their configs; such a model takes seconds to import."""
+
 _COLUMNS = ("colwise", "colwise_gather_output")
 _ROWS = "rowwise"
 _WHOLE = "replicated"

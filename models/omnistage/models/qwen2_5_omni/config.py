@@ -11,55 +11,24 @@ from pathlib import Path
 from omnistage.engine.materials import DecoderConfig
 from omnistage.models.common.checkpoint import BadCheckpoint, Config, read_config
 from omnistage.models.common.decoder_config import RopeConfig, decoder_sizes, rope_of
+from omnistage.models.common.encoders import config as encoders
+from omnistage.models.common.encoders.config import FRAMES_HZ, MOST_SOUND_POSITIONS, audio_sizes, vision_sizes
 from omnistage.models.common.encoders.prompt import MediaIds
 from omnistage.models.common.header import check_plain
-from omnistage.models.qwen2_5_omni.ports import AXES
+from omnistage.models.common.speech.ports import AXES
 from omnistage.models.registry import check_said
 
 MODEL_TYPE = "qwen2_5_omni"
-
-RENAMED = {
-    "thinker.model.language_model.": "thinker.model.",
-    "thinker.model.visual.": "thinker.visual.",
-    "thinker.model.audio_tower.": "thinker.audio_tower.",
-}
-"""How the modules of Transformers 5 are called, where the published checkpoints have the names on the right."""
-
-MOST_SOUND_POSITIONS = 1 << 16
-"""Of the encoder of sound, for each of which there is a row in memory."""
-
-FRAMES_HZ = 100.0
-"""Of the spectrogram of a sound."""
 
 PIECE_CHUNKS = 8
 
 
 @dataclass(frozen=True, slots=True)
-class VisionConfig:
-    """The encoder of pictures and films. patch_size, window_size: pixels. frames: of a patch. merge: patches of an output row, on each
-    side. full_layers: those whose attention sees the whole frame; the others see windows. output_size: of a row that comes out."""
+class VisionConfig(encoders.VisionConfig):
+    """See there. window_size: pixels. full_layers: those whose attention sees the whole frame; the others see windows."""
 
-    layers: int
-    hidden_size: int
-    ffn_size: int
-    heads: int
-    patch_size: int
-    frames: int
-    merge: int
     window_size: int
     full_layers: frozenset[int]
-    output_size: int
-    channels: int = 3
-
-    @property
-    def patch_values(self) -> int:
-        """Numbers of one patch."""
-        return self.channels * self.frames * self.patch_size**2
-
-    @property
-    def unit(self) -> int:
-        """Patches of one output row."""
-        return self.merge**2
 
     @property
     def patch_bytes(self) -> int:
@@ -68,18 +37,10 @@ class VisionConfig:
 
 
 @dataclass(frozen=True, slots=True)
-class AudioConfig:
-    """The encoder of sound. window: frames of the spectrogram that attention sees together, in pairs: a chunk has twice as many.
-    positions: rows of the table of positions. output_size: of a row that comes out."""
+class AudioConfig(encoders.AudioConfig):
+    """See there. window: frames of the spectrogram that attention sees together, in pairs: a chunk has twice as many."""
 
-    layers: int
-    hidden_size: int
-    ffn_size: int
-    heads: int
-    mel_bins: int
     window: int
-    positions: int
-    output_size: int
 
     @property
     def chunk(self) -> int:
@@ -210,31 +171,15 @@ def read_thinker_config(directory: Path) -> ThinkerConfig:
 
 def _vision(config: Config) -> VisionConfig:
     return VisionConfig(
-        layers=config.size("depth"),
-        hidden_size=config.size("hidden_size"),
-        ffn_size=config.size("intermediate_size"),
-        heads=config.size("num_heads"),
-        patch_size=config.size("patch_size"),
-        frames=config.size("temporal_patch_size"),
-        merge=config.size("spatial_merge_size"),
+        **vision_sizes(config),
+        channels=next((config.size(name) for name in ("in_channels", "in_chans") if config.has(name)), 3),
         window_size=config.size("window_size"),
         full_layers=frozenset(config.values("fullatt_block_indexes", int)),
-        output_size=config.size("out_hidden_size"),
-        channels=next((config.size(name) for name in ("in_channels", "in_chans") if config.has(name)), 3),
     )
 
 
 def _audio(config: Config) -> AudioConfig:
-    return AudioConfig(
-        layers=config.size("encoder_layers"),
-        hidden_size=config.size("d_model"),
-        ffn_size=config.size("encoder_ffn_dim"),
-        heads=config.size("encoder_attention_heads"),
-        mel_bins=config.size("num_mel_bins"),
-        window=config.size("n_window", MOST_SOUND_POSITIONS),
-        positions=config.size("max_source_positions", MOST_SOUND_POSITIONS),
-        output_size=config.size("output_dim"),
-    )
+    return AudioConfig(**audio_sizes(config), window=config.size("n_window", MOST_SOUND_POSITIONS))
 
 
 def _either(config: Config, name: str, other: str) -> int:

@@ -9,32 +9,28 @@ import torch
 from transformers import Qwen2_5OmniTextConfig
 
 from omnistage.engine.decoder import LM_HEAD, DecoderParts, PackedDecoder
-from omnistage.engine.group import ALONE, Group
+from omnistage.engine.group import Group
 from omnistage.engine.linear import LinearMaker
 from omnistage.engine.rope import contiguous, rotary
 from omnistage.engine.tap import last_and_embedding
 from omnistage.models.common.decoder_config import BIASED
-from omnistage.models.common.encoders.starting import Parts, Preparation, Ready, encoders_built, needed
-from omnistage.models.common.engine_model import chosen_dtype, decoder_weights
-from omnistage.models.common.slices import config_of_part, weights_of_part
+from omnistage.models.common.encoders.starting import Ready, ThinkerWeights, needed
+from omnistage.models.common.engine_model import decoder_weights
+from omnistage.models.common.slices import HEAD_PLAN, config_of_part, weights_of_part
+from omnistage.models.common.speech.ports import AXES, thinker_ports
 from omnistage.models.common.team import Team, load_in_team
 from omnistage.models.common.weights import Weights
 from omnistage.models.options import LoadOptions
 from omnistage.models.qwen2_5_omni.audio import AudioEncoder
-from omnistage.models.qwen2_5_omni.config import RENAMED, ThinkerConfig, read_thinker_config
+from omnistage.models.qwen2_5_omni.config import ThinkerConfig, read_thinker_config
 from omnistage.models.qwen2_5_omni.options import ThinkerOptions
-from omnistage.models.qwen2_5_omni.ports import thinker_ports
 from omnistage.models.qwen2_5_omni.thinker import QwenThinker, tokenizer_of
 from omnistage.models.qwen2_5_omni.vision import VisionEncoder
 
 CODE_REVISION = "3"
 """Part of the revision; grows whenever this family's code could give other tokens for equal input. The engine has a number of its own."""
 
-HEAD_PLAN = {"lm_head": "colwise_gather_output"}
-"""As the model of Transformers adds it to the plan of its config; that model takes seconds to import."""
-
 _PREFIX = "thinker."
-_OTHERS = ("talker.", "token2wav.")
 
 
 def load_thinker(folder: Path, options: LoadOptions) -> QwenThinker:
@@ -45,46 +41,18 @@ def load_thinker(folder: Path, options: LoadOptions) -> QwenThinker:
 
 
 def _loaded(folder: Path, config: ThinkerConfig, options: LoadOptions, team: Team | None) -> QwenThinker:
-    dtype, device = chosen_dtype(options), torch.device(options.device)
-    torch.set_num_threads(options.threads)
-    tokenizer, preparation = tokenizer_of(folder, config), Preparation.of(folder, config)
-    parts = read_parts(folder, config, dtype, device, ALONE if team is None else team.group)
-    if team is not None:
-        team.connect(device)
-    ready = Ready.of(
-        folder,
-        options,
-        config,
-        parts,
-        preparation,
-        ThinkerOptions.from_settings(options.family),
-        code=CODE_REVISION,
-        produces=partial(thinker_ports, config.text.hidden_size),
-        team=team,
-    )
+    tokenizer, wanted = tokenizer_of(folder, config), ThinkerOptions.from_settings(options.family)
+    produces = partial(thinker_ports, config.text.hidden_size, place=AXES)
+    ready = Ready.of(folder, options, config, WEIGHTS, wanted, code=CODE_REVISION, produces=produces, team=team)
     return QwenThinker(config, ready, tokenizer)
 
 
 # The weights ---------------------------------------------------------------------------------------------------------------------------
 
 
-def read_parts(folder: Path, config: ThinkerConfig, dtype: torch.dtype, device: torch.device, group: Group = ALONE) -> Parts:
-    """Of a rank: its part of the decoder, and all of the encoders. Raises BadCheckpoint for a weight that is missing, or that nobody reads;
-    ValueError for an ill-shaped one."""
-    with Weights(folder, _OTHERS, RENAMED, computed=dtype) as weights:
-        _check_encoders(weights, config)
-        decoder = _decoder(weights, config, dtype, device, group)
-        build = partial(_encoders, weights, config, dtype, device)
-        (vision, audio), products = encoders_built(build, dtype, device)
-        weights.check_read()
-    return Parts(decoder, vision, audio, products)
-
-
 def read_decoder(folder: Path, options: LoadOptions, group: Group) -> PackedDecoder:
     """A `rank.Reader`."""
-    dtype = chosen_dtype(options)
-    with Weights(folder, _OTHERS, RENAMED, computed=dtype) as weights:
-        return _decoder(weights, read_thinker_config(folder), dtype, torch.device(options.device), group)
+    return WEIGHTS.read_decoder(folder, options, group)
 
 
 def _decoder(weights: Weights, config: ThinkerConfig, dtype: torch.dtype, device: torch.device, group: Group) -> PackedDecoder:
@@ -96,7 +64,7 @@ def _decoder(weights: Weights, config: ThinkerConfig, dtype: torch.dtype, device
     return PackedDecoder(config_of_part(config.text, group.size), weights_of_part(weight, plan, group), parts, group)
 
 
-def _check_encoders(weights: Weights, config: ThinkerConfig) -> None:
+def _check_encoders(weights: Weights, config: ThinkerConfig, group: Group) -> None:
     """Raises BadCheckpoint for sizes of the encoders that are not those of their weights: what is built and tried follows from them."""
     eyes, ears = config.vision, config.audio
     merged = eyes.hidden_size * eyes.unit
@@ -121,3 +89,8 @@ def _encoders(
     weights.read(f"{_PREFIX}audio_tower.audio_bos_eos_token.weight")  # The published code has it and does not use it.
     eyes, ears = (needed(weights, f"{_PREFIX}{part}.", dtype, device) for part in ("visual", "audio_tower"))
     return VisionEncoder(config.vision, eyes, linear), AudioEncoder(config.audio, ears, linear)
+
+
+WEIGHTS = ThinkerWeights(
+    others=("talker.", "token2wav."), read_config=read_thinker_config, check=_check_encoders, decoder=_decoder, encoders=_encoders
+)

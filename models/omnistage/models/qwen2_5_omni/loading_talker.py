@@ -13,14 +13,16 @@ from omnistage.engine.materials import Materials
 from omnistage.engine.rope import contiguous, rotary
 from omnistage.models.common.checkpoint import BadCheckpoint, name_of
 from omnistage.models.common.decoder_config import BIASED
+from omnistage.models.common.encoders.config import RENAMED
 from omnistage.models.common.engine_model import Started, chosen_dtype, decoder_weights, limits_of
+from omnistage.models.common.speech.ports import AXES, row_ports
 from omnistage.models.common.speech.talker import AddedRows, cache_of_rows
 from omnistage.models.common.weights import Weights
 from omnistage.models.interface import ModelInfo
 from omnistage.models.options import LoadOptions
-from omnistage.models.qwen2_5_omni.config import RENAMED, TalkerConfig, read_talker_config
+from omnistage.models.qwen2_5_omni.config import TalkerConfig, read_talker_config
 from omnistage.models.qwen2_5_omni.options import TalkerOptions
-from omnistage.models.qwen2_5_omni.ports import CODES_PORT, row_ports
+from omnistage.models.qwen2_5_omni.ports import CODES_PORT
 from omnistage.models.qwen2_5_omni.talker import QwenTalker
 from omnistage.models.qwen2_5_omni.voices import VoiceSizes, read_voices
 
@@ -55,7 +57,7 @@ def load_talker(folder: Path, options: LoadOptions) -> QwenTalker:
     info = ModelInfo(
         name=name_of(folder) + "-talker",
         revision=started.revision(CODE_REVISION, settings=str(cache.context)),
-        accepts=row_ports(config.row_size, started.dtype),
+        accepts=row_ports(config.row_size, started.dtype, place=AXES),
         produces=(CODES_PORT,),
         max_sessions=options.sessions,
         voices=tuple(voices),

@@ -11,10 +11,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from omnistage.engine.engine import Engine
+from omnistage.models.common.speech.ports import AXES
 from omnistage.models.common.speech.talker import AddedRows, Manner, RowTalker, followed
 from omnistage.models.interface import ModelInfo
 from omnistage.models.qwen2_5_omni.config import TalkerConfig
-from omnistage.models.qwen2_5_omni.ports import AXES, CODES_PORT, ROW_PORTS
+from omnistage.models.qwen2_5_omni.ports import CODES_PORT
 
 
 class QwenTalker(RowTalker):
@@ -24,7 +25,6 @@ class QwenTalker(RowTalker):
         """See RowTalker."""
         codec = config.codec
         manner = Manner(
-            ROW_PORTS,
             AXES,
             CODES_PORT,
             config.block,

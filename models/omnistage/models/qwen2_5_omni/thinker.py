@@ -10,7 +10,6 @@ from omnistage.models.common.encoders.features import Extent, Layout
 from omnistage.models.common.encoders.starting import Ready
 from omnistage.models.common.encoders.thinker import MediaThinker
 from omnistage.models.qwen2_5_omni.config import ThinkerConfig
-from omnistage.models.qwen2_5_omni.ports import ROW_PORTS
 from omnistage.models.qwen2_5_omni.prompt import laid_out
 
 END = "<|im_end|>"
@@ -21,7 +20,7 @@ class QwenThinker(MediaThinker):
 
     def __init__(self, config: ThinkerConfig, ready: Ready, tokenizer: ChatTokenizer) -> None:
         """See MediaThinker."""
-        super().__init__(ready, tokenizer, ROW_PORTS)
+        super().__init__(ready, tokenizer)
         self.config = config
 
     def laid_out(self, prompt_ids: Sequence[int], extents: Sequence[Extent]) -> Layout:

@@ -17,22 +17,14 @@ from omnistage.models.common.decoder_config import (
     expert_sizes,
     rope_of,
 )
+from omnistage.models.common.encoders import config as encoders
+from omnistage.models.common.encoders.config import FRAMES_HZ, MOST_SOUND_POSITIONS, audio_sizes, vision_sizes
 from omnistage.models.common.encoders.prompt import MediaIds
 from omnistage.models.common.header import check_plain
-from omnistage.models.qwen3_omni.ports import AXES
+from omnistage.models.common.speech.ports import AXES
 from omnistage.models.registry import is_said
 
 MODEL_TYPE = "qwen3_omni_moe"
-
-RENAMED = {
-    "thinker.model.language_model.": "thinker.model.",
-    "thinker.model.visual.": "thinker.visual.",
-    "thinker.model.audio_tower.": "thinker.audio_tower.",
-}
-"""How the modules of Transformers 5 are called, where the published checkpoints have the names on the right."""
-
-MOST_SOUND_POSITIONS = 1 << 16
-"""Of the encoder of sound, for each of which there is a row in memory."""
 
 SECTIONS = (24, 20, 20)
 """Pairs of components of a head by axis, where a config does not say."""
@@ -40,37 +32,14 @@ SECTIONS = (24, 20, 20)
 CHUNK_ROWS = 13
 """Rows that the encoder of sound makes of a whole chunk. The published code has this number, whatever the size of a chunk."""
 
-FRAMES_HZ = 100.0
-"""Of the spectrogram of a sound."""
-
 
 @dataclass(frozen=True, slots=True)
-class VisionConfig:
-    """The encoder of pictures and films. patch_size: pixels. frames: of a patch. merge: patches of an output row, on each side. positions:
-    rows of their table, which are a square. deepstack: layers behind which rows for layers of the decoder are made too. output_size: of
-    each of the rows that come out as one."""
+class VisionConfig(encoders.VisionConfig):
+    """See there. positions: rows of their table, which are a square. deepstack: layers behind which rows for layers of the decoder are made
+    too, of output_size each."""
 
-    layers: int
-    hidden_size: int
-    ffn_size: int
-    heads: int
-    patch_size: int
-    frames: int
-    merge: int
     positions: int
     deepstack: tuple[int, ...]
-    output_size: int
-    channels: int = 3
-
-    @property
-    def patch_values(self) -> int:
-        """Numbers of one patch."""
-        return self.channels * self.frames * self.patch_size**2
-
-    @property
-    def unit(self) -> int:
-        """Patches of one output row."""
-        return self.merge**2
 
     @property
     def grid(self) -> int:
@@ -89,21 +58,14 @@ class VisionConfig:
 
 
 @dataclass(frozen=True, slots=True)
-class AudioConfig:
-    """The encoder of sound. chunk: frames of the spectrogram that convolutions see together. window_chunks: chunks that attention sees
-    together. channels: of the convolutions. positions: rows of the table of positions. output_size: of a row that comes out; row_size: with
-    the zeros behind it, which make it as wide as those of pictures."""
+class AudioConfig(encoders.AudioConfig):
+    """See there. chunk: frames of the spectrogram that convolutions see together. window_chunks: chunks that attention sees together.
+    channels: of the convolutions. row_size: of a row that comes out with the zeros behind it, which make it as wide as those of
+    pictures."""
 
-    layers: int
-    hidden_size: int
-    ffn_size: int
-    heads: int
-    mel_bins: int
     chunk: int
     window_chunks: int
     channels: int
-    positions: int
-    output_size: int
     row_size: int
 
     @property
@@ -200,17 +162,10 @@ def _vision(config: Config) -> VisionConfig:
         told = f"{config.place}: 'deepstack_visual_indexes' is {list(deepstack)}"
         raise BadCheckpoint(f"{told}: these are layers from 0 to {layers - 1}, each one behind the one before")
     found = VisionConfig(
-        layers=layers,
-        hidden_size=config.size("hidden_size"),
-        ffn_size=config.size("intermediate_size"),
-        heads=config.size("num_heads"),
-        patch_size=config.size("patch_size"),
-        frames=config.size("temporal_patch_size"),
-        merge=config.size("spatial_merge_size"),
+        **vision_sizes(config),
+        channels=config.size("in_channels") if config.has("in_channels") else 3,
         positions=config.size("num_position_embeddings"),
         deepstack=deepstack,
-        output_size=config.size("out_hidden_size"),
-        channels=config.size("in_channels") if config.has("in_channels") else 3,
     )
     if found.hidden_size % (4 * found.heads):
         raise BadCheckpoint(f"{config.place}: 'hidden_size' {found.hidden_size} is not {found.heads} heads of a multiple of 4 numbers")
@@ -226,16 +181,10 @@ def _audio(config: Config, row_size: int) -> AudioConfig:
     if (seen := config.size("n_window_infer")) < chunk:
         raise BadCheckpoint(f"{config.place}: 'n_window_infer' is {seen}: it must be twice 'n_window' or more, {chunk}")
     found = AudioConfig(
-        layers=config.size("encoder_layers"),
-        hidden_size=config.size("d_model"),
-        ffn_size=config.size("encoder_ffn_dim"),
-        heads=config.size("encoder_attention_heads"),
-        mel_bins=config.size("num_mel_bins"),
+        **audio_sizes(config),
         chunk=chunk,
         window_chunks=seen // chunk,
         channels=config.size("downsample_hidden_size"),
-        positions=config.size("max_source_positions", MOST_SOUND_POSITIONS),
-        output_size=config.size("output_dim"),
         row_size=row_size,
     )
     if found.hidden_size % (2 * found.heads) or found.hidden_size < 4:

@@ -11,31 +11,30 @@ from transformers.models.qwen3_omni_moe.configuration_qwen3_omni_moe import Qwen
 from omnistage.engine.decoder import EMBEDDING, LM_HEAD, DecoderParts, PackedDecoder
 from omnistage.engine.entry import deepstack
 from omnistage.engine.experts import experts
-from omnistage.engine.group import ALONE, Group
+from omnistage.engine.group import Group
 from omnistage.engine.linear import LinearMaker
 from omnistage.engine.norm import head_rms_norm
 from omnistage.engine.rope import interleaved, rotary
 from omnistage.engine.tap import embedding_or_hidden
 from omnistage.models.common.checkpoint import BadCheckpoint
-from omnistage.models.common.encoders.starting import Parts, Preparation, Ready, encoders_built, needed
-from omnistage.models.common.engine_model import chosen_dtype, decoder_weights
+from omnistage.models.common.encoders.config import RENAMED
+from omnistage.models.common.encoders.starting import Ready, ThinkerWeights, needed
+from omnistage.models.common.engine_model import decoder_weights
 from omnistage.models.common.experts import check_experts
-from omnistage.models.common.slices import config_of_part, weights_of_part
+from omnistage.models.common.slices import HEAD_PLAN, config_of_part, weights_of_part
+from omnistage.models.common.speech.ports import thinker_ports
 from omnistage.models.common.team import Team, load_in_team
 from omnistage.models.common.weights import Weights
 from omnistage.models.options import LoadOptions
 from omnistage.models.qwen3_omni.audio import AudioEncoder
-from omnistage.models.qwen3_omni.config import RENAMED, ThinkerConfig, read_thinker_config
+from omnistage.models.qwen3_omni.config import ThinkerConfig, read_thinker_config
 from omnistage.models.qwen3_omni.options import ThinkerOptions
-from omnistage.models.qwen3_omni.ports import thinker_ports
+from omnistage.models.qwen3_omni.ports import PLACE
 from omnistage.models.qwen3_omni.thinker import Qwen3Thinker, tokenizer_of
 from omnistage.models.qwen3_omni.vision import VisionEncoder
 
 CODE_REVISION = "1"
 """Part of the revision; grows whenever this family's code could give other tokens for equal input. The engine has a number of its own."""
-
-HEAD_PLAN = {"lm_head": "colwise_gather_output"}
-"""As the model of Transformers adds it to the plan of its config; that model takes seconds to import."""
 
 _PREFIX = "thinker."
 _OTHERS = ("talker.", "code2wav.")
@@ -49,45 +48,18 @@ def load_thinker(folder: Path, options: LoadOptions) -> Qwen3Thinker:
 
 
 def _loaded(folder: Path, config: ThinkerConfig, options: LoadOptions, team: Team | None) -> Qwen3Thinker:
-    dtype, device = chosen_dtype(options), torch.device(options.device)
-    torch.set_num_threads(options.threads)
-    tokenizer, preparation = tokenizer_of(folder, config), Preparation.of(folder, config)
-    parts = read_parts(folder, config, dtype, device, ALONE if team is None else team.group)
-    if team is not None:
-        team.connect(device)
-    ready = Ready.of(
-        folder,
-        options,
-        config,
-        parts,
-        preparation,
-        ThinkerOptions.from_settings(options.family),
-        code=CODE_REVISION,
-        produces=partial(thinker_ports, config.text.hidden_size, speaks=config.speech is not None),
-        team=team,
-    )
+    tokenizer, wanted = tokenizer_of(folder, config), ThinkerOptions.from_settings(options.family)
+    produces = partial(thinker_ports, config.text.hidden_size, place=0 if config.speech is None else PLACE)
+    ready = Ready.of(folder, options, config, WEIGHTS, wanted, code=CODE_REVISION, produces=produces, team=team)
     return Qwen3Thinker(config, ready, tokenizer, read_embedding(folder))
 
 
 # The weights ---------------------------------------------------------------------------------------------------------------------------
 
 
-def read_parts(folder: Path, config: ThinkerConfig, dtype: torch.dtype, device: torch.device, group: Group = ALONE) -> Parts:
-    """Of a rank: its part of the decoder, and all of the encoders. Raises BadCheckpoint for a weight that is missing, or that nobody reads;
-    ValueError for an ill-shaped one."""
-    with Weights(folder, _OTHERS, RENAMED, computed=dtype) as weights:
-        _check_shapes(weights, config, group)
-        decoder = _decoder(weights, config, dtype, device, group)
-        (vision, audio), products = encoders_built(partial(_encoders, weights, config, dtype, device), dtype, device)
-        weights.check_read()
-    return Parts(decoder, vision, audio, products)
-
-
 def read_decoder(folder: Path, options: LoadOptions, group: Group) -> PackedDecoder:
     """A `rank.Reader`."""
-    dtype = chosen_dtype(options)
-    with Weights(folder, _OTHERS, RENAMED, computed=dtype) as weights:
-        return _decoder(weights, read_thinker_config(folder), dtype, torch.device(options.device), group)
+    return WEIGHTS.read_decoder(folder, options, group)
 
 
 def read_embedding(folder: Path) -> torch.Tensor:
@@ -146,3 +118,6 @@ def _encoders(
 ) -> tuple[VisionEncoder, AudioEncoder]:
     eyes, ears = (needed(weights, f"{_PREFIX}{part}.", dtype, device) for part in ("visual", "audio_tower"))
     return VisionEncoder(config.vision, eyes, linear), AudioEncoder(config.audio, ears, linear)
+
+
+WEIGHTS = ThinkerWeights(others=_OTHERS, read_config=read_thinker_config, check=_check_shapes, decoder=_decoder, encoders=_encoders)

@@ -20,16 +20,17 @@ from omnistage.engine.materials import Materials
 from omnistage.engine.norm import head_rms_norm
 from omnistage.engine.rope import interleaved, rotary
 from omnistage.models.common.checkpoint import BadCheckpoint, name_of
+from omnistage.models.common.encoders.config import RENAMED
 from omnistage.models.common.engine_model import Logits, Started, chosen_dtype, decoder_weights, limits_of
 from omnistage.models.common.experts import check_experts
 from omnistage.models.common.revision import computed
+from omnistage.models.common.speech.ports import codes_port, row_ports
 from omnistage.models.common.speech.talker import AddedRows, cache_of_rows
 from omnistage.models.common.weights import Weights
 from omnistage.models.interface import ModelInfo
 from omnistage.models.options import LoadOptions
-from omnistage.models.qwen3_omni.config import RENAMED
 from omnistage.models.qwen3_omni.options import TalkerOptions
-from omnistage.models.qwen3_omni.ports import codes_port, row_ports
+from omnistage.models.qwen3_omni.ports import PLACE
 from omnistage.models.qwen3_omni.predictor import FrameHead, Predictor
 from omnistage.models.qwen3_omni.talker import QwenTalker
 from omnistage.models.qwen3_omni.talker_config import TalkerConfig, read_talker_config
@@ -69,7 +70,7 @@ def load_talker(folder: Path, options: LoadOptions) -> QwenTalker:
     info = ModelInfo(
         name=name_of(folder) + "-talker",
         revision=started.revision(CODE_REVISION, results=computed(predictor.fixed_results, options.threads), settings=str(cache.context)),
-        accepts=row_ports(config.row_size, started.dtype),
+        accepts=row_ports(config.row_size, started.dtype, place=PLACE),
         produces=(codes_port(config.groups, config.rate_hz),),
         max_sessions=options.sessions,
         voices=tuple(voices),

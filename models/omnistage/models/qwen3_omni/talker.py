@@ -12,9 +12,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from omnistage.engine.engine import Engine
+from omnistage.models.common.speech.ports import AXES, codes_port
 from omnistage.models.common.speech.talker import AddedRows, Manner, RowTalker, followed
 from omnistage.models.interface import BadRequest, ModelInfo
-from omnistage.models.qwen3_omni.ports import AXES, MEDIUM_ROW, PLACE, ROW_PORTS, TEXT_ROW, codes_port
+from omnistage.models.qwen3_omni.ports import MEDIUM_ROW, PLACE, TEXT_ROW
 from omnistage.models.qwen3_omni.talker_config import TalkerConfig
 
 
@@ -24,7 +25,7 @@ class QwenTalker(RowTalker):
     def __init__(self, config: TalkerConfig, engine: Engine, added: AddedRows, info: ModelInfo, context: int) -> None:
         """See RowTalker."""
         port = codes_port(config.groups, config.rate_hz)
-        manner = Manner(ROW_PORTS, PLACE, port, block=1, ends=frozenset({config.codec.eos}), silent=config.silent)
+        manner = Manner(PLACE, port, block=1, ends=frozenset({config.codec.eos}), silent=config.silent)
         super().__init__(manner, engine, added, info, context)
         self.config = config
 

@@ -11,8 +11,8 @@ from omnistage.engine.materials import DecoderConfig
 from omnistage.models.common.checkpoint import BadCheckpoint, Config, read_config
 from omnistage.models.common.decoder_config import RopeConfig, attention_biases, decoder_sizes, expert_sizes, rope_of
 from omnistage.models.common.header import check_plain
+from omnistage.models.common.speech.ports import AXES
 from omnistage.models.qwen3_omni.config import MODEL_TYPE, SECTIONS
-from omnistage.models.qwen3_omni.ports import AXES
 from omnistage.models.qwen3_omni.wave.config import wave_config
 from omnistage.models.registry import check_said
 

@@ -15,11 +15,11 @@ from omnistage.models.common.checkpoint import BadCheckpoint
 from omnistage.models.common.encoders.features import Extent, Layout
 from omnistage.models.common.encoders.starting import Ready
 from omnistage.models.common.encoders.thinker import Handed, MediaThinker, rows_known
+from omnistage.models.common.speech.ports import PLACES
 from omnistage.models.common.thinker import TEXT
 from omnistage.models.conversation import Turn
 from omnistage.models.interface import Array, Wanted
 from omnistage.models.qwen3_omni.config import ThinkerConfig
-from omnistage.models.qwen3_omni.ports import PLACES, ROW_PORTS
 from omnistage.models.qwen3_omni.prompt import laid_out, spoken
 
 END = "<|im_end|>"
@@ -30,7 +30,7 @@ class Qwen3Thinker(MediaThinker):
 
     def __init__(self, config: ThinkerConfig, ready: Ready, tokenizer: ChatTokenizer, embedding: torch.Tensor) -> None:
         """embedding: of tokens, [tokens, hidden_size], on the CPU. See MediaThinker."""
-        super().__init__(ready, tokenizer, ROW_PORTS, partial(_row, embedding, ready.engine.spec.dtype))
+        super().__init__(ready, tokenizer, partial(_row, embedding, ready.engine.spec.dtype))
         self.config = config
 
     def laid_out(self, prompt_ids: Sequence[int], extents: Sequence[Extent]) -> Layout:

@@ -6,13 +6,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Protocol, Self, TypeVar
+from typing import Generic, Protocol, Self, TypeVar
 
 import numpy as np
 import torch
 
 from omnistage.engine.decoder import PackedDecoder
 from omnistage.engine.engine import Engine
+from omnistage.engine.group import ALONE, Group
 from omnistage.engine.head import TokenHead
 from omnistage.engine.kv import page_bytes
 from omnistage.engine.linear import WHOLE, LinearMaker, build_exact, whole
@@ -21,6 +22,7 @@ from omnistage.engine.pages import PAGE_ROWS
 from omnistage.models.common.cache_size import CacheSize
 from omnistage.models.common.checkpoint import BadCheckpoint, name_of
 from omnistage.models.common.constraint import FORMS
+from omnistage.models.common.encoders.config import RENAMED
 from omnistage.models.common.encoders.encoder import AudioEncoder, MediaSizes, Need, VisionEncoder
 from omnistage.models.common.encoders.media import (
     encoding_of_pictures,
@@ -37,7 +39,7 @@ from omnistage.models.common.encoders.queue import Pass, Slice
 from omnistage.models.common.encoders.reader import MediaReader
 from omnistage.models.common.encoders.sizes import Sizes
 from omnistage.models.common.encoders.spectrograms import Spectrograms
-from omnistage.models.common.engine_model import Started, limits_of
+from omnistage.models.common.engine_model import Started, chosen_dtype, limits_of
 from omnistage.models.common.lru import LruCache
 from omnistage.models.common.revision import computed
 from omnistage.models.common.spool import MEDIA_PORTS
@@ -47,8 +49,6 @@ from omnistage.models.common.worker import Worker
 from omnistage.models.interface import ModelInfo, PortSpec
 from omnistage.models.media.decoder import MediaDecoder
 from omnistage.models.options import LoadOptions
-
-Built = TypeVar("Built")
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +66,38 @@ class ThinkerSizes(MediaSizes, Protocol):
 
     @property
     def text(self) -> DecoderConfig: ...
+
+
+Sized = TypeVar("Sized", bound=ThinkerSizes)
+"""The config of a family."""
+
+
+@dataclass(frozen=True, slots=True)
+class ThinkerWeights(Generic[Sized]):
+    """How a family reads its weights. others: how names of weights begin that are for other models. check: raises BadCheckpoint for sizes
+    that are not those of the weights, before anything is built. decoder, encoders: build them, of a rank's part and whole."""
+
+    others: tuple[str, ...]
+    read_config: Callable[[Path], Sized]
+    check: Callable[[Weights, Sized, Group], None]
+    decoder: Callable[[Weights, Sized, torch.dtype, torch.device, Group], PackedDecoder]
+    encoders: Callable[[Weights, Sized, torch.dtype, torch.device, LinearMaker], tuple[VisionEncoder, AudioEncoder]]
+
+    def read_parts(self, folder: Path, config: Sized, dtype: torch.dtype, device: torch.device, group: Group = ALONE) -> Parts:
+        """Of a rank: its part of the decoder, and all of the encoders. Raises BadCheckpoint for a weight that is missing, or that nobody
+        reads; ValueError for an ill-shaped one."""
+        with Weights(folder, self.others, RENAMED, computed=dtype) as weights:
+            self.check(weights, config, group)
+            decoder = self.decoder(weights, config, dtype, device, group)
+            (vision, audio), products = _built(partial(self.encoders, weights, config, dtype, device), dtype, device)
+            weights.check_read()
+        return Parts(decoder, vision, audio, products)
+
+    def read_decoder(self, folder: Path, options: LoadOptions, group: Group) -> PackedDecoder:
+        """What a `rank.Reader` reads."""
+        dtype = chosen_dtype(options)
+        with Weights(folder, self.others, RENAMED, computed=dtype) as weights:
+            return self.decoder(weights, self.read_config(folder), dtype, torch.device(options.device), group)
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,9 +130,8 @@ class Ready:
         cls,
         folder: Path,
         options: LoadOptions,
-        config: ThinkerSizes,
-        parts: Parts,
-        preparation: Preparation,
+        config: Sized,
+        weights: ThinkerWeights[Sized],
         wanted: ThinkerOptions,
         *,
         code: str,
@@ -108,7 +139,13 @@ class Ready:
         team: Team | None = None,
     ) -> Self:
         """wanted: what somebody asked for. code: see `Started.revision`. produces: the ports of what it puts out, by the type that it
-        computes in. Raises LoadError."""
+        computes in. team: other ranks, which it waits for. Raises LoadError, or ValueError for ill-shaped weights."""
+        dtype, device = chosen_dtype(options), torch.device(options.device)
+        torch.set_num_threads(options.threads)
+        preparation = Preparation.of(folder, config)
+        parts = weights.read_parts(folder, config, dtype, device, ALONE if team is None else team.group)
+        if team is not None:
+            team.connect(device)
         # The ranks of a CPU take of the same memory.
         sharing = options.tensor_parallel_size if parts.decoder.spec.device.type == "cpu" else 1
         row_bytes = sharing * page_bytes(parts.decoder.spec) // PAGE_ROWS
@@ -155,7 +192,9 @@ def _reader(
 # The encoders --------------------------------------------------------------------------------------------------------------------------
 
 
-def encoders_built(build: Callable[[LinearMaker], Built], dtype: torch.dtype, device: torch.device) -> tuple[Built, str]:
+def _built(
+    build: Callable[[LinearMaker], tuple[VisionEncoder, AudioEncoder]], dtype: torch.dtype, device: torch.device
+) -> tuple[tuple[VisionEncoder, AudioEncoder], str]:
     """What is built of the encoders' products, and how they multiply."""
     if device.type == "cpu":
         return build_exact(build, dtype, device)

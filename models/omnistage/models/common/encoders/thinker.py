@@ -22,7 +22,7 @@ from omnistage.models.common.encoders.features import Extent, Features, Layout
 from omnistage.models.common.encoders.reader import Medium
 from omnistage.models.common.encoders.starting import Ready
 from omnistage.models.common.requests import check_place, unfit_refused
-from omnistage.models.common.speech.ports import RowPorts
+from omnistage.models.common.speech.ports import HIDDEN, PLACES, PROMPT
 from omnistage.models.common.spool import Files, Spool, Spooled
 from omnistage.models.common.thinker import EngineThinker, Tokenized
 from omnistage.models.conversation import Media, Streamed, Turn
@@ -62,14 +62,13 @@ class MediaThinker(EngineThinker[Prepared]):
 
     tokenizer: ChatTokenizer
 
-    def __init__(self, ready: Ready, tokenizer: ChatTokenizer, ports: RowPorts, row_of: Callable[[int], Array] | None = None) -> None:
-        """ports: of rows for a Talker. row_of: makes that of a token of the answer; None: it is the tap. What it runs on is closed with
-        it."""
+    def __init__(self, ready: Ready, tokenizer: ChatTokenizer, row_of: Callable[[int], Array] | None = None) -> None:
+        """row_of: makes the row of a token of the answer; None: it is the tap. What it runs on is closed with it."""
         # A thought may be long, and without its end there is no answer.
         is_long = tokenizer.thinks is not None and tokenizer.thinks.is_open
         info = replace(ready.info, usual_tokens=ready.context if is_long else USUAL_TOKENS)
         super().__init__(ready.engine, tokenizer, info, ready.context, workers=[ready.encoders], team=ready.team)
-        self.reader, self._ports, self._row_of = ready.reader, ports, row_of
+        self.reader, self._row_of = ready.reader, row_of
         self._unread = 0
         self._spool = Spool()
 
@@ -106,7 +105,7 @@ class MediaThinker(EngineThinker[Prepared]):
 
     def handed(self, prompt_ids: Sequence[int], extents: Sequence[Extent], layout: Layout, wanted: Wanted) -> Handed:
         """prompt_ids, extents: as of `laid_out`, which made `layout` of them. Raises BadRequest."""
-        return Handed(rows_known(self._ports.places, layout.positions.T, wanted))
+        return Handed(rows_known(PLACES, layout.positions.T, wanted))
 
     def _prepared(
         self, request: TextRequest, prompt_ids: tuple[int, ...], said_ids: tuple[int, ...], grammar: Constraint | None
@@ -143,10 +142,10 @@ class MediaThinker(EngineThinker[Prepared]):
             history=request.history,
             finished=request.finished,
             most=len(said_ids) + 1 if said_ids else min(request.max_tokens, self._context - len(layout)),
-            row_port=self._ports.reply,
+            row_port=HIDDEN,
             last_row=False,
             row_of=self._row_of,
-            prompt_port=self._ports.prompt,
+            prompt_port=PROMPT,
             prompt_rows=len(layout),
             prompt_slots=handed.slots,
             ready=handed.ready,

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from omnistage.engine.pages import PAGE_ROWS
 from omnistage.models.common.arrays import array_of, tensor_of
-from omnistage.models.common.speech.ports import RowPorts
+from omnistage.models.common.speech.ports import HIDDEN, PLACES, PROMPT
 from omnistage.models.interface import Array, BadRequest, Piece
 
 Page = tuple[torch.Tensor, bytes]
@@ -25,13 +25,13 @@ class Opening:
     came before the opening was complete; none where an answer has none. ended: no more will come.
     """
 
-    def __init__(self, ports: RowPorts, axes: int, between: torch.Tensor, context: int) -> None:
+    def __init__(self, axes: int, between: torch.Tensor, context: int) -> None:
         """axes: of a place. between: [n, row_size], rows that stand between the conversation and the answer. context: rows of a
         conversation and frames of its speech together."""
-        self._ports, self._between, self._context = ports, between, context
-        self._missing = {ports.prompt, ports.places}
+        self._between, self._context = between, context
+        self._missing = {PROMPT, PLACES}
         # Counted as they come: they may come one by one, and to sum up all of them each time would hold up everybody.
-        self._count = dict.fromkeys((ports.prompt, ports.places, ports.reply), 0)
+        self._count = dict.fromkeys((PROMPT, PLACES, HIDDEN), 0)
         self._read = 0
         self._unread: list[torch.Tensor] = []
         self._parts: list[torch.Tensor] = []
@@ -46,7 +46,7 @@ class Opening:
     @property
     def readable(self) -> bool:
         """Whether `read` has a page, or the last rows."""
-        return self._ports.places not in self._missing and (self._has_all or self._count[self._ports.prompt] - self._read >= PAGE_ROWS)
+        return PLACES not in self._missing and (self._has_all or self._count[PROMPT] - self._read >= PAGE_ROWS)
 
     @property
     def _has_all(self) -> bool:
@@ -55,27 +55,27 @@ class Opening:
 
     def take(self, piece: Piece) -> None:
         """Raises BadRequest for a conversation that is too long, and for rows and places that do not belong together."""
-        rows, ports = tensor_of(cast(Array, piece.content)), self._ports
-        if piece.port == ports.reply:
+        rows = tensor_of(cast(Array, piece.content))
+        if piece.port == HIDDEN:
             # A row of the answer beyond the context has no frame to be spoken in: a Thinker may well have a longer one.
-            rows = rows[: self._context - self._count[ports.reply]]
+            rows = rows[: self._context - self._count[HIDDEN]]
         if len(rows):
-            {ports.prompt: self._unread, ports.places: self._parts, ports.reply: self.reply}[piece.port].append(rows)
+            {PROMPT: self._unread, PLACES: self._parts, HIDDEN: self.reply}[piece.port].append(rows)
             self._count[piece.port] += len(rows)
         if piece.last:
             self._missing.discard(piece.port)
-            self.ended = self.ended or piece.port == ports.reply
-            if piece.port == ports.places and self._parts:
+            self.ended = self.ended or piece.port == HIDDEN
+            if piece.port == PLACES and self._parts:
                 self.places = torch.cat(self._parts).to(torch.int64).T.numpy()
         self._check()
 
     def _check(self) -> None:
-        count, placed = self._count[self._ports.prompt], self._count[self._ports.places]
+        count, placed = self._count[PROMPT], self._count[PLACES]
         # So has the first row of the answer, with which the codes begin.
         most = self._context - len(self._between) - 1
         if max(count, placed) > most:
             raise BadRequest("thinker.messages", f"shorten the conversation: the Talker takes {most} rows")
-        if count != placed and self._ports.places not in self._missing and (not self._missing or count > placed):
+        if count != placed and PLACES not in self._missing and (not self._missing or count > placed):
             raise BadRequest("talker", f"a conversation of {count} rows has {placed} places: give each row one")
 
     def read(self) -> list[Page]:

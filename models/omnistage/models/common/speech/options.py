@@ -1,4 +1,4 @@
-"""The options of a Talker that speaks rows of a Thinker, and what those of a Code2Wav may be."""
+"""The options of a Talker that speaks rows of a Thinker, and of a Code2Wav behind it."""
 
 from __future__ import annotations
 
@@ -6,10 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
+from omnistage.models.errors import LoadError
 from omnistage.models.options import checked_options, not_negative
-
-MOST_WORKERS = 64
-"""Threads of a Code2Wav that compute side by side."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,3 +24,24 @@ class TalkerOptions:
         """Raises LoadError."""
         of = f"the talker of {cls.family}"
         return not_negative(cls(**checked_options(options, cls(), of)), of)
+
+
+@dataclass(frozen=True, slots=True)
+class Code2WavOptions:
+    """0 leaves a choice to the model. family: as above. most: of each option that has a bound. workers: threads that compute side by side,
+    each of which may have `threads` threads of torch's; 0: as many as there are cores, but few."""
+
+    family: ClassVar[str]
+    most: ClassVar[Mapping[str, int]] = {"workers": 64}
+
+    workers: int = 0
+
+    @classmethod
+    def from_settings(cls, options: Mapping[str, Any]) -> Self:
+        """Raises LoadError."""
+        of = f"the code2wav of {cls.family}"
+        made = not_negative(cls(**checked_options(options, cls(), of)), of)
+        for name, most in cls.most.items():
+            if getattr(made, name) > most:
+                raise LoadError(f"option {name} of {of} is {getattr(made, name)}; {most} is the most")
+        return made

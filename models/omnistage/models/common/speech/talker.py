@@ -32,7 +32,7 @@ from omnistage.models.common.real_time import computing_s, told
 from omnistage.models.common.requests import unfit_refused
 from omnistage.models.common.speech.blocks import Blocks
 from omnistage.models.common.speech.opening import Opening
-from omnistage.models.common.speech.ports import RowPorts
+from omnistage.models.common.speech.ports import HIDDEN, PLACES, PROMPT
 from omnistage.models.common.voices import choose_voice
 from omnistage.models.common.worker import Worker
 from omnistage.models.interface import BadRequest, FinishReason, Frames, ModelInfo, Piece, PortSpec, SpeechRequest, Wanted
@@ -47,11 +47,10 @@ LEAST_MEASURED = 4
 
 @dataclass(frozen=True, slots=True)
 class Manner:
-    """How a family speaks. rows: ports from the Thinker. place: numbers that the port of places has for a row. codes: the port that goes
-    out. block: frames that go out together, behind the first one. ends, silent: first codes that end a speech, and that are never drawn.
-    seen: first codes that count as drawn before the first frame, for the repetition penalty."""
+    """How a family speaks. place: numbers that the port of places has for a row. codes: the port that goes out. block: frames that go out
+    together, behind the first one. ends, silent: first codes that end a speech, and that are never drawn. seen: first codes that count as
+    drawn before the first frame, for the repetition penalty."""
 
-    rows: RowPorts
     place: int
     codes: PortSpec
     block: int
@@ -104,9 +103,9 @@ class RowTalker(EngineModel):
 
     async def _spoken(self, request: SpeechRequest) -> int:
         """Frames of an answer of one token."""
-        ports, rows = self._manner.rows, array_of(self._added.behind[:1])
+        rows = array_of(self._added.behind[:1])
         places = np.zeros((1, self._manner.place), np.int32)
-        pieces = [Piece(ports.prompt, 0, True, rows), Piece(ports.places, 0, True, places), Piece(ports.reply, 0, True, rows)]
+        pieces = [Piece(PROMPT, 0, True, rows), Piece(PLACES, 0, True, places), Piece(HIDDEN, 0, True, rows)]
         async with aclosing(self.speak(await self.prepare(request), _in_turn(pieces), {self._manner.codes.name: 0})) as frames:
             return sum([len(made.rows) async for made in frames])
 
@@ -115,10 +114,11 @@ class RowTalker(EngineModel):
         voice = choose_voice(self._added.between, request.voice, "talker.voice")
         if request.speed != 1:
             raise BadRequest("talker.speed", "this voice speaks at its own pace: leave it out, or give 1")
+        prepared = Prepared(request, voice)
         with unfit_refused("talker"):
             # What is wrong with the request itself is told before anything is read.
-            self.engine.check(self._asked(request, self._prompt(np.zeros((self._manner.place, 0), np.int64), voice, "")))
-        return Prepared(request, voice)
+            self.engine.check(self.sequence(prepared, np.zeros((self._manner.place, 0), np.int64)))
+        return prepared
 
     async def speak(self, prepared: Prepared, inputs: AsyncIterator[Piece], wanted: Wanted) -> AsyncGenerator[Frames, None]:
         """See TalkerModel.speak. An answer whose only token is its end has no row, and no speech."""
@@ -130,7 +130,7 @@ class RowTalker(EngineModel):
                     raise BadRequest("resume.history", "there is nothing to speak, and frames are there already")
                 yield Frames(np.empty((0, width), np.uint32), FinishReason.STOP)
                 return
-            feed = Feed(stream, inputs, self._manner.rows.reply, self._added.behind)
+            feed = Feed(stream, inputs, HIDDEN, self._added.behind)
             feed.give(torch.cat(opening.reply)[1:], last=opening.ended)
             blocks = Blocks(self._manner.block, len(request.history_items))
             async with feed.feeding():
@@ -146,8 +146,8 @@ class RowTalker(EngineModel):
     async def _begun(self, prepared: Prepared, inputs: AsyncIterator[Piece], held: AsyncExitStack) -> tuple[Opening, SequenceStream | None]:
         """A speech up to its first frame, read while it comes: a Thinker gives rows of a long conversation long before it answers. held:
         gets the stream, to close it. None: there is nothing to speak. Raises BadRequest, EngineFull or EngineClosed."""
-        request, stream = prepared.request, None
-        opening = Opening(self._manner.rows, self._manner.place, self._added.between[prepared.voice], self._context)
+        stream = None
+        opening = Opening(self._manner.place, self._added.between[prepared.voice], self._context)
         while not opening.complete:
             opening.take(await next_rows(inputs))
             if not opening.readable:
@@ -155,18 +155,20 @@ class RowTalker(EngineModel):
             pages = await self._worker.run(opening.read)
             if stream is None:
                 with unfit_refused("talker"):
-                    stream = self.engine.submit(self._asked(request, self._prompt(opening.places, prepared.voice, request.scope)))
+                    stream = self.engine.submit(self.sequence(prepared, opening.places))
                 await held.enter_async_context(aclosing(stream))
             for rows, digest in pages:
                 stream.give(rows, digest)
         return opening, stream if opening.reply else None
 
-    def _prompt(self, places: NDArray[np.int64], voice: str, scope: str) -> Prompt:
-        items, positions = self.laid_out(places, voice)
-        return Prompt(items, (), positions, int(positions.max()) + 1 - len(items), scope.encode(), given_later=True)
+    def sequence(self, prepared: Prepared, places: NDArray[np.int64]) -> SequenceRequest:
+        """What the engine is asked for a speech behind a conversation; the rows of its prompt are given later. places: as of `laid_out`.
+        Raises Unfit.
 
-    def _asked(self, request: SpeechRequest, prompt: Prompt) -> SequenceRequest:
-        """Raises Unfit. Speech has as many frames as there are rows left, and places: those of pictures and films may outrun their rows."""
+        Speech has as many frames as there are rows left, and places: those of pictures and films may outrun their rows."""
+        request = prepared.request
+        items, positions = self.laid_out(places, prepared.voice)
+        prompt = Prompt(items, (), positions, int(positions.max()) + 1 - len(items), request.scope.encode(), given_later=True)
         room = min(self._context, self.engine.spec.context - prompt.delta) - len(prompt) + 1
         if room < 1:
             raise Unfit("prompt", f"shorten the conversation: its places reach beyond the {self.engine.spec.context} that there are")

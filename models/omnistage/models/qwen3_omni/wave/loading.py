@@ -13,6 +13,7 @@ from omnistage.models.common.checkpoint import name_of
 from omnistage.models.common.revision import computed, revision
 from omnistage.models.common.speech.code2wav import AUDIO
 from omnistage.models.common.speech.loading import KERNELS, round_alike, sessions_of, workers_of
+from omnistage.models.common.speech.ports import codes_port
 from omnistage.models.common.speech.trial import tried
 from omnistage.models.common.weights import Weights
 from omnistage.models.common.worker import Worker
@@ -20,7 +21,6 @@ from omnistage.models.devices import hardware
 from omnistage.models.interface import Content, ModelInfo, PortSpec
 from omnistage.models.options import LoadOptions
 from omnistage.models.qwen3_omni.options import Code2WavOptions
-from omnistage.models.qwen3_omni.ports import codes_port
 from omnistage.models.qwen3_omni.wave.code2wav import CausalCode2Wav
 from omnistage.models.qwen3_omni.wave.config import SAMPLE_RATE_HZ, WaveConfig, read_wave_config
 from omnistage.models.qwen3_omni.wave.net import CausalNet

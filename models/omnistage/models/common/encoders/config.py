@@ -1,0 +1,87 @@
+"""What the families' Thinkers with encoders have in common: how their checkpoints are spelled, and the sizes of their encoders."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from omnistage.models.common.checkpoint import Config
+
+RENAMED = {
+    "thinker.model.language_model.": "thinker.model.",
+    "thinker.model.visual.": "thinker.visual.",
+    "thinker.model.audio_tower.": "thinker.audio_tower.",
+}
+"""How the modules of Transformers 5 are called, where the published checkpoints have the names on the right."""
+
+MOST_SOUND_POSITIONS = 1 << 16
+"""Of the encoder of sound, for each of which there is a row in memory."""
+
+FRAMES_HZ = 100.0
+"""Of the spectrogram of a sound."""
+
+
+@dataclass(frozen=True, slots=True)
+class VisionConfig:
+    """An encoder of pictures and films. patch_size: pixels. frames: of a patch. merge: patches of an output row, on each side. output_size:
+    of a row that comes out. channels: of a picture. A family adds what only its encoder has."""
+
+    layers: int
+    hidden_size: int
+    ffn_size: int
+    heads: int
+    patch_size: int
+    frames: int
+    merge: int
+    output_size: int
+    channels: int
+
+    @property
+    def patch_values(self) -> int:
+        """Numbers of one patch."""
+        return self.channels * self.frames * self.patch_size**2
+
+    @property
+    def unit(self) -> int:
+        """Patches of one output row."""
+        return self.merge**2
+
+
+@dataclass(frozen=True, slots=True)
+class AudioConfig:
+    """An encoder of sound. positions: rows of the table of positions. output_size: of a row that comes out. A family adds what only its
+    encoder has."""
+
+    layers: int
+    hidden_size: int
+    ffn_size: int
+    heads: int
+    mel_bins: int
+    positions: int
+    output_size: int
+
+
+def vision_sizes(config: Config) -> dict[str, int]:
+    """What a VisionConfig has, but for its channels, from a vision_config. Raises BadCheckpoint."""
+    return {
+        "layers": config.size("depth"),
+        "hidden_size": config.size("hidden_size"),
+        "ffn_size": config.size("intermediate_size"),
+        "heads": config.size("num_heads"),
+        "patch_size": config.size("patch_size"),
+        "frames": config.size("temporal_patch_size"),
+        "merge": config.size("spatial_merge_size"),
+        "output_size": config.size("out_hidden_size"),
+    }
+
+
+def audio_sizes(config: Config) -> dict[str, int]:
+    """What an AudioConfig has, from an audio_config. Raises BadCheckpoint."""
+    return {
+        "layers": config.size("encoder_layers"),
+        "hidden_size": config.size("d_model"),
+        "ffn_size": config.size("encoder_ffn_dim"),
+        "heads": config.size("encoder_attention_heads"),
+        "mel_bins": config.size("num_mel_bins"),
+        "positions": config.size("max_source_positions", MOST_SOUND_POSITIONS),
+        "output_size": config.size("output_dim"),
+    }
