@@ -34,7 +34,7 @@ from omnistage.models.options import LoadOptions
 from omnistage.models.qwen2_5_omni.config import TalkerConfig
 from omnistage.models.qwen2_5_omni.loading import load_thinker
 from omnistage.models.qwen2_5_omni.loading_talker import load_talker
-from omnistage.models.qwen2_5_omni.talker import QwenTalker
+from omnistage.models.qwen2_5_omni.talker import Qwen2_5Talker
 from omnistage.models.tiny.makers import Order, make_tiny
 from omnistage.v1 import chunk_pb2, omni_pb2, stage_pb2
 
@@ -224,7 +224,7 @@ def steps_s(engine: Engine, request: SequenceRequest, steps: int, given: torch.T
 class Speaker:
     """A speech whose rows are there, all or only the first."""
 
-    def __init__(self, talker: QwenTalker, seed: int, rows: int) -> None:
+    def __init__(self, talker: Qwen2_5Talker, seed: int, rows: int) -> None:
         source = np.random.default_rng(seed)
         self._talker, self._request, self._line = talker, SpeechRequest(seed, sampling=SPOKEN, max_frames=FRAMES), RowInputs()
         values = torch.from_numpy(source.standard_normal((40 + rows, talker.config.row_size), np.float32)).to(talker.engine.spec.dtype)
@@ -240,7 +240,7 @@ class Speaker:
         return codes
 
 
-async def rate(talker: QwenTalker, seeds: Sequence[int]) -> float:
+async def rate(talker: Qwen2_5Talker, seeds: Sequence[int]) -> float:
     """Codes a second of speeches that are asked for at once."""
     started = time.perf_counter()
     codes = await asyncio.gather(*(Speaker(talker, seed, FRAMES).speak() for seed in seeds))
@@ -248,7 +248,7 @@ async def rate(talker: QwenTalker, seeds: Sequence[int]) -> float:
     return sum(codes) / (time.perf_counter() - started)
 
 
-async def speakers(talker: QwenTalker, report: Report) -> None:
+async def speakers(talker: Qwen2_5Talker, report: Report) -> None:
     together, starved = [], []
     await rate(talker, [0])
     for n in range(ROUNDS):

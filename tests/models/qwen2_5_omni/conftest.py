@@ -12,8 +12,8 @@ from helpers.waves import loaded
 from omnistage.models.options import LoadOptions
 from omnistage.models.qwen2_5_omni.loading import load_thinker
 from omnistage.models.qwen2_5_omni.loading_talker import load_talker
-from omnistage.models.qwen2_5_omni.talker import QwenTalker
-from omnistage.models.qwen2_5_omni.thinker import QwenThinker
+from omnistage.models.qwen2_5_omni.talker import Qwen2_5Talker
+from omnistage.models.qwen2_5_omni.thinker import Qwen2_5Thinker
 from omnistage.models.qwen2_5_omni.wave.code2wav import FlowCode2Wav
 
 
@@ -26,14 +26,14 @@ def copied(omni_checkpoint: Path, tmp_path: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def thinker(omni_checkpoint: Path) -> Iterator[QwenThinker]:
+def thinker(omni_checkpoint: Path) -> Iterator[Qwen2_5Thinker]:
     model = load_thinker(omni_checkpoint, LoadOptions(path=omni_checkpoint, dtype="float32"))
     yield model
     asyncio.run(model.close())
 
 
 @pytest.fixture(scope="module")
-def talker(omni_checkpoint: Path) -> Iterator[QwenTalker]:
+def talker(omni_checkpoint: Path) -> Iterator[Qwen2_5Talker]:
     model = load_talker(omni_checkpoint, LoadOptions(path=omni_checkpoint, dtype="float32"))
     yield model
     asyncio.run(model.close())

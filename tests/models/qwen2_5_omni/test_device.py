@@ -25,7 +25,7 @@ from omnistage.models.interface import TextRequest, TokenLogprob
 from omnistage.models.options import LoadOptions
 from omnistage.models.qwen2_5_omni.config import ThinkerConfig, read_thinker_config
 from omnistage.models.qwen2_5_omni.loading import WEIGHTS, load_thinker
-from omnistage.models.qwen2_5_omni.thinker import QwenThinker
+from omnistage.models.qwen2_5_omni.thinker import Qwen2_5Thinker
 
 TOKENS = 24
 NEAR = 1e-3
@@ -63,7 +63,7 @@ class Answer:
     top: Sequence[Sequence[TokenLogprob]]
 
 
-async def answers(model: QwenThinker, requests: Sequence[TextRequest]) -> list[Answer]:
+async def answers(model: Qwen2_5Thinker, requests: Sequence[TextRequest]) -> list[Answer]:
     """All at once."""
     made = await asyncio.gather(*(text_pieces(model, request) for request in requests))
     return [

@@ -21,12 +21,12 @@ from omnistage.models.media.process import DecodingProcess
 from omnistage.models.options import LoadOptions
 from omnistage.models.qwen2_5_omni.loading import load_thinker
 from omnistage.models.qwen2_5_omni.prompt import laid_out
-from omnistage.models.qwen2_5_omni.thinker import QwenThinker
+from omnistage.models.qwen2_5_omni.thinker import Qwen2_5Thinker
 
 ROOM = 30_000
 
 
-async def features(thinker: QwenThinker, data: bytes, room: int = ROOM, *, use_audio: bool = True) -> Features:
+async def features(thinker: Qwen2_5Thinker, data: bytes, room: int = ROOM, *, use_audio: bool = True) -> Features:
     part = Media("video/mp4", data, use_audio)
     medium = thinker.reader.medium(part, data, hashlib.sha256(data).digest(), scope="", client="")
     return await thinker.reader.features(medium, room)
@@ -38,7 +38,7 @@ async def features(thinker: QwenThinker, data: bytes, room: int = ROOM, *, use_a
     ids=["ten a second", "one a second", "one each five seconds"],
 )
 async def test_what_is_seen_and_heard_together_stands_at_the_same_time(
-    thinker: QwenThinker, frames: int, rate_hz: int, times: list[int] | None, lasts_s: int, seed: int
+    thinker: Qwen2_5Thinker, frames: int, rate_hz: int, times: list[int] | None, lasts_s: int, seed: int
 ) -> None:
     """The last two pictures begin so long before the last sound as they last, to half a second."""
     film = await features(thinker, media_files.film(seed, frames, rate_hz=rate_hz, times=times, sound_s=lasts_s))
@@ -68,7 +68,7 @@ async def test_a_long_film_is_looked_at_less_often(omni_checkpoint: Path, seed: 
     await thinker.close()
 
 
-async def test_a_film_without_room_is_refused_before_it_is_decoded(thinker: QwenThinker, seed: int) -> None:
+async def test_a_film_without_room_is_refused_before_it_is_decoded(thinker: Qwen2_5Thinker, seed: int) -> None:
     """Whatever follows its header: nothing of this one can be decoded."""
     data = media_files.film(seed, 60, rate_hz=10)
     begin, end = data.index(b"mdat") + 4, data.index(b"moov") - 4
@@ -79,7 +79,7 @@ async def test_a_film_without_room_is_refused_before_it_is_decoded(thinker: Qwen
         await features(thinker, broken, use_audio=False)
 
 
-async def test_rows_are_put_together_on_a_thread(thinker: QwenThinker, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_rows_are_put_together_on_a_thread(thinker: Qwen2_5Thinker, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """However long a film is, others run meanwhile."""
     cat, threads = torch.cat, list[str]()
 
@@ -93,7 +93,7 @@ async def test_rows_are_put_together_on_a_thread(thinker: QwenThinker, seed: int
     assert set(threads) == {"encoders"}
 
 
-async def test_equal_films_that_are_refused_are_decoded_once(thinker: QwenThinker, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_equal_films_that_are_refused_are_decoded_once(thinker: Qwen2_5Thinker, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """One that only this conversation has no room for is no reason for others."""
     decode, decoded = DecodingProcess.decode, list[str]()
 

@@ -25,7 +25,7 @@ from omnistage.models.options import LoadOptions
 from omnistage.models.qwen2_5_omni import loading
 from omnistage.models.qwen2_5_omni.config import ThinkerConfig, read_thinker_config
 from omnistage.models.qwen2_5_omni.loading import load_thinker
-from omnistage.models.qwen2_5_omni.thinker import QwenThinker
+from omnistage.models.qwen2_5_omni.thinker import Qwen2_5Thinker
 
 SETTINGS: tuple[dict[str, Any], ...] = (
     {},
@@ -38,7 +38,7 @@ SETTINGS: tuple[dict[str, Any], ...] = (
 """How an engine may be set. context: with a cache of one whole context, so that sequences lose their pages to each other."""
 
 
-def loaded(folder: Path, settings: dict[str, Any], empty: Path) -> QwenThinker:
+def loaded(folder: Path, settings: dict[str, Any], empty: Path) -> Qwen2_5Thinker:
     """A Thinker. empty: a folder for a checkpoint with a smaller context."""
     settings = dict(settings)
     context = settings.pop("context", 0)

@@ -18,8 +18,8 @@ from omnistage.models.conversation import Media, Part, Turn
 from omnistage.models.interface import Sampling, SpeechRequest, TextRequest
 from omnistage.models.options import LoadOptions
 from omnistage.models.qwen2_5_omni.loading_talker import load_talker
-from omnistage.models.qwen2_5_omni.talker import QwenTalker
-from omnistage.models.qwen2_5_omni.thinker import QwenThinker
+from omnistage.models.qwen2_5_omni.talker import Qwen2_5Talker
+from omnistage.models.qwen2_5_omni.thinker import Qwen2_5Thinker
 
 CODES = 40
 CODE_END = 8294
@@ -62,7 +62,7 @@ def check_codes(made: list[int], expected: Spoken, what: object) -> None:
 
 
 async def test_text_that_is_given_is_spoken_as_an_answer_of_its_tokens(
-    thinker: QwenThinker, talker: QwenTalker, omni_checkpoint: Path, seed: int
+    thinker: Qwen2_5Thinker, talker: Qwen2_5Talker, omni_checkpoint: Path, seed: int
 ) -> None:
     """All of its tokens have rows, as those of an answer that ended by itself."""
     text, reference = "It is far away, and a mile more.", SpeechReference(omni_checkpoint)
@@ -74,7 +74,7 @@ async def test_text_that_is_given_is_spoken_as_an_answer_of_its_tokens(
     check_codes(said.codes, expected, text)
 
 
-async def test_what_is_no_code_is_not_said(thinker: QwenThinker, talker: QwenTalker, copied: Path, seed: int) -> None:
+async def test_what_is_no_code_is_not_said(thinker: Qwen2_5Thinker, talker: Qwen2_5Talker, copied: Path, seed: int) -> None:
     """The special ids of the codec that the conversation consists of count as seen, and the one that stands before the first code is never
     drawn. Here all of them are likelier than the code with which speech began."""
     text, turns = "It is far away.", (Turn("user", ("How far is it?",)),)
@@ -104,7 +104,7 @@ def _make_likelier(checkpoint: Path, than: int, factors: Mapping[int, float]) ->
 
 @lengths.rounds(5, len(CASES))
 async def test_codes_are_those_of_the_references(
-    rounds: int, thinker: QwenThinker, talker: QwenTalker, omni_checkpoint: Path, seed: int
+    rounds: int, thinker: Qwen2_5Thinker, talker: Qwen2_5Talker, omni_checkpoint: Path, seed: int
 ) -> None:
     source, reference = random.Random(seed), SpeechReference(omni_checkpoint)
     never = thinker.tokenizer.unsayable | thinker.tokenizer.ends

@@ -29,8 +29,8 @@ from omnistage.models.interface import BadRequest, Frames, Rows, Sampling, Speec
 from omnistage.models.options import LoadOptions
 from omnistage.models.qwen2_5_omni.config import read_talker_config
 from omnistage.models.qwen2_5_omni.loading_talker import load_talker
-from omnistage.models.qwen2_5_omni.talker import QwenTalker
-from omnistage.models.qwen2_5_omni.thinker import QwenThinker
+from omnistage.models.qwen2_5_omni.talker import Qwen2_5Talker
+from omnistage.models.qwen2_5_omni.thinker import Qwen2_5Thinker
 from omnistage.models.qwen2_5_omni.voices import VoiceSizes, read_voices
 
 DRAWN = Sampling(temperature=0.9, top_k=40, top_p=0.8, repetition_penalty=1.05)
@@ -48,14 +48,14 @@ def speech(seed: int, voice: str = "", frames: int = FRAMES) -> SpeechRequest:
     return SpeechRequest(seed, voice, DRAWN, max_frames=frames)
 
 
-async def rows_of(thinker: QwenThinker, request: TextRequest) -> list[Rows]:
+async def rows_of(thinker: Qwen2_5Thinker, request: TextRequest) -> list[Rows]:
     """All rows of an answer."""
     wanted = {"text": 0, **dict.fromkeys(ROW_PORTS, 0)}
     async with aclosing(thinker.generate(await thinker.prepare(request), no_inputs(), wanted)) as pieces:
         return [piece async for piece in pieces if isinstance(piece, Rows)]
 
 
-async def spoken(talker: QwenTalker, rows: list[Rows], request: SpeechRequest) -> list[int]:
+async def spoken(talker: Qwen2_5Talker, rows: list[Rows], request: SpeechRequest) -> list[int]:
     line = RowInputs()
     for piece in rows:
         line.put(piece)
@@ -67,7 +67,7 @@ async def all_of(frames: AsyncGenerator[Frames, None]) -> list[list[int]]:
         return [made.rows[:, 0].tolist() async for made in frames]
 
 
-async def test_the_row_of_a_token_comes_with_the_next_token(thinker: QwenThinker, seed: int) -> None:
+async def test_the_row_of_a_token_comes_with_the_next_token(thinker: Qwen2_5Thinker, seed: int) -> None:
     """So the first one is there with two tokens, the eleventh with twelve; later only where a character is not whole."""
     tokens, rows, log = 0, 0, list[tuple[int, int]]()
     request = asked(seed, 40)
@@ -83,7 +83,7 @@ async def test_the_row_of_a_token_comes_with_the_next_token(thinker: QwenThinker
     assert min(late) == 0 and late.count(0) > len(late) // 2 and (tokens, rows) == (40, 39)
 
 
-async def test_a_code_comes_with_its_row_and_the_next_one_is_waited_for(thinker: QwenThinker, talker: QwenTalker, seed: int) -> None:
+async def test_a_code_comes_with_its_row_and_the_next_one_is_waited_for(thinker: Qwen2_5Thinker, talker: Qwen2_5Talker, seed: int) -> None:
     """Who waits has its pages and no place in a step, and is woken by the row. Behind the first one codes are put out by the block."""
     *conversation, hidden = joined(await rows_of(thinker, asked(seed, tokens=5 * BLOCK // 2)))
     line, heard, codec = RowInputs(), list[int](), talker.config.codec
@@ -117,7 +117,9 @@ def joined(rows: list[Rows]) -> list[Rows]:
     return [Rows(port, np.concatenate(parts[port]), last=True) for port in ROW_PORTS]
 
 
-async def test_beside_others_it_says_what_it_says_alone(thinker: QwenThinker, talker: QwenTalker, omni_checkpoint: Path, seed: int) -> None:
+async def test_beside_others_it_says_what_it_says_alone(
+    thinker: Qwen2_5Thinker, talker: Qwen2_5Talker, omni_checkpoint: Path, seed: int
+) -> None:
     answers = [await rows_of(thinker, asked(seed + n, 5 + 5 * n, "What? " * (1 + 7 * n))) for n in range(8)]
     voices = [talker.info.voices[n % 2] for n in range(8)]
     requests = [speech(seed + n, voices[n]) for n in range(8)]
@@ -132,7 +134,7 @@ async def test_beside_others_it_says_what_it_says_alone(thinker: QwenThinker, ta
 
 
 @lengths.rounds(8, 50)
-async def test_it_goes_on_after_any_code(thinker: QwenThinker, talker: QwenTalker, rounds: int, seed: int) -> None:
+async def test_it_goes_on_after_any_code(thinker: Qwen2_5Thinker, talker: Qwen2_5Talker, rounds: int, seed: int) -> None:
     source = random.Random(seed)
     rows = await rows_of(thinker, asked(seed, 25))
     whole = await spoken(talker, rows, speech(seed))
@@ -142,7 +144,7 @@ async def test_it_goes_on_after_any_code(thinker: QwenThinker, talker: QwenTalke
         assert await spoken(talker, rows, replace(speech(seed), history=history)) == whole[cut:], cut
 
 
-async def test_a_conversation_that_goes_on_is_not_read_again(thinker: QwenThinker, talker: QwenTalker, seed: int) -> None:
+async def test_a_conversation_that_goes_on_is_not_read_again(thinker: Qwen2_5Thinker, talker: Qwen2_5Talker, seed: int) -> None:
     """The rows that it begins with have the same bits, and are known by them; not to another scope."""
     words = "".join(random.Random(seed).choices("abcdefgh ", k=400))
     first = await rows_of(thinker, asked(seed, 5, words))
@@ -175,7 +177,7 @@ WORDS = "What is it, and what else? " * 12
 """Of more rows than a few pages have."""
 
 
-async def test_a_conversation_is_read_while_it_comes(thinker: QwenThinker, talker: QwenTalker, seed: int) -> None:
+async def test_a_conversation_is_read_while_it_comes(thinker: Qwen2_5Thinker, talker: Qwen2_5Talker, seed: int) -> None:
     """Whole pages, as soon as their rows are there and it is known where all stand."""
     prompt, places, hidden = joined(await rows_of(thinker, asked(seed, words=WORDS)))
     whole = await spoken(talker, [prompt, places, hidden], replace(speech(seed), scope="whole"))
@@ -196,7 +198,7 @@ async def test_a_conversation_is_read_while_it_comes(thinker: QwenThinker, talke
 
 @lengths.rounds(6, 60)
 async def test_however_the_rows_come_it_says_the_same(
-    thinker: QwenThinker, talker: QwenTalker, omni_checkpoint: Path, rounds: int, seed: int
+    thinker: Qwen2_5Thinker, talker: Qwen2_5Talker, omni_checkpoint: Path, rounds: int, seed: int
 ) -> None:
     """Many at once, in a cache that has not room for all of them, and beside one whose rows stop coming until the others have its pages."""
     small = load_talker(omni_checkpoint, LoadOptions(path=omni_checkpoint, dtype="float32", kv_cache_bytes=1024 * row_bytes(talker)))
@@ -228,7 +230,7 @@ async def test_however_the_rows_come_it_says_the_same(
 @pytest.mark.parametrize("end", ["closed", "cut short", "bad"])
 @pytest.mark.parametrize("share", [0.0, 0.3, 1.0])
 async def test_an_opening_that_does_not_end_leaves_nothing(
-    thinker: QwenThinker, talker: QwenTalker, end: str, share: float, seed: int
+    thinker: Qwen2_5Thinker, talker: Qwen2_5Talker, end: str, share: float, seed: int
 ) -> None:
     """share: of the rows of the conversation that had come."""
     prompt, places, hidden = joined(await rows_of(thinker, asked(seed, words=WORDS)))
@@ -254,7 +256,7 @@ async def test_an_opening_that_does_not_end_leaves_nothing(
 
 
 @pytest.mark.parametrize("places", [0, 1, 79, 81])
-async def test_rows_and_places_that_do_not_belong_together_are_refused(talker: QwenTalker, places: int, seed: int) -> None:
+async def test_rows_and_places_that_do_not_belong_together_are_refused(talker: Qwen2_5Talker, places: int, seed: int) -> None:
     rows = np.zeros((80, talker.config.row_size), np.float32)
     given = [Rows("places", np.zeros((places, 3), np.int32), last=True), Rows("prompt", rows, last=True)]
     for order in (given, given[::-1]):
@@ -264,7 +266,7 @@ async def test_rows_and_places_that_do_not_belong_together_are_refused(talker: Q
     assert talker.engine.stats().pages_used == 0
 
 
-async def test_an_answer_without_a_word_has_no_speech(talker: QwenTalker, thinker: QwenThinker, seed: int) -> None:
+async def test_an_answer_without_a_word_has_no_speech(talker: Qwen2_5Talker, thinker: Qwen2_5Thinker, seed: int) -> None:
     """Its only token is its end, which has no row."""
     (end,) = thinker.tokenizer.ends
     nothing = replace(asked(seed, words=WORDS), sampling=Sampling(logit_bias={end: 100.0}), ignore_eos=False)
@@ -288,13 +290,15 @@ async def test_an_answer_without_a_word_has_no_speech(talker: QwenTalker, thinke
         ({"sampling": Sampling(logit_bias={8448: 1.0})}, "talker.sampling.logit_bias", "below 8448"),
     ],
 )
-async def test_what_it_cannot_do_is_told_before_anything_is_read(talker: QwenTalker, change: dict[str, Any], field: str, told: str) -> None:
+async def test_what_it_cannot_do_is_told_before_anything_is_read(
+    talker: Qwen2_5Talker, change: dict[str, Any], field: str, told: str
+) -> None:
     with pytest.raises(BadRequest, match=told) as refused:
         await talker.prepare(replace(speech(1), **change))
     assert refused.value.field == field
 
 
-async def test_a_conversation_beyond_its_context_is_refused(thinker: QwenThinker, omni_checkpoint: Path, seed: int) -> None:
+async def test_a_conversation_beyond_its_context_is_refused(thinker: Qwen2_5Thinker, omni_checkpoint: Path, seed: int) -> None:
     small = load_talker(omni_checkpoint, LoadOptions(path=omni_checkpoint, dtype="float32", family={"context": 64}))
     rows = await rows_of(thinker, asked(seed, 5, "Far away. " * 30))
     prompt, places, hidden = joined(rows)
@@ -311,7 +315,7 @@ async def test_a_conversation_beyond_its_context_is_refused(thinker: QwenThinker
     await small.close()
 
 
-def in_places(talker: QwenTalker, places: np.ndarray[Any, Any]) -> list[Rows]:
+def in_places(talker: Qwen2_5Talker, places: np.ndarray[Any, Any]) -> list[Rows]:
     rows = np.zeros((len(places), talker.config.row_size), np.float32)
     return [Rows("places", places.astype(np.int32), last=True), Rows("prompt", rows, last=True), Rows("hidden", rows, last=True)]
 
@@ -322,7 +326,7 @@ def upto(last: int) -> np.ndarray[Any, Any]:
 
 
 @pytest.mark.parametrize("frames", [0, 5, 11, 50])
-async def test_speech_has_as_many_frames_as_there_are_places_for(talker: QwenTalker, frames: int, seed: int) -> None:
+async def test_speech_has_as_many_frames_as_there_are_places_for(talker: Qwen2_5Talker, frames: int, seed: int) -> None:
     """Places outrun their rows. The voice, the first code and each further one but the last need one."""
     context = talker.engine.spec.context
     for left in (12, 3, 2):
@@ -333,7 +337,7 @@ async def test_speech_has_as_many_frames_as_there_are_places_for(talker: QwenTal
 
 @pytest.mark.parametrize("past", [-5, 0, 1, 1000])
 @pytest.mark.parametrize("frames", [0, 20])
-async def test_places_beyond_the_context_are_refused(talker: QwenTalker, past: int, frames: int, seed: int) -> None:
+async def test_places_beyond_the_context_are_refused(talker: Qwen2_5Talker, past: int, frames: int, seed: int) -> None:
     places = upto(talker.engine.spec.context - 2 + past) if past >= 0 else upto(past)
     for history in (None, np.array([[7]], np.uint32)):
         with pytest.raises(BadRequest, match="places" if past >= 0 else "positions must lie between 0 and") as refused:
@@ -345,7 +349,7 @@ async def test_places_beyond_the_context_are_refused(talker: QwenTalker, past: i
 # Memory ---------------------------------------------------------------------------------------------------------------------------------
 
 
-def row_bytes(talker: QwenTalker) -> int:
+def row_bytes(talker: Qwen2_5Talker) -> int:
     """Of keys and values, and of the row that was given."""
     return page_bytes(talker.engine.spec) // PAGE_ROWS + talker.config.row_size * talker.engine.spec.dtype.itemsize
 
@@ -366,7 +370,7 @@ async def test_rows_that_were_given_are_counted_with_keys_and_values(omni_checkp
 # Others ---------------------------------------------------------------------------------------------------------------------------------
 
 
-async def test_a_client_with_less_gets_a_place_of_the_one_that_has_more(thinker: QwenThinker, omni_checkpoint: Path, seed: int) -> None:
+async def test_a_client_with_less_gets_a_place_of_the_one_that_has_more(thinker: Qwen2_5Thinker, omni_checkpoint: Path, seed: int) -> None:
     small = load_talker(omni_checkpoint, LoadOptions(path=omni_checkpoint, dtype="float32", max_batch_size=2))
     rows, ended = await rows_of(thinker, asked(seed)), list[str]()
 
@@ -381,7 +385,7 @@ async def test_a_client_with_less_gets_a_place_of_the_one_that_has_more(thinker:
     await small.close()
 
 
-async def test_the_thread_that_reads_rows_is_watched(thinker: QwenThinker, talker: QwenTalker, seed: int) -> None:
+async def test_the_thread_that_reads_rows_is_watched(thinker: Qwen2_5Thinker, talker: Qwen2_5Talker, seed: int) -> None:
     rows = await rows_of(thinker, asked(seed))
     before = {thread.name: thread.steps for thread in talker.threads}
     await spoken(talker, rows, speech(seed))

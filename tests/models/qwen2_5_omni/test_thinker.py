@@ -26,13 +26,13 @@ from omnistage.models.conversation import Media, Part, Streamed, Turn
 from omnistage.models.interface import BadRequest, FinishReason, Piece, Rows, Sampling, TextPiece, TextRequest, no_inputs
 from omnistage.models.options import LoadOptions
 from omnistage.models.qwen2_5_omni.loading import load_thinker
-from omnistage.models.qwen2_5_omni.thinker import QwenThinker
+from omnistage.models.qwen2_5_omni.thinker import Qwen2_5Thinker
 
 DRAWN = Sampling(temperature=1, top_p=0.95, repetition_penalty=1.05, presence_penalty=0.2)
 TOKENS = 24
 
 
-def loaded(folder: Path, **settings: object) -> QwenThinker:
+def loaded(folder: Path, **settings: object) -> Qwen2_5Thinker:
     return load_thinker(folder, LoadOptions(path=folder, dtype="float32", **settings))  # type: ignore[arg-type]
 
 
@@ -58,7 +58,7 @@ def questions(seed: int) -> list[TextRequest]:
     return [asked(seed + n, *kinds[n % 4]) for n in range(8)]
 
 
-async def tokens(thinker: QwenThinker, request: TextRequest) -> tuple[int, ...]:
+async def tokens(thinker: Qwen2_5Thinker, request: TextRequest) -> tuple[int, ...]:
     return tokens_of(await text_pieces(thinker, request))
 
 
@@ -66,7 +66,7 @@ def tokens_of(pieces: Sequence[TextPiece | Rows]) -> tuple[int, ...]:
     return tuple(token_id for piece in pieces if isinstance(piece, TextPiece) for token_id in piece.token_ids)
 
 
-async def test_alone_together_and_elsewhere_it_says_the_same(thinker: QwenThinker, omni_checkpoint: Path, seed: int) -> None:
+async def test_alone_together_and_elsewhere_it_says_the_same(thinker: Qwen2_5Thinker, omni_checkpoint: Path, seed: int) -> None:
     requests = questions(seed)
     together = await asyncio.gather(*(tokens(thinker, request) for request in requests))
     assert len(set(together)) == len(requests)
@@ -78,7 +78,7 @@ async def test_alone_together_and_elsewhere_it_says_the_same(thinker: QwenThinke
 
 
 @lengths.rounds(6, 50)
-async def test_it_goes_on_after_any_token(thinker: QwenThinker, rounds: int, seed: int) -> None:
+async def test_it_goes_on_after_any_token(thinker: Qwen2_5Thinker, rounds: int, seed: int) -> None:
     source = random.Random(seed)
     for _ in range(rounds):
         request = source.choice(questions(seed))
@@ -88,7 +88,9 @@ async def test_it_goes_on_after_any_token(thinker: QwenThinker, rounds: int, see
 
 
 @pytest.mark.parametrize("is_given", [False, True], ids=["an answer", "text that is given"])
-async def test_a_history_becomes_text_on_a_thread(thinker: QwenThinker, is_given: bool, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_history_becomes_text_on_a_thread(
+    thinker: Qwen2_5Thinker, is_given: bool, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """However long it is, others run meanwhile."""
     piece, threads = thinker.tokenizer.piece, list[str]()
 
@@ -106,7 +108,7 @@ async def test_a_history_becomes_text_on_a_thread(thinker: QwenThinker, is_given
     assert threads == ["tokenizer"] * len(ids)
 
 
-async def rows(thinker: QwenThinker, request: TextRequest) -> tuple[int, dict[str, np.ndarray]]:
+async def rows(thinker: Qwen2_5Thinker, request: TextRequest) -> tuple[int, dict[str, np.ndarray]]:
     """Tokens of the prompt that were found computed, and the rows of each port."""
     found, made = 0, dict[str, list[np.ndarray]]()
     async with aclosing(said(thinker, request, {"text": 0, "prompt": 0, "hidden": 0})) as pieces:
@@ -118,7 +120,7 @@ async def rows(thinker: QwenThinker, request: TextRequest) -> tuple[int, dict[st
     return found, {port: np.concatenate(parts) for port, parts in made.items()}
 
 
-async def rows_of(thinker: QwenThinker, request: TextRequest, ports: tuple[str, ...]) -> dict[str, np.ndarray]:
+async def rows_of(thinker: Qwen2_5Thinker, request: TextRequest, ports: tuple[str, ...]) -> dict[str, np.ndarray]:
     """What is wanted beside the text."""
     made: dict[str, list[np.ndarray]] = {port: [] for port in ports}
     async with aclosing(said(thinker, request, dict.fromkeys(ports, 0))) as pieces:
@@ -129,7 +131,7 @@ async def rows_of(thinker: QwenThinker, request: TextRequest, ports: tuple[str, 
     return {port: np.concatenate(parts) for port, parts in made.items()}
 
 
-async def test_text_that_is_given_has_the_rows_of_an_answer(thinker: QwenThinker, seed: int) -> None:
+async def test_text_that_is_given_has_the_rows_of_an_answer(thinker: Qwen2_5Thinker, seed: int) -> None:
     """As if the model had thought of it: its Talker says it in the same way."""
     text = "Up is down, é and \U0001f600 too: " * 9
     ids = thinker.tokenizer.encode(text)
@@ -149,7 +151,7 @@ async def test_text_that_is_given_has_the_rows_of_an_answer(thinker: QwenThinker
 
 
 @pytest.mark.parametrize("end", ["no room", "a stop string", "an end"])
-async def test_the_token_that_was_drawn_last_has_a_row_only_where_an_end_was_drawn(thinker: QwenThinker, end: str, seed: int) -> None:
+async def test_the_token_that_was_drawn_last_has_a_row_only_where_an_end_was_drawn(thinker: Qwen2_5Thinker, end: str, seed: int) -> None:
     """As the published Talker has it; nothing more is drawn for the sake of a row, and an answer that goes on has the same rows."""
     free = await text_pieces(thinker, asked(seed))
     ids, text = tokens_of(free), "".join(piece.text for piece in free)
@@ -174,13 +176,13 @@ async def test_the_token_that_was_drawn_last_has_a_row_only_where_an_end_was_dra
     assert np.array_equal((await rows_of(thinker, finished, ("hidden",)))["hidden"], hidden)
 
 
-async def test_text_that_is_given_needs_no_conversation(thinker: QwenThinker, seed: int) -> None:
+async def test_text_that_is_given_needs_no_conversation(thinker: Qwen2_5Thinker, seed: int) -> None:
     given = TextRequest((), seed, verbatim="Hello there.")
     made = await rows_of(thinker, given, ("prompt", "hidden"))
     assert len(made["hidden"]) == len(thinker.tokenizer.encode("Hello there.")) and len(made["prompt"])
 
 
-async def test_media_beside_text_that_is_given_are_refused(thinker: QwenThinker, seed: int) -> None:
+async def test_media_beside_text_that_is_given_are_refused(thinker: Qwen2_5Thinker, seed: int) -> None:
     """Nobody would look at them."""
     for part in (Media("image/png", b"this is no picture"), Streamed("media0", "image/png")):
         with pytest.raises(BadRequest, match="leave the media out") as refused:
@@ -188,7 +190,7 @@ async def test_media_beside_text_that_is_given_are_refused(thinker: QwenThinker,
         assert refused.value.field == MEDIA_FIELD
 
 
-async def test_media_that_come_without_a_type_are_asked_for_it(thinker: QwenThinker, seed: int) -> None:
+async def test_media_that_come_without_a_type_are_asked_for_it(thinker: Qwen2_5Thinker, seed: int) -> None:
     with pytest.raises(BadRequest, match="media0: is not given: say what the media are, such as image/png") as refused:
         await thinker.prepare(asked(seed, Streamed("media0", "")))
     assert refused.value.field == "thinker.messages.parts.media_type"
@@ -201,7 +203,7 @@ async def test_text_that_is_given_and_has_no_room_is_refused(omni_checkpoint: Pa
     await thinker.close()
 
 
-async def test_a_picture_that_is_known_is_neither_encoded_nor_read_again(thinker: QwenThinker, omni_checkpoint: Path, seed: int) -> None:
+async def test_a_picture_that_is_known_is_neither_encoded_nor_read_again(thinker: Qwen2_5Thinker, omni_checkpoint: Path, seed: int) -> None:
     """And its rows have the bits that they have where nothing is kept."""
     request = asked(seed, picture(seed, 200, 300), film(seed))
     first, made = await rows(thinker, request)
@@ -216,7 +218,7 @@ async def test_a_picture_that_is_known_is_neither_encoded_nor_read_again(thinker
     assert made["prompt"].shape[0] > found
 
 
-async def test_media_that_are_streamed_are_those_that_are_sent(thinker: QwenThinker, seed: int) -> None:
+async def test_media_that_are_streamed_are_those_that_are_sent(thinker: Qwen2_5Thinker, seed: int) -> None:
     """However they are cut and mixed; what is known of one is known of the other."""
     source = random.Random(seed)
     sent = [picture(seed, 200, 300), sound(seed), film(seed)]
@@ -237,7 +239,7 @@ async def test_media_that_are_streamed_are_those_that_are_sent(thinker: QwenThin
 
 @pytest.mark.parametrize("background", [None, (30, 200, 90)])
 async def test_a_transparent_picture_is_seen_on_its_ground_however_it_comes(
-    thinker: QwenThinker, seed: int, background: tuple[int, int, int] | None
+    thinker: Qwen2_5Thinker, seed: int, background: tuple[int, int, int] | None
 ) -> None:
     """Sent and streamed, to the row as the same picture without transparency."""
     clear = np.dstack([media_files.pixels(seed, 200, 300), np.full((200, 300), 255, np.uint8)])
@@ -266,11 +268,11 @@ async def cut_up(media: list[Media], streamed: tuple[int, ...], source: random.R
             del left[number]
 
 
-async def test_what_was_asked_otherwise_is_not_found(thinker: QwenThinker, omni_checkpoint: Path, seed: int) -> None:
+async def test_what_was_asked_otherwise_is_not_found(thinker: Qwen2_5Thinker, omni_checkpoint: Path, seed: int) -> None:
     """Another picture, other sizes of pictures, another ground, the film without its sound, another kind of medium, another client."""
     one = film(seed)
 
-    def digest(part: Media, scope: str = "", thinker: QwenThinker = thinker) -> bytes:
+    def digest(part: Media, scope: str = "", thinker: Qwen2_5Thinker = thinker) -> bytes:
         return thinker.reader.medium(part, part.data, part.digest, scope=scope, client="").digest
 
     small = loaded(omni_checkpoint, family={"medium_rows": 600})
@@ -293,7 +295,7 @@ async def test_what_was_asked_otherwise_is_not_found(thinker: QwenThinker, omni_
     assert found < 64
 
 
-async def test_many_films_of_one_client_hold_up_no_medium_of_another(thinker: QwenThinker, seed: int) -> None:
+async def test_many_films_of_one_client_hold_up_no_medium_of_another(thinker: Qwen2_5Thinker, seed: int) -> None:
     """In films that are answered meanwhile, of a queue of 48: some are on their way already."""
     films = [asyncio.create_task(tokens(thinker, replace(asked(seed, film(seed + n), tokens=1), client="films"))) for n in range(48)]
     await until(lambda: any(task.done() for task in films))
@@ -307,7 +309,7 @@ async def test_many_films_of_one_client_hold_up_no_medium_of_another(thinker: Qw
     await asyncio.wait(films)
 
 
-async def test_a_question_that_is_given_up_while_media_are_read_leaves_nothing(thinker: QwenThinker, seed: int) -> None:
+async def test_a_question_that_is_given_up_while_media_are_read_leaves_nothing(thinker: Qwen2_5Thinker, seed: int) -> None:
     source = random.Random(seed)
     whole = await tokens(thinker, asked(seed, film(seed)))
     for n in range(8):
@@ -321,7 +323,7 @@ async def test_a_question_that_is_given_up_while_media_are_read_leaves_nothing(t
     assert await tokens(thinker, asked(seed, film(seed))) == whole
 
 
-async def test_who_waits_for_media_is_counted_as_waiting(thinker: QwenThinker, seed: int) -> None:
+async def test_who_waits_for_media_is_counted_as_waiting(thinker: Qwen2_5Thinker, seed: int) -> None:
     """Those that are read, and those that are not even begun."""
     count = OTHERS + 3
     prepared = [await thinker.prepare(asked(seed, picture(seed + n), tokens=2)) for n in range(count)]
@@ -346,7 +348,9 @@ async def test_who_waits_for_media_is_counted_as_waiting(thinker: QwenThinker, s
     ],
     ids=["nothing", "truncated", "short", "picture as sound", "silent film"],
 )
-async def test_media_that_cannot_be_read_are_told_and_the_next_is_answered(thinker: QwenThinker, part: Media, told: str, seed: int) -> None:
+async def test_media_that_cannot_be_read_are_told_and_the_next_is_answered(
+    thinker: Qwen2_5Thinker, part: Media, told: str, seed: int
+) -> None:
     with pytest.raises(BadRequest, match=told) as refused:
         await tokens(thinker, asked(seed, part))
     assert refused.value.field == MEDIA_FIELD

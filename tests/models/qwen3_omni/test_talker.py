@@ -30,7 +30,7 @@ from omnistage.models.common.checkpoint import BadCheckpoint
 from omnistage.models.interface import BadRequest, Rows, Sampling, SpeechRequest
 from omnistage.models.options import LoadOptions
 from omnistage.models.qwen3_omni.loading_talker import load_talker
-from omnistage.models.qwen3_omni.talker import QwenTalker
+from omnistage.models.qwen3_omni.talker import Qwen3Talker
 from omnistage.models.qwen3_omni.talker_config import read_talker_config
 from omnistage.models.tiny.qwen3_omni.talker import published
 
@@ -48,13 +48,13 @@ def reference(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
 
 
 @pytest.fixture(scope="module")
-def talker(reference: TalkerReference) -> Iterator[QwenTalker]:
+def talker(reference: TalkerReference) -> Iterator[Qwen3Talker]:
     model = load(reference.folder)
     yield model
     asyncio.run(model.close())
 
 
-def load(folder: Path, **options: Any) -> QwenTalker:
+def load(folder: Path, **options: Any) -> Qwen3Talker:
     return load_talker(folder, LoadOptions(path=folder, **{"dtype": "float32", "max_sessions": 16, **options}))
 
 
@@ -62,7 +62,7 @@ def speech(seed: int, asked: Asked | None = None, frames: int = FRAMES, sampling
     return SpeechRequest(seed, asked.voice if asked else "", sampling, max_frames=frames)
 
 
-async def spoken(talker: QwenTalker, rows: Sequence[Rows], request: SpeechRequest) -> list[Frame]:
+async def spoken(talker: Qwen3Talker, rows: Sequence[Rows], request: SpeechRequest) -> list[Frame]:
     line = RowInputs()
     for piece in rows:
         line.put(piece)
@@ -80,7 +80,7 @@ def some(reference: TalkerReference, seed: int, count: int) -> list[Asked]:
 
 
 @lengths.rounds(2, 12)
-async def test_greedy_frames_are_those_of_transformers(reference: TalkerReference, talker: QwenTalker, rounds: int, seed: int) -> None:
+async def test_greedy_frames_are_those_of_transformers(reference: TalkerReference, talker: Qwen3Talker, rounds: int, seed: int) -> None:
     """Its `generate` and a loop that computes everything anew say the same. A frame with two codes that are almost equally good ends the
     comparison."""
     compared = 0
@@ -96,7 +96,7 @@ async def test_greedy_frames_are_those_of_transformers(reference: TalkerReferenc
 
 @lengths.rounds(1, 6)
 async def test_logprobs_of_first_codes_are_those_of_transformers(
-    reference: TalkerReference, talker: QwenTalker, rounds: int, seed: int
+    reference: TalkerReference, talker: Qwen3Talker, rounds: int, seed: int
 ) -> None:
     """Each frame is the history of the next one, so that a code which is almost as good changes nothing."""
     tts = {name: TTS[f"tts_{name}_token_id"] for name in ("bos", "eos", "pad")}
@@ -158,7 +158,7 @@ def wired(piece: Rows, dtype: str) -> Rows:
 
 
 @lengths.rounds(4, 40)
-async def test_it_goes_on_after_any_frame(reference: TalkerReference, talker: QwenTalker, rounds: int, seed: int) -> None:
+async def test_it_goes_on_after_any_frame(reference: TalkerReference, talker: Qwen3Talker, rounds: int, seed: int) -> None:
     source, asked = random.Random(seed), some(reference, seed, 3)
     whole = await asyncio.gather(*(spoken(talker, reference.rows(one), endless(talker, seed, one)) for one in asked))
     for number in range(rounds):
@@ -168,7 +168,9 @@ async def test_it_goes_on_after_any_frame(reference: TalkerReference, talker: Qw
         assert await spoken(talker, reference.rows(one), request) == frames[cut:], cut
 
 
-async def test_a_frame_comes_with_its_row_and_the_next_one_is_waited_for(reference: TalkerReference, talker: QwenTalker, seed: int) -> None:
+async def test_a_frame_comes_with_its_row_and_the_next_one_is_waited_for(
+    reference: TalkerReference, talker: Qwen3Talker, seed: int
+) -> None:
     """Each by itself: sound is made of one. Behind the last row it goes on by itself."""
     asked = reference.asked(seed, tokens=6)
     whole = await spoken(talker, reference.rows(asked), endless(talker, seed, asked))
@@ -190,11 +192,11 @@ async def test_a_frame_comes_with_its_row_and_the_next_one_is_waited_for(referen
     assert heard == whole and len(whole) == FRAMES
 
 
-def endless(talker: QwenTalker, seed: int, asked: Asked) -> SpeechRequest:
+def endless(talker: Qwen3Talker, seed: int, asked: Asked) -> SpeechRequest:
     return speech(seed, asked, sampling=replace(DRAWN, logit_bias={talker.config.codec.eos: -100.0}))
 
 
-async def test_a_conversation_that_goes_on_is_not_read_again(reference: TalkerReference, talker: QwenTalker, seed: int) -> None:
+async def test_a_conversation_that_goes_on_is_not_read_again(reference: TalkerReference, talker: Qwen3Talker, seed: int) -> None:
     """Unless one of its rows is of another kind: another projection makes another row of it."""
     asked = reference.asked(seed, words=200, tokens=3)
     places, *others = reference.rows(asked)
@@ -210,7 +212,7 @@ async def test_a_conversation_that_goes_on_is_not_read_again(reference: TalkerRe
     assert await computed(replace(places, rows=other)) > 150
 
 
-async def test_a_speech_ends_with_its_end(reference: TalkerReference, talker: QwenTalker, seed: int) -> None:
+async def test_a_speech_ends_with_its_end(reference: TalkerReference, talker: Qwen3Talker, seed: int) -> None:
     """Of which nothing is put out."""
     asked = reference.asked(seed)
     ended = speech(seed, asked, sampling=replace(GREEDY, logit_bias={talker.config.codec.eos: 100.0}))
@@ -219,7 +221,7 @@ async def test_a_speech_ends_with_its_end(reference: TalkerReference, talker: Qw
     assert len(first) == reference.size.groups
 
 
-async def test_an_answer_without_a_word_has_no_speech(reference: TalkerReference, talker: QwenTalker, seed: int) -> None:
+async def test_an_answer_without_a_word_has_no_speech(reference: TalkerReference, talker: Qwen3Talker, seed: int) -> None:
     places, prompt, _ = reference.rows(reference.asked(seed))
     nothing = Rows("hidden", np.zeros((0, reference.row_size), np.float32), last=True)
     assert await spoken(talker, [places, prompt, nothing], speech(seed)) == []
@@ -227,7 +229,7 @@ async def test_an_answer_without_a_word_has_no_speech(reference: TalkerReference
 
 
 @pytest.mark.parametrize("tokens", [1, 3000])
-async def test_an_answer_may_be_one_token_or_thousands(reference: TalkerReference, talker: QwenTalker, tokens: int, seed: int) -> None:
+async def test_an_answer_may_be_one_token_or_thousands(reference: TalkerReference, talker: Qwen3Talker, tokens: int, seed: int) -> None:
     asked = reference.asked(seed, tokens=tokens)
     expected = reference.spoken(asked, 4)
     sure = next((n for n, gap in enumerate(expected.gaps) if gap < CLOSE), len(expected.gaps))
@@ -236,13 +238,13 @@ async def test_an_answer_may_be_one_token_or_thousands(reference: TalkerReferenc
     assert talker.engine.stats().pages_used == 0
 
 
-async def test_a_speech_of_one_frame(reference: TalkerReference, talker: QwenTalker, seed: int) -> None:
+async def test_a_speech_of_one_frame(reference: TalkerReference, talker: Qwen3Talker, seed: int) -> None:
     asked = reference.asked(seed)
     whole = await spoken(talker, reference.rows(asked), endless(talker, seed, asked))
     assert await spoken(talker, reference.rows(asked), replace(endless(talker, seed, asked), max_frames=1)) == whole[:1]
 
 
-async def test_what_is_no_code_is_never_drawn(reference: TalkerReference, talker: QwenTalker, seed: int) -> None:
+async def test_what_is_no_code_is_never_drawn(reference: TalkerReference, talker: Qwen3Talker, seed: int) -> None:
     """Whatever a request says of it: Code2Wav could make nothing of it."""
     asked, config = reference.asked(seed), talker.config
     likely = dict.fromkeys((config.codes, config.codec.bos, config.codec.pad, *config.speakers.values()), 200.0)
@@ -252,7 +254,7 @@ async def test_what_is_no_code_is_never_drawn(reference: TalkerReference, talker
         assert len(frames) == FRAMES and max(code for frame in frames for code in frame) < config.codes
 
 
-async def test_a_voice_has_its_name_in_any_letters(reference: TalkerReference, talker: QwenTalker, seed: int) -> None:
+async def test_a_voice_has_its_name_in_any_letters(reference: TalkerReference, talker: Qwen3Talker, seed: int) -> None:
     asked = reference.asked(seed)
     request = replace(endless(talker, seed, asked), voice="chelsie")
     lower = await spoken(talker, reference.rows(asked), request)
@@ -277,7 +279,7 @@ async def test_a_checkpoint_may_have_one_voice(reference: TalkerReference, tmp_p
 # What it refuses ---------------------------------------------------------------------------------------------------------------------
 
 
-async def test_what_it_cannot_do_is_told_before_anything_is_read(reference: TalkerReference, talker: QwenTalker) -> None:
+async def test_what_it_cannot_do_is_told_before_anything_is_read(reference: TalkerReference, talker: Qwen3Talker) -> None:
     groups, codes, eos = reference.size.groups, reference.size.codes, talker.config.codec.eos
     frame = np.zeros((1, groups), np.uint32)
     ended, beyond = frame.copy(), frame.copy()
@@ -312,7 +314,7 @@ async def test_a_conversation_beyond_its_context_is_refused(reference: TalkerRef
     await small.close()
 
 
-async def test_a_row_that_is_neither_text_nor_a_medium_is_refused(reference: TalkerReference, talker: QwenTalker, seed: int) -> None:
+async def test_a_row_that_is_neither_text_nor_a_medium_is_refused(reference: TalkerReference, talker: Qwen3Talker, seed: int) -> None:
     places, prompt, reply = reference.rows(reference.asked(seed))
     for kind in (2, -1):
         changed = np.array(places.rows)
@@ -380,7 +382,7 @@ def test_what_a_config_says_of_frames(reference: TalkerReference) -> None:
 
 
 async def test_weights_as_transformers_saves_them_say_the_same(
-    reference: TalkerReference, talker: QwenTalker, tmp_path: Path, seed: int
+    reference: TalkerReference, talker: Qwen3Talker, tmp_path: Path, seed: int
 ) -> None:
     """Experts of a layer together, modules by other names, and the config as Transformers 5 spells it."""
     whole = {**reference.whole, "talker_config": reference.talker.config.to_dict()}
@@ -452,7 +454,7 @@ MUTATIONS: dict[str, tuple[tuple[str, ...], Any]] = {
 
 @pytest.mark.parametrize("name", sorted(MUTATIONS))
 async def test_a_talker_that_is_a_little_different_says_something_else(
-    reference: TalkerReference, talker: QwenTalker, tmp_path: Path, name: str, seed: int
+    reference: TalkerReference, talker: Qwen3Talker, tmp_path: Path, name: str, seed: int
 ) -> None:
     """So the comparisons above would see it."""
     path, value = MUTATIONS[name]
@@ -470,7 +472,7 @@ async def test_a_talker_that_is_a_little_different_says_something_else(
     await other.close()
 
 
-async def pictured(talker: QwenTalker, reference: TalkerReference, seed: int, axes: Sequence[int] = (0, 1, 2, 3)) -> list[list[Frame]]:
+async def pictured(talker: Qwen3Talker, reference: TalkerReference, seed: int, axes: Sequence[int] = (0, 1, 2, 3)) -> list[list[Frame]]:
     """Speeches about pictures that are not square: several, for a small difference need not change the codes of one. axes: where those of
     places are taken from."""
     heard = []
@@ -482,7 +484,7 @@ async def pictured(talker: QwenTalker, reference: TalkerReference, seed: int, ax
     return await asyncio.gather(*heard)
 
 
-async def test_the_shared_expert_is_heard(reference: TalkerReference, talker: QwenTalker, tmp_path: Path, seed: int) -> None:
+async def test_the_shared_expert_is_heard(reference: TalkerReference, talker: Qwen3Talker, tmp_path: Path, seed: int) -> None:
     """Where it adds nothing, another speech is made: the comparisons above would see a Talker without it."""
     (tmp_path / "config.json").symlink_to(reference.folder / "config.json")
     weights = published(reference.talker.state_dict())
@@ -492,6 +494,6 @@ async def test_the_shared_expert_is_heard(reference: TalkerReference, talker: Qw
     await other.close()
 
 
-async def test_axes_of_positions_are_not_alike(reference: TalkerReference, talker: QwenTalker, seed: int) -> None:
+async def test_axes_of_positions_are_not_alike(reference: TalkerReference, talker: Qwen3Talker, seed: int) -> None:
     """In another order they make other speeches: the comparisons above would see it."""
     assert await pictured(talker, reference, seed, (0, 2, 1, 3)) != await pictured(talker, reference, seed)

@@ -24,7 +24,7 @@ from omnistage.models.options import LoadOptions
 from omnistage.models.qwen2_5_omni.audio import AudioEncoder
 from omnistage.models.qwen2_5_omni.config import ThinkerConfig, read_thinker_config
 from omnistage.models.qwen2_5_omni.options import ThinkerOptions
-from omnistage.models.qwen2_5_omni.thinker import QwenThinker, tokenizer_of
+from omnistage.models.qwen2_5_omni.thinker import Qwen2_5Thinker, tokenizer_of
 from omnistage.models.qwen2_5_omni.vision import VisionEncoder
 
 CODE_REVISION = "3"
@@ -33,18 +33,18 @@ CODE_REVISION = "3"
 _PREFIX = "thinker."
 
 
-def load_thinker(folder: Path, options: LoadOptions) -> QwenThinker:
+def load_thinker(folder: Path, options: LoadOptions) -> Qwen2_5Thinker:
     """Raises LoadError, or ValueError for ill-shaped weights."""
     config = read_thinker_config(folder)
     config_of_part(config.text, options.tensor_parallel_size)  # Before others are started for nothing.
     return load_in_team(read_decoder, folder, options, partial(_loaded, folder, config))
 
 
-def _loaded(folder: Path, config: ThinkerConfig, options: LoadOptions, team: Team | None) -> QwenThinker:
+def _loaded(folder: Path, config: ThinkerConfig, options: LoadOptions, team: Team | None) -> Qwen2_5Thinker:
     tokenizer, wanted = tokenizer_of(folder, config), ThinkerOptions.from_settings(options.family)
     produces = partial(thinker_ports, config.text.hidden_size, place=AXES)
     ready = Ready.of(folder, options, config, WEIGHTS, wanted, code=CODE_REVISION, produces=produces, team=team)
-    return QwenThinker(config, ready, tokenizer)
+    return Qwen2_5Thinker(config, ready, tokenizer)
 
 
 # The weights ---------------------------------------------------------------------------------------------------------------------------

@@ -23,7 +23,7 @@ from omnistage.models.options import LoadOptions
 from omnistage.models.qwen2_5_omni.config import TalkerConfig, read_talker_config
 from omnistage.models.qwen2_5_omni.options import TalkerOptions
 from omnistage.models.qwen2_5_omni.ports import CODES_PORT
-from omnistage.models.qwen2_5_omni.talker import QwenTalker
+from omnistage.models.qwen2_5_omni.talker import Qwen2_5Talker
 from omnistage.models.qwen2_5_omni.voices import VoiceSizes, read_voices
 
 CODE_REVISION = "2"
@@ -35,7 +35,7 @@ _TEXT = f"thinker.model.{EMBEDDING}"
 _PROJECTION = f"{_PREFIX}thinker_to_talker_proj"
 
 
-def load_talker(folder: Path, options: LoadOptions) -> QwenTalker:
+def load_talker(folder: Path, options: LoadOptions) -> Qwen2_5Talker:
     """Raises LoadError, or ValueError for ill-shaped weights."""
     dtype, device = chosen_dtype(options), torch.device(options.device)
     torch.set_num_threads(options.threads)
@@ -63,7 +63,7 @@ def load_talker(folder: Path, options: LoadOptions) -> QwenTalker:
         voices=tuple(voices),
         settings={**started.settings, **cache.why},
     )
-    return QwenTalker(config, started.engine, added, info, cache.context)
+    return Qwen2_5Talker(config, started.engine, added, info, cache.context)
 
 
 def _decoder(weights: Weights, config: TalkerConfig, dtype: torch.dtype, device: torch.device) -> PackedDecoder:

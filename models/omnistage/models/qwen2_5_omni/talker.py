@@ -18,7 +18,7 @@ from omnistage.models.qwen2_5_omni.config import TalkerConfig
 from omnistage.models.qwen2_5_omni.ports import CODES_PORT
 
 
-class QwenTalker(RowTalker):
+class Qwen2_5Talker(RowTalker):
     """Implements `TalkerModel`. Build it with `loading_talker.load_talker`."""
 
     def __init__(self, config: TalkerConfig, engine: Engine, added: AddedRows, info: ModelInfo, context: int) -> None:

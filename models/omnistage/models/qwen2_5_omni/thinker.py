@@ -15,7 +15,7 @@ from omnistage.models.qwen2_5_omni.prompt import laid_out
 END = "<|im_end|>"
 
 
-class QwenThinker(MediaThinker):
+class Qwen2_5Thinker(MediaThinker):
     """Implements `ThinkerModel`. Build it with `loading.load_thinker`."""
 
     def __init__(self, config: ThinkerConfig, ready: Ready, tokenizer: ChatTokenizer) -> None:

@@ -32,7 +32,7 @@ from omnistage.models.options import LoadOptions
 from omnistage.models.qwen3_omni.options import TalkerOptions
 from omnistage.models.qwen3_omni.ports import PLACE
 from omnistage.models.qwen3_omni.predictor import FrameHead, Predictor
-from omnistage.models.qwen3_omni.talker import QwenTalker
+from omnistage.models.qwen3_omni.talker import Qwen3Talker
 from omnistage.models.qwen3_omni.talker_config import TalkerConfig, read_talker_config
 from omnistage.models.qwen3_omni.voices import in_order
 
@@ -46,7 +46,7 @@ _TEXT = f"thinker.model.{EMBEDDING}"
 _PROJECTIONS = ("text_projection", "hidden_projection")
 
 
-def load_talker(folder: Path, options: LoadOptions) -> QwenTalker:
+def load_talker(folder: Path, options: LoadOptions) -> Qwen3Talker:
     """Raises LoadError, or ValueError for ill-shaped weights."""
     dtype, device = chosen_dtype(options), torch.device(options.device)
     torch.set_num_threads(options.threads)
@@ -81,7 +81,7 @@ def load_talker(folder: Path, options: LoadOptions) -> QwenTalker:
             "attention of the code predictor": predictor.attention.told,
         },
     )
-    return QwenTalker(config, started.engine, added, info, cache.context)
+    return Qwen3Talker(config, started.engine, added, info, cache.context)
 
 
 def _added(weights: Weights, config: TalkerConfig, voices: tuple[str, ...], dtype: torch.dtype) -> AddedRows:

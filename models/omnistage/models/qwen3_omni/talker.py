@@ -19,7 +19,7 @@ from omnistage.models.qwen3_omni.ports import MEDIUM_ROW, PLACE, TEXT_ROW
 from omnistage.models.qwen3_omni.talker_config import TalkerConfig
 
 
-class QwenTalker(RowTalker):
+class Qwen3Talker(RowTalker):
     """Implements `TalkerModel`. Build it with `loading_talker.load_talker`."""
 
     def __init__(self, config: TalkerConfig, engine: Engine, added: AddedRows, info: ModelInfo, context: int) -> None:
