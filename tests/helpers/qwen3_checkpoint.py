@@ -14,9 +14,10 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from omnistage.models.common.progress import unseen
+from omnistage.models.tiny.omni import build_vocabulary
 from omnistage.models.tiny.qwen3_omni.checkpoint import config, fill
 from omnistage.models.tiny.qwen3_omni.sizes import SIZES, AudioSize, Size, TalkerSize, TextSize, ThinkerSize, VisionSize
-from omnistage.models.tiny.qwen3_omni.tokenizer import build_vocabulary, write_tokenizer
+from omnistage.models.tiny.qwen3_omni.tokenizer import write_tokenizer
 
 Change = Mapping[str, Any]
 """Values of config.json by their paths, with points between the names."""

@@ -16,9 +16,10 @@ from typing import Any
 
 from helpers import saved_processor
 from helpers.saved_processor import EXPECTED
+from omnistage.models.tiny.omni import build_vocabulary, write_settings
 from omnistage.models.tiny.qwen2_5_omni.checkpoint import PREPROCESSOR
 from omnistage.models.tiny.qwen2_5_omni.sizes import SIZES, config
-from omnistage.models.tiny.qwen2_5_omni.tokenizer import build_vocabulary, write_tokenizer
+from omnistage.models.tiny.qwen2_5_omni.tokenizer import write_tokenizer
 
 VERSIONS = {
     "4.52.4": ("transformers==4.52.4", "tokenizers==0.21.4", "huggingface_hub==0.34.4"),
@@ -38,12 +39,7 @@ Variant = dict[str, Any]
 def source(folder: Path) -> Path:
     """A folder in the published layout, without weights, with the tokenizer that is trained in place."""
     values = config(SIZES["tiny"], write_tokenizer(folder, build_vocabulary()), "float32")
-    for name, content in (
-        ("config.json", values),
-        ("generation_config.json", {"_from_model_config": True, "transformers_version": values["transformers_version"]}),
-        ("preprocessor_config.json", PREPROCESSOR),
-    ):
-        (folder / name).write_text(json.dumps(content))
+    write_settings(folder, values, PREPROCESSOR)
     return folder
 
 

@@ -18,7 +18,8 @@ from omnistage.models.common.constraint import Constraints
 from omnistage.models.common.tokenizer import TextTokenizer, read_tokenizer
 from omnistage.models.conversation import Constraint, Turn
 from omnistage.models.interface import TextRequest
-from omnistage.models.tiny.qwen3_omni.tokenizer import DESIGN, build_vocabulary
+from omnistage.models.tiny.omni import build_vocabulary
+from omnistage.models.tiny.qwen3_omni.tokenizer import DESIGN
 from omnistage.models.tiny.tokenizer import write_files
 
 BYTES = {character: index for index, character in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}

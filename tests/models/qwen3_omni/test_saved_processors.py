@@ -15,6 +15,7 @@ from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLIm
 from omnistage.models.common.checkpoint import BadCheckpoint
 from omnistage.models.common.encoders.starting import Preparation
 from omnistage.models.qwen3_omni.config import read_thinker_config
+from omnistage.models.tiny import omni
 from omnistage.models.tiny.qwen3_omni.checkpoint import PREPROCESSOR
 
 Files = Mapping[str, Any]
@@ -22,14 +23,15 @@ Files = Mapping[str, Any]
 
 LIMITS = {"min_pixels": 20 * 32 * 32, "max_pixels": 150 * 32 * 32}
 EDGES = {"shortest_edge": 3136, "longest_edge": 12845056}
-SHARED = {name: PREPROCESSOR[name] for name in PREPROCESSOR if name not in {"min_pixels", "max_pixels", "processor_class"}}
+PUBLISHED = {**omni.PREPROCESSOR, **PREPROCESSOR, "merge_size": 2, "patch_size": 16, "temporal_patch_size": 2}
+SHARED = {name: PUBLISHED[name] for name in PUBLISHED if name not in {"min_pixels", "max_pixels", "processor_class"}}
 DONE = {f"do_{what}": True for what in ("convert_rgb", "normalize", "rescale", "resize")} | {"resample": 3, "rescale_factor": 1 / 255}
 
 
 def by_4_57(limits: Mapping[str, int]) -> Files:
     """As 4.57.6 was seen to save it; where others than the published limits were asked for they stand with the tokenizer, too."""
     films = {"video_processor_type": "Qwen2VLVideoProcessor", "size": EDGES, "fps": None, "crop_size": None, "max_frames": 768}
-    pictures = {**PREPROCESSOR, **limits}
+    pictures = {**PUBLISHED, **limits}
     return {"preprocessor_config": pictures, "video_preprocessor_config": {**pictures, **DONE, **films}, "tokenizer_config": limits}
 
 
@@ -37,7 +39,7 @@ def by_5_23(limits: Mapping[str, int]) -> Files:
     """As 5.23.0 was seen to save it."""
     edges = {"shortest_edge": limits["min_pixels"], "longest_edge": limits["max_pixels"]} if limits else EDGES
     seen = {**SHARED, **DONE, "size": edges}
-    together = {"feature_extractor": {**PREPROCESSOR, **limits}, "image_processor": seen, "video_processor": {**seen, "max_frames": 768}}
+    together = {"feature_extractor": {**PUBLISHED, **limits}, "image_processor": seen, "video_processor": {**seen, "max_frames": 768}}
     return {"processor_config": {**together, "processor_class": "Qwen3OmniMoeProcessor"}, "tokenizer_config": limits}
 
 

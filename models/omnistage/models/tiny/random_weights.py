@@ -8,8 +8,8 @@ import math
 import torch
 
 
-def noise(name: str, shape: tuple[int, ...], seed: int, deviation: float = 1.0) -> torch.Tensor:
-    """Uniform, of mean 0, float32, by seed and name alone."""
+def noise(name: str, shape: tuple[int, ...], seed: int, deviation: float = 1.0, mean: float = 0.0) -> torch.Tensor:
+    """Uniform, float32, by seed and name alone."""
     digest = hashlib.sha256(f"{seed} {name}".encode()).digest()
     generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "big", signed=True))
-    return torch.rand(*shape, generator=generator).sub_(0.5).mul_(math.sqrt(12) * deviation)
+    return torch.rand(*shape, generator=generator).sub_(0.5).mul_(math.sqrt(12) * deviation).add_(mean)

@@ -101,7 +101,7 @@ def _fill(model: torch.nn.Module, part: str, seed: int, dtype: torch.dtype) -> N
     weights = {}
     for name, value in model.state_dict().items():
         mean, deviation = _distribution(name, tuple(value.shape))
-        weights[name] = noise(f"{part} {name}", tuple(value.shape), seed, deviation).add_(mean).to(dtype)
+        weights[name] = noise(f"{part} {name}", tuple(value.shape), seed, deviation, mean).to(dtype)
     model.load_state_dict(weights, assign=True)
 
 

@@ -9,12 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from omnistage.models.tiny.tokenizer import ORDINARY, TRAINING, TokenizerDesign, Vocabulary, train, write_files
+from omnistage.models.common.thought import CLOSES, OPENS
+from omnistage.models.tiny.tokenizer import ORDINARY, TRAINING, VISION_SPECIAL, TokenizerDesign, Vocabulary, train, write_files
 
-SPECIAL = (
-    *("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|object_ref_start|>", "<|object_ref_end|>", "<|box_start|>", "<|box_end|>"),
-    *("<|quad_start|>", "<|quad_end|>", "<|vision_start|>", "<|vision_end|>", "<|vision_pad|>", "<|image_pad|>", "<|video_pad|>"),
-)
 MAX_TOKENS = 131072
 VOCABULARY = 800
 REPEATS = 20
@@ -57,10 +54,10 @@ TEMPLATE = """\
 {%- if add_generation_prompt -%}
 {{- '<|im_start|>assistant\\n' -}}
 {%- if enable_thinking is defined and not enable_thinking -%}
-{{- '<think>\\n\\n</think>\\n\\n' -}}
+{{- 'OPENS\\n\\nCLOSES\\n\\n' -}}
 {%- endif -%}
 {%- endif -%}
-"""
+""".replace("OPENS", OPENS).replace("CLOSES", CLOSES)
 VISION_TEMPLATE = "{%- set system_prompt = 'You are a helpful assistant.' -%}\n" + TEMPLATE
 """Qwen2.5-VL says what it is where nobody else does; Qwen3 does not."""
 
@@ -86,9 +83,7 @@ def build_vocabulary() -> Vocabulary:
 
 def write_tokenizer(directory: Path, vocabulary: Vocabulary, template: str, processor: str = "") -> Ids:
     """Write the files of a tokenizer in the published layout. processor: the class of the processor it belongs to, if any."""
-    added = write_files(
-        directory, vocabulary, TokenizerDesign(SPECIAL, MAX_TOKENS, (*ORDINARY, "<think>", "</think>"), processor=processor)
-    )
+    added = write_files(directory, vocabulary, TokenizerDesign(VISION_SPECIAL, MAX_TOKENS, (*ORDINARY, OPENS, CLOSES), processor=processor))
     (directory / "chat_template.jinja").write_text(template, encoding="utf-8")
     return Ids(
         pad=added["<|endoftext|>"],

@@ -8,51 +8,28 @@ from typing import Any
 import torch
 
 from omnistage.models.common.progress import Progress
-from omnistage.models.tiny.files import write_json
 from omnistage.models.tiny.makers import Order
+from omnistage.models.tiny.omni import with_tokenizer, write_settings
 from omnistage.models.tiny.qwen2_5_omni import weights
 from omnistage.models.tiny.qwen2_5_omni.sizes import MEL_BINS, SIZES, Ids, Size, config
-from omnistage.models.tiny.qwen2_5_omni.tokenizer import build_vocabulary, write_tokenizer
-from omnistage.models.tiny.qwen_vocabulary import fetch_vocabulary
+from omnistage.models.tiny.qwen2_5_omni.tokenizer import write_tokenizer
 from omnistage.models.tiny.random_weights import noise
 
 PREPROCESSOR = {
-    "chunk_length": 300,
-    "dither": 0.0,
-    "feature_extractor_type": "WhisperFeatureExtractor",
-    "feature_size": 128,
-    "hop_length": 160,
     "image_mean": [0.48145466, 0.4578275, 0.40821073],
-    "image_processor_type": "Qwen2VLImageProcessor",
     "image_std": [0.26862954, 0.26130258, 0.27577711],
-    "max_pixels": 12845056,
-    "merge_size": 2,
-    "min_pixels": 3136,
-    "n_fft": 400,
-    "n_samples": 4800000,
-    "nb_max_frames": 30000,
-    "padding_side": "right",
-    "padding_value": 0.0,
-    "patch_size": 14,
     "processor_class": "Qwen2_5OmniProcessor",
-    "return_attention_mask": True,
-    "sampling_rate": 16000,
-    "temporal_patch_size": 2,
 }
+"""Beside what both families have."""
 
 
 def make(directory: Path, order: Order, progress: Progress) -> None:
     """Fill an empty folder that is there. Raises FetchError where the vocabulary of Qwen cannot be had."""
     size = SIZES[order.size]
     dtype = order.dtype or size.dtype
-    vocabulary = fetch_vocabulary(progress=progress) if order.tokenizer == "qwen" else build_vocabulary()
-    progress("writing the tokenizer", 0.0)
-    ids = write_tokenizer(directory, vocabulary)
-    progress("writing the tokenizer", 1.0)
+    ids = with_tokenizer(directory, order, progress, write_tokenizer)
     values = config(size, ids, dtype)
-    write_json(directory / "config.json", values)
-    write_json(directory / "generation_config.json", {"_from_model_config": True, "transformers_version": values["transformers_version"]})
-    write_json(directory / "preprocessor_config.json", PREPROCESSOR)
+    write_settings(directory, values, PREPROCESSOR)
     torch.save(_speakers(size, ids, order.seed), directory / "spk_dict.pt")
     weights.write(directory, values, order.seed, getattr(torch, dtype), progress)
 

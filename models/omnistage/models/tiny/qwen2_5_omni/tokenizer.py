@@ -6,9 +6,10 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from omnistage.models.tiny.files import write_json
+from omnistage.models.tiny.omni import QWEN_ROWS, template_of
 from omnistage.models.tiny.qwen2_5_omni.sizes import Ids
 from omnistage.models.tiny.qwen_vocabulary import QWEN_ENTRIES
-from omnistage.models.tiny.tokenizer import TRAINING, TokenizerDesign, Vocabulary, train, write_files
+from omnistage.models.tiny.tokenizer import TokenizerDesign, Vocabulary, write_files
 
 SPECIAL = (
     *("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|AUDIO|>", "<|audio_bos|>", "<|audio_eos|>", "<|box_end|>", "<|quad_start|>"),
@@ -26,8 +27,6 @@ ROLES = {
 """The names by which Transformers' processor asks for tokens."""
 
 SPEAKERS = ("Chelsie", "Ethan")
-BUILT_VOCABULARY = 512
-QWEN_ROWS = 152064
 QWEN_TTS = 151859
 QWEN_SPEAKERS = 151872
 
@@ -35,37 +34,10 @@ TEMPLATE = """\
 {%- if messages and messages[0]['role'] != 'system' -%}
 {{- '<|im_start|>system\\nYou are a helpful assistant.<|im_end|>\\n' -}}
 {%- endif -%}
-{%- for message in messages -%}
-{{- '<|im_start|>' + message['role'] + '\\n' -}}
-{%- if message['content'] is string -%}
-{{- message['content'] -}}
-{%- else -%}
-{%- for part in message['content'] -%}
-{%- if part['type'] == 'image' or 'image' in part or 'image_url' in part -%}
-{{- '<|vision_bos|><|IMAGE|><|vision_eos|>' -}}
-{%- elif part['type'] == 'audio' or 'audio' in part or 'audio_url' in part -%}
-{{- '<|audio_bos|><|AUDIO|><|audio_eos|>' -}}
-{%- elif part['type'] == 'video' or 'video' in part -%}
-{{- '<|vision_bos|><|VIDEO|><|vision_eos|>' -}}
-{%- elif 'text' in part -%}
-{{- part['text'] -}}
-{%- endif -%}
-{%- endfor -%}
-{%- endif -%}
-{{- '<|im_end|>\\n' -}}
-{%- endfor -%}
-{%- if add_generation_prompt -%}
-{{- '<|im_start|>assistant\\n' -}}
-{%- endif -%}
-"""
+""" + template_of("<|vision_bos|><|IMAGE|><|vision_eos|>", "<|audio_bos|><|AUDIO|><|audio_eos|>", "<|vision_bos|><|VIDEO|><|vision_eos|>")
 
 MAX_TOKENS = 32768
 DESIGN = TokenizerDesign(SPECIAL, MAX_TOKENS, roles=ROLES, template=TEMPLATE, processor="Qwen2_5OmniProcessor")
-
-
-def build_vocabulary() -> Vocabulary:
-    """A small one."""
-    return train(TRAINING.splitlines(), BUILT_VOCABULARY)
 
 
 def write_tokenizer(directory: Path, vocabulary: Vocabulary) -> Ids:

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from functools import partial, reduce
-from operator import getitem
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,15 +16,9 @@ import torch
 from transformers import Qwen2_5OmniConfig, Qwen2_5OmniForConditionalGeneration
 
 from omnistage.models.common.progress import Progress
+from omnistage.models.tiny.omni import added_gains, published
 from omnistage.models.tiny.random_weights import noise
 from omnistage.models.tiny.weights import state_of, write_weights
-
-PUBLISHED = (
-    ("thinker.model.language_model.", "thinker.model."),
-    ("thinker.model.audio_tower.", "thinker.audio_tower."),
-    ("thinker.model.visual.", "thinker.visual."),
-)
-"""How names begin in Transformers, and in the published files."""
 
 GAINS = (
     ("thinker.lm_head.", 3.0),
@@ -39,29 +32,21 @@ GAINS = (
 differs from token to token. The sound of the vocoder stays below full scale."""
 
 DECODERS = {"thinker.model.": ("thinker_config", "text_config"), "talker.model.": ("talker_config",)}
-"""How names of the decoders' weights begin, and where the config has their sizes. What a layer adds to a row is the less the more layers
-there are: else attention would make all rows alike."""
+"""How names of the decoders' weights begin, and where the config has their sizes."""
 
 
 def shapes(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
     """Published name -> shape of every weight of a checkpoint with that config.json."""
     state = state_of(lambda: Qwen2_5OmniForConditionalGeneration(Qwen2_5OmniConfig(**config)))
-    return {_published(name): tuple(value.shape) for name, value in state.items()}
+    return {published(name): tuple(value.shape) for name, value in state.items()}
 
 
 def write(directory: Path, config: Mapping[str, Any], seed: int, dtype: torch.dtype, progress: Progress) -> None:
     """Write the weights as shards with their index. Code2Wav is float32 in any case, as published. Ids of the heads that are no token or no
     code are as likely as any other, as in published checkpoints: who serves them must ban them."""
     wanted = shapes(config)
-    adds = {prefix: 2 / reduce(getitem, path, config)["num_hidden_layers"] for prefix, path in DECODERS.items()}
+    adds = added_gains(config, DECODERS)
     write_weights(directory, wanted, partial(_weight, seed=seed, adds=adds), partial(_dtype, dtype=dtype), progress)
-
-
-def _published(name: str) -> str:
-    for here, there in PUBLISHED:
-        if name.startswith(here):
-            return there + name.removeprefix(here)
-    return name
 
 
 def _dtype(name: str, dtype: torch.dtype) -> torch.dtype:
@@ -71,10 +56,7 @@ def _dtype(name: str, dtype: torch.dtype) -> torch.dtype:
 def _weight(name: str, shape: tuple[int, ...], seed: int, adds: Mapping[str, float]) -> torch.Tensor:
     """One weight, float32. adds: gain of the products that a layer adds, by how names of its decoder begin."""
     mean, deviation = _distribution(name, shape, adds)
-    values = noise(name, shape, seed, deviation)
-    if mean:
-        values += mean
-    return values
+    return noise(name, shape, seed, deviation, mean)
 
 
 def _distribution(name: str, shape: tuple[int, ...], adds: Mapping[str, float]) -> tuple[float, float]:

@@ -8,47 +8,23 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from functools import partial, reduce
-from operator import getitem
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from omnistage.models.common.progress import Progress
-from omnistage.models.tiny.files import write_json
 from omnistage.models.tiny.makers import Order
+from omnistage.models.tiny.omni import added_gains, with_tokenizer, write_settings
 from omnistage.models.tiny.qwen3_omni import code2wav, talker, thinker
-from omnistage.models.tiny.qwen3_omni.sizes import MEL_BINS, SIZES, Size
-from omnistage.models.tiny.qwen3_omni.tokenizer import TEMPLATE, THINKING_TEMPLATE, Ids, build_vocabulary, write_tokenizer
-from omnistage.models.tiny.qwen_vocabulary import fetch_vocabulary
+from omnistage.models.tiny.qwen3_omni.sizes import SIZES, Size
+from omnistage.models.tiny.qwen3_omni.tokenizer import TEMPLATE, THINKING_TEMPLATE, Ids, write_tokenizer
 from omnistage.models.tiny.random_weights import noise
 from omnistage.models.tiny.weights import write_weights
 
-PREPROCESSOR = {
-    "chunk_length": 300,
-    "dither": 0.0,
-    "feature_extractor_type": "WhisperFeatureExtractor",
-    "feature_size": MEL_BINS,
-    "hop_length": 160,
-    "image_mean": [0.5, 0.5, 0.5],
-    "image_processor_type": "Qwen2VLImageProcessor",
-    "image_std": [0.5, 0.5, 0.5],
-    "max_pixels": 12845056,
-    "merge_size": 2,
-    "min_pixels": 3136,
-    "n_fft": 400,
-    "n_samples": 4800000,
-    "nb_max_frames": 30000,
-    "padding_side": "right",
-    "padding_value": 0.0,
-    "patch_size": 16,
-    "processor_class": "Qwen3OmniMoeProcessor",
-    "return_attention_mask": True,
-    "sampling_rate": 16000,
-    "temporal_patch_size": 2,
-}
-
+PREPROCESSOR = {"image_mean": [0.5, 0.5, 0.5], "image_std": [0.5, 0.5, 0.5], "processor_class": "Qwen3OmniMoeProcessor"}
+"""Beside what both families have."""
 
 GAINS = (
     *(("thinker.lm_head.", 3.0), ("talker.codec_head.", 3.0), ("talker.code_predictor.lm_head.", 3.0)),
@@ -62,8 +38,7 @@ DECODERS = {
     "talker.model.": ("talker_config", "text_config"),
     "talker.code_predictor.": ("talker_config", "code_predictor_config"),
 }
-"""How names of the decoders' weights begin, and where the config has their sizes. What a layer adds to a row is the less the more layers
-there are: else attention would make all rows alike."""
+"""How names of the decoders' weights begin, and where the config has their sizes."""
 
 
 Configured = Callable[[Size, Ids, str], dict[str, Any]]
@@ -82,20 +57,13 @@ def make_thinking(directory: Path, order: Order, progress: Progress) -> None:
 
 def _make(directory: Path, order: Order, progress: Progress, config: Configured, template: str) -> None:
     size, dtype = SIZES[order.size], order.dtype or "float32"
-    vocabulary = fetch_vocabulary(progress=progress) if order.tokenizer == "qwen" else build_vocabulary()
-    progress("writing the tokenizer", 0.0)
-    ids = write_tokenizer(directory, vocabulary, template)
-    progress("writing the tokenizer", 1.0)
+    ids = with_tokenizer(directory, order, progress, partial(write_tokenizer, template=template))
     fill(directory, config(size, ids, dtype), order.seed, getattr(torch, dtype), progress)
 
 
 def fill(directory: Path, values: Mapping[str, Any], seed: int, dtype: torch.dtype, progress: Progress) -> None:
     """Write all files but those of the tokenizer. values: of config.json."""
-    vision = values["thinker_config"]["vision_config"]
-    write_json(directory / "config.json", values)
-    write_json(directory / "generation_config.json", {"_from_model_config": True, "transformers_version": values["transformers_version"]})
-    patches = {"merge_size": vision["spatial_merge_size"], **{name: vision[name] for name in ("patch_size", "temporal_patch_size")}}
-    write_json(directory / "preprocessor_config.json", PREPROCESSOR | patches)
+    write_settings(directory, values, PREPROCESSOR)
     write(directory, values, seed, dtype, progress)
 
 
@@ -136,17 +104,14 @@ def write(directory: Path, config: Mapping[str, Any], seed: int, dtype: torch.dt
     shapes = {
         name: shape for part, weights in parts if f"{part}_config" in config for name, shape in weights(config[f"{part}_config"]).items()
     }
-    adds = {prefix: 2 / reduce(getitem, path, config)["num_hidden_layers"] for prefix, path in DECODERS.items() if path[0] in config}
+    adds = added_gains(config, DECODERS)
     write_weights(directory, shapes, partial(_weight, seed=seed, adds=adds), lambda name: dtype, progress)
 
 
 def _weight(name: str, shape: tuple[int, ...], seed: int, adds: Mapping[str, float]) -> torch.Tensor:
     """One weight, float32. adds: gain of the products that a layer adds, by how names of its decoder begin."""
     mean, deviation = code2wav.distribution(name, shape) if name.startswith(code2wav.PREFIX) else _distribution(name, shape, adds)
-    values = noise(name, shape, seed, deviation)
-    if mean:
-        values += mean
-    return values
+    return noise(name, shape, seed, deviation, mean)
 
 
 def _distribution(name: str, shape: tuple[int, ...], adds: Mapping[str, float]) -> tuple[float, float]:

@@ -11,13 +11,11 @@ from typing import Any
 from transformers.models.qwen3_omni_moe.configuration_qwen3_omni_moe import Qwen3OmniMoeThinkerConfig
 from transformers.models.qwen3_omni_moe.modeling_qwen3_omni_moe import Qwen3OmniMoeThinkerForConditionalGeneration
 
+from omnistage.models.tiny.omni import published
 from omnistage.models.tiny.qwen3_omni.experts import experts_apart
 from omnistage.models.tiny.qwen3_omni.sizes import MEL_BINS, AudioSize, TextSize, ThinkerSize, VisionSize
 from omnistage.models.tiny.qwen3_omni.tokenizer import MAX_TOKENS, Ids
 from omnistage.models.tiny.weights import state_of
-
-PUBLISHED = {"model.language_model.": "thinker.model.", "model.audio_tower.": "thinker.audio_tower.", "model.visual.": "thinker.visual."}
-"""How names begin in Transformers, and in the published files."""
 
 
 def config(size: ThinkerSize, ids: Ids, dtype: str) -> dict[str, Any]:
@@ -45,12 +43,10 @@ def config(size: ThinkerSize, ids: Ids, dtype: str) -> dict[str, Any]:
 def weights(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
     """Published name -> shape of every weight of a Thinker with that config."""
     state = state_of(lambda: Qwen3OmniMoeThinkerForConditionalGeneration(Qwen3OmniMoeThinkerConfig(**config)))
-    return {name: tuple(value.shape) for name, value in experts_apart({_published(name): value for name, value in state.items()}).items()}
-
-
-def _published(name: str) -> str:
-    begin = next((begin for begin in PUBLISHED if name.startswith(begin)), "")
-    return PUBLISHED.get(begin, "thinker.") + name.removeprefix(begin)
+    return {
+        name: tuple(value.shape)
+        for name, value in experts_apart({published(f"thinker.{name}"): value for name, value in state.items()}).items()
+    }
 
 
 def _text(size: TextSize, ids: Ids) -> dict[str, Any]:

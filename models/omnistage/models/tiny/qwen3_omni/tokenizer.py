@@ -5,15 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from omnistage.models.common.thought import CLOSES, OPENS
 from omnistage.models.tiny.files import write_json
+from omnistage.models.tiny.omni import QWEN_ROWS, template_of
 from omnistage.models.tiny.qwen_vocabulary import QWEN_ENTRIES
-from omnistage.models.tiny.tokenizer import ORDINARY, TRAINING, TokenizerDesign, Vocabulary, train, write_files
+from omnistage.models.tiny.tokenizer import ORDINARY, VISION_SPECIAL, TokenizerDesign, Vocabulary, write_files
 
-SPECIAL = (
-    *("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|object_ref_start|>", "<|object_ref_end|>", "<|box_start|>", "<|box_end|>"),
-    *("<|quad_start|>", "<|quad_end|>", "<|vision_start|>", "<|vision_end|>", "<|vision_pad|>", "<|image_pad|>", "<|video_pad|>"),
-)
-WRITTEN = (*ORDINARY, "<tool_response>", "</tool_response>", "<think>", "</think>")
+WRITTEN = (*ORDINARY, "<tool_response>", "</tool_response>", OPENS, CLOSES)
 SPOKEN = (*("<|audio_start|>", "<|audio_end|>", "<tts_pad>", "<tts_text_bos>", "<tts_text_eod>", "<tts_text_bos_single>", "<|audio_pad|>"),)
 """Special too; in the published vocabulary they came last."""
 
@@ -28,47 +26,25 @@ ROLES = {
 }
 """The names by which Transformers' processor asks for tokens."""
 
-BUILT_VOCABULARY = 512
-QWEN_ROWS = 152064
-
-TEMPLATE = """\
-{%- for message in messages -%}
-{{- '<|im_start|>' + message['role'] + '\\n' -}}
-{%- if message['content'] is string -%}
-{{- message['content'] -}}
-{%- else -%}
-{%- for part in message['content'] -%}
-{%- if part['type'] == 'image' or 'image' in part or 'image_url' in part -%}
-{{- '<|vision_start|><|image_pad|><|vision_end|>' -}}
-{%- elif part['type'] == 'audio' or 'audio' in part or 'audio_url' in part -%}
-{{- '<|audio_start|><|audio_pad|><|audio_end|>' -}}
-{%- elif part['type'] == 'video' or 'video' in part -%}
-{{- '<|vision_start|><|video_pad|><|vision_end|>' -}}
-{%- elif 'text' in part -%}
-{{- part['text'] -}}
-{%- endif -%}
-{%- endfor -%}
-{%- endif -%}
-{{- '<|im_end|>\\n' -}}
-{%- endfor -%}
-{%- if add_generation_prompt -%}
-{{- '<|im_start|>assistant\\n' -}}
-{%- endif -%}
-"""
+TEMPLATE = template_of(
+    "<|vision_start|><|image_pad|><|vision_end|>",
+    "<|audio_start|><|audio_pad|><|audio_end|>",
+    "<|vision_start|><|video_pad|><|vision_end|>",
+)
 
 THINKING_TEMPLATE = TEMPLATE.replace(
     "{{- message['content'] -}}",
     """\
 {%- if message['role'] == 'assistant' -%}
-{{- message['content'].split('</think>')[-1].lstrip('\\n') -}}
+{{- message['content'].split('CLOSES')[-1].lstrip('\\n') -}}
 {%- else -%}
 {{- message['content'] -}}
-{%- endif -%}""",
-).replace("assistant\\n' -}}", "assistant\\n<think>\\n' -}}")
+{%- endif -%}""".replace("CLOSES", CLOSES),
+).replace("assistant\\n' -}}", f"assistant\\n{OPENS}\\n' -}}}}")
 """As that of Thinking: an answer begins within a thought, and that of an earlier answer is left out."""
 
 MAX_TOKENS = 131072
-DESIGN = TokenizerDesign(SPECIAL, MAX_TOKENS, WRITTEN, SPOKEN, ROLES, TEMPLATE, "Qwen3OmniMoeProcessor", repeats=False)
+DESIGN = TokenizerDesign(VISION_SPECIAL, MAX_TOKENS, WRITTEN, SPOKEN, ROLES, TEMPLATE, "Qwen3OmniMoeProcessor", repeats=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,11 +67,6 @@ class Ids:
     tts_bos: int
     tts_eos: int
     rows: int
-
-
-def build_vocabulary() -> Vocabulary:
-    """A small one."""
-    return train(TRAINING.splitlines(), BUILT_VOCABULARY)
 
 
 def write_tokenizer(directory: Path, vocabulary: Vocabulary, template: str = TEMPLATE) -> Ids:

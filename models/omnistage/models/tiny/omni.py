@@ -1,0 +1,105 @@
+"""What the makers of both Omni families write alike: a small vocabulary, the form of chats, and settings."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import reduce
+from operator import getitem
+from pathlib import Path
+from typing import Any, TypeVar
+
+from omnistage.models.common.encoders.config import RENAMED
+from omnistage.models.common.progress import Progress
+from omnistage.models.tiny.files import write_json
+from omnistage.models.tiny.makers import Order
+from omnistage.models.tiny.qwen_vocabulary import fetch_vocabulary
+from omnistage.models.tiny.tokenizer import TRAINING, Vocabulary, train
+
+BUILT_VOCABULARY = 512
+QWEN_ROWS = 152064
+
+PREPROCESSOR = {
+    "chunk_length": 300,
+    "dither": 0.0,
+    "feature_extractor_type": "WhisperFeatureExtractor",
+    "feature_size": 128,
+    "hop_length": 160,
+    "image_processor_type": "Qwen2VLImageProcessor",
+    "max_pixels": 12845056,
+    "min_pixels": 3136,
+    "n_fft": 400,
+    "n_samples": 4800000,
+    "nb_max_frames": 30000,
+    "padding_side": "right",
+    "padding_value": 0.0,
+    "return_attention_mask": True,
+    "sampling_rate": 16000,
+}
+"""What preprocessor_config.json says in both, beside sizes of the encoder of pictures."""
+
+_TEMPLATE = """\
+{%- for message in messages -%}
+{{- '<|im_start|>' + message['role'] + '\\n' -}}
+{%- if message['content'] is string -%}
+{{- message['content'] -}}
+{%- else -%}
+{%- for part in message['content'] -%}
+{%- if part['type'] == 'image' or 'image' in part or 'image_url' in part -%}
+{{- 'IMAGE' -}}
+{%- elif part['type'] == 'audio' or 'audio' in part or 'audio_url' in part -%}
+{{- 'AUDIO' -}}
+{%- elif part['type'] == 'video' or 'video' in part -%}
+{{- 'VIDEO' -}}
+{%- elif 'text' in part -%}
+{{- part['text'] -}}
+{%- endif -%}
+{%- endfor -%}
+{%- endif -%}
+{{- '<|im_end|>\\n' -}}
+{%- endfor -%}
+{%- if add_generation_prompt -%}
+{{- '<|im_start|>assistant\\n' -}}
+{%- endif -%}
+"""
+
+Ids = TypeVar("Ids")
+
+
+def template_of(image: str, audio: str, video: str) -> str:
+    """The template of chats with these marks of media."""
+    return _TEMPLATE.replace("IMAGE", image).replace("AUDIO", audio).replace("VIDEO", video)
+
+
+def build_vocabulary() -> Vocabulary:
+    """A small one."""
+    return train(TRAINING.splitlines(), BUILT_VOCABULARY)
+
+
+def with_tokenizer(directory: Path, order: Order, progress: Progress, write: Callable[[Path, Vocabulary], Ids]) -> Ids:
+    """What `write` makes of the vocabulary that was ordered. Raises FetchError where that of Qwen cannot be had."""
+    vocabulary = fetch_vocabulary(progress=progress) if order.tokenizer == "qwen" else build_vocabulary()
+    progress("writing the tokenizer", 0.0)
+    ids = write(directory, vocabulary)
+    progress("writing the tokenizer", 1.0)
+    return ids
+
+
+def write_settings(directory: Path, values: Mapping[str, Any], preprocessor: Mapping[str, Any]) -> None:
+    """values: of config.json. preprocessor: what preprocessor_config.json has beside PREPROCESSOR and sizes of `values`."""
+    vision = values["thinker_config"]["vision_config"]
+    patches = {"merge_size": vision["spatial_merge_size"], **{name: vision[name] for name in ("patch_size", "temporal_patch_size")}}
+    write_json(directory / "config.json", values)
+    write_json(directory / "generation_config.json", {"_from_model_config": True, "transformers_version": values["transformers_version"]})
+    write_json(directory / "preprocessor_config.json", dict(sorted({**PREPROCESSOR, **preprocessor, **patches}.items())))
+
+
+def added_gains(config: Mapping[str, Any], decoders: Mapping[str, tuple[str, ...]]) -> dict[str, float]:
+    """Of the products that a layer adds, by how names of weights of its decoder begin: what it adds to a row is the less the more layers
+    there are, else attention would make all rows alike. decoders: where the config has the sizes of each, if it has it."""
+    return {prefix: 2 / reduce(getitem, path, config)["num_hidden_layers"] for prefix, path in decoders.items() if path[0] in config}
+
+
+def published(name: str) -> str:
+    """The name in the published files of a weight of Transformers."""
+    begin = next((begin for begin in RENAMED if name.startswith(begin)), "")
+    return RENAMED.get(begin, "") + name.removeprefix(begin)
