@@ -7,13 +7,15 @@ import os
 import random
 import resource
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 import pytest
@@ -35,6 +37,7 @@ from omnistage.engine.plan import Plan
 from omnistage.engine.request import EngineClosed, Given, Prompt, SequenceEvent, SequenceRequest
 from omnistage.engine.results import fixed_results
 from omnistage.engine.types import Item, Sampling
+from omnistage.models.common.messages import ReadPart, receive, send
 from omnistage.models.common.slices import config_of_part, weights_of_part
 from omnistage.models.common.team import Team, options_of
 from omnistage.models.errors import LoadError
@@ -293,6 +296,51 @@ def test_what_another_rank_cannot_load_is_told(seed: int, capfd: pytest.CaptureF
     assert "nobody" in capfd.readouterr().err
 
 
+def closed_at_once(ours: Connection, asked: ReadPart) -> None:
+    """Nothing was asked yet."""
+
+
+def refused_before_it_has_read(ours: Connection, asked: ReadPart) -> None:
+    send([ours], asked)
+
+
+def refused_as_it_cannot_read(ours: Connection, asked: ReadPart) -> None:
+    send([ours], replace(asked, options=LoadOptions()))
+
+
+def ended_before_it_has_heard(ours: Connection, asked: ReadPart) -> None:
+    send([ours], asked)
+    assert ours.poll(END_S * 3)
+
+
+def ended_within_a_message(ours: Connection, asked: ReadPart) -> None:
+    send([ours], asked)
+    receive(ours)
+    os.write(ours.fileno(), (1000).to_bytes(4, "big") + b"no more")
+
+
+@pytest.mark.parametrize(
+    "ended",
+    [
+        closed_at_once,
+        refused_before_it_has_read,
+        refused_as_it_cannot_read,
+        ended_before_it_has_heard,
+        ended_within_a_message,
+    ],
+)
+def test_another_rank_says_nothing_where_the_first_one_has_gone(ended: Callable[[Connection, ReadPart], None], seed: int) -> None:
+    """Whatever it was about to do: the first one says why it ended."""
+    settings = options(2, seed)
+    first, other = socket.socketpair()
+    command = [sys.executable, "-P", "-m", "omnistage.models.common.rank", str(other.fileno()), str(os.getpid())]
+    with subprocess.Popen(command, pass_fds=(other.fileno(),), stderr=subprocess.PIPE, text=True) as rank:
+        other.close()
+        with Connection(first.detach()) as ours:
+            ended(ours, ReadPart(READER, Path(), settings, 1, 2))
+        assert rank.communicate(timeout=END_S * 3)[1] == ""
+
+
 def test_one_that_is_killed_as_it_loads_is_told_and_a_team_is_closed_once(seed: int) -> None:
     """Whoever closes it again closes nothing: its descriptors may be another one's by then."""
     with team_of(options(2, seed)) as team:
@@ -355,8 +403,11 @@ async def test_where_one_is_killed_a_thread_of_the_first_one_ends(case: str, end
         await engine.close()
 
 
-async def test_a_request_that_fails_after_a_step_fails_alone_and_an_error_within_one_ends_all(ended: list[str], seed: int) -> None:
-    """After a step, what is drawn from is whole. Within one it is not tried again: the others are in the middle of it."""
+async def test_a_request_that_fails_after_a_step_fails_alone_and_an_error_within_one_ends_all(
+    ended: list[str], seed: int, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """After a step, what is drawn from is whole. Within one it is not tried again: the others are in the middle of it, and say nothing of
+    it where this one does."""
     with engine_of(options(2, seed)) as (engine, team):
         good = requests(seed, 3)
         expected = tokens(await answered(engine, good))
@@ -383,6 +434,7 @@ async def test_a_request_that_fails_after_a_step_fails_alone_and_an_error_within
         with pytest.raises(EngineClosed, match="failed within a step of 2 ranks: MemoryError"):
             await read(stream)
         await until(lambda: bool(ended))
+    assert "lost the others" not in capfd.readouterr().err
 
 
 @pytest.mark.parametrize("stopped", [True, pytest.param(False, marks=lengths.LONG)])

@@ -1,15 +1,16 @@
 """A rank that follows: `python -m omnistage.models.common.rank DESCRIPTOR PARENT`.
 
 It loads its part of a model, meets the others, and then does what the first rank tells it, in that order. It ends when its parent does,
-when that closes the socket, or by any error: the parent then ends as well, and whoever watches that starts both anew.
+when that closes the socket, or by any error: the parent then ends as well, and whoever watches that starts both anew. An error that comes
+after the parent has gone is told by nobody: it is of that, and the parent says why it went.
 """
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import importlib
 import os
+import select
 import signal
 import sys
 from multiprocessing.connection import Connection
@@ -93,7 +94,7 @@ class DecoderFollower:
 
 
 def serve(channel: Connection, part: PackedDecoder | Follower, group: Distributed) -> None:
-    """Until nobody tells anything any more. Raises RanksApart."""
+    """Until nobody tells anything any more. Raises RanksApart, and OSError where nobody reads any more."""
     follower = DecoderFollower(part) if isinstance(part, PackedDecoder) else part
     send([channel], PartRead())
     while True:
@@ -119,9 +120,25 @@ def main() -> None:
         sys.exit(1)
     channel = Connection(descriptor)
     try:
-        asked: ReadPart = receive(channel)
-    except EOFError:  # The parent has given up already.
-        return
+        run(channel)
+    except Exception as error:
+        if has_gone(channel):
+            sys.exit(1)
+        if isinstance(error, RanksApart):
+            sys.exit(str(error))
+        raise
+
+
+def has_gone(channel: Connection) -> bool:
+    """Whether the other end is closed, also where something of it was not read yet."""
+    end = select.poll()
+    end.register(channel.fileno(), 0)
+    return bool(end.poll(0))  # Asked for nothing, it tells of a hang-up or an error alone.
+
+
+def run(channel: Connection) -> None:
+    """All that this rank does. Raises whatever it ends by."""
+    asked: ReadPart = receive(channel)
     torch.set_num_threads(asked.options.threads)
     group = Distributed(asked.rank, asked.size)
     module, _, name = asked.reader.partition(":")
@@ -129,14 +146,10 @@ def main() -> None:
     try:
         part = reader(asked.folder, asked.options, group)
     except Exception as error:  # Whatever it is, the parent says it: a server has one log.
-        with contextlib.suppress(BrokenPipeError):  # It may have given up by itself, for the same reason.
-            send([channel], PartRead(f"{type(error).__name__}: {error}"))
+        send([channel], PartRead(f"{type(error).__name__}: {error}"))
         return
     with torch.inference_mode():
-        try:
-            serve(channel, part, group)
-        except RanksApart as error:
-            sys.exit(str(error))
+        serve(channel, part, group)
     group.close()
 
 

@@ -190,9 +190,9 @@ class Team:
             return
         self._closed = True
         os.write(self._telling, _CLOSE)
-        self.group.close()  # Whoever waits for this rank in the middle of a step waits no longer.
         for rank in self._ranks:
             rank.channel.close()
+        self.group.close()  # Whoever waits for this rank in the middle of a step waits no longer, and knows already that this one has gone.
         for rank in self._ranks:
             try:
                 rank.process.wait(END_LIMIT_S)
