@@ -16,7 +16,7 @@ from transformers.integrations.finegrained_fp8 import Fp8Dequantize, _dequantize
 from helpers.packed import in_blocks
 from omnistage.models.common.checkpoint import BadCheckpoint, Config
 from omnistage.models.common.header import check_plain
-from omnistage.models.common.weights import Weights
+from omnistage.models.common.weights import Weights, load_weights
 
 NAME = "layers.0.mlp.up_proj.weight"
 FP8 = {"quant_method": "fp8", "activation_scheme": "dynamic"}
@@ -320,6 +320,18 @@ def test_a_weight_of_another_part_is_unpacked_too(way: str, seed: int, tmp_path:
         weights.need("norm.weight")
         weights.check_read()
         assert torch.equal(weights.need(f"other.{NAME}"), whole[NAME])
+
+
+@pytest.mark.parametrize("way", ["fp8", "int4 in groups", "fp8 by channel"])
+def test_a_net_has_its_packed_weights_by_their_own_names(way: str, seed: int, tmp_path: Path) -> None:
+    """None is missing, and no part of one is a weight that it does not have."""
+    stored, said = either(way, drawn(seed, 96, 80))
+    written(tmp_path, {key.removeprefix("layers.0.mlp."): value for key, value in stored.items()}, said)
+    net = torch.nn.ModuleDict({"up_proj": torch.nn.Linear(80, 96, bias=False)})
+    load_weights(net, tmp_path)
+    with Weights(tmp_path) as weights:
+        assert weights.names == {"up_proj.weight"}
+        assert torch.equal(net.state_dict()["up_proj.weight"], weights.need("up_proj.weight"))
 
 
 @pytest.mark.parametrize("way", ["fp8", "int4 in groups", "fp8 by channel"])

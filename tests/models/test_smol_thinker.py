@@ -24,7 +24,7 @@ from omnistage.engine.types import FinishReason, Sampling
 from omnistage.models.conversation import Constraint, Media, Streamed, Turn
 from omnistage.models.interface import BadRequest, TextPiece, TextRequest
 from omnistage.models.options import LoadOptions
-from omnistage.models.smol.thinker import DEFAULT_SYSTEM, SmolThinker, load_thinker
+from omnistage.models.smol.thinker import DEFAULT_SYSTEM, SmolThinker, load_thinker, read_decoder
 
 SMALL_CACHE = 384 << 20
 """A little more than a whole context takes in float32."""
@@ -253,6 +253,27 @@ def test_a_checkpoint_with_missing_or_unknown_weights_is_refused(
     save_file(weights, tmp_path / "model.safetensors")
     with pytest.raises(ValueError, match=message):
         load_thinker(tmp_path)
+
+
+def test_a_packed_head_is_used_as_one_that_is_not(directory: Path, tmp_path: Path, seed: int) -> None:
+    """Without a head the logits would use the embedding."""
+    quantization: Any = pytest.importorskip("compressed_tensors.quantization", reason="the extra compressed is not installed")
+    from compressed_tensors.compressors import BaseCompressor
+
+    args = {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "channel", "dynamic": False}
+    groups = {"group_0": {"targets": ["Linear"], "weights": args}}
+    said = {"quant_method": "compressed-tensors", "format": "pack-quantized", "config_groups": groups}
+    (scheme,) = quantization.QuantizationConfig.model_validate(said).config_groups.values()
+    weights = load_file(directory / "model.safetensors")
+    head = torch.randn(weights["model.embed_tokens.weight"].shape, generator=torch.Generator().manual_seed(seed))
+    packer: Any = BaseCompressor.get_value_from_registry(said["format"])
+    packed = packer.compress({"weight": head, "weight_scale": head.abs().amax(1, keepdim=True) / 127}, scheme)
+    save_file({**weights, **{f"lm_head.{name}": part for name, part in packed.items()}}, tmp_path / "model.safetensors")
+    config = json.loads((directory / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, "quantization_config": said}))
+    logits = read_decoder(tmp_path, torch.float32).logits(rows := head[:3].clone())
+    torch.testing.assert_close(logits, rows @ head.T, rtol=0.02, atol=2.0)
+    assert logits.argmax(-1).tolist() == [0, 1, 2]
 
 
 def test_the_revision_changes_with_the_dtype(directory: Path) -> None:

@@ -85,7 +85,8 @@ class Weights:
 
     @property
     def names(self) -> frozenset[str]:
-        return frozenset(self._stored)
+        """Of all weights but those of other parts; of one that is packed, the name of what it stands for."""
+        return frozenset(self.header)
 
     def read(self, name: str, index: int | None = None) -> torch.Tensor | None:
         """The weight of a name, None where there is none. index: of a weight of several, such as that of all experts, this one alone.

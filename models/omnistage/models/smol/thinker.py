@@ -131,9 +131,8 @@ def load_thinker(folder: Path, options: LoadOptions | None = None, *, poison: bo
 def read_decoder(directory: Path, dtype: torch.dtype, device: torch.device = CPU) -> PackedDecoder:
     """The language model of a folder that `convert_thinker` wrote. Raises BadCheckpoint, or ValueError for ill-shaped weights."""
     with Weights(directory, _UNUSED, computed=dtype) as weights:
-        head = LM_HEAD if LM_HEAD in weights.names else ""
         config, theta = _read_config(directory)
-        weight = decoder_weights(weights, dtype, device, prefix=_LANGUAGE, head=head, biased=BIASED)
+        weight = decoder_weights(weights, dtype, device, prefix=_LANGUAGE, head=LM_HEAD, tied=True, biased=BIASED)
         decoder = PackedDecoder(config, weight, DecoderParts(rope=rotary(theta)))
         weights.check_read()
     return decoder
