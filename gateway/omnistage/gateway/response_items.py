@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from omnistage.gateway.failure import invalid, unrecognized, unsupported
@@ -12,6 +12,9 @@ from omnistage.gateway.responses_schema import ResponsesRequest
 KEYS = ("type", "role", "content", "id", "status", "phase")
 REASONING = "reasoning"
 """Type of an item with what was thought before an answer, which is no part of the conversation."""
+REASONING_KEYS = ("type", "id", "status", "encrypted_content")
+THOUGHTS = {"summary": "summary_text", "content": "reasoning_text"}
+"""Lists of such an item, and of which type their parts are."""
 PARTS = {"input_text": "text", "output_text": "text", "refusal": "refusal", "input_image": "image_url"}
 """By the type of a part: where it has what it says, and, but for texts, what chat calls it."""
 
@@ -25,19 +28,40 @@ def turns_of(asked: ResponsesRequest) -> tuple[list[Turn], dict[str, str]]:
         turns.append({"role": "system", "content": asked.instructions})
     for i, item in enumerate(asked.input):
         if item.get("type") == REASONING:
+            _check_reasoning(item, f"input[{i}]")
             continue
         names[f"conversation[{len(turns)}]"] = f"input[{i}]"
         turns.append(_turn(item, f"input[{i}]"))
     return turns, names
 
 
+def _check_reasoning(item: Mapping[str, Any], where: str) -> None:
+    """It has the form of such an item; what it says is left out. Raises ApiError."""
+    _check_known(item, (*REASONING_KEYS, *THOUGHTS), where)
+    for name, kind in THOUGHTS.items():
+        parts = item.get(name)
+        if parts is not None and not isinstance(parts, list):
+            raise invalid(f"{where}.{name}", "must be a list")
+        for j, part in enumerate(parts or ()):
+            if not isinstance(part, Mapping) or part.get("type") != kind:
+                raise invalid(f"{where}.{name}[{j}].type", f"must be {kind}")
+            if not isinstance(part.get("text"), str):
+                raise invalid(f"{where}.{name}[{j}].text", "must be text")
+    if not isinstance(item.get("encrypted_content"), str | None):
+        raise invalid(f"{where}.encrypted_content", "must be text")
+
+
+def _check_known(item: Mapping[str, Any], keys: Sequence[str], where: str) -> None:
+    unknown = next((key for key in item if key not in keys), None)
+    if unknown is not None:
+        raise unrecognized(f"{where}.{unknown}"[:256])
+
+
 def _turn(item: Mapping[str, Any], where: str) -> Turn:
     kind = item.get("type", "message")
     if kind != "message":
         raise unsupported(f"{where}.type", f"is {str(kind)[:64]!r}; nothing here takes items other than messages yet")
-    unknown = next((key for key in item if key not in KEYS), None)
-    if unknown is not None:
-        raise unrecognized(f"{where}.{unknown}"[:256])
+    _check_known(item, KEYS, where)
     content = item.get("content")
     if isinstance(content, list):
         content = [_part(part, f"{where}.content[{j}]") for j, part in enumerate(content)]
