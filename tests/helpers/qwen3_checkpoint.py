@@ -28,10 +28,10 @@ TINY = "as make-tiny makes it"
 
 VARIANTS: Mapping[str, tuple[ThinkerSize, int, Change]] = {
     TINY: (SIZES["tiny"].thinker, SIZES["tiny"].hidden_layer, {}),
-    "chunks of 104 frames, patches of 10 pixels merged by nine, experts that are not weighed to one": (
+    "chunks of 104 frames, patches of 10 pixels merged by nine, rows for deeper layers by weights in another order": (
         ThinkerSize(
             TextSize(layers=3, hidden=96, heads=4, kv_heads=4, head_size=48, rope_sections=(10, 8, 6), experts=5, chosen=2, expert=112),
-            VisionSize(layers=4, hidden=112, ffn=176, heads=7, deepstack=(0, 1, 3), grid=5),
+            VisionSize(layers=4, hidden=112, ffn=176, heads=7, deepstack=(3, 0, 1), grid=5),
             AudioSize(layers=1, hidden=80, ffn=112, heads=5, channels=16, window=208),
         ),
         2,
@@ -39,6 +39,7 @@ VARIANTS: Mapping[str, tuple[ThinkerSize, int, Change]] = {
             "thinker_config.audio_config.n_window": 52,
             "thinker_config.vision_config.patch_size": 10,
             "thinker_config.vision_config.spatial_merge_size": 3,
+            "thinker_config.vision_config.rope_parameters": {"rope_type": "axial", "rope_theta": 300.0},
             "thinker_config.text_config.norm_topk_prob": False,
             "thinker_config.position_id_per_seconds": 25,
         },

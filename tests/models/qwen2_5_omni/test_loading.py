@@ -205,7 +205,7 @@ def test_replicas_with_about_as_much_memory_have_the_same_context(config: Thinke
         sizes(config, int(490 * ROW_BYTES / 0.4), family={"context": 500})
 
 
-PUBLISHED_EYES = VisionConfig(32, 1280, 3420, 16, 14, 2, 2, 2048, 3, 112, frozenset({7, 15, 23, 31}))
+PUBLISHED_EYES = VisionConfig(32, 1280, 3420, 16, 14, 2, 2, 2048, 3, 10_000.0, 112, frozenset({7, 15, 23, 31}))
 PUBLISHED_EARS = AudioConfig(32, 1280, 5120, 20, 128, 1500, 2048, 100)
 
 

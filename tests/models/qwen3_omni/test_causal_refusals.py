@@ -73,7 +73,7 @@ def configured(folder: Path, whole: dict[str, Any]) -> Path:
     ("changed", "told"),
     [
         ({"hidden_act": "gelu"}, "'hidden_act' is 'gelu', and only 'silu' is supported"),
-        ({"rope_parameters": {"rope_type": "yarn"}}, "'rope_type' is 'yarn'; only the published 'default' is supported"),
+        ({"rope_parameters": {"rope_type": "yarn"}}, "positions of the type 'yarn' are not supported, only the default ones"),
         ({"rope_theta": -1e4}, r"'rope_theta' is -10000\.0, which must be 1 or more"),
         ({"rms_norm_eps": -1.0}, r"'rms_norm_eps' is -1\.0, which must be 0 or more"),
         ({"num_key_value_heads": 3}, "4 heads of 10 components cannot share 3 heads of keys"),

@@ -78,7 +78,7 @@ TEXT, EYES, EARS = (f"thinker_config.{part}_config" for part in ("text", "vision
         (f"{TEXT}.rope_theta", 0, "'rope_theta' is 0.0, which must be 1 or more"),
         (f"{TEXT}.rope_theta", 1e-300, "'rope_theta' is 1e-300, which must be 1 or more"),
         (
-            f"{TEXT}.rope_parameters",
+            f"{TEXT}.rope_scaling",
             {"mrope_section": [6, 5, 5], "rope_theta": -1e6},
             "'rope_theta' is -1000000.0, which must be 1 or more",
         ),
@@ -86,7 +86,8 @@ TEXT, EYES, EARS = (f"thinker_config.{part}_config" for part in ("text", "vision
         (f"{TEXT}.attention_bias", True, "lacks the weight thinker.model.layers.0.self_attn.q_proj.bias"),
         (f"{TEXT}.hidden_size", 161, "rows of the Thinker have 161"),
         (f"{EYES}.deepstack_visual_indexes", [0, 4], "layers from 0 to 3"),
-        (f"{EYES}.deepstack_visual_indexes", [2, 0], "each one behind the one before"),
+        (f"{EYES}.deepstack_visual_indexes", [2, 2], "each one once"),
+        (f"{EYES}.rope_parameters", {"rope_type": "default"}, "positions of the type 'default' are not supported, only the axial ones"),
         (f"{EYES}.deepstack_visual_indexes", "all", "lacks the list 'deepstack_visual_indexes'"),
         (f"{EYES}.spatial_merge_size", None, "lacks 'spatial_merge_size'"),
         (f"{EYES}.hidden_act", "relu", "only 'gelu_pytorch_tanh'"),

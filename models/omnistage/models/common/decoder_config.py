@@ -14,6 +14,9 @@ MOST_POSITIONS = 1 << 22
 LEAST_THETA = 1
 """Of positions: with less, pairs of components would turn ever faster instead of slower, and with much less by no finite angle."""
 
+USUAL_THETA = 10_000.0
+"""Of encoders and Code2Wavs, as published."""
+
 BIASED = ("q_proj", "k_proj", "v_proj")
 """Products of decoders of Qwen2.5-Omni that have a bias, though no config says it."""
 
@@ -63,23 +66,30 @@ def expert_sizes(config: Config, *, normalized: bool, shared: str = "") -> Exper
 
 
 def rope_of(config: Config, *, axes: int = 0, usual: tuple[int, ...] = ()) -> RopeConfig:
-    """Both spellings are read: `rope_theta` with `rope_scaling` of the published checkpoints, and `rope_parameters` of Transformers 5.
-    axes: that rows stand on; 0: there is one, and no sections. usual: sections where the config has none. Raises BadCheckpoint."""
-    if config.has("rope_parameters"):
-        rope = config.section("rope_parameters")
-        theta = rope.at_least("rope_theta", LEAST_THETA)
-    else:
-        rope = config.section("rope_scaling") if config.has("rope_scaling") else Config({}, config.place)
-        theta = config.at_least("rope_theta", LEAST_THETA)
-    kind = rope.value("rope_type", str, "") or rope.value("type", str, "default")
-    if kind not in ("default", "mrope"):
-        raise BadCheckpoint(f"{config.place}: positions of the type {kind!r} are not supported, only the default ones")
+    """axes: that rows stand on; 0: there is one, and no sections. usual: sections where the config has none. Raises BadCheckpoint."""
+    rope, theta = _rope_said(config, ("default", "mrope"), None)
     if not axes:
         return RopeConfig(theta)
     sections = usual if usual and not rope.has("mrope_section") else rope.values("mrope_section", int)
     if len(sections) != axes or min(sections) < 1:
         raise BadCheckpoint(f"{config.place}: 'mrope_section' is {list(sections)}: it needs a number above 0 for each of {axes} axes")
     return RopeConfig(theta, sections)
+
+
+def rope_theta_of(config: Config, kind: str = "default") -> float:
+    """Of positions that are not those of a decoder, where most configs say nothing. kind: which the model has. Raises BadCheckpoint."""
+    return _rope_said(config, (kind,), USUAL_THETA)[1]
+
+
+def _rope_said(config: Config, kinds: tuple[str, ...], usual: float | None) -> tuple[Config, float]:
+    """What a config says of positions beside their theta, and that. Published checkpoints have `rope_theta`, some with `rope_scaling`, and
+    Transformers 5 writes `rope_parameters`. It takes the first object that says anything, and what is in it before what is beside it.
+    kinds: that are known, the first one where the config says none. usual: theta where it says none; None: it has to."""
+    name = next((name for name in ("rope_scaling", "rope_parameters") if config.raw.get(name)), None)
+    rope = config.section(name) if name else Config({}, config.place)
+    if (kind := rope.value("rope_type", str, "") or rope.value("type", str, kinds[0])) not in kinds:
+        raise BadCheckpoint(f"{config.place}: positions of the type {kind!r} are not supported, only the {kinds[0]} ones")
+    return rope, (rope if rope.has("rope_theta") else config).at_least("rope_theta", LEAST_THETA, usual)
 
 
 def attention_biases(config: Config) -> tuple[str, ...]:

@@ -27,7 +27,7 @@ from omnistage.models.qwen2_5_omni.options import ThinkerOptions
 from omnistage.models.qwen2_5_omni.thinker import Qwen2_5Thinker, tokenizer_of
 from omnistage.models.qwen2_5_omni.vision import VisionEncoder
 
-CODE_REVISION = "3"
+CODE_REVISION = "4"
 """Part of the revision; grows whenever this family's code could give other tokens for equal input. The engine has a number of its own."""
 
 _PREFIX = "thinker."

@@ -26,7 +26,7 @@ from omnistage.models.qwen2_5_omni.ports import CODES_PORT
 from omnistage.models.qwen2_5_omni.talker import Qwen2_5Talker
 from omnistage.models.qwen2_5_omni.voices import VoiceSizes, read_voices
 
-CODE_REVISION = "2"
+CODE_REVISION = "3"
 """Part of the revision; grows whenever this family's code could give other codes for equal input. The engine has a number of its own."""
 
 _PREFIX = "talker."

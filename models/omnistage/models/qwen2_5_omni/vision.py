@@ -61,7 +61,7 @@ class VisionEncoder:
         order = order.to(patches.device)
         x = self._embed(patches.view(-1, unit, patches.shape[1])[order].reshape(patches.shape))
         places = places_of(grids, self.config.merge, x.device).view(-1, unit, 2)[order].view(-1, 2)
-        turn = turn_of(places, self.config.hidden_size // self.config.heads)
+        turn = turn_of(places, self.config.hidden_size // self.config.heads, self.config.rope_theta)
         for index, block in enumerate(self._blocks):
             on_layer()
             x = self._through(block, x, turn, frames if index in self.config.full_layers else windows)

@@ -158,9 +158,9 @@ def _speech(whole: Config, layers: int) -> SpeechSource | None:
 def _vision(config: Config) -> VisionConfig:
     check_activation(config, "hidden_act", "gelu_pytorch_tanh")
     layers, deepstack = config.size("depth"), config.values("deepstack_visual_indexes", int)
-    if not all(0 <= layer < layers for layer in deepstack) or sorted(set(deepstack)) != list(deepstack):
+    if not all(0 <= layer < layers for layer in deepstack) or len(set(deepstack)) < len(deepstack):
         told = f"{config.place}: 'deepstack_visual_indexes' is {list(deepstack)}"
-        raise BadCheckpoint(f"{told}: these are layers from 0 to {layers - 1}, each one behind the one before")
+        raise BadCheckpoint(f"{told}: these are layers from 0 to {layers - 1}, each one once")
     found = VisionConfig(
         **vision_sizes(config),
         channels=config.size("in_channels") if config.has("in_channels") else 3,

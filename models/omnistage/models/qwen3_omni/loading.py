@@ -33,7 +33,7 @@ from omnistage.models.qwen3_omni.ports import PLACE
 from omnistage.models.qwen3_omni.thinker import Qwen3Thinker, tokenizer_of
 from omnistage.models.qwen3_omni.vision import VisionEncoder
 
-CODE_REVISION = "1"
+CODE_REVISION = "2"
 """Part of the revision; grows whenever this family's code could give other tokens for equal input. The engine has a number of its own."""
 
 _PREFIX = "thinker."

@@ -36,7 +36,7 @@ from omnistage.models.qwen3_omni.talker import Qwen3Talker
 from omnistage.models.qwen3_omni.talker_config import TalkerConfig, read_talker_config
 from omnistage.models.qwen3_omni.voices import in_order
 
-CODE_REVISION = "1"
+CODE_REVISION = "2"
 """Part of the revision; grows whenever this family's code could give other codes for equal input. The engine has a number of its own."""
 
 _PREFIX = "talker."

@@ -56,7 +56,7 @@ class VisionEncoder:
         """See common's VisionEncoder; rows have row_size numbers."""
         config = self.config
         x = self._embed(patches) + self._placed(grids)
-        turn = turn_of(places_of(grids, config.merge, x.device), config.hidden_size // config.heads)
+        turn = turn_of(places_of(grids, config.merge, x.device), config.hidden_size // config.heads, config.rope_theta)
         frames = Segments([grid.height * grid.width for grid in grids for _ in range(grid.frames)])
         stacked = list[torch.Tensor]()
         for layer, block in enumerate(self._blocks):

@@ -8,8 +8,6 @@ import torch
 
 from omnistage.models.common.encoders.features import Grid
 
-THETA = 10000.0
-
 Turn = tuple[torch.Tensor, torch.Tensor]
 """Cosines and sines of patches, float32 [patches, 1, head size] each."""
 
@@ -25,10 +23,10 @@ def _places(grid: Grid, merge: int, device: torch.device) -> torch.Tensor:
     return blocks.reshape(-1, 2).repeat(grid.frames, 1)
 
 
-def turn_of(places: torch.Tensor, head_size: int) -> Turn:
+def turn_of(places: torch.Tensor, head_size: int, theta: float) -> Turn:
     """Half of the pairs of a head turn by the row, half by the column."""
     half = head_size // 2
-    frequencies = 1.0 / THETA ** (torch.arange(0, half, 2, dtype=torch.float32, device=places.device) / half)
+    frequencies = 1.0 / theta ** (torch.arange(0, half, 2, dtype=torch.float32, device=places.device) / half)
     angles = (places[..., None].float() * frequencies).flatten(1)
     angles = torch.cat((angles, angles), -1)[:, None]
     return angles.cos(), angles.sin()

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from omnistage.models.common.checkpoint import Config
+from omnistage.models.common.decoder_config import rope_theta_of
 
 RENAMED = {
     "thinker.model.language_model.": "thinker.model.",
@@ -23,7 +25,7 @@ FRAMES_HZ = 100.0
 @dataclass(frozen=True, slots=True)
 class VisionConfig:
     """An encoder of pictures and films. patch_size: pixels. frames: of a patch. merge: patches of an output row, on each side. output_size:
-    of a row that comes out. channels: of a picture. A family adds what only its encoder has."""
+    of a row that comes out. channels: of a picture. rope_theta: of the places of patches. A family adds what only its encoder has."""
 
     layers: int
     hidden_size: int
@@ -34,6 +36,7 @@ class VisionConfig:
     merge: int
     output_size: int
     channels: int
+    rope_theta: float
 
     @property
     def patch_values(self) -> int:
@@ -60,7 +63,7 @@ class AudioConfig:
     output_size: int
 
 
-def vision_sizes(config: Config) -> dict[str, int]:
+def vision_sizes(config: Config) -> dict[str, Any]:
     """What a VisionConfig has, but for its channels, from a vision_config. Raises BadCheckpoint."""
     return {
         "layers": config.size("depth"),
@@ -71,6 +74,7 @@ def vision_sizes(config: Config) -> dict[str, int]:
         "frames": config.size("temporal_patch_size"),
         "merge": config.size("spatial_merge_size"),
         "output_size": config.size("out_hidden_size"),
+        "rope_theta": rope_theta_of(config, "axial"),
     }
 
 

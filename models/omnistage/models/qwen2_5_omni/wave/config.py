@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from omnistage.models.common.checkpoint import BadCheckpoint, Config, read_config
-from omnistage.models.common.decoder_config import LEAST_THETA
+from omnistage.models.common.decoder_config import rope_theta_of
 from omnistage.models.common.header import check_plain
 from omnistage.models.qwen2_5_omni.ports import CODE_RATE_HZ
 from omnistage.models.registry import check_said
@@ -138,7 +138,7 @@ def _dit(config: Config) -> DitConfig:
         block_frames=config.size("block_size", MOST_BLOCK_FRAMES),
         ahead_layers=frozenset(config.values("look_ahead_layers", int)),
         back_layers=tuple(sorted(set(config.values("look_backward_layers", int)))),
-        rope_theta=config.at_least("rope_theta", LEAST_THETA, 10000.0),
+        rope_theta=rope_theta_of(config),
         max_frames=config.size("max_position_embeddings"),
         speaker=SpeakerConfig(
             size=config.size("enc_dim"),

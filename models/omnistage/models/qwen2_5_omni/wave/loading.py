@@ -33,7 +33,7 @@ from omnistage.models.qwen2_5_omni.wave.trial import WindowTrials
 from omnistage.models.qwen2_5_omni.wave.vocoder import Vocoder
 from omnistage.models.qwen2_5_omni.wave.window import Windows
 
-CODE_REVISION = "1"
+CODE_REVISION = "2"
 """Part of the revision; grows whenever the code could give other samples for equal input."""
 
 STEPS = 9

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from omnistage.models.common.checkpoint import BadCheckpoint, Config, read_config
-from omnistage.models.common.decoder_config import LEAST_THETA, check_activation
+from omnistage.models.common.decoder_config import check_activation, rope_theta_of
 from omnistage.models.common.header import check_plain
 from omnistage.models.qwen3_omni.config import MODEL_TYPE
 from omnistage.models.registry import check_said
@@ -110,7 +110,7 @@ def wave_config(section: Config) -> WaveConfig:
         head_size=section.size("head_dim") if section.has("head_dim") else hidden // heads,
         window=section.size("sliding_window", MOST_WINDOW),
         norm_epsilon=section.at_least("rms_norm_eps", 0, 1e-5),
-        rope_theta=_rope_theta(section),
+        rope_theta=rope_theta_of(section),
         attention_bias=section.value("attention_bias", bool, False),
         widening=_sizes(section, "upsampling_ratios"),
         channels=section.size("decoder_dim"),
@@ -134,14 +134,6 @@ def wave_config(section: Config) -> WaveConfig:
             "such 'upsampling_ratios' and 'upsample_rates' are not supported, since no sound comes of a first frame"
         )
     return found
-
-
-def _rope_theta(section: Config) -> float:
-    """Published as `rope_theta`, and in `rope_parameters` by Transformers 5."""
-    given = section.section("rope_parameters") if section.has("rope_parameters") else section
-    if (kind := given.value("rope_type", str, "default")) != "default":
-        raise BadCheckpoint(f"{given.place}: 'rope_type' is {kind!r}; only the published 'default' is supported")
-    return given.at_least("rope_theta", LEAST_THETA, 10_000.0)
 
 
 def _sizes(section: Config, name: str) -> tuple[int, ...]:
