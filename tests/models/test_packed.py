@@ -158,6 +158,7 @@ def scales_of(weight: torch.Tensor, args: dict[str, Any]) -> Tensors:
     if args["symmetric"]:
         made = {"weight_scale": torch.maximum(-low, high) / most}
     else:
+        low, high = low.clamp(max=0), high.clamp(min=0)  # Zero is among what can be said, as in the library: else its place has more bits.
         scale = (high - low) / (2 ** args["num_bits"] - 1)
         made = {"weight_scale": scale, "weight_zero_point": (-most - 1 - (low / scale).round()).to(torch.int8)}
     return {name: value.flatten() if args["strategy"] == "tensor" else value for name, value in made.items()}
