@@ -445,7 +445,7 @@ def test_a_weight_that_nobody_reads_is_named(reference: TalkerReference, tmp_pat
 
 
 MUTATIONS: dict[str, tuple[tuple[str, ...], Any]] = {
-    "another base of positions": (("text_config", "rope_theta"), 100.0),
+    "another base of positions": (("text_config", "rope_scaling", "rope_theta"), 100.0),
     "weights of experts that do not add up to 1": (("text_config", "norm_topk_prob"), False),
     "another base of positions within a frame": (("code_predictor_config", "rope_theta"), 100.0),
     "another item before the first code": (("codec_bos_id",), None),
