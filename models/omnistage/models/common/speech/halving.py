@@ -30,7 +30,9 @@ class Halving:
         return True
 
     def took(self, shape: Hashable, seconds: float) -> None:
-        """A step on two threads took so long, by the clock on the wall."""
+        """A step on two threads took so long, by the clock on the wall. Of a shape that is never shared nothing is learnt."""
+        if shape not in self._alone:
+            return
         if seconds <= WORTH * self._alone[shape]:
             self._pauses[shape] = FIRST_PAUSE
             return
