@@ -434,9 +434,11 @@ class DrawRequest:
     """What a Diffusion model is asked: `results` pictures, or each as so many layers; a film of so many frames; seconds of sound.
 
     images: to edit or start from. width, height in pixels, steps: 0 is the model's default. guidance_scale: how far from what
-    negative_prompt says towards what prompt says; None is the default. previews: how many are wanted on the way. preview_side: the longer
-    side of one in pixels, 0 is the model's default. step_cache, sigmas, strength, mask_image, control_image, options: as stage.proto says;
-    None, or empty, is the default. media_type: of what comes out; empty is the default. client: as in TextRequest.
+    negative_prompt says towards what prompt says; None is the default. guidance_scale_2: the same in the steps of a second transformer;
+    None is as guidance_scale. frames_per_second, flow_shift, begin_s: as stage.proto says; 0 is the default. previews: how many are wanted
+    on the way. preview_side: the longer side of one in pixels, 0 is the model's default. step_cache, sigmas, strength, mask_image,
+    control_image, options: as stage.proto says; None, or empty, is the default. media_type: of what comes out; empty is the default.
+    client: as in TextRequest.
 
     To go on with a drawing that an equal request began: history: [rows, width], all that came on the port of codes, for a model that has
     one.
@@ -453,6 +455,10 @@ class DrawRequest:
     layers: int = 0
     steps: int = 0
     guidance_scale: float | None = None
+    guidance_scale_2: float | None = None
+    frames_per_second: float = 0.0
+    flow_shift: float = 0.0
+    begin_s: float = 0.0
     results: int = 1
     previews: int = 0
     preview_side: int = 0

@@ -387,7 +387,7 @@ class Code2WavParams(_message.Message):
     def __init__(self, profile: _Optional[str] = ..., sample_rate_hz: _Optional[int] = ..., encoding: _Optional[_Union[_chunk_pb2.AudioEncoding, str]] = ..., voice: _Optional[str] = ...) -> None: ...
 
 class DiffusionParams(_message.Message):
-    __slots__ = ("prompt", "negative_prompt", "images", "width", "height", "frames", "duration_s", "steps", "guidance_scale", "results", "previews", "media_type", "layers", "preview_side", "step_cache", "sigmas", "strength", "mask_image", "control_image", "options")
+    __slots__ = ("prompt", "negative_prompt", "images", "width", "height", "frames", "duration_s", "steps", "guidance_scale", "results", "previews", "media_type", "layers", "preview_side", "step_cache", "sigmas", "strength", "mask_image", "control_image", "options", "guidance_scale_2", "frames_per_second", "flow_shift", "begin_s")
     class OptionsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -415,6 +415,10 @@ class DiffusionParams(_message.Message):
     MASK_IMAGE_FIELD_NUMBER: _ClassVar[int]
     CONTROL_IMAGE_FIELD_NUMBER: _ClassVar[int]
     OPTIONS_FIELD_NUMBER: _ClassVar[int]
+    GUIDANCE_SCALE_2_FIELD_NUMBER: _ClassVar[int]
+    FRAMES_PER_SECOND_FIELD_NUMBER: _ClassVar[int]
+    FLOW_SHIFT_FIELD_NUMBER: _ClassVar[int]
+    BEGIN_S_FIELD_NUMBER: _ClassVar[int]
     prompt: str
     negative_prompt: str
     images: _containers.RepeatedCompositeFieldContainer[Media]
@@ -435,7 +439,11 @@ class DiffusionParams(_message.Message):
     mask_image: Media
     control_image: Media
     options: _containers.ScalarMap[str, str]
-    def __init__(self, prompt: _Optional[str] = ..., negative_prompt: _Optional[str] = ..., images: _Optional[_Iterable[_Union[Media, _Mapping]]] = ..., width: _Optional[int] = ..., height: _Optional[int] = ..., frames: _Optional[int] = ..., duration_s: _Optional[float] = ..., steps: _Optional[int] = ..., guidance_scale: _Optional[float] = ..., results: _Optional[int] = ..., previews: _Optional[int] = ..., media_type: _Optional[str] = ..., layers: _Optional[int] = ..., preview_side: _Optional[int] = ..., step_cache: _Optional[float] = ..., sigmas: _Optional[_Iterable[float]] = ..., strength: _Optional[float] = ..., mask_image: _Optional[_Union[Media, _Mapping]] = ..., control_image: _Optional[_Union[Media, _Mapping]] = ..., options: _Optional[_Mapping[str, str]] = ...) -> None: ...
+    guidance_scale_2: float
+    frames_per_second: float
+    flow_shift: float
+    begin_s: float
+    def __init__(self, prompt: _Optional[str] = ..., negative_prompt: _Optional[str] = ..., images: _Optional[_Iterable[_Union[Media, _Mapping]]] = ..., width: _Optional[int] = ..., height: _Optional[int] = ..., frames: _Optional[int] = ..., duration_s: _Optional[float] = ..., steps: _Optional[int] = ..., guidance_scale: _Optional[float] = ..., results: _Optional[int] = ..., previews: _Optional[int] = ..., media_type: _Optional[str] = ..., layers: _Optional[int] = ..., preview_side: _Optional[int] = ..., step_cache: _Optional[float] = ..., sigmas: _Optional[_Iterable[float]] = ..., strength: _Optional[float] = ..., mask_image: _Optional[_Union[Media, _Mapping]] = ..., control_image: _Optional[_Union[Media, _Mapping]] = ..., options: _Optional[_Mapping[str, str]] = ..., guidance_scale_2: _Optional[float] = ..., frames_per_second: _Optional[float] = ..., flow_shift: _Optional[float] = ..., begin_s: _Optional[float] = ...) -> None: ...
 
 class Report(_message.Message):
     __slots__ = ("kind", "replica", "queued", "first_output", "total", "input_items", "output_items", "failovers", "cached_tokens", "audio_underruns", "audio_starved", "prompt_tokens", "unspoken", "unspoken_words", "notes", "drew")

@@ -11,7 +11,6 @@ from PIL.Image import Image
 from omnistage.models.common.worker import still_working
 from omnistage.models.diffusers.checkpoints import CHECKPOINT, Layout
 from omnistage.models.diffusers.painter import Canvas, Painter
-from omnistage.models.diffusers.pictures import IMAGE, Pictures
 from omnistage.models.diffusers.plan import EditedPicture, Limits, Plan
 from omnistage.models.interface import Array, Content, Drawn, PortSpec, Progress, Rows, Wanted
 from omnistage.models.steps.interface import Aside
@@ -34,7 +33,7 @@ class StepDrawing:
 
     def __init__(self, painter: Painter, model: str) -> None:
         self._painter = painter
-        self.product = Pictures(painter, model)
+        self.product = painter.product(model)
 
     @property
     def limits(self) -> Limits:
@@ -116,7 +115,7 @@ class StepDrawing:
         for canvas in job.canvases:
             self._painter.advance(canvas)
         sampler, shown = job.canvases[0].sampler, self._progress(job)
-        if IMAGE in job.wanted:
+        if self.product.ports[0].name in job.wanted:
             shown += self.product.preview(job.canvases[0])
         if CHECKPOINT in job.wanted and sampler.step in job.layout.steps:
             skipped = max(job.wanted[CHECKPOINT] - job.layout.steps.index(sampler.step) * job.layout.rows, 0)

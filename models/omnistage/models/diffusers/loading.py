@@ -44,6 +44,7 @@ from omnistage.models.diffusers.qwen_image import (
 )
 from omnistage.models.diffusers.spread import placed, team_of
 from omnistage.models.diffusers.vocabulary import Vocabulary
+from omnistage.models.diffusers.wan import WanPainter
 from omnistage.models.diffusers.whole import WholeDrawing
 from omnistage.models.diffusers.z_image import ZImagePainter
 from omnistage.models.errors import LoadError
@@ -59,6 +60,7 @@ PAINTERS: Mapping[str, type[Painter]] = {
     "ZImagePipeline": ZImagePainter,
     "LongCatImagePipeline": LongCatPainter,
     "LongCatImageEditPipeline": LongCatEditPainter,
+    "WanPipeline": WanPainter,
 }
 """By the class that model_index.json names."""
 

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from omnistage.models.diffusers.own_options import Range
 from omnistage.models.diffusers.painter import Canvas, Conditions, Painter, Row, linear_shift, with_images
+from omnistage.models.diffusers.pictures import PicturePainter
 from omnistage.models.diffusers.plan import Limits, Plan
 from omnistage.models.diffusers.quotation import mend, split_quotation
 from omnistage.models.diffusers.sampler import min_steps
@@ -30,7 +31,7 @@ CHANNELS = 16
 """Of the latents; the pipelines know no other number."""
 
 
-class LongCatPainter(Painter):
+class LongCatPainter(PicturePainter):
     """From words alone. The pipeline would let its text encoder write the prompt anew first, up to 512 tokens: that is not done here."""
 
     follows: ClassVar[Mapping[str, Range]] = {"enable_cfg_renorm": (0, 1), "cfg_renorm_min": (0, 1)}

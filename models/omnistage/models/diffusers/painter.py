@@ -11,10 +11,10 @@ import inspect
 import re
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Container, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -30,27 +30,21 @@ from omnistage.models.diffusers.plan import EditedPicture, Limits, Plan
 from omnistage.models.diffusers.sampler import Memory, Sampler, State, check_scheduler, memory_of, tried_steps
 from omnistage.models.diffusers.spread import is_spread
 from omnistage.models.diffusers.stepcache import Residuals, StepCache
-from omnistage.models.interface import BadRequest, Failed
+from omnistage.models.interface import BadRequest, Failed, Preview, Wanted
 from omnistage.models.media.errors import BadMedia
+from omnistage.models.steps.product import Product
 
-FOLLOWED = frozenset(
-    (
-        *("transformer.in_channels", "vae.latents_mean", "vae.latents_std", "vae.scaling_factor", "vae.shift_factor", "vae.z_dim"),
-        *("vae.block_out_channels", "vae.latent_channels"),
-    )
-)
-"""What loops here do as the pipelines of Diffusers do it, where a config says so. Schedulers are those of Diffusers with all they say."""
 CUT = "max_sequence_length"
 """An option of some pipelines: tokens of a prompt that are drawn."""
 ACTED_ON = re.compile(r"self\.(transformer|vae|text_encoder)\.config(?:\.get\(|, |\.)[\"']?(\w+)")
 
 
-def check_followed(pipe: Any) -> None:
+def check_followed(pipe: Any, followed: Container[str]) -> None:
     """Raises BadCheckpoint for a config by which the pipeline of Diffusers would do something that the loop here does not: what its source
-    acts on, of those values that are not the usual ones."""
+    acts on, of those values that are not the usual ones. followed: what the loop does as the pipeline does it, as part.name."""
     for part, name in sorted(set(ACTED_ON.findall(inspect.getsource(type(pipe))))):
         model: Any = getattr(pipe, part, None)
-        if model is None or f"{part}.{name}" in FOLLOWED or name not in model.config:
+        if model is None or f"{part}.{name}" in followed or name not in model.config:
             continue
         usual = inspect.signature(type(model)).parameters.get(name)
         if usual is None or model.config[name] != usual.default:
@@ -100,6 +94,16 @@ class Canvas:
         return self.sampler.scaled(self.latents)
 
 
+class Result(Product[Plan, Sequence[Canvas]], Protocol):
+    """A product of steps; latents are canvases, one for each result that is not there yet."""
+
+    def first(self, plan: Plan, wanted: Wanted) -> int:
+        """The first result that is still to be drawn: those before it are with whoever asks."""
+
+    def preview(self, canvas: Canvas) -> Sequence[Preview]:
+        """Of the step that was taken, if one is due."""
+
+
 class Row(NamedTuple):
     """What one row of a batch is computed from. text: [tokens, width]."""
 
@@ -112,13 +116,16 @@ class Painter(ABC):
     """The loop of one pipeline. All but `limits`, `tokens`, `check_text` and `group` runs on the thread of the model; `check_text` on any,
     but on no event loop: a long text takes its time."""
 
+    followed: ClassVar[frozenset[str]]
+    """What the loop does as the pipeline does it, where a config says so, as part.name. Schedulers are those of Diffusers with all they
+    say."""
     follows: ClassVar[Mapping[str, Range]] = {}
     """Options of the pipeline's own that its loop here follows exactly, with the least and the most of each number."""
 
     def __init__(self, pipe: DiffusionPipeline, texts: TensorCache, pictures: TensorCache, defaults: Defaults) -> None:
         """texts, pictures: what is kept of encoders."""
         check_scheduler(pipe.scheduler, type(pipe).__name__)
-        check_followed(pipe)
+        check_followed(pipe, self.followed)
         self.pipe: Any = pipe
         self._texts, self._pictures = texts, pictures
         self.device, self.dtype = self.pipe._execution_device, self.pipe.transformer.dtype  # Where weights are is another matter.
@@ -324,44 +331,13 @@ class Painter(ABC):
     def channels(self) -> int:
         """Of latents as the VAE has them."""
 
-    @property
-    def samples(self) -> int:
-        """Of a pixel: 3, or 4 where it says how opaque it is."""
-        return 4 if self.pipe.vae.config.get("input_channels") == 4 else 3
-
-    def frames(self, plan: Plan) -> int:
-        """Grids that are drawn together for one picture."""
-        return 1
-
+    @abstractmethod
     def values(self, plan: Plan) -> int:
-        """Of the latents of one picture."""
-        return self.channels * self.grid_places(plan) * self.frames(plan)
-
-    def grid_places(self, plan: Plan) -> int:
-        """Places of the latents of one picture or layer."""
-        side = self.pipe.vae_scale_factor
-        return int(plan.height // side * (plan.width // side))
-
-    def preview_grid(self, latents: Tensor, plan: Plan) -> Tensor:
-        """[1, channels, height, width] of the one picture that a preview shows."""
-        return self.grids(latents, plan)[:1]
+        """Of the latents of one result."""
 
     @abstractmethod
-    def grids(self, latents: Tensor, plan: Plan) -> Tensor:
-        """[layers or 1, channels, height, width]: latents as the VAE has them, but for mean and scale."""
-
-    def images(self, grids: Tensor) -> Iterator[Image]:
-        """[n, channels, height, width] through the VAE, one after the other. Raises Failed for a picture that is no number: it would be
-        flat, and pass for a picture."""
-        for grid in torch.split(grids, 1):
-            decoded = self.decoded(grid)
-            if not torch.isfinite(decoded).all():
-                raise Failed("the VAE makes no number of the picture: with these weights it cannot be drawn")
-            yield self.pipe.image_processor.postprocess(decoded, output_type="pil")[0]
-
-    @abstractmethod
-    def decoded(self, grid: Tensor) -> Tensor:
-        """[1, samples, height, width], -1 to 1: what the VAE makes of [1, channels, height, width]."""
+    def product(self, model: str) -> Result:
+        """What comes of its latents. model: its name, for what files say of themselves."""
 
 
 def with_images(row: Row) -> Tensor:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Mapping, Sequence
+from abc import abstractmethod
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from functools import partial
+from typing import ClassVar
 
 import numpy as np
+import torch
 from PIL.Image import Image, Resampling
 from torch import Tensor
 
@@ -20,6 +23,7 @@ from omnistage.models.interface import (
     Drawn,
     DrawRequest,
     ElementType,
+    Failed,
     Note,
     Picture,
     PortSpec,
@@ -45,11 +49,62 @@ def check_kind(request: DrawRequest, name: str) -> None:
         raise BadRequest("diffusion.media_type", f"{name} makes {', '.join(MEDIA_TYPES)}: ask for one of these or leave it out")
 
 
-class Pictures:
-    """Implements `Product`, of a family that has its own loop; latents are canvases, one for each picture that is not there yet. model: its
-    name, for what pictures say of themselves."""
+class PicturePainter(Painter):
+    """A loop of pictures: all but `samples`, `values` and `grid_places` of what stands here runs on the thread of the model."""
 
-    def __init__(self, painter: Painter, model: str) -> None:
+    followed: ClassVar[frozenset[str]] = frozenset(
+        (
+            *("transformer.in_channels", "vae.latents_mean", "vae.latents_std", "vae.scaling_factor", "vae.shift_factor", "vae.z_dim"),
+            *("vae.block_out_channels", "vae.latent_channels"),
+        )
+    )
+
+    @property
+    def samples(self) -> int:
+        """Of a pixel: 3, or 4 where it says how opaque it is."""
+        return 4 if self.pipe.vae.config.get("input_channels") == 4 else 3
+
+    def frames(self, plan: Plan) -> int:
+        """Grids that are drawn together for one picture."""
+        return 1
+
+    def values(self, plan: Plan) -> int:
+        return self.channels * self.grid_places(plan) * self.frames(plan)
+
+    def grid_places(self, plan: Plan) -> int:
+        """Places of the latents of one picture or layer."""
+        side = self.pipe.vae_scale_factor
+        return int(plan.height // side * (plan.width // side))
+
+    def preview_grid(self, latents: Tensor, plan: Plan) -> Tensor:
+        """[1, channels, height, width] of the one picture that a preview shows."""
+        return self.grids(latents, plan)[:1]
+
+    @abstractmethod
+    def grids(self, latents: Tensor, plan: Plan) -> Tensor:
+        """[layers or 1, channels, height, width]: latents as the VAE has them, but for mean and scale."""
+
+    def images(self, grids: Tensor) -> Iterator[Image]:
+        """[n, channels, height, width] through the VAE, one after the other. Raises Failed for a picture that is no number: it would be
+        flat, and pass for a picture."""
+        for grid in torch.split(grids, 1):
+            decoded = self.decoded(grid)
+            if not torch.isfinite(decoded).all():
+                raise Failed("the VAE makes no number of the picture: with these weights it cannot be drawn")
+            yield self.pipe.image_processor.postprocess(decoded, output_type="pil")[0]
+
+    @abstractmethod
+    def decoded(self, grid: Tensor) -> Tensor:
+        """[1, samples, height, width], -1 to 1: what the VAE makes of [1, channels, height, width]."""
+
+    def product(self, model: str) -> Pictures:
+        return Pictures(self, model)
+
+
+class Pictures:
+    """Implements `Result`. model: its name, for what pictures say of themselves."""
+
+    def __init__(self, painter: PicturePainter, model: str) -> None:
         self._painter, self._model = painter, model
         self._previews = LinearMap()
 

@@ -47,6 +47,8 @@ class Limits:
     most; 0: it knows no layers. sides: where not empty, the size is one of these and the aspect is that of the picture. guidable,
     negatable, previewed, step_cached, sized: whether it knows guidance, negative prompts, previews, the step cache and sizes. max_work:
     pixels times steps of all pictures, layers too. prompt_tokens: of a longer prompt only so many are drawn; 0: all that are taken.
+    second_guidance: whether it knows a scale of its own for a second transformer. rate_hz: frames a second of a film, where nobody says.
+    shifted: whether its schedule can be shifted by a request. begins: whether a sound may begin late.
     max_sigma: the largest that may be given; 0: none may. strength: what it takes where none is given; None: it knows none. masked,
     controlled: whether it wants a mask and a control image. options: of its own. frames, seconds: of a film and of sound; 0: it makes none.
     frame_multiple: of the difference between the frames of two films.
@@ -88,6 +90,10 @@ class Limits:
     max_frames: int = 0
     seconds: float = 0.0
     max_seconds: float = 0.0
+    second_guidance: bool = False
+    rate_hz: float = 0.0
+    shifted: bool = False
+    begins: bool = False
 
 
 @dataclass(frozen=True, slots=True, weakref_slot=True)
@@ -131,7 +137,9 @@ class Plan:
     """A request with its defaults filled in. width, height: of the pictures that come out. images: that are edited. sources: which
     pictures those are; caches know them by it. negative: None where there is no guidance. layers: 0 is none. step_cache: see
     stepcache.Residuals. sigmas: empty where they follow from the steps. strength: None where the pipeline has its own. mask: white where
-    to draw. options: of the pipeline's own, those that were given. frames, seconds: 0 where it makes none. history: see checkpoints."""
+    to draw. options: of the pipeline's own, those that were given. frames, seconds: 0 where it makes none. guidance_2: in the
+    steps of a second transformer. rate_hz: frames a second of a film. flow_shift: 0 is the checkpoint's. begin_s: of a longer sound, before
+    what is made. history: see checkpoints."""
 
     prompt: str
     negative: str | None
@@ -154,6 +162,10 @@ class Plan:
     options: tuple[tuple[str, Value], ...] = ()
     frames: int = 0
     seconds: float = 0.0
+    guidance_2: float = 0.0
+    rate_hz: float = 0.0
+    flow_shift: float = 0.0
+    begin_s: float = 0.0
     history: NDArray[np.uint32] | None = None
     images: tuple[EditedPicture, ...] = ()
     sources: tuple[Source, ...] = ()
@@ -182,6 +194,7 @@ def planned(request: DrawRequest, limits: Limits, name: str) -> Plan:
     if request.previews and not limits.previewed:
         raise _bad("previews", f"{name} shows none: leave it out")
     _check_pictures(request, limits, name)
+    _check_known(request, limits, name)
     steps, layers = _steps(request, limits, name), _layers(request, limits, name)
     guidance, negative = _guidance(request, limits, name)
     plan = Plan(
@@ -204,6 +217,10 @@ def planned(request: DrawRequest, limits: Limits, name: str) -> Plan:
         options=read_options(request.options, limits.options, name),
         frames=_frames(request, limits, name),
         seconds=_seconds(request, limits, name),
+        guidance_2=guidance if request.guidance_scale_2 is None else _scale("guidance_scale_2", request.guidance_scale_2, limits, name),
+        rate_hz=request.frames_per_second or limits.rate_hz,
+        flow_shift=request.flow_shift,
+        begin_s=request.begin_s,
         history=request.history,
     )
     check_size(plan, limits, name)
@@ -286,6 +303,19 @@ def _check_pictures(request: DrawRequest, limits: Limits, name: str) -> None:
         raise _bad("strength", f"{name} knows none: leave it out")
 
 
+def _check_known(request: DrawRequest, limits: Limits, name: str) -> None:
+    """Of what only films or sounds have."""
+    known = {
+        "guidance_scale_2": limits.second_guidance,
+        "frames_per_second": bool(limits.rate_hz),
+        "flow_shift": limits.shifted,
+        "begin_s": limits.begins,
+    }
+    for field, is_known in known.items():
+        if getattr(request, field) and not is_known:
+            raise _bad(field, f"{name} knows none: leave it out")
+
+
 def _check_sigmas(request: DrawRequest, limits: Limits, name: str) -> None:
     if not limits.max_sigma:
         raise _bad("sigmas", f"{name} takes none with its scheduler: leave them out, and give steps")
@@ -348,15 +378,19 @@ def _guidance(request: DrawRequest, limits: Limits, name: str) -> tuple[float, s
         raise _bad("guidance_scale", f"{name} knows none: leave it out")
     if request.negative_prompt and not limits.negatable:
         raise _bad("negative_prompt", f"{name} knows none: leave it out")
-    scale = limits.guidance if request.guidance_scale is None else request.guidance_scale
-    if not math.isfinite(scale) or not 0 <= scale <= limits.max_guidance:
-        raise _bad("guidance_scale", f"{name} takes 0 to {limits.max_guidance:g}")
+    scale = _scale("guidance_scale", limits.guidance if request.guidance_scale is None else request.guidance_scale, limits, name)
     if scale > limits.guided_above:
         return scale, request.negative_prompt or limits.negative
     if request.negative_prompt:
         why = f"it has no effect at guidance_scale {scale:g}: leave it out, or ask for a scale above {limits.guided_above:g}"
         raise _bad("negative_prompt", why)
     return scale, None
+
+
+def _scale(field: str, scale: float, limits: Limits, name: str) -> float:
+    if not math.isfinite(scale) or not 0 <= scale <= limits.max_guidance:
+        raise _bad(field, f"{name} takes 0 to {limits.max_guidance:g}")
+    return scale
 
 
 def _bad(field: str, description: str) -> BadRequest:

@@ -17,6 +17,7 @@ from torch import Tensor
 from omnistage.models.diffusers.options import AREA
 from omnistage.models.diffusers.own_options import Range
 from omnistage.models.diffusers.painter import CUT, Canvas, Conditions, Painter, Row, linear_shift, padded, with_images
+from omnistage.models.diffusers.pictures import PicturePainter
 from omnistage.models.diffusers.plan import Limits, Plan, in_shape
 from omnistage.models.diffusers.sampler import min_steps
 from omnistage.models.diffusers.stepcache import StepCache
@@ -32,7 +33,7 @@ SIDES = (640, 1024)
 LAYERED_SHIFT_TOKENS = 256
 
 
-class QwenImagePainter(Painter):
+class QwenImagePainter(PicturePainter):
     """From words alone, and what all four have in common."""
 
     follows: ClassVar[Mapping[str, Range]] = {CUT: (1, MOST_TOKENS)}

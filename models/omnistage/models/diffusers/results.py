@@ -11,14 +11,13 @@ from diffusers import DiffusionPipeline
 from numpy.typing import NDArray
 from PIL.Image import Image
 
+from omnistage.models.diffusers.films import VIDEO, check_film, clips
 from omnistage.models.diffusers.output import encoded, parameters
 from omnistage.models.diffusers.pictures import IMAGE, check_kind
 from omnistage.models.diffusers.plan import Limits, Plan
 from omnistage.models.errors import LoadError
 from omnistage.models.interface import (
-    MAX_CLIP_BYTES,
     BadRequest,
-    Clip,
     Content,
     Drawn,
     DrawRequest,
@@ -28,11 +27,9 @@ from omnistage.models.interface import (
     Sound,
     Wanted,
 )
-from omnistage.models.media.webm import MEDIA_TYPE as WEBM
-from omnistage.models.media.webm import encode_webm
 from omnistage.models.steps.product import Product
 
-VIDEO, AUDIO = "video", "audio"
+AUDIO = "audio"
 COUNTS = ("num_frames", "video_length")
 """The first of them that a pipeline has is how many frames its film has."""
 LENGTHS = ("audio_length_in_s", "audio_end_in_s")
@@ -123,9 +120,7 @@ class WholeFilm:
         return {self._count: plan.frames}
 
     def check(self, request: DrawRequest) -> None:
-        if request.seconds:
-            raise BadRequest("diffusion.duration_s", f"{self._model} makes films and no sound: leave it out, and give frames")
-        _check_type(request, self._model, WEBM)
+        check_film(request, self._model)
 
     def items(self, plan: Plan) -> Mapping[str, int]:
         return {VIDEO: plan.frames}
@@ -137,16 +132,10 @@ class WholeFilm:
         return list(_field(output, "frames"))
 
     def decode(self, plan: Plan, latents: Sequence[Sequence[Image]], wanted: Wanted) -> Generator[Drawn, None, None]:
-        """Encoded from its beginning also for who has some of it: a file is one stream."""
         (frames,) = latents
         if len(frames) != plan.frames:
             raise Failed(f"the pipeline made {len(frames)} frames, and {plan.frames} were asked for: ask for so many")
-        first, place = wanted.get(VIDEO, plan.frames), 0
-        for data, count in encode_webm((np.asarray(frame.convert("RGB")) for frame in frames), self.rate_hz(plan)):
-            for part, shown in _parts(data, count):
-                if place >= first:
-                    yield Clip(part, WEBM, shown)
-                place += shown
+        yield from clips((np.asarray(frame.convert("RGB")) for frame in frames), self.rate_hz(plan), wanted.get(VIDEO, plan.frames))
 
 
 class WholeSound:
@@ -215,13 +204,3 @@ def _check_type(request: DrawRequest, model: str, media_type: str) -> None:
     if request.media_type not in ("", media_type):
         told = f"{model} makes {media_type}: ask for that or leave it out" if media_type else f"{model} makes sound: leave it out"
         raise BadRequest("diffusion.media_type", told)
-
-
-def _parts(data: bytes, frames: int) -> Generator[tuple[bytes, int], None, None]:
-    """Of a piece that may be too long for one message, with its frames. Raises Failed for frames so large that one does not fit."""
-    count = -(-len(data) // MAX_CLIP_BYTES)
-    if count > frames:
-        raise Failed(f"{frames} frames of the film have {len(data)} bytes: ask for fewer pixels")
-    for number in range(count):
-        part = data[number * MAX_CLIP_BYTES : (number + 1) * MAX_CLIP_BYTES]
-        yield part, frames - count + 1 if number == count - 1 else 1

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from omnistage.models.diffusers.own_options import Range
-from omnistage.models.diffusers.painter import CUT, Canvas, Conditions, Painter, Row, linear_shift
+from omnistage.models.diffusers.painter import CUT, Canvas, Conditions, Row, linear_shift
+from omnistage.models.diffusers.pictures import PicturePainter
 from omnistage.models.diffusers.plan import Limits, Plan
 from omnistage.models.diffusers.sampler import min_steps
 from omnistage.models.diffusers.stepcache import StepCache
@@ -20,7 +21,7 @@ PAD = 32
 """The transformer rounds numbers of tokens up to it."""
 
 
-class ZImagePainter(Painter):
+class ZImagePainter(PicturePainter):
     follows: ClassVar[Mapping[str, Range]] = {CUT: (1, MOST_TOKENS), "cfg_normalization": (0, 1), "cfg_truncation": (0, 1)}
 
     def _own_limits(self) -> Limits:

@@ -43,6 +43,8 @@ MAX_PREVIEWS = 16
 MAX_PREVIEW_SIDE = 1024
 MAX_FRAMES = 1 << 16
 MAX_SECONDS = 3600
+MAX_RATE_HZ = 120
+MAX_FLOW_SHIFT = 100
 MAX_LAYERS = 64
 MIN_SIGMA = 1e-6
 """Some schedulers take its logarithm, in float32."""
@@ -147,8 +149,12 @@ def parse(params: stage_pb2.DiffusionParams, seed: int) -> DrawRequest:
     _at_most(params.frames, MAX_FRAMES, "frames")
     _at_most(params.layers, MAX_LAYERS, "layers")
     _at_most(params.duration_s, MAX_SECONDS, "duration_s")
-    if params.HasField("guidance_scale"):
-        _at_most(params.guidance_scale, MAX_GUIDANCE, "guidance_scale")
+    _at_most(params.frames_per_second, MAX_RATE_HZ, "frames_per_second")
+    _at_most(params.flow_shift, MAX_FLOW_SHIFT, "flow_shift")
+    _at_most(params.begin_s, MAX_SECONDS, "begin_s")
+    for name in ("guidance_scale", "guidance_scale_2"):
+        if params.HasField(name):
+            _at_most(getattr(params, name), MAX_GUIDANCE, name)
     if params.HasField("strength") and not 0 < params.strength <= 1:
         raise bad_request("diffusion.strength", "must be above 0, at most 1")
     _check_sigmas(params.sigmas)
@@ -165,6 +171,10 @@ def parse(params: stage_pb2.DiffusionParams, seed: int) -> DrawRequest:
         layers=params.layers,
         steps=params.steps,
         guidance_scale=params.guidance_scale if params.HasField("guidance_scale") else None,
+        guidance_scale_2=params.guidance_scale_2 if params.HasField("guidance_scale_2") else None,
+        frames_per_second=params.frames_per_second,
+        flow_shift=params.flow_shift,
+        begin_s=params.begin_s,
         results=params.results or 1,
         previews=params.previews,
         preview_side=params.preview_side,
