@@ -44,7 +44,7 @@ def film_maker() -> Path:
     sizes = {"d_model": 32, "d_kv": 8, "d_ff": 32, "num_layers": 1, "num_heads": 4, "vocab_size": 100}
     return _saved(
         WanPipeline,
-        tokenizer=_tokenizer(),
+        tokenizer=letters(),
         text_encoder=UMT5EncoderModel(UMT5Config(**sizes)),
         vae=AutoencoderKLWan(base_dim=4, z_dim=16, dim_mult=[1, 1, 1, 1], num_res_blocks=1, temperal_downsample=[False, True, True]),
         transformer=_expert(),
@@ -61,7 +61,7 @@ def sound_maker() -> Path:
     sizes = {"d_model": 32, "d_kv": 8, "d_ff": 32, "num_layers": 1, "num_heads": 4, "vocab_size": 100}
     return _saved(
         StableAudioPipeline,
-        tokenizer=_tokenizer(),
+        tokenizer=letters(),
         text_encoder=T5EncoderModel(T5Config(**sizes)),
         vae=AutoencoderOobleck(
             encoder_hidden_size=6,
@@ -123,7 +123,7 @@ def _expert() -> WanTransformer3DModel:
     )
 
 
-def _tokenizer() -> PreTrainedTokenizerFast:
+def letters() -> PreTrainedTokenizerFast:
     """Letter by letter."""
     words = {word: number for number, word in enumerate(["<pad>", "</s>", "<unk>", *"abcdefghijklmnopqrstuvwxyz ,.;:!?"])}
     tokenizer = Tokenizer(WordLevel(words, unk_token="<unk>"))

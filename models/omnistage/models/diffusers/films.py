@@ -150,6 +150,8 @@ def clips(frames: Iterable[Frame], rate_hz: float, first: int) -> Generator[Clip
 def decoded_in_turn(vae: Any, latents: Tensor) -> Iterator[Tensor]:
     """[1, 3, frames, height, width] of each frame of [1, channels, frames, height, width]: what a causal VAE (Wan et al. 2025) makes of
     them together. The past of its convolutions is kept here and not in the VAE, so several films can be decoded in turns."""
+    if hasattr(getattr(vae, "_hf_hook", None), "pre_forward"):  # As its `decode` does: where whole models are elsewhere, it is fetched.
+        vae._hf_hook.pre_forward(vae)
     past: list[Any] = [None] * vae._cached_conv_counts["decoder"]
     rows = vae.post_quant_conv(latents)
     for number in range(rows.shape[2]):

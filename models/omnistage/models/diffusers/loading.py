@@ -61,6 +61,7 @@ PAINTERS: Mapping[str, type[Painter]] = {
     "LongCatImagePipeline": LongCatPainter,
     "LongCatImageEditPipeline": LongCatEditPainter,
     "WanPipeline": WanPainter,
+    "WanImageToVideoPipeline": WanPainter,
 }
 """By the class that model_index.json names."""
 
@@ -226,7 +227,7 @@ def _trial_plan(
 def _largest_plan(artist: StepDrawing | WholeDrawing, name: str) -> Plan:
     """Of one picture of as many pixels as may be asked for, from as many others, with guidance."""
     limits = artist.limits
-    side = max(math.isqrt(limits.max_pixels) // limits.multiple * limits.multiple, limits.min_side)
+    side = max(min(math.isqrt(limits.max_pixels), limits.max_side) // limits.multiple * limits.multiple, limits.min_side)
     return replace(_trial_plan(artist, name, side=side, steps=limits.min_steps, count=limits.images[1]), negative="")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import math
 import weakref
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -166,7 +167,9 @@ class MemoryPlan:
             if self.chosen.vae_tiling_above != UNSAID:
                 raise LoadError(f"option vae_tiling_above {self.tiles_above}: {type(pipe).__name__} does not decode in tiles; leave it out")
             return
-        vae.decode = partial(_decoded, vae, vae.decode, self.tiles_above / pipe.vae_scale_factor**2)
+        side = next(getattr(pipe, name) for name in ("vae_scale_factor", "vae_scale_factor_spatial") if hasattr(pipe, name))
+        vae.tiled_above = self.tiles_above / side**2
+        vae.decode = partial(_decoded, vae, vae.decode)
 
     def _check_model_offload(self) -> None:
         if self.device == "cpu":
@@ -195,10 +198,14 @@ class MemoryPlan:
             raise LoadError(f"quantization {name}: its package does not work here: {error}") from error
 
 
-def _decoded(vae: Any, decode: Any, most: float, latents: torch.Tensor, *others: Any, **more: Any) -> Any:
-    """What a VAE makes of latents [..., height, width], in tiles where those are more than `most`. Said for this one alone: whoever is
-    decoded next may be small."""
-    if vae.use_tiling or latents.shape[-2] * latents.shape[-1] <= most:
+def is_tiled(vae: Any, latents: torch.Tensor) -> bool:
+    """Whether a VAE decodes latents [..., height, width] in tiles."""
+    return bool(vae.use_tiling or latents.shape[-2] * latents.shape[-1] > getattr(vae, "tiled_above", math.inf))
+
+
+def _decoded(vae: Any, decode: Any, latents: torch.Tensor, *others: Any, **more: Any) -> Any:
+    """What a VAE makes of latents, in tiles where those are to be. Said for this one alone: whoever is decoded next may be small."""
+    if vae.use_tiling or not is_tiled(vae, latents):
         return decode(latents, *others, **more)
     vae.enable_tiling()
     try:

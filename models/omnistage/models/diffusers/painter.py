@@ -57,14 +57,15 @@ class Conditions:
     """What a plan's words and pictures became.
 
     positive, negative: [tokens, width], rows of the text encoder; negative is None without guidance. images: [tokens, channels], latents of
-    the pictures that are edited, packed as the transformer takes them. shapes: of what is drawn and of those, (frames, height, width) in
-    tokens each.
+    the pictures that are edited, packed as the transformer takes them; of a film, see its painter. shapes: of what is drawn and of those,
+    (frames, height, width) in tokens each. seen: [pictures, tokens, width], rows of an encoder of pictures.
     """
 
     positive: Tensor
     negative: Tensor | None
     images: Tensor | None = None
     shapes: tuple[tuple[int, int, int], ...] = ()
+    seen: Tensor | None = None
 
 
 @dataclass(eq=False, slots=True)

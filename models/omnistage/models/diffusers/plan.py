@@ -29,9 +29,11 @@ GUIDES = {
     "control_image": "what the picture keeps to: give a picture that shows it",
 }
 """Fields of pictures that only some pipelines want, and then always, and what they tell."""
+NOTHING = DrawRequest(seed=0, prompt="")
 MIDDLE = 128
 """Of the levels of a channel: from here on it is white, and opaque."""
 SMALLEST_S = 1.0
+MAX_SIDE = 16384
 WEBP_SIDE = 16383
 """The most that the format can say."""
 
@@ -51,7 +53,8 @@ class Limits:
     shifted: whether its schedule can be shifted by a request. begins: whether a sound may begin late.
     max_sigma: the largest that may be given; 0: none may. strength: what it takes where none is given; None: it knows none. masked,
     controlled: whether it wants a mask and a control image. options: of its own. frames, seconds: of a film and of sound; 0: it makes none.
-    frame_multiple: of the difference between the frames of two films.
+    frame_multiple: of the difference between the frames of two films. shaped: whether, beside a picture and where no size is asked for,
+    the size follows from that picture.
     """
 
     multiple: int
@@ -62,7 +65,7 @@ class Limits:
     guided_above: float = 1.0
     negative: str = ""
     min_side: int = 32
-    max_side: int = 16384
+    max_side: int = MAX_SIDE
     max_pixels: int = 2048 * 2048
     min_steps: int = 1
     scheduled_steps: int = 1
@@ -94,6 +97,7 @@ class Limits:
     rate_hz: float = 0.0
     shifted: bool = False
     begins: bool = False
+    shaped: bool = False
 
 
 @dataclass(frozen=True, slots=True, weakref_slot=True)
@@ -260,8 +264,8 @@ def _size(request: DrawRequest, limits: Limits, name: str) -> tuple[int, int]:
             raise _bad(side, f"{name} draws multiples of {limits.multiple} pixels, not {value}: ask for {nearest}")
         if value < limits.min_side:
             raise _bad(side, f"{name} draws {limits.min_side} pixels at least, not {value}")
-    if request.images and bool(request.width) != bool(request.height):
-        return request.width, request.height  # The other side follows: see in_shape.
+    if request.images and (bool(request.width) != bool(request.height) or limits.shaped):
+        return request.width, request.height  # What is 0 follows: see in_shape.
     return request.width or limits.width, request.height or limits.height
 
 
@@ -312,7 +316,7 @@ def _check_known(request: DrawRequest, limits: Limits, name: str) -> None:
         "begin_s": limits.begins,
     }
     for field, is_known in known.items():
-        if getattr(request, field) and not is_known:
+        if getattr(request, field) != getattr(NOTHING, field) and not is_known:
             raise _bad(field, f"{name} knows none: leave it out")
 
 

@@ -1,64 +1,107 @@
 """Films by Wan 2.1 and 2.2 (Wan et al. 2025): from words, from a picture and words, by one transformer or two.
 
-Of two transformers the first one has the steps of much noise and the second one those of little (`boundary_ratio`). A checkpoint of
-`expand_timesteps` (TI2V) draws from words and, where a picture is given, from that: its first frame of latents is the picture in every
-step, and has no noise.
+Of two transformers the first one has the steps of much noise and the second one those of little (`boundary_ratio`). A picture is the
+first frame. A checkpoint of `expand_timesteps` (TI2V) draws with it or without: its latents are then the first frame in every step, which
+has no noise. Others (I2V) see it beside what is drawn, as channels: which frames are given, and the latents of a film of those and of
+grey. Some of them see it through an encoder of pictures too.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Hashable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from typing import Any, ClassVar
 
+import numpy as np
 import torch
+from diffusers import AutoencoderKLWan, WanPipeline
 from diffusers.pipelines.wan.pipeline_wan import prompt_clean
+from PIL import Image as pillow
+from PIL.Image import Image
 from torch import Tensor
 
+from omnistage.models.common.checkpoint import BadCheckpoint
 from omnistage.models.diffusers.films import FilmPainter, decoded_in_turn
+from omnistage.models.diffusers.memory_plan import is_tiled
 from omnistage.models.diffusers.own_options import Range
 from omnistage.models.diffusers.painter import CUT, Canvas, Conditions, Row
-from omnistage.models.diffusers.plan import Limits, Plan
+from omnistage.models.diffusers.plan import MAX_SIDE, EditedPicture, Limits, Plan, in_shape
 from omnistage.models.diffusers.sampler import min_steps
 from omnistage.models.diffusers.stepcache import StepCache
+from omnistage.models.interface import BadRequest
 
 MOST_TOKENS = 512
 RATE_HZ, EXPANDED_RATE_HZ = 16.0, 24.0
 """Frames a second, as published: no file says it. Of TI2V, the second one."""
 MAX_FRAMES = 1024
+ENCODED_FRAMES = 4
+"""That the VAE takes together, whatever it makes of them."""
+SIDES = 16
+"""The pipelines refuse sides that are no multiple of it."""
+FROM_PICTURES = "WanImageToVideoPipeline"
+ALIKE = ("patch_size", "in_channels", "out_channels", "text_dim", "image_dim")
+"""What both transformers have in common."""
 
 
 class WanPainter(FilmPainter):
-    """Of words."""
+    """Of words, and of a picture or two. Conditions.images: latents [1, channels, frames, height, width], of TI2V the first frame alone, of
+    I2V all frames with their mask before them."""
 
     followed: ClassVar[frozenset[str]] = frozenset(
         (
-            *("transformer.in_channels", "transformer.patch_size", "vae.latents_mean", "vae.latents_std", "vae.z_dim"),
-            *("vae.scale_factor_spatial", "vae.scale_factor_temporal"),
+            *("transformer.in_channels", "transformer.patch_size", "transformer.image_dim", "vae.latents_mean", "vae.latents_std"),
+            *("vae.z_dim", "vae.scale_factor_spatial", "vae.scale_factor_temporal"),
         )
     )
     follows: ClassVar[Mapping[str, Range]] = {CUT: (1, MOST_TOKENS)}
 
+    def __init__(self, pipe: Any, *others: Any) -> None:
+        """Raises BadCheckpoint for parts that do not go together."""
+        check_parts(pipe)
+        super().__init__(pipe, *others)
+
     def _own_limits(self) -> Limits:
-        side = int(self.pipe.vae_scale_factor_spatial)
-        _, height, width = self.pipe.transformer.config.patch_size
+        temporal, height, width = self.pipe.transformer.config.patch_size
+        side, ratio = int(self.pipe.vae_scale_factor_spatial), int(self.pipe.vae_scale_factor_temporal)
+        multiple, most = math.lcm(side * height, side * width, SIDES), _positions(self.pipe)
+        max_side = min(MAX_SIDE, most * side * min(height, width))
+        frames = min(1 + (self._default("num_frames") - 1) // ratio, most * temporal) // temporal * temporal
+        multiple_frames = math.lcm(temporal * ratio, ENCODED_FRAMES) if self._adds_channels else temporal * ratio
         return Limits(
-            multiple=side * max(height, width),
-            width=self._default("width"),
-            height=self._default("height"),
+            multiple=multiple,
+            width=max(min(self._default("width"), max_side) // multiple, 1) * multiple,
+            height=max(min(self._default("height"), max_side) // multiple, 1) * multiple,
             steps=self._default("num_inference_steps"),
             guidance=self._default("guidance_scale"),
+            max_side=max_side,
             min_steps=min_steps(self.pipe.scheduler),
+            images=self._images,
             max_results=1,
             max_sigma=0.0,
             previewed=False,
             step_cached=False,
-            frames=self._default("num_frames"),
-            frame_multiple=int(self.pipe.vae_scale_factor_temporal),
-            max_frames=MAX_FRAMES,
+            frames=1 + (frames - 1) * ratio,
+            frame_multiple=multiple_frames,
+            max_frames=min(MAX_FRAMES, 1 + (most * temporal - 1) * ratio),
             second_guidance=self._boundary is not None,
             rate_hz=EXPANDED_RATE_HZ if self._expands else RATE_HZ,
-            shifted=True,
+            shifted=not torch.equal(*(self._scheduled(ENCODED_FRAMES, mu, "cpu").sigmas for mu in (2.0, 4.0))),
+            shaped=True,
         )
+
+    @property
+    def _images(self) -> tuple[int, int]:
+        """Fewest and most that a film begins from, or begins and ends with."""
+        if self._expands:
+            return 0, 1
+        if not self._adds_channels:
+            return 0, 0
+        if not self._sees:
+            return 1, 2
+        count = 1 if self.pipe.transformer.config.pos_embed_seq_len is None else 2
+        return count, count
 
     @property
     def _boundary(self) -> float | None:
@@ -68,21 +111,111 @@ class WanPainter(FilmPainter):
 
     @property
     def _expands(self) -> bool:
+        """Whether each token has a timestep of its own, and a picture is the first frame itself."""
         return bool(self.pipe.config.expand_timesteps)
+
+    @property
+    def _adds_channels(self) -> bool:
+        """Whether pictures are beside what is drawn."""
+        return type(self.pipe).__name__ == FROM_PICTURES and not self._expands
+
+    @property
+    def _sees(self) -> bool:
+        """Whether it has pictures through an encoder too."""
+        return self._adds_channels and self.pipe.transformer.config.image_dim is not None
 
     def text_tokens(self, text: str) -> tuple[int, int]:
         return len(self.counting(prompt_clean(text))["input_ids"]), MOST_TOKENS
 
     def tokens(self, plan: Plan) -> int:
-        height, width = map(int, self.pipe.transformer.config.patch_size[1:])
-        return self.frames(plan) * self.grid_places(plan) // (height * width)
+        patch: Sequence[int] = self.pipe.transformer.config.patch_size
+        return self.frames(plan) * self.grid_places(plan) // math.prod(patch)
+
+    # Pictures
+
+    def edited(self, plan: Plan, image: Image) -> EditedPicture:
+        """In the size of the film, and as the encoder of pictures takes it. As large as `sized` says where this is the only one."""
+        alone = EditedPicture(image.width, image.height, ())
+        width, height = self._size(replace(plan, images=(alone,)))
+        resized = [self.pipe.video_processor.resize(image, height, width)]
+        if self._sees:
+            made = self.pipe.image_processor(images=image, do_rescale=False, do_normalize=False, return_tensors="np")
+            resized.append(pillow.fromarray(made["pixel_values"][0].transpose(1, 2, 0).astype(np.uint8)))
+        return replace(alone, resized=tuple(resized))
+
+    def sized(self, plan: Plan) -> Plan:
+        """In the shape of the picture, with as many pixels as usual, where no size is asked for."""
+        if not plan.images:
+            return plan
+        sizes = {image.resized[0].size for image in plan.images}
+        if len(sizes) > 1:
+            told = " and ".join(f"{image.width}x{image.height}" for image in plan.images)
+            raise BadRequest("diffusion.images", f"they are of two shapes, {told}: give two of one, or width and height of the film")
+        if len(plan.images) > 1 and plan.frames < 2:
+            raise BadRequest("diffusion.frames", f"{plan.frames} is no film from one picture to another: ask for more")
+        width, height = sizes.pop()
+        return replace(plan, width=width, height=height)
+
+    def _size(self, plan: Plan) -> tuple[int, int]:
+        plan = in_shape(plan, self.limits.multiple)
+        if plan.width:
+            return plan.width, plan.height
+        [image], area, multiple = plan.images, self.limits.width * self.limits.height, self.limits.multiple
+        ratio = image.height / image.width
+        width, height = (max(round((area * each) ** 0.5) // multiple, 1) * multiple for each in (1 / ratio, ratio))
+        return width, height
+
+    def _latents_of(self, plan: Plan) -> Tensor:
+        """[1, channels, frames, height, width], float32, of a film that is grey where no picture is; of TI2V, of the picture alone."""
+        first, *last = (
+            self.pipe.video_processor.preprocess(image.resized[0], plan.height, plan.width).unsqueeze(2) for image in plan.images
+        )
+        missing = 0 if self._expands else plan.frames - len(plan.images)
+        film = torch.cat([first, first.new_zeros(1, 3, missing, plan.height, plan.width), *last], dim=2)
+        vae = self.pipe.vae
+        made: Tensor = vae.encode(film.to(self.device, vae.dtype)).latent_dist.mode().float()
+        mean, std = self._spread(made)
+        # In this order of operations: another one is another film by a bit.
+        return (made - mean) * (1.0 / std)
+
+    def _spread(self, like: Tensor) -> tuple[Tensor, Tensor]:
+        """Mean and standard deviation of the VAE's channels, [1, channels, 1, 1, 1]."""
+        config = self.pipe.vae.config
+        mean, std = (torch.tensor(each).view(1, -1, 1, 1, 1).to(like) for each in (config.latents_mean, config.latents_std))
+        return mean, std
+
+    def _mask(self, latents: Tensor, count: int) -> Tensor:
+        """Of so many pictures, as channels: 1 in each frame of the film that is given. The first frame of the latents is one of those, four
+        times; others are four together."""
+        mask = latents.new_zeros(1, int(self.pipe.vae_scale_factor_temporal), *latents.shape[2:])
+        mask[:, :, 0] = 1
+        if count > 1:
+            mask[:, -1, -1] = 1
+        return mask
+
+    def _seen(self, plan: Plan) -> Tensor:
+        """[pictures, tokens, width]."""
+        images, encoder = [image.resized[1] for image in plan.images], self.pipe.image_encoder
+        given = self.pipe.image_processor(images=images, do_resize=False, do_center_crop=False, return_tensors="pt").to(self.device)
+        rows: Tensor = encoder(**given.to(encoder.dtype), output_hidden_states=True).hidden_states[-2]
+        return rows.to(self.dtype)
+
+    # Steps
 
     def _conditions(self, plan: Plan) -> Conditions:
-        return Conditions(*self.texts(plan))
+        positive, negative = self.texts(plan)
+        if not plan.images:
+            return Conditions(positive, negative)
+        latents = self._pictures.get((plan.sources, plan.width, plan.height, plan.frames), partial(self._latents_of, plan))
+        if self._adds_channels:
+            latents = torch.cat([self._mask(latents, len(plan.images)), latents], dim=1)
+        seen = self._pictures.get(plan.sources, partial(self._seen, plan)) if self._sees else None
+        return Conditions(positive, negative, latents, seen=seen)
 
     def text(self, plan: Plan, text: str) -> Tensor:
-        """[tokens, width], zeros behind the words: the transformer looks at those too."""
-        rows: Tensor = self.pipe._get_t5_prompt_embeds(text, 1, self.words_drawn(plan), self.device)[0]
+        """[tokens, width], zeros behind the words: the transformer looks at those too. As both pipelines have it, but that only the one of
+        words can do without ftfy."""
+        rows: Tensor = WanPipeline._get_t5_prompt_embeds(self.pipe, text, 1, self.words_drawn(plan), self.device)[0]
         return rows.to(self.dtype)
 
     def noise(self, plan: Plan, conditions: Conditions, generator: torch.Generator) -> Tensor:
@@ -121,35 +254,97 @@ class WanPainter(FilmPainter):
 
     def velocities(self, rows: Sequence[Row]) -> list[Tensor]:
         transformer, _ = self._expert(rows[0].canvas)
+        seen = [row.canvas.conditions.seen for row in rows]
         made = transformer(
             hidden_states=torch.cat([self._entered(row.canvas) for row in rows]).to(self.dtype),
             timestep=torch.stack([self._times(row.canvas) for row in rows]),
             encoder_hidden_states=torch.stack([row.text for row in rows]),
+            encoder_hidden_states_image=torch.cat([each for each in seen if each is not None]) if self._sees else None,
             return_dict=False,
         )[0]
         return [each[None] for each in made.float()]
 
     def _entered(self, canvas: Canvas) -> Tensor:
         """What the transformer is given of it."""
-        return canvas.scaled
+        images = canvas.conditions.images
+        return torch.cat([canvas.latents, images], dim=1) if self._adds_channels and images is not None else self.finished(canvas)
 
     def _times(self, canvas: Canvas) -> Tensor:
-        """0-dimensional, or [tokens] where each has its own."""
+        """0-dimensional, or [tokens] where each has its own: nothing of a frame that is given is noise."""
         time = canvas.sampler.timestep
-        return time.expand(self.tokens(canvas.plan)) if self._expands else time
+        if not self._expands:
+            return time
+        times = time.expand(self.tokens(canvas.plan)).clone()
+        if canvas.conditions.images is not None:
+            times[: len(times) // canvas.latents.shape[2]] = 0
+        return times
 
     def guided(self, positive: Tensor, negative: Tensor, canvas: Canvas) -> Tensor:
         return negative + self._expert(canvas)[1] * (positive - negative)
+
+    # The film
 
     @property
     def channels(self) -> int:
         return int(self.pipe.vae.config.z_dim)
 
+    def finished(self, canvas: Canvas) -> Tensor:
+        """With the picture for its first frame, where that is so in every step."""
+        images = canvas.conditions.images
+        return torch.cat([images, canvas.latents[:, :, 1:]], dim=2) if self._expands and images is not None else canvas.latents
+
     def decoded(self, latents: Tensor) -> Iterator[Tensor]:
+        """In tiles only the whole film can be decoded: then no frame is there before all are."""
         vae = self.pipe.vae
-        mean, std = (
-            torch.tensor(each).view(1, -1, 1, 1, 1).to(latents.device, vae.dtype)
-            for each in (vae.config.latents_mean, vae.config.latents_std)
-        )
+        latents = latents.to(vae.dtype)
+        mean, std = self._spread(latents)
         # In this order of operations: another one is another film by a bit.
-        return decoded_in_turn(vae, latents.to(vae.dtype) / (1.0 / std) + mean)
+        latents = latents / (1.0 / std) + mean
+        if not is_tiled(vae, latents):
+            return decoded_in_turn(vae, latents)
+        return iter(torch.split(vae.decode(latents, return_dict=False)[0], 1, dim=2))
+
+
+def check_parts(pipe: Any) -> None:
+    """Raises BadCheckpoint for what the pipeline would fail with at a step or at its end, and for what the loop here does not follow."""
+    first, second, vae = pipe.transformer, pipe.transformer_2, pipe.vae
+    if first is None:
+        raise BadCheckpoint("model_index.json: transformer is left out, and the first steps are its; give a checkpoint with it")
+    if pipe.config.boundary_ratio and second is None:
+        told = f"boundary_ratio is {pipe.config.boundary_ratio}, and the steps below it are those of transformer_2, which is left out"
+        raise BadCheckpoint(f"model_index.json: {told}; give a checkpoint with it, or without boundary_ratio")
+    if not isinstance(vae, AutoencoderKLWan):
+        raise BadCheckpoint(f"model_index.json: vae is {type(vae).__name__}, and films are decoded here by AutoencoderKLWan; give that")
+    for name in ALIKE if second is not None else ():
+        if first.config[name] != second.config[name]:
+            told = f"{name} is {second.config[name]}, and that of transformer is {first.config[name]}"
+            raise BadCheckpoint(f"transformer_2/config.json: {told}; give two that go together")
+    _check_shapes(pipe)
+    if float(getattr(pipe.scheduler, "init_noise_sigma", 1.0)) != 1.0:
+        told = f"{type(pipe.scheduler).__name__} is for noise of another size than that of a flow"
+        raise BadCheckpoint(f"scheduler/scheduler_config.json: {told}; give UniPCMultistepScheduler or FlowMatchEulerDiscreteScheduler")
+
+
+def _check_shapes(pipe: Any) -> None:
+    """Raises BadCheckpoint."""
+    config, latents, ratio = pipe.transformer.config, int(pipe.vae.config.z_dim), int(pipe.vae_scale_factor_temporal)
+    adds, expands = type(pipe).__name__ == FROM_PICTURES and not pipe.config.expand_timesteps, pipe.config.expand_timesteps
+    given = 2 * latents + ratio if adds else latents
+    for name, wanted in (("in_channels", given), ("out_channels", latents)):
+        if config[name] != wanted:
+            told = f"{name} is {config[name]}, and {type(pipe).__name__} with a VAE of {latents} channels has {wanted}"
+            raise BadCheckpoint(f"transformer/config.json: {told}; is it a transformer of another pipeline?")
+    if expands and tuple(config.patch_size) != (1, 2, 2):
+        told = f"patch_size is {list(config.patch_size)}, and expand_timesteps is for [1, 2, 2]"
+        raise BadCheckpoint(f"transformer/config.json: {told}; give a checkpoint of that")
+    if adds and (ENCODED_FRAMES % ratio or (ratio < ENCODED_FRAMES and config.patch_size[0] > 1)):
+        told = f"scale_factor_temporal is {ratio}, and it encodes {ENCODED_FRAMES} frames together"
+        raise BadCheckpoint(
+            f"vae/config.json: {told}, which films from pictures by this transformer cannot be; give a VAE of {ENCODED_FRAMES}"
+        )
+
+
+def _positions(pipe: Any) -> int:
+    """Most places of a film that transformers know, in time as well as in height and width."""
+    experts = (pipe.transformer, pipe.transformer_2)
+    return min(int(expert.config.rope_max_seq_len) for expert in experts if expert is not None)
