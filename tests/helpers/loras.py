@@ -90,6 +90,23 @@ def of_comfy(weights: Weights) -> Weights:
     return {f"diffusion_model.{name}": value for name, value in bare(weights).items()}
 
 
+def of_wan(weights: Weights) -> Weights:
+    """As those who published Wan call its layers, with biases beside the sides and norms that do not change."""
+    inner = (("attn1", "self_attn"), ("attn2", "cross_attn"), ("to_q", "q"), ("to_k", "k"), ("to_v", "v"), ("to_out.0", "o"))
+    spelled = {}
+    for _, layer, side, value in _sides(weights):
+        name = f"diffusion_model.{layer.partition('.')[2]}"
+        for ours, theirs in (*inner, ("net.0.proj", "0"), ("net.2", "2")):
+            name = name.replace(f".{ours}", f".{theirs}")
+        spelled[f"{name}.lora_{side}.weight"] = value
+        spelled[f"{name}.alpha"] = torch.tensor(3.0)
+        if side == "up":
+            spelled[f"{name}.diff_b"] = value[:, 0].clone()
+        if name.endswith(".q"):
+            spelled[f"{name.removesuffix('q')}norm_q.diff"] = torch.zeros(len(value))
+    return spelled
+
+
 def _sides(weights: Weights) -> Iterator[tuple[str, str, str, torch.Tensor]]:
     """(part, layer, down or up, value) of each. The layer with its part."""
     for name, value in weights.items():

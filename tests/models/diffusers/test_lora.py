@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -15,10 +16,11 @@ from safetensors.torch import load_file, save_file
 
 from helpers.artists import draw, model_of
 from helpers.drawings import checkpoint, writable
-from helpers.loras import Weights, bare, changes, kohya, of_comfy, of_peft, old, older, random_lora
+from helpers.loras import Weights, bare, changes, kohya, of_comfy, of_peft, of_wan, old, older, random_lora
 from helpers.moving import film_maker
 from helpers.painting import CLOSE, Pair, apart, pair
 from helpers.stable_diffusion import SIDE, stable_diffusion
+from helpers.wans import pipeline, wan
 from omnistage.models.common.checkpoint import BadCheckpoint
 from omnistage.models.diffusers.folder import load_pipeline
 from omnistage.models.diffusers.lora import Lora, add_loras, read_loras
@@ -89,6 +91,46 @@ def test_a_pipeline_of_two_experts_is_told_which_of_them_a_file_changes(tmp_path
         said = {"num_frames": 5, "width": 32, "height": 32, "num_inference_steps": 4, "output_type": "np"}
         frames.append(pipe("a dog", generator=torch.Generator().manual_seed(seed), **said).frames)
     assert np.abs(frames[0] - frames[1]).max() <= CLOSE and np.abs(frames[0] - frames[2]).max() > 1e-3
+
+
+def test_a_file_for_each_expert_as_wan_publishes_them_is_read_with_its_biases(tmp_path: Path, seed: int) -> None:
+    """As Diffusers reads them, and draws with them."""
+    torch.set_num_threads(1)
+    sizes: dict[str, Any] = {"transformer": {"patch_size": (1, 2, 2)}, "boundary_ratio": 0.7}
+    made, theirs, bare_ones = (wan("t2v", seed, "euler", **sizes) for _ in range(3))
+    layers = ("to_q", "to_k", "to_v", "to_out.0", "net.0.proj", "net.2")
+    files = []
+    for number, part in enumerate(("high", "low")):
+        plain = random_lora(made.pipe, "transformer", tmp_path / f"{part}_plain.safetensors", layers=layers, seed=seed + number)
+        files.append(tmp_path / f"{part}_noise.safetensors")
+        save_file(of_wan(load_file(plain)), files[-1])
+        theirs.pipe.load_lora_weights(
+            str(tmp_path), weight_name=files[-1].name, adapter_name=part, **({"load_into_transformer_2": True} if number else {})
+        )
+    theirs.pipe.set_adapters(["high", "low"], [0.4, 0.7])
+    add_loras(made.pipe, read_loras(f"{files[0]}@transformer=0.4,{files[1]}@transformer_2=0.7"))
+    plan = made.plan("a dog", width=32, height=32, frames=made.painter.limits.frame_multiple + 1, steps=4, seed=seed)
+    theirs.sent[plan.sources] = ()
+    [canvas] = made.drawn(plan)
+    latents, _ = theirs.published(plan)
+    assert apart(canvas.latents, latents) <= CLOSE
+    assert apart(latents, bare_ones.drawn(plan)[0].latents) > 1e-3
+    biases = [value for name, value in made.pipe.transformer_2.named_parameters() if "lora_B" in name and name.endswith("bias")]
+    assert len(biases) == 10 and all(bias.any() for bias in biases)
+
+
+@pytest.mark.parametrize("name", ["blocks.0.self_attn.norm_q.diff", "time_projection.1.diff_b", "patch_embedding.diff"])
+def test_weights_of_a_wan_that_the_loader_leaves_out_are_refused_by_name(name: str, tmp_path: Path, seed: int) -> None:
+    """Unless they are nothing."""
+    pipe = pipeline("one", seed, transformer={"patch_size": (1, 2, 2)})
+    weights = of_wan(load_file(random_lora(pipe, "transformer", tmp_path / "plain.safetensors")))
+    file = tmp_path / "a.safetensors"
+    save_file(weights | {f"diffusion_model.{name}": torch.ones(7)}, file)
+    with pytest.raises(BadCheckpoint, match=re.escape(name)):
+        add_loras(pipe, [Lora(file)])
+    if name != "patch_embedding.diff":
+        save_file(weights | {f"diffusion_model.{name}": torch.zeros(7)}, file)
+        add_loras(pipeline("one", seed, transformer={"patch_size": (1, 2, 2)}), [Lora(file)])
 
 
 async def test_scale_nothing_is_the_base_model_and_each_scale_has_a_revision(tmp_path: Path, seed: int) -> None:

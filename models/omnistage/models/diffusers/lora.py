@@ -29,13 +29,19 @@ from omnistage.models.errors import LoadError
 MOST = 16
 PARTS = ("transformer", "transformer_2")
 """Of pipelines of two experts, the first for what is mostly noise."""
+WHICH = "the first has the steps of high noise, the second those of low"
 SECOND = "load_into_transformer_2"
 """Of Diffusers' loader."""
 MOST_SCALE = 100.0
 DOWN = re.compile(r"[._]lora(_A|_down|\d*\.down|_linear_layer\.down)\b")
 """In names of weights that lead from a layer to few numbers, as many as the rank; the first of their two sides in all ways to write it."""
-KNOWN = re.compile(r"[._]lora(_[AB]|(_|\d*\.|_linear_layer\.)(down|up))(\.\w+)?\.(weight|bias)$|\.lora_magnitude_vector\b|\.alpha$")
-"""In names of all that a LoRA has: two sides, lengths of columns (DoRA as peft writes it), and by which number a change is scaled."""
+KNOWN = re.compile(
+    r"[._]lora(_[AB]|(_|\d*\.|_linear_layer\.)(down|up))(\.\w+)?\.(weight|bias)$|\.lora_magnitude_vector\b|\.alpha$|\.diff(_b)?$"
+)
+"""In names of all that a LoRA has: two sides, lengths of columns (DoRA as peft writes it), by which number a change is scaled, and, beside
+those, whole weights and biases (files that were made of the difference of two models)."""
+DIFFERENCE = re.compile(r"\.diff(_b)?$")
+"""In names of whole weights and biases."""
 OTHER_KIND = re.compile(r"\.(hada|lokr)_")
 """In names of weights of LoHa and LoKr."""
 PICKLED = (".bin", ".pt", ".pth", ".ckpt")
@@ -112,7 +118,7 @@ def _check_part(pipe: Any, lora: Lora) -> None:
         raise LoadError(f"option lora {lora.path}@{lora.part}: {type(pipe).__name__} has no {lora.part}; leave it out")
     if not lora.part and len(parts) > 1:
         told = " or ".join(f"{lora.path}@{part}" for part in parts)
-        raise LoadError(f"option lora {lora.path}: {type(pipe).__name__} has two models that draw; give {told}, or both")
+        raise LoadError(f"option lora {lora.path}: {type(pipe).__name__} has two models that draw; give {told}, or both: {WHICH}")
 
 
 def loras_beside(folder: Path, read: Collection[Path]) -> dict[Path, str]:
@@ -203,10 +209,12 @@ def _by_layer(value: object, ranks: Collection[int], is_fit: Any) -> bool:
 
 @dataclass(slots=True)
 class _Given:
-    """What the loader made of a file. names: all of it. alphas: by which numbers changes are scaled, of files that have them beside their
-    weights. passed: those of the names that it gave to models. models: what each got, by its own names, and the alphas of its layers."""
+    """What the loader made of a file. names: all of it. values: marks of its weights. alphas: by which numbers changes are scaled, of files
+    that have them beside their weights. passed: those of the names that it gave to models. models: what each got, by its own names, and the
+    alphas of its layers."""
 
     names: set[str] = field(default_factory=set)
+    values: set[bytes] = field(default_factory=set)
     alphas: dict[str, float] = field(default_factory=dict)
     passed: set[str] = field(default_factory=set)
     models: dict[torch.nn.Module, tuple[Mapping[str, torch.Tensor], list[float]]] = field(default_factory=dict)
@@ -222,6 +230,7 @@ def _load(pipe: Any, lora: Lora, name: str) -> None:
     with _watched(pipe) as given:
         pipe.load_lora_weights(str(path), weight_name=path.name, adapter_name=name, local_files_only=True, use_safetensors=True, **second)
     _check_passed(pipe, path, given)
+    _check_differences(pipe, path, given)
     for model, (weights, alphas) in given.models.items():
         _check_loaded(model, path, name, weights)
         _check_scales(model, path, name, alphas)
@@ -251,6 +260,7 @@ def _confined(published: Callable[..., Any], given: _Given) -> Callable[..., Any
     def lora_state_dict(*arguments: Any, **named: Any) -> tuple[Any, ...]:
         *found, said = published(*arguments, **named)
         given.names.update(found[0])
+        given.values.update(map(_mark, found[0].values()))
         given.alphas.update(next((each or {} for each in found[1:]), {}))
         kept = {key: value for key, value in (said or {}).items() if key.rpartition(".")[2] in SAID}
         return (*found, kept or None)
@@ -292,6 +302,19 @@ def _check_passed(pipe: Any, path: Path, given: _Given) -> None:
         raise BadCheckpoint(f"{path} has {told}; put the right one before them, or is it a LoRA of another model?")
     if left:
         raise BadCheckpoint(f"{path} changes what {kind} does not have: {_told(left)}; is it a LoRA of another model?")
+
+
+def _check_differences(pipe: Any, path: Path, given: _Given) -> None:
+    """Raises BadCheckpoint for whole weights and biases that the loader left out, unless they are nothing."""
+    with safe_open(path, "pt") as file:
+        differences = {name: file.get_tensor(name) for name in file.keys() if DIFFERENCE.search(name)}  # noqa: SIM118  # It is no mapping.
+    if left := [name for name, value in differences.items() if value.any() and _mark(value) not in given.values]:
+        raise BadCheckpoint(f"{path} changes what diffusers leaves out in {type(pipe).__name__}: {_told(left)}; give one without")
+
+
+def _mark(value: torch.Tensor) -> bytes:
+    """Equal for equal weights."""
+    return hashlib.sha256(value.detach().contiguous().flatten().view(torch.uint8).numpy().tobytes()).digest()
 
 
 def _check_loaded(model: torch.nn.Module, path: Path, name: str, weights: Mapping[str, torch.Tensor]) -> None:
