@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from accelerate import hooks  # type: ignore[import-untyped]
 
 from helpers.painting import CLOSE, apart
 from helpers.wans import KINDS, SAMPLERS, Wan, photo, pipeline, wan
@@ -216,6 +217,23 @@ def test_films_that_are_decoded_in_turns_are_those_decoded_whole_bit_for_bit(kin
     for parts, film in zip(frames, whole, strict=True):
         assert len(parts) > 1 and parts[0].shape[2] == 1
         assert torch.equal(torch.cat(parts, dim=2), film)
+
+
+def test_a_vae_that_is_elsewhere_is_fetched_before_it_decodes(seed: int) -> None:
+    """As its own `decode` does it, where whole models are moved to an accelerator and back."""
+    both, fetched = wan("t2v", seed), list[torch.nn.Module]()
+
+    class Fetching(hooks.ModelHook):  # type: ignore[misc]
+        def pre_forward(self, module: torch.nn.Module, *arguments: Any, **named: Any) -> Any:
+            fetched.append(module)
+            return arguments, named
+
+    hooks.add_hook_to_module(both.pipe.vae, Fetching())
+    [plan] = plans(both, seed, 1)
+    [canvas] = both.drawn(plan)
+    assert not fetched
+    assert len(both.frames(canvas)) == plan.frames
+    assert fetched == [both.pipe.vae]
 
 
 def test_a_film_of_large_frames_is_decoded_whole_in_tiles_where_that_was_chosen(seed: int) -> None:

@@ -184,6 +184,18 @@ async def test_what_it_cannot_be_is_refused_and_the_next_is_made(model: Model, a
     assert made.rows("pixels").shape == (SIDE * SIDE, 3)
 
 
+@pytest.mark.parametrize("offload", ["group", "disk"])
+async def test_a_film_does_not_depend_on_where_weights_are(experts: Model, offload: str, seed: int) -> None:
+    """Its text encoder has one embedding by two names."""
+    asked: dict[str, Any] = {"frames": 5, "seed": seed, "ports": {"latents": 0, "pixels": 0}}
+    here = await draw(experts, "a dog", **asked)
+    async with model_of(place("t2v"), **USUAL, offload=offload) as made:
+        for _ in range(2):
+            there = await draw(made, "a dog", **asked)
+            assert np.array_equal(there.rows("latents"), here.rows("latents"))
+            assert np.array_equal(there.rows("pixels"), here.rows("pixels"))
+
+
 async def test_a_film_that_becomes_no_number_is_told_as_that(tmp_path: Path) -> None:
     async with model_of(folder("one", tmp_path), **USUAL) as made:
         artist: Any = made._artist

@@ -139,6 +139,7 @@ class MemoryPlan:
         for name, part in away.items():
             said: dict[str, Any] = {"onload_device": torch.device(self.device), "offload_device": torch.device("cpu")}
             if folder is not None:
+                untie(part)
                 said["offload_to_disk_path"] = str(folder / name)
             try:
                 if name in DENOISERS:
@@ -196,6 +197,17 @@ class MemoryPlan:
             return diffusers.BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_compute_dtype=self.dtype)
         except (ImportError, RuntimeError) as error:
             raise LoadError(f"quantization {name}: its package does not work here: {error}") from error
+
+
+def untie(model: torch.nn.Module) -> None:
+    """Give each module weights of its own, where some share them (T5: the embedding of its encoder). Diffusers writes those of a module to
+    the disk and lets go of them, so what it writes for the next one is no weight any more."""
+    seen = set[torch.nn.Parameter]()
+    for module in model.modules():
+        for name, weight in list(module.named_parameters(recurse=False)):
+            if weight in seen:
+                setattr(module, name, torch.nn.Parameter(weight.detach().clone(), requires_grad=False))
+            seen.add(weight)
 
 
 def is_tiled(vae: Any, latents: torch.Tensor) -> bool:
