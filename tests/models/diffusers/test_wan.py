@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
+from inspect import signature
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from omnistage.models.diffusers.options import Defaults, DiffusersOptions
 from omnistage.models.diffusers.plan import Plan
 from omnistage.models.diffusers.wan import WanPainter
 from omnistage.models.interface import BadRequest
+from omnistage.models.media.errors import BadMedia
 from omnistage.models.options import LoadOptions
 
 pytestmark = [
@@ -97,6 +99,16 @@ def test_each_expert_has_the_steps_that_the_pipeline_gives_it(kind: str, boundar
         check(both, plan)
 
 
+@pytest.mark.parametrize(("kind", "side", "rate_hz"), [("t2v", 16, 16.0), ("ti2v", 32, 24.0), ("i2v-clip", 16, 16.0)])
+def test_what_is_not_asked_for_is_as_published(kind: str, side: int, rate_hz: float, seed: int) -> None:
+    vae = {"temperal_downsample": [False, True, True], "dim_mult": [1] * 4, "scale_factor_temporal": 4, "scale_factor_spatial": side // 2}
+    both = wan(kind, seed, vae=vae, transformer={"patch_size": (1, 2, 2), "rope_max_seq_len": 1024})
+    plan, said = both.plan("a dog", [photo(seed, 832, 480)] * both.painter.limits.images[0]), signature(type(both.pipe).__call__).parameters
+    assert (plan.width, plan.height, plan.frames) == tuple(said[name].default for name in ("width", "height", "num_frames"))
+    assert (plan.steps, plan.guidance) == (said["num_inference_steps"].default, said["guidance_scale"].default)
+    assert (plan.rate_hz, plan.flow_shift, both.painter.limits.multiple) == (rate_hz, 0.0, side)
+
+
 def test_the_second_scale_of_guidance_alone_turns_none_on(seed: int) -> None:
     both = wan("t2v", seed, "euler", boundary_ratio=0.9)
     shape = size(both, random.Random(seed))
@@ -166,6 +178,15 @@ def test_a_film_has_the_shape_of_its_picture_where_no_size_is_asked_for(kind: st
         assert abs(plan.width / plan.height - width / height) < 0.3
         asked = both.plan("a dog", [photo(seed, width, height)], width=limits.multiple * 4)
         assert asked.width == limits.multiple * 4 and abs(asked.height - asked.width * height / width) <= limits.multiple / 2
+
+
+@pytest.mark.parametrize("kind", ["ti2v", "i2v"])
+def test_a_picture_of_which_too_large_a_film_would_come_is_refused_before_it_is_resized(kind: str, seed: int) -> None:
+    both = wan(kind, seed)
+    width = both.painter.limits.multiple * 8
+    both.pipe.video_processor.resize = None
+    with pytest.raises(BadMedia, match=f"a film of {width}x.* less long"):
+        both.plan("a dog", [photo(seed, 1, 9000)], width=width)
 
 
 def test_two_pictures_of_different_shapes_are_refused_unless_a_size_is_asked_for(seed: int) -> None:

@@ -31,6 +31,7 @@ from omnistage.models.diffusers.plan import MAX_SIDE, EditedPicture, Limits, Pla
 from omnistage.models.diffusers.sampler import min_steps
 from omnistage.models.diffusers.stepcache import StepCache
 from omnistage.models.interface import BadRequest
+from omnistage.models.media.errors import BadMedia
 
 MOST_TOKENS = 512
 RATE_HZ, EXPANDED_RATE_HZ = 16.0, 24.0
@@ -134,9 +135,12 @@ class WanPainter(FilmPainter):
     # Pictures
 
     def edited(self, plan: Plan, image: Image) -> EditedPicture:
-        """In the size of the film, and as the encoder of pictures takes it. As large as `sized` says where this is the only one."""
+        """In the size of the film, and as the encoder of pictures takes it. As large as `sized` says where this is the only one. Raises
+        BadMedia for one of which too large a film would come."""
         alone = EditedPicture(image.width, image.height, ())
         width, height = self._size(replace(plan, images=(alone,)))
+        if max(width, height) > self.limits.max_side or width * height > self.limits.max_pixels:
+            raise BadMedia(f"a film of {width}x{height} would come of it: send one that is less long, or ask for another size")
         resized = [self.pipe.video_processor.resize(image, height, width)]
         if self._sees:
             made = self.pipe.image_processor(images=image, do_rescale=False, do_normalize=False, return_tensors="np")
