@@ -14,20 +14,26 @@ NAMES = (
     *("qwen-image", "qwen-image-edit", "qwen-image-edit-plus", "qwen-image-layered"),
     *("z-image", "longcat-image", "longcat-image-edit"),
 )
-"""What `make-tiny` can make that draws."""
+"""What `make-tiny` can make that draws pictures."""
+MOVING = ("wan2.2-t2v", "wan2.2-ti2v", "wan2.2-i2v", "stable-audio")
+"""What it can make of films and sounds."""
+
+
+def checkpoint(name: str, size: str = "tiny") -> Path:
+    """The folder of one of NAMES or MOVING, in float32; nobody may write to it, and it is gone when the process ends."""
+    return _made(name, size)
 
 
 @cache
-def checkpoint(name: str) -> Path:
-    """The folder of one of NAMES, of size tiny, in float32; nobody may write to it, and it is gone when the process ends."""
-    folder = _home() / name
-    make_tiny(name, folder, Order())
+def _made(name: str, size: str) -> Path:
+    folder = _home() / f"{name}-{size}"
+    make_tiny(name, folder, Order(size=size))
     return folder
 
 
-def writable(name: str, folder: Path) -> Path:
+def writable(name: str, folder: Path, size: str = "tiny") -> Path:
     """A copy of a checkpoint, for who damages it. folder: it must not be there yet."""
-    return Path(shutil.copytree(checkpoint(name), folder))
+    return Path(shutil.copytree(checkpoint(name, size), folder))
 
 
 @cache

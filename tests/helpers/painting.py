@@ -41,9 +41,11 @@ _SIZES = {
 Pixels = NDArray[np.uint8]
 
 
-def changed(name: str, folder: Path, class_name: str = "", scheduler: str = "", config: Mapping[str, Any] | None = None) -> Path:
+def changed(
+    name: str, folder: Path, class_name: str = "", scheduler: str = "", config: Mapping[str, Any] | None = None, size: str = "tiny"
+) -> Path:
     """A copy of a checkpoint with another pipeline or another scheduler, where they are named. folder: it must not be there yet."""
-    made = writable(name, folder)
+    made = writable(name, folder, size)
     index = json.loads((made / "model_index.json").read_text())
     index |= {"_class_name": class_name} if class_name else {}
     if scheduler:

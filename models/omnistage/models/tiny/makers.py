@@ -56,6 +56,13 @@ MAKERS: Mapping[str, Maker] = {
             *("z-image", "longcat-image", "longcat-image-edit"),
         )
     },
+    **{
+        name: Maker(f"omnistage.models.tiny.diffusers.moving:{function}", ("tiny", "small", "odd"))
+        for name, function in (
+            *(("wan2.2-t2v", "wan_t2v"), ("wan2.2-ti2v", "wan_ti2v"), ("wan2.2-i2v", "wan_i2v")),
+            ("stable-audio", "stable_audio"),
+        )
+    },
 }
 
 

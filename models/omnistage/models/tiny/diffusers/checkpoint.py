@@ -36,8 +36,7 @@ PROCESSOR = "Qwen2VLProcessor"
 def make(name: str, directory: Path, order: Order, progress: Progress) -> None:
     """Fill an empty folder that is there with the checkpoint of one of DESIGNS. Raises MakeError for the real vocabulary, which would
     need an embedding larger than all the rest."""
-    if order.tokenizer != "built":
-        raise MakeError(f"tokenizer {order.tokenizer!r}: a checkpoint of {name} can have built")
+    check_tokenizer(name, order)
     design = DESIGNS[name]
     dtype = getattr(torch, order.dtype or "float32")
     progress("writing the tokenizer", 0.0)
@@ -52,12 +51,18 @@ def make(name: str, directory: Path, order: Order, progress: Progress) -> None:
     with quiet():
         parts = _models(design, order.size, ids)
         for index, (part, model) in enumerate(parts.items()):
-            _fill(model, part, order.seed, dtype)
+            fill(model, part, order.seed, dtype)
             model.save_pretrained(directory / part)
             progress("writing the weights", (index + 1) / len(parts))
         scheduler: Any = diffusers.FlowMatchEulerDiscreteScheduler
         scheduler(**design.scheduler).save_pretrained(directory / "scheduler")
     write_json(directory / "model_index.json", _index(design, parts))
+
+
+def check_tokenizer(name: str, order: Order) -> None:
+    """Raises MakeError for a vocabulary that was not made for it."""
+    if order.tokenizer != "built":
+        raise MakeError(f"tokenizer {order.tokenizer!r}: a checkpoint of {name} can have built")
 
 
 qwen_image = partial(make, "qwen-image")
@@ -96,7 +101,7 @@ def _text_encoder(design: Design, ids: Ids) -> Any:
     return transformers.Qwen2_5_VLForConditionalGeneration(config)
 
 
-def _fill(model: torch.nn.Module, part: str, seed: int, dtype: torch.dtype) -> None:
+def fill(model: torch.nn.Module, part: str, seed: int, dtype: torch.dtype) -> None:
     """Give all weights of a part their values."""
     weights = {}
     for name, value in model.state_dict().items():
@@ -109,9 +114,13 @@ def _distribution(name: str, shape: tuple[int, ...]) -> tuple[float, float]:
     """Mean and deviation of a weight."""
     if name.endswith(".bias"):
         return 0.0, 0.1
+    if name.endswith(("time_proj.weight", ".weights")):  # frequencies
+        return 0.0, 1.0
+    if name.endswith(".weight_g"):  # a length; with a larger one each layer of a VAE of sound would be louder than the one before
+        return 0.6, 0.06
     if name.endswith(".gamma") or len(shape) == 1:  # a norm
         return 1.0, 0.1
-    if name.endswith(("embed_tokens.weight", "addition_t_embedding.weight", "_pad_token")):
+    if name.endswith(("embed_tokens.weight", "shared.weight", "addition_t_embedding.weight", "_pad_token")):
         return 0.0, 1.0
     return 0.0, 1 / math.sqrt(math.prod(shape[1:]))
 

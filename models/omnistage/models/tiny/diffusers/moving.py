@@ -1,0 +1,77 @@
+"""Checkpoints of the pipelines of films and sounds with random weights, in the files of the published ones."""
+
+from __future__ import annotations
+
+import importlib
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import diffusers
+import torch
+import transformers
+
+from omnistage.models.common.progress import Progress
+from omnistage.models.diffusers.quiet import quiet
+from omnistage.models.tiny.diffusers.checkpoint import check_tokenizer, fill
+from omnistage.models.tiny.diffusers.moving_sizes import MOVING_DESIGNS, MovingDesign, Part
+from omnistage.models.tiny.diffusers.t5 import write_t5
+from omnistage.models.tiny.files import write_json
+from omnistage.models.tiny.makers import Order
+
+MULTIPLE = 64
+"""Rows of an embedding are a multiple of it, some of which no token has."""
+
+
+def make(name: str, directory: Path, order: Order, progress: Progress) -> None:
+    """Fill an empty folder that is there with the checkpoint of one of MOVING_DESIGNS. Raises MakeError."""
+    check_tokenizer(name, order)
+    design, dtype = MOVING_DESIGNS[name], getattr(torch, order.dtype or "float32")
+    progress("writing the tokenizer", 0.0)
+    rows = -(-write_t5(directory / "tokenizer", design.tokens) // MULTIPLE) * MULTIPLE
+    progress("writing the tokenizer", 1.0)
+    with quiet():
+        for index, (part, model) in enumerate(models := _models(design, order.size, rows)):
+            fill(model, part, order.seed, dtype)
+            if part == "text_encoder":
+                model.tie_weights()  # Its embedding stands at two places, which are filled one after the other.
+            model.save_pretrained(directory / part)
+            progress("writing the weights", (index + 1) / len(models))
+    written = {"_class_name": design.scheduler, "_diffusers_version": diffusers.__version__, **design.schedule}
+    (directory / "scheduler").mkdir()
+    write_json(directory / "scheduler" / "scheduler_config.json", dict(sorted(written.items())))
+    write_json(directory / "model_index.json", _index(design))
+
+
+wan_t2v = partial(make, "wan2.2-t2v")
+wan_ti2v = partial(make, "wan2.2-ti2v")
+wan_i2v = partial(make, "wan2.2-i2v")
+stable_audio = partial(make, "stable-audio")
+
+
+def _models(design: MovingDesign, size: str, rows: int) -> list[tuple[str, Any]]:
+    """The parts with weights, which have no memory yet. rows: of the embedding of words."""
+    encoder: Any = getattr(transformers, design.encoder)
+    with torch.device("meta"):
+        return [
+            ("text_encoder", encoder(encoder.config_class(**design.encoders[size], vocab_size=rows))),
+            *((name, _kind(part)(**part.sizes[size], **part.values)) for name, part in design.parts.items()),
+        ]
+
+
+def _kind(part: Part) -> Any:
+    library = part.library if part.library == "diffusers" else f"diffusers.pipelines.{part.library}"
+    return getattr(importlib.import_module(library), part.kind)
+
+
+def _index(design: MovingDesign) -> dict[str, Any]:
+    """model_index.json: the class of each part, and whose it is."""
+    components: dict[str, Any] = {part: [made.library, made.kind] for part, made in design.parts.items()}
+    components |= {
+        "scheduler": ["diffusers", design.scheduler],
+        "text_encoder": ["transformers", design.encoder],
+        "tokenizer": ["transformers", "T5TokenizerFast"],
+        **{part: [None, None] for part in design.nothing},
+        **design.values,
+    }
+    return {"_class_name": design.pipeline, "_diffusers_version": diffusers.__version__} | dict(sorted(components.items()))

@@ -1,0 +1,213 @@
+"""What the pipelines of films and sounds with random weights are made of, and how large: arguments of the classes of their parts.
+
+Of the published ones stay what tells them apart, and in "tiny" and "small" their proportions: how many pixels and frames a latent is, how
+many times the sound is made finer. In "odd" nothing is as it is published that need not be.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+Values = Mapping[str, Any]
+"""Arguments of a class, by name."""
+
+SIZES = ("tiny", "small", "odd")
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A model of a pipeline. kind: its class. library: in which Transformers, Diffusers or a pipeline of Diffusers has it. values:
+    arguments that all sizes have; sizes: those of each."""
+
+    kind: str
+    sizes: Mapping[str, Values]
+    values: Values = field(default_factory=dict)
+    library: str = "diffusers"
+
+
+@dataclass(frozen=True, slots=True)
+class MovingDesign:
+    """A pipeline. encoder: class of its text encoder, with arguments by size. tokens: of a text. scheduler: its class, with what its file
+    says. nothing: parts that the pipeline may have and this one has not. values: of model_index.json, beside the parts."""
+
+    pipeline: str
+    encoder: str
+    encoders: Mapping[str, Values]
+    tokens: int
+    parts: Mapping[str, Part]
+    scheduler: str
+    schedule: Values
+    nothing: tuple[str, ...] = ()
+    values: Values = field(default_factory=dict)
+
+
+WIDTHS = {"tiny": 32, "small": 32, "odd": 20}
+"""Of text encoders: what a transformer is told of a token."""
+
+UMT5: Mapping[str, Values] = {
+    "tiny": {"d_model": 32, "d_kv": 16, "d_ff": 64, "num_layers": 2, "num_heads": 2},
+    "small": {"d_model": 32, "d_kv": 16, "d_ff": 64, "num_layers": 2, "num_heads": 2},
+    "odd": {"d_model": 20, "d_kv": 6, "d_ff": 28, "num_layers": 3, "num_heads": 3},
+}
+T5: Mapping[str, Values] = {size: {**values, "feed_forward_proj": "relu"} for size, values in UMT5.items()}
+"""A ReLU as in T5's first version, of which Stable Audio has the encoder."""
+
+WAN: Mapping[str, Values] = {
+    "tiny": {"num_layers": 2, "num_attention_heads": 2, "attention_head_dim": 12, "ffn_dim": 48, "freq_dim": 32},
+    "small": {"num_layers": 6, "num_attention_heads": 8, "attention_head_dim": 32, "ffn_dim": 1408, "freq_dim": 256},
+    "odd": {"num_layers": 3, "num_attention_heads": 3, "attention_head_dim": 20, "ffn_dim": 40, "freq_dim": 48},
+}
+WAN_VAE: Mapping[str, Values] = {
+    "tiny": {"base_dim": 8, "dim_mult": [1, 2, 2, 2], "num_res_blocks": 1},
+    "small": {"base_dim": 8, "dim_mult": [1, 2, 4, 4], "num_res_blocks": 2},
+    "odd": {"base_dim": 6, "dim_mult": [1, 3, 2], "num_res_blocks": 1, "temperal_downsample": [True, True], "scale_factor_spatial": 4},
+}
+FLOW: Values = {"num_train_timesteps": 1000, "prediction_type": "flow_prediction", "solver_order": 2, "use_flow_sigmas": True}
+
+
+def _latents(count: int) -> Values:
+    """Mean and deviation of each of so many channels of latents."""
+    return {
+        "latents_mean": [(number * 7 % 11 - 5) / 20 for number in range(count)],
+        "latents_std": [1 + number % 5 / 4 for number in range(count)],
+    }
+
+
+def _wan(pipeline: str, boundary: float, special: Mapping[str, Values]) -> MovingDesign:
+    """Of two experts. special: of each transformer, by size."""
+    sizes = {size: {**WAN[size], "text_dim": WIDTHS[size], **special[size]} for size in SIZES}
+    channels = {size: special[size]["out_channels"] for size in SIZES}
+    vaes = {size: {**WAN_VAE[size], "z_dim": channels[size], **_latents(channels[size])} for size in SIZES}
+    return MovingDesign(
+        pipeline=pipeline,
+        encoder="UMT5EncoderModel",
+        encoders=UMT5,
+        tokens=512,
+        parts={
+            "transformer": Part("WanTransformer3DModel", sizes),
+            "transformer_2": Part("WanTransformer3DModel", sizes),
+            "vae": Part("AutoencoderKLWan", vaes),
+        },
+        scheduler="UniPCMultistepScheduler",
+        schedule={**FLOW, "flow_shift": 3.0},
+        nothing=("image_encoder", "image_processor") if pipeline == "WanImageToVideoPipeline" else (),
+        values={"boundary_ratio": boundary, "expand_timesteps": False},
+    )
+
+
+def _expanding() -> MovingDesign:
+    """Of one transformer, with a VAE of patches that is twice as coarse (TI2V)."""
+    channels = {"tiny": 48, "small": 48, "odd": 14}
+    vaes: dict[str, Values] = {
+        size: {
+            **values,
+            "decoder_base_dim": values["base_dim"] * 2,
+            "z_dim": channels[size],
+            "scale_factor_spatial": 2 * values.get("scale_factor_spatial", 8),
+            **_latents(channels[size]),
+        }
+        for size, values in WAN_VAE.items()
+    }
+    vaes["odd"] = {**vaes["odd"], "dim_mult": [1, 2, 2]}  # A residual block wants widths that divide each other.
+    sizes = {size: {**WAN[size], "text_dim": WIDTHS[size], "in_channels": channels[size], "out_channels": channels[size]} for size in SIZES}
+    return MovingDesign(
+        pipeline="WanPipeline",
+        encoder="UMT5EncoderModel",
+        encoders=UMT5,
+        tokens=512,
+        parts={
+            "transformer": Part("WanTransformer3DModel", sizes),
+            "vae": Part("AutoencoderKLWan", vaes, {"is_residual": True, "in_channels": 12, "out_channels": 12, "patch_size": 2}),
+        },
+        scheduler="UniPCMultistepScheduler",
+        schedule={**FLOW, "flow_shift": 5.0},
+        nothing=("transformer_2",),
+        values={"boundary_ratio": None, "expand_timesteps": True},
+    )
+
+
+STABLE_AUDIO: Mapping[str, Values] = {
+    "tiny": {"sample_size": 64, "in_channels": 8, "num_layers": 2, "attention_head_dim": 16, "num_attention_heads": 2},
+    "small": {"sample_size": 1024, "in_channels": 64, "num_layers": 7, "attention_head_dim": 32, "num_attention_heads": 8},
+    "odd": {"sample_size": 90, "in_channels": 5, "num_layers": 3, "attention_head_dim": 12, "num_attention_heads": 3},
+}
+"""3 s of sound, 47.6 s as published, 1.8 s."""
+OOBLECK: Mapping[str, Values] = {
+    "tiny": {"encoder_hidden_size": 2, "decoder_channels": 2, "decoder_input_channels": 8},
+    "small": {"encoder_hidden_size": 8, "decoder_channels": 8, "decoder_input_channels": 64},
+    "odd": {
+        "encoder_hidden_size": 3,
+        "decoder_channels": 3,
+        "decoder_input_channels": 5,
+        "audio_channels": 1,
+        "channel_multiples": [1, 3, 2],
+        "downsampling_ratios": [3, 5, 10],
+        "sampling_rate": 7500,
+    },
+}
+CONDITIONED = {"tiny": 32, "small": 32, "odd": 24}
+"""Width of what is told of words and seconds."""
+
+
+def _stable_audio() -> MovingDesign:
+    transformers = {
+        size: {
+            **values,
+            "out_channels": values["in_channels"],
+            "num_key_value_attention_heads": 1,
+            "cross_attention_dim": CONDITIONED[size],
+            "cross_attention_input_dim": CONDITIONED[size],
+            "global_states_input_dim": 2 * CONDITIONED[size],
+            "time_proj_dim": 64,
+        }
+        for size, values in STABLE_AUDIO.items()
+    }
+    return MovingDesign(
+        pipeline="StableAudioPipeline",
+        encoder="T5EncoderModel",
+        encoders=T5,
+        tokens=128,
+        parts={
+            "projection_model": Part(
+                "StableAudioProjectionModel",
+                {size: {"text_encoder_dim": WIDTHS[size], "conditioning_dim": CONDITIONED[size]} for size in SIZES},
+                {"min_value": 0, "max_value": 512},
+                library="stable_audio",
+            ),
+            "transformer": Part("StableAudioDiTModel", transformers),
+            "vae": Part("AutoencoderOobleck", OOBLECK),
+        },
+        scheduler="CosineDPMSolverMultistepScheduler",
+        schedule={
+            "sigma_min": 0.3,
+            "sigma_max": 500,
+            "sigma_data": 1.0,
+            "sigma_schedule": "exponential",
+            "num_train_timesteps": 1000,
+            "solver_order": 2,
+            "prediction_type": "v_prediction",
+            "rho": 7.0,
+            "solver_type": "midpoint",
+            "lower_order_final": True,
+            "euler_at_final": False,
+            "final_sigmas_type": "zero",
+        },
+    )
+
+
+def _channels(tiny: int, odd: int, more: int) -> Mapping[str, Values]:
+    """Of the latents of a film, in all but "odd" as many as published. more: channels for what of it is known, beside its own."""
+    return {
+        size: {"in_channels": count * (2 if more else 1) + more, "out_channels": count}
+        for size, count in (("tiny", tiny), ("small", tiny), ("odd", odd))
+    }
+
+
+MOVING_DESIGNS: Mapping[str, MovingDesign] = {
+    "wan2.2-t2v": _wan("WanPipeline", 0.875, _channels(16, 10, 0)),
+    "wan2.2-ti2v": _expanding(),
+    "wan2.2-i2v": _wan("WanImageToVideoPipeline", 0.9, _channels(16, 10, 4)),
+    "stable-audio": _stable_audio(),
+}
