@@ -505,11 +505,13 @@ MAX_CLIP_BYTES = 1 << 20
 @dataclass(frozen=True, slots=True)
 class Clip:
     """A piece of an encoded film, at most MAX_CLIP_BYTES. frames: that become showable with it, one at least: they are the items of the
-    video port, and what has none would come twice in a session that goes on elsewhere."""
+    video port, and what has none would come twice in a session that goes on elsewhere. codecs: as a browser has to know them (RFC 6381);
+    empty where nobody says."""
 
     data: bytes
     media_type: str
     frames: int
+    codecs: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,17 +25,17 @@ _sym_db = _symbol_database.Default()
 from omnistage.v1 import tensor_pb2 as omnistage_dot_v1_dot_tensor__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18omnistage/v1/chunk.proto\x12\x0comnistage.v1\x1a\x19omnistage/v1/tensor.proto\"\xe4\x03\n\x05\x43hunk\x12\x0c\n\x04port\x18\x01 \x01(\t\x12\x0b\n\x03seq\x18\x02 \x01(\x04\x12\r\n\x05\x66irst\x18\x03 \x01(\x04\x12\r\n\x05\x63ount\x18\x04 \x01(\r\x12\x0c\n\x04last\x18\x05 \x01(\x08\x12\'\n\x04text\x18\x06 \x01(\x0b\x32\x17.omnistage.v1.TextChunkH\x00\x12(\n\x05\x63odes\x18\x07 \x01(\x0b\x32\x17.omnistage.v1.CodeChunkH\x00\x12)\n\x05\x61udio\x18\x08 \x01(\x0b\x32\x18.omnistage.v1.AudioChunkH\x00\x12)\n\x05image\x18\t \x01(\x0b\x32\x18.omnistage.v1.ImageChunkH\x00\x12)\n\x05video\x18\n \x01(\x0b\x32\x18.omnistage.v1.VideoChunkH\x00\x12&\n\x06tensor\x18\x0b \x01(\x0b\x32\x14.omnistage.v1.TensorH\x00\x12/\n\x08progress\x18\x0c \x01(\x0b\x32\x1b.omnistage.v1.ProgressChunkH\x00\x12)\n\x05media\x18\r \x01(\x0b\x32\x18.omnistage.v1.MediaChunkH\x00\x12\x31\n\talignment\x18\x0e \x01(\x0b\x32\x1c.omnistage.v1.AlignmentChunkH\x00\x42\t\n\x07payload\"-\n\x06\x43hunks\x12#\n\x06\x63hunks\x18\x01 \x03(\x0b\x32\x13.omnistage.v1.Chunk\"\xd4\x01\n\tTextChunk\x12\x0c\n\x04text\x18\x01 \x01(\t\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12\x10\n\x08logprobs\x18\x03 \x03(\x02\x12\x31\n\rfinish_reason\x18\x04 \x01(\x0e\x32\x1a.omnistage.v1.FinishReason\x12/\n\x0ctop_logprobs\x18\x05 \x03(\x0b\x32\x19.omnistage.v1.TopLogprobs\x12\x0e\n\x06pieces\x18\x06 \x03(\x0c\x12\x14\n\x07thought\x18\x07 \x01(\tH\x00\x88\x01\x01\x42\n\n\x08_thought\"B\n\x0bTopLogprobs\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\x12\x10\n\x08logprobs\x18\x02 \x03(\x02\x12\x0e\n\x06pieces\x18\x03 \x03(\x0c\"2\n\tCodeChunk\x12\r\n\x05\x63odes\x18\x01 \x03(\r\x12\x16\n\x0e\x63odebook_count\x18\x02 \x01(\r\"\xa4\x01\n\nAudioChunk\x12\x0c\n\x04\x64\x61ta\x18\x01 \x01(\x0c\x12-\n\x08\x65ncoding\x18\x02 \x01(\x0e\x32\x1b.omnistage.v1.AudioEncoding\x12\x16\n\x0esample_rate_hz\x18\x03 \x01(\r\x12\x15\n\rchannel_count\x18\x04 \x01(\r\x12\x19\n\x0cprebuffer_ms\x18\x05 \x01(\rH\x00\x88\x01\x01\x42\x0f\n\r_prebuffer_ms\"\x83\x01\n\nImageChunk\x12&\n\x04\x64\x61ta\x18\x01 \x01(\x0b\x32\x18.omnistage.v1.InlinePart\x12\x12\n\nmedia_type\x18\x02 \x01(\t\x12\x19\n\x0cpreview_step\x18\x03 \x01(\rH\x00\x88\x01\x01\x12\r\n\x05layer\x18\x04 \x01(\rB\x0f\n\r_preview_step\".\n\nVideoChunk\x12\x0c\n\x04\x64\x61ta\x18\x01 \x01(\x0c\x12\x12\n\nmedia_type\x18\x02 \x01(\t\"\x1a\n\nMediaChunk\x12\x0c\n\x04\x64\x61ta\x18\x01 \x01(\x0c\",\n\rProgressChunk\x12\x0c\n\x04\x64one\x18\x01 \x01(\r\x12\r\n\x05total\x18\x02 \x01(\r\"9\n\x0e\x41lignmentChunk\x12\'\n\x05words\x18\x01 \x03(\x0b\x32\x18.omnistage.v1.SpokenWord\"`\n\nSpokenWord\x12\x17\n\x0f\x66irst_character\x18\x01 \x01(\x04\x12\x17\n\x0f\x63haracter_count\x18\x02 \x01(\r\x12\x10\n\x08\x62\x65gin_us\x18\x03 \x01(\x04\x12\x0e\n\x06\x65nd_us\x18\x04 \x01(\x04*~\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x12\x1d\n\x19\x46INISH_REASON_INTERRUPTED\x10\x03*e\n\rAudioEncoding\x12\x1e\n\x1a\x41UDIO_ENCODING_UNSPECIFIED\x10\x00\x12\x18\n\x14\x41UDIO_ENCODING_PCM16\x10\x01\x12\x1a\n\x16\x41UDIO_ENCODING_FLOAT32\x10\x02\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18omnistage/v1/chunk.proto\x12\x0comnistage.v1\x1a\x19omnistage/v1/tensor.proto\"\xe4\x03\n\x05\x43hunk\x12\x0c\n\x04port\x18\x01 \x01(\t\x12\x0b\n\x03seq\x18\x02 \x01(\x04\x12\r\n\x05\x66irst\x18\x03 \x01(\x04\x12\r\n\x05\x63ount\x18\x04 \x01(\r\x12\x0c\n\x04last\x18\x05 \x01(\x08\x12\'\n\x04text\x18\x06 \x01(\x0b\x32\x17.omnistage.v1.TextChunkH\x00\x12(\n\x05\x63odes\x18\x07 \x01(\x0b\x32\x17.omnistage.v1.CodeChunkH\x00\x12)\n\x05\x61udio\x18\x08 \x01(\x0b\x32\x18.omnistage.v1.AudioChunkH\x00\x12)\n\x05image\x18\t \x01(\x0b\x32\x18.omnistage.v1.ImageChunkH\x00\x12)\n\x05video\x18\n \x01(\x0b\x32\x18.omnistage.v1.VideoChunkH\x00\x12&\n\x06tensor\x18\x0b \x01(\x0b\x32\x14.omnistage.v1.TensorH\x00\x12/\n\x08progress\x18\x0c \x01(\x0b\x32\x1b.omnistage.v1.ProgressChunkH\x00\x12)\n\x05media\x18\r \x01(\x0b\x32\x18.omnistage.v1.MediaChunkH\x00\x12\x31\n\talignment\x18\x0e \x01(\x0b\x32\x1c.omnistage.v1.AlignmentChunkH\x00\x42\t\n\x07payload\"-\n\x06\x43hunks\x12#\n\x06\x63hunks\x18\x01 \x03(\x0b\x32\x13.omnistage.v1.Chunk\"\xd4\x01\n\tTextChunk\x12\x0c\n\x04text\x18\x01 \x01(\t\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12\x10\n\x08logprobs\x18\x03 \x03(\x02\x12\x31\n\rfinish_reason\x18\x04 \x01(\x0e\x32\x1a.omnistage.v1.FinishReason\x12/\n\x0ctop_logprobs\x18\x05 \x03(\x0b\x32\x19.omnistage.v1.TopLogprobs\x12\x0e\n\x06pieces\x18\x06 \x03(\x0c\x12\x14\n\x07thought\x18\x07 \x01(\tH\x00\x88\x01\x01\x42\n\n\x08_thought\"B\n\x0bTopLogprobs\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\x12\x10\n\x08logprobs\x18\x02 \x03(\x02\x12\x0e\n\x06pieces\x18\x03 \x03(\x0c\"2\n\tCodeChunk\x12\r\n\x05\x63odes\x18\x01 \x03(\r\x12\x16\n\x0e\x63odebook_count\x18\x02 \x01(\r\"\xa4\x01\n\nAudioChunk\x12\x0c\n\x04\x64\x61ta\x18\x01 \x01(\x0c\x12-\n\x08\x65ncoding\x18\x02 \x01(\x0e\x32\x1b.omnistage.v1.AudioEncoding\x12\x16\n\x0esample_rate_hz\x18\x03 \x01(\r\x12\x15\n\rchannel_count\x18\x04 \x01(\r\x12\x19\n\x0cprebuffer_ms\x18\x05 \x01(\rH\x00\x88\x01\x01\x42\x0f\n\r_prebuffer_ms\"\x83\x01\n\nImageChunk\x12&\n\x04\x64\x61ta\x18\x01 \x01(\x0b\x32\x18.omnistage.v1.InlinePart\x12\x12\n\nmedia_type\x18\x02 \x01(\t\x12\x19\n\x0cpreview_step\x18\x03 \x01(\rH\x00\x88\x01\x01\x12\r\n\x05layer\x18\x04 \x01(\rB\x0f\n\r_preview_step\">\n\nVideoChunk\x12\x0c\n\x04\x64\x61ta\x18\x01 \x01(\x0c\x12\x12\n\nmedia_type\x18\x02 \x01(\t\x12\x0e\n\x06\x63odecs\x18\x03 \x01(\t\"\x1a\n\nMediaChunk\x12\x0c\n\x04\x64\x61ta\x18\x01 \x01(\x0c\",\n\rProgressChunk\x12\x0c\n\x04\x64one\x18\x01 \x01(\r\x12\r\n\x05total\x18\x02 \x01(\r\"9\n\x0e\x41lignmentChunk\x12\'\n\x05words\x18\x01 \x03(\x0b\x32\x18.omnistage.v1.SpokenWord\"`\n\nSpokenWord\x12\x17\n\x0f\x66irst_character\x18\x01 \x01(\x04\x12\x17\n\x0f\x63haracter_count\x18\x02 \x01(\r\x12\x10\n\x08\x62\x65gin_us\x18\x03 \x01(\x04\x12\x0e\n\x06\x65nd_us\x18\x04 \x01(\x04*~\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x12\x1d\n\x19\x46INISH_REASON_INTERRUPTED\x10\x03*e\n\rAudioEncoding\x12\x1e\n\x1a\x41UDIO_ENCODING_UNSPECIFIED\x10\x00\x12\x18\n\x14\x41UDIO_ENCODING_PCM16\x10\x01\x12\x1a\n\x16\x41UDIO_ENCODING_FLOAT32\x10\x02\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'omnistage.v1.chunk_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_FINISHREASON']._serialized_start=1518
-  _globals['_FINISHREASON']._serialized_end=1644
-  _globals['_AUDIOENCODING']._serialized_start=1646
-  _globals['_AUDIOENCODING']._serialized_end=1747
+  _globals['_FINISHREASON']._serialized_start=1534
+  _globals['_FINISHREASON']._serialized_end=1660
+  _globals['_AUDIOENCODING']._serialized_start=1662
+  _globals['_AUDIOENCODING']._serialized_end=1763
   _globals['_CHUNK']._serialized_start=70
   _globals['_CHUNK']._serialized_end=554
   _globals['_CHUNKS']._serialized_start=556
@@ -51,13 +51,13 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_IMAGECHUNK']._serialized_start=1106
   _globals['_IMAGECHUNK']._serialized_end=1237
   _globals['_VIDEOCHUNK']._serialized_start=1239
-  _globals['_VIDEOCHUNK']._serialized_end=1285
-  _globals['_MEDIACHUNK']._serialized_start=1287
-  _globals['_MEDIACHUNK']._serialized_end=1313
-  _globals['_PROGRESSCHUNK']._serialized_start=1315
-  _globals['_PROGRESSCHUNK']._serialized_end=1359
-  _globals['_ALIGNMENTCHUNK']._serialized_start=1361
-  _globals['_ALIGNMENTCHUNK']._serialized_end=1418
-  _globals['_SPOKENWORD']._serialized_start=1420
-  _globals['_SPOKENWORD']._serialized_end=1516
+  _globals['_VIDEOCHUNK']._serialized_end=1301
+  _globals['_MEDIACHUNK']._serialized_start=1303
+  _globals['_MEDIACHUNK']._serialized_end=1329
+  _globals['_PROGRESSCHUNK']._serialized_start=1331
+  _globals['_PROGRESSCHUNK']._serialized_end=1375
+  _globals['_ALIGNMENTCHUNK']._serialized_start=1377
+  _globals['_ALIGNMENTCHUNK']._serialized_end=1434
+  _globals['_SPOKENWORD']._serialized_start=1436
+  _globals['_SPOKENWORD']._serialized_end=1532
 # @@protoc_insertion_point(module_scope)

@@ -128,12 +128,14 @@ class ImageChunk(_message.Message):
     def __init__(self, data: _Optional[_Union[_tensor_pb2.InlinePart, _Mapping]] = ..., media_type: _Optional[str] = ..., preview_step: _Optional[int] = ..., layer: _Optional[int] = ...) -> None: ...
 
 class VideoChunk(_message.Message):
-    __slots__ = ("data", "media_type")
+    __slots__ = ("data", "media_type", "codecs")
     DATA_FIELD_NUMBER: _ClassVar[int]
     MEDIA_TYPE_FIELD_NUMBER: _ClassVar[int]
+    CODECS_FIELD_NUMBER: _ClassVar[int]
     data: bytes
     media_type: str
-    def __init__(self, data: _Optional[bytes] = ..., media_type: _Optional[str] = ...) -> None: ...
+    codecs: str
+    def __init__(self, data: _Optional[bytes] = ..., media_type: _Optional[str] = ..., codecs: _Optional[str] = ...) -> None: ...
 
 class MediaChunk(_message.Message):
     __slots__ = ("data",)

@@ -78,7 +78,7 @@ def test_a_size_that_is_no_multiple_is_told_the_nearest_one() -> None:
 def test_what_is_not_said_is_the_default() -> None:
     plan = planned(DrawRequest(seed=7, prompt="a hill"), WORDS, "m")
     assert (plan.width, plan.height, plan.steps, plan.guidance, plan.negative) == (128, 96, 20, 4.0, " ")
-    assert (plan.results, plan.pictures, plan.layers, plan.media_type) == (1, 1, 0, "image/png")
+    assert (plan.results, plan.pictures, plan.layers, plan.media_type) == (1, 1, 0, "")
 
 
 def test_without_guidance_there_is_nothing_to_lead_away_from() -> None:

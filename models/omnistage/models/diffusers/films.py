@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections import deque
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -29,10 +28,11 @@ from omnistage.models.interface import (
     Rows,
     Wanted,
 )
-from omnistage.models.media.webm import MEDIA_TYPE as WEBM
-from omnistage.models.media.webm import encode_webm
+from omnistage.models.media.film_file import MAX_RATE_HZ, MIN_RATE_HZ, FilmWriter, Track, film_kind, told_kinds
 
 VIDEO, LATENTS, PIXELS = "video", "latents", "pixels"
+MAX_HELD = 16
+"""Messages of a film that wait for frames to go with."""
 Frame = NDArray[np.uint8]
 """[height, width, 3], RGB."""
 
@@ -110,41 +110,65 @@ class Films:
                 yield from self._film(plan, made, wanted)
 
     def _film(self, plan: Plan, latents: Tensor, wanted: Wanted) -> Generator[Drawn, None, None]:
-        rows, size = deque[Rows](), plan.height * plan.width
+        """Pixels of a frame leave before it is encoded. The file is one stream, made from its beginning also for who has some of it."""
+        clips = Clips(plan, plan.rate_hz, wanted[VIDEO]) if VIDEO in wanted else None
+        size = plan.height * plan.width
+        for number, frame in enumerate(self._painter.shown(latents)):
+            skipped = max(wanted.get(PIXELS, plan.frames * size) - number * size, 0)
+            if skipped < size:
+                yield Rows(PIXELS, frame.reshape(-1, 3)[skipped:])
+            if clips is not None:
+                yield from clips.with_frame(frame)
 
-        def frames() -> Iterator[Frame]:
-            """Each once; its pixels wait in `rows`."""
-            for number, frame in enumerate(self._painter.shown(latents)):
-                skipped = max(wanted.get(PIXELS, plan.frames * size) - number * size, 0)
-                if skipped < size:
-                    rows.append(Rows(PIXELS, frame.reshape(-1, 3)[skipped:]))
-                yield frame
 
-        pieces = clips(frames(), plan.rate_hz, wanted[VIDEO]) if VIDEO in wanted else (None for _ in frames())
-        for piece in pieces:
-            while rows:
-                yield rows.popleft()
-            if piece is not None:
-                yield piece
+class Clips:
+    """Pieces of the file of a film, as messages. rate_hz: of its frames. first: the frame from which on they are wanted."""
+
+    def __init__(self, plan: Plan, rate_hz: float, first: int, track: Track | None = None) -> None:
+        kind = film_kind(plan.media_type)
+        assert kind is not None  # `check_film` has looked.
+        self._kind, self._first, self._left, self._place = kind, first, plan.frames, 0
+        self._writer = FilmWriter(kind, rate_hz, plan.frames, track)
+        self._data, self._frames = bytearray(), 0
+
+    def with_frame(self, frame: Frame) -> Iterator[Clip]:
+        """What there is with the next frame. A large one waits for others, for each message has one: what has none would come twice in a
+        session that goes on elsewhere. Raises Failed for a film whose frames are so large that this does not help."""
+        self._left -= 1
+        if piece := self._writer.write(frame):
+            self._data += piece.data
+            self._frames += piece.frames
+        count = -(-len(self._data) // MAX_CLIP_BYTES)
+        if count > self._frames:
+            if not self._left or count > MAX_HELD:
+                raise Failed(f"{self._frames} frames of the film have {len(self._data)} bytes: ask for fewer pixels")
+            return
+        for number in range(count):
+            part = bytes(self._data[number * MAX_CLIP_BYTES : (number + 1) * MAX_CLIP_BYTES])
+            shown = self._frames - count + 1 if number == count - 1 else 1
+            if self._place >= self._first:
+                yield Clip(part, self._kind.media_type, shown, self._writer.codecs)
+            self._place += shown
+        self._data, self._frames = bytearray(), 0
 
 
 def check_film(request: DrawRequest, model: str) -> None:
     """Raises BadRequest for a request of something else than a film. model: its name."""
     if request.seconds:
         raise BadRequest("diffusion.duration_s", f"{model} makes films and no sound: leave it out, and give frames")
-    if request.media_type not in ("", WEBM):
-        raise BadRequest("diffusion.media_type", f"{model} makes {WEBM}: ask for that or leave it out")
+    if request.frames_per_second:
+        check_rate(request.frames_per_second, "diffusion.frames_per_second")
+    kind = film_kind(request.media_type)
+    if kind is None:
+        raise BadRequest("diffusion.media_type", f"{model} makes {told_kinds()}: ask for one of these or leave it out")
+    if not kind.is_there:
+        raise BadRequest("diffusion.media_type", f"FFmpeg has no {kind.encoder} here, so {kind.name} is not made: ask for {told_kinds()}")
 
 
-def clips(frames: Iterable[Frame], rate_hz: float, first: int) -> Generator[Clip, None, None]:
-    """Pieces of a file of the frames, from that one on. Encoded from its beginning also for who has some of it: a file is one stream.
-    Raises Failed for frames so large that a piece of one does not fit into a message."""
-    place = 0
-    for data, count in encode_webm(frames, rate_hz):
-        for part, shown in _parts(data, count):
-            if place >= first:
-                yield Clip(part, WEBM, shown)
-            place += shown
+def check_rate(rate_hz: float, field: str) -> None:
+    """Raises BadRequest for frames a second that no file has. NaN is none."""
+    if not MIN_RATE_HZ <= rate_hz <= MAX_RATE_HZ:
+        raise BadRequest(field, f"films have {MIN_RATE_HZ:g} to {MAX_RATE_HZ:g} frames a second, {rate_hz:g} were asked for")
 
 
 def decoded_in_turn(vae: Any, latents: Tensor) -> Iterator[Tensor]:
@@ -165,13 +189,3 @@ def _places(latents: Tensor) -> NDArray[np.float32]:
     """[frames * height * width, channels]."""
     places: NDArray[np.float32] = latents[0].permute(1, 2, 3, 0).flatten(0, 2).float().cpu().numpy()
     return places
-
-
-def _parts(data: bytes, frames: int) -> Generator[tuple[bytes, int], None, None]:
-    """Of a piece that may be too long for one message, with its frames. Raises Failed for frames so large that one does not fit."""
-    count = -(-len(data) // MAX_CLIP_BYTES)
-    if count > frames:
-        raise Failed(f"{frames} frames of the film have {len(data)} bytes: ask for fewer pixels")
-    for number in range(count):
-        part = data[number * MAX_CLIP_BYTES : (number + 1) * MAX_CLIP_BYTES]
-        yield part, frames - count + 1 if number == count - 1 else 1

@@ -48,8 +48,9 @@ from omnistage.models.diffusers.wan import WanPainter
 from omnistage.models.diffusers.whole import WholeDrawing
 from omnistage.models.diffusers.z_image import ZImagePainter
 from omnistage.models.errors import LoadError
-from omnistage.models.interface import Clip, DrawRequest, Failed, ModelInfo, Picture, Sound
+from omnistage.models.interface import Clip, Content, DrawRequest, Failed, ModelInfo, Picture, Sound
 from omnistage.models.media.decoder import MediaDecoder
+from omnistage.models.media.film_file import encoders, told_kinds
 from omnistage.models.options import LoadOptions
 
 PAINTERS: Mapping[str, type[Painter]] = {
@@ -119,6 +120,7 @@ def _loaded(folder: Path, options: LoadOptions, team: Team | None) -> DrawnModel
     if chosen.max_tokens and chosen.max_tokens < (least := artist.tokens(usual)):
         raise LoadError(f"option max_tokens is {chosen.max_tokens}, and the usual picture has {least}: give more")
     max_tokens = chosen.max_tokens or max(ADMITTED_STEPS * full, artist.tokens(_largest_plan(artist, name)))
+    makes_films = any(port.content is Content.VIDEO for port in artist.ports)
     info = ModelInfo(
         name=name,
         revision=revision(
@@ -130,7 +132,8 @@ def _loaded(folder: Path, options: LoadOptions, team: Team | None) -> DrawnModel
             results=computed(partial(_trial, artist, name), options.threads),
             # In bfloat16 results so small are the same on processors whose larger ones differ.
             settings=f"{artist.limits} {chosen.condition_area} {get_cpu_capability()} {memory.settings}".strip()
-            + "".join(f" lora {lora.digest}{lora.part}={lora.scale:g}" for lora in loras),
+            + "".join(f" lora {lora.digest}{lora.part}={lora.scale:g}" for lora in loras)
+            + (f" {encoders()}" if makes_films else ""),
         ),
         accepts=(),
         produces=artist.ports,
@@ -145,6 +148,7 @@ def _loaded(folder: Path, options: LoadOptions, team: Team | None) -> DrawnModel
             **({"options of its own": ", ".join(names)} if (names := [option.name for option in artist.limits.options]) else {}),
             **({"options that it cannot follow": "; ".join(f"{option}: {why}" for option, why in unable.items())} if unable else {}),
             **({"draws": vocabulary.what} if vocabulary.what else {}),
+            **({"files of films": told_kinds()} if makes_films else {}),
             "kept of encoders": _kept_told(chosen, options),
             **memory.told(),
             **({"LoRA": ", ".join(map(str, loras))} if loras else {}),

@@ -138,7 +138,7 @@ class Pictures:
         grid = self._painter.preview_grid(canvas.estimate, plan)
         image = self._previews.show(grid[0]) if self._previews.is_fitted else next(self._painter.images(grid))
         image = sized(image, plan.preview_side, plan.width, plan.height)
-        return [Preview(encoded(image, plan.media_type), plan.media_type, sampler.step)]
+        return [Preview(encoded(image, plan.picture_type), plan.picture_type, sampler.step)]
 
     def decode(self, plan: Plan, latents: Sequence[Canvas], wanted: Wanted) -> Generator[Drawn, None, None]:
         for number, canvas in enumerate(latents, plan.results - len(latents)):
@@ -159,7 +159,7 @@ class Pictures:
             if layers == 1 and _is_blank(image):
                 yield Note(BLANK)
             if IMAGE in asked and layer >= asked[IMAGE]:
-                yield Picture(encoded(image, plan.media_type, said), plan.media_type, layer)
+                yield Picture(encoded(image, plan.picture_type, said), plan.picture_type, layer)
             yield from self._rows(plan, wanted, PIXELS, plan.pictures, number * layers + layer, partial(_pixels, image))
 
     def _rows(

@@ -143,7 +143,7 @@ class Plan:
     stepcache.Residuals. sigmas: empty where they follow from the steps. strength: None where the pipeline has its own. mask: white where
     to draw. options: of the pipeline's own, those that were given. frames, seconds: 0 where it makes none. guidance_2: in the
     steps of a second transformer. rate_hz: frames a second of a film. flow_shift: 0 is the checkpoint's. begin_s: of a longer sound, before
-    what is made. history: see checkpoints."""
+    what is made. history: see checkpoints. media_type: empty where the model decides."""
 
     prompt: str
     negative: str | None
@@ -179,6 +179,11 @@ class Plan:
         """How many come out, all layers counted."""
         return self.results * max(self.layers, 1)
 
+    @property
+    def picture_type(self) -> str:
+        """Of the files of pictures."""
+        return self.media_type or PNG
+
     def seed_of(self, number: int) -> int:
         """Of the picture with that number: who asks for three gets what who asks with three seeds gets."""
         return (self.seed + number) % SEEDS
@@ -213,7 +218,7 @@ def planned(request: DrawRequest, limits: Limits, name: str) -> Plan:
         layers=layers,
         previews=min(request.previews, steps),
         preview_side=request.preview_side,
-        media_type=request.media_type or PNG,
+        media_type=request.media_type,
         client=request.client,
         step_cache=request.step_cache,
         sigmas=request.sigmas,

@@ -11,7 +11,7 @@ from diffusers import DiffusionPipeline
 from numpy.typing import NDArray
 from PIL.Image import Image
 
-from omnistage.models.diffusers.films import VIDEO, check_film, clips
+from omnistage.models.diffusers.films import VIDEO, Clips, check_film, check_rate
 from omnistage.models.diffusers.output import encoded, parameters
 from omnistage.models.diffusers.pictures import IMAGE, check_kind
 from omnistage.models.diffusers.plan import Limits, Plan
@@ -97,7 +97,7 @@ class WholePictures:
 
     def decode(self, plan: Plan, latents: Sequence[Image], wanted: Wanted) -> Generator[Drawn, None, None]:
         for number in range(wanted.get(IMAGE, plan.results), plan.results):
-            yield Picture(encoded(latents[number], plan.media_type, parameters(plan, number, self._model)), plan.media_type)
+            yield Picture(encoded(latents[number], plan.picture_type, parameters(plan, number, self._model)), plan.picture_type)
 
 
 class WholeFilm:
@@ -121,6 +121,12 @@ class WholeFilm:
 
     def check(self, request: DrawRequest) -> None:
         check_film(request, self._model)
+        for name in self._rates.keys() & request.options:
+            try:
+                rate_hz = float(request.options[name])
+            except ValueError:
+                continue  # What is no number is refused by its type.
+            check_rate(rate_hz, "diffusion.options")
 
     def items(self, plan: Plan) -> Mapping[str, int]:
         return {VIDEO: plan.frames}
@@ -135,7 +141,9 @@ class WholeFilm:
         (frames,) = latents
         if len(frames) != plan.frames:
             raise Failed(f"the pipeline made {len(frames)} frames, and {plan.frames} were asked for: ask for so many")
-        yield from clips((np.asarray(frame.convert("RGB")) for frame in frames), self.rate_hz(plan), wanted.get(VIDEO, plan.frames))
+        clips = Clips(plan, self.rate_hz(plan), wanted.get(VIDEO, plan.frames))
+        for frame in frames:
+            yield from clips.with_frame(np.asarray(frame.convert("RGB")))
 
 
 class WholeSound:

@@ -30,7 +30,7 @@ from omnistage.models.interface import (
 )
 from omnistage.stage.logic import Input, Output, Start, Timing, Work
 from omnistage.stage.model import ModelStage
-from omnistage.stage.params import POSITIONS, bad_request, check_kind, media_of, media_type_of, refusals
+from omnistage.stage.params import POSITIONS, bad_request, check_kind, made_type_of, media_of, refusals
 from omnistage.stage.pieces import code_outputs, codes_of, pieces, row_outputs, sound_outputs
 from omnistage.v1 import chunk_pb2, stage_pb2, tensor_pb2
 
@@ -104,10 +104,10 @@ class DiffusionStage(ModelStage[DiffusionModel[P]]):
                 yield from self._image(data, chunk_pb2.ImageChunk(media_type=media_type, preview_step=step), 0)
             case Picture(data, media_type, layer):
                 yield from self._image(data, chunk_pb2.ImageChunk(media_type=media_type, layer=layer), 1)
-            case Clip(data, media_type, frames):
+            case Clip(data, media_type, frames, codecs):
                 if not frames or len(data) > MAX_CLIP_BYTES:
                     raise TypeError(f"a piece of a film has {frames} frames and {len(data)} bytes; see interface.Clip")
-                yield Output(self._ports[Content.VIDEO].name, frames, chunk_pb2.VideoChunk(data=data, media_type=media_type))
+                yield Output(self._ports[Content.VIDEO].name, frames, chunk_pb2.VideoChunk(data=data, media_type=media_type, codecs=codecs))
             case Rows(name, rows):
                 if self._rows[name].content is Content.TENSOR:
                     yield from row_outputs(self._rows[name], rows, last=False)
@@ -184,7 +184,7 @@ def parse(params: stage_pb2.DiffusionParams, seed: int) -> DrawRequest:
         mask_image=_picture(params, "mask_image"),
         control_image=_picture(params, "control_image"),
         options=dict(params.options),
-        media_type=params.media_type and media_type_of(params.media_type, "diffusion", "image/png, or be left out"),
+        media_type=params.media_type and made_type_of(params.media_type, "diffusion", "image/png, or be left out"),
     )
 
 

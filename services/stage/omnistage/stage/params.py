@@ -23,6 +23,7 @@ __all__ = [
     "POSITIONS",
     "bad_request",
     "check_kind",
+    "made_type_of",
     "media_of",
     "protocol_error",
     "refusals",
@@ -36,6 +37,7 @@ HISTORY = "resume.history"
 MAX_LOGIT_BIAS = 100.0
 
 _COLOUR = re.compile(r"#[0-9a-fA-F]{6}")
+_CODECS = re.compile(r'\s*codecs\s*=\s*("[a-z0-9., -]{1,64}"|[a-z0-9.-]{1,64})\s*')
 _MEDIA_TYPE = re.compile(r"(image|audio|video)/[a-z0-9][a-z0-9.+-]{0,63}")
 
 
@@ -87,6 +89,17 @@ def media_type_of(text: str, field: str, example: str) -> str:
     if _MEDIA_TYPE.fullmatch(text.lower()) is None:
         raise bad_request(f"{field}.media_type", f"must be image/..., audio/... or video/..., such as {example}")
     return text.lower()
+
+
+def made_type_of(text: str, field: str, example: str) -> str:
+    """The same of what a model is to make, which may name codecs: video/mp4; codecs="avc1"."""
+    plain, named, codecs = text.lower().partition(";")
+    if named and not _CODECS.fullmatch(codecs):
+        raise bad_request(
+            f"{field}.media_type",
+            f'may name codecs behind it, and nothing else, such as {example.split(",")[0]} or video/mp4; codecs="avc1"',
+        )
+    return media_type_of(plain.strip(), field, example) + named + codecs
 
 
 def sampling_of(params: stage_pb2.Sampling, field: str) -> Sampling:

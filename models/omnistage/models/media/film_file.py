@@ -1,0 +1,259 @@
+"""A film as a file that can be played while it grows, by FFmpeg: VP9 in WebM, AV1 or H.264 in fragmented MP4, with sound as Opus."""
+
+from __future__ import annotations
+
+import io
+import os
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any, NamedTuple
+
+import av
+import numpy as np
+from av.video.reformatter import ColorPrimaries, ColorRange, Colorspace, ColorTrc, VideoReformatter
+from numpy.typing import NDArray
+
+from omnistage.models.media.fragments import Sample, Wrap, cluster, fragment, with_lengths, without_delimiter
+
+os.environ.setdefault("SVT_LOG", "0")
+"""The encoder of AV1 prints its settings otherwise, past every log, and errors for a film that is given up."""
+
+RATE_TICKS = 1001
+"""Rates are fractions of it at most, as those of television are."""
+MIN_RATE_HZ, MAX_RATE_HZ = 0.1, 120.0
+OPUS_HZ = 48_000
+WEBM, MP4 = "video/webm", "video/mp4"
+ASKED = re.compile(r'(video/[a-z0-9.+-]+)\s*(?:;\s*codecs\s*=\s*(?:"([^"]*)"|([^\s";]+))\s*)?')
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class FilmKind:
+    """media_type: of the file. asked: the same, by which just this kind is asked for. name: of its codec, for people. codecs: how words of
+    media types begin that mean it (RFC 6381). multiple: of pixels that a side must have; edges are repeated up to it. encoder, options: of
+    FFmpeg; a frame is encoded without any that comes later. packed: a frame as the container has it. wrap: makes a piece."""
+
+    media_type: str
+    asked: str
+    name: str
+    codecs: tuple[str, ...]
+    multiple: int
+    encoder: str
+    options: Mapping[str, str]
+    packed: Callable[[bytes], bytes]
+    wrap: Wrap
+
+    @property
+    def is_there(self) -> bool:
+        """Whether this FFmpeg can encode it."""
+        return self.encoder in av.codecs_available
+
+
+VP9 = FilmKind(
+    WEBM,
+    WEBM,
+    "VP9",
+    ("vp9", "vp09"),
+    1,
+    "libvpx-vp9",
+    {"deadline": "realtime", "cpu-used": "5", "crf": "24", "b": "0", "lag-in-frames": "0", "auto-alt-ref": "0"},
+    bytes,
+    cluster,
+)
+AV1 = FilmKind(
+    MP4,
+    MP4,
+    "AV1",
+    ("av01", "av1"),
+    1,
+    "libsvtav1",
+    {"preset": "8", "crf": "26", "svtav1-params": "pred-struct=1:lp=1:lookahead=0"},
+    without_delimiter,
+    fragment,
+)
+H264 = FilmKind(
+    MP4,
+    f'{MP4}; codecs="avc1"',
+    "H.264",
+    ("avc1", "h264"),
+    2,
+    "libx264",
+    {"preset": "faster", "crf": "20", "tune": "zerolatency"},
+    with_lengths,
+    fragment,
+)
+KINDS = (VP9, AV1, H264)
+"""The first of a media type is meant where a request names no codec, the first of all where it names no type."""
+
+
+def film_kind(media_type: str) -> FilmKind | None:
+    """Of a media type as clients ask for it. None for one that is not made."""
+    if not media_type:
+        return KINDS[0]
+    asked = ASKED.fullmatch(media_type.strip().lower())
+    if asked is None:
+        return None
+    codecs = [codec.strip() for codec in (asked[2] or asked[3] or "").split(",")]
+    pictures = [codec for codec in codecs if codec not in ("", "opus")]
+    kinds = [kind for kind in KINDS if kind.media_type == asked[1]]
+    return next((kind for kind in kinds if all(codec.startswith(kind.codecs) for codec in pictures)), None)
+
+
+class Track(NamedTuple):
+    """The sound of a film. samples: [samples, 1 or 2 channels], -1 to 1."""
+
+    samples: NDArray[np.float32]
+    rate_hz: int
+
+
+class FilmPiece(NamedTuple):
+    """Bytes of the file, one after the other. frames: that become showable with it, one at least."""
+
+    data: bytes
+    frames: int
+
+
+def encoders() -> str:
+    """What decides the bytes of a file, beside its frames."""
+    return f"PyAV {av.__version__} FFmpeg {av.ffmpeg_version_info}"
+
+
+def told_kinds() -> str:
+    """Those that are there, for whoever asked for another."""
+    return ", ".join(f"{kind.asked} ({kind.name})" for kind in KINDS if kind.is_there) or "none, for FFmpeg has no encoder of films here"
+
+
+class FilmWriter:
+    """Frames in, bytes out: the file can be cut after each piece, and plays up to there. The same frames make the same pieces on the same
+    machine. What is in memory does not grow with the film."""
+
+    def __init__(self, kind: FilmKind, rate_hz: float, frames: int, track: Track | None = None) -> None:
+        """rate_hz: MIN_RATE_HZ to MAX_RATE_HZ. frames: that there will be, at least one. Raises ValueError for a missing encoder."""
+        if not kind.is_there:
+            raise ValueError(f"FFmpeg has no {kind.encoder} here, which {kind.name} needs")
+        self._kind, self._frames, self._track = kind, frames, track
+        self._rate = Fraction(rate_hz).limit_denominator(RATE_TICKS)
+        self._colours = VideoReformatter()
+        self._head, self._word = b"", ""
+        self._samples: list[Sample] = []
+        self._given = self._heard = self._pieces = 0
+        self._video: Any = None
+        self._audio: Any = None
+        self._early: int | None = None
+
+    @property
+    def codecs(self) -> str:
+        """What a browser has to know beside the media type before the first piece (RFC 6381), such as "av01.0.04M.08, opus"; known with the
+        first frame."""
+        return ", ".join([self._word] + ["opus"] * (self._audio is not None))
+
+    def write(self, pixels: NDArray[np.uint8]) -> FilmPiece | None:
+        """What there is with the next frame; with the last one, all. pixels: [height, width, 3], RGB; all of a size."""
+        pixels = self._padded(pixels)
+        if self._video is None:
+            self._open(*pixels.shape[:2])
+        frame = self._colours.reformat(
+            av.VideoFrame.from_ndarray(pixels, format="rgb24"),
+            format="yuv420p",
+            dst_colorspace=Colorspace.ITU709,
+            dst_color_range=ColorRange.MPEG,
+            dst_color_trc=ColorTrc.BT709,
+            dst_color_primaries=ColorPrimaries.BT709,
+            threads=1,
+        )
+        frame.pts, frame.time_base = self._given, 1 / self._rate
+        self._given += 1
+        is_last = self._given == self._frames
+        packets = self._video.encode(frame) + (self._video.encode(None) if is_last else [])
+        self._samples += [self._sample(packet, self._video, 1, self._kind.packed) for packet in packets] + self._sounds(is_last)
+        if not packets:
+            return None
+        self._pieces += 1
+        samples, self._samples = sorted(self._samples, key=lambda sample: sample.track), []
+        head, self._head = self._head, b""
+        return FilmPiece(head + self._kind.wrap(self._pieces, samples), len(packets))
+
+    def _open(self, height: int, width: int) -> None:
+        file = _Head()
+        form = self._kind.media_type.removeprefix("video/")
+        container: Any = av.open(
+            file, "w", format=form, container_options={"movflags": "empty_moov+default_base_moof", "fflags": "+bitexact"}
+        )
+        container.metadata["DURATION"] = _clock(self._frames / self._rate)  # Otherwise a file that grows does not say it.
+        self._video = stream = container.add_stream(self._kind.encoder, rate=self._rate, options=dict(self._kind.options))
+        stream.height, stream.width, stream.pix_fmt, stream.time_base = height, width, "yuv420p", 1 / self._rate
+        context = stream.codec_context
+        context.thread_count = 1
+        context.gop_size = max(round(self._rate), 1)  # Players go to key frames alone.
+        context.flags |= av.codec.context.Flags.bitexact
+        context.colorspace, context.color_range = Colorspace.ITU709, ColorRange.MPEG
+        context.color_trc, context.color_primaries = ColorTrc.BT709, ColorPrimaries.BT709
+        if self._track is not None:
+            layout = "mono" if self._track.samples.shape[1] == 1 else "stereo"
+            self._audio = container.add_stream("libopus", rate=OPUS_HZ, layout=layout)
+            self._audio.codec_context.flags |= av.codec.context.Flags.bitexact
+        container.start_encoding()
+        self._container, self._head = container, bytes(file.data)
+        self._word = _codec_word(self._kind, self._head)
+
+    def _sample(self, packet: Any, stream: Any, track: int, packed: Callable[[bytes], bytes]) -> Sample:
+        """In ticks of the container, which are not those of the encoder. Encoders of frames do not say how long one is shown."""
+        time_s, length_s = packet.pts * packet.time_base, packet.duration * packet.time_base or 1 / self._rate
+        begin, end = round(time_s / stream.time_base), round((time_s + length_s) / stream.time_base)
+        return Sample(track, begin, end - begin, packet.is_keyframe, packed(bytes(packet)))
+
+    def _sounds(self, is_last: bool) -> list[Sample]:
+        """Up to the end of the frames that were given. The encoder begins with silence, at times below 0, which pieces cannot have; the
+        head says how long it is."""
+        if self._track is None:
+            return []
+        samples, rate_hz = self._track
+        end = len(samples) if is_last else min(round(self._given / self._rate * rate_hz), len(samples))
+        packets: list[Any] = []
+        if end > self._heard:
+            part = np.ascontiguousarray(samples[self._heard : end].T)
+            frame = av.AudioFrame.from_ndarray(part, format="fltp", layout=self._audio.codec_context.layout.name)
+            frame.sample_rate, frame.pts, frame.time_base = rate_hz, self._heard, Fraction(1, rate_hz)
+            packets += self._audio.encode(frame)
+            self._heard = end
+        if is_last:
+            packets += self._audio.encode(None)
+        if packets and self._early is None:
+            self._early = packets[0].pts
+        for packet in packets:
+            packet.pts -= self._early
+        return [self._sample(packet, self._audio, 2, bytes) for packet in packets]
+
+    def _padded(self, pixels: NDArray[np.uint8]) -> NDArray[np.uint8]:
+        rows, columns = (-side % self._kind.multiple for side in pixels.shape[:2])
+        return np.pad(pixels, ((0, rows), (0, columns), (0, 0)), "edge") if rows or columns else np.ascontiguousarray(pixels)
+
+
+class _Head(io.RawIOBase):
+    """A file that cannot go back: FFmpeg writes the head as that of one which grows."""
+
+    def __init__(self) -> None:
+        self.data = bytearray()
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Any) -> int:
+        self.data += data
+        return len(data)
+
+
+def _clock(seconds: Fraction) -> str:
+    minutes, rest_ns = divmod(round(seconds * 1_000_000_000), 60 * 1_000_000_000)
+    return f"{minutes // 60:02d}:{minutes % 60:02d}:{rest_ns // 1_000_000_000:02d}.{rest_ns % 1_000_000_000:09d}"
+
+
+def _codec_word(kind: FilmKind, head: bytes) -> str:
+    """Boxes of MP4 say profile and level. The head of WebM does not, so there it is the name alone, which browsers take."""
+    if found := re.search(rb"avcC\x01(...)", head, re.DOTALL):
+        return f"avc1.{found[1].hex()}"
+    if found := re.search(rb"av1C\x81(.)(.)", head, re.DOTALL):
+        (first,), (second,) = found[1], found[2]
+        return f"av01.{first >> 5}.{first & 31:02d}{'H' if second & 128 else 'M'}.08"
+    return kind.codecs[0]
