@@ -92,6 +92,38 @@ async def test_a_media_type_is_the_same_in_capitals():
     assert model.asked.media_type == "video/x-grey8"
 
 
+@pytest.mark.parametrize(
+    ("said", "asked"),
+    [
+        ('Video/MP4; codecs="avc1"', 'video/mp4; codecs="avc1"'),
+        ("video/mp4;codecs=avc1.64001f", "video/mp4;codecs=avc1.64001f"),
+        ('video/webm ; codecs="vp9, opus"', 'video/webm; codecs="vp9, opus"'),
+    ],
+)
+async def test_codecs_of_what_is_to_be_made_reach_the_model(said: str, asked: str):
+    model = Looking(FilmOptions())
+    await DiffusionStage(model).prepare(stage_pb2.Open(params=params("diffusion", "a hill", media_type=said)), Start())
+    assert model.asked.media_type == asked
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "video/mp4;",
+        'video/mp4; codecs=""',
+        "video/mp4; codecs=",
+        'video/mp4; codecs="avc1',
+        "video/mp4; rate=3",
+        "video/; codecs=avc1",
+        "; codecs=avc1",
+    ],
+)
+async def test_other_parameters_of_it_are_refused(said: str):
+    with pytest.raises(StageError) as refused:
+        await DiffusionStage(Looking(FilmOptions())).prepare(stage_pb2.Open(params=params("diffusion", "a hill", media_type=said)), Start())
+    assert (refused.value.reason, refused.value.metadata["field"]) == ("BAD_REQUEST", "diffusion.media_type")
+
+
 async def test_a_ground_is_a_colour_and_is_for_what_is_seen():
     """Of media in a message and on a port, of conversations and of drawings."""
     shown = [stage_pb2.Media(data=b"x", media_type=kind, background="#1eC85a") for kind in ("image/png", "video/mp4")]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import io
 import json
+import re
 import resource
 import shutil
 import subprocess
@@ -42,7 +43,7 @@ def joined(pieces: Sequence[FilmPiece]) -> bytes:
 
 
 def shown(data: bytes) -> list[Frame]:
-    with av.open(io.BytesIO(data)) as container:
+    with av.open(io.BytesIO(data), "r") as container:
         return [np.asarray(frame.to_ndarray(format="rgb24")) for frame in container.decode(video=0)]
 
 
@@ -94,7 +95,7 @@ def test_ffprobe_reads_frames_rate_length_and_colours(
 @kinds
 @pytest.mark.parametrize("rate_hz", [23.976, 16, 120])
 def test_each_frame_is_at_its_time(kind: FilmKind, rate_hz: float) -> None:
-    with av.open(io.BytesIO(joined(written(kind, list(moving(40)), rate_hz)))) as container:
+    with av.open(io.BytesIO(joined(written(kind, list(moving(40)), rate_hz))), "r") as container:
         times = [frame.time for frame in container.decode(video=0)]
     assert times == pytest.approx([number / rate_hz for number in range(40)], abs=6e-4)
 
@@ -147,7 +148,7 @@ def test_sound_goes_with_the_frames(kind: FilmKind, seconds: float, channels: in
     pieces = written(kind, list(moving(40)), 16, track)
     assert [piece.frames for piece in pieces] == [1] * 40
     for end in (8, 40):
-        with av.open(io.BytesIO(joined(pieces[:end]))) as container:
+        with av.open(io.BytesIO(joined(pieces[:end])), "r") as container:
             stream = container.streams.audio[0]
             assert (stream.codec_context.name, stream.codec_context.channels) in (("opus", channels), ("libopus", channels))
             parts = [(frame.time, frame.to_ndarray()) for frame in container.decode(audio=0)]
@@ -165,7 +166,7 @@ def test_sound_fits_the_frames_that_are_there(kind: FilmKind) -> None:
     """A click in the middle is where it was."""
     samples = np.zeros((96_000, 1), np.float32)
     samples[48_000:48_240] = 0.9
-    with av.open(io.BytesIO(joined(written(kind, list(moving(32)), 16, Track(samples, 48_000))))) as container:
+    with av.open(io.BytesIO(joined(written(kind, list(moving(32)), 16, Track(samples, 48_000)))), "r") as container:
         frames = [(frame.time, frame.to_ndarray()) for frame in container.decode(audio=0)]
     begin_s, heard = frames[0][0], np.concatenate([part for _, part in frames], 1)[0]
     assert begin_s + np.abs(heard).argmax() / 48_000 == pytest.approx(1.0025, abs=0.012)
@@ -223,7 +224,7 @@ def test_a_media_type_says_which_film(asked: str, kind: FilmKind | None) -> None
 def test_what_a_browser_has_to_know_is_told(kind: FilmKind, track: Track | None, said: str) -> None:
     writer = FilmWriter(kind, 16, 3, track)
     writer.write(next(moving(1, 480, 832)))
-    assert film_file.re.fullmatch(said, writer.codecs)
+    assert re.fullmatch(said, writer.codecs)
 
 
 def test_an_encoder_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,137 @@
+"""Films of a loop of our own as files: in which form they are asked for, when their pieces leave, and who goes on with them."""
+
+from __future__ import annotations
+
+import io
+from contextlib import aclosing
+from typing import Any
+
+import av
+import numpy as np
+import pytest
+
+from helpers.artists import Drawing, draw, model_of
+from helpers.moving import FILM_SIDE, film_maker, frames_of
+from omnistage.models.diffusers.films import Clips
+from omnistage.models.diffusers.plan import Limits, Plan, planned
+from omnistage.models.interface import MAX_CLIP_BYTES, BadRequest, Clip, DrawRequest, Failed, Rows, no_inputs
+from omnistage.models.steps.session import MAX_UNREAD
+
+FILM = {"width": FILM_SIDE, "height": FILM_SIDE, "steps": 2, "max_pixels": 1 << 16}
+AVC = 'video/mp4; codecs="avc1"'
+
+
+def clips_of(drawing: Drawing) -> list[Clip]:
+    return [piece for piece in drawing.pieces if isinstance(piece, Clip)]
+
+
+def film_plan(frames: int, media_type: str = "") -> Plan:
+    limits = Limits(multiple=8, width=64, height=64, steps=1, guidance=1.0, frames=frames, max_frames=1000, frame_multiple=1, rate_hz=16)
+    return planned(DrawRequest(seed=0, prompt="a dog", frames=frames, media_type=media_type), limits, "a model")
+
+
+@pytest.mark.parametrize(
+    ("asked", "told", "codec"),
+    [("", "video/webm", "vp9"), ("video/webm", "video/webm", "vp9"), ("video/mp4", "video/mp4", "av01."), (AVC, "video/mp4", "avc1.")],
+)
+async def test_a_film_has_the_form_that_was_asked_for(asked: str, told: str, codec: str, seed: int) -> None:
+    async with model_of(film_maker(), **FILM) as model:
+        ports = {"video": 0, "pixels": 0}
+        drawing = await draw(model, "a dog", ports=ports, seed=seed, frames=9, frames_per_second=12.5, media_type=asked)
+        clips = clips_of(drawing)
+        assert {clip.media_type for clip in clips} == {told} and all(clip.codecs.startswith(codec) for clip in clips)
+        frames, rate_hz = frames_of(b"".join(clip.data for clip in clips))
+        pixels = drawing.rows("pixels").reshape(9, FILM_SIDE, FILM_SIDE, 3)
+        assert len(frames) == 9 and rate_hz == 12.5
+        for frame, expected in zip(frames, pixels, strict=True):
+            assert np.abs(frame.mean((0, 1)) - expected.mean((0, 1))).max() < 4
+
+
+@pytest.mark.parametrize("asked", ["", "video/mp4", AVC])
+async def test_pixels_and_bytes_of_a_frame_leave_before_the_next_is_encoded(asked: str, seed: int) -> None:
+    async with model_of(film_maker(), **FILM) as model:
+        pieces = (await draw(model, "a dog", ports={"video": 0, "pixels": 0}, seed=seed, frames=9, media_type=asked)).pieces
+        assert [type(piece) for piece in pieces] == [Rows, Clip] * 9
+        assert [piece.frames for piece in pieces if isinstance(piece, Clip)] == [1] * 9
+
+
+@pytest.mark.parametrize("asked", ["", "video/mp4", AVC])
+async def test_who_has_some_of_a_film_gets_the_rest_of_its_file(asked: str, seed: int) -> None:
+    async with model_of(film_maker(), **FILM) as model:
+        whole = clips_of(await draw(model, "a dog", ports={"video": 0}, seed=seed, frames=9, media_type=asked))
+        for first in (1, 4, 8):
+            rest = clips_of(await draw(model, "a dog", ports={"video": first}, seed=seed, frames=9, media_type=asked))
+            assert rest == whole[first:]
+
+
+@pytest.mark.parametrize(
+    ("asked", "field", "told"),
+    [
+        ({"media_type": "video/quicktime"}, "media_type", r'video/webm \(VP9\), video/mp4 \(AV1\), video/mp4; codecs="avc1" \(H\.264\)'),
+        ({"media_type": 'video/mp4; codecs="hvc1"'}, "media_type", "ask for one of these"),
+        ({"media_type": "video/webm; codecs=av01"}, "media_type", "ask for one of these"),
+        ({"media_type": "audio/wav"}, "media_type", "ask for one of these"),
+        ({"frames_per_second": 0.01}, "frames_per_second", "0.1 to 120"),
+        ({"frames_per_second": float("nan")}, "frames_per_second", "0.1 to 120"),
+    ],
+)
+async def test_files_that_are_not_made_are_refused(asked: dict[str, Any], field: str, told: str) -> None:
+    async with model_of(film_maker(), **FILM) as model:
+        with pytest.raises(BadRequest, match=told) as refused:
+            await draw(model, "a dog", ports={"video": 0}, frames=5, **asked)
+        assert refused.value.field == f"diffusion.{field}"
+
+
+async def test_without_an_encoder_others_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As with an FFmpeg that was built without code under the GPL."""
+    monkeypatch.setattr(av, "codecs_available", av.codecs_available - {"libx264"})
+    async with model_of(film_maker(), **FILM) as model:
+        assert model.info.settings["files of films"] == "video/webm (VP9), video/mp4 (AV1)"
+        with pytest.raises(BadRequest, match=r"no libx264 here, so H\.264 is not made: ask for video/webm \(VP9\), video/mp4 \(AV1\)$"):
+            await draw(model, "a dog", ports={"video": 0}, frames=5, media_type=AVC)
+        assert len(clips_of(await draw(model, "a dog", ports={"video": 0}, frames=5, media_type="video/mp4"))) == 5
+
+
+async def test_a_reader_who_stops_holds_the_decoder_back(seed: int) -> None:
+    """Others are drawn meanwhile, and take as many units of work as the film would, were it decoded ahead of its reader."""
+    async with model_of(film_maker(), **FILM) as model:
+        sessions, request = model.sessions, DrawRequest(seed=seed, prompt="a dog", frames=81)
+        begun = sessions.steps
+        await draw(model, "a cat", ports={"video": 0}, seed=seed, frames=41)
+        alone = sessions.steps - begun
+        assert alone > 41
+        begun = sessions.steps
+        prepared = await model.prepare(request)
+        async with aclosing(model.draw(prepared, no_inputs(), {"video": 0})) as slow:
+            data = [piece.data async for piece in _first(slow)]
+            for number in range(3):
+                await draw(model, "a cat", ports={"video": 0}, seed=seed + number, frames=41)
+            ahead = sessions.steps - begun - 3 * alone
+            assert ahead <= 1 + FILM["steps"] + MAX_UNREAD + 3  # One is with the reader, and one or two on their way.
+            data += [piece.data async for piece in slow if isinstance(piece, Clip)]
+        assert len(frames_of(b"".join(data))[0]) == 81
+
+
+async def _first(pieces: Any) -> Any:
+    yield await anext(pieces)
+
+
+@pytest.mark.parametrize("media_type", ["", "video/mp4", AVC])
+def test_large_frames_wait_for_others_to_go_with(media_type: str) -> None:
+    """Noise is as large as a film can be: its first frame does not fit into a message."""
+    noise = np.random.default_rng(0).integers(0, 256, (1200, 1600, 3), np.uint8)
+    clips = Clips(film_plan(8, media_type), 16, 0)
+    made = [list(clips.with_frame(frame)) for frame in [noise, *[np.zeros_like(noise)] * 7]]
+    assert made[0] == [] and len(made[1]) + len(made[2]) > 1
+    pieces = [clip for part in made for clip in part]
+    assert all(len(clip.data) <= MAX_CLIP_BYTES and clip.frames for clip in pieces)
+    assert sum(clip.frames for clip in pieces) == 8
+    with av.open(io.BytesIO(b"".join(clip.data for clip in pieces)), "r") as container:
+        assert sum(1 for _ in container.decode(video=0)) == 8
+
+
+def test_a_film_of_nothing_but_large_frames_is_refused() -> None:
+    noise = np.random.default_rng(0).integers(0, 256, (1200, 1600, 3), np.uint8)
+    clips = Clips(film_plan(1), 16, 0)
+    with pytest.raises(Failed, match="ask for fewer pixels"):
+        list(clips.with_frame(noise))
