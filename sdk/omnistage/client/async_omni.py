@@ -25,6 +25,7 @@ from omnistage.client.key import ApiKey, key_of
 from omnistage.client.limit import Limit
 from omnistage.client.listing import Pipeline, Replica
 from omnistage.client.media import Audios, Images, Videos, is_none
+from omnistage.client.media_like import ImageLike
 from omnistage.client.options import DRAWN, OPTIONS, SPOKEN, Options
 from omnistage.client.private_stack import StackPlan, with_first
 from omnistage.client.request import DEFAULT_TIMEOUT_S as DEFAULT_TIMEOUT_S
@@ -265,6 +266,18 @@ class AsyncOmni:
     def stream_draw(self, prompt: str, *, images: Images = (), **options: Unpack[Options]) -> AsyncGenerator[Event, None]:
         """The progress, previews and pictures of a prompt, as they come; see `draw`."""
         return self._events(requests.for_drawing(prompt, images, options))
+
+    @takes(OPTIONS, DRAWN)
+    @told
+    def stream_film(self, prompt: str, *, image: ImageLike | None = None, **options: Unpack[Options]) -> AsyncGenerator[Event, None]:
+        """The progress and the pieces of a film of a prompt, as they come; image: with which it begins."""
+        return self._events(requests.for_drawing(prompt, () if image is None else image, {"outputs": ("video", "progress"), **options}))
+
+    @takes(OPTIONS, DRAWN)
+    @told
+    def stream_sound(self, prompt: str, **options: Unpack[Options]) -> AsyncGenerator[Event, None]:
+        """The progress and the samples of a sound of a prompt, as they come."""
+        return self._events(requests.for_drawing(prompt, (), {"outputs": ("audio", "progress"), **options}))
 
     @told
     async def pipelines(self, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> list[Pipeline]:

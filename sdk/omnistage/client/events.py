@@ -125,6 +125,20 @@ class Picture:
         return f"Picture({self.media_type}, {len(self.data)} bytes, {place})"
 
 
+@dataclass(frozen=True, slots=True, repr=False)
+class VideoDelta:
+    """The next piece of a film, which is a file in pieces. frames: that can be shown with it. first_frame: how many came before it."""
+
+    data: bytes
+    media_type: str
+    frames: int
+    first_frame: int
+    arrival_s: float
+
+    def __repr__(self) -> str:
+        return f"VideoDelta({self.media_type}, {len(self.data)} bytes, {figures(self, 'frames', 'first_frame', 'arrival_s')})"
+
+
 @dataclass(frozen=True, slots=True)
 class Progress:
     """How far a drawing is. done: steps. total: of all of them; 0: that is not known. After a loss it may begin anew."""
@@ -290,4 +304,4 @@ def array(values: NDArray[Any]) -> str:
     return f"{values.dtype} {list(values.shape)}"
 
 
-Event = TextDelta | ThoughtDelta | AudioChunk | Alignment | SpeechCodes | Picture | Progress | Rows | Failover | Done
+Event = TextDelta | ThoughtDelta | AudioChunk | Alignment | SpeechCodes | Picture | VideoDelta | Progress | Rows | Failover | Done

@@ -9,6 +9,7 @@ from omnistage.client.media_like import ImageLike
 
 PIPELINE = "the pipeline's"
 MODEL = "the model's"
+MEDIA_TYPES = ("image/png", "image/jpeg", "image/webp", "video/webm", "video/mp4", 'video/mp4; codecs="avc1"')
 
 
 class Options(TypedDict, total=False):
@@ -146,8 +147,17 @@ class Options(TypedDict, total=False):
             MODEL,
         ),
     ]
+    frames: Annotated[int, About("Frames of a film.", MODEL, Range(1, 1 << 16))]
+    frames_per_second: Annotated[float, About("Frames a second of a film.", MODEL, Range(0, 120, is_above=True))]
+    seconds: Annotated[float, About("Of sound.", MODEL, Range(0, 3600, is_above=True))]
+    begin_s: Annotated[float, About("Seconds of a longer sound that come before what is made.", "0", Range(0, 3600))]
+    guidance_scale_2: Annotated[float, About("The same where a second transformer takes over.", "guidance_scale", Range(0, 100))]
+    flow_shift: Annotated[float, About("How far a schedule is shifted to its noise.", MODEL, Range(0, 100, is_above=True))]
     layers: Annotated[int, About("So many layers each, of a model that draws layers.", MODEL, Range(0, 64))]
-    media_type: Annotated[str, About("Kind of file, as far as the model makes it.", MODEL, ("image/png", "image/jpeg", "image/webp"))]
+    media_type: Annotated[
+        str,
+        About("Kind of file, as far as the model makes it.", MODEL, ("image/png", "image/jpeg", "image/webp", "video/webm", "video/mp4")),
+    ]
 
 
 TOP = ("pipeline", "outputs", "seed", "conversation_id", "request_id")
@@ -160,6 +170,7 @@ TALKER = ("voice", "speed", "max_frames")
 CODE2WAV = ("profile", "sample_rate_hz", "encoding")
 DIFFUSION = (
     *("negative_prompt", "width", "height", "steps", "guidance_scale", "results", "previews", "preview_side", "step_cache"),
+    *("frames", "frames_per_second", "seconds", "begin_s", "guidance_scale_2", "flow_shift"),
     *("sigmas", "strength", "mask_image", "control_image", "options", "layers", "media_type"),
 )
 GUIDES = ("mask_image", "control_image")

@@ -32,6 +32,7 @@ from omnistage.client.events import (
     ThoughtDelta,
     TokenLogprob,
     Usage,
+    VideoDelta,
     unspoken_told,
 )
 from omnistage.client.playback import AudioArrival, TextArrival, Timing, is_audible
@@ -173,6 +174,8 @@ class Reader:
                 return self._take_alignment(chunk, arrival_s)
             case "image":
                 return self._take_image(chunk, arrival_s)
+            case "video":
+                return VideoDelta(chunk.video.data, chunk.video.media_type, chunk.count, chunk.first, arrival_s)
             case "progress":
                 return Progress(chunk.progress.done, chunk.progress.total, arrival_s)
             case "tensor":

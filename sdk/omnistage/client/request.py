@@ -34,7 +34,7 @@ MAX_TEXT_CHARACTERS = 1 << 20
 """Of all that one request says, together, or gives to be spoken: no router takes more."""
 
 NEVER_ZERO = ("max_tokens", "max_frames", "sample_rate_hz", "width", "height", "steps", "results", "preview_side")
-PROTO_NAMES = {"pipeline": "model"}
+PROTO_NAMES = {"pipeline": "model", "seconds": "duration_s"}
 """Options that the protos call otherwise."""
 Unread = Callable[[list[Medium]], int]
 
