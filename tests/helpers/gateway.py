@@ -32,10 +32,11 @@ async def local_gateway(router: str, **settings: Any) -> AsyncIterator[tuple[str
     door = Door(given, GatewayMetrics())
     listener = HttpListener(given, new_app(door), door)
     address = listener.bind()
+    await door.open()
     await listener.open()
     try:
         await listener.say(serves=True)
         yield f"http://{address}", door
     finally:
         await listener.close(is_broken=False)
-        await door.omni.close()
+        await door.close()

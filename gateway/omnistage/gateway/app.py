@@ -11,7 +11,7 @@ from starlette.types import ASGIApp
 
 from omnistage.client import __version__
 from omnistage.client.errors import OmniError
-from omnistage.gateway import chat, listing, page, pictures, responses, speech, state
+from omnistage.gateway import chat, drawn_sound, films, listing, page, pictures, responses, speech, state
 from omnistage.gateway.account import Account
 from omnistage.gateway.answering import BrokenOff
 from omnistage.gateway.document import document
@@ -23,7 +23,6 @@ LATER = {
     "/v1/audio/transcriptions": "transcription",
     "/v1/audio/translations": "translation",
     "/v1/realtime": "realtime",
-    "/v1/videos": "video",
 }
 """What OpenAI has and this does not have yet."""
 
@@ -32,7 +31,7 @@ def new_app(door: Door) -> ASGIApp:
     """All of it."""
     summary = "Omni-modality models behind OpenAI's interface."
     app = FastAPI(title="omnistage", version=__version__, summary=summary, docs_url=None, redoc_url=None, redirect_slashes=False)
-    for endpoints in (chat, responses, speech, pictures, listing, state, page):
+    for endpoints in (chat, responses, speech, drawn_sound, pictures, films, listing, state, page):
         app.include_router(endpoints.routes(door))
     app.add_exception_handler(RequestValidationError, _invalid)
     app.add_exception_handler(HTTPException, _refused)

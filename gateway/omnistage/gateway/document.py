@@ -57,6 +57,7 @@ ALSO: Mapping[str, tuple[str, ...]] = {
     "/v1/chat/completions": (EVENTS,),
     "/v1/responses": (EVENTS,),
     "/v1/audio/speech": (EVENTS, *_SOUND),
+    "/v1/audio/generate": (EVENTS, *_SOUND),
     "/v1/images/generations": (EVENTS,),
     "/v1/images/edits": (EVENTS,),
 }
@@ -66,6 +67,8 @@ EXAMPLES: Mapping[str, Mapping[str, Any]] = {
     "/v1/chat/completions": {"model": "smol", "messages": [{"role": "user", "content": "What is a kite?"}], "max_completion_tokens": 48},
     "/v1/responses": {"model": "smol", "input": "What is a kite?", "max_output_tokens": 48},
     "/v1/audio/speech": {"model": "tts-1", "voice": "alloy", "input": "Good morning."},
+    "/v1/audio/generate": {"prompt": "rain on a tin roof", "seconds": 10, "response_format": "flac"},
+    "/v1/videos": {"prompt": "a paper boat on a pond", "size": "832x480", "seconds": 5},
     "/v1/images/generations": {"prompt": "a red circle on a blue background"},
 }
 

@@ -6,7 +6,6 @@ import asyncio
 import hashlib
 import hmac
 import ipaddress
-import secrets
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +20,7 @@ from omnistage.client.found import Found
 from omnistage.gateway.account import Account
 from omnistage.gateway.failure import ApiError
 from omnistage.gateway.fetching import Fetcher
+from omnistage.gateway.film_jobs import Jobs
 from omnistage.gateway.metrics import GatewayMetrics
 from omnistage.gateway.offer import Offer
 from omnistage.gateway.settings import GatewaySettings
@@ -54,20 +54,32 @@ class Door:
         self.running = 0
         self._idle = asyncio.Event()
         self._idle.set()
-        self._secret = secrets.token_bytes(32)
+        self.jobs = Jobs(self.omni, settings, metrics)
+
+    async def open(self) -> None:
+        """Before anybody is let in. Raises StartError."""
+        await self.jobs.open()
+
+    async def close(self) -> None:
+        await self.jobs.close()
+        await self.omni.close()
 
     def visitor(self, headers: Headers, account: Account) -> Visitor:
         """Who sent a request: by his key, else by his address, which the account has. Raises ApiError 401 for what is no key."""
         key = _key(headers)
         # The address is hashed with a secret, so no key that a stranger sends can equal it.
-        name = key or hmac.new(self._secret, network(account.client).encode(), hashlib.sha256).hexdigest()
+        name = key or self._hashed(network(account.client))
         if key:
             account.client = key_name(key)
         try:
-            return Visitor(self.omni.as_client(name), account, hashlib.sha256(name.encode()).hexdigest())
+            return Visitor(self.omni.as_client(name), account, self._hashed(f"visitor {name}"))
         except BadRequestError as error:
             told = error.message.removeprefix("api_key: ")
             raise ApiError(401, f"the API key {told}", code="invalid_api_key") from None
+
+    def _hashed(self, name: str) -> str:
+        """The same in all processes that have one folder of films, so that whoever asked for one is known there again."""
+        return hmac.new(self.jobs.secret, name.encode(), hashlib.sha256).hexdigest()
 
     def enter(self) -> None:
         """A request begins."""

@@ -33,3 +33,7 @@ class GatewayMetrics:
             registry=registry,
             buckets=_SECONDS,
         )
+        self.films = Gauge("omnistage_gateway_films", "Films that wait, and those that are made.", ("status",), registry=registry)
+        self.film_bytes = Gauge("omnistage_gateway_film_bytes", "Bytes of all films that are kept.", registry=registry)
+        self.films_ended = Counter("omnistage_gateway_films_ended_total", "Films by how they ended.", ("status", "code"), registry=registry)
+        self.films_ended.labels("completed", "OK")

@@ -31,9 +31,16 @@ class Ability:
 
 
 ANSWER = Ability("answer in text", "POST /v1/chat/completions", lambda one: "thinker" in one.stages)
-SPEAK = Ability("speak a text", "POST /v1/audio/speech", lambda one: "thinker" in one.stages and "audio" in (*one.outputs, *one.on_request))
-DRAW = Ability("draw", "POST /v1/images/generations", lambda one: one.draws)
-ABILITIES = (ANSWER, SPEAK, DRAW)
+SPEAK = Ability("speak a text", "POST /v1/audio/speech", lambda one: "thinker" in one.stages and "audio" in _given(one))
+DRAW = Ability("draw", "POST /v1/images/generations", lambda one: one.draws and "image" in _given(one))
+FILM = Ability("make films", "POST /v1/videos", lambda one: one.draws and "video" in _given(one))
+SOUND = Ability("make sound", "POST /v1/audio/generate", lambda one: one.draws and "audio" in _given(one))
+ABILITIES = (ANSWER, SPEAK, DRAW, FILM, SOUND)
+
+
+def _given(one: Pipeline) -> tuple[str, ...]:
+    """Its outputs, also those that come on request."""
+    return (*one.outputs, *one.on_request)
 
 
 class Offer:
@@ -111,6 +118,14 @@ class Offer:
     async def picture_model(self, model: str | None) -> str | None:
         """The same of one that is to draw."""
         return await self._one_that(model, DRAW)
+
+    async def film_model(self, model: str | None) -> str | None:
+        """The same of one that is to make a film."""
+        return await self._one_that(model, FILM)
+
+    async def sound_model(self, model: str | None) -> str | None:
+        """The same of one that is to make sound of a description."""
+        return await self._one_that(model, SOUND)
 
     async def _one_that(self, model: str | None, ability: Ability) -> str | None:
         found = None if model is None else await self._resolved(model)

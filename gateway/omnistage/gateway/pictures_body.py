@@ -2,27 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from fastapi.exceptions import RequestValidationError
-from pydantic import ValidationError
-from starlette.datastructures import UploadFile
-from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import Request
 
-from omnistage.gateway.failure import ApiError, invalid
+from omnistage.gateway.failure import invalid
 from omnistage.gateway.fetching import Fetch
+from omnistage.gateway.form import form_of, is_form, validated
 from omnistage.gateway.pictures_schema import MOST_GIVEN, EditRequest, PictureReference, PictureRequest
-
-FORM, JSON = "multipart/form-data", "application/json"
-
-MOST_FIELDS = 64
-FIELD_BYTES = 1 << 20
-"""Of a field that is no file."""
-
-PIECE_BYTES = 1 << 20
 
 GUIDES = {"mask": "mask_image", "control_image": "control_image"}
 """Fields of single pictures, and the arguments of the client library that they are."""
@@ -41,74 +29,38 @@ class Edit:
     guides: Mapping[str, bytes | str]
 
 
-class _InMemory(MultiPartParser):
-    """What the guard has let in is in memory; nothing is written to disk."""
-
-    spool_max_size = 1 << 40
-
-
 async def read_edit(request: Request) -> Edit:
     """Raises ApiError, RequestValidationError."""
-    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if kind == FORM:
+    if is_form(request):
         return await _of_form(request)
-    if kind == JSON:
-        return _of_json(request.scope["state"]["json"])
-    hint = f"Send a form, Content-Type: {FORM}, with files, or {JSON} with data: URLs."
-    raise ApiError(400, f"the body is neither {FORM} nor {JSON}", code="invalid_body", hint=hint)
+    asked = validated(EditRequest, request.scope["state"]["json"])
+    return Edit(asked, [url_of(reference, f"images[{n}]") for n, reference in enumerate(asked.images)], "images", guides_of(asked))
 
 
 async def _of_form(request: Request) -> Edit:
-    most = MOST_GIVEN + len(GUIDES)
-    pieces = _pieces(await request.body())
-    parser = _InMemory(request.headers, pieces, max_files=most, max_fields=MOST_FIELDS, max_part_size=FIELD_BYTES)
-    try:
-        form = await parser.parse()
-    except MultiPartException as error:
-        raise ApiError(400, f"the form cannot be read: {error.message}", code="invalid_body") from None
     pictures, guides, fields = list[bytes](), dict[str, bytes | str](), dict[str, str]()
-    try:
-        for name, value in form.multi_items():
-            if name in GUIDES and name not in guides and isinstance(value, UploadFile):
-                guides[name] = await value.read()
-            elif name in PICTURES and isinstance(value, UploadFile):
-                pictures.append(await value.read())
-            elif name in PICTURES or name in GUIDES or isinstance(value, UploadFile):
-                raise invalid(name[:128], "must be one file" if name in (*PICTURES, *GUIDES) else "is a file")
-            else:
-                fields[name] = value
-    finally:
-        await form.close()
+    for name, value in await form_of(request, MOST_GIVEN + len(GUIDES)):
+        if name in GUIDES and name not in guides and isinstance(value, bytes):
+            guides[name] = value
+        elif name in PICTURES and isinstance(value, bytes):
+            pictures.append(value)
+        elif name in PICTURES or name in GUIDES or isinstance(value, bytes):
+            raise invalid(name[:128], "must be one file" if name in (*PICTURES, *GUIDES) else "is a file")
+        else:
+            fields[name] = value
     if not 0 < len(pictures) <= MOST_GIVEN:
         raise invalid("image", f"give 1 to {MOST_GIVEN} pictures, each as a file of that name")
-    try:
-        return Edit(PictureRequest.model_validate(fields), pictures, "image", guides)
-    except ValidationError as error:
-        raise RequestValidationError(error.errors()) from None
-
-
-async def _pieces(body: bytes) -> AsyncGenerator[bytes, None]:
-    """So that neither others on the event loop wait for a large form, nor all of it is there once more."""
-    for place in range(0, len(body), PIECE_BYTES):
-        yield body[place : place + PIECE_BYTES]
-        await asyncio.sleep(0)
-
-
-def _of_json(body: object) -> Edit:
-    try:
-        asked = EditRequest.model_validate(body)
-    except ValidationError as error:
-        raise RequestValidationError(error.errors()) from None
-    return Edit(asked, [_url(reference, f"images[{n}]") for n, reference in enumerate(asked.images)], "images", guides_of(asked))
+    return Edit(validated(PictureRequest, fields), pictures, "image", guides)
 
 
 def guides_of(asked: PictureRequest) -> dict[str, bytes | str]:
     """Of a body in JSON: URLs, by field. Raises ApiError."""
     references: dict[str, PictureReference | None] = {name: getattr(asked, name, None) for name in GUIDES}
-    return {name: _url(reference, name) for name, reference in references.items() if reference is not None}
+    return {name: url_of(reference, name) for name, reference in references.items() if reference is not None}
 
 
-def _url(reference: PictureReference, where: str) -> str:
+def url_of(reference: PictureReference, where: str) -> str:
+    """Of a picture in JSON at this place of the body. Raises ApiError."""
     if reference.file_id is not None:
         raise invalid(f"{where}.file_id", "no files are kept here to be named; give the picture as a data: URL in image_url")
     if reference.image_url is None:

@@ -21,10 +21,18 @@ MOST_OPTIONS = 64
 SIZE = "^(auto|[1-9][0-9]{0,4}x[1-9][0-9]{0,4})$"
 
 
-def _size(value: str) -> str:
+def size_of(value: str) -> str:
     if not re.fullmatch(SIZE, value):
         raise PydanticCustomError("size", "give WIDTHxHEIGHT in pixels, such as 512x512, or auto")
     return value
+
+
+def sides_of(size: str | None) -> tuple[int, int] | tuple[None, None]:
+    """Width and height in pixels; None: the model's."""
+    if size is None or size == "auto":
+        return None, None
+    width, _, height = size.partition("x")
+    return int(width), int(height)
 
 
 class PictureReference(Body):
@@ -54,7 +62,7 @@ class PictureRequest(Body):
     prompt: Annotated[str, Field(min_length=1)]
     model: str | None = None
     n: Annotated[int, Field(ge=1, le=MOST_PICTURES)] | None = None
-    size: Annotated[str, AfterValidator(_size), Field(json_schema_extra={"pattern": SIZE})] | None = None
+    size: Annotated[str, AfterValidator(size_of), Field(json_schema_extra={"pattern": SIZE})] | None = None
     response_format: Literal["b64_json", "url"] | None = None
     output_format: Literal["png", "jpeg", "webp"] | None = None
     background: Literal["transparent", "opaque", "auto"] | None = None
@@ -84,10 +92,7 @@ class PictureRequest(Body):
     @property
     def sides(self) -> tuple[int, int] | tuple[None, None]:
         """Width and height in pixels; None: the model's."""
-        if self.size is None or self.size == "auto":
-            return None, None
-        width, _, height = self.size.partition("x")
-        return int(width), int(height)
+        return sides_of(self.size)
 
 
 class EditRequest(PictureRequest):

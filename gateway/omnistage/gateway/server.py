@@ -32,7 +32,8 @@ class GatewayServer:
         log.info("gateway.bound", address=address, router=self._door.settings.router, keys="any")
 
     async def start(self) -> None:
-        """Nothing is to be loaded."""
+        """Films that an earlier process left are taken up."""
+        await self._door.open()
 
     @property
     def threads(self) -> Sequence[Watched]:
@@ -41,6 +42,7 @@ class GatewayServer:
     async def drain(self, grace_s: float) -> None:
         try:
             async with asyncio.timeout(grace_s):
+                await self._door.jobs.end_unwatched()
                 await self._door.idle()
         except TimeoutError:
             log.warning("drain.cut", answers=self._door.running)
@@ -50,7 +52,7 @@ class GatewayServer:
 
     async def close(self) -> None:
         await self.lasting.close()
-        await self._door.omni.close()
+        await self._door.close()
 
 
 async def serve_gateway(settings: GatewaySettings, credentials: Credentials) -> None:

@@ -17,9 +17,10 @@ Pairs = Annotated[dict[str, str], NoDecode]
 
 SPEECH_MODELS = ("tts-1", "tts-1-hd", "gpt-4o-mini-tts", "gpt-4o-mini-tts-2025-12-15")
 PICTURE_MODELS = ("dall-e-2", "dall-e-3", "gpt-image-1", "gpt-image-1-mini", "gpt-image-1.5", "gpt-image-2")
+FILM_MODELS = ("sora-2", "sora-2-pro", "sora-2-2025-10-06", "sora-2-2025-12-08", "sora-2-pro-2025-10-06")
 VOICES = ("alloy", "ash", "ballad", "cedar", "coral", "echo", "fable", "marin", "nova", "onyx", "sage", "shimmer", "verse")
 
-KNOWN = {"model_names": dict.fromkeys((*SPEECH_MODELS, *PICTURE_MODELS), ""), "voice_names": dict.fromkeys(VOICES, "")}
+KNOWN = {"model_names": dict.fromkeys((*SPEECH_MODELS, *PICTURE_MODELS, *FILM_MODELS), ""), "voice_names": dict.fromkeys(VOICES, "")}
 """By a setting, the names that stand for something before anybody says so."""
 
 NO_NAME = "-"
@@ -64,6 +65,24 @@ class GatewaySettings(ServerSettings):
         description="further names of voices that clients send, and the voice of each; nothing: the pipeline's default; -: it is no name",
         json_schema_extra={"metavar": "NAME=VOICE,..."},
     )
+
+    video_folder: str = Field(
+        "",
+        description="where films are kept that were asked for as jobs, and the jobs: those that wait and those that are finished are there"
+        " again after a restart; empty: a temporary folder, which goes when the gateway ends",
+        json_schema_extra={"metavar": "DIR"},
+    )
+    video_kept: float = Field(
+        86_400.0, gt=0, description="seconds after which a film is deleted, from its end on", json_schema_extra={"metavar": "SECONDS"}
+    )
+    video_bytes: int = Field(
+        8 << 30,
+        ge=1 << 20,
+        description="most bytes of all films that are kept; the oldest go for a new one",
+        json_schema_extra={"metavar": "BYTES"},
+    )
+    video_jobs: int = Field(64, ge=1, le=900, description="most films that wait or are made; one client has at most 3/4 of them")
+    video_runs: int = Field(2, ge=1, le=64, description="how many of these are made at once, as far as the router has places")
 
     @field_validator("allowed_hosts", "allowed_origins", "trusted_proxies", "media_hosts", mode="before")
     @classmethod

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import aclosing
 from dataclasses import dataclass, field
 from functools import cached_property
 from importlib.util import find_spec
@@ -14,6 +15,7 @@ from numpy.typing import NDArray
 
 from omnistage.client.encoder import FORMATS, SoundEncoder
 from omnistage.client.errors import NotAvailableError, RequestError
+from omnistage.client.events import AudioChunk, Done, Event
 from omnistage.client.install import install
 from omnistage.client.wav import to_pcm16
 from omnistage.gateway.failure import ApiError, invalid
@@ -42,6 +44,30 @@ OPUS_RATES_HZ = (8000, 12000, 16000, 24000, 48000)
 AAC_RATES_HZ = (8000, 11025, 12000, 16000, 22050, 24000, 32000, 44100, 48000)
 PAGE_S = 0.1
 """Of sound in one page of Ogg: what a listener has waited for before he hears it. libsndfile fills pages of a second."""
+
+
+async def encoded(events: AsyncGenerator[Event, None], form: str, param: str) -> AsyncGenerator[bytes | Event, None]:
+    """The bytes of a file of the sound of an answer, none of them empty, in the place of the sound; all other events as they are. form,
+    param: as of `new_encoder`."""
+    encoder: Encoder | None = None
+    async with aclosing(events):
+        async for event in events:
+            if isinstance(event, AudioChunk):
+                encoder = encoder or new_encoder(form, event.sample_rate_hz, param)
+                if grown := await encoder.grown(event.samples):
+                    yield grown
+                continue
+            if isinstance(event, Done) and encoder is not None and (rest := await encoder.finished()):
+                yield rest
+            yield event
+
+
+async def file_of(events: AsyncGenerator[Event, None], form: str, param: str) -> AsyncGenerator[bytes, None]:
+    """The same, without the other events."""
+    async with aclosing(encoded(events, form, param)) as made:
+        async for piece in made:
+            if isinstance(piece, bytes):
+                yield piece
 
 
 class _Form(Protocol):
@@ -95,7 +121,7 @@ def check_format(name: str, sample_rate_hz: int, param: str) -> None:
 
 def new_encoder(name: str, sample_rate_hz: int, param: str) -> Encoder:
     """For a format by its name. param: the field that named it. Raises ApiError where it cannot be made here."""
-    check_format(name, sample_rate_hz, param)
+    check_format(name, 0 if name in LIBAV else sample_rate_hz, param)
     form: _Form
     if name in RAW:
         form = _Raw()
@@ -146,7 +172,8 @@ LIBAV = {
 
 
 class _Libav:
-    """One file. The library is loaded with the first samples, beside the event loop: that takes a tenth of a second."""
+    """One file, at the rate of the samples, or the highest of its form where that does not have theirs. The library is loaded with the
+    first samples, beside the event loop: that takes a tenth of a second."""
 
     def __init__(self, form: _LibavForm, sample_rate_hz: int) -> None:
         self._form, self._rate_hz = form, sample_rate_hz
@@ -160,7 +187,8 @@ class _Libav:
 
     @cached_property
     def _stream(self) -> Any:
-        return self._file.add_stream(self._form.codec, rate=self._rate_hz, layout="mono", bit_rate=self._form.bit_s)
+        rate_hz = self._rate_hz if self._rate_hz in self._form.rates_hz else max(self._form.rates_hz)
+        return self._file.add_stream(self._form.codec, rate=rate_hz, layout="mono", bit_rate=self._form.bit_s)
 
     def encode(self, samples: Samples) -> bytes:
         import av

@@ -11,7 +11,7 @@ from fastapi import APIRouter, Request
 from pydantic import Field
 from starlette.responses import Response
 
-from omnistage.client.events import AudioChunk, Done, Event, Usage
+from omnistage.client.events import Done, Event
 from omnistage.gateway.additions import unspoken
 from omnistage.gateway.answering import Pieces, as_event, streamed, unless_gone
 from omnistage.gateway.body import Body, Ignored, Seed, Voice
@@ -19,7 +19,7 @@ from omnistage.gateway.door import Door, visitor_of
 from omnistage.gateway.failure import in_words_of
 from omnistage.gateway.fields import fields_of
 from omnistage.gateway.parsed import new_router
-from omnistage.gateway.sound import MEDIA_TYPES, RATE_HZ, RAW, Encoder, check_format, new_encoder
+from omnistage.gateway.sound import MEDIA_TYPES, RATE_HZ, RAW, check_format, encoded, file_of
 from omnistage.gateway.usage import speech_usage
 
 FORMAT = "response_format"
@@ -76,40 +76,17 @@ def routes(door: Door) -> APIRouter:
         if asked.stream_format == "sse":
             return await streamed(request, _events(events, asked.response_format), FIELDS)
         media_type = MEDIA_TYPES[asked.response_format]
-        return await streamed(request, _file(events, asked.response_format), FIELDS, media_type=media_type, telling=None)
+        return await streamed(request, file_of(events, asked.response_format, FORMAT), FIELDS, media_type=media_type, telling=None)
 
     return router
 
 
-async def _file(events: AsyncGenerator[Event, None], form: str) -> Pieces:
-    """The bytes of one file, as they come."""
-    async with aclosing(_made(events, form)) as made:
-        async for piece in made:
-            if isinstance(piece, bytes):
-                yield piece
-
-
 async def _events(events: AsyncGenerator[Event, None], form: str) -> Pieces:
     """The same, each piece in an event, what it cost, and what was not spoken."""
-    async with aclosing(_made(events, form)) as made:
+    async with aclosing(encoded(events, form, FORMAT)) as made:
         async for piece in made:
             if isinstance(piece, bytes):
                 yield as_event({"type": "speech.audio.delta", "audio": base64.b64encode(piece).decode()})
-            else:
-                ours = {"omnistage": unspoken(piece)} if piece.unspoken else {}
-                yield as_event({"type": "speech.audio.done", "usage": speech_usage(piece), **ours})
-
-
-async def _made(events: AsyncGenerator[Event, None], form: str) -> AsyncGenerator[bytes | Usage, None]:
-    """Bytes of the file, none of them empty, and the account at the end."""
-    encoder: Encoder | None = None
-    async with aclosing(events):
-        async for event in events:
-            if isinstance(event, AudioChunk):
-                encoder = encoder or new_encoder(form, event.sample_rate_hz, FORMAT)
-                if grown := await encoder.grown(event.samples):
-                    yield grown
-            elif isinstance(event, Done):
-                if encoder is not None and (rest := await encoder.finished()):
-                    yield rest
-                yield event.usage
+            elif isinstance(piece, Done):
+                ours = {"omnistage": unspoken(piece.usage)} if piece.unspoken else {}
+                yield as_event({"type": "speech.audio.done", "usage": speech_usage(piece.usage), **ours})

@@ -1,0 +1,98 @@
+"""POST /v1/audio/generate: sound of what a prompt describes, streamed while it is decoded."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import Annotated, Literal
+
+from fastapi import APIRouter, Request
+from pydantic import Field
+from starlette.responses import Response
+
+from omnistage.client.events import Done, Event, Failover, Progress
+from omnistage.gateway import additions
+from omnistage.gateway.answering import Pieces, as_event, streamed, unless_gone
+from omnistage.gateway.body import Body, Seed
+from omnistage.gateway.door import Door, visitor_of
+from omnistage.gateway.failure import in_words_of
+from omnistage.gateway.fields import fields_of
+from omnistage.gateway.parsed import new_router
+from omnistage.gateway.pictures_schema import PipelineOptions
+from omnistage.gateway.sound import MEDIA_TYPES, check_format, encoded, file_of
+
+MOST_SECONDS = 3600
+FORMAT = "response_format"
+
+FIELDS = fields_of(
+    {
+        **dict.fromkeys(("request", "text", "verbatim", "messages", "conversation"), "prompt"),
+        "pipeline": "model",
+        "outputs": "model",
+        "duration_s": "seconds",
+        "diffusion.duration_s": "seconds",
+    }
+)
+"""By a field as the client library and the stages call it, the field of this interface."""
+
+
+class SoundRequest(Body):
+    prompt: Annotated[str, Field(min_length=1)]
+    model: str | None = None
+    seconds: Annotated[float, Field(gt=0, le=MOST_SECONDS, allow_inf_nan=False)] | None = None
+    begin_s: Annotated[float, Field(ge=0, le=MOST_SECONDS, allow_inf_nan=False)] | None = None
+    response_format: Literal["mp3", "opus", "aac", "flac", "wav", "pcm"] = "wav"
+    stream_format: Literal["audio", "sse"] = "audio"
+    steps: int | None = None
+    seed: Seed | None = None
+    negative_prompt: str | None = None
+    guidance_scale: float | None = None
+    options: PipelineOptions | None = None
+
+
+def routes(door: Door) -> APIRouter:
+    router = new_router("/v1/audio", "sound")
+
+    @router.post("/generate", response_class=Response)
+    async def generate(request: Request, asked: SoundRequest) -> Response:
+        """Make sound of a description: one file while it is made, or server-sent events with its pieces."""
+        visitor = visitor_of(request)
+        check_format(asked.response_format, 0, FORMAT)
+        options = door.options(
+            visitor,
+            pipeline=await unless_gone(request, door.offer.sound_model(asked.model)),
+            seconds=asked.seconds,
+            begin_s=asked.begin_s or None,
+            steps=asked.steps,
+            seed=asked.seed,
+            negative_prompt=asked.negative_prompt,
+            guidance_scale=asked.guidance_scale,
+            options=asked.options,
+        )
+        with in_words_of(FIELDS):
+            outputs = ["audio", "progress"] if asked.stream_format == "sse" else ["audio"]
+            events = visitor.account.followed(visitor.omni.stream_sound(asked.prompt, outputs=outputs, **options))
+        if asked.stream_format == "sse":
+            return await streamed(request, _events(events, asked.response_format), FIELDS)
+        media_type = MEDIA_TYPES[asked.response_format]
+        return await streamed(request, file_of(events, asked.response_format, FORMAT), FIELDS, media_type=media_type, telling=None)
+
+    return router
+
+
+async def _events(events: AsyncGenerator[Event, None], form: str) -> Pieces:
+    """The same, each piece in an event, how far it is, and what it cost."""
+    async with aclosing(encoded(events, form, FORMAT)) as made:
+        async for piece in made:
+            match piece:
+                case bytes():
+                    yield as_event({"type": "audio.delta", "audio": base64.b64encode(piece).decode()})
+                case Progress():
+                    yield as_event({"type": "omnistage.progress", "done": piece.done, "total": piece.total})
+                case Failover():
+                    yield as_event({"type": "omnistage.failover", **additions.failover(piece)})
+                case Done():
+                    yield as_event({"type": "audio.done", **additions.account(piece)})
+                case _:
+                    pass

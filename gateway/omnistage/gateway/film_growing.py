@@ -1,0 +1,132 @@
+"""A film while it is made: written piece by piece, and read by whoever wants to see it before it is whole."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from importlib.util import find_spec
+from pathlib import Path
+from typing import BinaryIO
+
+from omnistage.client import AsyncOmni
+from omnistage.client.events import Done, Progress, VideoDelta
+from omnistage.gateway.answering import BrokenOff, Pieces
+from omnistage.gateway.failure import ApiError
+from omnistage.gateway.film_store import Job
+
+PIECE_BYTES = 1 << 18
+"""Of one that is read."""
+
+MOST_PROGRESS = 99
+"""Percent of one that is not whole yet."""
+
+
+async def made(omni: AsyncOmni, job: Job, picture: bytes | None, limit_s: float) -> AsyncGenerator[bytes, None]:
+    """The bytes of the file of a film as they come; the job hears of progress and frames. Raises OmniError."""
+    events = omni.stream_film(job.prompt, image=picture, outputs=["video", "progress"], timeout_s=limit_s, **job.options)
+    async with aclosing(events):
+        async for event in events:
+            match event:
+                case Progress() if event.total:
+                    job.progress = min(MOST_PROGRESS, 100 * event.done // event.total)
+                case VideoDelta():
+                    job.media_type = event.media_type
+                    job.frames += event.frames
+                    yield event.data
+                case Done():
+                    job.model, job.notes = event.pipeline, list(event.notes)
+                case _:
+                    pass
+
+
+class Growing:
+    """The file of a film at `path` while it is written. written: its bytes so far. readers: how many follow it."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._file: BinaryIO | None = None
+        self._changed = asyncio.Event()
+        self._attempt = 0
+        self._is_whole = self._is_over = False
+        self.written = self.readers = 0
+
+    async def write(self, data: bytes) -> None:
+        """Raises OSError."""
+        if self._file is None:
+            self._file = await asyncio.to_thread(self._path.open, "w+b")
+        await asyncio.to_thread(_write, self._file, data)
+        self.written += len(data)
+        self._tell()
+
+    async def reset(self, *, is_whole: bool) -> None:
+        """Nothing more comes of this attempt. Of one that is not whole the file goes, and who has read of it is broken off: another
+        attempt may have other bytes."""
+        self._is_whole = is_whole
+        if not is_whole:
+            self._attempt, self.written = self._attempt + 1, 0
+            self._close()
+            await asyncio.to_thread(self._path.unlink, missing_ok=True)
+        self._tell()
+
+    def end(self) -> None:
+        """No other attempt comes."""
+        self._is_over = True
+        self._close()
+        self._tell()
+
+    async def read(self) -> Pieces:
+        """All of it from the beginning on, as it grows, to its end. Raises ApiError where it ends before its first byte, and after that
+        BrokenOff."""
+        self.readers += 1
+        descriptor = -1
+        try:
+            while not self.written and not self._is_over:
+                await self._changed.wait()
+            if self._file is None:
+                raise ApiError(409, "this video has ended meanwhile", code="not_ready", hint="GET /v1/videos/{id} says how it is.")
+            # Its own: the file may get its name at any moment, and the other descriptor its end.
+            descriptor, attempt, place = os.dup(self._file.fileno()), self._attempt, 0
+            while True:
+                while place < self.written and attempt == self._attempt:
+                    piece = await asyncio.to_thread(os.pread, descriptor, min(PIECE_BYTES, self.written - place), place)
+                    place += len(piece)
+                    yield piece
+                if self._is_whole:
+                    return
+                if self._is_over or attempt != self._attempt:
+                    raise BrokenOff
+                await self._changed.wait()
+        finally:
+            self.readers -= 1
+            if descriptor >= 0:
+                os.close(descriptor)
+
+    def _tell(self) -> None:
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    def _close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+
+def _write(file: BinaryIO, data: bytes) -> None:
+    file.write(data)
+    file.flush()
+
+
+def facts_of(path: Path) -> tuple[int, int, float] | None:
+    """Width, height and frames a second of the file of a film; None: it cannot be looked into here. Blocks."""
+    if find_spec("av") is None:
+        return None
+    import av
+
+    try:
+        with av.open(str(path)) as file:
+            stream = file.streams.video[0]
+            return stream.width, stream.height, float(stream.average_rate or stream.guessed_rate or 0)
+    except (av.FFmpegError, IndexError):
+        return None

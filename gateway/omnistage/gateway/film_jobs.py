@@ -1,0 +1,370 @@
+"""Films as jobs: who waits, who is made, and what is kept how long."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+import time
+from collections import Counter
+from contextlib import aclosing, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import structlog
+
+from omnistage.client import AsyncOmni
+from omnistage.client.errors import OmniError, RouterLostError, StageLostError, UnavailableError
+from omnistage.gateway.failure import ApiError, of_omni
+from omnistage.gateway.fields import fields_of
+from omnistage.gateway.film_growing import Growing, facts_of, made
+from omnistage.gateway.film_store import BEGINNING, GROWING, Job, Store, finish
+from omnistage.gateway.kept import new_name
+from omnistage.gateway.metrics import GatewayMetrics
+from omnistage.gateway.settings import GatewaySettings
+
+log = structlog.get_logger(__name__)
+
+PICTURE = "input_reference"
+
+FIELDS = fields_of(
+    {
+        **dict.fromkeys(("request", "text", "verbatim", "messages", "conversation"), "prompt"),
+        **dict.fromkeys(("image", "images", "diffusion.images"), PICTURE),
+        "pipeline": "model",
+        "outputs": "model",
+        "width": "size",
+        "height": "size",
+        "duration_s": "seconds",
+        "diffusion.duration_s": "seconds",
+        "media_type": "format",
+    }
+)
+"""By a field as the client library and the stages call it, the field of this interface."""
+
+MOST_KEPT = 1000
+"""Jobs, also those that failed; the oldest of those that are over go first."""
+
+SHARE = 0.75
+"""Most of the jobs that wait or run for one client."""
+
+MOST_TRIES = 3
+"""Of a film on which a server was lost: it may be the film that ends them."""
+
+AGAIN_S = 2.0
+"""Where nobody says when to ask again."""
+
+FULL_AGAIN_S = 30.0
+
+
+@dataclass(slots=True)
+class _Run:
+    """A job that waits or runs. omni: asks in the name of whoever sent it; where an earlier process took it, in the name that the job has
+    for him. not_before: on the clock of the event loop."""
+
+    job: Job
+    omni: AsyncOmni
+    growing: Growing
+    task: asyncio.Task[None] | None = None
+    not_before: float = 0.0
+
+
+class Jobs:
+    """All of one gateway. `open` comes first."""
+
+    def __init__(self, omni: AsyncOmni, settings: GatewaySettings, metrics: GatewayMetrics) -> None:
+        self._omni, self._settings, self._metrics = omni, settings, metrics
+        self._jobs: dict[str, Job] = {}
+        self._runs: dict[str, _Run] = {}
+        self._writing = asyncio.Lock()
+        self._over = asyncio.Event()
+        self._closes = False
+        self._tidying: asyncio.Task[None] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+
+    async def open(self) -> None:
+        """Take up what an earlier process left. Raises StartError."""
+        self._store = await asyncio.to_thread(Store, self._settings.video_folder)
+        for job in await asyncio.to_thread(self._store.jobs):
+            self._jobs[job.id] = job
+            if job.status == "completed" and not self._store.film(job).is_file():
+                await self._end(job, "failed", {"code": "file_lost", "message": "the file of this film is gone; ask for it again"})
+            elif not job.is_over:
+                job.status, job.progress = "queued", 0
+                self._wait(job, self._omni.as_client(job.who))
+        self._tidying = asyncio.create_task(self._tidy(), name="omnistage-films")
+        self._fill()
+
+    @property
+    def secret(self) -> bytes:
+        """Names visitors alike in all processes that have this folder."""
+        return self._store.secret
+
+    async def close(self) -> None:
+        """Those that run are taken up by the next process."""
+        self._closes = True
+        if self._tidying is None:
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+        tasks = [self._tidying, *(run.task for run in self._runs.values() if run.task is not None)]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        for run in self._runs.values():
+            run.growing.end()
+        async with self._writing:
+            await asyncio.to_thread(self._store.close)
+
+    async def end_unwatched(self) -> None:
+        """The process is about to end: nothing new begins, and what nobody reads while it grows ends now."""
+        self._closes = True
+        tasks = [run.task for run in self._runs.values() if run.task is not None and not run.growing.readers]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    # What there is -------------------------------------------------------------------------------------------------------------------
+
+    def of(self, who: str) -> list[Job]:
+        """His, the oldest first."""
+        return [job for job in self._jobs.values() if job.who == who and not self._is_past(job)]
+
+    def find(self, who: str, name: str) -> Job:
+        """Raises ApiError 404, also for somebody else's."""
+        job = self._jobs.get(name)
+        if job is None or job.who != who or self._is_past(job):
+            hint = "GET /v1/videos lists yours; films are deleted after a while."
+            raise ApiError(404, f"there is no video {name[:128]}", param="video_id", code="not_found", hint=hint)
+        return job
+
+    def expires_at(self, job: Job) -> float | None:
+        return None if job.ended_at is None else job.ended_at + self._settings.video_kept
+
+    def film(self, job: Job) -> str:
+        """Path of the file of one that is completed."""
+        return str(self._store.film(job))
+
+    def growing(self, job: Job) -> Growing | None:
+        """Of one that waits or runs."""
+        run = self._runs.get(job.id)
+        return None if run is None else run.growing
+
+    def _is_past(self, job: Job) -> bool:
+        expires_at = self.expires_at(job)
+        return expires_at is not None and expires_at <= time.time()
+
+    # Asking and deleting -------------------------------------------------------------------------------------------------------------
+
+    async def add(self, job: Job, omni: AsyncOmni, picture: bytes | None) -> None:
+        """Raises ApiError where too many wait, or there is no room on the disk."""
+        by_client = Counter(run.job.who for run in self._runs.values())
+        most = self._settings.video_jobs
+        if len(self._runs) >= most or by_client[job.who] >= max(SHARE * most, 1):
+            there = f"{len(self._runs)} videos wait or are made, {by_client[job.who]} of them yours"
+            told = f"{there}: at most {most} may, and {SHARE:.0%} of these for one client"
+            hint = "Ask again when one of them is finished, or delete one."
+            raise ApiError(503, told, code="overloaded", reason="OVERLOADED", hint=hint, retry_after_s=FULL_AGAIN_S)
+        self._jobs[job.id] = job
+        self._wait(job, omni)
+        try:
+            async with self._writing:
+                await asyncio.to_thread(self._store.put_new, job, picture)
+        except (OSError, sqlite3.Error) as error:
+            del self._jobs[job.id], self._runs[job.id]
+            log.warning("film.not_kept", job=job.id, why=str(error))
+            hint = "Whoever runs the gateway has to make room in its --video-folder."
+            raise ApiError(
+                503, f"the gateway cannot keep a video: {error}", code="disk_full", hint=hint, retry_after_s=FULL_AGAIN_S
+            ) from None
+        self._fill()
+
+    async def delete(self, job: Job) -> None:
+        """It, and what runs for it."""
+        run = self._runs.pop(job.id, None)
+        self._jobs.pop(job.id, None)
+        if run is not None:
+            run.growing.end()
+            if run.task is not None:
+                run.task.cancel()
+                await asyncio.gather(run.task, return_exceptions=True)
+            self._metrics.films_ended.labels("deleted", "CANCELLED").inc()
+        await self._remove(job)
+        self._fill()
+
+    async def _remove(self, job: Job) -> None:
+        self._jobs.pop(job.id, None)
+        async with self._writing:
+            await asyncio.to_thread(self._store.remove, job)
+        self._count()
+
+    # Making ------------------------------------------------------------------------------------------------------------------------
+
+    def _wait(self, job: Job, omni: AsyncOmni) -> None:
+        self._runs[job.id] = _Run(job, omni, Growing(self._store.file(job, GROWING)))
+        self._count()
+
+    def _fill(self) -> None:
+        """Begin as many as may run: of those whose time has come, the oldest of the client of whom the fewest run."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        now = asyncio.get_running_loop().time()
+        while not self._closes:
+            running = [run for run in self._runs.values() if run.task is not None]
+            waiting = [run for run in self._runs.values() if run.task is None and run.job.id in self._jobs]
+            due = [run for run in waiting if run.not_before <= now]
+            if len(running) >= self._settings.video_runs or not due:
+                break
+            by_client = Counter(run.job.who for run in running)
+            chosen = min(due, key=lambda run: by_client[run.job.who])
+            chosen.task = asyncio.create_task(self._make(chosen), name=f"omnistage-film-{chosen.job.id}")
+        later = [run.not_before for run in self._runs.values() if run.task is None and run.not_before > now]
+        if later and not self._closes:
+            self._timer = asyncio.get_running_loop().call_at(min(later), self._fill)
+        self._count()
+
+    async def _make(self, run: _Run) -> None:
+        """To its end, or until it is to be asked again."""
+        job, begun = run.job, time.perf_counter()
+        try:
+            await self._try(run)
+            await self._end(job, "completed", None)
+        except OmniError as error:
+            pause_s = _pause_s(error, job)
+            if pause_s is not None:
+                run.not_before = asyncio.get_running_loop().time() + pause_s
+                job.status, job.progress = "queued", 0
+                log.info("film.waits", job=job.id, reason=error.reason, again_s=pause_s)
+                return
+            failure = of_omni(error, FIELDS)
+            await self._end(job, "failed", _told(failure))
+        except ApiError as failure:
+            await self._end(job, "failed", _told(failure))
+        except (OSError, sqlite3.Error) as error:
+            await self._end(job, "failed", {"code": "disk_full", "message": f"the gateway cannot write the film: {error}"})
+        except Exception:
+            log.exception("film.bug", job=job.id)
+            await self._end(job, "failed", {"code": "internal", "message": "the gateway failed; its log has the cause"})
+        finally:
+            run.task = None
+            if job.is_over:
+                self._runs.pop(job.id, None)
+                run.growing.end()
+                self._tell(job, time.perf_counter() - begun)
+            if not self._closes:
+                self._fill()
+
+    def _tell(self, job: Job, total_s: float) -> None:
+        code = "OK" if job.error is None else job.error["code"].upper()
+        self._metrics.films_ended.labels(job.status, code).inc()
+        made = {"frames": job.frames, "bytes": job.size_bytes, "total_s": round(total_s, 4)}
+        log.info("film.done", job=job.id, status=job.status, code=code, pipeline=job.model, **made)
+
+    async def _try(self, run: _Run) -> None:
+        """Ask for it, and write what comes. Raises OmniError, ApiError, OSError."""
+        job = run.job
+        job.status, job.progress, job.frames, job.size_bytes = "in_progress", 0, 0, 0
+        await self._put(job)
+        picture = await asyncio.to_thread(self._store.file(job, BEGINNING).read_bytes) if job.has_picture else None
+        try:
+            async with aclosing(made(run.omni, job, picture, self._settings.session_limit)) as pieces:
+                async for piece in pieces:
+                    await self._make_room(len(piece))
+                    await run.growing.write(piece)
+                    job.size_bytes += len(piece)
+            if not job.frames:
+                raise ApiError(500, f"{job.model} made no film", code="no_film", hint="GET /v1/models has what each makes.")
+            film = self._store.film(job)
+            await asyncio.to_thread(finish, self._store.file(job, GROWING), film)
+            await self._look_into(job, film)
+        except BaseException:
+            job.frames = job.size_bytes = 0
+            raise
+        finally:
+            await run.growing.reset(is_whole=job.size_bytes > 0)
+
+    async def _look_into(self, job: Job, film: Path) -> None:
+        """What a film that is whole says of itself stands in its job."""
+        facts = await asyncio.to_thread(facts_of, film)
+        if facts is not None:
+            width, height, rate_hz = facts
+            job.size = f"{width}x{height}"
+            job.seconds = f"{job.frames / rate_hz:g}" if rate_hz else job.seconds
+
+    async def _make_room(self, size: int) -> None:
+        """Delete the oldest films for so many bytes more. Raises ApiError where that is not enough."""
+        most = self._settings.video_bytes
+        while sum(job.size_bytes for job in self._jobs.values()) + size > most:
+            oldest = next((job for job in self._jobs.values() if job.status == "completed"), None)
+            if oldest is None:
+                told = f"the film has more bytes than there is room for: the films of this gateway have {most >> 20} MiB together"
+                raise ApiError(507, told, code="too_large", hint="Ask for a shorter or smaller film.")
+            log.info("film.made_way", job=oldest.id, bytes=oldest.size_bytes)
+            await self._remove(oldest)
+
+    async def _end(self, job: Job, status: Any, error: dict[str, str] | None) -> None:
+        job.status, job.error, job.ended_at = status, error, time.time()
+        job.progress = 100 if status == "completed" else job.progress
+        if error is not None:
+            with suppress(OSError):
+                self._store.remove_file(job, GROWING)
+        with suppress(OSError):
+            self._store.remove_file(job, BEGINNING)
+        await self._put(job)
+        self._over.set()
+
+    async def _put(self, job: Job) -> None:
+        """As it is now. Where that cannot be written it is so in this process alone, and the next one asks for the film again."""
+        async with self._writing:
+            if job.id not in self._jobs:
+                return
+            try:
+                await asyncio.to_thread(self._store.put, job)
+            except sqlite3.Error as error:
+                log.warning("film.not_kept", job=job.id, why=str(error))
+
+    # Tidying -----------------------------------------------------------------------------------------------------------------------
+
+    async def _tidy(self) -> None:
+        """Delete what is past, when it is, and the oldest of too many."""
+        while True:
+            over = [job for job in self._jobs.values() if job.is_over]
+            for number, job in enumerate(over):
+                if self._is_past(job) or len(over) - number > MOST_KEPT:
+                    try:
+                        await self._remove(job)
+                    except (OSError, sqlite3.Error) as error:
+                        log.warning("film.not_removed", job=job.id, why=str(error))
+            self._over.clear()
+            times = [at for job in self._jobs.values() if (at := self.expires_at(job)) is not None]
+            with suppress(TimeoutError):
+                async with asyncio.timeout(max(min(times) - time.time(), AGAIN_S) if times else None):
+                    await self._over.wait()
+
+    def _count(self) -> None:
+        running = sum(run.task is not None for run in self._runs.values())
+        self._metrics.films.labels("in_progress").set(running)
+        self._metrics.films.labels("queued").set(len(self._runs) - running)
+        self._metrics.film_bytes.set(sum(job.size_bytes for job in self._jobs.values()))
+
+
+def new_job(who: str, **given: Any) -> Job:
+    return Job(new_name("video_"), who, int(time.time()), **given)
+
+
+def _pause_s(error: OmniError, job: Job) -> float | None:
+    """When to ask again for a film that was not made; None: it failed."""
+    if not isinstance(error, UnavailableError):
+        return None
+    if isinstance(error, StageLostError | RouterLostError):
+        job.tries += 1
+        if job.tries >= MOST_TRIES:
+            return None
+    return error.retry_delay_s or AGAIN_S
+
+
+def _told(failure: ApiError) -> dict[str, str]:
+    """What a job tells of it."""
+    hint = f" {failure.hint}" if failure.hint else ""
+    return {"code": failure.code or "internal", "message": f"{failure.message}.{hint}" if hint else failure.message}

@@ -1,0 +1,191 @@
+"""Films that were asked for, as they lie in a folder: a row of SQLite for each, and beside it the files."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import re
+import secrets
+import sqlite3
+import tempfile
+import threading
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from omnistage.host.errors import StartError
+
+Status = Literal["queued", "in_progress", "completed", "failed"]
+
+VERSION = 1
+"""Of the tables: another one is refused, so that no gateway loses what it does not understand."""
+
+DATABASE, LOCK = "jobs.sqlite3", ".lock"
+
+BUSY_S = 5.0
+"""For somebody who looks into the database with another program."""
+
+ENDS = {"video/webm": "webm", "video/mp4": "mp4"}
+"""Of the name of a file, by its media type."""
+GROWING, BEGINNING = "part", "picture"
+
+_NAME = re.compile(r"video_[A-Za-z0-9_-]{32}")
+
+_TABLES = """
+CREATE TABLE jobs (number INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT NOT NULL UNIQUE, status TEXT NOT NULL, job TEXT NOT NULL);
+CREATE TABLE secret (value BLOB NOT NULL);
+"""
+
+
+@dataclass(slots=True)
+class Job:
+    """One film. who: whose it is. options: of the call of the client library, its seed and its request id too. has_picture: a picture to
+    begin with lies beside it. size, seconds: as they are told. tries: how often a server was lost while it was made. ended_at: Unix time.
+    frames, size_bytes: of what there is of the film."""
+
+    id: str
+    who: str
+    created_at: int
+    prompt: str
+    options: dict[str, Any]
+    model: str
+    size: str
+    seconds: str
+    has_picture: bool = False
+    status: Status = "queued"
+    progress: int = 0
+    tries: int = 0
+    ended_at: float | None = None
+    error: dict[str, str] | None = None
+    media_type: str = ""
+    frames: int = 0
+    size_bytes: int = 0
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def is_over(self) -> bool:
+        return self.status in ("completed", "failed")
+
+
+class Store:
+    """The folder of one gateway, which it holds until `close`. Methods block; threads may call them, one after the other or at once."""
+
+    def __init__(self, folder: str) -> None:
+        """folder: empty: a new one, which goes at `close`. Raises StartError."""
+        self._lock = threading.Lock()
+        self._own = None if folder else tempfile.TemporaryDirectory(prefix="omnistage-films-")
+        self.folder = Path(self._own.name if self._own else folder)
+        try:
+            self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._held = _held(self.folder)
+            self._database = sqlite3.connect(self.folder / DATABASE, timeout=BUSY_S, check_same_thread=False, isolation_level=None)
+            self.secret = self._prepare()
+            self._tidy()
+        except (OSError, sqlite3.Error) as error:
+            raise StartError(f"cannot keep films in {self.folder}: {error}; name another --video-folder") from error
+
+    def _prepare(self) -> bytes:
+        """The tables, the first time. Returns the secret that names visitors alike in all processes that have this folder."""
+        (self.folder / DATABASE).chmod(0o600)
+        run = self._database.execute
+        run("PRAGMA journal_mode = WAL")
+        run("PRAGMA synchronous = FULL")
+        (version,) = run("PRAGMA user_version").fetchone()
+        if version not in (0, VERSION):
+            raise sqlite3.DatabaseError(f"{DATABASE} is of another version of omnistage ({version}, and this one has {VERSION})")
+        if not version:
+            self._database.executescript(f"BEGIN; {_TABLES} PRAGMA user_version = {VERSION}; COMMIT;")
+        found = run("SELECT value FROM secret").fetchone()
+        if found is None:
+            found = (secrets.token_bytes(32),)
+            run("INSERT INTO secret VALUES (?)", found)
+        return bytes(found[0])
+
+    def _tidy(self) -> None:
+        """Remove files of jobs that there are not, and beginnings of films."""
+        known = {job.id for job in self.jobs()}
+        for path in self.folder.iterdir():
+            name, _, end = path.name.rpartition(".")
+            if _NAME.fullmatch(name) and (name not in known or end == GROWING):
+                path.unlink()
+
+    def jobs(self) -> list[Job]:
+        """All of them, the oldest first."""
+        with self._lock:
+            rows = self._database.execute("SELECT job FROM jobs ORDER BY number").fetchall()
+        return [Job(**json.loads(row)) for (row,) in rows]
+
+    def put(self, job: Job) -> None:
+        """Keep it as it is now. Raises sqlite3.Error."""
+        row = (job.id, job.status, json.dumps(asdict(job)))
+        told = "ON CONFLICT (id) DO UPDATE SET status = excluded.status, job = excluded.job"
+        with self._lock:
+            self._database.execute(f"INSERT INTO jobs (id, status, job) VALUES (?, ?, ?) {told}", row)
+
+    def put_new(self, job: Job, picture: bytes | None) -> None:
+        """Keep one with the picture that it begins with. Raises OSError, sqlite3.Error; then there is nothing of it."""
+        try:
+            if picture is not None:
+                _write(self.file(job, BEGINNING), picture)
+            self.put(job)
+        except BaseException:
+            self.remove_file(job, BEGINNING)
+            raise
+
+    def remove(self, job: Job) -> None:
+        """It and its files. Raises OSError, sqlite3.Error."""
+        with self._lock:
+            self._database.execute("DELETE FROM jobs WHERE id = ?", (job.id,))
+        for end in (*ENDS.values(), GROWING, BEGINNING, "bin"):
+            self.remove_file(job, end)
+
+    def file(self, job: Job, end: str) -> Path:
+        return self.folder / f"{job.id}.{end}"
+
+    def film(self, job: Job) -> Path:
+        """Where it lies when it is whole."""
+        return self.file(job, ENDS.get(job.media_type.partition(";")[0].strip(), "bin"))
+
+    def remove_file(self, job: Job, end: str) -> None:
+        self.file(job, end).unlink(missing_ok=True)
+
+    def close(self) -> None:
+        with self._lock:
+            self._database.close()
+        os.close(self._held)
+        if self._own is not None:
+            self._own.cleanup()
+
+
+def _held(folder: Path) -> int:
+    """A descriptor that holds the folder for this process. Raises OSError where another one has it."""
+    held = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(held)
+        raise OSError("another gateway has it") from None
+    except BaseException:
+        os.close(held)
+        raise
+    return held
+
+
+def _write(path: Path, data: bytes) -> None:
+    with path.open("xb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def finish(growing: Path, whole: Path) -> None:
+    """Move a film to its place when it is on the disk. Raises OSError."""
+    with growing.open("rb") as file:
+        os.fsync(file.fileno())
+    growing.replace(whole)
+    folder = os.open(whole.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)

@@ -1,0 +1,196 @@
+"""POST /v1/videos and what becomes of them: films as jobs, in the shape of OpenAI's interface of that name."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter, Query, Request
+from starlette.responses import FileResponse, Response
+
+from omnistage.client.media import to_part
+from omnistage.gateway.answering import begun, streamed, unless_gone
+from omnistage.gateway.body import MOST_SEED
+from omnistage.gateway.door import Door, Visitor, visitor_of
+from omnistage.gateway.failure import ApiError, in_words_of, invalid, unsupported
+from omnistage.gateway.film_jobs import FIELDS, PICTURE, new_job
+from omnistage.gateway.film_store import Job
+from omnistage.gateway.films_schema import MEDIA_TYPES, FilmRequest, FilmRequestJson, film_bodies
+from omnistage.gateway.form import form_of, is_form, validated
+from omnistage.gateway.parsed import new_router
+from omnistage.gateway.pictures_body import fetched, url_of
+from omnistage.gateway.pictures_schema import sides_of
+
+MOST_LISTED = 100
+
+AUTO = "auto"
+"""For a size and a length that the model chooses; a film that is whole has its own."""
+
+FILM: dict[int | str, dict[str, Any]] = {200: {"content": {"video/webm": {}, "video/mp4": {}}}}
+
+FILE_HEADERS = {
+    "Cache-Control": "private, no-store",
+    "X-Content-Type-Options": "nosniff",
+    "Content-Security-Policy": "default-src 'none'; sandbox",
+}
+
+
+def routes(door: Door) -> APIRouter:
+    router = new_router("/v1/videos", "videos")
+    jobs = door.jobs
+
+    @router.post("", openapi_extra=film_bodies())
+    async def create(request: Request) -> dict[str, Any]:
+        """Ask for a film: JSON, or a form with a picture to begin with. It is made while nobody waits."""
+        asked, reference = await _read(request)
+        return await _created(door, request, asked, reference)
+
+    @router.get("")
+    async def videos(
+        request: Request,
+        limit: Annotated[int, Query(ge=0, le=MOST_LISTED)] = 20,
+        after: str | None = None,
+        order: Literal["asc", "desc"] = "desc",
+    ) -> dict[str, Any]:
+        """Those of this visitor."""
+        visitor = visitor_of(request)
+        found = jobs.of(visitor.who)
+        if order == "desc":
+            found.reverse()
+        if after is not None:
+            found = found[found.index(jobs.find(visitor.who, after)) + 1 :]
+        data = [_shown(door, job) for job in found[:limit]]
+        ends = {"first_id": data[0]["id"] if data else None, "last_id": data[-1]["id"] if data else None}
+        return {"object": "list", "data": data, **ends, "has_more": len(found) > limit}
+
+    @router.get("/{video_id}")
+    async def video(request: Request, video_id: str) -> dict[str, Any]:
+        """How one of them is."""
+        return _shown(door, jobs.find(visitor_of(request).who, video_id))
+
+    @router.delete("/{video_id}")
+    async def delete(request: Request, video_id: str) -> dict[str, Any]:
+        """Delete one; what is still made of it is cancelled."""
+        await jobs.delete(jobs.find(visitor_of(request).who, video_id))
+        return {"id": video_id, "object": "video.deleted", "deleted": True}
+
+    @router.get("/{video_id}/content", response_class=Response, responses=FILM)
+    async def content(
+        request: Request, video_id: str, stream: bool = False, variant: Literal["video", "thumbnail", "spritesheet"] = "video"
+    ) -> Response:
+        """The file of one, or a range of it; with `stream=true` also of one that is not whole yet, as it grows."""
+        if variant != "video":
+            raise unsupported("variant", "only the video itself is kept; leave it out")
+        return await _content(door, request, jobs.find(visitor_of(request).who, video_id), stream)
+
+    @router.post("/{video_id}/remix", include_in_schema=False)
+    async def remix(video_id: str) -> None:
+        """Not offered: no model here changes a film."""
+        raise ApiError(404, "remixes of videos are not offered", code="not_offered", hint="POST /v1/videos makes a new one.")
+
+    return router
+
+
+async def _read(request: Request) -> tuple[FilmRequest, bytes | str | None]:
+    """What is asked, and the picture to begin with: the bytes of a file, or a URL. Raises ApiError, RequestValidationError."""
+    if not is_form(request):
+        asked = validated(FilmRequestJson, request.scope["state"]["json"])
+        return asked, None if asked.input_reference is None else url_of(asked.input_reference, PICTURE)
+    picture, fields = None, dict[str, str]()
+    for name, value in await form_of(request, 1):
+        if isinstance(value, str) and name != PICTURE:
+            fields[name] = value
+        elif isinstance(value, bytes) and name == PICTURE:
+            picture = value
+        else:
+            raise invalid(name[:128], "must be one file" if name == PICTURE else "is a file")
+    return validated(FilmRequest, fields), picture
+
+
+async def _created(door: Door, request: Request, asked: FilmRequest, reference: bytes | str | None) -> dict[str, Any]:
+    visitor = visitor_of(request)
+    if asked.seconds is not None and asked.frames is not None:
+        raise invalid("seconds", "frames say how long it is; give one of them")
+    picture = None if reference is None else await unless_gone(request, _picture(door, visitor, reference))
+    width, height = sides_of(asked.size)
+    pipeline = await unless_gone(request, door.offer.film_model(asked.model))
+    options = door.options(
+        visitor,
+        pipeline=pipeline,
+        width=width,
+        height=height,
+        seconds=asked.seconds,
+        frames=asked.frames,
+        frames_per_second=asked.frames_per_second,
+        steps=asked.steps,
+        seed=secrets.randbelow(MOST_SEED + 1) if asked.seed is None else asked.seed,
+        negative_prompt=asked.negative_prompt,
+        guidance_scale=asked.guidance_scale,
+        guidance_scale_2=asked.guidance_scale_2,
+        flow_shift=asked.flow_shift,
+        media_type=asked.format and MEDIA_TYPES[asked.format],
+        options=asked.options,
+    )
+    del options["timeout_s"]  # It begins when the job does.
+    with in_words_of(FIELDS):  # What the client library refuses is refused now, though nothing is asked yet.
+        await visitor.omni.stream_film(asked.prompt, image=picture, **options).aclose()
+    seconds = asked.seconds
+    if asked.frames and asked.frames_per_second:
+        seconds = asked.frames / asked.frames_per_second
+    job = new_job(
+        visitor.who,
+        prompt=asked.prompt,
+        options=options,
+        model=asked.model or pipeline or AUTO,
+        size=asked.size or AUTO,
+        seconds=AUTO if seconds is None else f"{seconds:g}",
+        has_picture=picture is not None,
+    )
+    await door.jobs.add(job, visitor.omni, picture)
+    return _shown(door, job)
+
+
+async def _picture(door: Door, visitor: Visitor, reference: bytes | str) -> bytes:
+    """The bytes of a file. Raises ApiError."""
+    (given,) = await fetched({PICTURE: reference}, door.fetcher.of(visitor.account))
+    with in_words_of(FIELDS):
+        part = await asyncio.to_thread(to_part, given, "image", PICTURE)
+    return part.media.data
+
+
+async def _content(door: Door, request: Request, job: Job, is_streamed: bool) -> Response:
+    if job.status == "failed":
+        hint = f"GET /v1/videos/{job.id} says why."
+        raise ApiError(404, "there is no such video: it failed", code="video_failed", hint=hint)
+    growing = door.jobs.growing(job)
+    if growing is None:
+        return FileResponse(door.jobs.film(job), media_type=job.media_type, headers=FILE_HEADERS)
+    if not is_streamed:
+        hint = "Ask again when its status is completed, or with ?stream=true for what there is."
+        raise ApiError(409, f"this video is {job.status}", code="not_ready", hint=hint, headers={"X-Should-Retry": "false"})
+    pieces = await unless_gone(request, begun(growing.read()))
+    return await streamed(request, pieces, FIELDS, media_type=job.media_type, telling=None)
+
+
+def _shown(door: Door, job: Job) -> dict[str, Any]:
+    """As OpenAI had it, and beside that what is ours."""
+    expires_at = door.jobs.expires_at(job)
+    ours = {"seed": job.options["seed"], "frames": job.frames, "bytes": job.size_bytes, "media_type": job.media_type or None}
+    return {
+        "id": job.id,
+        "object": "video",
+        "model": job.model,
+        "status": job.status,
+        "progress": job.progress,
+        "created_at": job.created_at,
+        "completed_at": int(job.ended_at) if job.status == "completed" and job.ended_at is not None else None,
+        "expires_at": None if expires_at is None else int(expires_at),
+        "prompt": job.prompt,
+        "size": job.size,
+        "seconds": job.seconds,
+        "remixed_from_video_id": None,
+        "error": job.error,
+        **ours,
+        **({"notes": job.notes} if job.notes else {}),
+    }

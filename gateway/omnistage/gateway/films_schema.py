@@ -1,0 +1,54 @@
+"""The body of POST /v1/videos."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, Field
+
+from omnistage.gateway.body import Body, Ignored, Seed
+from omnistage.gateway.pictures_schema import FILE, SIZE, PictureReference, PipelineOptions, size_of
+
+MOST_SECONDS = 3600
+MOST_FRAMES = 1 << 16
+MOST_RATE_HZ = 120
+
+MEDIA_TYPES = {"webm": "video/webm", "mp4": "video/mp4", "mp4-h264": 'video/mp4; codecs="avc1"'}
+"""By a format, as the stages call it."""
+
+
+class FilmRequest(Body):
+    """What both forms of the body have."""
+
+    prompt: Annotated[str, Field(min_length=1, max_length=32000)]
+    model: str | None = None
+    seconds: Annotated[float, Field(gt=0, le=MOST_SECONDS, allow_inf_nan=False)] | None = None
+    size: Annotated[str, AfterValidator(size_of), Field(json_schema_extra={"pattern": SIZE})] | None = None
+
+    user: Ignored = None
+    safety_identifier: Ignored = None
+
+    frames: Annotated[int, Field(ge=1, le=MOST_FRAMES)] | None = None
+    frames_per_second: Annotated[float, Field(gt=0, le=MOST_RATE_HZ, allow_inf_nan=False)] | None = None
+    steps: int | None = None
+    seed: Seed | None = None
+    negative_prompt: str | None = None
+    guidance_scale: float | None = None
+    guidance_scale_2: float | None = None
+    flow_shift: float | None = None
+    format: Literal["webm", "mp4", "mp4-h264"] | None = None
+    options: PipelineOptions | None = None
+
+
+class FilmRequestJson(FilmRequest):
+    """Of a body in JSON."""
+
+    input_reference: PictureReference | None = None
+
+
+def film_bodies() -> dict[str, Any]:
+    """What our own document says of the body, which may come in two forms."""
+    fields = FilmRequest.model_json_schema()
+    form = {**fields, "properties": {**fields["properties"], "input_reference": FILE}}
+    body = {**fields, "properties": {**fields["properties"], "input_reference": PictureReference.model_json_schema()}}
+    return {"requestBody": {"required": True, "content": {"application/json": {"schema": body}, "multipart/form-data": {"schema": form}}}}

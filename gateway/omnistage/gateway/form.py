@@ -1,0 +1,69 @@
+"""Bodies that are forms, with files and fields, or JSON."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from typing import TypeVar
+
+from fastapi.exceptions import RequestValidationError
+from pydantic import BaseModel, ValidationError
+from starlette.datastructures import UploadFile
+from starlette.formparsers import MultiPartException, MultiPartParser
+from starlette.requests import Request
+
+from omnistage.gateway.failure import ApiError
+
+B = TypeVar("B", bound=BaseModel)
+
+FORM, JSON = "multipart/form-data", "application/json"
+
+MOST_FIELDS = 64
+FIELD_BYTES = 1 << 20
+"""Of a field that is no file."""
+
+PIECE_BYTES = 1 << 20
+
+
+class _InMemory(MultiPartParser):
+    """What the guard has let in is in memory; nothing is written to disk."""
+
+    spool_max_size = 1 << 40
+
+
+def is_form(request: Request) -> bool:
+    """Whether the body is a form, and else JSON. Raises ApiError for what is neither."""
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind not in (FORM, JSON):
+        hint = f"Send a form, Content-Type: {FORM}, with files, or {JSON} with data: URLs."
+        raise ApiError(400, f"the body is neither {FORM} nor {JSON}", code="invalid_body", hint=hint)
+    return kind == FORM
+
+
+async def form_of(request: Request, most_files: int) -> list[tuple[str, bytes | str]]:
+    """Names and values in order: the bytes of files, and texts. Raises ApiError."""
+    pieces = _pieces(await request.body())
+    parser = _InMemory(request.headers, pieces, max_files=most_files, max_fields=MOST_FIELDS, max_part_size=FIELD_BYTES)
+    try:
+        form = await parser.parse()
+    except MultiPartException as error:
+        raise ApiError(400, f"the form cannot be read: {error.message}", code="invalid_body") from None
+    try:
+        return [(name, await value.read() if isinstance(value, UploadFile) else value) for name, value in form.multi_items()]
+    finally:
+        await form.close()
+
+
+def validated(kind: type[B], body: object) -> B:
+    """Raises RequestValidationError, which the app answers with."""
+    try:
+        return kind.model_validate(body)
+    except ValidationError as error:
+        raise RequestValidationError(error.errors()) from None
+
+
+async def _pieces(body: bytes) -> AsyncGenerator[bytes, None]:
+    """So that neither others on the event loop wait for a large form, nor all of it is there once more."""
+    for place in range(0, len(body), PIECE_BYTES):
+        yield body[place : place + PIECE_BYTES]
+        await asyncio.sleep(0)
