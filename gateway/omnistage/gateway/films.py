@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Query, Request
 from starlette.responses import FileResponse, Response
 
+from omnistage.client.allowed import fault_of
+from omnistage.client.errors import BadRequestError
 from omnistage.client.media import to_part
+from omnistage.client.options import OPTIONS
 from omnistage.gateway.answering import begun, streamed, unless_gone
 from omnistage.gateway.body import MOST_SEED
 from omnistage.gateway.door import Door, Visitor, visitor_of
@@ -23,6 +27,9 @@ from omnistage.gateway.pictures_body import fetched, url_of
 from omnistage.gateway.pictures_schema import sides_of
 
 MOST_LISTED = 100
+
+NUMBERS = {"width", "height", "steps", "guidance_scale", "guidance_scale_2", "flow_shift"}
+"""Options whose ranges are the client library's."""
 
 AUTO = "auto"
 """For a size and a length that the model chooses; a film that is whole has its own."""
@@ -133,7 +140,8 @@ async def _created(door: Door, request: Request, asked: FilmRequest, reference: 
         options=asked.options,
     )
     del options["timeout_s"]  # It begins when the job does.
-    with in_words_of(FIELDS):  # What the client library refuses is refused now, though nothing is asked yet.
+    with in_words_of(FIELDS):  # Though nothing is asked yet.
+        _check(options)
         await visitor.omni.stream_film(asked.prompt, image=picture, **options).aclose()
     seconds = asked.seconds
     if asked.frames and asked.frames_per_second:
@@ -149,6 +157,13 @@ async def _created(door: Door, request: Request, asked: FilmRequest, reference: 
     )
     await door.jobs.add(job, visitor.omni, picture)
     return _shown(door, job)
+
+
+def _check(options: Mapping[str, Any]) -> None:
+    """What no model takes is refused when it is sent, and not when its turn has come. Raises BadRequestError."""
+    for name in options.keys() & NUMBERS:
+        if fault := fault_of(OPTIONS[name], options[name]):
+            raise BadRequestError.of(name, fault)
 
 
 async def _picture(door: Door, visitor: Visitor, reference: bytes | str) -> bytes:
