@@ -1,0 +1,265 @@
+"""Films as jobs of a gateway that ends, is killed, is full, or has no room."""
+
+from __future__ import annotations
+
+import json
+import resource
+import signal
+import sqlite3
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import numpy as np
+import pytest
+
+from helpers import servers
+from helpers.gateway import gateway
+from helpers.metrics import fetched, value
+from helpers.servers import NotReady, ServerProcess
+from helpers.videos import SEED, ask, by, frames, get, over, until_it_is
+from helpers.waiting import until
+from omnistage.gateway.film_store import DATABASE, Job, Store
+from omnistage.host.errors import StartError
+from omnistage.models.toy.files import png
+
+LONG = {"steps": 30}
+"""Of a film that takes 3 s here."""
+
+MIB = 1 << 20
+LARGE = {"size": "128x128", "frames": 40, "steps": 1}
+"""Of a film of 640 KiB, two of which are more than a MiB."""
+
+
+@pytest.fixture(scope="module")
+def film_maker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[servers.Stack]:
+    """It pauses before each step."""
+    folder = tmp_path_factory.mktemp("film")
+    chain = {"kinds": ["diffusion"], "pipeline": "toy-film", "family": "toy-film", "options": {"interval_s": 0.1}}
+    with servers.stack(folder, **chain) as stack:
+        yield stack
+
+
+@contextmanager
+def kept(router: str, folder: Path, *flags: str) -> Iterator[tuple[str, ServerProcess]]:
+    """A gateway that keeps its films in a folder of this one; its URL."""
+    with gateway(router, folder, "--video-folder", str(folder / "films"), *flags) as server:
+        yield f"http://{server.address}", server
+
+
+def left(folder: Path) -> set[str]:
+    """Ends of the names of the files of films."""
+    return {path.suffix for path in (folder / "films").iterdir() if path.name.startswith("video_")}
+
+
+def temporary(folder: Path) -> list[Path]:
+    return list(folder.glob("omnistage-films-*"))
+
+
+@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("key", ["ann", ""])
+async def test_films_outlive_their_gateway(how: signal.Signals, key: str, film_maker: servers.Stack, tmp_path: Path) -> None:
+    """One is finished, one is made, two wait, one of them with a picture. Whoever gave no key is known by his address."""
+    sketch = np.arange(64, dtype=np.uint8).reshape(8, 8)
+    with kept(film_maker.address, tmp_path, "--video-runs", "1") as (url, server):
+        finished = await over(url, ask(url, key, steps=1).json()["id"], key)
+        running = ask(url, key, seed=6, **LONG).json()["id"]
+        waiting = ask(url, key, seed=7, steps=2).json()["id"]
+        asked = {"prompt": "a cat", "seed": "8", "frames": "11", "steps": "2"}
+        form = httpx2.post(f"{url}/v1/videos", files={"input_reference": png(sketch)}, data=asked, headers=by(key))
+        pictured = form.json()["id"]
+        await until(lambda: get(url, f"/{running}", key).json()["progress"] > 3)
+        assert get(url, f"/{waiting}", key).json()["status"] == "queued"
+        server.process.send_signal(how)
+        assert server.wait() == (0 if how is signal.SIGTERM else -how)
+    assert (tmp_path / "films").stat().st_mode & 0o777 == 0o700
+    with kept(film_maker.address, tmp_path, "--video-runs", "2") as (url, _):
+        assert get(url, f"/{finished['id']}", key).json() == finished
+        assert get(url, f"/{finished['id']}/content", key).content == frames(steps=1)
+        expected = {
+            running: frames(6, steps=LONG["steps"]),
+            waiting: frames(7, steps=2),
+            pictured: frames(8, steps=2, shown=int(sketch.sum())),
+        }
+        for name, film in expected.items():
+            assert (await over(url, name, key))["status"] == "completed"
+            assert get(url, f"/{name}/content", key).content == film
+        assert len(get(url, "", key).json()["data"]) == 4
+        assert get(url, "", "somebody-else").json()["data"] == []
+        assert left(tmp_path) == {".bin"}
+
+
+async def test_a_film_that_is_read_while_its_gateway_ends_is_finished(film_maker: servers.Stack, tmp_path: Path) -> None:
+    """As every answer that runs is, within the grace; one that nobody reads is left to the next process."""
+    with kept(film_maker.address, tmp_path) as (url, server):
+        read, unread = (ask(url, steps=steps).json()["id"] for steps in (10, 60))
+        with httpx2.stream("GET", f"{url}/v1/videos/{read}/content?stream=true", headers=by("ann"), timeout=60) as answer:
+            server.terminate()
+            assert answer.read() == frames(steps=10)
+        assert server.wait() == 0
+    with sqlite3.connect(tmp_path / "films" / DATABASE) as database:
+        assert dict(database.execute("SELECT id, status FROM jobs")) == {read: "completed", unread: "in_progress"}
+
+
+async def test_a_film_is_deleted_when_its_time_has_come(film_maker: servers.Stack, tmp_path: Path) -> None:
+    with kept(film_maker.address, tmp_path, "--video-kept", "2") as (url, server):
+        shown = await over(url, ask(url, steps=1).json()["id"])
+        assert get(url, f"/{shown['id']}/content").status_code == 200
+        await until(lambda: get(url, f"/{shown['id']}").status_code == 404)
+        assert time.time() >= shown["expires_at"]
+        assert get(url).json()["data"] == [] and get(url, f"/{shown['id']}/content").status_code == 404
+        await until(lambda: not left(tmp_path))
+        await until(lambda: value(fetched(server.metrics_address), "omnistage_gateway_film_bytes") == 0)
+
+
+async def test_the_oldest_films_make_way(film_maker: servers.Stack, tmp_path: Path) -> None:
+    with kept(film_maker.address, tmp_path, "--video-bytes", str(MIB)) as (url, server):
+        names = []
+        for seed in (1, 2):
+            names.append(ask(url, seed=seed, **LARGE).json()["id"])
+            assert (await over(url, names[-1]))["status"] == "completed"
+        assert get(url, f"/{names[0]}").status_code == 404
+        assert get(url, f"/{names[1]}/content").content == frames(2, 40, steps=1, side=128)
+        page = fetched(server.metrics_address)
+        assert value(page, "omnistage_gateway_film_bytes") == 40 * 128 * 128
+        assert value(page, "omnistage_gateway_films_ended_total", status="completed", code="OK") == 2
+        too_large = await over(url, ask(url, size="256x256", frames=20, steps=1).json()["id"])
+        assert (too_large["status"], too_large["error"]["code"], too_large["bytes"]) == ("failed", "too_large", 0)
+        assert left(tmp_path) == set()
+
+
+async def test_one_that_is_deleted_is_made_no_more(film_maker: servers.Stack, tmp_path: Path) -> None:
+    metrics = film_maker.stages["diffusion"].metrics_address
+
+    def drawn() -> float:
+        return value(fetched(metrics), "omnistage_stage_inflight")
+
+    with kept(film_maker.address, tmp_path, "--video-runs", "1") as (url, server):
+        running, waiting = (ask(url, **LONG).json()["id"] for _ in range(2))
+        await until_it_is(("in_progress",), url, running)
+        await until(lambda: drawn() == 1)
+        for name in (waiting, running):
+            answer = httpx2.delete(f"{url}/v1/videos/{name}", headers=by("ann"))
+            assert answer.json() == {"id": name, "object": "video.deleted", "deleted": True}
+            assert get(url, f"/{name}").status_code == 404
+        await until(lambda: drawn() == 0)
+        assert (await over(url, ask(url, steps=1).json()["id"]))["status"] == "completed"
+        assert value(fetched(server.metrics_address), "omnistage_gateway_films_ended_total", status="deleted", code="CANCELLED") == 2
+
+
+async def test_only_so_many_wait_and_one_client_has_a_part_of_them(film_maker: servers.Stack, tmp_path: Path) -> None:
+    with kept(film_maker.address, tmp_path, "--video-jobs", "4", "--video-runs", "1") as (url, _):
+        names = [ask(url, "ann", **LONG).json()["id"] for _ in range(3)]
+        refused = ask(url, "ann", **LONG)
+        assert (refused.status_code, refused.json()["error"]["reason"]) == (503, "OVERLOADED") and int(refused.headers["retry-after"]) > 0
+        assert ask(url, "ben", steps=1).status_code == 200
+        assert ask(url, "cat", steps=1).status_code == 503
+        httpx2.delete(f"{url}/v1/videos/{names[2]}", headers=by("ann"))
+        assert ask(url, "cat", steps=1).status_code == 200
+
+
+async def test_clients_take_turns(film_maker: servers.Stack, tmp_path: Path) -> None:
+    """Of two places one is for who has none, however many another one asked for before."""
+    with kept(film_maker.address, tmp_path, "--video-runs", "2") as (url, _):
+        long = [ask(url, "ann", **LONG).json()["id"] for _ in range(2)]
+        await until_it_is(("in_progress",), url, long[1])
+        later = ask(url, "ann", **LONG).json()["id"]
+        late = ask(url, "ben", steps=1).json()["id"]
+        httpx2.delete(f"{url}/v1/videos/{long[0]}", headers=by("ann"))
+        assert (await over(url, late, "ben"))["status"] == "completed"
+        assert get(url, f"/{long[1]}").json()["status"] == "in_progress"
+        assert get(url, f"/{later}").json()["progress"] < 100
+
+
+async def test_a_film_for_which_there_is_no_place_waits(film_maker: servers.Stack, tmp_path: Path) -> None:
+    stages = f"diffusion={film_maker.addresses['diffusion']}"
+    flags = ("--pipeline", "toy-film", "--stages", stages, "--max-sessions", "1", "--grace", "5")
+    with ServerProcess("omnistage.router", *flags, log_folder=tmp_path) as router:
+        router.wait_ready()
+        with kept(router.address, tmp_path, "--video-runs", "2") as (url, server):
+            names = [ask(url, seed=seed, steps=20).json()["id"] for seed in (1, 2)]
+            for name, seed in zip(names, (1, 2), strict=True):
+                assert (await over(url, name))["status"] == "completed"
+                assert get(url, f"/{name}/content").content == frames(seed, steps=20)
+            waited = [line for line in map(json.loads, server.log().splitlines()) if line["event"] == "film.waits"]
+            assert {line["reason"] for line in waited} == {"OVERLOADED"}
+
+
+async def test_a_film_waits_for_a_router_that_is_away(film_maker: servers.Stack, tmp_path: Path) -> None:
+    flags = ("--pipeline", "toy-film", "--stages", f"diffusion={film_maker.addresses['diffusion']}", "--grace", "0")
+    with ServerProcess("omnistage.router", *flags, log_folder=tmp_path) as first:
+        first.wait_ready()
+        with kept(first.address, tmp_path) as (url, server):
+            name = ask(url, **LONG).json()["id"]
+            await until_it_is(("in_progress",), url, name)
+            first.process.kill()
+            first.wait()
+            await until(lambda: any(json.loads(line)["event"] == "film.waits" for line in server.log().splitlines()))
+            assert get(url, f"/{name}").json()["status"] == "queued"
+            with ServerProcess("omnistage.router", *flags, "--address", first.address, log_folder=tmp_path) as second:
+                second.wait_ready()
+                assert (await over(url, name))["status"] == "completed"
+                assert get(url, f"/{name}/content").content == frames(steps=LONG["steps"])
+
+
+async def test_a_full_disk_costs_one_film_alone(film_maker: servers.Stack, tmp_path: Path) -> None:
+    with kept(film_maker.address, tmp_path) as (url, server):
+        before = await over(url, ask(url, steps=1).json()["id"])
+        resource.prlimit(server.pid, resource.RLIMIT_FSIZE, (MIB // 2, resource.RLIM_INFINITY))
+        failed = await over(url, ask(url, **LARGE).json()["id"])
+        assert (failed["status"], failed["error"]["code"]) == ("failed", "disk_full") and "cannot write" in failed["error"]["message"]
+        noise = np.random.default_rng(1).integers(0, 256, (900, 900), dtype=np.uint8)
+        refused = httpx2.post(f"{url}/v1/videos", files={"input_reference": png(noise)}, data={"prompt": "a cat"}, headers=by("ann"))
+        assert (refused.status_code, refused.json()["error"]["code"]) == (503, "disk_full")
+        assert get(url, f"/{before['id']}/content").content == frames(steps=1)
+        assert left(tmp_path) == {".bin"}
+        assert (await over(url, ask(url, steps=2).json()["id"]))["status"] == "completed"
+        resource.prlimit(server.pid, resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+        assert (await over(url, ask(url, **LARGE).json()["id"]))["status"] == "completed"
+
+
+async def test_a_folder_is_of_one_gateway(film_maker: servers.Stack, tmp_path: Path) -> None:
+    with kept(film_maker.address, tmp_path), pytest.raises(NotReady, match="another gateway has it"), kept(film_maker.address, tmp_path):
+        pass
+    with kept(film_maker.address, tmp_path) as (url, _):
+        assert get(url).json()["data"] == []
+
+
+async def test_without_a_folder_nothing_is_left(film_maker: servers.Stack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    with gateway(film_maker.address, tmp_path) as server:
+        url = f"http://{server.address}"
+        shown = await over(url, ask(url, steps=1).json()["id"])
+        assert get(url, f"/{shown['id']}/content").content == frames(steps=1)
+        assert temporary(tmp_path)
+    assert not temporary(tmp_path)
+
+
+def test_a_folder_of_another_version_is_left_alone(tmp_path: Path) -> None:
+    Store(str(tmp_path)).close()
+    with sqlite3.connect(tmp_path / DATABASE) as database:
+        database.execute("PRAGMA user_version = 99")
+    with pytest.raises(StartError, match=r"another version.*--video-folder"):
+        Store(str(tmp_path))
+
+
+def test_a_folder_keeps_jobs_in_order_and_no_files_of_others(tmp_path: Path) -> None:
+    store = Store(str(tmp_path))
+    given: dict[str, Any] = {"created_at": 1, "prompt": "a cat", "options": {"seed": SEED}, "model": "", "size": "", "seconds": ""}
+    jobs = [Job(f"video_{letter * 32}", "ann", **given) for letter in "cab"]
+    for job in jobs:
+        store.put(job)
+    jobs[1].status = "failed"
+    store.put(jobs[1])
+    store.remove(jobs[2])
+    (tmp_path / f"video_{'z' * 32}.webm").write_bytes(b"nobody's")
+    (tmp_path / "notes.txt").write_text("somebody's")
+    secret = store.secret
+    store.close()
+    again = Store(str(tmp_path))
+    assert again.jobs() == jobs[:2] and again.secret == secret
+    assert {path.name for path in tmp_path.iterdir()} >= {"notes.txt"} and not (tmp_path / f"video_{'z' * 32}.webm").exists()
+    again.close()
