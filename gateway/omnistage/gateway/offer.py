@@ -34,7 +34,7 @@ ANSWER = Ability("answer in text", "POST /v1/chat/completions", lambda one: "thi
 SPEAK = Ability("speak a text", "POST /v1/audio/speech", lambda one: "thinker" in one.stages and "audio" in _given(one))
 DRAW = Ability("draw", "POST /v1/images/generations", lambda one: one.draws and "image" in _given(one))
 FILM = Ability("make films", "POST /v1/videos", lambda one: one.draws and "video" in _given(one))
-SOUND = Ability("make sound", "POST /v1/audio/generate", lambda one: one.draws and "audio" in _given(one))
+SOUND = Ability("make sound of a prompt", "POST /v1/audio/generate", lambda one: one.draws and "audio" in _given(one))
 ABILITIES = (ANSWER, SPEAK, DRAW, FILM, SOUND)
 
 
