@@ -23,6 +23,7 @@ FILES = {
     "api.js": "text/javascript; charset=utf-8",
     "ask.js": "text/javascript; charset=utf-8",
     "elements.js": "text/javascript; charset=utf-8",
+    "film.js": "text/javascript; charset=utf-8",
     "history.js": "text/javascript; charset=utf-8",
     "pictures.js": "text/javascript; charset=utf-8",
     "player.js": "text/javascript; charset=utf-8",

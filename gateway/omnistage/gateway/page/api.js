@@ -63,22 +63,54 @@ async function ofJson(response) {
   }
 }
 
-/** What a GET of this path returns. Raises Failure. */
-export async function get(path, key) {
-  return ofJson(await checked(await sent(path, { headers: headers(key), cache: "no-store" })));
+/** What a GET of this path returns. Raises Failure, AbortError. */
+export async function get(path, key, signal) {
+  return ofJson(await checked(await sent(path, { headers: headers(key), cache: "no-store", signal })));
+}
+
+/** What a POST returns. body: as of `stream`. Raises Failure, AbortError. */
+export async function post(path, body, key, signal) {
+  return ofJson(await posted(path, body, key, signal));
+}
+
+/** What lies there is not wanted any more; if that cannot be told, it is not. */
+export async function drop(path, key) {
+  await sent(path, { method: "DELETE", headers: headers(key), keepalive: true }).catch((error) => console.info("Not deleted:", error.message));
+}
+
+/** The bytes of a file as they come. Raises Failure, AbortError. */
+export async function* pieces(path, key, signal) {
+  const response = await checked(await sent(path, { headers: headers(key), cache: "no-store", signal }));
+  yield* read(response.body);
+}
+
+async function posted(path, body, key, signal) {
+  const isForm = body instanceof FormData;
+  const type = isForm ? {} : { "Content-Type": "application/json" };
+  const sending = { method: "POST", headers: { ...headers(key), ...type }, body: isForm ? body : JSON.stringify(body), signal };
+  return checked(await sent(path, sending));
+}
+
+/** What comes of a body, piece by piece. */
+async function* read(body) {
+  const reader = body.getReader();
+  try {
+    for (;;) {
+      const { value, done } = await reader.read().catch((error) => {
+        if (error.name === "AbortError") throw error;
+        throw new Failure("The connection was lost in the middle of the answer.", { hint: "Ask again.", retryAfterS: 0 });
+      });
+      if (done) return;
+      yield value;
+    }
+  } finally {
+    await reader.cancel().catch(() => {}); // The connection is gone already.
+  }
 }
 
 /** The events of an answer: {name, data}. body: what becomes JSON, or FormData. Raises Failure, AbortError. */
 export async function* stream(path, body, key, signal) {
-  const isForm = body instanceof FormData;
-  const response = await checked(
-    await sent(path, {
-      method: "POST",
-      headers: { ...headers(key), ...(isForm ? {} : { "Content-Type": "application/json" }) },
-      body: isForm ? body : JSON.stringify(body),
-      signal,
-    }),
-  );
+  const response = await posted(path, body, key, signal);
   if (!response.headers.get("Content-Type")?.startsWith("text/event-stream")) throw strange("it is no stream of events");
   for await (const event of told(response.body)) {
     if (event.text === "[DONE]") continue; // Its connection ends by itself: who leaves now would cancel it.
@@ -101,27 +133,17 @@ function ofEvent(text) {
 
 /** Server-sent events as they come: {name, text}. */
 async function* told(body) {
-  const reader = body.pipeThrough(new TextDecoderStream()).getReader();
   let rest = "";
-  try {
-    for (;;) {
-      const { value, done } = await reader.read().catch((error) => {
-        if (error.name === "AbortError") throw error;
-        throw new Failure("The connection was lost in the middle of the answer.", { hint: "Ask again.", retryAfterS: 0 });
-      });
-      if (done) return;
-      rest += value;
-      if (rest.length > MOST_CHARACTERS) throw new Failure("The gateway sent more than this page can hold.");
-      const blocks = rest.split(/\r?\n\r?\n/);
-      rest = blocks.pop();
-      for (const block of blocks) {
-        const lines = block.split(/\r?\n/);
-        const of = (field) => lines.filter((line) => line.startsWith(`${field}:`)).map((line) => line.slice(field.length + 1).replace(/^ /, ""));
-        const data = of("data");
-        if (data.length) yield { name: of("event").at(-1) ?? "", text: data.join("\n") };
-      }
+  for await (const value of read(body.pipeThrough(new TextDecoderStream()))) {
+    rest += value;
+    if (rest.length > MOST_CHARACTERS) throw new Failure("The gateway sent more than this page can hold.");
+    const blocks = rest.split(/\r?\n\r?\n/);
+    rest = blocks.pop();
+    for (const block of blocks) {
+      const lines = block.split(/\r?\n/);
+      const of = (field) => lines.filter((line) => line.startsWith(`${field}:`)).map((line) => line.slice(field.length + 1).replace(/^ /, ""));
+      const data = of("data");
+      if (data.length) yield { name: of("event").at(-1) ?? "", text: data.join("\n") };
     }
-  } finally {
-    await reader.cancel().catch(() => {}); // The connection is gone already.
   }
 }

@@ -1,6 +1,6 @@
 // The page: what is chosen, what is asked, and what becomes of the answer.
 
-import { answer, chatRequest, drawRequest, floats, served } from "./ask.js";
+import { answer, chatRequest, drawRequest, filmRequest, floats, served, soundRequest } from "./ask.js";
 import { byId, copy, make, seconds, toast } from "./elements.js";
 import * as kept from "./history.js";
 import { Pictures } from "./pictures.js";
@@ -13,6 +13,14 @@ const LOOK_MS = 3000; // Between two looks for models, while there are none.
 const IDEAS = {
   talk: ["How do plants make food?", "Why is the sky blue?", "What is photosynthesis?"],
   draw: ["A red circle on blue.", "A green square on white.", "A yellow triangle on black."],
+  film: ["A paper boat drifts over a pond.", "Clouds over a field, at speed."],
+  sound: ["Rain on a tin roof.", "A slow piano in a large hall."],
+};
+const ASKED = {
+  talk: ["Ask anything", "Your message"],
+  draw: ["Say what to draw", "What to draw"],
+  film: ["Say what to show", "What to show"],
+  sound: ["Say what to hear", "What to hear"],
 };
 
 const timeline = new Timeline(byId("timeline"));
@@ -27,24 +35,31 @@ let playedShown = null; // The answer that is being heard is that of the timelin
 
 // What is chosen -------------------------------------------------------------------------------------------------------------------------
 
+const radio = (what) => document.querySelector(`input[name=mode][value="${what}"]`);
 const mode = () => document.querySelector("input[name=mode]:checked").value;
 const model = () => models.find((one) => one.id === byId("model").value);
 const number = (id) => (byId(id).value === "" || !byId(id).validity.valid ? null : Number(byId(id).value));
-const answers = (one, what) => (what === "talk" ? one.outputs.includes("text") : one.outputs.includes("image"));
+const gives = (one, port) => [...one.outputs, ...(one.outputs_on_request ?? [])].includes(port);
+const makes = (one, port) => Boolean(one.stages?.includes("diffusion")) && gives(one, port);
+const DOES = {
+  talk: (one) => one.outputs.includes("text"),
+  draw: (one) => one.outputs.includes("image"),
+  film: (one) => makes(one, "video"),
+  sound: (one) => makes(one, "audio"),
+};
+const answers = (one, what) => DOES[what](one);
 
 function fill(select, values, chosen) {
   select.replaceChildren(...values.map(([value, textContent]) => make("option", { value, textContent, selected: value === chosen })));
 }
 
 function showChoices() {
-  const isDrawing = mode() === "draw";
-  for (const label of document.querySelectorAll("label.talk")) label.hidden = isDrawing;
-  for (const label of document.querySelectorAll("label.draw")) label.hidden = !isDrawing;
+  for (const label of document.querySelectorAll(".options > label[class]")) label.hidden = !label.classList.contains(mode());
+  for (const what of ["film", "sound"]) radio(what).parentElement.hidden = mode() !== what && !models.some((one) => answers(one, what));
   const fitting = models.filter((one) => answers(one, mode()));
   const wanted = kept.choices()[`model-${mode()}`];
   fill(byId("model"), fitting.map((one) => [one.id, one.state === "ready" ? one.id : `${one.id} (${one.state})`]), wanted);
-  byId("text").placeholder = isDrawing ? "Say what to draw" : "Ask anything";
-  byId("text-label").textContent = isDrawing ? "What to draw" : "Your message";
+  [byId("text").placeholder, byId("text-label").textContent] = ASKED[mode()];
   const ideas = IDEAS[mode()].map((text) => make("li", {}, make("button", { type: "button", textContent: text, on: { click: () => ask(text) } })));
   byId("ideas").replaceChildren(...ideas);
   showModel();
@@ -53,9 +68,9 @@ function showChoices() {
 function showModel() {
   const chosen = model();
   const voices = chosen?.voices ?? [];
-  byId("voice-label").hidden = mode() === "draw" || !voices.length;
+  byId("voice-label").hidden = mode() !== "talk" || !voices.length;
   fill(byId("voice"), [["", "default"], ...voices.map((name) => [name, name])], kept.choices().voice);
-  pictures.take(Boolean(chosen?.inputs.includes("image")));
+  pictures.take(mode() !== "sound" && Boolean(chosen?.inputs.includes("image")));
   byId("model").title = chosen?.description ?? "";
   byId("send").disabled = !chosen;
 }
@@ -67,8 +82,7 @@ function keepChoices() {
 
 function useChoices() {
   const chosen = kept.choices();
-  const radio = document.querySelector(`input[name=mode][value="${chosen.mode === "draw" ? "draw" : "talk"}"]`);
-  radio.checked = true;
+  radio(chosen.mode in DOES ? chosen.mode : "talk").checked = true;
   if (chosen.speed) byId("speed").value = chosen.speed;
   byId("aloud").checked = chosen.isSpoken ?? true;
   byId("keep").checked = chosen.isKept ?? true;
@@ -96,11 +110,17 @@ async function look() {
 async function ask(text) {
   const chosen = model();
   if (running || !chosen || !(text || pictures.all.length)) return;
-  const sent = pictures.all, isDrawn = mode() === "draw";
-  const isSpoken = !isDrawn && byId("aloud").checked && chosen.outputs.includes("audio");
-  const options = { isSpoken, voice: byId("voice").value, speed: Number(byId("speed").value), seed: number("seed"), size: byId("size").value.trim(), steps: number("steps") };
+  const sent = pictures.all, what = mode(), isDrawn = what !== "talk";
+  const isSpoken = what === "sound" || (!isDrawn && byId("aloud").checked && chosen.outputs.includes("audio"));
+  const options = { isSpoken, voice: byId("voice").value, speed: Number(byId("speed").value), seed: number("seed"), size: byId("size").value.trim(), steps: number("steps"), seconds: number("seconds") };
   const files = sent.map((one) => one.file);
-  const request = (told) => (isDrawn ? drawRequest(chosen.id, text, files, options) : chatRequest(chosen, told, options));
+  const requests = {
+    talk: (told) => chatRequest(chosen, told, options),
+    draw: () => drawRequest(chosen.id, text, files, options),
+    film: () => filmRequest(chosen.id, text, files, options),
+    sound: () => soundRequest(chosen.id, text, options),
+  };
+  const request = requests[what];
   const turn = { id: `${Date.now()}-${Math.random()}`, at: 0, text, pictures: sent.map((one) => one.uri), answer: null, isDrawn };
   pictures.clear();
   byId("text").value = "";
@@ -202,6 +222,15 @@ function take(event, shown, made, prompt) {
       timeline.gotPicture(event.isPreview);
       shown.setPicture(event.uri, event.isPreview, prompt);
       if (!event.isPreview) made.pictures.push(event.uri);
+      break;
+    case "film":
+      timeline.gotFilm(false);
+      shown.addFilm(event.bytes, event.mediaType, prompt);
+      break;
+    case "filmed":
+      timeline.gotFilm(true);
+      shown.addNote(`${event.job.model} · ${event.job.frames} frames · seed ${event.job.seed}`, "faint");
+      for (const note of event.job.notes ?? []) shown.addNote(note, "faint");
       break;
     case "progress":
       timeline.gotProgress(event.done, event.total);

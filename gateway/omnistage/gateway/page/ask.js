@@ -1,10 +1,13 @@
 // Asks the gateway, and makes of its answers one kind of events:
 //   {kind: "thought", text}   {kind: "text", text}   {kind: "sound", samples, pcm, rateHz, prebufferS}   {kind: "picture", uri, isPreview}
-//   {kind: "progress", done, total}   {kind: "failover", stage, pause_s, ...}   {kind: "accounts", usage, seed, pipeline, session_id}
+//   {kind: "film", bytes, mediaType, frames}   {kind: "progress", done, total}   {kind: "failover", stage, pause_s, ...}   {kind: "accounts", usage, seed, pipeline, session_id}
 
-import { Failure, get, strange, stream } from "./api.js";
+import { Failure, drop, get, pieces, post, strange, stream } from "./api.js";
 
 const CHAT = "v1/chat/completions", DRAW = "v1/images/generations", EDIT = "v1/images/edits", MODELS = "v1/models";
+const FILM = "v1/videos", SOUND = "v1/audio/generate";
+const LOOK_MS = 300; // Between two looks at a film that nobody can see yet.
+const WAV_HEAD = 44;
 const DEFAULT_VOICE = "alloy"; // The gateway gives it the pipeline's own.
 const PREVIEWS = 3;
 const MOST_AGAIN = 8 * 1024 * 1024; // Characters of pictures that are sent again.
@@ -51,16 +54,38 @@ export function drawRequest(model, prompt, files, { size, steps, seed }) {
   return files.length ? { path: EDIT, body, files } : { path: DRAW, body };
 }
 
+/** The request of a film. files: a picture that it begins with. */
+export function filmRequest(model, prompt, files, { size, seconds, steps, seed }) {
+  const body = { model, prompt };
+  if (size && size !== "auto") body.size = size;
+  if (seconds !== null) body.seconds = seconds;
+  if (steps !== null) body.steps = steps;
+  if (seed !== null) body.seed = seed;
+  return files.length ? { path: FILM, body, files: files.slice(0, 1) } : { path: FILM, body };
+}
+
+/** The request of the sound of a prompt. */
+export function soundRequest(model, prompt, { seconds, steps, seed }) {
+  const body = { model, prompt, response_format: "wav", stream_format: "sse" };
+  if (seconds !== null) body.seconds = seconds;
+  if (steps !== null) body.steps = steps;
+  if (seed !== null) body.seed = seed;
+  return { path: SOUND, body };
+}
+
 /** The events of an answer. Raises Failure, AbortError. */
 export async function* answer({ path, body, files }, key, signal) {
   if (path === CHAT) return yield* chat(stream(path, body, key, signal));
-  yield* drawing(stream(path, files ? form(body, files) : body, key, signal));
+  if (path === SOUND) return yield* sounding(stream(path, body, key, signal));
+  const sent = files ? form(body, files, path === FILM ? "input_reference" : "image[]") : body;
+  if (path === FILM) return yield* filming(sent, key, signal);
+  yield* drawing(stream(path, sent, key, signal));
 }
 
-function form(body, files) {
+function form(body, files, field) {
   const made = new FormData();
   for (const [name, value] of Object.entries(body)) made.append(name, String(value));
-  for (const file of files) made.append("image[]", file, file.name);
+  for (const file of files) made.append(field, file, file.name);
   return made;
 }
 
@@ -99,8 +124,60 @@ async function* drawing(events) {
   if (!hasEnded) throw new Failure("The drawing broke off.", { hint: "Ask again.", retryAfterS: 0 });
 }
 
+/** A film is a job: it is looked at until there is something of it, and then read while it grows. Who stops reading wants it no more. */
+async function* filming(body, key, signal) {
+  let job = await post(FILM, body, key, signal), isOver = false;
+  const place = `${FILM}/${job.id}`;
+  try {
+    while (!job.frames && (job.status === "queued" || job.status === "in_progress")) {
+      yield { kind: "progress", done: job.progress, total: 100 };
+      await pause(LOOK_MS, signal);
+      job = await get(place, key, signal);
+    }
+    if (job.status !== "failed") for await (const bytes of pieces(`${place}/content?stream=true`, key, signal)) yield { kind: "film", bytes, mediaType: job.media_type };
+    job = await get(place, key, signal);
+    isOver = job.status === "failed" || job.status === "completed";
+    if (job.status !== "completed") throw new Failure(job.error?.message ?? "The film broke off.", { hint: job.error ? "" : "Ask again.", retryAfterS: 0 });
+    yield { kind: "filmed", job };
+  } finally {
+    if (!isOver) await drop(place, key);
+  }
+}
+
+const pause = (ms, signal) =>
+  new Promise((resolve, reject) => {
+    const waiting = setTimeout(resolve, ms);
+    signal.addEventListener("abort", () => (clearTimeout(waiting), reject(new DOMException("Stopped", "AbortError"))), { once: true });
+  });
+
+async function* sounding(events) {
+  let rateHz = 0, hasEnded = false;
+  for await (const { data } of events) {
+    if (data.type === "omnistage.progress") yield { kind: "progress", done: data.done, total: data.total };
+    else if (data.type === "omnistage.failover") yield { kind: "failover", ...data };
+    else if (data.type === "audio.done") {
+      hasEnded = true;
+      yield { kind: "accounts", ...data };
+    } else if (data.type === "audio.delta") {
+      let bytes = bytesOf(data.audio);
+      if (!rateHz) {
+        rateHz = bytes.length < WAV_HEAD ? 0 : new DataView(bytes.buffer).getUint32(24, true);
+        if (!rateHz) throw strange("a sound is no WAV");
+        bytes = bytes.slice(WAV_HEAD);
+      }
+      if (bytes.length > 1) yield { kind: "sound", pcm: new Int16Array(bytes.buffer, 0, bytes.length >> 1), rateHz, prebufferS: 0 };
+    }
+  }
+  if (!hasEnded) throw new Failure("The sound broke off.", { hint: "Ask again.", retryAfterS: 0 });
+}
+
 /** 16-bit samples of base64. */
 function pcmOf(text) {
+  const bytes = bytesOf(text);
+  return new Int16Array(bytes.buffer, 0, bytes.length >> 1);
+}
+
+function bytesOf(text) {
   let bytes = null;
   try {
     bytes = Uint8Array.from(atob(text), (one) => one.charCodeAt(0));
@@ -108,7 +185,7 @@ function pcmOf(text) {
     if (error.name !== "InvalidCharacterError") throw error;
     throw strange("a sound is no base64");
   }
-  return new Int16Array(bytes.buffer, 0, bytes.length >> 1);
+  return bytes;
 }
 
 /** Samples between -1 and 1. */

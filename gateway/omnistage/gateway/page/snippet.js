@@ -16,35 +16,55 @@ const quote = (text) => text.replaceAll("'", "'\\''");
 
 const url = (path) => new URL(path, document.baseURI).href;
 
+const FIELDS = { "v1/videos": "input_reference" }; // Of a picture in a form.
+
 export function curl({ path, body, files }) {
   const start = [`curl --no-buffer ${url(path)} \\`, '  -H "Authorization: Bearer $OMNISTAGE_API_KEY" \\'];
   if (files) {
     const parts = Object.entries(shown(body)).map(([name, value]) => `  --form-string '${quote(`${name}=${value}`)}'`);
-    return [...start, [...parts, ...files.map(({ name }) => `  -F 'image[]=@${quote(name)}'`)].join(" \\\n")].join("\n");
+    return [...start, [...parts, ...files.map(({ name }) => `  -F '${FIELDS[path] ?? "image[]"}=@${quote(name)}'`)].join(" \\\n")].join("\n");
   }
   return [...start, "  -H 'Content-Type: application/json' \\", `  -d '${quote(JSON.stringify(shown(body), null, 2))}'`].join("\n");
 }
 
 export function python({ path, body, files }) {
+  if (path === "v1/audio/generate") return fetched(path, body);
   const isChat = path.endsWith("chat/completions");
+  const isFilm = path in FIELDS;
   const ours = isChat ? OURS.chat : OURS.pictures;
   const fields = Object.entries(shown(body));
   const extra = Object.fromEntries(fields.filter(([name]) => ours.includes(name)));
   const given = fields.filter(([name]) => !ours.includes(name)).map(([name, value]) => `    ${name}=${literal(value)},`);
   if (Object.keys(extra).length) given.push(`    extra_body=${literal(extra)},`);
-  if (files) given.unshift(`    image=[${files.map(({ name }) => `open(${literal(name)}, "rb")`).join(", ")}],`);
-  const call = isChat ? "chat.completions.create" : files ? "images.edit" : "images.generate";
+  if (files && isFilm) given.unshift(`    input_reference=open(${literal(files[0].name)}, "rb"),`);
+  else if (files) given.unshift(`    image=[${files.map(({ name }) => `open(${literal(name)}, "rb")`).join(", ")}],`);
+  const call = isFilm ? "videos.create_and_poll" : isChat ? "chat.completions.create" : files ? "images.edit" : "images.generate";
   return [
     "import os",
     "",
     "from openai import OpenAI",
     "",
     `client = OpenAI(base_url=${literal(url("v1"))}, api_key=os.environ.get("OMNISTAGE_API_KEY", "none"))`,
-    `events = client.${call}(`,
+    `${isFilm ? "video" : "events"} = client.${call}(`,
     ...given,
     ")",
-    "for event in events:",
-    "    print(event)",
+    ...(isFilm ? ['client.videos.download_content(video.id).write_to_file("film.webm")'] : ["for event in events:", "    print(event)"]),
+    "",
+  ].join("\n");
+}
+
+/** What OpenAI's client has no method for. */
+function fetched(path, body) {
+  const { stream_format: _, ...asked } = shown(body);
+  return [
+    "import json",
+    "import os",
+    "from urllib.request import Request, urlopen",
+    "",
+    `body = json.dumps(${literal(asked)}).encode()`,
+    'headers = {"Content-Type": "application/json", "Authorization": f"Bearer {os.environ.get(\'OMNISTAGE_API_KEY\', \'none\')}"}',
+    `with urlopen(Request(${literal(url(path))}, body, headers)) as answer, open("sound.wav", "wb") as file:`,
+    "    file.write(answer.read())",
     "",
   ].join("\n");
 }

@@ -1,9 +1,10 @@
 // The conversation as it is seen.
 
 import { byId, copy, make, toast } from "./elements.js";
+import { GrowingFilm } from "./film.js";
 
-const MOST_SOUNDS = 20; // That can be heard again; each is megabytes.
-const sounds = [];
+const MOST_FILES = 20; // Sounds and films that can be heard, seen or saved again; each is megabytes.
+const files = [];
 
 const SENTENCE = /[.!?…。！？]["')\]]*\s|\n/;
 
@@ -62,8 +63,20 @@ export class Shown {
     follow();
   }
 
+  /** The next bytes of a film. It is seen from the first of them on. */
+  addFilm(bytes, mediaType, prompt) {
+    if (!this.film) {
+      const video = make("video", { controls: true, muted: true, autoplay: true, loop: true, playsInline: true, ariaLabel: `Film of ${prompt}` });
+      video.addEventListener("loadeddata", follow, { once: true });
+      this.images.append(video);
+      this.film = new GrowingFilm(video);
+    }
+    this.film.push(bytes, mediaType);
+    follow();
+  }
+
   setProgress(done, total) {
-    this.bar ??= this.notes.appendChild(make("progress", { ariaLabel: "Steps of the drawing" }));
+    this.bar ??= this.notes.appendChild(make("progress", { ariaLabel: "How far it is" }));
     if (total) Object.assign(this.bar, { max: total, value: done });
   }
 
@@ -75,8 +88,18 @@ export class Shown {
   end() {
     this.say(this.unsaid.length);
     this.bar?.remove();
+    this.endFilm();
     this.article.classList.remove("live");
     if (this.text) this.deeds.prepend(make("button", { type: "button", className: "quiet", textContent: "Copy text", on: { click: () => copy(this.text).then((done) => toast(done ? "Copied." : "The browser does not let this page copy.")) } }));
+  }
+
+  endFilm() {
+    const film = this.film?.end();
+    if (!film) return;
+    const save = make("a", { href: film.href, download: `film.${film.end}`, className: "quiet", textContent: "Save film" });
+    this.deeds.append(save);
+    keepFile({ href: film.href, parts: [save, this.film.video], forget: () => this.film.forget() });
+    byId("said").textContent = "The film is finished.";
   }
 
   /** What can be done with its sound. */
@@ -87,15 +110,20 @@ export class Shown {
       make("a", { href, download: "answer.wav", className: "quiet", textContent: "Save sound" }),
     ];
     this.deeds.prepend(...deeds);
-    sounds.push({ href, deeds });
-    if (sounds.length > MOST_SOUNDS) forget(sounds.shift());
+    keepFile({ href, parts: deeds });
     follow();
   }
 }
 
-function forget({ href, deeds }) {
+function keepFile(file) {
+  files.push(file);
+  if (files.length > MOST_FILES) forget(files.shift());
+}
+
+function forget({ href, parts, forget: also }) {
   URL.revokeObjectURL(href);
-  for (const deed of deeds) deed.remove();
+  also?.();
+  for (const part of parts) part.remove();
 }
 
 /** What went wrong, what to do, and from when on. */
@@ -141,7 +169,7 @@ function follow() {
 }
 
 export function clearThread() {
-  sounds.splice(0).forEach(forget);
+  files.splice(0).forEach(forget);
   for (const article of thread.querySelectorAll("article")) article.remove();
   byId("empty").hidden = false;
 }

@@ -27,7 +27,7 @@ export class Timeline {
     this.ended = null; // All other times are seconds after that.
     this.text = { first: null, last: null, pieces: 0, characters: 0 };
     this.sound = { first: null, last: null, received: 0, heard: null, played: 0, underruns: 0 };
-    this.pictures = { first: null, last: null, previews: 0, whole: 0, done: 0, total: 0 };
+    this.pictures = { first: null, last: null, previews: 0, whole: 0, done: 0, total: 0, film: 0 };
   }
 
   get now() {
@@ -70,6 +70,15 @@ export class Timeline {
     this.pictures.first ??= at;
     this.pictures.last = at;
     this.pictures[isPreview ? "previews" : "whole"] += 1;
+  }
+
+  /** The next piece of a film; isWhole: there is none after it. */
+  gotFilm(isWhole) {
+    const { pictures } = this;
+    if (isWhole) pictures.whole = 1;
+    else pictures.last = this.mark("picture");
+    pictures.first ??= pictures.last;
+    pictures.film += !isWhole;
   }
 
   gotProgress(done, total) {
@@ -117,7 +126,7 @@ export class Timeline {
       const isWhole = pictures.whole > 0;
       return [
         ["first view", "time to the first preview or picture", seconds(pictures.first)],
-        ["drawn", "time to the last picture", isWhole ? seconds(pictures.last) : "–"],
+        ["drawn", pictures.film ? "time to the end of the film" : "time to the last picture", isWhole ? seconds(pictures.last) : "–"],
         ["steps", "of the drawing", pictures.total ? `${pictures.done}/${pictures.total}` : "–"],
       ];
     }
@@ -241,7 +250,8 @@ export class Timeline {
     const { text, sound, pictures } = this, said = [];
     if (text.pieces) said.push(`Text from ${seconds(text.first)} to ${seconds(text.last)}`);
     if (sound.first !== null) said.push(`sound from ${seconds(sound.first)} to ${seconds(sound.last)}, ${seconds(sound.received)} long, heard from ${seconds(sound.heard)} on`);
-    if (pictures.first !== null) said.push(`${pictures.previews} previews and ${pictures.whole} pictures, the first after ${seconds(pictures.first)}`);
+    if (pictures.film) said.push(`A film from ${seconds(pictures.first)} to ${seconds(pictures.last)}`);
+    else if (pictures.first !== null) said.push(`${pictures.previews} previews and ${pictures.whole} pictures, the first after ${seconds(pictures.first)}`);
     const lost = [...this.lanes].filter(([, lane]) => lane.lost.length).map(([stage, lane]) => `${NAMES[stage] ?? stage} was lost ${lane.lost.length} times and went on`);
     this.svg.setAttribute("aria-label", `${[...said, ...lost].join("; ") || "Nothing came"}.`);
     const head = ["stage", "waited", "first output", "ended", "gave", "server"];
