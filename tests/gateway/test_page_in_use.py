@@ -18,7 +18,7 @@ from typing import Any
 import httpx2
 import numpy as np
 import pytest
-from playwright.async_api import Request, expect
+from playwright.async_api import Request, Route, expect
 
 from helpers import lengths, servers
 from helpers.browser import ask, browser, heard, needs_chromium, opened, serious_faults
@@ -26,7 +26,7 @@ from helpers.fleet import fleet
 from helpers.gateway import gateway
 from helpers.page_picture import take_picture
 from helpers.servers import ServerProcess
-from omnistage.models.toy import files, formulas
+from omnistage.models.toy import files, film, formulas
 
 SEED = 7
 QUESTION = "Hello"
@@ -60,6 +60,8 @@ FITS = """
 })
 """
 """In a page: nothing that can be used, and no figure, lies beside the screen or is cut off."""
+
+FRAMES = 11
 
 pytestmark = needs_chromium
 
@@ -149,6 +151,49 @@ async def it_sees(place: Place) -> None:
         await expect(page.locator("#pictures img")).to_have_count(1)
         await ask(page, "A cat", SEED)
         await page.locator(".assistant:not(.live) .whole").first.wait_for()
+        await watched.check(place.url)
+
+
+async def it_makes_sound(place: Place) -> None:
+    """Of what is described; all of it goes to the loudspeaker."""
+    async with browser() as context:
+        watched = await opened(context, place.url)
+        page = watched.page
+        await page.get_by_text("Sound", exact=True).click()
+        await expect(page.locator("#attach")).to_be_hidden()
+        await page.get_by_label("Seconds").fill("0.5")
+        await ask(page, "Rain", SEED)
+        steer = formulas.steer("Rain", "", film.GUIDANCE)
+        await heard(page, formulas.film_sound(SEED, steer, 0, formulas.SAMPLE_RATE_HZ // 2)[:, 0])
+        await page.get_by_text(f"toy-film · seed {SEED}").wait_for()
+        await expect(page.get_by_role("link", name="Save sound")).to_be_visible()
+        assert await serious_faults(page) == []
+        await watched.check(place.url)
+
+
+async def with_frames(route: Route) -> None:
+    """The toy makes a film only if it is told of how many frames."""
+    await route.continue_(post_data={**route.request.post_data_json, "frames": FRAMES})
+
+
+async def it_makes_films(place: Place) -> None:
+    """Of a kind that no browser plays: the file is there to be saved. One that is stopped is deleted."""
+    async with browser() as context:
+        watched = await opened(context, place.url)
+        page = watched.page
+        await page.get_by_text("Film", exact=True).click()
+        await page.route("**/v1/videos", with_frames)
+        await ask(page, "A cat", SEED)
+        link = page.get_by_role("link", name="Save film")
+        await link.wait_for()
+        async with page.expect_download() as downloading:
+            await link.click()
+        saved = await (await downloading.value).path()
+        steer = formulas.steer("A cat", "", film.GUIDANCE)
+        begun = formulas.noise(SEED, *(np.arange(side) for side in (FRAMES, film.SIDE, film.SIDE)))
+        assert saved.read_bytes() == formulas.drawn(begun, steer, film.STEPS).astype(np.uint8).tobytes()
+        await page.get_by_text(f"{FRAMES} frames").wait_for()
+        assert await serious_faults(page) == []
         await watched.check(place.url)
 
 
@@ -407,6 +452,8 @@ async def its_picture_is_taken(place: Place) -> None:
 DEEDS: tuple[Callable[[Place], Awaitable[None]], ...] = (
     it_draws,
     it_sees,
+    it_makes_sound,
+    it_makes_films,
     it_fits_a_phone,
     it_is_dark_where_that_is_wanted,
     it_speaks_over_plain_http,
