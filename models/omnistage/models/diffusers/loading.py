@@ -43,6 +43,7 @@ from omnistage.models.diffusers.qwen_image import (
     QwenImagePainter,
 )
 from omnistage.models.diffusers.spread import placed, team_of
+from omnistage.models.diffusers.stable_audio import StableAudioPainter
 from omnistage.models.diffusers.vocabulary import Vocabulary
 from omnistage.models.diffusers.wan import WanPainter
 from omnistage.models.diffusers.whole import WholeDrawing
@@ -61,6 +62,7 @@ PAINTERS: Mapping[str, type[Painter]] = {
     "ZImagePipeline": ZImagePainter,
     "LongCatImagePipeline": LongCatPainter,
     "LongCatImageEditPipeline": LongCatEditPainter,
+    "StableAudioPipeline": StableAudioPainter,
     "WanPipeline": WanPainter,
     "WanImageToVideoPipeline": WanPainter,
 }

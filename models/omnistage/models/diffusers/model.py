@@ -150,7 +150,7 @@ class DrawnModel(Generic[J]):
         plan = replace(plan, mask=mask, control=control)
         sources = tuple(Source(image.digest, image.background) for image in request.images)
         plan = self._artist.sized(replace(plan, images=tuple(images), sources=sources))
-        if min(plan.width, plan.height) < limits.multiple:
+        if images and min(plan.width, plan.height) < limits.multiple:
             raise BadRequest("diffusion.images", f"a picture of {plan.width}x{plan.height} would come of it: send one that is less long")
         asked = [side for side in ("width", "height") if getattr(request, side)]
         check_size(plan, limits, self._info.name, "" if len(asked) == 2 else "".join(asked) or "images")

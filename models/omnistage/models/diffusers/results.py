@@ -15,9 +15,9 @@ from omnistage.models.diffusers.films import VIDEO, Clips, check_film, check_rat
 from omnistage.models.diffusers.output import encoded, parameters
 from omnistage.models.diffusers.pictures import IMAGE, check_kind
 from omnistage.models.diffusers.plan import Limits, Plan
+from omnistage.models.diffusers.sounds import AUDIO, check_sound
 from omnistage.models.errors import LoadError
 from omnistage.models.interface import (
-    BadRequest,
     Content,
     Drawn,
     DrawRequest,
@@ -29,7 +29,6 @@ from omnistage.models.interface import (
 )
 from omnistage.models.steps.product import Product
 
-AUDIO = "audio"
 COUNTS = ("num_frames", "video_length")
 """The first of them that a pipeline has is how many frames its film has."""
 LENGTHS = ("audio_length_in_s", "audio_end_in_s")
@@ -172,12 +171,7 @@ class WholeSound:
         return {self._length: plan.seconds}
 
     def check(self, request: DrawRequest) -> None:
-        if request.frames:
-            raise BadRequest("diffusion.frames", f"{self._model} makes sound and no films: leave it out, and give duration_s")
-        for field in ("width", "height"):
-            if getattr(request, field):
-                raise BadRequest(f"diffusion.{field}", f"{self._model} makes sound and no pictures: leave it out")
-        _check_type(request, self._model, "")
+        check_sound(request, self._model)
 
     def items(self, plan: Plan) -> Mapping[str, int]:
         return {AUDIO: round(plan.seconds * self._rate_hz)}
@@ -206,9 +200,3 @@ def _field(output: Any, name: str) -> Any:
 def _number(usual: Any, otherwise: float) -> float:
     """A parameter's default, where it is one."""
     return float(usual) if isinstance(usual, int | float) and usual > 0 else float(otherwise)
-
-
-def _check_type(request: DrawRequest, model: str, media_type: str) -> None:
-    if request.media_type not in ("", media_type):
-        told = f"{model} makes {media_type}: ask for that or leave it out" if media_type else f"{model} makes sound: leave it out"
-        raise BadRequest("diffusion.media_type", told)

@@ -23,7 +23,7 @@ from omnistage.models.common.checkpoint import BadCheckpoint
 
 TAKEN = (
     *("FlowMatchEulerDiscreteScheduler", "FlowMatchLCMScheduler", "UniPCMultistepScheduler", "DPMSolverMultistepScheduler"),
-    *("EulerDiscreteScheduler", "EDMEulerScheduler", "EDMDPMSolverMultistepScheduler"),
+    *("EulerDiscreteScheduler", "EDMEulerScheduler", "EDMDPMSolverMultistepScheduler", "CosineDPMSolverMultistepScheduler"),
 )
 """With one output of the model for each step, and compared with Diffusers in tests."""
 

@@ -1,0 +1,196 @@
+"""Sounds as what comes of a drawing: samples that leave while the VAE still decodes, and only those that were asked for are decoded."""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from omnistage.models.common.checkpoint import BadCheckpoint
+from omnistage.models.diffusers.painter import Canvas, Painter
+from omnistage.models.diffusers.plan import Plan
+from omnistage.models.interface import (
+    BadRequest,
+    Content,
+    Drawn,
+    DrawRequest,
+    ElementType,
+    Failed,
+    PortSpec,
+    Preview,
+    Rows,
+    Sound,
+    Wanted,
+)
+
+AUDIO, LATENTS = "audio", "latents"
+FIRST_LATENTS, MOST_LATENTS = 8, 64
+"""Decoded at once: few at first, so that sound begins early; then twice as many each time, for each time has an overlap too."""
+
+
+class SoundPainter(Painter):
+    """A loop of sounds. Latents: [1, channels, length], as many for each sound."""
+
+    @property
+    @abstractmethod
+    def rate_hz(self) -> int:
+        """Samples a second."""
+
+    @property
+    @abstractmethod
+    def sound_channels(self) -> int:
+        """Of each sample."""
+
+    @property
+    @abstractmethod
+    def latent_length(self) -> int:
+        """Of the latents."""
+
+    @property
+    @abstractmethod
+    def upsampling(self) -> Upsampling:
+        """Of the VAE's decoder."""
+
+    @abstractmethod
+    def samples(self, latents: Tensor) -> Tensor:
+        """[1, channels of sound, samples], float32, of the latents, as the VAE decodes them."""
+
+    def values(self, plan: Plan) -> int:
+        return self.channels * self.latent_length
+
+    def product(self, model: str) -> Sounds:
+        return Sounds(self, model)
+
+
+class Sounds:
+    """Implements `Result`. model: its name, for what is told."""
+
+    def __init__(self, painter: SoundPainter, model: str) -> None:
+        self._painter, self._model = painter, model
+
+    @property
+    def ports(self) -> tuple[PortSpec, ...]:
+        """Rows of latents are all that the model has, also of a shorter sound."""
+        painter = self._painter
+        return (
+            PortSpec(AUDIO, Content.AUDIO, rate_hz=painter.rate_hz, width=painter.sound_channels),
+            PortSpec(LATENTS, Content.TENSOR, width=painter.channels, element_type=ElementType.FLOAT32),
+        )
+
+    def check(self, request: DrawRequest) -> None:
+        check_sound(request, self._model)
+
+    def items(self, plan: Plan) -> Mapping[str, int]:
+        first, end = self._window(plan)
+        return {AUDIO: end - first, LATENTS: self._painter.latent_length}
+
+    def first(self, plan: Plan, wanted: Wanted) -> int:
+        counts = self.items(plan)
+        return int(all(wanted[port] >= count for port, count in counts.items() if port in wanted))
+
+    def preview(self, canvas: Canvas) -> Sequence[Preview]:
+        return []
+
+    def decode(self, plan: Plan, latents: Sequence[Canvas], wanted: Wanted) -> Generator[Drawn, None, None]:
+        for canvas in latents:
+            if LATENTS in wanted:
+                yield Rows(LATENTS, canvas.latents[0].T.float().cpu().numpy()[wanted[LATENTS] :])
+            if AUDIO in wanted:
+                first, end = self._window(plan)
+                for samples in self._decoded(canvas.latents, first + wanted[AUDIO], end):
+                    yield Sound(samples)
+
+    def _window(self, plan: Plan) -> tuple[int, int]:
+        """The first sample that is asked for, and the one behind the last."""
+        rate, most = self._painter.rate_hz, self._painter.upsampling.samples(self._painter.latent_length)
+        first, end = (min(int(second * rate), most) for second in (plan.begin_s, plan.begin_s + plan.seconds))
+        return first, end
+
+    def _decoded(self, latents: Tensor, first: int, end: int) -> Iterator[np.ndarray[tuple[int, int], np.dtype[np.float32]]]:
+        """[samples, channels] from the first one on, piece by piece. Raises Failed for a sound that is no number: it would be silent."""
+        upsampling, count = self._painter.upsampling, FIRST_LATENTS
+        while first < end:
+            until = min(first + count * upsampling.hop, end)
+            low, high = upsampling.latents(first, until)
+            low, high = max(low, 0), min(high, latents.shape[2])
+            made = self._painter.samples(latents[:, :, low:high])[0]
+            made = made[:, first - low * upsampling.hop : until - low * upsampling.hop]
+            if not torch.isfinite(made).all():
+                raise Failed("the VAE makes no number of the sound: with these weights it cannot be drawn")
+            yield np.ascontiguousarray(made.clamp(-1, 1).T.cpu().numpy())
+            first, count = until, min(2 * count, MOST_LATENTS)
+
+
+def check_sound(request: DrawRequest, model: str) -> None:
+    """Raises BadRequest for a request of something else than a sound. model: its name."""
+    if request.frames:
+        raise BadRequest("diffusion.frames", f"{model} makes sound and no films: leave it out, and give duration_s")
+    for field in ("width", "height"):
+        if getattr(request, field):
+            raise BadRequest(f"diffusion.{field}", f"{model} makes sound and no pictures: leave it out")
+    if request.media_type:
+        raise BadRequest("diffusion.media_type", f"{model} makes sound: leave it out")
+
+
+@dataclass(frozen=True, slots=True)
+class Convolution:
+    """One of those that decode. reach: from the first value that it looks at to the last. padding: of zeros, on each side. is_transposed:
+    whether it makes `stride` values of each one; else one of each."""
+
+    reach: int
+    padding: int
+    stride: int = 1
+    is_transposed: bool = False
+
+    def made_of(self, count: int) -> int:
+        """How many come of so many."""
+        if self.is_transposed:
+            return (count - 1) * self.stride + self.reach + 1 - 2 * self.padding
+        return count + 2 * self.padding - self.reach
+
+
+class Upsampling:
+    """Which latents the samples of a decoder are made of. It is a chain of convolutions, each of which looks at some neighbours: with these
+    beside them, samples can be made of a part of the latents as they are of all."""
+
+    def __init__(self, decoder: nn.Module) -> None:
+        """decoder: whose convolutions stand in the order in which they are used; what lies beside the chain looks no further than it.
+        Raises BadCheckpoint for one of another kind."""
+        self._chain = tuple(_convolution(each) for each in decoder.modules() if isinstance(each, nn.Conv1d | nn.ConvTranspose1d))
+
+    @property
+    def hop(self) -> int:
+        """Samples of a latent."""
+        return math.prod(each.stride for each in self._chain)
+
+    def samples(self, latents: int) -> int:
+        """How many come of so many latents."""
+        count = latents
+        for each in self._chain:
+            count = each.made_of(count)
+        return count
+
+    def latents(self, first: int, end: int) -> tuple[int, int]:
+        """Of the samples from one to behind another: the first latent that has a part in them, and the one behind the last. Some lie
+        outside of what there is."""
+        last = end - 1
+        for each in reversed(self._chain):
+            if each.is_transposed:
+                first, last = -(-(first + each.padding - each.reach) // each.stride), (last + each.padding) // each.stride
+            else:
+                first, last = first - each.padding, last + each.reach - each.padding
+        return first, last + 1
+
+
+def _convolution(module: nn.Conv1d | nn.ConvTranspose1d) -> Convolution:
+    is_transposed = isinstance(module, nn.ConvTranspose1d)
+    [size], [dilation], [stride] = module.kernel_size, module.dilation, module.stride
+    padding = module.padding[0]
+    if isinstance(padding, str) or (stride != 1 and not is_transposed):
+        raise BadCheckpoint(f"vae: its decoder has {module}, of which sound cannot be decoded in parts; give AutoencoderOobleck")
+    return Convolution((size - 1) * dilation, padding, stride, is_transposed)

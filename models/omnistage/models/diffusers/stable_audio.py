@@ -1,0 +1,162 @@
+"""Sound by Stable Audio Open (Evans et al. 2024): a transformer that knows from where to where its sound goes on.
+
+Latents are those of the longest sound there is; behind the seconds that are asked for lies what the model was taught to leave silent. So
+sounds of all lengths share a pass, and each is cut to its own.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Hashable, Mapping, Sequence
+from functools import cached_property, partial
+from typing import Any, ClassVar
+
+import torch
+from diffusers import AutoencoderOobleck
+from diffusers.models.embeddings import get_1d_rotary_pos_embed
+from torch import Tensor
+
+from omnistage.models.common.checkpoint import BadCheckpoint
+from omnistage.models.diffusers.own_options import Range
+from omnistage.models.diffusers.painter import Canvas, Conditions, Row
+from omnistage.models.diffusers.plan import Limits, Plan
+from omnistage.models.diffusers.sampler import min_steps
+from omnistage.models.diffusers.sounds import SoundPainter, Upsampling
+from omnistage.models.diffusers.stepcache import StepCache
+
+USUAL_S = 10.0
+"""Of a model that can make longer ones: the pipeline makes the longest, which takes its time."""
+
+# The first level of noise, the last one and the 0 behind it lie beside the ends of the tree of noise, which takes its ends for them.
+warnings.filterwarnings("ignore", "Should have t[ab]", UserWarning, "torchsde")
+
+
+class StableAudioPainter(SoundPainter):
+    """Conditions: rows of the words, and behind them one of the first second and one of the last."""
+
+    followed: ClassVar[frozenset[str]] = frozenset(
+        (
+            *("transformer.attention_head_dim", "transformer.in_channels", "transformer.sample_size"),
+            *("text_encoder.model_type", "vae.audio_channels", "vae.sampling_rate"),
+        )
+    )
+    follows: ClassVar[Mapping[str, Range]] = {}
+
+    def __init__(self, pipe: Any, *others: Any) -> None:
+        """Raises BadCheckpoint for parts that do not go together."""
+        if not isinstance(pipe.vae, AutoencoderOobleck):
+            raise BadCheckpoint(f"model_index.json: vae is {type(pipe.vae).__name__}; give AutoencoderOobleck")
+        latents, drawn = pipe.vae.config.decoder_input_channels, pipe.transformer.config.in_channels
+        if latents != drawn:
+            told = f"in_channels is {drawn}, and the VAE has {latents} channels"
+            raise BadCheckpoint(f"transformer/config.json: {told}; is it a transformer of another pipeline?")
+        super().__init__(pipe, *others)
+
+    def _own_limits(self) -> Limits:
+        most = self.latent_length * self.upsampling.hop / self.rate_hz
+        return Limits(
+            multiple=1,
+            width=0,
+            height=0,
+            steps=self._default("num_inference_steps"),
+            guidance=self._default("guidance_scale"),
+            min_steps=min_steps(self.pipe.scheduler),
+            max_results=1,
+            max_sigma=0.0,
+            previewed=False,
+            step_cached=False,
+            sized=False,
+            seconds=min(USUAL_S, most),
+            max_seconds=most,
+            begins=True,
+        )
+
+    def text_tokens(self, text: str) -> tuple[int, int]:
+        return len(self.counting(text)["input_ids"]), int(self.counting.model_max_length)
+
+    def tokens(self, plan: Plan) -> int:
+        return self.latent_length + 1
+
+    def _conditions(self, plan: Plan) -> Conditions:
+        """What guidance leads away from is nothing at all where nobody says what it is: not even a length."""
+        times = torch.cat(self.pipe.encode_duration(plan.begin_s, plan.begin_s + plan.seconds, self.device, False, 1), dim=1)[0]
+        positive = torch.cat([self._words(plan, plan.prompt), times])
+        if plan.negative is None:
+            return Conditions(positive, None)
+        return Conditions(positive, torch.cat([self._words(plan, plan.negative), times]) if plan.negative else torch.zeros_like(positive))
+
+    def _words(self, plan: Plan, text: str) -> Tensor:
+        return self._texts.get(text, partial(self.text, plan, text))
+
+    def text(self, plan: Plan, text: str) -> Tensor:
+        """[tokens, width], zeros behind the words."""
+        rows: Tensor = self.pipe.encode_prompt(text, self.device, False)[0]
+        return rows
+
+    def noise(self, plan: Plan, conditions: Conditions, generator: torch.Generator) -> Tensor:
+        return torch.randn((1, self.channels, self.latent_length), generator=generator, dtype=torch.float32).to(self.device)
+
+    def sigmas(self, steps: int) -> int:
+        """The pipeline leaves them to the scheduler, and says how many."""
+        return steps
+
+    def shift(self, plan: Plan) -> float:
+        """Of no use: this is no flow."""
+        return 0.0
+
+    def _scheduled(self, sigmas: Any, mu: float, device: torch.device | str) -> Any:
+        """sigmas: the number of steps."""
+        scheduler = type(self.pipe.scheduler).from_config(self.pipe.scheduler.config)
+        scheduler.set_timesteps(sigmas, device=device)
+        return scheduler
+
+    def group(self, canvas: Canvas) -> Hashable:
+        """All alike: words are filled up to one length."""
+        return canvas.latents.shape, len(canvas.conditions.positive)
+
+    def own_step_cache(self) -> StepCache:
+        return StepCache((), ())
+
+    def velocities(self, rows: Sequence[Row]) -> list[Tensor]:
+        lasting = torch.stack([row.canvas.conditions.positive[-2:].flatten()[None] for row in rows])
+        made = self.pipe.transformer(
+            torch.cat([row.canvas.scaled for row in rows]).to(self.dtype),
+            torch.stack([row.canvas.sampler.timestep for row in rows]),
+            encoder_hidden_states=torch.stack([row.text for row in rows]),
+            global_hidden_states=lasting,
+            rotary_embedding=self._places,
+            return_dict=False,
+        )[0]
+        return [each[None] for each in made.float()]
+
+    @cached_property
+    def _places(self) -> tuple[Tensor, Tensor]:
+        """Cosines and sines of the rotary embedding (Su et al. 2021), [1 + length, width of half a head]: the first place is that of the
+        seconds."""
+        width, places = self.pipe.rotary_embed_dim, self.latent_length + 1
+        cosines, sines = get_1d_rotary_pos_embed(width, places, use_real=True, repeat_interleave_real=False)
+        return cosines.to(self.device), sines.to(self.device)
+
+    @property
+    def channels(self) -> int:
+        return int(self.pipe.transformer.config.in_channels)
+
+    @property
+    def latent_length(self) -> int:
+        return int(self.pipe.transformer.config.sample_size)
+
+    @property
+    def rate_hz(self) -> int:
+        return int(self.pipe.vae.config.sampling_rate)
+
+    @property
+    def sound_channels(self) -> int:
+        return int(self.pipe.vae.config.audio_channels)
+
+    @cached_property
+    def upsampling(self) -> Upsampling:
+        return Upsampling(self.pipe.vae.decoder)
+
+    def samples(self, latents: Tensor) -> Tensor:
+        made: Tensor = self.pipe.vae.decode(latents.to(self.pipe.vae.dtype)).sample
+        return made.float()
