@@ -151,7 +151,7 @@ async def test_a_film_goes_on_from_what_was_kept_with_the_same_bits(model: Model
         for count in range(1, STEPS):
             history = np.concatenate(kept[:count])
             rest = await draw(made, "a dog", ports={"latents": 0, "progress": 0}, history=history, **shape)
-            assert rest.steps[0] == count
+            assert min(rest.steps) >= count  # Progress that nobody has read gives way to newer.
             assert np.array_equal(rest.rows("latents"), whole.rows("latents"))
 
 

@@ -366,9 +366,15 @@ def _frames(request: DrawRequest, limits: Limits, name: str) -> int:
 
 
 def _seconds(request: DrawRequest, limits: Limits, name: str) -> float:
-    seconds = request.seconds or limits.seconds
+    left = limits.max_seconds - request.begin_s
+    if request.begin_s and left <= 0:
+        raise _bad("begin_s", f"{name} knows sound of {limits.max_seconds:g} s, which is over at {request.begin_s:g} s: begin earlier")
+    seconds = request.seconds or min(limits.seconds, left)
     if seconds > limits.max_seconds:
         raise _bad("duration_s", f"{name} makes at most {limits.max_seconds:g} s, not {seconds:g}: ask for less")
+    if seconds > left:
+        told = f"{seconds:g} s from {request.begin_s:g} s on end behind the {limits.max_seconds:g} s that {name} knows"
+        raise _bad("duration_s", f"{told}: ask for at most {left:g}")
     return seconds
 
 

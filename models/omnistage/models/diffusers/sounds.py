@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from omnistage.models.common.checkpoint import BadCheckpoint
@@ -60,6 +61,20 @@ class SoundPainter(Painter):
     def samples(self, latents: Tensor) -> Tensor:
         """[1, channels of sound, samples], float32, of the latents, as the VAE decodes them."""
 
+    def window(self, plan: Plan) -> tuple[int, int]:
+        """The first sample that is asked for, and the one behind the last."""
+        most = self.upsampling.samples(self.latent_length)
+        first, end = (min(int(second * self.rate_hz), most) for second in (plan.begin_s, plan.begin_s + plan.seconds))
+        return first, end
+
+    def check_steps(self, plan: Plan) -> None:
+        """And for so little sound that it has no sample."""
+        super().check_steps(plan)
+        first, end = self.window(plan)
+        if first == end:
+            told = f"{plan.seconds:g} s from {plan.begin_s:g} s on have no sample at {self.rate_hz} Hz"
+            raise BadRequest("diffusion.duration_s", f"{told}: ask for more, or begin earlier")
+
     def values(self, plan: Plan) -> int:
         return self.channels * self.latent_length
 
@@ -86,7 +101,7 @@ class Sounds:
         check_sound(request, self._model)
 
     def items(self, plan: Plan) -> Mapping[str, int]:
-        first, end = self._window(plan)
+        first, end = self._painter.window(plan)
         return {AUDIO: end - first, LATENTS: self._painter.latent_length}
 
     def first(self, plan: Plan, wanted: Wanted) -> int:
@@ -101,29 +116,30 @@ class Sounds:
             if LATENTS in wanted:
                 yield Rows(LATENTS, canvas.latents[0].T.float().cpu().numpy()[wanted[LATENTS] :])
             if AUDIO in wanted:
-                first, end = self._window(plan)
-                for samples in self._decoded(canvas.latents, first + wanted[AUDIO], end):
+                skipped = wanted[AUDIO]
+                for samples in self._decoded(canvas.latents, *self._painter.window(plan), skipped):
                     yield Sound(samples)
 
-    def _window(self, plan: Plan) -> tuple[int, int]:
-        """The first sample that is asked for, and the one behind the last."""
-        rate, most = self._painter.rate_hz, self._painter.upsampling.samples(self._painter.latent_length)
-        first, end = (min(int(second * rate), most) for second in (plan.begin_s, plan.begin_s + plan.seconds))
-        return first, end
-
-    def _decoded(self, latents: Tensor, first: int, end: int) -> Iterator[np.ndarray[tuple[int, int], np.dtype[np.float32]]]:
-        """[samples, channels] from the first one on, piece by piece. Raises Failed for a sound that is no number: it would be silent."""
-        upsampling, count = self._painter.upsampling, FIRST_LATENTS
+    def _decoded(self, latents: Tensor, first: int, end: int, skipped: int) -> Iterator[NDArray[np.float32]]:
+        """[samples, channels] from the first one on, piece by piece, without those that are skipped: in the same pieces, for of others some
+        bits are others. Raises Failed for a sound that is no number: it would be silent."""
+        upsampling, count, wanted = self._painter.upsampling, FIRST_LATENTS, first + skipped
         while first < end:
             until = min(first + count * upsampling.hop, end)
-            low, high = upsampling.latents(first, until)
-            low, high = max(low, 0), min(high, latents.shape[2])
-            made = self._painter.samples(latents[:, :, low:high])[0]
-            made = made[:, first - low * upsampling.hop : until - low * upsampling.hop]
-            if not torch.isfinite(made).all():
-                raise Failed("the VAE makes no number of the sound: with these weights it cannot be drawn")
-            yield np.ascontiguousarray(made.clamp(-1, 1).T.cpu().numpy())
+            if until > wanted:
+                made = self._part(latents, first, until)
+                if not torch.isfinite(made).all():
+                    raise Failed("the VAE makes no number of the sound: with these weights it cannot be drawn")
+                yield np.ascontiguousarray(made[:, max(wanted - first, 0) :].clamp(-1, 1).T.cpu().numpy())
             first, count = until, min(2 * count, MOST_LATENTS)
+
+    def _part(self, latents: Tensor, first: int, end: int) -> Tensor:
+        """[channels, samples] from the first one to that behind the last."""
+        upsampling = self._painter.upsampling
+        low, high = upsampling.latents(first, end)
+        low, high = max(low, 0), min(high, latents.shape[2])
+        offset = low * upsampling.hop
+        return self._painter.samples(latents[:, :, low:high])[0, :, first - offset : end - offset]
 
 
 def check_sound(request: DrawRequest, model: str) -> None:
