@@ -55,10 +55,11 @@ def _box(name: bytes, body: bytes) -> bytes:
 
 
 def cluster(number: int, samples: Sequence[Sample]) -> bytes:
-    """Of WebM. Times are milliseconds, at most 32 s apart."""
-    begin = min(sample.time for sample in samples)
+    """Of WebM. Times are milliseconds, at most 32 s apart. Browsers take no block that is earlier than the one before it."""
+    in_turn = sorted(samples, key=lambda sample: sample.time)
+    begin = in_turn[0].time
     blocks = [_element(0xE7, begin.to_bytes(8))]
-    for sample in samples:
+    for sample in in_turn:
         head = struct.pack(">BhB", 0x80 | sample.track, sample.time - begin, EBML_KEY if sample.is_key else 0)
         blocks.append(_element(0xA3, head + sample.data))
     return _element(0x1F43B675, b"".join(blocks))
