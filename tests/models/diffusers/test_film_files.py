@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import io
 from contextlib import aclosing
 from typing import Any
@@ -9,11 +10,13 @@ from typing import Any
 import av
 import numpy as np
 import pytest
+from diffusers import LTXPipeline
 
 from helpers.artists import Drawing, draw, model_of
 from helpers.moving import FILM_SIDE, film_maker, frames_of
 from omnistage.models.diffusers.films import Clips
 from omnistage.models.diffusers.plan import Limits, Plan, planned
+from omnistage.models.diffusers.results import WholeFilm
 from omnistage.models.interface import MAX_CLIP_BYTES, BadRequest, Clip, DrawRequest, Failed, Rows, no_inputs
 from omnistage.models.steps.session import MAX_UNREAD
 
@@ -80,6 +83,16 @@ async def test_files_that_are_not_made_are_refused(asked: dict[str, Any], field:
         with pytest.raises(BadRequest, match=told) as refused:
             await draw(model, "a dog", ports={"video": 0}, frames=5, **asked)
         assert refused.value.field == f"diffusion.{field}"
+
+
+@pytest.mark.parametrize("rate", ["0", "-3", "1e9", "nan", "inf"])
+def test_frames_a_second_among_options_of_a_pipeline_are_those_that_files_have(rate: str) -> None:
+    pipe: Any = LTXPipeline
+    whole = WholeFilm(pipe, inspect.signature(LTXPipeline.__call__).parameters, "a model", "num_frames")
+    with pytest.raises(BadRequest, match=r"0\.1 to 120 frames a second") as refused:
+        whole.check(DrawRequest(seed=0, prompt="a dog", options={"frame_rate": rate}))
+    assert refused.value.field == "diffusion.options"
+    whole.check(DrawRequest(seed=0, prompt="a dog", options={"frame_rate": "12.5"}))
 
 
 async def test_without_an_encoder_others_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
