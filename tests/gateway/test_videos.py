@@ -125,7 +125,7 @@ async def test_it_is_read_while_it_is_made(slow: str) -> None:
     paths = [f"/{created['id']}/content?stream=true"] * 2
     for answer in await asyncio.gather(*(asyncio.to_thread(get, slow, path) for path in paths)):
         assert (answer.content, answer.headers["content-type"]) == (frames(), FILM)
-        assert "content-length" not in answer.headers
+        assert "content-length" not in answer.headers and answer.headers["x-content-type-options"] == "nosniff"
 
 
 async def test_what_there_is_of_a_film_is_read_before_the_rest(tmp_path: Path) -> None:

@@ -185,7 +185,9 @@ async def _content(door: Door, request: Request, job: Job, is_streamed: bool) ->
         hint = "Ask again when its status is completed, or with ?stream=true for what there is."
         raise ApiError(409, f"this video is {job.status}", code="not_ready", hint=hint, headers={"X-Should-Retry": "false"})
     pieces = await unless_gone(request, begun(growing.read()))
-    return await streamed(request, pieces, FIELDS, media_type=job.media_type, telling=None)
+    answer = await streamed(request, pieces, FIELDS, media_type=job.media_type, telling=None)
+    answer.headers.update(FILE_HEADERS)
+    return answer
 
 
 def _shown(door: Door, job: Job) -> dict[str, Any]:

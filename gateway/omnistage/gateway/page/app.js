@@ -233,7 +233,7 @@ function take(event, shown, made, prompt) {
       for (const note of event.job.notes ?? []) shown.addNote(note, "faint");
       break;
     case "progress":
-      timeline.gotProgress(event.done, event.total);
+      timeline.gotProgress(event.done, event.total, event.isPercent);
       shown.setProgress(event.done, event.total);
       break;
     case "failover":

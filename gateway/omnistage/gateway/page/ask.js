@@ -1,6 +1,6 @@
 // Asks the gateway, and makes of its answers one kind of events:
 //   {kind: "thought", text}   {kind: "text", text}   {kind: "sound", samples, pcm, rateHz, prebufferS}   {kind: "picture", uri, isPreview}
-//   {kind: "film", bytes, mediaType, frames}   {kind: "progress", done, total}   {kind: "failover", stage, pause_s, ...}   {kind: "accounts", usage, seed, pipeline, session_id}
+//   {kind: "film", bytes, mediaType, frames}   {kind: "progress", done, total, isPercent}   {kind: "failover", stage, pause_s, ...}   {kind: "accounts", usage, seed, pipeline, session_id}
 
 import { Failure, drop, get, pieces, post, strange, stream } from "./api.js";
 
@@ -130,7 +130,7 @@ async function* filming(body, key, signal) {
   const place = `${FILM}/${job.id}`;
   try {
     while (!job.frames && (job.status === "queued" || job.status === "in_progress")) {
-      yield { kind: "progress", done: job.progress, total: 100 };
+      yield { kind: "progress", done: job.progress, total: 100, isPercent: true };
       await pause(LOOK_MS, signal);
       job = await get(place, key, signal);
     }
@@ -138,6 +138,7 @@ async function* filming(body, key, signal) {
     job = await get(place, key, signal);
     isOver = job.status === "failed" || job.status === "completed";
     if (job.status !== "completed") throw new Failure(job.error?.message ?? "The film broke off.", { hint: job.error ? "" : "Ask again.", retryAfterS: 0 });
+    yield { kind: "progress", done: 100, total: 100, isPercent: true };
     yield { kind: "filmed", job };
   } finally {
     if (!isOver) await drop(place, key);

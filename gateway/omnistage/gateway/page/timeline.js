@@ -27,7 +27,7 @@ export class Timeline {
     this.ended = null; // All other times are seconds after that.
     this.text = { first: null, last: null, pieces: 0, characters: 0 };
     this.sound = { first: null, last: null, received: 0, heard: null, played: 0, underruns: 0 };
-    this.pictures = { first: null, last: null, previews: 0, whole: 0, done: 0, total: 0, film: 0 };
+    this.pictures = { first: null, last: null, previews: 0, whole: 0, done: 0, total: 0, film: 0, isPercent: false };
   }
 
   get now() {
@@ -81,9 +81,11 @@ export class Timeline {
     pictures.film += !isWhole;
   }
 
-  gotProgress(done, total) {
+  /** isPercent: what is counted are no steps. */
+  gotProgress(done, total, isPercent = false) {
+    if (isPercent && this.pictures.isPercent && this.pictures.done === done) return;
     this.mark("picture");
-    Object.assign(this.pictures, { done, total });
+    Object.assign(this.pictures, { done, total, isPercent });
   }
 
   /** A server was lost, and another one went on. */
@@ -127,7 +129,7 @@ export class Timeline {
       return [
         ["first view", "time to the first preview or picture", seconds(pictures.first)],
         ["drawn", pictures.film ? "time to the end of the film" : "time to the last picture", isWhole ? seconds(pictures.last) : "–"],
-        ["steps", "of the drawing", pictures.total ? `${pictures.done}/${pictures.total}` : "–"],
+        pictures.isPercent ? ["made", "how far it is", `${pictures.done} %`] : ["steps", "of the drawing", pictures.total ? `${pictures.done}/${pictures.total}` : "–"],
       ];
     }
     return [
