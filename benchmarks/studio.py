@@ -95,7 +95,7 @@ class Studio:
         options = LoadOptions(path=self._folder, device=device, dtype=dtype, family=family or {})
         self.model = cast(DrawnModel[Any], load("diffusers", "diffusion", options))
         self.drawing = cast(StepDrawing, self.model._artist)
-        self.painter: Painter = self.drawing._painter
+        self.painter: PicturePainter = self.drawing._painter
 
     def request(self, seed: int, side: int, *, guided: bool, prompt: str = "", previews: int = 0) -> DrawRequest:
         """With a prompt of its own for every seed, of several lengths, unless one is given; every seed is a client of its own."""

@@ -56,7 +56,7 @@ def test_samples_are_those_of_the_formula(form: str | None, kind: str, url: str)
     if form == "pcm":
         samples = np.frombuffer(answer.content, "<i2")
     elif form == "flac":  # It says no length, which libsndfile needs.
-        with av.open(io.BytesIO(answer.content)) as file:
+        with av.open(io.BytesIO(answer.content), "r") as file:
             assert file.streams.audio[0].rate == formulas.SAMPLE_RATE_HZ
             samples = np.concatenate([frame.to_ndarray().reshape(-1) for frame in file.decode(audio=0)])
     else:
@@ -69,7 +69,7 @@ def test_samples_are_those_of_the_formula(form: str | None, kind: str, url: str)
 def test_other_files_are_as_long(form: str, kind: str, url: str) -> None:
     answer = post(url, response_format=form)
     assert answer.headers["content-type"] == kind
-    with av.open(io.BytesIO(answer.content)) as file:
+    with av.open(io.BytesIO(answer.content), "r") as file:
         lengths = [frame.samples / frame.sample_rate for frame in file.decode(audio=0)]
     assert sum(lengths) == pytest.approx(SECONDS, abs=0.1)
 

@@ -173,7 +173,8 @@ async def it_makes_sound(place: Place) -> None:
 
 async def with_frames(route: Route) -> None:
     """The toy makes a film only if it is told of how many frames."""
-    await route.continue_(post_data={**route.request.post_data_json, "frames": FRAMES})
+    asked: dict[str, Any] = route.request.post_data_json or {}
+    await route.continue_(post_data={**asked, "frames": FRAMES})
 
 
 async def it_makes_films(place: Place) -> None:

@@ -61,7 +61,7 @@ class Pair:
 
     name: str
     pipe: Any
-    painter: Painter
+    painter: PicturePainter
     sent: dict[tuple[Source, ...], tuple[Pixels, ...]] = field(default_factory=dict)
     """Pictures of plans, by their sources."""
 

@@ -198,7 +198,7 @@ async def test_what_has_more_latent_tokens_than_fit_is_refused() -> None:
 
 
 async def test_what_becomes_no_number_is_told_as_that_and_ends_alone(model: Model) -> None:
-    painter: Painter = model._artist._painter  # type: ignore[attr-defined]
+    painter: PicturePainter = model._artist._painter  # type: ignore[attr-defined]
     snowman, hill = (set(painter.counting(words)["input_ids"]) for words in ("☃", "a hill"))
     with torch.no_grad():
         painter.pipe.text_encoder.get_input_embeddings().weight[(snowman - hill).pop()] = torch.nan
@@ -253,7 +253,7 @@ def test_options_with_which_the_usual_picture_cannot_be_drawn_are_refused(option
 
 async def test_a_side_that_the_transformer_has_no_places_for_is_refused(model: Model) -> None:
     """Of Z-Image's table; what fits is drawn."""
-    painter: Painter = model._artist._painter  # type: ignore[attr-defined]
+    painter: PicturePainter = model._artist._painter  # type: ignore[attr-defined]
     most = painter.limits.max_side
     assert most == painter.limits.multiple * min(painter.pipe.transformer.axes_lens[1:])
     with pytest.raises(BadRequest, match=f"at most {most} pixels a side"):

@@ -95,7 +95,7 @@ async def test_films_that_are_alike_share_a_call_and_others_take_turns(seed: int
     [
         (film_maker, {"frames": 6}, "frames", "5 or 9"),
         (film_maker, {"frames": 2000}, "frames", "at most"),
-        (film_maker, {"seconds": 1.0}, "duration_s", "makes films"),
+        (film_maker, {"seconds": 1.0, "frames": 5}, "duration_s", "frames say how long"),
         (film_maker, {"results": 2}, "results", "at most 1"),
         (film_maker, {"width": 40}, "width", "multiples of 16"),
         (film_maker, {"media_type": "image/png"}, "media_type", "video/webm"),

@@ -70,6 +70,33 @@ def test_what_would_fail_or_draw_nonsense_is_refused_with_its_field(limits: Limi
     assert len(refused.value.description) > 10
 
 
+@pytest.mark.parametrize(
+    ("asked", "frames"),
+    [
+        ({}, 81),
+        ({"frames": 17}, 17),
+        ({"seconds": 5.0}, 77),
+        ({"seconds": 5.07}, 81),
+        ({"seconds": 0.01}, 1),
+        ({"seconds": 2.0, "frames_per_second": 8.0}, 13),
+    ],
+)
+def test_a_film_of_so_many_seconds_has_as_many_frames_as_fit_into_them(asked: dict[str, Any], frames: int) -> None:
+    film = replace(WHOLE, frames=81, frame_multiple=4, max_frames=200, rate_hz=16.0)
+    plan = planned(DrawRequest(seed=0, prompt="x", **asked), film, "m")
+    assert (plan.frames, plan.seconds) == (frames, 0)
+
+
+@pytest.mark.parametrize(
+    ("rate_hz", "asked", "told"),
+    [(16.0, {"seconds": 1.0, "frames": 17}, "give one"), (16.0, {"seconds": 13.0}, "at most 200"), (0.0, {"seconds": 1.0}, "give frames")],
+)
+def test_a_film_is_not_as_long_as_two_things_say(rate_hz: float, asked: dict[str, Any], told: str) -> None:
+    film = replace(WHOLE, frames=81, frame_multiple=4, max_frames=200, rate_hz=rate_hz)
+    with pytest.raises(BadRequest, match=told):
+        planned(DrawRequest(seed=0, prompt="x", **asked), film, "m")
+
+
 def test_a_size_that_is_no_multiple_is_told_the_nearest_one() -> None:
     with pytest.raises(BadRequest, match="ask for 64"):
         planned(DrawRequest(seed=0, prompt="x", width=65), WORDS, "m")

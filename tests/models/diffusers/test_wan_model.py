@@ -168,7 +168,7 @@ async def test_a_film_goes_on_from_what_was_kept_with_the_same_bits(model: Model
         ({"guidance_scale": 1.0, "negative_prompt": "rain"}, "negative_prompt", "no effect"),
         ({"prompt": "a" * 600}, "prompt", "the text encoder reads 512"),
         ({"results": 2}, "results", "at most 1"),
-        ({"seconds": 2.0}, "duration_s", "makes films"),
+        ({"seconds": 2.0, "frames": 5}, "duration_s", "frames say how long"),
         ({"media_type": "image/png"}, "media_type", "video/webm"),
         ({"images": (b"no picture",)}, "images", "diffusion.images"),
         ({"images": pictures(0, 2)}, "images", "and 2 came"),

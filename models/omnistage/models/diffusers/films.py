@@ -154,8 +154,6 @@ class Clips:
 
 def check_film(request: DrawRequest, model: str) -> None:
     """Raises BadRequest for a request of something else than a film. model: its name."""
-    if request.seconds:
-        raise BadRequest("diffusion.duration_s", f"{model} makes films and no sound: leave it out, and give frames")
     if request.frames_per_second:
         check_rate(request.frames_per_second, "diffusion.frames_per_second")
     kind = film_kind(request.media_type)

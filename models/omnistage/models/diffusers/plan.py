@@ -355,7 +355,8 @@ def smallest(request: DrawRequest, limits: Limits) -> DrawRequest:
 
 
 def _frames(request: DrawRequest, limits: Limits, name: str) -> int:
-    frames, usual, multiple = request.frames or limits.frames, limits.frames, limits.frame_multiple
+    usual, multiple = limits.frames, limits.frame_multiple
+    frames = request.frames or _frames_of_seconds(request, limits, name) or usual
     if frames > limits.max_frames:
         raise _bad("frames", f"{name} makes at most {limits.max_frames} frames, not {frames}: ask for fewer")
     if frames and (frames - usual) % multiple:
@@ -365,7 +366,22 @@ def _frames(request: DrawRequest, limits: Limits, name: str) -> int:
     return frames
 
 
+def _frames_of_seconds(request: DrawRequest, limits: Limits, name: str) -> int:
+    """As many as fit into the seconds of a film without sound; one at least. 0: they say nothing of frames."""
+    if not request.seconds or not limits.frames or limits.max_seconds:
+        return 0
+    if not limits.rate_hz:
+        raise _bad("duration_s", f"{name} makes films of so many frames: leave it out, and give frames")
+    frames = round(request.seconds * (request.frames_per_second or limits.rate_hz))
+    fitting = frames - (frames - limits.frames) % limits.frame_multiple
+    return fitting if fitting > 0 else fitting + limits.frame_multiple
+
+
 def _seconds(request: DrawRequest, limits: Limits, name: str) -> float:
+    if limits.frames and not limits.max_seconds:  # Of a film, whose frames say how long it is.
+        if request.seconds and request.frames:
+            raise _bad("duration_s", f"frames say how long the film of {name} is: give one of them")
+        return 0.0
     left = limits.max_seconds - request.begin_s
     if request.begin_s and left <= 0:
         raise _bad("begin_s", f"{name} knows sound of {limits.max_seconds:g} s, which is over at {request.begin_s:g} s: begin earlier")
