@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from omnistage.client.request import MAX_TEXT_CHARACTERS
-from omnistage.gateway import fetching, guard, port
+from omnistage.gateway import fetching, film_jobs, guard, port
 from omnistage.gateway.body import MAX_KEYS
 from omnistage.gateway.chat_schema import MAX_CHOICES, MAX_STOPS, MAX_TEXTS
 from omnistage.gateway.failure import MOST_CHARACTERS as ERROR_CHARACTERS
@@ -17,6 +17,7 @@ from omnistage.gateway.messages import MAX_PARTS
 from omnistage.gateway.pictures import FILES_BYTES
 from omnistage.gateway.pictures_schema import MOST_PICTURES
 from omnistage.gateway.responses_schema import MAX_METADATA
+from omnistage.gateway.settings import GatewaySettings
 from omnistage.gateway.transcripts import TRANSCRIPTS_BYTES
 from omnistage.host.descriptors import WANTED as DESCRIPTORS
 from omnistage.host.metrics_page import MAX_VISITORS, SILENCE_S
@@ -36,8 +37,8 @@ from omnistage.wire.decoding import FIELDS_AT_ONCE
 
 
 def _default(setting: str) -> Any:
-    """Of an option of the router."""
-    return RouterSettings.model_fields[setting].default
+    """Of an option of the router, or of the gateway."""
+    return (RouterSettings.model_fields | GatewaySettings.model_fields)[setting].default
 
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "limits.md"
@@ -75,6 +76,11 @@ and its client {port.HEAD_LIMIT_S:g} s to send what is left of it.
 | time for all media that a request names by URLs | {fetching.LIMIT_S:g} s; in size they are as a body is | 400 |
 | media that were fetched, of all requests together | {fetching.REQUESTS} times a body | 503, `OVERLOADED` |
 | pictures that URLs stand for | {FILES_BYTES >> 20} MiB, for {KEPT_S / 60:g} minutes | the oldest go |
+| films that wait or are made | `--video-jobs`, {_default("video_jobs")}; {film_jobs.SHARE} of them of one client | 503, `OVERLOADED` |
+| films that are made at once | `--video-runs`, {_default("video_runs")} | wait |
+| bytes of all films | `--video-bytes`, {_default("video_bytes") >> 30} GiB | the oldest go |
+| time that a film is kept | `--video-kept`, {_default("video_kept") / 3600:g} hours | deleted |
+| films and failures that are kept | {film_jobs.MOST_KEPT:,} | the oldest go |
 | what sounds said, for who names one by its id | {TRANSCRIPTS_BYTES >> 20} MiB, for {KEPT_S / 60:g} minutes | the oldest go |
 
 """

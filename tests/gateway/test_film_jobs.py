@@ -26,11 +26,11 @@ from omnistage.gateway.film_store import DATABASE, Job, Store
 from omnistage.host.errors import StartError
 from omnistage.models.toy.files import png
 
-LONG = {"steps": 30}
+LONG: dict[str, Any] = {"steps": 30}
 """Of a film that takes 3 s here."""
 
 MIB = 1 << 20
-LARGE = {"size": "128x128", "frames": 40, "steps": 1}
+LARGE: dict[str, Any] = {"size": "128x128", "frames": 40, "steps": 1}
 """Of a film of 640 KiB, two of which are more than a MiB."""
 
 
@@ -38,7 +38,7 @@ LARGE = {"size": "128x128", "frames": 40, "steps": 1}
 def film_maker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[servers.Stack]:
     """It pauses before each step."""
     folder = tmp_path_factory.mktemp("film")
-    chain = {"kinds": ["diffusion"], "pipeline": "toy-film", "family": "toy-film", "options": {"interval_s": 0.1}}
+    chain: dict[str, Any] = {"kinds": ["diffusion"], "pipeline": "toy-film", "family": "toy-film", "options": {"interval_s": 0.1}}
     with servers.stack(folder, **chain) as stack:
         yield stack
 

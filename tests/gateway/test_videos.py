@@ -44,7 +44,7 @@ def url(film_maker: servers.Stack, tmp_path_factory: pytest.TempPathFactory) -> 
 def slow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """A gateway in front of one that pauses before each step."""
     folder = tmp_path_factory.mktemp("slow")
-    chain = {"kinds": ["diffusion"], "pipeline": "toy-film", "family": "toy-film", "options": {"interval_s": 0.1}}
+    chain: dict[str, Any] = {"kinds": ["diffusion"], "pipeline": "toy-film", "family": "toy-film", "options": {"interval_s": 0.1}}
     with servers.stack(folder, **chain) as stack, gateway(stack.address, folder) as server:
         yield f"http://{server.address}"
 
