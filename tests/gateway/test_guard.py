@@ -236,7 +236,6 @@ async def test_an_error_has_one_reason(front: servers.ServerProcess) -> None:
 LATER = [
     ("/v1/audio/transcriptions", "audio/wav"),
     ("/v1/realtime/calls", "application/sdp"),
-    ("/v1/videos", "multipart/form-data; boundary=b"),
     ("/v1/audio/translations", "application/octet-stream"),
 ]
 

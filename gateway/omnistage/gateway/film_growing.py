@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from importlib.util import find_spec
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO, TypeVar
 
 from omnistage.client import AsyncOmni
 from omnistage.client.events import Done, Progress, VideoDelta
@@ -16,11 +16,23 @@ from omnistage.gateway.answering import BrokenOff, Pieces
 from omnistage.gateway.failure import ApiError
 from omnistage.gateway.film_store import Job
 
+T = TypeVar("T")
+
 PIECE_BYTES = 1 << 18
 """Of one that is read."""
 
 MOST_PROGRESS = 99
 """Percent of one that is not whole yet."""
+
+
+async def beside(call: Callable[..., T], *given: Any) -> T:
+    """What it returns, on a thread. Who is cancelled waits for its end: what it writes is not written behind what comes next."""
+    work = asyncio.ensure_future(asyncio.to_thread(call, *given))
+    try:
+        return await asyncio.shield(work)
+    except asyncio.CancelledError:
+        await asyncio.wait({work})
+        raise
 
 
 async def made(omni: AsyncOmni, job: Job, picture: bytes | None, limit_s: float) -> AsyncGenerator[bytes, None]:
@@ -55,8 +67,8 @@ class Growing:
     async def write(self, data: bytes) -> None:
         """Raises OSError."""
         if self._file is None:
-            self._file = await asyncio.to_thread(self._path.open, "w+b")
-        await asyncio.to_thread(_write, self._file, data)
+            self._file = await beside(self._path.open, "w+b")
+        await beside(_write, self._file, data)
         self.written += len(data)
         self._tell()
 
@@ -67,7 +79,7 @@ class Growing:
         if not is_whole:
             self._attempt, self.written = self._attempt + 1, 0
             self._close()
-            await asyncio.to_thread(self._path.unlink, missing_ok=True)
+            await beside(self._path.unlink, True)
         self._tell()
 
     def end(self) -> None:
@@ -90,7 +102,7 @@ class Growing:
             descriptor, attempt, place = os.dup(self._file.fileno()), self._attempt, 0
             while True:
                 while place < self.written and attempt == self._attempt:
-                    piece = await asyncio.to_thread(os.pread, descriptor, min(PIECE_BYTES, self.written - place), place)
+                    piece = await beside(os.pread, descriptor, min(PIECE_BYTES, self.written - place), place)
                     place += len(piece)
                     yield piece
                 if self._is_whole:

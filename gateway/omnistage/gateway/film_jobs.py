@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import sqlite3
 import time
 from collections import Counter
@@ -17,7 +18,7 @@ from omnistage.client import AsyncOmni
 from omnistage.client.errors import OmniError, RouterLostError, StageLostError, UnavailableError
 from omnistage.gateway.failure import ApiError, of_omni
 from omnistage.gateway.fields import fields_of
-from omnistage.gateway.film_growing import Growing, facts_of, made
+from omnistage.gateway.film_growing import Growing, beside, facts_of, made
 from omnistage.gateway.film_store import BEGINNING, GROWING, Job, Store, finish
 from omnistage.gateway.kept import new_name
 from omnistage.gateway.metrics import GatewayMetrics
@@ -55,6 +56,9 @@ AGAIN_S = 2.0
 """Where nobody says when to ask again."""
 
 FULL_AGAIN_S = 30.0
+
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+"""Errors of the system for which there is no room."""
 
 
 @dataclass(slots=True)
@@ -169,7 +173,7 @@ class Jobs:
         self._wait(job, omni)
         try:
             async with self._writing:
-                await asyncio.to_thread(self._store.put_new, job, picture)
+                await beside(self._store.put_new, job, picture)
         except (OSError, sqlite3.Error) as error:
             del self._jobs[job.id], self._runs[job.id]
             log.warning("film.not_kept", job=job.id, why=str(error))
@@ -195,7 +199,7 @@ class Jobs:
     async def _remove(self, job: Job) -> None:
         self._jobs.pop(job.id, None)
         async with self._writing:
-            await asyncio.to_thread(self._store.remove, job)
+            await beside(self._store.remove, job)
         self._count()
 
     # Making ------------------------------------------------------------------------------------------------------------------------
@@ -242,7 +246,7 @@ class Jobs:
         except ApiError as failure:
             await self._end(job, "failed", _told(failure))
         except (OSError, sqlite3.Error) as error:
-            await self._end(job, "failed", {"code": "disk_full", "message": f"the gateway cannot write the film: {error}"})
+            await self._end(job, "failed", {"code": _code_of(error), "message": f"the gateway cannot write the film: {error}"})
         except Exception:
             log.exception("film.bug", job=job.id)
             await self._end(job, "failed", {"code": "internal", "message": "the gateway failed; its log has the cause"})
@@ -276,7 +280,7 @@ class Jobs:
             if not job.frames:
                 raise ApiError(500, f"{job.model} made no film", code="no_film", hint="GET /v1/models has what each makes.")
             film = self._store.film(job)
-            await asyncio.to_thread(finish, self._store.file(job, GROWING), film)
+            await beside(finish, self._store.file(job, GROWING), film)
             await self._look_into(job, film)
         except BaseException:
             job.frames = job.size_bytes = 0
@@ -306,12 +310,11 @@ class Jobs:
     async def _end(self, job: Job, status: Any, error: dict[str, str] | None) -> None:
         job.status, job.error, job.ended_at = status, error, time.time()
         job.progress = 100 if status == "completed" else job.progress
-        if error is not None:
-            with suppress(OSError):
-                self._store.remove_file(job, GROWING)
-        with suppress(OSError):
-            self._store.remove_file(job, BEGINNING)
         await self._put(job)
+        try:
+            self._store.remove_file(job, BEGINNING)
+        except OSError as fault:
+            log.warning("film.not_removed", job=job.id, why=str(fault))
         self._over.set()
 
     async def _put(self, job: Job) -> None:
@@ -320,7 +323,7 @@ class Jobs:
             if job.id not in self._jobs:
                 return
             try:
-                await asyncio.to_thread(self._store.put, job)
+                await beside(self._store.put, job)
             except sqlite3.Error as error:
                 log.warning("film.not_kept", job=job.id, why=str(error))
 
@@ -362,6 +365,12 @@ def _pause_s(error: OmniError, job: Job) -> float | None:
         if job.tries >= MOST_TRIES:
             return None
     return error.retry_delay_s or AGAIN_S
+
+
+def _code_of(error: OSError | sqlite3.Error) -> str:
+    """Of what could not be written."""
+    is_full = error.errno in FULL if isinstance(error, OSError) else error.sqlite_errorname == "SQLITE_FULL"
+    return "disk_full" if is_full else "not_written"
 
 
 def _told(failure: ApiError) -> dict[str, str]:

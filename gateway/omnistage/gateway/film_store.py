@@ -82,7 +82,7 @@ class Store:
             self._database = sqlite3.connect(self.folder / DATABASE, timeout=BUSY_S, check_same_thread=False, isolation_level=None)
             self.secret = self._prepare()
             self._tidy()
-        except (OSError, sqlite3.Error) as error:
+        except (OSError, sqlite3.Error, ValueError, TypeError) as error:
             raise StartError(f"cannot keep films in {self.folder}: {error}; name another --video-folder") from error
 
     def _prepare(self) -> bytes:
