@@ -15,7 +15,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import replace
 from itertools import count, islice, repeat
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 
@@ -23,6 +23,7 @@ from benchmarks.figures import OUT, Figure, Report, arguments, median
 from benchmarks.full_size import on_gpu
 from benchmarks.studio import STEPS, Pipeline, Studio, Watched, looked_at, most_apart
 from omnistage.models.diffusers.painter import Row
+from omnistage.models.diffusers.pictures import Pictures
 from omnistage.models.diffusers.plan import Plan
 from omnistage.models.diffusers.previews import LinearMap
 from omnistage.models.interface import DrawRequest
@@ -123,10 +124,11 @@ async def first_preview(report: Report, folder: Path, side: int = SIDES[-1]) -> 
         await studio.watched(studio.request(0, side, guided=True))
         for turn in range(1, 1 + ROUNDS):
             request = studio.request(turn, side, guided=True, previews=PREVIEWS)
-            fitted, studio.drawing.product._previews = studio.drawing.product._previews, LinearMap()
+            product = cast(Pictures, studio.drawing.product)
+            fitted, product._previews = product._previews, LinearMap()
             seen = await studio.watched(request)
             decoded.append((seen.first_preview_s - seen.arrived_s) / seen.taken_s)
-            studio.drawing.product._previews = fitted
+            product._previews = fitted
             seen = await studio.watched(request)
             linear.append((seen.first_preview_s - seen.arrived_s) / seen.taken_s)
         await studio.model.close()

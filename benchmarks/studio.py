@@ -22,8 +22,7 @@ from omnistage.models.conversation import Media
 from omnistage.models.diffusers.drawing import PROGRESS, StepDrawing
 from omnistage.models.diffusers.folder import load_pipeline
 from omnistage.models.diffusers.model import DrawnModel
-from omnistage.models.diffusers.painter import Painter
-from omnistage.models.diffusers.pictures import IMAGE
+from omnistage.models.diffusers.pictures import IMAGE, PicturePainter
 from omnistage.models.diffusers.plan import PNG
 from omnistage.models.interface import DrawRequest, Picture, Preview, no_inputs
 from omnistage.models.options import LoadOptions
@@ -95,7 +94,7 @@ class Studio:
         options = LoadOptions(path=self._folder, device=device, dtype=dtype, family=family or {})
         self.model = cast(DrawnModel[Any], load("diffusers", "diffusion", options))
         self.drawing = cast(StepDrawing, self.model._artist)
-        self.painter: PicturePainter = self.drawing._painter
+        self.painter = cast(PicturePainter, self.drawing._painter)
 
     def request(self, seed: int, side: int, *, guided: bool, prompt: str = "", previews: int = 0) -> DrawRequest:
         """With a prompt of its own for every seed, of several lengths, unless one is given; every seed is a client of its own."""

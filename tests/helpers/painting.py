@@ -23,7 +23,8 @@ from omnistage.models.conversation import Media
 from omnistage.models.diffusers.folder import load_pipeline, read_index
 from omnistage.models.diffusers.loading import PAINTERS
 from omnistage.models.diffusers.options import AREA, Defaults, DiffusersOptions
-from omnistage.models.diffusers.painter import Canvas, Painter
+from omnistage.models.diffusers.painter import Canvas
+from omnistage.models.diffusers.pictures import PicturePainter
 from omnistage.models.diffusers.plan import Plan, Source, planned
 from omnistage.models.interface import DrawRequest
 
@@ -143,6 +144,7 @@ def pair(name: str, folder: Path | None = None) -> Pair:
     pipe.set_progress_bar_config(disable=True)
     defaults = Defaults.of(folder, DiffusersOptions(condition_area=SMALL_AREA))
     painter = PAINTERS[read_index(folder).class_name](pipe, TensorCache(1 << 26), TensorCache(1 << 26), defaults)
+    assert isinstance(painter, PicturePainter)
     return Pair(name, pipe, painter)
 
 

@@ -45,8 +45,8 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     with ExitStack() as stack:
         found, files = [], []
         for name, kind in (("wan", "wan2.2-ti2v"), ("stable", "stable-audio")):
-            flags = ("--checkpoint", str(checkpoint(kind)))
-            made = stack.enter_context(servers.stack(folder, kinds=["diffusion"], family="diffusers", router_args=None, stage_args=flags))
+            stage = ("--checkpoint", str(checkpoint(kind)))
+            made = stack.enter_context(servers.stack(folder, kinds=["diffusion"], family="diffusers", router_args=None, stage_args=stage))
             found.append(f"{name}/diffusion={made.addresses['diffusion']}")
             files.append(folder / f"{name}.yaml")
             files[-1].write_text(PIPELINE.format(name=name))

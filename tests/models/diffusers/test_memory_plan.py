@@ -23,6 +23,7 @@ from omnistage.models.diffusers.folder import load_pipeline, read_index
 from omnistage.models.diffusers.loading import PAINTERS, load_pictures
 from omnistage.models.diffusers.memory_plan import QUANTIZERS, MemoryPlan
 from omnistage.models.diffusers.options import AREA, Defaults, DiffusersOptions
+from omnistage.models.diffusers.pictures import PicturePainter
 from omnistage.models.errors import LoadError
 from omnistage.models.interface import ModelInfo
 from omnistage.models.options import LoadOptions
@@ -51,6 +52,7 @@ def pair_of(name: str, **family: Any) -> Pair:
     folder, plan = checkpoint(name), planned(**SMALL, **family)
     pipe: Any = plan.placed(load_pipeline(folder, torch.float32, plan.arguments()))
     painter = PAINTERS[read_index(folder).class_name](pipe, TensorCache(0), TensorCache(0), Defaults.of(folder, plan.chosen))
+    assert isinstance(painter, PicturePainter)
     return Pair(name, pipe, painter)
 
 

@@ -29,7 +29,7 @@ from omnistage.models.conversation import Media
 from omnistage.models.diffusers.drawing import Job, StepDrawing
 from omnistage.models.diffusers.model import DrawnModel
 from omnistage.models.diffusers.output import encoded, parameters
-from omnistage.models.diffusers.painter import Painter
+from omnistage.models.diffusers.pictures import PicturePainter
 from omnistage.models.diffusers.plan import MEDIA_TYPES, PNG, Limits, Plan, planned
 from omnistage.models.errors import LoadError
 from omnistage.models.interface import BadRequest, DrawRequest, Failed, Rows, Wanted

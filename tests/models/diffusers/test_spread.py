@@ -27,6 +27,7 @@ from omnistage.models.diffusers.folder import load_pipeline, read_index
 from omnistage.models.diffusers.loading import PAINTERS, load_pictures
 from omnistage.models.diffusers.memory_plan import MemoryPlan
 from omnistage.models.diffusers.options import Defaults, DiffusersOptions
+from omnistage.models.diffusers.pictures import PicturePainter
 from omnistage.models.diffusers.spread import PIPELINES, cut, placed, team_of
 from omnistage.models.errors import LoadError
 from omnistage.models.interface import BadRequest, DrawRequest, no_inputs
@@ -67,8 +68,9 @@ def pair_of(name: str, size: int = 1, share: str = "") -> Iterator[tuple[Pair, T
     processes = team.processes if team else ()
     try:
         pipe = placed(load_pipeline(folder, torch.float32), memory, team)
-        kind = PAINTERS[read_index(folder).class_name]
-        yield Pair(name, pipe, kind(pipe, TensorCache(0), TensorCache(0), Defaults.of(folder, memory.chosen))), team
+        painter = PAINTERS[read_index(folder).class_name](pipe, TensorCache(0), TensorCache(0), Defaults.of(folder, memory.chosen))
+        assert isinstance(painter, PicturePainter)
+        yield Pair(name, pipe, painter), team
     finally:
         if team:
             team.close()
