@@ -21,6 +21,7 @@ import torch
 
 from benchmarks.figures import OUT, Figure, Report, arguments, median
 from benchmarks.full_size import on_gpu
+from benchmarks.sounds import first_sound
 from benchmarks.studio import STEPS, Pipeline, Studio, Watched, looked_at, most_apart
 from omnistage.models.diffusers.painter import Row
 from omnistage.models.diffusers.pictures import Pictures
@@ -262,6 +263,7 @@ PARTS: dict[str, Callable[[Report, Path], Coroutine[Any, Any, None]]] = {
     "engine": engine_overhead,
     "prompt cache": prompt_cache,
     "families": families,
+    "first sound": first_sound,
 }
 
 

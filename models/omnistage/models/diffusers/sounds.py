@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -116,16 +116,23 @@ class Sounds:
             if LATENTS in wanted:
                 yield Rows(LATENTS, canvas.latents[0].T.float().cpu().numpy()[wanted[LATENTS] :])
             if AUDIO in wanted:
-                skipped = wanted[AUDIO]
-                for samples in self._decoded(canvas.latents, *self._painter.window(plan), skipped):
+                pieces = SoundPieces(self._painter.samples, self._painter.upsampling)
+                for samples in pieces.decoded(canvas.latents, *self._painter.window(plan), wanted[AUDIO]):
                     yield Sound(samples)
 
-    def _decoded(self, latents: Tensor, first: int, end: int, skipped: int) -> Iterator[NDArray[np.float32]]:
-        """[samples, channels] from the first one on, piece by piece, without those that are skipped: in the same pieces, for of others some
-        bits are others. Raises Failed for a sound that is no number: it would be silent."""
-        upsampling, count, wanted = self._painter.upsampling, FIRST_LATENTS, first + skipped
+
+class SoundPieces:
+    """A sound, decoded piece by piece. samples: [1, channels, samples], float32, of [1, channels, latents]. upsampling: of the decoder."""
+
+    def __init__(self, samples: Callable[[Tensor], Tensor], upsampling: Upsampling) -> None:
+        self._samples, self._upsampling = samples, upsampling
+
+    def decoded(self, latents: Tensor, first: int, end: int, skipped: int = 0) -> Iterator[NDArray[np.float32]]:
+        """[samples, channels] from the first one on, without those that are skipped: in the same pieces, for others have some other bits.
+        Raises Failed for a sound that is no number: it would be silent."""
+        count, wanted = FIRST_LATENTS, first + skipped
         while first < end:
-            until = min(first + count * upsampling.hop, end)
+            until = min(first + count * self._upsampling.hop, end)
             if until > wanted:
                 made = self._part(latents, first, until)
                 if not torch.isfinite(made).all():
@@ -135,11 +142,10 @@ class Sounds:
 
     def _part(self, latents: Tensor, first: int, end: int) -> Tensor:
         """[channels, samples] from the first one to that behind the last."""
-        upsampling = self._painter.upsampling
-        low, high = upsampling.latents(first, end)
+        low, high = self._upsampling.latents(first, end)
         low, high = max(low, 0), min(high, latents.shape[2])
-        offset = low * upsampling.hop
-        return self._painter.samples(latents[:, :, low:high])[0, :, first - offset : end - offset]
+        offset = low * self._upsampling.hop
+        return self._samples(latents[:, :, low:high])[0, :, first - offset : end - offset]
 
 
 def check_sound(request: DrawRequest, model: str) -> None:

@@ -1,0 +1,53 @@
+"""Sound of a drawing: how soon its first samples leave, beside the whole of its decoding."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from diffusers import AutoencoderOobleck
+
+from benchmarks.figures import Figure, Report, median
+from omnistage.models.diffusers.quiet import quiet
+from omnistage.models.diffusers.sounds import SoundPieces, Upsampling
+
+CHANNELS, LATENTS, LONGEST = 32, 64, 1024
+"""Of the decoder: a quarter of the published width, in every stage; the published latents, and how many 47 s have."""
+ASKED_S = 10.0
+ROUNDS = 3
+
+
+async def first_sound(report: Report, folder: Path) -> None:
+    """10 s that are asked of a model of 47 s."""
+    with quiet():
+        vae: Any = AutoencoderOobleck(decoder_channels=CHANNELS, decoder_input_channels=LATENTS).eval()
+    latents = torch.randn(1, LATENTS, LONGEST, generator=torch.Generator().manual_seed(0))
+    end = int(ASKED_S * vae.config.sampling_rate)
+    pieces = SoundPieces(lambda part: vae.decode(part).sample, Upsampling(vae.decoder))
+    first, asked, whole = list[float](), list[float](), list[float]()
+    with torch.inference_mode():
+        for _ in range(ROUNDS):
+            begun, made = time.process_time(), list[Any]()
+            for piece in pieces.decoded(latents, 0, end):
+                if not made:
+                    first.append(time.process_time() - begun)
+                made.append(piece)
+            asked.append(time.process_time() - begun)
+            begun = time.process_time()
+            expected = vae.decode(latents).sample[0, :, :end].clamp(-1, 1).T.numpy()
+            whole.append(time.process_time() - begun)
+    apart = float(np.abs(np.concatenate(made) - expected).max() / np.abs(expected).max())
+    report.add(
+        Figure("first_sound_over_decode", _ratio(first, asked), "", "<= 0.15", "of 10 s asked of 47 s: first samples over all of them"),
+        Figure("first_sound_over_whole_decode", _ratio(first, whole), "", "", "the same over the 47 s that the pipeline decodes for them"),
+        Figure("sound_asked_over_whole_decode", _ratio(asked, whole), "", "", "all of the 10 s over that"),
+        Figure("sound_apart", apart, "", "<= 0.000001", "of the largest sample, in parts from whole"),
+    )
+
+
+def _ratio(some: Sequence[float], all_of_it: Sequence[float]) -> float:
+    return median([one / other for one, other in zip(some, all_of_it, strict=True)])
