@@ -141,15 +141,19 @@ def test_samples_need_the_latents_at_both_ends_of_what_is_said(seed: int) -> Non
 
 
 async def test_a_long_sound_leaves_in_pieces_that_are_the_whole(tmp_path: Path, seed: int) -> None:
-    """The first is short. To 1e-6 of the largest sample, in float32."""
+    """The first is short. Rounding in float32 alone is apart by more than 1e-6 for one decoder in a hundred: then pieces may be, too."""
     async with model_of(stable_audio(tmp_path, seed), steps=2) as model:
         drawing = await draw(model, "rain", ports=ALL, seconds=LONGEST)
         pieces = [piece.samples for piece in drawing.pieces if isinstance(piece, Sound)]
         assert len(pieces) > 2 and len(pieces[0]) < len(pieces[1])
         vae: Any = load_pipeline(tmp_path, torch.float32).vae
+        latents = torch.from_numpy(drawing.rows("latents")).T[None]
         with torch.inference_mode():
-            whole = vae.decode(torch.from_numpy(drawing.rows("latents")).T[None]).sample[0].clamp(-1, 1).T
-        assert apart(torch.from_numpy(heard(drawing)), whole[: sum(map(len, pieces))]) <= 1e-6
+            whole = vae.decode(latents).sample
+            exact = vae.double().decode(latents.double()).sample
+        rounding = apart(whole.double(), exact)
+        expected = exact[0].clamp(-1, 1).T
+        assert apart(torch.from_numpy(heard(drawing)).double(), expected[: sum(map(len, pieces))]) <= max(1e-6, 3 * rounding)
 
 
 @pytest.mark.parametrize(
