@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from base64 import b64encode
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,12 +15,13 @@ import openai
 import pytest
 
 from helpers import servers
-from helpers.gateway import gateway
+from helpers.gateway import gateway, local_gateway
 from helpers.openai_document import document
 from helpers.videos import FRAMES, PROMPT, SEED, ask, by, frames, get, over
 from omnistage.gateway.answering import BrokenOff
 from omnistage.gateway.failure import ApiError
 from omnistage.gateway.film_growing import Growing
+from omnistage.gateway.film_store import Job, Store
 from omnistage.models.toy.files import png
 from omnistage.models.toy.products import FILM
 
@@ -126,6 +128,28 @@ async def test_it_is_read_while_it_is_made(slow: str) -> None:
     for answer in await asyncio.gather(*(asyncio.to_thread(get, slow, path) for path in paths)):
         assert (answer.content, answer.headers["content-type"]) == (frames(), FILM)
         assert "content-length" not in answer.headers and answer.headers["x-content-type-options"] == "nosniff"
+
+
+async def test_a_film_that_is_called_completed_can_be_had(film_maker: servers.Stack, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also while that is still being written into the database."""
+    goes_on, put = threading.Event(), Store.put
+
+    def slow_put(store: Store, job: Job) -> None:
+        if job.status == "completed":
+            goes_on.wait(60)
+        put(store, job)
+
+    monkeypatch.setattr(Store, "put", slow_put)
+    async with local_gateway(film_maker.address) as (url, _):
+        try:
+            name = (await asyncio.to_thread(ask, url)).json()["id"]
+            async with asyncio.timeout(60):
+                while (await asyncio.to_thread(get, url, f"/{name}")).json()["status"] != "completed":
+                    await asyncio.sleep(0)
+            for path in (f"/{name}/content", f"/{name}/content?stream=true"):
+                assert (await asyncio.to_thread(get, url, path)).content == frames()
+        finally:
+            goes_on.set()
 
 
 async def test_what_there_is_of_a_film_is_read_before_the_rest(tmp_path: Path) -> None:

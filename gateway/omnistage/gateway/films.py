@@ -179,7 +179,7 @@ async def _content(door: Door, request: Request, job: Job, is_streamed: bool) ->
         hint = f"GET /v1/videos/{job.id} says why."
         raise ApiError(404, "there is no such video: it failed", code="video_failed", hint=hint)
     growing = door.jobs.growing(job)
-    if growing is None:
+    if growing is None or job.status == "completed":  # It lies in its place before it is called so.
         return FileResponse(door.jobs.film(job), media_type=job.media_type, headers=FILE_HEADERS)
     if not is_streamed:
         hint = "Ask again when its status is completed, or with ?stream=true for what there is."
