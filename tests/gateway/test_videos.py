@@ -143,9 +143,7 @@ async def test_a_film_that_is_called_completed_can_be_had(film_maker: servers.St
     async with local_gateway(film_maker.address) as (url, _):
         try:
             name = (await asyncio.to_thread(ask, url)).json()["id"]
-            async with asyncio.timeout(60):
-                while (await asyncio.to_thread(get, url, f"/{name}")).json()["status"] != "completed":
-                    await asyncio.sleep(0)
+            await asyncio.to_thread(asyncio.run, over(url, name))
             for path in (f"/{name}/content", f"/{name}/content?stream=true"):
                 assert (await asyncio.to_thread(get, url, path)).content == frames()
         finally:
