@@ -79,7 +79,7 @@ class Door:
 
     def _hashed(self, name: str) -> str:
         """The same in all processes that have one folder of films, so that whoever asked for one is known there again."""
-        return hmac.new(self.jobs.secret, name.encode(), hashlib.sha256).hexdigest()
+        return hmac.new(self.jobs.kept.secret, name.encode(), hashlib.sha256).hexdigest()
 
     def enter(self) -> None:
         """A request begins."""

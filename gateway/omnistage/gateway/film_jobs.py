@@ -83,35 +83,35 @@ class Jobs:
         self._writing = asyncio.Lock()
         self._over = asyncio.Event()
         self._closes = False
-        self._tidying: asyncio.Task[None] | None = None
+        self._store: Store | None = None
         self._timer: asyncio.TimerHandle | None = None
 
     async def open(self) -> None:
         """Take up what an earlier process left. Raises StartError."""
-        self._store = await asyncio.to_thread(Store, self._settings.video_folder)
-        for job in await asyncio.to_thread(self._store.jobs):
+        self._store = store = await asyncio.to_thread(Store, self._settings.video_folder)
+        for job in await asyncio.to_thread(store.jobs):
             self._jobs[job.id] = job
-            if job.status == "completed" and not self._store.film(job).is_file():
+            if job.status == "completed" and not store.film(job).is_file():
                 await self._end(job, "failed", {"code": "file_lost", "message": "the file of this film is gone; ask for it again"})
             elif not job.is_over:
                 job.status, job.progress = "queued", 0
                 self._wait(job, self._omni.as_client(job.who))
-        self._tidying = asyncio.create_task(self._tidy(), name="omnistage-films")
         self._fill()
 
     @property
-    def secret(self) -> bytes:
-        """Names visitors alike in all processes that have this folder."""
-        return self._store.secret
+    def kept(self) -> Store:
+        """Where they lie, from `open` on."""
+        assert self._store is not None
+        return self._store
 
     async def close(self) -> None:
         """Those that run are taken up by the next process."""
         self._closes = True
-        if self._tidying is None:
+        if self._store is None:
             return
         if self._timer is not None:
             self._timer.cancel()
-        tasks = [self._tidying, *(run.task for run in self._runs.values() if run.task is not None)]
+        tasks = [run.task for run in self._runs.values() if run.task is not None]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -147,7 +147,7 @@ class Jobs:
 
     def film(self, job: Job) -> str:
         """Path of the file of one that is completed."""
-        return str(self._store.film(job))
+        return str(self.kept.film(job))
 
     def growing(self, job: Job) -> Growing | None:
         """Of one that waits or runs."""
@@ -173,7 +173,7 @@ class Jobs:
         self._wait(job, omni)
         try:
             async with self._writing:
-                await beside(self._store.put_new, job, picture)
+                await beside(self.kept.put_new, job, picture)
         except (OSError, sqlite3.Error) as error:
             del self._jobs[job.id], self._runs[job.id]
             log.warning("film.not_kept", job=job.id, why=str(error))
@@ -199,13 +199,13 @@ class Jobs:
     async def _remove(self, job: Job) -> None:
         self._jobs.pop(job.id, None)
         async with self._writing:
-            await beside(self._store.remove, job)
+            await beside(self.kept.remove, job)
         self._count()
 
     # Making ------------------------------------------------------------------------------------------------------------------------
 
     def _wait(self, job: Job, omni: AsyncOmni) -> None:
-        self._runs[job.id] = _Run(job, omni, Growing(self._store.file(job, GROWING)))
+        self._runs[job.id] = _Run(job, omni, Growing(self.kept.file(job, GROWING)))
         self._count()
 
     def _fill(self) -> None:
@@ -270,7 +270,7 @@ class Jobs:
         job = run.job
         job.status, job.progress, job.frames, job.size_bytes = "in_progress", 0, 0, 0
         await self._put(job)
-        picture = await asyncio.to_thread(self._store.file(job, BEGINNING).read_bytes) if job.has_picture else None
+        picture = await asyncio.to_thread(self.kept.file(job, BEGINNING).read_bytes) if job.has_picture else None
         try:
             async with aclosing(made(run.omni, job, picture, self._settings.session_limit)) as pieces:
                 async for piece in pieces:
@@ -279,8 +279,8 @@ class Jobs:
                     job.size_bytes += len(piece)
             if not job.frames:
                 raise ApiError(500, f"{job.model} made no film", code="no_film", hint="GET /v1/models has what each makes.")
-            film = self._store.film(job)
-            await beside(finish, self._store.file(job, GROWING), film)
+            film = self.kept.film(job)
+            await beside(finish, self.kept.file(job, GROWING), film)
             await self._look_into(job, film)
         except BaseException:
             job.frames = job.size_bytes = 0
@@ -312,7 +312,7 @@ class Jobs:
         job.progress = 100 if status == "completed" else job.progress
         await self._put(job)
         try:
-            self._store.remove_file(job, BEGINNING)
+            self.kept.remove_file(job, BEGINNING)
         except OSError as fault:
             log.warning("film.not_removed", job=job.id, why=str(fault))
         self._over.set()
@@ -323,14 +323,14 @@ class Jobs:
             if job.id not in self._jobs:
                 return
             try:
-                await beside(self._store.put, job)
+                await beside(self.kept.put, job)
             except sqlite3.Error as error:
                 log.warning("film.not_kept", job=job.id, why=str(error))
 
     # Tidying -----------------------------------------------------------------------------------------------------------------------
 
-    async def _tidy(self) -> None:
-        """Delete what is past, when it is, and the oldest of too many."""
+    async def tidy(self) -> None:
+        """For ever: delete what is past, when it is, and the oldest of too many."""
         while True:
             over = [job for job in self._jobs.values() if job.is_over]
             for number, job in enumerate(over):

@@ -34,6 +34,7 @@ class GatewayServer:
     async def start(self) -> None:
         """Films that an earlier process left are taken up."""
         await self._door.open()
+        self.lasting.start("omnistage-films", self._door.jobs.tidy())
 
     @property
     def threads(self) -> Sequence[Watched]:
