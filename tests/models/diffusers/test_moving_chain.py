@@ -34,7 +34,7 @@ async def test_a_film_comes_as_a_file() -> None:
         chunks = [chunk for chunk in answer.of("video") if chunk.HasField("video")]
         assert {(chunk.video.media_type, chunk.video.codecs[:5]) for chunk in chunks} == {("video/mp4", "avc1.")}
         assert len(frames_of(b"".join(chunk.video.data for chunk in chunks))[0]) == 13
-        for fields, field in (({"duration_s": 2}, "duration_s"), ({"media_type": "video/mp4; codecs=hvc1"}, "media_type")):
+        for fields, field in (({"duration_s": 2, "frames": 5}, "duration_s"), ({"media_type": "video/mp4; codecs=hvc1"}, "media_type")):
             bad = await refused(stub, request(**fields))
             assert (bad.reason, bad.fields) == ("BAD_REQUEST", [f"diffusion.{field}"])
         await all_free([stage.address])

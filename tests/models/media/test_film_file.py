@@ -186,12 +186,12 @@ def test_a_long_film_takes_no_more_memory(kind: FilmKind) -> None:
 def test_a_film_that_nobody_wants_any_more_leaves_nothing(kind: FilmKind) -> None:
     written(kind, list(moving(2)))
     gc.collect()
-    threads = len(list(Path("/proc/self/task").iterdir()))
+    threads, known = len(list(Path("/proc/self/task").iterdir())), threading.active_count()
     for _ in range(3):
         FilmWriter(kind, 16, 100).write(next(moving(1)))
     gc.collect()
     assert len(list(Path("/proc/self/task").iterdir())) <= threads
-    assert threading.active_count() == 1
+    assert threading.active_count() <= known
 
 
 @pytest.mark.parametrize(
