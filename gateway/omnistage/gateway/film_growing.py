@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
 from omnistage.client import AsyncOmni
-from omnistage.client.events import Done, Progress, VideoDelta
+from omnistage.client.events import Done, Event, Progress, VideoDelta
 from omnistage.gateway.answering import BrokenOff, Pieces
 from omnistage.gateway.failure import ApiError
 from omnistage.gateway.film_store import Job
@@ -35,9 +35,15 @@ async def beside(call: Callable[..., T], *given: Any) -> T:
         raise
 
 
+def asked(omni: AsyncOmni, prompt: str, picture: bytes | None, options: Mapping[str, Any]) -> AsyncGenerator[Event, None]:
+    """The events of a film; none is asked for before they are read. Raises OmniError for what the client library refuses."""
+    given: dict[str, Any] = {} if picture is None else {"image": picture}
+    return omni.stream_film(prompt, outputs=["video", "progress"], **given, **options)
+
+
 async def made(omni: AsyncOmni, job: Job, picture: bytes | None, limit_s: float) -> AsyncGenerator[bytes, None]:
     """The bytes of the file of a film as they come; the job hears of progress and frames. Raises OmniError."""
-    events = omni.stream_film(job.prompt, image=picture, outputs=["video", "progress"], timeout_s=limit_s, **job.options)
+    events = asked(omni, job.prompt, picture, {**job.options, "timeout_s": limit_s})
     async with aclosing(events):
         async for event in events:
             match event:

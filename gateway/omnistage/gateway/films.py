@@ -18,6 +18,7 @@ from omnistage.gateway.answering import begun, streamed, unless_gone
 from omnistage.gateway.body import MOST_SEED
 from omnistage.gateway.door import Door, Visitor, visitor_of
 from omnistage.gateway.failure import ApiError, in_words_of, invalid, unsupported
+from omnistage.gateway.film_growing import asked as film_asked
 from omnistage.gateway.film_jobs import FIELDS, PICTURE, new_job
 from omnistage.gateway.film_store import Job
 from omnistage.gateway.films_schema import MEDIA_TYPES, FilmRequest, FilmRequestJson, film_bodies
@@ -142,7 +143,7 @@ async def _created(door: Door, request: Request, asked: FilmRequest, reference: 
     del options["timeout_s"]  # It begins when the job does.
     with in_words_of(FIELDS):  # Though nothing is asked yet.
         _check(options)
-        await visitor.omni.stream_film(asked.prompt, image=picture, **options).aclose()
+        await film_asked(visitor.omni, asked.prompt, picture, options).aclose()
     seconds = asked.seconds
     if asked.frames and asked.frames_per_second:
         seconds = asked.frames / asked.frames_per_second
