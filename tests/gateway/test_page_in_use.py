@@ -26,6 +26,7 @@ from helpers.fleet import fleet
 from helpers.gateway import gateway
 from helpers.page_picture import take_picture
 from helpers.servers import ServerProcess
+from helpers.waiting import until
 from omnistage.models.toy import files, film, formulas
 
 SEED = 7
@@ -83,7 +84,7 @@ def router(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         "toy": {},
         "toy-omni": {"family": "toy-omni"},
         "toy-picture": {"kinds": ("diffusion",), "options": {"interval_s": 0.05}},
-        "toy-film": {"kinds": ("diffusion",), "family": "toy-film"},
+        "toy-film": {"kinds": ("diffusion",), "family": "toy-film", "options": {"interval_s": 0.05}},
     }
     with ExitStack() as stack:
         found = []
@@ -177,6 +178,18 @@ async def with_frames(route: Route) -> None:
     await route.continue_(post_data={**asked, "frames": FRAMES})
 
 
+async def listed(place: Place, count: int) -> list[dict[str, Any]]:
+    """The films, newest first, when there are so many."""
+    found: list[dict[str, Any]] = []
+
+    def are_so_many() -> bool:
+        found[:] = httpx2.get(f"{place.url}/v1/videos").json()["data"]
+        return len(found) == count
+
+    await until(are_so_many)
+    return found
+
+
 async def it_makes_films(place: Place) -> None:
     """Of a kind that no browser plays: the file is there to be saved. One that is stopped is deleted."""
     async with browser() as context:
@@ -195,6 +208,13 @@ async def it_makes_films(place: Place) -> None:
         assert saved.read_bytes() == formulas.drawn(begun, steer, film.STEPS).astype(np.uint8).tobytes()
         await page.get_by_text(f"{FRAMES} frames").wait_for()
         assert await serious_faults(page) == []
+        await page.locator("#steps").fill("1000")
+        await ask(page, "A dog", SEED)
+        (running, _) = await listed(place, 2)
+        await page.get_by_role("button", name="Stop").click()
+        await page.get_by_text("Stopped.").wait_for()
+        (left,) = await listed(place, 1)
+        assert running["prompt"] == "A dog" and left["prompt"] == "A cat"
         await watched.check(place.url)
 
 
