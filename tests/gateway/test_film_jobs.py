@@ -22,6 +22,8 @@ from helpers.metrics import fetched, value
 from helpers.servers import NotReady, ServerProcess
 from helpers.videos import SEED, ask, by, frames, get, over, until_it_is
 from helpers.waiting import until
+from omnistage.client.errors import OverloadedError, RequestError, StageLostError, StartingError, UnavailableError
+from omnistage.gateway.film_jobs import AGAIN_S, pause_s
 from omnistage.gateway.film_store import DATABASE, Job, Store
 from omnistage.host.errors import StartError
 from omnistage.models.toy.files import png
@@ -203,6 +205,34 @@ async def test_a_film_waits_for_a_router_that_is_away(film_maker: servers.Stack,
                 second.wait_ready()
                 assert (await over(url, name))["status"] == "completed"
                 assert get(url, f"/{name}/content").content == frames(steps=LONG["steps"])
+
+
+async def test_a_film_whose_stage_is_lost_is_made_when_it_is_back(tmp_path: Path) -> None:
+    chain: dict[str, Any] = {"kinds": ["diffusion"], "pipeline": "toy-film", "family": "toy-film", "options": {"interval_s": 0.1}}
+    with servers.stack(tmp_path, **chain) as stack, kept(stack.address, tmp_path) as (url, server):
+        name = ask(url, **LONG).json()["id"]
+        await until(lambda: get(url, f"/{name}").json()["progress"] > 3)
+        lost = stack.stages["diffusion"]
+        lost.process.kill()
+        lost.wait()
+        await until(lambda: any(json.loads(line)["event"] == "film.waits" for line in server.log().splitlines()))
+        flags = [*servers.stage_flags(chain["options"], "toy-film"), "--address", lost.address]
+        with ServerProcess("omnistage.diffusion", *flags, log_folder=tmp_path) as again:
+            again.wait_ready()
+            assert (await over(url, name))["status"] == "completed"
+            assert get(url, f"/{name}/content").content == frames(steps=LONG["steps"])
+
+
+def test_a_film_that_ends_servers_is_not_begun_for_ever() -> None:
+    given: dict[str, Any] = {"created_at": 1, "prompt": "a cat", "options": {}, "model": "", "size": "", "seconds": ""}
+    loses, waits, busy = (Job("video_1", "ann", **given) for _ in range(3))
+    loses.progress = 5
+    assert [pause_s(StageLostError("lost"), loses) for _ in range(3)] == [AGAIN_S, AGAIN_S, None]
+    pauses = [pause_s(StageLostError("none is reachable"), waits) for _ in range(12)]
+    assert pauses == [2, 4, 8, 16, 32, 60, 60, 60, 60, 60, 60, None]
+    for error in (OverloadedError("full"), StartingError("it starts"), UnavailableError("no router")):
+        assert [pause_s(error, busy) for _ in range(100)] == [AGAIN_S] * 100
+    assert pause_s(RequestError("no"), busy) is None
 
 
 async def test_a_full_disk_costs_one_film_alone(film_maker: servers.Stack, tmp_path: Path) -> None:

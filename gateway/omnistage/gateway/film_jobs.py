@@ -49,11 +49,14 @@ MOST_KEPT = 1000
 SHARE = 0.75
 """Most of the jobs that wait or run for one client."""
 
-MOST_TRIES = 3
-"""Of a film on which a server was lost: it may be the film that ends them."""
+MOST_TRIES = 12
+"""Of a film that found no server, with longer and longer pauses: seven minutes, in which a model is loaded again."""
+RAN = 4
+"""As many tries is one in which it was seen to be made when the server was lost: it may be the film that ends servers."""
 
 AGAIN_S = 2.0
 """Where nobody says when to ask again."""
+MOST_PAUSE_S = 60.0
 
 FULL_AGAIN_S = 30.0
 
@@ -235,11 +238,11 @@ class Jobs:
             await self._try(run)
             await self._end(job, "completed", None)
         except OmniError as error:
-            pause_s = _pause_s(error, job)
-            if pause_s is not None:
-                run.not_before = asyncio.get_running_loop().time() + pause_s
+            again_s = pause_s(error, job)
+            if again_s is not None:
+                run.not_before = asyncio.get_running_loop().time() + again_s
                 job.status, job.progress = "queued", 0
-                log.info("film.waits", job=job.id, reason=error.reason, again_s=pause_s)
+                log.info("film.waits", job=job.id, reason=error.reason, again_s=again_s)
                 return
             failure = of_omni(error, FIELDS)
             await self._end(job, "failed", _told(failure))
@@ -356,14 +359,16 @@ def new_job(who: str, **given: Any) -> Job:
     return Job(new_name("video_"), who, int(time.time()), **given)
 
 
-def _pause_s(error: OmniError, job: Job) -> float | None:
+def pause_s(error: OmniError, job: Job) -> float | None:
     """When to ask again for a film that was not made; None: it failed."""
     if not isinstance(error, UnavailableError):
         return None
     if isinstance(error, StageLostError | RouterLostError):
-        job.tries += 1
+        has_run = job.progress > 0
+        job.tries += RAN if has_run else 1
         if job.tries >= MOST_TRIES:
             return None
+        return AGAIN_S if has_run else min(AGAIN_S * 2 ** (job.tries - 1), MOST_PAUSE_S)
     return error.retry_delay_s or AGAIN_S
 
 

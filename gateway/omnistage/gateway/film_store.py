@@ -41,7 +41,7 @@ CREATE TABLE secret (value BLOB NOT NULL);
 @dataclass(slots=True)
 class Job:
     """One film. who: whose it is. options: of the call of the client library, its seed and its request id too. has_picture: a picture to
-    begin with lies beside it. size, seconds: as they are told. tries: how often a server was lost while it was made. ended_at: Unix time.
+    begin with lies beside it. size, seconds: as they are told. tries: counts lost servers, see `film_jobs`. ended_at: Unix time.
     frames, size_bytes: of what there is of the film."""
 
     id: str
