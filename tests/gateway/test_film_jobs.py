@@ -228,8 +228,8 @@ def test_a_film_that_ends_servers_is_not_begun_for_ever() -> None:
     loses, waits, busy = (Job("video_1", "ann", **given) for _ in range(3))
     loses.progress = 5
     assert [pause_s(StageLostError("lost"), loses) for _ in range(3)] == [AGAIN_S, AGAIN_S, None]
-    pauses = [pause_s(StageLostError("none is reachable"), waits) for _ in range(12)]
-    assert pauses == [2, 4, 8, 16, 32, 60, 60, 60, 60, 60, 60, None]
+    pauses = [pause_s(StageLostError("none is reachable"), waits) for _ in range(24)]
+    assert pauses == [2, 4, 8, 16, *[20] * 19, None]
     for error in (OverloadedError("full"), StartingError("it starts"), UnavailableError("no router")):
         assert [pause_s(error, busy) for _ in range(100)] == [AGAIN_S] * 100
     assert pause_s(RequestError("no"), busy) is None

@@ -49,14 +49,14 @@ MOST_KEPT = 1000
 SHARE = 0.75
 """Most of the jobs that wait or run for one client."""
 
-MOST_TRIES = 12
+MOST_TRIES = 24
 """Of a film that found no server, with longer and longer pauses: seven minutes, in which a model is loaded again."""
-RAN = 4
+RAN = 8
 """As many tries is one in which it was seen to be made when the server was lost: it may be the film that ends servers."""
 
 AGAIN_S = 2.0
 """Where nobody says when to ask again."""
-MOST_PAUSE_S = 60.0
+MOST_PAUSE_S = 20.0
 
 FULL_AGAIN_S = 30.0
 
