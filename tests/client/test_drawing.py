@@ -22,7 +22,7 @@ from omnistage.client.answer import Answer
 from omnistage.client.events import Usage
 from omnistage.client.options import GUIDES
 from omnistage.client.playback import Timing
-from omnistage.client.request import DIFFUSION, NEVER_ZERO, Options, for_drawing
+from omnistage.client.request import DIFFUSION, NEVER_ZERO, PROTO_NAMES, Options, for_drawing
 from omnistage.models.toy.files import pixels_of
 from omnistage.router.pipeline import load_pipeline
 from omnistage.v1 import stage_pb2
@@ -158,25 +158,30 @@ def test_what_cannot_be_drawn_is_a_typed_error_with_its_field(film: Omni, prompt
     assert [violation.field for violation in error.value.fields] == [field]
 
 
-NO_OPTIONS = {"prompt", "images", "frames", "duration_s"}
-"""Of DiffusionParams: arguments of their own, and what a client cannot show yet."""
+NO_OPTIONS = {"prompt", "images"}
+"""Of DiffusionParams: arguments of their own."""
 
 
 def test_every_field_of_a_drawing_is_an_option() -> None:
     fields = {field.name: field for field in stage_pb2.DiffusionParams.DESCRIPTOR.fields}
-    assert set(DIFFUSION) == fields.keys() - NO_OPTIONS and set(DIFFUSION) <= set(Options.__annotations__)
-    said: dict[str, Any] = {name: "image/webp" if fields[name].type == fields[name].TYPE_STRING else 1 for name in DIFFUSION}
+    assert {PROTO_NAMES.get(name, name) for name in DIFFUSION} == fields.keys() - NO_OPTIONS and set(DIFFUSION) <= set(
+        Options.__annotations__
+    )
+    texts = {name for name, field in fields.items() if field.type == field.TYPE_STRING}
+    said: dict[str, Any] = {name: "image/webp" if name in texts else 1 for name in DIFFUSION}
     said |= {"sigmas": [1.0, 0.5], "options": {"one": True, "two": 0.5, "three": 3, "four": "x"}}
     said |= dict.fromkeys(GUIDES, picture(1))
     params = for_drawing("a hill", (), said).complete().diffusion  # type: ignore[arg-type]
     told = {field.name: value for field, value in params.ListFields()}
     assert all(told[name] == stage_pb2.Media(media_type="image/png", data=picture(1)) for name in GUIDES)
-    expected = {"prompt": "a hill", **said, "options": {"one": "true", "two": "0.5", "three": "3", "four": "x"}}
+    named = {PROTO_NAMES.get(name, name): value for name, value in said.items()}
+    expected = {"prompt": "a hill", **named, "options": {"one": "true", "two": "0.5", "three": "3", "four": "x"}}
     assert {name: told[name] for name in expected if name not in GUIDES} == {
         name: expected[name] for name in expected if name not in GUIDES
     }
     assert told.keys() == expected.keys()
-    assert set(DIFFUSION) & set(NEVER_ZERO) == {"width", "height", "steps", "results", "preview_side"}
+    never = {"width", "height", "steps", "results", "preview_side", "frames", "frames_per_second", "seconds", "flow_shift"}
+    assert set(DIFFUSION) & set(NEVER_ZERO) == never
 
 
 async def test_a_prompt_is_one_call_and_no_list() -> None:

@@ -18,6 +18,7 @@ from omnistage.connector.inline import split
 from omnistage.connector.reference import layout_of
 from omnistage.v1 import chunk_pb2, omni_pb2, tensor_pb2
 
+NO_FILM = chunk_pb2.VideoChunk(data=b"<", media_type="text/html")
 STARTED = omni_pb2.GenerateResponse(started=omni_pb2.Started(session_id="s", model="toy", seed=7))
 USAGE = omni_pb2.GenerateResponse(usage=omni_pb2.Usage(finish_reason=chunk_pb2.FINISH_REASON_STOP))
 
@@ -192,7 +193,8 @@ async def test_channels_are_mixed_to_one() -> None:
         ([STARTED, audio(0, 0, [1], rate=24000), audio(1, 1, [1], rate=16000)], "sample rate"),
         ([STARTED, audio(0, 0, [1], rate=0)], "sample rate"),
         ([STARTED, omni_pb2.GenerateResponse(chunk=chunk_pb2.Chunk(port="text", count=2))], "without content"),
-        ([STARTED, omni_pb2.GenerateResponse(chunk=chunk_pb2.Chunk(port="video", video=chunk_pb2.VideoChunk()))], "cannot read video"),
+        ([STARTED, omni_pb2.GenerateResponse(chunk=chunk_pb2.Chunk(port="media", media=chunk_pb2.MediaChunk()))], "cannot read media"),
+        ([STARTED, omni_pb2.GenerateResponse(chunk=chunk_pb2.Chunk(port="video", video=NO_FILM))], "a film of type 'text/html'"),
     ],
 )
 async def test_a_stream_that_is_not_whole(messages: list[omni_pb2.GenerateResponse], told: str) -> None:

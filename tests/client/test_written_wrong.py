@@ -21,7 +21,8 @@ from omnistage.client.private_stack import StackPlan, with_first
 NOWHERE = "127.0.0.1:9"
 """Nobody listens there: whatever is told was found out before."""
 
-CALLS = ("generate", "chat", "say", "draw", "stream", "stream_chat", "stream_say", "stream_draw", "pipelines", "replicas", "as_client")
+ASKING = ("generate", "chat", "say", "draw", "film", "sound")
+CALLS = (*ASKING, "stream", *(f"stream_{name}" for name in ASKING[1:]), "pipelines", "replicas", "as_client")
 
 OF_TEXT = "takes only its text without a name; give what else there is by name, such as "
 OF_PROMPT = "takes only its prompt without a name; give what else there is by name, such as "
@@ -52,6 +53,9 @@ def method(request: pytest.FixtureRequest) -> Iterator[Callable[[str], Callable[
         ("generate", ("a", 100), f"generate {OF_PROMPT}generate(prompt, max_tokens=100)"),
         ("draw", ("a", "b"), f"draw {OF_PROMPT}draw(prompt, images='b')"),
         ("stream_draw", ("a", 7), f"stream_draw {OF_PROMPT}stream_draw(prompt, seed=7)"),
+        ("film", ("a", "b"), f"film {OF_PROMPT}film(prompt, image='b')"),
+        ("stream_film", ("a", 49), f"stream_film {OF_PROMPT}stream_film(prompt, frames=49)"),
+        ("sound", ("rain", 10.5), f"sound {OF_PROMPT}sound(prompt, seconds=10.5)"),
         ("say", ("a", "ann"), f"say {OF_TEXT}say(text, voice='ann')"),
         ("stream_say", ("a", 1.5), f"stream_say {OF_TEXT}stream_say(text, speed=1.5)"),
         ("chat", ([], "b.png"), "chat takes only its conversation without a name; a turn has its media: {'role': 'user', "),
@@ -78,6 +82,10 @@ def test_an_argument_without_a_name_or_without_a_first_one(
         ("chat", {"messages": []}, "a call takes no messages: chat takes a conversation, as its first argument"),
         ("say", {"prompt": "a"}, "a call takes no prompt: the text is the first argument"),
         ("draw", {"text": "a"}, "a call takes no text: the text is the first argument"),
+        ("film", {"images": "b.png"}, "a call takes no images: here it is image, with which it begins"),
+        ("sound", {"image": "b.png"}, "a call takes no image: no sound is made from pictures: leave it out"),
+        ("sound", {"duration": 3}, "a call takes no duration: here it is seconds"),
+        ("stream_film", {"fps": 3, "num_frames": 5}, "a call takes no fps: here it is frames_per_second; a call takes no num_frames: here"),
         ("pipelines", {"timeout": 3}, "pipelines takes no timeout: did you mean timeout_s?"),
         ("replicas", {"xyzzy": 3}, "replicas takes no xyzzy: it takes timeout_s alone"),
     ],

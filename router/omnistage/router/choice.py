@@ -11,11 +11,18 @@ from omnistage.v1 import omni_pb2, stage_pb2
 from omnistage.wire.errors import StageError, bad_request
 from omnistage.wire.kinds import KINDS
 
-MISSING = {"thinker": "does not answer", "talker": "does not speak", "code2wav": "makes no sound", "diffusion": "does not draw"}
+MISSING = {"thinker": "does not answer", "talker": "does not speak", "code2wav": "makes no sound"}
 """What a pipeline cannot do without a stage."""
 
 NO_TALKER = "has no Talker"
 """Why a pipeline that answers gives no sound. One that draws may give some all the same."""
+
+DRAWING = {
+    "video": ("make films", "makes films", "makes no films"),
+    "audio": ("make sound of a prompt", "makes sound of a prompt", "makes no sound of a prompt"),
+}
+"""What pipelines that draw do, what one does, and what one does not, by the output that is wanted; any other one is of a picture."""
+PICTURES = ("draw", "draws", "does not draw")
 
 MOST_NAMED = 8
 """Pipelines that an error tells of."""
@@ -70,8 +77,10 @@ def is_verbatim(request: omni_pb2.GenerateRequest) -> bool:
     return bool(request.thinker.verbatim)
 
 
-def missing(pipeline: Pipeline, kind: str, is_verbatim: bool = False) -> str:
+def missing(pipeline: Pipeline, kind: str, is_verbatim: bool = False, outputs: Collection[str] = ()) -> str:
     """What a pipeline cannot do that has no such stage, in words that nobody needs the contract for."""
+    if kind == "diffusion":
+        return _drawing(outputs)[2]
     if kind == "talker" and "thinker" in pipeline.kinds:
         return NO_TALKER
     return "does not speak a text" if kind == "thinker" and is_verbatim else MISSING[kind]
@@ -79,16 +88,36 @@ def missing(pipeline: Pipeline, kind: str, is_verbatim: bool = False) -> str:
 
 def refused(request: omni_pb2.GenerateRequest, pipeline: Pipeline, kind: str, pipelines: Collection[Pipeline]) -> StageError:
     """The refusal of what a pipeline has no stage for, with those that have one."""
-    able = [one.name for one in pipelines if kind in one.kinds][:MOST_NAMED]
+    able = [one.name for one in pipelines if kind in one.kinds and not one.lacking(request.outputs)][:MOST_NAMED]
     others = f"{', '.join(able)} {'does' if len(able) == 1 else 'do'}" if able else "no other pipeline of this router does"
-    told = f"{pipeline.name} {missing(pipeline, kind, is_verbatim(request))}; {others}"
+    told = f"{pipeline.name} {missing(pipeline, kind, is_verbatim(request), request.outputs)}; {others}"
     return StageError("BAD_REQUEST", told, metadata={"field": kind})
 
 
-def those_that_draw(pipelines: Collection[Pipeline]) -> str:
-    """In words, for who asked for a drawing."""
-    names = [pipeline.name for pipeline in pipelines if pipeline.draws]
-    return f"these draw: {', '.join(names[:MOST_NAMED])}" if names else "no pipeline of this router draws"
+def those_that_draw(pipelines: Collection[Pipeline], outputs: Collection[str]) -> str:
+    """In words, for who asked for a drawing with these outputs."""
+    names = [pipeline.name for pipeline in pipelines if pipeline.draws and not pipeline.lacking(outputs)]
+    do, does, _ = _drawing(outputs)
+    return f"these {do}: {', '.join(names[:MOST_NAMED])}" if names else f"no pipeline of this router {does}"
+
+
+def check_outputs(request: omni_pb2.GenerateRequest, pipeline: Pipeline, pipelines: Collection[Pipeline]) -> frozenset[str]:
+    """The ports that the client gets. Raises BAD_REQUEST for one that there is not, with the pipelines that give all of them."""
+    if request.HasField("diffusion") and not pipeline.draws:
+        raise refused(request, pipeline, "diffusion", pipelines)
+    if lacking := pipeline.lacking(request.outputs):
+        why = f": it {NO_TALKER}" if "audio" in lacking and pipeline.kinds == {"thinker"} else ""
+        asked = [kind for kind in KINDS if request.HasField(kind)]
+        able = [one.name for one in pipelines if one.kinds.issuperset(asked) and not one.lacking(request.outputs)][:MOST_NAMED]
+        others = f"; {', '.join(able)} {'does' if len(able) == 1 else 'do'}" if able else ""
+        told = f"{pipeline.name} gives {', '.join(pipeline.offered)}, not {', '.join(repr(name[:16]) for name in lacking)}{why}{others}"
+        raise bad_request("outputs", told)
+    return frozenset(request.outputs or pipeline.outputs) & {*pipeline.offered}
+
+
+def _drawing(outputs: Collection[str]) -> tuple[str, str, str]:
+    """The words of `DRAWING` for these outputs."""
+    return next((words for output, words in DRAWING.items() if output in outputs), PICTURES)
 
 
 def _only(able: Sequence[Pipeline], pipelines: Mapping[str, Pipeline]) -> Pipeline:
@@ -107,22 +136,22 @@ def _none(request: omni_pb2.GenerateRequest, lacks: Mapping[str, str], pipelines
     """Raises BAD_REQUEST, with what each one lacks."""
     told = "; ".join(f"{name} {lacking}" for name, lacking in list(lacks.items())[:MOST_NAMED])
     if request.HasField("diffusion"):
-        told += f"; {those_that_draw(pipelines.values())}"
+        told += f"; {those_that_draw(pipelines.values(), request.outputs)}"
     raise StageError("BAD_REQUEST", f"no pipeline does this: {told}", metadata={"field": "model"})
 
 
 def _lacks(pipeline: Pipeline, asked: Collection[str], given: Collection[str], outputs: Collection[str], is_verbatim: bool = False) -> str:
     """What keeps a pipeline from answering; empty: nothing. asked: kinds of stages that it needs. given: media."""
-    told = [missing(pipeline, kind, is_verbatim) for kind in asked if kind not in pipeline.kinds]
+    told = [missing(pipeline, kind, is_verbatim, outputs) for kind in asked if kind not in pipeline.kinds]
     told += [f"takes no {_word(medium)}" for medium in given if medium not in pipeline.inputs]
-    told += [f"gives no {_word(output)}" for output in sorted(set(outputs)) if output not in pipeline.offered]
+    told += [f"gives no {_word(output)}" for output in pipeline.lacking(outputs)]
     return ", ".join(told[:MOST_NAMED])
 
 
 def _only_drawing_is_meant(request: omni_pb2.GenerateRequest, pipelines: Collection[Pipeline]) -> bool:
     """Whether it is a prompt, and by its outputs, and by what it says of drawing, no pipeline can be meant that answers."""
-    draws, outputs = request.HasField("diffusion"), set(request.outputs)
-    meant = [pipeline for pipeline in pipelines if outputs <= {*pipeline.offered} and (pipeline.draws or not draws)]
+    draws = request.HasField("diffusion")
+    meant = [pipeline for pipeline in pipelines if not pipeline.lacking(request.outputs) and (pipeline.draws or not draws)]
     return _is_prompt(request) and all(pipeline.only_draws for pipeline in meant)
 
 

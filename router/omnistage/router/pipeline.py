@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -32,6 +32,10 @@ _CHECKOUT = Path(__file__).resolve().parents[3] / "deploy" / "pipelines"
 
 STREAMED = {stage_pb2.PAYLOAD_MEDIA: "media", stage_pb2.PAYLOAD_AUDIO: "audio"}
 """What a client may stream to the first stage, and the field of Chunk that carries it."""
+
+
+PROGRESS = "progress"
+"""The port that says how far something is: what is asked for comes without it too."""
 
 
 class PipelineError(ValueError):
@@ -86,6 +90,11 @@ class Pipeline(BaseModel):
     def offered(self) -> tuple[str, ...]:
         """All ports that a client may ask for."""
         return self.outputs + self.on_request
+
+    def lacking(self, outputs: Collection[str]) -> list[str]:
+        """Those of the outputs that a request names which it does not give. How far it is comes with something else where it is told."""
+        named = {*outputs}
+        return sorted(named - {*self.offered} - ({PROGRESS} if named != {PROGRESS} else set()))
 
     @property
     def could_take(self) -> tuple[str, ...]:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from google.protobuf.message import DecodeError
 
-from omnistage.router.choice import NO_TALKER, chosen, refused
+from omnistage.router.choice import check_outputs, chosen, refused
 from omnistage.router.pipeline import Pipeline
 from omnistage.v1 import omni_pb2, stage_pb2
 from omnistage.wire.decoding import TooLarge, decoded
@@ -70,11 +70,7 @@ def validate(request: omni_pb2.GenerateRequest, pipelines: Mapping[str, Pipeline
     for name in ("conversation_id", "request_id"):
         if not is_id(getattr(request, name)):
             raise bad_request(name, "at most 64 characters of A-Z a-z 0-9 _ -")
-    outputs = frozenset(request.outputs or pipeline.outputs)
-    if not outputs <= set(pipeline.offered):
-        missing = ", ".join(repr(name[:16]) for name in sorted(outputs - set(pipeline.offered)))
-        why = f": it {NO_TALKER}" if "audio" in outputs and pipeline.kinds == {"thinker"} else ""
-        raise bad_request("outputs", f"{pipeline.name} gives {', '.join(pipeline.offered)}, not {missing}{why}")
+    outputs = check_outputs(request, pipeline, pipelines.values())
     for kind in KINDS:
         if request.HasField(kind) and kind not in pipeline.kinds:
             raise refused(request, pipeline, kind, pipelines.values())

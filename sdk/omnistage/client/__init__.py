@@ -56,7 +56,9 @@ from omnistage.client.events import (
     TokenLogprob,
     TokensDelta,
     Usage,
+    VideoDelta,
 )
+from omnistage.client.film_file import Film
 from omnistage.client.key import UnencryptedKeyWarning
 from omnistage.client.listing import Pipeline, Replica
 from omnistage.client.loudspeaker import Loudspeaker, find_loudspeaker
@@ -85,6 +87,7 @@ __all__ = [
     "Event",
     "Failover",
     "FieldViolation",
+    "Film",
     "ForkedError",
     "Heard",
     "ImageLike",
@@ -128,6 +131,7 @@ __all__ = [
     "UnknownModelError",
     "Usage",
     "Video",
+    "VideoDelta",
     "VideoLike",
     "WrongLoopError",
     "find_loudspeaker",

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from omnistage.client.encoder import format_of
-from omnistage.client.errors import NotAvailableError, NotSpokenError, ProtocolError
+from omnistage.client.errors import NotAvailableError, NotSpokenError, ProtocolError, RequestError
 from omnistage.client.events import (
     Alignment,
     AudioChunk,
@@ -29,9 +29,11 @@ from omnistage.client.events import (
     TextDelta,
     ThoughtDelta,
     Usage,
+    VideoDelta,
     array,
 )
-from omnistage.client.notebook import paragraph, pictures, player
+from omnistage.client.film_file import Film
+from omnistage.client.notebook import films, paragraph, pictures, player
 from omnistage.client.playback import Timing, figures
 from omnistage.client.sound_file import write_sound
 
@@ -71,9 +73,9 @@ class Answer(dict[str, str]):
     tokens of the text. logprobs: natural log of the probability of each, empty if not asked for. audio: Audio, or None if
     no sound was asked for or nothing of the text could be spoken; `save` tells that as an error. codes: uint32 [frames, codebooks] of
     speech, or None where the pipeline gives none. words: when each word is spoken, empty if `outputs` did not name alignment; what is not
-    spoken is not among them. pictures: finished ones, encoded, without previews; images: the same as those of Pillow. rows: by port, what
-    came on ports of tensors that `outputs` named, [n, width] each: `latents`, float32, a row for each place of the VAE's grid; `pixels`,
-    uint8, a row for each pixel; both row by row from the top, one layer after the other, one result after the other.
+    spoken is not among them. pictures: finished ones, encoded, without previews; images: the same as those of Pillow. videos: films of a
+    prompt. rows: by port, what came on ports of tensors that `outputs` named, [n, width] each: `latents`, float32, a row for each place of
+    the VAE's grid; `pixels`, uint8, a row for each pixel; both row by row from the top, one layer after the other, one result after the other.
     finish_reason: stop, length or interrupted. seed: ask with it again and get the same. usage: the server's account. timing: what this
     client saw. failovers: servers that were lost on the way and replaced, oldest first. unspoken: how many characters of the text the voice
     has no sound for; unspoken_words: the first 64 of them. notes: sentences for whoever asked, such as what a model cannot draw. drew:
@@ -90,6 +92,7 @@ class Answer(dict[str, str]):
         words: tuple[SpokenWord, ...] = (),
         rows: Mapping[str, NDArray[Any]] | None = None,
         thought: str = "",
+        videos: tuple[Film, ...] = (),
     ) -> None:
         self.text = "".join(delta.text for delta in deltas)
         self.thought = thought
@@ -102,6 +105,7 @@ class Answer(dict[str, str]):
         self.codes = codes
         self.words = words
         self.pictures = pictures
+        self.videos = videos
         self.rows: dict[str, NDArray[Any]] = dict(rows or {})
         self.pipeline: str = done.pipeline
         self.session_id: str = done.session_id
@@ -130,20 +134,25 @@ class Answer(dict[str, str]):
         return [begins[bisect_right(ends, first)] for first in self._token_characters] if begins else []
 
     def save(self, path: str | PathLike[str]) -> None:
-        """Write the sound to a file, see `Audio.save`. Raises NotSpokenError if there is none."""
+        """Write the sound to a file, see `Audio.save`; a picture or a film is written by itself. Raises NotSpokenError if there is none."""
+        if self.audio is None and (self.videos or self.pictures):
+            what, how = ("a film", "videos[0].save(path)") if self.videos else ("a picture", "images[0].save(path)")
+            raise RequestError(f"this answer is {what}, and has no sound", hint=f"Write {what}: answer.{how}.")
         if self.audio is None:
             raise NotSpokenError("this answer has no sound: none was asked for, or nothing of its text could be spoken")
         self.audio.save(path)
 
     def _repr_html_(self) -> str:
-        """Its text, a player of its sound and its pictures, in a notebook."""
+        """Its text, a player of its sound, its pictures and films, in a notebook."""
         sound = "" if self.audio is None else self.audio._repr_html_()
         shown = pictures((picture.media_type, picture.data) for picture in self.pictures)
+        shown += films((film.media_type, film.data) for film in self.videos)
         return (paragraph(self.text) if self.text else "") + sound + shown
 
     def __repr__(self) -> str:
         sound = f"{self.audio.duration_s:.2f} s of sound" if self.audio else "no sound"
         pictures = f"{len(self.pictures)} picture{'s' * (len(self.pictures) != 1)}, " if self.pictures else ""
+        pictures += "".join(f"{film.frames} frames of {film.media_type}, " for film in self.videos)
         sound += f", unspoken={self.unspoken}" if self.unspoken else ""
         sound += f", notes={list(self.notes)!r}" if self.notes else ""
         seed = "" if self.drew is False else f", seed={self.seed}"  # Where nothing was drawn it would promise another answer.
@@ -159,6 +168,7 @@ async def collect(events: AsyncIterator[Event]) -> Answer:
     words: list[SpokenWord] = []
     pictures: list[Picture] = []
     rows: dict[str, list[NDArray[Any]]] = {}
+    clips: list[VideoDelta] = []
     async for event in events:
         match event:
             case TextDelta():
@@ -174,6 +184,8 @@ async def collect(events: AsyncIterator[Event]) -> Answer:
             case Picture():
                 if event.preview_step is None:
                     pictures.append(event)
+            case VideoDelta():
+                clips.append(event)
             case Rows():
                 rows.setdefault(event.port, []).append(event.rows)
             case Done():
@@ -187,6 +199,7 @@ async def collect(events: AsyncIterator[Event]) -> Answer:
                     tuple(words),
                     whole,
                     "".join(thoughts),
+                    _films(clips),
                 )
     raise ProtocolError("the stream ended without its account")
 
@@ -203,6 +216,12 @@ def _decoded(picture: Picture) -> Image:
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
         raise ProtocolError(f"picture {picture.index} of type {picture.media_type!r} cannot be decoded: {error}") from error
     return image
+
+
+def _films(clips: Sequence[VideoDelta]) -> tuple[Film, ...]:
+    if not clips:
+        return ()
+    return (Film(b"".join(clip.data for clip in clips), clips[0].media_type, sum(clip.frames for clip in clips)),)
 
 
 def _audio(sounds: Sequence[AudioChunk]) -> Audio | None:

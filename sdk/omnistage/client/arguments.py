@@ -9,7 +9,7 @@ from functools import wraps
 from os import PathLike, fspath
 from typing import Any, TypeVar
 
-from omnistage.client.guesses import SAME, near, unknown_options
+from omnistage.client.guesses import OF_METHODS, SAME, near, unknown_options
 from omnistage.client.options import OPTIONS
 from omnistage.client.settings import OF_CLIENT, SETTINGS
 
@@ -61,7 +61,7 @@ def _refusal(name: str, signature: inspect.Signature, given: Sequence[Any], name
     unknown = {one: value for one, value in named.items() if one not in known and not (has_options and one in OPTIONS)}
     if unknown and has_options:
         kind = name.removeprefix("stream_")
-        return unknown_options(unknown, OPTIONS, (*OF_CLIENT, *SETTINGS), kind if kind in ("say", "draw") else "generate")
+        return unknown_options(unknown, OPTIONS, (*OF_CLIENT, *SETTINGS), kind if kind in OF_METHODS else "generate")
     if unknown:
         return TypeError("; ".join(f"{name} takes no {one}: {_guess(one, known)}" for one in unknown))
     first = placed[0]
@@ -95,10 +95,13 @@ def _keyword(name: str, value: object) -> str:
     """What was probably meant by a second argument."""
     if name.endswith("say"):
         return "voice" if isinstance(value, str) else "speed"
+    drawn = {"draw": ("seed", "images"), "film": ("frames", "image"), "sound": ("seconds", "negative_prompt")}.get(
+        name.removeprefix("stream_")
+    )
+    if drawn is not None:
+        return drawn[not isinstance(value, int | float)]
     if isinstance(value, int | float):
-        return "seed" if name.endswith("draw") else "max_tokens"
-    if name.endswith("draw"):
-        return "images"
+        return "max_tokens"
     first = value[0] if isinstance(value, list) and value else value
     kind = (mimetypes.guess_type(fspath(first))[0] or "") if isinstance(first, str | PathLike) else ""
     return next((f"{one}s" for one in ("audio", "video") if kind.startswith(one)), "images")

@@ -25,7 +25,6 @@ from omnistage.client.key import ApiKey, key_of
 from omnistage.client.limit import Limit
 from omnistage.client.listing import Pipeline, Replica
 from omnistage.client.media import Audios, Images, Videos, is_none
-from omnistage.client.media_like import ImageLike
 from omnistage.client.options import DRAWN, OPTIONS, SPOKEN, Options
 from omnistage.client.private_stack import StackPlan, with_first
 from omnistage.client.request import DEFAULT_TIMEOUT_S as DEFAULT_TIMEOUT_S
@@ -233,7 +232,22 @@ class AsyncOmni:
         """Draw a picture, with a drawing pipeline; `answer.images` has it, `answer.pictures` the same encoded, `answer.rows` its
         latents and pixels where `outputs` names them. Previews are of the first of several `results` alone. In a private stack of
         the default pipelines the one that draws is started by the first drawing, which waits for it."""
-        return await self._whole(requests.for_drawing(prompt, images, options))
+        return await self._whole(requests.for_drawing(prompt, images, options, "image"))
+
+    @takes(OPTIONS, DRAWN)
+    @told
+    async def film(self, prompt: str, *, image: Images = (), **options: Unpack[Options]) -> Answer:
+        """Make a film of a prompt, with a pipeline that makes films: `answer.videos[0].save("x.webm")`, or .mp4 where `media_type` is
+        video/mp4. image: the picture with which it begins; or two, the first and the last one, where the model takes them.
+        `answer.rows` has its latents and pixels where `outputs` names them."""
+        return await self._whole(requests.for_drawing(prompt, image, options, "video", "image"))
+
+    @takes(OPTIONS, DRAWN)
+    @told
+    async def sound(self, prompt: str, **options: Unpack[Options]) -> Answer:
+        """Make the sound that a prompt describes, `seconds` long, with a pipeline that does: `answer.audio`, `answer.save("x.wav")`. A text
+        to be spoken is for `say`."""
+        return await self._whole(requests.for_drawing(prompt, (), options, "audio"))
 
     @takes(OPTIONS)
     @told
@@ -265,19 +279,20 @@ class AsyncOmni:
     @told
     def stream_draw(self, prompt: str, *, images: Images = (), **options: Unpack[Options]) -> AsyncGenerator[Event, None]:
         """The progress, previews and pictures of a prompt, as they come; see `draw`."""
-        return self._events(requests.for_drawing(prompt, images, options))
+        return self._events(requests.for_drawing(prompt, images, options, "image"))
 
     @takes(OPTIONS, DRAWN)
     @told
-    def stream_film(self, prompt: str, *, image: ImageLike | None = None, **options: Unpack[Options]) -> AsyncGenerator[Event, None]:
-        """The progress and the pieces of a film of a prompt, as they come; image: with which it begins."""
-        return self._events(requests.for_drawing(prompt, () if image is None else image, {"outputs": ("video", "progress"), **options}))
+    def stream_film(self, prompt: str, *, image: Images = (), **options: Unpack[Options]) -> AsyncGenerator[Event, None]:
+        """The progress and the pieces of a film of a prompt, as they come; see `film`. The pieces behind each other are the file, and can
+        be played up to whichever came."""
+        return self._events(requests.for_drawing(prompt, image, options, "video", "image"))
 
     @takes(OPTIONS, DRAWN)
     @told
     def stream_sound(self, prompt: str, **options: Unpack[Options]) -> AsyncGenerator[Event, None]:
-        """The progress and the samples of a sound of a prompt, as they come."""
-        return self._events(requests.for_drawing(prompt, (), {"outputs": ("audio", "progress"), **options}))
+        """The progress and the samples of a sound of a prompt, as they come; see `sound`."""
+        return self._events(requests.for_drawing(prompt, (), options, "audio"))
 
     @told
     async def pipelines(self, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> list[Pipeline]:

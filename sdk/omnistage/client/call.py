@@ -16,7 +16,7 @@ from omnistage.client.events import Event, Failover, Progress
 from omnistage.client.key import ApiKey
 from omnistage.client.limit import Limit
 from omnistage.client.reader import Reader
-from omnistage.client.request import is_to_be_heard
+from omnistage.client.request import due
 from omnistage.client.retries import Retries
 from omnistage.client.routers import Router
 from omnistage.client.upload import Conversing, Uploads
@@ -191,7 +191,7 @@ class Call:
     # Asking --------------------------------------------------------------------------------------------------------------------------
 
     def _new_reader(self) -> Reader:
-        return Reader(time.perf_counter(), is_to_be_heard(self._asked))
+        return Reader(time.perf_counter(), due(self._asked))
 
     async def _connect(self) -> Router:
         """The first router that answers, to begin or to go on."""

@@ -101,16 +101,17 @@ def _role(role: object, where: str) -> str:
 
 
 def listed_media(given: Mapping[str, object], where: str, to_read: Callable[[object, str, str], T]) -> Iterator[Callable[[], T]]:
-    """Of images, audios and videos, each a medium, several or None: what reads them. where: stands before their names. to_read:
+    """Of images (or image), audios and videos, each a medium, several or None: what reads them. where: stands before their names. to_read:
     reads one of them."""
     for name, sources in given.items():
+        kind = LISTS.get(name, name)
         if sources is None:
             continue
         if is_one(sources):
-            yield partial(to_read, sources, LISTS[name], f"{where}{name}")
+            yield partial(to_read, sources, kind, f"{where}{name}")
         elif isinstance(sources, Iterable):
             for i, source in enumerate(sources):
-                yield partial(to_read, source, LISTS[name], f"{where}{name}[{i}]")
+                yield partial(to_read, source, kind, f"{where}{name}[{i}]")
 
 
 def checked_text(field: str, value: object) -> str:

@@ -27,6 +27,12 @@ SAME = {
     "mask_image": ("mask", "mask_url", "inpaint_mask"),
     "control_image": ("controlnet_image", "control", "conditioning_image"),
     "options": ("pipeline_options", "pipeline_kwargs"),
+    "frames": ("num_frames", "n_frames", "video_length", "frame_count"),
+    "frames_per_second": ("fps", "frame_rate", "framerate"),
+    "seconds": ("duration", "duration_s", "seconds_total", "audio_end_in_s", "audio_length_in_s", "audio_duration"),
+    "begin_s": ("seconds_start", "audio_start_in_s"),
+    "guidance_scale_2": ("guidance_2", "cfg_2"),
+    "flow_shift": ("shift", "time_shift"),
     "results": ("num_images", "num_images_per_prompt", "num_outputs", "count"),
     "negative_prompt": ("negative", "neg_prompt"),
     "media_type": ("output_format", "image_format"),
@@ -49,7 +55,9 @@ OF_CALLS: Mapping[str, str] = {
         "give chat a first turn that says it: {'role': 'system', 'content': ...}",
     ),
     **dict.fromkeys(("messages", "history", "conversation"), "chat takes a conversation, as its first argument"),
-    **dict.fromkeys(("stream", "streaming"), "stream, stream_chat, stream_say and stream_draw give events as they come"),
+    **dict.fromkeys(
+        ("stream", "streaming"), "stream, stream_chat, stream_say, stream_draw, stream_film and stream_sound give events as they come"
+    ),
     **dict.fromkeys(
         ("sampling_params", "generation_config", "params", "extra_body", "extra_args"),
         "give each as an argument of its own, such as temperature=0.7",
@@ -78,7 +86,14 @@ _NO_TEXT = "no text is made here: leave it out"
 _TEXT = "the text is the first argument, without a name"
 _TEXTS = ("text", "prompt", "prompts", "message", "texts", "input", "inputs", "question", "content", "query")
 _SYSTEM = ("system", "system_prompt", "system_message", "instructions")
+_PICTURES = ("images", *SAME["images"])
 _OF_TEXT = ("max_tokens", "min_tokens", "stop", "json_schema", "regex", "choice", "temperature", "repetition_penalty")
+
+_DRAWN = {
+    **{other: _NO_TEXT for name in _OF_TEXT for other in SAME[name]},
+    **dict.fromkeys(_SYSTEM, "say it in the prompt"),
+    **dict.fromkeys(_TEXTS, _TEXT),
+}
 
 OF_METHODS: Mapping[str, Mapping[str, str]] = {
     "generate": {},
@@ -88,11 +103,16 @@ OF_METHODS: Mapping[str, Mapping[str, str]] = {
         **dict.fromkeys(_TEXTS, _TEXT),
         **dict.fromkeys(_FORMS, "the sound is saved by answer.save('x.mp3'), in the form that the name says"),
     },
-    "draw": {
-        **{other: _NO_TEXT for name in _OF_TEXT for other in SAME[name]},
-        **dict.fromkeys(_SYSTEM, "say it in the prompt"),
-        **dict.fromkeys(_TEXTS, _TEXT),
-        **dict.fromkeys(_FORMS, "here it is media_type, such as 'image/png'"),
+    "draw": {**_DRAWN, **dict.fromkeys(_FORMS, "here it is media_type, such as 'image/png'")},
+    "film": {
+        **_DRAWN,
+        **dict.fromkeys(_FORMS, "here it is media_type, such as 'video/mp4'"),
+        **dict.fromkeys(_PICTURES, "here it is image, with which it begins"),
+    },
+    "sound": {
+        **_DRAWN,
+        **dict.fromkeys(_FORMS, "the sound is saved by answer.save('x.flac'), in the form that the name says"),
+        **dict.fromkeys(_PICTURES, "no sound is made from pictures: leave it out"),
     },
 }
 """The same where the method that was called decides it."""

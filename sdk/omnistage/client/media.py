@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from omnistage.client.answer import Audio
 from omnistage.client.channel import MAX_MESSAGE_BYTES
 from omnistage.client.errors import BadRequestError
+from omnistage.client.film_file import Film
 from omnistage.client.media_like import Encoded as Encoded
 from omnistage.client.media_like import ImageLike as ImageLike
 from omnistage.client.media_like import PillowImage as PillowImage
@@ -61,7 +62,7 @@ class Video:
 
 AudioLike = Encoded | Audio | tuple[NDArray[Any] | list[Any], float]
 """A tuple is samples, uint8, int16, int32 or floating point with full scale 1, [n] or [n, channels], and a whole rate in Hz."""
-VideoLike = Encoded | Video
+VideoLike = Encoded | Video | Film
 MediaLike = ImageLike | AudioLike | VideoLike
 
 Images = ImageLike | Sequence[ImageLike]
@@ -88,7 +89,7 @@ class Medium:
 
 def is_one(source: object) -> bool:
     """Whether this is a medium, or stands for one, and not several. A tuple of samples and their rate is one."""
-    if isinstance(source, str | bytes | bytearray | memoryview | PathLike | Audio | Video | Medium | np.ndarray | Mapping):
+    if isinstance(source, str | bytes | bytearray | memoryview | PathLike | Audio | Video | Film | Medium | np.ndarray | Mapping):
         return True
     if isinstance(source, tuple) and len(source) == 2 and any(isinstance(one, Real | np.ndarray) for one in source):
         return True
@@ -111,10 +112,10 @@ def to_part(source: object, kind: str, where: str) -> stage_pb2.Part:
 
 def _read(source: object, kind: str, where: str) -> tuple[stage_pb2.Part, str]:
     """See to_part; and the name of the file, as in Medium."""
-    for form, its_kind in ((Video, "video"), (Audio, "audio")):
+    for form, its_kind in ((Video, "video"), (Film, "video"), (Audio, "audio")):
         if isinstance(source, form) and kind != its_kind:
             raise BadRequestError.of(where, f"is {_a(its_kind)}, not {_a(kind)}")
-    file, use_audio = (source.source, source.use_audio) if isinstance(source, Video) else (source, False)
+    file, use_audio = _file_of(source)
     data, name, told_type = _encoded(file, kind, where)
     if not data:
         more = "; if it was written or read before, file.seek(0) goes to its beginning" if hasattr(file, "seek") else ""
@@ -125,11 +126,18 @@ def _read(source: object, kind: str, where: str) -> tuple[stage_pb2.Part, str]:
     return stage_pb2.Part(media=stage_pb2.Media(data=data, media_type=media_type, use_audio=use_audio)), name
 
 
+def _file_of(source: object) -> tuple[object, bool]:
+    """What there is to be read of a medium, and whether it is heard too."""
+    if isinstance(source, Film):
+        return source.data, False
+    return (source.source, source.use_audio) if isinstance(source, Video) else (source, False)
+
+
 def to_medium(source: object, kind: str, where: str) -> Medium:
     """The same, or, of bytes or a file that are too many for a message, what is streamed: of such a file only the beginning is read."""
     if isinstance(source, Medium):
         return source
-    file, use_audio = (source.source, source.use_audio) if isinstance(source, Video) and kind == "video" else (source, False)
+    file, use_audio = _file_of(source) if kind == "video" else (source, False)
     found: Path | bytes
     if isinstance(file, bytes | bytearray | memoryview) and memoryview(file).nbytes > LEAST_BYTES:
         found, name, told_type = bytes(file), "", None

@@ -16,6 +16,10 @@ LONGEST_S = 600.0
 MOST_PICTURE_BYTES = 32 << 20
 """Of all pictures that are shown together."""
 
+MOST_FILM_BYTES = 32 << 20
+"""Of all films that are shown together."""
+
+FILM_TYPES = ("video/webm", "video/mp4")
 IMAGE_TYPES = ("image/png", "image/jpeg", "image/webp")
 
 
@@ -41,6 +45,20 @@ def pictures(encoded: Iterable[tuple[str, bytes]]) -> str:
             hidden += 1
     if hidden:
         html += f"<div>{hidden} more in <code>pictures</code>, too large to be shown, or of another type.</div>"
+    return html
+
+
+def films(encoded: Iterable[tuple[str, bytes]]) -> str:
+    """Players of films by their media types, as far as they fit."""
+    html, left = "", MOST_FILM_BYTES
+    for media_type, data in encoded:
+        if media_type in FILM_TYPES and len(data) <= left:
+            left -= len(data)
+            html += f'<video controls loop src="{_data_url(media_type, data)}"></video>'
+        else:
+            html += (
+                "<div>One more in <code>videos</code>, too large to be shown, or of another type; its <code>save</code> writes it.</div>"
+            )
     return html
 
 

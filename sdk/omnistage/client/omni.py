@@ -209,6 +209,21 @@ class Omni:
         the default pipelines the one that draws is started by the first drawing, which waits for it."""
         return self._run(time_limit_s(options), self._client.draw(prompt, images=images, **options))
 
+    @takes(OPTIONS, DRAWN)
+    @told
+    def film(self, prompt: str, *, image: Images = (), **options: Unpack[Options]) -> Answer:
+        """Make a film of a prompt, with a pipeline that makes films: `answer.videos[0].save("x.webm")`, or .mp4 where `media_type` is
+        video/mp4. image: the picture with which it begins; or two, the first and the last one, where the model takes them.
+        `answer.rows` has its latents and pixels where `outputs` names them."""
+        return self._run(time_limit_s(options), self._client.film(prompt, image=image, **options))
+
+    @takes(OPTIONS, DRAWN)
+    @told
+    def sound(self, prompt: str, **options: Unpack[Options]) -> Answer:
+        """Make the sound that a prompt describes, `seconds` long, with a pipeline that does: `answer.audio`, `answer.save("x.wav")`. A text
+        to be spoken is for `say`."""
+        return self._run(time_limit_s(options), self._client.sound(prompt, **options))
+
     @takes(OPTIONS)
     @told
     def stream(
@@ -240,6 +255,19 @@ class Omni:
     def stream_draw(self, prompt: str, *, images: Images = (), **options: Unpack[Options]) -> Generator[Event, None, None]:
         """The progress, previews and pictures of a prompt, as they come; see `draw`."""
         return self._iterate(time_limit_s(options), self._client.stream_draw(prompt, images=images, **options))
+
+    @takes(OPTIONS, DRAWN)
+    @told
+    def stream_film(self, prompt: str, *, image: Images = (), **options: Unpack[Options]) -> Generator[Event, None, None]:
+        """The progress and the pieces of a film of a prompt, as they come; see `film`. The pieces behind each other are the file, and can
+        be played up to whichever came."""
+        return self._iterate(time_limit_s(options), self._client.stream_film(prompt, image=image, **options))
+
+    @takes(OPTIONS, DRAWN)
+    @told
+    def stream_sound(self, prompt: str, **options: Unpack[Options]) -> Generator[Event, None, None]:
+        """The progress and the samples of a sound of a prompt, as they come; see `sound`."""
+        return self._iterate(time_limit_s(options), self._client.stream_sound(prompt, **options))
 
     @told
     def pipelines(self, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> list[Pipeline]:

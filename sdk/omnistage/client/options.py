@@ -21,8 +21,8 @@ class Options(TypedDict, total=False):
     outputs: Annotated[
         Sequence[str],
         About(
-            "Ports wanted: text, audio, image; alignment, latents, pixels, where a pipeline gives them on request.",
-            "all but those on request",
+            "Ports wanted: text, audio, image, video; alignment, latents, pixels, where a pipeline gives them on request.",
+            "all but those on request; of draw, film and sound that alone",
         ),
     ]
     seed: Annotated[
@@ -156,7 +156,7 @@ class Options(TypedDict, total=False):
     layers: Annotated[int, About("So many layers each, of a model that draws layers.", MODEL, Range(0, 64))]
     media_type: Annotated[
         str,
-        About("Kind of file, as far as the model makes it.", MODEL, ("image/png", "image/jpeg", "image/webp", "video/webm", "video/mp4")),
+        About("Kind of file, as far as the model makes it; MP4 of a film is AV1 unless H.264 is asked for, as avc1.", MODEL, MEDIA_TYPES),
     ]
 
 

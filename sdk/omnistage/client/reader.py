@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Collection
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -15,7 +15,7 @@ import numpy as np
 from google.protobuf.duration_pb2 import Duration
 from numpy.typing import NDArray
 
-from omnistage.client.errors import NotSpokenError, ProtocolError
+from omnistage.client.errors import NotSpokenError, ProtocolError, RequestError
 from omnistage.client.events import (
     Alignment,
     AudioChunk,
@@ -56,6 +56,14 @@ ENCODINGS: dict[int, tuple[np.dtype[Any], float]] = {
 }
 
 
+DIFFUSION = "diffusion"
+MADE = {
+    "image": ("picture", "Leave out what makes it something else: {frames}, {seconds}."),
+    "video": ("film", "Say how long it is: {frames}."),
+    "audio": ("sound", "Say how long it is: {seconds}."),
+}
+"""What a drawing is, by the port that it comes on, and what to do where a pipeline makes something else of a prompt."""
+
 Said = TypeVar("Said", TextDelta, ThoughtDelta)
 
 
@@ -71,11 +79,11 @@ class Loss:
 class Reader:
     """Reads one answer, over one connection after the other if it has to.
 
-    t0: time.perf_counter() at the call. is_to_be_heard: an answer without a sample is an error."""
+    t0: time.perf_counter() at the call. due: ports; an answer with nothing of any of them is an error."""
 
-    def __init__(self, t0: float, is_to_be_heard: bool = False) -> None:
+    def __init__(self, t0: float, due: Collection[str] = ()) -> None:
         self._t0 = t0
-        self._is_to_be_heard = is_to_be_heard
+        self._due = due
         self._received = Received()
         self._loss: Loss | None = None
         self._text: list[TextArrival] = []
@@ -175,7 +183,7 @@ class Reader:
             case "image":
                 return self._take_image(chunk, arrival_s)
             case "video":
-                return VideoDelta(chunk.video.data, chunk.video.media_type, chunk.count, chunk.first, arrival_s)
+                return _clip(chunk, arrival_s)
             case "progress":
                 return Progress(chunk.progress.done, chunk.progress.total, arrival_s)
             case "tensor":
@@ -258,8 +266,9 @@ class Reader:
         if open_ports or self._picture:
             raise ProtocolError(f"the answer is cut: {', '.join(open_ports) or 'a picture'} did not end")
         account = _usage(usage, self._received.tokens, self._thought_tokens)
-        if self._is_to_be_heard and not self._audio:
-            raise self._not_spoken(started.model, account)
+        if self._due and not any(map(self._received.has_items, self._due)):
+            spoken = AUDIO_PORT in self._due and not any(report.stage == DIFFUSION for report in account.stages)
+            raise self._not_spoken(started.model, account) if spoken else _not_made(started.model, self._due)
         return Done(
             session_id=started.session_id,
             pipeline=started.model,
@@ -276,7 +285,13 @@ class Reader:
         if self._received.has_ended(AUDIO_PORT):
             return NotSpokenError(f"{told}: {unspoken_told(account) or 'no sound came'}")
         lacking = "Code2Wav" if self._received.has_ended(CODES_PORT) else "Talker"
-        return NotSpokenError(f"{told}: it has no {lacking}", hint="Name a pipeline with a voice: {pipelines} tells which give audio.")
+        return NotSpokenError(f"{told}: it has no {lacking}", hint="Name a pipeline with a voice: {pipelines} tells which have some.")
+
+
+def _not_made(pipeline: str, due: Collection[str]) -> RequestError:
+    """Of a drawing: it is complete, and has nothing of what was asked for."""
+    port = next(iter(due))
+    return RequestError(f"{pipeline} made no {MADE[port][0]} of this prompt, asked as it was", hint=MADE[port][1])
 
 
 def _said(kind: type[Said], text: str, chunk: chunk_pb2.Chunk, arrival_s: float) -> Said | None:
@@ -286,6 +301,13 @@ def _said(kind: type[Said], text: str, chunk: chunk_pb2.Chunk, arrival_s: float)
     top = tuple(tuple(map(TokenLogprob, at.token_ids, at.logprobs, at.pieces)) for at in chunk.text.top_logprobs)
     logprobs, pieces = tuple(chunk.text.logprobs), tuple(chunk.text.pieces)
     return kind(text, chunk.first, tuple(chunk.text.token_ids), arrival_s, logprobs, top, pieces)
+
+
+def _clip(chunk: chunk_pb2.Chunk, arrival_s: float) -> VideoDelta:
+    video = chunk.video
+    if not video.media_type.startswith("video/"):
+        raise ProtocolError(f"port {chunk.port}: a film of type {video.media_type[:64]!r}")
+    return VideoDelta(video.data, video.media_type, chunk.count, chunk.first, arrival_s)
 
 
 def _codes(chunk: chunk_pb2.Chunk, arrival_s: float) -> SpeechCodes:

@@ -60,6 +60,9 @@ class Received:
     def has_ended(self, port: str) -> bool:
         return port in self._ports and self._ports[port].ended
 
+    def has_items(self, port: str) -> bool:
+        return port in self._ports and self._ports[port].item > 0
+
     def start(self, started: omni_pb2.Started) -> None:
         """Take the first event of a connection. Raises ProtocolError if it is not the same answer as before."""
         if self.started is not None and (started.seed, started.model) != (self.started.seed, self.started.model):

@@ -8,7 +8,8 @@ import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Any
+from types import MappingProxyType
+from typing import Any, get_args
 
 from omnistage.client.allowed import fault_of, plain, shown
 from omnistage.client.channel import MAX_MESSAGE_BYTES
@@ -21,9 +22,11 @@ from omnistage.client.media import Audios, Images, Medium, Videos, is_one, to_me
 from omnistage.client.options import CODE2WAV, CONSTRAINTS, GUIDES, OPTIONS, SAMPLING, TALKER, THINKER, TOP
 from omnistage.client.options import DIFFUSION as DIFFUSION
 from omnistage.client.options import Options as Options
+from omnistage.client.reader import MADE
 from omnistage.client.retries import checked_retries
 from omnistage.client.settings import OF_CLIENT, SETTINGS
 from omnistage.client.upload import LEAST_BYTES, PORTS, Upload
+from omnistage.client.wording import PYTHON
 from omnistage.v1 import chunk_pb2, omni_pb2, stage_pb2
 
 DEFAULT_TIMEOUT_S = 120.0
@@ -33,20 +36,32 @@ MOST_SECONDS = 10**9
 MAX_TEXT_CHARACTERS = 1 << 20
 """Of all that one request says, together, or gives to be spoken: no router takes more."""
 
-NEVER_ZERO = ("max_tokens", "max_frames", "sample_rate_hz", "width", "height", "steps", "results", "preview_side")
+NEVER_ZERO = (
+    *("max_tokens", "max_frames", "sample_rate_hz", "width", "height", "steps", "results", "preview_side"),
+    *("frames", "frames_per_second", "seconds", "flow_shift"),
+)
 PROTO_NAMES = {"pipeline": "model", "seconds": "duration_s"}
 """Options that the protos call otherwise."""
+PROGRESS = "progress"
+"""The port that says how far a drawing is."""
 Unread = Callable[[list[Medium]], int]
 
 
 class Request:
     """A request whose form is checked, and whose media are still to be read."""
 
-    def __init__(self, request: omni_pb2.GenerateRequest, options: Options, unread: Sequence[Unread] = ()) -> None:
+    def __init__(
+        self,
+        request: omni_pb2.GenerateRequest,
+        options: Options,
+        unread: Sequence[Unread] = (),
+        names: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
         """request: without options. unread: what reads a medium into its place there, behind those that were read before, and returns its
-        bytes, as far as they are in the request. Raises BadRequestError for a value of an option that cannot be, TypeError for an unknown
-        one."""
+        bytes, as far as they are in the request. names: what the caller calls fields. Raises BadRequestError for a value of an option that
+        cannot be, TypeError for an unknown one."""
         self._request, self._unread = request, (*unread, *_guides(request, options))
+        self._names = names
         self._media: list[Medium] = []
         self.timeout_s = time_limit_s(options)
         retries = options.get("max_retries")
@@ -84,8 +99,8 @@ class Request:
         raise limit.passed("its media were not read by then")
 
     def named(self, error: RequestError) -> RequestError | None:
-        """A server's refusal of a medium, which it knows by its number or its port, in the words of the caller; None for one of anything
-        else."""
+        """A server's refusal of a medium, which it knows by its number or its port, or of a field that the caller calls otherwise, in the
+        words of the caller; None for one of anything else."""
         named = {"medium": {str(number): medium for number, medium in enumerate(self._media, 1)}, "port": _streamed(self._media)}
         for name, media in named.items():
             which = error.metadata.get(name, "")
@@ -93,6 +108,11 @@ class Request:
                 told = media[which].refused(error.message.partition(f": {name} {which}: ")[2])
                 told.metadata = error.metadata
                 return told
+        for field, its_name in self._names.items():
+            usual = PYTHON.name_of(field)
+            if error.metadata.get("field") == field and its_name != usual and error.message.startswith(f"{usual}:"):
+                error.message = its_name + error.message.removeprefix(usual)
+                error.args = (error.message,)
         return None
 
 
@@ -152,12 +172,24 @@ def for_verbatim(text: str, options: Options) -> Request:
     return Request(omni_pb2.GenerateRequest(thinker=stage_pb2.ThinkerParams(verbatim=text)), options)
 
 
-def for_drawing(prompt: str, images: Images, options: Options) -> Request:
-    """A picture of `prompt`, starting from `images` if there are any."""
+def for_drawing(prompt: str, images: Images, options: Options, port: str = "", name: str = "images") -> Request:
+    """A drawing of `prompt`, starting from `images` if there are any, which the caller calls `name`. port: what is wanted, where `outputs`
+    says nothing: a picture, a film or a sound, by its port, and how far it is. Empty: whatever the pipeline gives."""
     _one_text("prompt", prompt)
     request = omni_pb2.GenerateRequest(diffusion=stage_pb2.DiffusionParams(prompt=prompt))
-    unread = [partial(_read_picture, read, request.diffusion.images.add()) for read in listed_media({"images": images}, "", to_part)]
-    return Request(request, options, unread)
+    if port and options.get("outputs") is None:
+        options = Options(**{**options, "outputs": (port, PROGRESS)})
+    unread = [partial(_read_picture, read, request.diffusion.images.add()) for read in listed_media({name: images}, "", to_part)]
+    return Request(request, options, unread, {"diffusion.images": name})
+
+
+def due(request: omni_pb2.GenerateRequest) -> tuple[str, ...]:
+    """Ports of which one must bring something: an answer without would not be what was asked for. Of a drawing those that it names; of a
+    text to speak that of its sound, unless that was declined."""
+    if request.HasField("diffusion"):
+        return tuple(port for port in MADE if port in request.outputs)
+    is_to_be_heard = request.thinker.verbatim and (not request.outputs or "audio" in request.outputs)
+    return ("audio",) if is_to_be_heard else ()
 
 
 def _guides(request: omni_pb2.GenerateRequest, options: Mapping[str, Any]) -> Iterable[Unread]:
@@ -173,7 +205,7 @@ def _guides(request: omni_pb2.GenerateRequest, options: Mapping[str, Any]) -> It
 def _one_text(field: str, text: object) -> str:
     """Raises BadRequestError."""
     if isinstance(text, list | tuple):
-        raise BadRequestError.of(field, "must be one text: generate takes a list of texts, say and draw take one at a time")
+        raise BadRequestError.of(field, "must be one text: generate takes a list of texts, the others take one at a time")
     return checked_text(field, text)
 
 
@@ -237,11 +269,6 @@ def checked_seconds(field: str, value: float, *, may_be_0: bool = False) -> floa
         most = f", at most {MOST_SECONDS}" if is_number and seconds > MOST_SECONDS else ""
         raise BadRequestError.of(field, f"is {shown(value)}; give a number of seconds {least}{most}")
     return float(seconds)
-
-
-def is_to_be_heard(request: omni_pb2.GenerateRequest) -> bool:
-    """True if an answer without any sound would not be what was asked for: a text to speak, and sound was not declined."""
-    return bool(request.thinker.verbatim) and (not request.outputs or "audio" in request.outputs)
 
 
 def _set_options(request: omni_pb2.GenerateRequest, options: Options) -> None:
@@ -353,7 +380,8 @@ def _fill(message: Any, given: Mapping[str, Any], names: Sequence[str]) -> None:
         value = plain(given[name])
         if name in NEVER_ZERO and value == 0:
             # On the wire these say "the pipeline's default".
-            raise BadRequestError.of(name, "is 0; give at least 1, or leave it out for the pipeline's default")
+            least = "at least 1" if get_args(OPTIONS[name])[0] is int else "more"
+            raise BadRequestError.of(name, f"is 0; give {least}, or leave it out for the pipeline's default")
         try:
             if name in ("stop", "outputs"):
                 if not isinstance(value, str) and not _is_list(value):

@@ -26,7 +26,11 @@ OF_STAGES = {
 }
 """What a request says to each stage."""
 
-OPTION_OF = {"model": "pipeline", **{f"{stage}.{name}": name for stage, names in OF_STAGES.items() for name in names}}
+OPTION_OF = {
+    "model": "pipeline",
+    "diffusion.duration_s": "seconds",
+    **{f"{stage}.{name}": name for stage, names in OF_STAGES.items() for name in names},
+}
 """By a field of the contract, the option that sets it, where the two have different names."""
 
 _PLACE = re.compile(r"\{([a-z_0-9]+)(?:=([^{}]*))?\}")

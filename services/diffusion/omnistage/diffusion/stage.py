@@ -146,7 +146,7 @@ def parse(params: stage_pb2.DiffusionParams, seed: int) -> DrawRequest:
     _at_most(params.preview_side, MAX_PREVIEW_SIDE, "preview_side", least=1)
     _at_most(params.step_cache, 1, "step_cache")
     _at_most(params.steps, MAX_STEPS, "steps", least=1)
-    _at_most(params.frames, MAX_FRAMES, "frames")
+    _at_most(params.frames, MAX_FRAMES, "frames", least=1)
     _at_most(params.layers, MAX_LAYERS, "layers")
     _at_most(params.duration_s, MAX_SECONDS, "duration_s")
     _at_most(params.frames_per_second, MAX_RATE_HZ, "frames_per_second")

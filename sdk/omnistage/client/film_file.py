@@ -1,0 +1,46 @@
+"""Films that a pipeline made, as files."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from os import PathLike
+from pathlib import Path
+
+from omnistage.client.errors import RequestError
+from omnistage.client.notebook import films
+
+KINDS = {".webm": "WebM", ".mp4": "MP4"}
+"""By the ending of a name, what is written; of other types any name will do."""
+
+MEDIA_TYPES = {ending: f"video/{name.lower()}" for ending, name in KINDS.items()}
+
+
+def check_ending(path: str | PathLike[str], media_type: str) -> None:
+    """Whether the name of a file fits a film of this type. Raises RequestError."""
+    ending = Path(path).suffix.lower()
+    fit = next((one for one, its_type in MEDIA_TYPES.items() if its_type == media_type), ending)
+    if ending != fit:
+        hint = f"Give a name that ends in {fit}{'' if ending not in KINDS else f', or ask for media_type={MEDIA_TYPES[ending]!r}'}."
+        raise RequestError(f"{path}: this film is {media_type}", hint=hint)
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Film:
+    """A film as a file that can be played while it grows. media_type: such as video/webm or video/mp4. frames: that it shows. It can be
+    shown to a model, as `videos`."""
+
+    data: bytes
+    media_type: str
+    frames: int
+
+    def save(self, path: str | PathLike[str]) -> None:
+        """Write it to a file, whose name ends as its type says: .webm or .mp4. Raises RequestError for another ending, OSError."""
+        check_ending(path, self.media_type)
+        Path(path).write_bytes(self.data)
+
+    def _repr_html_(self) -> str:
+        """A player, in a notebook."""
+        return films([(self.media_type, self.data)])
+
+    def __repr__(self) -> str:
+        return f"Film({self.media_type}, {self.frames} frames, {len(self.data)} bytes)"
