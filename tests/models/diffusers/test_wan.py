@@ -18,8 +18,8 @@ from helpers.painting import CLOSE, apart
 from helpers.wans import KINDS, SAMPLERS, Wan, photo, pipeline, wan
 from omnistage.models.common.checkpoint import BadCheckpoint
 from omnistage.models.common.lru import TensorCache
-from omnistage.models.diffusers.memory_plan import MemoryPlan
-from omnistage.models.diffusers.options import Defaults, DiffusersOptions
+from omnistage.models.diffusers.memory_plan import MemoryPlan, is_tiled
+from omnistage.models.diffusers.options import UNSAID, Defaults, DiffusersOptions
 from omnistage.models.diffusers.plan import Plan
 from omnistage.models.diffusers.wan import WanPainter
 from omnistage.models.interface import BadRequest
@@ -280,6 +280,17 @@ def test_a_film_of_large_frames_is_decoded_whole_in_tiles_where_that_was_chosen(
                 vae.enable_tiling()
             assert torch.equal(made, plain(latents).sample)
             vae.disable_tiling()
+
+
+@pytest.mark.parametrize("above", [UNSAID, 1 << 20])
+def test_on_a_gpu_films_are_decoded_in_tiles_only_where_that_was_chosen(above: int, seed: int) -> None:
+    """Pictures are by default."""
+    both, chosen = wan("t2v", seed), DiffusersOptions(vae_tiling_above=above)
+    memory = MemoryPlan.of(chosen, LoadOptions(Path(), device="cuda", dtype="float32"), torch.float32)
+    memory._tile(both.pipe)
+    side = both.painter.pipe.vae_scale_factor_spatial
+    large, small = (torch.empty(1, 4, 1, pixels // side, 1024 // side) for pixels in (1056, 1024))
+    assert (is_tiled(both.pipe.vae, large), is_tiled(both.pipe.vae, small)) == (above != UNSAID, False)
 
 
 # What is refused -----------------------------------------------------------------------------------------------------------------------
