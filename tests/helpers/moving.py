@@ -14,16 +14,14 @@ import av
 import numpy as np
 import torch
 from diffusers import (
-    AutoencoderKLWan,
-    AutoencoderOobleck,
-    EDMDPMSolverMultistepScheduler,
-    StableAudioDiTModel,
-    StableAudioPipeline,
-    UniPCMultistepScheduler,
-    WanPipeline,
-    WanTransformer3DModel,
+    AutoencoderKLLTXVideo,
+    FlowMatchEulerDiscreteScheduler,
+    LongCatAudioDiTPipeline,
+    LongCatAudioDiTTransformer,
+    LongCatAudioDiTVae,
+    LTXPipeline,
+    LTXVideoTransformer3DModel,
 )
-from diffusers.pipelines.stable_audio.modeling_stable_audio import StableAudioProjectionModel
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
@@ -34,59 +32,54 @@ from transformers.models.umt5 import UMT5Config, UMT5EncoderModel
 
 from omnistage.models.diffusers.quiet import quiet
 
-FILM_SIDE, FRAMES, RATE_HZ, CHANNELS = 32, 5, 1600, 2
+FILM_SIDE, FRAMES, RATE_HZ, CHANNELS = 32, 5, 1600, 1
+ENCODER = {"d_model": 32, "d_kv": 8, "d_ff": 32, "num_layers": 1, "num_heads": 4, "vocab_size": 100}
 
 
 @cache
 def film_maker() -> Path:
-    """A Wan of two experts with UniPC. The folder is gone when the process ends; nobody may write to it."""
+    """An LTX-Video, which draws by the frames a second. The folder is gone when the process ends; nobody may write to it."""
     torch.manual_seed(0)
-    sizes = {"d_model": 32, "d_kv": 8, "d_ff": 32, "num_layers": 1, "num_heads": 4, "vocab_size": 100}
-    return _saved(
-        WanPipeline,
-        tokenizer=letters(),
-        text_encoder=UMT5EncoderModel(UMT5Config(**sizes)),
-        vae=AutoencoderKLWan(base_dim=4, z_dim=16, dim_mult=[1, 1, 1, 1], num_res_blocks=1, temperal_downsample=[False, True, True]),
-        transformer=_expert(),
-        transformer_2=_expert(),
-        boundary_ratio=0.875,
-        scheduler=UniPCMultistepScheduler(prediction_type="flow_prediction", use_flow_sigmas=True, flow_shift=3.0),
+    two: dict[str, Any] = {"spatio_temporal_scaling": (True, True), "decoder_spatio_temporal_scaling": (True, True)}
+    vae = AutoencoderKLLTXVideo(
+        latent_channels=8,
+        block_out_channels=(8, 8),
+        decoder_block_out_channels=(8, 8),
+        layers_per_block=(1, 1, 1),
+        decoder_layers_per_block=(1, 1, 1),
+        decoder_inject_noise=(False, False, False),
+        down_block_types=("LTXVideoDownBlock3D", "LTXVideoDownBlock3D"),
+        downsample_type=("conv", "conv"),
+        upsample_residual=(False, False),
+        upsample_factor=(1, 1),
+        patch_size=2,
+        **two,
     )
+    transformer = LTXVideoTransformer3DModel(
+        in_channels=8,
+        out_channels=8,
+        num_attention_heads=2,
+        attention_head_dim=12,
+        cross_attention_dim=24,
+        num_layers=1,
+        caption_channels=32,
+    )
+    parts = {"tokenizer": letters(), "text_encoder": T5EncoderModel(T5Config(**ENCODER)), "vae": vae, "transformer": transformer}
+    return _saved(LTXPipeline, **parts, scheduler=FlowMatchEulerDiscreteScheduler())
 
 
 @cache
 def sound_maker() -> Path:
-    """A Stable Audio of 2 s with EDMDPMSolverMultistep. The folder is gone when the process ends; nobody may write to it."""
+    """A LongCat-AudioDiT, of at most 30 s. The folder is gone when the process ends; nobody may write to it."""
     torch.manual_seed(0)
-    sizes = {"d_model": 32, "d_kv": 8, "d_ff": 32, "num_layers": 1, "num_heads": 4, "vocab_size": 100}
+    shape: dict[str, Any] = {"channels": 8, "c_mults": [1, 2], "strides": [4, 4], "downsampling_ratio": 16}
     return _saved(
-        StableAudioPipeline,
+        LongCatAudioDiTPipeline,
         tokenizer=letters(),
-        text_encoder=T5EncoderModel(T5Config(**sizes)),
-        vae=AutoencoderOobleck(
-            encoder_hidden_size=6,
-            downsampling_ratios=[4, 5],
-            decoder_channels=3,
-            decoder_input_channels=8,
-            audio_channels=CHANNELS,
-            channel_multiples=[2, 4],
-            sampling_rate=RATE_HZ,
-        ),
-        projection_model=StableAudioProjectionModel(text_encoder_dim=32, conditioning_dim=32, min_value=0, max_value=32),
-        transformer=StableAudioDiTModel(
-            sample_size=2 * RATE_HZ // 20,
-            in_channels=8,
-            num_layers=1,
-            attention_head_dim=8,
-            num_attention_heads=4,
-            num_key_value_attention_heads=2,
-            out_channels=8,
-            cross_attention_dim=32,
-            time_proj_dim=16,
-            global_states_input_dim=64,
-            cross_attention_input_dim=32,
-        ),
-        scheduler=EDMDPMSolverMultistepScheduler(solver_order=2, sigma_min=0.3, sigma_max=500, prediction_type="v_prediction"),
+        text_encoder=UMT5EncoderModel(UMT5Config(**ENCODER)),
+        vae=LongCatAudioDiTVae(**shape, latent_dim=8, encoder_latent_dim=16, sample_rate=RATE_HZ),
+        transformer=LongCatAudioDiTTransformer(dit_dim=32, dit_depth=2, dit_heads=2, dit_text_dim=32, latent_dim=8),
+        scheduler=FlowMatchEulerDiscreteScheduler(shift=1.0, invert_sigmas=False),
     )
 
 
@@ -104,23 +97,6 @@ def _saved(pipeline: Any, **parts: Any) -> Path:
     with quiet():
         pipeline(**parts).save_pretrained(home)
     return Path(home)
-
-
-def _expert() -> WanTransformer3DModel:
-    return WanTransformer3DModel(
-        patch_size=(1, 2, 2),
-        num_attention_heads=2,
-        attention_head_dim=12,
-        in_channels=16,
-        out_channels=16,
-        text_dim=32,
-        freq_dim=64,
-        ffn_dim=32,
-        num_layers=1,
-        cross_attn_norm=True,
-        qk_norm="rms_norm_across_heads",
-        rope_max_seq_len=64,
-    )
 
 
 def letters() -> PreTrainedTokenizerFast:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import io
 from contextlib import aclosing
 from typing import Any
@@ -10,13 +9,12 @@ from typing import Any
 import av
 import numpy as np
 import pytest
-from diffusers import LTXPipeline
 
 from helpers.artists import Drawing, draw, model_of
-from helpers.moving import FILM_SIDE, film_maker, frames_of
+from helpers.drawings import checkpoint
+from helpers.moving import FILM_SIDE, frames_of
 from omnistage.models.diffusers.films import Clips
 from omnistage.models.diffusers.plan import Limits, Plan, planned
-from omnistage.models.diffusers.results import WholeFilm
 from omnistage.models.interface import MAX_CLIP_BYTES, BadRequest, Clip, DrawRequest, Failed, Rows, no_inputs
 from omnistage.models.steps.session import MAX_UNREAD
 
@@ -38,7 +36,7 @@ def film_plan(frames: int, media_type: str = "") -> Plan:
     [("", "video/webm", "vp9"), ("video/webm", "video/webm", "vp9"), ("video/mp4", "video/mp4", "av01."), (AVC, "video/mp4", "avc1.")],
 )
 async def test_a_film_has_the_form_that_was_asked_for(asked: str, told: str, codec: str, seed: int) -> None:
-    async with model_of(film_maker(), **FILM) as model:
+    async with model_of(checkpoint("wan2.2-t2v"), **FILM) as model:
         ports = {"video": 0, "pixels": 0}
         drawing = await draw(model, "a dog", ports=ports, seed=seed, frames=9, frames_per_second=12.5, media_type=asked)
         clips = clips_of(drawing)
@@ -52,7 +50,7 @@ async def test_a_film_has_the_form_that_was_asked_for(asked: str, told: str, cod
 
 @pytest.mark.parametrize("asked", ["", "video/mp4", AVC])
 async def test_pixels_and_bytes_of_a_frame_leave_before_the_next_is_encoded(asked: str, seed: int) -> None:
-    async with model_of(film_maker(), **FILM) as model:
+    async with model_of(checkpoint("wan2.2-t2v"), **FILM) as model:
         pieces = (await draw(model, "a dog", ports={"video": 0, "pixels": 0}, seed=seed, frames=9, media_type=asked)).pieces
         assert [type(piece) for piece in pieces] == [Rows, Clip] * 9
         assert [piece.frames for piece in pieces if isinstance(piece, Clip)] == [1] * 9
@@ -60,7 +58,7 @@ async def test_pixels_and_bytes_of_a_frame_leave_before_the_next_is_encoded(aske
 
 @pytest.mark.parametrize("asked", ["", "video/mp4", AVC])
 async def test_who_has_some_of_a_film_gets_the_rest_of_its_file(asked: str, seed: int) -> None:
-    async with model_of(film_maker(), **FILM) as model:
+    async with model_of(checkpoint("wan2.2-t2v"), **FILM) as model:
         whole = clips_of(await draw(model, "a dog", ports={"video": 0}, seed=seed, frames=9, media_type=asked))
         for first in (1, 4, 8):
             rest = clips_of(await draw(model, "a dog", ports={"video": first}, seed=seed, frames=9, media_type=asked))
@@ -79,26 +77,16 @@ async def test_who_has_some_of_a_film_gets_the_rest_of_its_file(asked: str, seed
     ],
 )
 async def test_files_that_are_not_made_are_refused(asked: dict[str, Any], field: str, told: str) -> None:
-    async with model_of(film_maker(), **FILM) as model:
+    async with model_of(checkpoint("wan2.2-t2v"), **FILM) as model:
         with pytest.raises(BadRequest, match=told) as refused:
             await draw(model, "a dog", ports={"video": 0}, frames=5, **asked)
         assert refused.value.field == f"diffusion.{field}"
 
 
-@pytest.mark.parametrize("rate", ["0", "-3", "1e9", "nan", "inf"])
-def test_frames_a_second_among_options_of_a_pipeline_are_those_that_files_have(rate: str) -> None:
-    pipe: Any = LTXPipeline
-    whole = WholeFilm(pipe, inspect.signature(LTXPipeline.__call__).parameters, "a model", "num_frames")
-    with pytest.raises(BadRequest, match=r"0\.1 to 120 frames a second") as refused:
-        whole.check(DrawRequest(seed=0, prompt="a dog", options={"frame_rate": rate}))
-    assert refused.value.field == "diffusion.options"
-    whole.check(DrawRequest(seed=0, prompt="a dog", options={"frame_rate": "12.5"}))
-
-
 async def test_without_an_encoder_others_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     """As with an FFmpeg that was built without code under the GPL."""
     monkeypatch.setattr(av, "codecs_available", av.codecs_available - {"libx264"})
-    async with model_of(film_maker(), **FILM) as model:
+    async with model_of(checkpoint("wan2.2-t2v"), **FILM) as model:
         assert model.info.settings["files of films"] == "video/webm (VP9), video/mp4 (AV1)"
         with pytest.raises(BadRequest, match=r"no libx264 here, so H\.264 is not made: ask for video/webm \(VP9\), video/mp4 \(AV1\)$"):
             await draw(model, "a dog", ports={"video": 0}, frames=5, media_type=AVC)
@@ -107,7 +95,7 @@ async def test_without_an_encoder_others_are_named(monkeypatch: pytest.MonkeyPat
 
 async def test_a_reader_who_stops_holds_the_decoder_back(seed: int) -> None:
     """Others are drawn meanwhile, and take as many units of work as the film would, were it decoded ahead of its reader."""
-    async with model_of(film_maker(), **FILM) as model:
+    async with model_of(checkpoint("wan2.2-t2v"), **FILM) as model:
         sessions, request = model.sessions, DrawRequest(seed=seed, prompt="a dog", frames=81)
         begun = sessions.steps
         await draw(model, "a cat", ports={"video": 0}, seed=seed, frames=41)

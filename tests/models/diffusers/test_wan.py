@@ -269,13 +269,13 @@ def test_a_film_of_large_frames_is_decoded_whole_in_tiles_where_that_was_chosen(
     MemoryPlan.of(chosen, options, torch.float32).placed(both.pipe)
     side, frames = 4 * both.painter.limits.multiple, size(both, random.Random(seed))["frames"]
     large, small = (both.plan("a dog", width=each, height=32, frames=frames, steps=1, seed=seed) for each in (side, 32))
-    for plan, is_tiled in ((large, True), (small, False)):
+    for plan, tiled in ((large, True), (small, False)):
         [canvas] = both.drawn(plan)
         with torch.inference_mode():
             mean, std = both.painter._spread(canvas.latents)
             latents = canvas.latents / (1.0 / std) + mean
             made = torch.cat(list(both.painter.decoded(canvas.latents)), dim=2)
-            if is_tiled:
+            if tiled:
                 assert not torch.equal(made, plain(latents).sample)
                 vae.enable_tiling()
             assert torch.equal(made, plain(latents).sample)

@@ -95,7 +95,9 @@ def read_index(folder: Path) -> Index:
             continue
         if part not in parameters:
             raise BadCheckpoint(f"{path}: {_shown(part)} is no part of a {name}")
-        if value[:1] != [None]:
+        # Diffusers names a part that its pipeline makes by itself, and does not save it.
+        is_own = parameters[part].default is None and part not in pipeline._optional_components and not (folder / part).exists()
+        if value[:1] != [None] and not is_own:
             components[part] = _checked(f"{path}: {part!r}", value)
     others: dict[str, Any] = {}
     for part, parameter in parameters.items():

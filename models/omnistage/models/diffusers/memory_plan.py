@@ -161,7 +161,7 @@ class MemoryPlan:
         return folder.path
 
     def _tile(self, pipe: Any) -> None:
-        """By default not of a VAE that makes films frame by frame: that takes no more memory for long ones, and tiles are of whole films."""
+        """By default not of a VAE that makes films frame by frame: long ones take no more memory there, and tiles are of whole films."""
         vae: Any = getattr(pipe, "vae", None)
         if not self.tiles_above or (isinstance(vae, diffusers.AutoencoderKLWan) and self.chosen.vae_tiling_above == UNSAID):
             return

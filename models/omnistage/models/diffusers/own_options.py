@@ -34,7 +34,8 @@ SAID_ELSEWHERE: Mapping[str, str] = {
     "layers": "layers",
     "output_type": "media_type",
     **dict.fromkeys(("num_frames", "video_length"), "frames"),
-    **dict.fromkeys(("audio_length_in_s", "audio_end_in_s"), "duration_s"),
+    **dict.fromkeys(("frame_rate", "fps"), "frames_per_second"),
+    **dict.fromkeys(("audio_length_in_s", "audio_end_in_s", "audio_duration_s", "audio_duration", "duration"), "duration_s"),
     **dict.fromkeys(("num_images_per_prompt", "num_videos_per_prompt", "num_waveforms_per_prompt"), "results"),
 }
 """Parameters of pipelines that a field of the request sets."""

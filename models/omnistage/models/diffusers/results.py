@@ -11,7 +11,7 @@ from diffusers import DiffusionPipeline
 from numpy.typing import NDArray
 from PIL.Image import Image
 
-from omnistage.models.diffusers.films import VIDEO, Clips, check_film, check_rate
+from omnistage.models.diffusers.films import VIDEO, Clips, check_film
 from omnistage.models.diffusers.output import encoded, parameters
 from omnistage.models.diffusers.pictures import IMAGE, check_kind
 from omnistage.models.diffusers.plan import Limits, Plan
@@ -31,11 +31,13 @@ from omnistage.models.steps.product import Product
 
 COUNTS = ("num_frames", "video_length")
 """The first of them that a pipeline has is how many frames its film has."""
-LENGTHS = ("audio_length_in_s", "audio_end_in_s")
+LENGTHS = ("audio_length_in_s", "audio_end_in_s", "audio_duration_s", "audio_duration", "duration")
 """The same of the seconds of its sound."""
 RATES = ("frame_rate", "fps")
 USUAL_RATE_HZ = 16.0
 """Frames a second of a pipeline that does not say; that of Wan."""
+SOUND_RATES = ("sampling_rate", "sample_rate")
+"""Of a VAE or vocoder: samples a second."""
 USUAL_SECONDS, MAX_SECONDS = 5.0, 600.0
 USUAL_FRAMES, MAX_FRAMES = 16, 1024
 PIECE_S = 0.5
@@ -110,28 +112,22 @@ class WholeFilm:
         names = ("vae_scale_factor_temporal", "vae_temporal_compression_ratio")
         self._multiple = next((int(getattr(pipe, name)) for name in names if getattr(pipe, name, None)), 1)
         self._usual = _number(takes[count].default, USUAL_FRAMES)
-        self._rates = {name: _number(takes[name].default, USUAL_RATE_HZ) for name in RATES if name in takes}
+        self._rate = next((name for name in RATES if name in takes), None)
+        self._rate_hz = _number(takes[self._rate].default, USUAL_RATE_HZ) if self._rate else USUAL_RATE_HZ
 
     def applied(self, limits: Limits) -> Limits:
-        return replace(limits, frames=int(self._usual), frame_multiple=self._multiple, max_frames=MAX_FRAMES, max_results=1)
+        frames, multiple = int(self._usual), self._multiple
+        return replace(limits, frames=frames, frame_multiple=multiple, max_frames=MAX_FRAMES, max_results=1, rate_hz=self._rate_hz)
 
     def arguments(self, plan: Plan) -> Mapping[str, Any]:
-        return {self._count: plan.frames}
+        """The rate also where the pipeline draws by it."""
+        return {self._count: plan.frames, **({self._rate: plan.rate_hz} if self._rate else {})}
 
     def check(self, request: DrawRequest) -> None:
         check_film(request, self._model)
-        for name in self._rates.keys() & request.options:
-            try:
-                rate_hz = float(request.options[name])
-            except ValueError:
-                continue  # What is no number is refused by its type.
-            check_rate(rate_hz, "diffusion.options")
 
     def items(self, plan: Plan) -> Mapping[str, int]:
         return {VIDEO: plan.frames}
-
-    def rate_hz(self, plan: Plan) -> float:
-        return next((float(plan.option(name, usual)) for name, usual in self._rates.items()), USUAL_RATE_HZ)
 
     def listed(self, output: Any) -> list[Any]:
         return list(_field(output, "frames"))
@@ -140,7 +136,7 @@ class WholeFilm:
         (frames,) = latents
         if len(frames) != plan.frames:
             raise Failed(f"the pipeline made {len(frames)} frames, and {plan.frames} were asked for: ask for so many")
-        clips = Clips(plan, self.rate_hz(plan), wanted.get(VIDEO, plan.frames))
+        clips = Clips(plan, plan.rate_hz, wanted.get(VIDEO, plan.frames))
         for frame in frames:
             yield from clips.with_frame(np.asarray(frame.convert("RGB")))
 
@@ -154,13 +150,14 @@ class WholeSound:
     def __init__(self, pipe: DiffusionPipeline, takes: Mapping[str, Any], model: str, length: str) -> None:
         self._model, self._length = model, length
         vae, vocoder = (getattr(getattr(pipe, name, None), "config", {}) for name in ("vae", "vocoder"))
-        self._rate_hz = int(vae.get("sampling_rate") or vocoder.get("sampling_rate") or 0)
+        self._rate_hz = next((int(config[name]) for config in (vae, vocoder) for name in SOUND_RATES if config.get(name)), 0)
         if not self._rate_hz:
             raise LoadError(f"{type(pipe).__name__} does not say how many samples of its sound are a second: it cannot be served here")
         self._channels = int(vae.get("audio_channels") or 1)
         inner = getattr(getattr(pipe, "transformer", None), "config", {}).get("sample_size")
         hop = getattr(getattr(pipe, "vae", None), "hop_length", None)
-        self._most = inner * hop / self._rate_hz if isinstance(inner, int) and hop else MAX_SECONDS
+        said = _number(getattr(pipe, "max_wav_duration", None), MAX_SECONDS)
+        self._most = inner * hop / self._rate_hz if isinstance(inner, int) and hop else said
         self._usual = min(_number(takes[length].default, USUAL_SECONDS), self._most)
         self.ports = (PortSpec(AUDIO, Content.AUDIO, rate_hz=self._rate_hz, width=self._channels),)
 
