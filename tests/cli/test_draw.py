@@ -248,7 +248,7 @@ def test_a_refusal_is_told_by_what_was_typed_and_has_a_hint_only_where_it_adds_s
 ) -> None:
     error = BadRequestError.of(f"diffusion.{field}", "no")
     error.metadata = {"field": f"diffusion.{field}"}
-    with pytest.raises(RequestError) as refused, drawing._refusals(drawing.Order("x", tmp_path / "x.png", (), {}, sized=sized)):
+    with pytest.raises(RequestError) as refused, drawing.refusals(sized=sized, has_images=False):
         raise error
     assert told(refused.value) == line
 
@@ -335,7 +335,9 @@ async def test_every_field_of_a_drawing_can_be_typed(tmp_path: Path) -> None:
 
 
 def test_every_field_that_is_refused_is_told_by_the_option_that_set_it() -> None:
-    typed = {name for option in typer.main.get_command(app).commands["draw"].params for name in (option.opts or [option.name])}  # type: ignore[attr-defined]
+    commands = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+    options = [option for name in ("draw", "film", "sound") for option in commands[name].params]
+    typed = {name for option in options for name in (option.opts or [option.name])}
     assert {SHELL.name_of(f"diffusion.{name}") for name in (*DIFFUSION, "prompt", "images")} - {"PROMPT"} <= typed
 
 

@@ -45,6 +45,8 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "say": ("Hi", "-v", "--no-play"),
     "chat": ("-v",),
     "draw": ("Hi", "-v", "--out", "FOLDER/heart.png"),
+    "film": ("Hi", "-v", "--out", "FOLDER/heart.webm"),
+    "sound": ("Hi", "-v", "--out", "FOLDER/heart.wav"),
     "bench": ("--requests", "1", "-c", "1", "--text-only"),
     "status": ("-v",),
     "pipelines": (),

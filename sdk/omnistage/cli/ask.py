@@ -128,7 +128,7 @@ def ask(
         raise typer.BadParameter("a text keeps to one of --json-schema, --regex and --choice only")
     if top_p == 0:
         raise typer.BadParameter("--top-p is above 0; 1 is all tokens, --temperature 0 the likeliest alone")
-    _check_play(play, out, json)
+    check_play(play, out, json)
     from omnistage.cli.speak import Question
 
     said = _given(max_tokens=max_tokens, temperature=temperature, top_p=top_p, stop=stop or None, regex=regex, choice=choice or None)
@@ -178,7 +178,7 @@ def say(
     verbose: Verbose = False,
 ) -> None:
     """Speak exactly this text."""
-    _check_play(play, out, json)
+    check_play(play, out, json)
     from omnistage.cli.speak import Question
 
     sound = _given(voice=voice, speed=speed, profile=profile, max_frames=max_frames, sample_rate_hz=sample_rate, encoding=encoding)
@@ -194,7 +194,7 @@ def _check_standard_input(*typed: str | None) -> None:
         raise typer.BadParameter("standard input is one thing: only one of TEXT, --image, --audio and --video can be -")
 
 
-def _check_play(play: bool | None, out: Path | None, as_json: bool) -> None:
+def check_play(play: bool | None, out: Path | None, as_json: bool) -> None:
     if out is not None and str(out) == "-":
         if as_json:
             raise typer.BadParameter("--out - and --json both want standard output; give --out the name of a file")

@@ -105,34 +105,37 @@ def draw(
     for option, given in (("--preview-dir", preview_dir), ("--preview-side", preview_side)):
         if given is not None and not previews:
             raise typer.BadParameter(f"{option} is for previews; say how many with --previews")
-    if device and address is not None:
-        raise typer.BadParameter("--device is for a stack that is started; leave it out with --address")
     if background and not images:
         raise typer.BadParameter("--background is for pictures that are changed; give one with --image")
     if (prompt, *(images or ()), mask, control).count("-") > 1:
         raise typer.BadParameter("standard input is one thing: only one of PROMPT, --image, --mask and --control can be -")
-    if size is not None:
-        if width is not None or height is not None:
-            raise typer.BadParameter("--size is both sides; leave --width and --height out")
-        width, height = _sides(size)
+    width, height, sized = sides(size, width, height)
     typed: dict[str, object] = {"width": width, "height": height, "steps": steps, "guidance_scale": guidance, "negative_prompt": negative}
     typed |= {"background": background, "step_cache": step_cache, "previews": previews, "preview_side": preview_side}
-    typed |= {"sigmas": _numbers(sigmas), "strength": strength, "mask_image": mask, "control_image": control, "options": _own(own or ())}
-    typed |= {"seed": seed, "results": count, "layers": layers, "timeout_s": timeout, "max_retries": max_retries}
+    typed |= {"sigmas": numbers(sigmas), "strength": strength, "mask_image": mask, "control_image": control}
+    typed |= {"options": own_options(own or ()), "seed": seed, "results": count, "layers": layers}
+    typed |= {"timeout_s": timeout, "max_retries": max_retries}
     options = cast("Options", {name: value for name, value in typed.items() if value is not None})
-    from omnistage.cli.layout import by_stage
-
-    try:
-        devices = by_stage(device or (), "--device")
-    except ValueError as error:
-        raise typer.BadParameter(str(error)) from None
+    devices = devices_of(device, address)
     from omnistage.cli.drawing import Order
 
-    order = Order(prompt, out or Path(), tuple(images or ()), options, preview_dir, json, sized=size is not None, is_unnamed=out is None)
+    order = Order(prompt, out or Path(), tuple(images or ()), options, preview_dir, json, sized=sized, is_unnamed=out is None)
     _draw(order, address, pipeline, api_key, devices, verbose)
 
 
-def _numbers(text: str | None) -> list[float] | None:
+def devices_of(device: Sequence[str] | None, address: str | None) -> dict[str, str]:
+    """By stage, of the stack that is started."""
+    if device and address is not None:
+        raise typer.BadParameter("--device is for a stack that is started; leave it out with --address")
+    from omnistage.cli.layout import by_stage
+
+    try:
+        return by_stage(device or (), "--device")
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
+
+
+def numbers(text: str | None) -> list[float] | None:
     """Of 1,0.7,0.3."""
     try:
         return None if text is None else [float(each) for each in text.split(",")]
@@ -140,7 +143,7 @@ def _numbers(text: str | None) -> list[float] | None:
         raise typer.BadParameter(f"--sigmas {text}: give numbers with commas between them, such as 1,0.7,0.3") from None
 
 
-def _own(words: Sequence[str]) -> dict[str, str] | None:
+def own_options(words: Sequence[str]) -> dict[str, str] | None:
     """Of NAME=VALUE."""
     for word in words:
         if not word.partition("=")[0] or "=" not in word:
@@ -148,13 +151,17 @@ def _own(words: Sequence[str]) -> dict[str, str] | None:
     return {name: value for name, _, value in (word.partition("=") for word in words)} or None
 
 
-def _sides(size: str) -> tuple[int, int]:
-    """Of 640x480."""
+def sides(size: str | None, width: int | None, height: int | None) -> tuple[int | None, int | None, bool]:
+    """Width and height, and whether they were typed as one, such as 640x480."""
+    if size is None:
+        return width, height, False
+    if width is not None or height is not None:
+        raise typer.BadParameter("--size is both sides; leave --width and --height out")
     match = re.fullmatch(r"(\d{1,5})[xX×](\d{1,5})", size)
     width, height = map(int, match.groups()) if match else (0, 0)
     if not 1 <= width <= MAX_SIDE or not 1 <= height <= MAX_SIDE:
         raise typer.BadParameter(f"--size {size}: give width and height in pixels, such as 512x512, each at most {MAX_SIDE}")
-    return width, height
+    return width, height, True
 
 
 def _draw(order: Order, address: str | None, pipeline: str, api_key: str | None, devices: dict[str, str], verbose: bool) -> None:

@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import AsyncGenerator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, aclosing, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
-from rich.markup import escape
-
 from omnistage.cli.connect import connected
 from omnistage.cli.drawing_screen import DrawingScreen, drawing_screen_for
-from omnistage.cli.figures import folded, remarks, seed_told, told
+from omnistage.cli.figures import remarks, seed_told, tell, told
 from omnistage.cli.interruptible import Interruptible
 from omnistage.cli.layout import Layout
-from omnistage.cli.notices import Notices
 from omnistage.cli.output import OutputFile
 from omnistage.cli.picture_cells import size_of
 from omnistage.cli.picture_name import new_name
@@ -65,9 +62,7 @@ class Order:
     def checked(self) -> Order:
         """The order with its words and pictures, standard input read. Refuses what cannot be done, before anything is fetched, started or
         asked. Raises RequestError."""
-        for option, value in (("--timeout", self.options.get("timeout_s")), ("--guidance", self.options.get("guidance_scale"))):
-            if value is not None and not math.isfinite(value):
-                raise RequestError(f"{option} {value}: this is no number; give one such as 7.5")
+        check_numbers(self.options)
         known = replace(self, prompt=words(self.prompt, EXAMPLE)) if self.is_unnamed else self
         with ExitStack() as tried:
             named = known.named(tried)
@@ -76,14 +71,7 @@ class Order:
             raise RequestError(
                 f"--preview-dir {self.preview_dir}: there is no such folder", hint=f"Make it first: mkdir -p {self.preview_dir}"
             )
-        sources = [medium("image") if image == STDIN else image for image in self.images]
-        images = [to_part(source, "image", "--image").media.data for source in sources]
-        given: dict[str, Any] = {**self.options, "media_type": MEDIA_TYPES[named.out.suffix.lower()]}
-        for name in GUIDES:
-            if name in given:
-                source = medium("image") if given[name] == STDIN else given[name]
-                given[name] = to_part(source, "image", TYPED[name]).media.data
-        options = cast("Options", given)
+        images, options = read_pictures(self.images, {**self.options, "media_type": MEDIA_TYPES[named.out.suffix.lower()]})
         prompt = named.prompt if self.is_unnamed else words(self.prompt, EXAMPLE)
         whole = replace(named, prompt=prompt, images=images, options=options)
         for_drawing(whole.prompt, images, options).complete()
@@ -140,6 +128,24 @@ class Written:
     size: tuple[int, int] | None
 
 
+def check_numbers(options: Options) -> None:
+    """Raises RequestError for what Typer takes for a number."""
+    for name, value in options.items():
+        if isinstance(value, float) and not math.isfinite(value):
+            raise RequestError(f"{TYPED[name]} {value}: this is no number; give one such as 7.5")
+
+
+def read_pictures(images: Sequence[str | bytes], options: Mapping[str, Any]) -> tuple[list[bytes], Options]:
+    """Pictures that were typed, and those of options, as their bytes; - is standard input. Raises RequestError."""
+    sources = [medium("image") if image == STDIN else image for image in images]
+    given = dict(options)
+    for name in GUIDES:
+        if name in given:
+            source = medium("image") if given[name] == STDIN else given[name]
+            given[name] = to_part(source, "image", TYPED[name]).media.data
+    return [to_part(source, "image", "--image").media.data for source in sources], cast("Options", given)
+
+
 async def draw_order(work: Interruptible, order: Order, where: Where, verbose: bool) -> None:
     """Ask, show the progress, write the files, print the figures; a private stack ends after that.
 
@@ -153,30 +159,27 @@ async def draw_order(work: Interruptible, order: Order, where: Where, verbose: b
         opened = order.open_files(files)
         async with connected(where, time_limit_s(order.options), verbose, is_quiet=order.as_json) as omni:
             events = omni.stream_draw(order.prompt, images=order.images, **where.options(order.options))
-            with _refusals(order):
+            with refusals(sized=order.sized, has_images=bool(order.images)):
                 drawn, done = await _follow(events, order, drawing_screen_for(order.as_json))
             work.complete()
             written = _write(order, drawn, opened, files)
             if order.as_json:
                 print(_as_json(written, drawn, done), flush=True)
             else:
-                notices = Notices()
                 lost = (sentence(failover, done.timing) for failover in done.failovers)
-                for line in (*lost, _figures(written, drawn, done), *remarks(done)):
-                    for part in folded(line, notices.width if notices.is_terminal else None):
-                        notices.say(f"[dim]{escape(part)}[/]")
+                tell(*lost, _figures(written, drawn, done), *remarks(done))
 
 
 @contextmanager
-def _refusals(order: Order) -> Iterator[None]:
+def refusals(*, sized: bool, has_images: bool) -> Iterator[None]:
     """A refusal says what to do, but for what only the command knows: that two fields were typed as one, and how a picture is given."""
     try:
         yield
     except BadRequestError as error:
         field = error.metadata.get("field", "")
-        if order.sized and field in SIZE:
+        if sized and field in SIZE:
             raise RequestError(f"--size: {SHELL.message(error.message.partition(': ')[2])}") from error
-        if field == "diffusion.images" and not order.images:
+        if field == "diffusion.images" and not has_images:
             error.hint = NEEDS_A_PICTURE
         raise
 

@@ -39,6 +39,9 @@ class DrawingScreen(Protocol):
     def picture(self, data: bytes) -> None:
         """A preview, or a finished picture, has come."""
 
+    def came(self, told: str) -> None:
+        """So much of a film or a sound is there."""
+
 
 class Quiet:
     """Shows nothing: for --json."""
@@ -55,12 +58,15 @@ class Quiet:
     def picture(self, data: bytes) -> None:
         return None
 
+    def came(self, told: str) -> None:
+        return None
+
 
 class Plain(Quiet):
     """A line for each quarter of the steps: for pipes, files and terminals that can do no more."""
 
     def progress(self, done: int, total: int) -> None:
-        if total and done * TOLD_PARTS // total > (done - 1) * TOLD_PARTS // total:
+        if total and done and done * TOLD_PARTS // total > (done - 1) * TOLD_PARTS // total:
             _write(f"step {done} of {total}\n")
 
 
@@ -84,6 +90,11 @@ class Live(Quiet):
 
     def progress(self, done: int, total: int) -> None:
         self._line = progress_line(done, total, time.monotonic() - self._begin)
+        self._erase()
+        self._draw()
+
+    def came(self, told: str) -> None:
+        self._line = Text(f"{told} · {time.monotonic() - self._begin:.1f} s", style="dim")
         self._erase()
         self._draw()
 

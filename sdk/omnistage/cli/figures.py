@@ -6,7 +6,9 @@ import json
 from collections.abc import Iterator
 
 from rich.cells import cell_len
+from rich.markup import escape
 
+from omnistage.cli.notices import Notices
 from omnistage.cli.rescue import as_object
 from omnistage.cli.screen import Spoken
 from omnistage.cli.wrap import Wrap
@@ -94,6 +96,14 @@ def brief_figures(done: Done) -> str:
         seed_told(done),
     ]
     return SEPARATOR.join(part for part in parts if part)
+
+
+def tell(*lines: str) -> None:
+    """For people, at once: the end of a private stack takes a while."""
+    notices = Notices()
+    for line in lines:
+        for part in folded(line, notices.width if notices.is_terminal else None):
+            notices.say(f"[dim]{escape(part)}[/]")
 
 
 def folded(line: str, columns: int | None) -> Iterator[str]:

@@ -28,6 +28,11 @@ class Listening:
         self._came = False
 
     @property
+    def is_silent(self) -> bool:
+        """Whether nothing plays it."""
+        return self._player is None
+
+    @property
     def lacks_loudspeaker(self) -> bool:
         """Whether there was something to hear, and nothing that plays though nobody said that nothing should."""
         return self._came and self._player is None and not is_silenced()

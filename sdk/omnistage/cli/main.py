@@ -14,14 +14,16 @@ from omnistage.cli.chat import chat
 from omnistage.cli.checkpoints import fetch_default, make_tiny, pull
 from omnistage.cli.config import PREFIX, Configured
 from omnistage.cli.draw import draw
+from omnistage.cli.film import film
 from omnistage.cli.helping import Command, Group, examples, show_version
 from omnistage.cli.launch import serve, stop
 from omnistage.cli.lists import list_models, pipelines, status, voices
 from omnistage.cli.protos import protos
+from omnistage.cli.sound import sound
 
 app = typer.Typer(
     cls=Group,
-    help="Ask models that answer in text, sound and pictures, and serve them.",
+    help="Ask models that answer in text, sound, pictures and films, and serve them.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     # Help in two columns, as wide as it gets: a table with a column for each part of an option leaves the words none at 80 columns.
@@ -73,6 +75,20 @@ app.command(
         'omnistage draw "a hill" --out hill.png --size 512x512 --pipeline DIR',
     ),
 )(draw)
+app.command(
+    cls=Command,
+    epilog=examples(
+        'omnistage film "a hill in the rain" --out hill.webm --pipeline DIR',
+        'omnistage film "it rains" --image hill.png --out rain.mp4 --pipeline DIR',
+    ),
+)(film)
+app.command(
+    cls=Command,
+    epilog=examples(
+        'omnistage sound "rain on a roof" --out rain.flac --pipeline DIR',
+        'omnistage sound "a bell" --out - --pipeline DIR | aplay',
+    ),
+)(sound)
 app.command(
     cls=Configured,
     # Else those of the app, which come without it.

@@ -76,6 +76,33 @@ class OutputFile:
         self._draft.remove()
 
 
+class GrowingFile(OutputFile):
+    """One that is there from its first piece on, and can be read while it grows. What has come stays, whatever happens then."""
+
+    _grows = False
+
+    def append(self, data: bytes) -> None:
+        """The next piece; the first one takes the place of a file that was there. Raises RequestError if it cannot be written."""
+        try:
+            if self._grows:
+                with self._place.open("ab") as file:
+                    file.write(data)
+            else:
+                self._draft.path.write_bytes(data)
+                _put(self._draft.path, self._place)
+                self._grows = True
+        except OSError as error:
+            raise _not_written(self.path, error, "; what came before is there" if self._grows else "") from error
+
+    def finish(self) -> None:
+        """All of it is there. Raises RequestError if the disk says only now that it has no room."""
+        try:
+            with self._place.open("rb") as written:
+                os.fsync(written.fileno())
+        except OSError as error:
+            raise _not_written(self.path, error) from error
+
+
 def _draft_for(place: Path) -> OwnFile:
     """Beside its place, or where that cannot be and the file itself may be changed, among the temporary files."""
     try:

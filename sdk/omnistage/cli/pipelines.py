@@ -184,8 +184,8 @@ def _that_fits(folder: Path, source: str, typed: str, choice: Choice) -> str:
     pipeline = _read(source)
     lacks = lacking(folder, pipeline.models)
     is_silent = lacking(folder, [(stage.family, "talker") for stage in pipeline.stages if has_model(stage.family, "talker")])
-    if is_silent and "audio" in choice.outputs:
-        hint = "Ask for text alone: {text_alone}." if "text" in choice.outputs else "{pipelines} tells which give audio."
+    if is_silent and "audio" in choice.outputs and choice.kind != "diffusion":
+        hint = "Ask for text alone: {text_alone}." if "text" in choice.outputs else "{pipelines} tells which have a voice."
         raise RequestError(f"{typed} has no Talker: it gives text, not audio", hint=hint)
     if not lacks:
         return source
@@ -382,9 +382,12 @@ def _check_able(pipeline: Pipeline, choice: Choice) -> None:
 
 
 def _told(name: str, choice: Choice) -> str:
-    """A pipeline to ask instead; of one that takes what is asked with some checkpoints only, one of those."""
-    lacking = [medium for medium in choice.inputs if medium not in load_pipeline(name).inputs]
-    return f"a checkpoint of {name} that takes {', '.join(lacking)} (its folder, or OWNER/NAME)" if lacking else name
+    """A pipeline to ask instead; of one that takes or gives what is asked with some checkpoints only, one of those."""
+    pipeline = load_pipeline(name)
+    takes = [medium for medium in choice.inputs if medium not in pipeline.inputs]
+    gives = [port for port in choice.outputs if pipeline.outputs_vary and port != "image"]
+    told = [f"{verb} {', '.join(ports)}" for verb, ports in (("takes", takes), ("gives", gives)) if ports]
+    return f"a checkpoint of {name} that {' and '.join(told)} (its folder, or OWNER/NAME)" if told else name
 
 
 def _is_able(pipeline: Pipeline, kind: str, choice: Choice) -> bool:

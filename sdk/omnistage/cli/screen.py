@@ -40,13 +40,15 @@ FEWEST_ROWS, FEWEST_COLUMNS = 3, 8
 @dataclass(slots=True)
 class Spoken:
     """What has come so far. sounds is filled only if a file is wanted, words if captions are. thought: what the model thought before it
-    answered. tokens: of the text and of that. pictures: how many, of a prompt that was drawn."""
+    answered. tokens: of the text and of that. pictures: how many, of a prompt that was
+    drawn; frames: of a film of it."""
 
     text: str = ""
     thought: str = ""
     tokens: int = 0
     audio_s: float = 0.0
     pictures: int = 0
+    frames: int = 0
     sounds: list[AudioChunk] = field(default_factory=list)
     words: list[SpokenWord] = field(default_factory=list)
 

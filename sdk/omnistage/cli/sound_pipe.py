@@ -48,6 +48,10 @@ class SoundPipe:
         """Nothing follows."""
         self._waiting.put(None)
 
+    async def taken(self) -> None:
+        """Wait until all is taken, after `end`. Raises OSError if nobody reads any more."""
+        await self._over
+
     def _write_all(self) -> None:
         fd = sys.stdout.fileno()
         error: OSError | None = None

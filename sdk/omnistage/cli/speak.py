@@ -10,17 +10,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
-from rich.markup import escape
 
 from omnistage.cli.attached import Attached
 from omnistage.cli.captions import KINDS, write_captions
 from omnistage.cli.connect import connected
-from omnistage.cli.figures import as_json, cut, figures, folded, remarks
+from omnistage.cli.figures import as_json, cut, figures, remarks, tell
 from omnistage.cli.following import follow
 from omnistage.cli.interruptible import Interruptible
 from omnistage.cli.layout import Layout
 from omnistage.cli.listening import Listening, listening
-from omnistage.cli.notices import Notices
 from omnistage.cli.output import OutputFile
 from omnistage.cli.rescue import sentence
 from omnistage.cli.screen import Keeping, Spoken, screen_for
@@ -44,8 +42,15 @@ PICTURES = (".png", ".jpg", ".jpeg", ".webp")
 LOOK_S = 5.0
 """For a look at what a router offers, after it has refused."""
 
-DRAW = "It only draws: `omnistage draw PROMPT --out F.png`, with the same --pipeline and --address, keeps the picture."
-"""Of a pipeline, to who asked it a question."""
+DRAW = {
+    "image": "It only draws: `omnistage draw PROMPT --out F.png`, with the same --pipeline and --address, keeps the picture.",
+    "video": "It makes films: `omnistage film PROMPT --out F.webm`, with the same --pipeline and --address.",
+    "audio": "It makes sound of a prompt: `omnistage sound PROMPT --out F.wav`, with the same --pipeline and --address.",
+}
+"""Of a pipeline that draws, to who asked it a question, by the first of these that it gives."""
+
+OTHERS = " One of films is for `omnistage film`, one of sound for `omnistage sound`."
+"""Where only its checkpoint says what a pipeline makes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +142,8 @@ async def speak(work: Interruptible, question: Question, where: Where, verbose: 
     Text, or the JSON object, goes to stdout and everything else to stderr.
     """
     if isinstance(where.at, Layout) and "thinker" not in where.at.kinds:
-        hint = DRAW if "diffusion" in where.at.kinds and not question.verbatim else "Give another --pipeline, or none for the default."
+        draws = "diffusion" in where.at.kinds and not question.verbatim
+        hint = DRAW["image"] + OTHERS if draws else "Give another --pipeline, or none for the default."
         raise RequestError(f"{where.at.names} does not {'speak a text' if question.verbatim else 'answer'}", hint=hint)
     with ExitStack() as files:
         # Before anything is started or asked: an answer that cannot be kept is lost.
@@ -155,8 +161,8 @@ async def speak(work: Interruptible, question: Question, where: Where, verbose: 
                 with _refusals(question):
                     spoken, done = await follow(events, keeping or screen, keep_sound=out.sound is not None, ears=ears)
             except RequestError as error:
-                if not question.verbatim and await _only_draws(omni, where.pipeline):
-                    error.hint = DRAW
+                if not question.verbatim and (drawn := await _drawn(omni, where.pipeline)):
+                    error.hint = DRAW[drawn]
                 raise
             work.complete()
             try:
@@ -164,16 +170,16 @@ async def speak(work: Interruptible, question: Question, where: Where, verbose: 
                 written = _write(question, out, spoken, done)
             finally:
                 if not question.as_json:
-                    _tell(*_remarks(question, spoken, done, hearing))
+                    tell(*_remarks(question, spoken, done, hearing))
             if question.as_json:
                 print(as_json(spoken, done), flush=True)
             elif written:
-                _tell(f"wrote {', '.join(written)}")
+                tell(f"wrote {', '.join(written)}")
             if pipe is not None:
                 if not spoken.audio_s:
                     raise NotSpokenError(f"nothing of the answer could be spoken by {done.pipeline}: there is no sound")
                 pipe.end()
-                await work.unless_interrupted(_taken(pipe))
+                await work.unless_interrupted(pipe.taken())
             await hearing.finish(work)
             if keeping is not None and keeping.lost is not None:
                 raise keeping.lost
@@ -188,23 +194,22 @@ def _remarks(question: Question, spoken: Spoken, done: Done, hearing: Listening)
     if spoken.pictures:
         drawn = "a picture" if spoken.pictures == 1 else f"{spoken.pictures} pictures"
         yield f"{done.pipeline} drew {drawn} of this; omnistage draw PROMPT --out F.png keeps what it draws"
+    if spoken.frames:
+        yield f"{done.pipeline} made a film of this; omnistage film PROMPT --out F.webm keeps what it makes"
     yield figures(done)
     yield from remarks(done)
     if hearing.lacks_loudspeaker and question.is_to_be_heard:
         yield "no loudspeaker here; --out F.wav keeps the sound"
 
 
-async def _only_draws(omni: AsyncOmni, pipeline: str) -> bool:
-    """Whether all that could have been meant draws, and does nothing else. pipeline: empty: any. A router that is gone by now says
+async def _drawn(omni: AsyncOmni, pipeline: str) -> str:
+    """What all that could have been meant draw, and do nothing else; else empty. pipeline: empty: any. A router that is gone by now says
     nothing: what it refused stands."""
     with suppress(OmniError):
         meant = [one for one in await omni.pipelines(timeout_s=LOOK_S) if pipeline in ("", one.name)]
-        return bool(meant) and all(one.only_draws for one in meant)
-    return False
-
-
-async def _taken(pipe: SoundPipe) -> None:
-    await pipe.over
+        if all(one.only_draws for one in meant):
+            return next((port for port in DRAW if any(port in one.outputs for one in meant)), "")
+    return ""
 
 
 @contextmanager
@@ -260,14 +265,6 @@ def _write(question: Question, out: _Files, spoken: Spoken, done: Done) -> list[
         if file is not None and not content:
             raise NotSpokenError(f"nothing of the answer could be spoken by {done.pipeline}: {file.path} was not written")
     return written
-
-
-def _tell(*lines: str) -> None:
-    """For people, at once: the end of a private stack takes a while."""
-    notices = Notices()
-    for line in lines:
-        for part in folded(line, notices.width if notices.is_terminal else None):
-            notices.say(f"[dim]{escape(part)}[/]")
 
 
 def save(spoken: Spoken, path: Path, kind: str) -> None:

@@ -74,8 +74,8 @@ class Answer(dict[str, str]):
     no sound was asked for or nothing of the text could be spoken; `save` tells that as an error. codes: uint32 [frames, codebooks] of
     speech, or None where the pipeline gives none. words: when each word is spoken, empty if `outputs` did not name alignment; what is not
     spoken is not among them. pictures: finished ones, encoded, without previews; images: the same as those of Pillow. videos: films of a
-    prompt. rows: by port, what came on ports of tensors that `outputs` named, [n, width] each: `latents`, float32, a row for each place
-    of the VAE's grid; `pixels`, uint8, a row for each pixel; both row by row from the top, one layer after the other, one result after the
+    prompt. rows: by port, what came on ports of tensors that `outputs` named, [n, width] each: `latents`, float32, a row for each place of
+    the VAE's grid; `pixels`, uint8, a row for each pixel; both row by row from the top, one layer after the other, one result after the
     other.
     finish_reason: stop, length or interrupted. seed: ask with it again and get the same. usage: the server's account. timing: what this
     client saw. failovers: servers that were lost on the way and replaced, oldest first. unspoken: how many characters of the text the voice

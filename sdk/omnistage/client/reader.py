@@ -291,7 +291,7 @@ class Reader:
 def _not_made(pipeline: str, due: Collection[str]) -> RequestError:
     """Of a drawing: it is complete, and has nothing of what was asked for."""
     port = next(iter(due))
-    return RequestError(f"{pipeline} made no {MADE[port][0]} of this prompt, asked as it was", hint=MADE[port][1])
+    return RequestError(f"the drawing ended without a {MADE[port][0]}: {pipeline} made none of this prompt", hint=MADE[port][1])
 
 
 def _said(kind: type[Said], text: str, chunk: chunk_pb2.Chunk, arrival_s: float) -> Said | None:

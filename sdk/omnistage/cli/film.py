@@ -1,0 +1,130 @@
+"""`omnistage film`: what can be typed. The work is in `filming`, imported when it runs."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, cast
+
+import typer
+
+from omnistage.cli.draw import (
+    Control,
+    Device,
+    Guidance,
+    Mask,
+    Negative,
+    Own,
+    Side,
+    Sigmas,
+    Size,
+    StepCache,
+    Steps,
+    devices_of,
+    numbers,
+    own_options,
+    sides,
+)
+from omnistage.cli.options import Address, ApiKey, Background, Json, MaxRetries, PipelineName, Timeout, Verbose
+from omnistage.cli.report import errors_reported
+
+if TYPE_CHECKING:
+    from omnistage.cli.filming import Order
+    from omnistage.client.request import Options
+
+
+class Codec(StrEnum):
+    """What a film is encoded with."""
+
+    VP9 = "vp9"
+    AV1 = "av1"
+    H264 = "h264"
+
+
+Prompt = Annotated[str, typer.Argument(metavar="PROMPT", help="What to show; - reads it from standard input.")]
+Out = Annotated[
+    Path | None, typer.Option("--out", "-o", metavar="F", help="The film's file: .webm or .mp4; default: a new .webm named by the prompt.")
+]
+Coded = Annotated[
+    Codec | None, typer.Option("--codec", metavar="NAME", help="vp9 of .webm; av1 of .mp4, or h264, which more players know.")
+]
+Images = Annotated[
+    list[str] | None,
+    typer.Option("--image", metavar="F", help="The picture with which it begins; a second one, with which it ends; - is standard input."),
+]
+Frames = Annotated[int | None, typer.Option(metavar="N", min=1, max=1 << 16, help="How many; default: the model's own.")]
+Rate = Annotated[float | None, typer.Option("--fps", metavar="X", min=0.1, max=120.0, help="Frames a second; default: the model's own.")]
+Guidance2 = Annotated[
+    float | None, typer.Option("--guidance-2", metavar="X", min=0.0, max=100.0, help="The same where a second transformer takes over.")
+]
+Shift = Annotated[
+    float | None, typer.Option("--flow-shift", metavar="X", min=0.001, max=100.0, help="How far the schedule is shifted to its noise.")
+]
+Seed = Annotated[int | None, typer.Option("--seed", min=0, max=2**64 - 1, metavar="N", help="The same seed gives the same film.")]
+
+
+def film(
+    prompt: Prompt,
+    out: Out = None,
+    codec: Coded = None,
+    images: Images = None,
+    background: Background = None,
+    frames: Frames = None,
+    rate: Rate = None,
+    size: Size = None,
+    width: Side = None,
+    height: Side = None,
+    steps: Steps = None,
+    guidance: Guidance = None,
+    guidance_2: Guidance2 = None,
+    flow_shift: Shift = None,
+    negative: Negative = None,
+    step_cache: StepCache = None,
+    sigmas: Sigmas = None,
+    mask: Mask = None,
+    control: Control = None,
+    own: Own = None,
+    seed: Seed = None,
+    address: Address = None,
+    api_key: ApiKey = None,
+    pipeline: PipelineName = "",
+    device: Device = None,
+    json: Json = False,
+    timeout: Timeout = 3600.0,
+    max_retries: MaxRetries = None,
+    verbose: Verbose = False,
+) -> None:
+    """Make a film of a prompt, also from a picture.
+
+    The file grows while frames come, and can be played meanwhile. It takes a checkpoint that makes films, such as Wan 2.2: --pipeline.
+    """
+    if background and not images:
+        raise typer.BadParameter("--background is for pictures that it begins with; give one with --image")
+    if (prompt, *(images or ()), mask, control).count("-") > 1:
+        raise typer.BadParameter("standard input is one thing: only one of PROMPT, --image, --mask and --control can be -")
+    width, height, sized = sides(size, width, height)
+    typed: dict[str, object] = {"width": width, "height": height, "steps": steps, "guidance_scale": guidance, "negative_prompt": negative}
+    typed |= {"frames": frames, "frames_per_second": rate, "guidance_scale_2": guidance_2, "flow_shift": flow_shift}
+    typed |= {"background": background, "step_cache": step_cache, "sigmas": numbers(sigmas), "options": own_options(own or ())}
+    typed |= {"mask_image": mask, "control_image": control, "seed": seed, "timeout_s": timeout, "max_retries": max_retries}
+    options = cast("Options", {name: value for name, value in typed.items() if value is not None})
+    devices = devices_of(device, address)
+    from omnistage.cli.filming import Order, out_of
+
+    with errors_reported(verbose):
+        path, media_type = out_of(out, codec)
+        order = Order(prompt, path, media_type, tuple(images or ()), options, json, sized=sized, is_unnamed=out is None)
+        _film(order, address, pipeline, api_key, devices, verbose)
+
+
+def _film(order: Order, address: str | None, pipeline: str, api_key: str | None, devices: dict[str, str], verbose: bool) -> None:
+    from omnistage.cli.filming import make_film
+    from omnistage.cli.interruptible import Interruptible
+    from omnistage.cli.targets import Need, target_for
+    from omnistage.client.options import GUIDES
+
+    complete = order.checked()
+    shows = complete.images or any(name in complete.options for name in GUIDES)
+    need = Need(["text", *(["image"] if shows else [])], ["video"], "diffusion")
+    where = target_for(need, address, pipeline, api_key, devices=devices, is_quiet=complete.as_json)
+    Interruptible().run(lambda work: make_film(work, complete, where, verbose))

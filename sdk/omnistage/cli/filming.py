@@ -1,0 +1,176 @@
+"""One film: asked for, written while it comes, told in figures."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import ExitStack, aclosing
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, cast
+
+from omnistage.cli.connect import connected
+from omnistage.cli.drawing import EXAMPLE, check_numbers, read_pictures, refusals
+from omnistage.cli.drawing_screen import DrawingScreen, drawing_screen_for
+from omnistage.cli.figures import SEPARATOR, remarks, seed_told, tell, told
+from omnistage.cli.film_size import size_of
+from omnistage.cli.interruptible import Interruptible
+from omnistage.cli.layout import Layout
+from omnistage.cli.output import GrowingFile
+from omnistage.cli.picture_name import new_name
+from omnistage.cli.rescue import as_object, sentence
+from omnistage.cli.where import Where
+from omnistage.cli.words import words
+from omnistage.client.errors import ProtocolError, RequestError
+from omnistage.client.events import Done, Event, Progress, VideoDelta
+from omnistage.client.film_file import KINDS
+from omnistage.client.request import Options, for_drawing, time_limit_s
+
+CODECS = {"vp9": (".webm", "video/webm"), "av1": (".mp4", "video/mp4"), "h264": (".mp4", 'video/mp4; codecs="avc1"')}
+"""By what can be typed, the ending of a file and the type to ask for."""
+
+USUAL = {".webm": "vp9", ".mp4": "av1"}
+"""By the ending of a file, what it is encoded with where nobody says."""
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """What was typed. prompt: until checked, - is standard input. media_type: to ask for. images: files, and when checked, their bytes.
+    sized: width and height were typed as one. is_unnamed: no file was typed, and out is the ending of one until it is `named`."""
+
+    prompt: str
+    out: Path
+    media_type: str
+    images: Sequence[str | bytes]
+    options: Options
+    as_json: bool = False
+    sized: bool = False
+    is_unnamed: bool = False
+
+    def checked(self) -> Order:
+        """The order with its words and pictures, standard input read. Refuses what cannot be done, before anything is fetched, started or
+        asked. Raises RequestError."""
+        check_numbers(self.options)
+        known = replace(self, prompt=words(self.prompt, EXAMPLE)) if self.is_unnamed else self
+        with ExitStack() as tried:
+            known.opened(tried)
+        images, options = read_pictures(self.images, {**self.options, "media_type": self.media_type})
+        whole = replace(known, prompt=words(known.prompt, EXAMPLE), images=images, options=options)
+        for_drawing(whole.prompt, images, options).complete()
+        return whole
+
+    def opened(self, files: ExitStack) -> GrowingFile:
+        """The file; where none was typed, one that is named by the prompt, which is no other call's until `files` ends. Raises
+        RequestError."""
+        out = files.enter_context(new_name(self.prompt, self.out.suffix, [Path()])) if self.is_unnamed else self.out
+        try:
+            return files.enter_context(GrowingFile(out, "--out", KINDS))
+        except RequestError as error:
+            if self.is_unnamed:
+                error.hint = f"Say where it goes: --out FOLDER/{out}"
+            raise
+
+
+@dataclass(slots=True)
+class Made:
+    """What has come so far. steps: that were done. size: width and height, if they are known."""
+
+    frames: int = 0
+    steps: int = 0
+    size: tuple[int, int] | None = None
+    media_type: str = ""
+
+
+def out_of(out: Path | None, codec: str | None) -> tuple[Path, str]:
+    """Where the film goes, an ending alone where no file was typed, and the type to ask for. Raises RequestError."""
+    ending = (CODECS[codec][0] if codec else ".webm") if out is None else out.suffix.lower()
+    named = codec or USUAL.get(ending, "vp9")
+    fit, media_type = CODECS[named]
+    if ending in USUAL and ending != fit:
+        raise RequestError(f"--codec {named}: no {ending} is encoded so", hint=f"Give a name that ends in {fit}, or leave --codec out.")
+    return (Path(f"film{ending}") if out is None else out), media_type
+
+
+async def make_film(work: Interruptible, order: Order, where: Where, verbose: bool) -> None:
+    """Ask, show the progress, write the file while it comes, print the figures; a private stack ends after that.
+
+    The JSON object goes to stdout and everything else to stderr. A film that broke off stays as far as it came.
+    """
+    if isinstance(where.at, Layout) and "diffusion" not in where.at.kinds:
+        raise RequestError(f"{where.at.names} makes no films", hint="Give another --pipeline: `omnistage pipelines`.")
+    with ExitStack() as files:
+        # Before anything is started or asked: a film that cannot be kept is lost.
+        file, made = order.opened(files), Made()
+        async with connected(where, time_limit_s(order.options), verbose, is_quiet=order.as_json) as omni:
+            events = omni.stream_film(order.prompt, image=order.images, **where.options(order.options))
+            done = None
+            try:
+                with refusals(sized=order.sized, has_images=bool(order.images)):
+                    done = await _follow(events, file, made, drawing_screen_for(order.as_json))
+            finally:
+                if made.frames and done is None and not order.as_json:
+                    tell(f"{file.path} has {_frames(made)} that came; they can be played")
+            work.complete()
+            file.finish()
+            if order.as_json:
+                print(_as_json(file.path, made, done), flush=True)
+            else:
+                lost = (sentence(failover, done.timing) for failover in done.failovers)
+                tell(*lost, _figures(file.path, made, done), *remarks(done))
+
+
+async def _follow(events: AsyncGenerator[Event, None], file: GrowingFile, made: Made, screen: DrawingScreen) -> Done:
+    """Show a film while it comes, and write it."""
+    async with aclosing(events):
+        with screen:
+            async for event in events:
+                match event:
+                    case Progress():
+                        made.steps = event.done
+                        screen.progress(event.done, event.total)
+                    case VideoDelta():
+                        file.append(event.data)
+                        made.size = made.size or size_of(event.data)
+                        made.frames += event.frames
+                        made.media_type = event.media_type
+                        screen.came(_frames(made))
+                    case Done():
+                        return event
+    raise ProtocolError("the stream ended without its account")
+
+
+def _frames(made: Made) -> str:
+    return f"{made.frames} frame{'s' * (made.frames != 1)}"
+
+
+def _figures(path: Path, made: Made, done: Done) -> str:
+    """One line for people."""
+    parts = [
+        f"wrote {path}",
+        _frames(made),
+        f"{made.size[0]}×{made.size[1]} pixels" if made.size else "",
+        f"{done.timing.e2e_s:.2f} s",
+        f"{made.steps} steps" if made.steps else "",
+        f"pipeline {done.pipeline}",
+        seed_told(done),
+    ]
+    return SEPARATOR.join(part for part in parts if part)
+
+
+def _as_json(path: Path, made: Made, done: Done) -> str:
+    """The one object that scripts read."""
+    width, height = made.size or (None, None)
+    figures: dict[str, Any] = {
+        "path": str(path),
+        "media_type": made.media_type,
+        "frames": made.frames,
+        "width": width,
+        "height": height,
+        "e2e_s": round(done.timing.e2e_s, 6),
+        "steps": made.steps or None,
+        "seed": done.seed,
+        "pipeline": done.pipeline,
+        "failovers": [as_object(failover) for failover in done.failovers],
+        **told(done),
+    }
+    return json.dumps(cast("dict[str, object]", figures), ensure_ascii=False)

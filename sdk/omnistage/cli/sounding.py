@@ -1,0 +1,191 @@
+"""One sound of a prompt: asked for, heard while it comes, written to a file, told in figures."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import ExitStack, aclosing
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import numpy as np
+
+from omnistage.cli.connect import connected
+from omnistage.cli.drawing import check_numbers
+from omnistage.cli.drawing_screen import DrawingScreen, drawing_screen_for
+from omnistage.cli.figures import SEPARATOR, remarks, seed_told, tell, told
+from omnistage.cli.interruptible import Interruptible
+from omnistage.cli.layout import Layout
+from omnistage.cli.listening import listening
+from omnistage.cli.output import OutputFile
+from omnistage.cli.picture_name import new_name
+from omnistage.cli.rescue import as_object, sentence
+from omnistage.cli.sound_pipe import SoundPipe
+from omnistage.cli.where import Where
+from omnistage.cli.words import words
+from omnistage.client.encoder import FORMATS, Samples, format_of
+from omnistage.client.errors import ProtocolError, RequestError
+from omnistage.client.events import AudioChunk, Done, Event, Progress
+from omnistage.client.request import Options, for_drawing, time_limit_s
+from omnistage.client.sound_file import write_sound
+
+EXAMPLE = "rain on a tin roof"
+"""Of a prompt."""
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """What was typed. prompt: until checked, - is standard input. out: a file, or - for standard output; None: it is heard, or a file is
+    named by the prompt. play: whether it is heard while it comes; None: where a person is there to hear it."""
+
+    prompt: str
+    out: Path | None
+    options: Options
+    as_json: bool = False
+    play: bool | None = None
+
+    @property
+    def is_piped(self) -> bool:
+        """Whether standard output is for the sound."""
+        return self.out is not None and str(self.out) == "-"
+
+    @property
+    def is_to_be_heard(self) -> bool:
+        """Whether it is to be played while it comes."""
+        return self.play if self.play is not None else self.out is None and not self.as_json and sys.stderr.isatty()
+
+    def checked(self) -> Order:
+        """The order with its words, standard input read. Refuses what cannot be done, before anything is fetched, started or asked. Raises
+        RequestError."""
+        check_numbers(self.options)
+        whole = replace(self, prompt=words(self.prompt, EXAMPLE))
+        if self.out is not None and not self.is_piped:
+            with ExitStack() as tried:
+                opened(self.out, tried)
+            format_of(self.out).check()
+        for_drawing(whole.prompt, (), self.options).complete()
+        return whole
+
+
+@dataclass(slots=True)
+class Made:
+    """What has come so far. steps: that were done."""
+
+    chunks: list[AudioChunk] = field(default_factory=list)
+    steps: int = 0
+
+    @property
+    def seconds(self) -> float:
+        return sum(chunk.duration_s for chunk in self.chunks)
+
+
+def opened(path: Path, files: ExitStack) -> OutputFile:
+    """Raises RequestError."""
+    return files.enter_context(OutputFile(path, "--out", {ending: form.name for ending, form in FORMATS.items()}))
+
+
+async def make_sound(work: Interruptible, order: Order, where: Where, verbose: bool) -> None:
+    """Ask, show the progress, have it heard or written, print the figures; a private stack ends after that.
+
+    The JSON object, or the sound, goes to stdout and everything else to stderr.
+    """
+    if isinstance(where.at, Layout) and "diffusion" not in where.at.kinds:
+        raise RequestError(f"{where.at.names} makes no sound of a prompt", hint="Give another --pipeline, or `omnistage say` for a text.")
+    with ExitStack() as files:
+        # Before anything is started or asked: a sound that cannot be kept is lost.
+        hearing = await listening(order.is_to_be_heard)
+        files.callback(hearing.stop)
+        pipe = SoundPipe() if order.is_piped else None
+        path = None if order.is_piped else order.out
+        if path is None and pipe is None and hearing.is_silent and not order.as_json:
+            path = files.enter_context(new_name(order.prompt, ".wav", [Path()]))
+        file = None if path is None else opened(path, files)
+        async with connected(where, time_limit_s(order.options), verbose, is_quiet=order.as_json) as omni:
+            ears = [hearing.write, *([pipe.write] if pipe is not None else [])]
+            made = Made()
+            events = omni.stream_sound(order.prompt, **where.options(order.options))
+            done = await _follow(events, made, ears, drawing_screen_for(order.as_json))
+            work.complete()
+            if file is not None:
+                file.write(lambda place: _write(place, made, file.path.suffix))
+            if order.as_json:
+                print(_as_json(path, made, done), flush=True)
+            else:
+                lost = (sentence(failover, done.timing) for failover in done.failovers)
+                tell(*lost, _figures(path, made, done), *remarks(done))
+            if pipe is not None:
+                pipe.end()
+                await work.unless_interrupted(pipe.taken())
+            await hearing.finish(work)
+
+
+async def _follow(
+    events: AsyncGenerator[Event, None], made: Made, ears: Sequence[Callable[[AudioChunk], object]], screen: DrawingScreen
+) -> Done:
+    """Show a sound while it comes, and have it heard."""
+    async with aclosing(events):
+        with screen:
+            async for event in events:
+                match event:
+                    case Progress():
+                        made.steps = event.done
+                        screen.progress(event.done, event.total)
+                    case AudioChunk():
+                        made.chunks.append(event)
+                        for ear in ears:
+                            ear(event)
+                        screen.came(f"{made.seconds:.1f} s of sound")
+                    case Done():
+                        return event
+    raise ProtocolError("the stream ended without its account")
+
+
+def _write(place: Path, made: Made, kind: str) -> None:
+    """A file that cannot have the rate of the model gets the next one that it can have."""
+    samples = np.concatenate([chunk.samples for chunk in made.chunks])
+    rate_hz, possible = made.chunks[0].sample_rate_hz, format_of(kind).rates_hz
+    if possible and rate_hz not in possible:
+        new_hz = min((one for one in possible if one > rate_hz), default=max(possible))
+        samples, rate_hz = resampled(samples, rate_hz, new_hz), new_hz
+    write_sound(place, samples, rate_hz, "pcm16", kind)
+
+
+def resampled(samples: Samples, rate_hz: int, new_hz: int) -> Samples:
+    """The same sound at another rate, float32 [n]: all frequencies that both have, as they are."""
+    padded = np.pad(samples.astype(np.float64), (0, -len(samples) % rate_hz + rate_hz))  # Whole seconds, the last one without a sound.
+    count = len(padded) * new_hz // rate_hz
+    whole = np.fft.irfft(np.fft.rfft(padded)[: count // 2 + 1], count) * (count / len(padded))
+    made: Samples = whole[: round(len(samples) * new_hz / rate_hz)].astype(np.float32)
+    return made
+
+
+def _figures(path: Path | None, made: Made, done: Done) -> str:
+    """One line for people."""
+    parts = [
+        f"wrote {path}" if path is not None else "",
+        f"audio {made.seconds:.2f} s",
+        f"e2e {done.timing.e2e_s:.2f} s",
+        f"{made.steps} steps" if made.steps else "",
+        f"pipeline {done.pipeline}",
+        seed_told(done),
+    ]
+    return SEPARATOR.join(part for part in parts if part)
+
+
+def _as_json(path: Path | None, made: Made, done: Done) -> str:
+    """The one object that scripts read."""
+    return json.dumps(
+        {
+            "path": None if path is None else str(path),
+            "audio_s": round(made.seconds, 6),
+            "sample_rate_hz": made.chunks[0].sample_rate_hz,
+            "e2e_s": round(done.timing.e2e_s, 6),
+            "steps": made.steps or None,
+            "seed": done.seed,
+            "pipeline": done.pipeline,
+            "failovers": [as_object(failover) for failover in done.failovers],
+            **told(done),
+        },
+        ensure_ascii=False,
+    )

@@ -1,0 +1,268 @@
+"""`omnistage film` and `omnistage sound` against real stacks of small models: files that grow, what a script and a person get to see, and
+what is refused."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import wave
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from helpers.command import omnistage
+from helpers.drawings import checkpoint
+from helpers.media_files import picture
+from omnistage.cli.film_size import size_of
+from omnistage.cli.filming import out_of
+from omnistage.cli.output import GrowingFile
+from omnistage.cli.sounding import resampled
+from omnistage.client import Omni, VideoDelta
+from omnistage.client.errors import RequestError
+from omnistage.client.film_file import KINDS
+
+SMALL = ("--frames", "5", "--steps", "2", "--size", "32x32", "--seed", "3")
+
+OWN = """
+name: own
+description: Of a test.
+inputs: [text]
+outputs: [video]
+stages:
+  - kind: diffusion
+    family: toy-film
+defaults:
+  diffusion: {frames: 4}
+"""
+
+
+@pytest.fixture(scope="module")
+def film_address() -> Iterator[str]:
+    """HOST:PORT of a router in front of a small Wan."""
+    with Omni(model_path=checkpoint("wan2.2-ti2v")) as omni:
+        yield omni.address
+
+
+@pytest.fixture(scope="module")
+def sound_address() -> Iterator[str]:
+    """The same of a small Stable Audio."""
+    with Omni(model_path=checkpoint("stable-audio")) as omni:
+        yield omni.address
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def probed(path: Path) -> list[str]:
+    """Codec, width, height, and how many frames there are, by a program of others."""
+    command = ["ffprobe", "-v", "error", "-count_frames", "-select_streams", "v", "-of", "csv=p=0"]
+    entries = ["-show_entries", "stream=codec_name,width,height,nb_read_frames", str(path)]
+    return subprocess.run([*command, *entries], capture_output=True, text=True, check=True).stdout.strip().split(",")
+
+
+@pytest.mark.parametrize(
+    ("name", "words", "codec", "media_type"),
+    [
+        ("hill.webm", (), "vp9", "video/webm"),
+        ("hill.MP4", (), "av1", "video/mp4"),
+        ("hill.mp4", ("--codec", "h264"), "h264", "video/mp4"),
+    ],
+)
+def test_a_film_is_a_file_and_a_line_of_figures(
+    film_address: str, tmp_path: Path, name: str, words: tuple[str, ...], codec: str, media_type: str
+) -> None:
+    out = tmp_path / name
+    out.write_bytes(b"an older one, which goes")
+    done = omnistage("film", "-", "--out", out, *SMALL, *words, "--address", film_address, text="a hill")
+    assert (done.returncode, done.stdout) == (0, ""), done.stderr
+    *steps, figures = done.stderr.splitlines()
+    assert steps == ["step 1 of 2", "step 2 of 2"]
+    for part in (f"wrote {out} · 5 frames · 32×32 pixels · ", " s · 2 steps · pipeline diffusers · seed 3"):
+        assert part in figures
+    assert probed(out) == [codec, "32", "32", "5"]
+    assert names(tmp_path) == [name]
+    options = {"frames": 5, "steps": 2, "width": 32, "height": 32, "seed": 3}
+    asked = media_type + ('; codecs="avc1"' if words else "")
+    with Omni(address=film_address) as omni:
+        (expected,) = omni.film("a hill", media_type=asked, **options).videos  # type: ignore[arg-type]
+    assert out.read_bytes() == expected.data and expected.media_type == media_type
+    expected.save(tmp_path / f"again{out.suffix}")
+
+
+def test_a_film_of_a_picture_without_a_name_is_one_object(film_address: str, tmp_path: Path) -> None:
+    (tmp_path / "hill.png").write_bytes(picture(1))
+    words = ("--image", "hill.png", "--fps", "8", "--flow-shift", "3", "--json", *SMALL)
+    done = omnistage("film", "A hill", *words, "--address", film_address, folder=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    told = json.loads(done.stdout)
+    keys = ["path", "media_type", "frames", "width", "height", "e2e_s", "steps", "seed", "pipeline", "failovers", "drew", "notes"]
+    assert list(told) == keys
+    assert (told["path"], told["media_type"], told["frames"], told["width"], told["seed"]) == ("hill-2.webm", "video/webm", 5, 32, 3)
+    assert names(tmp_path) == ["hill-2.webm", "hill.png"]
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "told"),
+    [
+        (["--out", "x.gif"], 1, "error: --out x.gif: only WebM and MP4 can be written"),
+        (["--out", "none/x.webm"], 1, "error: --out none/x.webm: its folder does not exist"),
+        (["--out", "x.webm", "--codec", "h264"], 1, "error: --codec h264: no .webm is encoded so"),
+        (["--codec", "mpeg2"], 2, "mpeg2"),
+        (["--out", "x.webm", "--image", "none.png"], 1, "error: --image: cannot read none.png: No such file or directory"),
+        (["--out", "x.webm", "--image", "words.txt"], 1, "error: --image: words.txt is text/plain, not a picture"),
+        (["--out", "x.webm", "--frames", "0"], 2, "'--frames': is '0'; it must be at least 1"),
+        (["--out", "x.webm", "--fps", "nan"], 2, "'--fps': is 'nan'; it must be at most 120"),
+        (["--out", "x.webm", "--timeout", "inf"], 1, "error: --timeout inf: this is no number"),
+        (["--out", "x.webm", "--guidance-2", "2"], 1, "error: --guidance-2: "),
+        (["--out", "x.webm", "--frames", "60000"], 1, "error: --frames: "),
+        (["--out", "x.webm", "--size", "33x32"], 1, "error: --size: "),
+        (["--out", "x.webm", "--size", "32x32", "--width", "32"], 2, "--size is both sides"),
+        (["--out", "x.webm", "--pipeline", "smol"], 1, "error: no pipeline 'smol'; this router has diffusers"),
+        (["--out", "x.webm", "--background", "#ffffff"], 2, "--background is for pictures"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_what_cannot_be_filmed_is_told_and_leaves_nothing(
+    film_address: str, tmp_path: Path, words: list[str], code: int, told: str
+) -> None:
+    (tmp_path / "words.txt").write_text("words")
+    done = omnistage("film", "a hill", *words, "--address", film_address, folder=tmp_path)
+    assert (done.returncode, done.stdout) == (code, "") and told in " ".join(done.stderr.split()), done.stderr
+    assert names(tmp_path) == ["words.txt"]
+
+
+def test_each_kind_says_what_it_makes(film_address: str, sound_address: str, tmp_path: Path) -> None:
+    for words, address, told in (
+        (("draw", "a hill"), film_address, "error: --out: diffusers gives video, progress, latents, pixels, not 'image'"),
+        (("sound", "rain", "--out", "x.wav"), film_address, "diffusers gives video, progress, latents, pixels, not 'audio'"),
+        (("film", "a hill"), sound_address, "diffusers gives audio, progress, latents, not 'video'"),
+        (("ask", "Why?", "--text-only"), film_address, "hint: It makes films: `omnistage film PROMPT --out F.webm`"),
+        (("ask", "Why?", "--out", "x.wav"), sound_address, "hint: It makes sound of a prompt: `omnistage sound PROMPT --out F.wav`"),
+        (("say", "Hello."), sound_address, "diffusers does not speak a text"),
+    ):
+        done = omnistage(*words, "--address", address, folder=tmp_path)
+        assert done.returncode == 1 and told.removeprefix("error: --out: ") in " ".join(done.stderr.split()), (words, done.stderr)
+    assert names(tmp_path) == []
+
+
+def test_a_question_that_becomes_a_film_says_what_keeps_it(tmp_path: Path) -> None:
+    (tmp_path / "own.yaml").write_text(OWN)
+    with Omni(pipeline=str(tmp_path / "own.yaml")) as omni:
+        done = omnistage("ask", "a hill", "--address", omni.address)
+    assert done.returncode == 0
+    assert "own made a film of this; omnistage film PROMPT --out F.webm keeps what it makes\n" in done.stderr
+
+
+def test_without_a_router_the_pipelines_that_can_are_named(tmp_path: Path) -> None:
+    variables = {"OMNISTAGE_ROUTER": "none"}
+    for words, port in ((("film", "a hill", "--out", "x.webm"), "video"), (("sound", "rain", "--out", "x.wav"), "audio")):
+        done = omnistage(*words, folder=tmp_path, variables=variables)
+        assert done.returncode == 1
+        assert f"gives image, progress, not {port}" in done.stderr
+        assert f"a checkpoint of diffusers that gives {port} (its folder, or OWNER/NAME) or toy-film." in " ".join(done.stderr.split())
+    assert names(tmp_path) == []
+
+
+def test_a_stack_of_a_folder_makes_a_film(tmp_path: Path) -> None:
+    done = omnistage("film", "a hill", "--out", "x.webm", *SMALL, "--model", checkpoint("wan2.2-t2v"), folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert probed(tmp_path / "x.webm") == ["vp9", "32", "32", "5"]
+
+
+# Sound ---------------------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["rain.wav", "rain.flac", "rain.opus", "rain.mp3"])
+def test_a_sound_is_a_file_and_a_line_of_figures(sound_address: str, tmp_path: Path, name: str) -> None:
+    out = tmp_path / name
+    done = omnistage("sound", "rain", "--seconds", "0.5", "--steps", "2", "--seed", "3", "--out", out, "--address", sound_address)
+    assert (done.returncode, done.stdout) == (0, ""), done.stderr
+    *steps, figures = done.stderr.splitlines()
+    assert steps == ["step 1 of 2", "step 2 of 2"]
+    assert f"wrote {out} · audio 0.50 s · e2e " in figures and "2 steps · pipeline diffusers · seed 3" in figures
+    command = ["ffprobe", "-v", "error", "-show_entries", "format=duration", "-of", "csv=p=0", str(out)]
+    told = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert float(told.stdout) == pytest.approx(0.5, abs=0.08)
+    assert names(tmp_path) == [name]
+
+
+def test_a_sound_that_nobody_hears_gets_a_name_and_a_pipe_gets_wav(sound_address: str, tmp_path: Path) -> None:
+    common = ("sound", "Rain!", "--seconds", "0.25", "--begin", "0.25", "--steps", "2", "--seed", "3", "--address", sound_address)
+    assert omnistage(*common, folder=tmp_path).returncode == 0
+    assert names(tmp_path) == ["rain.wav"]
+    with wave.open(str(tmp_path / "rain.wav")) as file:
+        frames, rate_hz = file.readframes(file.getnframes()), file.getframerate()
+        assert file.getnframes() == round(0.25 * rate_hz)
+    done = omnistage(*common, "--json", folder=tmp_path)
+    told = json.loads(done.stdout)
+    assert (told["path"], told["audio_s"], told["sample_rate_hz"]) == (None, 0.25, rate_hz) and done.stderr == ""
+    with subprocess.Popen([sys.executable, "-m", "omnistage.cli", *common, "--out", "-"], stdout=subprocess.PIPE, cwd=tmp_path) as piped:
+        sound, _ = piped.communicate(timeout=100)
+    assert piped.returncode == 0 and sound.startswith(b"RIFF") and sound.endswith(frames)
+    assert names(tmp_path) == ["rain.wav"]
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "told"),
+    [
+        (["--out", "x.txt"], 1, "only WAV, FLAC, Ogg Vorbis, Opus and MP3 can be written"),
+        (["--seconds", "0"], 2, "'--seconds': is '0'; it must be at least 0.001"),
+        (["--guidance", "nan"], 2, "is 'nan'; it must be"),
+        (["--seconds", "3000", "--out", "x.wav"], 1, "error: --seconds: "),
+        (["--out", "-", "--json"], 2, "--out - and --json both want standard output"),
+        (["--option", "eta"], 2, "give NAME=VALUE"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_what_cannot_be_heard_is_told(sound_address: str, tmp_path: Path, words: list[str], code: int, told: str) -> None:
+    done = omnistage("sound", "rain", *words, "--address", sound_address, folder=tmp_path)
+    assert (done.returncode, done.stdout) == (code, "") and told in " ".join(done.stderr.split()), done.stderr
+    assert names(tmp_path) == []
+
+
+def test_another_rate_has_the_same_waves() -> None:
+    at = np.arange(44100 * 2) / 44100
+    wave_at = lambda times: np.sin(2 * np.pi * 440 * times) * np.sin(np.pi * times / 2) ** 2  # noqa: E731
+    made = resampled(wave_at(at).astype(np.float32), 44100, 48000)
+    np.testing.assert_allclose(made, wave_at(np.arange(96000) / 48000), atol=1e-4)
+
+
+# Parts ---------------------------------------------------------------------------------------------------------------------------------
+
+
+def test_where_it_goes_and_how_it_is_encoded() -> None:
+    assert out_of(None, None) == (Path("film.webm"), "video/webm")
+    assert out_of(None, "h264") == (Path("film.mp4"), 'video/mp4; codecs="avc1"')
+    assert out_of(Path("x.mp4"), None) == (Path("x.mp4"), "video/mp4")
+    for name, codec in (("x.mp4", "vp9"), ("x.webm", "av1")):
+        with pytest.raises(RequestError, match=f"--codec {codec}: no {Path(name).suffix} is encoded so"):
+            out_of(Path(name), codec)
+
+
+def test_a_file_grows_at_its_place_and_what_came_stays(tmp_path: Path) -> None:
+    out = tmp_path / "x.webm"
+    out.write_bytes(b"old")
+    with pytest.raises(KeyboardInterrupt), GrowingFile(out, "--out", KINDS) as file:
+        assert out.read_bytes() == b"old"
+        file.append(b"one")
+        assert out.read_bytes() == b"one"
+        file.append(b"two")
+        raise KeyboardInterrupt
+    assert out.read_bytes() == b"onetwo" and names(tmp_path) == ["x.webm"]
+    with GrowingFile(out, "--out", KINDS):
+        pass
+    assert out.read_bytes() == b"onetwo" and names(tmp_path) == ["x.webm"]
+
+
+def test_the_head_of_a_film_says_its_size(film_address: str) -> None:
+    with Omni(address=film_address) as omni:
+        for media_type in ("video/webm", "video/mp4", 'video/mp4; codecs="avc1"'):
+            events = omni.stream_film("a hill", frames=5, steps=1, width=64, height=32, media_type=media_type)
+            first = next(event for event in events if isinstance(event, VideoDelta))
+            assert size_of(first.data) == (64, 32)
+            assert all(size_of(first.data[:end]) in (None, (64, 32)) for end in range(len(first.data)))
+    assert size_of(b"no film at all") is None and size_of(b"") is None
