@@ -244,7 +244,7 @@ def test_a_pipeline_without_pictures_names_those_that_draw(toy_address: str, tmp
     ],
 )
 def test_a_refusal_is_told_by_what_was_typed_and_has_a_hint_only_where_it_adds_something(
-    tmp_path: Path, field: str, sized: bool, line: tuple[str, str]
+    field: str, sized: bool, line: tuple[str, str]
 ) -> None:
     error = BadRequestError.of(f"diffusion.{field}", "no")
     error.metadata = {"field": f"diffusion.{field}"}
@@ -331,7 +331,10 @@ async def test_every_field_of_a_drawing_can_be_typed(tmp_path: Path) -> None:
         "layers": 3,
         "media_type": "image/webp",
     }
-    assert set(DIFFUSION) <= said.keys() | {"mask_image", "control_image", "options", "sigmas"}, "a new option is to be typed here too"
+    moving = {"frames", "frames_per_second", "seconds", "begin_s", "guidance_scale_2", "flow_shift"}
+    """That test_film.py types."""
+    assert set(DIFFUSION) <= said.keys() | moving | {"mask_image", "control_image", "options", "sigmas"}, "a new option is to be typed too"
+    assert set(asked.outputs) == {"image", "progress"}
 
 
 def test_every_field_that_is_refused_is_told_by_the_option_that_set_it() -> None:

@@ -3,6 +3,7 @@ what is refused."""
 
 from __future__ import annotations
 
+import asyncio
 import json
 import subprocess
 import sys
@@ -16,6 +17,7 @@ import pytest
 from helpers.command import omnistage
 from helpers.drawings import checkpoint
 from helpers.media_files import picture
+from helpers.peer import Peer, listening
 from omnistage.cli.film_size import size_of
 from omnistage.cli.filming import out_of
 from omnistage.cli.output import GrowingFile
@@ -23,6 +25,7 @@ from omnistage.cli.sounding import resampled
 from omnistage.client import Omni, VideoDelta
 from omnistage.client.errors import RequestError
 from omnistage.client.film_file import KINDS
+from omnistage.client.request import DIFFUSION, PROTO_NAMES
 
 SMALL = ("--frames", "5", "--steps", "2", "--size", "32x32", "--seed", "3")
 
@@ -171,6 +174,73 @@ def test_a_stack_of_a_folder_makes_a_film(tmp_path: Path) -> None:
     done = omnistage("film", "a hill", "--out", "x.webm", *SMALL, "--model", checkpoint("wan2.2-t2v"), folder=tmp_path)
     assert done.returncode == 0, done.stderr
     assert probed(tmp_path / "x.webm") == ["vp9", "32", "32", "5"]
+
+
+async def test_every_field_of_a_film_and_of_a_sound_can_be_typed(tmp_path: Path) -> None:
+    """The router is none of ours: what it was asked is looked at, and it answers in words and sound."""
+    shown = tmp_path / "hill.png"
+    shown.write_bytes(picture(1))
+    common = {"prompt": "a hill", "steps": 5, "guidance_scale": 2.5, "negative_prompt": "rain"}
+    words = ["--steps", "5", "--guidance", "2.5", "--negative", "rain", "--option", "eta=0.5"]
+    film = [
+        "--frames",
+        "9",
+        "--fps",
+        "12.5",
+        "--size",
+        "64x48",
+        "--guidance-2",
+        "1.5",
+        "--flow-shift",
+        "3",
+        "--step-cache",
+        "0.5",
+        "--sigmas",
+        "1,0.5",
+        "--codec",
+        "h264",
+    ]
+    film += [
+        "--image",
+        str(shown),
+        "--mask",
+        str(shown),
+        "--control",
+        str(shown),
+        "--background",
+        "#202020",
+        "--out",
+        str(tmp_path / "x.mp4"),
+    ]
+    of_film = {
+        "frames": 9,
+        "frames_per_second": 12.5,
+        "width": 64,
+        "height": 48,
+        "guidance_scale_2": 1.5,
+        "flow_shift": 3,
+        "step_cache": 0.5,
+    }
+    of_film |= {"media_type": 'video/mp4; codecs="avc1"'}
+    sound, of_sound = ["--seconds", "2.5", "--begin", "0.5", "--out", str(tmp_path / "x.wav")], {"duration_s": 2.5, "begin_s": 0.5}
+    typed = set[str]()
+    for command, more, fields, port in (("film", film, of_film, "video"), ("sound", sound, of_sound, "audio")):
+        peer = Peer()
+        async with listening(peer) as wire:
+            done = await asyncio.to_thread(omnistage, command, "a hill", *words, *more, "--address", wire.address)
+        told = "error: the drawing ended without a film: peer made none of this prompt" if command == "film" else "wrote "
+        assert done.stderr.startswith(told), done.stderr
+        (asked,) = peer.requests
+        assert set(asked.outputs) == {port, "progress"}
+        said = {field.name: value for field, value in asked.diffusion.ListFields()}
+        typed |= said.keys()
+        assert said.pop("options") == {"eta": "0.5"}
+        pictures = [*said.pop("images", ()), *(said.pop(name) for name in ("mask_image", "control_image") if name in said)]
+        assert all(each.data == picture(1) for each in pictures) and len(pictures) == (3 if command == "film" else 0)
+        assert list(said.pop("sigmas", ())) == ([1, 0.5] if command == "film" else [])
+        assert said == {**common, **fields}
+    of_pictures = {"strength", "results", "previews", "preview_side", "layers"}
+    assert {PROTO_NAMES.get(name, name) for name in DIFFUSION} <= typed | of_pictures, "a new option is to be typed here too"
 
 
 # Sound ---------------------------------------------------------------------------------------------------------------------------------

@@ -115,25 +115,13 @@ def test_who_names_outputs_gets_them(maker: Omni) -> None:
 
 def test_what_is_made_of_a_prompt_is_what_was_asked_for(maker: Omni) -> None:
     """The toy draws a picture of whoever says no length."""
-    for ask, told, hint in (
-        (lambda: maker.film(PROMPT), "the drawing ended without a film: toy-film made none of this prompt", "Say how long it is: frames."),
-        (
-            lambda: maker.sound(PROMPT),
-            "the drawing ended without a sound: toy-film made none of this prompt",
-            "Say how long it is: seconds.",
-        ),
-        (
-            lambda: maker.draw(PROMPT, **OF_FILM),
-            "the drawing ended without a picture: toy-film made none of this prompt",
-            "frames, seconds.",
-        ),
-        (
-            lambda: list(maker.stream_film(PROMPT)),
-            "the drawing ended without a film: toy-film made none of this prompt",
-            "Say how long it is: frames.",
-        ),
+    for ask, kind, hint in (
+        (lambda: maker.film(PROMPT), "film", "Say how long it is: frames."),
+        (lambda: maker.sound(PROMPT), "sound", "Say how long it is: seconds."),
+        (lambda: maker.draw(PROMPT, **OF_FILM), "picture", "frames, seconds."),
+        (lambda: list(maker.stream_film(PROMPT)), "film", "Say how long it is: frames."),
     ):
-        with pytest.raises(RequestError, match=told) as error:
+        with pytest.raises(RequestError, match=f"the drawing ended without a {kind}: toy-film made none of this prompt") as error:
             ask()
         assert error.value.hint.endswith(hint)
 
