@@ -212,7 +212,7 @@ async def test_every_field_of_a_film_and_of_a_sound_can_be_typed(tmp_path: Path)
         "--out",
         str(tmp_path / "x.mp4"),
     ]
-    of_film = {
+    of_film: dict[str, object] = {
         "frames": 9,
         "frames_per_second": 12.5,
         "width": 64,
