@@ -156,7 +156,8 @@ def test_a_question_that_becomes_a_film_says_what_keeps_it(tmp_path: Path) -> No
     (tmp_path / "own.yaml").write_text(OWN)
     with Omni(pipeline=str(tmp_path / "own.yaml")) as omni:
         done = omnistage("ask", "a hill", "--address", omni.address)
-    assert done.returncode == 0
+        loaded = omnistage("bench", "--draw", "-c", "1", "-n", "2", "--address", omni.address)
+    assert (done.returncode, loaded.returncode) == (0, 0) and "2 of 2 completed" in loaded.stdout + loaded.stderr
     assert "own made a film of this; omnistage film PROMPT --out F.webm keeps what it makes\n" in done.stderr
 
 
@@ -180,7 +181,7 @@ async def test_every_field_of_a_film_and_of_a_sound_can_be_typed(tmp_path: Path)
     """The router is none of ours: what it was asked is looked at, and it answers in words and sound."""
     shown = tmp_path / "hill.png"
     shown.write_bytes(picture(1))
-    common = {"prompt": "a hill", "steps": 5, "guidance_scale": 2.5, "negative_prompt": "rain"}
+    common: dict[str, object] = {"prompt": "a hill", "steps": 5, "guidance_scale": 2.5, "negative_prompt": "rain"}
     words = ["--steps", "5", "--guidance", "2.5", "--negative", "rain", "--option", "eta=0.5"]
     film = [
         "--frames",

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from helpers.media_files import picture
-from omnistage.client import AsyncOmni, AudioChunk, BadRequestError, Done, Film, Omni, Progress, RequestError, VideoDelta
+from omnistage.client import AsyncOmni, AudioChunk, BadRequestError, DeadlineError, Done, Film, Omni, Progress, RequestError, VideoDelta
 from omnistage.client.request import for_prompt
 from omnistage.models.toy import film as toy
 from omnistage.models.toy import formulas
@@ -135,6 +135,25 @@ def test_a_pipeline_that_makes_none_says_who_does(toy_address: str) -> None:
         ):
             with pytest.raises(BadRequestError, match=f"^{told}"):
                 ask()
+
+
+def test_a_private_stack_that_makes_none_says_what_to_give() -> None:
+    with Omni(pipeline="toy-picture") as omni:
+        with pytest.raises(BadRequestError, match="outputs: toy-picture gives image, progress, not 'video'") as error:
+            omni.film(PROMPT)
+        assert error.value.hint == "Give Omni a checkpoint that makes it: model_path='DIR' or 'OWNER/NAME'."
+        assert len(omni.draw(PROMPT).pictures) == 1
+
+
+def test_what_there_could_be_less_of_is_told_where_time_passed(maker: Omni) -> None:
+    for ask, told in (
+        (lambda: maker.film(PROMPT, **OF_FILM, timeout_s=1e-6), "ask for less: frames, steps."),
+        (lambda: maker.sound(PROMPT, **OF_SOUND, timeout_s=1e-6), "ask for less: seconds, steps."),
+        (lambda: maker.draw(PROMPT, timeout_s=1e-6), "ask for less: steps."),
+    ):
+        with pytest.raises(DeadlineError) as error:
+            ask()
+        assert error.value.hint.endswith(told)
 
 
 def test_a_drawing_is_saved_by_itself(maker: Omni, tmp_path: Path) -> None:

@@ -46,7 +46,11 @@ THERE = "this router has "
 """In the message of a router that knows no such pipeline, before those that it has."""
 
 LACKING = ("model", "thinker", "diffusion")
-"""Fields that a router blames when it has no pipeline for the request."""
+LACKING_TO_DRAW = (*LACKING, "outputs")
+"""Fields that a router blames when it has no pipeline for the request, and for a drawing."""
+
+LENGTHS = {"video": "{frames}, {steps}", "audio": "{seconds}, {steps}"}
+"""What there could be less of in a drawing, by its port."""
 
 OF_ONE_S_OWN: Mapping[type[OmniError], str] = {
     UnavailableError: "Its processes may have been ended from outside: {anew}.",
@@ -103,18 +107,23 @@ def advise(router: Found | None, error: OmniError, asked: omni_pb2.GenerateReque
     if named := error.metadata.get("candidates", ""):
         first, *_ = names = named.split(",")
         error.hint = f"Name one of {', '.join(names)}: {{pipeline={first}}}."
-    elif error.reason == "UNKNOWN_MODEL" or error.metadata.get("field") in LACKING:
+    elif error.reason == "UNKNOWN_MODEL" or error.metadata.get("field") in (
+        *LACKING,
+        *(["outputs"] if asked.HasField("diffusion") else []),
+    ):
         if error.reason == "UNKNOWN_MODEL" and (meant := did_you_mean(asked.model, error.message.partition(THERE)[2].split(", "))):
             error.say_more(meant.removeprefix("; "))
         lacks = router is not None and router.pipelines and not router.has(asked.model)
         # The refusal itself says which pipelines there are, or which of them can.
         error.hint = router.advice(asked.model) if router is not None and lacks else ""
+        if router is None and asked.HasField("diffusion"):
+            error.hint = "Give Omni a checkpoint that makes it: model_path='DIR' or 'OWNER/NAME'."
 
 
 def _less(asked: omni_pb2.GenerateRequest) -> str:
     """What there could be less of."""
     if asked.HasField("diffusion"):
-        return "{steps}"
+        return next((options for port, options in LENGTHS.items() if port in asked.outputs), "{steps}")
     return "a shorter text" if asked.thinker.verbatim else "{max_tokens}"
 
 

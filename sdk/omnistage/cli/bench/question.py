@@ -42,7 +42,8 @@ class Question:
             case "say":
                 return omni.stream_say(self.text, **self.options)
             case "draw":
-                return omni.stream_draw(self.text, **self.options)
+                whatever_comes = cast("Options", {"outputs": (), **self.options})  # Films too.
+                return omni.stream_draw(self.text, **whatever_comes)
 
 
 @dataclass(frozen=True, slots=True)
