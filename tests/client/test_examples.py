@@ -5,6 +5,11 @@ import sys
 import wave
 from pathlib import Path
 
+import numpy as np
+
+from omnistage.client import Omni
+from omnistage.models.toy.files import png
+
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 
 
@@ -40,6 +45,17 @@ def test_chat(toy_address: str, tmp_path: Path) -> None:
     assert first
     assert second
     assert first != second
+
+
+def test_film_and_sound(tmp_path: Path) -> None:
+    (tmp_path / "hill.png").write_bytes(png(np.full((4, 4), 3, np.uint8)))
+    with Omni(pipeline="toy-film") as omni:
+        words = ["a walk", "--frames", "5", "--image", "hill.png", "--out", "walk.grey", "--address", omni.address]
+        assert "step 6 of 6\n5 frames in walk.grey, seed " in run("film.py", *words, folder=tmp_path)
+        assert len((tmp_path / "walk.grey").read_bytes()) == 5 * 32 * 32
+        words = ["rain", "--seconds", "0.5", "--address", omni.address]
+        assert run("sound.py", *words, folder=tmp_path).startswith("0.50 s of sound in sound.wav, seed ")
+    assert (tmp_path / "sound.wav").read_bytes().startswith(b"RIFF")
 
 
 def test_rescue(tmp_path: Path) -> None:
