@@ -326,12 +326,20 @@ def test_what_cannot_be_played_is_refused(tmp_path: Path, seed: int) -> None:
         player.write(chunk(sound))
         with pytest.raises(RequestError, match="24000 samples a second, these are 16000"):
             player.write(chunk(sound, rate_hz=16_000))
-        with pytest.raises(RequestError, match=r"samples are \[n\], these are \[1200, 2\]"):
-            player.write(chunk(sound.reshape(-1, 2)))
+        with pytest.raises(RequestError, match=r"samples are \[n\] or \[n, channels\], these are \[600, 2, 2\]"):
+            player.write(chunk(sound.reshape(-1, 2, 2)))
         player.finish()
         with pytest.raises(ValueError, match="finished"):
             player.write(chunk(sound))
     np.testing.assert_array_equal(sink.samples(), sound)
+
+
+def test_of_several_channels_the_mean_is_heard(tmp_path: Path, seed: int) -> None:
+    sink, sound = Sink(tmp_path / "sink", speed=0.0), noise(seed, 0.1)
+    with Player(sink.loudspeaker) as player:
+        player.write(chunk(np.stack([sound, 0 * sound], axis=1)))
+        player.finish()
+    np.testing.assert_array_equal(sink.samples(), sound / 2)
 
 
 def test_what_waits_has_a_bound(tmp_path: Path) -> None:

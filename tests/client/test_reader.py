@@ -173,10 +173,12 @@ async def test_a_connection_that_breaks_after_the_account_breaks_nothing() -> No
     assert (await collect(Reader(0.0).read(broken()))).text == "ab"
 
 
-async def test_channels_are_mixed_to_one() -> None:
+async def test_channels_are_kept_apart() -> None:
     answer = await read(STARTED, audio(0, 0, [100, 300, -8, 8], channels=2, last=True), USAGE)
     assert answer.audio is not None
-    assert (answer.audio.samples * 32768).tolist() == [200, 0]
+    assert (answer.audio.samples * 32768).tolist() == [[100, 300], [-8, 8]]
+    with pytest.raises(ProtocolError, match="there are 1 channels, before there were 2"):
+        await read(STARTED, audio(0, 0, [100, 300], channels=2), audio(1, 1, [5]))
 
 
 @pytest.mark.parametrize(

@@ -96,6 +96,23 @@ def streamed(kind: str, sound: Samples, rng: random.Random, rate_hz: int = RATE_
 # What is in them -----------------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("kind", [".wav", ".flac", ".ogg", ".opus", ".mp3"])
+@pytest.mark.parametrize("count", [1, 2])
+def test_channels_stay_apart(kind: str, count: int, tmp_path: Path, seed: int) -> None:
+    """Whether the file is written at once or grows."""
+    sound = np.stack([voice(1.0, RATE_HZ, seed + number) for number in range(count)], axis=1)
+    Audio(sound, RATE_HZ).save(tmp_path / f"whole{kind}")
+    with SoundFile(tmp_path / f"grown{kind}") as file:
+        for first in range(0, len(sound), 5000):
+            file.write(AudioChunk(sound[first : first + 5000], first, RATE_HZ, 0.0))
+    for name in ("whole", "grown"):
+        samples, rate_hz = soundfile.read(tmp_path / f"{name}{kind}", dtype="float32", always_2d=True)
+        assert rate_hz == RATE_HZ and samples.shape[1] == count
+        for number in range(count):
+            likest = max(abs(likeness(samples[shift:, number], sound[:, number])) for shift in range(0, 1500, 1))
+            assert likest > 0.9
+
+
 @pytest.mark.parametrize("rate_hz", [8000, 22050, 24000, 44100])
 def test_flac_and_wav_hold_every_sample(tmp_path: Path, rate_hz: int, seed: int) -> None:
     sound = voice(1.3, rate_hz, seed)

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from omnistage.client.encoder import FORMATS, SoundEncoder
+from omnistage.client.encoder import FORMATS, SoundEncoder, channels_of
 from omnistage.client.errors import NotAvailableError, RequestError
 from omnistage.client.events import AudioChunk, Done, Event
 from omnistage.client.install import install
@@ -53,7 +53,7 @@ async def encoded(events: AsyncGenerator[Event, None], form: str, param: str) ->
     async with aclosing(events):
         async for event in events:
             if isinstance(event, AudioChunk):
-                encoder = encoder or new_encoder(form, event.sample_rate_hz, param)
+                encoder = encoder or new_encoder(form, event.sample_rate_hz, param, channels_of(event.samples))
                 if grown := await encoder.grown(event.samples):
                     yield grown
                 continue
@@ -119,16 +119,17 @@ def check_format(name: str, sample_rate_hz: int, param: str) -> None:
         raise ApiError(400, f"{param}: {error.message}", param=param, code="unsupported", reason=error.reason, hint=error.hint) from None
 
 
-def new_encoder(name: str, sample_rate_hz: int, param: str) -> Encoder:
-    """For a format by its name. param: the field that named it. Raises ApiError where it cannot be made here."""
+def new_encoder(name: str, sample_rate_hz: int, param: str, channels: int = 1) -> Encoder:
+    """For a format by its name. Raw samples have one channel, the mean of all. param: the field that named it. Raises ApiError where it
+    cannot be made here."""
     check_format(name, 0 if name in LIBAV else sample_rate_hz, param)
     form: _Form
     if name in RAW:
         form = _Raw()
     elif name in LIBAV:
-        form = _Libav(LIBAV[name], sample_rate_hz)
+        form = _Libav(LIBAV[name], sample_rate_hz, channels)
     else:
-        form = SoundEncoder(f".{name}", sample_rate_hz)
+        form = SoundEncoder(f".{name}", sample_rate_hz, channels=channels)
     return Encoder(form, is_light=name in LIGHT)
 
 
@@ -136,7 +137,7 @@ class _Raw:
     """16 bit, little-endian, mono."""
 
     def encode(self, samples: Samples) -> bytes:
-        return to_pcm16(samples)
+        return to_pcm16(samples if samples.ndim == 1 else samples.mean(axis=1, dtype=np.float32))
 
     def finish(self) -> bytes:
         return b""
@@ -175,8 +176,9 @@ class _Libav:
     """One file, at the rate of the samples, or the highest of its form where that does not have theirs. The library is loaded with the
     first samples, beside the event loop: that takes a tenth of a second."""
 
-    def __init__(self, form: _LibavForm, sample_rate_hz: int) -> None:
-        self._form, self._rate_hz = form, sample_rate_hz
+    def __init__(self, form: _LibavForm, sample_rate_hz: int, channels: int) -> None:
+        self._form, self._rate_hz, self._channels = form, sample_rate_hz, channels
+        self._layout = "mono" if channels == 1 else f"{channels}c" if channels > 2 else "stereo"
         self._sink = _Sink()
 
     @cached_property
@@ -188,13 +190,14 @@ class _Libav:
     @cached_property
     def _stream(self) -> Any:
         rate_hz = self._rate_hz if self._rate_hz in self._form.rates_hz else max(self._form.rates_hz)
-        return self._file.add_stream(self._form.codec, rate=rate_hz, layout="mono", bit_rate=self._form.bit_s)
+        return self._file.add_stream(self._form.codec, rate=rate_hz, layout=self._layout, bit_rate=self._form.bit_s * self._channels)
 
     def encode(self, samples: Samples) -> bytes:
         import av
 
         if len(samples):
-            frame = av.AudioFrame.from_ndarray(np.clip(samples, -1, 1).reshape(1, -1), format="fltp", layout="mono")
+            planes = np.ascontiguousarray(np.clip(samples, -1, 1).reshape(-1, self._channels).T)
+            frame = av.AudioFrame.from_ndarray(planes, format="fltp", layout=self._layout)
             frame.sample_rate = self._rate_hz
             self._file.mux(self._stream.encode(frame))
         return self._sink.taken()

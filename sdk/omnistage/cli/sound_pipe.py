@@ -10,7 +10,7 @@ import sys
 import threading
 from contextlib import suppress
 
-from omnistage.client.encoder import SoundEncoder
+from omnistage.client.encoder import SoundEncoder, channels_of
 from omnistage.client.errors import RequestError
 from omnistage.client.events import AudioChunk
 
@@ -41,7 +41,7 @@ class SoundPipe:
         if self._over.done():
             self._over.result()
         if self._encoder is None:
-            self._encoder = SoundEncoder(".wav", chunk.sample_rate_hz, chunk.encoding)
+            self._encoder = SoundEncoder(".wav", chunk.sample_rate_hz, chunk.encoding, channels_of(chunk.samples))
         self._waiting.put(self._encoder.encode(chunk.samples))
 
     def end(self) -> None:

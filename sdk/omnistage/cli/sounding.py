@@ -152,10 +152,11 @@ def _write(place: Path, made: Made, kind: str) -> None:
 
 
 def resampled(samples: Samples, rate_hz: int, new_hz: int) -> Samples:
-    """The same sound at another rate, float32 [n]: all frequencies that both have, as they are."""
-    padded = np.pad(samples.astype(np.float64), (0, -len(samples) % rate_hz + rate_hz))  # Whole seconds, the last one without a sound.
+    """The same sound at another rate, float32 [n] or [n, channels]: all frequencies that both have, as they are."""
+    more = [(0, -len(samples) % rate_hz + rate_hz), *[(0, 0)] * (samples.ndim - 1)]
+    padded = np.pad(samples.astype(np.float64), more)  # Whole seconds, the last one without a sound.
     count = len(padded) * new_hz // rate_hz
-    whole = np.fft.irfft(np.fft.rfft(padded)[: count // 2 + 1], count) * (count / len(padded))
+    whole = np.fft.irfft(np.fft.rfft(padded, axis=0)[: count // 2 + 1], count, axis=0) * (count / len(padded))
     made: Samples = whole[: round(len(samples) * new_hz / rate_hz)].astype(np.float32)
     return made
 

@@ -43,7 +43,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Audio:
-    """Sound. samples: float32 [n], mono, -1 to 1. sample_rate: samples per second. encoding: in which they came, pcm16 or float32."""
+    """Sound. samples: float32 [n], or [n, channels] of several, -1 to 1. sample_rate: samples per second. encoding: in which they came,
+    pcm16 or float32."""
 
     samples: NDArray[np.float32]
     sample_rate: int

@@ -88,6 +88,11 @@ def format_of(path: str | PathLike[str]) -> SoundFormat:
     return FORMATS[suffix]
 
 
+def channels_of(samples: Samples) -> int:
+    """samples: [n], or [n, channels]."""
+    return 1 if samples.ndim == 1 else samples.shape[1]
+
+
 def any_of(suffixes: Iterable[str]) -> str:
     """In words."""
     *most, last = suffixes
@@ -106,21 +111,25 @@ def _libsndfile(name: str) -> Any:
 
 
 class SoundEncoder:
-    """Mono sound to the bytes of a file, for whoever sends or stores them himself: all that `encode` gave, and what `finish` gives, are
+    """Sound to the bytes of a file, for whoever sends or stores them himself: all that `encode` gave, and what `finish` gives, are
     a file whenever it is broken off.
 
     kind: an ending, such as .mp3, or a name that has one. sample_rate_hz: of the samples, and of the file. encoding: of a WAV file,
-    pcm16 or float32. Raises RequestError for what cannot be written, NotAvailableError for what cannot be written here."""
+    pcm16 or float32. channels: see `channels_of`. Raises RequestError for what cannot be written, NotAvailableError for what cannot be
+    written here."""
 
-    def __init__(self, kind: str | PathLike[str], sample_rate_hz: int, encoding: str = "pcm16") -> None:
+    def __init__(self, kind: str | PathLike[str], sample_rate_hz: int, encoding: str = "pcm16", channels: int = 1) -> None:
         form = format_of(kind)
         form.check(sample_rate_hz, encoding)
         self._file: _Wav | _Libsndfile = (
-            _Wav(sample_rate_hz, np.dtype("<i2" if encoding == "pcm16" else "<f4")) if form.is_wav else _Libsndfile(form, sample_rate_hz)
+            _Wav(sample_rate_hz, np.dtype("<i2" if encoding == "pcm16" else "<f4"), channels)
+            if form.is_wav
+            else _Libsndfile(form, sample_rate_hz, channels)
         )
 
     def encode(self, samples: Samples) -> bytes:
-        """What the file grows by with float32 [n], full scale 1; perhaps nothing yet. Louder samples are clipped, but in float32."""
+        """What the file grows by with float32 [n], or [n, channels], full scale 1; perhaps nothing yet. Louder samples are clipped, but
+        in float32."""
         return self._file.encode(samples)
 
     def finish(self) -> bytes:
@@ -137,17 +146,17 @@ class SoundEncoder:
 class _Wav:
     """What was told of its length when it began is that nobody knows it."""
 
-    def __init__(self, sample_rate_hz: int, dtype: np.dtype[Any]) -> None:
-        self._rate_hz, self._dtype = sample_rate_hz, dtype
+    def __init__(self, sample_rate_hz: int, dtype: np.dtype[Any], channels: int) -> None:
+        self._rate_hz, self._dtype, self._channels = sample_rate_hz, dtype, channels
         self._samples = 0
         self._begun = False
 
     @property
     def head(self) -> bytes:
-        return wav_head(self._dtype, 1, self._rate_hz, self._samples)
+        return wav_head(self._dtype, self._channels, self._rate_hz, self._samples)
 
     def encode(self, samples: Samples) -> bytes:
-        before = b"" if self._begun else wav_head(self._dtype, 1, self._rate_hz, None)
+        before = b"" if self._begun else wav_head(self._dtype, self._channels, self._rate_hz, None)
         self._begun = True
         self._samples += len(samples)
         return before + (to_pcm16(samples) if self._dtype.kind == "i" else samples.astype(self._dtype).tobytes())
@@ -159,11 +168,11 @@ class _Wav:
 class _Libsndfile:
     """One file of libsndfile, which goes back to the beginning when it ends."""
 
-    def __init__(self, form: SoundFormat, sample_rate_hz: int) -> None:
+    def __init__(self, form: SoundFormat, sample_rate_hz: int, channels: int) -> None:
         self._sink = _Sink()
         self._exact = form.subtype == "PCM_16"
         self._file = _libsndfile(form.name).SoundFile(
-            self._sink, "w", sample_rate_hz, 1, form.subtype, format=form.container, **form.options(sample_rate_hz)
+            self._sink, "w", sample_rate_hz, channels, form.subtype, format=form.container, **form.options(sample_rate_hz)
         )
 
     @property
@@ -172,7 +181,7 @@ class _Libsndfile:
 
     def encode(self, samples: Samples) -> bytes:
         # Its own conversion to 16 bit lets what is too loud wrap around.
-        self._file.write(np.frombuffer(to_pcm16(samples), "<i2") if self._exact else np.clip(samples, -1, 1))
+        self._file.write(np.frombuffer(to_pcm16(samples), "<i2").reshape(samples.shape) if self._exact else np.clip(samples, -1, 1))
         return self._sink.taken()
 
     def finish(self) -> bytes:

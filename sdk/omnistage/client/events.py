@@ -50,9 +50,9 @@ class ThoughtDelta(TokensDelta):
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class AudioChunk:
-    """The next piece of sound. samples: float32 [n], mono, -1 to 1. first_sample: position of samples[0] in the answer. encoding: in which
-    they came, pcm16 or float32. prebuffer_s: of the first piece, how long a player should wait after it before it plays, so that it never
-    runs dry, as far as the server can foretell; None: it does not say."""
+    """The next piece of sound. samples: float32 [n], or [n, channels] of several, -1 to 1. first_sample: position of samples[0] in the
+    answer. encoding: in which they came, pcm16 or float32. prebuffer_s: of the first piece, how long a player should wait after it before
+    it plays, so that it never runs dry, as far as the server can foretell; None: it does not say."""
 
     samples: NDArray[np.float32]
     first_sample: int

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 import numpy as np
 from numpy.typing import NDArray
 
+from omnistage.client.encoder import channels_of
 from omnistage.client.wav import to_pcm16, wav_head
 
 LONGEST_S = 600.0
@@ -24,9 +25,10 @@ IMAGE_TYPES = ("image/png", "image/jpeg", "image/webp")
 
 
 def player(samples: NDArray[np.float32], sample_rate_hz: int) -> str:
-    """A player of mono sound, float32 [n], full scale 1: a WAV of 16 bit. Of a longer sound it has the first `LONGEST_S` and says so."""
+    """A player of sound, float32 [n] or [n, channels], full scale 1: a WAV of 16 bit. Of a longer sound it has the first
+    `LONGEST_S` and says so."""
     shown = samples[: round(LONGEST_S * sample_rate_hz)]
-    wav = wav_head(np.dtype("<i2"), 1, sample_rate_hz, len(shown)) + to_pcm16(shown)
+    wav = wav_head(np.dtype("<i2"), channels_of(samples), sample_rate_hz, len(shown)) + to_pcm16(shown)
     html = f'<audio controls src="{_data_url("audio/wav", wav)}"></audio>'
     if len(shown) < len(samples):
         whole_s = len(samples) / sample_rate_hz

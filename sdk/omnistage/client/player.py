@@ -101,8 +101,10 @@ class Player:
         Raises RequestError for a sample rate that changes, or if more than an hour of sound would wait; ValueError after `finish`."""
         rate_hz = sound.sample_rate if isinstance(sound, Audio) else sound.sample_rate_hz
         samples = np.array(sound.samples, "<f4")
-        if samples.ndim != 1:
-            raise RequestError(f"samples are [n], these are {list(samples.shape)}", hint="Give one channel.")
+        if samples.ndim > 2:
+            raise RequestError(f"samples are [n] or [n, channels], these are {list(samples.shape)}", hint="Give one sound.")
+        if samples.ndim == 2:
+            samples = samples.mean(axis=1, dtype="<f4")  # Players are asked for one channel.
         self._feed.give(samples, rate_hz, 0.0 if isinstance(sound, Audio) else sound.prebuffer_s or 0.0)
 
     def finish(self) -> Heard:

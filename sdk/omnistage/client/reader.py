@@ -94,6 +94,7 @@ class Reader:
         self._audio: list[AudioArrival] = []
         self._failovers: list[Failover] = []
         self._sample_rate_hz = 0
+        self._channels = 0
         self._picture = bytearray()
         self._previews: set[tuple[int, int, int]] = set()
         self._tensors = Tensors()
@@ -210,6 +211,10 @@ class Reader:
         if rate_hz != (self._sample_rate_hz or rate_hz) or not rate_hz:
             raise ProtocolError(f"port {chunk.port}: the sample rate is {rate_hz}, before it was {self._sample_rate_hz}")
         self._sample_rate_hz = rate_hz
+        count = chunk.audio.channel_count
+        if count != (self._channels or count):
+            raise ProtocolError(f"port {chunk.port}: there are {count} channels, before there were {self._channels}")
+        self._channels = count
         encoding = "float32" if chunk.audio.encoding == chunk_pb2.AUDIO_ENCODING_FLOAT32 else "pcm16"
         told = chunk.audio.prebuffer_ms / 1000 if chunk.audio.HasField("prebuffer_ms") else None
         self._audio.append(AudioArrival(arrival_s, chunk.first, len(samples), rate_hz, is_audible(samples), told))
@@ -329,7 +334,7 @@ async def _until_over(stream: AsyncIterator[omni_pb2.GenerateResponse]) -> None:
 
 
 def _decode(chunk: chunk_pb2.Chunk) -> NDArray[np.float32]:
-    """float32 [count], mono (channels are averaged), full scale 1."""
+    """float32 [count], or [count, channels] of several, full scale 1."""
     audio = chunk.audio
     if chunk.count == 0:
         return np.zeros(0, np.float32)
@@ -341,7 +346,7 @@ def _decode(chunk: chunk_pb2.Chunk) -> NDArray[np.float32]:
         raise ProtocolError(f"port {chunk.port}: {len(data)} bytes are not {chunk.count} samples of {audio.channel_count} channels")
     samples: NDArray[np.float32] = np.frombuffer(data, dtype).astype(np.float32) * np.float32(scale)
     if audio.channel_count > 1:
-        samples = samples.reshape(chunk.count, audio.channel_count).mean(axis=1, dtype=np.float32)
+        samples = samples.reshape(chunk.count, audio.channel_count)
     return samples
 
 

@@ -11,7 +11,7 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
-from omnistage.client.encoder import SoundEncoder, format_of
+from omnistage.client.encoder import SoundEncoder, channels_of, format_of
 from omnistage.client.errors import RequestError
 from omnistage.client.events import AudioChunk
 
@@ -35,7 +35,7 @@ class SoundFile:
         self._format.check()
         self._encoder: SoundEncoder | None = None
         self._file: BufferedWriter  # There is one as long as there is an encoder.
-        self._form = (0, "")
+        self._form = (0, "", 0)
         self._samples = 0
         self._closed = False
 
@@ -52,15 +52,17 @@ class SoundFile:
     def write(self, chunk: AudioChunk) -> None:
         """The next piece of sound; its sample rate and encoding are those of the file. Raises RequestError for a rate that such a file
         cannot have or that changes, ValueError after `close`, OSError."""
-        form = (chunk.sample_rate_hz, chunk.encoding)
+        form = (chunk.sample_rate_hz, chunk.encoding, channels_of(chunk.samples))
         if self._closed:
             raise ValueError(f"{self._path} is closed")
         if self._encoder is None:
-            self._encoder = SoundEncoder(self._path, chunk.sample_rate_hz, chunk.encoding if self._format.is_wav else "pcm16")
+            encoding = chunk.encoding if self._format.is_wav else "pcm16"
+            self._encoder = SoundEncoder(self._path, chunk.sample_rate_hz, encoding, channels_of(chunk.samples))
             self._file = self._path.open("wb")
             self._form = form
         elif form != self._form:
-            raise RequestError(f"{self._path} has {self._form[0]} samples a second as {self._form[1]}, these are {form[0]} as {form[1]}")
+            old, new = (f"{rate_hz} samples a second as {encoding}, {count} at once" for rate_hz, encoding, count in (self._form, form))
+            raise RequestError(f"{self._path} has {old}, these are {new}")
         self._file.write(self._encoder.encode(chunk.samples))
         self._samples += len(chunk.samples)
         if self._format.is_wav:
@@ -85,9 +87,9 @@ class SoundFile:
 
 
 def write_sound(path: str | PathLike[str], samples: NDArray[np.float32], sample_rate_hz: int, encoding: str, kind: str = "") -> None:
-    """A whole sound, float32 [n]. kind: ending of what is written, where it is not that of `path`. Raises as SoundEncoder does, and
-    RequestError for no sample at all where a file cannot be without."""
-    encoder = SoundEncoder(kind or path, sample_rate_hz, encoding)
+    """A whole sound, float32 [n] or [n, channels]. kind: ending of what is written, where it is not that of `path`. Raises as
+    SoundEncoder does, and RequestError for no sample at all where a file cannot be without."""
+    encoder = SoundEncoder(kind or path, sample_rate_hz, encoding, channels_of(samples))
     if not len(samples) and not format_of(kind or path).is_wav:
         raise RequestError(f"{path} was not written: the sound has no sample")
     body = encoder.encode(samples) + encoder.finish()
