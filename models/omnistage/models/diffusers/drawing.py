@@ -10,6 +10,7 @@ from PIL.Image import Image
 
 from omnistage.models.common.worker import still_working
 from omnistage.models.diffusers.checkpoints import CHECKPOINT, Layout
+from omnistage.models.diffusers.film_memory import FilmMemory
 from omnistage.models.diffusers.painter import Canvas, Painter
 from omnistage.models.diffusers.plan import EditedPicture, Limits, Plan
 from omnistage.models.interface import Array, Content, Drawn, PortSpec, Progress, Rows, Wanted
@@ -29,10 +30,11 @@ class Job:
 
 
 class StepDrawing:
-    """Implements `Drawing` of the sessions, and `Artist` of the model. model: its name, for what pictures say of themselves."""
+    """Implements `Drawing` of the sessions, and `Artist` of the model. model: its name, for what pictures say of themselves. memory: what
+    films take, where they are known."""
 
-    def __init__(self, painter: Painter, model: str) -> None:
-        self._painter = painter
+    def __init__(self, painter: Painter, model: str, memory: FilmMemory | None = None) -> None:
+        self._painter, self.memory = painter, memory
         self.product = painter.product(model)
 
     @property
@@ -71,6 +73,8 @@ class StepDrawing:
         return Layout(plan, self._painter.values(plan), self._painter.channels, self._painter.memory)
 
     def check(self, plan: Plan) -> None:
+        if self.memory is not None:
+            self.memory.check(plan, self.limits)
         self._painter.check_steps(plan)
         if plan.history is not None:
             self._layout(plan).check(plan.history)

@@ -27,6 +27,8 @@ from omnistage.models.common.worker import Worker
 from omnistage.models.conversation import Media
 from omnistage.models.devices import dtype_of, hardware
 from omnistage.models.diffusers.drawing import StepDrawing
+from omnistage.models.diffusers.film_memory import FilmMemory, budget_of
+from omnistage.models.diffusers.films import FilmPainter
 from omnistage.models.diffusers.folder import load_pipeline, read_index, weights_of
 from omnistage.models.diffusers.longcat import LongCatEditPainter, LongCatPainter
 from omnistage.models.diffusers.lora import Lora, add_loras, loras_beside, read_loras
@@ -49,7 +51,7 @@ from omnistage.models.diffusers.wan import WanPainter
 from omnistage.models.diffusers.whole import WholeDrawing
 from omnistage.models.diffusers.z_image import ZImagePainter
 from omnistage.models.errors import LoadError
-from omnistage.models.interface import Clip, Content, DrawRequest, Failed, ModelInfo, Picture, Sound
+from omnistage.models.interface import BadRequest, Clip, Content, DrawRequest, Failed, ModelInfo, Picture, Sound
 from omnistage.models.media.decoder import MediaDecoder
 from omnistage.models.media.film_file import encoders, told_kinds
 from omnistage.models.options import LoadOptions
@@ -153,6 +155,7 @@ def _loaded(folder: Path, options: LoadOptions, team: Team | None) -> DrawnModel
             **({"files of films": told_kinds()} if makes_films else {}),
             "kept of encoders": _kept_told(chosen, options),
             **memory.told(),
+            **({"memory of the usual film": films.told(usual)} if (films := getattr(artist, "memory", None)) else {}),
             **({"LoRA": ", ".join(map(str, loras))} if loras else {}),
             **({"LoRA beside the weights, without effect": "; ".join(unused)} if unused else {}),
         },
@@ -181,7 +184,15 @@ def _artist(
     if kind is None:
         return WholeDrawing(pipe, defaults, name, options.threads)
     texts, pictures = (TensorCache(each if options.keeps_prompts else 0) for each in (chosen.text_cache_bytes, chosen.picture_cache_bytes))
-    return StepDrawing(kind(pipe, texts, pictures, defaults), name)
+    painter = kind(pipe, texts, pictures, defaults)
+    if not isinstance(painter, FilmPainter):
+        return StepDrawing(painter, name)
+    drawing = StepDrawing(painter, name, FilmMemory(painter, budget_of(options, chosen.film_bytes)))
+    try:
+        drawing.check(_smallest_plan(drawing, name))
+    except BadRequest as error:
+        raise LoadError(f"no film fits: {error.description}; free some memory, or give more") from error
+    return drawing
 
 
 def _size_told(plan: Plan) -> str:

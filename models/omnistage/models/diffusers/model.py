@@ -156,8 +156,10 @@ class DrawnModel(Generic[J]):
         check_size(plan, limits, self._info.name, "" if len(asked) == 2 else "".join(asked) or "images")
         await asyncio.to_thread(self._artist.check, plan)
         if (tokens := self._artist.tokens(plan)) > self._max_tokens:
-            why = f"it has {tokens} latent tokens, and {self._max_tokens} fit (option max_tokens): ask for fewer or smaller pictures"
-            raise BadRequest("diffusion.results" if plan.results > 1 else "diffusion.width", why)
+            less = "fewer frames or pixels" if plan.frames else "fewer or smaller pictures"
+            why = f"it has {tokens} latent tokens, and {self._max_tokens} fit (option max_tokens): ask for {less}"
+            field = "results" if plan.results > 1 else "frames" if plan.frames > limits.frames else "width"
+            raise BadRequest(f"diffusion.{field}", why)
         return plan
 
     async def _edited(self, plan: Plan, image: Media, number: int, client: str) -> EditedPicture:

@@ -53,7 +53,9 @@ class DiffusersOptions:
     """width, height, steps: of a request that says nothing; 0: as the checkpoint says. guidance: the same; below 0: as the checkpoint says.
 
     condition_area: pixels that a picture which is edited is resized to, and the result with it where its size is not asked for.
-    max_pixels: of one picture that comes out. max_steps. max_tokens: latent tokens of all that is drawn at once, guidance counted as well;
+    max_pixels: of one picture that comes out, or of a frame. max_steps. max_frames, max_seconds: of a film and of sound; 0: as many as the
+    model can make. max_work: pixels times frames times steps; 0: see `Defaults.applied`. film_bytes: of memory above the weights that one
+    film may take; 0: see `film_memory.budget_of`. max_tokens: latent tokens of all that is drawn at once, guidance counted as well;
     0: those of some steps. text_cache_bytes, picture_cache_bytes: of what encoders made, kept for who asks again.
 
     offload, storage, quantization, context_parallel: one of CHOICES, or nothing; see `MemoryPlan` and `spread`. offload_folder: where a
@@ -68,6 +70,10 @@ class DiffusersOptions:
     condition_area: int = AREA
     max_pixels: int = 2048 * 2048
     max_steps: int = 200
+    max_frames: int = 0
+    max_seconds: float = 0.0
+    max_work: int = 0
+    film_bytes: int = 0
     max_tokens: int = 0
     text_cache_bytes: int = 64 << 20
     picture_cache_bytes: int = 256 << 20
@@ -131,23 +137,37 @@ class Defaults:
         return cls(options)
 
     def applied(self, limits: Limits) -> Limits:
-        """Limits of a pipeline with these for its own. Raises LoadError for what it cannot draw."""
+        """Limits of a pipeline with these for its own. Where nobody says how much work a request may be, it is the largest picture, or the
+        usual film of a million pixels, in the most steps. Raises LoadError for what it cannot draw."""
         told = self.options
+        most = told.max_frames or limits.max_frames
+        frames = limits.frames
+        if frames > most:  # Fewer by so many as the model can have fewer.
+            frames -= -(-(frames - most) // limits.frame_multiple) * limits.frame_multiple
+        seconds = min(told.max_seconds or limits.max_seconds, limits.max_seconds)
+        usual = min(told.max_pixels, AREA) * frames if frames else told.max_pixels
         made = replace(
             limits,
+            frames=frames,
+            max_frames=min(most, limits.max_frames),
+            seconds=min(limits.seconds, seconds),
+            max_seconds=seconds,
             width=(told.width or limits.width) if limits.width else 0,
             height=(told.height or limits.height) if limits.height else 0,
             steps=told.steps or limits.steps,
             guidance=told.guidance if told.guidance >= 0 else limits.guidance,
             max_pixels=told.max_pixels,
             max_steps=told.max_steps,
-            max_work=told.max_pixels * told.max_steps * max(limits.frames, 1),
+            max_work=told.max_work or usual * told.max_steps,
         )
         if made.width % made.multiple or made.height % made.multiple or made.width * made.height > made.max_pixels:
             raise LoadError(
                 f"{made.width}x{made.height} pixels are not drawn by default: sides are multiples of {made.multiple}, "
                 f"and at most {made.max_pixels} pixels"
             )
+        if limits.frames and made.frames < 1:
+            told_frames = f"films have {limits.frames} frames, or a multiple of {limits.frame_multiple} fewer"
+            raise LoadError(f"option max_frames is {told.max_frames}: {told_frames}; give more")
         if not 0 <= made.guidance <= made.max_guidance:
             raise LoadError(f"guidance {made.guidance:g} is not taken by default: 0 to {made.max_guidance:g} can be")
         if not made.min_steps <= made.steps <= made.max_steps:

@@ -249,8 +249,29 @@ def check_size(plan: Plan, limits: Limits, name: str, decided_by: str = "") -> N
     if plan.media_type == WEBP and max(width, height) > WEBP_SIDE:
         raise _bad("media_type", f"{WEBP} has at most {WEBP_SIDE} pixels a side, {width}x{height} was asked for: take {PNG}")
     work = plan.width * plan.height * plan.pictures * max(plan.frames, 1) * plan.steps
+    if work > limits.max_work and plan.frames:
+        raise _bad(*_less_film(plan, limits, name, field))
     if work > limits.max_work:
         raise _bad("steps", f"{name} draws at most {limits.max_work:.3g} pixels times steps at once, this is {work:.3g}: ask for less")
+
+
+def _less_film(plan: Plan, limits: Limits, name: str, side: str) -> tuple[str, str]:
+    """Of a film that is too much work: the field that is furthest above the usual, with how low it has to be. side: field of its size."""
+    pixels, usual = plan.width * plan.height, limits.width * limits.height
+    work = pixels * plan.frames * plan.steps
+    asked = {"frames": plan.frames / limits.frames, side: pixels / usual if usual else 1.0, "steps": plan.steps / limits.steps}
+    field = max(asked, key=lambda each: asked[each])
+    most = {
+        "frames": limits.max_work // (pixels * plan.steps),
+        side: limits.max_work // (plan.frames * plan.steps),
+        "steps": limits.max_work // (pixels * plan.frames),
+    }[field]
+    first = (plan.frames - 1) % limits.frame_multiple + 1
+    if field == "frames":
+        most = most - (most - first) % limits.frame_multiple
+    what = f"{plan.width}x{plan.height} pixels, {plan.frames} frames and {plan.steps} steps"
+    told = f"{name} draws at most {limits.max_work:.3g} pixels times frames times steps, {what} are {work:.3g}"
+    return field, f"{told}: ask for at most {most} {'pixels' if field == side else field}" if most > 0 else f"{told}: ask for less"
 
 
 def _size(request: DrawRequest, limits: Limits, name: str) -> tuple[int, int]:

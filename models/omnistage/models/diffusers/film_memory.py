@@ -1,0 +1,159 @@
+"""What films take of the memory above their weights, known before any of it is taken: what one keeps from its first step to its last, what
+a step computes with, and what the decoder holds for a frame and for what it remembers of those before it."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+from weakref import finalize
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from omnistage.models.common.memory import free_bytes
+from omnistage.models.diffusers.films import FilmPainter, decoded_in_turn
+from omnistage.models.diffusers.plan import Limits, Plan
+from omnistage.models.diffusers.quiet import quiet
+from omnistage.models.humans import bytes_told
+from omnistage.models.interface import BadRequest
+from omnistage.models.options import LoadOptions
+
+SHARE = {"cpu": 0.5, "cuda": 0.9}
+"""Part of the free memory that one film may take. On a CPU others compute too."""
+GRIDS = ((6, 6), (10, 10))
+"""Places of the latents of which decoding is measured: what it takes is a constant and so much for each place."""
+LATENT_FRAMES = 3
+"""After which the decoder remembers as much as it ever does."""
+COPIES = 4
+"""Of latents in float32: as they are, what the transformer is given and what it makes of them, and one as the VAE takes them."""
+FRAME_BYTES = 3 * (3 * 4 + 1)
+"""Of a pixel on its way out: as the VAE has it, from 0 to 1, times 255, and as a byte."""
+BLOCK_ROWS, INNER_ROWS = 8, 2
+"""Rows as wide as the transformer, and as its MLP, that a block has of each token at most: some of them in float32."""
+WORDS = 512
+"""Tokens of words, which a pass has beside those of the film."""
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """Bytes. kept: of one film as long as it is drawn. step: of a pass, with guidance. frame: of decoding."""
+
+    kept: int
+    step: int
+    frame: int
+
+    @property
+    def total(self) -> int:
+        """A film is not decoded while a pass is computed: both are done by one thread."""
+        return self.kept + max(self.step, self.frame)
+
+
+class FilmMemory:
+    """Of one painter. budget: bytes that a film may take above the weights."""
+
+    def __init__(self, painter: FilmPainter, budget: int) -> None:
+        self._painter, self.budget = painter, budget
+
+    def taken(self, plan: Plan) -> Taken:
+        painter, rows = self._painter, 1 if plan.negative is None else 2
+        config = painter.pipe.transformer.config
+        width = int(config.num_attention_heads) * int(config.attention_head_dim)
+        token = (BLOCK_ROWS * width + INNER_ROWS * int(config.ffn_dim)) * painter.dtype.itemsize
+        constant, place = self._decoding
+        pixels, vae = plan.width * plan.height, painter.pipe.vae
+        # From a picture a film is encoded that is grey behind it, and in tiles only a whole one can be decoded.
+        is_whole = bool(plan.images) or painter.grid_places(plan) > getattr(vae, "tiled_above", math.inf)
+        frames = plan.frames if is_whole else int(painter.pipe.vae_scale_factor_temporal)
+        return Taken(
+            kept=painter.values(plan) * 4 * (COPIES + painter.memory.tensors) * plan.results,
+            step=(painter.tokens(plan) + WORDS) * rows * token,
+            frame=constant + place * painter.grid_places(plan) + pixels * frames * FRAME_BYTES,
+        )
+
+    @cached_property
+    def _decoding(self) -> tuple[int, int]:
+        """Bytes whatever the size is, and of each place of the latents."""
+        sizes = [height * width for height, width in GRIDS]
+        with torch.inference_mode():
+            first, second = (_decoded_bytes(self._painter.pipe.vae, height, width) for height, width in GRIDS)
+        place = -(-(second - first) // (sizes[1] - sizes[0]))
+        return max(first - place * sizes[0], 0), place
+
+    def check(self, plan: Plan, limits: Limits) -> None:
+        """Raises BadRequest for a film that takes more than it may, with what fits."""
+        if (taken := self.taken(plan).total) <= self.budget:
+            return
+        field, told = self._fitting(plan, limits)
+        film = f"{plan.frames} frames of {plan.width}x{plan.height}"
+        most = f"{bytes_told(self.budget)} may be taken (option film_bytes)"
+        raise BadRequest(f"diffusion.{field}", f"{film} take {bytes_told(taken)} of memory above the weights, and {most}: {told}")
+
+    def _fitting(self, plan: Plan, limits: Limits) -> tuple[str, str]:
+        """The field to lower, and how far: frames, or the size where no film of it fits."""
+        fewest = (plan.frames - 1) % limits.frame_multiple + 1
+        able = [count for count in range(fewest, plan.frames, limits.frame_multiple) if self._fits(replace(plan, frames=count))]
+        if able:
+            return "frames", f"ask for at most {able[-1]} of this size"
+        return "width" if plan.width >= plan.height else "height", "ask for fewer pixels"
+
+    def _fits(self, plan: Plan) -> bool:
+        return self.taken(plan).total <= self.budget
+
+    def told(self, plan: Plan) -> str:
+        """For humans, of the usual film."""
+        taken = self.taken(plan)
+        kept, step, frame = map(bytes_told, (taken.kept, taken.step, taken.frame))
+        parts = f"{kept} as long as it is drawn, {step} in a step, {frame} while it is decoded"
+        return f"{bytes_told(taken.total)} above the weights ({parts}), and {bytes_told(self.budget)} may be taken"
+
+
+def budget_of(options: LoadOptions, chosen: int) -> int:
+    """Bytes that a film may take, after the weights are loaded. chosen: by somebody; 0: by what is free, as a power of two, for replicas
+    whose free memory differs a little have to come to the same one."""
+    if chosen:
+        return chosen
+    free = free_bytes(options.device, options.gpu_memory_utilization, options.memory_share)
+    return 1 << int(free * SHARE[options.device.partition(":")[0]]).bit_length() >> 1
+
+
+def _decoded_bytes(vae: Any, height: int, width: int) -> int:
+    """The most that decoding latents of so many places takes, on a device that computes nothing and has no memory."""
+    with torch.device("meta"), quiet():
+        empty = type(vae).from_config(vae.config).to(vae.dtype)
+        latents = torch.empty(1, vae.config.z_dim, LATENT_FRAMES, height, width, dtype=vae.dtype)
+        with Counted() as count:
+            for _ in decoded_in_turn(empty, latents):
+                pass
+    return int(count.most)
+
+
+class Counted(TorchDispatchMode):  # type: ignore[no-untyped-call]  # Torch does not say what it is.
+    """Bytes of tensors that are made, as long as somebody has them. most: at one time."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._held, self.now, self.most = dict[int, int](), 0, 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = func(*args, **(kwargs or {}))
+        for tensor in tree_leaves(made):
+            if isinstance(tensor, Tensor):
+                self._hold(tensor)
+        return made
+
+    def _hold(self, tensor: Tensor) -> None:
+        """Views have the memory of another one: it is held as long as any of them."""
+        storage = tensor.untyped_storage()
+        key = storage._cdata
+        if key not in self._held:
+            self._held[key] = storage.nbytes()
+            self.now += storage.nbytes()
+            self.most = max(self.most, self.now)
+            finalize(storage, self._let_go, key).atexit = False
+
+    def _let_go(self, key: int) -> None:
+        self.now -= self._held.pop(key)
