@@ -117,7 +117,7 @@ def advise(router: Found | None, error: OmniError, asked: omni_pb2.GenerateReque
         # The refusal itself says which pipelines there are, or which of them can.
         error.hint = router.advice(asked.model) if router is not None and lacks else ""
         if router is None and asked.HasField("diffusion"):
-            error.hint = "Give Omni a checkpoint that makes it: model_path='DIR' or 'OWNER/NAME'."
+            error.hint = "Serve a checkpoint that makes it: Wan makes films, Stable Audio makes sound."
 
 
 def _less(asked: omni_pb2.GenerateRequest) -> str:
