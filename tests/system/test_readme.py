@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from helpers import lengths
+from helpers.drawings import checkpoint
 from helpers.media_files import picture
 from helpers.processes import Family
 from helpers.surroundings import usual_variables
@@ -76,13 +77,23 @@ def typed(line: str, folder: Path, variables: Mapping[str, str], text: str = "")
     return subprocess.run(command, cwd=folder, env=variables, input=text, capture_output=True, text=True, timeout=LIMIT_S)
 
 
+def folder_of(line: str, omni_checkpoint: Path) -> str:
+    """The checkpoint that a command stands for, and what makes its answer a short one."""
+    match line.split()[1]:
+        case "film":
+            return f"{checkpoint('wan2.2-t2v')} --frames 5 --size 64x64 --steps 2"
+        case "sound":
+            return f"{checkpoint('stable-audio')} --steps 2 --seconds 1"
+    return f"{omni_checkpoint} {SHORT_ANSWER}"
+
+
 def test_its_commands(reader: Path, free_port: int, omni_checkpoint: Path) -> None:
     variables = surroundings(reader, free_port)
     ran = set[str]()
     for line in commands():
         if line.startswith(ELSEWHERE):
             continue
-        asked = line.replace("DIR", f"{omni_checkpoint} {SHORT_ANSWER}").replace(BENCH, SHORT_BENCH)
+        asked = line.replace("DIR", folder_of(line, omni_checkpoint)).replace(BENCH, SHORT_BENCH)
         done = typed(asked, reader, variables, "Hi.\n" if line.endswith("chat") else "")
         assert done.returncode == 0, f"{line}\n{done.stdout}{done.stderr}"
         ran |= set(re.findall(r"omnistage ([a-z]+)", line))
