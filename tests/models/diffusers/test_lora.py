@@ -17,7 +17,6 @@ from safetensors.torch import load_file, save_file
 from helpers.artists import draw, model_of
 from helpers.drawings import checkpoint, writable
 from helpers.loras import Weights, bare, changes, kohya, of_comfy, of_peft, of_wan, old, older, random_lora
-from helpers.moving import film_maker
 from helpers.painting import CLOSE, Pair, apart, pair
 from helpers.stable_diffusion import SIDE, stable_diffusion
 from helpers.wans import pipeline, wan
@@ -72,9 +71,9 @@ def test_pictures_are_those_of_the_pipeline_with_the_same_files(name: str, tmp_p
 
 def test_a_pipeline_of_two_experts_is_told_which_of_them_a_file_changes(tmp_path: Path, seed: int) -> None:
     """As Diffusers changes them by its own option."""
-    reference: Any = load_pipeline(film_maker(), torch.float32)
+    reference: Any = load_pipeline(checkpoint("wan2.2-t2v"), torch.float32)
     one, two = (random_lora(reference, "transformer", tmp_path / f"{n}.safetensors", seed=seed + n) for n in range(2))
-    made: Any = load_pipeline(film_maker(), torch.float32)
+    made: Any = load_pipeline(checkpoint("wan2.2-t2v"), torch.float32)
     for text, told in [(str(one), f"{one}@transformer or {one}@transformer_2"), (f"{one}@transformer,{two}", "two models")]:
         with pytest.raises(LoadError, match=told):
             add_loras(made, read_loras(text))
@@ -86,7 +85,7 @@ def test_a_pipeline_of_two_experts_is_told_which_of_them_a_file_changes(tmp_path
     reference.load_lora_weights(str(tmp_path), weight_name=one.name, adapter_name="c", load_into_transformer_2=True)
     reference.set_adapters(["a", "b", "c"], [0.5, 1.0, 0.2])
     frames = []
-    for pipe in (reference, made, load_pipeline(film_maker(), torch.float32)):
+    for pipe in (reference, made, load_pipeline(checkpoint("wan2.2-t2v"), torch.float32)):
         pipe.set_progress_bar_config(disable=True)
         said = {"num_frames": 5, "width": 32, "height": 32, "num_inference_steps": 4, "output_type": "np"}
         frames.append(pipe("a dog", generator=torch.Generator().manual_seed(seed), **said).frames)
