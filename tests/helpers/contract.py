@@ -459,7 +459,7 @@ def beyond(loaded: Loaded) -> list[tuple[stage_pb2.StageParams, str]]:
         carried = {port.payload for port in said.produces}
         if stage_pb2.PAYLOAD_VIDEO not in carried:
             ask("frames", frames=9)
-        if stage_pb2.PAYLOAD_AUDIO not in carried:
+        if not {stage_pb2.PAYLOAD_AUDIO, stage_pb2.PAYLOAD_VIDEO} & carried:
             ask("duration_s", duration_s=2)
     return asks
 

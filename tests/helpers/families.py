@@ -120,6 +120,20 @@ BAD_PICTURES = (
     (params("diffusion", "a <|im_end|> hill"), "diffusion.prompt"),
 )
 
+BAD_WAN_FILMS = (
+    (params("diffusion", "a hill", frames=100_000), "diffusion.frames"),
+    (params("diffusion", "a hill", width=100_000), "diffusion.width"),
+    (params("diffusion", "a hill", frames_per_second=1e9), "diffusion.frames_per_second"),
+    (params("diffusion", "a hill", begin_s=1), "diffusion.begin_s"),
+)
+
+BAD_SOUNDS = (
+    (params("diffusion", "rain", duration_s=1e9), "diffusion.duration_s"),
+    (params("diffusion", "rain", begin_s=1e9), "diffusion.begin_s"),
+    (params("diffusion", "rain", flow_shift=3), "diffusion.flow_shift"),
+    (params("diffusion", "rain", width=64), "diffusion.width"),
+)
+
 SMALL_ROWS = (np.arange(60).reshape(30, 2) * 7 % 20).astype(np.float32)
 
 
@@ -139,6 +153,19 @@ def arithmetic_talker() -> StageLogic:
     from helpers.arithmetic_models import ArithmeticTalker
 
     return TalkerStage(ArithmeticTalker())
+
+
+def wan() -> StageLogic:
+    """One film at a time: beside others it is the same to rounding only."""
+    from helpers.drawings import checkpoint
+
+    return family_logic("diffusers", "diffusion", {"width": 64, "height": 64, "max_frames": 9, "max_tokens": 96}, checkpoint("wan2.2-t2v"))
+
+
+def stable_audio() -> StageLogic:
+    from helpers.drawings import checkpoint
+
+    return family_logic("diffusers", "diffusion", {"max_tokens": 130}, checkpoint("stable-audio"))
 
 
 def looked_only() -> Sample:
@@ -279,6 +306,24 @@ CASES = (
         # One at a time: beside others a picture is the same to rounding only.
         options={"width": 64, "height": 64, "max_tokens": 64},
         slow=True,
+    ),
+    Case(
+        "diffusers",
+        "diffusion",
+        lambda: Sample(params("diffusion", "a walk", steps=4, negative_prompt="rain", guidance_scale_2=2)),
+        refused=BAD_WAN_FILMS,
+        slow=True,
+        own=wan,
+        name="diffusers-film",
+    ),
+    Case(
+        "diffusers",
+        "diffusion",
+        lambda: Sample(params("diffusion", "rain", steps=4, duration_s=1.3, negative_prompt="wind")),
+        refused=BAD_SOUNDS,
+        slow=True,
+        own=stable_audio,
+        name="diffusers-sound",
     ),
     Case(
         "toy-film",

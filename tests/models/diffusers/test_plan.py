@@ -89,12 +89,17 @@ def test_a_film_of_so_many_seconds_has_as_many_frames_as_fit_into_them(asked: di
 
 @pytest.mark.parametrize(
     ("rate_hz", "asked", "told"),
-    [(16.0, {"seconds": 1.0, "frames": 17}, "give one"), (16.0, {"seconds": 13.0}, "at most 200"), (0.0, {"seconds": 1.0}, "give frames")],
+    [
+        (16.0, {"seconds": 1.0, "frames": 17}, "give one"),
+        (16.0, {"seconds": 13.0}, "at most 200 frames, and 13 s have 205"),
+        (0.0, {"seconds": 1.0}, "give frames"),
+    ],
 )
 def test_a_film_is_not_as_long_as_two_things_say(rate_hz: float, asked: dict[str, Any], told: str) -> None:
     film = replace(WHOLE, frames=81, frame_multiple=4, max_frames=200, rate_hz=rate_hz)
-    with pytest.raises(BadRequest, match=told):
+    with pytest.raises(BadRequest, match=told) as refused:
         planned(DrawRequest(seed=0, prompt="x", **asked), film, "m")
+    assert refused.value.field == "diffusion.duration_s"
 
 
 def test_a_size_that_is_no_multiple_is_told_the_nearest_one() -> None:

@@ -95,8 +95,8 @@ class Films:
         return {VIDEO: plan.frames, LATENTS: places, PIXELS: plan.frames * plan.height * plan.width}
 
     def first(self, plan: Plan, wanted: Wanted) -> int:
-        counts = self.items(plan)
-        return int(all(wanted[port] >= count for port, count in counts.items() if port in wanted))
+        have = [wanted[port] >= count for port, count in self.items(plan).items() if port in wanted]
+        return int(bool(have) and all(have))  # Where only what is kept on the way is wanted, it has to be drawn.
 
     def preview(self, canvas: Canvas) -> Sequence[Preview]:
         return []

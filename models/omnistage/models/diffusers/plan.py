@@ -378,6 +378,9 @@ def smallest(request: DrawRequest, limits: Limits) -> DrawRequest:
 def _frames(request: DrawRequest, limits: Limits, name: str) -> int:
     usual, multiple = limits.frames, limits.frame_multiple
     frames = request.frames or _frames_of_seconds(request, limits, name) or usual
+    if frames > limits.max_frames and not request.frames:
+        told = f"at most {limits.max_frames} frames, and {request.seconds:g} s have {frames}"
+        raise _bad("duration_s", f"{name} makes {told}: ask for less, or for fewer frames a second")
     if frames > limits.max_frames:
         raise _bad("frames", f"{name} makes at most {limits.max_frames} frames, not {frames}: ask for fewer")
     if frames and (frames - usual) % multiple:

@@ -105,8 +105,8 @@ class Sounds:
         return {AUDIO: end - first, LATENTS: self._painter.latent_length}
 
     def first(self, plan: Plan, wanted: Wanted) -> int:
-        counts = self.items(plan)
-        return int(all(wanted[port] >= count for port, count in counts.items() if port in wanted))
+        have = [wanted[port] >= count for port, count in self.items(plan).items() if port in wanted]
+        return int(bool(have) and all(have))  # Where only what is kept on the way is wanted, it has to be drawn.
 
     def preview(self, canvas: Canvas) -> Sequence[Preview]:
         return []

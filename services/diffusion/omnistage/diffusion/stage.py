@@ -73,13 +73,17 @@ class DiffusionStage(ModelStage[DiffusionModel[P]]):
             draw = replace(draw, history=codes_of(start, codes))
         with refusals():
             prepared = await self._model.prepare(draw)
+        self._check_places(prepared, start)
+        return Work(partial(self._run, prepared))
+
+    def _check_places(self, prepared: P, start: Start) -> None:
         for port, count in self._model.items(prepared).items():
             if (first := start.first.get(port, 0)) > count:
                 raise bad_request(POSITIONS, f"port {port!r} cannot go on at {first}: there are only {count} items")
-        return Work(partial(self._run, prepared))
 
     async def _run(self, prepared: P, inputs: AsyncIterator[Input], timing: Timing, start: Start) -> AsyncGenerator[Output, None]:
-        """Progress begins anew with a resumed session, and is made of nothing else."""
+        """Progress begins anew with a resumed session, and is made of nothing else. Where ports of the next stage go on is known only now."""
+        self._check_places(prepared, start)
         timing.drew = self._model.info.draws is not False
         wanted = start.wanted(self._model.info.produces)
         if any(port.name in wanted for port in self._model.info.produces if port.content is not Content.PROGRESS):
