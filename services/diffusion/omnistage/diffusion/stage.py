@@ -82,7 +82,7 @@ class DiffusionStage(ModelStage[DiffusionModel[P]]):
                 raise bad_request(POSITIONS, f"port {port!r} cannot go on at {first}: there are only {count} items")
 
     async def _run(self, prepared: P, inputs: AsyncIterator[Input], timing: Timing, start: Start) -> AsyncGenerator[Output, None]:
-        """Progress begins anew with a resumed session, and is made of nothing else. Where ports of the next stage go on is known only now."""
+        """Progress begins anew with a resumed session, and is made of nothing else. Where rows of a port begin is known only now."""
         self._check_places(prepared, start)
         timing.drew = self._model.info.draws is not False
         wanted = start.wanted(self._model.info.produces)
