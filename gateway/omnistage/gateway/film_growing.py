@@ -50,7 +50,8 @@ async def made(omni: AsyncOmni, job: Job, picture: bytes | None, limit_s: float)
                 case Progress() if event.total:
                     job.progress = min(MOST_PROGRESS, 100 * event.done // event.total)
                 case VideoDelta():
-                    job.media_type = event.media_type
+                    # With sound in it, a browser does not show what comes where only the type is said.
+                    job.media_type = f'{event.media_type}; codecs="{event.codecs}"' if event.codecs else event.media_type
                     job.frames += event.frames
                     yield event.data
                 case Done():

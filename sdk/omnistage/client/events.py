@@ -127,13 +127,15 @@ class Picture:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class VideoDelta:
-    """The next piece of a film, which is a file in pieces. frames: that can be shown with it. first_frame: how many came before it."""
+    """The next piece of a film, which is a file in pieces. frames: that can be shown with it. first_frame: how many came before it. codecs:
+    what a browser has to know beside the media type, such as "vp9, opus"; empty where the server does not say."""
 
     data: bytes
     media_type: str
     frames: int
     first_frame: int
     arrival_s: float
+    codecs: str = ""
 
     def __repr__(self) -> str:
         return f"VideoDelta({self.media_type}, {len(self.data)} bytes, {figures(self, 'frames', 'first_frame', 'arrival_s')})"

@@ -312,7 +312,7 @@ def _clip(chunk: chunk_pb2.Chunk, arrival_s: float) -> VideoDelta:
     video = chunk.video
     if not video.media_type.startswith("video/"):
         raise ProtocolError(f"port {chunk.port}: a film of type {video.media_type[:64]!r}")
-    return VideoDelta(video.data, video.media_type, chunk.count, chunk.first, arrival_s)
+    return VideoDelta(video.data, video.media_type, chunk.count, chunk.first, arrival_s, video.codecs)
 
 
 def _codes(chunk: chunk_pb2.Chunk, arrival_s: float) -> SpeechCodes:

@@ -36,9 +36,11 @@ class Call:
     def __init__(self, pipe: DiffusionPipeline, arguments: dict[str, Any], listed: Callable[[Any], list[Any]], threads: int) -> None:
         self._pipe, self._arguments, self._listed, self._threads = copy.copy(pipe), arguments, listed, threads
         self._pipe.set_progress_bar_config(disable=True)
-        self._pipe.scheduler = _tapped(copy.deepcopy(pipe.scheduler), self._stepped)
+        scheduler = _tapped(copy.deepcopy(pipe.scheduler), self._stepped)
         if "sigmas" in arguments:
-            self._pipe.scheduler = _watched(self._pipe.scheduler)
+            scheduler = _watched(scheduler)
+        scheduler.__deepcopy__ = functools.partial(_copied, scheduler)
+        self._pipe.scheduler = scheduler
         if (processor := getattr(pipe, "image_processor", None)) is not None:
             self._pipe.image_processor = _fitting(processor, arguments)
         self._turn, self._done = threading.Semaphore(0), threading.Semaphore(0)
@@ -148,6 +150,14 @@ def _watched(scheduler: Any) -> Any:
 
     scheduler.step, scheduler.set_timesteps = begun, checked
     return scheduler
+
+
+def _copied(scheduler: Any, memo: dict[int, Any]) -> Any:
+    """A copy as it is now, which steps by itself and tells nobody: pipelines take one for the sound beside a film."""
+    plain = copy.copy(scheduler)
+    for name in ("step", "set_timesteps", "__deepcopy__"):
+        vars(plain).pop(name, None)
+    return copy.deepcopy(plain, memo)
 
 
 def _fitting(processor: Any, arguments: Mapping[str, Any]) -> Any:

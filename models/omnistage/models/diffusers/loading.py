@@ -72,7 +72,7 @@ PAINTERS: Mapping[str, type[Painter]] = {
 
 log = logging.getLogger(__name__)
 
-CODE_REVISION = "4"
+CODE_REVISION = "5"
 """Raised with every change of what is drawn."""
 
 DTYPES: Mapping[str, torch.dtype] = {"float32": torch.float32, "bfloat16": torch.bfloat16}

@@ -33,7 +33,7 @@ SAID_ELSEWHERE: Mapping[str, str] = {
     "generator": "seed",
     "layers": "layers",
     "output_type": "media_type",
-    **dict.fromkeys(("num_frames", "video_length"), "frames"),
+    **dict.fromkeys(("num_frames", "video_length", "min_seconds", "max_seconds"), "frames"),
     **dict.fromkeys(("frame_rate", "fps"), "frames_per_second"),
     **dict.fromkeys(("audio_length_in_s", "audio_end_in_s", "audio_duration_s", "audio_duration", "duration"), "duration_s"),
     **dict.fromkeys(("num_images_per_prompt", "num_videos_per_prompt", "num_waveforms_per_prompt"), "results"),
@@ -41,7 +41,7 @@ SAID_ELSEWHERE: Mapping[str, str] = {
 """Parameters of pipelines that a field of the request sets."""
 GUIDANCE = ("true_cfg_scale", "guidance_scale")
 """The first of them that a pipeline has is the guidance_scale of requests."""
-SERVERS = frozenset({"self", "return_dict", "callback_steps", "enable_prompt_rewrite"})
+SERVERS = frozenset({"self", "return_dict", "callback_steps", "enable_prompt_rewrite", "sample_audio"})
 """Parameters that only a server sets, beside all that are no number and no text, such as latents."""
 
 

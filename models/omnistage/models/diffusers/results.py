@@ -1,4 +1,5 @@
-"""What whole calls of a pipeline return, as products: pictures, a film or sound. Which one, its parameters say."""
+"""What whole calls of a pipeline return, as products: pictures, a film, or sound. Which one, its parameters say; its parts, whether a film
+has sound."""
 
 from __future__ import annotations
 
@@ -10,6 +11,7 @@ import numpy as np
 from diffusers import DiffusionPipeline
 from numpy.typing import NDArray
 from PIL.Image import Image
+from torch import Tensor
 
 from omnistage.models.diffusers.films import VIDEO, Clips, check_film
 from omnistage.models.diffusers.output import encoded, parameters
@@ -27,6 +29,7 @@ from omnistage.models.interface import (
     Sound,
     Wanted,
 )
+from omnistage.models.media.film_file import Track
 from omnistage.models.steps.product import Product
 
 COUNTS = ("num_frames", "video_length")
@@ -34,12 +37,16 @@ COUNTS = ("num_frames", "video_length")
 LENGTHS = ("audio_length_in_s", "audio_end_in_s", "audio_duration_s", "audio_duration", "duration")
 """The same of the seconds of its sound."""
 RATES = ("frame_rate", "fps")
+SOUNDING = "sample_audio"
+"""Whether a pipeline makes sound with its film, where it may be loaded without what that takes."""
 USUAL_RATE_HZ = 16.0
 """Frames a second of a pipeline that does not say; that of Wan."""
-SOUND_RATES = ("sampling_rate", "sample_rate")
+SOUND_RATES = ("output_sampling_rate", "sampling_rate", "sample_rate")
 """Of a VAE or vocoder: samples a second."""
+MAX_CHANNELS = 2
+"""Of the sound of a film, in its file."""
 USUAL_SECONDS, MAX_SECONDS = 5.0, 600.0
-USUAL_FRAMES, MAX_FRAMES = 16, 1024
+MAX_FRAMES = 1024
 PIECE_S = 0.5
 """Of sound."""
 
@@ -102,18 +109,22 @@ class WholePictures:
 
 
 class WholeFilm:
-    """Implements `Results`: one film, as a file that can be played while it comes. count: the parameter of its frames."""
+    """Implements `Results`: one film, as a file that can be played while it comes. Where the pipeline has a vocoder, sound is in the file,
+    and comes by itself too. count: the parameter of its frames."""
 
-    ports = (PortSpec(VIDEO, Content.VIDEO),)
     output_type = "pil"
 
     def __init__(self, pipe: DiffusionPipeline, takes: Mapping[str, Any], model: str, count: str) -> None:
         self._model, self._count = model, count
         names = ("vae_scale_factor_temporal", "vae_temporal_compression_ratio")
         self._multiple = next((int(getattr(pipe, name)) for name in names if getattr(pipe, name, None)), 1)
-        self._usual = _number(takes[count].default, USUAL_FRAMES)
         self._rate = next((name for name in RATES if name in takes), None)
         self._rate_hz = _number(takes[self._rate].default, USUAL_RATE_HZ) if self._rate else USUAL_RATE_HZ
+        some = 1 + self._multiple * round(USUAL_SECONDS * self._rate_hz / self._multiple)
+        self._usual = _number(takes[count].default, some)
+        self._sound = _sound_of_film(pipe)
+        self._said = {SOUNDING: self._sound is not None} if SOUNDING in takes else {}
+        self.ports = (PortSpec(VIDEO, Content.VIDEO), *([self._sound] if self._sound else []))
 
     def applied(self, limits: Limits) -> Limits:
         frames, multiple = int(self._usual), self._multiple
@@ -121,24 +132,36 @@ class WholeFilm:
 
     def arguments(self, plan: Plan) -> Mapping[str, Any]:
         """The rate also where the pipeline draws by it."""
-        return {self._count: plan.frames, **({self._rate: plan.rate_hz} if self._rate else {})}
+        return {self._count: plan.frames, **({self._rate: plan.rate_hz} if self._rate else {}), **self._said}
 
     def check(self, request: DrawRequest) -> None:
         check_film(request, self._model)
 
     def items(self, plan: Plan) -> Mapping[str, int]:
-        return {VIDEO: plan.frames}
+        """The sound is as long as the frames."""
+        heard = {AUDIO: round(plan.frames / plan.rate_hz * self._sound.rate_hz)} if self._sound else {}
+        return {VIDEO: plan.frames, **heard}
 
     def listed(self, output: Any) -> list[Any]:
-        return list(_field(output, "frames"))
+        films = list(_field(output, "frames"))
+        return list(zip(films, _field(output, "audio") if self._sound else [None] * len(films), strict=True))
 
-    def decode(self, plan: Plan, latents: Sequence[Sequence[Image]], wanted: Wanted) -> Generator[Drawn, None, None]:
-        (frames,) = latents
+    def decode(self, plan: Plan, latents: Sequence[tuple[Sequence[Image], Any]], wanted: Wanted) -> Generator[Drawn, None, None]:
+        """Samples leave with the frames that they belong to: who takes both at the same pace waits for neither."""
+        ((frames, made),) = latents
         if len(frames) != plan.frames:
             raise Failed(f"the pipeline made {len(frames)} frames, and {plan.frames} were asked for: ask for so many")
-        clips = Clips(plan, plan.rate_hz, wanted.get(VIDEO, plan.frames))
-        for frame in frames:
-            yield from clips.with_frame(np.asarray(frame.convert("RGB")))
+        rate_hz = round(self._sound.rate_hz) if self._sound else 0
+        track = Track(_samples(made, self._sound.width, self.items(plan)[AUDIO]), rate_hz) if self._sound else None
+        clips = Clips(plan, plan.rate_hz, wanted[VIDEO], track) if VIDEO in wanted else None
+        heard, place = (track.samples, wanted[AUDIO]) if track and AUDIO in wanted else (np.empty((0, 1), np.float32), 0)
+        for number, frame in enumerate(frames, 1):
+            if clips is not None:
+                yield from clips.with_frame(np.asarray(frame.convert("RGB")))
+            end = len(heard) * number // len(frames)
+            if end > place and (number == len(frames) or end - place >= PIECE_S * rate_hz):
+                yield Sound(heard[place:end])
+                place = end
 
 
 class WholeSound:
@@ -149,11 +172,8 @@ class WholeSound:
 
     def __init__(self, pipe: DiffusionPipeline, takes: Mapping[str, Any], model: str, length: str) -> None:
         self._model, self._length = model, length
-        vae, vocoder = (getattr(getattr(pipe, name, None), "config", {}) for name in ("vae", "vocoder"))
-        self._rate_hz = next((int(config[name]) for config in (vae, vocoder) for name in SOUND_RATES if config.get(name)), 0)
-        if not self._rate_hz:
-            raise LoadError(f"{type(pipe).__name__} does not say how many samples of its sound are a second: it cannot be served here")
-        self._channels = int(vae.get("audio_channels") or 1)
+        self._rate_hz = _sound_rate_hz(pipe, ("vae", "vocoder"))
+        self._channels = int(_config(pipe, "vae").get("audio_channels") or 1)
         inner = getattr(getattr(pipe, "transformer", None), "config", {}).get("sample_size")
         hop = getattr(getattr(pipe, "vae", None), "hop_length", None)
         said = _number(getattr(pipe, "max_wav_duration", None), MAX_SECONDS)
@@ -176,15 +196,47 @@ class WholeSound:
     def listed(self, output: Any) -> list[Any]:
         return list(_field(output, "audios"))
 
-    def decode(self, plan: Plan, latents: Sequence[NDArray[np.float32]], wanted: Wanted) -> Generator[Drawn, None, None]:
-        """[channels, samples] or [samples]. What is longer than was asked for is cut, what is shorter ends in silence: a model makes whole
-        latents."""
+    def decode(self, plan: Plan, latents: Sequence[Any], wanted: Wanted) -> Generator[Drawn, None, None]:
         count, (made,) = self.items(plan)[AUDIO], latents
-        samples = np.atleast_2d(np.asarray(made, np.float32))[:, :count].clip(-1, 1).T
-        samples = np.pad(samples, ((0, count - len(samples)), (0, 0)))
-        piece = max(round(PIECE_S * self._rate_hz), 1)
+        samples, piece = _samples(made, self._channels, count), max(round(PIECE_S * self._rate_hz), 1)
         for place in range(wanted.get(AUDIO, count), count, piece):
-            yield Sound(np.ascontiguousarray(samples[place : place + piece]))
+            yield Sound(samples[place : place + piece])
+
+
+def _sound_of_film(pipe: DiffusionPipeline) -> PortSpec | None:
+    """Of a pipeline that has a vocoder. Raises LoadError where it does not say its rate, or has more channels than the file of a film."""
+    if getattr(pipe, "vocoder", None) is None:
+        return None
+    rate_hz, channels = _sound_rate_hz(pipe, ("vocoder", "audio_vae")), int(_config(pipe, "vocoder").get("out_channels") or 1)
+    if channels > MAX_CHANNELS:
+        raise LoadError(f"{type(pipe).__name__} makes films with {channels} channels of sound, and their files have {MAX_CHANNELS} at most")
+    return PortSpec(AUDIO, Content.AUDIO, rate_hz=rate_hz, width=channels)
+
+
+def _sound_rate_hz(pipe: DiffusionPipeline, parts: Sequence[str]) -> int:
+    """Samples a second, of the first of these parts that says it. Raises LoadError where none does."""
+    configs = [_config(pipe, part) for part in parts]
+    rate_hz = next((config[name] for config in configs for name in SOUND_RATES if config.get(name) is not None), 0)
+    if not isinstance(rate_hz, int) or rate_hz <= 0:
+        raise LoadError(f"{type(pipe).__name__} does not say how many samples of its sound are a second: it cannot be served here")
+    return rate_hz
+
+
+def _config(pipe: DiffusionPipeline, part: str) -> Mapping[str, Any]:
+    """Empty where there is no such part."""
+    found: Mapping[str, Any] = getattr(getattr(pipe, part, None), "config", {})
+    return found
+
+
+def _samples(made: Any, channels: int, count: int) -> NDArray[np.float32]:
+    """[count, channels] of [channels, samples] or [samples]. What is longer is cut, what is shorter ends in silence: a model makes whole
+    latents. Raises Failed for other channels than were told, and for what is no number."""
+    rows = np.atleast_2d(made.float().cpu().numpy() if isinstance(made, Tensor) else np.asarray(made, np.float32))[:, :count]
+    if len(rows) != channels:
+        raise Failed(f"the pipeline made {len(rows)} channels of sound, and its parts say {channels}: it cannot be drawn")
+    if not np.isfinite(rows).all():
+        raise Failed("the pipeline makes no number of the sound: with these weights it cannot be drawn")
+    return np.ascontiguousarray(np.pad(rows.clip(-1, 1).T, ((0, count - rows.shape[1]), (0, 0))))
 
 
 def _field(output: Any, name: str) -> Any:

@@ -70,7 +70,7 @@ class WholeDrawing:
         width, height = (self._usual_side(name) // multiple * multiple for name in ("width", "height"))
         guidance = self._takes[self._scale].default if self._scale else 0.0
         steps = self._takes["num_inference_steps"].default if "num_inference_steps" in self._takes else 1
-        return Limits(
+        limits = Limits(
             multiple=multiple,
             width=width,
             height=height,
@@ -91,6 +91,7 @@ class WholeDrawing:
             controlled="control_image" in self._takes,
             options=tuple(option for option in own_options(type(self._pipe).__call__, self._scale) if option.name not in self._unheard),
         )
+        return replace(limits, min_side=max(limits.min_side, multiple * self._least_places))
 
     @property
     def _unheard(self) -> set[str]:
@@ -140,6 +141,13 @@ class WholeDrawing:
         scale = next((int(value) for name in SCALES if (value := getattr(pipe, name, None))), 8)
         patch = self._inner.config.get("patch_size") if hasattr(pipe, "video_processor") and self._inner is not None else 1
         return scale * (patch[-1] if isinstance(patch, Sequence) else patch or 1)
+
+    @property
+    def _least_places(self) -> int:
+        """Of a side of the latents: convolutions that pad by reflection need more places than they add."""
+        parts = getattr(self._pipe, "vae", None)
+        padded = [part for part in parts.modules() if getattr(part, "padding_mode", "") == "reflect"] if parts is not None else []
+        return 1 + max((max(part.padding) for part in padded if isinstance(part.padding, tuple)), default=0)
 
     @property
     def _inner(self) -> Any:
@@ -201,7 +209,7 @@ class WholeDrawing:
         plan = job.plan
         if plan.images or plan.control or any(isinstance(value, str) for _, value in plan.options):
             return ("alone", id(job))
-        size = plan.width, plan.height, plan.results, plan.frames, plan.seconds
+        size = plan.width, plan.height, plan.results, plan.frames, plan.rate_hz, plan.seconds
         return ("new", *size, plan.steps, plan.sigmas, plan.guidance, plan.negative is None, plan.options)
 
     def step(self, jobs: Sequence[Job], aside: Aside | None) -> None:

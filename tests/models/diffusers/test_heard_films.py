@@ -1,0 +1,301 @@
+"""Films with sound, by whole calls of a pipeline that makes both: in their files, beside them, and over each way to ask."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import io
+import shutil
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import numpy as np
+import pytest
+import soundfile
+import torch
+from diffusers import Kandinsky6TI2VAPipeline, LTX2Pipeline
+from diffusers.models.autoencoders.autoencoder_mmaudio import MMAudioVAE
+from diffusers.models.autoencoders.mmaudio_vocoder import MMAudioVocoder
+from diffusers.pipelines.ltx2 import LTX2Vocoder
+from numpy.typing import NDArray
+from PIL import Image
+from safetensors.torch import load_file, save_file
+
+from helpers.artists import Drawing, draw, model_of
+from helpers.ask import ask
+from helpers.command import omnistage
+from helpers.gateway import local_gateway
+from helpers.moving import FILM_CHANNELS, FILM_RATE_HZ, heard_film_maker, streams_of
+from helpers.servers import all_free, family_logic, local_router, local_stage, omni_stub
+from helpers.videos import by
+from omnistage.client import Omni
+from omnistage.models.diffusers.folder import load_part, load_pipeline
+from omnistage.models.diffusers.model import DrawnModel
+from omnistage.models.diffusers.results import WholeFilm, results_of
+from omnistage.models.diffusers.whole import WholeDrawing
+from omnistage.models.errors import LoadError
+from omnistage.models.interface import BadRequest, Clip, Content, DrawRequest, Failed, Progress, Sound, no_inputs
+from omnistage.models.media.film_file import FilmWriter, Track, film_kind
+from omnistage.router.pipeline import load_pipeline as load_chain
+from omnistage.v1 import omni_pb2, stage_pb2
+
+SIDE, FRAMES, RATE_HZ, STEPS = 64, 17, 24.0, 3
+FILM = {"width": SIDE, "height": SIDE, "steps": STEPS, "max_pixels": 1 << 16}
+BOTH = {"video": 0, "audio": 0, "progress": 0}
+ALL = ("audio", "progress", "video")
+AVC = 'video/mp4; codecs="avc1"'
+forms = pytest.mark.parametrize(("asked", "ending"), [("", "vp9, opus"), ("video/mp4", ", opus"), (AVC, ", opus")])
+
+
+@pytest.fixture
+async def model() -> AsyncIterator[DrawnModel[Any]]:
+    async with model_of(heard_film_maker(), **FILM) as loaded:
+        yield loaded
+
+
+async def make(model: DrawnModel[Any], seed: int, ports: dict[str, int] = BOTH, **asked: Any) -> Drawing:
+    return await draw(model, "a dog", ports=ports, seed=seed, **{"frames": FRAMES, **asked})
+
+
+def file_of(drawing: Drawing) -> bytes:
+    return b"".join(piece.data for piece in drawing.pieces if isinstance(piece, Clip))
+
+
+def heard(drawing: Drawing) -> NDArray[np.float32]:
+    return np.concatenate([piece.samples for piece in drawing.pieces if isinstance(piece, Sound)])
+
+
+def expected(seed: int, frames: int = FRAMES, rate_hz: float = RATE_HZ, **said: Any) -> tuple[list[NDArray[np.uint8]], Track]:
+    """Frames of the pipeline itself, and its sound, as long as they are."""
+    pipe: Any = load_pipeline(heard_film_maker(), torch.float32)
+    pipe.set_progress_bar_config(disable=True)
+    said |= {"num_frames": frames, "frame_rate": rate_hz, "num_inference_steps": STEPS, "width": SIDE, "height": SIDE}
+    made = pipe("a dog", generator=torch.Generator().manual_seed(seed), **said)
+    count = round(frames / rate_hz * FILM_RATE_HZ)
+    samples = made.audio[0].T.numpy()[:count]
+    return [np.asarray(frame) for frame in made.frames[0]], Track(np.pad(samples, ((0, count - len(samples)), (0, 0))), FILM_RATE_HZ)
+
+
+def written(frames: list[NDArray[np.uint8]], track: Track, asked: str, rate_hz: float = RATE_HZ) -> bytes:
+    """The same frames and samples make the same bytes, and no others do."""
+    kind = film_kind(asked)
+    assert kind is not None
+    writer = FilmWriter(kind, rate_hz, len(frames), track)
+    return b"".join(piece.data for piece in map(writer.write, frames) if piece)
+
+
+@forms
+async def test_frames_and_sound_are_those_of_the_pipeline(model: DrawnModel[Any], asked: str, ending: str, seed: int) -> None:
+    ports = {port.name: (port.content, port.rate_hz, port.width) for port in model.info.produces}
+    assert ports["video"][0] is Content.VIDEO and ports["audio"] == (Content.AUDIO, FILM_RATE_HZ, FILM_CHANNELS)
+    drawing = await make(model, seed, media_type=asked)
+    frames, track = expected(seed)
+    assert len(frames) == FRAMES and np.abs(track.samples).max() > 0.01
+    assert file_of(drawing) == written(frames, track, asked)
+    samples = heard(drawing)
+    assert samples.shape == track.samples.shape and np.abs(samples - track.samples).max() <= 1e-6
+    assert all(piece.codecs.endswith(ending) for piece in drawing.pieces if isinstance(piece, Clip)) and drawing.steps == [1, 2, 3]
+    (shown, shown_s), (sound, sound_rate_hz) = streams_of(file_of(drawing))
+    assert shown == FRAMES and sound.shape[1] == FILM_CHANNELS
+    assert abs(len(sound) / sound_rate_hz - shown_s) < 1 / RATE_HZ and abs(len(samples) / FILM_RATE_HZ - shown_s) < 1 / FILM_RATE_HZ
+
+
+@pytest.mark.parametrize("apart", [-700, 0, 700])
+async def test_longer_sound_than_frames_is_cut_and_shorter_ends_in_silence(model: DrawnModel[Any], apart: int) -> None:
+    plan = await model.prepare(DrawRequest(seed=0, prompt="a dog", frames=FRAMES))
+    count = model.items(plan)["audio"]
+    made = np.linspace(0.1, 0.9, FILM_CHANNELS * (count + apart), dtype=np.float32).reshape(FILM_CHANNELS, -1)
+    frames = [Image.new("RGB", (SIDE, SIDE))] * FRAMES
+    pieces: list[Any] = list(model._artist.product.decode(plan, [(frames, torch.from_numpy(made))], BOTH))
+    samples = heard(Drawing(pieces))
+    assert len(samples) == count and np.array_equal(samples[: count + apart], made.T[:count]) and not samples[count + apart :].any()
+    (_, shown_s), (sound, rate_hz) = streams_of(file_of(Drawing(pieces)))
+    assert abs(len(sound) / rate_hz - shown_s) < 1 / RATE_HZ
+    with pytest.raises(Failed, match="made 1 channels of sound, and its parts say 2"):
+        list(model._artist.product.decode(plan, [(frames, made[:1])], BOTH))
+
+
+async def test_each_port_comes_alone_or_with_the_other(model: DrawnModel[Any], seed: int) -> None:
+    both = await make(model, seed)
+    film = await make(model, seed, {"video": 0})
+    sound = await make(model, seed, {"audio": 0})
+    assert {type(piece) for piece in film.pieces} == {Clip} and file_of(film) == file_of(both)
+    assert {type(piece) for piece in sound.pieces} == {Sound} and np.array_equal(heard(sound), heard(both))
+    kinds = [type(piece) for piece in both.pieces if not isinstance(piece, Progress)]
+    assert Sound in kinds[: kinds.index(Sound) + 2] and Clip in kinds[kinds.index(Sound) :]  # Sound does not wait for the whole film.
+    whole = [piece for piece in both.pieces if isinstance(piece, Clip)]
+    rest = await make(model, seed, {"video": sum(piece.frames for piece in whole[:5]), "audio": 4567})
+    assert [piece for piece in rest.pieces if isinstance(piece, Clip)] == whole[5:]
+    assert np.array_equal(heard(rest), heard(both)[4567:])
+
+
+@pytest.mark.parametrize("kind", [Progress, Clip, Sound])
+async def test_who_goes_away_late_leaves_nothing_behind(model: DrawnModel[Any], kind: type, seed: int) -> None:
+    """After the last step, in the middle of the frames, at the first samples."""
+    prepared = await model.prepare(DrawRequest(seed=seed, prompt="a cat", frames=FRAMES))
+    async with aclosing(model.draw(prepared, no_inputs(), BOTH)) as pieces:
+        async for piece in pieces:
+            if isinstance(piece, kind) and (not isinstance(piece, Progress) or piece.step == STEPS):
+                break
+    frames, track = expected(seed)
+    assert file_of(await make(model, seed)) == written(frames, track, "")
+    assert isinstance(model._artist, WholeDrawing) and not model._artist._calls
+
+
+async def test_films_of_other_rates_do_not_share_a_call(model: DrawnModel[Any], seed: int) -> None:
+    """The sound of one would be as long as that of the other."""
+    rates = (24.0, 12.0, 24.0)
+    made = await asyncio.gather(*(make(model, seed + n, frames=9, frames_per_second=rate_hz) for n, rate_hz in enumerate(rates)))
+    for n, (rate_hz, drawing) in enumerate(zip(rates, made, strict=True)):
+        _, track = expected(seed + n, 9, rate_hz)
+        assert heard(drawing).shape == track.samples.shape and np.abs(heard(drawing) - track.samples).max() <= 1e-4
+
+
+async def test_it_makes_5_seconds_where_nobody_says(model: DrawnModel[Any]) -> None:
+    """As the pipeline itself does, whose parameter is None."""
+    plan = await model.prepare(DrawRequest(seed=0, prompt="a dog"))
+    assert model.items(plan) == {"video": 121, "audio": round(121 / 24 * FILM_RATE_HZ)}
+
+
+@pytest.mark.parametrize(
+    ("asked", "field", "told"),
+    [
+        ({"frames": 16}, "frames", "9 or 17"),
+        ({"width": 32}, "width", "64 pixels at least"),
+        ({"seconds": 1.0}, "duration_s", "frames say how long"),
+        ({"begin_s": 1.0}, "begin_s", "leave it out"),
+        ({"options": {"min_seconds": "2"}}, "options", "the request has frames"),
+    ],
+)
+async def test_what_it_cannot_be_is_refused(model: DrawnModel[Any], asked: dict[str, Any], field: str, told: str) -> None:
+    with pytest.raises(BadRequest, match=told) as refused:
+        await make(model, 0, **asked)
+    assert refused.value.field == f"diffusion.{field}"
+
+
+def film_of(pipe: Any) -> WholeFilm:
+    made = results_of(pipe, inspect.signature(type(pipe).__call__).parameters, "a model")
+    assert isinstance(made, WholeFilm)
+    return made
+
+
+def kandinsky(**parts: Any) -> WholeFilm:
+    """The rest of the pipeline is not asked."""
+    names = ("transformer", "vae", "text_encoder", "tokenizer", "text_encoder_2", "tokenizer_2", "scheduler")
+    return film_of(Kandinsky6TI2VAPipeline(**dict.fromkeys(names), **parts))
+
+
+def ltx2(**vocoder: Any) -> Any:
+    names = ("scheduler", "vae", "audio_vae", "text_encoder", "tokenizer", "connectors")
+    transformer = load_part(heard_film_maker(), "transformer", torch.float32)
+    sizes: dict[str, Any] = {"in_channels": 4, "hidden_channels": 8, "upsample_kernel_sizes": [4], "upsample_factors": [2]}
+    made = LTX2Vocoder(**sizes, resnet_kernel_sizes=[3], resnet_dilations=[[1]], **vocoder)
+    return LTX2Pipeline(**dict.fromkeys(names), transformer=transformer, vocoder=made)
+
+
+def test_what_sound_a_film_has_its_vocoder_says_or_the_vae_behind_it() -> None:
+    vae = MMAudioVAE(mel_bins=8, latent_channels=4, hidden_channels=8, channel_multipliers=(1, 1), layers_per_block=1, sample_rate=16_000)
+    sizes: dict[str, Any] = {"resblock_kernel_sizes": (3,), "resblock_dilation_sizes": ((1,),)}
+    vocoder = MMAudioVocoder(num_mels=8, upsample_initial_channel=8, upsample_rates=(2,), upsample_kernel_sizes=(4,), **sizes)
+    made = kandinsky(audio_vae=vae, vocoder=vocoder)
+    _, port = made.ports
+    assert (port.name, port.rate_hz, port.width) == ("audio", 16_000, 1) and made._said == {"sample_audio": True}
+    assert [port.name for port in kandinsky().ports] == ["video"] and kandinsky()._said == {"sample_audio": False}
+    with pytest.raises(LoadError, match="does not say how many samples of its sound are a second"):
+        kandinsky(vocoder=vocoder)
+    with pytest.raises(LoadError, match="4 channels of sound, and their files have 2 at most"):
+        film_of(ltx2(out_channels=4))
+
+
+@pytest.mark.parametrize("rate_hz", [0, -8000, 0.5])
+def test_a_rate_that_is_none_is_not_made_up(rate_hz: float) -> None:
+    with pytest.raises(LoadError, match="does not say how many samples of its sound are a second"):
+        film_of(ltx2(output_sampling_rate=rate_hz))
+
+
+async def test_sound_that_is_no_number_is_found_when_it_is_loaded(tmp_path: Path) -> None:
+    folder = tmp_path / "silent"
+    shutil.copytree(heard_film_maker(), folder)
+    file = folder / "vocoder" / "diffusion_pytorch_model.safetensors"
+    weights = load_file(file)
+    weights["conv_in.bias"][0] = 1e38
+    weights["conv_in.weight"][:] = 1e38
+    save_file(weights, file, {"format": "pt"})
+    with pytest.raises(LoadError, match="no number of the sound"):
+        async with model_of(folder, **FILM):
+            pass
+
+
+def request(*outputs: str, **fields: Any) -> omni_pb2.GenerateRequest:
+    drawing = stage_pb2.DiffusionParams(prompt="a dog", steps=STEPS, **{"frames": FRAMES, **fields})
+    return omni_pb2.GenerateRequest(seed=1, outputs=outputs, diffusion=drawing)
+
+
+async def test_a_router_gives_what_is_named_and_both_where_nothing_is() -> None:
+    async with (
+        local_stage(family_logic("diffusers", "diffusion", FILM, heard_film_maker())) as stage,
+        local_router({"diffusion": stage.address}, load_chain("diffusers")) as router,
+        omni_stub(router.address) as stub,
+        local_gateway(router.address) as (url, _),
+    ):
+        answers = {outputs: await ask(stub, request(*outputs)) for outputs in ((), ("video",), ("audio",), ("video", "audio", "progress"))}
+        assert [sorted(answer.chunks) for answer in answers.values()] == [[*ALL], ["video"], ["audio"], [*ALL]]
+        files = [b"".join(chunk.video.data for chunk in answer.of("video")) for outputs, answer in answers.items() if outputs != ("audio",)]
+        sounds = [answer.samples() for outputs, answer in answers.items() if outputs != ("video",)]
+        for sound in sounds:
+            assert np.array_equal(sound, sounds[0]) and len(sound) == round(FRAMES / RATE_HZ * FILM_RATE_HZ) * FILM_CHANNELS
+        assert len(set(files)) == 1
+        check_file(files[0])
+        async with httpx2.AsyncClient(headers=by("ann"), base_url=f"{url}/v1") as client:
+            await check_http(client, files[0], sounds[0])
+        await all_free([stage.address])
+
+
+def check_file(data: bytes) -> None:
+    (shown, shown_s), (sound, rate_hz) = streams_of(data)
+    assert shown == FRAMES and shown_s == FRAMES / RATE_HZ and sound.shape[1] == FILM_CHANNELS and np.abs(sound).max() > 0.01
+    assert abs(len(sound) / rate_hz - shown_s) < 1 / RATE_HZ
+
+
+async def check_http(client: httpx2.AsyncClient, file: bytes, sound: NDArray[Any]) -> None:
+    """A job keeps the film with its sound, and says so to browsers; sound of a prompt comes without the film."""
+    asked = {"prompt": "a dog", "seed": 1, "steps": STEPS}
+    job = (await client.post("/videos", json={**asked, "frames": FRAMES})).json()
+    whole = await client.get(f"/videos/{job['id']}/content?stream=true")
+    assert whole.content == file
+    job = (await client.get(f"/videos/{job['id']}")).json()
+    assert (job["frames"], job["media_type"]) == (FRAMES, 'video/webm; codecs="vp9, opus"') and whole.headers["content-type"] == job[
+        "media_type"
+    ]
+    made = await client.post("/audio/generate", json={**asked, "seconds": FRAMES / RATE_HZ, "response_format": "wav"})
+    samples, rate_hz = soundfile.read(io.BytesIO(made.content), dtype="int16")
+    assert rate_hz == FILM_RATE_HZ and np.array_equal(samples.ravel(), sound)
+
+
+def test_the_client_and_the_command_keep_both(tmp_path: Path) -> None:
+    told: dict[str, Any] = {"steps": STEPS, "seed": 1, "frames": FRAMES, "width": SIDE, "height": SIDE}
+    words = ("--steps", STEPS, "--seed", 1, "--frames", FRAMES, "--size", f"{SIDE}x{SIDE}")
+    with Omni(model_path=heard_film_maker()) as omni:
+        for name, asked, more in (("dog.webm", "", ()), ("dog.mp4", "video/mp4", ()), ("dog.mp4", AVC, ("--codec", "h264"))):
+            done = omnistage("film", "a dog", "--out", tmp_path / name, *map(str, words), *more, "--address", omni.address)
+            assert done.returncode == 0, done.stderr
+            assert f"{FRAMES} frames · {SIDE}×{SIDE} pixels" in done.stderr
+            answer = omni.film("a dog", outputs=["video", "audio"], media_type=asked or "video/webm", **told)
+            assert (tmp_path / name).read_bytes() == answer.videos[0].data
+            check_file(answer.videos[0].data)
+        assert answer.audio is not None
+        assert answer.audio.sample_rate == FILM_RATE_HZ and answer.audio.samples.shape == (
+            round(FRAMES / RATE_HZ * FILM_RATE_HZ),
+            FILM_CHANNELS,
+        )
+        alone = omni.film("a dog", media_type=AVC, **told)
+        assert alone.audio is None and alone.videos[0].data == answer.videos[0].data
+        answer.save(tmp_path / "answer.wav")
+        seconds = ("--seconds", str(FRAMES / RATE_HZ), "--steps", str(STEPS), "--seed", "1")
+        done = omnistage("sound", "a dog", "--out", tmp_path / "dog.wav", *seconds, "--address", omni.address)
+        assert done.returncode == 0, done.stderr
+        (samples, rate_hz), (_, expected_hz) = (soundfile.read(tmp_path / name) for name in ("dog.wav", "answer.wav"))
+        assert rate_hz == expected_hz == FILM_RATE_HZ and samples.shape == answer.audio.samples.shape
