@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from PIL import Image
 from safetensors.torch import load_file, save_file
 
-from helpers.artists import Drawing, draw, model_of
+from helpers.artists import Drawing, draw, model_of, saved
 from helpers.ask import ask
 from helpers.command import omnistage
 from helpers.gateway import local_gateway
@@ -68,12 +68,14 @@ def heard(drawing: Drawing) -> NDArray[np.float32]:
     return np.concatenate([piece.samples for piece in drawing.pieces if isinstance(piece, Sound)])
 
 
-def expected(seed: int, frames: int = FRAMES, rate_hz: float = RATE_HZ, **said: Any) -> tuple[list[NDArray[np.uint8]], Track]:
+def expected(
+    seed: int, frames: int = FRAMES, rate_hz: float = RATE_HZ, folder: Path | None = None, **said: Any
+) -> tuple[list[NDArray[np.uint8]], Track]:
     """Frames of the pipeline itself, and its sound, as long as they are."""
-    pipe: Any = load_pipeline(heard_film_maker(), torch.float32)
+    pipe: Any = load_pipeline(folder or heard_film_maker(), torch.float32)
     pipe.set_progress_bar_config(disable=True)
     said |= {"num_frames": frames, "frame_rate": rate_hz, "num_inference_steps": STEPS, "width": SIDE, "height": SIDE}
-    made = pipe("a dog", generator=torch.Generator().manual_seed(seed), **said)
+    made = pipe(prompt="a dog", generator=torch.Generator().manual_seed(seed), **said)
     count = round(frames / rate_hz * FILM_RATE_HZ)
     samples = made.audio[0].T.numpy()[:count]
     return [np.asarray(frame) for frame in made.frames[0]], Track(np.pad(samples, ((0, count - len(samples)), (0, 0))), FILM_RATE_HZ)
@@ -143,6 +145,18 @@ async def test_who_goes_away_late_leaves_nothing_behind(model: DrawnModel[Any], 
     frames, track = expected(seed)
     assert file_of(await make(model, seed)) == written(frames, track, "")
     assert isinstance(model._artist, WholeDrawing) and not model._artist._calls
+
+
+async def test_a_film_of_a_picture_has_sound_too(tmp_path: Path, seed: int) -> None:
+    folder = tmp_path / "pictured"
+    shutil.copytree(heard_film_maker(), folder)
+    index = folder / "model_index.json"
+    index.write_text(index.read_text().replace('"LTX2Pipeline"', '"LTX2ImageToVideoPipeline"'))
+    image = Image.linear_gradient("L").convert("RGB").resize((SIDE, SIDE))
+    async with model_of(folder, **FILM) as model:
+        drawing = await make(model, seed, images=(saved(image),))
+    frames, track = expected(seed, folder=folder, image=image)
+    assert file_of(drawing) == written(frames, track, "") and np.abs(heard(drawing) - track.samples).max() <= 1e-6
 
 
 async def test_films_of_other_rates_do_not_share_a_call(model: DrawnModel[Any], seed: int) -> None:
