@@ -99,6 +99,27 @@ def test_a_wrong_name_is_told_also_where_the_first_argument_is_missing(
     assert str(refused.value).startswith(told)
 
 
+@pytest.mark.parametrize(
+    ("name", "options", "told"),
+    [
+        ("say", {"prompt": "a"}, "a call takes no prompt: the text is the first argument"),
+        ("draw", {"format": "png"}, "a call takes no format: here it is media_type, such as 'image/png'"),
+        ("film", {"images": "b.png"}, "a call takes no images: here it is image, with which it begins"),
+        ("film", {"outputs": ["latents"], "images": "b.png"}, "a call takes no images: here it is image, with which it begins"),
+        ("stream_film", {"format": "mp4"}, "a call takes no format: here it is media_type, such as 'video/mp4'"),
+        ("sound", {"image": "b.png"}, "a call takes no image: no sound is made from pictures: leave it out"),
+        ("stream_sound", {"format": "spam"}, "a call takes no format: the sound is saved by answer.save('x.flac')"),
+    ],
+    ids=str,
+)
+async def test_a_wrong_name_is_told_by_what_was_called(name: str, options: dict[str, object], told: str) -> None:
+    with pytest.raises(TypeError) as refused:
+        made = getattr(AsyncOmni(address=NOWHERE), name)("rain", **options)
+        if inspect.isawaitable(made):
+            await made
+    assert str(refused.value).startswith(told)
+
+
 @pytest.mark.parametrize("kind", [Omni, AsyncOmni])
 def test_the_signatures_are_those_that_were_written(kind: Any) -> None:
     for name in CALLS:

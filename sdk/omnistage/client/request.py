@@ -44,6 +44,8 @@ PROTO_NAMES = {"pipeline": "model", "seconds": "duration_s"}
 """Options that the protos call otherwise."""
 PROGRESS = "progress"
 """The port that says how far a drawing is."""
+METHODS = {"video": "film", "audio": "sound"}
+"""By the port that is wanted of a drawing, what was called; else it was `draw`."""
 Unread = Callable[[list[Medium]], int]
 
 
@@ -56,10 +58,11 @@ class Request:
         options: Options,
         unread: Sequence[Unread] = (),
         names: Mapping[str, str] = MappingProxyType({}),
+        method: str = "generate",
     ) -> None:
         """request: without options. unread: what reads a medium into its place there, behind those that were read before, and returns its
-        bytes, as far as they are in the request. names: what the caller calls fields. Raises BadRequestError for a value of an option that
-        cannot be, TypeError for an unknown one."""
+        bytes, as far as they are in the request. names: what the caller calls fields. method: that was called, one of
+        `guesses.OF_METHODS`. Raises BadRequestError for a value of an option that cannot be, TypeError for an unknown one."""
         self._request, self._unread = request, (*unread, *_guides(request, options))
         self._names = names
         self._media: list[Medium] = []
@@ -67,7 +70,7 @@ class Request:
         retries = options.get("max_retries")
         self.max_retries = None if retries is None else checked_retries(retries)
         """None: as usual for the client."""
-        _set_options(request, options)
+        _set_options(request, options, method)
         self._background = _colour(options.get("background"))
 
     @property
@@ -169,7 +172,7 @@ def for_verbatim(text: str, options: Options) -> Request:
     """Speak exactly `text`."""
     if not _one_text("text", text).strip():
         raise BadRequestError.of("text", "is empty; give the words to speak")
-    return Request(omni_pb2.GenerateRequest(thinker=stage_pb2.ThinkerParams(verbatim=text)), options)
+    return Request(omni_pb2.GenerateRequest(thinker=stage_pb2.ThinkerParams(verbatim=text)), options, method="say")
 
 
 def for_drawing(prompt: str, images: Images, options: Options, port: str = "", name: str = "images") -> Request:
@@ -180,7 +183,7 @@ def for_drawing(prompt: str, images: Images, options: Options, port: str = "", n
     if port and options.get("outputs") is None:
         options = Options(**{**options, "outputs": (port, PROGRESS)})
     unread = [partial(_read_picture, read, request.diffusion.images.add()) for read in listed_media({name: images}, "", to_part)]
-    return Request(request, options, unread, {"diffusion.images": name})
+    return Request(request, options, unread, {"diffusion.images": name}, METHODS.get(port, "draw"))
 
 
 def due(request: omni_pb2.GenerateRequest) -> tuple[str, ...]:
@@ -271,11 +274,10 @@ def checked_seconds(field: str, value: float, *, may_be_0: bool = False) -> floa
     return float(seconds)
 
 
-def _set_options(request: omni_pb2.GenerateRequest, options: Options) -> None:
-    """Refuses options that do not exist, and more text than every router."""
+def _set_options(request: omni_pb2.GenerateRequest, options: Options, method: str) -> None:
+    """Refuses options that do not exist, and more text than every router. method: see `Request`."""
     unknown = sorted(set(options) - set(Options.__annotations__))
     if unknown:
-        method = "say" if request.thinker.verbatim else "draw" if request.HasField("diffusion") else "generate"
         raise unknown_options({name: dict(options)[name] for name in unknown}, OPTIONS, (*OF_CLIENT, *SETTINGS), method)
     given = {name: value for name, value in options.items() if value is not None}
     _fill(request, given, TOP)
