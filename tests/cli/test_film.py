@@ -122,6 +122,7 @@ def test_a_film_of_a_picture_without_a_name_is_one_object(film_address: str, tmp
         (["--out", "x.webm", "--timeout", "inf"], 1, "error: --timeout inf: this is no number"),
         (["--out", "x.webm", "--guidance-2", "2"], 1, "error: --guidance-2: "),
         (["--out", "x.webm", "--frames", "60000"], 1, "error: --frames: "),
+        (["--out", "x.webm", "--frames", "9", "--seconds", "1"], 1, "error: --seconds: frames say how long the film of "),
         (["--out", "x.webm", "--size", "33x32"], 1, "error: --size: "),
         (["--out", "x.webm", "--size", "32x32", "--width", "32"], 2, "--size is both sides"),
         (["--out", "x.webm", "--pipeline", "smol"], 1, "error: no pipeline 'smol'; this router has diffusers"),
@@ -194,6 +195,8 @@ async def test_every_field_of_a_film_and_of_a_sound_can_be_typed(tmp_path: Path)
         "1.5",
         "--flow-shift",
         "3",
+        "--seconds",
+        "0.5",
         "--step-cache",
         "0.5",
         "--sigmas",
@@ -215,6 +218,7 @@ async def test_every_field_of_a_film_and_of_a_sound_can_be_typed(tmp_path: Path)
     ]
     of_film: dict[str, object] = {
         "frames": 9,
+        "duration_s": 0.5,
         "frames_per_second": 12.5,
         "width": 64,
         "height": 48,

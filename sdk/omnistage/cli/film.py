@@ -53,6 +53,7 @@ Images = Annotated[
     typer.Option("--image", metavar="F", help="The picture with which it begins; a second one, with which it ends; - is standard input."),
 ]
 Frames = Annotated[int | None, typer.Option(metavar="N", min=1, max=1 << 16, help="How many; default: the model's own.")]
+Seconds = Annotated[float | None, typer.Option(min=0.001, max=3600.0, metavar="N", help="How long, instead of --frames.")]
 Rate = Annotated[float | None, typer.Option("--fps", metavar="X", min=0.1, max=120.0, help="Frames a second; default: the model's own.")]
 Guidance2 = Annotated[
     float | None, typer.Option("--guidance-2", metavar="X", min=0.0, max=100.0, help="The same where a second transformer takes over.")
@@ -70,6 +71,7 @@ def film(
     images: Images = None,
     background: Background = None,
     frames: Frames = None,
+    seconds: Seconds = None,
     rate: Rate = None,
     size: Size = None,
     width: Side = None,
@@ -104,7 +106,7 @@ def film(
         raise typer.BadParameter("standard input is one thing: only one of PROMPT, --image, --mask and --control can be -")
     width, height, sized = sides(size, width, height)
     typed: dict[str, object] = {"width": width, "height": height, "steps": steps, "guidance_scale": guidance, "negative_prompt": negative}
-    typed |= {"frames": frames, "frames_per_second": rate, "guidance_scale_2": guidance_2, "flow_shift": flow_shift}
+    typed |= {"frames": frames, "seconds": seconds, "frames_per_second": rate, "guidance_scale_2": guidance_2, "flow_shift": flow_shift}
     typed |= {"background": background, "step_cache": step_cache, "sigmas": numbers(sigmas), "options": own_options(own or ())}
     typed |= {"mask_image": mask, "control_image": control, "seed": seed, "timeout_s": timeout, "max_retries": max_retries}
     options = cast("Options", {name: value for name, value in typed.items() if value is not None})

@@ -1,0 +1,250 @@
+"""Films of Wan: how soon the first frame leaves, many at once beside the pipeline of Diffusers, and what memory decoding takes.
+
+
+Weights are random; the transformer is small. Where decoding is measured, the VAE has its published width.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, field, replace
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import torch
+from diffusers import AutoencoderKLWan
+from numpy.typing import NDArray
+
+from benchmarks.figures import Figure, Report, median
+from helpers.peak import Peak
+from helpers.servers import stack
+from omnistage.client import AsyncOmni, Progress, VideoDelta
+from omnistage.models.diffusers.drawing import PROGRESS
+from omnistage.models.diffusers.films import PIXELS
+from omnistage.models.diffusers.folder import load_pipeline
+from omnistage.models.diffusers.model import DrawnModel
+from omnistage.models.diffusers.quiet import quiet
+from omnistage.models.interface import DrawRequest, Rows, no_inputs
+from omnistage.models.interface import Progress as Step
+from omnistage.models.options import LoadOptions
+from omnistage.models.registry import load
+from omnistage.models.tiny.makers import Order, make_tiny
+
+SIDE = 64
+"""Pixels of a frame each way, where decoding is measured: its parts grow alike with the pixels."""
+FRAMES = 81
+RATE_HZ = 16
+SHORT_S, LONG_S = 2.5, 10.0
+ROUNDS = 3
+REQUESTS = 4
+STEPS = 20
+DRAWN_FRAMES = 9
+SAME = 2
+"""Of 255: by how much a colour of the two may be off, as for pictures."""
+
+PIPELINE = """
+name: film
+description: What Wan makes.
+inputs: [text]
+outputs: [video, progress]
+stages: [{kind: diffusion, family: diffusers}]
+"""
+
+Frames = NDArray[np.uint8]
+"""[frames, height, width, 3]."""
+
+
+@dataclass(slots=True)
+class Seen:
+    """When what happened to a film, in seconds of a CPU of this process, and its frames."""
+
+    arrived_s: float
+    drawn_s: float = 0.0
+    first_s: float = 0.0
+    done_s: float = 0.0
+    frames: Frames = field(default_factory=lambda: np.empty((0, 0, 0, 3), np.uint8))
+
+
+class Camera:
+    """A folder of Wan, loaded as a model of ours."""
+
+    def __init__(self, folder: Path, side: int) -> None:
+        options = LoadOptions(path=folder, dtype="float32", family={"width": side, "height": side})
+        self.model = cast(DrawnModel[Any], load("diffusers", "diffusion", options))
+
+    async def film(self, request: DrawRequest, after_s: float = 0.0) -> Seen:
+        """Its frames, as they leave the model before they are encoded. Asked for after so many seconds."""
+        await asyncio.sleep(after_s)
+        seen, rows = Seen(time.process_time()), list[Any]()
+        prepared = await self.model.prepare(request)
+        async for piece in self.model.draw(prepared, no_inputs(), {PIXELS: 0, PROGRESS: 0}):
+            if isinstance(piece, Step):
+                seen.drawn_s = time.process_time()
+            elif isinstance(piece, Rows):
+                seen.first_s = seen.first_s or time.process_time()
+                rows.append(piece.rows)
+        seen.done_s = time.process_time()
+        seen.frames = np.concatenate(rows).reshape(-1, prepared.height, prepared.width, 3)
+        return seen
+
+    async def frames_only(self, request: DrawRequest) -> int:
+        """How many frames there were: none of them is kept."""
+        prepared, count = await self.model.prepare(request), 0
+        async for piece in self.model.draw(prepared, no_inputs(), {PIXELS: 0}):
+            count += len(piece.rows) if isinstance(piece, Rows) else 0
+        return count // (prepared.height * prepared.width)
+
+
+def asked(seed: int, side: int, frames: int, *, guided: bool = False, steps: int = STEPS) -> DrawRequest:
+    return DrawRequest(
+        seed=seed,
+        prompt=f"a {'very ' * (seed % 4)}small boat on the sea, {seed}",
+        negative_prompt="grey" if guided else "",
+        width=side,
+        height=side,
+        frames=frames,
+        steps=steps,
+        guidance_scale=4.0 if guided else 1.0,
+        client=f"client {seed}",
+    )
+
+
+def called(pipe: Any, request: DrawRequest) -> tuple[float, Frames]:
+    """Seconds of a CPU, and what the pipeline of Diffusers makes."""
+    begun = time.process_time()
+    frames = pipe(
+        prompt=request.prompt,
+        negative_prompt=request.negative_prompt or None,
+        width=request.width,
+        height=request.height,
+        num_frames=request.frames,
+        num_inference_steps=request.steps,
+        guidance_scale=request.guidance_scale,
+        generator=torch.Generator().manual_seed(request.seed),
+        output_type="np",
+    ).frames[0]
+    return time.process_time() - begun, (frames * 255).round().astype(np.uint8)
+
+
+# Many at once --------------------------------------------------------------------------------------------------------------------------
+
+
+async def throughput(report: Report, folder: Path, side: int = SIDE) -> None:
+    made = folder / "wan-small"
+    make_tiny("wan2.2-t2v", made, Order(size="small"))
+    camera, pipe, speeds = Camera(made, side), load_pipeline(made, torch.float32), list[float]()
+    pipe.set_progress_bar_config(disable=True)
+    step_s = called(pipe, asked(0, side, DRAWN_FRAMES))[0] / STEPS
+    await camera.film(asked(0, side, DRAWN_FRAMES, guided=True))
+    for turn in range(1, 1 + ROUNDS):
+        requests = [asked(100 * turn + n, side, DRAWN_FRAMES, guided=n % 2 == 1) for n in range(REQUESTS)]
+        theirs = [called(pipe, request) for request in requests] if turn % 2 else []
+        ours = await asyncio.gather(*(camera.film(request, n * step_s) for n, request in enumerate(requests)))
+        theirs = theirs or [called(pipe, request) for request in requests]
+        off = max(int(np.abs(seen.frames.astype(int) - frames).max()) for seen, (_, frames) in zip(ours, theirs, strict=True))
+        if off > SAME:
+            raise AssertionError(f"ours and the pipeline's films are {off} of 255 apart")
+        taken = max(seen.done_s for seen in ours) - min(seen.arrived_s for seen in ours)
+        speeds.append(sum(seconds for seconds, _ in theirs) / taken)
+    await camera.model.close()
+    how = f"{REQUESTS} requests one step apart, half of them guided, {STEPS} steps, {DRAWN_FRAMES} frames of {side} px, decoded; small"
+    report.add(Figure(f"x_throughput_wan_{REQUESTS}", median(speeds), "x", ">= 1.2", f"{how}; over calls of the pipeline one by one"))
+
+
+# Decoding ------------------------------------------------------------------------------------------------------------------------------
+
+
+def published_decoder(folder: Path) -> Path:
+    """A folder of Wan 2.2 whose transformers are tiny and whose VAE is as large as the published one."""
+    made = folder / "wan-decoder"
+    make_tiny("wan2.2-t2v", made, Order(size="tiny"))
+    with quiet():
+        AutoencoderKLWan().save_pretrained(made / "vae")
+    return made
+
+
+async def first_frame(report: Report, folder: Path) -> None:
+    made = published_decoder(folder)
+    camera = Camera(made, SIDE)
+    await camera.film(asked(0, SIDE, 5, steps=1))
+    seen = await camera.film(asked(1, SIDE, FRAMES, steps=1))
+    await camera.model.close()
+    ratio = (seen.first_s - seen.drawn_s) / (seen.done_s - seen.drawn_s)
+    how = f"{FRAMES} frames of {SIDE} px by a VAE of the published width, over the time to the last one"
+    report.add(Figure("first_frame_over_decode", ratio, "", "<= 0.1", f"raw, at the stage's output; {how}"))
+    fragment = await first_fragment(made, folder)
+    report.add(Figure("first_fragment_over_decode", fragment, "", "", f"VP9 in WebM, at a client behind a router; {how}"))
+    await _memory(report, made)
+
+
+async def first_fragment(made: Path, folder: Path) -> float:
+    """From the last step on, by the clock."""
+    flags = ("--checkpoint", str(made), "--dtype", "float32")
+    pipeline = folder / "film.yaml"
+    pipeline.write_text(PIPELINE)
+    with stack(
+        folder, kinds=["diffusion"], family="diffusers", pipeline=str(pipeline), options={"width": SIDE, "height": SIDE}, stage_args=flags
+    ) as running:
+        assert running.router is not None
+        drawn_s, first_s = 0.0, 0.0
+        async with AsyncOmni(address=running.router.address) as omni:
+            async for event in omni.stream_film("a boat", width=SIDE, height=SIDE, frames=FRAMES, steps=1):
+                if isinstance(event, Progress):
+                    drawn_s = time.perf_counter()
+                elif isinstance(event, VideoDelta):
+                    first_s = first_s or time.perf_counter()
+        return (first_s - drawn_s) / (time.perf_counter() - drawn_s)
+
+
+# Memory --------------------------------------------------------------------------------------------------------------------------------
+
+
+async def _memory(report: Report, made: Path) -> None:
+    short, long = (1 + 4 * round(seconds * RATE_HZ / 4) for seconds in (SHORT_S, LONG_S))
+    peaks = {
+        (streamed, frames): _measured(made, frames, streamed)
+        for streamed, frames in ((True, short), (True, long), (True, FRAMES), (False, FRAMES))
+    }
+    mib = {key: peak / (1 << 20) for key, peak in peaks.items()}
+    how = f"resident memory above the loaded model, {SIDE} px, VAE of the published width"
+    report.add(
+        Figure("film_memory_10s_over_2_5s", mib[True, long] / mib[True, short], "", "<= 1.1", f"streamed; {how}"),
+        Figure("film_memory_streamed_over_whole", mib[True, FRAMES] / mib[False, FRAMES], "", "<= 0.7", f"{FRAMES} frames; {how}"),
+        Figure("film_memory", mib[True, FRAMES], "MiB", "", f"streamed, {FRAMES} frames; {how}"),
+    )
+
+
+def _measured(made: Path, frames: int, streamed: bool) -> int:
+    """In a process of its own, so that no one finds memory of another one."""
+    with ProcessPoolExecutor(1, get_context("spawn")) as pool:
+        return pool.submit(peak_of, made, frames, streamed).result()
+
+
+def peak_of(made: Path, frames: int, streamed: bool) -> int:
+    """Bytes that a film takes above the loaded model: ours, of which each frame is let go, or the pipeline's."""
+    torch.set_num_threads(1)
+    request = asked(1, SIDE, frames, steps=1)
+    if streamed:
+        return asyncio.run(_peak_streamed(made, request))
+    pipe = load_pipeline(made, torch.float32)
+    pipe.set_progress_bar_config(disable=True)
+    called(pipe, replace(request, frames=5))
+    peak = Peak(os.getpid())
+    _, made_frames = called(pipe, request)
+    assert len(made_frames) == frames
+    return peak.growth
+
+
+async def _peak_streamed(made: Path, request: DrawRequest) -> int:
+    camera = Camera(made, SIDE)
+    assert await camera.frames_only(replace(request, frames=5)) == 5
+    peak = Peak(os.getpid())
+    assert await camera.frames_only(request) == request.frames
+    growth = peak.growth
+    await camera.model.close()
+    return growth
