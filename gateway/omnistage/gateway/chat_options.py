@@ -17,11 +17,6 @@ SAME = (
 """Options that are called so here too."""
 
 OTHERWISE = {
-    "conversation": "messages",
-    "request": "messages",
-    "text": "messages",
-    "verbatim": "messages",
-    "pipeline": "model",
     "outputs": "modalities",
     "voice": "audio.voice",
     "json_schema": "response_format",
@@ -48,7 +43,7 @@ def options_of(asked: ChatRequest, pipeline: str, voice: str | None, number: int
     return options
 
 
-FIELDS = fields_of(OTHERWISE)
+FIELDS = fields_of("messages", OTHERWISE)
 
 
 def names_of(asked: ChatRequest) -> Mapping[str, str]:

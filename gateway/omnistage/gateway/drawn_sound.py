@@ -25,15 +25,7 @@ from omnistage.gateway.sound import MEDIA_TYPES, check_format, encoded, file_of
 MOST_SECONDS = 3600
 FORMAT = "response_format"
 
-FIELDS = fields_of(
-    {
-        **dict.fromkeys(("request", "text", "verbatim", "messages", "conversation"), "prompt"),
-        "pipeline": "model",
-        "outputs": "model",
-        "duration_s": "seconds",
-        "diffusion.duration_s": "seconds",
-    }
-)
+FIELDS = fields_of("prompt", {})
 """By a field as the client library and the stages call it, the field of this interface."""
 
 

@@ -29,17 +29,13 @@ log = structlog.get_logger(__name__)
 PICTURE = "input_reference"
 
 FIELDS = fields_of(
+    "prompt",
     {
-        **dict.fromkeys(("request", "text", "verbatim", "messages", "conversation"), "prompt"),
         **dict.fromkeys(("image", "images", "diffusion.images"), PICTURE),
-        "pipeline": "model",
-        "outputs": "model",
         "width": "size",
         "height": "size",
-        "duration_s": "seconds",
-        "diffusion.duration_s": "seconds",
         "media_type": "format",
-    }
+    },
 )
 """By a field as the client library and the stages call it, the field of this interface."""
 
@@ -189,7 +185,7 @@ class Jobs:
     async def delete(self, job: Job) -> None:
         """It, and what runs for it."""
         run = self._runs.pop(job.id, None)
-        self._jobs.pop(job.id, None)
+        self._jobs.pop(job.id, None)  # Now, so that what still runs of it is neither put down nor begun again.
         if run is not None:
             run.growing.end()
             if run.task is not None:

@@ -27,10 +27,8 @@ from omnistage.gateway.pictures_schema import PictureRequest, edit_bodies
 from omnistage.gateway.usage import picture_usage
 
 FIELDS = fields_of(
+    "prompt",
     {
-        **dict.fromkeys(("request", "text", "verbatim", "messages", "conversation"), "prompt"),
-        "pipeline": "model",
-        "outputs": "model",
         "width": "size",
         "height": "size",
         "preview_side": "partial_images",
@@ -38,7 +36,7 @@ FIELDS = fields_of(
         "media_type": "output_format",
         "previews": "partial_images",
         "mask_image": "mask",
-    }
+    },
 )
 """By a field as the client library and the stages call it, the field of this interface."""
 

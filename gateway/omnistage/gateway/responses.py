@@ -27,14 +27,12 @@ from omnistage.gateway.responses_schema import ResponsesRequest
 from omnistage.gateway.usage import response_usage
 
 FIELDS = fields_of(
+    "input",
     {
-        **dict.fromkeys(("request", "conversation", "messages", "text", "verbatim"), "input"),
-        "pipeline": "model",
-        "outputs": "model",
         "max_tokens": "max_output_tokens",
         "json_schema": "text.format",
         "thinker.constraint": "text.format",
-    }
+    },
 )
 """By a field as the client library and the stages call it, the one of this interface."""
 

@@ -25,12 +25,10 @@ from omnistage.gateway.usage import speech_usage
 FORMAT = "response_format"
 
 FIELDS = fields_of(
+    "input",
     {
-        **dict.fromkeys(("text", "request", "verbatim", "messages", "conversation"), "input"),
-        "pipeline": "model",
-        "outputs": "model",
         "encoding": FORMAT,
-    }
+    },
 )
 """By a field as the client library and the stages call it, the field of this interface."""
 
