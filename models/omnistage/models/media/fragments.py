@@ -41,7 +41,7 @@ def _moof(number: int, tracks: Sequence[tuple[int, Sequence[Sample]]], offset: i
     """offset: of the first sample, from the beginning of this box on."""
     parts = [_box(b"mfhd", struct.pack(">II", 0, number))]
     for track, samples in tracks:
-        head = struct.pack(">III", MOOF_IS_BASE, track, 0)[:8]
+        head = struct.pack(">II", MOOF_IS_BASE, track)
         begin = struct.pack(">IQ", 1 << 24, samples[0].time)
         run = struct.pack(">III", RUN_SAYS, len(samples), offset)
         run += b"".join(struct.pack(">III", one.duration, len(one.data), KEY if one.is_key else DEPENDENT) for one in samples)
