@@ -141,7 +141,10 @@ def test_a_private_stack_that_makes_none_says_what_to_give() -> None:
     with Omni(pipeline="toy-picture") as omni:
         with pytest.raises(BadRequestError, match="outputs: toy-picture gives image, progress, not 'video'") as error:
             omni.film(PROMPT)
-        assert error.value.hint == "Serve a checkpoint that makes it: Wan makes films, Stable Audio makes sound."
+        assert error.value.hint == "Serve a checkpoint that makes films, such as Wan."
+        with pytest.raises(BadRequestError, match="not 'latents'") as error:
+            omni.draw(PROMPT, outputs=["image", "latents"])
+        assert error.value.hint == ""
         assert len(omni.draw(PROMPT).pictures) == 1
 
 

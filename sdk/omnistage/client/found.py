@@ -49,6 +49,9 @@ LACKING = ("model", "thinker", "diffusion")
 LACKING_TO_DRAW = (*LACKING, "outputs")
 """Fields that a router blames when it has no pipeline for the request, and for a drawing."""
 
+MAKERS = {"image": "draws pictures, such as Qwen-Image", "video": "makes films, such as Wan", "audio": "makes sound, such as Stable Audio"}
+"""What a checkpoint does that is to be served for a drawing, by the one port that is wanted."""
+
 LENGTHS = {"video": "{frames}, {steps}", "audio": "{seconds}, {steps}"}
 """What there could be less of in a drawing, by its port."""
 
@@ -107,17 +110,14 @@ def advise(router: Found | None, error: OmniError, asked: omni_pb2.GenerateReque
     if named := error.metadata.get("candidates", ""):
         first, *_ = names = named.split(",")
         error.hint = f"Name one of {', '.join(names)}: {{pipeline={first}}}."
-    elif error.reason == "UNKNOWN_MODEL" or error.metadata.get("field") in (
-        *LACKING,
-        *(["outputs"] if asked.HasField("diffusion") else []),
-    ):
+    elif error.reason == "UNKNOWN_MODEL" or error.metadata.get("field") in (LACKING_TO_DRAW if asked.HasField("diffusion") else LACKING):
         if error.reason == "UNKNOWN_MODEL" and (meant := did_you_mean(asked.model, error.message.partition(THERE)[2].split(", "))):
             error.say_more(meant.removeprefix("; "))
         lacks = router is not None and router.pipelines and not router.has(asked.model)
         # The refusal itself says which pipelines there are, or which of them can.
         error.hint = router.advice(asked.model) if router is not None and lacks else ""
-        if router is None and asked.HasField("diffusion"):
-            error.hint = "Serve a checkpoint that makes it: Wan makes films, Stable Audio makes sound."
+        if router is None and asked.HasField("diffusion") and (makes := MAKERS.get(",".join({*asked.outputs} - {"progress"}))):
+            error.hint = f"Serve a checkpoint that {makes}."
 
 
 def _less(asked: omni_pb2.GenerateRequest) -> str:
