@@ -221,9 +221,10 @@ def test_a_stack_is_announced_alike_wherever_it_runs(capsys: pytest.CaptureFixtu
     """Commands are told the address where they do not find it by themselves: one that can be asked, also of who listens everywhere."""
     shown = []
     for pid in (0, 7):
-        asked = ServerOptions(http="0.0.0.0:8000", idle_limit_s=1800)
-        starting, http, metrics = ["two", "three"], "0.0.0.0:8001", "0.0.0.0:9"
-        announce(Notices(), address, asked, pid=pid, http=http, starting=starting, metrics=metrics, log_folder="/logs")
+        layout = Layout(
+            [PipelineLayout(name, name, []) for name in ("one", "two", "three")], ServerOptions(http="0.0.0.0:8000", idle_limit_s=1800)
+        )
+        announce(Notices(), address, layout, pid=pid, http="0.0.0.0:8001", metrics="0.0.0.0:9", log_folder="/logs")
         first, *rest = capsys.readouterr().err.splitlines()
         end = f"pid 7; `omnistage stop{ended}` ends it" if pid else "Ctrl-C ends it"
         assert first == f"serving on {address}   ({end})"
@@ -237,6 +238,9 @@ def test_a_stack_is_announced_alike_wherever_it_runs(capsys: pytest.CaptureFixtu
         "idle:     it ends by itself when nobody has asked for 1800 s",
     ]
     assert shown == [lines, lines]
+    announce(Notices(), address, Layout([PipelineLayout("drawing", "drawing", [StageLayout("diffusion", "diffusers")])]))
+    told = f'ask it:   omnistage draw "A hill in the rain."{named}   (or film, or sound: `omnistage pipelines{named}` shows which)'
+    assert told in capsys.readouterr().err.splitlines()
 
 
 def test_several_pipelines_are_a_setting_like_any_other(tmp_path: Path) -> None:

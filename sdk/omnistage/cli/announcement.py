@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 from rich.markup import escape
 
-from omnistage.cli.layout import Layout, ServerOptions, flag, reached
+from omnistage.cli.layout import Layout, flag, reached
 from omnistage.cli.notices import Notices
 from omnistage.cli.served import Served
 from omnistage.client import found
@@ -37,16 +37,15 @@ def warn(layout: Layout, notices: Notices) -> None:
 def announce(
     notices: Notices,
     address: str,
-    servers: ServerOptions,
+    layout: Layout,
     *,
     pid: int = 0,
     http: str = "",
-    starting: Sequence[str] = (),
     metrics: str = "",
     log_folder: str = "",
 ) -> None:
-    """servers: what was asked for. pid: of its launcher; 0: this process. http: HOST:PORT of its gateway. starting: the pipelines that do
-    not serve yet. metrics: HOST:PORT of those of all processes. log_folder: where the output of the processes goes; empty: onto the
+    """layout: what was asked for; its first pipeline serves, the others start. pid: of its launcher; 0: this process. http: HOST:PORT of its
+    gateway. metrics: HOST:PORT of those of all processes. log_folder: where the output of the processes goes; empty: onto the
     terminal."""
     asked = reached(address)
     is_found = asked == found.LOCAL_ADDRESS  # Where commands look by themselves.
@@ -54,11 +53,11 @@ def announce(
     notices.tell(f"[bold green]serving[/] on {escape(address)}   ({escape(end)})")
     named = "" if is_found else f" --address {asked}"
     if http:
-        notices.tell(f"page:     [bold]{page(http)}[/]   [dim]({escape(_about_http(servers.http, http))})[/]")
-    for name, text in _lines(named, starting, metrics, log_folder):
+        notices.tell(f"page:     [bold]{page(http)}[/]   [dim]({escape(_about_http(layout.servers.http, http))})[/]")
+    for name, text in _lines(named, layout, metrics, log_folder):
         notices.say(f"[dim]{f'{name}:':<10}{escape(text)}[/]")
-    if servers.idle_limit_s:
-        notices.tell(f"[dim]idle:     it ends by itself when nobody has asked for {servers.idle_limit_s:g} s[/]")
+    if layout.servers.idle_limit_s:
+        notices.tell(f"[dim]idle:     it ends by itself when nobody has asked for {layout.servers.idle_limit_s:g} s[/]")
 
 
 def page(http: str) -> str:
@@ -82,9 +81,12 @@ def _about_http(asked: str, http: str) -> str:
     return f"{moved}OpenAI's interface is below /v1; any key is taken"
 
 
-def _lines(named: str, starting: Sequence[str], metrics: str, log_folder: str) -> Iterator[tuple[str, str]]:
-    yield "ask it", f'omnistage ask "What is a kite?"{named}'
-    if starting:
+def _lines(named: str, layout: Layout, metrics: str, log_folder: str) -> Iterator[tuple[str, str]]:
+    if layout.only_draws:  # A question would be drawn; only the checkpoint says of what kind.
+        yield "ask it", f'omnistage draw "A hill in the rain."{named}   (or film, or sound: `omnistage pipelines{named}` shows which)'
+    else:
+        yield "ask it", f'omnistage ask "What is a kite?"{named}'
+    if starting := [pipeline.name for pipeline in layout.pipelines[1:]]:
         yield "starting", f"{', '.join(starting)}; `omnistage status{named}` shows how far"
     if metrics:
         yield "metrics", f"http://{reached(metrics)}/metrics"

@@ -68,10 +68,9 @@ def serve_detached(choice: Choice, words: Sequence[str], log_folder: Path | None
         )
         error.log = said.get("log", "")
         raise error
-    starting = [one.name for one in layout.pipelines[1:]]
     address, http, metrics = (said.get(name, "") for name in ("address", "http", "metrics"))
     logs = str(log_folder)
-    announce(notices, address, layout.servers, pid=launcher.pid, http=http, starting=starting, metrics=metrics, log_folder=logs)
+    announce(notices, address, layout, pid=launcher.pid, http=http, metrics=metrics, log_folder=logs)
 
 
 def _new_log_folder() -> Path:

@@ -113,6 +113,11 @@ class Layout:
         return frozenset(stage.kind for pipeline in self.pipelines for stage in pipeline.stages)
 
     @property
+    def only_draws(self) -> bool:
+        """Whether no pipeline answers a question."""
+        return "diffusion" in self.kinds and "thinker" not in self.kinds
+
+    @property
     def groups(self) -> list[Group]:
         """The servers of all stages. A stage that is the same in everything is the same servers, whatever pipelines have it."""
         found: list[Group] = []

@@ -40,8 +40,7 @@ FEWEST_ROWS, FEWEST_COLUMNS = 3, 8
 @dataclass(slots=True)
 class Spoken:
     """What has come so far. sounds is filled only if a file is wanted, words if captions are. thought: what the model thought before it
-    answered. tokens: of the text and of that. pictures: how many, of a prompt that was
-    drawn; frames: of a film of it."""
+    answered. tokens: of the text and of that. pictures: how many, of a prompt that was drawn. frames: of a film of it."""
 
     text: str = ""
     thought: str = ""

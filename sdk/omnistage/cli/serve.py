@@ -77,8 +77,7 @@ async def _serve(layout: Layout, log_folder: Path | None, verbose: bool, owner: 
             with nullcontext() if owner.is_private else registered(served):
                 owner.tell_first({"address": address, "http": http, "metrics": metrics})
                 if not owner.is_there:
-                    starting = [one.name for one in layout.pipelines[1:]]
-                    announce(notices, address, layout.servers, http=http, starting=starting, metrics=metrics, log_folder=logs)
+                    announce(notices, address, layout, http=http, metrics=metrics, log_folder=logs)
                 async with ended_when_idle(limit_s, stack.metrics_addresses, end_idle), begins.of(stack, layout):
                     raise await stack.broken()
     except asyncio.CancelledError:
