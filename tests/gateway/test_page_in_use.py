@@ -27,6 +27,7 @@ from helpers.gateway import gateway
 from helpers.page_picture import take_picture
 from helpers.servers import ServerProcess
 from helpers.waiting import until
+from omnistage.client.encoder import SoundEncoder
 from omnistage.models.toy import files, film, formulas
 
 SEED = 7
@@ -169,6 +170,26 @@ async def it_makes_sound(place: Place) -> None:
         await page.get_by_text(f"toy-film · seed {SEED}").wait_for()
         await expect(page.get_by_role("link", name="Save sound")).to_be_visible()
         assert await serious_faults(page) == []
+        await watched.check(place.url)
+
+
+async def it_plays_the_mean_of_two_channels(place: Place) -> None:
+    """As many samples as each channel has: the router's models have one, so the answer is that of another gateway."""
+    whole = formulas.film_sound(SEED, 0, 0, formulas.SAMPLE_RATE_HZ // 2)
+    encoder = SoundEncoder(".wav", formulas.SAMPLE_RATE_HZ, channels=2)
+    pieces = [encoder.encode(np.hstack([whole, 0 * whole])[at : at + 5000]) for at in range(0, len(whole), 5000)]
+    events = [
+        *({"type": "audio.delta", "audio": base64.b64encode(piece).decode()} for piece in pieces),
+        {"type": "audio.done", "usage": {"stages": []}, "seed": SEED, "pipeline": "toy-film", "session_id": "0"},
+    ]
+    body = "".join(f"data: {json.dumps(event)}\n\n" for event in events)
+    async with browser() as context:
+        watched = await opened(context, place.url)
+        page = watched.page
+        await page.route("**/v1/audio/generate", lambda route: route.fulfill(content_type="text/event-stream", body=body))
+        await page.get_by_text("Sound", exact=True).click()
+        await ask(page, "Rain", SEED)
+        await heard(page, np.trunc(whole[:, 0] * 32768 / 2) / 32768)
         await watched.check(place.url)
 
 
@@ -474,6 +495,7 @@ DEEDS: tuple[Callable[[Place], Awaitable[None]], ...] = (
     it_draws,
     it_sees,
     it_makes_sound,
+    it_plays_the_mean_of_two_channels,
     it_makes_films,
     it_fits_a_phone,
     it_is_dark_where_that_is_wanted,

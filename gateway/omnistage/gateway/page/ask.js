@@ -152,7 +152,7 @@ const pause = (ms, signal) =>
   });
 
 async function* sounding(events) {
-  let rateHz = 0, hasEnded = false;
+  let rateHz = 0, channels = 0, hasEnded = false;
   for await (const { data } of events) {
     if (data.type === "omnistage.progress") yield { kind: "progress", done: data.done, total: data.total };
     else if (data.type === "omnistage.failover") yield { kind: "failover", ...data };
@@ -162,14 +162,27 @@ async function* sounding(events) {
     } else if (data.type === "audio.delta") {
       let bytes = bytesOf(data.audio);
       if (!rateHz) {
-        rateHz = bytes.length < WAV_HEAD ? 0 : new DataView(bytes.buffer).getUint32(24, true);
-        if (!rateHz) throw strange("a sound is no WAV");
+        const head = bytes.length < WAV_HEAD ? null : new DataView(bytes.buffer);
+        [channels, rateHz] = head ? [head.getUint16(22, true), head.getUint32(24, true)] : [0, 0];
+        if (!channels || !rateHz) throw strange("a sound is no WAV");
         bytes = bytes.slice(WAV_HEAD);
       }
-      if (bytes.length > 1) yield { kind: "sound", pcm: new Int16Array(bytes.buffer, 0, bytes.length >> 1), rateHz, prebufferS: 0 };
+      if (bytes.length > 1) yield { kind: "sound", pcm: mixed(new Int16Array(bytes.buffer, 0, bytes.length >> 1), channels), rateHz, prebufferS: 0 };
     }
   }
   if (!hasEnded) throw new Failure("The sound broke off.", { hint: "Ask again.", retryAfterS: 0 });
+}
+
+/** Samples of several channels, one after the other, as the mean of them: the player has one. */
+function mixed(pcm, channels) {
+  if (channels === 1) return pcm;
+  const made = new Int16Array(pcm.length / channels);
+  for (let at = 0; at < made.length; at += 1) {
+    let sum = 0;
+    for (let channel = 0; channel < channels; channel += 1) sum += pcm[at * channels + channel];
+    made[at] = sum / channels;
+  }
+  return made;
 }
 
 /** 16-bit samples of base64. */
