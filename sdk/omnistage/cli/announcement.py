@@ -44,8 +44,8 @@ def announce(
     metrics: str = "",
     log_folder: str = "",
 ) -> None:
-    """layout: what was asked for; its first pipeline serves, the others start. pid: of its launcher; 0: this process. http: HOST:PORT of its
-    gateway. metrics: HOST:PORT of those of all processes. log_folder: where the output of the processes goes; empty: onto the
+    """layout: what was asked for; its first pipeline serves, the others start. pid: of its launcher; 0: this process. http: HOST:PORT of
+    its gateway. metrics: HOST:PORT of those of all processes. log_folder: where the output of the processes goes; empty: onto the
     terminal."""
     asked = reached(address)
     is_found = asked == found.LOCAL_ADDRESS  # Where commands look by themselves.
