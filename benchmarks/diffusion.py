@@ -19,6 +19,7 @@ from typing import Any, NamedTuple, cast
 
 import torch
 
+from benchmarks import films
 from benchmarks.figures import OUT, Figure, Report, arguments, median
 from benchmarks.full_size import on_gpu
 from benchmarks.sounds import first_sound
@@ -264,6 +265,8 @@ PARTS: dict[str, Callable[[Report, Path], Coroutine[Any, Any, None]]] = {
     "prompt cache": prompt_cache,
     "families": families,
     "first sound": first_sound,
+    "films at once": films.throughput,
+    "first frame": films.first_frame,
 }
 
 

@@ -1,17 +1,15 @@
-"""The memory that a server needs while a test does something to it."""
+"""The memory that a process needs while something is done to it."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from helpers.servers import ServerProcess
-
 
 class Peak:
     """The most memory that a process held since the last look, in bytes."""
 
-    def __init__(self, server: ServerProcess) -> None:
-        self._folder = Path("/proc") / str(server.pid)
+    def __init__(self, pid: int) -> None:
+        self._folder = Path("/proc") / str(pid)
         self.before = self._resident("VmRSS")
         (self._folder / "clear_refs").write_text("5")
 

@@ -126,7 +126,7 @@ async def test_millions_of_one_field_at_a_router(standing: Stack, name: str):
     assert standing.router is not None
     async with beside(standing.address) as other:
         await other.is_answered(1)
-        peak = Peak(standing.router)
+        peak = Peak(standing.router.pid)
         told = refusal(await asked(standing.address, millions(path, TEXT_REQUEST_BYTES)))
         assert told.reason == "BAD_REQUEST" and str(path).endswith(told.fields[0]), told
         assert peak.growth < MOST_GROWTH
@@ -136,7 +136,7 @@ async def test_millions_of_one_field_at_a_router(standing: Stack, name: str):
 async def test_millions_of_one_field_in_a_conversation(standing: Stack):
     """Of a turn as of a request; and of a chunk, which comes before there is a turn."""
     assert standing.router is not None
-    peak = Peak(standing.router)
+    peak = Peak(standing.router.pid)
     for path in [*CONVERSE_PATHS[:4], *(path for path in CONVERSE_PATHS if str(path) in ("chunk.codes.codes", "chunk.tensor.shape"))]:
         code, details = await streamed(standing.address, CONVERSE, millions(path, TEXT_REQUEST_BYTES))
         assert code == grpc.StatusCode.INVALID_ARGUMENT
@@ -151,7 +151,7 @@ async def test_millions_of_one_field_at_a_stage(standing: Stack, name: str):
     stage = standing.stages["thinker"]
     async with beside(standing.address) as other:
         await other.is_answered(1)
-        peak = Peak(stage)
+        peak = Peak(stage.pid)
         code, details = await streamed(stage.address, RUN, millions(path, 20 << 20))
         assert code == grpc.StatusCode.INVALID_ARGUMENT
         assert path.field.name in details and "at most" in details
@@ -185,7 +185,7 @@ async def test_many_such_requests_at_once_leave_room_for_others(standing: Stack)
     data = wire.field(99, b"") * ((TEXT_REQUEST_BYTES - 64) // 3)
     async with beside(standing.address) as other:
         await other.is_answered(1)
-        peak = Peak(standing.router)
+        peak = Peak(standing.router.pid)
         errors: Sequence[grpc.aio.AioRpcError] = await asyncio.gather(*[asked(standing.address, data) for _ in range(8)])
         assert "BAD_REQUEST" in (reasons := {refusal(error).reason for error in errors}) and reasons <= SLOW_OR_BAD
         assert peak.growth < 8 * 4 * TEXT_REQUEST_BYTES

@@ -46,7 +46,7 @@ def seen(size: int) -> str:
 
 def peaks(standing: Stack) -> list[Peak]:
     assert standing.router is not None
-    return [Peak(server) for server in (standing.router, standing.stages["thinker"])]
+    return [Peak(server.pid) for server in (standing.router, standing.stages["thinker"])]
 
 
 async def test_300_mb_pass_in_little_memory(standing: Stack):

@@ -164,8 +164,13 @@ def _is_prompt(request: omni_pb2.GenerateRequest) -> bool:
 
 
 def _draw(request: omni_pb2.GenerateRequest, pipeline: Pipeline) -> None:
-    """Make a drawing of a prompt. Raises BAD_REQUEST for what a drawing has no use for."""
+    """Make a drawing of a prompt. Raises BAD_REQUEST for what a drawing has no use for, and for a film or a sound that nobody asked for:
+    each takes minutes, and is no answer to a question."""
     (turn,) = request.thinker.messages
+    if not request.outputs and "image" not in pipeline.offered:
+        told = next((words[1] for output, words in DRAWING.items() if output in pipeline.offered), "does not answer")
+        wanted = f"name the outputs that are wanted, of {', '.join(pipeline.offered)}"
+        raise bad_request("outputs", f"{pipeline.name} {told} and does not answer: {wanted}")
     thinker = [field.name for field, _ in request.thinker.ListFields() if field.name != "messages"]
     fields = [f"thinker.{name}" for name in thinker] + [kind for kind in ("talker", "code2wav") if request.HasField(kind)]
     if fields:

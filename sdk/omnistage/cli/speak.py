@@ -194,8 +194,6 @@ def _remarks(question: Question, spoken: Spoken, done: Done, hearing: Listening)
     if spoken.pictures:
         drawn = "a picture" if spoken.pictures == 1 else f"{spoken.pictures} pictures"
         yield f"{done.pipeline} drew {drawn} of this; omnistage draw PROMPT --out F.png keeps what it draws"
-    if spoken.frames:
-        yield f"{done.pipeline} made a film of this; omnistage film PROMPT --out F.webm keeps what it makes"
     yield figures(done)
     yield from remarks(done)
     if hearing.lacks_loudspeaker and question.is_to_be_heard:

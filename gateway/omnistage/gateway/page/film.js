@@ -1,6 +1,5 @@
 // A film as it comes: seen while it grows where the browser can, else when it is whole.
 
-const CODECS = { "video/webm": 'video/webm; codecs="vp9"', "video/mp4": 'video/mp4; codecs="av01.0.05M.08"' };
 const ENDS = { "video/webm": "webm", "video/mp4": "mp4" };
 
 /** In a `video`. */
@@ -22,10 +21,10 @@ export class GrowingFilm {
 
   begin(mediaType) {
     this.mediaType = mediaType.split(";")[0].trim();
-    const type = mediaType.includes("codecs") ? mediaType : CODECS[this.mediaType];
-    if (!type || !("MediaSource" in window) || !MediaSource.isTypeSupported(type)) return;
+    // Without the names of its codecs a browser takes no film in pieces.
+    if (!mediaType.includes("codecs") || !("MediaSource" in window) || !MediaSource.isTypeSupported(mediaType)) return;
     this.source = new MediaSource();
-    this.source.addEventListener("sourceopen", () => this.open(type), { once: true });
+    this.source.addEventListener("sourceopen", () => this.open(mediaType), { once: true });
     this.video.src = this.opened = URL.createObjectURL(this.source);
   }
 
@@ -39,8 +38,20 @@ export class GrowingFilm {
 
   feed() {
     if (!this.buffer || this.buffer.updating || this.source.readyState !== "open") return;
-    if (this.waiting.length) this.buffer.appendBuffer(this.waiting.shift());
+    if (this.waiting.length) this.append();
     else if (this.isWhole) this.source.endOfStream();
+  }
+
+  /** A long film may be more than the browser keeps in pieces: it is shown again from a file of its own when it is whole. */
+  append() {
+    try {
+      this.buffer.appendBuffer(this.waiting[0]);
+      this.waiting.shift();
+    } catch (error) {
+      if (error.name !== "QuotaExceededError") throw error;
+      this.source.endOfStream();
+      this.source = this.buffer = null;
+    }
   }
 
   /** Nothing more comes. Returns the file, and how its name ends; null where nothing came. */
