@@ -14,8 +14,8 @@ from helpers.speech import Array, rows_of, sounds_of
 from omnistage.models.common.weights import load_weights
 from omnistage.models.interface import BadRequest, Sound, WaveRequest
 from omnistage.models.smol.code2wav import FRAMES_PER_ROW, NOISE_SEED, SAMPLES_PER_ROW, SCHEDULES, SmolCode2Wav, WaveSession
-from omnistage.models.smol.decoder import SpectrumNet
 from omnistage.models.smol.prosody import COUNT, INDEX
+from omnistage.models.smol.spectrum import SpectrumNet
 from omnistage.models.smol.talker import SmolTalker
 
 TEXT = (

@@ -20,8 +20,8 @@ from omnistage.models.common.checkpoint import read_config
 from omnistage.models.common.weights import load_weights
 from omnistage.models.smol import waveform
 from omnistage.models.smol.code2wav import SAMPLES_PER_ROW, SmolCode2Wav
-from omnistage.models.smol.decoder import BINS, SpectrumNet, SpectrumStream
 from omnistage.models.smol.prosody import ENERGY, F0, TEXT_WIDTH, FeatureNet, Silence
+from omnistage.models.smol.spectrum import BINS, SpectrumNet, SpectrumStream
 from omnistage.models.smol.spoken import reader
 from omnistage.models.smol.talker import SmolTalker
 

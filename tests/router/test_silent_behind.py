@@ -12,10 +12,10 @@ from helpers.link import ENDED, Behaviour, bare_peer, says
 from helpers.servers import toy_logic
 from omnistage.link.channels import Channels
 from omnistage.router.admission import Admission
+from omnistage.router.answer import AnswerLimits, Generation
 from omnistage.router.pipeline import load_pipeline
 from omnistage.router.placement import SERVING, Placement
 from omnistage.router.request import validate
-from omnistage.router.session import AnswerLimits, Generation
 from omnistage.router.tally import Tally
 from omnistage.v1 import chunk_pb2, omni_pb2, stage_pb2
 from omnistage.wire.credentials import Credentials

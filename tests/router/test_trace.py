@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from omnistage.router.session import MAX_TRACESTATE, trace_metadata
+from omnistage.router.answer import MAX_TRACESTATE, trace_metadata
 
 PARENT = ("traceparent", "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01")
 

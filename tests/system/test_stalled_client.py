@@ -16,7 +16,7 @@ from omnistage.link.feed import MAX_UNSENT, MAX_UNSENT_CODES
 from omnistage.models.interface import Piece, Rows, TextPiece, TextRequest, Wanted
 from omnistage.models.toy import formulas
 from omnistage.models.toy.stages import ToyOptions, ToyThinker
-from omnistage.router.session import WINDOW as CLIENT_WINDOW
+from omnistage.router.answer import WINDOW as CLIENT_WINDOW
 from omnistage.stage.inputs import CODES_WINDOW, WINDOW
 from omnistage.thinker.stage import ThinkerStage
 

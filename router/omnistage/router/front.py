@@ -15,6 +15,7 @@ from omnistage.host.spans import Tracer
 from omnistage.link.channels import Channels
 from omnistage.router.account import Account
 from omnistage.router.admission import STALLED_S, Admission, Place
+from omnistage.router.answer import AnswerLimits, Generation, Write, incoming_trace, stalled, trace_metadata
 from omnistage.router.clients import client_of, request_of, shown
 from omnistage.router.conversation import OF_THE_CALL, Conversation
 from omnistage.router.gate import REQUEST_LIMIT_S
@@ -23,7 +24,6 @@ from omnistage.router.metrics import RouterMetrics
 from omnistage.router.pipeline import Pipeline
 from omnistage.router.request import ValidRequest, is_id, parse, validate
 from omnistage.router.served import Served
-from omnistage.router.session import AnswerLimits, Generation, Write, incoming_trace, stalled, trace_metadata
 from omnistage.router.turns import Turns
 from omnistage.v1 import omni_pb2, omni_pb2_grpc, stage_pb2
 from omnistage.wire.calls import write

@@ -41,9 +41,9 @@ from omnistage.models.interface import (
     WaveRequest,
 )
 from omnistage.models.options import LoadOptions
-from omnistage.models.smol import decoder, waveform
-from omnistage.models.smol.decoder import SpectrumNet, SpectrumStream
+from omnistage.models.smol import spectrum, waveform
 from omnistage.models.smol.prosody import COUNT, ENERGY, F0, FEATURE_WIDTH, FRAME_RATE_HZ, INDEX, TEXT_WIDTH
+from omnistage.models.smol.spectrum import SpectrumNet, SpectrumStream
 from omnistage.models.smol.waveform import SAMPLE_RATE_HZ, OverlapAdd, PulseTrain
 
 Samples = NDArray[np.float32]
@@ -54,9 +54,9 @@ NOISE_SEED = 0
 """Of all speech: no listener tells one noise from another, and equal features sound alike whatever the seed."""
 SAMPLES_PER_ROW = SAMPLE_RATE_HZ // FRAME_RATE_HZ
 FRAMES_PER_ROW = SAMPLES_PER_ROW // waveform.HOP
-LOOKAHEAD_ROWS = -(-(decoder.LOOKAHEAD + waveform.LOOKAHEAD) // FRAMES_PER_ROW)
+LOOKAHEAD_ROWS = -(-(spectrum.LOOKAHEAD + waveform.LOOKAHEAD) // FRAMES_PER_ROW)
 """Rows after a row that its samples depend on: 15, or 0.375 s of speech. None beyond the end of the phrase."""
-CONTEXT_ROWS = -(-(decoder.LOOKAHEAD + waveform.LOOKBEHIND) // FRAMES_PER_ROW)
+CONTEXT_ROWS = -(-(spectrum.LOOKAHEAD + waveform.LOOKBEHIND) // FRAMES_PER_ROW)
 """Rows before a row that its samples depend on, besides the running phase: 14. None before the beginning of the phrase."""
 MAX_PHRASE_ROWS = 4096
 WARM_UP_ROWS = 150
@@ -108,7 +108,7 @@ class _Phrase:
         self._device = net.head.weight.device
         self._spectra = SpectrumStream(net)
         self._train = PulseTrain()
-        self._pulses = torch.zeros(0, decoder.BINS, dtype=torch.complex64)
+        self._pulses = torch.zeros(0, spectrum.BINS, dtype=torch.complex64)
         self._overlap = OverlapAdd()
         self._samples = torch.zeros(0)
 
@@ -155,7 +155,7 @@ class _Phrase:
         if not last and self._wanted >= self._pushed + CONTEXT_ROWS:
             # Nothing wanted depends on these rows but the phase of the pulses.
             count = self._spectra.skip(len(f0))
-            spectra = torch.zeros(count, decoder.BINS, dtype=torch.complex64)
+            spectra = torch.zeros(count, spectrum.BINS, dtype=torch.complex64)
         else:
             maps = self._spectra.push(torch.from_numpy(self._frames(rows)).to(self._device), last).cpu()
             count = maps.shape[0]
@@ -166,7 +166,7 @@ class _Phrase:
 
     @staticmethod
     def _frames(rows: Samples) -> Samples:
-        """Rows as the net takes them, [len(rows) * FRAMES_PER_ROW, decoder.IN_WIDTH]."""
+        """Rows as the net takes them, [len(rows) * FRAMES_PER_ROW, spectrum.IN_WIDTH]."""
         text = np.repeat(rows[:, :TEXT_WIDTH], FRAMES_PER_ROW, axis=0)
         f0, energy = rows[:, F0].reshape(-1, 1), rows[:, ENERGY].reshape(-1, 1)
         pitch = np.log(np.maximum(f0, 0) + 1) / np.float32(5)

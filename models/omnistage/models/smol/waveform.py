@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from omnistage.models.smol.decoder import BINS
+from omnistage.models.smol.spectrum import BINS
 
 SAMPLE_RATE_HZ = 24000
 HOP = 300
