@@ -3,7 +3,9 @@
 from omnistage.host.memory import put_off_collection, tune_malloc
 from omnistage.host.structlog_import import import_structlog
 
-tune_malloc(max_arenas=16)  # Before grpc is imported: it pays for large messages. As many as 2 cores have: its memory may be bounded.
+# Set before grpc is imported, because grpc allocates large messages. 16 arenas are the number that 2 cores have: the memory of the router
+# may be bounded.
+tune_malloc(max_arenas=16)
 put_off_collection()
 import_structlog()
 

@@ -1,4 +1,4 @@
-"""The end of a request, told once: one line in the log (docs/logs.md) and one span (docs/tracing.md), whatever became of it."""
+"""The account of a request: when the request ends, one line in the log (docs/logs.md) and one span (docs/tracing.md) say how."""
 
 from __future__ import annotations
 
@@ -23,13 +23,14 @@ _FINISH = {
 }
 
 _STANDARD = {"tokens": "gen_ai.usage.output_tokens", "prompt_tokens": "gen_ai.usage.input_tokens"}
-"""What OpenTelemetry's conventions have a name for; all else that a span says is `omnistage.*`."""
+"""Figures for which OpenTelemetry's conventions have a name; every other attribute of a span is `omnistage.*`."""
 
 
 class Account:
-    """Of one request, from its arrival on: `asks`, `waits`, `placed`, `answers`, as far as it comes, and `close` in any case.
+    """The account of one request from its arrival on. Call `asks`, `waits`, `placed` and `answers` as far as the request comes, and `close`
+    in any case.
 
-    client: as `clients.shown` has it. Neither the line nor the span has anything of what was asked or answered.
+    client: as `clients.shown` gives it. Neither the line nor the span holds anything of the question or the answer.
     """
 
     def __init__(self, client: str, span: Span) -> None:
@@ -43,37 +44,38 @@ class Account:
         self.tally = Tally()
 
     def asks(self, pipeline: str, request_id: str) -> None:
-        """As far as it was checked. pipeline, request_id: empty where they are not known."""
+        """The request asks for this pipeline. pipeline, request_id: as far as the request was checked; empty if unknown."""
         self._pipeline, self._request_id = pipeline, request_id
 
     def waits(self) -> None:
-        """It asks for a place now."""
+        """The request asks for a place now."""
         self._waits_since = time.monotonic()
 
     def placed(self, place: Place) -> None:
-        """It has a place: it is an answer from now on."""
+        """The request has a place: it is an answer from now on."""
         self._place = place
         self.tally = Tally()
 
     def answers(self, session_id: str) -> None:
-        """The stages are asked."""
+        """The stages are asked in this session."""
         self._session_id = session_id
 
     def ended(self) -> None:
-        """All of the answer is out."""
+        """The whole answer was sent."""
         self._error = {"reason": "OK"}
 
     def failed(self, error: StageError | None) -> None:
-        """It ended with this error; None: by a bug. What is kept of it leads to no frame."""
+        """The request ended with this error; None: it ended by a bug. The account keeps texts only, nothing that leads to a frame."""
         self._error = BUG if error is None else error.for_log()
 
     @property
     def reason(self) -> str:
-        """How it ended, as far as was told: OK, INTERNAL, a name in ErrorReason, or CANCELLED: nobody waits for it any more."""
+        """How the request ended, as far as known: OK, INTERNAL, a name in ErrorReason, or CANCELLED if nobody waits for the answer any
+        more."""
         return self._error["reason"]
 
     def close(self) -> None:
-        """It is over."""
+        """Write the line and end the span."""
         said = self._figures() if self._place is not None else {}
         asked = {"request_id": self._request_id or None, "pipeline": self._pipeline or None, "client": self._client}
         line = {**asked, **self._error, **said, "total_s": _rounded(time.monotonic() - self._begun_s)}
@@ -81,7 +83,7 @@ class Account:
         self._trace({name: value for name, value in line.items() if name not in ("reason", "total_s")})
 
     def _figures(self) -> dict[str, object]:
-        """What came of it."""
+        """Figures of the answer."""
         assert self._place is not None
         tally = self.tally
         return {
@@ -103,11 +105,11 @@ class Account:
         }
 
     def _to_first(self, content: str) -> float | None:
-        """Seconds from the request's arrival to the first item of this kind; None: there was none."""
+        """Seconds from the request's arrival to the first item of this kind; None: there was no such item."""
         return _rounded(self.tally.begun_s + self.tally.first[content] - self._begun_s) if content in self.tally.first else None
 
     def _trace(self, line: dict[str, object]) -> None:
-        """End the span, with its parts and with what the line says beyond its end and its length."""
+        """End the span with its phases and with the fields of the line, except its reason and its length."""
         span, tally, now = self.span, self.tally, time.monotonic()
         if not span.trace_id:
             return

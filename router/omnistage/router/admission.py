@@ -1,4 +1,5 @@
-"""The door: who is let in, who waits a moment, and who is told to come again. The policy is in places.py; here are its clock and events."""
+"""The door: it lets a client in, makes a client wait a moment, or tells a client to come again. places.py holds the policy; this file has
+the clock and the events."""
 
 from __future__ import annotations
 
@@ -14,15 +15,15 @@ WAIT_S = 3.0
 """Longest wait for a place."""
 
 STALLED_S = 2.0
-"""A client that has left its answer unread for so long loses it when somebody waits for its place. With nobody waiting it may stall for
-`--stall-limit`."""
+"""A client that has left its answer unread for this long loses its place when somebody else waits for it. While nobody waits, the client
+may stall for `--stall-limit`."""
 
 
 class Place:
-    """One answer that runs, or waits to.
+    """One answer that runs, or that waits for its turn.
 
-    taken_back: done when the place is wanted for another client; the answer has to end then. writing_since: in time.monotonic() seconds,
-    while its client has an event to read; None else. queued_s: waited for the place.
+    taken_back: done when another client needs the place; the answer must end then. writing_since: time.monotonic() seconds at which the
+    client got an event that it has not read yet; None: it has read all. queued_s: seconds that the answer waited for the place.
     """
 
     def __init__(self, ticket: Ticket) -> None:
@@ -37,7 +38,7 @@ class Admission:
     """Gives places to clients."""
 
     def __init__(self, limit: Callable[[], int], share: float) -> None:
-        """limit: places, asked anew each time. share: see Places."""
+        """limit: returns the number of places; called anew each time. share: see Places."""
         self._limit = limit
         self._places = Places(limit(), share)
         self._open: dict[Ticket, Place] = {}
@@ -58,7 +59,7 @@ class Admission:
         return self._limit()
 
     def drain(self) -> None:
-        """Refuse who comes and who waits."""
+        """Refuse those who come and those who wait."""
         self._draining.set()
         for place in self._open.values():
             if not place.ticket.given:
@@ -98,7 +99,7 @@ class Admission:
         await self._idle.wait()
 
     async def _wait(self, place: Place) -> None:
-        """Until the place is there, taking it from a client that stalls where there is one."""
+        """Wait until the place is given; meanwhile, take places from clients that stall."""
         begun = time.monotonic()
         while not place.ticket.given:
             left = begun + WAIT_S - time.monotonic()
@@ -114,8 +115,8 @@ class Admission:
         place.queued_s = time.monotonic() - begun
 
     def _take_back(self) -> float:
-        """Take the place of the client that has stalled longest, unless as many are on their way already as wait. Seconds until another
-        look makes sense."""
+        """Take back the places of the clients that have stalled longest, as many as requests wait for one beyond those that are being
+        vacated already. Returns the seconds until another look makes sense."""
         now = time.monotonic()
         stalling = [place for place in self._open.values() if place.writing_since is not None and not place.taken_back.done()]
         leaving = sum(place.taken_back.done() for place in self._open.values())
@@ -132,7 +133,7 @@ class Admission:
 
 
 def overloaded(why: str) -> StageError:
-    """The error of what there is no room for now."""
+    """The error of a request for which there is no room now."""
     return StageError("OVERLOADED", f"{why}; try again")
 
 

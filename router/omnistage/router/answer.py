@@ -1,4 +1,4 @@
-"""One answer: a link to the first stage with the rest of the pipeline as its route, and a stream of events to the client."""
+"""One answer: a link to the first stage, with the rest of the pipeline as its route, and a stream of events to the client."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ WINDOW = 32
 """Chunks of one port that may be on their way to a client; the router grants more when half of them were written."""
 
 MAX_TRACESTATE = 512
-"""Characters of all `tracestate` of a request."""
+"""Most characters of `tracestate` that one request may pass on."""
 
 _TRACEPARENT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
 
@@ -47,14 +47,14 @@ Write = Callable[[omni_pb2.GenerateResponse], Awaitable[None]]
 
 @dataclass(frozen=True, slots=True)
 class AnswerLimits:
-    """deadline: in time.monotonic() seconds. stall_s: time a client may leave a written event unread once its buffers are full."""
+    """deadline: in time.monotonic() seconds. stall_s: seconds that a client may leave a written event unread once its buffers are full."""
 
     deadline: float
     stall_s: float
 
 
 def stalled(limit_s: float) -> StageError:
-    """Of a client that does not read."""
+    """The error of an answer whose client does not read."""
     return StageError("CLIENT_STALLED", f"the client read nothing for {limit_s:g} s")
 
 
@@ -75,7 +75,8 @@ class Generation:
         intake: Intake | None = None,
         room: OutputRoom | None = None,
     ) -> None:
-        """tally: of this answer alone. intake: what the client streams in, if it does. room: what it has for output, if it may say so."""
+        """tally: counts this answer alone. intake: receives what the client streams; None: the client streams nothing. room: room that the
+        client gives for output; None: the router alone decides."""
         self._request = request
         self._descriptions = descriptions
         self._placement = placement
@@ -95,7 +96,7 @@ class Generation:
         self.session_id = secrets.token_hex(16)
 
     async def run(self) -> None:
-        """Started, chunks, Usage. Raises StageError; whatever happens, the stages are told to stop."""
+        """Write Started, the chunks and Usage. Raises StageError; whatever happens, the stages are told to stop."""
         link = self._link()
         try:
             opened = await link.open()
@@ -128,19 +129,19 @@ class Generation:
                         await self._tell(event.failover, link)
 
     def _suspect(self, link: Link) -> None:
-        """Tell the placement, once, of every replica that a link here or further behind asked and that gave no sign of life."""
+        """Tell the placement, once each, of the replicas that gave no sign of life to this link or to one further behind."""
         self._placement.suspect(link.search.silent - self._suspected)
         self._suspected |= link.search.silent
 
     async def _tell(self, failover: stage_pb2.Failover, link: Link) -> None:
-        """A stage was replaced, here or further behind: the client may want to know, and the placement must."""
+        """Tell the client and the placement that a stage, here or further behind, was replaced."""
         self._tally.replaced(failover)
         self._placement.suspect([failover.lost])
         self._suspect(link)
         await self._write(omni_pb2.GenerateResponse(failover=failover))
 
     async def _take(self, link: Link, chunks: Sequence[chunk_pb2.Chunk]) -> None:
-        """Pass on the chunks whose ports the client wants, then make room for more."""
+        """Pass on the chunks of the ports that the client wants, then grant more."""
         wanted = [chunk for chunk in chunks if chunk.port in self._request.outputs]
         self._tally.made(chunks)
         self._tally.gave(wanted)
@@ -152,7 +153,7 @@ class Generation:
     async def _make_room(self, link: Link, chunk: chunk_pb2.Chunk) -> None:
         port = chunk.port
         if port not in self._granted:
-            return  # A checkpoint: outside of credit.
+            return  # A checkpoint port needs no credit.
         self._written[port] += 1
         if self._room is not None and port in self._request.outputs:
             self._room.wrote(port, last=chunk.last)
@@ -160,21 +161,22 @@ class Generation:
             await self._grant(link, port)
 
     async def _grant(self, link: Link, port: str) -> None:
-        """More room for a port of which a half was used, or of which the client had given less."""
+        """Grant more for a port if half of its window was used, or if the client had allowed less than a window."""
         most = self._most(port)
         if self._granted[port] - self._written[port] <= WINDOW // 2 and most > self._granted[port]:
             self._granted[port] = most
             await link.grant(port, most)
 
     def _most(self, port: str) -> int:
-        """Chunks of a port that may have been sent by now."""
+        """Chunks of a port that the stage may send in all, as of now."""
         given = None if self._room is None else self._room.of(port)
         window = self._written[port] + WINDOW
         return window if given is None else min(window, given)
 
     @asynccontextmanager
     async def _room_passed_on(self, link: Link, room: OutputRoom) -> AsyncIterator[None]:
-        """While the answer runs, its stages are given what the client gives; and a client that gives nothing is one that does not read."""
+        """While the answer runs, pass the room that the client gives on to the stages. A client that gives no room counts as one that does
+        not read."""
 
         async def pass_on() -> None:
             while True:
@@ -185,7 +187,7 @@ class Generation:
                     await self._grant(link, port)
 
         passing = asyncio.create_task(pass_on())
-        passing.add_done_callback(look_at_error)  # Of a stream that is over, which whoever reads it tells.
+        passing.add_done_callback(look_at_error)  # Only a stream that is over fails here, and its reader tells that.
         try:
             yield
         finally:
@@ -197,7 +199,7 @@ class Generation:
         self._place.writing_since = self._writing_since or self._dry_since
 
     async def _write(self, event: omni_pb2.GenerateResponse) -> None:
-        """A write returns when the client's buffers have room; one that does not is a client that does not read."""
+        """Write one event. A write returns when the client's buffers have room; a client whose write does not return does not read."""
         self._writing_since = time.monotonic()
         self._tell_place()
         async with within(self._limits.stall_s, partial(stalled, self._limits.stall_s)):
@@ -214,7 +216,7 @@ class Generation:
         for stage in stages:
             for port in self._descriptions[stage.kind].produces:
                 if not port.compact and not any(port.name in after.takes for after in stages):
-                    self._written[port.name] = 0  # Also of one that is not wanted: an older stage sends it all the same.
+                    self._written[port.name] = 0  # Even for an unwanted port: older stages send it all the same.
                     if port.name not in self._request.outputs:
                         unwanted[stage.kind].append(port.name)
         if self._room is not None:
@@ -255,7 +257,7 @@ class Generation:
         return stages[: wanted[-1] + 1]
 
     def _checkpoints(self, kind: str) -> list[str]:
-        """All compact ports of a stage, wanted or not: with them a replacement says what the lost replica would have said."""
+        """All compact ports of a stage, wanted or not: with their chunks a replacement repeats exactly what the lost replica said."""
         return [port.name for port in self._descriptions[kind].produces if port.compact]
 
     def _hop(self, stage: StageSpec, unwanted: Sequence[str]) -> Hop:
@@ -282,9 +284,10 @@ def trace_metadata(given: Metadata) -> Metadata:
 
 
 def incoming_trace(given: Metadata) -> Metadata:
-    """The client's W3C trace context; empty where it has none that is well-formed (W3C Trace Context, section 3.2:
-    version-traceid-parentid-flags; section 3.3.1.5: at least 512 characters of state are passed on). What is too long for a hop would
-    look like the loss of a stage."""
+    """The client's W3C trace context; empty if the client sent none that is well-formed.
+
+    W3C Trace Context, section 3.2: version-traceid-parentid-flags; section 3.3.1.5: pass on at least 512 characters of state. Longer state
+    is dropped: metadata that is too long for a hop would look like the loss of a stage."""
     parents = [(key, value) for key, value in given if key == "traceparent" and _TRACEPARENT.fullmatch(value)]
     if len(parents) != 1:
         return []

@@ -1,4 +1,4 @@
-"""How many answers at once the stages can take."""
+"""The capacity of the router: how many answers at once the stages can take."""
 
 from __future__ import annotations
 
@@ -7,15 +7,16 @@ from collections.abc import Collection
 from omnistage.router.placement import DRAINING, Placement
 
 Sessions = dict[str, dict[str, int]]
-"""Of each replica, by kind and address."""
+"""Sessions that each replica takes, by kind, then by address."""
 
 
 def capacity(placements: Collection[Placement]) -> int:
-    """Sessions of the scarcest stage of every pipeline, over all of its replicas that are known and not draining. One that was lost counts
-    too, because it may be back at once; at least 1, because a stage says best why it takes nobody.
+    """The sum over all pipelines of the sessions that the scarcest stage of each one takes, counted over all known replicas that are not
+    draining. A lost replica counts too, because it may be back at once. The result is at least 1, because a stage explains best why it
+    takes nobody.
 
-    A replica that several pipelines share counts once: for each kind, the pipelines that have it take no more together than all of its
-    replicas do.
+    A replica that several pipelines share counts once: all pipelines with a stage of one kind take no more together than all replicas of
+    that kind.
     """
     pipelines = [_sessions(placement) for placement in placements]
     together: Sessions = {}

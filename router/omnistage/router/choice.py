@@ -1,4 +1,5 @@
-"""Which pipeline answers a request: the one that it names, else by what the request gives and wants; and whether a prompt is drawn."""
+"""Which pipeline answers a request: the named one, else the one that fits what the request gives and wants. Also whether a prompt becomes a
+drawing."""
 
 from __future__ import annotations
 
@@ -12,10 +13,10 @@ from omnistage.wire.errors import StageError, bad_request
 from omnistage.wire.kinds import KINDS
 
 MISSING = {"thinker": "does not answer", "talker": "does not speak", "code2wav": "makes no sound"}
-"""What a pipeline cannot do without a stage."""
+"""The ability that a pipeline lacks without a stage, by the stage's kind."""
 
 NO_TALKER = "has no Talker"
-"""Why a pipeline that answers gives no sound. One that draws may give some all the same."""
+"""Why a pipeline with a Thinker alone gives no sound. A pipeline that draws may give sound even so."""
 
 DRAWING = {
     "video": ("make films", "makes films", "makes no films"),
@@ -25,19 +26,20 @@ DRAWING = {
 PICTURES = ("draw", "draws", "does not draw")
 
 MOST_NAMED = 8
-"""Pipelines that an error tells of."""
+"""Most pipelines that one error lists."""
 
 
 def chosen(request: omni_pb2.GenerateRequest, pipelines: Mapping[str, Pipeline]) -> Pipeline:
-    """The pipeline that is to answer: the one that is named; else the first, which is the default, if it can do what is asked, or if there
-    is no other; else the only one that can.
+    """Choose the pipeline that answers: the named one; else the first, which is the default, if it can answer or is the only one; else the
+    only one that can.
 
-    A pipeline can if it takes every medium of the request, has a stage for each of its params, and gives all outputs that it names. A
-    prompt that none can answer becomes a drawing, where all that can be meant only draw: a question about a picture that nobody here sees
-    does not. `request` itself is changed then: a copy of all of it would hold its media once more.
+    A pipeline can answer if it takes every medium of the request, has a stage for each of the request's params, and gives all outputs that
+    the request names. If no pipeline can answer a prompt and the request can only mean pipelines that draw, the prompt becomes a drawing. A
+    question about a picture that no pipeline takes does not become one. `request` itself is changed then, because a copy would hold all of
+    its media a second time.
 
-    Raises UNKNOWN_MODEL; BAD_REQUEST for what cannot be drawn; and BAD_REQUEST for the field `model`: where several can, with their names
-    in the metadata `candidates`, and where none can, with what each one lacks."""
+    Raises UNKNOWN_MODEL; BAD_REQUEST for what cannot be drawn; BAD_REQUEST for the field `model`, with the candidates' names in the
+    metadata `candidates` if several pipelines can answer, and with what each pipeline lacks if none can."""
     if request.model:
         named = pipelines.get(request.model)
         if named is None:
@@ -61,10 +63,11 @@ def chosen(request: omni_pb2.GenerateRequest, pipelines: Mapping[str, Pipeline])
 
 
 def media(request: omni_pb2.GenerateRequest) -> list[str]:
-    """The kinds of media that a request gives, as pipelines name their inputs: text, image, audio, video; else that of the type."""
+    """The kinds of media that a request gives, as pipelines name their inputs: text, image, audio, video; for any other kind the first part
+    of its media type."""
     parts = [part for message in request.thinker.messages for part in message.parts]
     types = [part.media.media_type for part in parts if part.HasField("media")]
-    types += [part.media_type for part in parts if part.media_type]  # Of what is streamed.
+    types += [part.media_type for part in parts if part.media_type]  # Types of streamed media.
     drawing = request.diffusion
     types += [image.media_type for image in drawing.images]
     types += [getattr(drawing, name).media_type for name in ("mask_image", "control_image") if drawing.HasField(name)]
@@ -73,12 +76,12 @@ def media(request: omni_pb2.GenerateRequest) -> list[str]:
 
 
 def is_verbatim(request: omni_pb2.GenerateRequest) -> bool:
-    """Whether a text is to be spoken as it is."""
+    """Whether the Talker is to speak a text exactly as given."""
     return bool(request.thinker.verbatim)
 
 
 def missing(pipeline: Pipeline, kind: str, is_verbatim: bool = False, outputs: Collection[str] = ()) -> str:
-    """What a pipeline cannot do that has no such stage, in words that nobody needs the contract for."""
+    """The ability that a pipeline lacks without a stage of this kind, in words that need no knowledge of the contract."""
     if kind == "diffusion":
         return _drawing(outputs)[2]
     if kind == "talker" and "thinker" in pipeline.kinds:
@@ -87,7 +90,7 @@ def missing(pipeline: Pipeline, kind: str, is_verbatim: bool = False, outputs: C
 
 
 def refused(request: omni_pb2.GenerateRequest, pipeline: Pipeline, kind: str, pipelines: Collection[Pipeline]) -> StageError:
-    """The refusal of what a pipeline has no stage for, with those that have one."""
+    """The refusal of params for a stage that the pipeline lacks, with the pipelines that have that stage."""
     able = [one.name for one in pipelines if kind in one.kinds and not one.lacking(request.outputs)][:MOST_NAMED]
     others = f"{', '.join(able)} {'does' if len(able) == 1 else 'do'}" if able else "no other pipeline of this router does"
     told = f"{pipeline.name} {missing(pipeline, kind, is_verbatim(request), request.outputs)}; {others}"
@@ -95,14 +98,15 @@ def refused(request: omni_pb2.GenerateRequest, pipeline: Pipeline, kind: str, pi
 
 
 def those_that_draw(pipelines: Collection[Pipeline], outputs: Collection[str]) -> str:
-    """In words, for who asked for a drawing with these outputs."""
+    """The pipelines that draw these outputs, in words for a client that asked for them."""
     names = [pipeline.name for pipeline in pipelines if pipeline.draws and not pipeline.lacking(outputs)]
     do, does, _ = _drawing(outputs)
     return f"these {do}: {', '.join(names[:MOST_NAMED])}" if names else f"no pipeline of this router {does}"
 
 
 def check_outputs(request: omni_pb2.GenerateRequest, pipeline: Pipeline, pipelines: Collection[Pipeline]) -> frozenset[str]:
-    """The ports that the client gets. Raises BAD_REQUEST for one that there is not, with the pipelines that give all of them."""
+    """The ports that the client gets. Raises BAD_REQUEST for an output that the pipeline does not give, with the pipelines that give all
+    outputs of the request."""
     if request.HasField("diffusion") and not pipeline.draws:
         raise refused(request, pipeline, "diffusion", pipelines)
     if lacking := pipeline.lacking(request.outputs):
@@ -121,7 +125,7 @@ def _drawing(outputs: Collection[str]) -> tuple[str, str, str]:
 
 
 def _only(able: Sequence[Pipeline], pipelines: Mapping[str, Pipeline]) -> Pipeline:
-    """The default, else the only one. Raises BAD_REQUEST for several."""
+    """The default if it is among the able pipelines, else the only able one. Raises BAD_REQUEST for several."""
     if able[0] is next(iter(pipelines.values())) or len(able) == 1:
         return able[0]
     named = [pipeline.name for pipeline in able[:MOST_NAMED]]
@@ -133,7 +137,7 @@ def _only(able: Sequence[Pipeline], pipelines: Mapping[str, Pipeline]) -> Pipeli
 
 
 def _none(request: omni_pb2.GenerateRequest, lacks: Mapping[str, str], pipelines: Mapping[str, Pipeline]) -> Pipeline:
-    """Raises BAD_REQUEST, with what each one lacks."""
+    """Refuse a request that no pipeline can answer. Raises BAD_REQUEST with what each pipeline lacks."""
     told = "; ".join(f"{name} {lacking}" for name, lacking in list(lacks.items())[:MOST_NAMED])
     if request.HasField("diffusion"):
         told += f"; {those_that_draw(pipelines.values(), request.outputs)}"
@@ -141,7 +145,7 @@ def _none(request: omni_pb2.GenerateRequest, lacks: Mapping[str, str], pipelines
 
 
 def _lacks(pipeline: Pipeline, asked: Collection[str], given: Collection[str], outputs: Collection[str], is_verbatim: bool = False) -> str:
-    """What keeps a pipeline from answering; empty: nothing. asked: kinds of stages that it needs. given: media."""
+    """The reason why a pipeline cannot answer; empty: it can. asked: kinds of stages that the request needs. given: its media."""
     told = [missing(pipeline, kind, is_verbatim, outputs) for kind in asked if kind not in pipeline.kinds]
     told += [f"takes no {_word(medium)}" for medium in given if medium not in pipeline.inputs]
     told += [f"gives no {_word(output)}" for output in pipeline.lacking(outputs)]
@@ -149,14 +153,14 @@ def _lacks(pipeline: Pipeline, asked: Collection[str], given: Collection[str], o
 
 
 def _only_drawing_is_meant(request: omni_pb2.GenerateRequest, pipelines: Collection[Pipeline]) -> bool:
-    """Whether it is a prompt, and by its outputs, and by what it says of drawing, no pipeline can be meant that answers."""
+    """Whether the request is a prompt whose outputs and params rule out every pipeline that answers."""
     draws = request.HasField("diffusion")
     meant = [pipeline for pipeline in pipelines if not pipeline.lacking(request.outputs) and (pipeline.draws or not draws)]
     return _is_prompt(request) and all(pipeline.only_draws for pipeline in meant)
 
 
 def _is_prompt(request: omni_pb2.GenerateRequest) -> bool:
-    """Whether all that it says could be meant as what to draw: one turn of a user, of text and pictures."""
+    """Whether all that the request says can describe a drawing: one user turn of text and pictures."""
     turns = request.thinker.messages
     if len(turns) != 1 or turns[0].role != "user" or request.thinker.verbatim or request.diffusion.prompt:
         return False
@@ -164,8 +168,8 @@ def _is_prompt(request: omni_pb2.GenerateRequest) -> bool:
 
 
 def _draw(request: omni_pb2.GenerateRequest, pipeline: Pipeline) -> None:
-    """Make a drawing of a prompt. Raises BAD_REQUEST for what a drawing has no use for, and for a film or a sound that nobody asked for:
-    each takes minutes, and is no answer to a question."""
+    """Turn a prompt into a drawing. Raises BAD_REQUEST for a field that a drawing has no use for, and for a film or a sound that the client
+    did not name: each takes minutes, and is no answer to a question."""
     (turn,) = request.thinker.messages
     if not request.outputs and "image" not in pipeline.offered:
         told = next((words[1] for output, words in DRAWING.items() if output in pipeline.offered), "does not answer")
@@ -190,7 +194,7 @@ def _draw(request: omni_pb2.GenerateRequest, pipeline: Pipeline) -> None:
 
 
 def _deepest(field: str, value: object) -> str:
-    """The path of the first thing that is said in a message."""
+    """The path of the first field that is set in a message."""
     while isinstance(value, Message) and (said := value.ListFields()):
         descriptor, value = said[0]
         field += f".{descriptor.name}"
@@ -198,7 +202,7 @@ def _deepest(field: str, value: object) -> str:
 
 
 def _type(part: stage_pb2.Part) -> str:
-    """Media type of a part that is no text."""
+    """Media type of a part that is not text."""
     return part.media.media_type if part.HasField("media") else part.media_type
 
 
@@ -207,5 +211,5 @@ def _medium(media_type: str) -> str:
 
 
 def _word(text: str) -> str:
-    """Of a client, for a message of one line."""
+    """A word of a client, made safe and short for a message of one line."""
     return text if text.isidentifier() and len(text) <= 16 else repr(text[:16])

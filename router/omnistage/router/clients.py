@@ -1,4 +1,5 @@
-"""Who asks: what the router tells clients apart by. It checks nobody; a gateway that does stands before a router that strangers reach."""
+"""The identity of a client: how the router tells clients apart. The router verifies nobody; if strangers can reach it, put a gateway that
+verifies them before it."""
 
 from __future__ import annotations
 
@@ -12,17 +13,17 @@ from urllib.parse import unquote
 from grpc.aio import Metadata
 
 API_KEY = "x-api-key"
-"""Metadata of a call; kept as a digest only, of which logs and traces show the beginning."""
+"""Metadata of a call. The router keeps only a digest of the key; logs and traces show the beginning of the digest."""
 
 _NAMES_KEY = secrets.token_bytes(32)
-"""Without it the digests of all addresses could be made, and an address be found by its name."""
+"""A secret of this process: without it, anybody could make the digests of all addresses and find an address by its name."""
 
 SECRET_ID_CHARACTERS = 32
-"""A request id of this length, such as 32 hex digits of a UUID, is known to nobody but who made it."""
+"""A request id of this length, such as the 32 hex digits of a UUID, is known only to the client that made it."""
 
 
 class Caller(Protocol):
-    """What a call says of its other end."""
+    """The facts that a call tells about its other end."""
 
     def peer(self) -> str: ...
 
@@ -30,13 +31,14 @@ class Caller(Protocol):
 
 
 def client_of(call: Caller) -> Hashable:
-    """Whose places are counted together: calls with one API key, else calls from one host, or one IPv6 network."""
+    """The client whose places this call counts for: all calls with one API key are one client, else all calls from one host or one IPv6
+    network."""
     key = _api_key(call)
     return ("key", key) if key else ("host", _host(call.peer()))
 
 
 def shown(client: Hashable) -> str:
-    """A client as logs and traces have it: `key:` and the first 16 hex digits of the SHA-256 of its API key, else its host or network."""
+    """The client for logs and traces: `key:` and the first 16 hex digits of the SHA-256 of its API key, else its host or network."""
     if not isinstance(client, tuple):
         return str(client)
     kind, value = client
@@ -46,20 +48,23 @@ def shown(client: Hashable) -> str:
 
 
 def name_of(client: Hashable) -> str:
-    """What stages tell clients apart by: it says nothing of a client, and is the same as long as this process lives."""
+    """The name by which stages tell clients apart. The name reveals nothing of the client and stays the same as long as this process
+    lives."""
     return hashlib.blake2b(repr(client).encode(), key=_NAMES_KEY, digest_size=8).hexdigest()
 
 
 def scope_of(client: Hashable) -> str:
-    """Whose prompts may be found computed for a client's: its own, by its API key; those of all without a key together."""
+    """The scope in which a client's prompts may be found already computed: its own if it has an API key; one scope for all clients without
+    a key."""
     return name_of(client) if isinstance(client, tuple) and client[0] == "key" else ""
 
 
 def request_of(call: Caller, request_id: str) -> Hashable:
-    """What is one request, so that asking it again takes the place of the first call.
+    """The identity of a request: a call that asks the same request again takes the place of the first call.
 
-    With an API key: the key and the id. Without one a long id is enough, from wherever it comes, because a client that goes on after a lost
-    connection comes from another port and perhaps another address. A short id may be anybody's: it counts on its own connection only.
+    With an API key it is the key and the id. Without a key a long id is enough, wherever the call comes from: after a lost connection a
+    client comes from another port and perhaps another address. Anybody may use the same short id, so a short id counts on its own
+    connection only.
     """
     key = _api_key(call)
     if key:
@@ -77,8 +82,8 @@ def _api_key(call: Caller) -> str:
 
 
 def _host(peer: str) -> str:
-    """`ipv4:HOST:PORT` without the port, `ipv6:[HOST]:PORT` as its network of 64 bits: a host has all addresses of that. All who come
-    through a socket of the file system are one."""
+    """The host of a peer: `ipv4:HOST:PORT` without the port; `ipv6:[HOST]:PORT` as its network of 64 bits, because a host owns all
+    addresses of that network. All clients that come through a socket of the file system are one."""
     if not peer.startswith(("ipv4:", "ipv6:")):
         return "local"
     host = unquote(peer.partition(":")[2].rpartition(":")[0]).strip("[]")

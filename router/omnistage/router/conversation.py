@@ -23,20 +23,22 @@ from omnistage.wire.tasks import let_go
 from omnistage.wire.writer import StreamWriter
 
 MAX_CHUNK_BYTES = max(BYTES["MediaChunk.data"] or 0, BYTES["AudioChunk.data"] or 0) + 1024
-"""Of a message with a chunk, whatever else is in it."""
+"""Most bytes of a message with a chunk, including everything else in the message."""
 
 OF_THE_CALL = frozenset({"PROTOCOL", "CREDIT_EXCEEDED", "HALF_CLOSED"})
-"""Errors of what the client streams; they end a call. After any other the client may have another turn."""
+"""Errors in what the client streams; they end the call. After any other error the client may ask another turn."""
 
 DISCARD_S = 1.0
-"""How long a call that is to end is read on: a client that writes while its call ends sees INTERNAL instead of the status."""
+"""How long the router reads on from a call that is to end: a client that writes while its call ends would see INTERNAL instead of the
+status."""
 
 Context = grpc.aio.ServicerContext[bytes, omni_pb2.ConverseResponse]
-"""Of a call whose requests come as bytes: wire/decoding.py makes messages of them."""
+"""A call whose requests come as bytes: wire/decoding.py makes messages of them."""
 
 
 class Conversation:
-    """Use: `next_turn`, `begin` with its intake, `listen` while it is answered, and again; `close` in any case."""
+    """The messages of one call. For every turn: `next_turn`, `begin` with the intake, `listen` while the turn is answered; `close` in any
+    case."""
 
     def __init__(self, context: Context, turn: Callable[[], AbstractAsyncContextManager[None]]) -> None:
         """turn: held while a large message is decoded."""
@@ -48,14 +50,14 @@ class Conversation:
         self._is_answered = False
         self._asked: omni_pb2.GenerateRequest | None = None
         self.room = OutputRoom()
-        """That the client gives for its answers."""
+        """Room that the client gives for its answers."""
         self.is_cut = False
-        """A write was given up, as of an answer that its client does not read: nothing more can be written, and the call has to end."""
+        """Whether a write was given up, as when a client does not read its answer: nothing more can be written, and the call must end."""
 
     # From the client ---------------------------------------------------------------------------------------------------------------------
 
     async def next_turn(self) -> omni_pb2.GenerateRequest | None:
-        """The next turn; None at the half-close. What still comes of the one before is checked and passed over. Raises StageError."""
+        """The next turn; None at the half-close. Late messages of the previous turn are checked and dropped. Raises StageError."""
         if self._asked is not None:
             asked, self._asked = self._asked, None
             return asked
@@ -65,7 +67,7 @@ class Conversation:
                     self._intake = None
                     return message.turn
                 case "interrupt" if self._intake is not None:
-                    continue  # The answer was faster.
+                    continue  # The answer was faster than the interrupt.
                 case "chunk" if self._intake is not None:
                     await self._intake.put(message.chunk)
                 case "credit":
@@ -75,13 +77,13 @@ class Conversation:
         return None
 
     def begin(self, intake: Intake) -> None:
-        """The turn has these input ports."""
+        """Receive the input ports of this turn by the intake."""
         self._intake = intake
         self._is_answered = False
 
     async def listen(self) -> None:
-        """Take what comes while a turn is answered; return at the half-close, or when the client has its Usage and asks again. Raises
-        StageError."""
+        """Receive messages while a turn is answered. Returns at the half-close, or when the client has its Usage and asks another turn.
+        Raises StageError."""
         assert self._intake is not None
         while True:
             try:
@@ -109,7 +111,7 @@ class Conversation:
                     self.room.give(message.credit)
 
     async def _receive(self) -> omni_pb2.ConverseRequest | None:
-        """The next message; None after the half-close. Who is cancelled here takes nothing: the message is for the next who asks."""
+        """The next message; None after the half-close. A cancelled caller takes nothing: the next caller gets the message."""
         if self._reading is None:
             self._reading = asyncio.create_task(self._read())
         await asyncio.wait({self._reading})
@@ -117,7 +119,8 @@ class Conversation:
         try:
             return reading.result()
         finally:
-            del reading  # Its error leads to this frame, and would keep it with the message.
+            # The error of this task leads to this frame, and would keep the frame with its message.
+            del reading
 
     async def _receive_any(self) -> object:
         try:
@@ -142,7 +145,7 @@ class Conversation:
     # To the client -----------------------------------------------------------------------------------------------------------------------
 
     async def write(self, event: omni_pb2.GenerateResponse) -> None:
-        """An event of an answer, which has the same name here."""
+        """Write an event of an answer; ConverseResponse has a field of the same name."""
         response = omni_pb2.ConverseResponse()
         name = event.WhichOneof("event")
         assert name is not None
@@ -158,14 +161,14 @@ class Conversation:
         await self._writer.write(omni_pb2.ConverseResponse(credit=credit))
 
     async def fail(self, error: StageError) -> None:
-        """The turn ended with this error."""
+        """Tell the client that the turn ended with this error."""
         failed = omni_pb2.TurnFailed(code=error.code.value[0], message=error.message, reason=error.reason, metadata=error.metadata)
         if error.retry_delay_s is not None:
             failed.retry_delay.CopyFrom(duration(error.retry_delay_s))
         await self._writer.write(omni_pb2.ConverseResponse(turn_failed=failed))
 
     async def discard(self) -> None:
-        """Read until the client writes nothing more: before the call ends."""
+        """Before the call ends, read until the client writes nothing more."""
         with suppress(TimeoutError):
             async with asyncio.timeout(DISCARD_S):
                 while await self._receive_any() is not None:
@@ -174,4 +177,5 @@ class Conversation:
     def close(self) -> None:
         """Read nothing more."""
         let_go(self._reading)
-        self._reading = None  # A cancelled task leads to its frames, and those to this object: a cycle.
+        # A cancelled task leads to its frames, and those lead to this object: a cycle.
+        self._reading = None

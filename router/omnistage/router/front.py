@@ -1,4 +1,4 @@
-"""OmniService: what clients call."""
+"""OmniService: the calls that clients make."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ SERVICE = omni_pb2.DESCRIPTOR.services_by_name["OmniService"].full_name
 
 
 class Front(omni_pb2_grpc.OmniServiceServicer):
-    """Serves pipelines, those that are ready, in the order of the configuration; the first is the default."""
+    """Serves all pipelines that are ready, in the order of the configuration; the first is the default."""
 
     def __init__(
         self,
@@ -55,7 +55,7 @@ class Front(omni_pb2_grpc.OmniServiceServicer):
         session_limit_s: float,
         tracer: Tracer | None = None,
     ) -> None:
-        """served: all pipelines, by name. tracer: gets a span of every request; None: nobody does."""
+        """served: all pipelines, by name. tracer: gets a span of every request; None: no spans are made."""
         self._served = served
         self._channels = channels
         self._admission = admission
@@ -71,7 +71,7 @@ class Front(omni_pb2_grpc.OmniServiceServicer):
         metrics.places.set_function(lambda: admission.limit)
 
     def register(self, server: grpc.aio.Server) -> None:
-        """Generate and Converse get their requests as bytes: wire/decoding.py makes messages of them, in bounded time."""
+        """Generate and Converse get their requests as bytes: wire/decoding.py makes messages of them in bounded time."""
         omni_pb2_grpc.add_OmniServiceServicer_to_server(self, server)
         generate: grpc.RpcMethodHandler[bytes, omni_pb2.GenerateResponse] = grpc.unary_stream_rpc_method_handler(
             self.Generate, None, omni_pb2.GenerateResponse.SerializeToString
@@ -79,13 +79,13 @@ class Front(omni_pb2_grpc.OmniServiceServicer):
         converse: grpc.RpcMethodHandler[bytes, omni_pb2.ConverseResponse] = grpc.stream_stream_rpc_method_handler(
             self.Converse, None, omni_pb2.ConverseResponse.SerializeToString
         )
-        # They take the places of the generated ones.
+        # These handlers replace the generated ones.
         server.add_registered_method_handlers(SERVICE, {"Generate": generate, "Converse": converse})
 
     async def Generate(  # type: ignore[override]  # A coroutine that writes, which grpc.aio takes as well as a generator.
         self, data: bytes, context: GenerateContext
     ) -> None:
-        """data: a GenerateRequest as it came; see `register`."""
+        """Answer one request. data: a GenerateRequest in bytes; see `register`."""
         structlog.contextvars.clear_contextvars()
         try:
             await self._turn(partial(parse, data, partial(self._turns.turn, client_of(context))), context, partial(write, context))
@@ -95,7 +95,7 @@ class Front(omni_pb2_grpc.OmniServiceServicer):
     async def Converse(  # type: ignore[override]
         self, requests: object, context: ConverseContext
     ) -> None:
-        """One turn after the other. An error of a turn is told in the stream, unless it is one of the call."""
+        """Answer one turn after the other. An error of a turn is sent in the stream, unless it is an error of the call."""
         structlog.contextvars.clear_contextvars()
         conversation = Conversation(context, partial(self._turns.turn, client_of(context)))
         try:
@@ -114,7 +114,7 @@ class Front(omni_pb2_grpc.OmniServiceServicer):
                 del request  # The next one may come much later.
                 limit_s = self._session_limit_s
         except StageError as error:
-            if not in_turn:  # Else the line of the turn has said it.
+            if not in_turn:  # Otherwise the line of the turn has told the error.
                 log.info("conversation.failed", client=shown(client_of(context)), **error.for_log())
             await conversation.discard()
             await abort(context, error)
@@ -122,7 +122,7 @@ class Front(omni_pb2_grpc.OmniServiceServicer):
             conversation.close()
 
     async def _next_turn(self, conversation: Conversation, limit_s: float) -> omni_pb2.GenerateRequest | None:
-        """The next turn of a client; None where it wants no more. Raises StageError, also when this router drains."""
+        """The next turn of a client; None if the client wants no more turns. Raises StageError, also when this router drains."""
         draining = asyncio.create_task(self._admission.drains())
         asking = asyncio.create_task(conversation.next_turn())
         try:
@@ -134,7 +134,8 @@ class Front(omni_pb2_grpc.OmniServiceServicer):
             raise StageError("DEADLINE", f"no turn came for {limit_s:g} s")
         finally:
             let_go(draining, asking)
-            del draining, asking  # Their errors lead to this frame, and would keep it.
+            # The errors of these tasks lead to this frame, and would keep it.
+            del draining, asking
 
     async def _turn(
         self,
@@ -143,7 +144,7 @@ class Front(omni_pb2_grpc.OmniServiceServicer):
         write: Write,
         conversation: Conversation | None = None,
     ) -> None:
-        """Answer one request, in a call of its own or in a conversation. Raises StageError for any end but a good one."""
+        """Answer one request, in a call of its own or in a conversation. Raises StageError for every end but a good one."""
         structlog.contextvars.clear_contextvars()
         client = client_of(context)
         span = self._tracer.begin("generate" if conversation is None else "turn", incoming_trace(_metadata(context)))
@@ -178,7 +179,7 @@ class Front(omni_pb2_grpc.OmniServiceServicer):
             account.close()
 
     def _valid(self, request: omni_pb2.GenerateRequest, account: Account) -> ValidRequest:
-        """The request, checked; its name is known to the account also where it is refused."""
+        """The checked request. The account learns the request's id even if the request is refused."""
         if is_id(request.request_id):
             account.asks("", request.request_id)
         return validate(request, self._pipelines())
@@ -227,8 +228,8 @@ class Front(omni_pb2_grpc.OmniServiceServicer):
             self._metrics.answered(valid.pipeline.name, place.queued_s, tally.first, [loss.stage for loss in tally.losses])
 
     async def _run(self, answer: Generation, place: Place, request: Hashable | None, conversation: Conversation | None) -> None:
-        """Run an answer to its end, or until its place is taken back, or until its client asks the same again, as it does after a lost
-        connection: then the new one goes on instead; or until its client breaks the rules of a conversation."""
+        """Run an answer until one of these: it ends; its place is taken back; its client asks the same request again, as after a lost
+        connection, and the new call goes on instead; the client breaks the rules of a conversation."""
         run = asyncio.create_task(answer.run())
         asked_again = self._newest(request)
         waiting: set[asyncio.Future[None]] = {run, asked_again, place.taken_back}
@@ -237,7 +238,7 @@ class Front(omni_pb2_grpc.OmniServiceServicer):
             if listening is not None:
                 await asyncio.wait({listening, *waiting}, return_when=asyncio.FIRST_COMPLETED)
                 if listening.done() and not run.done():
-                    listening.result()  # Half-closed: the client only waits now.
+                    listening.result()  # The client half-closed: it only waits now.
             await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
             if run.done():
                 run.result()
@@ -253,10 +254,11 @@ class Front(omni_pb2_grpc.OmniServiceServicer):
             try:
                 await asyncio.wait({run})
             finally:
-                del run, listening, waiting  # Their errors lead to this frame, and would keep it with the request.
+                # The errors of these tasks lead to this frame, and would keep it with the request.
+                del run, listening, waiting
 
     def _newest(self, request: Hashable | None) -> asyncio.Future[None]:
-        """A future that is done when the same request is asked again; the one before it is done now."""
+        """A future that is done when the same request is asked again; the future of the previous call is done now."""
         asked_again: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         if request is not None:
             older = self._by_request.get(request)
@@ -274,7 +276,7 @@ class Front(omni_pb2_grpc.OmniServiceServicer):
     async def ListReplicas(self, request: omni_pb2.ListReplicasRequest, context: UnaryContext) -> omni_pb2.ListReplicasResponse:
         response = omni_pb2.ListReplicasResponse()
         for served in self._served.values():
-            served.placement.use()  # Who looks again soon sees how they are then.
+            served.placement.use()  # A caller that looks again soon sees the state of that moment.
             for replica in served.placement.all():
                 described = replica.description or stage_pb2.DescribeResponse()
                 response.replicas.add(
@@ -309,6 +311,6 @@ def _model(served: Served) -> omni_pb2.Model:
         inputs=pipeline.inputs,
         outputs=pipeline.outputs,
         on_request=pipeline.on_request,
-        voices=dict.fromkeys(voice for description in served.descriptions.values() for voice in description.voices),  # The usual one first.
+        voices=dict.fromkeys(voice for description in served.descriptions.values() for voice in description.voices),  # The default first.
         description=pipeline.description.strip(),
     )

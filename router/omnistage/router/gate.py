@@ -1,7 +1,7 @@
-"""Which calls a router takes: each client has some of them, health checks have their own, and a request has to arrive.
+"""Which calls a router takes: each client has a share of them, health checks have a share of their own, and a request must arrive in time.
 
-gRPC bounds the calls of a server, but of all clients together. Those that stay open, such as a watch over the health, or a call whose
-request never comes, would be all of them before long.
+gRPC bounds the calls of a server, but only those of all clients together. Calls that stay open, such as a watch over the health or a call
+whose request never comes, would soon take all of them.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from omnistage.wire.calls import as_stream
 from omnistage.wire.limits import MAX_CALLS
 
 MAX_OPEN = MAX_CALLS * 3 // 4
-"""Calls of all clients together. What gRPC takes beyond all bounds of this file is room for calls that are being refused."""
+"""Calls of all clients together. The calls that gRPC takes beyond all bounds of this file leave room for refusals."""
 
 MAX_HEALTH = MAX_CALLS // 16
-"""Health checks, and as many watches over the health."""
+"""Calls of Check, and as many calls of Watch, over the health."""
 
 CALLS_SHARE = 0.75
-"""Greatest part of each that one client may have; see Places."""
+"""Greatest part of each bound that one client may have; see Places."""
 
 REQUEST_LIMIT_S = 60.0
 """Time for a request to arrive: 64 MiB at 9 Mbit/s."""

@@ -1,10 +1,10 @@
-"""What the client of a turn streams in: checked, passed on to the first stage, and no more of it at once than fits.
+"""The input that the client of a turn streams: checked, passed on to the first stage, and never more at once than fits.
 
     client --chunk--> Intake --send--> link (bounded log) --its credit--> first stage
     client <--credit-- Intake <------- as pieces go down
 
-A client may be WINDOW chunks ahead of what went down to the stage. Of what went down the link keeps `replay_bytes`: a stage that is lost
-while all is still there is replaced as always; later the answer ends, and has to be asked again.
+A client may be WINDOW chunks ahead of what went down to the stage. The link keeps the last `replay_bytes` of what went down. A stage that
+is lost while the link still has everything is replaced as always; later the answer ends, and the client must ask again.
 """
 
 from __future__ import annotations
@@ -23,27 +23,27 @@ from omnistage.wire.ports import Output, PortReader
 from omnistage.wire.tasks import look_at_error
 
 WINDOW = 16
-"""Chunks of all ports of a turn together; a port has 2 at least."""
+"""Chunks of all ports of a turn together that a client may be ahead; each port has at least 2."""
 
 LOOKS = 8
-"""How often the time of a client is looked at while it lasts."""
+"""How often the router looks whether the time of a client is over, within that time."""
 REPLAY_BYTES = 8 << 20
-"""Most bytes of what was streamed that one turn keeps for a replay."""
+"""Most bytes of streamed input that one turn keeps for a replay."""
 
 ALL_REPLAY_BYTES = 256 << 20
-"""Of all turns of a process together; what is beyond keeps nothing."""
+"""Most bytes of all turns of a process together; a turn beyond them keeps nothing."""
 
 Tell = Callable[[stage_pb2.Credit], Coroutine[None, None, None]]
 
 
 class ReplayRoom:
-    """Memory for the replays of a process."""
+    """Memory of a process for replays."""
 
     def __init__(self, most_bytes: int = ALL_REPLAY_BYTES) -> None:
         self._left = most_bytes
 
     def take(self) -> int:
-        """Bytes for one turn; 0 where none are left. Give them back."""
+        """Take bytes for one turn; 0 if none are left. Give them back with `give_back`."""
         given = min(REPLAY_BYTES, self._left)
         self._left -= given
         return given
@@ -56,7 +56,7 @@ class Intake:
     """The input ports of one turn."""
 
     def __init__(self, ports: Iterable[stage_pb2.Port], tell: Tell, *, stall_s: float, replay_bytes: int) -> None:
-        """ports: that the client is to fill. tell: gives it room. stall_s: time that it may leave room unused."""
+        """ports: ports that the client fills. tell: sends the client credit. stall_s: seconds that the client may leave room unused."""
         self._payloads: Mapping[str, str] = {port.name: STREAMED[port.payload] for port in ports}
         self._readers = {port: PortReader(port) for port in self._payloads}
         self.window = max(WINDOW // max(len(self._readers), 1), 2)
@@ -77,8 +77,7 @@ class Intake:
 
     @asynccontextmanager
     async def passed_on(self, link: Link) -> AsyncIterator[None]:
-        """While the answer runs: what comes goes down this link, and the client is given room as it does. What comes later is checked and
-        passed over."""
+        """While the answer runs, pass chunks down this link and give the client room as they go. Later chunks are checked and dropped."""
         self._link = link
         if self._interrupt is not None:
             await link.interrupt(self._interrupt)
@@ -90,10 +89,10 @@ class Intake:
         finally:
             self._link = None
             granting.cancel()
-            granting.add_done_callback(look_at_error)  # Of a call that is over, which its reader tells.
+            granting.add_done_callback(look_at_error)  # Only a call that is over fails here, and its reader tells that.
 
     async def put(self, chunk: chunk_pb2.Chunk) -> None:
-        """Take a chunk. Raises PROTOCOL or CREDIT_EXCEEDED for one that may not come now."""
+        """Take a chunk. Raises PROTOCOL or CREDIT_EXCEEDED for a chunk that may not come now."""
         self._since = time.monotonic()
         reader = self._readers.get(chunk.port)
         if reader is None:
@@ -114,10 +113,10 @@ class Intake:
             await self._link.interrupt(interrupt)
 
     def patience_s(self) -> float | None:
-        """How long to wait for the client now; None: for ever, it owes nothing. Raises CLIENT_STALLED.
+        """How long to wait for the client now; None: for ever, because the client owes nothing. Raises CLIENT_STALLED.
 
-        While this process was stopped or held up it read nothing: that time is no silence of the client. So it looks several times, and
-        what it comes too late does not count."""
+        A process that was stopped or held up reads nothing, and that time is no silence of the client. So the router looks LOOKS times
+        while the time lasts, and does not count the delay of a look that came late."""
         now = time.monotonic()
         self._since = min(self._since + max(now - self._look_at, 0.0), now)
         if not self.waits_for:
@@ -134,7 +133,7 @@ class Intake:
         return wait_s
 
     async def _grant(self, link: Link) -> None:
-        """Room for every port at once, and more as pieces of it go down."""
+        """Give room for every port at once, and more as pieces of the port go down."""
         while self.waits_for:
             due = {
                 port: link.feed.sent(port) + self.window
@@ -145,17 +144,18 @@ class Intake:
                 self._readers[port].granted = total
                 self._since = time.monotonic()
                 telling = asyncio.create_task(self._tell(stage_pb2.Credit(port=port, total=total)))
-                telling.add_done_callback(look_at_error)  # A shield does not, when it is cancelled.
+                telling.add_done_callback(look_at_error)  # A cancelled shield does not look at it.
                 try:
-                    await asyncio.shield(telling)  # A write that is cut short is the last one.
+                    await asyncio.shield(telling)  # A write that is cut short ends the stream of writes.
                 finally:
-                    del telling  # Its error leads to this frame, and would keep it.
+                    # The error of this task leads to this frame, and would keep it.
+                    del telling
             if not due:
                 await link.feed.sends()
 
 
 def _said_to_clients(error: StageError, stage: str) -> StageError:
-    """A client knows no log: for it a stage was lost, and asking again helps."""
+    """The error as a client needs it: to the client, which knows no log of the link, a stage was lost, and asking again helps."""
     if error.reason != "REPLAY_EXPIRED":
         return error
     message = f"the {stage} was lost after more had been streamed to it than this router keeps ({error.message}): ask and stream it again"

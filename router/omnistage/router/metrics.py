@@ -1,5 +1,5 @@
-"""Prometheus metrics of the router, explained in docs/metrics.md. Labels: pipeline, and where a metric joins those of stages to it, stage
-and model; never a request."""
+"""Prometheus metrics of the router, explained in docs/metrics.md. The label is the pipeline, with the stage and the model where a metric
+joins those of stages; never a request."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _FACTORS = (0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1, 1.2, 1.5, 2, 3
 
 
 class RouterMetrics:
-    """The families of the router, in a registry of their own."""
+    """The metrics of the router, in a registry of their own."""
 
     def __init__(self) -> None:
         self.registry = registry = new_registry()
@@ -64,7 +64,7 @@ class RouterMetrics:
         )
 
     def begin(self, pipeline: str, stages: Iterable[str]) -> None:
-        """Show from now on, at 0, what answers of a pipeline count: a rate needs the value before the first one."""
+        """Show the metrics of a pipeline at 0 from now on: a rate needs the value before the first answer."""
         self.ended.labels(pipeline=pipeline, reason="OK")
         for histogram in (self.duration, self.queue, self.first_text, self.first_audio, self.real_time_factor):
             histogram.labels(pipeline=pipeline)
@@ -72,7 +72,8 @@ class RouterMetrics:
             self.failovers.labels(pipeline=pipeline, stage=stage)
 
     def watch(self, pipeline: str, models: Mapping[str, str], count: Callable[[str, omni_pb2.ReplicaState], int]) -> None:
-        """Show the replicas of a pipeline. models: by kind; empty: not known yet. count: how many of a kind are in a state."""
+        """Show the replicas of a pipeline. models: names by kind of stage; empty: not known yet. count: returns how many replicas of a kind
+        are in a state."""
         for kind, model in models.items():
             for state, said in STATES.items():
                 if model:
@@ -81,8 +82,8 @@ class RouterMetrics:
                 self.replicas.labels(pipeline=pipeline, stage=kind, model=model, state=said).set_function(partial(count, kind, state))
 
     def answered(self, pipeline: str, queued_s: float, first: Mapping[str, float], failovers: Iterable[str]) -> None:
-        """Count an answer that had a place, however it ended. first: seconds from getting the place to the first item, by what it is.
-        failovers: kinds of stages, once for each time that a replica was lost."""
+        """Count an answer that had a place, however it ended. first: seconds from getting the place to the first item, by kind of item.
+        failovers: kinds of stages, once for each lost replica."""
         self.queue.labels(pipeline=pipeline).observe(queued_s)
         for content, histogram in (("text", self.first_text), ("audio", self.first_audio)):
             if content in first:

@@ -1,4 +1,4 @@
-"""Pipelines: which stages answer a model name, read from YAML and checked against what the stages say of themselves."""
+"""Pipelines: which stages answer a model name. Pipelines are read from YAML and checked against what the stages say of themselves."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _CHECKOUT = Path(__file__).resolve().parents[3] / "deploy" / "pipelines"
 
 
 STREAMED = {stage_pb2.PAYLOAD_MEDIA: "media", stage_pb2.PAYLOAD_AUDIO: "audio"}
-"""What a client may stream to the first stage, and the field of Chunk that carries it."""
+"""Payloads that a client may stream to the first stage, and the field of Chunk that carries each."""
 
 
 PROGRESS = "progress"
@@ -43,8 +43,8 @@ class PipelineError(ValueError):
 
 
 class StageSpec(BaseModel):
-    """One stage. family, options: of models, that `omnistage serve` starts, and how. takes: ports of the stage before. addresses: replicas,
-    HOST:PORT each, or dns:///NAME:PORT for all addresses of a name; empty where `--stages` says them."""
+    """One stage. family, options: the model that `omnistage serve` starts, and its options. takes: ports of the stage before. addresses:
+    replicas, HOST:PORT each, or dns:///NAME:PORT for all addresses of a name; empty if `--stages` gives them."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -56,9 +56,9 @@ class StageSpec(BaseModel):
 
 
 class Pipeline(BaseModel):
-    """One pipeline file. may_take: media that it takes where its first stage does, for stages whose checkpoint decides that. outputs: ports
-    that a client gets; outputs_vary: of these, only those that a stage has, as its checkpoint decides; on_request: those that it gets only
-    if it names them; may_give: the same, where a stage has them."""
+    """One pipeline file. may_take: media that the pipeline takes if its first stage does, for stages whose checkpoint decides that.
+    outputs: ports that a client gets. outputs_vary: the client gets only those outputs that the stages have, as the checkpoint decides.
+    on_request: ports that a client gets only if it names them. may_give: likewise, if the stages have them."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -98,41 +98,41 @@ class Pipeline(BaseModel):
 
     @property
     def could_take(self) -> tuple[str, ...]:
-        """All media that it takes with one checkpoint or another."""
+        """All media that the pipeline takes with one checkpoint or another."""
         return tuple(dict.fromkeys((*self.inputs, *self.may_take)))
 
     @property
     def could_give(self) -> tuple[str, ...]:
-        """All ports that it gives on request with one checkpoint or another."""
+        """All ports that the pipeline gives on request with one checkpoint or another."""
         return self.on_request + self.may_give
 
     @property
     def models(self) -> tuple[tuple[str, str], ...]:
-        """The family and the kind of each of its stages."""
+        """The family and the kind of each stage."""
         return tuple((stage.family, stage.kind) for stage in self.stages)
 
     @property
     def kinds(self) -> frozenset[str]:
-        """Of its stages."""
+        """The kinds of the stages."""
         return frozenset(stage.kind for stage in self.stages)
 
     @property
     def draws(self) -> bool:
-        """Whether it takes what a drawing is asked with."""
+        """Whether the pipeline takes the params of a drawing."""
         return "diffusion" in self.kinds
 
     @property
     def only_draws(self) -> bool:
-        """Whether it takes nothing else: what is said to it can only be meant as what to draw."""
+        """Whether the pipeline does nothing but draw: whatever a client says to it can only be meant as a description of a drawing."""
         return self.draws and "thinker" not in self.kinds
 
     @property
     def unsettled(self) -> Pipeline:
-        """What it could take and give, as long as its stages have not said what they do."""
+        """The pipeline with all that it could take and give, for as long as its stages have not described themselves."""
         return self._taking(self.could_take, self.could_give)
 
     def settled(self, descriptions: Mapping[str, stage_pb2.DescribeResponse]) -> Pipeline:
-        """What it takes and gives with these stages."""
+        """The pipeline with what it takes and gives with these stages."""
         takes = {*self.inputs, *descriptions[self.stages[0].kind].inputs}
         gives = {*self.on_request, *(port.name for described in descriptions.values() for port in described.produces)}
         outputs = tuple(each for each in self.outputs if each in gives) if self.outputs_vary else self.outputs
@@ -144,7 +144,7 @@ class Pipeline(BaseModel):
         return self.model_copy(update={"inputs": inputs, "may_take": (), "on_request": on_request, "may_give": ()})
 
     def default_params(self) -> dict[str, stage_pb2.StageParams]:
-        """Params of every stage as the file has them."""
+        """Params of every stage as the file gives them."""
         params: dict[str, stage_pb2.StageParams] = {}
         for stage in self.stages:
             values = self.defaults.get(stage.kind, {})
@@ -179,7 +179,7 @@ def load_pipeline(name_or_file: str) -> Pipeline:
 
 
 def _fault(details: ErrorDetails) -> str:
-    """Of one place of a file."""
+    """The text of the fault at one place of a file."""
     place = ".".join(map(str, details["loc"]))
     return f"{place}: {fault_found(details)}" if place else fault_found(details)
 

@@ -1,4 +1,4 @@
-"""Which replica of each stage takes a session: every replica is watched, the least loaded one is best."""
+"""Which replica of each stage takes a session: the router watches every replica, and the least loaded one is best."""
 
 from __future__ import annotations
 
@@ -27,37 +27,38 @@ FIRST_BACKOFF_S = 0.1
 MAX_BACKOFF_S = 1.0
 DESCRIBE_TIMEOUT_S = 2.0
 SILENCE_S = 2.5
-"""A replica sends a report every second. One that has sent none for so long, and for SECOND_LOOK_S, is lost until it reports again."""
+"""A replica sends a report every second. A replica without a report for this long, and for SECOND_LOOK_S more, is lost until it reports
+again."""
 SECOND_LOOK_S = 0.5
-"""The router may have been late itself: it reads what has come meanwhile before it judges."""
+"""The router itself may have been late: before it judges, it reads the reports that have come meanwhile."""
 RESTS_AFTER_S = 10.0
-"""Without a session the router hears no more reports after so long: each one wakes every thread of gRPC in both processes, again and again
-for a second."""
+"""After so long without a session the router stops listening to reports: each report wakes every thread of gRPC in both processes, again
+and again for a second."""
 REST_S = 60.0
-"""Between two looks at a replica that rests. The end of its process is seen at once, by its connection."""
+"""Time between two looks at a replica that rests. The router sees the end of its process at once, by the connection."""
 WAKING_S = 0.5
-"""From the first session to the first look: the report counts the session then."""
+"""Time from the first session to the first look: by then the report counts the session."""
 LOOKUP_PERIOD_S = 1.0
 MAX_WATCHED = 256
-"""Addresses of one name that are watched."""
+"""Most addresses of one name that the router watches."""
 
 Watch = grpc.aio.UnaryStreamCall[stage_pb2.WatchRequest, stage_pb2.WatchResponse]
 
 LOST, SERVING, DRAINING = omni_pb2.REPLICA_STATE_LOST, omni_pb2.REPLICA_STATE_SERVING, omni_pb2.REPLICA_STATE_DRAINING
 STARTING = omni_pb2.REPLICA_STATE_STARTING
 STATES = {SERVING: "serving", DRAINING: "draining", LOST: "lost", STARTING: "starting"}
-"""In words."""
+"""The states in words."""
 
 
 @dataclass(slots=True, eq=False)
 class Replica:
     """One stage server.
 
-    name: the DNS name under which the server was found; None: its address is in the configuration. listed: the name still has the address.
-    placed: sessions that this router gave to the server since its last report, which may not count them yet. suspect: since its last report
-    a link lost the server, or heard no sign of life from it. refused: the server does not take the token of this router. silent: the server
-    counts as lost only because no report comes. rests: nobody listens to it now, and its load is that of its last report. process: what
-    is known of it here.
+    name: the DNS name under which the server was found; None: the configuration has its address. listed: the name still has the address.
+    placed: sessions that this router gave the server since its last report, which may not count them yet. suspect: since the last report a
+    link lost the server, or heard no sign of life from it. refused: the server does not accept this router's token. silent: the server
+    counts as lost only because no report comes. rests: the router does not listen to the server now, and the load is that of the last
+    report. process: what this machine knows of the server's process.
     """
 
     kind: str
@@ -79,7 +80,7 @@ class Replica:
 
     @property
     def away(self) -> bool:
-        """Whether it has not answered yet, or does not any more."""
+        """Whether the server has not answered yet, or does not answer any more."""
         return self.state in (STARTING, LOST)
 
     @property
@@ -107,8 +108,8 @@ class Placement:
         boot_id: str = "",
         lookup_period_s: float = LOOKUP_PERIOD_S,
     ) -> None:
-        """replicas: HOST:PORT or dns:///NAME:PORT by kind. resolve: asked for the addresses of names; None: the system. boot_id: of the
-        host that the first stage should be on; empty: this one."""
+        """replicas: HOST:PORT or dns:///NAME:PORT by kind. resolve: finds the addresses of names; None: the system's resolver. boot_id: of
+        the host on which the first stage should be; empty: this host."""
         self._channels = channels
         self._resolve = resolve or SystemResolver()
         self._boot_id = boot_id or locality.boot_id()
@@ -131,11 +132,12 @@ class Placement:
 
     @property
     def changed(self) -> asyncio.Event:
-        """Set at the next change of a replica's state. Take it, look, then wait for it: nothing is missed."""
+        """An event that is set at the next change of a replica's state. Take the event, look at the replicas, then wait for it: so no
+        change is missed."""
         return self._changed
 
     async def descriptions(self) -> dict[str, stage_pb2.DescribeResponse]:
-        """What the first replica of every kind that takes sessions says of itself; waits for the slowest kind."""
+        """The description by the first replica of every kind that takes sessions; waits for the slowest kind."""
         while True:
             changed = self.changed
             found = {
@@ -148,7 +150,7 @@ class Placement:
             await changed.wait()
 
     def missing(self) -> list[str]:
-        """What keeps `descriptions` waiting: a sentence for each kind without a replica that takes sessions."""
+        """Why `descriptions` still waits: a sentence for each kind without a replica that takes sessions."""
         told = []
         for kind, replicas in self._replicas.items():
             if any(replica.state == SERVING for replica in replicas):
@@ -165,8 +167,8 @@ class Placement:
 
         near: boot id of the host of the hop before; empty: the router's host. A replica on that host comes before a less loaded one
         elsewhere as long as its load is close to the least: at most one session and a quarter above it. A copy between hosts costs about as
-        much as that, and a larger preference would leave machines idle. revision: of a session that goes on; empty: any. Replicas that are
-        suspect come last.
+        much as that, and a larger preference would leave machines idle. revision: required revision, for a session that goes on; empty:
+        any. Suspect replicas come last.
         """
         serving = self._serving(kind, revision)
         host = near or self._boot_id
@@ -183,12 +185,12 @@ class Placement:
         return [replica.address for replica in serving[:MAX_ADDRESSES]]
 
     def others(self, kind: str, address: str, *, revision: str = "") -> list[str]:
-        """Addresses beside this one that take sessions, and that nobody suspects. revision: as in `place`."""
+        """Addresses other than this one that take sessions and are not suspect. revision: as in `place`."""
         fitting = [replica for replica in self._replicas[kind] if self._fits(replica) and revision in ("", replica.revision)]
         return [replica.address for replica in fitting if replica.state == SERVING and not replica.suspect and replica.address != address]
 
     def suspect(self, addresses: Collection[str]) -> None:
-        """A link lost these replicas, or heard no sign of life from them. They are asked last until they report again."""
+        """Ask these replicas last until they report again: a link lost them, or heard no sign of life from them."""
         for replica in self.all() if addresses else ():
             if replica.address in addresses:
                 if not replica.suspect and (known := replica.process.known()):
@@ -197,12 +199,12 @@ class Placement:
                 self.use()
 
     def known(self, kind: str, address: str) -> dict[str, object]:
-        """What the log is to say of a replica that gives no sign of life."""
+        """Fields for the log about a replica that gives no sign of life."""
         found = (replica for replica in self._replicas[kind] if replica.address == address)
         return next((replica.process.known() for replica in found), {})
 
     def use(self) -> None:
-        """Somebody wants to know how the replicas are: from now on, and RESTS_AFTER_S longer than any session, they report every second."""
+        """Somebody needs the state of the replicas: they report every second from now on, until RESTS_AFTER_S after the last session."""
         self._used_at = asyncio.get_running_loop().time()
         used, self._used = self._used, asyncio.Event()
         used.set()
@@ -212,23 +214,23 @@ class Placement:
         return next((replica.boot_id for replica in self._replicas[kind] if replica.address == address), "")
 
     def pin(self, descriptions: Mapping[str, stage_pb2.DescribeResponse]) -> None:
-        """From now on only replicas that run the model and have the ports that the pipeline was checked with get sessions. They may put out
-        more: those of the next version may be among them already."""
+        """From now on give sessions only to replicas that run the checked model with the checked ports. A replica may have more ports: it
+        may be of the next version already."""
         self._pinned = descriptions
 
     def all(self) -> list[Replica]:
         return [replica for replicas in self._replicas.values() for replica in replicas]
 
     def count(self, kind: str, state: omni_pb2.ReplicaState) -> int:
-        """How many replicas of a kind are in a state, by what they said last. May be called from any thread."""
+        """How many replicas of a kind are in a state, by their last reports. Any thread may call this."""
         return sum(replica.state == state for replica in list(self._replicas[kind]))
 
     def _serving(self, kind: str, revision: str) -> list[Replica]:
-        """The replicas that take sessions now. Raises STAGE_LOST for none.
+        """The replicas that take sessions now. Raises STAGE_LOST if there are none.
 
-        Where a replica has the revision, no other one is asked, though it may be out of reach now: it may be back at once. Where none has
-        the revision, all are asked, and the stage says why it refuses. Where no replica serves, the silent ones are asked: a silent replica
-        may only be busy, and the link that waits for it finds out."""
+        If a replica has the revision, only replicas of that revision are asked, even while they are out of reach: they may be back at once.
+        If none has the revision, all are asked, and the stage says why it refuses. If no replica serves, the silent ones are asked: a
+        silent replica may only be busy, and the link that waits for it finds out."""
         fitting = [replica for replica in self._replicas[kind] if self._fits(replica)]
         if revision and any(replica.revision == revision for replica in self._replicas[kind]):
             fitting = [replica for replica in fitting if replica.revision == revision]
@@ -248,7 +250,7 @@ class Placement:
     # Watching ------------------------------------------------------------------------------------------------------------------------
 
     async def _watch(self, replica: Replica) -> None:
-        """Keep a replica's state, until the replica is lost and its name does not list it any more.
+        """Keep a replica's state until the replica is lost and its name does not list it any more.
 
         With wait_for_ready gRPC connects anew by itself, at most about a second after a replica has come back, so a replica that is away
         needs no pause here. The pauses are for a server that answers, but not as a stage does.
@@ -281,15 +283,16 @@ class Placement:
                 backoff = min(2 * backoff, MAX_BACKOFF_S) if pauses else backoff
 
     async def _listen(self, replica: Replica, stub: stage_pb2_grpc.StageServiceAsyncStub) -> bool:
-        """Take its reports in, until it may rest; False where it ended them, or sent what is none. Raises TimeoutError, and AioRpcError."""
+        """Take in the reports of a replica until it may rest. False: the replica ended the reports, or sent something else. Raises
+        TimeoutError and AioRpcError."""
         watch = stub.Watch(stage_pb2.WatchRequest(), metadata=self._channels.metadata)
         try:
             while (report := await _report(watch)) is not grpc.aio.EOF:
-                if not isinstance(report, stage_pb2.WatchResponse):  # What grpc.aio gives for bytes that it cannot decode.
+                if not isinstance(report, stage_pb2.WatchResponse):  # grpc.aio returns another object for bytes that it cannot decode.
                     log.warning("replica.not_understood", stage=replica.kind, address=replica.address)
                     return False
                 if replica.load.draining and not report.draining:
-                    await self._describe(replica, stub)  # It is warm now, and tells what it measured.
+                    await self._describe(replica, stub)  # The stage is warm now, and tells what it measured.
                 self._take(replica, report)
                 if self._may_rest(replica):
                     return True
@@ -298,13 +301,13 @@ class Placement:
             watch.cancel()
 
     def _may_rest(self, replica: Replica) -> bool:
-        """Whether it is well, and there is nobody for whom it matters how any of them is."""
+        """Whether the replica is well and nobody needs the state of any replica."""
         if replica.state != SERVING or any(other.busy or other.load.queued for other in self.all()):
             return False
         return asyncio.get_running_loop().time() - self._used_at >= RESTS_AFTER_S
 
     async def _rest(self, replica: Replica, connection: Connection) -> bool:
-        """Wait until the replicas are used or it is time for a look; True if the connection was lost before."""
+        """Wait until the replicas are used or the time for a look has come; True if the connection was lost before."""
         using = asyncio.create_task(self._used.wait())
         replica.rests = True
         try:
@@ -323,7 +326,7 @@ class Placement:
         replica.process.is_at(replica.description.pid, replica.boot_id)
 
     def _note_failure(self, replica: Replica, error: grpc.aio.AioRpcError) -> bool:
-        """Take in that a call failed; whether it may be tried again only after a pause."""
+        """Note that a call failed. True: try again only after a pause."""
         self._note_refusal(replica, error)
         if error.code() == grpc.StatusCode.DEADLINE_EXCEEDED:
             replica.silent = replica.silent or not replica.away
@@ -332,7 +335,7 @@ class Placement:
         return True
 
     def _note_refusal(self, replica: Replica, error: grpc.aio.AioRpcError) -> None:
-        """Log once what an operator has to mend. The watch goes on: the stage may be started again with another token."""
+        """Log once what an operator must mend. The watch goes on: the stage may be started again with another token."""
         refused = error.code() == grpc.StatusCode.UNAUTHENTICATED
         if refused and not replica.refused:
             log.error("replica.refuses_our_token", stage=replica.kind, address=replica.address, why=error.details())
@@ -370,14 +373,15 @@ class Placement:
 
     async def _follow(self, kind: str, name: Name, group: asyncio.TaskGroup) -> None:
         """Look a name up again and again. A lookup that fails or finds nothing changes nothing: DNS is down more often than all replicas
-        are at once, and the watch sees those that are."""
+        are at once, and the watch notices lost replicas."""
         failing = False
         while True:
             found: Collection[str] = ()
             why = "it has no address"
             try:
                 found = await self._resolve(name)
-            except SHORTAGES as error:  # An OSError is what DNS has for a name; the others leave no thread to ask it.
+            # DNS fails with an OSError; the other errors mean that there is no thread for the lookup.
+            except SHORTAGES as error:
                 why = str(error)
             if not found and not failing:
                 log.warning("name.not_found", stage=kind, name=str(name), why=why)
@@ -388,8 +392,8 @@ class Placement:
             await asyncio.sleep(self._lookup_period_s)
 
     def _list(self, kind: str, name: Name, found: Sequence[str]) -> list[Replica]:
-        """Take in the addresses of a name; returns the new replicas. A replica that the name does not list any more gets no new session,
-        and is watched until it is lost."""
+        """Take in the addresses of a name; returns the new replicas. A replica that the name no longer lists gets no new session, and is
+        watched until it is lost."""
         replicas = self._replicas[kind]
         known = {replica.address for replica in replicas}
         for replica in replicas:
@@ -408,13 +412,13 @@ class Placement:
 
 
 def _refusal(replicas: Collection[Replica]) -> str:
-    """What one of them says of this router's token; empty where none refuses it."""
+    """The words for a replica that refuses this router's token; empty if none refuses it."""
     refusing = next((replica.address for replica in replicas if replica.refused), "")
     return f"at {refusing} refuses this router's token ({VARIABLE})" if refusing else ""
 
 
 async def _report(watch: Watch) -> object:
-    """The next report, or EOF. Raises TimeoutError, and AioRpcError."""
+    """The next report, or EOF. Raises TimeoutError and AioRpcError."""
     reading = asyncio.ensure_future(watch.read())
     try:
         for wait_s in (SILENCE_S, SECOND_LOOK_S):

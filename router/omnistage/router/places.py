@@ -1,12 +1,12 @@
-"""Who gets a place: the policy, without a clock, a loop or gRPC.
+"""The policy for places, without a clock, a loop or gRPC.
 
-One client may hold most of the places, but not all of them: a place is given to a client that holds fewer than `share / (1 - share)` times
-the places that are free (Choudhury and Hahne, "Dynamic queue length thresholds for shared-memory packet switches", 1998). Alone a client so
-gets to `share` of the places, the next one to `share` of the rest, and so on. A client that holds nothing gets any free place.
+One client may hold most of the places, but not all: a client gets a place if it holds fewer than `share / (1 - share)` times the free
+places (Choudhury and Hahne, "Dynamic queue length thresholds for shared-memory packet switches", 1998). So a client alone gets up to
+`share` of the places, the next client up to `share` of the rest, and so on. A client that holds nothing gets any free place.
 
-Where all places are taken, a client that holds less than an equal share may wait; one that holds more is told at once. A place that becomes
-free goes to who holds the fewest, among equals to who has waited longest. So a client that holds nothing and waits gets a place at the
-latest when as many places have become free as others waited before it.
+If all places are taken, a client that holds less than an equal share may wait; a client that holds more is refused at once. A freed place
+goes to the waiting client that holds the fewest places, and among equals to the one that has waited longest. So a client that holds nothing
+gets a place at the latest after as many places were freed as other requests waited before its own.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from collections.abc import Hashable
 from dataclasses import dataclass
 
 MAX_WAITING = 64
-"""Of all clients together."""
+"""Most requests of all clients together that wait."""
 
 MAX_WAITING_EACH = 4
-"""Of one client."""
+"""Most requests of one client that wait."""
 
 
 @dataclass(slots=True, eq=False)
 class Ticket:
-    """One ask. given: it holds a place; else it waits for one."""
+    """One request for a place. given: the request holds a place; else it waits for one."""
 
     client: Hashable
     given: bool = False
@@ -35,10 +35,10 @@ class Refused(Exception):
 
 
 class Places:
-    """Counts who holds what. `limit` may change at any time; fewer places take nobody's away."""
+    """Counts the places that each client holds. `limit` may change at any time; a smaller limit takes nobody's place away."""
 
     def __init__(self, limit: int, share: float) -> None:
-        """share: greatest part of the places that one client may hold; 1: all of it."""
+        """share: greatest part of the places that one client may hold; 1: all places."""
         self._share = share
         self._held: Counter[Hashable] = Counter()
         self._waiting: list[Ticket] = []
@@ -53,7 +53,7 @@ class Places:
         return len(self._waiting)
 
     def ask(self, client: Hashable) -> Ticket:
-        """A ticket, with a place or one that waits. Raises Refused."""
+        """Returns a ticket that holds a place or waits for one. Raises Refused."""
         if self.taken < self.limit and not self._waiting:
             return self.take(client)
         ticket = Ticket(client)
@@ -66,7 +66,7 @@ class Places:
         return ticket
 
     def take(self, client: Hashable) -> Ticket:
-        """A ticket with a place, whoever waits for one. Raises Refused."""
+        """Returns a ticket that holds a place, even if others wait for one. Raises Refused."""
         free = self.limit - self.taken
         if free <= 0:
             raise Refused(f"all {self.limit} places are taken")
@@ -77,7 +77,7 @@ class Places:
         return ticket
 
     def leave(self, ticket: Ticket) -> list[Ticket]:
-        """Give a place back, or stop waiting for one. The tickets that have a place now because of it."""
+        """Give a place back, or stop waiting for one. Returns the tickets that got a place because of it."""
         if not ticket.given:
             self._waiting.remove(ticket)
             return self.fill()
@@ -88,10 +88,11 @@ class Places:
         return self.fill()
 
     def fill(self) -> list[Ticket]:
-        """Give free places to those that wait; also after `limit` grew. The tickets that have a place now."""
+        """Give free places to the tickets that wait; call it also when `limit` grew. Returns the tickets that got a place."""
         given = []
         while self._waiting and self.taken < self.limit:
-            next_one = min(self._waiting, key=lambda ticket: self._held[ticket.client])  # The first of equals: who has waited longest.
+            # `min` takes the first of equals, which has waited longest.
+            next_one = min(self._waiting, key=lambda ticket: self._held[ticket.client])
             self._waiting.remove(next_one)
             self._give(next_one)
             given.append(next_one)

@@ -1,7 +1,8 @@
-"""What the kernel knows of the process of a replica, for the log: why one that says nothing may do so.
+"""The kernel's view of a replica's process, for the log: why a silent replica may be silent.
 
-Only of a process of this user on this machine that listens at the replica's address: a process number alone may be another one's, as in a
-container that has numbers of its own. Nothing is told but numbers, a state and the function of the kernel that it sleeps in.
+A process is looked at only if it belongs to this user, runs on this machine and listens at the replica's address: its number alone may be
+another process's, as in a container that has numbers of its own. The log gets only numbers, a state and the function of the kernel in which
+the process sleeps.
 """
 
 from __future__ import annotations
@@ -17,14 +18,15 @@ from omnistage.connector import locality
 
 PROC = Path("/proc")
 LISTENS = "0A"
-"""State of a socket in proc(5) net/tcp."""
+"""State of a listening socket in proc(5) net/tcp."""
 
 _TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """Of proc(5) stat. begun: when the process was started, in ticks of the kernel; at: when this was read, in time.monotonic() seconds."""
+    """Figures of proc(5) stat. begun: start of the process, in ticks of the kernel. at: moment of the reading, in time.monotonic()
+    seconds."""
 
     state: str
     major_faults: int
@@ -35,7 +37,7 @@ class Sample:
 
 
 class ReplicaProcess:
-    """The process of one replica. Nothing here raises: where nothing can be learned, nothing is told."""
+    """The process of one replica. Nothing here raises: if nothing can be learned, nothing is told."""
 
     def __init__(self, address: str) -> None:
         self._port = address.rpartition(":")[2]
@@ -44,24 +46,24 @@ class ReplicaProcess:
         self._proven = -1
 
     def is_at(self, pid: int, boot_id: str) -> None:
-        """As the replica said of itself."""
+        """The replica says that it is this process, on the host with this boot id."""
         pid = pid if boot_id == locality.boot_id() else 0
         if pid != self._pid:
             self._pid, self._heard, self._proven = pid, None, -1
 
     def heard(self) -> None:
-        """The replica gave a sign of life: "since" counts from here."""
+        """The replica gave a sign of life: `since_s` counts from here."""
         self._heard = _sample(self._pid)
 
     def known(self) -> dict[str, object]:
-        """Fields of a line of the log: `process` and `machine`; empty where the process is none that is known here."""
+        """Fields for a line of the log: `process` and `machine`; empty if the process is not known here."""
         now = _sample(self._pid)
         if now is None or not self._is_its(now):
             return {}
         return {"process": {**_told(self._heard, now), **_sleeps_in(self._pid)}, "machine": _machine()}
 
     def _is_its(self, sample: Sample) -> bool:
-        """Whether the process listens at the address. Looked up once for each process: the table of sockets may be long."""
+        """Whether the process listens at the address. Looked up once for each process, because the table of sockets may be long."""
         if self._proven != sample.begun and _listens(self._pid, self._port):
             self._proven = sample.begun
         return self._proven == sample.begun
@@ -80,11 +82,11 @@ def _sample(pid: int) -> Sample | None:
     if pid <= 0:
         return None
     try:
-        # The name may hold anything; after it comes the state, field 3.
+        # The name may contain anything; the state, field 3, follows it.
         fields = (PROC / str(pid) / "stat").read_bytes().rpartition(b")")[2].split()
         cpu_s = (int(fields[11]) + int(fields[12])) * _TICK_S
         return Sample(fields[0].decode(), int(fields[9]), cpu_s, int(fields[17]), int(fields[19]), time.monotonic())
-    except (OSError, ValueError, IndexError):  # It has ended, or may not be looked at.
+    except (OSError, ValueError, IndexError):  # The process has ended, or is not ours to read.
         return None
 
 
@@ -95,17 +97,17 @@ def _listens(pid: int, port: str) -> bool:
         lines = [line.split() for table in ("tcp", "tcp6") for line in _lines(PROC / "self/net" / table)]
         sockets = {f"socket:[{line[9]}]" for line in lines if len(line) > 9 and line[1].endswith(wanted) and line[3] == LISTENS}
         return bool(sockets) and not sockets.isdisjoint(_descriptors(pid))
-    except (OSError, ValueError):  # Another user's; one that has ended; no such port.
+    except (OSError, ValueError):  # It is another user's, or has ended, or the port is invalid.
         return False
 
 
 def _lines(path: Path) -> list[str]:
-    """None where the kernel has no such file, as one without IPv6."""
+    """Lines of a file; empty if the kernel has no such file, as a kernel without IPv6."""
     return path.read_text().splitlines() if path.exists() else []
 
 
 def _descriptors(pid: int) -> set[str]:
-    """What the descriptors of a process are of, but for those that it closes meanwhile."""
+    """Targets of a process's descriptors, without those that the process closes meanwhile."""
     targets = set()
     for descriptor in (PROC / str(pid) / "fd").iterdir():
         with suppress(FileNotFoundError):
@@ -114,7 +116,7 @@ def _descriptors(pid: int) -> set[str]:
 
 
 def _sleeps_in(pid: int) -> Mapping[str, str]:
-    """The function of the kernel; where it may not be read it is 0."""
+    """The kernel's function in which the process sleeps; the kernel shows 0 if this process may not read it."""
     try:
         name = (PROC / str(pid) / "wchan").read_text()
     except OSError:
@@ -123,13 +125,13 @@ def _sleeps_in(pid: int) -> Mapping[str, str]:
 
 
 def _machine() -> dict[str, object]:
-    """Load of the last minute, and of the last ten seconds the share, in percent, in which some task waited for what there is too little
-    of."""
+    """Load of the last minute, and the share in percent of the last ten seconds in which some task waited for the processor, disk or
+    memory."""
     told: dict[str, object] = {}
     try:
         told["load"] = round(os.getloadavg()[0], 2)
         for what in ("cpu", "io", "memory"):
             told[f"{what}_pressure"] = float((PROC / "pressure" / what).read_text().split()[1].partition("=")[2])
-    except (OSError, ValueError, IndexError):  # A kernel that does not count it.
+    except (OSError, ValueError, IndexError):  # This kernel does not count it.
         return told
     return told

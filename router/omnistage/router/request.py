@@ -21,14 +21,15 @@ from omnistage.wire.limits import MAX_TEXT_CHARACTERS
 _ID = re.compile(r"[A-Za-z0-9_-]{0,64}")
 
 DRAWN_SEEDS = 10**9
-"""Seeds that are drawn for who gives none are below this: people read them, and type them again."""
+"""Drawn seeds, for clients that give none, are below this number: people read them and type them again."""
 
 
 @dataclass(frozen=True, slots=True)
 class ValidRequest:
-    """A checked request. outputs: the ports the client gets. params: of every stage, defaults filled in. resume: what the client holds of
-    an answer that was interrupted; the stages check what is in it. revisions: of the stages that began it; empty: any.
-    batches: the client takes several chunks in one message. ports: that its parts name; what they carry is still to come."""
+    """A checked request. outputs: the ports that the client gets. params: params of every stage, with defaults filled in. resume: what the
+    client holds of an interrupted answer; the stages check its contents. revisions: revisions of the stages that began that answer; empty:
+    any. batches: the client takes several chunks in one message. ports: ports that the request's parts name; their contents are still to
+    come."""
 
     pipeline: Pipeline
     outputs: frozenset[str]
@@ -42,9 +43,10 @@ class ValidRequest:
 
 
 async def parse(data: bytes, turn: Callable[[], AbstractAsyncContextManager[None]]) -> omni_pb2.GenerateRequest:
-    """The request in these bytes. turn: to read a large one.
+    """The request in these bytes. turn: held while a large request is read.
 
-    Raises BAD_REQUEST for bytes that are none, or that hold more of something than limits.py allows, and what `turn` raises."""
+    Raises BAD_REQUEST for bytes that are no request, or that hold more of something than limits.py allows; raises whatever `turn`
+    raises."""
     try:
         return await decoded(data, omni_pb2.GenerateRequest, turn)
     except TooLarge as error:
@@ -54,13 +56,13 @@ async def parse(data: bytes, turn: Callable[[], AbstractAsyncContextManager[None
 
 
 def is_id(text: str) -> bool:
-    """Whether it can be the name of a request or a conversation."""
+    """Whether the text can name a request or a conversation."""
     return _ID.fullmatch(text) is not None
 
 
 def validate(request: omni_pb2.GenerateRequest, pipelines: Mapping[str, Pipeline]) -> ValidRequest:
-    """Check what the router itself needs; a stage checks the values of its own params. `choice` says which pipeline gets the request, and
-    may make a drawing of it.
+    """Check what the router itself needs; a stage checks the values of its own params. `choice` chooses the pipeline, and may turn the
+    request into a drawing.
 
     Raises StageError."""
     characters = len(request.thinker.verbatim) + sum(len(part.text) for turn in request.thinker.messages for part in turn.parts)
@@ -116,17 +118,17 @@ def _params(request: omni_pb2.GenerateRequest, pipeline: Pipeline) -> dict[str, 
     if "talker" in params and "code2wav" in params and not params["code2wav"].code2wav.voice:
         params["code2wav"].code2wav.voice = params["talker"].talker.voice
     if "talker" in params and request.thinker.verbatim:
-        params["talker"].talker.plain = True  # Only what a Thinker writes may be Markdown.
+        params["talker"].talker.plain = True  # Only a Thinker writes Markdown.
     return params
 
 
 _SAID_WHOLE = frozenset({"stop", "constraint", "images", "sigmas"})
-"""Fields of which a client's value takes the place of the pipeline's: a merge would append, and make more of them than a request may
-have."""
+"""Fields in which a client's value replaces the pipeline's: a merge would append, and could make more entries than a request may have."""
 
 
 def _keep_absent_penalty(defaults: stage_pb2.Sampling, given: stage_pb2.Sampling) -> None:
-    """A client that says how to draw says it whole, but for what it can leave absent: then the pipeline's value stays."""
+    """A client that sends sampling params sends all of them, except those that it can leave absent: for these the pipeline's values
+    stay."""
     kept = stage_pb2.Sampling()
     if defaults.HasField("repetition_penalty"):
         kept.repetition_penalty = defaults.repetition_penalty

@@ -1,8 +1,8 @@
-"""Room for output that a client of Converse gives itself: chunks of a port, counted over the whole conversation.
+"""Room for output that a client of Converse gives: chunks of a port, counted over the whole conversation.
 
     client --credit--> OutputRoom --of()--> Generation --its grant--> link ... producer
 
-A port for which it gave none has what the router grants as it writes. Checkpoint ports, as text, are outside of credit (see `Run`).
+For a port without such room the router itself grants as it writes. Checkpoint ports, such as text, need no credit (see `Run`).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from omnistage.wire.limits import MAX_PORTS
 
 
 class OutputRoom:
-    """Of one conversation. Use: `give` at any time; `begin` with every turn, and `wrote` after each chunk of it."""
+    """Room in one conversation. Call `give` at any time, `begin` with every turn, and `wrote` after each chunk of the turn."""
 
     def __init__(self) -> None:
         self._totals: dict[str, int] = {}
@@ -28,20 +28,20 @@ class OutputRoom:
         self._dry = asyncio.Event()
 
     def give(self, credit: stage_pb2.Credit) -> None:
-        """The client has room for so many chunks of a port. Raises PROTOCOL for too many ports."""
+        """Note that the client has room for this many chunks of a port. Raises PROTOCOL for too many ports."""
         if credit.port not in self._totals and len(self._totals) >= MAX_PORTS:
             raise protocol_error(f"credit for more than {MAX_PORTS} ports")
         self._totals[credit.port] = max(self._totals.get(credit.port, 0), credit.total)
         self._tell()
 
     def begin(self, ports: Iterable[str]) -> None:
-        """A turn whose answer has these ports, checkpoints left out."""
+        """Begin a turn whose answer has these ports, without checkpoint ports."""
         self._before = dict(self._written)
         self._unended = set(ports)
         self._tell()
 
     def of(self, port: str) -> int | None:
-        """Chunks of this turn that the client has room for, from its begin; None where the router is to say."""
+        """Chunks of this turn, from its beginning, that the client has room for; None: the router decides."""
         total = self._totals.get(port)
         return None if total is None or port not in self._unended else max(total - self._before.get(port, 0), 0)
 
@@ -55,21 +55,21 @@ class OutputRoom:
 
     @property
     def is_given(self) -> bool:
-        """Whether the client said anything about room."""
+        """Whether the client gave room for any port."""
         return bool(self._totals)
 
     @property
     def used_up(self) -> list[str]:
-        """Ports of this turn that wait for the client to give more."""
+        """Ports of this turn that wait for more room from the client."""
         return sorted(port for port in self._unended if port in self._totals and self._written[port] >= self._totals[port])
 
     async def changes(self) -> None:
-        """Return when room was given, or was used, since this was asked last. Of one task."""
+        """Return when room was given or used since the last call. Only one task may call this."""
         await self._changed.wait()
         self._changed.clear()
 
     async def runs_out(self) -> str:
-        """Return when a port waits for the client; its name."""
+        """Return when a port waits for room from the client; returns the port's name."""
         await self._dry.wait()
         return self.used_up[0]
 

@@ -1,4 +1,4 @@
-"""Where an answer may go: replicas that the placement finds anew for every attempt."""
+"""The route of an answer: replicas that the placement finds anew for every attempt."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from omnistage.v1 import stage_pb2
 from omnistage.wire.kinds import KINDS
 
 PATIENCE_S = 5.0
-"""For a replica that comes back: a small model is served again in less, and the answer goes on. A large one takes longer; who asked is told
-so after that, and when to ask again."""
+"""Patience for a replica that comes back: a small model is served again in less time, and the answer goes on. A large model takes longer;
+after this time the client is told so, and when to ask again."""
 
 
 @dataclass(frozen=True, slots=True)
 class Hop:
-    """A stage behind the first one, but for its replicas."""
+    """A stage behind the first one, without its replicas."""
 
     kind: str
     model: str
@@ -28,7 +28,7 @@ class Hop:
 
 @dataclass(frozen=True, slots=True)
 class PlacedRoute:
-    """A Route of the link, from the first stage on."""
+    """The Route of a link, beginning with the first stage."""
 
     placement: Placement
     first: str
@@ -41,7 +41,7 @@ class PlacedRoute:
         return KINDS[self.first]
 
     def place(self, revisions: Sequence[str]) -> tuple[Sequence[str], Sequence[stage_pb2.Hop]]:
-        """Each hop near the best replica of the one before it."""
+        """Place each hop near the best replica of the hop before it."""
         revision = dict(enumerate(revisions))
         addresses = self.placement.place(self.first, revision=revision.get(0, ""))
         before = (self.first, addresses[0])

@@ -1,4 +1,4 @@
-"""A pipeline of this router, from its start on: what its file says, then what its stages say too."""
+"""A pipeline of this router from its start on: at first as its file describes it, then as its stages do too."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from omnistage.wire.errors import StageError
 
 
 class Served:
-    """pipeline: what it takes and gives; before it is ready, what it could. descriptions: what its stages said of themselves when it became
-    ready. misfit: why it cannot be served with the stages that are there; empty where nothing is known against it."""
+    """pipeline: what the pipeline takes and gives; until it is ready, what it could. descriptions: what the stages said of themselves when
+    the pipeline became ready. misfit: why these stages cannot serve the pipeline; empty: no reason is known."""
 
     def __init__(self, pipeline: Pipeline, placement: Placement) -> None:
         self.pipeline = pipeline.unsettled
@@ -23,11 +23,11 @@ class Served:
 
     @property
     def is_ready(self) -> bool:
-        """Its stages were there once, and fit. They may be lost now: that is told when they are asked."""
+        """Whether the stages were there once and fit. They may be lost now: a request finds that out when it asks them."""
         return bool(self.descriptions)
 
     def check_ready(self) -> None:
-        """Raises STARTING, with what it waits for."""
+        """Raises STARTING, with the stages that the pipeline waits for, if the pipeline is not ready."""
         if self.is_ready:
             return
         name, missing = self.pipeline.name, self.placement.missing()
@@ -37,8 +37,8 @@ class Served:
         raise StageError("STARTING", f"{message}; try again", metadata={"pipeline": name})
 
     async def get_ready(self, misfits: Callable[[str], None]) -> None:
-        """Wait until a replica of every stage serves, and all of them fit the file. misfits: told why they do not, once for each reason;
-        then they are looked at again whenever a replica changes."""
+        """Wait until a replica of every stage serves and all of them fit the file. misfits: told why they do not fit, once for each reason;
+        after a misfit the replicas are checked again whenever one of them changes."""
         while True:
             changed = self.placement.changed
             descriptions = await self.placement.descriptions()

@@ -48,7 +48,7 @@ class RouterServer:
         token: Token | None = None,
         tracer: Tracer | None = None,
     ) -> None:
-        """token: what the stages are shown. tracer: see Front."""
+        """token: the token that the stages are shown. tracer: see Front."""
         takes_media = any(set(pipeline.could_take) - {"text"} for pipeline in pipelines.values())
         self.max_request_bytes = settings.max_message_bytes if takes_media else min(TEXT_REQUEST_BYTES, settings.max_message_bytes)
         self._channels = Channels(credentials, settings.max_message_bytes + HOP_ROOM_BYTES, token)
@@ -78,8 +78,8 @@ class RouterServer:
         log.info("router.bound", address=address)
 
     async def start(self) -> None:
-        """Wait until the first pipeline is served; the others become so on their own. Raises StartError for one that does not fit its
-        stages, as long as none does."""
+        """Wait until the first pipeline is served; the others follow on their own. Raises StartError if a pipeline does not fit its stages
+        while none is served."""
         first: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         for name, served in self._served.items():
             self._metrics.watch(name, dict.fromkeys(served.pipeline.kinds, ""), served.placement.count)
@@ -87,7 +87,7 @@ class RouterServer:
         await first
 
     async def _watch(self, served: Served, first: asyncio.Future[None]) -> None:
-        """Watch the replicas of a pipeline, and serve it when they fit. first: done with the first pipeline that is served."""
+        """Watch the replicas of a pipeline, and serve it when they fit. first: set when the first pipeline is served."""
 
         def misfits(why: str) -> None:
             log.error("pipeline.misfit", pipeline=served.pipeline.name, why=why)
@@ -140,8 +140,10 @@ def _addresses(pipeline: Pipeline, settings: RouterSettings) -> dict[str, list[s
 
 
 async def _told_to_start(fd: int) -> None:
-    """Whoever starts a stack begins with all processes at once: this one has imported what it needs when the stages are there. It would
-    find them late if it had looked for them before: gRPC waits up to a second between two attempts to connect."""
+    """Wait until the other end of the pipe `fd` is closed; return at once if `fd` is negative.
+
+    The starter of a stack starts all processes at once, so that the router has imported what it needs when the stages are there. A router
+    that looked for the stages earlier would find them late: gRPC waits up to a second between two attempts to connect."""
     if fd < 0:
         return
     told = asyncio.Event()

@@ -12,7 +12,7 @@ from omnistage.host.settings import ServerSettings
 
 
 class RouterSettings(ServerSettings):
-    """What the router can be told."""
+    """Settings that the router takes."""
 
     pipeline: Annotated[tuple[str, ...], NoDecode] = Field(
         ("smol",),

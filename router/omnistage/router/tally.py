@@ -1,4 +1,4 @@
-"""What came of one answer so far: for its usage, the metrics, the log and the trace."""
+"""The figures of one answer so far: for its usage, the metrics, the log and the trace."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from omnistage.wire.kinds import KINDS, kind_name
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """A replica that was lost and replaced. at_s: in time.monotonic() seconds. pause_s: from the loss to the replacement."""
+    """A replica that was lost and replaced. at_s: time.monotonic() seconds. pause_s: seconds from the loss to the replacement."""
 
     stage: str
     lost: str
@@ -24,53 +24,53 @@ class Loss:
 
     @property
     def attributes(self) -> Attributes:
-        """As an event of a trace has it."""
+        """The loss as the event of a trace shows it."""
         told: Attributes = {"stage": self.stage, "lost": self.lost, "replica": self.replica, "why": self.why, "pause_s": self.pause_s}
         return {f"omnistage.{name}": value for name, value in told.items()}
 
 
 class Tally:
-    """Counts from now on. Seconds are those since then, but for `begun_s` and `opened_s`, which are of time.monotonic()."""
+    """Counts from its creation on. Seconds count from then too, except `begun_s` and `opened_s`, which are time.monotonic() seconds."""
 
     def __init__(self) -> None:
         self.begun_s = time.monotonic()
         self.opened_s: float | None = None
-        """When all stages had taken the session."""
+        """When all stages had taken the session; None: not yet."""
         self.first: dict[str, float] = {}
-        """Seconds to the first item that the client gets, by what it is: thought, text, audio and others."""
+        """Seconds to the first item that the client gets, by kind of item: thought, text, audio and others."""
         self.tokens = 0
         """Tokens of text that were made, wanted or not."""
         self.thought_tokens = 0
-        """Of these, those of what was thought before the answer."""
+        """Those tokens of `tokens` that were thought before the answer."""
         self.prompt_tokens: int | None = None
-        """Tokens of the prompt; None: a stage that knows has not said so, which it does when it is done."""
+        """Tokens of the prompt; None: no stage has told them yet. A stage tells them when it is done."""
         self.cached_tokens: int | None = None
-        """Of these, those that needed no computing; likewise."""
+        """Those tokens of the prompt that needed no computing; None: likewise."""
         self.unspoken = 0
-        """Characters of the text that its voice has no sound for; as many as a stage that is done has told."""
+        """Characters of the text that the voice has no sound for, as far as the stages that are done have told."""
         self.sound_s = 0.0
         """Seconds of sound that the client got."""
         self.last_sound_s = 0.0
-        """Seconds to the last of it."""
+        """Seconds to the last item of sound."""
         self.pictures = 0
-        """Whole pictures that the client got, each layer one; no previews."""
+        """Whole pictures that the client got, each layer counted; no previews."""
         self.frames = 0
         """Frames of film that the client got."""
         self.finish_reason = chunk_pb2.FINISH_REASON_UNSPECIFIED
         self.losses: list[Loss] = []
         self.replicas: dict[str, list[str]] = {}
-        """Addresses of the replicas that are known to have had a part in it, by the name of the stage, in the order of time."""
+        """Addresses of the replicas that are known to have taken part, by stage, in the order of time."""
         self._first_stage = ""
         self.reports: dict[stage_pb2.StageKind, stage_pb2.Report] = {}
 
     def opened(self, stage: str, address: str) -> None:
-        """All stages have taken the session. stage: the first one."""
+        """Note that all stages have taken the session. stage: the first one."""
         self.opened_s = time.monotonic()
         self._first_stage = stage
         self._used(stage, address)
 
     def made(self, chunks: Sequence[chunk_pb2.Chunk]) -> None:
-        """The stages sent these up, wanted or not."""
+        """Count chunks that the stages sent up, wanted or not."""
         for chunk in chunks:
             if chunk.HasField("text"):
                 self.tokens += chunk.count
@@ -78,7 +78,7 @@ class Tally:
                 self.finish_reason = chunk.text.finish_reason or self.finish_reason
 
     def gave(self, chunks: Sequence[chunk_pb2.Chunk]) -> None:
-        """The client gets these."""
+        """Count chunks that the client gets."""
         for chunk in chunks:
             content = chunk.WhichOneof("payload") or ""
             if content == "text" and chunk.text.HasField("thought"):
@@ -95,7 +95,7 @@ class Tally:
                     self.frames += chunk.count
 
     def replaced(self, failover: stage_pb2.Failover) -> Loss:
-        """A replica was lost, and another one goes on."""
+        """Note that a replica was lost and another one goes on."""
         stage = kind_name(failover.kind) if failover.kind in KINDS.values() else "unknown"
         pause_s = failover.pause.ToTimedelta().total_seconds()
         loss = Loss(stage, failover.lost, failover.replica, failover.reason, pause_s, time.monotonic())
@@ -105,7 +105,8 @@ class Tally:
         return loss
 
     def reported(self, report: stage_pb2.Report) -> None:
-        """A stage is done. Its replica is named as it names itself: only its neighbour knows by which address it was called."""
+        """Note that a stage is done. The report gives the replica's own name for itself: only the neighbour of a stage knows the address
+        that it called."""
         self.reports[report.kind] = report
         if report.HasField("prompt_tokens"):
             self.prompt_tokens, self.cached_tokens = report.prompt_tokens, report.cached_tokens

@@ -1,4 +1,4 @@
-"""Turns at what one thread does for all clients: of each client one request stands in line, and the others of that client behind it."""
+"""Turns at work that one thread does for all clients. One request per client is queued; a client's other requests wait behind it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from omnistage.router.places import Places, Refused
 from omnistage.wire.tasks import within
 
 MAX_LARGE = 64
-"""Large requests that are held until they are read, of all clients together."""
+"""Large requests of all clients together that are held until they are read."""
 
 LARGE_SHARE = 0.75
 """Greatest part of them that one client may have; see Places."""
@@ -22,17 +22,17 @@ TURN_LIMIT_S = 30.0
 
 
 class Turns:
-    """One turn at a time. What more a client asks for waits behind its own."""
+    """One turn at a time. A client's further requests wait behind its first."""
 
     def __init__(self, limit_s: float = TURN_LIMIT_S) -> None:
         self._limit_s = limit_s
         self._places = Places(MAX_LARGE, LARGE_SHARE)
-        self._turn = asyncio.Lock()  # First come, first served, as are those of the clients.
+        self._turn = asyncio.Lock()  # Both locks are fair: first come, first served.
         self._of_client: WeakValueDictionary[Hashable, asyncio.Lock] = WeakValueDictionary()
 
     @asynccontextmanager
     async def turn(self, client: Hashable) -> AsyncIterator[None]:
-        """Wait for a turn, and have it. Raises OVERLOADED with a delay."""
+        """Wait for a turn, and hold it. Raises OVERLOADED with a delay."""
         try:
             ticket = self._places.take(client)
         except Refused:
