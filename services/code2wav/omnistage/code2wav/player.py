@@ -1,9 +1,9 @@
-"""A listener as Code2Wav imagines one: who plays what it makes, and whether there is always something to play."""
+"""An imagined listener, who plays the sound that Code2Wav makes: does he always have something to play?"""
 
 from __future__ import annotations
 
 GRACE_S = 0.02
-"""A sound that is late by less is none that anybody misses: the way to the listener takes as long."""
+"""Nobody notices a sound that is late by less: the way to the listener takes as long."""
 
 
 class Player:
@@ -15,7 +15,7 @@ class Player:
         self.starved_s = 0.0
 
     def hear(self, now: float, seconds: float, prebuffer_s: float = 0.0) -> None:
-        """So much sound came. prebuffer_s: of the first sound."""
+        """Note that this many seconds of sound came. prebuffer_s: told with the first sound."""
         if self._dry_at is None:
             self._dry_at = now + prebuffer_s
         elif (late := now - self._dry_at) > GRACE_S:
@@ -25,6 +25,6 @@ class Player:
         self._dry_at += seconds
 
     def pause(self, seconds: float) -> None:
-        """The listener took no sound for so long, and has no lack of it."""
+        """Note that the listener took no sound for this long, and does not lack it."""
         if self._dry_at is not None:
             self._dry_at += seconds

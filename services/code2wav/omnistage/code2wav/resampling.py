@@ -1,9 +1,9 @@
-"""Sound at another sample rate than the model's, by soxr, the same bits wherever a session goes on.
+"""Sound at another sample rate than the model's, by soxr. The bits are the same wherever a session goes on.
 
-A stream of soxr has a history: what it gives depends on where it began. So sound is converted in blocks at fixed places, each by a call of
-its own from the samples of the block and some around it, of which only the block is kept. The bits of a sample are a function of its number
-and of the model's samples, never of how those came or where a session began. Before the first sample and after the last there is what soxr
-has there.
+A stream of soxr has a history: its output depends on where it began. So sound is converted in blocks at fixed places. A call of its own
+converts each block from the block's samples and some samples around it, and only the block is kept. The bits of a sample depend only on its
+number and on the model's samples, never on how those came or where a session began. Before the first sample and after the last, soxr's own
+padding stands.
 """
 
 from __future__ import annotations
@@ -22,22 +22,23 @@ from omnistage.models.interface import BadRequest, Sound
 Samples = NDArray[np.float32]
 
 RATES_HZ = (8000, 11025, 12000, 16000, 22050, 24000, 32000, 44100, 48000)
-"""Those that players, telephones and codecs take."""
+"""Rates that players, telephones and codecs take."""
 FIELD = "code2wav.sample_rate_hz"
 QUALITY = "VHQ"
 BLOCKS_PER_S = 100
-"""Blocks are this short, or a little longer: a first packet is held back by a part of one, and each costs a call."""
+"""Blocks have this length or a little more: a first packet waits for part of a block, and each block costs a call."""
 MIN_COMMON_HZ = 25
 """Blocks are whole numbers of samples at both rates: rates with a smaller common divisor would have blocks of more than 40 ms."""
 CONTEXT_PERIODS = 128
-"""Of the lower rate, on both sides of a block: with fewer the filter of VHQ is cut. Measured against the whole sound at once: -144 dB of
-full scale with 128, -118 with 112, -92 with 96. It is what a first packet waits for: 8 ms at 16 kHz."""
+"""Periods of the lower rate on both sides of a block: fewer would cut the filter of VHQ. The error against the whole sound converted at
+once was measured: -144 dB of full scale with 128, -118 with 112, -92 with 96. A first packet waits for this context: 8 ms at 16 kHz."""
 MOST_COLUMNS = 32
-"""Blocks in one call. They share its filter, which costs as much as ten of them; with hundreds the cache is too small."""
+"""Most blocks in one call. They share the call's filter, which costs as much as ten blocks; hundreds of blocks would not fit into the
+cache."""
 
 
 def possible_rates_hz(own_hz: int) -> tuple[int, ...]:
-    """What a model with that rate can be asked for here, where perhaps soxr is not installed."""
+    """Rates that a model with the rate `own_hz` could give; works where soxr is not installed, too."""
     others = RATES_HZ if find_spec("soxr") is not None else ()
     return tuple(sorted({own_hz, *(rate_hz for rate_hz in others if math.gcd(rate_hz, own_hz) >= MIN_COMMON_HZ)}))
 
@@ -45,7 +46,8 @@ def possible_rates_hz(own_hz: int) -> tuple[int, ...]:
 class Conversion:
     """From the rate of a model to another one; n samples become floor(n * rate / source + 1/2).
 
-    block: samples of the model in a block. context: that its conversion needs on either side. output_block: samples that it becomes."""
+    block: samples of the model in a block. context: samples that the conversion of a block needs on either side. output_block: samples that
+    a block becomes."""
 
     def __init__(self, source_hz: int, rate_hz: int) -> None:
         self.source_hz, self.rate_hz = source_hz, rate_hz
@@ -57,7 +59,7 @@ class Conversion:
 
     @classmethod
     def asked(cls, source_hz: int, rate_hz: int) -> Conversion | None:
-        """None where nothing is to be converted; rate_hz: 0 for the model's own. Raises BadRequest."""
+        """The conversion to `rate_hz`, 0 for the model's own rate; None: there is nothing to convert. Raises BadRequest."""
         if rate_hz in (0, source_hz):
             return None
         possible = possible_rates_hz(source_hz)
@@ -73,21 +75,21 @@ class Conversion:
         raise BadRequest(FIELD, f"{rate_hz} is not possible; {can}, or leave it out for the model's own")
 
     def count(self, samples: int) -> int:
-        """What so many samples of the model become in all."""
+        """Samples that this many samples of the model become in all."""
         return (2 * samples * self.rate_hz + self.source_hz) // (2 * self.source_hz)
 
     def first_needed(self, sample: int) -> int:
-        """The first sample of the model that this one, and those after it, are made from."""
+        """The first sample of the model that is needed to make this sample and those after it."""
         return self._begin(sample // self.output_block)
 
     def converted(self, held: Samples, held_first: int, first: int, until: int) -> Samples:
-        """Blocks `first` to before `until`, [n, channels], from samples `held` of the model, of which the first one is `held_first`: all
-        that these blocks need. Clipped to full scale, which filtered sound may exceed."""
+        """Convert the blocks from `first` to before `until`; returns [n, channels]. held: all samples of the model that these blocks need;
+        `held_first` is the number of the first one. The result is clipped to full scale, which filtered sound may exceed."""
         channels = held.shape[1]
         parts = [np.empty((0, channels), np.float32)]
         while first < until:
             begin = self._begin(first)
-            # A block whose context would begin before the sound has a window of its own length.
+            # A block whose context would begin before the sound gets a window of its own length.
             count = 1 if first * self.block < self.context else min(until - first, max(MOST_COLUMNS // channels, 1))
             length = (first + 1) * self.block + self.context - begin
             part = held[begin - held_first :][: length + (count - 1) * self.block]
@@ -105,21 +107,21 @@ class Conversion:
 
 
 def _whole(least: float, period: int) -> int:
-    """The least multiple of `period` that is not below."""
+    """The least multiple of `period` that is not below `least`."""
     return math.ceil(least / period) * period
 
 
 def _resampled(columns: Samples, source_hz: int, rate_hz: int) -> Samples:
-    """Sounds of equal length, [samples, n], each as if it were alone."""
-    import soxr  # Where nobody asks for another rate it need not be installed.
+    """Convert sounds of equal length, [samples, n], each as if it were alone."""
+    import soxr  # Needed only if somebody asks for another rate.
 
     made: Samples = soxr.resample(np.ascontiguousarray(columns), source_hz, rate_hz, QUALITY)
     return made
 
 
 class Resampler:
-    """The sound of one session, from sample `first` on: `push` what the model makes from `conversion.first_needed(first)` on, then `end`.
-    Holds no more of it than a block and the context on both sides, besides what was pushed last."""
+    """The sound of one session, from sample `first` on. Call `push` with the model's samples from `conversion.first_needed(first)` on, then
+    `end`. Besides the samples of the last push it holds at most a block and the context on both sides."""
 
     def __init__(self, conversion: Conversion, channels: int, first: int) -> None:
         self._conversion = conversion
@@ -130,17 +132,17 @@ class Resampler:
 
     @property
     def first_needed(self) -> int:
-        """The first sample of the model that is still needed, here or by whoever goes on after what was given."""
+        """The first sample of the model that is still needed, here or by a session that goes on after the sound given so far."""
         return self._held_first
 
     def push(self, samples: Samples) -> Samples:
-        """Take the next samples [n, channels] of the model; gives those that are final with them."""
+        """Take the model's next samples [n, channels]; returns the samples that are final now."""
         self._held = np.concatenate([self._held, samples])
         received = self._held_first + len(self._held)
         return self._take((received - self._conversion.context) // self._conversion.block)
 
     def end(self) -> Samples:
-        """The rest: nothing follows. Raises BadRequest if the sound ends before it was to begin."""
+        """The rest of the sound: no samples follow. Raises BadRequest if the sound ends before `first`."""
         first, conversion = self._block * self._conversion.output_block + self._known, self._conversion
         count = conversion.count(self._held_first + len(self._held))
         if count < first:
@@ -152,7 +154,7 @@ class Resampler:
         return self._take(-(-count // conversion.output_block))[: count - first]
 
     def _take(self, until: int) -> Samples:
-        """Blocks to before `until`, without what was known before."""
+        """Convert the blocks to before `until`, without the samples that the listener had before."""
         if until <= self._block:
             return self._held[:0]
         made = self._conversion.converted(self._held, self._held_first, self._block, until)[self._known :]
@@ -165,9 +167,9 @@ class Resampler:
 async def converted(
     sounds: AsyncIterator[Sound], conversion: Conversion, channels: int, first: int, needed: int
 ) -> AsyncGenerator[Sound, None]:
-    """What a model makes from `conversion.first_needed(first)` on, at the other rate and from sample `first` on. needed: the first item
-    that the model needed for that. `Sound.needs` is what is needed after each, with the context that goes before it. Raises BadRequest for
-    sound that ends before `first`."""
+    """The sound of a model, converted to the other rate, from sample `first` on. sounds: the model's, from `conversion.first_needed(first)`
+    on. needed: the first item that the model needed for that. `Sound.needs` of each result includes the context before it. Raises
+    BadRequest if the sound ends before `first`."""
     resampler = Resampler(conversion, channels, first)
     reached, needs, told = resampler.first_needed, deque([(resampler.first_needed, needed)]), None
     async for sound in sounds:
@@ -183,7 +185,7 @@ async def converted(
 
 
 async def warm_up(own_hz: int) -> None:
-    """Load soxr, if it is there."""
+    """Load soxr if it is installed."""
     for rate_hz in possible_rates_hz(own_hz):
         if rate_hz != own_hz:
             await asyncio.to_thread(Resampler(Conversion(own_hz, rate_hz), 1, 0).push, np.zeros((own_hz // 10, 1), np.float32))

@@ -18,7 +18,7 @@ from omnistage.stage.pieces import pieces, sound_outputs
 from omnistage.v1 import chunk_pb2, stage_pb2
 
 KEPT_FRAMES = 16
-"""Frames that must have become needless before the caller is told: one message for many chunks."""
+"""Frames that must have become needless before the caller is told so: one message for many chunks."""
 
 
 class Code2WavStage(ModelStage[Code2WavModel[P]]):
@@ -48,7 +48,7 @@ class Code2WavStage(ModelStage[Code2WavModel[P]]):
         return Work(partial(self._run, prepared, encoding, conversion), {self._input.name: needed})
 
     def _first_frame(self, prepared: P, conversion: Conversion | None, sample: int) -> int:
-        """Of those that sound from that sample on is made from."""
+        """The first frame from which the sound from `sample` on is made."""
         return self._model.first_frame(prepared, sample if conversion is None else conversion.first_needed(sample))
 
     async def _run(
@@ -88,7 +88,7 @@ class Code2WavStage(ModelStage[Code2WavModel[P]]):
     async def _sounds(
         self, prepared: P, conversion: Conversion | None, frames: AsyncIterator[Piece], first: int
     ) -> AsyncIterator[AsyncGenerator[Sound, None]]:
-        """The sound from sample `first` on, at the rate that was asked for."""
+        """The sound from sample `first` on, at the requested rate."""
         name = self._output.name
         if conversion is None:
             async with aclosing(self._model.decode(prepared, frames, {name: first})) as made:

@@ -1,4 +1,4 @@
-"""Which addresses a stage may dial."""
+"""The allow-list: the addresses that a stage may dial."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from omnistage.host.spare import SHORTAGES
 log = structlog.get_logger(__name__)
 
 KEPT_S = 1.0
-"""How long an answer about a name, or none, is taken for what holds now."""
+"""How long the result of a lookup, even an empty one, counts as current."""
 
 _NUMERIC = re.compile(r"(\[.*\]|[0-9.]+):[0-9]+")
 
 
 def check_entry(entry: str) -> str:
-    """The entry, if it is one of an allow-list: HOST:PORT, or dns:///NAME:PORT. Raises ValueError that says what to write."""
+    """The entry, if it is a valid one of an allow-list: HOST:PORT, or dns:///NAME:PORT. Raises ValueError that says what to write."""
     if "*" in entry or "?" in entry:
         raise ValueError(
             f"{entry!r} is a pattern: write each address, HOST:PORT,HOST:PORT, or a name that stands for all addresses it has, such as "
@@ -31,12 +31,12 @@ def check_entry(entry: str) -> str:
 
 
 class AllowList:
-    """Exact addresses, and names: what is written like an entry is allowed, and so is every address that the name of an entry has when
-    somebody asks. An address that is not plain HOST:PORT, such as a gRPC target with a scheme, never is.
+    """Exact addresses, and names. An address is allowed if it is written like an entry, or if an entry's name has it at that moment. An
+    address that is not plain HOST:PORT, such as a gRPC target with a scheme, is never allowed.
     """
 
     def __init__(self, entries: Iterable[str], resolve: Resolver | None = None, clock: Callable[[], float] = time.monotonic) -> None:
-        """resolve: asked for the addresses of names; None: the system. clock: in seconds. Raises ValueError for a pattern."""
+        """resolve: finds the addresses of names; None: the system's resolver. clock: in seconds. Raises ValueError for a pattern."""
         checked = [check_entry(entry) for entry in entries]
         self._exact = frozenset(checked)
         names = [name_of(entry if name_of(entry) else f"dns:///{entry}") for entry in checked if not _NUMERIC.fullmatch(entry)]
@@ -46,7 +46,7 @@ class AllowList:
         self._known: dict[Name, tuple[float, Collection[str]]] = {}
 
     async def allows(self, address: str) -> bool:
-        """Whether it may be dialled now. Waits for a lookup where a name is on the list, for as long as the resolver does."""
+        """Whether the address may be dialled now. If a name is on the list, waits for its lookup as long as the resolver does."""
         try:
             check_address(address)
         except ValueError:
@@ -60,7 +60,7 @@ class AllowList:
         return False
 
     async def _addresses(self, name: Name) -> Collection[str]:
-        """What the name has now; where that cannot be told, what it had last: DNS is down more often than a name moves."""
+        """The addresses that the name has now; if the lookup fails, those that it had last: DNS is down more often than a name moves."""
         asked_at, found = self._known.get(name, (-KEPT_S, ()))
         if self._clock() < asked_at + KEPT_S:
             return found

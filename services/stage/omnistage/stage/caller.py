@@ -1,4 +1,4 @@
-"""The other end of one `Run` stream: its messages, the queue of what goes to it, and the end that both agree on."""
+"""The other end of one `Run` stream: its messages, the queue of messages to it, and the end on which both agree."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ FIRST_MESSAGE_TIMEOUT_S = 30.0
 FORWARDED_METADATA = ("traceparent", "tracestate")
 
 Context = grpc.aio.ServicerContext[bytes, stage_pb2.RunResponse]
-"""Of a call whose requests come as bytes: wire/decoding.py makes messages of them."""
+"""A call whose requests come as bytes: wire/decoding.py makes messages of them."""
 
 Taker = Callable[[stage_pb2.RunRequest | None], Awaitable[None]]
-"""Gets one message of the caller after the other, and None at the half-close."""
+"""Takes one message of the caller after the other, and None at the half-close."""
 
 
 class Caller:
     """One call of `Run`: `receive_open`, `read`, `end`, and `close` in any case.
 
-    deadline: when the time of the call is over, in time.monotonic() seconds. outbox: what goes to the caller.
+    deadline: end of the call's time, in time.monotonic() seconds. outbox: messages to the caller.
     """
 
     def __init__(self, context: Context, limit_s: float) -> None:
@@ -48,16 +48,16 @@ class Caller:
 
     @property
     def ended_well(self) -> bool:
-        """The handshake of the end is done: the caller reads nothing more."""
+        """Whether the closing handshake is done: the caller reads nothing more."""
         return self._ended_well
 
     @property
     def forwarded(self) -> Sequence[tuple[str, str]]:
-        """Metadata that goes on to the next hop."""
+        """Metadata to pass on to the next hop."""
         return [(key, str(value)) for key, value in self._context.invocation_metadata() or () if key in FORWARDED_METADATA]
 
     async def receive_open(self) -> stage_pb2.Open:
-        """The first message. Raises PROTOCOL where it is another one or does not come, BAD_REQUEST for one that holds too much."""
+        """The first message. Raises PROTOCOL if it is not Open or does not come, BAD_REQUEST if it holds too much."""
         try:
             async with within(FIRST_MESSAGE_TIMEOUT_S, lambda: protocol_error(f"no Open within {FIRST_MESSAGE_TIMEOUT_S:g} s")):
                 message = await self._receive()
@@ -69,7 +69,7 @@ class Caller:
         return message.open
 
     def read(self, take: Taker) -> asyncio.Task[None]:
-        """Begin to read; the task ends after the half-close, or with the first error, also one that `take` raises."""
+        """Begin to read. The task ends after the half-close, or with the first error, including one that `take` raises."""
         self._reader = asyncio.create_task(self._read(take))
         return self._reader
 
@@ -84,7 +84,8 @@ class Caller:
                 return
 
     async def end(self, error: StageError | None) -> None:
-        """Ended, the caller's half-close, then the same status. Raises CallerGone; without an error of its own, also that of the outbox."""
+        """Send Ended, wait for the caller's half-close, then end with the same status. Raises CallerGone; if `error` is None, also the
+        error of the outbox."""
         ended = stage_pb2.Ended() if error is None else error.ended()
         try:
             async with asyncio.timeout(HANDSHAKE_TIMEOUT_S):
@@ -94,7 +95,7 @@ class Caller:
             self._ended_well = True
         except TimeoutError:
             log.warning("session.no_handshake", why=f"nothing within {HANDSHAKE_TIMEOUT_S:g} s")
-        except StageError:  # Of the outbox, which has said why.
+        except StageError:  # The outbox has logged why.
             if error is None:
                 raise
         if error is not None:
@@ -102,7 +103,7 @@ class Caller:
             self._context.set_details(error.message)
 
     async def break_off(self, why: str) -> None:
-        """End the call without Ended, which its caller takes for the loss of this replica."""
+        """End the call without Ended; the caller takes that for the loss of this replica."""
         self.outbox.cancel()
         await self._context.abort(grpc.StatusCode.UNAVAILABLE, why)
 
@@ -111,11 +112,12 @@ class Caller:
         if self._reader is not None:
             self._reader.cancel()
             self._reader.add_done_callback(look_at_error)
-            self._reader = None  # A task that was cancelled leads to its frames, these to the session and this: a cycle.
+            # A cancelled task leads to its frames, and those lead to the session and to this object: a cycle.
+            self._reader = None
         self.outbox.cancel()
 
     async def _receive(self) -> stage_pb2.RunRequest | None:
-        """The next message, None after the half-close. Raises PROTOCOL for bytes that are no message, TooLarge."""
+        """The next message; None after the half-close. Raises PROTOCOL for bytes that are no message, and TooLarge."""
         data = await self._context.read()
         if data is grpc.aio.EOF:  # type: ignore[comparison-overlap]
             return None
@@ -125,14 +127,14 @@ class Caller:
             raise protocol_error("these bytes are no RunRequest") from None
 
     async def _await_half_close(self) -> None:
-        """Wait for the caller's half-close: a stream that the server finishes first loses what the caller still writes, and its status."""
+        """Wait for the caller's half-close: if the server finishes a stream first, the caller's last writes and the status are lost."""
         if self._reader is not None:
             await asyncio.wait({self._reader})
         if self._reader is None or self._reader.exception() is not None:
             await self._discard()
 
     async def _discard(self) -> None:
-        """Read up to the half-close; what comes before it does not matter any more."""
+        """Read up to the half-close; the messages before it do not matter any more."""
         while True:
             try:
                 if await self._receive() is None:

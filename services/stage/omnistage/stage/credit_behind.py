@@ -1,4 +1,4 @@
-"""What of the hops behind a stage may still go up to its caller."""
+"""How much the hops behind a stage may still send up to its caller."""
 
 from __future__ import annotations
 
@@ -11,31 +11,31 @@ OUT_OF_CREDIT = "the caller half-closed and its credit is used up"
 
 
 class CreditBehind:
-    """The caller's credit for ports of the hops behind a stage, and how much of it is used up. It matters only after the half-close, when
-    no more credit can come."""
+    """The caller's credit for ports of the hops behind a stage, and the part of it that is used up. It matters only after the half-close,
+    when no more credit can come."""
 
     def __init__(self, uncredited: Iterable[str] = (), ended: Iterable[str] = ()) -> None:
-        """uncredited: ports whose chunks need no credit, which are checkpoints. ended: ports that had ended before this session began."""
+        """uncredited: ports whose chunks need no credit: checkpoints. ended: ports that had ended before this session began."""
         self._uncredited = frozenset(uncredited)
         self._ended = set(ended)
         self._granted: dict[str, int] = {}
         self._relayed: dict[str, int] = {}
 
     def grant(self, credit: stage_pb2.Credit) -> None:
-        """total: chunks since the session began, as in Credit."""
+        """Note credit. total: chunks since the session began, as in Credit."""
         if credit.port not in self._uncredited and credit.port not in self._ended:
             self._granted[credit.port] = max(credit.total, self._granted.get(credit.port, 0))
 
     def relayed(self, chunk: chunk_pb2.Chunk) -> None:
-        """A chunk of a hop behind was passed up."""
+        """Count a chunk of a hop behind that was passed up."""
         self._relayed[chunk.port] = self._relayed.get(chunk.port, 0) + 1
         if chunk.last:
             self._granted.pop(chunk.port, None)
             self._ended.add(chunk.port)
 
     def check(self) -> None:
-        """The caller has half-closed and can grant nothing more. A port that has used up its credit and has not ended can never end then.
-        Neither can the session if no port has any credit: the last hop has at least one port that needs some. Raises HALF_CLOSED."""
+        """Raises HALF_CLOSED if the session can never end now that the caller has half-closed and can grant nothing more: if a port has
+        used up its credit and has not ended, or if no port has any credit, because the last hop has at least one port that needs some."""
         if not self._granted and not self._ended - self._uncredited:
             raise StageError("HALF_CLOSED", OUT_OF_CREDIT)
         for port, total in self._granted.items():

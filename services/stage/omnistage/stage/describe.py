@@ -48,5 +48,5 @@ def _port(port: PortSpec, *, is_input: bool) -> stage_pb2.Port:
 
 
 def element_type(port: PortSpec) -> tensor_pb2.ElementType:
-    """Of a tensor port, as the contract has it."""
+    """The element type of a tensor port, as the contract names it."""
     return _ELEMENT_TYPES[port.element_type]

@@ -1,4 +1,4 @@
-"""Rows of one floating type as those of another, where two neighbours compute in unlike types."""
+"""Rows of one floating type converted to another, for two neighbours that compute in different types."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ _DTYPES = {tensor_pb2.ELEMENT_TYPE_FLOAT32: np.float32, tensor_pb2.ELEMENT_TYPE_
 
 
 def converted(rows: Array, given: tensor_pb2.ElementType, wanted: tensor_pb2.ElementType) -> Array:
-    """The rows in the wanted type, rounded to the nearest; themselves if it is theirs. Bits of bfloat16 are uint16."""
+    """The rows in the wanted type, rounded to the nearest; the same array if it has that type already. Bits of bfloat16 are uint16."""
     if given == wanted:
         return rows
     values = _of_bfloat16(rows) if given == tensor_pb2.ELEMENT_TYPE_BFLOAT16 else rows.astype(np.float32)
     if wanted == tensor_pb2.ELEMENT_TYPE_BFLOAT16:
         return _bfloat16(values)
-    with np.errstate(over="ignore"):  # What is too large for float16 is infinite there.
+    with np.errstate(over="ignore"):  # A value too large for float16 becomes infinite.
         return values.astype(_DTYPES[wanted])
 
 
@@ -27,7 +27,7 @@ def _of_bfloat16(bits: Array) -> NDArray[np.float32]:
 
 
 def _bfloat16(values: NDArray[np.float32]) -> NDArray[np.uint16]:
-    """Rounded to the nearest, ties to even; what is no number stays none."""
+    """The bits of the values as bfloat16, rounded to the nearest, ties to even; NaN stays NaN."""
     bits = values.view(np.uint32)
     rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
     return np.where(np.isnan(values), 0x7FC0, rounded).astype(np.uint16)

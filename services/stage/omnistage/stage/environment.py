@@ -1,4 +1,4 @@
-"""What all sessions of a stage process share."""
+"""The objects that all sessions of a stage process share."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from omnistage.v1 import stage_pb2
 from omnistage.wire.kinds import kind_name
 
 OnPost = Callable[[str, int], None]
-"""As of a Sender: the way and the bytes of a tensor."""
+"""Called with the way and the bytes of a tensor; see Sender."""
 
 
 class NewSender(Protocol):
@@ -25,7 +25,7 @@ class NewSender(Protocol):
 
 
 class SessionEnvironment:
-    """What all sessions of a process share."""
+    """The objects that all sessions of a process share."""
 
     def __init__(
         self,
@@ -43,8 +43,8 @@ class SessionEnvironment:
         on_made: Callable[[str, int], None] = lambda port, items: None,
         tracer: Tracer | None = None,
     ) -> None:
-        """trusted_uids: users besides our own whose tensors are taken out of their shared memory, by copies. on_post: see Sender. on_made:
-        called with the port and the items of whatever is made. tracer: gets a span of every session; None: nobody does."""
+        """trusted_uids: users besides our own from whose shared memory tensors are taken, by copies. on_post: see Sender. on_made: called
+        with the port and the number of items whenever items are made. tracer: gets a span of every session; None: no spans are made."""
         self.logic = logic
         self.description = description
         self.channels = channels
@@ -61,8 +61,8 @@ class SessionEnvironment:
         self.kind = kind_name(description.kind)
 
     def new_senders(self) -> NewSender:
-        """Makes the senders of one session, and tells `on_post` of what they post too. All its streams have one share of the arena: a
-        replaced one, whose log lives on, must not bring another."""
+        """Returns a function that makes the senders of one session and also tells `on_post` of each tensor. All senders of a session have
+        one share of the arena: the log of a replaced stream lives on, and its successor must not bring another share."""
         share = self.arena.share() if self.arena is not None else None
 
         def new_sender(on_post: OnPost | None = None) -> Sender:

@@ -1,6 +1,7 @@
-"""Who may call a stage: those who show the token of the stack. Health and reflection are for all who reach the port, up to a number.
+"""Which calls a stage takes: calls that show the token of the stack. Health and reflection are for everybody who reaches the port, up to a
+number of calls.
 
-A stage without a token is open, and then it listens on loopback addresses only. Whoever calls, the call is served as wire/calls.py does.
+A stage without a token is open, and then it listens on loopback addresses only. Every call is served as wire/calls.py does.
 """
 
 from __future__ import annotations
@@ -26,22 +27,22 @@ from omnistage.wire.token import KEY, VARIABLE, Token
 log = structlog.get_logger(__name__)
 
 OPEN_TO_ALL = (HEALTH_NAME, "grpc.reflection.v1alpha.ServerReflection", "grpc.reflection.v1.ServerReflection")
-"""Services that need no token; what is not named here does, channelz too."""
+"""Services that need no token; every other service does, channelz too."""
 
 RUN = f"/{stage_pb2.DESCRIPTOR.services_by_name['StageService'].full_name}/Run"
 
 REFUSAL_LIMIT_S = 2.0
-"""Time for the half-close of a caller that is refused; it holds nothing but its stream meanwhile."""
+"""Time for the half-close of a refused caller; it holds nothing but its stream meanwhile."""
 
 MAX_TOKENLESS = 256
-"""Calls at once of callers without the token, of each method: watchers of the health take nothing from those who check it. Sessions and
-whoever shows the token are not counted."""
+"""Calls at once by callers without the token, for each method: so watchers of the health take nothing from those who check it. Sessions,
+and callers that show the token, are not counted."""
 
 REQUEST_LIMIT_S = 2.0
-"""Time for the request of such a call, where it has only one."""
+"""Time for the request of such a call, if the call has exactly one."""
 
 TRUSTED_REQUEST_LIMIT_S = 30.0
-"""The same of a call with the token."""
+"""Time for the request of a call with the token."""
 
 if TYPE_CHECKING:  # At run time gRPC's classes take no type arguments.
     Context = grpc.aio.ServicerContext[bytes, bytes]
@@ -49,18 +50,18 @@ if TYPE_CHECKING:  # At run time gRPC's classes take no type arguments.
 
 
 def refusal(shown: bool) -> StageError:
-    """The error of a call without the right token. shown: it had another one."""
+    """The error of a call without the right token. shown: the call had a wrong token, not none."""
     what = "the token of this call is not that of this stage" if shown else f"this stage takes calls with a token only (metadata {KEY})"
     return StageError("UNAUTHENTICATED", f"{what}: all servers of a stack need the same {VARIABLE} or {VARIABLE}_FILE")
 
 
 class Guard(grpc.aio.ServerInterceptor):
-    """Sees every call before its service does. token: None: every caller is taken."""
+    """Sees every call before its service does. token: None: every caller is accepted."""
 
     def __init__(self, token: Token | None) -> None:
         self._token = token
         self._tokenless: Counter[str] = Counter()
-        """Calls without the token that are open, by method."""
+        """Open calls without the token, by method."""
 
     async def intercept_service(
         self, continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Handler | None]], details: grpc.HandlerCallDetails
@@ -75,7 +76,7 @@ class Guard(grpc.aio.ServerInterceptor):
         return self._refusing(details.method, refusal(bool(shown)))
 
     def _counted(self, method: str, handler: Handler) -> Handler:
-        """The handler for as many calls as there may be."""
+        """The handler, for at most MAX_TOKENLESS calls at once."""
 
         @contextmanager
         def place(context: Context) -> Iterator[None]:
@@ -87,8 +88,8 @@ class Guard(grpc.aio.ServerInterceptor):
         return as_stream(handler, place, REQUEST_LIMIT_S)
 
     def _refusing(self, method: str, error: StageError) -> Handler:
-        """Ends the call without a look at what it brings: as a stream, whatever it is, because that waits for no message. The status is
-        that of other calls; a link, for which a stream without Ended is a loss, gets Ended too."""
+        """A handler that ends the call without reading its messages. It is a stream for every kind of call, because a stream waits for no
+        message. The status is the usual one; a link gets Ended too, because it takes a stream without Ended for a loss."""
 
         async def refuse(requests: object, context: Context) -> None:
             if method == RUN:
@@ -110,7 +111,7 @@ class Guard(grpc.aio.ServerInterceptor):
 
 
 async def _half_close(context: Context) -> None:
-    """Wait for a while until the caller has no more to say."""
+    """Wait a while for the caller's half-close."""
     try:
         async with asyncio.timeout(REFUSAL_LIMIT_S):
             while await context.read() is not grpc.aio.EOF:  # type: ignore[comparison-overlap]
@@ -120,7 +121,7 @@ async def _half_close(context: Context) -> None:
 
 
 def check_open(address: str) -> None:
-    """Whether a stage without a token may listen at HOST:PORT. Raises StartError that says what to do for any but a loopback address."""
+    """Raises StartError, with what to do, if a stage without a token may not listen at HOST:PORT: it may at a loopback address only."""
     if not is_loopback(host_and_port(address)[0]):
         raise StartError(
             f"{address} can be reached from other hosts, and without a token whoever reaches it may use this stage: set {VARIABLE} or "
@@ -129,5 +130,5 @@ def check_open(address: str) -> None:
 
 
 def say_open(address: str) -> None:
-    """Tell whoever reads the log that a stage listens at HOST:PORT without a token."""
+    """Log that a stage listens at HOST:PORT without a token."""
     log.info("stage.open", address=address, why=f"no {VARIABLE}: every process of this host may call this stage")

@@ -1,4 +1,4 @@
-"""The input side of a session: checks every chunk, holds a bounded queue, gives credit and memory back as the stage takes."""
+"""The input side of a session: checks every chunk, holds a bounded queue, and gives credit and memory back as the stage takes chunks."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ WINDOW = 32
 """Chunks of one port that may be on their way to a stage or wait in its queue."""
 
 MEDIA_WINDOW = 8
-"""The same of a port of encoded media, of which a model has several: 2 MiB each."""
+"""The same for a port of encoded media, of which a model has several: 2 MiB each."""
 
 CODES_WINDOW = 2
-"""The same of a port of codes: who makes sound of them needs the next window's, and who makes them computes beside it."""
+"""The same for a port of codes: Code2Wav needs the codes of its next window only, and the Talker computes beside it."""
 
 _WINDOWS = {stage_pb2.PAYLOAD_MEDIA: MEDIA_WINDOW, stage_pb2.PAYLOAD_CODES: CODES_WINDOW}
 
@@ -67,12 +67,13 @@ class Inputs:
         return [stage_pb2.Credit(port=port, total=reader.granted) for port, reader in self._readers.items()]
 
     def go_on_from(self, needs: Mapping[str, int]) -> None:
-        """The session was begun on another replica. needs: the first item that this one needs of each port; items before it are cut off."""
+        """The session was begun on another replica. needs: the first item that this replica needs of each port; earlier items are cut
+        off."""
         self._needs = dict.fromkeys(self._readers, 0) | dict(needs)
 
     def put(self, chunk: chunk_pb2.Chunk) -> None:
-        """Take a chunk from the caller. Raises PROTOCOL, CREDIT_EXCEEDED, BAD_REQUEST or STALE_REFERENCE for a chunk that is not right.
-        After `close` chunks are dropped unseen: the caller may not have read Ended yet."""
+        """Take a chunk from the caller. Raises PROTOCOL, CREDIT_EXCEEDED, BAD_REQUEST or STALE_REFERENCE for a bad chunk. After `close`
+        chunks are dropped unseen: the caller may not have read Ended yet."""
         if self._closed:
             return
         reader = self._readers.get(chunk.port)
@@ -89,20 +90,21 @@ class Inputs:
         self._arrived.set()
 
     def _begin(self, reader: PortReader, chunk: chunk_pb2.Chunk) -> None:
-        """A port that is replayed begins with the chunk that holds the first needed item. A port with REPLAY_WINDOW may begin later: by a
-        Keep of an earlier replica the caller knows that it need not hold the items before."""
+        """Begin a replayed port with the chunk that holds the first needed item. A port with REPLAY_WINDOW may begin later: a Keep of an
+        earlier replica told the caller that it need not hold the earlier items."""
         may_be_later = self._specs[chunk.port].replay == stage_pb2.REPLAY_WINDOW
         if chunk.first <= self._needs[chunk.port] or may_be_later:
             reader.first = chunk.first
         self._began.add(chunk.port)
 
     def half_close(self) -> None:
-        """The caller sends nothing more. The iteration raises HALF_CLOSED where it would wait for a port that has not ended."""
+        """The caller sends nothing more. The iteration raises HALF_CLOSED if it would wait for a port that has not ended."""
         self._half_closed = True
         self._arrived.set()
 
     def interrupt(self) -> None:
-        """The caller wants no more output: the iteration ends as if every port had ended with what was taken; what waits is dropped."""
+        """The caller wants no more output: the iteration ends as if every port had ended after the inputs taken so far; waiting inputs are
+        dropped."""
         self._interrupted = True
         self._drop()
         self._arrived.set()
@@ -120,13 +122,14 @@ class Inputs:
                 if self._half_closed:
                     waiting = sorted(port for port, reader in self._readers.items() if not reader.ended)
                     raise StageError("HALF_CLOSED", f"the caller half-closed before input {waiting} ended")
-                self._arrived.clear()  # Before the write below: what arrives during it must wake this wait.
+                # Cleared before the write below: an input that arrives during the write must wake this wait.
+                self._arrived.clear()
                 await self._give_memory_back()
                 await self._arrived.wait()
             chunk, view = self._queue.popleft()
             await self._took(chunk)
             if chunk.count == 0 and not chunk.last and view is None:
-                continue  # A part of a tensor that is not whole yet.
+                continue  # Part of a tensor whose other parts have not come yet.
             self._view = view
             piece = Input(chunk.port, chunk.first, chunk.count, chunk.last, self._payload(chunk, view))
             if chunk.port in self._needs:
@@ -175,7 +178,7 @@ class Inputs:
             self._view = None
 
     def _payload(self, chunk: chunk_pb2.Chunk, view: TensorView | None) -> InputPayload | None:
-        """The content; rows in the type of the port."""
+        """The content of a chunk; rows are converted to the type of the port."""
         if view is None:
             return _message(chunk)
         return converted(view.array, view.element_type, self._specs[chunk.port].element_type)
@@ -203,7 +206,7 @@ class Inputs:
 
 
 def _cut(piece: Input, needed: int) -> Input:
-    """Without the items before `needed`. Raises PROTOCOL for text, which cannot be cut between its tokens."""
+    """The input without the items before `needed`. Raises PROTOCOL for text, which cannot be cut between its tokens."""
     skipped = min(max(needed - piece.first, 0), piece.count)
     if not skipped:
         return piece

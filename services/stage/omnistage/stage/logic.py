@@ -1,4 +1,4 @@
-"""What a kind of stage is to its shell: a function from chunks to chunks that knows no neighbour."""
+"""The interface of a kind of stage to its shell: a function from chunks to chunks that knows no neighbour."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ InputPayload = (
 
 @dataclass(frozen=True, slots=True)
 class Input:
-    """One piece of one input port. An array is a view into the sender's memory: valid until the next input is asked for."""
+    """One piece of one input port. An array is a view into the sender's memory: valid until the next input is requested."""
 
     port: str
     first: int
@@ -39,15 +39,15 @@ class Input:
 
 
 MOST_UNSPOKEN, MOST_NOTES, NOTE_CHARACTERS = 64, 4, 200
-"""Of characters that are told, of notes, and of characters of each; stated in stage.proto."""
+"""Most unspoken characters that are told, most notes, and most characters of each; stated in stage.proto."""
 
 
 @dataclass(slots=True)
 class Timing:
-    """What only the logic knows of a session. queued_s: waited before its first step. cached_tokens: found in the prefix cache.
-    prompt_tokens: of the whole prompt; None: not known. audio_underruns, audio_starved_s: how often, and for how long in all, who plays the
-    sound would have had nothing to play. unspoken, unspoken_runs: how many characters were not spoken, and the first of them. notes: for
-    whoever asked. drew: whether another seed could have given another output; None: not known."""
+    """Figures that only the logic knows of a session. queued_s: time that it waited before its first step. cached_tokens: tokens found in
+    the prefix cache. prompt_tokens: tokens of the whole prompt; None: not known. audio_underruns, audio_starved_s: how often, and for how
+    long in all, a listener would have had nothing to play. unspoken, unspoken_runs: how many characters were not spoken, and the first of
+    them. notes: texts for the client. drew: whether another seed could have given another output; None: not known."""
 
     queued_s: float = 0.0
     cached_tokens: int = 0
@@ -67,14 +67,15 @@ class Timing:
             self.unspoken += len(run)
 
     def note(self, text: str) -> None:
-        """Whoever asked may want to know this."""
+        """Add a note that the client may want to know."""
         if len(self.notes) < MOST_NOTES and text[:NOTE_CHARACTERS] not in self.notes:
             self.notes.append(text[:NOTE_CHARACTERS])
 
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """Said by a logic among its outputs: after those before it, no replica of this revision needs items of input `port` before `first`."""
+    """An output of a logic that says: once the outputs before this one are out, no replica of this revision needs items of input `port`
+    before `first`."""
 
     port: str
     first: int
@@ -84,9 +85,9 @@ class Kept:
 class Start:
     """Where the outputs of a session go on; all empty for a new one.
 
-    first: item of each output port that is to come first, 0 for a port that is not named. ended: ports that ended already, or that nobody
-    takes; nothing may come on them. history: all earlier output of the checkpoint ports of this stage, each port's as one chunk from 0 to
-    where the port goes on; `Resumption` has seen to that.
+    first: the first item to come of each output port; 0 for a port that is not named. ended: ports that ended already or that nobody takes;
+    nothing may come on them. history: all earlier output of this stage's checkpoint ports, one chunk for each port from item 0 to where the
+    port goes on; `Resumption` checks that.
     """
 
     first: Mapping[str, int] = field(default_factory=dict)
@@ -105,8 +106,8 @@ Transform = Callable[[AsyncIterator[Input], Timing, Start], AsyncGenerator[Outpu
 class Work:
     """A session that was checked and can begin.
 
-    run: from its inputs to its outputs, which go on exactly where Start says. Closing the generator frees everything it holds.
-    needs: first item needed of each input port, 0 for a port that is not named.
+    run: from its inputs to its outputs, which go on exactly where Start says. Closing the generator frees everything it holds. needs: the
+    first needed item of each input port; 0 for a port that is not named.
     """
 
     run: Transform
@@ -114,7 +115,7 @@ class Work:
 
 
 class StageLogic(Protocol):
-    """What a kind of stage does."""
+    """The work of a kind of stage."""
 
     @property
     def description(self) -> stage_pb2.DescribeResponse:
@@ -122,15 +123,16 @@ class StageLogic(Protocol):
 
     @property
     def threads(self) -> Sequence[Watched]:
-        """Threads that compute; the process ends when one of them hangs, and others take over."""
+        """Threads that compute; the process ends when one of them hangs, and other replicas take over."""
 
     def load(self) -> Load: ...
 
     async def prepare(self, request: stage_pb2.Open, start: Start) -> Work:
-        """Check `params`, and what `start` says of the ports that go to the caller, once and for all; raise StageError(BAD_REQUEST) with
-        the field that is bad. What takes long is not done on the event loop.
+        """Check `params`, and the parts of `start` about ports that go to the caller, once and for all. Raises StageError(BAD_REQUEST) with
+        the bad field. Long work is not done on the event loop.
 
-        start: as in `Work.run`, but without the ports that go to the next hop only: it has not said yet where it needs them."""
+        start: as in `Work.run`, but without the ports that go to the next hop only: that hop has not said yet where it needs them to
+        begin."""
 
     async def warm_up(self) -> None: ...
 

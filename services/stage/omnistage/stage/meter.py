@@ -1,4 +1,4 @@
-"""Times and counts of one session: what its report says."""
+"""Times and counts of one session, for its report."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from omnistage.wire.ports import Output
 
 
 class Meter:
-    """Counts from `opened` on. timing: what only the logic knows of it."""
+    """Counts from `opened` on. timing: figures that only the logic knows."""
 
     def __init__(self, ports: Iterable[str], on_made: Callable[[str, int], None]) -> None:
         """ports: output ports of the stage. on_made: see SessionEnvironment."""
@@ -37,8 +37,8 @@ class Meter:
 
     @property
     def times(self) -> tuple[float, float, float]:
-        """Of Opened, the first output and the last one, in time.monotonic() seconds; 0 for what was not yet. Until there is an output the
-        last one is as Opened."""
+        """The times of Opened, of the first output and of the last one, in time.monotonic() seconds; 0 for a moment that has not come.
+        Before the first output the last time is that of Opened."""
         return self._opened_at, self._first_output_at, self._last_output_at
 
     @property
@@ -47,7 +47,7 @@ class Meter:
         return self._first_output_at - self._opened_at if self._first_output_at else None
 
     def report(self, kind: stage_pb2.StageKind, replica: str, input_items: Mapping[str, int], failovers: int) -> stage_pb2.Report:
-        """replica: this one's address. failovers: of the next hop."""
+        """replica: address of this replica. failovers: how often the next hop was replaced."""
         first = self._first_output_at or self._last_output_at
         told = stage_pb2.Report(
             kind=kind,

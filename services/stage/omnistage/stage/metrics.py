@@ -21,7 +21,7 @@ TRANSPORTS = ("inline", "shared_memory")
 
 
 class StageMetrics:
-    """The families of one stage server, in a registry of their own."""
+    """The metrics of one stage server, in a registry of their own."""
 
     def __init__(self, stage: str, model: str) -> None:
         self.registry = registry = new_registry()
@@ -34,9 +34,9 @@ class StageMetrics:
             "omnistage_stage_session_seconds", "From Open to the end of a session.", names, registry=registry, buckets=_SECONDS
         ).labels(**self._labels)
         self._ended = Counter("omnistage_stage_sessions_total", "Sessions by how they ended.", (*names, "reason"), registry=registry)
-        self._ended.labels(**self._labels, reason="OK")  # A rate needs the 0 before the first one.
+        self._ended.labels(**self._labels, reason="OK")  # A rate needs the 0 before the first session.
         self._counts: dict[str, tuple[Counter, float]] = {}
-        """What an item of a port counts, and how much of it."""
+        """The counter that an item of a port adds to, and how much the item adds."""
         self._tensors: Counter | None = None
         self._tensor_bytes: Counter | None = None
         self._underruns: Counter | None = None
@@ -46,8 +46,8 @@ class StageMetrics:
     def watch(
         self, description: stage_pb2.DescribeResponse, load: Callable[[], Load], sessions: Callable[[], int], arena: Arena | None
     ) -> None:
-        """Show from now on how busy the stage is, as it is when somebody looks, and count what it makes. load, sessions: may be called from
-        any thread. arena: None where tensors do not go through shared memory."""
+        """Show from now on how busy the stage is, read at each scrape, and count what it makes. load, sessions: any thread may call them.
+        arena: None: tensors do not go through shared memory."""
         self.registry.register(_Now(self._labels, load, sessions, lambda: description.max_sessions, arena))
         tokens, sound, pictures = stage_pb2.PAYLOAD_TEXT, stage_pb2.PAYLOAD_AUDIO, stage_pb2.PAYLOAD_IMAGE
         made = {port.payload for port in description.produces}
@@ -96,7 +96,7 @@ class StageMetrics:
         self._ended.labels(**self._labels, reason=reason).inc()
 
     def heard(self, timing: Timing) -> None:
-        """Count what a session knows of its listener, and of what that does not hear, once, at its end."""
+        """Count, once at the end of a session, its figures about the listener and about what the listener does not hear."""
         if self._unspoken is not None:
             self._unspoken.inc(timing.unspoken)
         if self._underruns is not None and self._starved is not None:
@@ -105,7 +105,7 @@ class StageMetrics:
 
 
 class _Now(Collector):
-    """What is read when somebody looks: sessions and their limit, and of the model's queue, cache and batches what it has."""
+    """Figures that are read at each scrape: sessions and their limit, and those of queue, cache and batches that the model has."""
 
     def __init__(
         self, labels: dict[str, str], load: Callable[[], Load], sessions: Callable[[], int], places: Callable[[], int], arena: Arena | None

@@ -1,4 +1,4 @@
-"""A model behind the shell: what the four kinds of stages have in common, and how a server of a kind begins."""
+"""A model behind the shell: the common part of the four kinds of stages, and the start of a server of a kind."""
 
 from __future__ import annotations
 
@@ -45,10 +45,10 @@ class ModelStage(ABC, Generic[M]):
 
     @abstractmethod
     async def prepare(self, request: stage_pb2.Open, start: Start) -> Work:
-        """As StageLogic.prepare."""
+        """See StageLogic.prepare."""
 
     def _drew(self, temperature: float) -> bool:
-        """Whether another seed could give another output. temperature: that is asked for; 0 where nothing is sampled."""
+        """Whether another seed could give another output. temperature: the requested one; 0 if nothing is sampled."""
         draws = self._model.info.draws
         return temperature > 0 if draws is None else draws
 
@@ -71,7 +71,7 @@ def serve_kind(stage: type[ModelStage[Any]]) -> int:
         options = LoadOptions.of(settings)
         logic = stage(load(settings.family, kind, options))
         for name, value in chosen(settings.family, kind, options).items():
-            if name not in logic.description.settings:  # The model knows better.
+            if name not in logic.description.settings:  # The model itself knows these better.
                 logic.description.settings[name] = value
         return logic
 

@@ -1,4 +1,4 @@
-"""The rest of the route as one session sees it: a link to the next hop, and what of the hops behind goes up to the caller."""
+"""The rest of the route as one session sees it: a link to the next hop, and the relay of what the hops behind send to the caller."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from omnistage.wire.ports import Output
 
 
 class NextHop:
-    """Use: `open`, `feed`, then `link.feed.send`, `grant`, `link.interrupt` and `relay` from different tasks, and
-    `link.close` in any case."""
+    """Call `open` and `feed`; then `link.feed.send`, `grant`, `link.interrupt` and `relay` from different tasks; and `link.close` in any
+    case."""
 
     def __init__(
         self,
@@ -34,8 +34,8 @@ class NextHop:
         replay_bytes: int,
         on_lost: Callable[[stage_pb2.Failover], None],
     ) -> None:
-        """opening: has a route. own_ports: output ports of this stage; all others are of hops behind. on_lost: called when the replica of
-        this very hop was replaced. The rest is as in Link."""
+        """opening: has a route. own_ports: output ports of this stage; all other ports belong to hops behind. on_lost: called when the
+        replica of the next hop itself was replaced. The other arguments are as in Link."""
         request, resumption = opening.request, opening.resumption
         hop, *rest = request.route
         credits_behind = [credit for credit in request.credits if credit.port not in own_ports]
@@ -74,12 +74,13 @@ class NextHop:
         )
 
     async def open(self) -> Sequence[str]:
-        """Open the next hop, which opens those behind it; their revisions. Raises StageError."""
+        """Open the next hop, which opens those behind it; returns their revisions. Raises StageError."""
         opened = await self.link.open()
         return opened.revisions
 
     async def feed(self) -> Mapping[str, int]:
-        """Give the next hop what was made before as if it had just been made; the item with which each port that only it gets goes on."""
+        """Send the next hop the earlier output as if it had just been made. Returns the item with which each port goes on that only the
+        next hop gets."""
         takes = self._opening.takes
         begins = {port: self.link.feed.needs.get(port, 0) for port in takes - self._opening.checkpoints}
         for port, first in begins.items():
@@ -90,12 +91,13 @@ class NextHop:
         return begins
 
     async def grant(self, credit: stage_pb2.Credit) -> None:
-        """The caller's credit for a port of a hop behind. Raises PROTOCOL for too many ports."""
+        """Pass on the caller's credit for a port of a hop behind. Raises PROTOCOL for too many ports."""
         await self.link.grant(credit.port, credit.total)
         self._credit.grant(credit)
 
     async def relay(self, outbox: Outbox) -> None:
-        """Pass everything up, unchanged, until the next hop has ended. Raises how it ended, and HALF_CLOSED where nothing more may come."""
+        """Pass everything up, unchanged, until the next hop has ended. Raises the error with which it ended, and HALF_CLOSED if nothing
+        more may come."""
         async with aclosing(self.link.events()) as events:
             async for event in events:
                 if event.HasField("failover") and event.failover.kind == self._kind:
@@ -113,5 +115,5 @@ class NextHop:
 
 
 def _content(chunk: chunk_pb2.Chunk) -> chunk_pb2.TextChunk | chunk_pb2.CodeChunk | None:
-    """Of a checkpoint, which is text or codes."""
+    """The content of a checkpoint chunk, which is text or codes."""
     return chunk.text if chunk.HasField("text") else chunk.codes if chunk.HasField("codes") else None

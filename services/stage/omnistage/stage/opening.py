@@ -1,4 +1,4 @@
-"""What a caller asks for in Open, checked before anything is computed."""
+"""An Open of a caller, checked before anything is computed."""
 
 from __future__ import annotations
 
@@ -31,21 +31,21 @@ class Opening:
 
     @property
     def attempts(self) -> tuple[int, ...]:
-        """The greater, the newer is this Open among those of its session."""
+        """Orders the Opens of one session: a newer Open has the greater value."""
         return tuple(self.request.attempts)
 
     @property
     def ended(self) -> frozenset[str]:
-        """Ports on which nothing may come any more: what was to come is with the caller, or nobody wants it."""
+        """Ports on which nothing may come any more: the caller has all of them already, or nobody wants them."""
         return self.unwanted | self.resumption.ended
 
     def start(self, needs: Mapping[str, int]) -> Start:
-        """Where the outputs go on. needs: first item of the ports that go to the next hop only."""
+        """Where the outputs go on. needs: the first needed item of the ports that go to the next hop only."""
         return replace(self.resumption.start(needs), ended=self.ended)
 
 
 async def checked(request: stage_pb2.Open, description: stage_pb2.DescribeResponse, allow_list: AllowList) -> Opening:
-    """Raises UNKNOWN_MODEL, REVISION_MISMATCH, or BAD_REQUEST with the field that is bad."""
+    """Check an Open. Raises UNKNOWN_MODEL, REVISION_MISMATCH, or BAD_REQUEST with the bad field."""
     if _SESSION_ID.fullmatch(request.session_id) is None:
         raise bad_request("open.session_id", "must be 1 to 64 characters of A-Z a-z 0-9 _ -")
     if request.model != description.model:
@@ -79,7 +79,7 @@ async def checked(request: stage_pb2.Open, description: stage_pb2.DescribeRespon
 
 
 def _taken_by_next(route: Sequence[stage_pb2.Hop], produced: Mapping[str, stage_pb2.Port]) -> frozenset[str]:
-    """The ports that the next hop takes; none where this stage is the last. Raises BAD_REQUEST for a route that cannot be."""
+    """The ports that the next hop takes; none if this stage is the last. Raises BAD_REQUEST for an impossible route."""
     if not route:
         return frozenset()
     if any(hop.kind not in stage_pb2.StageKind.values() for hop in route):

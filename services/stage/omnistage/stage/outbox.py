@@ -1,4 +1,4 @@
-"""What a session sends to its caller: one queue, one writer, and small chunks together where the stream is slower than what makes them."""
+"""The messages of a session to its caller: one queue, one writer, and small chunks batched when the stream is slower than the producer."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ Write = Callable[[stage_pb2.RunResponse], Awaitable[None]]
 class Outbox:
     """Writes messages in the order in which they were put, one at a time, from a task of its own.
 
-    A message that finds the stream idle costs a switch to that task; `put` does not wait for it. What comes while a write is under way
-    waits, and chunks that wait next to each other go in one message if the caller takes that: so a fast producer costs few messages, and a
-    slow one waits for nobody.
+    A message that finds the stream idle costs a switch to that task; `put` does not wait for it. Messages that come while a write is under
+    way wait, and neighbouring chunks go in one message if the caller takes that. So a fast producer costs few messages, and a slow one
+    waits for nobody.
     """
 
     def __init__(self, write: Write) -> None:
@@ -33,16 +33,16 @@ class Outbox:
         self._waiting: deque[stage_pb2.RunResponse] = deque()
         self._accepted = 0
         self._written = 0
-        """Messages that were put, and of those the ones that are out; the writing of one may carry several."""
+        """How many of the accepted messages are out; one write may carry several."""
         self._moved = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._over: Callable[[], Exception] | None = None
-        """What is raised once a write has failed."""
+        """Makes the error to raise once a write has failed; None: no write has failed."""
         self.batches = False
         """Whether the caller takes several chunks in one message."""
 
     async def put(self, message: stage_pb2.RunResponse) -> None:
-        """Have a message written; wait while `MAX_WAITING` are. Raises once a write has failed: CallerGone, or a
+        """Queue a message for writing; wait while `MAX_WAITING` messages are queued. Raises once a write has failed: CallerGone, or a
         StageError for a bug of ours."""
         if message.HasField("chunks") and not self.batches:
             for chunk in message.chunks.chunks:
@@ -51,8 +51,7 @@ class Outbox:
             await self._put(message)
 
     async def flush(self) -> None:
-        """Return when all that was put before has been written; what others put meanwhile is not waited for. Raises as
-        `put`."""
+        """Return when all earlier messages were written; later ones are not waited for. Raises as `put`."""
         last = self._accepted
         while self._written < last and self._task is not None:
             await self._move()
@@ -78,7 +77,7 @@ class Outbox:
         await self._moved.wait()
 
     def _check(self) -> None:
-        """A new error each time: a kept one would keep the frames it passed through, and those lead to this outbox."""
+        """Raise a new error each time: a kept error would keep the frames it passed through, and those lead to this outbox."""
         if self._over is not None:
             raise self._over()
 
@@ -94,7 +93,8 @@ class Outbox:
                 self._moved.set()
         except CallerGone:
             self._end(CallerGone)
-        except Exception:  # Whatever it is, it is told here: who puts or flushes next is told that there is a log.
+        # Any other error is a bug, and is logged here: the next `put` or `flush` only points to the log.
+        except Exception:
             log.exception("outbox.bug")
             self._end(lambda: StageError("", "a message could not be written; the log of this stage says why"))
         finally:

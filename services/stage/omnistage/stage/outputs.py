@@ -32,8 +32,9 @@ class Outputs:
         next_hop: NextHop | None,
         on_sent: Callable[[float], None] = lambda begun_s: None,
     ) -> None:
-        """ports: all output ports of the stage. sender: of tensors to the caller. next_hop: gets the ports that the route says; None: the
-        route ends here. on_sent: called when the next hop has taken a piece, with the time.monotonic() at which it was given to it."""
+        """ports: all output ports of the stage. sender: of tensors to the caller. next_hop: gets the ports that the route names; None: the
+        route ends here. on_sent: called when the next hop has taken a piece, with the time.monotonic() seconds at which the piece was given
+        to it."""
         self._opening = opening
         self._sender = sender
         self._outbox = outbox
@@ -48,35 +49,35 @@ class Outputs:
         self._released = asyncio.Event()
         self.ports: Set[str] = self._writers.keys()
 
-    # What the caller says of them ------------------------------------------------------------------------------------------------------
+    # Messages of the caller ----------------------------------------------------------------------------------------------------------
 
     def offers(self) -> Sequence[tensor_pb2.Offer]:
         """Transports of tensors that the caller may choose from."""
         return self._sender.offers()
 
     def accept(self, answer: tensor_pb2.Answer) -> None:
-        """The caller's choice."""
+        """Apply the caller's choice."""
         self._sender.accept(answer, self._opening.request.offers)
 
     def grant(self, credit: stage_pb2.Credit) -> None:
-        """Credit for one of `ports`."""
+        """Add credit for one of `ports`."""
         self._allowance.grant(credit.port, credit.total)
 
     def release(self, release: tensor_pb2.Release) -> None:
-        """The caller has read these tensors."""
+        """Free tensors that the caller has read."""
         self._sender.release(release)
         self._released.set()
 
     def half_close(self) -> None:
-        """No credit and no Release can come any more: who waits for credit gets HALF_CLOSED."""
+        """No credit and no Release can come any more: a task that waits for credit gets HALF_CLOSED."""
         self._allowance.close("HALF_CLOSED", OUT_OF_CREDIT)
         self._half_closed = True
         self._released.set()
 
-    # What the logic makes --------------------------------------------------------------------------------------------------------------
+    # Outputs of the logic -------------------------------------------------------------------------------------------------------------
 
     async def emit(self, output: Output) -> None:
-        """Up first, and written: a checkpoint must not come later than what is made from it."""
+        """^Sent up first, and written: a checkpoint must not come later than what is made from it."""
         if output.last:
             self._unended.discard(output.port)
         down = output.port in self._opening.takes
@@ -94,7 +95,7 @@ class Outputs:
         writer, begun_at = self._writers[output.port], self._begun_at[output.port]
         credit = self._allowance.total(output.port)
         if isinstance(output.payload, chunk_pb2.ProgressChunk) and not output.last and writer.seq - begun_at >= credit:
-            return  # Progress is droppable: a newer one follows.
+            return  # Progress may be dropped: newer progress follows.
         payload = output.payload
         content = self._sender.pack(payload, element_type=output.element_type) if isinstance(payload, np.ndarray) else payload
         for chunk in writer.chunks(output.count, content, last=output.last):
@@ -103,7 +104,7 @@ class Outputs:
             await self._outbox.put(stage_pb2.RunResponse(chunk=chunk))
 
     def missing_ends(self, *, interrupted: bool) -> Sequence[Output]:
-        """Ends of the ports that have none: an interrupted session still ends every port. Raises RuntimeError for any other session: a
+        """The missing ends of ports: even an interrupted session ends every port. Raises RuntimeError for any other session, because a
         logic that does not end its ports has a bug."""
         if self._unended and not interrupted:
             raise RuntimeError(f"the stage ended without the last chunk of port {min(self._unended)!r}")
@@ -112,11 +113,12 @@ class Outputs:
         return [Output(port, 0, cut if port in texts else None, last=True) for port in sorted(self._unended)]
 
     async def settle(self) -> None:
-        """Wait until the caller has given all memory back. After a half-close no Release can come: the end of the stream does it."""
+        """Wait until the caller has given all memory back. After a half-close no Release can come; then the end of the stream frees the
+        memory."""
         while self._sender.outstanding and not self._half_closed:
             self._released.clear()
             await self._released.wait()
 
     def close(self, *, clean: bool) -> None:
-        """Give all memory back. clean: the caller has ended in order and reads no more of it."""
+        """Give all memory back. clean: the caller has ended in order and reads the memory no more."""
         self._sender.close(clean=clean)

@@ -43,8 +43,8 @@ _MEDIA_TYPE = re.compile(r"(image|audio|video)/[a-z0-9][a-z0-9.+-]{0,63}")
 
 @contextmanager
 def refusals() -> Iterator[None]:
-    """Turn a model's own exceptions for what it cannot do into BAD_REQUEST, for what it cannot do now into OVERLOADED, and for what its
-    weights cannot make into INTERNAL, in the model's words."""
+    """Turn the models' own exceptions into stage errors with the models' words: a request that the model cannot do is BAD_REQUEST, one that
+    it cannot do now is OVERLOADED, and a result that its weights cannot make is INTERNAL."""
     try:
         yield
     except BadRequest as refusal:
@@ -57,8 +57,8 @@ def refusals() -> Iterator[None]:
 
 
 def media_of(media: stage_pb2.Media, field: str) -> Media:
-    """A picture, sound or film as models take it. Raises BAD_REQUEST for what says nothing of what it is. Whether it can be read, the model
-    says."""
+    """A picture, sound or film as models take it. Raises BAD_REQUEST for media without a type. Whether the media can be read, the model
+    decides."""
     media_type = media_type_of(media.media_type, field, "image/png")
     data = media.data
     if not data:
@@ -67,13 +67,13 @@ def media_of(media: stage_pb2.Media, field: str) -> Media:
 
 
 def streamed_of(part: stage_pb2.Part, field: str) -> Streamed:
-    """The same of media that come on a port, or of live sound, which has no type. Raises BAD_REQUEST."""
+    """The same for media that come on a port, or for live sound, which has no type. Raises BAD_REQUEST."""
     media_type = media_type_of(part.media_type, field, "video/mp4") if part.media_type else ""
     return Streamed(part.port, media_type, part.use_audio, part.total_bytes, _background_of(part.background, media_type, field))
 
 
 def _background_of(text: str, media_type: str, field: str) -> tuple[int, int, int] | None:
-    """Red, green and blue; None where no colour is named."""
+    """Red, green and blue; None: no colour is named."""
     if not text:
         return None
     if not media_type.startswith(("image/", "video/")):
@@ -85,7 +85,7 @@ def _background_of(text: str, media_type: str, field: str) -> tuple[int, int, in
 
 
 def media_type_of(text: str, field: str, example: str) -> str:
-    """In lower case, here and nowhere behind it: capitals mean nothing in a media type."""
+    """The media type in lower case, made here only and nowhere behind: capitals mean nothing in a media type."""
     if _MEDIA_TYPE.fullmatch(text.lower()) is None:
         raise bad_request(f"{field}.media_type", f"must be image/..., audio/... or video/..., such as {example}")
     return text.lower()
@@ -103,7 +103,7 @@ def made_type_of(text: str, field: str, example: str) -> str:
 
 
 def sampling_of(params: stage_pb2.Sampling, field: str) -> Sampling:
-    """How to draw, as models take it. Raises BAD_REQUEST for a value out of range."""
+    """Sampling parameters as models take them. Raises BAD_REQUEST for a value out of range."""
     _check_sampling(params, field)
     return Sampling(
         temperature=params.temperature,
@@ -118,7 +118,7 @@ def sampling_of(params: stage_pb2.Sampling, field: str) -> Sampling:
 
 
 def _check_sampling(sampling: stage_pb2.Sampling, field: str) -> None:
-    """NaN is in no range."""
+    """Raises BAD_REQUEST for a value out of range; NaN is in no range."""
     _in_range(sampling.temperature, 0, 2, f"{field}.temperature")
     _in_range(sampling.presence_penalty, -2, 2, f"{field}.presence_penalty")
     _in_range(sampling.frequency_penalty, -2, 2, f"{field}.frequency_penalty")
@@ -135,7 +135,7 @@ def _check_sampling(sampling: stage_pb2.Sampling, field: str) -> None:
 
 
 def check_kind(params: stage_pb2.StageParams, kind: str) -> None:
-    """The params must be of this stage's kind; none at all means its defaults."""
+    """Raises BAD_REQUEST for params of another kind of stage; no params at all mean the defaults."""
     given = params.WhichOneof("kind")
     if given not in (None, kind):
         raise StageError("BAD_REQUEST", f"open.params: this is a {kind}, the params are for a {given}", metadata={"field": "open.params"})

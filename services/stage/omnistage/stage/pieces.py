@@ -1,4 +1,4 @@
-"""Between the chunks of the shell and the pieces of the models: what comes in on every kind of port, and rows and sound that go out."""
+"""Between the chunks of the shell and the pieces of the models: inputs of every kind of port, and outputs of rows and sound."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from omnistage.wire.errors import bad_request, protocol_error
 from omnistage.wire.ports import Output
 
 MAX_ROW_BYTES = 1 << 20
-"""Of the rows in one chunk, but for a single row that is longer: so that no copy of many rows holds the event loop."""
+"""Most bytes of rows in one chunk, except a single row that is longer: so no copy of many rows holds up the event loop."""
 
 MAX_SOUND_BYTES = 256 << 10
-"""Of the samples in one chunk; stated in chunk.proto."""
+"""Most bytes of samples in one chunk; stated in chunk.proto."""
 
 LOUDEST = 64.0
-"""Of samples in floating point, of which full scale is 1: louder ones are whole numbers."""
+"""Largest sample in floating point, where full scale is 1: louder samples are really whole numbers."""
 
 
 async def pieces(inputs: AsyncIterator[Input], ports: Sequence[PortSpec]) -> AsyncIterator[Piece]:
-    """What comes in, as a model takes it; also a piece without items, which says that a port has ended. Raises PROTOCOL for content that
-    is not what its port carries, BAD_REQUEST for samples that can be no sound."""
+    """The inputs as a model takes them; a piece without items says that a port has ended. Raises PROTOCOL for content that the port does
+    not carry, BAD_REQUEST for samples that cannot be sound."""
     specs = {port.name: port for port in ports}
     async for given in inputs:
         yield Piece(given.port, given.first, given.last, _content(given, specs[given.port]))
@@ -102,8 +102,8 @@ def _samples(chunk: chunk_pb2.AudioChunk, count: int, port: PortSpec) -> NDArray
 
 
 def row_outputs(port: PortSpec, rows: Array, *, last: bool) -> Iterator[Output]:
-    """Rows [n, width] of a tensor port as pieces of at most 1 MiB, the last one with `last`. Raises TypeError for a model that makes other
-    rows than it says."""
+    """Rows [n, width] of a tensor port as pieces of at most 1 MiB; the last piece is marked if `last`. Raises TypeError if a model makes
+    other rows than its port says."""
     count = len(rows)
     if not count:
         if last:
@@ -119,11 +119,12 @@ def row_outputs(port: PortSpec, rows: Array, *, last: bool) -> Iterator[Output]:
 
 
 MAX_CODES = 1 << 17
-"""In one chunk: up to five bytes each."""
+"""Most codes in one chunk: up to five bytes each."""
 
 
 def codes_of(start: Start, port: PortSpec) -> NDArray[np.uint32]:
-    """The frames of a checkpoint port that the caller already has, [frames, width]. Raises BAD_REQUEST for others than the port carries."""
+    """The frames of a checkpoint port that the caller already has, [frames, width]. Raises BAD_REQUEST for frames that the port cannot
+    carry."""
     history, width = start.history.get(port.name, chunk_pb2.Chunk()), port.width
     codes = np.array(history.codes.codes, np.uint32)
     if codes.size != history.count * width or (history.count and history.codes.codebook_count != width):
@@ -146,7 +147,7 @@ def sound_outputs(
     encoding: chunk_pb2.AudioEncoding,
     prebuffer_ms: int | None = None,
 ) -> Iterator[Output]:
-    """Samples [n, channels] as pieces of at most 256 KiB. prebuffer_ms: told with the first of them."""
+    """Samples [n, channels] as pieces of at most 256 KiB. prebuffer_ms: told with the first piece."""
     channels = port.width
     most = MAX_SOUND_BYTES // (channels * (2 if encoding == chunk_pb2.AUDIO_ENCODING_PCM16 else 4))
     for begin in range(0, len(samples), most):
@@ -162,7 +163,7 @@ def sound_outputs(
 
 
 def encode(samples: NDArray[np.float32], encoding: chunk_pb2.AudioEncoding) -> bytes:
-    """[n, channels] in -1..1 as interleaved little-endian bytes."""
+    """Samples [n, channels] in -1..1 as interleaved little-endian bytes."""
     if encoding == chunk_pb2.AUDIO_ENCODING_FLOAT32:
         return samples.astype("<f4").tobytes()
     return np.clip(np.rint(samples * 32768), -32768, 32767).astype("<i2").tobytes()

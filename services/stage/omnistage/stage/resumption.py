@@ -1,4 +1,4 @@
-"""What a session begins with: nothing, or all that the caller holds of one that was lost elsewhere."""
+"""Where a session begins: at the start, or after all that the caller holds of a session that was lost elsewhere."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from omnistage.wire.errors import bad_request
 from omnistage.wire.ports import PortWriter
 
 MAX_POSITION = 1 << 48
-"""Of items and chunks: no session comes near it, and what is counted on from it still fits into 64 bits."""
+"""Largest position of items and chunks: no session comes near it, and counts that go on from it still fit into 64 bits."""
 
 _PORT = re.compile(r"[a-z][a-z0-9_]{0,31}")
 _CONTENT = {stage_pb2.PAYLOAD_TEXT: "text", stage_pb2.PAYLOAD_CODES: "codes"}
@@ -21,8 +21,9 @@ _CONTENT = {stage_pb2.PAYLOAD_TEXT: "text", stage_pb2.PAYLOAD_CODES: "codes"}
 
 @dataclass(frozen=True, slots=True)
 class Resumption:
-    """positions: of this stage's own ports that go to the caller. history: of its own checkpoint ports, merged. behind: what concerns the
-    hops behind. A session that is new has none of it; `again` tells it from one that was lost before its first output."""
+    """positions: positions of this stage's own ports that go to the caller. history: chunks of its own checkpoint ports, merged. behind:
+    the part for the hops behind. All are empty for a new session; `again` tells a new session from one that was lost before its first
+    output."""
 
     positions: Mapping[str, stage_pb2.Position] = field(default_factory=dict)
     history: Mapping[str, chunk_pb2.Chunk] = field(default_factory=dict)
@@ -31,7 +32,7 @@ class Resumption:
 
     @classmethod
     def of(cls, request: stage_pb2.Open, produced: Mapping[str, stage_pb2.Port]) -> Resumption:
-        """Check `Open.resume`. Raises BAD_REQUEST with the field that is bad."""
+        """Check `Open.resume`. Raises BAD_REQUEST with the bad field."""
         if not request.HasField("resume"):
             return cls()
         positions = _positions(request.resume)
@@ -54,7 +55,7 @@ class Resumption:
         return cls(own, {port: chunk for port, chunk in whole.items() if chunk is not None}, behind, again=True)
 
     def start(self, needs: Mapping[str, int]) -> Start:
-        """needs: first item of the ports that go to the next hop only."""
+        """Where the outputs go on. needs: the first needed item of the ports that go to the next hop only."""
         first = {**needs, **{port: position.first for port, position in self.positions.items()}}
         return Start(first, frozenset(self.ended), self.history)
 
@@ -63,7 +64,7 @@ class Resumption:
         return {port for port, position in self.positions.items() if position.ended}
 
     def writer(self, port: str) -> PortWriter:
-        """Numbers what goes to the caller on a port."""
+        """The writer that numbers a port's chunks to the caller."""
         position = self.positions.get(port)
         return PortWriter(port) if position is None else PortWriter(port, seq=position.seq, first=position.first, ended=position.ended)
 
@@ -90,7 +91,7 @@ def _history(resume: stage_pb2.Resume) -> dict[str, list[chunk_pb2.Chunk]]:
 
 
 def _check_history(port: str, chunks: Sequence[chunk_pb2.Chunk], position: stage_pb2.Position | None) -> None:
-    """All of a port from item 0 to its position, each item with its content."""
+    """Raises BAD_REQUEST unless the chunks are all of a port from item 0 to its position, each item with its content."""
     if position is None:
         raise bad_request("resume.history", f"port {port[:32]!r} has a history and no position")
     reached = 0

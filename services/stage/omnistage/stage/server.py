@@ -61,7 +61,8 @@ class StageServer:
         token: Token | None = None,
         tracer: Tracer | None = None,
     ) -> None:
-        """token: what callers must show, and what next hops are shown; None: every caller is taken. tracer: see SessionEnvironment."""
+        """token: the token that callers must show and that next hops are shown; None: every caller is accepted. tracer: see
+        SessionEnvironment."""
         self.interceptors: Sequence[grpc.aio.ServerInterceptor] = (Guard(token),)
         self._is_open = token is None
         self._settings = settings
@@ -96,7 +97,7 @@ class StageServer:
         self._servicer.register(server)
 
     def bound(self, address: str) -> None:
-        """In reports a replica that listens everywhere goes by the name of its host, which in a container tells it from the others."""
+        """Note the address. A replica that listens on all addresses reports under the name of its host, which tells containers apart."""
         host, _, port = address.rpartition(":")
         self._environment.address = f"{socket.gethostname()}:{port}" if host in EVERYWHERE else address
         if self._is_open:
@@ -121,7 +122,7 @@ class StageServer:
 
     async def close(self) -> None:
         await self.lasting.close()
-        if not self._broken:  # A thread that hangs would be waited for.
+        if not self._broken:  # Closing would wait for a thread that hangs.
             await self._logic.close()
         await self._channels.close()
         if self._arena is not None:
@@ -129,8 +130,8 @@ class StageServer:
 
 
 async def tidy(arena: Arena | None) -> None:
-    """Remove what stages that were killed since left behind, in a thread: a mount may hold thousands of files. Then give back what this
-    process has of it: memory that an idle reader has mapped is not free, though no file of it is left."""
+    """Remove, in a thread, what killed stages left behind: a mount may hold thousands of files. Then give back what this process maps of
+    it: memory that an idle reader has mapped is not free even if no file of it is left."""
     await asyncio.to_thread(sweep)
     READERS.drop_gone()
     if arena is not None:
@@ -138,11 +139,11 @@ async def tidy(arena: Arena | None) -> None:
 
 
 async def serve_stage(kind: str, settings: StageSettings, credentials: Credentials, load: LoadLogic, refusal: type[Exception]) -> None:
-    """Load the model, serve it until told to stop. refusal: what `load` raises for what a user can mend. Raises StartError."""
+    """Load the model and serve it until told to stop. refusal: exception of `load` for faults that a user can mend. Raises StartError."""
     token = read_token(settings.token_file, os.environ)
     if token is None:
         check_open(settings.address)
-    # Before the model: loading takes long, and a port that is taken is seen at once.
+    # Checked before the model is loaded: loading takes long, and a taken port is noticed at once.
     check_can_listen(settings.address, "--address", kept=settings.kept_port)
     check_can_listen(settings.metrics_address, "--metrics-address")
     async with tracing(settings.otlp, f"omnistage-{kind}") as tracer:

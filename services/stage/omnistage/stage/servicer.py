@@ -33,7 +33,7 @@ WATCH_MIN_INTERVAL_S = 0.1
 
 
 class StageServicer(stage_pb2_grpc.StageServiceServicer):
-    """Serves one model. Holds the count of sessions and the drain state; everything of one session is in Session."""
+    """Serves one model. Holds the count of sessions and whether the stage drains; Session holds everything of one session."""
 
     def __init__(self, environment: SessionEnvironment, metrics: StageMetrics) -> None:
         self._environment = environment
@@ -52,16 +52,16 @@ class StageServicer(stage_pb2_grpc.StageServiceServicer):
         self._watch_metrics(metrics)
 
     def register(self, server: grpc.aio.Server) -> None:
-        """Run gets its requests as bytes: wire/decoding.py makes messages of them, in bounded time."""
+        """Run gets its requests as bytes: wire/decoding.py makes messages of them in bounded time."""
         stage_pb2_grpc.add_StageServiceServicer_to_server(self, server)
         run: grpc.RpcMethodHandler[bytes, stage_pb2.RunResponse] = grpc.stream_stream_rpc_method_handler(
             self.Run, None, stage_pb2.RunResponse.SerializeToString
         )
         service = stage_pb2.DESCRIPTOR.services_by_name["StageService"].full_name
-        server.add_registered_method_handlers(service, {"Run": run})  # Takes the place of the generated one.
+        server.add_registered_method_handlers(service, {"Run": run})  # It replaces the generated one.
 
     def _watch_metrics(self, metrics: StageMetrics) -> None:
-        """Gauges are read when somebody looks at them."""
+        """Gauges are read at each scrape."""
         environment = self._environment
         metrics.watch(environment.description, environment.logic.load, lambda: self._sessions, environment.arena)
 
@@ -152,14 +152,14 @@ class StageServicer(stage_pb2_grpc.StageServiceServicer):
             trace.end(reason, session)
 
     async def _opened(self, caller: Caller, trace: SessionTrace) -> Session:
-        """The session that the caller asks for. Raises StageError where what it asks for cannot be."""
+        """The session that the caller asks for. Raises StageError if it cannot be."""
         request = await caller.receive_open()
         structlog.contextvars.bind_contextvars(session_id=request.session_id[:64])
         opening = await checked(request, self._environment.description, self._environment.allow_list)
         return Session(self._environment, caller, opening, trace)
 
     async def _run(self, session: Session, caller: Caller) -> None:
-        """Run a session to its end. Raises what it ends with: this is the one place where an unforeseen error becomes INTERNAL."""
+        """Run a session to its end. Raises the error with which it ends: only here does an unforeseen error become INTERNAL."""
         self._supersede_older_than(session)
         self._admit(session)
         session_id = session.opening.request.session_id
@@ -180,8 +180,8 @@ class StageServicer(stage_pb2_grpc.StageServiceServicer):
                 del self._running[session_id]
 
     def _supersede_older_than(self, session: Session) -> None:
-        """A newer Open of a session ends what is left of the older one, whose caller may be a stopped process that will wake. Raises
-        SUPERSEDED for an older Open: that process has woken."""
+        """End an older Open of this session, whose caller may be a stopped process that will wake. Raises SUPERSEDED if this Open is the
+        older one: then such a process has woken."""
         running = self._running.get(session.opening.request.session_id)
         if running is None:
             return
@@ -191,7 +191,7 @@ class StageServicer(stage_pb2_grpc.StageServiceServicer):
             running.supersede()
 
     def _admit(self, session: Session) -> None:
-        """A session that was begun elsewhere is let in above the limit: see `with_resumed`."""
+        """Let a session in. A session that was begun elsewhere is let in above the limit: see `with_resumed`."""
         if self._draining or not self._ready:
             raise StageError("DRAINING", "this replica takes no sessions now; ask another")
         limit = self._environment.description.max_sessions
@@ -203,7 +203,8 @@ class StageServicer(stage_pb2_grpc.StageServiceServicer):
         self._notify()
 
     def _stream(self, change: int) -> None:
-        """A stream outlives its session by the handshake; a drain waits for it, or a slow reader would lose the end of its answer."""
+        """Count open streams. A stream outlives its session by the handshake; a drain waits for it, because a slow reader would lose the
+        end of its answer."""
         self._streams += change
         if self._streams:
             self._idle.clear()
@@ -222,7 +223,7 @@ class StageServicer(stage_pb2_grpc.StageServiceServicer):
         self._notify()
 
     def fail(self) -> None:
-        """The process is broken: no new sessions, and no running one ends with an error of its own."""
+        """The process is broken: refuse new sessions; no running session ends with an error of its own."""
         self._broken = self._draining = True
         self._notify()
 

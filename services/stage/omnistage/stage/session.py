@@ -4,9 +4,9 @@
     caller <-- Outbox <--------------------------------------+    (every other port, and checkpoints, before what was made from them)
     caller <-- Outbox <---- relayed unchanged ------------------- NextHop <-- next hop
 
-`prepare` has the logic check its params, for a Thinker by making tokens of the text, before anything is opened. Then there are four tasks:
-the reader takes what the caller sends, the producer runs the logic, the relay passes up what comes from the next hop, and the outbox writes
-what goes up.
+Before anything is opened, `prepare` lets the logic check its params; a Thinker tokenizes the text there. Then there are four tasks: the
+reader takes the caller's messages, the producer runs the logic, the relay passes up the messages of the next hop, and the outbox writes all
+messages to the caller.
 """
 
 from __future__ import annotations
@@ -78,13 +78,13 @@ class Session:
 
     @property
     def transport(self) -> str:
-        """How input tensors come in, for Watch."""
+        """The transport of input tensors, for Watch."""
         return transport_name(self._answer.kind)
 
     # Opening may be refused, and nothing was computed then; running; closing ------------------------------------------------------------
 
     async def prepare(self) -> Work:
-        """Check the params of the kind, which may cost some time: only for a session that has a place."""
+        """Check the params of the kind. The check may cost time, so call it only for a session that has a place."""
         async with within(self._caller.deadline - time.monotonic(), lambda: StageError("DEADLINE", PASSED), counts_all=True):
             start = self.opening.start({})
             return await self._unless_superseded(self._environment.logic.prepare(self.opening.request, start))
@@ -100,20 +100,21 @@ class Session:
                 await self._next_hop.link.close()
 
     def close(self) -> None:
-        """Free what the session holds of the caller's memory, and the caller of its own. Always called, also for a session that was
-        cancelled; awaits nothing, because a second cancellation would cut it short there."""
+        """Free the caller's memory that the session holds, and the session's memory that the caller holds. Always called, even for a
+        cancelled session; awaits nothing, because a second cancellation would cut it short there."""
         self._superseded.cancel()
-        self._rest = None  # A cancelled task leads to its frames, and those to this object: a cycle.
+        # A cancelled task leads to its frames, and those lead to this object: a cycle.
+        self._rest = None
         self._receiver.close()
         self._outputs.close(clean=self._caller.ended_well)
 
     def supersede(self) -> None:
-        """The caller gave this session up and has opened it again: whoever still holds this end has no say any more."""
+        """The caller gave this session up and has opened it again: the holder of this end has no say any more."""
         if not self._superseded.done():
             self._superseded.set_result(None)
 
     async def _unless_superseded(self, work: Coroutine[Any, Any, T]) -> T:
-        """What `work` returns; it is cancelled when this session is superseded. Raises SUPERSEDED."""
+        """The result of `work`; `work` is cancelled when this session is superseded. Raises SUPERSEDED."""
         working = asyncio.create_task(work)
         either: set[asyncio.Future[Any]] = {working, self._superseded}
         try:
@@ -123,7 +124,7 @@ class Session:
             return working.result()
         finally:
             await cancel(working)
-            del working, either  # Its error leads to this frame.
+            del working, either  # The errors of these tasks lead to this frame.
 
     async def _open(self, work: Work) -> None:
         opened = stage_pb2.Opened(
@@ -168,7 +169,7 @@ class Session:
             await self._stop(jobs)
 
     async def _stop(self, jobs: Sequence[asyncio.Task[None]]) -> None:
-        """Cancel the jobs. A caller that goes away meanwhile cancels this very wait; the jobs end all the same."""
+        """Cancel the jobs. If the caller goes away meanwhile, this wait itself is cancelled; the jobs end all the same."""
         tasks = [*jobs, self._rest] if self._rest is not None else list(jobs)
         for task in tasks:
             task.add_done_callback(look_at_error)
@@ -185,7 +186,7 @@ class Session:
         try:
             await self._emit_all(work, start)
         except StageError:
-            if not self._interrupted:  # Else its input was cut short, and nothing of it is wanted any more.
+            if not self._interrupted:  # The input of an interrupted session was cut short, and nobody wants its output.
                 raise
         for output in self._outputs.missing_ends(interrupted=self._interrupted):
             self.meter.made(output)
@@ -207,20 +208,20 @@ class Session:
                 await self._outputs.emit(output)
 
     async def _take_the_rest(self) -> None:
-        """Take input that the logic did not want, so that the caller, whose other ports may wait behind it, can go on."""
+        """Take input that the logic did not want, so that the caller can go on: its other ports may wait behind this input."""
         try:
             async for _ in self._inputs:
                 pass
         except StageError as error:
-            log.debug("session.rest", reason=error.reason)  # Half-closed: nothing more comes.
+            log.debug("session.rest", reason=error.reason)  # The caller half-closed: nothing more comes.
 
     def report(self) -> stage_pb2.Report:
-        """The account of this stage, as of now."""
+        """The figures of this stage, as of now."""
         failovers = 0 if self._next_hop is None else self._next_hop.link.failovers
         return self.meter.report(self._environment.description.kind, self._environment.address, self._inputs.items, failovers)
 
     async def _take(self, message: stage_pb2.RunRequest | None) -> None:
-        """Take what the caller sends. Never waits for anything but the next hop, which reads always."""
+        """Take a message of the caller. Never waits for anything but the next hop, which always reads."""
         if message is None:
             self._inputs.half_close()
             self._outputs.half_close()

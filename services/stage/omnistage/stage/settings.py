@@ -24,7 +24,7 @@ Device = Annotated[str, AfterValidator(check_device), Field(json_schema_extra={"
 
 
 class StageSettings(ServerSettings):
-    """What every kind of stage can be told."""
+    """Settings that every kind of stage takes."""
 
     family: str = Field(description="family of models, such as smol", json_schema_extra={"metavar": "FAMILY"})
     checkpoint: str = Field("", description="folder of a checkpoint; empty: the family's own default", json_schema_extra={"metavar": "DIR"})

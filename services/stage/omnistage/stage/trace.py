@@ -1,4 +1,4 @@
-"""What a trace has of one session (docs/tracing.md): when its phases began and ended, what went to the next hop, what was lost there."""
+"""The trace of one session (docs/tracing.md): when its phases began and ended, what went to the next hop, and what was lost there."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from omnistage.wire.kinds import kind_name
 
 
 class Traced(Protocol):
-    """What a trace is told of a session."""
+    """Facts about a session for its trace."""
 
     opening: Opening
     meter: Meter
@@ -23,43 +23,44 @@ class Traced(Protocol):
 
 
 class SessionTrace:
-    """Of one `Run`, from its first byte on; `end` in any case. All times are of time.monotonic()."""
+    """The trace of one `Run`, from its first byte on; call `end` in any case. All times are time.monotonic() seconds."""
 
     def __init__(self, span: Span) -> None:
         self.span = span
         self._begun_s = time.monotonic()
         self._first_input_s = 0.0
         self._transfer = (0.0, 0.0)
-        """When the first piece was given to the next hop, and when the last one was taken."""
+        """When the first piece was given to the next hop, and when the next hop took the last one."""
         self._waited_s = 0.0
         self._pieces = 0
         self._sent_tensors: Counter[str] = Counter()
         self._sent_bytes: Counter[str] = Counter()
 
     def came(self) -> None:
-        """Input came from the caller."""
+        """Note that input came from the caller."""
         self._first_input_s = self._first_input_s or time.monotonic()
 
     def posted(self, transport: str, size: int) -> None:
-        """A tensor of so many bytes went to the next hop; again, where it was lost and needed it again. transport: as of a Sender."""
+        """Note that a tensor of this many bytes went to the next hop; it is told again if it was lost and sent again. transport: as in
+        Sender."""
         self._sent_tensors[transport] += 1
         self._sent_bytes[transport] += size
 
     def sent(self, begun_s: float) -> None:
-        """A piece was taken by the link to the next hop, to which it was given then."""
+        """Note that the link to the next hop took a piece that it was given at `begun_s`."""
         now = time.monotonic()
         self._transfer = (self._transfer[0] or begun_s, now)
         self._waited_s += now - begun_s
         self._pieces += 1
 
     def lost(self, failover: stage_pb2.Failover) -> None:
-        """The next hop was lost, and another replica goes on."""
+        """Note that the next hop was lost and another replica goes on."""
         told: dict[str, Value] = {"stage": kind_name(failover.kind), "lost": failover.lost, "replica": failover.replica}
         told |= {"why": failover.reason, "pause_s": failover.pause.ToTimedelta().total_seconds()}
         self.span.event("failover", {f"omnistage.{name}": value for name, value in told.items()})
 
     def end(self, reason: str, session: Traced | None) -> None:
-        """The session is over. session: None where there was none, as what was asked for could not be."""
+        """Note that the session is over. session: None: there was no session, because the request was refused."""
         if not self.span.trace_id:
             return
         if session is None:
@@ -69,7 +70,7 @@ class SessionTrace:
         self.span.end(reason, _attributes(session))
 
     def _phases(self, meter: Meter, reason: str) -> None:
-        """One after the other, as far as the session came. The one in which it ended has its reason."""
+        """The phases one after the other, as far as the session came. The phase in which it ended gets the reason."""
         now = time.monotonic()
         opened, first, last = meter.times
         if not opened:

@@ -82,7 +82,7 @@ class TalkerStage(ModelStage[TalkerModel[P]]):
 
 
 def parse(params: stage_pb2.TalkerParams, seed: int) -> SpeechRequest:
-    """Checked parameters. Raises BAD_REQUEST with the field that is bad."""
+    """Check the parameters. Raises BAD_REQUEST with the bad field."""
     sampling = sampling_of(params.sampling, "talker.sampling")
     speed = params.speed if params.HasField("speed") else 1.0
     if not math.isfinite(speed) or not 0.5 <= speed <= 2:

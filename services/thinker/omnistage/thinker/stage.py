@@ -18,7 +18,7 @@ from omnistage.v1 import chunk_pb2, stage_pb2
 MAX_TOKENS = 32768
 MAX_STOP_CHARACTERS = 256
 MAX_CONSTRAINT_CHARACTERS = 1 << 16
-"""Of a schema, a regular expression, or all choices together."""
+"""Most characters of a schema, of a regular expression, or of all choices together."""
 ROLES = frozenset({"system", "user", "assistant"})
 
 FINISH = {
@@ -30,14 +30,14 @@ FINISHED = {number: reason for reason, number in FINISH.items()}
 
 
 class ThinkerStage(ModelStage[ThinkerModel[P]]):
-    """A ThinkerModel as a stage. It has one port of text, whose items are the tokens that an answer goes on after."""
+    """A ThinkerModel as a stage. It has one text port; the port's items are tokens, after which an answer can go on."""
 
     kind = stage_pb2.STAGE_KIND_THINKER
 
     def __init__(self, model: ThinkerModel[P]) -> None:
         super().__init__(model)
         self._produces = {port.name: port for port in model.info.produces}
-        # Compact: an answer that goes on needs all of its tokens.
+        # A compact port: an answer that goes on needs all of its tokens.
         texts = [port.name for port in model.info.produces if port.content is Content.TEXT and port.compact]
         if len(texts) != 1:
             raise ValueError(f"{model.info.name} is a Thinker and must have one compact port of text; it has {', '.join(texts) or 'none'}")
@@ -74,7 +74,7 @@ class ThinkerStage(ModelStage[ThinkerModel[P]]):
 
 
 def parse(params: stage_pb2.ThinkerParams, seed: int, usual_tokens: int = 0) -> TextRequest:
-    """Checked parameters. usual_tokens: see ModelInfo. Raises BAD_REQUEST with the field that is bad."""
+    """Check the parameters. usual_tokens: see ModelInfo. Raises BAD_REQUEST with the bad field."""
     max_tokens = params.max_tokens or usual_tokens
     sampling = sampling_of(params.sampling, "thinker.sampling")
     if not max_tokens or params.max_tokens > MAX_TOKENS:
@@ -101,8 +101,8 @@ def parse(params: stage_pb2.ThinkerParams, seed: int, usual_tokens: int = 0) -> 
 
 
 def resumed(request: TextRequest, start: Start, port: str) -> TextRequest:
-    """The request, with what the caller already has of its answer. port: that of the text. Raises BAD_REQUEST for a text that has ended
-    without a reason, or the other way round."""
+    """The request with the part of its answer that the caller already has. port: the text port. Raises BAD_REQUEST for a text that has
+    ended without a reason, or has a reason without having ended."""
     text = start.history.get(port, chunk_pb2.Chunk()).text
     finished = FINISHED.get(text.finish_reason)
     if (finished is not None) != (port in start.ended and port in start.history):
