@@ -1,1 +1,1 @@
-"""What several families need. Modules that compute import torch; answer.py, steps.py and requests.py do not."""
+"""Parts that several families need. Modules that compute import torch; answer.py, steps.py and requests.py do not."""

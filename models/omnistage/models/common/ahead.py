@@ -1,4 +1,4 @@
-"""Making things before they are asked for: while one is looked at, the next is made."""
+"""Make things before they are requested: while the caller looks at one, the next is made."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ T = TypeVar("T")
 
 
 async def made_ahead(source: AsyncGenerator[T, None]) -> AsyncGenerator[T, None]:
-    """What `source` yields. It runs in a task of its own, makes one thing while the one before it is looked at, and waits with that.
-    Closed, this returns when the source is closed. Raises what the source raises, behind all that it yielded."""
+    """Yields the items of `source`. The source runs in a task of its own, makes one item while the caller looks at the one before, and
+    waits then. When this generator is closed, it returns after the source is closed. Raises the source's error after all items that the
+    source yielded."""
     made: list[T] = []
     there, taken = asyncio.Event(), asyncio.Event()
 
@@ -47,7 +48,8 @@ async def made_ahead(source: AsyncGenerator[T, None]) -> AsyncGenerator[T, None]
 
 
 async def _ended(task: asyncio.Task[None]) -> None:
-    """Cancel it and wait for its end, whatever is cancelled meanwhile. What it raised was looked at, or does not matter any more."""
+    """Cancel the task and wait for its end, whatever is cancelled meanwhile. The caller has looked at its error already, or does not need
+    it any more."""
     task.cancel()
     cancelled = False
     while not task.done():

@@ -1,7 +1,7 @@
-"""The text of a Thinker's answer: tokens and rows in, as an engine makes them, pieces out. No torch and no thread.
+"""The text of a Thinker's answer: it takes tokens and rows as an engine makes them, and gives pieces. No torch and no thread.
 
-Text is put out when its characters are final. A row is put out when the text of its token is, so that what speaks from rows says what is
-read: text that may still be cut by a stop string has no rows yet, and text that was cut has none at all.
+Text goes out when its characters are final. A row goes out when the text of its token does, so that a Talker that speaks rows says what the
+client reads: text that a stop string may still cut has no rows yet, and cut text has none at all.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from omnistage.models.interface import Array, Rows, TextPiece, TokenLogprob, Wan
 
 
 class _Span(NamedTuple):
-    """Where the text of a token lies in the text of all tokens, in characters."""
+    """The place of a token's text in the text of all tokens, in characters."""
 
     begin: int
     end: int
 
 
 class AnswerAssembler:
-    """One answer. Take what `take` has after every step, until `complete`."""
+    """One answer. Call `take` after every step until the answer is `complete`."""
 
     def __init__(
         self,
@@ -49,12 +49,12 @@ class AnswerAssembler:
         ready: Sequence[Rows] = (),
         thought: ThoughtLike | None = None,
     ) -> None:
-        """history: tokens of the answer so far, whose text is out. finished: it has ended with them, so. most: tokens that it may have.
-        row_port: the port with one row for each token; empty for a model without one. last_row: that of the last token too where no end was
-        drawn after it, because there was no room for one or a stop string was met. row_of: makes the row of a token, [1, width], of its id;
-        None: rows come. prompt_port: the port with the rows of the prompt, which has `prompt_rows`. prompt_slots: it has those of these
-        slots alone. thought: what stands before the answer, without rows; None: nothing does. Raises BadRequest for rows that are wanted
-        from a token on which nobody has."""
+        """history: tokens of the answer so far, whose text is out. finished: the reason with which the answer ended after them; None: it
+        goes on. most: most tokens of the answer. row_port: the port with one row for each token; empty for a model without one. last_row:
+        whether the last token has a row even if no end token follows it, because there was no room for one or a stop string was met.
+        row_of: makes the row of a token, [1, width], from its id; None: rows come from the engine. prompt_port: the port with the rows of
+        the prompt, which has `prompt_rows`. prompt_slots: the port has the rows of these slots alone. thought: the thought before the
+        answer, which has no rows; None: there is none. Raises BadRequest if rows are wanted from a token on that nobody has rows of."""
         self._detokenizer = detokenizer
         self._wants_text = text_port in wanted
         self._wants_rows = row_port in wanted
@@ -64,7 +64,7 @@ class AnswerAssembler:
         self._count = 0
         self._thought = thought
         self._thought_text: str | None = None
-        """Of the thought, since the last piece; None: the tokens since then are not of it."""
+        """Text of the thought since the last piece; None: the tokens since then are not part of the thought."""
         self._cut: list[TextPiece] = []
         self._sayable = 0
         self._rows: deque[Array] = deque()
@@ -90,7 +90,7 @@ class AnswerAssembler:
         check_place(wanted, prompt_port, len(self._prompt_slots), "rows of the prompt")
         for token_id in history:
             self._push(token_id)
-        self._thought_text = None  # It is out, as the text of a history is.
+        self._thought_text = None  # The text is out, as the text of a history is.
         check_place(wanted, row_port, self._count - self._thoughts, "tokens so far")
         if finished is not None:
             self._detokenizer.finish()
@@ -100,12 +100,12 @@ class AnswerAssembler:
 
     @property
     def ended(self) -> bool:
-        """The text has all that it will have: tokens are of no use any more."""
+        """Whether the text is all there: further tokens are of no use."""
         return self._reason is not None
 
     @property
     def complete(self) -> bool:
-        """Everything that is wanted has come, but for what `take` still has."""
+        """Whether all wanted output has come, except the pieces that `take` still has."""
         self._settle()
         has_prompt = self._next_prompt_row >= len(self._prompt_slots)
         has_rows = self._rows_ended or (self.ended and self._arrived >= self._sayable)
@@ -113,30 +113,30 @@ class AnswerAssembler:
 
     @property
     def items(self) -> int:
-        """Items to ask of an engine, those of the history included: no more than what is wanted needs. An engine computes a row only to
-        draw what comes after it, so the row of the last token takes one item more, where it is wanted."""
+        """Items to request from an engine, including those of the history: no more than the wanted ports need. An engine computes a row
+        only in order to draw the item after it, so a wanted row of the last token takes one item more."""
         if self.ended or not (self._wants_text or self._wants_rows):
             return self._count + 1
         return self._most + (self._wants_rows and self._last_row)
 
     @property
     def first_slot(self) -> int | None:
-        """The first slot whose row is wanted, the prompt's counted as well; None: nobody wants any."""
+        """The first slot whose row is wanted, counted from the start of the prompt; None: no rows are wanted."""
         if self._next_prompt_row < len(self._prompt_slots):
             return int(self._prompt_slots[self._next_prompt_row])
         return self._prompt_rows + self._thoughts + self._first_row if self._wants_rows and self._row_of is None else None
 
     def begin(self, queued_s: float, cached_tokens: int = 0) -> None:
-        """What is known when the first step begins; see TextPiece."""
+        """Note the figures that are known when the first step begins; see TextPiece."""
         self._queued_s, self._cached_tokens = queued_s, cached_tokens
 
     def asked_with(self, prompt_tokens: int) -> None:
-        """How long the prompt is; see TextPiece."""
+        """Note the length of the prompt; see TextPiece."""
         self._prompt_tokens = prompt_tokens
 
     def token(self, token_id: int, logprob: float | None = None, *, top: Sequence[tuple[int, float]] = (), complete: bool = False) -> None:
-        """The next token. What follows a stop string is dropped. top: the likeliest tokens in its place, with their logprobs. complete: the
-        text is whole with it."""
+        """Take the next token. Tokens after a stop string are dropped. top: the likeliest tokens in its place, with their logprobs.
+        complete: the text is complete with this token."""
         if self.ended:
             return
         text = self._push(token_id)
@@ -155,7 +155,7 @@ class AnswerAssembler:
             self.end(FinishReason.LENGTH)
 
     def rows_at(self, slot: int, rows: Array) -> None:
-        """The rows [n, width] of consecutive slots, those of the prompt first; those that nobody wants are dropped."""
+        """Take the rows [n, width] of consecutive slots, beginning with the prompt; unwanted rows are dropped."""
         split = max(self._prompt_rows - slot, 0)
         end = int(np.searchsorted(self._prompt_slots, slot + len(rows[:split])))
         places = self._prompt_slots[self._next_prompt_row : end] - slot
@@ -166,11 +166,11 @@ class AnswerAssembler:
             self._prompt_pieces.append(Rows(self._prompt_port, prompt, last=end >= len(self._prompt_slots)))
         if self._row_of is None:
             place = max(slot - self._prompt_rows, 0)
-            # A row comes behind its token, so it is known which of them are of the thought.
+            # A row comes after its token, so it is known how many rows belong to the thought.
             self.rows(rows[split:][max(self._thoughts + self._next_row - place, 0) :])
 
     def rows(self, rows: Array) -> None:
-        """The next rows [n, width] (kept, not copied), from the row on that is wanted first. They may come later than their tokens."""
+        """Take the next rows [n, width] (kept, not copied), beginning with the first wanted row. They may come later than their tokens."""
         if self._wants_rows and len(rows):
             self._rows.append(rows)
             self._arrived += len(rows)
@@ -186,8 +186,8 @@ class AnswerAssembler:
         self._reason = FinishReason.STOP if self._detokenizer.stopped else reason
 
     def take(self) -> list[TextPiece | Rows]:
-        """What became final since the last time, rows of the prompt first, and text before its rows: nobody has anything that was made from
-        a token before the caller has the token."""
+        """The pieces that became final since the last call: rows of the prompt first, and text before its rows, because nobody may have
+        anything that was made from a token before the caller has the token."""
         pieces: list[TextPiece | Rows] = [*self._ready, *self._joined_prompt()]
         self._ready = []
         ends = self.ended and not self._told
@@ -202,7 +202,7 @@ class AnswerAssembler:
         return pieces
 
     def _piece(self, reason: FinishReason | None = None) -> TextPiece:
-        """The tokens since the last one."""
+        """A piece with the tokens since the last piece."""
         told = (self._queued_s, self._cached_tokens, self._prompt_tokens)
         tokens = (tuple(self._ids), tuple(self._logprobs), tuple(self._top_logprobs))
         piece = TextPiece(self._text, *tokens, reason, *told, pieces=tuple(self._pieces), thought=self._thought_text)
@@ -213,18 +213,18 @@ class AnswerAssembler:
 
     @property
     def _thoughts(self) -> int:
-        """Tokens that are of the thought."""
+        """Number of tokens in the thought."""
         return 0 if self._thought is None else self._thought.count
 
     def _joined_prompt(self) -> list[Rows]:
-        """What came of the prompt as one piece: an engine makes rows page by page, and many small pieces cost more on their way."""
+        """The new rows of the prompt as one piece: an engine makes rows page by page, and many small pieces cost more on their way."""
         pieces, self._prompt_pieces = self._prompt_pieces, []
         if len(pieces) < 2:
             return pieces
         return [Rows(self._prompt_port, np.concatenate([piece.rows for piece in pieces]), last=pieces[-1].last)]
 
     def _push(self, token_id: int) -> str:
-        """The text of the answer that became final with a token; that of a thought is put aside."""
+        """Text of the answer that became final with a token; text of a thought is put aside."""
         if self._thought is not None and (thought := self._thought.take(token_id)) is not None:
             self._thought_text = (self._thought_text or "") + thought
             self._count += 1
@@ -241,8 +241,9 @@ class AnswerAssembler:
         return text
 
     def _settle(self) -> None:
-        """Count the tokens whose text is final, and whose rows there are to be."""
-        # Where rows come, that of the last token is made with the one behind it, which only an end is sure to have.
+        """Count the tokens whose text is final and those that are to have rows."""
+        # Where rows come from the engine, the last token's row is made with the token after it, which is certain only if an end token was
+        # drawn.
         is_missing = not self._end_was_drawn if self._row_of is None else self._count >= self._most
         kept_back = 1 if is_missing and not self._last_row else 0
         while len(self._spans) > kept_back and self._is_final(self._spans[0]):
@@ -251,11 +252,11 @@ class AnswerAssembler:
 
     @property
     def _end_was_drawn(self) -> bool:
-        """Whether the answer ended by itself. An answer that is gone on with tells it by the same signs."""
+        """Whether the answer ended by itself. An answer that goes on elsewhere uses the same signs."""
         return self._reason is FinishReason.STOP and not self._detokenizer.stopped and self._count < self._most
 
     def _is_final(self, span: _Span) -> bool:
-        """A token that a stop string cut in the middle is said as well: else what is read would not be heard."""
+        """A token that a stop string cuts in the middle is spoken whole: otherwise its visible part would not be heard."""
         given = self._detokenizer.given
         if span.end <= given:
             return True
@@ -286,7 +287,7 @@ T = TypeVar("T", covariant=True)
 
 
 class SlotRows(Protocol[T]):
-    """Rows of consecutive slots as an engine has them. first: the slot of the first one."""
+    """Rows of consecutive slots from an engine. first: slot of the first row."""
 
     @property
     def first(self) -> int: ...
@@ -296,7 +297,7 @@ class SlotRows(Protocol[T]):
 
 
 class EngineEvent(Protocol[T]):
-    """One thing that an engine made, as in omnistage.engine.request."""
+    """One output of an engine; see omnistage.engine.request."""
 
     @property
     def item(self) -> Sequence[int] | None: ...
@@ -324,14 +325,14 @@ class EngineEvent(Protocol[T]):
 
 
 class EngineStream(Protocol[T]):
-    """What an engine makes for one request. `take` waits for events; there are none after the end."""
+    """The outputs of an engine for one request. `take` waits for events; there are none after the end."""
 
     async def take(self) -> Sequence[EngineEvent[T]]: ...
 
 
 async def answered(stream: EngineStream[T], answer: AnswerAssembler, array: Callable[[T], Array]) -> AsyncGenerator[TextPiece | Rows, None]:
-    """The pieces of an answer whose tokens are the first codes of a stream's items. array: the rows of the engine as the port has them.
-    It ends when everything that is wanted has come, which may be before the stream does: close that then."""
+    """The pieces of an answer whose tokens are the first codes of a stream's items. array: turns the engine's rows into rows of the port.
+    Ends when all wanted output has come, which may be before the stream ends: then close the stream."""
     while True:
         for piece in answer.take():
             yield piece

@@ -1,4 +1,4 @@
-"""Tensors as the arrays of pieces."""
+"""Conversion between tensors and the arrays of pieces."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from omnistage.models.interface import Array
 
 
 def array_of(tensor: torch.Tensor) -> Array:
-    """The memory of a tensor on the CPU. NumPy has no bfloat16: its bits become uint16, as ports of that type have them."""
+    """The memory of a CPU tensor as an array. NumPy has no bfloat16: its bits become uint16, as ports of that type have them."""
     return tensor.contiguous().view(torch.int16).numpy().view(np.uint16) if tensor.dtype == torch.bfloat16 else tensor.numpy()
 
 
 def tensor_of(array: Array) -> torch.Tensor:
-    """A copy of rows of a port, as a tensor on the CPU: uint16 is bfloat16."""
+    """A copy of a port's rows, as a tensor on the CPU: uint16 is bfloat16."""
     return (
         torch.from_numpy(array.view(np.int16).copy()).view(torch.bfloat16) if array.dtype == np.uint16 else torch.from_numpy(array.copy())
     )

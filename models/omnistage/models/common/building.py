@@ -1,7 +1,7 @@
-"""Models of libraries are built no larger than their weights: what a config says is held against the headers of the files.
+"""Models of libraries are built no larger than their weights: the sizes in a config are checked against the headers of the files.
 
-A config may ask for a hundred million layers, and a library then builds until memory or patience ends. Here a module is refused as soon
-as there are more of them than the files could fill.
+A config may ask for a hundred million layers, and a library then builds until memory or patience ends. Here building is refused as soon as
+there are more modules than the files could fill.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from omnistage.models.common.header import COMPUTED, PLAIN, Stored, check_finite
 SPARE_WEIGHTS = 256
 SPARE_NUMBERS = 1 << 24
 TIMES = 4
-"""A model may have weights that the files lack: tied ones, and ones it computes."""
+"""A model may have more weights than the files: tied weights, and weights that it computes."""
 
 DEPTH = 32
-"""Parts of a weight's name that are looked at."""
+"""Parts of a weight's name that are considered."""
 
 MODULES = 64
-"""For each weight: a model has modules that have no weights of their own."""
+"""Modules that a model may have for each weight: some modules have no weights of their own."""
 
 
 def check_numbers(values: Mapping[str, Any], place: Path) -> None:
-    """Raises BadCheckpoint for a whole number larger than any count can be. Libraries make lists of that length before they build a module.
+    """Raises BadCheckpoint for a whole number larger than any count can be: libraries make lists of that length before they build a module.
     The base of rotary frequencies is no count, and may be larger."""
     for where, number in whole_numbers(values):
         if abs(number) > MOST and not where.endswith("theta'"):
@@ -41,7 +41,7 @@ def check_numbers(values: Mapping[str, Any], place: Path) -> None:
 
 @contextmanager
 def bounded(header: Mapping[str, Stored], folder: Path) -> Iterator[None]:
-    """For the time in which this thread builds modules. Raises BadCheckpoint when they have many times more weights than the files."""
+    """Bounds the modules that this thread builds meanwhile. Raises BadCheckpoint when they have many times more weights than the files."""
     thread = threading.get_ident()
     most = TIMES * len(header) + SPARE_WEIGHTS
     most_numbers = TIMES * sum(math.prod(stored.shape) for stored in header.values()) + SPARE_NUMBERS
@@ -74,10 +74,10 @@ def bounded(header: Mapping[str, Stored], folder: Path) -> Iterator[None]:
 
 
 def check_stored(header: Mapping[str, Stored], model: torch.nn.Module, report: Mapping[str, Any], folder: Path) -> None:
-    """Raises BadCheckpoint for weights that are packed: whole numbers, or some of a few bits, that are not where the model itself has whole
-    numbers (places, masks). What it has no place for is nothing to it, if it lacks nothing.
+    """Raises BadCheckpoint for packed weights: whole numbers, or numbers of a few bits, in a place where the model itself has no whole
+    numbers such as positions and masks. Tensors that the model has no place for do not matter, if the model lacks nothing.
 
-    report: of loading, by the libraries. They call weights by the names of a whole model, or of a part of it.
+    report: report of a library on its loading. Libraries name weights as those of the whole model or of a part of it.
     """
     others = {name: stored for name, stored in header.items() if stored.dtype not in COMPUTED}
     numbers = {name for name, value in model.named_buffers() if not value.is_floating_point()}
@@ -89,20 +89,20 @@ def check_stored(header: Mapping[str, Stored], model: torch.nn.Module, report: M
 
 
 def _named_alike(names: Iterable[str], wanted: Collection[str]) -> set[str]:
-    """Those that are one of the wanted, or would be with some parts of a name more or fewer in front."""
+    """The names that equal a wanted name, or would with some leading parts more or fewer."""
     ends = {end for name in wanted for end in _ends(name)}
     return {name for name in names if name in ends or any(end in wanted for end in _ends(name))}
 
 
 def _ends(name: str) -> Iterator[str]:
-    """The name, and what is left of it from a dot on."""
+    """The name, and its rest after each dot."""
     parts = name.rsplit(".", DEPTH)
     return (".".join(parts[at:]) for at in range(len(parts)))
 
 
 def check_tensors(model: torch.nn.Module, folder: Path) -> None:
-    """Raises BadCheckpoint for a weight with numbers that are none, in the type that it is computed in. What is packed by choice when it is
-    loaded is no plain tensor any more, and left out. A buffer may be a mask, which is infinite."""
+    """Raises BadCheckpoint for a weight with a number that is not finite in the type of computing. Weights that the loader packs by choice
+    are no plain tensors any more, and are left out. A buffer may be a mask, which is infinite."""
     weights = {name for name, _ in model.named_parameters(remove_duplicate=False)}
     for name, value in model.state_dict().items():
         if type(value) is torch.Tensor:

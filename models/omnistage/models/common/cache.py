@@ -1,4 +1,4 @@
-"""Where models that were fetched lie on this machine."""
+"""The place of fetched models on this machine."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def cache_directory() -> Path:
-    """`OMNISTAGE_CACHE`, else `omnistage` in the XDG cache directory. It need not exist."""
+    """`OMNISTAGE_CACHE`, else `omnistage` in the XDG cache directory. The directory need not exist."""
     if named := os.environ.get("OMNISTAGE_CACHE"):
         return Path(named).expanduser()
     base = os.environ.get("XDG_CACHE_HOME")

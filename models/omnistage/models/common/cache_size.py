@@ -1,4 +1,4 @@
-"""What a model on the engine takes of the memory that is free for keys and values, and how long a sequence may be with that."""
+"""The part of free memory that a model on the engine takes for keys and values, and the length of a sequence that fits."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from omnistage.models.humans import bytes_told
 from omnistage.models.options import MEMORY_SHARE, LoadOptions
 
 KV_SHARE = {"cpu": 0.4, "cuda": 0.8}
-"""Part of the free memory that keys and values may take. On a CPU others compute too."""
+"""Part of the free memory for keys and values. On a CPU others compute too."""
 
 USUAL_ROWS = 4096
-"""Of a sequence. A cache for so many of each session is enough."""
+"""Rows of a usual sequence. A cache for this many rows of each session is enough."""
 
 LEAST_CONTEXT = 1024
 
 
 @dataclass(frozen=True, slots=True)
 class CacheSize:
-    """context: rows of a sequence at most. kv_bytes: of keys and values. free: bytes that were free before. why: in words, by name of the
-    setting."""
+    """context: most rows of a sequence. kv_bytes: bytes of keys and values. free: bytes that were free before. why: reasons in words, by
+    name of the setting."""
 
     context: int
     kv_bytes: int
@@ -32,8 +32,9 @@ class CacheSize:
 
     @classmethod
     def chosen(cls, options: LoadOptions, *, row_bytes: int, context: int, wanted: int = 0, free: int | None = None) -> Self:
-        """row_bytes: keys and values of one row. context: that the model was made for; wanted: that somebody asked for, 0: nobody did.
-        free: bytes, after the weights are loaded; None: measured. Raises LoadError where what somebody asked for cannot be."""
+        """Choose the sizes. row_bytes: keys and values of one row. context: rows that the model was made for. wanted: context that the user
+        asked for; 0: none. free: free bytes after the weights are loaded; None: measured. Raises LoadError if the user asked for something
+        impossible."""
         if free is None:
             free = free_bytes(options.device, options.gpu_memory_utilization, options.memory_share)
         most = int(free * KV_SHARE[options.device.partition(":")[0]])
@@ -48,10 +49,10 @@ class CacheSize:
 
 
 def _sizes(whole: int, options: LoadOptions, row_bytes: int, most: int, *, is_wanted: bool) -> tuple[int, int]:
-    """The context and the bytes of its cache, which holds one whole context at least. most: bytes that there is room for.
+    """The context and the bytes of its cache, which holds at least one whole context. most: bytes that there is room for.
 
-    A context that there is no room for becomes a power of two: it decides when an answer ends, so replicas whose free memory differs a
-    little have to come to the same one."""
+    A context that does not fit becomes a power of two: the context decides when an answer ends, so replicas whose free memory differs a
+    little must choose the same."""
     least = pages_for(whole) * PAGE_ROWS * row_bytes
     if given := options.kv_cache_bytes:
         if given < least and is_wanted:
@@ -72,5 +73,5 @@ def _sizes(whole: int, options: LoadOptions, row_bytes: int, most: int, *, is_wa
 
 
 def power_of_two(most: int) -> int:
-    """The largest that is not above `most`; 0: there is none."""
+    """The largest power of two that is not above `most`; 0: there is none."""
     return 1 << most.bit_length() >> 1

@@ -1,6 +1,6 @@
-"""The text of a checkpoint with a chat template: its tokenizer, its template, and which tokens end an answer or are in none.
+"""The text of a checkpoint with a chat template: its tokenizer, its template, the tokens that end an answer and those that occur in none.
 
-The checkpoint's own chat template writes the conversation; what users wrote stands in it as text, whatever it looks like.
+The checkpoint's own chat template writes the conversation; a user's words stay text in it, whatever they look like.
 """
 
 from __future__ import annotations
@@ -19,25 +19,27 @@ from omnistage.models.conversation import Part, Turn
 from omnistage.models.interface import BadRequest
 
 TEMPLATES = ("processor_config.json", "chat_template.json", "chat_template.jinja", "tokenizer_config.json")
-"""Where a chat template may be, the first first, as Transformers looks for that of a processor. The last one is the tokenizer's."""
+"""Files that may hold a chat template, in the order in which Transformers looks for a processor's template. The last one belongs to the
+tokenizer."""
 
 _MARK = re.compile("\ue000([0-9]+)\ue001")
-"""Stands for a text of the conversation while the template is written; both characters are of Unicode's private use."""
+"""A mark in the place of each text while the template is written; both characters belong to Unicode's private use area."""
 
 
 class ChatTokenizer(TextTokenizer):
     """template: writes conversations."""
 
     def __init__(self, directory: Path, vocabulary: int, end: str, media: Mapping[int, str]) -> None:
-        """vocabulary: ids that the model has. end: the special token that ends a turn. media: see ChatTemplate. Raises BadCheckpoint."""
+        """vocabulary: number of ids that the model has. end: the special token that ends a turn. media: see ChatTemplate. Raises
+        BadCheckpoint."""
         super().__init__(read_tokenizer(directory), vocabulary)
         if end not in self.special:
             raise BadCheckpoint(f"{directory}: the tokenizer has no special token {end}")
-        # An end that the head does not have is never drawn.
+        # An end token outside the head's vocabulary is never drawn.
         self.ends = frozenset({self.special[end], *(token_id for token_id in _ends(directory) if token_id < vocabulary)})
         template = _template(directory)
         self.template = ChatTemplate(template, self.added, self.encode, media)
-        # Many tokenizers have the marks, of models that do not think too.
+        # Many tokenizers have these marks, even those of models that do not think.
         if (OPENS in template or CLOSES in template) and (marks := self.ids_of(OPENS, CLOSES)):
             opens, closes = marks
             said = [token_id for token_id in self.template.token_ids([Turn("user", ("",))], []) if token_id in marks]
@@ -57,8 +59,8 @@ class ChatTemplate:
         self._split = re.compile("|".join(re.escape(text) for text in sorted(added, key=len, reverse=True)) or "(?!)")
 
     def token_ids(self, turns: Sequence[Turn], media: Sequence[str]) -> list[int]:
-        """Token ids of a conversation, open for the assistant's answer, with one id for each medium. media: image, audio or video, for
-        each part that is no text, in order. Raises BadRequest for a conversation that the template refuses."""
+        """Token ids of a conversation, open for the assistant's answer, with one id for each medium. media: image, audio or video, for each
+        part that is not text, in order. Raises BadRequest for a conversation that the template refuses."""
         texts, kinds = list[str](), iter(media)
         conversation = [{"role": turn.role, "content": _content(self._answered(turn), texts, kinds)} for turn in turns]
         try:
@@ -72,8 +74,8 @@ class ChatTemplate:
         return ids
 
     def _answered(self, turn: Turn) -> Turn:
-        """A turn without what was thought before it, where a client has that in its text: templates that know thoughts leave it out, which
-        they cannot do here, where marks stand for texts."""
+        """A turn without the thought that a client left in its text. Templates that know thoughts leave them out themselves, which they
+        cannot do here: they see marks in the place of texts."""
         if turn.role != "assistant" or CLOSES not in self._template:
             return turn
         _, closes, answer = turn.text.rpartition(CLOSES)
@@ -86,7 +88,7 @@ class ChatTemplate:
         return Turn(turn.role, tuple(parts))
 
     def _ids(self, rendered: str, texts: Sequence[str]) -> Iterator[int]:
-        """Added tokens of the template are tokens, those in texts of the conversation are text."""
+        """Ids of the written conversation: added tokens of the template become tokens, those in texts stay text."""
         plain = ""
         for index, part in enumerate(_MARK.split(rendered)):
             if index % 2:
@@ -102,7 +104,7 @@ class ChatTemplate:
 
 
 def _content(turn: Turn, texts: list[str], kinds: Iterator[str]) -> str | list[dict[str, str]]:
-    """The parts of a turn as templates know them, with marks in the place of text."""
+    """The parts of a turn as templates know them, with marks in the place of texts."""
     content = []
     for part in turn.parts:
         if isinstance(part, str):
@@ -117,7 +119,7 @@ def _content(turn: Turn, texts: list[str], kinds: Iterator[str]) -> str | list[d
 
 
 def _template(directory: Path) -> str:
-    """The chat template; of several with names, the default one."""
+    """The chat template; of several named ones, the default."""
     for path in (directory / name for name in TEMPLATES):
         if not path.is_file():
             continue

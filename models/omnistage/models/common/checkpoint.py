@@ -1,4 +1,4 @@
-"""A checkpoint as far as it can be judged without loading it: its files, and what its JSON says."""
+"""A checkpoint, judged without loading it: its files, and the values of its JSON."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ INSTEAD: Mapping[str, tuple[str, ...]] = {
     "preprocessor_config.json": ("processor_config.json",),
     "tokenizer.json": ("vocab.json", "merges.txt"),
 }
-"""Files that do instead of one, all of them together: the index of weights in shards, the settings that Transformers 5 saves together, and
-a tokenizer's vocabulary and merges."""
+"""Files that together replace one file: the index of weights in shards, the settings that Transformers 5 saves together, and a tokenizer's
+vocabulary and merges."""
 
 LARGEST_JSON = 64 << 20
-"""Bytes of a file in JSON that is read whole. The index of the largest models has a few million."""
+"""Most bytes of a JSON file that is read whole. The index of the largest models has a few million."""
 
 MOST = 1 << 24
-"""No model has more of anything that it is built of."""
+"""No model has more parts of any kind."""
 
 V = TypeVar("V", int, float, str, bool)
 
 
 class BadCheckpoint(LoadError):
-    """A folder that is not a complete checkpoint of the model. The text says which file, weight or value is not as it should be."""
+    """A folder that is not a complete checkpoint of the model. The text names the bad file, weight or value."""
 
 
 class Config:
-    """The values of a JSON object of a checkpoint. place: where it stands, for errors."""
+    """The values of a JSON object of a checkpoint. place: where the object stands, for errors."""
 
     def __init__(self, values: dict[str, Any], place: str) -> None:
         self._values = values
@@ -43,15 +43,15 @@ class Config:
 
     @property
     def raw(self) -> Mapping[str, Any]:
-        """All that it says, for whoever looks for what should not be there."""
+        """All values, for a caller that looks for keys that should not be there."""
         return self._values
 
     def has(self, name: str) -> bool:
-        """Whether there is a value of that name, other than null."""
+        """Whether a value of that name is there and not null."""
         return self._values.get(name) is not None
 
     def value(self, name: str, kind: type[V], default: V | None = None) -> V:
-        """The value of a name; a whole number is a float too. default: where the name is missing or null; None: it must be
+        """The value of a name; a whole number counts as a float too. default: the value if the name is missing or null; None: it must be
         there. Raises BadCheckpoint."""
         found = self._values.get(name)
         if found is None:
@@ -61,21 +61,21 @@ class Config:
         return _of_kind(found, kind, f"{self.place}: {name!r}")
 
     def size(self, name: str, most: int = MOST) -> int:
-        """The whole number of a name that says how large something is, or how many there are. Raises BadCheckpoint for none, or too many:
-        what is built by it would take all memory and time."""
+        """The whole number of a name that is a size or a count. Raises BadCheckpoint if it is missing or too large: building from it would
+        take all memory and time."""
         found = self.value(name, int)
         if not 1 <= found <= most:
             raise BadCheckpoint(f"{self.place}: {name!r} is {found}, which must be 1 to {most}")
         return found
 
     def at_least(self, name: str, least: float, default: float | None = None) -> float:
-        """The number of a name. default: see `value`. Raises BadCheckpoint for one below `least`, with which nothing could be computed."""
+        """The number of a name. default: see `value`. Raises BadCheckpoint if it is below `least`, with which nothing could be computed."""
         if (found := self.value(name, float, default)) < least:
             raise BadCheckpoint(f"{self.place}: {name!r} is {found}, which must be {least} or more")
         return found
 
     def values(self, name: str, kind: type[V]) -> tuple[V, ...]:
-        """The list of a name, all of whose values are of one kind. Raises BadCheckpoint."""
+        """The list of a name, with values of one kind. Raises BadCheckpoint."""
         found = self._values.get(name)
         if not isinstance(found, list):
             raise BadCheckpoint(f"{self.place} lacks the list {name!r}")
@@ -90,7 +90,7 @@ class Config:
         return tuple(parts.values(str(index), kind) for index in range(len(found)))
 
     def table(self, name: str, kind: type[V]) -> dict[str, V]:
-        """The object of a name, all of whose values are of one kind. Raises BadCheckpoint."""
+        """The object of a name, with values of one kind. Raises BadCheckpoint."""
         values = self.section(name)._values
         return {key: _of_kind(value, kind, f"{self.place}: {key!r} of {name!r}") for key, value in values.items()}
 
@@ -111,7 +111,7 @@ def _of_kind(found: object, kind: type[V], place: str) -> V:
 
 
 def check_files(checkpoint: Path, folder: str, files: Sequence[str]) -> None:
-    """Raises BadCheckpoint for the first of the files that a folder of the checkpoint lacks; see INSTEAD."""
+    """Raises BadCheckpoint for the first of these files that a folder of the checkpoint lacks; see INSTEAD."""
     place = checkpoint / folder
     for name in files:
         lacking = [other for other in INSTEAD.get(name, (name,)) if not (place / other).is_file()]
@@ -123,14 +123,15 @@ def check_files(checkpoint: Path, folder: str, files: Sequence[str]) -> None:
 
 
 def called(checkpoint: Path) -> str:
-    """How people call it: by the name of its folder, or by that in the cache of a hub, models--OWNER--NAME/snapshots/COMMIT."""
+    """The name that people use for a checkpoint: the name of its folder, or that in the cache of a hub,
+    models--OWNER--NAME/snapshots/COMMIT."""
     folder = checkpoint.resolve()
     store = folder.parent.parent.name
     return store.rpartition("--")[2] if folder.parent.name == "snapshots" and store.startswith("models--") else folder.name
 
 
 def name_of(folder: Path) -> str:
-    """How people call the model of a folder: as its own config does, if that names it."""
+    """The name that people use for the model of a folder: the one in its config, if there is one."""
     named = json_object(folder / "config.json").get("_name_or_path")
     return (named if isinstance(named, str) and named else called(folder)).rpartition("/")[2].lower()
 
@@ -147,7 +148,7 @@ def read_config(directory: Path, model_type: str) -> Config:
 
 
 def json_object(path: Path) -> dict[str, Any]:
-    """The object in a JSON file that is there. Raises BadCheckpoint if it holds something else."""
+    """The object in a JSON file that is there. Raises BadCheckpoint if the file holds something else."""
     try:
         if (size := path.stat().st_size) > LARGEST_JSON:
             raise BadCheckpoint(f"{path} has {size} bytes, and {LARGEST_JSON} are the most that such a file may have")

@@ -1,9 +1,9 @@
-"""Text that keeps to a JSON schema, to a regular expression, or to one of some choices, token by token, for any tokenizer.
+"""Text that is kept, token by token, to a JSON schema, to a regular expression or to one of some choices, for any tokenizer.
 
-The grammars are those of the library llguidance: a JSON schema as it reads it, without white space but for one
-space after a comma or a colon, so that an answer cannot wander; a regular expression in the syntax of Rust's `regex`, of the whole text.
-What it does not know of a schema it refuses. Every request has a grammar of its own: what a shared one has learned would count against the
-bounds of the next request, and would tell one client what another one has asked.
+The library llguidance makes the grammars. A JSON schema is read as the library reads it, without white space except one space after a comma
+or a colon, so that an answer cannot wander. A regular expression has the syntax of Rust's `regex` and matches the whole text. A schema with
+unknown parts is refused. Every request has its own grammar: what a shared grammar learns would count against the bounds of the next
+request, and would tell one client what another has asked.
 """
 
 from __future__ import annotations
@@ -25,16 +25,17 @@ from omnistage.models.conversation import Constraint
 from omnistage.models.interface import BadRequest, TextRequest
 
 FORMS = ("json_schema", "regex", "choice")
-"""All that `Constraints` can keep a text to."""
+"""All forms that `Constraints` can keep a text to."""
 
 _FIELD = "thinker.constraint"
 _LIMITS = LLParserLimits(max_grammar_size=100_000, step_lexer_fuel=50_000, max_lexer_states=20_000, verbose_errors=False)
-"""Of one grammar: some 10 MB at most, and some milliseconds of a step in the worst case."""
+"""Bounds of one grammar: about 10 MB at most, and some milliseconds of a step in the worst case."""
 
 _SPACE = " ?"
 _HISTORY_PIECE = 256
 _FORCED_CHARACTERS = 128
-"""Of a text that can be said in one way only, so much becomes tokens, of which one is taken: all of it, step after step, costs too much."""
+"""If the text can continue in only one way, this many characters become tokens, of which one is taken: to tokenize all of them at every
+step costs too much."""
 _MAX_REASON_CHARACTERS = 200
 
 
@@ -75,14 +76,14 @@ class GrammarWalk:
         return self._allowed
 
     def note(self, token_id: int) -> None:
-        # Where it cannot go on it says so of itself, and allows nothing.
+        # If the token cannot continue the text, the matcher notes that and allows nothing.
         self._matcher.consume_token(token_id)
         self._allowed = None
 
 
 class AfterThought:
-    """Implements `engine.constraint.Constraint`: any text up to the end of a thought, then what `constraint` allows. ends: ids that end an
-    answer, which a thought does not."""
+    """Implements `engine.constraint.Constraint`: any text up to the end of a thought, then text that `constraint` allows. ends: ids that
+    end an answer; a thought may not end with them."""
 
     def __init__(self, constraint: EngineConstraint, marks: Marks, ends: Sequence[int]) -> None:
         self._constraint, self._marks, self._ends = constraint, marks, ends
@@ -97,7 +98,7 @@ class AfterThought:
 
 
 class _ThinkingWalk:
-    """Implements `engine.constraint.Walk`. walk: of the answer. free: what may come within the thought."""
+    """Implements `engine.constraint.Walk`. walk: that of the answer. free: tokens that may come within the thought."""
 
     def __init__(self, walk: Walk, closes: int, free: torch.Tensor) -> None:
         self._walk, self._closes, self._free = walk, closes, free
@@ -123,8 +124,9 @@ class _ThinkingWalk:
 class Constraints:
     """Makes grammars for one vocabulary, on a thread of its own.
 
-    piece: the bytes of an id, none for one without a token, any for a special one. encode: ids of a text, for what can be said in one way
-    only. special: ids that are in no text. end_ids: those of them that end it. vocabulary: ids that the decoder's head has.
+    piece: the bytes of an id; none for an id without a token, any bytes for a special one. encode: ids of a text, for text that can
+    continue in only one way. special: ids that no text has. end_ids: those of them that end the text. vocabulary: number of ids in the
+    decoder's head.
     """
 
     def __init__(
@@ -142,8 +144,8 @@ class Constraints:
         self.activity = self._worker.activity
 
     async def of(self, request: TextRequest, thinks: Marks | None = None) -> EngineConstraint | None:
-        """What the text of a request is kept to, after its history; None for a free one. thinks: around the thought with which the answer
-        begins, and which is kept to nothing. Raises BadRequest."""
+        """The constraint of a request's text after its history; None: the text is free. thinks: marks of the thought with which the answer
+        begins; the thought is free. Raises BadRequest."""
         if request.constraint is None or request.verbatim or request.finished is not None:
             return None
         answered = request.history if thinks is None else thinks.answered(request.history)
@@ -151,7 +153,7 @@ class Constraints:
         return grammar if thinks is None or answered is not None else AfterThought(grammar, thinks, self._end_ids)
 
     async def warm_up(self) -> None:
-        """The first grammar is not the slow one."""
+        """Make a first grammar, which takes longest, before any request needs one."""
         await self._worker.run(lambda: self._tokenizer)
 
     async def close(self) -> None:
@@ -159,11 +161,11 @@ class Constraints:
 
     @cached_property
     def _tokenizer(self) -> LLTokenizer:
-        """0.2 s for 49,152 tokens, 0.6 s for 152,064; touched by the worker only."""
+        """The tokenizer of llguidance, which only the worker touches: 0.2 s for 49,152 tokens, 0.6 s for 152,064."""
         return LLTokenizer(_Vocabulary(self._pieces(), self._special, self._end_ids[0], self._encode), eos_token=list(self._end_ids))
 
     def _pieces(self) -> list[bytes]:
-        """Of all ids. A special one is no text, and one without a piece is never allowed."""
+        """The bytes of all ids. A special id is no text, and an id without a piece is never allowed."""
         return [
             f"<special {token_id}>".encode() if token_id in self._special else self._piece(token_id) for token_id in range(self._vocabulary)
         ]
@@ -194,7 +196,7 @@ class Constraints:
 
 
 class _Vocabulary(TokenizerWrapper):
-    """What LLTokenizer reads of a tokenizer; the names are its own."""
+    """The attributes that LLTokenizer reads of a tokenizer; it chose the names."""
 
     def __init__(self, pieces: Sequence[bytes], special: Collection[int], end_id: int, encode: Callable[[str], Sequence[int]]) -> None:
         self.tokens, self.special_token_ids, self.eos_token_id, self.bos_token_id = pieces, sorted(special), end_id, None
@@ -206,7 +208,7 @@ class _Vocabulary(TokenizerWrapper):
 
 
 def _source(constraint: Constraint) -> str:
-    """The grammar as llguidance reads it. Raises ValueError."""
+    """The grammar in the form that llguidance reads. Raises ValueError."""
     match constraint.form:
         case "json_schema":
             return LLMatcher.grammar_from_json_schema(constraint.text, overrides={"whitespace_pattern": _SPACE})
@@ -216,12 +218,12 @@ def _source(constraint: Constraint) -> str:
 
 
 def _literal(text: str) -> str:
-    """A regular expression of exactly this text."""
+    """A regular expression that matches exactly this text."""
     return "".join(character if character.isascii() and character.isalnum() else f"\\x{{{ord(character):x}}}" for character in text)
 
 
 def _reason(message: str) -> str:
-    """The line of a message that says what is wrong, in one line and without the place in a file that nobody has."""
+    """The line of a message that tells the fault, in one line and without the place in a file that nobody has."""
     lines = [line.strip() for line in message.splitlines() if line.strip()]
     line = next((line for line in lines if line.startswith("error: ")), lines[0] if lines else "cannot be read")
     return line.removeprefix("error: ")[:_MAX_REASON_CHARACTERS]
@@ -229,7 +231,7 @@ def _reason(message: str) -> str:
 
 @contextmanager
 def dead_ends_refused() -> Iterator[None]:
-    """Around an answer of an engine: a constraint that leads nowhere is the request's fault, however late that is known."""
+    """Used around an answer of an engine: a constraint that leads nowhere is the request's fault, however late it shows."""
     try:
         yield
     except DeadEnd as error:

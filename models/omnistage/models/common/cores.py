@@ -6,11 +6,11 @@ import os
 from pathlib import Path
 
 QUOTA = Path("/sys/fs/cgroup/cpu.max")
-"""Of the container: microseconds of computing in each so many microseconds, or "max" for no limit."""
+"""The container's limit: microseconds of computing in each period of so many microseconds, or "max" for no limit."""
 
 
 def cores(quota: Path = QUOTA) -> int:
-    """Those that the process may run on, or fewer, one at least, where its container is given less time than they have."""
+    """The number of cores that the process may run on; fewer, but at least one, if its container gets less time than they have."""
     here = len(os.sched_getaffinity(0))
     try:
         given, period = quota.read_text().split()

@@ -1,4 +1,4 @@
-"""What a config.json says of a decoder: its sizes, its experts, and how its rows stand on axes."""
+"""The config of a decoder in a config.json: its sizes, its experts, and the axes of its rows' positions."""
 
 from __future__ import annotations
 
@@ -9,28 +9,29 @@ from omnistage.engine.materials import DecoderConfig
 from omnistage.models.common.checkpoint import BadCheckpoint, Config
 
 MOST_POSITIONS = 1 << 22
-"""Of a decoder, for each of which there are angles in memory; four times as many as any published one has."""
+"""Most positions of a decoder; each has angles in memory. Four times as many as any published decoder has."""
 
 LEAST_THETA = 1
-"""Of positions: with less, pairs of components would turn ever faster instead of slower, and with much less by no finite angle."""
+"""Smallest theta of positions: with a smaller one, pairs of components would turn ever faster instead of slower, and with a much smaller
+one by no finite angle."""
 
 USUAL_THETA = 10_000.0
-"""Of encoders and Code2Wavs, as published."""
+"""Theta of encoders and Code2Wavs, as published."""
 
 BIASED = ("q_proj", "k_proj", "v_proj")
-"""Products of decoders of Qwen2.5-Omni that have a bias, though no config says it."""
+"""Products that have a bias in decoders of Qwen2.5-Omni, though no config says so."""
 
 
 @dataclass(frozen=True, slots=True)
 class RopeConfig:
-    """sections: pairs of components of a head that turn by time, height and width, one behind the other; none: there is one axis."""
+    """sections: pairs of components of a head that turn by time, height and width, one after the other; empty: there is one axis."""
 
     theta: float
     sections: tuple[int, ...] = ()
 
 
 def decoder_sizes(config: Config, *, ffn_size: str = "intermediate_size") -> DecoderConfig:
-    """ffn_size: the name of the width between the two products of a layer, or of an expert. Raises BadCheckpoint."""
+    """Read the sizes of a decoder. ffn_size: name of the width between the two products of a layer or an expert. Raises BadCheckpoint."""
     check_activation(config, "hidden_act", "silu")
     _check_sees_all(config)
     return DecoderConfig(
@@ -47,9 +48,9 @@ def decoder_sizes(config: Config, *, ffn_size: str = "intermediate_size") -> Dec
 
 
 def expert_sizes(config: Config, *, normalized: bool, shared: str = "") -> ExpertSizes:
-    """Both spellings are read: `num_experts` of the published checkpoints, and `num_local_experts` of Transformers 5. normalized: whether
-    the weights of the chosen ones add up to 1, where the config does not say. shared: the name of the width of the expert that all rows
-    go through, if there is one. Raises BadCheckpoint."""
+    """Read the sizes of experts, in both spellings: `num_experts` of the published checkpoints, and `num_local_experts` of Transformers 5.
+    normalized: whether the weights of the chosen experts add up to 1, if the config does not say. shared: name of the width of the expert
+    that all rows go through, if there is one. Raises BadCheckpoint."""
     dense = config.values("mlp_only_layers", int) if config.has("mlp_only_layers") else ()
     if dense or config.value("decoder_sparse_step", int, 1) != 1:
         raise BadCheckpoint(f"{config.place}: layers without experts are not supported; no published checkpoint has them")
@@ -66,7 +67,8 @@ def expert_sizes(config: Config, *, normalized: bool, shared: str = "") -> Exper
 
 
 def rope_of(config: Config, *, axes: int = 0, usual: tuple[int, ...] = ()) -> RopeConfig:
-    """axes: that rows stand on; 0: there is one, and no sections. usual: sections where the config has none. Raises BadCheckpoint."""
+    """Read the rope. axes: number of axes of positions; 0: one axis and no sections. usual: sections if the config has none. Raises
+    BadCheckpoint."""
     rope, theta = _rope_said(config, ("default", "mrope"), None)
     if not axes:
         return RopeConfig(theta)
@@ -77,14 +79,14 @@ def rope_of(config: Config, *, axes: int = 0, usual: tuple[int, ...] = ()) -> Ro
 
 
 def rope_theta_of(config: Config, kind: str = "default") -> float:
-    """Of positions that are not those of a decoder, where most configs say nothing. kind: which the model has. Raises BadCheckpoint."""
+    """Theta of positions outside a decoder, about which most configs say nothing. kind: rope type of the model. Raises BadCheckpoint."""
     return _rope_said(config, (kind,), USUAL_THETA)[1]
 
 
 def _rope_said(config: Config, kinds: tuple[str, ...], usual: float | None) -> tuple[Config, float]:
-    """What a config says of positions beside their theta, and that. Published checkpoints have `rope_theta`, some with `rope_scaling`, and
-    Transformers 5 writes `rope_parameters`. It takes the first object that says anything, and what is in it before what is beside it.
-    kinds: that are known, the first one where the config says none. usual: theta where it says none; None: it has to."""
+    """The config's object about positions, and theta. Published checkpoints have `rope_theta`, some with `rope_scaling`; Transformers 5
+    writes `rope_parameters`. The first object that says anything counts, and a value inside it goes before one beside it. kinds: known
+    types; the first one is meant if the config names none. usual: theta if the config has none; None: the config must have it."""
     name = next((name for name in ("rope_scaling", "rope_parameters") if config.raw.get(name)), None)
     rope = config.section(name) if name else Config({}, config.place)
     if (kind := rope.value("rope_type", str, "") or rope.value("type", str, kinds[0])) not in kinds:
@@ -98,14 +100,14 @@ def attention_biases(config: Config) -> tuple[str, ...]:
 
 
 def check_activation(config: Config, name: str, known: str) -> None:
-    """Raises BadCheckpoint."""
+    """Raises BadCheckpoint for an activation other than `known`."""
     if (found := config.value(name, str, known)) != known:
         raise BadCheckpoint(f"{config.place}: {name!r} is {found!r}, and only {known!r} is supported")
 
 
 def _check_sees_all(config: Config) -> None:
-    """Raises BadCheckpoint for layers that see the last rows only. Where `layer_types` or `use_sliding_window` say so, the size of a window
-    is there for nothing."""
+    """Raises BadCheckpoint for layers that see only the last rows. A window size counts only if `layer_types` or `use_sliding_window` turn
+    it on."""
     kinds = config.raw.get("layer_types")
     if isinstance(kinds, list):
         windows = set(map(str, kinds)) != {"full_attention"}

@@ -1,4 +1,4 @@
-"""A file of the web, brought to its end from where it stopped, in this process or in one that is gone."""
+"""A download of a file that goes on from where it stopped, in this process or in an earlier one."""
 
 from __future__ import annotations
 
@@ -15,29 +15,28 @@ from omnistage.models.humans import bytes_told
 
 CONNECT_S = 10.0
 SILENCE_S = 30.0
-"""How long a server may take to send nothing before that is a break."""
+"""Seconds of silence of a server that count as a break."""
 
 BREAKS = 5
-"""How often one call goes on after a break."""
+"""Breaks after which one call goes on."""
 
 PAUSE_S = 1.0
-"""Before it goes on for the first time; it grows by as much each time."""
+"""Pause before the call goes on for the first time; each further pause is longer by as much."""
 
 _RANGE = re.compile(r"bytes (?P<first>\d+)-\d+/(?P<size>\d+|\*)")
 
 Came = Callable[[int, int | None], None]
-"""Called with how many bytes are there, and of how many; None: the server does not say."""
+"""Called with the bytes that are there and the bytes of the file; None: the server does not say."""
 
 
 class Undownloadable(Exception):
-    """The server was not reached, or does not give the file to us; another way may lead to it. The partial file is as it was."""
+    """The server was not reached, or does not give us the file; there may be another way to it. The partial file is unchanged."""
 
 
 def download(url: str, partial: Path, most: int, came: Came) -> None:
-    """Add to a partial file what it lacks, or begin it. It is as long as the file then; whether it is the right one is for the caller to
-    see. most: bytes that it may have at all.
+    """Complete a partial file, or begin it. The caller must check that it is the right file. most: most bytes of the file.
 
-    Raises Undownloadable, and FetchError where the connection breaks too often, with what came still there, or where too much came."""
+    Raises Undownloadable; raises FetchError if the connection breaks too often, with the received bytes kept, or if too much came."""
     with _client() as client, partial.open("ab") as file:
         target = _Target(file, most, came)
         for number in range(1 + BREAKS):
@@ -55,9 +54,9 @@ def download(url: str, partial: Path, most: int, came: Came) -> None:
 
 
 def _client() -> httpx2.Client:
-    """Certificates and proxies are those of the environment."""
+    """A client with the certificates and proxies of the environment."""
     try:
-        # What is compressed for the way has no ranges, and not the bytes that the hash is of.
+        # Compressed transfer has no ranges, and its bytes do not fit the hash.
         return httpx2.Client(
             follow_redirects=True, timeout=httpx2.Timeout(SILENCE_S, connect=CONNECT_S), headers={"Accept-Encoding": "identity"}
         )
@@ -70,7 +69,7 @@ class _Refused(Exception):
 
 
 class _Target:
-    """A file that grows. position: bytes in it. has_grown: whether any came since it was opened."""
+    """A file that grows. position: bytes in it. has_grown: whether any bytes came since it was opened."""
 
     def __init__(self, file: BinaryIO, most: int, came: Came) -> None:
         self.position = file.tell()
@@ -80,12 +79,12 @@ class _Target:
         self._came = came
 
     def fill(self, client: httpx2.Client, url: str) -> None:
-        """Ask for what is missing, and write it. A server that does not go on from here is asked for all of it."""
+        """Request the missing bytes and write them. A server that does not go on from here is asked for all of them."""
         while not self._fill(client, url):
             self._empty()
 
     def _fill(self, client: httpx2.Client, url: str) -> bool:
-        """False: the server has no such range."""
+        """Request the missing bytes. False: the server has no such range."""
         headers = {"Range": f"bytes={self.position}-"} if self.position else {}
         with client.stream("GET", url, headers=headers) as answer:
             if answer.headers.get("Content-Encoding", "identity") != "identity":

@@ -1,4 +1,4 @@
-"""What models on the engine have in common: how their weights are read, what they are started with, what they tell, and how they end."""
+"""The common part of models on the engine: how their weights are read, how they start, which settings they tell, and how they end."""
 
 from __future__ import annotations
 
@@ -34,16 +34,16 @@ from omnistage.models.interface import Activity, Batches, Load, ModelInfo
 from omnistage.models.options import LoadOptions, with_resumed
 
 Logits = Callable[[torch.Tensor], torch.Tensor]
-"""[rows, hidden] to [rows, vocabulary]."""
+"""From [rows, hidden] to [rows, vocabulary]."""
 
 _DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 
 
 class EngineModel:
-    """Implements what `Model` has for every kind, but for the first session."""
+    """Implements the part of `Model` that every kind has, except the first session."""
 
     def __init__(self, engine: Engine, info: ModelInfo, workers: Sequence[Worker] = (), team: Team | None = None) -> None:
-        """workers: threads beside that of the engine. team: other ranks of its decoder. Both are closed with the model."""
+        """workers: threads besides the engine's. team: other ranks of its decoder. The model closes both."""
         self.engine, self._info, self._workers, self._team = engine, info, tuple(workers), team
 
     @property
@@ -72,8 +72,8 @@ class EngineModel:
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """An engine with the decoder of a checkpoint. files: see `digests_of_files`. results: what this machine makes of a fixed sequence.
-    settings: what was chosen and why, for the model's info."""
+    """An engine with the decoder of a checkpoint. files: see `digests_of_files`. results: what this machine computes from a fixed sequence.
+    settings: chosen settings and why, for the model's info."""
 
     engine: Engine
     folder: Path
@@ -96,8 +96,8 @@ class Started:
         poison: bool = False,
         team: Team | None = None,
     ) -> Self:
-        """head: makes it of the logits of the decoder. kv_bytes: of keys and values. poison: see `Engine`. team: other ranks of the
-        decoder; kv_bytes are then those of each."""
+        """Start the engine. head: makes the head from the decoder's logits. kv_bytes: bytes of keys and values. poison: see `Engine`. team:
+        other ranks of the decoder; `kv_bytes` then counts for each rank."""
         followers, logits = (NOBODY, decoder.logits) if team is None else (team, team.logits(decoder.logits))
         attention = chosen(decoder.spec)
         with ThreadPoolExecutor(1) as beside:  # Both take long, and neither holds Python's lock.
@@ -126,7 +126,7 @@ class Started:
         return cls(engine, folder, files.result(), options, dtype, results, settings)
 
     def revision(self, code: str, *, results: Iterable[torch.Tensor] = (), settings: str = "") -> str:
-        """Of the model; see `revision.revision`. results: of other parts of it."""
+        """The revision of the model; see `revision.revision`. results: those of other parts of the model."""
         return revision(
             self.folder,
             code,
@@ -140,7 +140,7 @@ class Started:
 
 
 def chosen_dtype(options: LoadOptions) -> torch.dtype:
-    """What a model computes in. auto: what the device multiplies well. Raises LoadError."""
+    """The type that a model computes in. auto: a type that the device multiplies well. Raises LoadError."""
     name = dtype_of(options.device) if options.dtype == "auto" else options.dtype
     if name not in _DTYPES:
         raise LoadError(f"dtype must be one of {', '.join(_DTYPES)}, got {name!r}")
@@ -152,9 +152,9 @@ def _name(dtype: torch.dtype) -> str:
 
 
 def limits_of(options: LoadOptions, rows: int = 0) -> Limits:
-    """Of the engine. rows: of a step, where nobody says how many; 0: what is usual. Raises LoadError.
+    """The limits of the engine. rows: rows of a step if the user does not say; 0: the usual number. Raises LoadError.
 
-    All sessions may wait at once, those too that another replica has lost."""
+    All sessions may wait at once, including those that another replica has lost."""
     rows = options.max_batch_tokens or rows
     limits = Limits(max_sequences=options.max_batch_size or options.sessions, max_waiting=with_resumed(options.sessions))
     if not rows:
@@ -174,11 +174,11 @@ def decoder_weights(
     tied: bool = False,
     biased: Collection[str] = (),
 ) -> Callable[[str], torch.Tensor | None]:
-    """The weights of a decoder in a checkpoint, by the decoder's names. prefix: how their names begin there. head: the whole name of the
-    weight of the logits; empty: they use the embedding. tied: they use it where the checkpoint has no such weight; one that is there is
-    used, as Transformers does it. The embedding is not copied where it is as the checkpoint has it. The experts of a layer may lie one by
-    one or together. biased: names of the products that have a bias; that of any other is not read, as Transformers does not. Raises
-    BadCheckpoint for a head or a bias that is not there."""
+    """The weights of a decoder in a checkpoint, by the decoder's names. prefix: beginning of their names in the checkpoint. head: whole
+    name of the weight of the logits; empty: the logits use the embedding. tied: the logits use the embedding if the checkpoint has no such
+    weight; one that is there is used, as in Transformers. The embedding is not copied if the checkpoint has it in the right form. The
+    experts of a layer may lie one by one or together. biased: names of the products that have a bias; other biases are not read, as in
+    Transformers. Raises BadCheckpoint for a missing head or bias."""
 
     def weight(name: str) -> torch.Tensor | None:
         if name == LM_HEAD:

@@ -1,5 +1,5 @@
-"""The weights of experts in a checkpoint: of each one by itself, as they are published, or of all experts of a layer together, as
-Transformers 5 computes with them."""
+"""The weights of experts in a checkpoint: one by one, as they are published, or all experts of a layer together, as Transformers 5 computes
+with them."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from omnistage.engine.group import ALONE, Group
 from omnistage.models.common.weights import Weights
 
 _PARTS = {"gate_proj.weight": ("gate_up_proj", 0), "up_proj.weight": ("gate_up_proj", 1), "down_proj.weight": ("down_proj", None)}
-"""What holds a weight of an expert, and which half of its columns it is."""
+"""The tensor that holds a weight of all experts, and the half of its columns that is this weight."""
 
 
 def check_experts(weights: Weights, mlp: str, sizes: ExpertSizes, hidden: int, group: Group = ALONE) -> None:
-    """Raises BadCheckpoint for an expert of a layer that is missing or misshapen, whichever rank reads it. mlp: how the names of their
-    weights begin. Of experts that are stored together each is read by its number: one too many would not be missed."""
+    """Raises BadCheckpoint for a missing or misshapen expert of a layer, whichever rank reads it. mlp: beginning of the weights' names.
+    Experts that are stored together are read by number, so one too many would not be noticed."""
     shapes = dict.fromkeys(("gate_proj.weight", "up_proj.weight"), (sizes.size, hidden)) | {"down_proj.weight": (hidden, sizes.size)}
     for part, (rows, columns) in shapes.items():
         together, half = _PARTS[part]
@@ -29,8 +29,8 @@ def check_experts(weights: Weights, mlp: str, sizes: ExpertSizes, hidden: int, g
 
 
 def expert_of_all(weights: Weights, name: str) -> torch.Tensor | None:
-    """name: of a weight of one expert, as published checkpoints have it: PREFIX.experts.NUMBER.gate_proj.weight and so on. None where it
-    is no such name, and where there is no such weight."""
+    """The weight of one expert from those of all. name: as in published checkpoints, PREFIX.experts.NUMBER.gate_proj.weight and so on. None
+    if it is no such name, or if there is no such weight."""
     module, found, rest = name.rpartition(".experts.")
     number, _, part = rest.partition(".")
     if not found or not number.isdigit() or part not in _PARTS:

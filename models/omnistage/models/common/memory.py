@@ -15,14 +15,15 @@ _MAPS = Path("/proc/self/maps")
 
 
 FILLED = 0.9
-"""Part of a GPU's memory that is filled, unless somebody says otherwise."""
+"""Part of a GPU's memory that is filled by default."""
 
 
 def free_bytes(device: str, filled: float = 0.0, share: float = 1.0) -> int:
     """Bytes that a model, whose weights are loaded, may still take on a device.
 
-    Of a GPU: what its driver says is free, less the part of the whole that is not to be filled (filled: above 0 to 1; 0: FILLED). Of a CPU:
-    what the kernel can give without swapping, or less where a control group (a container) has a limit. share: see LoadOptions."""
+    On a GPU: the bytes that its driver calls free, less the part of the whole that must stay empty (filled: above 0 to 1; 0: FILLED). On
+    a CPU: the bytes that the kernel can give without swapping, or less if a control group (a container) has a limit. share: see
+    LoadOptions."""
     if device != "cpu":
         free, total = torch.cuda.mem_get_info(device)
         return part_of_gpu(free, total, torch.cuda.memory_reserved(device), filled or FILLED, share)
@@ -34,25 +35,25 @@ def free_bytes(device: str, filled: float = 0.0, share: float = 1.0) -> int:
 
 
 def part_of_gpu(free: int, total: int, own: int, filled: float, share: float) -> int:
-    """What is left of a share of the part that is filled. own: bytes that this process has. Of the whole and not of what is free: the
-    first of two equal servers would get more than the second, which finds what the first has taken."""
+    """The rest of a share of the part that is filled. own: bytes that this process has taken. The share is one of the whole, not of the
+    free part: else the first of two equal servers would get more than the second, which sees what the first has taken."""
     return max(min(int(free - (1 - filled) * total), int(share * filled * total) - own), 0)
 
 
 def part_of_cpu(free: int, own: int, share: float) -> int:
-    """What is left of a share of all that was free before this process took its own. The whole tells nothing here: the rest of it is in
-    use by whatever else the machine does."""
+    """The rest of a share of all memory that was free before this process took its own. The whole says nothing here: other work of the
+    machine uses the rest of it."""
     return max(int(share * (free + own)) - own, 0)
 
 
 def private_bytes() -> int:
-    """Bytes of this process that no other one can share with it: those of no file. What was read of a file that was just written is dirty,
-    and shared all the same."""
+    """Bytes of this process that no other process can share: bytes of no file. Pages of a file that was just written are dirty, and shared
+    all the same."""
     return _kilobytes(_ROLLUP, "Anonymous")
 
 
 def mapped_bytes(folder: Path) -> int:
-    """Bytes of the files in a folder that this process has mapped, whether they are in memory at the moment or not."""
+    """Bytes that this process has mapped of the files in a folder, whether they are in memory at the moment or not."""
     files = {str(path.resolve()) for path in folder.iterdir()}
     lines = (line.split(maxsplit=5) for line in _MAPS.read_text().splitlines())
     spans = [line[0].split("-") for line in lines if len(line) == 6 and line[5] in files]
@@ -60,7 +61,7 @@ def mapped_bytes(folder: Path) -> int:
 
 
 def memory_told(folder: Path) -> dict[str, str]:
-    """What a model has taken, for its info. folder: its checkpoint, whose weights may be used as they are in the files."""
+    """The memory that a model has taken, for its info. folder: its checkpoint, whose weights may be used directly from the files."""
     mapped = mapped_bytes(folder)
     shared = f"{bytes_told(mapped)} of weights as they are in the files, once for all replicas of this machine"
     return {

@@ -1,4 +1,4 @@
-"""What the first rank of a group tells the others, and how it travels: pickled, on a socket that only a parent and its child have."""
+"""Messages of the first rank of a group to the others. They travel pickled, on a socket that only a parent and its child have."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class ReadPart:
 
 @dataclass(frozen=True, slots=True)
 class PartRead:
-    """The only answer, to ReadPart. error: why it could not, empty if it could."""
+    """The only answer, to ReadPart. error: why the part could not be read; empty: it was read."""
 
     error: str = ""
 
@@ -66,11 +66,11 @@ class ComputeHidden:
 
 @dataclass(frozen=True, slots=True)
 class ComputeLogits:
-    """Compute those of the rows of the last step that an item is drawn from."""
+    """Compute the logits of those rows of the last step that an item is drawn from."""
 
 
 def send(channels: Iterable[Connection], message: object) -> None:
-    """Raises OSError where nobody reads any more."""
+    """Send a message to each. Raises OSError if nobody reads any more."""
     buffer = io.BytesIO()
     _Pickler(buffer, pickle.HIGHEST_PROTOCOL).dump(message)
     for channel in channels:
@@ -78,12 +78,12 @@ def send(channels: Iterable[Connection], message: object) -> None:
 
 
 def receive(channel: Connection) -> Any:
-    """The next message. Raises EOFError or OSError where nobody writes any more."""
+    """The next message. Raises EOFError or OSError if nobody writes any more."""
     return pickle.loads(channel.recv_bytes())
 
 
 class _Pickler(pickle.Pickler):
-    """Tensors as their bytes: torch would put each into a file of its own, at a tenth of a millisecond."""
+    """Pickles tensors as their bytes: torch would put each into a file of its own, at a tenth of a millisecond."""
 
     def reducer_override(self, value: object) -> Any:
         if not isinstance(value, torch.Tensor):

@@ -1,8 +1,8 @@
-"""Loading a model reaches no hub and no other host. A checkpoint's folder may be anybody's, and its configs may name what a library would
-fetch.
+"""Loading a model reaches no hub and no other host. Anybody may have made a checkpoint's folder, and its configs may name things that a
+library would fetch.
 
-Only the launcher fetches, before a model is loaded (`models/hub.py`). Libraries are told by their own variables to be offline. One that
-does not heed them is stopped at the socket, which all Python code needs to reach a host.
+Only the launcher fetches, before a model is loaded (`models/hub.py`). Libraries are told by their own variables to be offline. A library
+that does not heed them is stopped at the socket, which all Python code needs to reach a host.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ SAID = {
     **dict.fromkeys(("HF_HUB_DISABLE_TELEMETRY", "HF_HUB_DISABLE_IMPLICIT_TOKEN", "DO_NOT_TRACK"), "1"),
     "DIFFUSERS_TRUST_REMOTE_KERNELS": "0",
 }
-"""Variables that libraries read when they are imported; child processes inherit them. The user's token for the hub is left alone too: only
+"""Variables that libraries read when they are imported; child processes inherit them. The user's token for the hub is not sent either: only
 fetching needs it."""
 
 CONSTANTS = ("HF_HUB_OFFLINE", "HF_HUB_DISABLE_TELEMETRY", "HF_HUB_DISABLE_IMPLICIT_TOKEN")
-"""Where huggingface_hub keeps their values once it is imported."""
+"""Names in huggingface_hub that keep the values of these variables once it is imported."""
 
 DIALS = ("socket.connect", "socket.getaddrinfo", "socket.gethostbyname")
 
@@ -41,14 +41,13 @@ _thread = _Thread()
 
 
 def say_offline() -> None:
-    """Tell the libraries of this process, and of those that it starts, to fetch nothing, for its whole life. Call it before they are
-    imported."""
+    """Tell the libraries of this process and of its children to fetch nothing, for its whole life. Call this before they are imported."""
     os.environ.update(SAID)
 
 
 @contextmanager
 def offline() -> Iterator[None]:
-    """Meanwhile libraries fetch nothing, whenever they were imported, and this thread connects to no host."""
+    """While the context is open, libraries fetch nothing, whenever they were imported, and this thread connects to no host."""
     _watch_sockets()
     hub: Any = sys.modules.get("huggingface_hub.constants")
     before = {name: os.environ.get(name) for name in SAID}
@@ -72,7 +71,7 @@ def offline() -> Iterator[None]:
 
 @cache
 def _watch_sockets() -> None:
-    """For the life of the process: Python cannot remove an audit hook."""
+    """Watch all sockets for the life of the process: Python cannot remove an audit hook."""
     sys.addaudithook(_refuse)
 
 

@@ -1,7 +1,8 @@
-"""Files and folders that go with the process that made them. Those of a process that was killed go when the next one is made beside them.
+"""Files and folders that are removed with the process that made them. If that process was killed, the next one that makes such a file
+beside them removes them.
 
-The owner holds a lock for as long as it lives: on the file, or on a file in the folder. The kernel gives the lock back when the owner ends,
-by whatever end, so what can be locked belongs to nobody. Where nothing can be locked, what a killed process left stays.
+The owner holds a lock for as long as it lives: on the file, or on a file in the folder. The kernel frees the lock when the owner ends,
+however it ends, so a file that can be locked belongs to nobody. Where nothing can be locked, the remains of a killed process stay.
 """
 
 from __future__ import annotations
@@ -19,25 +20,27 @@ from types import TracebackType
 from typing import Self
 
 PREFIX = "omnistage-"
-"""Of a folder. One without LOCK is nobody's to sweep: it was kept on purpose, or nothing can be locked there."""
+"""Beginning of a folder's name. A folder without LOCK is never swept: it was kept on purpose, or nothing can be locked there."""
 LOCK = ".owner"
 
 NEW = ".omnistage-new-"
-"""Of what is not locked yet: it gets its lock first and its name then, so a sweep finds nothing of a living owner unlocked."""
+"""Beginning of the name of a file or folder that is not locked yet: it is locked first and renamed then, so a sweep finds nothing unlocked
+that has a living owner."""
 NEWBORN_S = 60.0
-"""Who made one that is still so after this time was killed."""
+"""If a file or folder is still new after this time, its maker was killed."""
 
 _NEW = re.compile(re.escape(NEW) + "[0-9a-f]{12}")
 _FILE = re.compile(r"\.omnistage-[0-9a-f]{12}\.part")
 _FOLDER = re.compile(re.escape(PREFIX) + "[a-z]+-[0-9a-f]{12}")
-"""Exact, as other folders of the same user may begin alike."""
+"""Exact, because other folders of the same user may begin alike."""
 
 
 class OwnFile:
     """A new file at `path`, until `remove`. Raises OSError if there is no place for it."""
 
     def __init__(self, folder: Path, mode: int, *, name: str = "", content: bytes = b"") -> None:
-        """name: instead of one that no other file has; a file of that name is replaced. content: is there before it has that name."""
+        """name: name of the file; empty: one that no other file has. A file of that name is replaced. content: is written before the file
+        gets that name."""
         sweep(folder)
         token = secrets.token_hex(6)
         new = folder / f"{NEW}{token}"
@@ -52,7 +55,7 @@ class OwnFile:
             raise
 
     def remove(self) -> None:
-        """Remove it, if it has not been moved to its place."""
+        """Remove the file, if it has not been moved to its place."""
         try:
             self.path.unlink(missing_ok=True)
         finally:
@@ -63,7 +66,7 @@ class OwnFolder:
     """A new folder, until `remove` or `keep`, or to the end of a `with`. Raises OSError if there is no place for it."""
 
     def __init__(self, purpose: str, parent: Path | None = None) -> None:
-        """purpose: a part of its name. parent: in which it is; None: where temporary files are."""
+        """purpose: part of its name. parent: folder that it is made in; None: the folder for temporary files."""
         parent = parent or Path(tempfile.gettempdir())
         sweep(parent)
         token = secrets.token_hex(6)
@@ -77,17 +80,17 @@ class OwnFolder:
             self.path = new.rename(parent / f"{PREFIX}{purpose}-{token}")
         except BaseException:
             self._release()
-            (new / LOCK).unlink(missing_ok=True)  # A shutil.rmtree would need a descriptor, and there may be none left.
+            (new / LOCK).unlink(missing_ok=True)  # shutil.rmtree would need a descriptor, and there may be none left.
             new.rmdir()
             raise
 
     def remove(self) -> None:
-        """Nobody needs it any more. What is no longer there, as moved to its place, is not missed."""
+        """Remove the folder: nobody needs it any more. A missing part, such as one that was moved to its place, is no error."""
         shutil.rmtree(self.path, ignore_errors=True)
         self._release()
 
     def keep(self) -> None:
-        """It stays: a person has been told to look into it, or it becomes what it was made for."""
+        """Let the folder stay: a person has been told to look into it, or it becomes what it was made for."""
         (self.path / LOCK).unlink(missing_ok=True)
         self._release()
 
@@ -104,26 +107,27 @@ class OwnFolder:
 
 
 def is_owned(file: int) -> bool:
-    """Whether the process lives that holds the lock on this open file. Raises OSError where nothing can be locked."""
+    """Whether the process that holds the lock on this open file lives. Raises OSError if nothing can be locked."""
     try:
-        fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)  # Shared: who looks at the same time is not taken for the owner.
+        # Shared, so that another process that looks at the same time does not seem to be the owner.
+        fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return True
     return False
 
 
 def sweep(parent: Path) -> None:
-    """Remove what killed processes left there; only what is one's own, and never through a link."""
+    """Remove the remains of killed processes in a folder: only those of this user, and never through a link."""
     for path in (*parent.glob(f"{PREFIX}*"), *parent.glob(f".{PREFIX}*")):
         try:
             if _is_left(path):
                 shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink()
         except OSError:
-            pass  # Gone by now, or not to be opened or locked.
+            pass  # It is gone by now, or cannot be opened or locked.
 
 
 def _is_left(path: Path) -> bool:
-    """Whether it was made here, by a process that has ended. Raises OSError where that cannot be seen."""
+    """Whether the folder was made here, by a process that has ended. Raises OSError if that cannot be determined."""
     found = path.lstat()
     is_folder, is_file = stat.S_ISDIR(found.st_mode), stat.S_ISREG(found.st_mode)
     if found.st_uid != os.geteuid() or not (is_folder or is_file):
@@ -148,7 +152,7 @@ def _is_left(path: Path) -> bool:
 
 
 def _lock(file: int) -> bool:
-    """Lock a new file. False where nothing can be locked, as on some disks of a network."""
+    """Lock a new file. False if nothing can be locked, as on some network disks."""
     try:
         fcntl.flock(file, fcntl.LOCK_EX)
     except OSError:

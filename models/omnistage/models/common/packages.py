@@ -1,8 +1,8 @@
-"""Wheels by exact version and hash, from wherever pip is configured to take them.
+"""Wheels by exact version and hash, from the index that pip is configured for.
 
-pip is asked where a wheel is, and it is downloaded here, so that it goes on where it stopped, in the next process too. What cannot be had
-that way pip downloads itself, from the start each time: a server that wants credentials, a proxy or certificates that only pip knows, an
-index that does not tell without the whole wheel where it is.
+pip is asked where a wheel is, and the wheel is downloaded here, so that the download goes on where it stopped, in the next process too. pip
+itself downloads, from the start each time, any wheel that cannot be had that way: from a server that wants credentials, by a proxy or
+certificates that only pip knows, from an index that tells the place only with the whole wheel.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ from omnistage.models.errors import FetchError
 
 ASK_LIMIT_S = 60.0
 PIP_LIMIT_S = 1800.0
-"""How long pip may take to say where a wheel is, and to download one."""
+"""How long pip may take to tell the place of a wheel, and to download one."""
 
 LOOK_S = 0.2
-"""How often is looked how far pip is, which tells nobody."""
+"""Seconds between two looks at pip's progress, which it tells nobody."""
 
 _FAULT = 2
-"""Exit code of a pip that does not know an option, or has a fault of its own. Others are of what it was asked."""
+"""Exit code of a pip that does not know an option or has a fault of its own. Other codes concern its task."""
 
 Came = Callable[[int, int | None], None]
-"""Called with how many bytes are there, and of how many; None: that is not known."""
+"""Called with the bytes that are there and the bytes of the file; None: not known."""
 
 _NOWHERE = "No matching distribution found"
-"""What pip says where no index has it, or none answers: to ask it again would take as long, to the same end."""
+"""pip's words if no index has the wheel, or none answers: asking again would take as long, and end the same."""
 
 _BLOCK = 1 << 20
 _PIP = """
@@ -68,7 +68,7 @@ class Package:
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """Where a wheel is. sha256: what the index says of it; empty: nothing."""
+    """The place of a wheel. sha256: hash that the index tells; empty: none."""
 
     url: str
     sha256: str
@@ -79,8 +79,8 @@ class Offer:
 
 
 def wheel(package: Package, kept: Path, scratch: Path, most: int, progress: Progress) -> Path:
-    """The wheel, checked. kept: file for it; what is there of it is not fetched again, and what came stays there if this fails. scratch: an
-    empty folder for pip. most: bytes that it may have. Raises FetchError."""
+    """The wheel, checked. kept: file for it; bytes in it are not fetched again, and received bytes stay if this fails. scratch: an empty
+    folder for pip. most: most bytes of the wheel. Raises FetchError."""
     label, begun = f"fetching {package.name} {package.version}", size_of(kept)
 
     def came(done: int, total: int | None) -> None:
@@ -103,7 +103,7 @@ def wheel(package: Package, kept: Path, scratch: Path, most: int, progress: Prog
 
 
 def file_sha256(path: Path) -> str:
-    """Lower-case hex."""
+    """SHA-256 of a file in lower-case hex."""
     digest = hashlib.sha256()
     with path.open("rb") as file:
         while block := file.read(_BLOCK):
@@ -112,7 +112,7 @@ def file_sha256(path: Path) -> str:
 
 
 def size_of(path: Path) -> int:
-    """Bytes of a file; 0 where none is, any more or yet."""
+    """Bytes of a file; 0 if it is not there."""
     try:
         return path.stat().st_size
     except FileNotFoundError:
@@ -128,8 +128,9 @@ def _check(package: Package, name: str, sha256: str) -> None:
 
 
 def _downloaded(package: Package, offer: Offer, kept: Path, most: int, came: Came) -> Path | None:
-    """The wheel of an offer, downloaded here. None: it cannot be. A beginning that turns out to be of another file is thrown away."""
-    # Imported here: who has everything needs no client. httpx2 comes with huggingface_hub; without it there is still pip.
+    """The wheel of an offer, downloaded here. None: it cannot be downloaded here. A beginning that proves to be of another file is thrown
+    away."""
+    # Imported here: a user who has everything needs no client. httpx2 comes with huggingface_hub; without it there is still pip.
     try:
         from omnistage.models.common.download import Undownloadable, download
     except ModuleNotFoundError:
@@ -148,7 +149,7 @@ def _downloaded(package: Package, offer: Offer, kept: Path, most: int, came: Cam
 
 
 def _offer(package: Package, scratch: Path) -> Offer | None:
-    """What pip would take. None: it does not say, or not without downloading it, which is then done once and not twice."""
+    """The wheel that pip would take. None: pip does not tell, or not without a download, which is then done once instead of twice."""
     with TemporaryDirectory(dir=scratch) as folder:
         report = Path(folder) / "report.json"
 
@@ -156,7 +157,7 @@ def _offer(package: Package, scratch: Path) -> Offer | None:
             words = ["install", "--dry-run", "--ignore-installed", "--report", str(report), package.requirement, *more]
             return _pip(words, Path(folder), ASK_LIMIT_S, lambda: not _wheels(Path(folder)))
 
-        # Where the index does not tell beside the wheel what pip must know of it, it reads the end of the wheel, if the server lets it.
+        # If the index does not tell beside the wheel what pip must know, pip reads the end of the wheel, if the server lets it.
         ended = asked("--use-feature=fast-deps")
         if ended is not None and ended.returncode == _FAULT:
             ended = asked()
@@ -170,7 +171,7 @@ def _offer(package: Package, scratch: Path) -> Offer | None:
 
 
 def _by_pip(package: Package, kept: Path, scratch: Path, came: Came) -> Path:
-    """The wheel, downloaded by pip; how many bytes it has, its file tells."""
+    """The wheel, downloaded by pip; the size of its file tells the progress."""
     with TemporaryDirectory(dir=scratch) as work, TemporaryDirectory(dir=scratch) as folder:
 
         def look() -> bool:
@@ -198,17 +199,17 @@ def _failed(package: Package, ended: CompletedProcess[str]) -> FetchError:
 
 
 def _wheels(folder: Path) -> list[Path]:
-    """Wheels that pip has, whole or begun. It removes files and folders meanwhile."""
+    """Wheels that pip has, complete or begun. Meanwhile pip removes files and folders."""
     return [Path(place) / name for place, _, names in os.walk(folder) for name in names if name.endswith(".whl")]
 
 
 def _pip(words: Sequence[str], work: Path, limit_s: float, look: Callable[[], bool]) -> CompletedProcess[str] | None:
-    """pip, run to its end. None: it took too long, or `look`, which is asked meanwhile, did not want to see more. work: for its files.
+    """Run pip to its end. None: it took too long, or `look`, which is called meanwhile, ended the run. work: folder for its files.
 
-    It keeps no copy of a wheel in its cache: what is made of the wheel is kept."""
+    pip keeps no copy of a wheel in its cache: the folder made from the wheel is kept."""
     command = [sys.executable, "-c", _PIP, str(os.getpid()), *words, "--quiet", "--no-deps", "--only-binary=:all:"]
     command += ["--no-input", "--no-cache-dir", "--disable-pip-version-check"]
-    # Nothing is installed, so it does not matter that somebody wants to install into virtual environments only.
+    # Nothing is installed, so a user's wish to install only into virtual environments does not matter.
     environment = {**os.environ, "TMPDIR": str(work), "PIP_REQUIRE_VIRTUALENV": "0"}
     with TemporaryFile("w+", dir=work) as log:
         with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=log, env=environment) as run:
@@ -221,7 +222,7 @@ def _pip(words: Sequence[str], work: Path, limit_s: float, look: Callable[[], bo
 
 
 def _ended(run: subprocess.Popen[bytes], limit_s: float, look: Callable[[], bool]) -> bool:
-    """Whether a process came to its end while it was looked at."""
+    """Whether a process ended by itself while it was watched."""
     end = time.monotonic() + limit_s
     while look() and time.monotonic() < end:
         try:

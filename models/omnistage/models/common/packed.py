@@ -1,8 +1,8 @@
-"""Weights that a checkpoint has in fewer bits: which of its tensors make one weight, and how they become what they stand for.
+"""Weights that a checkpoint has in fewer bits: which of its tensors make one weight, and how they are unpacked.
 
-Each is unpacked when it is read, into the type that the model computes in, so a replica takes as much memory as one of the checkpoint that
-was packed; activations are not rounded to fewer bits, as some that such a checkpoint was made for do. Two ways are known: 8-bit floats with
-a scale for each block, as published by DeepSeek and Qwen ("fp8"), and what the library compressed-tensors writes, which unpacks it.
+Each weight is unpacked when it is read, into the type of computing, so a replica takes as much memory as with the checkpoint before
+packing. Activations are not rounded to fewer bits, though some such checkpoints were made for that. Two ways are known: 8-bit floats with a
+scale for each block, as DeepSeek and Qwen publish them ("fp8"), and the format of the library compressed-tensors, which unpacks it.
 """
 
 from __future__ import annotations
@@ -23,27 +23,27 @@ Read = Callable[[str], torch.Tensor]
 """A tensor of the checkpoint by its name."""
 
 _SCALE = "_scale_inv"
-"""How the name of the scales ends, behind that of their weight. They are multiplied with, whatever the name says."""
+"""End of the name of the scales, after that of their weight. Weights are multiplied by them, whatever the name says."""
 
 _BLOCK = (128, 128)
-"""Rows and columns with the same scale, where the config does not say."""
+"""Rows and columns with the same scale, if the config does not say."""
 
 _FORMATS = ("pack-quantized", "float-quantized", "int-quantized", "naive-quantized")
-"""Of compressed-tensors: numbers times scales. Others have two kinds of scales, or leave out zeros."""
+"""Formats of compressed-tensors that are numbers times scales. The others have two kinds of scales, or leave out zeros."""
 
 _BITS = range(2, 9)
-"""Of such a number. One bit has no sign."""
+"""Bits of such a number. One bit has no sign."""
 
 _STRATEGIES = ("tensor", "channel", "group", "block")
-"""Of compressed-tensors: which numbers of a weight have the same scale."""
+"""Strategies of compressed-tensors: which numbers of a weight have the same scale."""
 
 _ACTIVATIONS = ("input_scale", "input_zero_point", "output_scale", "output_zero_point", "activation_scale")
-"""How the names end, beside that of a packed weight, of what rounds activations, which are not rounded here."""
+"""Ends of the names, beside a packed weight, of tensors that round activations; activations are not rounded here."""
 
 
 @dataclass(frozen=True, slots=True)
 class Packed:
-    """A weight. parts: the names of its tensors, by what they are called to `unpack`. shape: of the weight."""
+    """A weight. parts: names of its tensors, by the names that `unpack` uses. shape: shape of the weight."""
 
     parts: Mapping[str, str]
     shape: tuple[int, ...]
@@ -51,7 +51,7 @@ class Packed:
 
 
 def packed_in(header: Mapping[str, Stored], config: Config, read: Read) -> dict[str, Packed]:
-    """The packed weights of a checkpoint by name. Raises BadCheckpoint for those that cannot be unpacked."""
+    """The packed weights of a checkpoint by name. Raises BadCheckpoint for weights that cannot be unpacked."""
     said = next((config.section(key) for key in QUANTIZED if config.has(key)), None)
     method = said and said.value("quant_method", str, "")
     if said is not None and method == FP8:
@@ -65,7 +65,7 @@ def packed_in(header: Mapping[str, Stored], config: Config, read: Read) -> dict[
 
 
 def no_weights(packed: Mapping[str, Packed]) -> set[str]:
-    """Names of tensors that are no weights themselves: parts of packed ones, and what rounds the activations of those."""
+    """Names of tensors that are no weights themselves: parts of packed weights, and tensors that round their activations."""
     modules = [name.removesuffix("weight") if name.endswith(".weight") else f"{name}_" for name in packed]
     parts = {part for weight in packed.values() for part in weight.parts.values()}
     return parts | {f"{module}{end}" for module in modules for end in _ACTIVATIONS}
@@ -112,13 +112,13 @@ def _compressed(header: Mapping[str, Stored], said: Config, read: Read) -> Itera
 
 
 def _check_scales(args: Any, parts: Mapping[str, tuple[int, ...]], shape: tuple[int, ...], place: str) -> None:
-    """Raises BadCheckpoint for scales or zeros of another shape: torch would spread some of those over numbers that they are not of.
-    args: how weights are packed. parts: shapes of the tensors of one. shape: of the weight."""
+    """Raises BadCheckpoint for scales or zeros of another shape: torch would spread some of them over numbers that they do not belong to.
+    args: how weights are packed. parts: shapes of the tensors of one weight. shape: shape of the weight."""
     if len(shape) != 2 or min(shape) < 1:
         raise BadCheckpoint(f"{place}.weight is {list(shape)}, and only weights of rows and columns are unpacked")
     rows, columns = shape
     sides = {"tensor": shape, "channel": (1, columns), "group": (1, args.group_size), "block": args.block_structure}
-    strategy = next(name for name in sides if name == args.strategy)  # Which is a string, or of an Enum where it was not said.
+    strategy = next(name for name in sides if name == args.strategy)  # A string, or a member of an Enum if the config did not say.
     height, width = sides[strategy]
     scales = (math.ceil(rows / height), math.ceil(columns / width))
     wanted = {"weight_scale": scales, "weight_zero_point": scales}
@@ -132,7 +132,7 @@ def _check_scales(args: Any, parts: Mapping[str, tuple[int, ...]], shape: tuple[
 
 
 def _scheme_of(said: Config) -> tuple[Any, Callable[[dict[str, torch.Tensor], Any], dict[str, torch.Tensor]], tuple[str, ...]]:
-    """How weights are packed, what unpacks one, and the names of its tensors. Raises BadCheckpoint."""
+    """How weights are packed, the function that unpacks one, and the names of its tensors. Raises BadCheckpoint."""
     try:
         from compressed_tensors.compressors import BaseCompressor
         from compressed_tensors.quantization import QuantizationConfig
@@ -172,7 +172,7 @@ def _decompressed(
 ) -> torch.Tensor:
     try:
         weight = decompress(parts, scheme)["weight"]
-    except (RuntimeError, ValueError, IndexError) as error:  # What torch says of shapes that do not fit.
+    except (RuntimeError, ValueError, IndexError) as error:  # torch's errors for shapes that do not fit.
         raise BadCheckpoint(f"{root} cannot be unpacked: {error}") from error
     if weight.shape != shape:
         raise BadCheckpoint(f"{root} becomes {list(weight.shape)}, and says that it is {list(shape)}")

@@ -1,4 +1,4 @@
-"""How far something is that takes a while."""
+"""The progress of work that takes a while."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ Unit = Literal["share", "bytes"]
 
 
 class Progress(Protocol):
-    """Whoever wants to know is called again and again, from the thread that does the work."""
+    """Called again and again with the progress, from the thread that does the work."""
 
     def __call__(self, label: str, done: float, total: float | None = 1.0, unit: Unit = "share") -> None:
-        """label: what is being done, in the same words each time. done: of `total`, both in `unit`; total None: nobody knows. Of a share
-        the total is 1."""
+        """label: the work, in the same words each time. done: the part of `total` that is done, both in `unit`; total None: nobody knows.
+        The total of a share is 1."""
 
 
 def unseen(label: str, done: float, total: float | None = 1.0, unit: Unit = "share") -> None:
-    """Progress that nobody looks at."""
+    """Progress for a caller that does not need it."""

@@ -1,8 +1,8 @@
 """A rank that follows: `python -m omnistage.models.common.rank DESCRIPTOR PARENT`.
 
-It loads its part of a model, meets the others, and then does what the first rank tells it, in that order. It ends when its parent does,
-when that closes the socket, or by any error: the parent then ends as well, and whoever watches that starts both anew. An error that comes
-after the parent has gone is told by nobody: it is of that, and the parent says why it went.
+It loads its part of a model, meets the other ranks, and then carries out the messages of the first rank in order. It ends when its parent
+ends, when the parent closes the socket, or by any error: the parent then ends as well, and its supervisor starts both anew. An error after
+the parent has gone is not reported: it comes from that end, and the parent tells why it ended.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ PR_SET_PDEATHSIG = 1
 
 
 class Follower(Protocol):
-    """The part of a model that is no decoder of the engine."""
+    """The part of a model that is not a decoder of the engine."""
 
     @property
     def device(self) -> torch.device: ...
@@ -52,11 +52,11 @@ class Follower(Protocol):
         """Called once, when the ranks have met: see Team.connect."""
 
     def follow(self, message: object) -> None:
-        """Compute what the first rank computes. Raises RanksApart, and TypeError for a message that is none for it."""
+        """Compute what the first rank computes. Raises RanksApart, and TypeError for an unknown message."""
 
 
 class Reader(Protocol):
-    """Reads the part of a rank of a model."""
+    """Reads a rank's part of a model."""
 
     def __call__(self, folder: Path, options: LoadOptions, group: Group) -> PackedDecoder | Follower:
         """Raises LoadError, or ValueError for ill-shaped weights."""
@@ -75,12 +75,12 @@ class DecoderFollower:
         return self._spec.device
 
     def met(self) -> None:
-        """A decoder needs no group but the one."""
+        """A decoder needs no second group."""
 
     def follow(self, message: object) -> None:
         match message:
             case NewCache(pages, poison):
-                del self._cache  # Two would be too much for memory.
+                del self._cache  # Two caches would be too much for memory.
                 self._cache = KVCache(self._spec, pages, poison=poison)
             case PagesChanged(taken, freed):
                 self._cache.follow(taken, freed)
@@ -94,7 +94,7 @@ class DecoderFollower:
 
 
 def serve(channel: Connection, part: PackedDecoder | Follower, group: Distributed) -> None:
-    """Until nobody tells anything any more. Raises RanksApart, and OSError where nobody reads any more."""
+    """Follow the messages until no more can come. Raises RanksApart, and OSError if nobody reads the answers any more."""
     follower = DecoderFollower(part) if isinstance(part, PackedDecoder) else part
     send([channel], PartRead())
     while True:
@@ -110,8 +110,8 @@ def serve(channel: Connection, part: PackedDecoder | Follower, group: Distribute
 
 
 def main() -> None:
-    """Who is told to end is the parent, which lets its answers finish and ends this; whoever tells all processes of a server means that.
-    Where the parent is killed the system kills this, stopped or not."""
+    """Run a rank that ignores signals to end: the parent receives them too, lets its answers finish, and then ends this process. If the
+    parent is killed, the system kills this process, even a stopped one."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     descriptor, parent = map(int, sys.argv[1:])
@@ -130,14 +130,14 @@ def main() -> None:
 
 
 def has_gone(channel: Connection) -> bool:
-    """Whether the other end is closed, also where something of it was not read yet."""
+    """Whether the other end is closed, even if some of its messages were not read yet."""
     end = select.poll()
     end.register(channel.fileno(), 0)
-    return bool(end.poll(0))  # Asked for nothing, it tells of a hang-up or an error alone.
+    return bool(end.poll(0))  # With no events requested, poll tells only of a hang-up or an error.
 
 
 def run(channel: Connection) -> None:
-    """All that this rank does. Raises whatever it ends by."""
+    """Do all the work of this rank. Raises the error by which it ends."""
     asked: ReadPart = receive(channel)
     torch.set_num_threads(asked.options.threads)
     group = Distributed(asked.rank, asked.size)
@@ -145,7 +145,8 @@ def run(channel: Connection) -> None:
     reader: Reader = getattr(importlib.import_module(module), name)
     try:
         part = reader(asked.folder, asked.options, group)
-    except Exception as error:  # Whatever it is, the parent says it: a server has one log.
+    # The parent tells every error: a server has one log.
+    except Exception as error:
         send([channel], PartRead(f"{type(error).__name__}: {error}"))
         return
     with torch.inference_mode():

@@ -1,4 +1,4 @@
-"""How many speakers a machine carries in real time: the sound that is made in a second of computing."""
+"""How many speakers a machine carries in real time: the seconds of sound made in a second of computing."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from omnistage.models.interface import Activity
 
 
 def computing_s(thread: Activity | None, device: str) -> float:
-    """By a clock of which only the time counts in which a thread computes: others who start on the same CPU do not. thread: None: that
-    which asks. A GPU is waited for, so there the time counts that goes by."""
+    """Seconds on a clock that counts only the time in which a thread computes; other work that starts on the same CPU does not count.
+    thread: None: the calling thread. The CPU waits for a GPU, so there all time counts."""
     if device != "cpu":
         return time.perf_counter()
     if thread is None:
@@ -20,5 +20,5 @@ def computing_s(thread: Activity | None, device: str) -> float:
 
 
 def told(speakers: float) -> str:
-    """The setting `real_time_speakers`."""
+    """The text of the setting `real_time_speakers`."""
     return f"{speakers:.1f}, measured, with nothing else on this machine"

@@ -1,4 +1,4 @@
-"""What a model says to a request that asks for more than it can do. One line of `prepare` each; all raise BadRequest."""
+"""A model's refusals of requests that it cannot do. Each is one line of `prepare`; all raise BadRequest."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ _FIELDS: Mapping[tuple[str, str], str] = {
     ("talker", "max_items"): "talker.max_frames",
     ("talker", "history"): "resume.history",
 }
-"""What of a request becomes a field of a SequenceRequest that has another name."""
+"""Fields of a request whose field in a SequenceRequest has another name."""
 
 
 def check_parts(request: TextRequest, info: ModelInfo) -> None:
-    """Every part of every turn is something that the model takes."""
+    """Check that the model takes every part of every turn."""
     media = (part for turn in request.turns for part in turn.parts if not isinstance(part, str))
     for number, part in enumerate(media, 1):
         if isinstance(part, Media):
@@ -42,7 +42,7 @@ def _check_streamed(part: Streamed, info: ModelInfo) -> None:
 
 
 def check_medium(media: Media | Streamed, info: ModelInfo, field: str, **place: str) -> None:
-    """One picture, sound or film is of a kind that the model takes. place: as in BadRequest."""
+    """Check that the model takes a picture, sound or film of this kind. place: as in BadRequest."""
     if not media.media_type:
         raise BadRequest(field, "is not given: say what the media are, such as image/png", **place)
     if media.kind not in info.inputs or media.kind == "text":
@@ -50,28 +50,28 @@ def check_medium(media: Media | Streamed, info: ModelInfo, field: str, **place: 
 
 
 def check_plain_drawing(request: DrawRequest, model: str) -> None:
-    """Nothing is said that only some pipelines of Diffusers know."""
+    """Check that a drawing uses nothing that only some pipelines of Diffusers know."""
     for field in ("sigmas", "strength", "mask_image", "control_image", "options"):
         if getattr(request, field) not in ((), None, {}):
             raise BadRequest(f"diffusion.{field}", f"{model} knows none: leave it out")
 
 
 def check_constraint(request: TextRequest, info: ModelInfo) -> None:
-    """The text can be kept to what is asked."""
+    """Check that the text can be kept to its constraint."""
     if request.constraint is not None and request.constraint.form not in info.constraints:
         able = f"can keep its text to {_listed(info.constraints)} only" if info.constraints else "cannot constrain its text"
         raise BadRequest("thinker.constraint", f"{info.name} {able}; leave it out")
 
 
 def check_bias(request: TextRequest, vocabulary: int) -> None:
-    """Only tokens that there are can be made more or less likely. An engine sees to that itself: see `unfit_refused`."""
+    """Check that the biased tokens exist. An engine checks that itself: see `unfit_refused`."""
     if any(token_id >= vocabulary for token_id in request.sampling.logit_bias):
         raise BadRequest("thinker.sampling.logit_bias", f"ids must be below {vocabulary}, the size of the vocabulary")
 
 
 @contextmanager
 def unfit_refused(kind: Literal["thinker", "talker"]) -> Iterator[None]:
-    """Around the making of a SequenceRequest and `Engine.check`: what can never run is refused, with the field of the request."""
+    """Used around the making of a SequenceRequest and `Engine.check`: a request that can never run is refused with its bad field."""
     try:
         yield
     except Unfit as error:
@@ -79,7 +79,8 @@ def unfit_refused(kind: Literal["thinker", "talker"]) -> Iterator[None]:
 
 
 def check_place(wanted: Wanted, port: str, most: int, of: str) -> None:
-    """A port that is wanted goes on no later than it ends. most: items that can have come of it. of: what they are, for humans."""
+    """Check that a wanted port goes on no later than it ends. most: most items that the port can have had. of: name of the items, for
+    humans."""
     first = wanted.get(port, 0)
     if first > most:
         raise BadRequest("resume.positions", f"port {port!r} cannot go on at {first}: there are only {most} {of}")

@@ -1,7 +1,8 @@
-"""The revision of a loaded model: another one wherever equal input could give other output, where no answer may go on.
+"""The revision of a loaded model: it differs wherever equal input could give other output, because no answer may go on there.
 
-What a model is computed with has no complete name: torch calls a CPU with AMX and one without it the same, and their results differ. So a
-revision is made of what can be named (files, code, torch, dtype, device, threads) and of results: what this machine makes of a fixed input.
+The computing machine has no complete name: torch gives a CPU with AMX and one without it the same name, and their results differ. So a
+revision is made of everything that can be named (files, code, torch, dtype, device, threads) and of results: what this machine computes
+from a fixed input.
 """
 
 from __future__ import annotations
@@ -19,13 +20,13 @@ from numpy.typing import NDArray
 T = TypeVar("T")
 
 PATTERNS = ("*.json", "*.safetensors", "*.txt", "*.model", "*.jinja", "*.pt")
-"""Files of a checkpoint that a model is made from: weights, configs, vocabularies, chat templates, voices."""
+"""Files of a checkpoint from which a model is made: weights, configs, vocabularies, chat templates, voices."""
 
 DIGITS = 12
 
 
 def digests_of_files(directory: Path) -> bytes:
-    """Names and SHA-256 of all files of a checkpoint that a model is made from; some 1.5 GB are read in a second."""
+    """Names and SHA-256 of all files of a checkpoint from which a model is made; about 1.5 GB are read in a second."""
     read = []
     for path in sorted({path for pattern in PATTERNS for path in directory.glob(pattern)}):
         with path.open("rb") as file:
@@ -46,10 +47,10 @@ def revision(
 ) -> str:
     """Hex digits of everything that an output can depend on.
 
-    directory: the files of the model. code: a name of the code, which whoever changes what it computes raises. device: see
-    `devices.hardware`; its number does not count. results: of fixed inputs, computed as an answer is (see `computed`), with every kernel
-    that an answer is computed with. settings: whatever else it depends on. files: their digests, where
-    somebody has them.
+    directory: files of the model. code: a name of the code; raise it with every change of what the code computes. device: see
+    `devices.hardware`; the number of the device does not count. results: results of fixed inputs, computed as an answer is (see
+    `computed`), by every kernel that an answer uses. settings: everything else that the output depends on. files: digests of the files, if
+    the caller has them.
     """
     digest = hashlib.sha256(digests_of_files(directory) if files is None else files)
     digest.update(f" {code} {torch.__version__} {dtype} {device.partition(':')[0]} {threads}{settings and ' '}{settings}".encode())
@@ -60,6 +61,6 @@ def revision(
 
 
 def computed(call: Callable[[], T], threads: int) -> T:
-    """What a call returns on a thread for which torch has so many threads, as the worker of a model has."""
+    """The result of a call on a thread with this many torch threads, as the worker of a model has."""
     with ThreadPoolExecutor(1, initializer=torch.set_num_threads, initargs=(threads,)) as pool:
         return pool.submit(call).result()

@@ -15,23 +15,23 @@ from omnistage.engine.materials import DecoderConfig
 from omnistage.models.errors import LoadError
 
 Plan = Mapping[str, str]
-"""How the weight of a module is cut, by a pattern of its name: see `transformers.integrations.tensor_parallel`."""
+"""How the weight of a module is cut, by a pattern of the module's name: see `transformers.integrations.tensor_parallel`."""
 
 HEAD_PLAN: Plan = {"lm_head": "colwise_gather_output"}
-"""As models of Transformers add it to the plans of their configs; such a model takes seconds to import."""
+"""Transformers' models add this to the plans of their configs; importing such a model takes seconds."""
 
 _COLUMNS = ("colwise", "colwise_gather_output")
 _ROWS = "rowwise"
 _WHOLE = "replicated"
-"""How the style begins of a weight that every rank has."""
+"""Beginning of the style of a weight that every rank has whole."""
 
 _EXPERTS = ("grouped_gemm", "ep_dispatch_experts")
-"""The styles of experts of which each rank has some, whole: `engine.experts` asks for no others."""
+"""Styles of experts that are divided whole among the ranks: `engine.experts` supports no others."""
 
 
 def config_of_part(config: DecoderConfig, size: int, others: Mapping[str, int] | None = None) -> DecoderConfig:
-    """Of one of `size` ranks. others: what is cut, by the words for it, of a decoder with experts; None: it has none, but an FFN whose
-    columns are cut. Raises LoadError for a decoder that cannot be cut into so many equal parts."""
+    """The config of one of `size` ranks. others: values that are cut in a decoder with experts, by their words; None: the decoder has no
+    experts, but an FFN whose columns are cut. Raises LoadError for a decoder that cannot be cut into so many equal parts."""
     if size < 1:
         raise LoadError(f"tensor_parallel_size {size}: there is at least one rank")
     cut = {
@@ -50,7 +50,8 @@ def config_of_part(config: DecoderConfig, size: int, others: Mapping[str, int] |
 
 
 def weights_of_part(weight: Callable[[str], torch.Tensor | None], plan: Plan, group: Group) -> Callable[[str], torch.Tensor | None]:
-    """The weights of a decoder by name, those that the plan names cut for a rank. Raises LoadError for a plan that says more than this."""
+    """The weights of a decoder by name; those that the plan names are cut for a rank. Raises LoadError for a plan with styles unknown
+    here."""
     for pattern, style in plan.items():
         if style not in (*_COLUMNS, _ROWS, *_EXPERTS) and not style.startswith(_WHOLE):
             raise LoadError(f"tensor_parallel_size {group.size}: the plan cuts {pattern} {style!r}, which is not known here")
@@ -63,7 +64,7 @@ def weights_of_part(weight: Callable[[str], torch.Tensor | None], plan: Plan, gr
         if found is None or style is None or style in _EXPERTS or style.startswith(_WHOLE):
             return found
         if style in _COLUMNS:
-            return found.tensor_split(group.size, 0)[group.rank].clone()  # A view would hold all of it.
+            return found.tensor_split(group.size, 0)[group.rank].clone()  # A view would keep all of it.
         if found.ndim > 1:
             return found.tensor_split(group.size, 1)[group.rank].clone(memory_format=torch.contiguous_format)
         return found if group.rank == 0 else None  # A bias is added once.

@@ -1,7 +1,7 @@
-"""Media that come in pieces on ports, put aside in files until they are whole: decoders read files, and memory is not for them.
+"""Media that come in pieces on ports, kept in files until they are complete: decoders read files, and media are too large for memory.
 
-The files have no name, so that nothing of them is left when the process is gone. They are in the folder for temporary files (TMPDIR);
-where that is in memory, as a tmpfs is, they count there.
+The files have no name, so nothing of them stays when the process is gone. They lie in the folder for temporary files (TMPDIR); if that is
+in memory, as a tmpfs is, they count as memory.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from omnistage.models.conversation import Streamed
 from omnistage.models.interface import BadRequest, Content, Full, Piece, PortSpec
 
 MEDIA_PORTS = tuple(PortSpec(f"media{number}", Content.MEDIA) for number in range(8))
-"""Of every model that takes encoded media on ports: a client knows them by name."""
+"""The ports of every model that takes encoded media on ports: clients know them by name."""
 
 SPOOL_BYTES = 4 << 30
-"""Of all media of a process together."""
+"""Most bytes of all media of a process together."""
 
 FIELD = "thinker.messages.parts"
 
 
 @dataclass(frozen=True, slots=True)
 class Spooled:
-    """A medium that is whole. file: descriptor of it, valid until the files are closed. size: in bytes. digest: SHA-256 of the bytes."""
+    """A complete medium. file: descriptor of the file, valid until the files are closed. size: bytes. digest: SHA-256 of the bytes."""
 
     streamed: Streamed
     file: int
@@ -39,20 +39,21 @@ class Spooled:
 
 
 class Spool:
-    """Of one process. Its files are made, written and closed in threads."""
+    """The spool of one process. Its files are made, written and closed in threads."""
 
     def __init__(self, most_bytes: int = SPOOL_BYTES) -> None:
-        """most_bytes: of all media that are held at once. The folder is chosen now: of one that is full Python would say another."""
+        """most_bytes: most bytes of all media that are held at once. The folder is chosen now, because Python would choose another one once
+        it is full."""
         self._most_bytes = most_bytes
         self._folder = tempfile.gettempdir()
         self.held_bytes = 0
 
     def files(self, streamed: Iterable[Streamed], most_bytes: Callable[[Streamed], int]) -> Files:
-        """Files for these media. most_bytes: that one of them may have. Raises BadRequest for one that says of itself that it has more."""
+        """Files for these media. most_bytes: most bytes of one medium. Raises BadRequest for a medium that declares more."""
         return Files(self, self._folder, {one.port: (one, most_bytes(one)) for one in streamed})
 
     def hold(self, size: int) -> None:
-        """Count bytes that are about to be written. Raises Full."""
+        """Count bytes before they are written. Raises Full."""
         if self.held_bytes + size > self._most_bytes:
             raise Full(f"{self._most_bytes} bytes of streamed media are held, which is all that may be")
         self.held_bytes += size
@@ -62,10 +63,10 @@ class Spool:
 
 
 class Files:
-    """Media of one request. Use it as a context manager, around the work on `whole` too: at its end the files are gone."""
+    """Media of one request. Use it as a context manager that includes the work on `whole`: the files are gone at its end."""
 
     def __init__(self, spool: Spool, folder: str, media: Mapping[str, tuple[Streamed, int]]) -> None:
-        """Use Spool.files."""
+        """Call Spool.files instead."""
         for streamed, most in media.values():
             if streamed.total_bytes > most:
                 raise _too_large(streamed, most)
@@ -78,7 +79,7 @@ class Files:
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         held = [file for file in self._files.values() if file.size]
         try:
-            if held:  # Shielded: who is cancelled here leaves the files to the thread.
+            if held:  # Shielded: a cancelled caller leaves the files to the thread.
                 await asyncio.shield(asyncio.get_running_loop().run_in_executor(None, _close, held))
         finally:
             self._spool.free(sum(file.size for file in held))
@@ -90,12 +91,12 @@ class Files:
 
     @property
     def whole(self) -> Mapping[str, Spooled]:
-        """By port; of those that have come."""
+        """The complete media, by port."""
         return {port: Spooled(file.streamed, file.descriptor, file.size, file.digest) for port, file in self._files.items() if file.digest}
 
     async def take(self, piece: Piece) -> bool:
-        """Write a piece; whether it is of one of these media. Raises BadRequest for a medium that is larger than it may be or said to be,
-        before more of it is written, or that ends too early; Full."""
+        """Write a piece; returns whether it belongs to one of these media. Raises BadRequest, before more is written, for a medium that is
+        larger than its limit or its declared size, or that ends too early; raises Full."""
         file = self._files.get(piece.port)
         if file is None:
             return False
@@ -107,13 +108,13 @@ class Files:
         return True
 
     async def take_all(self, inputs: AsyncIterator[Piece]) -> None:
-        """Take pieces until all media are whole; what other ports carry is lost. Raises as `take` and `next_piece`."""
+        """Take pieces until all media are complete; pieces of other ports are dropped. Raises as `take` and `next_piece`."""
         while not self.are_whole:
             await self.take(await next_piece(inputs))
 
 
 async def next_piece(inputs: AsyncIterator[Piece]) -> Piece:
-    """The next one, which is still to come. Raises BadRequest where the inputs were cut short."""
+    """The next piece, which must still come. Raises BadRequest if the inputs were cut short."""
     piece = await anext(inputs, None)
     if piece is None:
         raise BadRequest(f"{FIELD}.port", "the input ended before its media did")
@@ -121,8 +122,8 @@ async def next_piece(inputs: AsyncIterator[Piece]) -> Piece:
 
 
 class _File:
-    """One medium. size: bytes that were counted for it. `write` and `close` are called in threads: a write whose caller was cancelled may
-    still run when the file is closed."""
+    """One medium. size: bytes that were counted for it. `write` and `close` run in threads: a write whose caller was cancelled may still
+    run when the file is closed."""
 
     def __init__(self, streamed: Streamed, most: int, folder: str) -> None:
         self.streamed = streamed
@@ -136,7 +137,7 @@ class _File:
         self._closed = False
 
     def check(self, more: int, *, last: bool) -> None:
-        """Whether so many bytes may come. Raises BadRequest."""
+        """Check that this many bytes may come. Raises BadRequest."""
         size, total = self.size + more, self.streamed.total_bytes
         if size > self._most:
             raise _too_large(self.streamed, self._most)
@@ -146,7 +147,7 @@ class _File:
             raise BadRequest(f"{FIELD}.port", "has no bytes: send the file itself", port=self.streamed.port)
 
     def write(self, data: bytes, *, last: bool) -> None:
-        """The next bytes. Raises Full where the disk is."""
+        """Write the next bytes. Raises Full if the disk is full."""
         with self._lock:
             if self._closed:
                 return

@@ -1,4 +1,4 @@
-"""The ranks of a model, as the process sees them that computes or draws: it is the first one, and starts the others on this machine."""
+"""The ranks of a model, seen from the process that computes or draws: it is the first rank, and starts the others on this machine."""
 
 from __future__ import annotations
 
@@ -41,24 +41,24 @@ from omnistage.models.options import LoadOptions
 T = TypeVar("T")
 
 LOAD_LIMIT_S = 1800.0
-"""For another rank to load its part: weights come from a disk that may be slow."""
+"""Time for another rank to load its part: a disk may be slow."""
 
 END_LIMIT_S = 5.0
-"""For a rank to end that is told to; then it is killed."""
+"""Time for a rank to end when it is told to; then it is killed."""
 
 DEATH_S = 10.0
-"""For a rank whose connection is closed to have ended: an interpreter that ends by an error has much to free."""
+"""Time for a rank to end after its connection was closed: an interpreter that ends by an error has much to free."""
 
 LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo"}
-"""Ranks of a CPU meet where no other machine can reach them. Unless somebody says otherwise they would by the name of this machine."""
+"""Ranks on a CPU meet where no other machine can reach them. By default gloo would use the name of this machine."""
 
 
 _WATCH, _CLOSE = b"w", b"c"
-"""What the thread is told that watches the ranks."""
+"""Messages to the thread that watches the ranks."""
 
 
 class _Rank:
-    """One that follows: its process, and the socket on which it is told."""
+    """A rank that follows: its process, and the socket for its messages."""
 
     def __init__(self, rank: int) -> None:
         self.rank = rank
@@ -81,8 +81,9 @@ class _Rank:
             undo.pop_all()
 
     def told_end(self) -> str:
-        """How it ended; empty: it has not."""
-        with self._asking:  # Of two threads that ask at once one would hear that it goes on.
+        """How the rank ended; empty: it has not ended."""
+        # Of two threads that ask at once, one would hear that the rank still runs.
+        with self._asking:
             status = self.process.poll()
         if status is None:
             return ""
@@ -91,15 +92,14 @@ class _Rank:
 
 
 class Team:
-    """Implements `Followers`. Started at once; `connect` when this rank has loaded its own part. `close` it, whatever happened.
+    """Implements `Followers`. The ranks start at once; `connect` when this rank has loaded its own part; `close` in any case.
 
-    Steps and logits come from one thread. A rank that ends ends a thread of this process with RanksApart, at work and at rest: a server
-    then ends as for any thread that breaks, and its answers go on elsewhere.
+    Steps and logits come from one thread. A rank that ends ends a thread of this process with RanksApart, at work and at rest: the server
+    then ends as for any broken thread, and its answers go on elsewhere.
     """
 
     def __init__(self, reader: str, folder: Path, options: LoadOptions) -> None:
-        """reader: "module:function" of a `rank.Reader`. options.tensor_parallel_size: how many ranks there are, at least two. Raises
-        LoadError."""
+        """reader: "module:function" of a `rank.Reader`. options.tensor_parallel_size: number of ranks, at least two. Raises LoadError."""
         size = options.tensor_parallel_size
         if distributed.is_initialized():
             told = "this process has a model of several ranks already; load this one in another process"
@@ -125,16 +125,16 @@ class Team:
 
     @classmethod
     def for_options(cls, reader: str, folder: Path, options: LoadOptions) -> Self | None:
-        """None where there is one rank."""
+        """A team, or None for a single rank."""
         return cls(reader, folder, options) if options.tensor_parallel_size > 1 else None
 
     @property
     def processes(self) -> tuple[int, ...]:
-        """The ids of the other ranks."""
+        """Process ids of the other ranks."""
         return tuple(rank.process.pid for rank in self._ranks)
 
     def connect(self, device: torch.device, met: Callable[[], None] = lambda: None) -> None:
-        """Wait until all have loaded, and meet. met: what this rank does then, as the others do; it may make groups. Raises LoadError."""
+        """Wait until all ranks have loaded and met. met: called then, as in the other ranks; it may make groups. Raises LoadError."""
         with self._all_there(LoadError):
             for rank in self._ranks:
                 if not rank.channel.poll(LOAD_LIMIT_S):
@@ -165,18 +165,18 @@ class Team:
 
     @contextmanager
     def together(self, message: object) -> Iterator[None]:
-        """What all ranks compute now, the others because of a message. Raises RanksApart for whatever fails in it."""
+        """All ranks compute while the context is open; the others do because of the message. Raises RanksApart for any failure."""
         with self._together():
             self._tell(message)
             yield
 
     def abandon(self) -> None:
-        """End the others at once, where ranks are apart for a reason of this one; this process then ends as if they had done so."""
+        """End the others at once, because this rank has failed; this process then ends as if they had ended by themselves."""
         for rank in self._ranks:
             rank.process.kill()
 
     def logits(self, of: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[torch.Tensor], torch.Tensor]:
-        """Logits of a decoder, of the rows of the last step that an item is drawn from, computed with the others."""
+        """The logits of a decoder for those rows of the last step that an item is drawn from, computed with the others."""
 
         def computed(hidden: torch.Tensor) -> torch.Tensor:
             with self.together(ComputeLogits()):
@@ -185,14 +185,14 @@ class Team:
         return computed
 
     def close(self) -> None:
-        """End the others, and wait for that. Once is enough."""
+        """End the others, and wait for their end. A second call does nothing."""
         if self._closed:
             return
         self._closed = True
         os.write(self._telling, _CLOSE)
         for rank in self._ranks:
             rank.channel.close()
-        self.group.close()  # Whoever waits for this rank in the middle of a step waits no longer, and knows already that this one has gone.
+        self.group.close()  # A rank that waits for this one in the middle of a step waits no longer, and knows that this one has gone.
         for rank in self._ranks:
             try:
                 rank.process.wait(END_LIMIT_S)
@@ -211,7 +211,7 @@ class Team:
 
     @contextmanager
     def _together(self) -> Iterator[None]:
-        """What all ranks do now. Where one has failed in the middle, the others wait for it, and would take its next step for this one."""
+        """Work that all ranks do at once. If one fails in the middle, the others wait for it, and would take its next step for this one."""
         try:
             with self._all_there(RanksApart):
                 yield
@@ -222,14 +222,14 @@ class Team:
 
     @contextmanager
     def _all_there(self, error: type[LoadError | RanksApart]) -> Iterator[None]:
-        """What a rank that ends causes, as an error that says how it ended."""
+        """Turns errors caused by a rank that ends into one that tells how it ended."""
         try:
             yield
         except (OSError, EOFError, RanksApart) as lost:
             raise error(self._first_end() or f"a rank of {self.group.size} was lost: {lost!r}") from lost
 
     def _first_end(self) -> str:
-        """How the first rank ended; empty if none does."""
+        """How the first of the ended ranks ended; empty if none does."""
         ends = select.poll()
         for rank in self._ranks:
             ends.register(rank.ended, select.POLLIN)
@@ -238,7 +238,8 @@ class Team:
         return f"{told}; its standard error says why" if told else ""
 
     def _watched(self, started: Future[None]) -> None:
-        """Starts the others, and watches them once they have met. They would be killed when the thread that started them ends: it stays."""
+        """Start the other ranks, and watch them once they have met. This thread stays: the system would kill them when the thread that
+        started them ends."""
         try:
             for number in range(1, self.group.size):
                 self._ranks.append(_Rank(number))
@@ -256,7 +257,7 @@ class Team:
 
 
 def options_of(options: LoadOptions, rank: int) -> LoadOptions:
-    """Those of one of several ranks: each has a GPU of its own."""
+    """The options of one of several ranks: each has a GPU of its own."""
     if options.device == "cpu" or options.tensor_parallel_size == 1:
         return options
     if ":" in options.device:
@@ -267,9 +268,9 @@ def options_of(options: LoadOptions, rank: int) -> LoadOptions:
 
 
 def load_in_team(reader: Callable[..., object], folder: Path, options: LoadOptions, load: Callable[[LoadOptions, Team | None], T]) -> T:
-    """What `load` makes as the first rank of `options.tensor_parallel_size`; None for its team where there is one rank. reader: a function
-    of a module by which each of the others reads its part, see `rank.Reader`. The others end where it cannot be made. Raises what `load`
-    does, and LoadError."""
+    """The result of `load` as the first of `options.tensor_parallel_size` ranks; its team is None for a single rank. reader: function of a
+    module by which each other rank reads its part, see `rank.Reader`. If `load` fails, the others end. Raises what `load` raises, and
+    LoadError."""
     with contextlib.ExitStack() as undo:
         if team := Team.for_options(f"{reader.__module__}:{reader.__name__}", folder, options):
             undo.callback(team.close)

@@ -1,4 +1,4 @@
-"""What Thinkers on the engine do alike: refuse, make tokens on a thread, say text that is given, and answer from the engine."""
+"""The common part of Thinkers on the engine: they refuse, tokenize on a thread, say verbatim text, and answer from the engine."""
 
 from __future__ import annotations
 
@@ -42,14 +42,14 @@ TEXT = "text"
 
 _PIECE_TOKENS = 8
 _MAX_TOKEN_CHARACTERS = 8
-"""A text with more characters than this for each token of the context is refused before it becomes tokens, which costs time. English has
-about 4.5 to a token of a usual vocabulary; the longest token, a line of 80 spaces, is no measure of a text."""
+"""A text with more characters than this for each token of the context is refused before it is tokenized, which takes time. English has
+about 4.5 characters per token of a usual vocabulary; the longest token, a line of 80 spaces, is no measure of a text."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tokenized:
-    """A request and its tokens. prompt_ids: of the conversation; none where text is given and the model has no rows of it. said_ids: of the
-    text that is given; none: the model says what it thinks."""
+    """A request and its tokens. prompt_ids: tokens of the conversation; empty for verbatim text if the model has no rows of it. said_ids:
+    tokens of verbatim text; empty: the model answers itself."""
 
     request: TextRequest
     prompt_ids: tuple[int, ...]
@@ -60,7 +60,7 @@ P = TypeVar("P", bound=Tokenized)
 
 
 class EngineThinker(EngineModel, ABC, Generic[P]):
-    """Implements `ThinkerModel` but for what is the family's own."""
+    """Implements `ThinkerModel`, except the family's own part."""
 
     def __init__(
         self,
@@ -71,8 +71,8 @@ class EngineThinker(EngineModel, ABC, Generic[P]):
         workers: Sequence[Worker] = (),
         team: Team | None = None,
     ) -> None:
-        """context: tokens of a conversation with its answer. workers: threads of the family beside those of the engine, the tokenizer and
-        the grammars. team: see EngineModel. Both are closed with the model."""
+        """context: tokens of a conversation with its answer. workers: threads of the family besides those of the engine, the tokenizer and
+        the grammars. team: see EngineModel. The model closes both."""
         self._worker = Worker("tokenizer", threads=1)
         super().__init__(engine, info, [self._worker, *workers], team)
         self.tokenizer, self._context = tokenizer, context
@@ -82,7 +82,7 @@ class EngineThinker(EngineModel, ABC, Generic[P]):
         self._constraints = Constraints(
             tokenizer.piece,
             tokenizer.encode,
-            # What a text is kept to may have the words of the marks, and never the marks: they would tell that it is no answer.
+            # A constrained text may have the words of the marks, but never the marks themselves: they would separate it from the answer.
             special={*tokenizer.special.values(), *((thinks.opens, thinks.closes) if (thinks := tokenizer.thinks) else ())},
             end_ids=sorted(tokenizer.ends),
             vocabulary=tokenizer.vocabulary,
@@ -93,12 +93,12 @@ class EngineThinker(EngineModel, ABC, Generic[P]):
         return (*super().threads, self._constraints.activity)
 
     def load(self) -> Load:
-        """Whose text is still to become tokens waits as well."""
+        """See Model.load. Requests whose text is not tokenized yet count as waiting too."""
         load = super().load()
         return replace(load, queued=load.queued + self._worker.queued)
 
     async def warm_up(self) -> None:
-        """Answer one short question: touches every weight, and keeps the pages of the default system prompt."""
+        """Answer one short question: this touches every weight, and keeps the pages of the default system prompt."""
         await self._answer_once("Hello!")
 
     async def _answer_once(self, *parts: Part) -> None:
@@ -115,14 +115,14 @@ class EngineThinker(EngineModel, ABC, Generic[P]):
     # Before the run --------------------------------------------------------------------------------------------------------------------
 
     async def prepare(self, request: TextRequest) -> P:
-        """See ThinkerModel.prepare. Text is counted before anything is done with it, and becomes tokens on a thread."""
+        """See ThinkerModel.prepare. The text is counted first, and tokenized on a thread."""
         self._check(request)
         thinks = None if request.verbatim else self.tokenizer.thinks
         grammar = await self._constraints.of(request, thinks if thinks and thinks.is_open else None)
         return await self._worker.run(partial(self._tokenized, request, grammar))
 
     def _check(self, request: TextRequest) -> None:
-        """What can be told without tokens. Raises BadRequest."""
+        """Check everything that needs no tokens. Raises BadRequest."""
         check_parts(request, self._info)
         check_constraint(request, self._info)
         if request.verbatim and any(not isinstance(part, str) for turn in request.turns for part in turn.parts):
@@ -144,13 +144,13 @@ class EngineThinker(EngineModel, ABC, Generic[P]):
             raise BadRequest(field, f"shorten the text: it has {count} characters, the model takes at most {most}")
 
     def _tokenized(self, request: TextRequest, grammar: Constraint | None) -> P:
-        """The request with its tokens. Raises BadRequest for what only they tell."""
+        """The request with its tokens. Raises BadRequest for faults that only tokens show."""
         said_ids = self.tokenizer.encode(request.verbatim) if request.verbatim else ()
         if said_ids and request.history != said_ids[: len(request.history)]:
             raise BadRequest("resume.history", "the tokens are not those of thinker.verbatim")
         if said_ids and not self._has_rows:
             return self._prepared(request, (), said_ids, grammar)
-        # Who gives a text need not have asked for it: its rows are then those of an answer to nothing.
+        # Verbatim text may come without a question; its rows are computed as the answer to an empty one.
         prompt_ids = self.prompt(request.turns or (Turn("user", ("",)),))
         if len(prompt_ids) >= self._context:
             raise BadRequest(
@@ -166,10 +166,10 @@ class EngineThinker(EngineModel, ABC, Generic[P]):
 
     @abstractmethod
     def _prepared(self, request: TextRequest, prompt_ids: tuple[int, ...], said_ids: tuple[int, ...], grammar: Constraint | None) -> P:
-        """What the run needs, made on the tokenizer's thread. ids: as in Tokenized. Raises BadRequest."""
+        """The prepared run, made on the tokenizer's thread. ids: as in Tokenized. Raises BadRequest."""
 
     def _thought(self, request: TextRequest) -> Thought | None:
-        """What stands before the answer to a request, if anything may."""
+        """The thought before the answer to a request, if there may be one."""
         marks = None if request.verbatim else self.tokenizer.thinks
         return None if marks is None else Thought(marks, self.tokenizer.piece, is_laid_out=request.constraint is None)
 
@@ -183,8 +183,8 @@ class EngineThinker(EngineModel, ABC, Generic[P]):
         said_ids: tuple[int, ...] = (),
         taps_from: int | None = None,
     ) -> SequenceRequest:
-        """What the engine is asked for. said_ids: of text that is given, which is an answer up to its end: its rows are computed, and one
-        item more, which nobody takes. Raises Unfit."""
+        """The request to the engine. said_ids: verbatim text, which is an answer up to its end: its rows are computed, and one item more,
+        which nobody takes. Raises Unfit."""
         return SequenceRequest(
             prompt=prompt,
             seed=request.seed,
@@ -193,7 +193,7 @@ class EngineThinker(EngineModel, ABC, Generic[P]):
             min_items=request.min_tokens,
             end_ids=self.tokenizer.ends,
             ignore_end=request.ignore_eos,
-            # One in the history of an answer would open another turn in it.
+            # A banned token in the history of an answer would open another turn.
             banned=self._banned,
             logprobs=request.logprobs,
             top_logprobs=request.top_logprobs,
@@ -207,9 +207,9 @@ class EngineThinker(EngineModel, ABC, Generic[P]):
     # The run ---------------------------------------------------------------------------------------------------------------------------
 
     async def generate(self, prepared: P, inputs: AsyncIterator[Piece], wanted: Wanted) -> AsyncGenerator[TextPiece | Rows, None]:
-        """Yield pieces as they are ready. At most `sequence.MAX_UNREAD` tokens are made ahead of the reader. The token that ends the
-        text is not among the ids; a stop string's tokens are, its text is not."""
-        # Text that is given needs the engine only for its rows.
+        """Yield pieces as they are ready. The engine makes at most `sequence.MAX_UNREAD` tokens ahead of the reader. The token that ends
+        the text is not among the ids; the tokens of a stop string are, but its text is not."""
+        # Verbatim text needs the engine only for its rows.
         pieces = self._say(prepared, wanted) if prepared.said_ids and wanted.keys() == {TEXT} else self._think(prepared, inputs, wanted)
         async with aclosing(pieces):
             async for piece in pieces:
@@ -237,12 +237,13 @@ class EngineThinker(EngineModel, ABC, Generic[P]):
 
     @abstractmethod
     async def _begun(self, prepared: P, inputs: AsyncIterator[Piece], wanted: Wanted) -> tuple[AnswerAssembler, SequenceRequest]:
-        """The answer as far as its history, and what the engine is asked for. A long history is assembled on a thread. Not for text that is
-        given where only that is wanted. That the engine can run it at all is checked when it is asked. Raises BadRequest or Full."""
+        """The answer as far as its history, and the request to the engine. A long history is assembled on a thread. Not used for verbatim
+        text of which only the text is wanted. The engine checks, when it is asked, whether it can run the request at all. Raises BadRequest
+        or Full."""
 
 
 def _given(answer: AnswerAssembler, prepared: Tokenized) -> Iterator[TextPiece | Rows]:
-    """Text that is given, piece by piece, and its end: nothing where none is."""
+    """Verbatim text, piece by piece, and its end; nothing if there is none."""
     rest = prepared.said_ids[len(prepared.request.history) :]
     for first in range(0, len(rest), _PIECE_TOKENS):
         for token_id in rest[first : first + _PIECE_TOKENS]:

@@ -1,7 +1,7 @@
-"""What a model thinks before it answers: the text up to the mark that ends it, which is told apart from the answer.
+"""The thought of a model before its answer: the text up to the mark that ends it is separated from the answer.
 
-Where the mark that begins it stands, in the prompt or in what the model says, the chat template of a checkpoint decides. Line ends at the
-edges of a thought and right behind it are the layout of templates, and are left out, as templates do it with earlier answers.
+The chat template of a checkpoint decides whether the opening mark stands in the prompt or is said by the model. Line ends at the edges of a
+thought and right after it are the layout of templates, and are left out, as templates leave them out of earlier answers.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ OPENS, CLOSES = "<think>", "</think>"
 
 @dataclass(frozen=True, slots=True)
 class Marks:
-    """Ids of the tokens around a thought. is_open: every prompt ends within one; else an answer may begin with one."""
+    """Ids of the tokens around a thought. is_open: every prompt ends within a thought; else an answer may begin with one."""
 
     opens: int
     closes: int
     is_open: bool
 
     def answered(self, history: Sequence[int]) -> Sequence[int] | None:
-        """The tokens behind a thought with which every answer begins; None where it has not ended with these."""
+        """The tokens after the thought with which every answer begins; None if the thought has not ended within these."""
         return history[history.index(self.closes) + 1 :] if self.closes in history else None
 
 
@@ -34,17 +34,18 @@ class ThoughtLike(Protocol):
 
     @property
     def count(self) -> int:
-        """Its tokens so far."""
+        """Tokens of the thought so far."""
 
     def take(self, token_id: int) -> str | None:
-        """The next token; the text of the thought that became final with it, often empty. None: the token is of the answer."""
+        """Take the next token; returns the text of the thought that became final with it, often empty. None: the token belongs to the
+        answer."""
 
     def finish(self) -> str:
-        """It ends here: what was held back of it."""
+        """The thought ends here; returns the rest of its text."""
 
 
 class _Place(enum.Enum):
-    """Where the next token stands."""
+    """The place of the next token."""
 
     BEFORE = enum.auto()
     WITHIN = enum.auto()
@@ -53,10 +54,11 @@ class _Place(enum.Enum):
 
 
 class Thought:
-    """Implements `ThoughtLike`: between marks. count: with its marks and the line ends behind it."""
+    """Implements `ThoughtLike`: the thought between marks. count: includes its marks and the line ends after it."""
 
     def __init__(self, marks: Marks, piece: Callable[[int], bytes], *, is_laid_out: bool = True) -> None:
-        """piece: the bytes of an id. is_laid_out: line ends behind it are no part of the answer; not so where that is kept to something."""
+        """piece: the bytes of an id. is_laid_out: line ends after the thought do not belong to the answer; false for a constrained
+        answer."""
         self._marks, self._piece, self._is_laid_out = marks, piece, is_laid_out
         self._detokenizer = Detokenizer(piece)
         self._place = _Place.WITHIN if marks.is_open else _Place.BEFORE
@@ -74,7 +76,7 @@ class Thought:
         if token_id == self._marks.closes:
             self._place = _Place.BEHIND
             return self.finish()
-        if token_id == self._marks.opens and not self._has_begun:  # A model may say again what the prompt has said.
+        if token_id == self._marks.opens and not self._has_begun:  # A model may repeat the mark of the prompt.
             self._place = _Place.WITHIN
             return ""
         return self._final(self._detokenizer.push(token_id))

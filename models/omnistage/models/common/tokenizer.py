@@ -14,20 +14,20 @@ from omnistage.models.common.checkpoint import BadCheckpoint, check_files, json_
 from omnistage.models.common.thought import Marks
 
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-"""Text becomes tokens on one thread, not on a pool as large as the machine."""
+"""Text is tokenized on one thread, not on a pool as large as the machine."""
 
 KINDS = ("Qwen2Tokenizer", "Qwen2TokenizerFast")
-"""Of tokenizers that are made of vocab.json and merges.txt."""
+"""Classes of tokenizers that are made of vocab.json and merges.txt."""
 
 
 class TextTokenizer:
     """Text to tokens, and a token to its bytes.
 
-    vocabulary: ids that the decoder's head has, often more than there are tokens. added: ids of the tokens that were added to the
-    vocabulary, by their text, such as marks. special: those of them that are in no answer. tokenless: ids of the head without a token.
-    piece: the bytes of an id, none for a special or a tokenless one. ends: ids that end an answer and are in none; a family sets them.
-    unsayable: ids that are in no answer, and are drawn only to end it: special and tokenless ones. thinks: the tokens around what is
-    thought before an answer; None: nothing is.
+    vocabulary: ids of the decoder's head, often more than there are tokens. added: ids of the tokens that were added to the vocabulary,
+    such as marks, by their text. special: those added tokens that no answer has. tokenless: ids of the head without a token. piece: the
+    bytes of an id; none for a special or a tokenless one. ends: ids that end an answer and are part of none; a family sets them. unsayable:
+    special and tokenless ids, which no answer has and which are drawn only to end it. thinks: the tokens around the thought before an
+    answer; None: there is no thought.
     """
 
     ends: frozenset[int]
@@ -35,7 +35,7 @@ class TextTokenizer:
 
     def __init__(self, tokenizer: Tokenizer, vocabulary: int) -> None:
         """Raises BadCheckpoint for a token whose id the head does not have."""
-        # A file may say how whoever saved it filled up or cut texts last.
+        # The file may tell how its last user padded or truncated texts.
         tokenizer.no_padding()
         tokenizer.no_truncation()
         self._tokenizer, self.vocabulary = tokenizer, vocabulary
@@ -45,18 +45,18 @@ class TextTokenizer:
         added = tokenizer.get_added_tokens_decoder()
         self.added: Mapping[str, int] = {token.content: token_id for token_id, token in added.items()}
         self.special: Mapping[str, int] = {token.content: token_id for token_id, token in added.items() if token.special}
-        # Text of a request never becomes a mark: a user cannot end their own turn, nor begin a thought. The library leaves out special
-        # tokens alone, and files do not call all marks special.
+        # Text of a request never becomes a mark: users can neither end their own turn nor begin a thought. The library leaves out only
+        # special tokens, and files do not call all marks special.
         tokenizer.add_special_tokens([*added.values()])
         tokenizer.encode_special_tokens = True
         self.tokenless = frozenset(range(vocabulary)) - ids
         self.unsayable = self.tokenless.union(self.special.values())
-        # An added token is spelled in plain text, those of the vocabulary by one character for each byte.
+        # An added token is spelled in plain text, a token of the vocabulary by one character for each byte.
         spelled = {token_id: token.content.encode() for token_id, token in added.items() if token_id not in own}
         self.piece = BytePieces(tokenizer.id_to_token, spelled | dict.fromkeys(self.unsayable, b""))
 
     def ids_of(self, *texts: str) -> tuple[int, ...] | None:
-        """Ids of texts each of which is a token of its own; None where one of them is none."""
+        """Ids of texts, each of which is one token; None if one of them is not a token."""
         ids = [token_id for text in texts if (token_id := self._tokenizer.token_to_id(text)) is not None]
         return tuple(ids) if len(ids) == len(texts) else None
 
@@ -68,7 +68,8 @@ class TextTokenizer:
 
 
 def read_tokenizer(directory: Path) -> Tokenizer:
-    """Of the folder: its tokenizer.json, else what Transformers makes of vocab.json and merges.txt. Raises BadCheckpoint."""
+    """The tokenizer of the folder: its tokenizer.json, else the one that Transformers makes of vocab.json and merges.txt. Raises
+    BadCheckpoint."""
     path = directory / "tokenizer.json"
     check_files(directory, "", (path.name,))
     if not path.is_file():
@@ -80,7 +81,7 @@ def read_tokenizer(directory: Path) -> Tokenizer:
 
 
 def _of_vocabulary(directory: Path) -> Tokenizer:
-    """Of Qwen2's kind: how text is cut is in no file."""
+    """A tokenizer of Qwen2's kind: no file tells how text is cut."""
     json_object(directory / "vocab.json")
     path = directory / "tokenizer_config.json"
     kind = json_object(path).get("tokenizer_class", KINDS[0]) if path.is_file() else KINDS[0]
@@ -89,5 +90,5 @@ def _of_vocabulary(directory: Path) -> Tokenizer:
     try:
         made: Tokenizer = Qwen2Tokenizer.from_pretrained(directory, local_files_only=True).backend_tokenizer
         return made
-    except Exception as error:  # Of what is damaged, as above.
+    except Exception as error:  # Damaged files, as above.
         raise BadCheckpoint(f"{directory}: vocab.json, merges.txt or tokenizer_config.json is damaged: {error!r}") from error

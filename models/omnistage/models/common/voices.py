@@ -1,4 +1,4 @@
-"""Which voice speaks, and which there are, in words, for whoever named another one."""
+"""The choice of a voice, and the list of voices in words, for a user who named another one."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from omnistage.models.interface import BadRequest
 
 
 def those_there_are(voices: Sequence[str]) -> str:
-    """Without a full stop; it begins a sentence or follows a semicolon."""
+    """The voices in words, without a full stop; the words begin a sentence or follow a semicolon."""
     if not voices:
         return "there are no voices to choose from"
     *others, last = voices
@@ -16,10 +16,10 @@ def those_there_are(voices: Sequence[str]) -> str:
 
 
 def choose_voice(voices: Collection[str], name: str, field: str) -> str:
-    """The name of the voice that is asked for, in small letters or capital ones; empty: the first. Raises BadRequest."""
+    """The name of the requested voice, in small or capital letters; empty: the first voice. Raises BadRequest."""
     if not name:
         return next(iter(voices))
-    # A checkpoint may well have two whose names differ in that alone.
+    # A checkpoint may well have two whose names differ only in that.
     found = name if name in voices else next((voice for voice in voices if voice.lower() == name.lower()), None)
     if found is None:
         raise BadRequest(field, f"there is no voice {name[:64]!r}; {those_there_are(list(voices))}")

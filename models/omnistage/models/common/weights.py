@@ -1,7 +1,7 @@
-"""The weights of a checkpoint: every one that a model has is there, in its shape, and no other.
+"""The weights of a checkpoint: every weight of a model is there, in its shape, and no other.
 
 They lie in model.safetensors, or in the shards that model.safetensors.index.json lists. A tensor is a view of the file until it is copied.
-Those that have fewer bits in the files are unpacked when they are read (`common.packed`).
+Weights that have fewer bits in the files are unpacked when they are read (`common.packed`).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from omnistage.models.common.packed import Packed, no_weights, packed_in
 NONE: Mapping[str, str] = MappingProxyType({})
 
 _OWN_FILES = ("quantize_config.json", "quant_config.json")
-"""In which GPTQ and AWQ say how they pack weights, beside config.json or in place of it."""
+"""Files in which GPTQ and AWQ tell how they pack weights, beside config.json or instead of it."""
 
 _UNPACKED_TO = "F32"
 
@@ -42,10 +42,10 @@ ShapedNeed = Callable[[str, tuple[int, ...]], torch.Tensor]
 
 
 class Weights:
-    """The weights in a folder by name, open between `with` and its end. Remembers which were read.
+    """The weights in a folder by name, open during a `with`. Remembers which were read.
 
-    others: how names of weights begin that are for parts which the model does not have. renamed: how some names begin in files of another
-    time, and how they are called here. computed: the type that they are computed in.
+    others: beginnings of names of weights for parts that the model does not have. renamed: beginnings of names in files of another time,
+    and their names here. computed: the type of computing.
     """
 
     def __init__(
@@ -63,14 +63,14 @@ class Weights:
         self._shards: dict[str, safe_open] = {}
         self._stored: Mapping[str, _Place] = {}
         self.header: Mapping[str, Stored] = {}
-        """Of all weights but those of other parts."""
+        """All weights except those of other parts."""
         self._checked: set[tuple[str, int | None]] = set()
         self._left: set[str] = set()
         self._packed: Mapping[str, Packed] = {}
 
     def __enter__(self) -> Weights:
-        """Raises BadCheckpoint for a file that is missing or damaged, for an index that does not fit its shards, and for weights that are
-        packed; OSError for a file that cannot be read."""
+        """Raises BadCheckpoint for a missing or damaged file, for an index that does not fit its shards, and for packed weights; OSError
+        for a file that cannot be read."""
         try:
             self._unpack(self._open())
             check_unpacked(self.header, self.directory)
@@ -85,12 +85,12 @@ class Weights:
 
     @property
     def names(self) -> frozenset[str]:
-        """Of all weights but those of other parts; of one that is packed, the name of what it stands for."""
+        """Names of all weights except those of other parts; a packed weight has the name that it has unpacked."""
         return frozenset(self.header)
 
     def read(self, name: str, index: int | None = None) -> torch.Tensor | None:
-        """The weight of a name, None where there is none. index: of a weight of several, such as that of all experts, this one alone.
-        Raises BadCheckpoint for one that is damaged, or that cannot be computed with."""
+        """The weight of a name; None if there is none. index: reads one weight of several, such as those of all experts. Raises
+        BadCheckpoint for a weight that is damaged or cannot be computed with."""
         packed = self._packed.get(name)
         if packed is None and name not in self._stored:
             return None
@@ -101,13 +101,13 @@ class Weights:
             tensor = packed.unpack({key: self._tensor(part, index) for key, part in packed.parts.items()})
         if not tensor.is_floating_point() or tensor.itemsize < 2:
             raise BadCheckpoint(f"{path}: {name} is of {tensor.dtype}, which is no type of a weight")
-        if (name, index) not in self._checked:  # Once: all are read again where the first way to multiply is refused.
+        if (name, index) not in self._checked:  # Once: all are read again if the first way to multiply is refused.
             check_finite(tensor, name, path, self._computed)
             self._checked.add((name, index))
         return tensor
 
     def _tensor(self, name: str, index: int | None = None) -> torch.Tensor:
-        """As it is in the file."""
+        """The tensor as it is in the file."""
         path, shard, stored = self._place(name)
         with _told(path):
             whole = shard.get_slice(stored) if index is not None else None  # type: ignore[no-untyped-call]
@@ -115,19 +115,19 @@ class Weights:
         return tensor
 
     def _place(self, name: str) -> tuple[Path, safe_open, str]:
-        """Of a weight: its file, that opened, and its name there."""
+        """The place of a weight: its file, that file opened, and its name there."""
         shard, stored = self._stored[name]
         return self.directory / shard, self._shards[shard], stored
 
     def need(self, name: str) -> torch.Tensor:
-        """As `read`; raises BadCheckpoint where there is none, too."""
+        """As `read`, but raises BadCheckpoint if there is no such weight."""
         if (tensor := self.read(name)) is None:
             raise BadCheckpoint(f"{self.directory} lacks the weight {name}")
         return tensor
 
     def mapped(self, name: str) -> torch.Tensor | None:
-        """The same, over a mapping of the weight alone: for one that is kept as it is in the file. Its memory is that of the file, which
-        all processes of this machine have together; nothing else of the file stays mapped for it. Nobody writes to it."""
+        """As `read`, over a mapping of the weight alone: for a weight that is kept as it is in the file. Its memory is the file's, which
+        all processes of this machine share; nothing else of the file stays mapped for it. Nobody writes to it."""
         tensor = self.read(name)
         if tensor is None or name in self._packed:
             return tensor
@@ -136,22 +136,22 @@ class Weights:
             return _alone(path, stored, tensor)
 
     def check_read(self) -> None:
-        """Raises BadCheckpoint for a weight that nobody has read or left to others: the model would be another one without it."""
+        """Raises BadCheckpoint for a weight that was neither read nor left to others: without it the model would be another one."""
         self._check_unexpected(self.header.keys() - {name for name, _ in self._checked} - self._left)
 
     def leave(self, names: Iterable[str]) -> None:
-        """Weights that another process reads of the same files."""
+        """Leave these weights to another process, which reads them from the same files."""
         self._left.update(names)
 
     def check_shape(self, name: str, shape: tuple[int, ...]) -> None:
-        """Raises BadCheckpoint for a weight that is missing or misshapen. Reads none of it: what is built by these sizes is not yet."""
+        """Raises BadCheckpoint for a missing or misshapen weight. Does not read it: nothing of these sizes may be built before."""
         if name not in self.header:
             raise BadCheckpoint(f"{self.directory} lacks the weight {name}")
         if (found := self.header[name].shape) != shape:
             raise BadCheckpoint(f"{self.directory}: {name} is {list(found)}, and by config.json it is {list(shape)}")
 
     def check_shapes(self, wanted: Mapping[str, tuple[int, ...]]) -> None:
-        """Raises BadCheckpoint for a weight that is missing, unexpected or misshapen. Reads none of them."""
+        """Raises BadCheckpoint for a missing, unexpected or misshapen weight. Reads none of them."""
         if missing := sorted(wanted.keys() - self.names):
             raise BadCheckpoint(f"{self.directory} lacks {len(missing)} weights, the first is {missing[0]}")
         self._check_unexpected(self.names - wanted.keys())
@@ -164,7 +164,7 @@ class Weights:
             raise BadCheckpoint(f"{self.directory} has {len(unexpected)} weights that this model does not, the first is {unexpected[0]}")
 
     def _open(self) -> dict[str, Stored]:
-        """All that is in the files."""
+        """Open the files; returns all that is in them."""
         index = self.directory / WEIGHTS_INDEX
         found: dict[str, _Place] = {}
         if index.is_file():
@@ -188,8 +188,8 @@ class Weights:
         return {name: headers[shard][stored] for name, (shard, stored) in found.items()}
 
     def _unpack(self, stored: Mapping[str, Stored]) -> None:
-        """Raises BadCheckpoint for what says that weights are packed in a way that is not known here. Those of other parts are found too: a
-        model may read one of them."""
+        """Raises BadCheckpoint if weights are packed in an unknown way. Weights of other parts are checked too: a model may read one of
+        them."""
         for file in _OWN_FILES:
             if (path := self.directory / file).is_file():
                 check_says_unpacked({QUANTIZED[0]: json_object(path) or {"": ""}}, str(path))
@@ -205,16 +205,16 @@ class Weights:
         self.header = {name: found for name, found in (plain | unpacked).items() if not name.startswith(self._others)}
 
     def _called(self, stored: str) -> str:
-        """The name of a weight here, by that in the files."""
+        """The name of a weight here, from its name in the files."""
         before = next((before for before in self._renamed if stored.startswith(before)), None)
         return stored if before is None else self._renamed[before] + stored.removeprefix(before)
 
     def _open_shard(self, name: str) -> set[str]:
-        """Open one file. The names of its weights."""
+        """Open one file; returns the names of its weights."""
         path = self.directory / name
         if not path.is_file():
             raise BadCheckpoint(f"{path} is missing: give the folder of a complete checkpoint, or none for the family's own default")
-        path.open("rb").close()  # The library takes a file that this user may not read for one that is not there.
+        path.open("rb").close()  # The library takes a file that this user may not read for a missing one.
         with _told(path):
             shard = self._files.enter_context(safe_open(path, framework="pt"))
             self._shards[name] = shard
@@ -222,7 +222,7 @@ class Weights:
 
 
 class _Place(NamedTuple):
-    """Where a weight is: in which file, and under which name."""
+    """The place of a weight: its file, and its name there."""
 
     shard: str
     name: str
@@ -237,7 +237,7 @@ def _alone(path: Path, name: str, tensor: torch.Tensor) -> torch.Tensor:
         skipped = start % mmap.ALLOCATIONGRANULARITY
         if not tensor.nbytes or start % tensor.itemsize:
             return tensor.clone()
-        # A copy of what is written, which nothing is: torch warns of memory that it may not write to.
+        # The mapping is copied on write, and nothing writes: torch warns of memory that it may not write to.
         memory = mmap.mmap(file.fileno(), skipped + tensor.nbytes, access=mmap.ACCESS_COPY, offset=start - skipped)
     return torch.frombuffer(memory, dtype=tensor.dtype, count=tensor.numel(), offset=skipped).view(tensor.shape)
 
@@ -252,7 +252,7 @@ def load_weights(net: nn.Module, directory: Path) -> None:
 
 @contextmanager
 def _told(path: Path) -> Iterator[None]:
-    """Errors of the library, as those of the file that it reads."""
+    """Errors of the library as errors of the file that it reads."""
     try:
         yield
     except (SafetensorError, OSError) as error:

@@ -1,7 +1,7 @@
 """One compute thread, shared fairly by the sessions of one event loop.
 
-A session asks for one small unit of work at a time and waits for it, so at most one unit a session is queued and first come, first served
-is fair. An urgent unit (the first of a session, which a listener waits for) overtakes at most OVERTAKES others: nobody starves.
+A session requests one small unit of work at a time and waits for it. So at most one unit of a session is queued, and first come, first
+served is fair. An urgent unit (the first of a session, for which a listener waits) overtakes at most OVERTAKES others: nobody starves.
 """
 
 from __future__ import annotations
@@ -25,26 +25,26 @@ T = TypeVar("T")
 OVERTAKES = 64
 
 LOOK_S = 0.3
-"""After so long a thread that waits for another says that it does."""
+"""After so long, a thread that waits for another tells its watcher that it does."""
 
 _here = threading.local()
 
 
 def still_working() -> None:
-    """Said by a unit of work on the thread that does it: it goes on, and is not to be taken for one that hangs, however long it is."""
+    """Called by a unit of work on its thread: the unit goes on, and does not hang, however long it takes."""
     activity: Activity | None = getattr(_here, "activity", None)
     if activity is not None:
         activity.step()
 
 
 def by_two(aside: Aside, here: Callable[[], None], there: Callable[[], None]) -> None:
-    """Do one call on this thread and the other on another one; return when both are done. Raises what they raise."""
+    """Do one call on this thread and the other on another thread; return when both are done. Raises their errors."""
     other = aside(there)
     try:
         here()
     finally:
         while not wait([other], timeout=LOOK_S).done:
-            still_working()  # It waits; whether the other one goes on is seen by whoever watches that.
+            still_working()  # This thread waits; the watcher of the other thread sees whether that one goes on.
     other.result()
 
 
@@ -56,8 +56,8 @@ class _Unit:
 
 
 class Worker:
-    """Runs units of work on a thread of its own. `threads` is the number of threads torch may use for one unit; `activity` tells what the
-    thread does; `last` is called on it when it ends; step_limit_s: see Activity."""
+    """Runs units of work on a thread of its own. threads: threads that torch may use for one unit. activity: tells what the thread does.
+    last: called on the thread when it ends. step_limit_s: see Activity."""
 
     def __init__(self, name: str, threads: int, last: Callable[[], None] = lambda: None, step_limit_s: float = STEP_LIMIT_S) -> None:
         self._threads, self._last = threads, last
@@ -76,13 +76,15 @@ class Worker:
             return len(self._queue)
 
     async def run(self, call: Callable[[], T], urgent: bool = False) -> T:
-        """Run `call` on the thread and return its result, or raise what it raised.
+        """Run `call` on the thread; returns its result, or raises its error.
 
-        Cancelled: a unit that has not begun is dropped; for one that runs this waits, so that nothing it uses is freed under it.
+        If cancelled: a unit that has not begun is dropped; while one runs, this waits, so that nothing that the unit uses is freed under
+        it.
         """
         loop = asyncio.get_running_loop()
         done: asyncio.Future[T] = loop.create_future()
-        ended: asyncio.Future[None] = loop.create_future()  # Whoever awaits `done` cancels it, and would so know no end of what runs.
+        # Awaiting `done` itself would cancel it, and the end of a running unit would then go unnoticed.
+        ended: asyncio.Future[None] = loop.create_future()
 
         def tell(result: T | None, error: BaseException | None) -> None:
             ended.set_result(None)
@@ -96,7 +98,7 @@ class Worker:
         def work() -> None:
             try:
                 result = call()
-            except BaseException as error:  # not handled here: it belongs to whoever awaits the unit
+            except BaseException as error:  # not handled here: it belongs to the task that awaits the unit
                 loop.call_soon_threadsafe(tell, None, settable(error))
             else:
                 loop.call_soon_threadsafe(tell, result, None)
@@ -110,7 +112,7 @@ class Worker:
             raise
 
     def aside(self, call: Callable[[], None]) -> Future[None]:
-        """The same for another thread that computes, before all that waits here."""
+        """As `run`, for another thread that computes; comes before all units that wait here."""
         done: Future[None] = Future()
 
         def work() -> None:
@@ -125,7 +127,7 @@ class Worker:
         return done
 
     async def close(self) -> None:
-        """Finish what is queued and end the thread."""
+        """Finish the queued units and end the thread."""
         with self._changed:
             self._open = False
             self._changed.notify()
@@ -163,12 +165,13 @@ class Worker:
                     self._changed.wait()
                 unit = self._queue.pop(0)
             unit.work()
-            del unit  # What it worked on would live as long as nothing follows: a film is hundreds of megabytes.
+            # What it worked on would live until the next unit comes: a film is hundreds of megabytes.
+            del unit
             self.activity.step()
 
 
 async def _settled(ended: asyncio.Future[None]) -> None:
-    """Wait for the future whatever is cancelled meanwhile."""
+    """Wait for the future, whatever is cancelled meanwhile."""
     while not ended.done():
         try:
             await asyncio.wait([ended])

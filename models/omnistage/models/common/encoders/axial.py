@@ -1,4 +1,4 @@
-"""Positions of patches on two axes, row and column, by which the heads of an encoder of pictures turn."""
+"""Positions of patches on two axes, row and column, by which the heads of a picture encoder turn."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Turn = tuple[torch.Tensor, torch.Tensor]
 
 
 def places_of(grids: Sequence[Grid], merge: int, device: torch.device) -> torch.Tensor:
-    """Row and column of each patch, int64 [patches, 2], those of a merged row next to each other."""
+    """Row and column of each patch, int64 [patches, 2]; the patches of a merged row are neighbours."""
     return torch.cat([_places(grid, merge, device) for grid in grids])
 
 
@@ -24,7 +24,7 @@ def _places(grid: Grid, merge: int, device: torch.device) -> torch.Tensor:
 
 
 def turn_of(places: torch.Tensor, head_size: int, theta: float) -> Turn:
-    """Half of the pairs of a head turn by the row, half by the column."""
+    """The turns of places: half of the pairs of a head turn by the row, half by the column."""
     half = head_size // 2
     frequencies = 1.0 / theta ** (torch.arange(0, half, 2, dtype=torch.float32, device=places.device) / half)
     angles = (places[..., None].float() * frequencies).flatten(1)
@@ -33,7 +33,7 @@ def turn_of(places: torch.Tensor, head_size: int, theta: float) -> Turn:
 
 
 def turned(x: torch.Tensor, turn: Turn) -> torch.Tensor:
-    """x: [patches, heads, head size]."""
+    """Turn the heads. x: [patches, heads, head size]."""
     wide, (cos, sin) = x.float(), turn
     first, second = wide.chunk(2, -1)
     return (wide * cos + torch.cat((-second, first), -1) * sin).to(x.dtype)

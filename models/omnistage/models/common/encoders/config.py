@@ -1,4 +1,4 @@
-"""What the families' Thinkers with encoders have in common: how their checkpoints are spelled, and the sizes of their encoders."""
+"""The common part of Thinkers with encoders: spellings of their checkpoints, and sizes of their encoders."""
 
 from __future__ import annotations
 
@@ -13,19 +13,20 @@ RENAMED = {
     "thinker.model.visual.": "thinker.visual.",
     "thinker.model.audio_tower.": "thinker.audio_tower.",
 }
-"""How the modules of Transformers 5 are called, where the published checkpoints have the names on the right."""
+"""Names of modules in Transformers 5, and on the right the names in the published checkpoints."""
 
 MOST_SOUND_POSITIONS = 1 << 16
-"""Of the encoder of sound, for each of which there is a row in memory."""
+"""Most positions of a sound encoder; each has a row in memory."""
 
 FRAMES_HZ = 100.0
-"""Of the spectrogram of a sound."""
+"""Frames of a sound's spectrogram in a second."""
 
 
 @dataclass(frozen=True, slots=True)
 class VisionConfig:
-    """An encoder of pictures and films. patch_size: pixels. frames: of a patch. merge: patches of an output row, on each side. output_size:
-    of a row that comes out. channels: of a picture. rope_theta: of the places of patches. A family adds what only its encoder has."""
+    """An encoder of pictures and films. patch_size: pixels. frames: frames of a patch. merge: patches of an output row, on each side.
+    output_size: width of an output row. channels: channels of a picture. rope_theta: theta of the places of patches. A family adds the
+    values that only its encoder has."""
 
     layers: int
     hidden_size: int
@@ -51,8 +52,8 @@ class VisionConfig:
 
 @dataclass(frozen=True, slots=True)
 class AudioConfig:
-    """An encoder of sound. positions: rows of the table of positions. output_size: of a row that comes out. A family adds what only its
-    encoder has."""
+    """An encoder of sound. positions: rows of the table of positions. output_size: width of an output row. A family adds the values that
+    only its encoder has."""
 
     layers: int
     hidden_size: int
@@ -64,7 +65,7 @@ class AudioConfig:
 
 
 def vision_sizes(config: Config) -> dict[str, Any]:
-    """What a VisionConfig has, but for its channels, from a vision_config. Raises BadCheckpoint."""
+    """The values of a VisionConfig except its channels, from a vision_config. Raises BadCheckpoint."""
     return {
         "layers": config.size("depth"),
         "hidden_size": config.size("hidden_size"),
@@ -79,7 +80,7 @@ def vision_sizes(config: Config) -> dict[str, Any]:
 
 
 def audio_sizes(config: Config) -> dict[str, int]:
-    """What an AudioConfig has, from an audio_config. Raises BadCheckpoint."""
+    """The values of an AudioConfig, from an audio_config. Raises BadCheckpoint."""
     return {
         "layers": config.size("encoder_layers"),
         "hidden_size": config.size("d_model"),

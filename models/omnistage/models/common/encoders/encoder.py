@@ -1,4 +1,4 @@
-"""What every family's encoders offer, and what of their sizes the rest has to know."""
+"""The interface of every family's encoders, and those of their sizes that other modules need."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from omnistage.models.common.encoders.features import Grid
 from omnistage.models.common.encoders.patches import Patching
 
 Need = Callable[[str], torch.Tensor]
-"""The weight of a name. Raises BadCheckpoint where there is none."""
+"""The weight of a name. Raises BadCheckpoint if it is missing."""
 
 
 class VisionSizes(Patching, Protocol):
-    """unit: patches of one output row. patch_bytes: of a patch in a pass, roughly: its values, and what a layer has of it at once, in
-    float32."""
+    """unit: patches of one output row. patch_bytes: approximate bytes of a patch in a pass: its values, and what a layer holds of it at
+    once, in float32."""
 
     @property
     def unit(self) -> int: ...
@@ -26,7 +26,7 @@ class VisionSizes(Patching, Protocol):
 
 class AudioSizes(Protocol):
     """chunk: frames of a spectrogram that convolutions see together. piece: frames that are encoded at once, whole windows of attention.
-    rows_hz: output rows of a second. least_ms: a sound that is as long has a row. frame_bytes: as VisionSizes.patch_bytes."""
+    rows_hz: output rows of a second. least_ms: length from which a sound has a row. frame_bytes: like VisionSizes.patch_bytes."""
 
     @property
     def mel_bins(self) -> int: ...
@@ -43,7 +43,7 @@ class AudioSizes(Protocol):
 
 
 class MediaSizes(Protocol):
-    """Of a Thinker."""
+    """Sizes of a Thinker's media."""
 
     @property
     def vision(self) -> VisionSizes: ...
@@ -62,8 +62,8 @@ class VisionEncoder(Protocol):
     def encode(self, patches: torch.Tensor, grids: Sequence[Grid], on_layer: Callable[[], None] = ...) -> list[torch.Tensor]:
         """The rows of pictures and films, [grid.patches / unit, width] each.
 
-        patches: [patches of all grids, patch_values], those of a merged row next to each other. on_layer: called before each layer; what
-        it raises ends the work."""
+        patches: [patches of all grids, patch_values]; the patches of a merged row are neighbours. on_layer: called before each layer; its
+        error ends the work."""
 
 
 class AudioEncoder(Protocol):
@@ -75,11 +75,12 @@ class AudioEncoder(Protocol):
     def dtype(self) -> torch.dtype: ...
 
     def rows(self, frames: int) -> int:
-        """Rows that come of so many frames of a spectrogram."""
+        """Rows that this many frames of a spectrogram become."""
 
     def pieces(self, spectrogram: torch.Tensor) -> Sequence[torch.Tensor]:
-        """Parts of the spectrogram of one sound that do not see each other: `encode` makes of each what it makes of it in the whole."""
+        """Parts of one sound's spectrogram that do not see each other: `encode` makes of each part the same rows as of the part in the
+        whole."""
 
     def encode(self, spectrograms: Sequence[torch.Tensor], on_layer: Callable[[], None] = ...) -> list[torch.Tensor]:
-        """The rows of sounds, or of pieces of some, [rows(frames), width] each. spectrograms: [frames, mel_bins] each. on_layer: as for
+        """The rows of sounds, or of pieces of sounds, [rows(frames), width] each. spectrograms: [frames, mel_bins] each. on_layer: as for
         pictures."""

@@ -1,4 +1,4 @@
-"""What a model takes of media, and where it stands in a prompt."""
+"""The form in which a model takes media, and their place in a prompt."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 
 Pixels = NDArray[np.uint8]
-"""Frames as they are, [frames, height, width, 3]; sides are multiples of those of a merged row."""
+"""Frames as uint8 [frames, height, width, 3]; sides are multiples of those of a merged row."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,8 +27,8 @@ class Grid:
 
 @dataclass(frozen=True, slots=True)
 class Extent:
-    """What a medium takes of the prompt. grid: of a picture or film, before rows are merged. seconds: that one frame of the grid lasts.
-    sound: rows of sound, that of a film included."""
+    """The part of a prompt that a medium takes. grid: that of a picture or film, before rows are merged. seconds: length of one frame of
+    the grid. sound: rows of sound, including the sound of a film."""
 
     grid: Grid | None = None
     seconds: float = 0.0
@@ -37,8 +37,8 @@ class Extent:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Features:
-    """A medium as a Thinker takes it. rows: [rows, width], those of pictures before those of sound. digest: of everything that they were
-    made from."""
+    """A medium as a Thinker takes it. rows: [rows, width], rows of pictures before those of sound. digest: digest of everything that they
+    were made from."""
 
     extent: Extent
     rows: torch.Tensor
@@ -51,8 +51,8 @@ class Features:
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """Rows of a medium in a prompt. first: the first of them. order: which of its rows (those of pictures before those of sound) stands
-    where, int64 [rows]; None: they stand as they are."""
+    """Rows of a medium in a prompt. first: place of the first row. order: which of the medium's rows (pictures before sound) stands at each
+    place, int64 [rows]; None: they stand in their order."""
 
     first: int
     order: NDArray[np.int64] | None
@@ -60,7 +60,8 @@ class Placed:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """A prompt. ids: int64 [rows]. positions: int64 [axes, rows]. delta: position minus slot of the rows behind it. media: in order."""
+    """A prompt. ids: int64 [rows]. positions: int64 [axes, rows]. delta: position minus slot of the rows after the prompt. media: in
+    order."""
 
     ids: NDArray[np.int64]
     positions: NDArray[np.int64]

@@ -1,4 +1,4 @@
-"""How media become rows, with the encoders of a family."""
+"""From media to rows, with the encoders of a family."""
 
 from __future__ import annotations
 
@@ -42,7 +42,8 @@ def rows_of(extent: Extent, config: MediaSizes) -> int:
 def encoding_of_pictures(
     worker: Worker, encoder: VisionEncoder, colours: Normalization, *, most_patches: int, together: bool
 ) -> PictureEncoding:
-    """A piece is the frames of one patch, a whole picture. most_patches: of a pass that has more than one."""
+    """The encoding of pictures and films. A piece is the frames of one patch, or a whole picture. most_patches: bound of a pass with more
+    than one piece."""
     encode, config = picture_pass(encoder, colours), encoder.config
     queue = EncoderQueue[Pixels](worker, encode, lambda pixels: grid_of(pixels, config).patches, most_size=most_patches, together=together)
     return PictureEncoding(queue, config.frames, lambda pixels: grid_of(pixels, config))
@@ -51,14 +52,14 @@ def encoding_of_pictures(
 def encoding_of_sounds(
     worker: Worker, encoder: AudioEncoder, spectrograms: Spectrograms, *, most_frames: int, together: bool
 ) -> SoundEncoding:
-    """most_frames: of a pass that has more than one piece."""
+    """The encoding of sounds. most_frames: bound of a pass with more than one piece."""
     queue = EncoderQueue[torch.Tensor](worker, sound_pass(encoder), len, most_size=most_frames, together=together)
     least_ms = encoder.config.least_ms
     return SoundEncoding(queue, encoder.pieces, spectrograms, lambda samples: encoder.rows(spectrograms.frames(samples)), least_ms)
 
 
 def picture_pass(encoder: VisionEncoder, colours: Normalization) -> Callable[[Sequence[Pixels], Callable[[], None]], list[torch.Tensor]]:
-    """What an EncoderQueue of pictures runs. Rows on the CPU."""
+    """The pass that an EncoderQueue of pictures runs. Its rows are on the CPU."""
 
     def encode(pieces: Sequence[Pixels], between: Callable[[], None]) -> list[torch.Tensor]:
         patches = torch.cat([patches_of(piece, encoder.config, colours) for piece in pieces])
@@ -69,7 +70,7 @@ def picture_pass(encoder: VisionEncoder, colours: Normalization) -> Callable[[Se
 
 
 def sound_pass(encoder: AudioEncoder) -> Callable[[Sequence[torch.Tensor], Callable[[], None]], list[torch.Tensor]]:
-    """What an EncoderQueue of sound runs. Rows on the CPU."""
+    """The pass that an EncoderQueue of sound runs. Its rows are on the CPU."""
 
     def encode(pieces: Sequence[torch.Tensor], between: Callable[[], None]) -> list[torch.Tensor]:
         return [rows.cpu() for rows in encoder.encode([piece.to(encoder.device, encoder.dtype) for piece in pieces], between)]

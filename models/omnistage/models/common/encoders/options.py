@@ -11,10 +11,10 @@ from omnistage.models.options import checked_options, not_negative
 
 @dataclass(frozen=True, slots=True)
 class ThinkerOptions:
-    """0 leaves a choice to the model. family: whose options they are, for humans.
+    """0 leaves a choice to the model. family: name of the family, for humans.
 
-    context: tokens of a conversation and its answer. medium_rows: tokens that a picture or film becomes at most; a larger one is made
-    smaller. feature_cache_bytes: of what was computed of media. decoders: processes that decode media.
+    context: tokens of a conversation and its answer. medium_rows: most tokens of a picture or film; a larger one is made smaller.
+    feature_cache_bytes: bytes of kept features of media. decoders: processes that decode media.
     """
 
     family: ClassVar[str]

@@ -1,4 +1,4 @@
-"""From pixels to the patches that an encoder of pictures takes."""
+"""From pixels to the patches that a picture encoder takes."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from omnistage.models.common.encoders.features import Grid, Pixels
 
 
 class Patching(Protocol):
-    """How frames are cut. patch_size: pixels of a side. frames: of a patch. merge: patches of an output row, on each side. patch_values:
-    numbers of one patch."""
+    """How frames are cut. patch_size: pixels of a side. frames: frames of a patch. merge: patches of an output row, on each side.
+    patch_values: numbers of one patch."""
 
     @property
     def patch_size(self) -> int: ...
@@ -28,21 +28,21 @@ class Patching(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Normalization:
-    """Of colours in 0..1: mean and standard deviation of red, green and blue."""
+    """Normalization of colours in 0..1: mean and standard deviation of red, green and blue."""
 
     mean: tuple[float, ...]
     std: tuple[float, ...]
 
 
 def grid_of(pixels: Pixels, config: Patching) -> Grid:
-    """The patches of frames."""
+    """The grid of patches of some frames."""
     frames, height, width, _ = pixels.shape
     return Grid(-(-frames // config.frames), height // config.patch_size, width // config.patch_size)
 
 
 def patches_of(pixels: Pixels, config: Patching, colours: Normalization) -> torch.Tensor:
-    """Patches [grid patches, patch_values] of frames, those of a merged row next to each other, float32; values in the order colour, frame,
-    row, column, as Transformers' `Qwen2VLImageProcessor` makes them. The last frame is repeated where there are too few for a patch."""
+    """Patches of frames, float32 [grid patches, patch_values]; the patches of a merged row are neighbours. Values stand in the order
+    colour, frame, row, column, as Transformers' `Qwen2VLImageProcessor` makes them. The last frame is repeated to fill the last patch."""
     scale = torch.tensor([255.0 * std for std in colours.std])
     shift = torch.tensor([mean / std for mean, std in zip(colours.mean, colours.std, strict=True)])
     taken = torch.from_numpy(pixels)

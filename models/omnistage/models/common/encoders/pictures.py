@@ -1,8 +1,8 @@
 """The settings by which a checkpoint wants its pictures and films prepared.
 
-They are read as Transformers reads them, from what any of its versions saved: 5 writes all parts of a processor into
-`processor_config.json`, older ones a file for each; what is left out has Transformers' default, and where two places disagree, the one
-counts that counts there.
+They are read as Transformers reads them, from files of any of its versions: version 5 writes all parts of a processor into
+`processor_config.json`, older versions write a file for each. A missing value has Transformers' default, and where two places disagree, the
+one counts that counts in Transformers.
 """
 
 from __future__ import annotations
@@ -16,23 +16,24 @@ from omnistage.models.common.encoders.patches import Normalization, Patching
 FILE = "preprocessor_config.json"
 FILM_FILE = "video_preprocessor_config.json"
 TOGETHER = "processor_config.json"
-"""Of all parts: what it says of one goes before the file of that part."""
+"""The file of all parts: its values for a part go before the part's own file."""
 
 MIN_PIXELS, MAX_PIXELS = 56 * 56, 28 * 28 * 1280
 MEAN, STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
-"""Where nothing is said, as in Transformers."""
+"""The defaults of Transformers."""
 
 RESCALED, BICUBIC = 1 / 255, 3
 FILM_MIN_ROWS, FILM_MAX_ROWS = 128, 768
-"""Of one frame of a film, before two become one, whatever its own file says: those of the published processors, which count in pixels."""
+"""Rows of one frame of a film, before two frames become one, whatever its own file says: those of the published processors, which count in
+pixels."""
 
 FILM_RATE_HZ = 2.0
-"""Frames of a film that are looked at, as the published processors have it."""
+"""Frames in a second of film that are looked at, as in the published processors."""
 
 
 @dataclass(frozen=True, slots=True)
 class PictureSettings:
-    """min_pixels, max_pixels: of a picture after it was resized. film_*: of a frame of a film. colours: what values are normalized with."""
+    """min_pixels, max_pixels: bounds of a resized picture. film_*: bounds of a frame of a film. colours: normalization of values."""
 
     min_pixels: int
     max_pixels: int
@@ -42,7 +43,7 @@ class PictureSettings:
 
 
 def read_pictures(directory: Path, vision: Patching) -> PictureSettings:
-    """vision: that the model has. Raises BadCheckpoint for a file that does not fit the model."""
+    """Read the settings. vision: how the model cuts frames. Raises BadCheckpoint for a file that does not fit the model."""
     values = processor_part(directory, "image_processor", FILE)
     if values is None:
         raise BadCheckpoint(f"{directory} has neither {FILE} nor {TOGETHER} with an 'image_processor': give the whole folder")
@@ -51,7 +52,8 @@ def read_pictures(directory: Path, vision: Patching) -> PictureSettings:
     if films is not None and _colours(films, vision) != colours:
         raise BadCheckpoint(f"{films.place}: films have another 'image_mean' or 'image_std' than pictures, which is not supported")
     least, most = _pixels(values, "min_pixels", "shortest_edge", MIN_PIXELS), _pixels(values, "max_pixels", "longest_edge", MAX_PIXELS)
-    # Who loads a processor with other limits and saves it has them here too, and from here Transformers takes them for all that is seen.
+    # A user who loads a processor with other limits and saves it has them in this file too, and Transformers then uses them for all
+    # pictures.
     path = directory / "tokenizer_config.json"
     said = Config(json_object(path) if path.is_file() else {}, str(path))
     row = (vision.patch_size * vision.merge) ** 2
@@ -70,7 +72,7 @@ def read_pictures(directory: Path, vision: Patching) -> PictureSettings:
 
 
 def processor_part(directory: Path, part: str, file: str) -> Config | None:
-    """What the folder says of a part of its processor."""
+    """The folder's values for a part of its processor."""
     path = directory / TOGETHER
     if path.is_file() and (together := Config(json_object(path), str(path))).has(part):
         return together.section(part)
@@ -79,7 +81,7 @@ def processor_part(directory: Path, part: str, file: str) -> Config | None:
 
 
 def _colours(values: Config, vision: Patching) -> Normalization:
-    """Raises BadCheckpoint where pictures would be prepared in another way than they are here."""
+    """The normalization of colours. Raises BadCheckpoint if the checkpoint wants pictures prepared in a way that does not exist here."""
     for name, wanted in (("patch_size", vision.patch_size), ("temporal_patch_size", vision.frames), ("merge_size", vision.merge)):
         if (found := values.value(name, int, wanted)) != wanted:
             raise BadCheckpoint(f"{values.place}: {name!r} is {found}, the model was made for {wanted}")
@@ -95,7 +97,7 @@ def _colours(values: Config, vision: Patching) -> Normalization:
 
 
 def _pixels(values: Config, name: str, edge: str, usual: int) -> int:
-    """The name of older versions goes before `size`, in which either name may stand."""
+    """A bound in pixels. The older name goes before `size`, in which either name may stand."""
     if values.has(name) or not values.has("size"):
         return values.value(name, int, usual)
     size = values.section("size")

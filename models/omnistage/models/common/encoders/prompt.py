@@ -1,7 +1,7 @@
 """From the token ids of a conversation to the rows of its prompt, and their positions on three axes.
 
-A row has a time, a height and a width: those of text are equal and count on; those of a picture count rows and columns; those of a film and
-its sound count time, so many a second, so that what was seen and heard together is at the same time (TMRoPE, Xu et al. 2025).
+A row has a time, a height and a width. Those of text are equal and count on; those of a picture count rows and columns; those of a film and
+its sound count time, a fixed number in a second, so that picture and sound of one moment have the same time (TMRoPE, Xu et al. 2025).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Run = tuple[NDArray[np.int64], NDArray[np.int64]]
 
 @dataclass(frozen=True, slots=True)
 class MediaIds:
-    """Token ids that stand for rows of media, and those around sound."""
+    """Token ids that stand for rows of media, and the marks around sound."""
 
     image: int
     video: int
@@ -34,11 +34,12 @@ class MediaIds:
 
     @property
     def kinds(self) -> dict[int, str]:
-        """Of the media that the ids stand for."""
+        """The kind of medium that each id stands for."""
         return {self.image: "image", self.audio: "audio", self.video: "video"}
 
     def check(self, vocab_size: int, place: str) -> Self:
-        """The same. place: of the config that they stand in. Raises BadCheckpoint for ids that there are not, and for equal ones."""
+        """Returns itself. place: place of the ids in the config. Raises BadCheckpoint for ids outside the vocabulary, and for equal
+        ones."""
         ids = astuple(self)
         if len({*ids}) < len(ids) or min(ids) < 0 or max(ids) >= vocab_size:
             told = ", ".join(f"{token_id} for {name}" for name, token_id in asdict(self).items())
@@ -69,7 +70,7 @@ class PromptRows(ABC):
         self._count = 0
 
     def laid_out(self, ids: Sequence[int], extents: Sequence[Extent]) -> Layout:
-        """The prompt of token ids, in which each id of a medium stands for all of its rows. extents: of the media, in order."""
+        """The prompt of token ids; each id of a medium stands for all of its rows. extents: those of the media, in order."""
         written = np.array(ids, np.int64)
         indices = np.flatnonzero(np.isin(written, [*self._sizes.ids.kinds]))
         start = 0
@@ -94,20 +95,20 @@ class PromptRows(ABC):
 
     @abstractmethod
     def film_with_sound(self, extent: Extent) -> None:
-        """The rows of what is seen and heard together, with the marks around the sound."""
+        """Add the rows of a film with its sound, ordered by time, with the marks around the sound."""
 
     def heard(self, rows: int) -> Run:
         return np.full(rows, self._sizes.ids.audio), self._counted(rows)
 
     def _counted(self, rows: int) -> NDArray[np.int64]:
-        """Positions that count on, the same on all axes."""
+        """Positions that count on, equal on all axes."""
         return np.broadcast_to(np.arange(rows) + self.next, (3, rows))
 
     def seen(self, extent: Extent) -> Run:
         grid, config = extent.grid, self._sizes
         assert grid is not None
         merge = config.vision.merge
-        # float32, as in Transformers: another rounding would be another position.
+        # In float32, as in Transformers: other rounding would give other positions.
         times = (np.arange(grid.frames, dtype=np.float32) * np.float32(extent.seconds) * config.position_ids_per_second).astype(np.int64)
         axes = np.meshgrid(times, np.arange(grid.height // merge), np.arange(grid.width // merge), indexing="ij")
         positions = np.stack([axis.reshape(-1) for axis in axes]) + self.next
@@ -115,7 +116,7 @@ class PromptRows(ABC):
         return np.full(positions.shape[1], token_id), positions
 
     def run(self, ids: NDArray[np.int64], positions: NDArray[np.int64], order: NDArray[np.int64] | None = None) -> None:
-        """The rows of a medium. order: see Placed."""
+        """Add the rows of a medium. order: see Placed."""
         self._media.append(Placed(self._count, order))
         self.add(ids, positions)
 

@@ -1,7 +1,7 @@
-"""Encoders off the step path: a thread of their own, which takes pieces of several media in one pass.
+"""Encoders beside the steps of the engine: they have a thread of their own, which takes pieces of several media in one pass.
 
-A medium is encoded in pieces that do not see each other (the frames of a film, chunks of sound), so a long one holds nobody up: the media
-that wait take turns, piece by piece, and a pass is bounded whatever they are.
+A medium is encoded in pieces that do not see each other (the frames of a film, chunks of sound), so a long one holds nobody up: waiting
+media take turns, piece by piece, and every pass is bounded.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ import torch
 from omnistage.models.common.worker import Worker
 
 Slice = TypeVar("Slice")
-"""A part of a medium that no other one sees: the frames of one patch, some chunks of sound."""
+"""A part of a medium that the other parts do not see: the frames of one patch, some chunks of sound."""
 
 Pass = Callable[[Sequence[Slice], Callable[[], None]], list[torch.Tensor]]
-"""The rows of some pieces, in order; calls what it is given between layers, and lets out what that raises."""
+"""Computes the rows of some pieces, in order. It calls its second argument between layers, and lets its errors through."""
 
 
 class _GivenUp(Exception):
-    """Nobody waits for what is computed."""
+    """Nobody waits for the result any more."""
 
 
 @dataclass(eq=False, slots=True)
@@ -38,8 +38,9 @@ class _Encoding(Generic[Slice]):
 
 
 class EncoderQueue(Generic[Slice]):
-    """encode: runs on the worker's thread. size: of a piece, in whatever its memory grows with: patches, frames of a spectrogram.
-    most_size: of a pass that has more than one piece. together: pieces may share a pass, because that was found to change no bit."""
+    """encode: runs on the worker's thread. size: size of a piece in the unit that its memory grows with: patches, or frames of a
+    spectrogram. most_size: bound of a pass with more than one piece. together: whether pieces may share a pass, because a trial found the
+    same bits."""
 
     def __init__(self, worker: Worker, encode: Pass[Slice], size: Callable[[Slice], int], *, most_size: int, together: bool) -> None:
         self.worker, self._encode, self._size = worker, encode, size
@@ -48,8 +49,8 @@ class EncoderQueue(Generic[Slice]):
         self._running: asyncio.Task[None] | None = None
 
     async def rows(self, pieces: Sequence[Slice]) -> list[torch.Tensor]:
-        """The rows of one medium, [rows, width] of each piece. Cancelled: a piece that is being computed with others is finished, no other
-        is begun."""
+        """The rows of one medium, [rows, width] for each piece. If cancelled, a piece that is being computed with others is finished, and
+        no other is begun."""
         medium = _Encoding(deque(pieces), len(pieces), asyncio.get_running_loop().create_future())
         self._waiting.append(medium)
         if self._running is None:
@@ -85,12 +86,12 @@ class EncoderQueue(Generic[Slice]):
         return taken
 
     async def _pass(self, taken: Sequence[tuple[_Encoding[Slice], Slice]]) -> None:
-        """Encode pieces together, and if that fails, each by itself: one of them is the cause."""
+        """Encode pieces together; if that fails, encode each by itself, because one of them is the cause."""
         try:
             made = await self.worker.run(partial(self._compute, taken))
         except _GivenUp:
             return
-        except Exception as error:  # It belongs to whoever waits for one of these media.
+        except Exception as error:  # The error belongs to the task that waits for one of these media.
             if len(taken) > 1:
                 for one in taken:
                     await self._pass([one])

@@ -1,4 +1,4 @@
-"""Media of a request, from the bytes that were sent to the rows that stand for them in a prompt.
+"""Media of a request, from the received bytes to the rows that stand for them in a prompt.
 
 bytes --decode (another process)--> pixels, samples --pieces--> encoder (a thread of its own) --> rows, kept by the digest of all of it
 """
@@ -34,19 +34,20 @@ from omnistage.models.media.preprocessing import (
 from omnistage.models.media.turns import Turns
 
 FILMS, OTHERS = 4, 16
-"""Films, and pictures and sounds, that are read at once, from decoding to the last row: so much is held of their pixels and samples."""
+"""Most films, and most pictures and sounds, that are read at once, from decoding to the last row: this bounds the pixels and samples in
+memory."""
 
 FILM_SHARE = 0.75
-"""Of the context, that one film with its sound may take: questions and an answer need some."""
+"""Part of the context that one film with its sound may take: the question and the answer need the rest."""
 
 MAX_WAITING = 256
-"""Media of either that wait for that."""
+"""Most media of either sort that wait for their reading."""
 
 
 @dataclass(frozen=True, slots=True)
 class Medium:
-    """One medium of a request. kind: image, audio or video. preprocessing: how it is prepared. digest: of everything that its rows are made
-    from. client: who asks."""
+    """One medium of a request. kind: image, audio or video. preprocessing: how the medium is prepared. digest: digest of everything that
+    its rows are made from. client: the client that asks."""
 
     kind: str
     source: Source
@@ -57,7 +58,7 @@ class Medium:
 
 @dataclass(slots=True)
 class _Reading:
-    """Of a medium, by one request, for all that ask for it meanwhile. refusal: why nobody can have it."""
+    """The reading of a medium by one request, for all requests that ask for it meanwhile. refusal: why nobody can have it."""
 
     done: asyncio.Event = field(default_factory=asyncio.Event)
     refusal: str = ""
@@ -65,7 +66,7 @@ class _Reading:
 
 @dataclass(frozen=True, slots=True)
 class PictureEncoding:
-    """How pictures and films become rows. queue: a piece is so many `frames`, which share patches. grid: the patches of frames."""
+    """How pictures and films become rows. queue: its pieces are `frames` frames, which share patches. grid: makes the grid of frames."""
 
     queue: EncoderQueue[Pixels]
     frames: int
@@ -74,8 +75,8 @@ class PictureEncoding:
 
 @dataclass(frozen=True, slots=True)
 class SoundEncoding:
-    """How sound becomes rows. pieces: of a spectrogram. spectrogram: float32 [frames, bins], of samples [n]. rows: of so many samples.
-    least_ms: a sound that is as long has a row."""
+    """How sound becomes rows. pieces: cuts a spectrogram. spectrogram: float32 [frames, bins], from samples [n]. rows: rows that this many
+    samples become. least_ms: length from which a sound has a row."""
 
     queue: EncoderQueue[torch.Tensor]
     pieces: Callable[[torch.Tensor], Sequence[torch.Tensor]]
@@ -93,14 +94,15 @@ class MediaPreprocessing:
     film: FilmPreprocessing
 
     def of(self, kind: str, *, use_audio: bool = False, background: Colour | None = None) -> Preprocessing:
-        """kind: image, audio or video. use_audio: of a film, its sound too. background: what is transparent lies on it; None: white."""
+        """The preparation of a kind: image, audio or video. use_audio: for a film, include its sound. background: colour behind transparent
+        parts; None: white."""
         if kind == "image":
             return replace(self.picture, background=background)
         return self.sound if kind == "audio" else replace(self.film, use_audio=use_audio, background=background)
 
     def within(self, most_rows: int, context: int) -> MediaPreprocessing:
-        """The same, so that one medium becomes most_rows at most, its sound not counted, and a film with its sound takes FILM_SHARE of the
-        context of the model at most."""
+        """The same, bounded: one medium has at most `most_rows` rows without its sound, and a film with its sound takes at most FILM_SHARE
+        of the model's context."""
         picture, film, share = self.picture, self.film, int(context * FILM_SHARE)
         seen, filmed = most_rows * picture.factor**2, most_rows * film.factor**2
         return replace(
@@ -121,8 +123,8 @@ class MediaPreprocessing:
 
 
 class MediaReader:
-    """Reads media for one model. rows_of: rows of a prompt that a medium takes. digest: of what the rows of equal bytes also depend on:
-    weights, settings."""
+    """Reads media for one model. rows_of: rows of a prompt that a medium takes. digest: digest of all that the rows of equal bytes depend
+    on besides: weights, settings."""
 
     def __init__(
         self,
@@ -143,18 +145,19 @@ class MediaReader:
         await self._decoder.close()
 
     def medium(self, part: Media | Streamed, source: Source, sha256: bytes, *, scope: str, client: str) -> Medium:
-        """What a part of a request is here. sha256: of its bytes. scope: nothing that is kept is used for a request of another one."""
+        """The medium of a request's part. sha256: that of its bytes. scope: rows that are kept are used only for requests of the same
+        scope."""
         ask, own = self._preprocessing.of(part.kind, use_audio=part.use_audio, background=part.background), scope.encode()
         known = (self._digest, len(own).to_bytes(8, "big"), own, f"{part.kind} {ask} ".encode(), sha256)
         return Medium(part.kind, source, ask, hashlib.sha256(b"".join(known)).digest(), client)
 
     def most_bytes(self, kind: str) -> int:
-        """That one medium may have: image, audio or video."""
+        """Most bytes of one medium of this kind: image, audio or video."""
         return self._decoder.limits.of(kind)[0]
 
     async def features(self, medium: Medium, most_rows: int) -> Features:
-        """The rows of a medium. most_rows: that there is room for. What several requests ask for at once is read once. Clients take turns,
-        and no picture or sound waits for a film. Raises BadMedia, DecoderFull or DecoderFailed."""
+        """The rows of a medium. most_rows: rows that there is room for. A medium that several requests ask for at once is read once.
+        Clients take turns, and no picture or sound waits for a film. Raises BadMedia, DecoderFull or DecoderFailed."""
         while (found := self._cache.find(medium.digest)) is None:
             if (other := self._read_now.get(medium.digest)) is not None:
                 await other.done.wait()
@@ -168,7 +171,7 @@ class MediaReader:
                 self._cache.keep(medium.digest, read)
                 return read
             except NoRoom:
-                raise  # Another conversation may have it.
+                raise  # Another conversation may have room for it.
             except BadMedia as error:
                 this.refusal = str(error)
                 raise
@@ -209,7 +212,7 @@ class MediaReader:
         return rows
 
     async def _joined(self, rows: list[torch.Tensor]) -> torch.Tensor:
-        """On a thread: those of a long film are hundreds of megabytes."""
+        """Join rows on a thread: those of a long film are hundreds of megabytes."""
         return await self._pictures.queue.worker.run(partial(torch.cat, rows))
 
     async def _heard(self, sound: Sound) -> list[torch.Tensor]:

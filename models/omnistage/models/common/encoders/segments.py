@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as functional
 
 MOST_ROWS = 1 << 14
-"""Rows of segments of one length that go into one call: bounds its memory."""
+"""Rows of segments of one length that go into one call; bounds the memory of the call."""
 
 
 class Segments:
@@ -21,7 +21,7 @@ class Segments:
             self._of_length.setdefault(length, []).append(index)
 
     def attention(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-        """Each row sees the rows of its segment. [rows, heads, head size] each; returns [rows, heads * head size]."""
+        """Attention in which each row sees the rows of its segment. [rows, heads, head size] each; returns [rows, heads * head size]."""
         parts = [torch.split(tensor, self.lengths) for tensor in (query, key, value)]
         out = torch.empty(len(query), query.shape[1] * query.shape[2], dtype=query.dtype, device=query.device)
         outs = torch.split(out, self.lengths)

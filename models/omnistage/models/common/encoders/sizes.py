@@ -1,4 +1,4 @@
-"""What a Thinker takes of the memory that is free beside keys and values, and why."""
+"""The part of free memory that a Thinker takes besides keys and values, and why."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ PASS_SHARE = 0.1
 """Part of the free memory that one pass of an encoder may take."""
 
 MEDIUM_ROWS = {"cpu": 2048, "cuda": 16384}
-"""Tokens of one picture or film: attention over the patches of one picture costs their number squared, which a CPU has no time for."""
+"""Most tokens of one picture or film: attention over the patches of a picture costs their number squared, for which a CPU has no time."""
 
 LEAST_MEDIUM_ROWS = 64
 PASS_PATCHES = {"cpu": 8192, "cuda": 65536}
 PASS_FRAMES = {"cpu": 8192, "cuda": 65536}
-"""Frames of the spectrogram of a sound, a hundred a second."""
+"""Most frames of a sound's spectrogram in a pass, a hundred for each second."""
 
 MAX_FEATURE_BYTES = 2 << 30
 BATCH_ROWS = {"cpu": 512, "cuda": 2048}
@@ -31,9 +31,9 @@ DECODERS = 3
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """cache: of keys and values. batch_rows: of a step. medium_rows: tokens of one picture or film at most. pass_patches, pass_frames: of
-    a pass of the encoder of pictures and of sound. feature_bytes: of features that are kept. decoders: processes. why: in words, by name
-    of the setting."""
+    """cache: keys and values. batch_rows: rows of a step. medium_rows: most tokens of one picture or film. pass_patches, pass_frames:
+    bounds of a pass of the picture encoder and of the sound encoder. feature_bytes: bytes of kept features. decoders: processes. why:
+    reasons in words, by name of the setting."""
 
     cache: CacheSize
     batch_rows: int
@@ -46,11 +46,11 @@ class Sizes:
 
     @classmethod
     def chosen(cls, config: MediaSizes, wanted: ThinkerOptions, options: LoadOptions, cache: CacheSize) -> Self:
-        """wanted: that somebody asked for."""
+        """Choose the sizes. wanted: sizes that the user asked for."""
         kind, free, why = options.device.partition(":")[0], cache.free, dict(cache.why)
         patch, frame, room = config.vision.patch_bytes, config.audio.frame_bytes, int(free * PASS_SHARE)
         medium_rows = min(wanted.medium_rows or _medium_rows(MEDIUM_ROWS[kind], room // patch // config.vision.unit), cache.context)
-        # A picture is a piece, and a sound has pieces: a pass takes one of them at least.
+        # A picture is one piece, and a sound has pieces: a pass takes at least one of them.
         pass_patches = max(min(PASS_PATCHES[kind], room // patch), medium_rows * config.vision.unit)
         pass_frames = max(min(PASS_FRAMES[kind], room // frame), config.audio.piece)
         memory = bytes_told(max(pass_patches * patch, pass_frames * frame))
@@ -64,5 +64,5 @@ class Sizes:
 
 
 def _medium_rows(most: int, room: int) -> int:
-    """Tokens of one medium. room: that a pass of the encoder has memory for; a power of two for the reason of a context."""
+    """Most tokens of one medium. room: patches' worth of memory that a pass has; a power of two, for the same reason as a context."""
     return most if room >= most else max(power_of_two(room), LEAST_MEDIUM_ROWS)

@@ -1,4 +1,4 @@
-"""Sound as an encoder takes it."""
+"""Sound in the form that an encoder takes."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from omnistage.models.common.checkpoint import BadCheckpoint
 from omnistage.models.common.encoders.pictures import FILE, TOGETHER, processor_part
 
 PUBLISHED = {"sampling_rate": 16_000, "hop_length": 160, "n_fft": 400}
-"""Samples of a second, of a step and of a window, as Whisper was trained with and every encoder here."""
+"""Samples of a second, of a step and of a window: Whisper and every encoder here were trained with these."""
 
 USUAL_BINS = 80
-"""Of Transformers, where a file does not say."""
+"""The default of Transformers."""
 
 
 class Spectrograms:
     """Log-mel spectrograms, made by Transformers' own extractor."""
 
     def __init__(self, directory: Path, mel_bins: int) -> None:
-        """mel_bins: that the model was made for. Raises BadCheckpoint."""
+        """mel_bins: bins that the model was made for. Raises BadCheckpoint."""
         values = processor_part(directory, "feature_extractor", FILE)
         if values is None:
             raise BadCheckpoint(f"{directory} has neither {FILE} nor {TOGETHER} with a 'feature_extractor': give the whole folder")
@@ -38,11 +38,11 @@ class Spectrograms:
         self.sample_rate_hz = PUBLISHED["sampling_rate"]
 
     def frames(self, samples: int) -> int:
-        """Of a sound of so many samples."""
+        """Frames of a sound of this many samples."""
         return -(-samples // int(self.extractor.hop_length))
 
     def __call__(self, samples: NDArray[np.float32]) -> torch.Tensor:
-        """Of one sound, samples [n] at `sample_rate_hz`; float32 [frames, mel_bins].
+        """The spectrogram of one sound, from samples [n] at `sample_rate_hz`; float32 [frames, mel_bins].
 
         The extractor pads every sound with silence to 300 s and cuts the spectrogram again; a little silence gives the same frames."""
         hop, frames = int(self.extractor.hop_length), self.frames(len(samples))

@@ -1,4 +1,4 @@
-"""A Thinker with encoders, from its parts to all that it runs on: the engine, what reads media, and how much memory each has."""
+"""The start of a Thinker with encoders, from its parts to all that it runs on: the engine, the reader of media, and the memory of each."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ from omnistage.models.options import LoadOptions
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """Of a Thinker. products: how the encoders multiply, and why."""
+    """The parts of a Thinker. products: how the encoders multiply, and why."""
 
     decoder: PackedDecoder
     vision: VisionEncoder
@@ -62,7 +62,7 @@ class Parts:
 
 
 class ThinkerSizes(MediaSizes, Protocol):
-    """text: of the decoder."""
+    """text: sizes of the decoder."""
 
     @property
     def text(self) -> DecoderConfig: ...
@@ -74,8 +74,8 @@ Sized = TypeVar("Sized", bound=ThinkerSizes)
 
 @dataclass(frozen=True, slots=True)
 class ThinkerWeights(Generic[Sized]):
-    """How a family reads its weights. others: how names of weights begin that are for other models. check: raises BadCheckpoint for sizes
-    that are not those of the weights, before anything is built. decoder, encoders: build them, of a rank's part and whole."""
+    """How a family reads its weights. others: beginnings of names of weights for other models. check: raises BadCheckpoint, before anything
+    is built, if the sizes are not those of the weights. decoder, encoders: build a rank's part of the decoder, and the whole encoders."""
 
     others: tuple[str, ...]
     read_config: Callable[[Path], Sized]
@@ -84,8 +84,8 @@ class ThinkerWeights(Generic[Sized]):
     encoders: Callable[[Weights, Sized, torch.dtype, torch.device, LinearMaker], tuple[VisionEncoder, AudioEncoder]]
 
     def read_parts(self, folder: Path, config: Sized, dtype: torch.dtype, device: torch.device, group: Group = ALONE) -> Parts:
-        """Of a rank: its part of the decoder, and all of the encoders. Raises BadCheckpoint for a weight that is missing, or that nobody
-        reads; ValueError for an ill-shaped one."""
+        """The parts of a rank: its part of the decoder, and all of the encoders. Raises BadCheckpoint for a weight that is missing or that
+        nobody reads; ValueError for an ill-shaped one."""
         with Weights(folder, self.others, RENAMED, computed=dtype) as weights:
             self.check(weights, config, group)
             decoder = self.decoder(weights, config, dtype, device, group)
@@ -94,7 +94,7 @@ class ThinkerWeights(Generic[Sized]):
         return Parts(decoder, vision, audio, products)
 
     def read_decoder(self, folder: Path, options: LoadOptions, group: Group) -> PackedDecoder:
-        """What a `rank.Reader` reads."""
+        """The part that a `rank.Reader` reads."""
         dtype = chosen_dtype(options)
         with Weights(folder, self.others, RENAMED, computed=dtype) as weights:
             return self.decoder(weights, self.read_config(folder), dtype, torch.device(options.device), group)
@@ -102,21 +102,21 @@ class ThinkerWeights(Generic[Sized]):
 
 @dataclass(frozen=True, slots=True)
 class Preparation:
-    """How a checkpoint wants its media prepared."""
+    """The preparation of media that a checkpoint wants."""
 
     pictures: PictureSettings
     spectrograms: Spectrograms
 
     @classmethod
     def of(cls, folder: Path, config: MediaSizes) -> Self:
-        """Raises BadCheckpoint."""
+        """Read the preparation. Raises BadCheckpoint."""
         return cls(read_pictures(folder, config.vision), Spectrograms(folder, config.audio.mel_bins))
 
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """What a Thinker runs on. encoders: the thread of the reader's queues. context: tokens of a conversation with its answer. team: other
-    ranks of the decoder."""
+    """All that a Thinker runs on. encoders: the thread of the reader's queues. context: tokens of a conversation with its answer. team: the
+    other ranks of the decoder."""
 
     engine: Engine
     reader: MediaReader
@@ -138,15 +138,15 @@ class Ready:
         produces: Callable[[str], tuple[PortSpec, ...]],
         team: Team | None = None,
     ) -> Self:
-        """wanted: what somebody asked for. code: see `Started.revision`. produces: the ports of what it puts out, by the type that it
-        computes in. team: other ranks, which it waits for. Raises LoadError, or ValueError for ill-shaped weights."""
+        """Start all of it. wanted: the user's options. code: see `Started.revision`. produces: the ports of the outputs, by the type of
+        computing. team: the other ranks, for which this waits. Raises LoadError, or ValueError for ill-shaped weights."""
         dtype, device = chosen_dtype(options), torch.device(options.device)
         torch.set_num_threads(options.threads)
         preparation = Preparation.of(folder, config)
         parts = weights.read_parts(folder, config, dtype, device, ALONE if team is None else team.group)
         if team is not None:
             team.connect(device)
-        # The ranks of a CPU take of the same memory.
+        # The ranks on a CPU share its memory.
         sharing = options.tensor_parallel_size if parts.decoder.spec.device.type == "cpu" else 1
         row_bytes = sharing * page_bytes(parts.decoder.spec) // PAGE_ROWS
         cache = CacheSize.chosen(options, row_bytes=row_bytes, context=config.text.context, wanted=wanted.context)
@@ -195,15 +195,15 @@ def _reader(
 def _built(
     build: Callable[[LinearMaker], tuple[VisionEncoder, AudioEncoder]], dtype: torch.dtype, device: torch.device
 ) -> tuple[tuple[VisionEncoder, AudioEncoder], str]:
-    """What is built of the encoders' products, and how they multiply."""
+    """Build the encoders; returns them and how their products multiply."""
     if device.type == "cpu":
         return build_exact(build, dtype, device)
-    # A medium that is alone in its pass has the same bits every time, and products of a whole picture are what a GPU is made for.
+    # A medium alone in its pass has the same bits every time, and products of a whole picture suit a GPU.
     return build(whole), WHOLE.name
 
 
 def needed(weights: Weights, prefix: str, dtype: torch.dtype, device: torch.device) -> Need:
-    """The weights whose names begin so, by the rest of their names."""
+    """The weights whose names begin with `prefix`, by the rest of their names."""
 
     def need(name: str) -> torch.Tensor:
         found = weights.read(prefix + name)
@@ -215,7 +215,7 @@ def needed(weights: Weights, prefix: str, dtype: torch.dtype, device: torch.devi
 
 
 def encoded_rows(parts: Parts, colours: Normalization) -> tuple[bool, list[torch.Tensor]]:
-    """The rows of random pictures and sounds, whose sizes make whole windows and chunks and parts of some; and whether they have the same
+    """The rows of random pictures and sounds, with sizes that give whole and partial windows and chunks; and whether the rows have the same
     bits alone and together."""
     random = np.random.default_rng(0)
     eyes, ears = parts.vision.config, parts.audio.config
@@ -234,4 +234,4 @@ def _each(encode: Pass[Slice], slices: Sequence[Slice]) -> list[torch.Tensor]:
 
 
 def _nothing() -> None:
-    """Between the layers."""
+    """Called between the layers when nobody needs to know."""

@@ -1,4 +1,4 @@
-"""What Thinkers with encoders do alike: a request with media becomes a prompt, and its rows go to a Talker."""
+"""The common part of Thinkers with encoders: a request with media becomes a prompt, and its rows go to a Talker."""
 
 from __future__ import annotations
 
@@ -32,16 +32,16 @@ from omnistage.models.media.errors import BadMedia, DecoderBroken, DecoderFailed
 
 MEDIA_FIELD = "thinker.messages.parts.media"
 MAX_MEDIA = 64
-"""Of one conversation."""
+"""Most media of one conversation."""
 
 USUAL_TOKENS = 512
-"""Of an answer at most, where nobody says it."""
+"""Most tokens of an answer if the request does not say."""
 
 
 @dataclass(frozen=True, slots=True)
 class Prepared(Tokenized):
-    """A conversation has one token for each medium. media: in order; of those that are streamed the bytes are still to come, into files.
-    grammar: what the text is kept to."""
+    """A conversation with one token for each medium. media: in order; the bytes of streamed media are still to come, into files. grammar:
+    constraint of the text."""
 
     media: tuple[Medium | Streamed, ...]
     files: Files
@@ -50,21 +50,21 @@ class Prepared(Tokenized):
 
 @dataclass(frozen=True, slots=True)
 class Handed:
-    """What a Talker gets of a prompt. ready: rows that are known before anything is computed. slots: of the prompt, int64, whose taps it
-    gets; None: of all."""
+    """The part of a prompt that a Talker gets. ready: rows that are known before anything is computed. slots: slots of the prompt, int64,
+    whose taps the Talker gets; None: all."""
 
     ready: tuple[Rows, ...] = ()
     slots: NDArray[np.int64] | None = None
 
 
 class MediaThinker(EngineThinker[Prepared]):
-    """Implements `ThinkerModel` but for how a family lays out the rows of a prompt."""
+    """Implements `ThinkerModel`, except how a family lays out the rows of a prompt."""
 
     tokenizer: ChatTokenizer
 
     def __init__(self, ready: Ready, tokenizer: ChatTokenizer, row_of: Callable[[int], Array] | None = None) -> None:
-        """row_of: makes the row of a token of the answer; None: it is the tap. What it runs on is closed with it."""
-        # A thought may be long, and without its end there is no answer.
+        """row_of: makes the row of a token of the answer; None: the row is the tap. `ready` is closed with the model."""
+        # A thought may be long, and an answer needs the end of its thought.
         is_long = tokenizer.thinks is not None and tokenizer.thinks.is_open
         info = replace(ready.info, usual_tokens=ready.context if is_long else USUAL_TOKENS)
         super().__init__(ready.engine, tokenizer, info, ready.context, workers=[ready.encoders], team=ready.team)
@@ -73,12 +73,12 @@ class MediaThinker(EngineThinker[Prepared]):
         self._spool = Spool()
 
     def load(self) -> Load:
-        """Who waits for media waits as well."""
+        """See Model.load. Requests that wait for media count as waiting too."""
         load = super().load()
         return replace(load, queued=load.queued + self._unread)
 
     async def warm_up(self) -> None:
-        """Answer one short question about a picture: touches the weights, starts the process that decodes, and keeps the pages of the
+        """Answer one short question about a picture: this touches the weights, starts the process that decodes, and keeps the pages of the
         default system prompt."""
         file = io.BytesIO()
         Image.new("RGB", (64, 64)).save(file, "PNG")
@@ -101,18 +101,18 @@ class MediaThinker(EngineThinker[Prepared]):
 
     @abstractmethod
     def laid_out(self, prompt_ids: Sequence[int], extents: Sequence[Extent]) -> Layout:
-        """The rows of a prompt in which one token stands for each medium. extents: of the media, in order."""
+        """The rows of a prompt in which one token stands for each medium. extents: those of the media, in order."""
 
     def handed(self, prompt_ids: Sequence[int], extents: Sequence[Extent], layout: Layout, wanted: Wanted) -> Handed:
-        """prompt_ids, extents: as of `laid_out`, which made `layout` of them. Raises BadRequest."""
+        """The rows that a Talker gets. prompt_ids, extents: those from which `laid_out` made `layout`. Raises BadRequest."""
         return Handed(rows_known(PLACES, layout.positions.T, wanted))
 
     def _prepared(
         self, request: TextRequest, prompt_ids: tuple[int, ...], said_ids: tuple[int, ...], grammar: Constraint | None
     ) -> Prepared:
-        if request.finished is None and prompt_ids:  # Text that is given to a model without rows has no prompt, and needs no engine.
+        if request.finished is None and prompt_ids:  # Verbatim text for a model without rows has no prompt, and needs no engine.
             with unfit_refused("thinker"):
-                # Without what its media take: what is wrong with the request itself is told before anything is read.
+                # Without the rows of the media: faults of the request itself are told before anything is read.
                 most = min(request.max_tokens, self._context - len(prompt_ids))
                 self.engine.check(self._asked(request, grammar, Prompt.of_tokens(prompt_ids), most, said_ids=said_ids))
         parts = _media(request.turns)
@@ -131,7 +131,7 @@ class MediaThinker(EngineThinker[Prepared]):
         return await self._worker.run(partial(self._placed, prepared, features, wanted))
 
     def _placed(self, prepared: Prepared, features: Sequence[Features], wanted: Wanted) -> tuple[AnswerAssembler, SequenceRequest]:
-        """See _begun; the media are read. Raises BadRequest."""
+        """See _begun; the media are read already. Raises BadRequest."""
         request, said_ids = prepared.request, prepared.said_ids
         extents = [each.extent for each in features]
         layout = self.laid_out(prepared.prompt_ids, extents)
@@ -158,7 +158,7 @@ class MediaThinker(EngineThinker[Prepared]):
         return answer, asked
 
     async def _read(self, prepared: Prepared, inputs: AsyncIterator[Piece]) -> list[Features]:
-        """The features of all media, one after the other. Those that are streamed are files until then."""
+        """The features of all media, one after the other. Streamed media are files until then."""
         if not prepared.media:
             return []
         async with prepared.files as files:
@@ -183,7 +183,7 @@ class MediaThinker(EngineThinker[Prepared]):
         return features
 
     async def _features_of(self, medium: Medium, room: int, number: int) -> Features:
-        """number: of the medium in the request, for what is wrong with it."""
+        """The features of one medium. number: its number in the request, for errors."""
         try:
             return await self.reader.features(medium, room)
         except BadMedia as error:
@@ -192,12 +192,12 @@ class MediaThinker(EngineThinker[Prepared]):
             refusal = partial(Full, str(error))
         except DecoderBroken as error:
             refusal = partial(Failed, str(error))
-        # Not where it is caught: a refusal that knows that error keeps the pixels that its traceback leads to.
+        # Not raised where the error is caught: a refusal that knows that error would keep the pixels to which its traceback leads.
         raise refusal()
 
 
 def rows_known(port: str, rows: NDArray[np.int64], wanted: Wanted) -> tuple[Rows, ...]:
-    """Rows of a prompt that are whole numbers, int32 [n, width], for a port; none where nobody wants them. Raises BadRequest."""
+    """Rows of a prompt that are whole numbers, int32 [n, width], for a port; none if nobody wants them. Raises BadRequest."""
     if port not in wanted:
         return ()
     check_place(wanted, port, len(rows), "rows of the prompt")
@@ -209,7 +209,7 @@ def _media(turns: Sequence[Turn]) -> list[Media | Streamed]:
 
 
 def _given(layout: Layout, features: Sequence[Features]) -> tuple[Given, ...]:
-    """The rows of the media of a prompt."""
+    """The rows of a prompt's media."""
     return tuple(
         Given(placed.first, each.rows if placed.order is None else each.rows[torch.from_numpy(placed.order)], each.digest)
         for placed, each in zip(layout.media, features, strict=True)

@@ -1,4 +1,4 @@
-"""What encoders of sound have of Whisper's (Radford et al. 2022): its layers and its table of positions."""
+"""The parts that sound encoders have from Whisper (Radford et al. 2022): its layers and its table of positions."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class LayerNorm:
 
 
 class WhisperLayer:
-    """weight: by the names of Transformers. has_key_bias: whether keys have a bias too."""
+    """One layer. weight: returns a weight by its name in Transformers. has_key_bias: whether keys have a bias too."""
 
     def __init__(self, weight: Need, name: str, heads: int, linear: LinearMaker, *, has_key_bias: bool) -> None:
         attention = f"{name}.self_attn"
@@ -48,7 +48,7 @@ class WhisperLayer:
         self._up, self._down = (_product(weight, f"{name}.{part}", linear) for part in ("fc1", "fc2"))
 
     def __call__(self, x: torch.Tensor, segments: Segments) -> torch.Tensor:
-        """x: [rows, width]. segments: rows that see each other."""
+        """Apply the layer. x: [rows, width]. segments: rows that see each other."""
         query, key, value = self._query_key_value(self._attention_norm(x)).view(len(x), 3, self._heads, -1).unbind(1)
         x = x + self._output(segments.attention(query, key, value))
         return x + self._down(functional.gelu(self._up(self._ffn_norm(x))))

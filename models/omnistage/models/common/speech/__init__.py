@@ -1,1 +1,1 @@
-"""What a Talker and a Code2Wav of any family need."""
+"""Parts of a Talker and a Code2Wav of any family."""

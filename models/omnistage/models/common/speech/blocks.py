@@ -1,4 +1,4 @@
-"""How many codes of a speech go out at once."""
+"""How many codes of a speech are sent at once."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from omnistage.engine.types import Item
 
 
 class Blocks:
-    """The codes of a speech as they are put out: the first one at once, then all up to the end of a block, and at the end what there is.
+    """The codes of a speech as they are sent: the first one at once, then all codes up to the end of a block, and at the end the rest.
 
-    Sound is made of whole blocks, so it waits for no code that is kept back here; and a message costs every process on its way more than
-    the code in it. size: codes of a block. count: codes that were put out before, as in a resume."""
+    Sound is made of whole blocks, so it waits for no code that is held back here; and a message costs every process on its way more than
+    the code in it. size: codes of a block. count: codes that were sent before, as in a resume."""
 
     def __init__(self, size: int, count: int) -> None:
         self._size, self._count = size, count
         self._waiting: list[Item] = []
 
     def take(self, codes: Sequence[Item], *, end: bool) -> Sequence[Item]:
-        """What to put out now that these came."""
+        """The codes to send now that these came."""
         begins = self._count == 0
         self._count += len(codes)
         codes = [*self._waiting, *codes]

@@ -17,7 +17,7 @@ Prepared = TypeVar("Prepared")
 
 
 class WindowedCode2Wav(ABC, Generic[Prepared]):
-    """Implements what `Code2WavModel` asks of all alike. workers: on whose threads the loop computes."""
+    """Implements the part of `Code2WavModel` that all families share. workers: the threads on which the loop computes."""
 
     def __init__(self, info: ModelInfo, loop: Loop[Any, float, None], workers: Sequence[Worker]) -> None:
         self._info, self._loop, self._workers = info, loop, workers
@@ -43,10 +43,10 @@ class WindowedCode2Wav(ABC, Generic[Prepared]):
 
     @abstractmethod
     def usual_codes(self, prepared: Prepared) -> Array:
-        """[frames, codebooks]: so many that there is a window of each size."""
+        """Codes [frames, codebooks], enough for a window of each size."""
 
     async def warm_up(self) -> None:
-        """Speak in the usual way, to nobody."""
+        """Speak usual codes without a listener."""
         prepared = await self.prepare(WaveRequest(seed=0))
         (port,) = self.info.accepts
         async with aclosing(self.decode(prepared, _one(Piece(port.name, 0, True, self.usual_codes(prepared))), {AUDIO: 0})) as sounds:
@@ -54,7 +54,7 @@ class WindowedCode2Wav(ABC, Generic[Prepared]):
                 pass
 
     async def close(self) -> None:
-        """End the threads. No session is running."""
+        """End the threads. No session may be running."""
         for worker in self._workers:
             await worker.close()
 

@@ -1,4 +1,4 @@
-"""Codes of a speech as they come, as long as a window needs them. No torch."""
+"""Codes of a speech as they come, kept as long as a window needs them. No torch."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from omnistage.models.interface import BadRequest
 
 
 class Codes:
-    """Frames of codes from a place on. first: the first one that is needed; others may come before it. width: codes of a frame."""
+    """Frames of codes from a place on. first: first needed frame; earlier ones may come before it. width: codes of a frame."""
 
     def __init__(self, first: int, width: int) -> None:
         self._first = first
@@ -17,22 +17,22 @@ class Codes:
         self._past: int | None = None
 
     def __len__(self) -> int:
-        """Frames that are there."""
+        """Frames that are held."""
         return len(self._frames)
 
     @property
     def came(self) -> int:
-        """The place behind the last frame that came; 0: none did."""
+        """The place behind the last frame that came; 0: none came."""
         return self._past or 0
 
     @property
     def past(self) -> int:
-        """The place behind the last frame that is there."""
+        """The place behind the last frame that is held."""
         return self._first + len(self)
 
     def add(self, first: int, frames: NDArray[np.int64]) -> None:
-        """The next frames, [n, width]. first: place of the first of them, which only the first call needs. Raises BadRequest where the
-        first that is needed is not among those that come."""
+        """Add the next frames, [n, width]. first: place of the first of them, which only the first call needs. Raises BadRequest if the
+        first needed frame was skipped."""
         if not len(frames):
             return
         if self._past is None:
@@ -44,10 +44,10 @@ class Codes:
         self._frames = np.concatenate((self._frames, frames[needless:]))
 
     def between(self, first: int, past: int) -> NDArray[np.int64]:
-        """Frames that are there."""
+        """Held frames from `first` to before `past`."""
         return self._frames[first - self._first : past - self._first]
 
     def forget(self, place: int) -> None:
-        """Frames before this one are not needed any more."""
+        """Drop the frames before this place."""
         self._frames = self._frames[place - self._first :]
         self._first = place

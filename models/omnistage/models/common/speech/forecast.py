@@ -1,4 +1,4 @@
-"""How long a player should wait before it plays, so that it never runs dry: what is known of the pace of codes and windows, carried on."""
+"""How long a player should wait before it plays, so that it never runs dry: a forecast from the known pace of codes and windows."""
 
 from __future__ import annotations
 
@@ -10,21 +10,22 @@ from itertools import count
 from omnistage.models.common.speech.schedule import Schedule, Window
 
 HORIZON_S = 15.0
-"""Of speech. Where sound is made slower than it is played, no wait is enough for ever: this is for as much as most answers have."""
+"""Seconds of speech that the forecast covers. If sound is made more slowly than it is played, no wait is enough for ever; this is enough
+for most answers."""
 
 LEARNED = 0.1
-"""Part that one window has in what is known of the pace."""
+"""Weight of one window in the known pace."""
 
 
 class Pace:
-    """How long windows take here, over how long they took at load, where nothing else ran: learned from all of them. The first window of a
-    speech says little of it: the machine reads the question and begins to speak beside it."""
+    """How long windows take now, relative to their time at load, when nothing else ran: learned from all windows. The first window of a
+    speech says little about it: meanwhile the machine also reads the question and begins to speak."""
 
     def __init__(self) -> None:
         self._slowness = 1.0
 
     def took(self, seconds: float, expected_s: float, beside: int) -> None:
-        """A window was done, of so many that were computed in turn."""
+        """Note that a window was done, one of `beside` that were computed in turn."""
         self._slowness += LEARNED * (seconds / (expected_s * beside) - self._slowness)
 
     def slowness(self, beside: int) -> float:
@@ -32,8 +33,8 @@ class Pace:
 
 
 class Forecast:
-    """Of one model, from all of its speeches. code_s: of sound that a code has. seconds: that a window takes which is alone on this
-    machine, by its form; a window of another form tells nothing."""
+    """The forecast for one model, from all of its speeches. code_s: seconds of sound of a code. seconds: seconds that a window takes alone
+    on this machine, by its form; a window of another form tells nothing."""
 
     def __init__(self, code_s: float, seconds: Mapping[Hashable, float], form: Callable[[Window], Hashable]) -> None:
         self._code_s, self._seconds, self._form = code_s, seconds, form
@@ -41,7 +42,7 @@ class Forecast:
 
     @contextmanager
     def watching(self, window: Window, *, learning: bool) -> Iterator[None]:
-        """A window is computed within it. learning: it is one like most others."""
+        """A window is computed while the context is open. learning: whether the window is like most others."""
         begun, self._computing = time.monotonic(), self._computing + 1
         beside = self._computing
         try:
@@ -52,13 +53,13 @@ class Forecast:
             self._pace.took(time.monotonic() - begun, expected_s, beside)
 
     def prebuffer_s(self, schedule: Schedule, arrivals: Arrivals, begun: float, done: float) -> float:
-        """For a speech whose first window was begun and done then, by a clock of any zero."""
+        """The wait for a speech whose first window began and was done at these times; the clock may have any zero."""
         slowness, seconds, form = self._pace.slowness(max(self._computing, 1)), self._seconds, self._form
         return prebuffer_s(schedule, self._code_s, arrivals.interval_s, lambda window: slowness * seconds[form(window)], begun, done)
 
 
 class Arrivals:
-    """When codes came."""
+    """The times at which codes came."""
 
     def __init__(self) -> None:
         self._first_at = self._last_at = 0.0
@@ -72,18 +73,18 @@ class Arrivals:
 
     @property
     def interval_s(self) -> float:
-        """From one code to the next; 0 while all came at once."""
+        """Seconds from one code to the next; 0 while all came at once."""
         return (self._last_at - self._first_at) / max(self._count - self._first_count, 1)
 
 
 def prebuffer_s(
     schedule: Schedule, code_s: float, interval_s: float, decode_s: Callable[[Window], float], first_codes_at: float, heard_at: float
 ) -> float:
-    """Seconds after the first sound at which a player that begins then has each later sound when its turn comes: the largest
-    of the times at which windows will be done, less the sound before them.
+    """Seconds to wait after the first sound so that each later sound is there when its turn comes: the largest difference between the time
+    at which a window will be done and the length of the sound before it.
 
-    code_s: of sound that a code has. interval_s: from one code to the next as they come. decode_s: that a window takes. first_codes_at:
-    when the codes of the first window were there; heard_at: when its sound was.
+    code_s: seconds of sound of a code. interval_s: seconds from one code to the next as they come. decode_s: seconds that a window takes.
+    first_codes_at: time at which the codes of the first window were there. heard_at: time at which its sound was.
     """
     first = schedule.window(0, 1 << 62, ended=False)
     if first is None:

@@ -1,19 +1,20 @@
-"""Whether a second thread is worth it now. On a busy machine each of two halves waits for a core, and the step for the later one; and two
-threads with small things to do wait for each other, for Python's lock."""
+"""Whether a second thread is worth it now. On a busy machine each half waits for a core, and the step for the later half; two threads with
+little to do wait for each other, for Python's lock."""
 
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping
 
 WORTH = 0.9
-"""Part of its time that a step may still take when another thread does half of it."""
+"""Largest part of its time that a step may still take when another thread does half of it."""
 
 FIRST_PAUSE, LONGEST_PAUSE = 8, 64
-"""Steps of a shape on one thread after one on two that was too slow; twice as many each time that the next attempt is too slow as well."""
+"""After a step on two threads was too slow, this many steps of its shape run on one thread; the number doubles each time that the next
+attempt is too slow as well."""
 
 
 class Halving:
-    """alone: seconds that a step of a shape takes on one thread, of the shapes that two threads may share."""
+    """alone: seconds that a step of a shape takes on one thread, for the shapes that two threads may share."""
 
     def __init__(self, alone: Mapping[Hashable, float]) -> None:
         self._alone = alone
@@ -21,7 +22,7 @@ class Halving:
         self._left = dict.fromkeys(alone, 0)
 
     def worth(self, shape: Hashable) -> bool:
-        """Asked before each step for which there is a second thread."""
+        """Whether to use the second thread. Call it before each step for which there is one."""
         if shape not in self._alone:
             return False
         if self._left[shape]:
@@ -30,7 +31,7 @@ class Halving:
         return True
 
     def took(self, shape: Hashable, seconds: float) -> None:
-        """A step on two threads took so long, by the clock on the wall. Of a shape that is never shared nothing is learnt."""
+        """Note the wall time of a step on two threads. A shape that is never shared is ignored."""
         if shape not in self._alone:
             return
         if seconds <= WORTH * self._alone[shape]:

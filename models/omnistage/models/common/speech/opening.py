@@ -1,4 +1,4 @@
-"""What a speech begins with, as it comes: rows of the conversation, and of the answer up to the first one."""
+"""The beginning of a speech as it comes: the rows of the conversation, and those of the answer up to the first one."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ Page = tuple[torch.Tensor, bytes]
 
 
 class Opening:
-    """Takes pieces until it is `complete`. Its rows can be read page by page meanwhile.
+    """Takes pieces until it is `complete`. Meanwhile its rows can be read page by page.
 
-    places: int64 [axes, rows], where the rows of the conversation stand; there when all of them came. reply: rows of the answer, those that
-    came before the opening was complete; none where an answer has none. ended: no more will come.
+    places: int64 [axes, rows], places of the conversation's rows; there when all of them came. reply: rows of the answer that came before
+    the opening was complete; empty if an answer has none. ended: no more rows will come.
     """
 
     def __init__(self, axes: int, between: torch.Tensor, context: int) -> None:
-        """axes: of a place. between: [n, row_size], rows that stand between the conversation and the answer. context: rows of a
+        """axes: number of axes of a place. between: rows [n, row_size] between the conversation and the answer. context: rows of a
         conversation and frames of its speech together."""
         self._between, self._context = between, context
         self._missing = {PROMPT, PLACES}
-        # Counted as they come: they may come one by one, and to sum up all of them each time would hold up everybody.
+        # Counted as they come: rows may come one by one, and summing up all of them each time would hold up everybody.
         self._count = dict.fromkeys((PROMPT, PLACES, HIDDEN), 0)
         self._read = 0
         self._unread: list[torch.Tensor] = []
@@ -50,14 +50,14 @@ class Opening:
 
     @property
     def _has_all(self) -> bool:
-        """Rows, the first one of the answer among them."""
+        """Whether all rows are there, including the first row of the answer."""
         return not self._missing and bool(self.reply)
 
     def take(self, piece: Piece) -> None:
-        """Raises BadRequest for a conversation that is too long, and for rows and places that do not belong together."""
+        """Take a piece. Raises BadRequest for a conversation that is too long, and for rows and places that do not belong together."""
         rows = tensor_of(cast(Array, piece.content))
         if piece.port == HIDDEN:
-            # A row of the answer beyond the context has no frame to be spoken in: a Thinker may well have a longer one.
+            # A row of the answer beyond the context has no frame to be spoken in: a Thinker's context may well be longer.
             rows = rows[: self._context - self._count[HIDDEN]]
         if len(rows):
             {PROMPT: self._unread, PLACES: self._parts, HIDDEN: self.reply}[piece.port].append(rows)
@@ -71,7 +71,7 @@ class Opening:
 
     def _check(self) -> None:
         count, placed = self._count[PROMPT], self._count[PLACES]
-        # So has the first row of the answer, with which the codes begin.
+        # This leaves room for the first row of the answer, with which the codes begin.
         most = self._context - len(self._between) - 1
         if max(count, placed) > most:
             raise BadRequest("thinker.messages", f"shorten the conversation: the Talker takes {most} rows")
@@ -80,10 +80,10 @@ class Opening:
 
     def read(self) -> list[Page]:
         """Rows of the sequence that were not read before, page by page, known by their bits: a conversation that goes on begins with the
-        same ones. Whole pages, until with the first row of the answer all are there. For a thread that may compute."""
+        same pages. Only whole pages, until the first row of the answer completes the rows. Call it on a thread that may compute."""
         rows = torch.cat([*self._unread, self._between, self.reply[0][:1]] if self._has_all else self._unread)
         count = len(rows) if self._has_all else len(rows) // PAGE_ROWS * PAGE_ROWS
-        # The rest may be a few rows of many.
+        # Cloned, because the rest may be a few rows of many.
         self._unread = [rows[count:].clone()]
         self._read += count
         return [_known(rows[first : min(first + PAGE_ROWS, count)]) for first in range(0, count, PAGE_ROWS)]

@@ -1,4 +1,4 @@
-"""The options of a Talker that speaks rows of a Thinker, and of a Code2Wav behind it."""
+"""The options of a Talker that speaks the rows of a Thinker, and of a Code2Wav behind it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from omnistage.models.options import checked_options, not_negative
 
 @dataclass(frozen=True, slots=True)
 class TalkerOptions:
-    """0 leaves a choice to the model. family: whose options they are, for humans. context: rows of a conversation and frames of its speech
+    """0 leaves a choice to the model. family: name of the family, for humans. context: rows of a conversation and frames of its speech
     together."""
 
     family: ClassVar[str]
@@ -28,8 +28,8 @@ class TalkerOptions:
 
 @dataclass(frozen=True, slots=True)
 class Code2WavOptions:
-    """0 leaves a choice to the model. family: as above. most: of each option that has a bound. workers: threads that compute side by side,
-    each of which may have `threads` threads of torch's; 0: as many as there are cores, but few."""
+    """0 leaves a choice to the model. family: as above. most: bound of each bounded option. workers: threads that compute side by side,
+    each with `threads` threads of torch; 0: as many as there are cores, but few."""
 
     family: ClassVar[str]
     most: ClassVar[Mapping[str, int]] = {"workers": 64}

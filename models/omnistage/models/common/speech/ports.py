@@ -8,25 +8,25 @@ from omnistage.models.common.thinker import TEXT
 from omnistage.models.interface import Content, ElementType, PortSpec
 
 PROMPT, PLACES, HIDDEN, CODES = "prompt", "places", "hidden", "codes"
-"""Rows of the conversation and where each of them stands, rows of the answer, and codes of speech."""
+"""Rows of the conversation, places of these rows, rows of the answer, and codes of speech."""
 
 AXES = 3
-"""Of a place: time, height, width. A family may say more of a row behind them."""
+"""Axes of a place: time, height, width. A family may add further numbers of a row."""
 
 
 def thinker_ports(width: int, dtype: str, *, place: int) -> tuple[PortSpec, ...]:
-    """What a Thinker puts out. width, dtype: of its rows. place: numbers of a place; 0: it has no Talker."""
+    """The output ports of a Thinker. width, dtype: those of its rows. place: numbers of a place; 0: it has no Talker."""
     text = PortSpec(TEXT, Content.TEXT, compact=True)
     return (text, *row_ports(width, dtype, place=place)) if place else (text,)
 
 
 def row_ports(width: int, dtype: str, *, place: int) -> tuple[PortSpec, ...]:
-    """What a Thinker gives a Talker, as above."""
+    """The ports from a Thinker to a Talker; arguments as above."""
     rows = PortSpec("", Content.TENSOR, width=width, element_type=ElementType(dtype))
     places = PortSpec(PLACES, Content.TENSOR, width=place, element_type=ElementType.INT32)
     return replace(rows, name=PROMPT), places, replace(rows, name=HIDDEN)
 
 
 def codes_port(width: int, rate_hz: float) -> PortSpec:
-    """What a Talker puts out. width: codes of a frame."""
+    """The output port of a Talker. width: codes of a frame."""
     return PortSpec(CODES, Content.CODES, rate_hz=rate_hz, width=width, compact=True)

@@ -1,8 +1,8 @@
-"""What Talkers do alike that speak the rows of an answer as they come, one frame of codes after the other.
+"""The common part of Talkers that speak the rows of an answer as they come, one frame of codes after the other.
 
-A sequence begins with the rows of the conversation, rows that the Talker adds, and the row of the first token of the answer, with which the
-frames begin. The row of every further frame is its codes and the next row of the answer; behind the last one stand a row of the end of the
-text and, for all that is still to be spoken, one of nothing.
+A sequence begins with the rows of the conversation, rows that the Talker adds, and the row of the answer's first token, with which the
+frames begin. The row of every further frame is its codes plus the next row of the answer. After the last row of the answer come a row for
+the end of the text and, for the rest of the speech, a row for nothing.
 """
 
 from __future__ import annotations
@@ -39,17 +39,17 @@ from omnistage.models.interface import BadRequest, FinishReason, Frames, ModelIn
 from omnistage.models.options import LoadOptions
 
 SPEAKERS = 8
-"""At once, when it is measured how many of them there can be."""
+"""Speakers at once in the measurement of how many there can be."""
 
 LEAST_MEASURED = 4
-"""Frames of each of them: the first one comes with the prompt."""
+"""Frames of each speaker in it: the first frame comes with the prompt."""
 
 
 @dataclass(frozen=True, slots=True)
 class Manner:
-    """How a family speaks. place: numbers that the port of places has for a row. codes: the port that goes out. block: frames that go out
-    together, behind the first one. ends, silent: first codes that end a speech, and that are never drawn. seen: first codes that count as
-    drawn before the first frame, for the repetition penalty."""
+    """How a family speaks. place: numbers of a row in the port of places. codes: the output port. block: frames that go out together, after
+    the first one. ends, silent: first codes that end a speech, and first codes that are never drawn. seen: first codes that count as drawn
+    before the first frame, for the repetition penalty."""
 
     place: int
     codes: PortSpec
@@ -61,8 +61,8 @@ class Manner:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class AddedRows:
-    """Rows [n, row_size] that a Talker adds. between: behind the conversation and before the answer, by the names of the voices; of equal
-    numbers. behind: of the end of the text and of nothing, which follow the last row of an answer."""
+    """Rows [n, row_size] that a Talker adds. between: rows after the conversation and before the answer, by the names of the voices; of
+    equal numbers. behind: the row for the end of the text and the row for nothing, which follow the last row of an answer."""
 
     between: Mapping[str, torch.Tensor]
     behind: torch.Tensor
@@ -77,7 +77,7 @@ class Prepared:
 
 
 class RowTalker(EngineModel):
-    """Implements `TalkerModel` but for what a family makes the prompt of."""
+    """Implements `TalkerModel`, except how a family makes the prompt."""
 
     def __init__(self, manner: Manner, engine: Engine, added: AddedRows, info: ModelInfo, context: int) -> None:
         """context: rows of a conversation and frames of its speech together."""
@@ -87,11 +87,11 @@ class RowTalker(EngineModel):
 
     @abstractmethod
     def laid_out(self, places: NDArray[np.int64], voice: str) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Items [rows, codebooks] and positions [axes, rows] of a prompt: the conversation, the rows that are added, and the first row of
-        the answer. places: [place, rows] of the conversation, as the Thinker gave them."""
+        """Items [rows, codebooks] and positions [axes, rows] of a prompt: the conversation, the added rows, and the first row of the
+        answer. places: [place, rows] of the conversation, from the Thinker."""
 
     async def warm_up(self) -> None:
-        """Speak a little, which touches every weight, and then with several at once, to tell how many speak in real time."""
+        """Speak a little, which touches every weight, and then with several voices at once, to measure how many speak in real time."""
         await self._spoken(SpeechRequest(seed=0, max_frames=2))
         thread, device = self.engine.activity, self.engine.spec.device.type
         begun = computing_s(thread, device)
@@ -102,7 +102,7 @@ class RowTalker(EngineModel):
         self._info = replace(self._info, settings={**self._info.settings, "real_time_speakers": told(speakers)})
 
     async def _spoken(self, request: SpeechRequest) -> int:
-        """Frames of an answer of one token."""
+        """Speak an answer of one token; returns the number of frames."""
         rows = array_of(self._added.behind[:1])
         places = np.zeros((1, self._manner.place), np.int32)
         pieces = [Piece(PROMPT, 0, True, rows), Piece(PLACES, 0, True, places), Piece(HIDDEN, 0, True, rows)]
@@ -116,7 +116,7 @@ class RowTalker(EngineModel):
             raise BadRequest("talker.speed", "this voice speaks at its own pace: leave it out, or give 1")
         prepared = Prepared(request, voice)
         with unfit_refused("talker"):
-            # What is wrong with the request itself is told before anything is read.
+            # Faults of the request itself are told before anything is read.
             self.engine.check(self.sequence(prepared, np.zeros((self._manner.place, 0), np.int64)))
         return prepared
 
@@ -144,8 +144,8 @@ class RowTalker(EngineModel):
                         return
 
     async def _begun(self, prepared: Prepared, inputs: AsyncIterator[Piece], held: AsyncExitStack) -> tuple[Opening, SequenceStream | None]:
-        """A speech up to its first frame, read while it comes: a Thinker gives rows of a long conversation long before it answers. held:
-        gets the stream, to close it. None: there is nothing to speak. Raises BadRequest, EngineFull or EngineClosed."""
+        """A speech up to its first frame, read while it comes: a Thinker sends the rows of a long conversation long before it answers.
+        held: gets the stream, to close it. None: there is nothing to speak. Raises BadRequest, EngineFull or EngineClosed."""
         stream = None
         opening = Opening(self._manner.place, self._added.between[prepared.voice], self._context)
         while not opening.complete:
@@ -162,10 +162,10 @@ class RowTalker(EngineModel):
         return opening, stream if opening.reply else None
 
     def sequence(self, prepared: Prepared, places: NDArray[np.int64]) -> SequenceRequest:
-        """What the engine is asked for a speech behind a conversation; the rows of its prompt are given later. places: as of `laid_out`.
+        """The request to the engine for a speech after a conversation; the rows of its prompt are given later. places: as in `laid_out`.
         Raises Unfit.
 
-        Speech has as many frames as there are rows left, and places: those of pictures and films may outrun their rows."""
+        A speech has as many frames as there are rows left, and places: the places of pictures and films may outrun their rows."""
         request = prepared.request
         items, positions = self.laid_out(places, prepared.voice)
         prompt = Prompt(items, (), positions, int(positions.max()) + 1 - len(items), request.scope.encode(), given_later=True)
@@ -187,15 +187,16 @@ class RowTalker(EngineModel):
 
 
 def followed(positions: NDArray[np.int64], count: int) -> NDArray[np.int64]:
-    """Positions [axes, rows] of a conversation, and of so many rows behind it: each stands one behind all before it."""
+    """Positions [axes, rows] of a conversation, and of `count` rows after it: each stands one behind all before it."""
     after = int(positions[:, -1].max()) + 1 if positions.shape[1] else 0
     return np.concatenate((positions, np.broadcast_to(np.arange(after, after + count), (len(positions), count))), axis=1)
 
 
 def cache_of_rows(decoder: PackedDecoder, row_size: int, options: LoadOptions, context: int, wanted: int) -> tuple[CacheSize, int]:
-    """What a Talker takes of the memory, and how much of it is for keys and values. row_size: of the rows that come. Raises LoadError.
+    """The part of the memory that a Talker takes, and the part of that for keys and values. row_size: width of the rows that come. Raises
+    LoadError.
 
-    What was given for a row is kept as long as the row may have to be computed again: until its speech ends, and on the CPU."""
+    A given row is kept as long as it may have to be computed again: until its speech ends, and on the CPU."""
     kv_row, spec = page_bytes(decoder.spec) // PAGE_ROWS, decoder.spec
     row_bytes = kv_row + (row_size * spec.dtype.itemsize if spec.device.type == "cpu" else 0)
     cache = CacheSize.chosen(options, row_bytes=row_bytes, context=context, wanted=wanted)

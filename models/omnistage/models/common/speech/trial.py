@@ -1,5 +1,5 @@
-"""What a Code2Wav finds out about itself while it is loaded, with random windows: how many of them may be computed together, what it makes
-of fixed input, and how fast it is."""
+"""A trial of a Code2Wav at load, with random windows: how many windows may be computed together, what the model makes of fixed input, and
+how fast it is."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ from omnistage.models.interface import USUAL_PROFILE
 from omnistage.models.steps.interface import Aside
 
 SIZES: Mapping[str, Sequence[int]] = {"cpu": (4, 2), "cuda": (16, 8, 4, 2)}
-"""Windows that may be computed together: a CPU has enough to do with few of them."""
+"""Numbers of windows that are tried together: a few keep a CPU busy."""
 
 SLOW_SECONDS = 0.2
-"""Where one window takes longer, all are computed one at a time: a net that is so slow has enough to do with one."""
+"""If one window takes longer, all are computed one at a time: one is enough for so slow a net."""
 
 TRIAL_SECONDS = 6.0
-"""Shapes that are not tried within it are computed one window at a time."""
+"""Shapes that were not tried within this time are computed one window at a time."""
 
 Job = TypeVar("Job")
 """A window at one of its stages."""
 
 
 class Trials(Protocol[Job]):
-    """How a family makes windows to be tried. code_s: of sound that a code has. stages: what a window goes through, in order, and how many
-    steps each takes. halves: whether a step can leave half of itself to a second thread."""
+    """How a family makes windows for the trial. code_s: seconds of sound of a code. stages: the stages of a window in order, and the number
+    of steps of each. halves: whether a step can leave half of itself to a second thread."""
 
     device: torch.device
     code_s: float
@@ -43,24 +43,24 @@ class Trials(Protocol[Job]):
     halves: bool
 
     def form(self, window: Window) -> Hashable:
-        """What windows have in common that take equally long. window: not the last one of a speech."""
+        """The form of a window: windows of one form take equally long. window: not the last one of a speech."""
 
     def random_job(self, stage: str, window: Window, seed: int) -> Job:
-        """A window of random values, before the first step of a stage; the same for the same seed."""
+        """A window of random values before the first step of a stage; the same for the same seed."""
 
     def shape(self, job: Job) -> Hashable:
-        """Those of equal shapes can step together. No shape belongs to two stages."""
+        """The shape of a job: jobs of equal shapes can step together. No shape belongs to two stages."""
 
     def step(self, jobs: Sequence[Job], aside: Aside | None) -> list[torch.Tensor]:
-        """One step of jobs of one shape: what it makes of each. aside: another thread, for half of it."""
+        """One step of jobs of one shape; returns the result of each. aside: another thread, for half of the step."""
 
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """together: of each stage, and of each shape of a step of it, how many windows have the same bits together as each has alone,
-    descending; without 1. halved: shapes of which one alone is made sooner by two threads, with the same bits, and the seconds that it
-    takes one. results: of fixed input. workers: threads. speakers: how many this machine can make speak in real time, if it does nothing
-    else. seconds: that a window takes which is alone, by its form, in the same way."""
+    """together: for each stage and each shape of its steps, the numbers of windows, without 1, that have the same bits together as each has
+    alone; descending. halved: shapes of which two threads make a single one sooner, with the same bits, and the seconds of one thread.
+    results: results of fixed input. workers: number of threads. speakers: how many voices this machine can speak in real time if it does
+    nothing else. seconds: seconds that a window takes alone on this machine, by its form."""
 
     together: Mapping[str, Mapping[Hashable, tuple[int, ...]]]
     halved: Mapping[Hashable, float]
@@ -70,13 +70,13 @@ class Trial:
     seconds: Mapping[Hashable, float]
 
     def most(self, shape: Hashable, there: int) -> int:
-        """How many of the windows that are there are computed together."""
+        """How many of `there` waiting windows are computed together."""
         sizes = next((sizes[shape] for sizes in self.together.values() if shape in sizes), ())
         return next((size for size in sizes if size <= there), 1)
 
     @property
     def why(self) -> dict[str, str]:
-        """In words, by name of the setting."""
+        """The reasons in words, by name of the setting."""
         shapes = sum(map(len, self.together.values()))
         stages = "; ".join(f"{stage}: {_told(list(sizes.values()))}" for stage, sizes in self.together.items())
         return {
@@ -92,15 +92,15 @@ def _told(shapes: Sequence[tuple[int, ...]]) -> str:
 
 
 def tried(trials: Trials[Job], schedules: Mapping[str, Schedule], workers: Sequence[Worker], *, most: int = 0) -> Trial:
-    """Compute windows of all shapes that streams have, on this thread and on those of the workers. most: together; 0: as many as are worth
-    it."""
+    """Compute windows of all shapes that streams have, on this thread and on those of the workers. most: most windows together; 0: as many
+    as are worth it."""
     side_by_side = min(len(workers), max(cores() // torch.get_num_threads(), 1))
     usual, ends = _usual(trials, schedules), time.monotonic() + TRIAL_SECONDS
     sizes: Sequence[int] = [size for size in SIZES[trials.device.type] if not most or size <= most]
     together = {stage: dict[Hashable, tuple[int, ...]]() for stage in trials.stages}
     halved, results, seconds = dict[Hashable, float](), list[torch.Tensor](), dict[Hashable, float]()
     for stage, exact in together.items():
-        # What the sizes are for: if none is exact for a shape of a stage, there is none for the others.
+        # Numbers that are worth trying: if none is exact for one shape of a stage, none is for its other shapes.
         worth = sizes
         for window in usual:
             trying = _Trying(trials, stage, window)
@@ -112,7 +112,7 @@ def tried(trials: Trials[Job], schedules: Mapping[str, Schedule], workers: Seque
             seconds[shape], exact[shape] = now - begun, ()
             results += made
             if now < ends:
-                # The first run of a shape is not like the others.
+                # The first run of a shape is slower than the others.
                 seconds[shape] = trying.seconds(1)
             if now < ends and now - begun < SLOW_SECONDS:
                 exact[shape] = worth = trying.exact(worth)
@@ -132,7 +132,7 @@ def tried(trials: Trials[Job], schedules: Mapping[str, Schedule], workers: Seque
 
 
 def _usual(trials: Trials[Job], schedules: Mapping[str, Schedule]) -> list[Window]:
-    """One window of each form that a speech has but for its last; those of the paced profile first."""
+    """One window of each form that a speech has, except its last one; those of the paced profile come first."""
     found: dict[Hashable, Window] = {}
     for name in sorted(schedules, key=lambda name: name != USUAL_PROFILE):
         for number in range(schedules[name].cycle):
@@ -153,16 +153,16 @@ class _Trying(Generic[Job]):
         return self._trials.random_job(self._stage, self._window, seed)
 
     def step(self, size: int, aside: Aside | None = None) -> list[torch.Tensor]:
-        """What one step makes of so many of them."""
+        """The result of one step of `size` windows."""
         return self._trials.step([self._job(number) for number in range(size)], aside)
 
     def exact(self, sizes: Sequence[int]) -> tuple[int, ...]:
-        """Those of the sizes, descending, at which each window has the bits that it has alone."""
+        """Those of the sizes, descending, at which each window has the same bits as alone."""
         alone = [self._trials.step([self._job(number)], None)[0] for number in range(max(sizes, default=0))]
         return tuple(size for size in sizes if all(map(torch.equal, self.step(size), alone)))
 
     def seconds(self, size: int, aside: Aside | None = None) -> float:
-        """That a step of so many windows takes for each of them, the median of three."""
+        """Seconds of a step of `size` windows for each of them, the median of three."""
         times, clock = [], partial(computing_s, None, self._trials.device.type)
         for _ in range(3):
             jobs = [self._job(number) for number in range(size)]
@@ -179,8 +179,8 @@ def _speakers(
     workers: Sequence[Worker],
     side_by_side: int,
 ) -> float:
-    """Seconds of sound that a second of computing makes on all workers at once, of windows as they are in the middle of a long speech.
-    side_by_side: so many of them there are cores for."""
+    """Seconds of sound that a second of computing makes on all workers at once, from windows in the middle of a long speech. side_by_side:
+    number of workers that there are cores for."""
     window, speakers = schedule.window(schedule.growing, 1 << 62, ended=False), list[float]()
     assert window is not None
 
@@ -197,7 +197,7 @@ def _speakers(
 
 
 class _Clocked:
-    """A worker, and how long it computes."""
+    """A worker with a clock of its computing."""
 
     def __init__(self, worker: Worker) -> None:
         self._worker, self._times = worker, list[float]()
@@ -211,5 +211,5 @@ class _Clocked:
         return self._worker.aside(timed)
 
     def seconds(self) -> float:
-        """Of a call, the median."""
+        """Seconds of a call, the median."""
         return sorted(self._times)[len(self._times) // 2]
