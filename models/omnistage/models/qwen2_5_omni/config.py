@@ -1,6 +1,6 @@
-"""What the config.json of a Qwen2.5-Omni checkpoint says, as far as the Thinker and the Talker need it.
+"""The config.json of a Qwen2.5-Omni checkpoint, as far as the Thinker and the Talker need it.
 
-Both spellings are read: that of the published checkpoints (`rope_theta` with `rope_scaling`), and `rope_parameters` of Transformers 5.
+Two spellings are read: that of the published checkpoints (`rope_theta` with `rope_scaling`), and `rope_parameters` of Transformers 5.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ PIECE_CHUNKS = 8
 
 @dataclass(frozen=True, slots=True)
 class VisionConfig(encoders.VisionConfig):
-    """See there. window_size: pixels. full_layers: those whose attention sees the whole frame; the others see windows."""
+    """See the common VisionConfig. window_size: pixels. full_layers: layers whose attention sees the whole frame; the others see
+    windows."""
 
     window_size: int
     full_layers: frozenset[int]
@@ -38,18 +39,18 @@ class VisionConfig(encoders.VisionConfig):
 
 @dataclass(frozen=True, slots=True)
 class AudioConfig(encoders.AudioConfig):
-    """See there. window: frames of the spectrogram that attention sees together, in pairs: a chunk has twice as many."""
+    """See the common AudioConfig. window: frames of the spectrogram that attention sees together, in pairs: a chunk has twice as many."""
 
     window: int
 
     @property
     def chunk(self) -> int:
-        """Frames of the spectrogram that are seen together."""
+        """Frames of the spectrogram that convolutions see together."""
         return 2 * self.window
 
     @property
     def piece(self) -> int:
-        """Frames of some chunks, which are encoded at once."""
+        """Frames of several chunks, which are encoded at once."""
         return PIECE_CHUNKS * self.chunk
 
     @property
@@ -64,15 +65,15 @@ class AudioConfig(encoders.AudioConfig):
 
     @property
     def frame_bytes(self) -> int:
-        """See AudioSizes; two frames become one behind the convolutions."""
+        """See AudioSizes; two frames become one after the convolutions."""
         return 4 * (4 * self.mel_bins + 4 * self.hidden_size + (12 * self.hidden_size + 4 * self.ffn_size) // 2)
 
 
 @dataclass(frozen=True, slots=True)
 class ThinkerConfig:
-    """text: of the language model. rope: of its positions. position_ids_per_second: positions that a second of sound or film takes.
-    seconds_per_chunk: of a film with sound, that stand next to each other in the prompt. tied: the logits use the embedding, where there is
-    no head."""
+    """text: the language model. rope: rope of its positions. position_ids_per_second: positions that a second of sound or film takes.
+    seconds_per_chunk: seconds of a film and its sound that stand together in the prompt. tied: the logits use the embedding if there is no
+    head."""
 
     text: DecoderConfig
     rope: RopeConfig
@@ -96,10 +97,10 @@ class CodecIds:
 
 @dataclass(frozen=True, slots=True)
 class TalkerConfig:
-    """decoder: its item ids are one more than the checkpoint has: the last one stands for no item. rope: of its positions. codec: special
-    items. silent: items that are neither codes nor an end: Code2Wav could make nothing of them. row_size: of the rows that come from the
-    Thinker, and of the embeddings of items. text_end, text_pad: token ids of the Thinker that stand behind the last row. block: codes that
-    Code2Wav attends to together. speaker_size, mel_bins: of a voice's vector and of the example of it."""
+    """decoder: its item ids are one more than the checkpoint has; the last one stands for no item. rope: rope of its positions. codec:
+    special items. silent: items that are neither codes nor an end, of which Code2Wav could make nothing. row_size: width of the rows that
+    come from the Thinker, and of the embeddings of items. text_end, text_pad: token ids of the Thinker that stand after the last row.
+    block: codes that Code2Wav attends to together. speaker_size, mel_bins: sizes of a voice's vector and of its example."""
 
     decoder: DecoderConfig
     rope: RopeConfig
@@ -114,12 +115,12 @@ class TalkerConfig:
 
     @property
     def nothing(self) -> int:
-        """The item of a row that has none."""
+        """The item of a row without an item."""
         return self.decoder.vocab_size - 1
 
 
 def read_talker_config(directory: Path) -> TalkerConfig:
-    """Of the checkpoint in a folder. Raises BadCheckpoint."""
+    """Read the config of the checkpoint in a folder. Raises BadCheckpoint."""
     whole = read_config(directory, MODEL_TYPE)
     check_said(whole, "qwen2_5_omni", "talker")
     config, dit = whole.section("talker_config"), whole.section("token2wav_config").section("dit_config")
@@ -146,7 +147,7 @@ def read_talker_config(directory: Path) -> TalkerConfig:
 
 
 def read_thinker_config(directory: Path) -> ThinkerConfig:
-    """Of the checkpoint in a folder. Raises BadCheckpoint."""
+    """Read the config of the checkpoint in a folder. Raises BadCheckpoint."""
     whole = read_config(directory, MODEL_TYPE)
     config = whole.section("thinker_config")
     check_plain(whole, config)

@@ -36,7 +36,7 @@ _PREFIX = "thinker."
 def load_thinker(folder: Path, options: LoadOptions) -> Qwen2_5Thinker:
     """Raises LoadError, or ValueError for ill-shaped weights."""
     config = read_thinker_config(folder)
-    config_of_part(config.text, options.tensor_parallel_size)  # Before others are started for nothing.
+    config_of_part(config.text, options.tensor_parallel_size)  # Checked before other ranks are started in vain.
     return load_in_team(read_decoder, folder, options, partial(_loaded, folder, config))
 
 
@@ -65,7 +65,7 @@ def _decoder(weights: Weights, config: ThinkerConfig, dtype: torch.dtype, device
 
 
 def _check_encoders(weights: Weights, config: ThinkerConfig, group: Group) -> None:
-    """Raises BadCheckpoint for sizes of the encoders that are not those of their weights: what is built and tried follows from them."""
+    """Raises BadCheckpoint if the sizes of the encoders are not those of their weights: what is built and tried follows from the sizes."""
     eyes, ears = config.vision, config.audio
     merged = eyes.hidden_size * eyes.unit
     block, layer = f"{_PREFIX}visual.blocks", f"{_PREFIX}audio_tower.layers"
@@ -86,7 +86,7 @@ def _check_encoders(weights: Weights, config: ThinkerConfig, group: Group) -> No
 def _encoders(
     weights: Weights, config: ThinkerConfig, dtype: torch.dtype, device: torch.device, linear: LinearMaker
 ) -> tuple[VisionEncoder, AudioEncoder]:
-    weights.read(f"{_PREFIX}audio_tower.audio_bos_eos_token.weight")  # The published code has it and does not use it.
+    weights.read(f"{_PREFIX}audio_tower.audio_bos_eos_token.weight")  # The published code has this weight and does not use it.
     eyes, ears = (needed(weights, f"{_PREFIX}{part}.", dtype, device) for part in ("visual", "audio_tower"))
     return VisionEncoder(config.vision, eyes, linear), AudioEncoder(config.audio, ears, linear)
 

@@ -67,7 +67,7 @@ def load_talker(folder: Path, options: LoadOptions) -> Qwen2_5Talker:
 
 
 def _decoder(weights: Weights, config: TalkerConfig, dtype: torch.dtype, device: torch.device) -> PackedDecoder:
-    """Its embedding has one row more than the checkpoint, of zeros: that of a row without an item."""
+    """The decoder. Its embedding has one row more than the checkpoint: zeros for a row without an item."""
     stored = decoder_weights(weights, dtype, device, prefix=f"{_PREFIX}model.", head=f"{_PREFIX}codec_head.weight", biased=BIASED)
 
     def weight(name: str) -> torch.Tensor | None:

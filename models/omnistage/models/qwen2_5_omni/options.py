@@ -12,22 +12,22 @@ from omnistage.models.errors import LoadError
 
 FAMILY = "qwen2_5_omni"
 SOLVERS = ("rk4", "midpoint", "euler")
-"""The first is the one that the model was published with."""
+"""Solvers of the flow; the model was published with the first."""
 
 MOST_STEPS = 100
 MOST_AHEAD = 36
-"""Blocks: with the published solver and steps, the slope of a block depends on nothing behind them."""
+"""Most blocks ahead: with the published solver and steps, the slope of a block depends on no block behind these."""
 
 
 class ThinkerOptions(encoders.ThinkerOptions):
-    """See there."""
+    """See the common ThinkerOptions."""
 
     __slots__ = ()
     family = FAMILY
 
 
 class TalkerOptions(speech.TalkerOptions):
-    """See there."""
+    """See the common TalkerOptions."""
 
     __slots__ = ()
     family = FAMILY
@@ -35,8 +35,8 @@ class TalkerOptions(speech.TalkerOptions):
 
 @dataclass(frozen=True, slots=True)
 class Code2WavOptions(speech.Code2WavOptions):
-    """See there. solver: of the flow: one of SOLVERS. steps: of it, one less than `num_steps` of Transformers. lookahead: blocks of 12
-    codes that a window looks ahead; 0 leaves it to the profile of a request."""
+    """See the common Code2WavOptions. solver: solver of the flow, one of SOLVERS. steps: its steps, one less than `num_steps` of
+    Transformers. lookahead: blocks of 12 codes that a window looks ahead; 0 leaves it to the profile of a request."""
 
     family = FAMILY
     most: ClassVar[Mapping[str, int]] = {**speech.Code2WavOptions.most, "steps": MOST_STEPS, "lookahead": MOST_AHEAD}

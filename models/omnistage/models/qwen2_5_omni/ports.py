@@ -1,4 +1,4 @@
-"""What the ports between the stages of Qwen2.5-Omni have of their own."""
+"""The part of the ports between the stages of Qwen2.5-Omni that is its own."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ class _Rows(PromptRows):
         self._config = config
 
     def film_with_sound(self, extent: Extent) -> None:
-        """What is seen and heard in the same two seconds stands together, what is seen first. The marks around the sound have the
+        """Add the rows of a film and its sound: each two seconds stand together, pictures first. The marks around the sound have the
         positions of those around the film."""
         config, begin = self._config, self.next
         self.add(np.array([config.ids.audio_start]), np.full((3, 1), begin - 1))
@@ -38,14 +38,14 @@ class _Rows(PromptRows):
         order = np.concatenate(pieces)
         positions = np.concatenate((seen[1], heard[1]), 1)
         self.run(np.concatenate((seen[0], heard[0]))[order], positions[:, order], order)
-        # What follows counts on from the last piece, even where the other one lasts longer: so the model was trained.
+        # Later rows count on from the last piece, even if the other one lasts longer: so the model was trained.
         self.next = int(positions[:, pieces[-1]].max()) + 1
         self.add(np.array([config.ids.audio_end]), np.full((3, 1), self.next))
         self.next -= 1
 
 
 def _chunks(times: NDArray[np.int64], step: int) -> list[tuple[int, int]]:
-    """First index and the one behind the last of each chunk: the n-th ends before the first time that is not below n steps."""
+    """First index of each chunk, and the index after its last: the n-th ends before the first time that is not below n steps."""
     chunks, start = list[tuple[int, int]](), 0
     for index in range(len(times)):
         if times[index] >= (len(chunks) + 1) * step:

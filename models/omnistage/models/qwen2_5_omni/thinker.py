@@ -29,5 +29,5 @@ class Qwen2_5Thinker(MediaThinker):
 
 
 def tokenizer_of(directory: Path, config: ThinkerConfig) -> ChatTokenizer:
-    """Raises BadCheckpoint."""
+    """The tokenizer of a checkpoint. Raises BadCheckpoint."""
     return ChatTokenizer(directory, config.text.vocab_size, END, config.ids.kinds)

@@ -1,8 +1,8 @@
 """The encoder of pictures and films of Qwen2.5-Omni: patches in, rows of the Thinker out.
 
 A vision transformer with RMS norms, gated feed-forward layers, rotary positions on two axes (row and column of a patch) and attention
-within windows but for a few layers, whose rows are merged two by two on each side at the end: Transformers' `Qwen2_5OmniVisionEncoder`.
-Products run as the engine's do (omnistage.engine.linear), so that the rows of a picture do not depend on what is encoded beside it.
+within windows, except in a few layers; at the end, patches are merged two by two on each side: Transformers' `Qwen2_5OmniVisionEncoder`.
+Products run as the engine's do (omnistage.engine.linear), so the rows of a picture do not depend on other pictures in the pass.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class _Block:
 
 
 class VisionEncoder:
-    """weight: by the names of the checkpoint, without "thinker.visual."."""
+    """weight: returns a weight by its name in the checkpoint, without "thinker.visual."."""
 
     def __init__(self, config: VisionConfig, weight: Need, linear: LinearMaker) -> None:
         self.config = config
@@ -54,8 +54,8 @@ class VisionEncoder:
     def encode(self, patches: torch.Tensor, grids: Sequence[Grid], on_layer: Callable[[], None] = lambda: None) -> list[torch.Tensor]:
         """The rows of pictures and films, [grid.patches / merge², output_size] each.
 
-        patches: [patches of all grids, patch_values], those of a merged row next to each other. on_layer: called before each layer; what
-        it raises ends the work."""
+        patches: [patches of all grids, patch_values]; the patches of a merged row are neighbours. on_layer: called before each layer; its
+        error ends the work."""
         order, windows, frames = self._arranged(grids)
         unit, width = self.config.unit, self.config.hidden_size
         order = order.to(patches.device)

@@ -20,19 +20,19 @@ _DAMAGE = (
     *(OSError, EOFError, RuntimeError, ValueError, pickle.UnpicklingError, struct.error, zipfile.BadZipFile),
     *(ArithmeticError, AssertionError, AttributeError, ImportError, LookupError, MemoryError, TypeError),
 )
-"""What `torch.load` raises for a file that is damaged: it checks few of the values that it unpickles and builds tensors of, so whatever is
-wrong with one is told by the statement that stumbles over it."""
+"""Errors of `torch.load` for a damaged file. It checks few of the values that it unpickles into tensors, so the statement that stumbles
+over a bad value raises its own error."""
 
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 USUAL = "Chelsie"
-"""Speaks where no voice is named, if the checkpoint has her: so does Transformers' `generate`."""
+"""The default voice, as in Transformers' `generate`, if the checkpoint has it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Voice:
-    """token: of the Thinker's, tells the Talker who speaks. speaker: float32 [1, speaker_size], and example: float32 [1, frames, mel_bins],
-    tell Code2Wav."""
+    """token: token of the Thinker that tells the Talker who speaks. speaker: float32 [1, speaker_size], and example: float32 [1, frames,
+    mel_bins], for Code2Wav."""
 
     token: int
     speaker: torch.Tensor
@@ -41,7 +41,8 @@ class Voice:
 
 @dataclass(frozen=True, slots=True)
 class VoiceSizes:
-    """tokens: that the Thinker has embeddings of; None: nobody asks for one. speaker, mel_bins: of a voice's vector and its example."""
+    """tokens: number of tokens that the Thinker has embeddings of; None: no token is needed. speaker, mel_bins: sizes of a voice's vector
+    and its example."""
 
     speaker: int
     mel_bins: int
@@ -49,8 +50,8 @@ class VoiceSizes:
 
 
 def read_voices(directory: Path, sizes: VoiceSizes) -> dict[str, Voice]:
-    """Of the checkpoint in a folder, that which speaks where none is named first. Raises BadCheckpoint for a file that is no table of
-    voices, or one of a model of other sizes; nothing but tensors and plain values is read."""
+    """The voices of the checkpoint in a folder, the default first. Raises BadCheckpoint for a file that is no table of voices, or one of a
+    model of other sizes. Reads only tensors and plain values."""
     path = directory / FILE
     try:
         _check_stored(path)
@@ -66,8 +67,8 @@ def read_voices(directory: Path, sizes: VoiceSizes) -> dict[str, Voice]:
 
 
 def _check_stored(path: Path) -> None:
-    """Raises BadZipFile for a file whose parts are packed: they may become any size when they are unpacked. `torch.save` packs none, and
-    what it wrote before it wrote archives says its sizes itself."""
+    """Raises BadZipFile for a file with compressed parts: decompressed, they may have any size. `torch.save` compresses none, and its older
+    files, which are no archives, tell their sizes themselves."""
     with zipfile.ZipFile(path) as archive:
         if any(part.compress_type != zipfile.ZIP_STORED for part in archive.infolist()):
             raise zipfile.BadZipFile("its parts are compressed, which torch.save never does")
@@ -89,7 +90,7 @@ def _voice(place: str, values: object, sizes: VoiceSizes) -> Voice:
 
 
 def _tensor(place: str, values: dict[object, object], name: str, shape: tuple[int, ...]) -> torch.Tensor:
-    """shape: 0 stands for any number but none."""
+    """A tensor of a voice. shape: 0 stands for any number but zero."""
     found = values.get(name)
     if not _is_plain(found):
         raise BadCheckpoint(f"{place} has no tensor {name!r}")
@@ -104,8 +105,8 @@ def _tensor(place: str, values: dict[object, object], name: str, shape: tuple[in
 
 
 def _is_plain(found: object) -> TypeGuard[torch.Tensor]:
-    """Whether its numbers are there, each its own, and can be read one by one: `torch.load` also gives tensors that are sparse, have no
-    memory, or repeat the few numbers that they have."""
+    """Whether the numbers of a tensor exist, each for itself, and can be read one by one: `torch.load` also returns tensors that are
+    sparse, have no memory, or repeat a few numbers."""
     if not isinstance(found, torch.Tensor) or found.layout is not torch.strided or found.device.type != "cpu":
         return False
     return found.numel() * found.element_size() <= found.untyped_storage().nbytes()

@@ -1,11 +1,12 @@
-"""The encoder of sound of Qwen3-Omni: log-mel spectrograms in, rows of the Thinker out, 13 for a second.
+"""The sound encoder of Qwen3-Omni: log-mel spectrograms in, rows of the Thinker out, 13 for a second.
 
-Three convolutions over time and pitch take chunks of a second that do not see each other, and Whisper's layers windows of some chunks:
-Transformers' `Qwen3OmniMoeAudioEncoder`. A convolution is a product of three by three numbers at a time, so all products run as the
-engine's do (omnistage.engine.linear), and the rows of a sound do not depend on what is encoded beside it.
+Three convolutions over time and pitch take chunks of a second that do not see each other, and Whisper's layers take windows of several
+chunks: Transformers' `Qwen3OmniMoeAudioEncoder`. A convolution is a product of three by three numbers at a time, so all products run as the
+engine's do (omnistage.engine.linear), and the rows of a sound do not depend on other sounds in the pass.
 
-The last chunk of a sound that has whole ones is filled up with silence to a whole one, as there. Transformers also fills up a sound that is
-shorter than a chunk where a longer one is in the same conversation, and then its last row is another one; here it is what it is alone.
+The last chunk of a sound with whole chunks is padded with silence to a whole one, as in Transformers. Transformers also pads a sound that
+is shorter than a chunk if a longer one is in the same conversation, and then its last row differs; here its rows are always those that it
+has alone.
 """
 
 from __future__ import annotations
@@ -22,11 +23,11 @@ from omnistage.models.common.encoders.whisper import LayerNorm, WhisperLayer, si
 from omnistage.models.qwen3_omni.config import CHUNK_ROWS, AudioConfig, convolved
 
 CHUNKS = 8
-"""That go through the convolutions at once: bounds their memory, of which they take much."""
+"""Chunks that go through the convolutions at once: this bounds the memory, of which convolutions take much."""
 
 
 class AudioEncoder:
-    """weight: by the names of the checkpoint, without "thinker.audio_tower."."""
+    """weight: returns a weight by its name in the checkpoint, without "thinker.audio_tower."."""
 
     def __init__(self, config: AudioConfig, weight: Need, linear: LinearMaker) -> None:
         self.config = config
@@ -53,14 +54,14 @@ class AudioEncoder:
         return whole * CHUNK_ROWS + convolved(rest)
 
     def pieces(self, spectrogram: torch.Tensor) -> Sequence[torch.Tensor]:
-        """Windows of attention. What is left behind them and is no whole chunk stays with the last one: it is to be filled up."""
+        """Windows of attention. A rest after them that is no whole chunk stays with the last one, because it must be padded."""
         pieces = list(torch.split(spectrogram, self.config.piece))
         if len(pieces) > 1 and len(pieces[-1]) < self.config.chunk:
             pieces[-2:] = [torch.cat(pieces[-2:])]
         return pieces
 
     def encode(self, spectrograms: Sequence[torch.Tensor], on_layer: Callable[[], None] = lambda: None) -> list[torch.Tensor]:
-        """See common's AudioEncoder; rows have row_size numbers. spectrograms: 1 frame at least."""
+        """See common's AudioEncoder; rows have row_size numbers. spectrograms: at least 1 frame."""
         config = self.config
         x = self._convolved(spectrograms)
         counts = [self.rows(len(spectrogram)) for spectrogram in spectrograms]
@@ -73,7 +74,7 @@ class AudioEncoder:
         return list(torch.split(functional.pad(rows, (0, config.row_size - config.output_size)), counts))
 
     def _convolved(self, spectrograms: Sequence[torch.Tensor]) -> torch.Tensor:
-        """The rows that come out of the convolutions, with their positions in their chunks, [rows, hidden_size]."""
+        """The output rows of the convolutions, with their positions in their chunks, [rows, hidden_size]."""
         chunks, rows = list[torch.Tensor](), list[int]()
         for spectrogram in spectrograms:
             for chunk in torch.split(spectrogram, self.config.chunk):
@@ -90,7 +91,7 @@ class AudioEncoder:
         return torch.cat([chunk[:count] + self._positions[:count] for chunk, count in zip(made, rows, strict=True)])
 
     def _convolved_alike(self, chunks: torch.Tensor) -> torch.Tensor:
-        """Of chunks [chunks, frames, bins], which are equally long; [chunks, rows, hidden_size]."""
+        """The convolutions of chunks [chunks, frames, bins] of equal length; [chunks, rows, hidden_size]."""
         x = chunks.mT[:, None]
         for convolution in self._convolutions:
             height, width = ((side - 1) // 2 + 1 for side in x.shape[2:])

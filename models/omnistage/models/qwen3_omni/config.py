@@ -1,4 +1,4 @@
-"""What the config.json of a Qwen3-Omni checkpoint says, as far as the Thinker needs it."""
+"""The config.json of a Qwen3-Omni checkpoint, as far as the Thinker needs it."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ from omnistage.models.registry import is_said
 MODEL_TYPE = "qwen3_omni_moe"
 
 SECTIONS = (24, 20, 20)
-"""Pairs of components of a head by axis, where a config does not say."""
+"""Pairs of components of a head by axis, if a config does not say."""
 
 CHUNK_ROWS = 13
-"""Rows that the encoder of sound makes of a whole chunk. The published code has this number, whatever the size of a chunk."""
+"""Rows that the sound encoder makes from a whole chunk. The published code has this number, whatever the size of a chunk."""
 
 
 @dataclass(frozen=True, slots=True)
 class VisionConfig(encoders.VisionConfig):
-    """See there. positions: rows of their table, which are a square. deepstack: layers behind which rows for layers of the decoder are made
-    too, of output_size each."""
+    """See the common VisionConfig. positions: rows of the table of positions, which form a square. deepstack: layers after which rows for
+    layers of the decoder are made too, of output_size each."""
 
     positions: int
     deepstack: tuple[int, ...]
@@ -48,7 +48,7 @@ class VisionConfig(encoders.VisionConfig):
 
     @property
     def row_size(self) -> int:
-        """Of all that comes out for a row: the row itself, and one for each layer of `deepstack`."""
+        """Width of the whole output for a row: the row itself, and one for each layer of `deepstack`."""
         return (1 + len(self.deepstack)) * self.output_size
 
     @property
@@ -59,9 +59,9 @@ class VisionConfig(encoders.VisionConfig):
 
 @dataclass(frozen=True, slots=True)
 class AudioConfig(encoders.AudioConfig):
-    """See there. chunk: frames of the spectrogram that convolutions see together. window_chunks: chunks that attention sees together.
-    channels: of the convolutions. row_size: of a row that comes out with the zeros behind it, which make it as wide as those of
-    pictures."""
+    """See the common AudioConfig. chunk: frames of the spectrogram that convolutions see together. window_chunks: chunks that attention
+    sees together. channels: channels of the convolutions. row_size: width of an output row with the zeros after it, which make it as wide
+    as the rows of pictures."""
 
     chunk: int
     window_chunks: int
@@ -85,7 +85,7 @@ class AudioConfig(encoders.AudioConfig):
 
     @property
     def frame_bytes(self) -> int:
-        """See AudioSizes; most of it is what the second convolution takes: nine numbers of each channel, a quarter of the bins, of every
+        """See AudioSizes; most of it is the input of the second convolution: nine numbers of each channel, a quarter of the bins, of every
         fourth frame."""
         taken = 9 * self.channels * self.mel_bins // 16
         return 4 * (self.mel_bins + taken + (12 * self.hidden_size + 2 * self.ffn_size + self.row_size) // 8)
@@ -93,8 +93,8 @@ class AudioConfig(encoders.AudioConfig):
 
 @dataclass(frozen=True, slots=True)
 class SpeechSource:
-    """What the Talker has of the Thinker. layer: whose hidden rows it takes of media, as `hidden_states` of Transformers counts. turn: the
-    id with which a turn begins. user: the id behind it where a user speaks."""
+    """The part of the Thinker that the Talker gets. layer: layer whose hidden rows it takes of media, as `hidden_states` of Transformers
+    counts. turn: the id with which a turn begins. user: the id after it if a user speaks."""
 
     layer: int
     turn: int
@@ -103,8 +103,9 @@ class SpeechSource:
 
 @dataclass(frozen=True, slots=True)
 class ThinkerConfig:
-    """text: of the language model. rope: of its positions. position_ids_per_second: positions that a second of sound or film takes. biased:
-    see `decoder_weights`. tied: the logits use the embedding, where there is no head. speech: None for a checkpoint that does not speak."""
+    """text: the language model. rope: rope of its positions. position_ids_per_second: positions that a second of sound or film takes.
+    biased: see `decoder_weights`. tied: the logits use the embedding if there is no head. speech: None for a checkpoint that does not
+    speak."""
 
     text: DecoderConfig
     experts: ExpertSizes
@@ -119,7 +120,7 @@ class ThinkerConfig:
 
 
 def read_thinker_config(directory: Path) -> ThinkerConfig:
-    """Of the checkpoint in a folder. Raises BadCheckpoint."""
+    """Read the config of the checkpoint in a folder. Raises BadCheckpoint."""
     whole = read_config(directory, MODEL_TYPE)
     config = whole.section("thinker_config")
     check_plain(whole, config)
@@ -195,7 +196,7 @@ def _audio(config: Config, row_size: int) -> AudioConfig:
 
 
 def convolved(count: int) -> int:
-    """What three convolutions leave of so many frames or bins, of which each takes every second."""
+    """The number that three convolutions leave of so many frames or bins; each takes every second one."""
     for _ in range(3):
         count = (count - 1) // 2 + 1
     return count

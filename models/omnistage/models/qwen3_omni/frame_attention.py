@@ -1,9 +1,9 @@
 """Attention within the frames of the code predictor: a few places for each speaker, all of them in one product.
 
-The places of a frame are few and begin anew with each frame, so keys and values lie side by side by speaker and head, and are multiplied
-where they lie. Places that a row does not see yet are masked, so that all passes have one size; what is left there must be finite. The
-bits of a row may depend on how many speakers are multiplied together: whether they do is tried out for each number of speakers, and where
-they do each speaker is multiplied by itself.
+A frame has few places and begins anew each time. So keys and values lie side by side by speaker and head, and are multiplied where they
+lie. Places that a row does not see yet are masked, so that all passes have one size; the numbers left in them must be finite. The bits of a
+row may depend on how many speakers are multiplied together. That is tried for each number of speakers, and if they do, each speaker is
+multiplied alone.
 """
 
 from __future__ import annotations
@@ -15,28 +15,28 @@ from omnistage.engine.adapter import Attention, DecoderSpec
 
 
 class FrameAttention:
-    """speakers: at once at most. together: whether they share a product."""
+    """speakers: most speakers at once. together: whether they share a product."""
 
     def __init__(self, spec: DecoderSpec, speakers: int) -> None:
         self._spec = spec
         shape = (spec.layers, 2, speakers * spec.kv_heads, spec.context, spec.head_size)
-        # In float32 whatever the rows are: so small products cost less so, and oneDNN has no kernel to keep for each number of speakers.
+        # In float32, whatever the rows are: so small products are faster, and oneDNN has no kernel to keep for each number of speakers.
         self._held = torch.zeros(shape, device=spec.device)
         self.together = all(self._alike(speakers, each) for each in (1, 2))
 
     @property
     def told(self) -> str:
-        """For the settings of the model."""
+        """The text for the settings of the model."""
         if self.together:
             return "all speakers at once: each had the same bits in every company at load"
         return "speaker by speaker: together they had other bits at load"
 
     def forget(self) -> None:
-        """Nothing of the frames so far is left."""
+        """Clear the frames so far."""
         self._held.zero_()
 
     def rows(self, speakers: int, start: int, each: int) -> Attention:
-        """For a pass of so many speakers. start, each: first place and number of the rows of each."""
+        """The attention of a pass for `speakers` speakers. start, each: first place, and number of rows of each speaker."""
         spec, count, heads = self._spec, speakers * each, self._spec.kv_heads
         group, end = spec.query_heads // heads, start + each
         hidden = torch.arange(spec.context) > torch.arange(start, end).repeat_interleave(group)[:, None]
@@ -66,17 +66,17 @@ class FrameAttention:
         asked, keys, values = (torch.randn(most * spec.kv_heads, *shape, generator=generator).to(spec.device) for shape in shapes)
         mask = torch.zeros(1, spec.context, device=spec.device)
         alone = _one_by_one(spec.kv_heads, asked, keys, values, mask)
-        # The last speakers, who have other places than in the product of all.
+        # The last speakers, which have other places than in the product of all.
         parts = (slice((most - count) * spec.kv_heads, None) for count in range(1, most + 1))
         return all(torch.equal(_attended(asked[part], keys[part], values[part], mask), alone[part]) for part in parts)
 
 
 def _attended(asked: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    """asked: [heads, rows, head_size]; keys, values: [heads, places, head_size]; mask: [rows, places], added to scores."""
+    """Attention. asked: [heads, rows, head_size]; keys, values: [heads, places, head_size]; mask: [rows, places], added to scores."""
     return torch.bmm(torch.baddbmm(mask, asked, keys.transpose(1, 2)).softmax(-1), values)
 
 
 def _one_by_one(heads: int, asked: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    """The same, of each speaker by itself. heads: of keys that a speaker has."""
+    """The same for each speaker alone. heads: heads of keys of a speaker."""
     parts = zip(*(torch.split(each, heads) for each in (asked, keys, values)), strict=True)
     return torch.cat([_attended(own, own_keys, own_values, mask) for own, own_keys, own_values in parts])

@@ -43,7 +43,7 @@ _OTHERS = ("talker.", "code2wav.")
 def load_thinker(folder: Path, options: LoadOptions) -> Qwen3Thinker:
     """Raises LoadError, or ValueError for ill-shaped weights."""
     config = read_thinker_config(folder)
-    config_of_part(config.text, options.tensor_parallel_size, config.experts.cut)  # Before others are started for nothing.
+    config_of_part(config.text, options.tensor_parallel_size, config.experts.cut)  # Checked before other ranks are started in vain.
     return load_in_team(read_decoder, folder, options, partial(_loaded, folder, config))
 
 
@@ -63,7 +63,7 @@ def read_decoder(folder: Path, options: LoadOptions, group: Group) -> PackedDeco
 
 
 def read_embedding(folder: Path) -> torch.Tensor:
-    """Of tokens, in the memory of the file: a row of the answer is that of its token."""
+    """The embeddings of tokens, in the memory of the file: a row of the answer is that of its token."""
     with Weights(folder, _OTHERS, RENAMED) as weights:
         found = weights.mapped(f"{_PREFIX}model.{EMBEDDING}")
     if found is None:
@@ -85,14 +85,14 @@ def _decoder(weights: Weights, config: ThinkerConfig, dtype: torch.dtype, device
     if group.size == 1:
         return PackedDecoder(config.text, weight, parts)
     words = Qwen3OmniMoeTextConfig
-    plan = {**words.base_model_tp_plan, **words.base_model_ep_plan, **HEAD_PLAN}  # The second says it of whole experts.
+    plan = {**words.base_model_tp_plan, **words.base_model_ep_plan, **HEAD_PLAN}  # The second plan says it of whole experts.
     part = config_of_part(config.text, group.size, config.experts.cut)
     return PackedDecoder(part, weights_of_part(weight, plan, group), parts, group)
 
 
 def _check_shapes(weights: Weights, config: ThinkerConfig, group: Group) -> None:
-    """Raises BadCheckpoint for sizes of the encoders and experts that are not those of their weights: what is built and tried follows from
-    them."""
+    """Raises BadCheckpoint if the sizes of encoders and experts are not those of their weights: what is built and tried follows from the
+    sizes."""
     eyes, ears, text = config.vision, config.audio, config.text
     merged = eyes.hidden_size * eyes.unit
     block, heard = f"{_PREFIX}visual.blocks", f"{_PREFIX}audio_tower.layers"

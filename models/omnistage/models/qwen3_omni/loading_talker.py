@@ -85,7 +85,7 @@ def load_talker(folder: Path, options: LoadOptions) -> Qwen3Talker:
 
 
 def _added(weights: Weights, config: TalkerConfig, voices: tuple[str, ...], dtype: torch.dtype) -> AddedRows:
-    """Who speaks is an item; the rows beside it are those of tokens, the same for all."""
+    """The added rows. The voice is an item; the rows beside it are those of tokens, the same for all voices."""
     embedding, text = weights.need(_TEXT), config.text
     for name, token in (("bos", text.bos), ("eos", text.eos), ("pad", text.pad)):
         if not 0 <= token < len(embedding):
@@ -99,7 +99,7 @@ def _added(weights: Weights, config: TalkerConfig, voices: tuple[str, ...], dtyp
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """Of a Talker. first: embeddings of the first codes. heads: of the other codebooks."""
+    """The parts of a Talker. first: embeddings of the first codes. heads: heads of the other codebooks."""
 
     decoder: PackedDecoder
     first: torch.Tensor
@@ -108,7 +108,7 @@ class Parts:
 
 
 def read_parts(weights: Weights, config: TalkerConfig, dtype: torch.dtype, device: torch.device) -> Parts:
-    """Raises BadCheckpoint for a weight that is missing, ValueError for an ill-shaped one."""
+    """Read the parts. Raises BadCheckpoint for a missing weight, ValueError for an ill-shaped one."""
 
     def need(name: str, *shape: int) -> torch.Tensor:
         weights.check_shape(name, shape)
@@ -131,7 +131,8 @@ def read_parts(weights: Weights, config: TalkerConfig, dtype: torch.dtype, devic
 
 
 def _decoder(weights: Weights, config: TalkerConfig, first: torch.Tensor, further: torch.Tensor) -> PackedDecoder:
-    """first: embeddings of its items, those of rows without one are zeros. further: of the codes of the other codebooks."""
+    """The decoder. first: embeddings of its items; rows without an item have zeros. further: embeddings of the codes of the other
+    codebooks."""
     dtype, device = first.dtype, first.device
     for layer in range(config.decoder.layers):
         check_experts(weights, f"{_PREFIX}model.layers.{layer}.mlp", config.experts, config.decoder.hidden_size)
@@ -152,8 +153,8 @@ def _decoder(weights: Weights, config: TalkerConfig, first: torch.Tensor, furthe
 
 
 def _entry(config: TalkerConfig, further: torch.Tensor) -> Callable[[Materials], Enter]:
-    """A row is the sum of the embeddings of its codes, and of what a projection makes of the row that came for it. There is one projection
-    for tokens, and one for rows of media."""
+    """A row is the sum of the embeddings of its codes and the projection of its row from the Thinker. There is one projection for tokens,
+    and one for rows of media."""
     offsets = torch.arange(config.groups - 1, device=further.device) * config.predictor.ids
 
     def build(materials: Materials) -> Enter:
@@ -163,7 +164,7 @@ def _entry(config: TalkerConfig, further: torch.Tensor) -> Callable[[Materials],
         def enter(rows: StepRows, embedded: torch.Tensor) -> torch.Tensor:
             kinds, x = rows.items[:, :1], embedded
             if (is_frame := kinds < config.codes).any():
-                # In order: a sum of the library may add in another order where there are more rows.
+                # In order: a sum of the library may add in another order if there are more rows.
                 codes = functional.embedding(rows.items[:, 1:] + offsets, further)
                 x = torch.where(is_frame, reduce(torch.add, codes.unbind(1), x), x)
             if rows.given is None:

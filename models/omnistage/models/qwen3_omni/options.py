@@ -9,21 +9,21 @@ FAMILY = "qwen3_omni"
 
 
 class ThinkerOptions(encoders.ThinkerOptions):
-    """See there."""
+    """See the common ThinkerOptions."""
 
     __slots__ = ()
     family = FAMILY
 
 
 class TalkerOptions(speech.TalkerOptions):
-    """See there."""
+    """See the common TalkerOptions."""
 
     __slots__ = ()
     family = FAMILY
 
 
 class Code2WavOptions(speech.Code2WavOptions):
-    """See there."""
+    """See the common Code2WavOptions."""
 
     __slots__ = ()
     family = FAMILY

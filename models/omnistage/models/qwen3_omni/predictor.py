@@ -1,9 +1,10 @@
-"""The code predictor of Qwen3-Omni (Xu et al. 2025): the codes of a frame behind the first one, each from those before it.
+"""The code predictor of Qwen3-Omni (Xu et al. 2025): the codes of a frame after the first one, each from those before it.
 
-A frame is a short sequence of its own: the hidden row of the Talker, the embedding of the first code, and the embeddings of the codes that
-are drawn, each by a head of its own. The last code is never embedded here, so a frame has as many rows as codes; no frame knows of another.
-The frames of all speakers of a step go through it together: two rows of each, then one row of each for every further code. It is a decoder
-of parts with attention of its own, over the places of one frame. A frame has the same bits alone and beside others, as in the engine.
+A frame is a short sequence of its own: the hidden row of the Talker, the embedding of the first code, and the embeddings of the drawn
+codes, each by a head of its own. The last code is never embedded here, so a frame has as many rows as codes; frames know nothing of each
+other. The frames of all speakers of a step go through it together: two rows of each, then one row of each for every further code. It is a
+decoder of parts with attention of its own, over the places of one frame. A frame has the same bits alone and beside others, as in the
+engine.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from omnistage.models.qwen3_omni.frame_attention import FrameAttention
 GREEDY = Sampling()
 
 DRAWN = Sampling(temperature=1.0, top_k=50, top_p=0.8)
-"""How Transformers draws the codes behind the first one, whatever is asked for that one; unless it is asked to be greedy."""
+"""How Transformers draws the codes after the first one, whatever sampling is requested for the first, except greedy."""
 
 FIXED_SPEAKERS = 3
 
@@ -34,15 +35,15 @@ _SEED_STRIDE = 0xD6E8FEB86659FD93
 _SEEDS = 1 << 64
 
 Codes = tuple[int, ...]
-"""Of a frame, without the first one."""
+"""The codes of a frame, without the first one."""
 
 Choose = Callable[[int, torch.Tensor], Sequence[int]]
-"""Chooses the codes of one codebook, counted from 0 behind the first one of a frame, by their logits [speakers, ids]."""
+"""Chooses the codes of one codebook, counted from 0 after the first one of a frame, by their logits [speakers, ids]."""
 
 
 class Predictor:
-    """decoder: its items are the codes of all further codebooks, one behind the other. heads: of each codebook. first: embeddings of the
-    first codes. speakers: that may speak in one step."""
+    """decoder: its items are the codes of all further codebooks, one after the other. heads: one for each codebook. first: embeddings of
+    the first codes. speakers: most speakers in one step."""
 
     def __init__(self, decoder: PackedDecoder, heads: Sequence[Logits], first: torch.Tensor, speakers: int) -> None:
         self._decoder, self._heads, self._first = decoder, tuple(heads), first
@@ -51,7 +52,7 @@ class Predictor:
         self._known: dict[tuple[int, int], _Pass] = {}
 
     def codes(self, hidden: torch.Tensor, first: Sequence[int], choose: Choose) -> list[Codes]:
-        """The codes behind the first ones. hidden: [speakers, hidden_size], the rows that these were drawn from."""
+        """The codes after the first ones. hidden: [speakers, hidden_size], the rows from which the first ones were drawn."""
         count, device = len(first), self._decoder.spec.device
         embedded = functional.embedding(to_device(torch.tensor(first), device), self._first)
         given = torch.stack((hidden, embedded), 1).flatten(0, 1)
@@ -63,7 +64,7 @@ class Predictor:
         return list(zip(*made, strict=True))
 
     def forget(self) -> None:
-        """Nothing of the frames so far is left: what is not finite must not lie where others are masked."""
+        """Clear the frames so far: numbers that are not finite must not lie in masked places."""
         self.attention.forget()
 
     def fixed_results(self) -> list[torch.Tensor]:
@@ -81,7 +82,7 @@ class Predictor:
         return results
 
     def _computed(self, count: int, codebook: int, *, given: torch.Tensor | None = None, ids: torch.Tensor | None = None) -> torch.Tensor:
-        """Hidden rows of the pass for one codebook. given: [rows, hidden_size] in the place of embeddings; else ids: [rows]."""
+        """Hidden rows of the pass for one codebook. given: [rows, hidden_size] instead of embeddings; else ids: [rows]."""
         known = self._known.get((count, codebook))
         if known is None:
             known = self._known[count, codebook] = self._planned(count, codebook)
@@ -95,7 +96,7 @@ class Predictor:
         return self._decoder.hidden(rows, known.attention).last[: known.rows - known.padding]
 
     def _planned(self, count: int, codebook: int) -> _Pass:
-        """The pass for a codebook of so many speakers: the first one has two rows of each."""
+        """The pass for a codebook of `count` speakers: the first one has two rows of each."""
         each, start = (2, 0) if codebook == 0 else (1, codebook + 1)
         rows, device = count * each, self._decoder.spec.device
         padding = pad_rows(rows) - rows
@@ -105,7 +106,7 @@ class Predictor:
 
 @dataclass(frozen=True, slots=True)
 class _Pass:
-    """What all passes for a codebook and a number of speakers have in common. rows: padding included."""
+    """The plan that all passes for a codebook and a number of speakers share. rows: with padding."""
 
     rows: int
     padding: int
@@ -114,12 +115,13 @@ class _Pass:
 
 
 class FrameHead:
-    """Implements `Head`: the first code of a frame as a token is drawn, and the others by the code predictor, unless it is an end.
+    """Implements `Head`: the first code of a frame is drawn like a token, and the code predictor draws the others, unless the first is an
+    end.
 
-    logits: of first codes. ends: first codes that end a speech, behind which there is nothing."""
+    logits: logits of first codes. ends: first codes that end a speech; no codes follow them."""
 
     def __init__(self, logits: Logits, predictor: Predictor, codes: int, ends: Collection[int]) -> None:
-        """codes: of a frame."""
+        """codes: codes of a frame."""
         self._logits, self._predictor, self._ends = logits, predictor, frozenset(ends)
         self._sample, self._nothing = Sampler(), (0,) * (codes - 1)
 
@@ -134,7 +136,7 @@ class FrameHead:
         return [_item(token, further.get(place, self._nothing)) for place, token in enumerate(tokens)]
 
     def further(self, hidden: torch.Tensor, first: Sequence[int], draws: Sequence[Draws]) -> list[Codes | None]:
-        """The codes behind the first ones; None where numbers are not finite."""
+        """The codes after the first ones; None if numbers are not finite."""
         own = [Draws(DRAWN if each.sampling.temperature else GREEDY, 0) for each in draws]
         broken, nothing = set[int](), [()] * len(own)
 
@@ -156,6 +158,6 @@ def _item(token: DrawnToken | None, further: Codes | None) -> DrawnItem | None:
 
 
 def seed_of(seed: int, codebook: int) -> int:
-    """For the draws of a codebook, counted from 0 behind the first one of a frame: with one seed for all, each of them would be drawn with
-    the same luck."""
+    """The seed of the draws of a codebook, counted from 0 after the first one of a frame: with one seed for all codebooks, all would be
+    drawn with the same luck."""
     return (seed + (codebook + 1) * _SEED_STRIDE) % _SEEDS

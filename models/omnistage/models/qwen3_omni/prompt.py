@@ -1,7 +1,7 @@
-"""The prompt of Qwen3-Omni: `get_rope_index` of Transformers' `Qwen3OmniMoeThinker`; and what of it goes to the Talker.
+"""The prompt of Qwen3-Omni: `get_rope_index` of Transformers' `Qwen3OmniMoeThinker`; and the part of it that goes to the Talker.
 
-Transformers counts the time of a film in fractions; here a fraction is cut off. At two frames a second, and so for all films but slow and
-long ones, there is none.
+Transformers counts the time of a film in fractions; here the fraction is cut off. At two frames a second, and so for all but slow and long
+films, there is none.
 """
 
 from __future__ import annotations
@@ -25,14 +25,15 @@ def laid_out(ids: Sequence[int], extents: Sequence[Extent], config: ThinkerConfi
 
 class _Rows(PromptRows):
     def film_with_sound(self, extent: Extent) -> None:
-        """What is seen stands before what is heard from its time on. The marks around the sound stand within those around the film."""
+        """Add the rows of a film and its sound: a picture stands before the sound from its time on. The marks around the sound stand within
+        those around the film."""
         ids = self._sizes.ids
         self.add(np.array([ids.audio_start]), np.full((3, 1), self.next))
         seen, heard = self.seen(extent), self.heard(extent.sound)
         positions = np.concatenate((seen[1], heard[1]), 1)
         order = np.argsort(positions[0], kind="stable")
         self.run(np.concatenate((seen[0], heard[0]))[order], positions[:, order], order)
-        # What follows counts on from what is left where one of both has ended, even where that one reached further.
+        # When one of both has ended, later rows count on from the rest of the other, even if the one that ended reached further.
         is_heard = order >= len(seen[0])
         left = np.flatnonzero(is_heard != is_heard[-1])[-1] + 1
         self.next = int(positions[:, order[left:]].max()) + 1
@@ -41,8 +42,8 @@ class _Rows(PromptRows):
 
 @dataclass(frozen=True, slots=True)
 class Spoken:
-    """What the Talker has of a prompt: what users said and, last, the ids that open the answer. slots: of these rows in the whole prompt,
-    int64. places: of them alone, [PLACE, rows]."""
+    """The part of a prompt that the Talker gets: the users' turns and, last, the ids that open the answer. slots: slots of these rows in
+    the whole prompt, int64. places: their places, [PLACE, rows]."""
 
     slots: NDArray[np.int64]
     places: NDArray[np.int64]
@@ -51,8 +52,8 @@ class Spoken:
 def spoken(
     ids: Sequence[int], extents: Sequence[Extent], whole: Layout, config: ThinkerConfig, speech: SpeechSource, opens: int | None = None
 ) -> Spoken:
-    """ids, extents: as of `laid_out`. whole: what that made of them. opens: the id with which the prompt begins a thought, of which
-    nothing is spoken; None: it begins none."""
+    """The spoken part of a prompt. ids, extents: those from which `laid_out` made `whole`. opens: the id with which the prompt begins a
+    thought, which is not spoken; None: it begins none."""
     written, kinds = np.array(ids, np.int64), [*config.ids.kinds]
     kept = _is_heard(written, speech, opens)
     seen = [extent for extent, is_kept in zip(extents, kept[np.isin(written, kinds)], strict=True) if is_kept]
@@ -62,7 +63,7 @@ def spoken(
 
 
 def _is_heard(ids: NDArray[np.int64], speech: SpeechSource, opens: int | None) -> NDArray[np.bool_]:
-    """Of each id, whether the Talker has its row. The id behind that with which a turn begins tells whose turn it is."""
+    """For each id, whether the Talker gets its row. The id after the one with which a turn begins tells whose turn it is."""
     begun = np.maximum.accumulate(np.where(ids == speech.turn, np.arange(len(ids)), 0))
     is_user: NDArray[np.bool_] = ids[np.minimum(begun + 1, len(ids) - 1)] == speech.user
     is_user[begun[-1] :] = True

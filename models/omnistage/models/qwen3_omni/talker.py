@@ -1,9 +1,9 @@
 """The Talker of Qwen3-Omni (Xu et al. 2025): speaks the tokens of an answer as they come, one frame of codes after the other.
 
 The rows of the conversation are those of the users' turns, and of the three tokens with which an answer begins. A token of text is its
-embedding in the Thinker; a row of a picture, a film or sound is a hidden row of it. Behind them stand rows that say who speaks, then the
-first token of the answer, with which the frames begin. The row of every further frame is the sum of the embeddings of its codes, and the
-next token of the answer. As in `Qwen3OmniMoeForConditionalGeneration.generate` of Transformers for one request alone.
+embedding in the Thinker; a row of a picture, a film or sound is a hidden row of the Thinker. After them stand rows that tell the voice,
+then the first token of the answer, with which the frames begin. The row of every further frame is the sum of the embeddings of its codes
+and the next token of the answer. It equals `Qwen3OmniMoeForConditionalGeneration.generate` of Transformers for one request alone.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ class Qwen3Talker(RowTalker):
         self.config = config
 
     def laid_out(self, places: NDArray[np.int64], voice: str) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """See RowTalker.laid_out. The last item of a place says what the row is; what says who speaks ends with the first token.
-        Raises BadRequest for one that says nothing known."""
+        """See RowTalker.laid_out. The last number of a place tells the kind of the row; the rows that tell the voice end with the first
+        token. Raises BadRequest for an unknown kind."""
         config, codec = self.config, self.config.codec
         spoken = (codec.nothink, codec.think_bos, codec.think_eos, config.speakers[voice], codec.pad, codec.bos)
         positions = followed(places[:AXES], len(spoken))

@@ -1,4 +1,4 @@
-"""What the config.json of a Qwen3-Omni checkpoint says, as far as the Talker needs it."""
+"""The config.json of a Qwen3-Omni checkpoint, as far as the Talker needs it."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from omnistage.models.qwen3_omni.wave.config import wave_config
 from omnistage.models.registry import check_said
 
 MOST_GROUPS = 64
-"""Codes of a frame; 16 are published. Each has weights of its own."""
+"""Most codes of a frame; 16 are published. Each has weights of its own."""
 
 RESERVED = 1024
-"""So many of the Talker's items, the last ones, are no codes: Transformers bans them but for the end."""
+"""This many of the Talker's items, the last ones, are no codes: Transformers bans them, except the end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ class CodecIds:
 
 @dataclass(frozen=True, slots=True)
 class TextIds:
-    """Token ids of the Thinker: before the first token of an answer, behind the last one, and for nothing."""
+    """Token ids of the Thinker: the one before the first token of an answer, the one after the last token, and the one for nothing."""
 
     bos: int
     eos: int
@@ -46,7 +46,7 @@ class TextIds:
 
 @dataclass(frozen=True, slots=True)
 class PredictorConfig:
-    """Of the code predictor. decoder: its items are those of all further codebooks, one behind the other. ids: of one codebook. biased: see
+    """The code predictor. decoder: its items are those of all further codebooks, one after the other. ids: ids of one codebook. biased: see
     `decoder_weights`."""
 
     decoder: DecoderConfig
@@ -57,10 +57,10 @@ class PredictorConfig:
 
 @dataclass(frozen=True, slots=True)
 class TalkerConfig:
-    """decoder: its first ids are two more than the checkpoint has, which stand for no item: see `nothing` and `medium`. groups: codes of a
-    frame. codes: the first one of them is below this; ids above are no codes. row_size: of the rows that come from the Thinker. between:
-    width between the two products that bring such a row to the width of the decoder. biased: see `decoder_weights`. speakers: items by the
-    name of the voice. rate_hz: of frames."""
+    """decoder: its first ids are two more than the checkpoint has; these stand for no item: see `nothing` and `medium`. groups: codes of a
+    frame. codes: the first code of a frame is below this number; ids above are no codes. row_size: width of the rows that come from the
+    Thinker. between: width between the two products that bring such a row to the width of the decoder. biased: see `decoder_weights`.
+    speakers: items by the name of the voice. rate_hz: frames in a second."""
 
     decoder: DecoderConfig
     experts: ExpertSizes
@@ -96,7 +96,7 @@ class TalkerConfig:
 
 
 def read_talker_config(directory: Path) -> TalkerConfig:
-    """Of the checkpoint in a folder. Raises BadCheckpoint."""
+    """Read the config of the checkpoint in a folder. Raises BadCheckpoint."""
     whole = read_config(directory, MODEL_TYPE)
     check_said(whole, "qwen3_omni", "talker")
     config, wave = whole.section("talker_config"), whole.section("code2wav_config")

@@ -29,7 +29,7 @@ class Qwen3Thinker(MediaThinker):
     """Implements `ThinkerModel`. Build it with `loading.load_thinker`."""
 
     def __init__(self, config: ThinkerConfig, ready: Ready, tokenizer: ChatTokenizer, embedding: torch.Tensor) -> None:
-        """embedding: of tokens, [tokens, hidden_size], on the CPU. See MediaThinker."""
+        """embedding: embeddings of tokens, [tokens, hidden_size], on the CPU. See MediaThinker."""
         super().__init__(ready, tokenizer, partial(_row, embedding, ready.engine.spec.dtype))
         self.config = config
 
@@ -52,7 +52,7 @@ def _row(embedding: torch.Tensor, dtype: torch.dtype, token_id: int) -> Array:
 
 
 def tokenizer_of(directory: Path, config: ThinkerConfig) -> ChatTokenizer:
-    """Raises BadCheckpoint."""
+    """The tokenizer of a checkpoint. Raises BadCheckpoint."""
     tokenizer = ChatTokenizer(directory, config.text.vocab_size, END, config.ids.kinds)
     if config.speech is not None:
         turn, user = config.speech.turn, config.speech.user

@@ -1,9 +1,9 @@
 """The encoder of pictures and films of Qwen3-Omni: patches in, rows of the Thinker out.
 
 A vision transformer with layer norms, learned positions that are stretched over the picture, rotary positions on two axes and attention
-within a frame, whose rows are merged two by two on each side at the end: Transformers' `Qwen3OmniMoeVisionEncoder`. Behind some layers rows
-are merged too, which the decoder adds behind its first layers (DeepStack, Meng et al. 2024): they stand behind the row that they belong to.
-Products run as the engine's do (omnistage.engine.linear), so that the rows of a picture do not depend on what is encoded beside it.
+within a frame; at the end, patches are merged two by two on each side: Transformers' `Qwen3OmniMoeVisionEncoder`. After some layers rows
+are merged too, which the decoder adds after its first layers (DeepStack, Meng et al. 2024): they stand behind the row that they belong to.
+Products run as the engine's do (omnistage.engine.linear), so the rows of a picture do not depend on other pictures in the pass.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from omnistage.models.qwen3_omni.config import VisionConfig
 NORM_EPS = 1e-6
 
 COLUMNS = 32
-"""What is activated has a multiple of so many columns: a row of other ones has other bits in other company (see engine.feed_forward)."""
+"""Activated rows have a multiple of this many columns: other rows have other bits in other company (see engine.feed_forward)."""
 
 
 class VisionEncoder:
-    """weight: by the names of the checkpoint, without "thinker.visual."."""
+    """weight: returns a weight by its name in the checkpoint, without "thinker.visual."."""
 
     def __init__(self, config: VisionConfig, weight: Need, linear: LinearMaker) -> None:
         self.config = config
@@ -68,13 +68,13 @@ class VisionEncoder:
         return list(torch.split(rows, [grid.patches // config.unit for grid in grids]))
 
     def _placed(self, grids: Sequence[Grid]) -> torch.Tensor:
-        """The positions of patches, [patches, hidden_size]: between those of the table."""
+        """The positions of patches, [patches, hidden_size], interpolated between those of the table."""
         sizes = torch.tensor([[grid.frames, grid.height, grid.width] for grid in grids], device=self.device)
         taken, shares = get_vision_interpolation_indices_and_weights(
             sizes, self.config.grid, align_corners=True, spatial_merge_size=self.config.merge
         )
         corners = [self._positions[taken[:, corner]] * shares[:, corner, None] for corner in range(taken.shape[1])]
-        # In order: a sum of the library may add in another order where there are more rows.
+        # In order: a sum of the library may add in another order if there are more rows.
         return reduce(torch.add, corners).to(self.dtype)
 
 
@@ -95,7 +95,7 @@ class _Block:
 
 
 class _Merger:
-    """Makes one row of the patches of a merged one. is_merged_first: they are one row before the norm."""
+    """Makes one row from the patches of a merged row. is_merged_first: the patches are joined to one row before the norm."""
 
     def __init__(self, weight: Need, name: str, config: VisionConfig, linear: LinearMaker, *, is_merged_first: bool) -> None:
         self._width, self._is_merged_first = config.unit * config.hidden_size, is_merged_first

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 USUAL = "ethan"
-"""Speaks where no voice is named, if the checkpoint has him: so does Transformers' `generate`."""
+"""The default voice, as in Transformers' `generate`, if the checkpoint has it."""
 
 
 def in_order(speakers: Mapping[str, int]) -> dict[str, int]:
-    """The voices of a checkpoint, that which speaks where none is named first."""
+    """The voices of a checkpoint, the default first."""
     return {name: speakers[name] for name in sorted(speakers, key=lambda name: name.lower() != USUAL)}

@@ -1,4 +1,4 @@
-"""Code2Wav of Qwen2.5-Omni: sound from codes while they are still being made, of many speeches at once."""
+"""Code2Wav of Qwen2.5-Omni: sound from codes while the codes are still being made, for many speeches at once."""
 
 from __future__ import annotations
 
@@ -54,13 +54,13 @@ class FlowCode2Wav(WindowedCode2Wav[Prepared]):
         return Prepared(request.seed, self._schedules[request.profile], self._speakers[voice])
 
     def first_frame(self, prepared: Prepared, sample: int) -> int:
-        """See Code2WavModel.first_frame: where the last refresh before the sample begins."""
+        """See Code2WavModel.first_frame: the frame at which the last refresh before the sample begins."""
         schedule = prepared.schedule
         return schedule.first_code(schedule.entry(sample // self.config.code_samples))
 
     async def decode(self, prepared: Prepared, inputs: AsyncIterator[Piece], wanted: Wanted) -> AsyncGenerator[Sound, None]:
-        """See Code2WavModel.decode. No codes at all give no sound. While the sound of a window is on its way, that of the next one is made,
-        and the flow of the one after that is solved."""
+        """See Code2WavModel.decode. If no codes come, there is no sound. While the sound of a window is on its way, that of the next one is
+        made, and the flow of the one after that is solved."""
         arrivals, speech = Arrivals(), Speech(self.config, self.windows, prepared, wanted[AUDIO])
         async with (
             aclosing(made_ahead(self._solved(speech, prepared, inputs, arrivals))) as solved,
@@ -72,22 +72,23 @@ class FlowCode2Wav(WindowedCode2Wav[Prepared]):
     async def _solved(
         self, speech: Speech, prepared: Prepared, inputs: AsyncIterator[Piece], arrivals: Arrivals
     ) -> AsyncGenerator[tuple[float, Vocoding], None]:
-        """What is to become sound, and by when: when its listener has heard what is before it, or at once."""
+        """The chunks that are to become sound, each with the time by which it is due: when its listener has heard the sound before it, or
+        at once."""
         clock, due, begun = asyncio.get_running_loop().time, 0.0, False
         async for piece in inputs:
             assert isinstance(piece.content, np.ndarray)
             arrivals.came(clock(), len(piece.content))
             speech.feed(piece.first, piece.content, last=piece.last)
             while (flow := speech.next()) is not None:
-                # Who wants the whole at once listens to nothing meanwhile: it is never due before what others hear.
+                # A client that wants the whole speech at once listens to nothing meanwhile: it is never due before other listeners.
                 due = due or (clock() if prepared.schedule.sizes else math.inf)
                 assert speech.window is not None
-                # The sound of the window before is made meanwhile: as long as that takes, and this, it is from one window to the next.
+                # The sound of the window before is made meanwhile: the longer of the two is the time from one window to the next.
                 with self._forecast.watching(speech.window, learning=flow.left is not None):
                     await self._loop.run(flow, due)
                 vocoding = speech.solved(flow)
                 if not begun:
-                    # The first sound is waited for: nothing of the same speech is computed beside it.
+                    # The listener waits for the first sound: nothing else of the speech is computed beside it.
                     await self._loop.run(vocoding, due)
                     begun = True
                 del flow
@@ -111,5 +112,5 @@ class FlowCode2Wav(WindowedCode2Wav[Prepared]):
             yield made
 
     def usual_codes(self, prepared: Prepared) -> Array:
-        """A second."""
+        """Codes of one second."""
         return np.zeros((len(prepared.schedule.sizes) * 4 * self.config.block_codes, 1), np.uint32)

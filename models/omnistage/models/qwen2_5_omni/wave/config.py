@@ -1,4 +1,4 @@
-"""What the config.json of a Qwen2.5-Omni checkpoint says of its Code2Wav."""
+"""The part about Code2Wav in the config.json of a Qwen2.5-Omni checkpoint."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from omnistage.models.registry import check_said
 MODEL_TYPE = "qwen2_5_omni"
 
 BACK_LAYERS, AHEAD_LAYERS = 2, 1
-"""That look beyond a block, as published: so many blocks an evaluation looks back, and ahead."""
+"""Layers that look beyond a block, as published: an evaluation looks this many blocks back, and ahead."""
 
 MOST_BLOCK_FRAMES = 1 << 12
-"""Of a block, for which there is memory in every speech; 24 are published."""
+"""Most frames of a block, for which every speech has memory; 24 are published."""
 
 _VOCODER = {
     "upsample_rates": (5, 3, 2, 2, 2, 2),
@@ -26,12 +26,12 @@ _VOCODER = {
     "resblock_kernel_sizes": (3, 7, 11),
 }
 _DILATIONS = ((1, 3, 5),) * 3
-"""As published: how far a sample looks follows from them (vocoder.FIELD), and with it where sound may be cut into windows."""
+"""As published. They decide how far a sample looks (vocoder.FIELD), and so where sound may be cut into windows."""
 
 
 @dataclass(frozen=True, slots=True)
 class SpeakerConfig:
-    """The net (ECAPA-TDNN) that makes a vector of the example of a voice. size: of the vector. Lists are by layer."""
+    """The net (ECAPA-TDNN) that makes a vector from the example of a voice. size: size of the vector. Lists are by layer."""
 
     size: int
     channels: tuple[int, ...]
@@ -44,9 +44,9 @@ class SpeakerConfig:
 
 @dataclass(frozen=True, slots=True)
 class DitConfig:
-    """The net that tells the flow of mel frames. Frames attend within blocks of `block_frames`; in `ahead_layers` also to the block behind
-    their own, in `back_layers` also to the one before it. code_rows: of the table of codes. repeats: frames of a code. voice_size: of the
-    vector that comes with a voice. max_frames: of one speech."""
+    """The net of the flow of mel frames. Frames attend within blocks of `block_frames`; in `ahead_layers` also to the block after their
+    own, in `back_layers` also to the one before it. code_rows: rows of the table of codes. repeats: frames of a code. voice_size: size of
+    the vector that comes with a voice. max_frames: most frames of one speech."""
 
     layers: int
     hidden_size: int
@@ -68,8 +68,8 @@ class DitConfig:
 
 @dataclass(frozen=True, slots=True)
 class VocoderConfig:
-    """The net (BigVGAN) that makes samples of mel frames. channels: before the first upsampling, each of which halves them. rates,
-    kernel_sizes: of the upsamplings. block_kernel_sizes, block_dilations: of the residual blocks behind each of them."""
+    """The net (BigVGAN) that makes samples from mel frames. channels: channels before the first upsampling; each upsampling halves them.
+    rates, kernel_sizes: those of the upsamplings. block_kernel_sizes, block_dilations: those of the residual blocks after each of them."""
 
     mel_bins: int
     channels: int
@@ -86,7 +86,7 @@ class VocoderConfig:
 
 @dataclass(frozen=True, slots=True)
 class WaveConfig:
-    """ends: codes that are none, and end a speech."""
+    """ends: items that are no codes, and end a speech."""
 
     dit: DitConfig
     vocoder: VocoderConfig
@@ -99,17 +99,17 @@ class WaveConfig:
 
     @property
     def sample_rate_hz(self) -> int:
-        """No config has it: there are 50 codes a second."""
+        """Samples in a second. No config has it: there are 50 codes a second."""
         return round(CODE_RATE_HZ * self.code_samples)
 
     @property
     def block_codes(self) -> int:
-        """Codes of a block: what is less than a block can be made into sound only at the end of a speech."""
+        """Codes of a block: less than a block can become sound only at the end of a speech."""
         return self.dit.block_frames // self.dit.repeats
 
 
 def read_wave_config(directory: Path) -> WaveConfig:
-    """Of the checkpoint in a folder. Raises BadCheckpoint."""
+    """Read the config of the checkpoint in a folder. Raises BadCheckpoint."""
     whole = read_config(directory, MODEL_TYPE)
     check_said(whole, "qwen2_5_omni", "code2wav")
     section = whole.section("token2wav_config")

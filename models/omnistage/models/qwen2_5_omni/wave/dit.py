@@ -1,11 +1,13 @@
-"""The net of the flow of Qwen2.5-Omni's Token2Wav (Xu et al. 2025): how mel frames move on their way from noise, given codes and a voice.
+"""The net of the flow of Qwen2.5-Omni's Token2Wav (Xu et al. 2025): the slope of mel frames on their way from noise, given codes and a
+voice.
 
-A diffusion transformer (Peebles and Xie 2023) whose frames attend within their block; few layers see a neighbour of it too. So attention is
-computed block by block, and what a layer that looks back needs of the block before the first one can be kept from an earlier call. What
-depends on the time alone is computed once for all times that there will be; what depends on codes and voice alone, once for a window.
+A diffusion transformer (Peebles and Xie 2023) whose frames attend within their block; few layers also see a neighbouring block. So
+attention is computed block by block, and a layer that looks back can keep the keys and values that it needs of the block before the first
+one from an earlier call. Values that depend only on the time are computed once for all times; values that depend only on codes and voice,
+once for a window.
 
-It is Transformers' `Qwen2_5OmniToken2WavDiTModel` in another order: places count from the beginning of each frame's own block, which is the
-same to attention, as only differences count there.
+It is Transformers' `Qwen2_5OmniToken2WavDiTModel` in another order: places count from the beginning of each frame's own block, which makes
+no difference to attention, because only differences of places count there.
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ GUIDANCE = 0.5
 """As published: how far the slope goes beyond that with codes and voice, away from that without."""
 
 BRANCHES = 2
-"""With codes and voice, and without."""
+"""The branch with codes and voice, and the branch without."""
 
 TIME_WAVES = 256
 TIME_SCALE = 1000.0
@@ -46,7 +48,7 @@ class _Linear:
 
 @dataclass(frozen=True, slots=True)
 class _Layer:
-    """back: its place among the layers that look back, None for others."""
+    """back: its index among the layers that look back; None for others."""
 
     query_key_value: _Linear
     output: _Linear
@@ -57,10 +59,10 @@ class _Layer:
 
 
 class Dit:
-    """weight: by the names of the checkpoint, without "token2wav.code2wav_dit_model.". times: of the evaluations that there will be.
+    """weight: returns a weight by its name in the checkpoint, without "token2wav.code2wav_dit_model.". times: times of all evaluations.
 
-    F frames are whole blocks, B of K; a speech that ends within one is padded to it. Rows of S windows: both branches of the first one, of
-    the second and so on, 2S in all.
+    F frames are whole blocks, B of K; a speech that ends within a block is padded to it. Rows of S windows: both branches of the first one,
+    of the second and so on, 2S in all.
     """
 
     def __init__(self, config: DitConfig, weight: ShapedNeed, times: Sequence[float]) -> None:
@@ -79,14 +81,15 @@ class Dit:
         embedded = functional.silu(_embedded(linear, torch.tensor(times, device=self.device), hidden))
         norms = [linear(f"transformer_blocks.{index}.attn_norm.linear", 6 * hidden, hidden) for index in range(config.layers)]
         self._modulation = torch.stack([norm(embedded) for norm in norms], 1).view(len(times), config.layers, 6, hidden)
-        """[times, layers, 6, hidden]: shift, scale and gate of the attention, then of what comes after it."""
+        """[times, layers, 6, hidden]: shift, scale and gate of the attention, then those of the feed-forward part."""
         self._modulation[:, :, (1, 4)] += 1
         self._last_modulation = linear("norm_out.linear", 2 * hidden, hidden)(embedded).view(len(times), 2, hidden)
         self._last_modulation[:, 0] += 1
         self._turns = [(cosines.to(self.device), sines.to(self.device)) for cosines, sines in _turns(config)]
 
     def kept_shape(self) -> tuple[int, ...]:
-        """Of what one evaluation leaves to the next window: of each layer that looks back, keys and values of a block in both branches."""
+        """Shape of the state that one evaluation leaves to the next window: for each layer that looks back, keys and values of a block in
+        both branches."""
         config = self.config
         return len(config.back_layers), 2, BRANCHES, config.block_frames, config.heads, config.head_size
 
@@ -95,8 +98,8 @@ class Dit:
         return self._enter.device
 
     def conditions(self, codes: torch.Tensor, speaker: Speaker, blocks: int) -> torch.Tensor:
-        """What codes and a voice add to every evaluation, [2, blocks * block_frames, hidden]; zeros behind the last code. codes: int64 [n],
-        below `code_rows`."""
+        """The values that codes and a voice add to every evaluation, [2, blocks * block_frames, hidden]; zeros after the last code. codes:
+        int64 [n], below `code_rows`."""
         frames = len(codes) * self.config.repeats
         branches = (
             (speaker.examples[:1], self._codes[codes].repeat_interleave(self.config.repeats, 0), speaker.vector),
@@ -116,11 +119,11 @@ class Dit:
         keep: int | None,
         aside: Aside | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """The slope of every point, [S, F, mel_bins], and what block `keep` leaves to a next window, [S, *kept_shape()].
+        """The slope of every point, [S, F, mel_bins], and the state that block `keep` leaves to a next window, [S, *kept_shape()].
 
-        points: [S, F, mel_bins]. conditions: [2S, F, hidden]. evaluations: which of the times it is, of each window. frames: that there
-        are, F but for padding. left: what the block before the first one left, [S, *kept_shape()]; None: there is no such block. aside: a
-        thread for one of the two branches; None: both are computed here, together.
+        points: [S, F, mel_bins]. conditions: [2S, F, hidden]. evaluations: the index of each window's time. frames: F without padding.
+        left: state of the block before the first one, [S, *kept_shape()]; None: there is no such block. aside: a thread for one of the two
+        branches; None: both are computed here, together.
         """
         windows, padded, mel = points.shape
         kept = None if keep is None else points.new_empty(windows, *self.kept_shape())
@@ -140,7 +143,8 @@ class Dit:
         return given + (given - without) * GUIDANCE, kept
 
     def _computed(self, points: torch.Tensor, conditions: torch.Tensor, evaluations: torch.Tensor, edges: _Edges) -> torch.Tensor:
-        """What the net makes of some branches of each window, [S, branches, F, mel_bins]. conditions: theirs, [S, branches, F, hidden]."""
+        """The net's output for some branches of each window, [S, branches, F, mel_bins]. conditions: those of these branches, [S, branches,
+        F, hidden]."""
         branches, blocks = conditions.shape[1], points.shape[1] // self.config.block_frames
         masks = _Masks.of(self.config.block_frames, blocks, edges.frames, edges.left is not None, len(points) * branches, points.device)
         which = evaluations.repeat_interleave(branches)
@@ -161,7 +165,7 @@ class Dit:
         made = layer.query_key_value(x).view(shape)
         query, key, value = made.unbind(3)
         plain_key = key[..., 0, :].clone() if layer.ahead or layer.back is not None else key
-        # Only the first head turns, in training by mistake, and so for ever.
+        # Only the first head turns: by mistake in training, and therefore always.
         made[..., :2, 0, :] = self._turned(made[..., :2, 0, :].transpose(2, 3), 0).transpose(2, 3)
         keys, values = [key], [value]
         if layer.back is not None:
@@ -185,8 +189,8 @@ class Dit:
         return layer.output(seen.transpose(1, 2).reshape(rows, padded, -1))
 
     def _turned(self, x: torch.Tensor, block: int) -> torch.Tensor:
-        """Vectors of one head, [..., block_frames, head_size], turned to their places. block: theirs as seen from where they are looked
-        at, from -1 to 1."""
+        """Vectors of one head, [..., block_frames, head_size], turned to their places. block: their block relative to the one that looks at
+        them, from -1 to 1."""
         cosines, sines = self._turns[block + 1]
         return torch.addcmul(x * cosines, x.roll(x.shape[-1] // 2, -1), sines)
 
@@ -195,7 +199,7 @@ class Dit:
         inner = config.heads * config.head_size
         parts = [linear(f"{name}.attn.to_{part}", inner, config.hidden_size) for part in "qkv"]
         weights, biases = torch.cat([part.weight for part in parts]), torch.cat([part.bias for part in parts])
-        # A checkpoint turns neighbours in a head; here halves turn, as attention cannot tell.
+        # A checkpoint turns neighbours in a head; here halves turn, which makes no difference to attention.
         halves = [*range(0, config.head_size, 2), *range(1, config.head_size, 2)]
         for begin in (0, inner):
             for each in (weights, biases):
@@ -212,8 +216,8 @@ class Dit:
 
 @dataclass(frozen=True, slots=True)
 class _Edges:
-    """What some branches of windows share with the windows before and behind them. frames: that there are, without padding. left: what came
-    from before, [S, back_layers, 2, branches, ...]; None: there is nothing before. kept: where block `keep` is put for those behind."""
+    """The state that some branches of windows share with the windows before and after them. frames: without padding. left: state from
+    before, [S, back_layers, 2, branches, ...]; None: there is nothing before. kept: receives block `keep` for the windows after."""
 
     frames: int
     left: torch.Tensor | None
@@ -226,24 +230,24 @@ class _Edges:
         return cls(frames, left, kept, keep or 0)
 
     def before(self, layer: int, part: int) -> torch.Tensor | None:
-        """Keys, part 0, or values, part 1, of a block before the first one, [rows, block_frames, heads, head_size]."""
+        """Keys (part 0) or values (part 1) of the block before the first one, [rows, block_frames, heads, head_size]."""
         return None if self.left is None else self.left[:, layer, part].flatten(0, 1)
 
     def put(self, layer: int, parts: Sequence[torch.Tensor]) -> None:
-        """Keys and values, [rows, blocks, block_frames, heads, head_size]."""
+        """Store keys and values, [rows, blocks, block_frames, heads, head_size]."""
         if self.kept is not None:
             for part, each in enumerate(parts):
                 self.kept[:, layer, part] = each[:, self.keep].view(self.kept[:, layer, part].shape)
 
 
 class _Masks:
-    """Which keys there are, for a window whose blocks at the edges may lack a neighbour, and whose last one may be padded.
+    """Which keys exist for a window whose blocks at the edges may lack a neighbour, and whose last block may be padded.
 
-    Each is bool [rows * blocks, 1, block, keys], or None where all keys are there.
+    Each is bool [rows * blocks, 1, block, keys], or None if all keys exist.
     """
 
     def __init__(self, own: torch.Tensor, rows: int, has_left: bool) -> None:
-        """own: of each block and frame, whether it is there, [blocks, block]."""
+        """own: whether each frame of each block exists, [blocks, block]."""
         self._own, self._rows, self._has_left = own, rows, has_left
         self._made: dict[tuple[bool, bool], torch.Tensor | None] = {}
 
@@ -274,18 +278,18 @@ def _normed(x: torch.Tensor, scale: torch.Tensor, shift: torch.Tensor) -> torch.
 
 
 def _joined(parts: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Of the blocks that a layer sees, [rows, blocks, frames, heads, head_size]."""
+    """Joins the blocks that a layer sees, [rows, blocks, frames, heads, head_size]."""
     return torch.cat(list(parts), 2) if len(parts) > 1 else parts[0]
 
 
 def _gelu(x: torch.Tensor) -> torch.Tensor:
-    """As functional.gelu with approximate="tanh", by 1 + tanh(y) = 2 sigmoid(2y): a CPU is twice as fast with it."""
+    """Like functional.gelu with approximate="tanh", by 1 + tanh(y) = 2 sigmoid(2y), with which a CPU is twice as fast."""
     slope = 2 * math.sqrt(2 / math.pi)
     return (x * x).mul_(slope * 0.044715).add_(slope).mul_(x).sigmoid_().mul_(x)
 
 
 def _embedded(linear: Callable[[str, int, int], _Linear], times: torch.Tensor, hidden: int) -> torch.Tensor:
-    """Of every time, [times, hidden]: sines and cosines of it (Vaswani et al. 2017), through two layers."""
+    """Embeddings of all times, [times, hidden]: sines and cosines of a time (Vaswani et al. 2017), through two layers."""
     half = TIME_WAVES // 2
     waves = torch.exp(torch.arange(half, device=times.device).float() * -(math.log(10000) / (half - 1)))
     turns = TIME_SCALE * times.unsqueeze(1) * waves.unsqueeze(0)
@@ -295,7 +299,7 @@ def _embedded(linear: Callable[[str, int, int], _Linear], times: torch.Tensor, h
 
 def _turns(config: DitConfig) -> list[tuple[torch.Tensor, torch.Tensor]]:
     """Cosines and sines of the places of the block before, the own one and the next, each [block_frames, head_size]. The first half of the
-    sines is negative: a vector turns with the sum of it by cosines and of its halves, exchanged, by these."""
+    sines is negative: a turned vector is the vector times cosines plus its exchanged halves times these."""
     frequencies = 1.0 / (config.rope_theta ** (torch.arange(0, config.head_size, 2, dtype=torch.float64) / config.head_size))
     places = torch.arange(-config.block_frames, 2 * config.block_frames, dtype=torch.float64)
     angles = (places[:, None] * frequencies).repeat(1, 2).view(3, config.block_frames, config.head_size)

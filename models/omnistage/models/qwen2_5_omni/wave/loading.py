@@ -37,7 +37,7 @@ CODE_REVISION = "2"
 """Part of the revision; grows whenever the code could give other samples for equal input."""
 
 STEPS = 9
-"""Of the solver, as published."""
+"""Steps of the solver, as published."""
 
 FLOAT_BYTES = 4
 
@@ -87,7 +87,7 @@ def load_code2wav(folder: Path, options: LoadOptions) -> FlowCode2Wav:
 
 
 def read_parts(folder: Path, config: WaveConfig, solver: Solver, device: torch.device) -> tuple[Windows, dict[str, Speaker]]:
-    """The nets, and what they know of each voice. Raises BadCheckpoint."""
+    """The nets, and the speaker of each voice. Raises BadCheckpoint."""
     with Weights(folder, _OTHERS) as weights, torch.inference_mode():
 
         def weight(prefix: str, name: str, shape: tuple[int, ...]) -> torch.Tensor:
@@ -96,18 +96,18 @@ def read_parts(folder: Path, config: WaveConfig, solver: Solver, device: torch.d
         dit = Dit(config.dit, partial(weight, _PREFIX), solver.evaluation_times())
         vocoder = Vocoder(config.vocoder, partial(weight, _VOCODER))
         stored = {name: each for name, each in weights.header.items() if name.startswith(_EXAMPLE)}
-        with torch.device("meta"), bounded(stored, folder):  # Its sizes are not looked at before it is filled.
+        with torch.device("meta"), bounded(stored, folder):  # Its sizes are not checked before it is filled.
             examples = example_net(config.dit)
         fill(examples, weights, _EXAMPLE)
         weights.check_read()
         voices = read_voices(folder, VoiceSizes(config.dit.voice_size, config.dit.mel_bins))
-        # Once for a voice, on the CPU: the net of the examples is not needed any more.
+        # Once for each voice, on the CPU: the net of the examples is not needed any more.
         speakers = {name: speaker(examples, voice.speaker, voice.example).to(device) for name, voice in voices.items()}
     return Windows(dit, vocoder, solver), speakers
 
 
 def fill(net: torch.nn.Module, weights: Weights, prefix: str) -> None:
-    """Put the weights whose names begin so into a net. Raises BadCheckpoint."""
+    """Put the weights whose names begin with `prefix` into a net. Raises BadCheckpoint."""
     found = {name: _shaped(weights, prefix + name, tuple(value.shape)) for name, value in net.state_dict().items()}
     net.load_state_dict(found, assign=True)
     net.eval().requires_grad_(False)

@@ -1,4 +1,4 @@
-"""Noise from which speech is made: of each block by itself, so that it is the same in whichever windows the block is computed."""
+"""Noise from which speech is made. Each block has its own, so the noise of a block is the same in all windows."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import torch
 
 
 def noise(seed: int, first: int, blocks: int, frames: int, width: int) -> torch.Tensor:
-    """Standard normal, float32 [blocks * frames, width], on the CPU. seed: of 64 bits. first: block of the speech."""
-    # A plain tuple would go through floating point, and seeds above 2^53 with it.
+    """Standard normal, float32 [blocks * frames, width], on the CPU. seed: 64 bits. first: first block."""
+    # A plain tuple would go through floating point, which rounds seeds above 2^53.
     keys = (np.array((seed, block), np.uint64) for block in range(first, first + blocks))
     drawn = [np.random.Generator(np.random.Philox(key=key)).standard_normal((frames, width), np.float32) for key in keys]
     return torch.from_numpy(np.concatenate(drawn))

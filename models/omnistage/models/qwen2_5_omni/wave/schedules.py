@@ -1,4 +1,4 @@
-"""Which codes of Qwen2.5-Omni are made into sound together, by profile. No torch."""
+"""Which codes of Qwen2.5-Omni become sound together, by profile. No torch."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ CONTEXT = BACK_LAYERS
 """Blocks that one evaluation of the net looks back."""
 
 REFRESH_BLOCKS = 24
-"""Between two refreshes, 5.8 s at least; each costs CONTEXT blocks."""
+"""Blocks between two refreshes, at least 5.8 s; each refresh costs CONTEXT blocks."""
 
 SCHEDULES: Mapping[str, tuple[tuple[int, ...], int]] = {
     Profile.LATENCY: ((1, 1, 2, 3), 1),
@@ -20,7 +20,7 @@ SCHEDULES: Mapping[str, tuple[tuple[int, ...], int]] = {
     Profile.QUALITY: ((2, 3, 6), 2),
     Profile.OFFLINE: ((), 0),
 }
-"""Blocks of the chunks, and blocks that are looked at ahead."""
+"""Blocks of the chunks, and blocks that a window looks ahead."""
 
 
 def schedule_of(sizes: tuple[int, ...], ahead: int, block: int) -> Schedule:

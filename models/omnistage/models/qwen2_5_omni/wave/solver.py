@@ -1,7 +1,7 @@
 """Solves the flow from noise to mel frames: explicit Runge-Kutta methods, one evaluation at a time.
 
-The times are those of Token2Wav (Xu et al. 2025) as Transformers has them: equal steps from 0 to 1, moved towards 0 by the sway sampling of
-F5-TTS (Chen et al. 2024) with a coefficient of -1.
+The times are those of Token2Wav (Xu et al. 2025) in Transformers: equal steps from 0 to 1, moved towards 0 by the sway sampling of F5-TTS
+(Chen et al. 2024) with a coefficient of -1.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ import torch
 
 @dataclass(frozen=True, slots=True)
 class Method:
-    """A Butcher tableau. places: of the evaluations of a step, from 0 to 1. weights: of earlier slopes in the point of each evaluation;
-    result: of all slopes in the step."""
+    """A Butcher tableau. places: places of the evaluations in a step, from 0 to 1. weights: weights of earlier slopes in the point of each
+    evaluation. result: weights of all slopes in the step."""
 
     places: tuple[float, ...]
     weights: tuple[tuple[float, ...], ...]
@@ -39,7 +39,7 @@ class Solver:
 
     @classmethod
     def of(cls, name: str, steps: int) -> Solver:
-        """name: of METHODS."""
+        """The solver of a name in METHODS."""
         times = torch.linspace(0, 1, steps + 1)
         times += -1.0 * (torch.cos(torch.pi / 2 * times) - 1 + times)
         return cls(METHODS[name], tuple(times.tolist()))
@@ -53,7 +53,7 @@ class Solver:
         return self.steps * len(self.method.places)
 
     def evaluation_times(self) -> list[float]:
-        """Of all evaluations, in order."""
+        """The times of all evaluations, in order."""
         return [
             begin + (end - begin) * place if place < 1 else end
             for begin, end in zip(self.times[:-1], self.times[1:], strict=True)
@@ -62,7 +62,7 @@ class Solver:
 
 
 class Trajectory:
-    """A solution on its way. point: where the slope is wanted next, or the solution when `done`."""
+    """A solution on its way. point: where the next slope is wanted, or the solution when `done`."""
 
     def __init__(self, solver: Solver, start: torch.Tensor) -> None:
         self._solver = solver
@@ -75,7 +75,7 @@ class Trajectory:
         return self.evaluation == self._solver.evaluations
 
     def take(self, slope: torch.Tensor) -> None:
-        """The slope in `point`, of its shape."""
+        """Take the slope in `point`, which has the same shape."""
         method, step = self._solver.method, self.evaluation // len(self._solver.method.places)
         length = self._solver.times[step + 1] - self._solver.times[step]
         self._slopes.append(slope)

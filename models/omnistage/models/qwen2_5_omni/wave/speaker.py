@@ -1,4 +1,4 @@
-"""What Code2Wav of Qwen2.5-Omni knows of a voice before it has said anything."""
+"""The speaker: all that Code2Wav of Qwen2.5-Omni knows of a voice before the voice has said anything."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from omnistage.models.qwen2_5_omni.wave.config import DitConfig
 
 @dataclass(frozen=True, slots=True)
 class Speaker:
-    """vector: that comes with the voice, float32 [voice_size]. examples: made of its example and of silence as long, float32
-    [2, speaker.size]."""
+    """vector: comes with the voice, float32 [voice_size]. examples: made from its example and from silence of equal length, float32 [2,
+    speaker.size]."""
 
     vector: torch.Tensor
     examples: torch.Tensor
@@ -41,5 +41,5 @@ def example_net(config: DitConfig) -> torch.nn.Module:
 
 
 def speaker(net: torch.nn.Module, vector: torch.Tensor, example: torch.Tensor) -> Speaker:
-    """vector: [1, voice_size]. example: [1, frames, mel_bins]."""
+    """The speaker of a voice. vector: [1, voice_size]. example: [1, frames, mel_bins]."""
     return Speaker(vector[0], net(torch.cat((example, torch.zeros_like(example)))))

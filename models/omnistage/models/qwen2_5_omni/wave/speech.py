@@ -1,4 +1,4 @@
-"""One speech: codes in, windows out, and what the flow of one window leaves to the next."""
+"""One speech: codes in, windows out, and the state that the flow of one window leaves to the next."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from omnistage.models.qwen2_5_omni.wave.window import PIECE_FRAMES, Flow, Vocodi
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """What a speech is made with."""
+    """The parameters of a speech."""
 
     seed: int
     schedule: Schedule
@@ -30,14 +30,14 @@ class Prepared:
 class Speech:
     """Codes of one speech on their way into windows. Knows no thread.
 
-    first_sample: what lies before it is computed only where the rest depends on it.
+    first_sample: earlier samples are computed only if the rest depends on them.
     """
 
     def __init__(self, config: WaveConfig, windows: Windows, prepared: Prepared, first_sample: int = 0) -> None:
         self._config, self._windows, self._prepared = config, windows, prepared
         self._first_sample = first_sample
         self.window: Window | None = None
-        """That `next` gave last."""
+        """The window that `next` returned last."""
         self._number = prepared.schedule.entry(first_sample // config.code_samples)
         self._codes = Codes(prepared.schedule.first_code(self._number), 1)
         self._ended = self._over = False
@@ -45,8 +45,8 @@ class Speech:
         self._before = torch.zeros(0, config.dit.mel_bins, device=windows.dit.device)
 
     def feed(self, first: int, codes: Array, *, last: bool) -> None:
-        """The next codes, [n, 1]. first: place of the first of them in the speech; what is not needed may come before. Raises BadRequest
-        for codes that there are not, codes that come too late, and a speech that ends before `first_sample`."""
+        """Take the next codes, [n, 1]. first: place of the first of them in the speech; codes that are not needed may come before. Raises
+        BadRequest for codes outside the table, codes that come too late, and a speech that ends before `first_sample`."""
         if not self._ended:
             self._take(first, codes.astype(np.int64))
         self._ended = self._ended or last
@@ -55,14 +55,14 @@ class Speech:
             raise BadRequest("resume.positions", f"the sound has {samples} samples: it cannot go on at sample {self._first_sample}")
 
     def next(self) -> Flow | None:
-        """The next window, if all of its codes are there, and the one before it was `solved`."""
+        """The next window, if all of its codes are there and the window before it was `solved`."""
         if self._over:
             return None
         self.window = self._prepared.schedule.window(self._number, self._codes.past, ended=self._ended)
         return None if self.window is None else self._flow(self.window)
 
     def solved(self, flow: Flow) -> Vocoding:
-        """What is to become sound of the window that `next` gave last."""
+        """The part of the window returned last by `next` that is to become sound."""
         assert self.window is not None
         schedule, mel = self._prepared.schedule, torch.cat((self._before, flow.mel))
         end = len(mel) - flow.ahead
@@ -72,7 +72,7 @@ class Speech:
         self._over = flow.leaves is None
         self._codes.forget(schedule.first_code(self._number))
         unheard = min((self._first_sample - begins) // self._config.vocoder.frame_samples, flow.chunk)
-        # Whole pieces: samples of a shorter one may have other bits.
+        # Whole pieces: samples of a shorter piece may have other bits.
         unheard = max(unheard if unheard == flow.chunk else unheard // PIECE_FRAMES * PIECE_FRAMES, 0)
         return Vocoding(
             mel,
@@ -118,6 +118,6 @@ class Speech:
 
 
 def sound(vocoding: Vocoding) -> Sound:
-    """What was made of a chunk."""
+    """The sound of a chunk."""
     samples = torch.cat(vocoding.samples) if vocoding.samples else torch.zeros(0)
     return Sound(samples[vocoding.needless :, None].numpy(), vocoding.needs)

@@ -1,4 +1,4 @@
-"""Random windows of Qwen2.5-Omni, with which its Code2Wav is tried while it is loaded."""
+"""Random windows of Qwen2.5-Omni, with which its Code2Wav is tried at load."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class WindowTrials:
         return self._windows.key(job)
 
     def random_job(self, stage: str, window: Window, seed: int) -> Job:
-        """Before its first evaluation, or before its sound."""
+        """A job before its first evaluation, or before its sound."""
         config, dit, generator = self._config, self._windows.dit, torch.Generator().manual_seed(seed)
 
         def random(*shape: int) -> torch.Tensor:
@@ -66,7 +66,7 @@ class WindowTrials:
 
 
 def form(window: Window | None) -> Hashable:
-    """What windows have in common that take equally long; that of the last one of a speech is like no other."""
+    """The form of a window: windows of one form take equally long. That of the last window of a speech is like no other."""
     if window is None or window.last:
         return None
     return window.end - window.begin, window.context, window.ahead, window.fresh, min(window.begin, FIELD)

@@ -1,7 +1,7 @@
 """The vocoder of Qwen2.5-Omni's Token2Wav, BigVGAN (Lee et al. 2023): from mel frames to samples, many windows at once.
 
-What a sample depends on reaches far in mel frames and less far from level to level, so what is only there to be looked at is cut off as
-soon as nothing that is wanted depends on it. Filters are sums of moved copies, without the samples in between that others write down.
+The mel frames that a sample depends on reach far, but less far from level to level. So frames that are only context are cut off as soon as
+no wanted sample depends on them. Filters are sums of shifted copies, without the intermediate samples that other implementations write.
 """
 
 from __future__ import annotations
@@ -20,10 +20,11 @@ from omnistage.models.qwen2_5_omni.wave.config import VocoderConfig
 from omnistage.models.steps.interface import Aside
 
 FIELD = 28
-"""Mel frames on each side of a frame that its samples depend on, with the published kernels and rates: what is farther changes no bit."""
+"""Mel frames on each side of a frame that its samples depend on, with the published kernels and rates: frames farther away change no
+bit."""
 
 TAPS = 12
-"""Of the filters between a signal and the same at twice its rate."""
+"""Taps of the filters between a signal and the same signal at twice its rate."""
 
 ACTIVATION_REACH = 5
 """Samples on each side that an activation depends on: three of the signal at twice the rate, and three of its own."""
@@ -39,7 +40,7 @@ class _Convolution:
 
     @property
     def reach(self) -> int:
-        """Samples on each side that one depends on."""
+        """Samples on each side that one sample depends on."""
         return self.dilation * (self.weight.shape[2] - 1) // 2
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
@@ -48,8 +49,8 @@ class _Convolution:
 
 @dataclass(frozen=True, slots=True)
 class _Activation:
-    """x + sin(frequency * x)^2 / height (SnakeBeta), at twice the rate, so that what it adds above the half of that can be filtered away
-    (Karras et al. 2021). Both [channels, 1]. up, down: taps of the filters."""
+    """x + sin(frequency * x)^2 / height (SnakeBeta), at twice the rate, so that frequencies above half the rate can be filtered away
+    (Karras et al. 2021). frequency, height: [channels, 1]. up, down: taps of the filters."""
 
     frequency: torch.Tensor
     inverse_height: torch.Tensor
@@ -83,7 +84,7 @@ def _filtered(taps: Sequence[tuple[float, torch.Tensor]]) -> torch.Tensor:
 
 @dataclass(frozen=True, slots=True)
 class _Residual:
-    """Each step adds what its two activations and convolutions make."""
+    """Each step adds the output of its two activations and convolutions."""
 
     steps: Sequence[tuple[_Activation, _Convolution, _Activation, _Convolution]]
 
@@ -99,8 +100,8 @@ class _Residual:
 
 @dataclass(frozen=True, slots=True)
 class _Level:
-    """An upsampling, and the mean of some residual blocks. context: samples behind it, on each side of those that are wanted, that what
-    follows depends on."""
+    """An upsampling, and the mean of some residual blocks. context: samples of its output, on each side of the wanted ones, that later
+    levels depend on."""
 
     weight: torch.Tensor
     bias: torch.Tensor
@@ -110,7 +111,7 @@ class _Level:
     context: int
 
     def __call__(self, x: torch.Tensor, aside: Aside | None) -> torch.Tensor:
-        """aside: a thread for the last block, whose kernels are the largest."""
+        """aside: a thread for the last block, which has the largest kernels."""
         x = functional.conv_transpose1d(x, self.weight, self.bias, stride=self.rate, padding=self.padding)
         *most, last = range(len(self.blocks))
         made: dict[int, torch.Tensor] = {}
@@ -131,13 +132,13 @@ class _Level:
 
     @property
     def input_context(self) -> int:
-        """The same of samples before it."""
+        """The same for samples of its input."""
         reached = self.context + max(block.reach for block in self.blocks)
         return (reached + self.weight.shape[2] - 1 - self.padding) // self.rate
 
 
 class Vocoder:
-    """weight: by the names of the checkpoint, without "token2wav.code2wav_bigvgan_model."."""
+    """weight: returns a weight by its name in the checkpoint, without "token2wav.code2wav_bigvgan_model."."""
 
     def __init__(self, config: VocoderConfig, weight: ShapedNeed) -> None:
         self.config = config
@@ -154,8 +155,8 @@ class Vocoder:
         self._levels = levels
 
     def samples(self, mel: torch.Tensor, before: int = 0, behind: int = 0, aside: Aside | None = None) -> torch.Tensor:
-        """mel: [windows, frames, mel_bins], as the flow gives it. before, behind: frames at its ends that are not to become samples, only
-        looked at. aside: a thread for a half of it. Returns float32 [windows, (frames - before - behind) * frame_samples] in -1..1."""
+        """mel: [windows, frames, mel_bins], from the flow. before, behind: frames at its ends that are only context and become no samples.
+        aside: a thread for a half of the work. Returns float32 [windows, (frames - before - behind) * frame_samples] in -1..1."""
         x = self._enter(_normalized(mel.transpose(1, 2)))
         for level in self._levels:
             x, before, behind = _cut(level(x, aside), before * level.rate, behind * level.rate, level.context)
@@ -200,13 +201,13 @@ class Vocoder:
 
 
 def _cut(x: torch.Tensor, before: int, behind: int, context: int) -> tuple[torch.Tensor, int, int]:
-    """Samples without those at the ends that nothing wanted depends on; and what is left there of those that are not wanted."""
+    """Cuts off samples at the ends that no wanted sample depends on; returns the rest, and how many unwanted samples it has at each end."""
     first, last = max(before - context, 0), max(behind - context, 0)
     return x[..., first : x.shape[2] - last], before - first, behind - last
 
 
 def _normalized(mel: torch.Tensor) -> torch.Tensor:
-    """Logarithms of amplitudes, in decibels, from -1 to 1."""
+    """Logarithms of amplitudes as decibels, scaled to -1..1."""
     least = torch.exp(torch.tensor(MIN_DB / 20.0 * 2.302585092994046, dtype=mel.dtype, device=mel.device))
     decibels = 20 * torch.log10(torch.clamp(torch.exp(mel), min=least)) - REFERENCE_DB
     return torch.clamp(2 * (decibels - MIN_DB) / -MIN_DB - 1, -1.0, 1.0)

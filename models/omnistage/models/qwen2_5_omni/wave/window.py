@@ -2,7 +2,7 @@
 
 codes, voice --conditions--> noise --Flow: evaluations of the net, solver--> mel frames --Vocoding, piece by piece--> samples
 
-The next window needs nothing but what the flow of this one leaves: it can begin while this one becomes sound.
+The next window needs only the state that the flow of this one leaves: it can begin while this one becomes sound.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ from omnistage.models.qwen2_5_omni.wave.vocoder import FIELD, Vocoder
 from omnistage.models.steps.interface import Aside
 
 SLICE_BLOCKS = 24
-"""Blocks of a window that one step evaluates at most. Only windows of whole speeches have more: others wait for a step, and so does whoever
-wants to end the server."""
+"""Most blocks of a window that one step evaluates. Only windows of whole speeches have more: other windows wait for a step, and so does a
+signal to end the server."""
 
 PIECE_FRAMES = 144
-"""Mel frames that become sound in one step at most: those of a chunk of the largest size that a schedule of a stream has."""
+"""Most mel frames that become sound in one step: those of the largest chunk in a streaming schedule."""
 
 
 @dataclass(eq=False, slots=True)
 class Flow:
-    """A window, as far as it has come from noise to mel frames.
+    """A window on its way from noise to mel frames.
 
-    context, chunk, ahead: frames before those that become sound, of these, and behind them. begin: makes the noise that it begins with,
-    padded to whole blocks, and its conditions, of Dit.conditions; called by the first step, as both may be large. left: what the window
-    before left, by evaluation, [evaluations, *Dit.kept_shape()]. leaves: the same for the next window; None where there is none.
+    context, chunk, ahead: frames before those that become sound, those frames, and frames after them. begin: makes the first noise, padded
+    to whole blocks, and the conditions of Dit.conditions; called by the first step, because both may be large. left: state of the window
+    before, by evaluation, [evaluations, *Dit.kept_shape()]. leaves: the same for the next window; None if there is none.
 
-    slopes: of the blocks of the evaluation in hand that are done, where it takes several steps.
+    slopes: of an evaluation that takes several steps, those of the blocks that are done.
     """
 
     context: int
@@ -72,7 +72,7 @@ class Flow:
         return self._conditions
 
     def prepare(self, solver: Solver) -> None:
-        """Before the first step, on the thread of it."""
+        """Prepare the first step, on its thread."""
         if self._trajectory is None:
             start, self._conditions = self.begin()
             self._trajectory = Trajectory(solver, start)
@@ -80,11 +80,11 @@ class Flow:
 
 @dataclass(eq=False, slots=True)
 class Vocoding:
-    """A chunk, as far as it has come from mel frames to samples.
+    """A chunk on its way from mel frames to samples.
 
-    mel: of the chunk, with final frames before it, at most FIELD, and `ahead` behind. sounded: frames of the chunk that have become
-    samples, or that nobody needs as sound; needless: of the samples, the first that nobody needs either. wanted_frames: frames of the
-    chunk that somebody needs. needs: first code that a replacement needs to go on behind the chunk. last: the speech ends with it.
+    mel: frames of the chunk, with at most FIELD final frames before it and `ahead` after it. sounded: frames of the chunk that have become
+    samples, or that nobody needs as sound. needless: the first of the samples that nobody needs either. wanted_frames: frames of the chunk
+    that somebody needs. needs: first code that a replacement needs to go on after the chunk. last: the speech ends with it.
     """
 
     mel: torch.Tensor
@@ -102,7 +102,7 @@ class Vocoding:
         return self.sounded == self.chunk
 
     def piece(self) -> tuple[int, int, int, int]:
-        """What becomes sound next: the first frame of `mel` that is looked at, that which becomes sound, and where both end."""
+        """The next piece of sound: the first frame of `mel` that it depends on, the first that becomes sound, and the ends of both."""
         chunk = len(self.mel) - self.ahead - self.chunk
         begin = chunk + self.sounded
         end = min(begin + PIECE_FRAMES, chunk + self.chunk)
@@ -113,15 +113,15 @@ Job = Flow | Vocoding
 
 
 class Windows:
-    """What a step is; implements `Steps`."""
+    """The steps of windows; implements `Steps`."""
 
     def __init__(self, dit: Dit, vocoder: Vocoder, solver: Solver) -> None:
         self.dit, self.vocoder, self.solver = dit, vocoder, solver
         self.halved: Callable[[Hashable, float], None] = lambda key, seconds: None
-        """Told of each step on two threads how long it took."""
+        """Called with the key and the seconds of each step on two threads."""
 
     def key(self, job: Job) -> Hashable:
-        """Those of equal shapes can step together."""
+        """Jobs of equal shapes can step together."""
         if isinstance(job, Flow):
             if self._blocks(job) > SLICE_BLOCKS:
                 return "slice", id(job)
@@ -130,13 +130,13 @@ class Windows:
         return "sound", begin - first, end - begin, past - end
 
     def take(self, job: Job) -> None:
-        """It was taken with the step."""
+        """Nothing to do: the step has taken the job."""
 
     def is_done(self, job: Job) -> bool:
         return job.done
 
     def give_up(self, job: Job) -> None:
-        """It holds nothing beside itself."""
+        """A job holds nothing besides itself."""
 
     def step(self, jobs: Sequence[Job], aside: Aside | None = None) -> None:
         """See Steps. jobs: of one key."""
@@ -175,7 +175,8 @@ class Windows:
             flow.trajectory.take(slopes[place])
 
     def _evaluate_slice(self, flow: Flow, aside: Aside | None) -> None:
-        """The next blocks of a window that has nothing before it and leaves nothing. Those that they look at are computed with them."""
+        """Evaluate the next blocks of a window that has nothing before it and leaves nothing. The blocks that they look at are computed
+        with them."""
         assert flow.left is None and flow.leaves is None
         block, first = self.dit.config.block_frames, len(flow.slopes) * SLICE_BLOCKS
         end, past = first + SLICE_BLOCKS, self._blocks(flow)

@@ -1,4 +1,4 @@
-"""Code2Wav of Qwen3-Omni: sound from frames of codes while they are still being made, of many speeches at once."""
+"""Code2Wav of Qwen3-Omni: sound from frames of codes while the frames are still being made, for many speeches at once."""
 
 from __future__ import annotations
 
@@ -42,23 +42,24 @@ class CausalCode2Wav(WindowedCode2Wav[Prepared]):
         self._forecast = Forecast(1 / config.frame_rate_hz, trial.seconds, form)
 
     async def prepare(self, request: WaveRequest) -> Prepared:
-        """See Code2WavModel.prepare. Codes have their voice already, from the Talker."""
+        """See Code2WavModel.prepare. The Talker's codes already have their voice."""
         return Prepared(self._schedules[request.profile], request.profile != Profile.OFFLINE)
 
     def first_frame(self, prepared: Prepared, sample: int) -> int:
-        """See Code2WavModel.first_frame: where a window begins, as far back as anything that becomes sound from there on depends on."""
+        """See Code2WavModel.first_frame: the beginning of a window, as far back as any sound from the sample on depends on."""
         return prepared.schedule.first_code(prepared.schedule.entry(first_frame(self.config, sample)))
 
     async def decode(self, prepared: Prepared, inputs: AsyncIterator[Piece], wanted: Wanted) -> AsyncGenerator[Sound, None]:
-        """See Code2WavModel.decode. No frames at all give no sound. While the sound of a window is on its way, the next one is made."""
+        """See Code2WavModel.decode. If no frames come, there is no sound. While the sound of a window is on its way, the next one is
+        made."""
         speech = Speech(self.config, self.windows.net, prepared.schedule, wanted[AUDIO])
         async with aclosing(made_ahead(self._sounds(speech, prepared, inputs))) as sounds:
             async for each in sounds:
                 yield each
 
     async def _sounds(self, speech: Speech, prepared: Prepared, inputs: AsyncIterator[Piece]) -> AsyncGenerator[Sound, None]:
-        """Each window is due when its listener has heard what is before it, or at once; where nobody listens, behind all that others
-        hear."""
+        """The sounds. Each window is due when its listener has heard the sound before it, or at once; if nobody listens, after all windows
+        that others hear."""
         clock, arrivals, due, heard = asyncio.get_running_loop().time, Arrivals(), 0.0, False
         async for piece in inputs:
             assert isinstance(piece.content, np.ndarray)

@@ -1,4 +1,4 @@
-"""What the config.json of a Qwen3-Omni checkpoint says of its Code2Wav."""
+"""The part about Code2Wav in the config.json of a Qwen3-Omni checkpoint."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ SAMPLE_RATE_HZ = 24_000
 """No config has it."""
 
 KERNEL = 7
-"""Samples that a convolution sees, those of the past among them; that which a residual unit ends with sees one."""
+"""Samples that a convolution sees, including those of the past; the convolution at the end of a residual unit sees one."""
 
 DILATIONS = (1, 3, 9)
-"""Of the residual units behind each upsampling of the decoder. The code of Transformers has them, and no config."""
+"""Dilations of the residual units after each upsampling of the decoder. The code of Transformers has them, and no config."""
 
 MOST_SAMPLES = SAMPLE_RATE_HZ
-"""Of a frame: nobody waits a second for one."""
+"""Most samples of a frame: nobody waits a second for one."""
 
 MOST_WINDOW = 1 << 12
-"""Frames that attention sees, whose keys are in memory for every speech; 72 are published."""
+"""Most frames that attention sees; memory holds their keys for every speech. 72 are published."""
 
 
 @dataclass(frozen=True, slots=True)
 class WaveConfig:
-    """codebooks: codes of a frame, each of `codes` ids. window: frames that attention sees, the own one among them. widening: how many
-    times as many rows as frames the first upsamplings make. channels: of the decoder, before its upsamplings by `rates`, each of which
-    halves them."""
+    """codebooks: codes of a frame, each one of `codes` ids. window: frames that attention sees, including the own one. widening: factors by
+    which the first upsamplings multiply the rows. channels: channels of the decoder before its upsamplings by `rates`, each of which halves
+    them."""
 
     codebooks: int
     codes: int
@@ -58,7 +58,7 @@ class WaveConfig:
     @property
     def missing(self) -> int:
         """Samples that the end of a speech lacks. Each upsampling of the decoder looks one input ahead, and makes nothing of the last one:
-        sample s is of the frame of sample s + missing."""
+        sample s belongs to the frame of sample s + missing."""
         missing = 0
         for rate in self.rates:
             missing = (missing + 1) * rate
@@ -66,10 +66,10 @@ class WaveConfig:
 
     @property
     def heard_frames(self) -> int:
-        """Frames before those of a window that the convolutions make its samples from: all that lies farther changes no bit."""
+        """Frames before those of a window from which the convolutions make its samples: frames farther away change no bit."""
         reach = KERNEL - 1
         for rate in reversed(self.rates):
-            # One more: that which looked ahead from there is the first to become samples.
+            # One more: the upsampling that looked ahead from there makes the first samples.
             reach = 1 + -(-(reach + (KERNEL - 1) * sum(DILATIONS)) // rate)
         reach += KERNEL - 1
         for factor in reversed(self.widening):
@@ -87,7 +87,7 @@ class WaveConfig:
 
 
 def read_wave_config(directory: Path) -> WaveConfig:
-    """Of the checkpoint in a folder. Raises BadCheckpoint."""
+    """Read the config of the checkpoint in a folder. Raises BadCheckpoint."""
     whole = read_config(directory, MODEL_TYPE)
     check_said(whole, "qwen3_omni", "code2wav")
     section = whole.section("code2wav_config")
@@ -96,7 +96,7 @@ def read_wave_config(directory: Path) -> WaveConfig:
 
 
 def wave_config(section: Config) -> WaveConfig:
-    """Raises BadCheckpoint."""
+    """Read the values of a section. Raises BadCheckpoint."""
     check_activation(section, "hidden_act", "silu")
     hidden, heads = section.size("hidden_size"), section.size("num_attention_heads")
     found = WaveConfig(

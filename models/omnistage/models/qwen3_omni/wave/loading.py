@@ -46,7 +46,7 @@ def load_code2wav(folder: Path, options: LoadOptions) -> CausalCode2Wav:
     workers = [Worker(f"wave {number}", options.threads) for number in range(workers_of(chosen.workers, options, device))]
     schedules = {name: schedule_of(sizes, config.frames_before) for name, sizes in SCHEDULES.items()}
     trial = computed(partial(tried, WindowTrials(windows), schedules, workers, most=options.max_batch_size), options.threads)
-    # What a window begins with is there until it is done, and so is what it leaves.
+    # The state before a window is kept until the window is done, and so is the state after it.
     sessions, why = sessions_of(2 * windows.net.start(1).bytes, options)
     info = ModelInfo(
         name=name_of(folder) + "-code2wav",
@@ -68,7 +68,7 @@ def load_code2wav(folder: Path, options: LoadOptions) -> CausalCode2Wav:
 
 
 def read_net(folder: Path, config: WaveConfig, device: torch.device, linear: LinearMaker) -> CausalNet:
-    """Raises BadCheckpoint."""
+    """Read the net. Raises BadCheckpoint."""
     with Weights(folder, OTHERS) as weights, torch.inference_mode():
 
         def weight(name: str, shape: tuple[int, ...]) -> torch.Tensor:

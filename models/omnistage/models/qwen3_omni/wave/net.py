@@ -1,13 +1,13 @@
-"""The net of Qwen3-Omni's Code2Wav: frames of codes to samples, of many speeches at once, each from where its last step left it.
+"""The net of Qwen3-Omni's Code2Wav: frames of codes to samples, for many speeches at once, each from where its last step left it.
 
     codes --mean of embeddings--> rows --layers that see a window of the past--> rows
           --upsamplings, each with a ConvNeXt block--> --convolution, upsamplings with residual units, convolution--> samples
 
-All of it looks back only, but for the upsamplings of the decoder, each of which looks one of its inputs ahead: what a step makes of its
-last frame comes with the next step.
+All of it looks back only, except the upsamplings of the decoder, each of which looks one of its inputs ahead: samples of a step's last
+frame come with the next step.
 
-Samples have the same bits in any company: rows are multiplied by `engine.linear`, and on a CPU convolutions are computed by oneDNN whatever
-their size, where torch has another way for a small one that is alone. Transposed convolutions are written as products and convolutions.
+Samples have the same bits in any company: `engine.linear` multiplies rows, and on a CPU oneDNN computes convolutions of every size, though
+torch has another way for a small one that is alone. Transposed convolutions are written as products and convolutions.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from omnistage.models.qwen3_omni.wave.config import DILATIONS, KERNEL, WaveConfi
 from omnistage.models.qwen3_omni.wave.state import Inputs, State
 
 NEXT_EPSILON = 1e-6
-"""Of the norm of a ConvNeXt block."""
+"""Epsilon in the norm of a ConvNeXt block."""
 
 
 class CausalNet:
-    """weight: by the names of the checkpoint, without "code2wav.". linear: makes the products of rows."""
+    """weight: returns a weight by its name in the checkpoint, without "code2wav.". linear: makes the products of rows."""
 
     def __init__(self, config: WaveConfig, weight: ShapedNeed, linear: LinearMaker = whole) -> None:
         self.config = config
@@ -50,14 +50,16 @@ class CausalNet:
         return self._codes.device
 
     def start(self, place: int = 0) -> State:
-        """Before a frame. place: of it; above 0, samples are those of the speech `WaveConfig.frames_before` frames behind it."""
+        """The state before a frame. place: place of the frame. If it is above 0, samples are those of the speech `WaveConfig.frames_before`
+        frames after it."""
         config = self.config
         keys = self._codes.new_zeros(config.layers, 2, config.kv_heads, config.window - 1, config.head_size)
         return State(place, 0, keys, tuple(self._codes.new_zeros(*shape) for shape in self._kept(first=place == 0)))
 
     def step(self, codes: torch.Tensor, states: Sequence[State], *, silent: bool = False) -> tuple[torch.Tensor, list[State]]:
-        """codes: int64 [speeches, frames, codebooks], of speeches of which all or none are at their first frame. silent: nobody needs the
-        samples, nor any that depend on them: there are none then. Returns float32 [speeches, samples] in -1..1, and what comes after."""
+        """Compute samples. codes: int64 [speeches, frames, codebooks]; either all speeches or none are at their first frame. silent: nobody
+        needs the samples, nor any that depend on them: none are made. Returns float32 [speeches, samples] in -1..1, and the states after
+        them."""
         hidden, keys = self._attended(self._codes[codes + self._offsets].mean(2), states)
         frames = codes.shape[1]
         seen = [min(state.seen + frames, self.config.window - 1) for state in states]
@@ -71,7 +73,7 @@ class CausalNet:
         return samples, [State(state.place + frames, count, kept, left) for state, count, kept, left in after]
 
     def _attended(self, x: torch.Tensor, states: Sequence[State]) -> tuple[torch.Tensor, list[torch.Tensor]]:
-        """Rows behind all layers, and the keys that each speech keeps."""
+        """Rows after all layers, and the keys that each speech keeps."""
         frames, kept = x.shape[1], self.config.window - 1
         places = torch.tensor([state.place for state in states])[:, None] + torch.arange(frames)
         cos, sin = (part.to(x)[:, None] for part in self._turned(places))
@@ -89,7 +91,7 @@ class CausalNet:
         return torch.cat((angles.cos(),) * 2, -1), torch.cat((angles.sin(),) * 2, -1)
 
     def _mask(self, frames: int, seen: Sequence[int]) -> torch.Tensor:
-        """Which keys a frame sees, those of the past before its own: [speeches, 1, frames, window - 1 + frames]."""
+        """Which keys a frame sees; the past stands before the new ones: [speeches, 1, frames, window - 1 + frames]."""
         kept = self.config.window - 1
         key, frame = torch.arange(kept + frames), torch.arange(frames)[:, None]
         there = key >= kept - torch.tensor(seen)[:, None, None, None]
@@ -106,8 +108,8 @@ class CausalNet:
         return self._leave(self._snake(x), before).squeeze(1).clamp(-1.0, 1.0)
 
     def _kept(self, *, first: bool) -> list[tuple[int, int]]:
-        """The shape of what each convolution keeps of its inputs, in their order. first: before the first frame of a speech, before which
-        an upsampling has no input at all; others have zeros, as they do not know what it was."""
+        """The shapes of the inputs that each convolution keeps, in order. first: before the first frame of a speech, where an upsampling
+        has no input at all; other states have zeros, because they do not know the input."""
         config, past = self.config, KERNEL - 1
         shapes = [(config.hidden_size, past)] * (len(config.widening) + 1)
         for number in range(len(config.rates)):
@@ -118,7 +120,7 @@ class CausalNet:
 
 @dataclass(frozen=True, slots=True)
 class _Norm:
-    """By the mean square."""
+    """A norm by the mean square."""
 
     weight: torch.Tensor
     epsilon: float
@@ -129,7 +131,8 @@ class _Norm:
 
 @dataclass(frozen=True, slots=True)
 class _Layer:
-    """heads: of queries; there are kv_heads of keys, and of values. attention_scale, ffn_scale: of what is added, by component."""
+    """heads: heads of queries; there are kv_heads of keys, and of values. attention_scale, ffn_scale: factors of the added parts, by
+    component."""
 
     heads: int
     kv_heads: int
@@ -145,7 +148,8 @@ class _Layer:
     def __call__(
         self, x: torch.Tensor, before: torch.Tensor, mask: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """before: keys and values of the past, [speeches, 2, kv_heads, window - 1, head_size]. Returns those with the new ones, too."""
+        """before: keys and values of the past, [speeches, 2, kv_heads, window - 1, head_size]. Returns the output, and these with the new
+        ones."""
         made = _rows(self.attention_in, self.attention_norm(x))
         made = made.view(*made.shape[:2], self.heads + 2 * self.kv_heads, -1).transpose(1, 2)
         turning, values = made.tensor_split((self.heads + self.kv_heads,), 1)
@@ -167,7 +171,7 @@ def _rows(linear: Linear, x: torch.Tensor) -> torch.Tensor:
 
 @dataclass(frozen=True, slots=True)
 class _Convolution:
-    """Sees the past only. groups: of channels that know nothing of each other."""
+    """Sees only the past. groups: groups of channels that do not see each other."""
 
     weight: torch.Tensor
     bias: torch.Tensor
@@ -196,8 +200,8 @@ class _Snake:
 
 @dataclass(frozen=True, slots=True)
 class _Upsampling:
-    """Makes `rate` outputs of each pair of inputs that follow each other, as a transposed convolution does that has twice as many steps and
-    whose ends, which only one input has made, are cut off. pair: has all outputs of a pair as channels."""
+    """Makes `rate` outputs from each pair of consecutive inputs, like a transposed convolution with twice as many steps whose ends, which
+    only one input has made, are cut off. pair: has all outputs of a pair as channels."""
 
     snake: _Snake
     pair: _Convolution
@@ -210,7 +214,7 @@ class _Upsampling:
 
 @dataclass(frozen=True, slots=True)
 class _Widening:
-    """Makes several rows of each."""
+    """Makes several rows from each row."""
 
     linear: Linear
     factor: int
@@ -238,7 +242,7 @@ class _Next:
 
 @dataclass(frozen=True, slots=True)
 class _Unit:
-    """Adds what two activations and convolutions make."""
+    """Adds the output of two activations and convolutions."""
 
     first: _Snake
     far: _Convolution
@@ -260,7 +264,7 @@ def _layer(config: WaveConfig, weight: ShapedNeed, linear: LinearMaker, prefix: 
     hidden, queries, keys = config.hidden_size, config.heads * config.head_size, config.kv_heads * config.head_size
 
     def product(size: int, *parts: tuple[str, int], biased: bool = False) -> Linear:
-        """Of several weights as one."""
+        """Several weights as one product."""
         made = torch.cat([weight(f"{prefix}{part}.weight", (out, size)) for part, out in parts])
         return linear(made, torch.cat([weight(f"{prefix}{part}.bias", (out,)) for part, out in parts]) if biased else None)
 
@@ -313,7 +317,7 @@ def _widening(config: WaveConfig, weight: ShapedNeed, linear: LinearMaker, numbe
 def _block(config: WaveConfig, weight: ShapedNeed, number: int) -> tuple[_Upsampling, Sequence[_Unit]]:
     inputs, rate, name = config.channels >> number, config.rates[number], f"decoder.{number + 1}.block"
     channels = inputs // 2
-    # Output i * rate + step is made of input i by step + rate, and of the next one by step.
+    # Output i * rate + step is made from input i by step + rate, and from the next input by step.
     later, own = weight(f"{name}.1.conv.weight", (inputs, channels, 2 * rate)).permute(2, 1, 0).tensor_split((rate,))
     pair = _Convolution(torch.stack((own, later), 3).flatten(0, 1), weight(f"{name}.1.conv.bias", (channels,)).repeat(rate))
     units = [

@@ -1,7 +1,8 @@
 """Which frames of Qwen3-Omni become sound together, by profile. No torch.
 
-The net is exact for any of them: a profile decides only how soon sound is there and what it costs. The first window can be one frame, as
-nothing behind it is looked at. Sizes grow slowly: who is told to wait before he plays waits for the largest step between two of them.
+The net is exact for every schedule: a profile decides only how soon there is sound and how much it costs. The first window can be one
+frame, because no window looks ahead. Sizes grow slowly: a player that is told to wait before it plays waits for the largest step between
+two sizes.
 """
 
 from __future__ import annotations
@@ -17,9 +18,9 @@ SCHEDULES: Mapping[str, tuple[int, ...]] = {
     Profile.QUALITY: (4, 6, 8, 12),
     Profile.OFFLINE: (12,),
 }
-"""Frames of the windows; a frame is 80 ms. More than twelve at once cost hardly less each, and others would wait for them."""
+"""Frames of the windows; a frame is 80 ms. With more than twelve at once a frame costs hardly less, and others would wait for them."""
 
 
 def schedule_of(sizes: tuple[int, ...], frames_before: int) -> Schedule:
-    """frames_before: see WaveConfig. No window is refreshed: each has exactly what the ones before it left."""
+    """See Schedule. frames_before: see WaveConfig. No window is refreshed: each gets the exact state of the windows before it."""
     return Schedule(sizes, ahead=0, block=1, context=frames_before, refresh=0)

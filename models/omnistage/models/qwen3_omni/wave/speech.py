@@ -1,4 +1,4 @@
-"""One speech: frames of codes in, windows out, and what each leaves to the next."""
+"""One speech: frames of codes in, windows out, and the state that each window leaves to the next."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ class Prepared:
 class Speech:
     """Frames of one speech on their way into windows. Knows no thread.
 
-    first_sample: what lies before it is computed only where the rest depends on it: from frames as far back as attention and convolutions
-    reach, in the windows of the first run, so that all bits are the same. Those far from the sound are silent: only attention needs them.
+    first_sample: earlier samples are computed only if the rest depends on them: from frames as far back as attention and convolutions
+    reach, in the windows of the first run, so that all bits are the same. Windows far from the sound are silent: only attention needs them.
     """
 
     def __init__(self, config: WaveConfig, net: CausalNet, schedule: Schedule, first_sample: int = 0) -> None:
         self._config, self._schedule, self._first_sample = config, schedule, first_sample
         self.window: Window | None = None
-        """That `next` gave last."""
+        """The window that `next` returned last."""
         frame = first_frame(config, first_sample)
         self._number = schedule.entry(frame)
         self._sounding = schedule.begin(schedule.holding(frame)) - config.heard_frames
@@ -43,8 +43,8 @@ class Speech:
         self._ended = False
 
     def feed(self, first: int, codes: Array, *, last: bool) -> None:
-        """The next frames, [n, codebooks]. first: place of the first of them in the speech; what is not needed may come before. Raises
-        BadRequest for codes that there are not, frames that come too late, and a speech that ends before `first_sample`."""
+        """Take the next frames, [n, codebooks]. first: place of the first of them in the speech; frames that are not needed may come
+        before. Raises BadRequest for codes outside the table, frames that come too late, and a speech that ends before `first_sample`."""
         frames = codes.astype(np.int64)
         if len(wrong := frames[frames >= self._config.codes]):
             raise BadRequest("codes", f"there is no code {wrong[0]}; codes are below {self._config.codes}")
@@ -55,7 +55,7 @@ class Speech:
             raise BadRequest("resume.positions", f"the sound has {samples} samples: it cannot go on at sample {self._first_sample}")
 
     def next(self) -> Job | None:
-        """The next window, if all of its frames are there, and the one before it was `made`."""
+        """The next window, if all of its frames are there and the window before it was `made`."""
         self.window = self._schedule.window(self._number, self._codes.past, ended=self._ended)
         if self.window is None:
             return None
@@ -63,7 +63,8 @@ class Speech:
         return Job(codes, self._state, silent=self.window.end <= self._sounding)
 
     def made(self, job: Job) -> Sound:
-        """What the window that `next` gave last became, without what was heard before, and the frame that a replacement needs after it."""
+        """The sound of the window returned last by `next`, without samples that were heard before, and the frame that a replacement needs
+        after it."""
         assert self.window is not None and job.after is not None and job.samples is not None
         begins = max(job.state.place * self._config.frame_samples - self._config.missing, 0)
         self._state = job.after
@@ -74,5 +75,5 @@ class Speech:
 
 
 def first_frame(config: WaveConfig, sample: int) -> int:
-    """Whose window the sample comes with."""
+    """The frame with whose window the sample comes."""
     return (sample + config.missing) // config.frame_samples

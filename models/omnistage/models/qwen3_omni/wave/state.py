@@ -1,4 +1,4 @@
-"""What the frames of a speech leave to those behind them: all that the net knows of the past, however long that is."""
+"""The state that the frames of a speech leave to those after them: all that the net knows of the past, however long that is."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import torch
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """place: of the next frame in its speech. seen: how many of the keys are of frames; those before them are nothing. keys: of the last
-    frames, and their values, [layers, 2, kv_heads, window - 1, head_size]. inputs: the last ones of each convolution, in the order in
-    which the net comes to them, [channels, count] each; zeros are what Transformers has before the first one.
+    """place: place of the next frame in its speech. seen: how many of the keys belong to frames; those before them are empty. keys: keys of
+    the last frames, and their values, [layers, 2, kv_heads, window - 1, head_size]. inputs: last inputs of each convolution, in the order
+    in which the net comes to them, [channels, count] each; zeros are what Transformers has before the first one.
 
-    A step changes no state, it makes another one: a step that fails has lost nothing."""
+    A step changes no state, but makes another one: a step that fails has lost nothing."""
 
     place: int
     seen: int
@@ -27,18 +27,19 @@ class State:
 
 
 class Inputs:
-    """Inputs of the convolutions of one step, in their order: what each saw last time goes before what it sees now."""
+    """Inputs of the convolutions of one step, in order: each convolution's inputs of the last time stand before its new ones."""
 
     def __init__(self, states: Sequence[State]) -> None:
         self._before = iter([torch.stack(each) for each in zip(*(state.inputs for state in states), strict=True)])
         self._left: list[torch.Tensor] = []
 
     def joined(self, x: torch.Tensor, keep: int) -> torch.Tensor:
-        """x: [speeches, channels, count]. keep: how many inputs the next step needs."""
+        """The old inputs with the new ones. x: [speeches, channels, count]. keep: how many inputs the next step needs."""
         joined = torch.cat((next(self._before), x), 2)
         self._left.append(joined[..., joined.shape[2] - keep :])
         return joined
 
     def left(self, speech: int) -> Iterable[torch.Tensor]:
-        """To the next step, by one of the speeches. Copies: each would keep what all speeches of the step have alive."""
+        """The inputs that one of the speeches leaves to the next step. They are copies: a view would keep the inputs of all speeches of the
+        step."""
         return (kept[speech].clone() for kept in self._left)

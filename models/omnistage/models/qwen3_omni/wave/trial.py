@@ -1,4 +1,4 @@
-"""Random windows of Qwen3-Omni, with which its Code2Wav is tried while it is loaded."""
+"""Random windows of Qwen3-Omni, with which its Code2Wav is tried at load."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class WindowTrials:
         codes = torch.randint(config.codes, (window.end - window.begin, config.codebooks), generator=generator)
         state = self._windows.net.start(window.begin)
         if window.begin:
-            # In any phase of their speeches.
+            # At any phase of their speeches.
             seen = int(torch.randint(config.window, (), generator=generator))
             state = replace(state, seen=seen, keys=random(state.keys), inputs=tuple(map(random, state.inputs)))
         return Job(codes, state)
@@ -56,5 +56,5 @@ class WindowTrials:
 
 
 def form(window: Window) -> Hashable:
-    """What windows have in common that take equally long."""
+    """The form of a window: windows of one form take equally long."""
     return window.end - window.begin, window.begin == 0

@@ -14,7 +14,8 @@ from omnistage.models.steps.interface import Aside
 
 @dataclass(eq=False, slots=True)
 class Job:
-    """codes: int64 [frames, codebooks]. state: before them; after: behind them, when the job is done. silent: see CausalNet.step."""
+    """codes: int64 [frames, codebooks]. state: state before them. after: state after them, when the job is done. silent: see
+    CausalNet.step."""
 
     codes: torch.Tensor
     state: State
@@ -24,17 +25,17 @@ class Job:
 
 
 class Windows:
-    """What a step is; implements `Steps`. A window is one step."""
+    """The steps of windows; implements `Steps`. A window is one step."""
 
     def __init__(self, net: CausalNet) -> None:
         self.net = net
 
     def key(self, job: Job) -> Hashable:
-        """Those of equal shapes can step together, wherever in their speeches they are; at a first frame shapes are others."""
+        """Jobs of equal shapes can step together, wherever in their speeches they are; first frames have other shapes."""
         return len(job.codes), job.state.place == 0, job.silent
 
     def step(self, jobs: Sequence[Job], aside: Aside | None = None) -> None:
-        """See Steps. jobs: of one key. Leaves nothing to a second thread."""
+        """See Steps. jobs: jobs of one key. Leaves no work to a second thread."""
         with torch.inference_mode():
             codes = torch.stack([job.codes for job in jobs]).to(self.net.device)
             made, after = self.net.step(codes, [job.state for job in jobs], silent=jobs[0].silent)
@@ -43,10 +44,10 @@ class Windows:
             job.samples, job.after = own.clone(), state
 
     def take(self, job: Job) -> None:
-        """It was taken with the step."""
+        """Nothing to do: the step has taken the job."""
 
     def is_done(self, job: Job) -> bool:
         return job.after is not None
 
     def give_up(self, job: Job) -> None:
-        """It holds nothing beside itself."""
+        """A job holds nothing besides itself."""
