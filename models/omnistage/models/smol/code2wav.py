@@ -1,10 +1,11 @@
 """The default Code2Wav: feature rows in, 24 kHz sound out, in chunks that grow.
 
-A chunk ends at the end of a phrase or where the schedule says, and the schedule is a function of the frame index: the samples do not
-depend on how the rows arrive.
+A chunk ends at the end of a phrase or where the schedule says. The schedule depends only on the frame index, so the samples do not depend
+on how the rows arrive.
 
 Phrases do not touch each other, so a session that goes on begins with the phrase of its first sample. In that phrase the running phase of
-the pulses is needed from the beginning, the net only from a little before: what it keeps after a chunk depends on the end of that chunk.
+the pulses is needed from the beginning, the net only from a little before the sample: its state after a chunk depends only on the end of
+that chunk.
 """
 
 from __future__ import annotations
@@ -49,20 +50,20 @@ from omnistage.models.smol.waveform import SAMPLE_RATE_HZ, OverlapAdd, PulseTrai
 Samples = NDArray[np.float32]
 
 CODE_REVISION = "2"
-"""To be raised whenever a change of the code changes the samples."""
+"""Raise it with every change of the code that changes the samples."""
 NOISE_SEED = 0
-"""Of all speech: no listener tells one noise from another, and equal features sound alike whatever the seed."""
+"""The seed of all speech: no listener tells one noise from another, and equal features sound alike whatever the seed."""
 SAMPLES_PER_ROW = SAMPLE_RATE_HZ // FRAME_RATE_HZ
 FRAMES_PER_ROW = SAMPLES_PER_ROW // waveform.HOP
 LOOKAHEAD_ROWS = -(-(spectrum.LOOKAHEAD + waveform.LOOKAHEAD) // FRAMES_PER_ROW)
-"""Rows after a row that its samples depend on: 15, or 0.375 s of speech. None beyond the end of the phrase."""
+"""Rows after a row that its samples depend on: 15, or 0.375 s of speech; none beyond the end of the phrase."""
 CONTEXT_ROWS = -(-(spectrum.LOOKAHEAD + waveform.LOOKBEHIND) // FRAMES_PER_ROW)
-"""Rows before a row that its samples depend on, besides the running phase: 14. None before the beginning of the phrase."""
+"""Rows before a row that its samples depend on, besides the running phase: 14; none before the beginning of the phrase."""
 MAX_PHRASE_ROWS = 4096
 WARM_UP_ROWS = 150
 """3.75 s."""
 _FADE = torch.sin(torch.arange(1, 121) / 121 * math.pi / 2) ** 2
-"""5 ms at both ends of a phrase: what is left of a sound there would click."""
+"""5 ms at both ends of a phrase: the rest of a sound there would click."""
 SCHEDULES: Mapping[str, tuple[int, ...]] = {
     Profile.LATENCY: (4, 8, 16, 32),
     Profile.BALANCED: (8, 16, 32),
@@ -90,8 +91,8 @@ def chunk_rows(schedule: tuple[int, ...], first: int, left: int) -> int:
 class _Phrase:
     """One phrase on its way from rows to samples.
 
-    first_row: where it begins in the session. rows: how many it has. wanted: the row of the phrase from which on samples are wanted; those
-    before it may be anything, and with wanted >= rows it takes rows and gives nothing.
+    first_row: index of its first row in the session. rows: number of its rows. wanted: the row of the phrase from which on samples are
+    wanted. Samples before it may be anything; with wanted >= rows the phrase takes rows and gives nothing.
     """
 
     def __init__(self, net: SpectrumNet, seed: int, first_row: int, rows: int, wanted: int) -> None:
@@ -127,10 +128,10 @@ class _Phrase:
         return min(self.given + rows + LOOKAHEAD_ROWS, self.rows)
 
     def take(self, rows: int) -> Samples:
-        """The next rows * SAMPLES_PER_ROW samples. What they need has been received."""
+        """The next rows * SAMPLES_PER_ROW samples. The rows that they need must be here."""
         needed = self.needs(rows)
         last = needed == self.rows
-        # A phrase that is broken off may have its last row pushed before that is known.
+        # The last row of a phrase that is broken off may be pushed before that is known.
         if needed > self._pushed or (last and not self._whole):
             self._push(self._next_rows(needed - self._pushed), last)
             self._whole = last
@@ -153,7 +154,7 @@ class _Phrase:
         f0 = rows[:, F0].reshape(-1)
         pulses = torch.cat([self._pulses, self._train.push(f0, last)])
         if not last and self._wanted >= self._pushed + CONTEXT_ROWS:
-            # Nothing wanted depends on these rows but the phase of the pulses.
+            # Only the phase of the pulses in the wanted samples depends on these rows.
             count = self._spectra.skip(len(f0))
             spectra = torch.zeros(count, spectrum.BINS, dtype=torch.complex64)
         else:
@@ -166,7 +167,7 @@ class _Phrase:
 
     @staticmethod
     def _frames(rows: Samples) -> Samples:
-        """Rows as the net takes them, [len(rows) * FRAMES_PER_ROW, spectrum.IN_WIDTH]."""
+        """Rows in the form that the net takes, [len(rows) * FRAMES_PER_ROW, spectrum.IN_WIDTH]."""
         text = np.repeat(rows[:, :TEXT_WIDTH], FRAMES_PER_ROW, axis=0)
         f0, energy = rows[:, F0].reshape(-1, 1), rows[:, ENERGY].reshape(-1, 1)
         pitch = np.log(np.maximum(f0, 0) + 1) / np.float32(5)
@@ -175,9 +176,9 @@ class _Phrase:
 
 @dataclass(slots=True)
 class WaveSession:
-    """Rows in, chunks of samples out, for one session. Knows no thread: `step` is the unit of work, `ready` says whether there is one.
+    """Rows in, chunks of samples out, for one session. It knows no thread: `step` is the unit of work, `ready` says whether there is one.
 
-    first_sample: the sample that is to come first; what lies before it is computed only where the rest depends on it.
+    first_sample: the first wanted sample; earlier samples are computed only if the rest depends on them.
     """
 
     net: SpectrumNet
@@ -192,7 +193,7 @@ class WaveSession:
 
     @property
     def silent(self) -> bool:
-        """No samples have been given yet."""
+        """Whether no samples have been given yet."""
         return self._silent
 
     def feed(self, first: int, rows: Array) -> None:
@@ -218,8 +219,8 @@ class WaveSession:
                 self._given += phrase.rows
 
     def _begin(self, first: int, rows: Samples) -> Samples:
-        """What is left of the first rows of the session, row `first` and on, when those before the first phrase are dropped. A session that
-        goes on may begin in the middle of a phrase that it does not need."""
+        """The rest of the session's first rows, from row `first` on, without those before the first phrase. A session that goes on may
+        begin in the middle of a phrase that it does not need."""
         begins = np.flatnonzero(rows[:, INDEX] == 0)
         dropped = 0 if first == 0 else int(begins[0]) if len(begins) else len(rows)
         self._begun = first == 0 or len(begins) > 0
@@ -244,7 +245,7 @@ class WaveSession:
         return self._phrases[0].received >= self._phrases[0].needs(self._next_chunk())
 
     def step(self) -> Sound:
-        """The next chunk, float32 [samples, 1], without what lies before `first_sample`: perhaps nothing."""
+        """The next chunk, float32 [samples, 1], without the samples before `first_sample`; it may be empty."""
         phrase, rows = self._phrases[0], self._next_chunk()
         known = max(self.first_sample - self._given * SAMPLES_PER_ROW, 0)
         samples = phrase.take(rows)[known:, None]
@@ -268,7 +269,7 @@ class WaveSession:
 
 
 def _fixed_sounds(net: SpectrumNet, profile: str) -> Iterator[Samples]:
-    """The chunks of a phrase of WARM_UP_ROWS rows that are always the same, for which every size of the schedule is needed."""
+    """The chunks of a fixed phrase of WARM_UP_ROWS rows, which needs every size of the schedule."""
     rows = np.random.Generator(np.random.PCG64(0)).standard_normal((WARM_UP_ROWS, FEATURE_WIDTH), np.float32)
     rows[:, F0], rows[:, ENERGY] = 120 + 10 * rows[:, F0], np.abs(rows[:, ENERGY])
     rows[:, INDEX], rows[:, COUNT] = np.arange(WARM_UP_ROWS), WARM_UP_ROWS
@@ -302,11 +303,11 @@ class SmolCode2Wav:
         return request
 
     def first_frame(self, prepared: WaveRequest, sample: int) -> int:
-        """Always 0: where the phrase of a sample begins is said by the rows alone. `Sound.needs` says it to whoever has heard the sound."""
+        """Always 0: only the rows tell where the phrase of a sample begins. `Sound.needs` tells it to a caller that has heard the sound."""
         return 0
 
     async def decode(self, prepared: WaveRequest, inputs: AsyncIterator[Piece], wanted: Wanted) -> AsyncGenerator[Sound, None]:
-        """See Code2WavModel.decode. No rows at all give no chunk. Raises BadRequest for malformed rows."""
+        """See Code2WavModel.decode. If no rows come, there is no chunk. Raises BadRequest for malformed rows."""
         session = WaveSession(self._net, NOISE_SEED, SCHEDULES[prepared.profile], wanted["audio"])
         async for piece in inputs:
             assert isinstance(piece.content, np.ndarray)  # The only input port carries rows.
@@ -325,7 +326,7 @@ class SmolCode2Wav:
                 yield sound
 
     async def warm_up(self) -> None:
-        """Decode a few seconds on the thread that decodes, and again to see how many speakers that is enough for."""
+        """Decode a few seconds on the thread that decodes, and once more to measure how many speakers it can serve."""
         await self._worker.run(lambda: list(_fixed_sounds(self._net, USUAL_PROFILE)))
         speakers = await self._worker.run(self._speakers)
         self._info = replace(self._info, settings={**self._info.settings, "real_time_speakers": told(speakers)})
@@ -338,7 +339,7 @@ class SmolCode2Wav:
         return samples / SAMPLE_RATE_HZ / (computing_s(None, device) - begun)
 
     async def close(self) -> None:
-        """End the thread. No session is running."""
+        """End the thread. No session may be running."""
         await self._worker.close()
 
 

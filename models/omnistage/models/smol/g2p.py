@@ -1,7 +1,7 @@
 """Phrases to phoneme ids, with the lexicon and out-of-vocabulary net of the package hibari-tts (Apache-2.0, no espeak).
 
-What is written becomes words by the subpackage spoken; the package's own rules for numbers and signs are not used. Onnxruntime is imported
-by the package when the first word that is in no lexicon comes.
+The subpackage spoken turns written text into words; the package's own rules for numbers and signs are not used. The package imports
+onnxruntime when the first word comes that is in no lexicon.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ MAX_PHONEMES = 400
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """How a text is read. normal: as words that the lexicon reads one by one. phonemes: their letters; empty where there is nothing to say.
-    starts: the place of each word in them, and that of the end. borders: see Spoken. unspoken: runs of characters of the text that mean
-    something and got neither a sound nor a pause: letters of other scripts, emoji, signs without a word."""
+    """How a text is read. normal: words that the lexicon reads one by one. phonemes: their letters; empty if there is nothing to say.
+    starts: the place of each word in them, and that of the end. borders: see Spoken. unspoken: runs of characters that mean something and
+    got neither a sound nor a pause: letters of other scripts, emoji, signs without a word."""
 
     normal: str
     phonemes: str
@@ -32,8 +32,8 @@ class Reading:
 
 @dataclass(frozen=True, slots=True)
 class SpokenRun:
-    """Words from begin to end of a text, counted between its spaces, and the letters of its phonemes from first to last, at which they
-    sound. Ends are behind."""
+    """Words of a text from begin to end, counted between its spaces, and the letters of its phonemes from first to last at which the words
+    sound. Ends are exclusive."""
 
     begin: int
     end: int
@@ -47,13 +47,13 @@ class Phonemizer:
     def __init__(self, symbols: Mapping[str, int]) -> None:
         from hibari.g2p import G2P
 
-        # For words that are not in its lexicon it loads onnxruntime, which otherwise reports to its maker over the network.
+        # For words outside its lexicon the package loads onnxruntime, which otherwise reports to its maker over the network.
         os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
         self._g2p = G2P()
         self._symbols = dict(symbols)
 
     def read(self, text: str) -> Reading:
-        """One phrase."""
+        """Read one phrase."""
         read = spoken(text)
         normal = read.text
         letters = [""]
@@ -71,14 +71,15 @@ class Phonemizer:
         return Reading(normal, phonemes, starts, read.borders, read.unspoken)
 
     def ids(self, phonemes: str) -> Iterator[tuple[list[int], list[int]]]:
-        """Ids of these phonemes with a pad first and last, in as many parts as MAX_PHONEMES demands, and the places of all but the pads."""
+        """Ids of these phonemes with a pad first and last, in as many parts as MAX_PHONEMES demands, and the places of all ids except the
+        pads."""
         for begin, part in _parts(phonemes):
             places = [place for place, letter in enumerate(part, begin) if letter in self._symbols]
             yield [PAD, *(self._symbols[phonemes[place]] for place in places), PAD], places
 
     def runs(self, text: str, reading: Reading) -> Iterator[SpokenRun]:
-        """Which words of a text sound at which letters of its reading. A word is alone unless a written form goes over its end, such as a
-        number with its unit."""
+        """Which words of a text sound at which letters of its reading. A word forms its own run unless a written form covers its end, such
+        as a number with its unit."""
         words = text.split()
         for (begin, first), (end, last) in pairwise(reading.borders):
             letters = range(reading.starts[first], min(reading.starts[last], len(reading.phonemes)))
@@ -89,7 +90,7 @@ class Phonemizer:
 
 
 def _parts(phonemes: str) -> Iterator[tuple[int, str]]:
-    """Pieces of at most MAX_PHONEMES letters and their places, cut at spaces where there are any."""
+    """Pieces of at most MAX_PHONEMES letters and their places, cut at spaces if there are any."""
     begin = 0
     while len(phonemes) - begin > MAX_PHONEMES:
         space = phonemes.rfind(" ", begin + 1, begin + MAX_PHONEMES)

@@ -19,12 +19,12 @@ from omnistage.models.smol.spoken.times import NAMED, WEEKDAYS
 FIRST_WORDS = 4
 """The first phrase is cut after this many whole words even without punctuation: the listener is waiting."""
 PATIENCE = 2
-"""Words more that a cut without punctuation waits for, rather than leave "of", "the" or a number at the end of a phrase."""
+"""Further words that a cut without punctuation waits for, rather than leave "of", "the" or a number at the end of a phrase."""
 MIN_WORDS = 2
 MAX_WORDS = 24
 MAX_CHARACTERS = 200
 LOOK_BACK = 20
-"""Spaces that are tried for a cut in a text that is too long, from the last on."""
+"""Spaces that are tried for a cut in a text that is too long, beginning with the last."""
 
 _CLOSERS = "\"'”’)]}»"
 _OPENERS = "(\"'“‘["
@@ -36,7 +36,7 @@ a an the of to in on at by for from with as is are was were be and or but that w
 _FUNCTION_WORDS = frozenset(_FUNCTION_WORD_LIST.split())
 _OTHER_SHORTS = frozenset(("etc", "al"))
 _UNITS = frozenset(("yrs", "hrs", "mins", "secs", "lbs", "tbsp", "tsp", "min", "max", "avg"))
-"""Of the abbreviations those that end a sentence before a capital letter."""
+"""Those abbreviations that end a sentence before a capital letter."""
 _GO_ON = (SHORTS - NUMBERED.keys() - _UNITS) | _OTHER_SHORTS
 _NUMERAL = re.compile(r"[IVXLivxl]+,?")
 _RANGE_BEGINS = re.compile(
@@ -49,7 +49,7 @@ _LIST_NUMBER = re.compile(r"\d{1,3}[.)]")
 
 
 class Pause(enum.Enum):
-    """What kind of rest follows a phrase."""
+    """The kind of rest that follows a phrase."""
 
     NONE = "none"
     CLAUSE = "clause"
@@ -59,9 +59,9 @@ class Pause(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Phrase:
-    """Text to be spoken in one breath, without line breaks. places: of its characters in the whole text, as PlainText gives them; a phrase
-    that comes from no text has none. A straight mark behind a digit that ends a quotation of an earlier phrase is a closing one in text, so
-    that nobody takes it for inches."""
+    """Text to be spoken in one breath, without line breaks. places: places of its characters in the whole text, as PlainText gives them;
+    empty for a phrase that comes from no text. A straight mark behind a digit that ends a quotation of an earlier phrase is written as a
+    closing one, so that it is not taken for inches."""
 
     text: str
     pause: Pause
@@ -69,10 +69,10 @@ class Phrase:
 
 
 class PhraseCutter:
-    """Phrases of one text. Markdown goes in, phrases of plain text come out. Signs without a word are a phrase too, since what of them is
-    not spoken must be told; but for those of ASCII, which may be left of marks.
+    """Phrases of one text: Markdown goes in, phrases of plain text come out. Signs without a word are a phrase too, because unspoken
+    characters must be told; but not signs of ASCII, which may be left over from marks.
 
-    plain: what goes in is no Markdown: every character of it is meant as it is."""
+    plain: the text is no Markdown: every character stands for itself."""
 
     def __init__(self, plain: bool = False) -> None:
         self._is_given = plain
@@ -92,7 +92,7 @@ class PhraseCutter:
             yield from self._take(*placed)
 
     def flush(self) -> Iterator[Phrase]:
-        """The text ends here: yield what is left."""
+        """The text ends here: yield the rest."""
         for placed in self._plain.flush():
             yield from self._take(*placed)
         if self._end is not None:
@@ -120,7 +120,7 @@ class PhraseCutter:
             yield from self._cut_long()
 
     def _word_ended(self) -> Iterator[Phrase]:
-        """A space has come: is what stands before it the end of a phrase?"""
+        """A space has come: yield a phrase if one ends before it."""
         before = self._text.rstrip()
         word = before.rsplit(None, 1)[-1] if before else ""
         mark = word.rstrip(_CLOSERS)[-1:] or word[-1:]
@@ -136,7 +136,7 @@ class PhraseCutter:
             yield from self._cut(len(self._text), Pause.NONE)
 
     def _goes_on_with(self, character: str, end: int) -> bool:
-        """Whether what is written goes on with this character behind a mark that may have ended a sentence or a clause."""
+        """Whether the text goes on with this character after a mark that may have ended a sentence or a clause."""
         before = self._text[:end].rstrip()
         if self._pause is Pause.CLAUSE:
             return character.isdecimal() or character in ("IVXL" if before.endswith(",") else "JFMASONDTWnm$£€")
@@ -147,13 +147,13 @@ class PhraseCutter:
         return character.islower() or character in "=×+<>≤≥≈" or (stem in _UNITS and character.isdecimal())
 
     def _is_long_after(self, word: str) -> bool:
-        """Whether to cut here although there is no punctuation: never within what is read as one, such as a number and its unit."""
+        """Whether to cut here although there is no punctuation: never within words that are read as one, such as a number and its unit."""
         more = self._words - (FIRST_WORDS if self._first else MAX_WORDS)
         return more >= 0 and not is_open(self._text) and (more >= PATIENCE or word.lower() not in _FUNCTION_WORDS)
 
     def _cut_long(self) -> Iterator[Phrase]:
-        """Too long without a good place to cut: at the last space that is inside nothing that is read as one, else at the last of all, or
-        just here in a text without spaces."""
+        """Cut a phrase that is too long without a good place to cut: at the last space that is not inside words that are read as one, else
+        at the last space, or right here in a text without spaces."""
         text = self._text.rstrip()
         spaces = [place for place, character in enumerate(text) if character == " "]
         whole = [space for space in spaces[-LOOK_BACK:] if not is_open(text[:space])]
@@ -176,8 +176,8 @@ class PhraseCutter:
 
 
 def _may_go_on(word: str, before: str) -> bool:
-    """Whether a clause may end behind this word, or a list of numerals (I, II and III), hours of a day (Friday, 9 - 5) or
-    a range (9 AM – 5 PM) may go on."""
+    """Whether a clause may end after this word, or a list of numerals (I, II and III), hours of a day (Friday, 9 - 5) or a range (9 AM – 5
+    PM) may go on."""
     if word == "–":
         return _RANGE_BEGINS.search(before[:-1].rstrip()) is not None
     return word.endswith(",") and (word[:-1] in WEEKDAYS or _NUMERAL.fullmatch(word) is not None)

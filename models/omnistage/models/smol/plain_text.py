@@ -1,9 +1,9 @@
-"""Markdown to words, one character at a time: what a person would read aloud.
+"""Markdown to words, one character at a time: the text that a person would read aloud.
 
-Works on the characters in their order and never on the pieces they came in, so the result does not depend on the pieces. Headings,
+It works on the characters in their order and never on the pieces they came in, so the result does not depend on the pieces. Headings,
 bullets, quotes, emphasis, rules and HTML tags lose their marks; a link keeps its text; code blocks are left out; the cells of a table are
-separated by commas. What comes out has one line for a paragraph, heading, list item or row, and every character knows its place in the
-Markdown: where it stands, or, of what stands nowhere, that of what it was put for or behind.
+separated by commas. The result has one line for each paragraph, heading, list item or row. Every character knows its place in the Markdown:
+where it stands or, for a character that is not in the Markdown, the place of the mark that it replaces or follows.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Placed = tuple[str, int]
 
 
 class PlainText:
-    """The converter of one text. `feed` returns what is certain by then; `flush` returns the rest."""
+    """The converter of one text. `feed` returns the characters that are certain by then; `flush` returns the rest."""
 
     def __init__(self) -> None:
         self._out: list[Placed] = []
@@ -68,22 +68,22 @@ class PlainText:
         return out[:-1] if out and out[-1][0] == "\n" else out
 
     def _taken(self) -> list[Placed]:
-        """What is certain: a space in a row may be that before a comma."""
+        """The certain characters: a last space may still be the one before a comma."""
         kept = 1 if self._row and self._out and self._out[-1][0] == " " else 0
         out, self._out = self._out[: len(self._out) - kept], self._out[len(self._out) - kept :]
         return out
 
     def _replay(self, text: str, at: int) -> None:
-        """Read characters again that stand at `at` and behind it."""
+        """Read characters again, which stand at `at` and after it."""
         now = self._at
         for self._at, character in enumerate(text, at):
             self._state(character)
         self._at = now
 
-    # What a line begins with --------------------------------------------------------------------------------------------------------
+    # Beginnings of lines ------------------------------------------------------------------------------------------------------------
 
     def _line_start(self, character: str) -> None:
-        """Collect the beginning of a line until it is clear what it is."""
+        """Collect the beginning of a line until its kind is clear."""
         if character == "\n":
             self._blank_or_rule()
         elif not self._mark and character in " \t":
@@ -164,7 +164,7 @@ class PlainText:
             self._end_line("\n")
 
     def _table_mark(self, character: str) -> None:
-        """A row that has held nothing but rules so far."""
+        """A row that has held only rules so far."""
         if character == "\n":
             self._end_line("")
         elif not _TABLE_RULE.fullmatch(character):
@@ -184,7 +184,7 @@ class PlainText:
             self._state = self._escaped
         elif character == "[":
             self._hold(character, self._link_text)
-        elif character == "]":  # of a link around a picture
+        elif character == "]":  # Part of a link around a picture.
             self._hold("[", self._after_link_text)
         elif character == "<":
             self._hold(character, self._tag)
@@ -200,7 +200,7 @@ class PlainText:
             self._put(character)
 
     def _put(self, text: str, before: int = 0) -> None:
-        """before: characters that came behind it by now."""
+        """Put out a text. before: characters that came after it by now."""
         self._out += [(character, self._at - before) for character in text]
         self._last = text[-1]
         if not text[-1].isspace():
@@ -231,7 +231,7 @@ class PlainText:
             self._put(run, behind)
 
     def _cell(self) -> None:
-        """A comma behind the cell, in front of its last space, which is held back for that; none behind an empty one."""
+        """A comma after the cell, before its last space, which is held back for that; none after an empty cell."""
         if not self._filled:
             return
         self._filled = False
@@ -249,7 +249,7 @@ class PlainText:
             self._put(character)
 
     def _bang(self, character: str) -> None:
-        """An exclamation mark, or the beginning of a picture, which is read as its description."""
+        """An exclamation mark, or the beginning of a picture, of which the description is read."""
         self._state = self._body
         if character != "[":
             self._put("!", self._at - self._held_at)
@@ -277,7 +277,7 @@ class PlainText:
             self._release(1, character)
 
     def _link_target(self, character: str) -> None:
-        """Where the link leads, which nobody wants to hear."""
+        """The target of the link, which nobody wants to hear."""
         if character == self._held[0]:
             self._state = self._body
         elif character == "\n" or len(self._held) > MAX_LINK_TARGET:
@@ -303,8 +303,8 @@ class PlainText:
             self._held += character
 
     def _release(self, skipped: int, following: str) -> None:
-        """Read what is held as text after all, but for its first characters, then the one that followed. What was held once is not held
-        again: the time is linear."""
+        """Read the held characters as text after all, except the first ones, then the following character. Characters that were held once
+        are not held again, so the time is linear."""
         held, at, self._held = self._held, self._held_at, ""
         self._state = self._body
         for part in _between(held, skipped):
@@ -314,7 +314,8 @@ class PlainText:
 
 
 class AsGiven:
-    """The same for a text that is no Markdown: every character is what it is, and only the lines are those of PlainText."""
+    """The same interface for a text that is no Markdown: every character stands for itself, and only lines are treated as PlainText
+    does."""
 
     def __init__(self) -> None:
         self._at = -1
@@ -334,7 +335,7 @@ class AsGiven:
         return []
 
     def _placed(self, character: str) -> Iterator[Placed]:
-        """The character, behind the border of its line if it is the first of one. A line that goes on with a small letter was wrapped, not
+        """The character, after the border of its line if it is the first of one. A line that goes on with a small letter was wrapped, not
         ended."""
         if character == "\n":
             self._breaks += 1
@@ -346,7 +347,7 @@ class AsGiven:
 
 
 def _between(held: str, first: int) -> Iterator[slice]:
-    """Where the text lies that is no beginning of a link, a picture or a tag, from a place on."""
+    """The parts of a text, from a place on, that are not the beginning of a link, a picture or a tag."""
     for opener in _OPENERS.finditer(held, first):
         yield slice(first, opener.start())
         first = opener.end()

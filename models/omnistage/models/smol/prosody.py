@@ -1,7 +1,7 @@
 """The Talker's nets: phoneme ids in, one row a speech frame out (40 frames a second).
 
-A row holds everything that Code2Wav needs: what is spoken (the decoder's own text features), pitch and loudness, and where the row lies in
-its phrase. So Code2Wav is purely convolutional and sees the borders of a phrase in the rows themselves.
+A row holds everything that Code2Wav needs: the spoken content (the decoder's own text features), pitch and loudness, and the place of the
+row in its phrase. So Code2Wav is purely convolutional and sees the borders of a phrase in the rows themselves.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ DILATIONS = (1, 2, 4, 8, 1, 2)
 
 @dataclass(frozen=True, slots=True)
 class Silence:
-    """Rows of silence to keep at the two ends of a phrase, at most: the net predicts 0.3 s before and 0.4 s after every phrase."""
+    """Most rows of silence to keep at the two ends of a phrase: the net predicts 0.3 s before and 0.4 s after every phrase."""
 
     before: int
     after: int
@@ -36,8 +36,8 @@ class Silence:
 
 @dataclass(frozen=True, slots=True)
 class Timed:
-    """Phonemes and how long they last. ids: [n] int64. text: their text features, [n, 192]. durations: in rows, [n] int64. first, end: the
-    rows that are kept of all of them."""
+    """Phonemes and their lengths. ids: [n] int64. text: their text features, [n, 192]. durations: in rows, [n] int64. first, end: the range
+    of rows that are kept."""
 
     ids: Tensor
     text: Tensor
@@ -47,17 +47,17 @@ class Timed:
 
     @property
     def count(self) -> int:
-        """Rows that are kept."""
+        """Number of kept rows."""
         return self.end - self.first
 
     def begins(self) -> list[int]:
-        """The row of those that are kept with which each phoneme begins, and at last their number."""
+        """The kept row with which each phoneme begins, and at last the number of kept rows."""
         ends = self.durations.cumsum(0) - self.first
         return [0, *ends.clamp(0, self.count).tolist()]
 
 
 class ProsodyNet(nn.Module):
-    """How long each phoneme lasts, and pitch and energy of every frame."""
+    """Predicts the length of each phoneme, and pitch and energy of every frame."""
 
     def __init__(self, symbols: int, heads: int) -> None:
         super().__init__()
@@ -101,9 +101,9 @@ class FeatureNet(nn.Module):
 
     @torch.inference_mode()
     def forward(self, timed: Timed) -> Tensor:
-        """Their rows [t, FEATURE_WIDTH] float32, t >= n."""
+        """Rows of these phonemes, [t, FEATURE_WIDTH] float32, t >= n."""
         phoneme = torch.repeat_interleave(torch.arange(len(timed.ids)), timed.durations)
-        # The contour net has seen phrases with all of their silence: it is cut off behind it, not in front.
+        # The contour net was trained on phrases with all of their silence: silence is cut off after the net, not before.
         f0, energy = self.pn.contour(timed.text[phoneme])
         kept = slice(timed.first, timed.end)
         place = torch.stack([torch.arange(timed.count), torch.full((timed.count,), timed.count)], dim=1)

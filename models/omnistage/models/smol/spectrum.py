@@ -1,8 +1,8 @@
-"""The Code2Wav's net: frames of features in, short-time spectra out, as they come.
+"""The net of Code2Wav: frames of features in, short-time spectra out, as they come.
 
 Every layer is a convolution over 7 frames, so a frame of the result depends on 27 frames on each side. The stream keeps six rows of every
-layer's input: nothing is computed twice, however a phrase is cut, and the cut changes a result only in the last bits of float32 (the
-matrix products of other sizes round differently).
+layer's input: nothing is computed twice, however a phrase is cut, and a cut changes a result only in the last bits of float32 (matrix
+products of other sizes round differently).
 """
 
 from __future__ import annotations
@@ -69,14 +69,14 @@ class SpectrumStream:
 
     def skip(self, count: int) -> int:
         """Go on as if `count` frames had been pushed, LOOKAHEAD or more if they are the first, without computing anything. Returns how many
-        spectra that would have given. From LOOKAHEAD frames after them on the spectra are those of a stream that was given all."""
+        spectra that would have given. From LOOKAHEAD frames after them on, the spectra equal those of a stream that got all frames."""
         half = KERNEL // 2
         fresh = self._kept[0].shape[0] == half
         self._kept = [kept.new_zeros(KERNEL - 1, kept.shape[1]) for kept in self._kept]
         return count - LOOKAHEAD if fresh else count
 
     def _extend(self, layer: int, rows: Tensor, last: bool) -> Tensor:
-        """What a layer kept, the new rows, and zeros after the end of the phrase; keeps what the next call needs."""
+        """The layer's kept rows, the new rows, and zeros after the end of the phrase; keeps the rows that the next call needs."""
         parts = [self._kept[layer], rows]
         if last:
             parts.append(rows.new_zeros(KERNEL // 2, rows.shape[1]))

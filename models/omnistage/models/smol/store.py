@@ -1,4 +1,4 @@
-"""Where the default model lies on this machine, and how it gets there."""
+"""The place of the default model on this machine, and the way it gets there."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def _recipe() -> Recipe:
 
 
 def _revision() -> str:
-    """Changes with the packages and with the code that converts them, so that a folder is never older than its converter."""
+    """A name that changes with the packages and with the code that converts them, so that a folder is never older than its converter."""
     digest = hashlib.sha256((THINKER.sha256 + VOICE.sha256).encode())
     for name in ("thinker_convert.py", "voice_convert.py"):
         digest.update(Path(__file__).with_name(name).read_bytes())
@@ -48,7 +48,7 @@ def _revision() -> str:
 
 
 def _convert(sources: Path, out: Path, progress: Progress) -> None:
-    """Write the three stages. The packages that read the originals are imported here: who has the model needs neither."""
+    """Write the three stages. The packages that read the originals are imported here: a machine that has the model needs neither."""
     try:
         from omnistage.models.smol.thinker_convert import convert_thinker
         from omnistage.models.smol.voice_convert import convert_voice

@@ -43,7 +43,7 @@ from omnistage.models.smol.prosody import FEATURE_WIDTH, FRAME_RATE_HZ, FeatureN
 Rows = NDArray[np.float32]
 
 CODE_REVISION = "3"
-"""To be raised whenever a change of the code changes the rows, or the times of words."""
+"""Raise it with every change of the code that changes the rows, or the times of words."""
 VOICE = "heart"
 FEATURES = "features"
 ALIGNMENT = "alignment"
@@ -56,7 +56,7 @@ SILENCE = {
 }
 """Rows of 25 ms. The net pads a phrase as if it stood alone; these are the rests of running speech."""
 FIRST_PHRASE = Phrase("This is a zorbling, and that was the first of all the sentences that are spoken here.", Pause.SENTENCE)
-"""Spoken to warm up, and for the revision; a word of it is in no lexicon, which loads the net for such words."""
+"""Spoken to warm up, and for the revision; one of its words is in no lexicon, so that the net for such words is loaded."""
 
 
 class SmolTalker:
@@ -87,8 +87,8 @@ class SmolTalker:
     async def speak(
         self, prepared: SpeechRequest, inputs: AsyncIterator[Piece], wanted: Wanted
     ) -> AsyncGenerator[Frames | Alignment | Unspoken, None]:
-        """See TalkerModel.speak. Only the text of the pieces counts, not how it is cut into them. Text without a word gives no rows. Of
-        speech that max_frames ends, what is not spoken is told up to the phrase in which it ends."""
+        """See TalkerModel.speak. Only the text of the pieces counts, not how it is cut into them. Text without a word gives no rows. If
+        max_frames ends the speech, unspoken characters are told up to the phrase in which it ends."""
         speech = _Speech(self._net, self._phonemizer, prepared, wanted)
         async for phrase in _phrases(inputs, PhraseCutter(plain=prepared.plain)):
             part = await self._worker.run(partial(speech.say, phrase), urgent=speech.is_waited_for)
@@ -107,7 +107,7 @@ class SmolTalker:
             yield Frames(_NO_ROWS, speech.finish_reason)
 
     async def warm_up(self) -> None:
-        """Speak a sentence on the thread that speaks, and again to see how many speakers that is enough for."""
+        """Speak a sentence on the thread that speaks, and once more to measure how many speakers it can serve."""
         await self._worker.run(partial(_first_rows, self._net, self._phonemizer))
         speakers = await self._worker.run(self._speakers)
         self._info = replace(self._info, settings={**self._info.settings, "real_time_speakers": told(speakers)})
@@ -119,7 +119,7 @@ class SmolTalker:
         return len(rows) / FRAME_RATE_HZ / (computing_s(None, "cpu") - begun)
 
     async def close(self) -> None:
-        """End the thread. No session is running."""
+        """End the thread. No session may be running."""
         await self._worker.close()
 
 
@@ -130,7 +130,7 @@ _NO_ROWS = np.empty((0, FEATURE_WIDTH), np.float32)
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """What one phrase gives."""
+    """The output of one phrase."""
 
     rows: Rows
     words: tuple[SpokenWord, ...]
@@ -138,7 +138,7 @@ class _Part:
 
 
 class _Speech:
-    """One text that is being spoken: how far it is, and what is wanted of it. A phrase whose rows are not wanted has its times only."""
+    """One text that is being spoken: its progress, and its wanted output. A phrase without wanted rows has its times only."""
 
     def __init__(self, net: FeatureNet, phonemizer: Phonemizer, request: SpeechRequest, wanted: Wanted) -> None:
         self._net = net
@@ -151,18 +151,18 @@ class _Speech:
 
     @property
     def is_waited_for(self) -> bool:
-        """Nothing that is wanted has come yet."""
+        """Whether no wanted output has come yet."""
         return self._rows <= self._wanted.get(FEATURES, 0)
 
     def check_reached(self) -> None:
-        """Raises BadRequest for a text that is over before what is wanted of it."""
+        """Raises BadRequest for a text that ends before the wanted output."""
         for port, reached, unit in ((FEATURES, self._rows, "frames"), (ALIGNMENT, self._words, "words")):
             first = self._wanted.get(port, 0)
             if reached < first:
                 raise BadRequest("resume.positions", f"the speech has {reached} {unit}: it cannot go on at number {first}")
 
     def say(self, phrase: Phrase) -> _Part:
-        """The next phrase: what of it is wanted. Computes; ends with LENGTH where no more frames may come."""
+        """Speak the next phrase; returns its wanted output. Computes; ends with LENGTH if no more frames may come."""
         text = _with_full_stop(phrase)
         reading = self._phonemizer.read(text)
         silence = SILENCE[phrase.pause]
@@ -187,7 +187,7 @@ class _Speech:
         return _Part(self._wanted_rows([timed for timed, _ in parts], begun, count), tuple(words[unheard:]), unspoken)
 
     def _wanted_rows(self, parts: Sequence[Timed], begun: int, count: int) -> Rows:
-        """Of a phrase of `count` rows, those that are wanted. begun: rows before it."""
+        """The wanted rows of a phrase of `count` rows. begun: rows before it."""
         first = max(self._wanted[FEATURES] - begun, 0) if FEATURES in self._wanted else count
         if first >= count:
             return _NO_ROWS
@@ -195,7 +195,7 @@ class _Speech:
 
 
 def _sounds(parts: Sequence[tuple[Timed, Sequence[int]]]) -> dict[int, tuple[int, int]]:
-    """Of letters of phonemes, by their places: the row of the phrase with which the sound begins, and the one behind it."""
+    """For letters of phonemes, by their places: the row of the phrase with which the sound begins, and the row after its end."""
     sounds, begun = dict[int, tuple[int, int]](), 0
     for timed, places in parts:
         begins = [begun + row for row in timed.begins()]
@@ -206,8 +206,8 @@ def _sounds(parts: Sequence[tuple[Timed, Sequence[int]]]) -> dict[int, tuple[int
 
 
 def _word(phrase: Phrase, run: SpokenRun, begin: int, end: int) -> SpokenWord:
-    """A run of words of a phrase that sounds from row `begin` to row `end` of all. A mark that the Markdown parts from it is left out, as
-    the full stop behind a link."""
+    """A run of words of a phrase that sounds from row `begin` to row `end` of the speech. A mark that the Markdown separates from it is
+    left out, such as the full stop after a link."""
     words = list(_WORD.finditer(phrase.text))
     characters = range(words[run.begin].start(), words[run.end - 1].end())
     letters = [number for number in characters if phrase.text[number].isalnum()] or characters
@@ -248,7 +248,7 @@ def load_talker(folder: Path, options: LoadOptions | None = None) -> SmolTalker:
     """Read config.json and model.safetensors. Raises BadCheckpoint if the folder is incomplete or another model's."""
     options = options or LoadOptions()
     config = read_config(folder, "hibari-talker")
-    with torch.device("meta"):  # Its sizes are not looked at before it is filled.
+    with torch.device("meta"):  # Its sizes are not checked before it is filled.
         net = FeatureNet(config.size("embeddings"), config.size("heads"))
     load_weights(net, folder)
     phonemizer = Phonemizer(config.table("symbols", int))

@@ -37,8 +37,8 @@ from omnistage.models.options import LoadOptions
 DEFAULT_SYSTEM = (
     "You are a helpful AI assistant. Give a short, clear and friendly answer of one to three complete sentences in plain English."
 )
-"""Used when a conversation has no system turn: the answer is to be heard, not read. Found by trying: a model of this size follows few
-words. With the marks around it these are the 32 tokens of a page, so the engine keeps it from one request to the next."""
+"""The system turn of a conversation that has none: the answer is heard, not read. Found by trying: a model of this size follows few words.
+With the marks around it these are the 32 tokens of a page, so the engine keeps it from one request to the next."""
 
 KV_CACHE_BYTES = 512 << 20
 _CODE_REVISION = "6"
@@ -50,7 +50,7 @@ _UNUSED = ("audio_tower.", "visual.")
 
 @dataclass(frozen=True, slots=True)
 class Prepared(Tokenized):
-    """begun: the answer as far as its history, and what the engine is asked for; None: nothing, because the text is given, or was
+    """begun: the answer as far as its history, and the request to the engine; None: no request, because the text is verbatim, or was
     finished."""
 
     begun: tuple[AnswerAssembler, SequenceRequest] | None
@@ -60,7 +60,7 @@ class SmolTokenizer(TextTokenizer):
     """start, end: ids of the marks around a turn."""
 
     def __init__(self, directory: Path, vocabulary: int) -> None:
-        """Raises BadCheckpoint, or ValueError for one without the marks."""
+        """Raises BadCheckpoint, or ValueError for a tokenizer without the marks."""
         tokenizer = read_tokenizer(directory)
         super().__init__(tokenizer, vocabulary)
         self.start, self.end = (_special(tokenizer, name) for name in ("<|im_start|>", "<|im_end|>"))
@@ -139,7 +139,7 @@ def read_decoder(directory: Path, dtype: torch.dtype, device: torch.device = CPU
 
 
 def _read_config(directory: Path) -> tuple[DecoderConfig, float]:
-    """Sizes, and theta of the positions."""
+    """The sizes, and theta of the positions."""
     text = read_config(directory, "qwen2_5_omni_thinker").section("text_config")
     sizes = DecoderConfig(
         layers=text.size("num_hidden_layers"),

@@ -64,7 +64,8 @@ def read_graph(path: Path) -> Weights:
         quantised, zero = stored[node.input[1]], stored[node.input[3]]
         scale = stored[node.input[1].replace("_quantized", "_scale")]
         matrix = (quantised.astype(np.float32) - zero.astype(np.float32)) * scale
-        # A matrix has lost its name, but the bias that is added to its product has not: MatMulInteger > Cast > Mul (scales) > Add (bias).
+        # A matrix has lost its name, but the bias that is added to its product still has one: MatMulInteger > Cast > Mul (scales) > Add
+        # (bias).
         product = node
         for _ in range(3):
             product = readers[product.output[0]][0]
@@ -74,5 +75,5 @@ def read_graph(path: Path) -> Weights:
 
 
 def _own_name(name: str) -> str:
-    """The decoder alone is a module of its own in Code2Wav."""
+    """The name within Code2Wav, where the decoder alone is a module of its own."""
     return name.removeprefix("m.") if name.startswith(DECODER) else name

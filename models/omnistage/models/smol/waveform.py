@@ -23,9 +23,9 @@ HOP = 300
 WINDOW = 1200
 _OVERLAP = WINDOW // HOP
 LOOKAHEAD = 2
-"""Frames after a frame that its samples depend on, by the overlap of the windows."""
+"""Frames after a frame that its samples depend on, because the windows overlap."""
 LOOKBEHIND = 1
-"""Frames before it."""
+"""Frames before a frame that its samples depend on."""
 _LOWEST_HZ = 40.0
 _HIGHEST_HZ = 11000.0
 _HANN = torch.hann_window(WINDOW)

@@ -90,9 +90,9 @@ def _table(lines: str) -> dict[str, str]:
 DOTTED = _table(_DOTTED)
 NUMBERED = _table(_NUMBERED)
 WORDS_TOO = frozenset(table("no fig art app tab ex op sec No Fig Art App Tab Ex Op Sec"))
-"""Of these a sentence may end, as it may in the words that they are."""
+"""Abbreviations that may end a sentence, because they are words too."""
 _LETTERED = frozenset(table("vol Vol vols Vols ch Ch pt Pt para Para pp"))
-"""Behind these I may be a number, before a mark or the end."""
+"""After these, I may be a number, before a mark or the end."""
 SAYS = frozenset(
     table(
         "say says said answer answers answered reply replies replied shouted cried screamed whispered thought think voted vote meant means"
@@ -144,7 +144,7 @@ def _is_star(match: re.Match[str]) -> bool:
 
 
 def _dotted(match: re.Match[str]) -> str | None:
-    """With its full stop if it ends the text as well."""
+    """The words, with a full stop if the stop ends the text as well."""
     if match["short"] == "Sun" and _is_star(match):
         return None  # The star.
     goes_on = re.compile(r" [a-z]").match(match.string, match.end())

@@ -1,4 +1,4 @@
-"""Where something is: web addresses, mail, files, names of accounts and topics."""
+"""Addresses: web addresses, mail, files, names of accounts and topics."""
 
 from __future__ import annotations
 
@@ -65,9 +65,9 @@ def spelled(text: str) -> str:
 
 
 def _web(match: re.Match[str]) -> str:
-    """Its host, port and path, without what it asks for behind a question mark and the place behind a hash.
+    """The host, port and path of a web address, without the query after a question mark and the place after a hash.
 
-    Who asks is left out too: a password may stand there."""
+    The user's part is left out too: it may hold a password."""
     words = spelled(re.sub(r"(?i)^www\.", "", match["host"]))
     if match["port"]:
         words += f" port {amount(match['port'])}"

@@ -1,4 +1,4 @@
-"""Characters of any text to those that the forms know: one spelling for what looks the same, LOST for what has no sound."""
+"""Characters of any text to those that the forms know: one spelling for characters that look the same, LOST for those without a sound."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ SIGN_WORDS = {
     "\u0305": "bar",
     "\u20d7": "vector",
 }
-"""What is said for a sign that reads the same wherever it stands. Those that do not are forms in signs.py."""
+"""The word for a sign that reads the same wherever it stands. Other signs are forms in signs.py."""
 CURRENCY_SIGNS = "$£€¥₹₩₽₺₴₫₪฿₿¢₦₱"
 _LETTERS = (
     "alpha beta gamma delta epsilon zeta eta theta iota kappa lambda mu nu xi omicron pi rho sigma sigma tau upsilon phi chi psi omega"
@@ -165,7 +165,7 @@ _SAME = {
 _LATIN = re.compile(r"LATIN (SMALL|CAPITAL) LETTER (?:DOTLESS )?([A-Z])(?: WITH .*)?")
 _MEANING = frozenset(("Lu", "Ll", "Lt", "Lo", "Lm", "Nd", "Nl", "No", "Sm", "Sc", "So", "Sk", "Co", "Cn"))
 _SIGNS_TOO = frozenset("•‣⁃⁂⁎⁑⁕⁜⁒※‾⟨⟩⟪⟫⟦⟧〈〉⦃⦄")
-"""Of the characters that Unicode calls punctuation those that mean something."""
+"""Characters that mean something, although Unicode calls them punctuation."""
 _JOINING = frozenset(("Mn", "Mc", "Me", "Cf", "Sk"))
 _LAST_KNOWN = 0xFF
 _GREEK_WORD = re.compile(r"[\u0370-\u03ff\u1f00-\u1fff]{3,}")
@@ -179,15 +179,15 @@ _GROUPING = "\u00a0\u2007\u2009\u202f"
 
 @dataclass(frozen=True, slots=True)
 class Clean:
-    """text: the words of a text, with one space between two; a word of which nothing is left is empty. unspoken: runs of its characters
-    that are LOST."""
+    """text: the words of a text, with one space between two; a word of which nothing is left is empty. unspoken: runs of characters that
+    became LOST."""
 
     text: str
     unspoken: tuple[str, ...]
 
 
 def clean(text: str) -> Clean:
-    """Linear in the text. Two words stay two: places can be counted between the spaces."""
+    """Linear in the text. Two words stay two, so places can be counted between the spaces."""
     parts, unspoken, end = list[str](), list[str](), 0
     for match in _WORD.finditer(text):
         word = match.group()
@@ -214,7 +214,7 @@ _BRACKETS = str.maketrans("[]{}", "()()", "`")
 
 
 def _known(word: str) -> tuple[str, list[str]]:
-    """A word in known characters, and what of it is lost."""
+    """A word in known characters, and its lost characters."""
     word = unicodedata.normalize("NFC", word)
     greek = {place for match in _GREEK_WORD.finditer(word) for place in range(*match.span())}
     out, lost, joined = list[str](), list[str](), False

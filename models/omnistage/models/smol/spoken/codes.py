@@ -1,4 +1,5 @@
-"""Digits that are no amount: telephone numbers, addresses of machines, versions, models, codes; and plain numbers by what stands around."""
+"""Digits that are no amount: telephone numbers, addresses of machines, versions, models, codes; and plain numbers, read by their
+surroundings."""
 
 from __future__ import annotations
 
@@ -29,7 +30,7 @@ _STREET = re.compile(
     r"[A-Z]?(?: [NSEW]\.?)?(?: (?!The\b)[A-Z][A-Za-z']{1,20}){1,3}"
     r" (?:Street|St|Avenue|Ave|Road|Rd|Drive|Lane|Ln|Boulevard|Blvd|Court|Ct|Terrace|Place|Way|Highway|Hwy|Square|Parkway|Pkwy)\b"
 )
-"""Behind the number of a house."""
+"""Words after the number of a house."""
 STATES = frozenset(
     table(
         "AL AK AZ AR CA CO CT DE FL GA HI ID IL IN IA KS KY LA ME MD MA MI MN MS MO MT NE NV NH NJ NM NY NC ND OH OK OR PA RI SC SD TN TX"
@@ -37,7 +38,7 @@ STATES = frozenset(
     )
 )
 STATE_BEFORE = re.compile(rf"\b(?:{'|'.join(sorted(STATES))}),? $")
-"""Before the number of a place for mail."""
+"""Words before a postal code."""
 _EMERGENCY = re.compile(r"\b(?:call|calls|called|calling|dial|dialed|dialled|text|phone|ring)\b[^.;!?]{0,8}$", re.IGNORECASE)
 
 
@@ -46,7 +47,7 @@ def _leader(match: re.Match[str]) -> str:
 
 
 def _leader_of(text: str) -> str:
-    """The last of its last words that says how digits behind it are read."""
+    """The last one of the text's last words that decides how digits after it are read."""
     found = _LAST_WORDS.search(text)
     words = re.findall("[a-z]+", found.group().lower()) if found else []
     return next((word for word in reversed(words) if word in LEADERS), "")
@@ -98,7 +99,7 @@ def _version(match: re.Match[str]) -> str:
 
 
 def _label(text: str) -> str:
-    """What kind of version it is: -rc.1 as "R.C. one", +build.5 as "plus build five"."""
+    """The kind of a version: -rc.1 as "R.C. one", +build.5 as "plus build five"."""
     words = []
     for piece in re.findall(r"[A-Za-z]+|\d+|[+]", text):
         if piece.isdecimal():
@@ -111,7 +112,7 @@ def _label(text: str) -> str:
 
 
 def _grouped(match: re.Match[str]) -> str:
-    """1.234.567, unless a version is spoken of."""
+    """1.234.567, unless the text is about a version."""
     return _version(match) if _leader(match) in VERSION else amount(match.group())
 
 
@@ -162,12 +163,12 @@ def _list(match: re.Match[str]) -> str | None:
 
 
 def _places(match: re.Match[str]) -> str:
-    """1,2-dichloroethane: which atoms, each by itself."""
+    """1,2-dichloroethane: the numbers of atoms, one by one."""
     return " ".join(cardinal(int(part)) for part in match.group().split(","))
 
 
 def _plain(match: re.Match[str]) -> str:
-    """A number by itself: what stands before it says how its digits are read."""
+    """A number by itself: the text before it decides how its digits are read."""
     text = match.group()
     if not text.isdecimal():
         return amount(text)
@@ -189,7 +190,7 @@ def _plain(match: re.Match[str]) -> str:
 
 
 def _mixed(match: re.Match[str]) -> str:
-    """Digits and the letters behind them: 5G, 3D, 747s."""
+    """Digits and the letters after them: 5G, 3D, 747s."""
     number, tail = match["number"], match["letters"]
     named = re.search(r"[A-Za-z]$", before(match, 1)) or _STREET.match(match.string, match.start("letters"))
     said = name(number) if len(number) <= 4 and named else bare(number)
@@ -223,7 +224,7 @@ _LABEL = (
     rf"(?P<label>(?:{_MARKED_LABEL}|-\d{{1,5}}-(?=[A-Za-z])[0-9A-Za-z-]{{1,40}}|[.-]?(?:a|b|c|rc|alpha|beta|dev|post|pre)\d{{1,4}})?"
     r"(?:\+[0-9A-Za-z]{1,40}(?:[.-][0-9A-Za-z]{1,40}){0,6})?)(?![0-9A-Za-z])"
 )
-"""Behind the number of a version: -beta.4, a1, .dev3, +build.5."""
+"""Suffixes of a version: -beta.4, a1, .dev3, +build.5."""
 HARDWARE: tuple[Form, ...] = (
     form(rf"(?<![\w:]){_BYTE}(?:([:-]){_BYTE})(?:\1{_BYTE}){{4}}(?![\w:])", _hardware),
     form(r"(?<![\w-])[0-9A-Fa-f]{8}(?:-[0-9A-Fa-f]{4}){3}-[0-9A-Fa-f]{12}(?![\w-])", _hardware),
@@ -268,5 +269,5 @@ PLAIN: tuple[Form, ...] = (
 
 
 def awaits_digits(text: str) -> bool:
-    """Whether digits behind this text are read by its last words."""
+    """Whether the last words of this text decide how digits after it are read."""
     return bool(_leader_of(text[-48:] + " ") or _EMERGENCY.search(text[-24:] + " "))

@@ -62,4 +62,4 @@ CURRENCIES = {
     "Kc": ("koruna", "korunas", "", ""),
     "BTC": ("bitcoin", "bitcoins", "", ""),
 }
-"""Of one, of many, and of one and many of its coins."""
+"""Names for one and for many, and for one and many of its coins."""

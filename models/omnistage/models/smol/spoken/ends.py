@@ -1,4 +1,4 @@
-"""Whether the end of a text is read the same whatever follows it, so that a voice may rest there."""
+"""Whether the end of a text is read the same whatever follows, so that a voice may rest there."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from omnistage.models.smol.spoken.times import MONTHS, SHORT_DAYS, SHORT_MONTHS,
 
 _CLOSERS = "\"'”’)]}»(|"
 _FORMS_GO_ON = frozenset(table("on by until since from before after due date dated a an one each every per sq cu fl ft w"))
-"""Before a day or a price, or within a unit."""
+"""Words before a day or a price, or within a unit."""
 _NAMES = (
     frozenset((*MONTHS, *SHORT_MONTHS, *SHORT_DAYS, *TITLES, *DOTTED_TITLES))
     | roman.LEADERS
@@ -29,7 +29,7 @@ _NAMES = (
     | frozenset(sign for sign in CURRENCIES if sign.isalpha())
 )
 _KINDS_AFTER = frozenset(("a", "an", "one", "each", "every"))
-"""A 5 km run: the unit is read as what kind of run it is."""
+"""A 5 km run: the unit is read as a kind of run."""
 _SCALES = frozenset(SCALE_WORDS.split("|"))
 _NUMERAL = re.compile(r"[IVXLCDM]{1,15}")
 _HOUSE = re.compile(r"\d{3}[A-Z]?")
@@ -42,7 +42,7 @@ def _leads(words: list[str]) -> bool:
 
 
 def is_open(text: str) -> bool:
-    """Whether the last word may belong to a written form that is not complete, or says how the next one is read."""
+    """Whether the last word may belong to a written form that is not complete, or decides how the next one is read."""
     text = text[-80:].rstrip()
     words = text.split()[-3:]
     word = words[-1] if words else ""

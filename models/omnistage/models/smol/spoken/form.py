@@ -1,4 +1,4 @@
-"""A written form: how it looks and what is said for it."""
+"""A written form: its pattern and its words."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Say = Callable[[re.Match[str]], str | None]
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """say: the words of a match, "" for a mark without a sound; None where it is something else after all. A pattern looks at a bounded
+    """say: the words of a match, "" for a mark without a sound; None if the match is something else after all. A pattern reads a bounded
     number of characters, so that reading takes linear time."""
 
     pattern: re.Pattern[str]
@@ -19,17 +19,17 @@ class Form:
 
 
 def form(pattern: str, say: Say | str) -> Form:
-    """With a text in the place of a function this text is said."""
+    """A form; a text in the place of a function is its words."""
     return Form(re.compile(pattern), (lambda match: say) if isinstance(say, str) else say)
 
 
 def before(match: re.Match[str], characters: int) -> str:
-    """What stands in front of a match, at most so many characters."""
+    """The text before a match, at most `characters` long."""
     return match.string[max(match.start() - characters, 0) : match.start()]
 
 
 def behind(match: re.Match[str], characters: int) -> str:
-    """What stands behind a match, at most so many characters."""
+    """The text after a match, at most `characters` long."""
     return match.string[match.end() : match.end() + characters]
 
 
@@ -38,7 +38,7 @@ _RELATION = re.compile(r"[=≠≤≥≈]")
 
 
 def in_equation(match: re.Match[str]) -> bool:
-    """Whether a relation stands near, with nothing but numbers, letters and signs between."""
+    """Whether a relation sign stands near, with only numbers, letters and signs between."""
     return bool(_RELATION.search(_CLAUSE.split(before(match, 60))[-1]) or _RELATION.search(_CLAUSE.split(behind(match, 60))[0]))
 
 
@@ -48,7 +48,7 @@ def alternatives(words: Iterable[str]) -> str:
 
 
 def table(words: str) -> tuple[str, ...]:
-    """Words that are written in a line."""
+    """The words of a line."""
     return tuple(words.split())
 
 
@@ -59,4 +59,4 @@ COUNT_FOLLOWS = re.compile(
     r"|regardless|less|marks|falls|begins|starts|ends|brings|comes|works|looks|remains|becomes|seems|means|sees|opens|closes|runs|goes|lies"
     r"|says|gives|takes|makes|shows|deals|lists|honors|celebrates|commemorates)\b)[a-z]{2,}(?<![su])s\b)"
 )
-"""Behind a number that counts things, as in "By May 20 people had come": a plural. Among the words in s are verbs."""
+"""Words after a number that counts things, as in "By May 20 people had come": plurals. Some words that end with s are verbs."""

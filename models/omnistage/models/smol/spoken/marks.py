@@ -1,4 +1,4 @@
-"""Marks of ions, of programs, of formulas and of the web: what they are is told by the letters that they stand by."""
+"""Marks of ions, of programs, of formulas and of the web: the letters beside a mark decide its meaning."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from omnistage.models.smol.spoken.units import unit_names
 _ION = re.compile(
     r"(?<![\w'’-])(?:Cl|Br|OH|CN|SCN|HS|NO[23]|HCO3|HSO[34]|H2PO4|MnO4|ClO[34]?|AlO2|BF4|PF6|CH3COO|HCOO|O|AB|Rh|RhD|F(?= ?ion))$"
 )
-"""Before a sign of charge, and groups of blood."""
+"""Letters before a sign of charge, and groups of blood."""
 _FORMULA = re.compile(r"[A-Z][a-z]?\d{0,2}\)?\d{0,2}$")
 _COMMANDS = "|".join(
     table("awk cat column cut egrep fold grep head jq less more nl pbcopy python python3 sed sh bash sort tail tee tr uniq wc xargs")
@@ -21,7 +21,7 @@ _BOUND_WORDS = {"=": "equals", "∞": "infinity", "-": "minus", "−": "minus", 
 
 
 def is_charge(left: str, right: str) -> bool:
-    """Whether a hyphen between these is the sign of an ion or a group of blood: Cl-, O-."""
+    """Whether a hyphen between these is the sign of an ion or of a group of blood: Cl-, O-."""
     return not right[:1].isalnum() and not re.match(r" ?[-−–—+=\d]", right) and _ION.search(left) is not None
 
 

@@ -1,4 +1,4 @@
-"""Letters behind a number that look like a unit and are none: iPhone 5s, 8 N Main St, 5m people."""
+"""Letters after a number that look like a unit and are none: iPhone 5s, 8 N Main St, 5m people."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from omnistage.models.smol.spoken.form import before, behind, table
 LASTING = frozenset(
     table("after every within take takes took taking wait waits waited waiting last lasts lasted lasting sleep sleeps slept finished ended")
 )
-"""Words behind which a number of seconds is likely, or a score."""
+"""Words after which a number of seconds, or a score, is likely."""
 _LASTS = re.compile(
     rf"(?:\b(?:in|for|{'|'.join(sorted(LASTING))}|delay|timeout|interval|duration|latency|paused?|runs?|ran|period|limit|exactly|only|just|than|until"
     r"|about|around|nearly|almost|roughly|approximately|maximum|minimum|max|min|mean|median|average|total|by|per|each|additional|extra)"
@@ -46,7 +46,7 @@ _MANY = re.compile(
 
 
 def awaits_letter(text: str) -> bool:
-    """Whether a letter behind a number behind this text is no unit."""
+    """Whether a letter behind a number that follows this text is no unit."""
     return bool(_PLACES.search(f"{text[-24:]} "))
 
 
@@ -56,7 +56,7 @@ def is_many(match: re.Match[str]) -> bool:
 
 
 def are_seconds(match: re.Match[str]) -> bool:
-    """Whether the whole number before an s that is joined to it lasts: in 5s, a 30s clip; not iPhone 5s, two 6s."""
+    """Whether the whole number before a joined s counts seconds: in 5s, a 30s clip; not iPhone 5s, two 6s."""
     front, rest = before(match, 48), behind(match, 24)
     if _PART_OF_NAME.search(front[-3:]) or _OF_MANY.match(rest) or rest[:1] == "'":
         return False
@@ -70,7 +70,7 @@ def are_seconds(match: re.Match[str]) -> bool:
 
 
 def is_mistaken(match: re.Match[str]) -> bool:
-    """Whether what looks like the unit of a number is something else."""
+    """Whether the apparent unit of a number is something else."""
     unit, front, rest = match["unit"], before(match, 48), behind(match, 48)
     joined = match.group()[len(match["number"]) : len(match["number"]) + 1].isalpha()
     if joined and _NAME.search(front):

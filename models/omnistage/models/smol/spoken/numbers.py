@@ -1,4 +1,4 @@
-"""Numbers in words, and what a written number means: where its point is, what only groups its digits."""
+"""Numbers in words, and the value of a written number: which mark is its point, and which marks only group its digits."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ ONES = table(
 )
 TENS = table("_ _ twenty thirty forty fifty sixty seventy eighty ninety")
 LETTER_A = "\uff21"
-"""The letter, which the lexicon takes for the article where it is written A. No clean text has it."""
+"""The letter A, which the lexicon takes for the article if it is written A. No clean text has this character."""
 SCALES = ("", "thousand", "million", "billion", "trillion")
 _IRREGULAR = {
     "one": "first",
@@ -39,7 +39,7 @@ _GROUPED = re.compile(r"[1-9]\d{0,2}(?:,\d{2,3})*,\d{3}")
 
 
 class Written(NamedTuple):
-    """A written number: the digits before its point, those behind it, and whether marks group them."""
+    """A written number: the digits before its point, those after it, and whether marks group them."""
 
     whole: str
     part: str
@@ -51,8 +51,8 @@ class Written(NamedTuple):
 
 
 def parsed(number: str) -> Written:
-    """By what separates its digits: the last of two different marks is the point; a comma in front of three digits groups, and so does a
-    point that comes twice."""
+    """Parse a number by the marks between its digits: the last of two different marks is the point; a comma before three digits groups, and
+    so does a point that comes twice."""
     plain = number.replace(GROUP, "").replace(" ", "").replace("'", "")
     grouped = plain != number
     comma, point = plain.rfind(","), plain.rfind(".")
@@ -87,7 +87,7 @@ def counted(number: str, one: str, many: str) -> str:
 
 
 def cardinal(number: int) -> str:
-    """Of at most MAX_DIGITS + 3 digits."""
+    """A number of at most MAX_DIGITS + 3 digits in words."""
     if number < 100:
         tens, one = divmod(number, 10)
         return ONES[number] if number < 20 else TENS[tens] + (f" {ONES[one]}" if one else "")
@@ -108,12 +108,12 @@ def ordinal(number: int) -> str:
 
 
 def digits(text: str) -> str:
-    """One by one; other characters are left out."""
+    """Digits one by one; other characters are left out."""
     return " ".join(ONES[int(digit)] for digit in text if digit.isdecimal())
 
 
 def year(number: int) -> str:
-    """1984 as "nineteen eighty four", 2005 as "two thousand five". Of other numbers of four digits too: "twelve hundred people"."""
+    """1984 as "nineteen eighty four", 2005 as "two thousand five". Also for other numbers of four digits: "twelve hundred people"."""
     high, low = divmod(number, 100)
     if high == 0 or (high % 10 == 0 and low < 10):
         return cardinal(number)
@@ -134,20 +134,20 @@ def name(text: str) -> str:
 
 
 def bare(text: str) -> str:
-    """A run of digits that nothing says more of: four are read as a year."""
+    """A run of digits without a hint to its meaning: four digits are read as a year."""
     if len(text) == 4 and text[0] != "0":
         return year(int(text))
     return amount(text)
 
 
 def letters(text: str) -> str:
-    """So that the lexicon spells them: TXT as T.X.T."""
+    """Letters in a form that the lexicon spells: TXT as T.X.T."""
     upper = text.upper()
     return (LETTER_A if upper == "A" else upper) if len(upper) == 1 else ".".join(upper) + "."
 
 
 def plural(words: str) -> str:
-    """Of the last of some words: twenties, fifths, sixes."""
+    """The words with the last one in the plural: twenties, fifths, sixes."""
     if words.endswith("y"):
         return f"{words[:-1]}ies"
     return f"{words}es" if words.endswith("x") else f"{words}s"

@@ -29,7 +29,7 @@ _KIND = re.compile(
     r"|adapter|heater|panel|supply|disk|stick|card|module|screen|tank|bucket|weight|plate|dumbbell|ladder|pole|steak|glass|can|jar|mug|cup|burger|wall|fence|tower|pool|radio|signal)s?"
     r"(?![\w'-])"
 )
-"""What a size stands before as a kind: the 60 W bulb."""
+"""Words after a size that names a kind: the 60 W bulb."""
 _COIN = re.compile(
     r"[ -](?:bill|note|coin|ticket|bet|fine|meal|chip|voucher|coupon|gift card|banknote|token|check|cheque|fee|discount|rebate|prize"
     r"|deposit|tip|bottle|book|phone|shirt|lunch|dinner|deal|contract|loan|budget|fund|grant|investment|donation|bonus|refund|copay|deductible)s?\b"
@@ -44,7 +44,7 @@ _DAY = re.compile(
 
 
 def _money(match: re.Match[str]) -> str:
-    """A price: with two digits behind the point of its small coins."""
+    """A price; the two digits after its point are its small coins."""
     groups = match.groupdict()
     names = CURRENCIES[groups.get("code") or groups["sign"].rstrip(".")]
     one, many, small, _ = names
@@ -82,7 +82,7 @@ def _parted(match: re.Match[str]) -> str | None:
 
 
 def _negative(match: re.Match[str]) -> str | None:
-    """($5m) and (5) of accounts, behind what tells of a figure or alone; elsewhere brackets only set apart."""
+    """($5m) and (5) of accounts, after words about a figure or alone; elsewhere brackets only set apart."""
     front, rest = before(match, 60), behind(match, 8)
     alone = not front.strip() and not rest.strip(" .,;")
     sign = match.groupdict().get("sign")
@@ -92,7 +92,7 @@ def _negative(match: re.Match[str]) -> str | None:
 
 
 def awaits_figure(text: str) -> bool:
-    """Whether a number in brackets behind this text is one below zero."""
+    """Whether a number in brackets behind this text is below zero."""
     return bool(_FIGURE_BEFORE.search(text) and _ACCOUNT.search(text[-40:]))
 
 
@@ -119,7 +119,7 @@ def _with_coins(number: Written, names: tuple[str, str, str, str]) -> str:
 
 
 def _is_kind(match: re.Match[str]) -> bool:
-    """Whether it says what kind of thing follows: a 5 km run, a $20 ticket."""
+    """Whether the amount tells what kind of thing follows: a 5 km run, a $20 ticket."""
     if _KIND.match(match.string, match.end()):
         return True
     return bool(_THING_BEFORE.search(before(match, 8)) and _THING.match(match.string, match.end()))
@@ -142,7 +142,7 @@ def _unit(match: re.Match[str]) -> str | None:
 
 
 def _plural_number(match: re.Match[str]) -> str:
-    """iPhone 5s, two 6s, F-150s: more than one of it."""
+    """iPhone 5s, two 6s, F-150s: the plural of a number."""
     number = match["number"]
     written = parsed(number)
     if re.search(r"[A-Za-z]-?$", before(match, 2)) and number.isdecimal():
@@ -151,7 +151,7 @@ def _plural_number(match: re.Match[str]) -> str:
 
 
 def _seconds(match: re.Match[str]) -> str | None:
-    """Before it may be a decade: a 30s clip."""
+    """This may also be a decade: a 30s clip."""
     if not are_seconds(match) or _AGE_BEFORE.search(before(match, 16)):
         return None
     return counted(match["number"], "second", "second" if _is_kind(match) or _LIMIT.match(behind(match, 12)) else "seconds")
@@ -217,7 +217,7 @@ def _thousandth(match: re.Match[str]) -> str:
 
 
 def _feet(match: re.Match[str]) -> str | None:
-    """With a mark behind them, more than eleven are seconds of so many minutes."""
+    """Feet; with another mark after them, more than eleven are the seconds of so many minutes."""
     inches = match["inches"]
     if float(inches) >= 12:
         if match["part"] or not match.group().endswith(("'", '"')) or float(inches) >= 60:
@@ -248,7 +248,7 @@ _SPEECH_BEHIND = re.compile(r",? (?:[A-Za-z]+ ){0,2}(?:said|says|asked|told|repl
 
 
 def is_sized(text: str, begin: int, end: int) -> bool:
-    """Whether what stands around a mark behind a number tells of a size."""
+    """Whether the text around a mark after a number tells of a size."""
     front, rest = text[max(begin - 60, 0) : begin], text[end : end + 40]
     return bool(
         _SIZE_BEFORE.search(re.sub(r"[\d.]+$", "", front))
@@ -258,8 +258,8 @@ def is_sized(text: str, begin: int, end: int) -> bool:
 
 
 def _closes(match: re.Match[str], marks: re.Pattern[str]) -> bool:
-    """Whether the mark behind a number ends a quotation: one that is open and that no later mark ends; of one that began before this text
-    the words around tell. A mark behind a digit says nothing of others."""
+    """Whether the mark after a number ends a quotation: one that is open and that no later mark ends. For a quotation that began before
+    this text, the words around decide. A mark after a digit says nothing of others."""
     front, rest = before(match, 200), behind(match, 200)
     *_, last = (None, *marks.finditer(front))
     if last and last["opens"] is not None:
@@ -367,7 +367,7 @@ _SCORED = re.compile(
 
 
 def awaits_score(text: str) -> bool:
-    """Whether 8/10 behind this text is so many out of ten."""
+    """Whether 8/10 behind this text means so many out of ten."""
     return bool(_SCORED.search(text[-24:]))
 
 

@@ -1,4 +1,4 @@
-"""Quotations over several phrases: which mark behind a digit ends one, and is no sign of inches or feet."""
+"""Quotations over several phrases: which mark after a digit ends a quotation and is no sign of inches or feet."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import re
 from omnistage.models.smol.spoken.quantities import is_sized
 
 CLOSING = "”"
-"""Stands for a straight mark that ends a quotation."""
+"""The character for a straight mark that ends a quotation."""
 _MARKS = {
     '"': re.compile(r"(?P<opens>(?<![^\s('“—-])\"(?=[\w$£€'(.-]))|(?P<digit>(?<=\d)\"(?!\w))|(?<=[^\s(])\"(?!\w)"),
     "'": re.compile(r"(?P<opens>(?<![^\s(\"“—-])'(?=[A-Za-z(]))|(?P<digit>(?<=\d)'(?!\w))|(?<=[^\s(])'(?!\w)"),
@@ -15,20 +15,20 @@ _MARKS = {
 
 
 class Quotation:
-    """Which quotations are open behind the phrases so far."""
+    """The quotations that are open after the phrases so far."""
 
     def __init__(self) -> None:
         self._open = set[str]()
 
     def read(self, phrase: str) -> str:
-        """The phrase, in which the mark behind a digit that ends a quotation of an earlier phrase is a closing one."""
+        """The phrase with a closing mark in the place of one after a digit that ends a quotation of an earlier phrase."""
         for sign, marks in _MARKS.items():
             if sign in phrase:
                 phrase = self._marked(phrase, sign, list(marks.finditer(phrase)))
         return phrase
 
     def end(self) -> None:
-        """A paragraph ends, and what is open in it."""
+        """A paragraph ends, and with it the quotations that are open in it."""
         self._open.clear()
 
     def _marked(self, phrase: str, sign: str, found: list[re.Match[str]]) -> str:

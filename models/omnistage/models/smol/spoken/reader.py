@@ -1,4 +1,4 @@
-"""Reading a text: the forms in the order in which they are tried, and what they say put together."""
+"""The reader of a text: the forms in the order in which they are tried, and their words put together."""
 
 from __future__ import annotations
 
@@ -82,8 +82,9 @@ _PUNCTUATION = re.compile(r"[,.;:!?]+")
 
 @dataclass(frozen=True, slots=True)
 class Spoken:
-    """words: what is spoken, with its punctuation. borders: of places between words of the text that no form covers, how many words of the
-    text and how many of `words` stand before; the first is the beginning and the last the end. unspoken: what of the text is not spoken."""
+    """words: the spoken words, with their punctuation. borders: places between words of the text that no form covers; each is the number of
+    words of the text and of `words` before it. The first is the beginning and the last the end. unspoken: characters of the text that are
+    not spoken."""
 
     words: tuple[str, ...]
     borders: tuple[tuple[int, int], ...]
@@ -95,7 +96,7 @@ class Spoken:
 
 
 class _Reading:
-    """One text that is being read."""
+    """The reading of one text."""
 
     def __init__(self, text: str) -> None:
         self._text = text
@@ -113,7 +114,7 @@ class _Reading:
         return Spoken(tuple(self._words), tuple(self._borders), unspoken)
 
     def _step(self, at: int) -> int:
-        """Read what begins at a place; the place behind it."""
+        """Read the form or text that begins at a place; returns the place after it."""
         text = self._text
         character = text[at]
         if character in (" ", GROUP):
@@ -135,7 +136,7 @@ class _Reading:
         return self._leave(_LETTERS.match(text, at) or _ANY.match(text, at))
 
     def _say(self, words: str) -> None:
-        """The words of a form, apart from the letters that stand by it."""
+        """Add the words of a form, apart from the letters beside it."""
         if words and self._segment and self._segment[-1][-1:] not in _OPENERS:
             self._segment.append(" ")
         if words:
@@ -143,7 +144,7 @@ class _Reading:
         self._apart = True
 
     def _leave(self, match: re.Match[str] | None) -> int:
-        """What stays as it is written."""
+        """Leave a text as it is written."""
         assert match is not None
         if self._apart and (match.group()[0].isalnum() or match.group()[0] == "("):
             self._segment.append(" ")
@@ -152,7 +153,7 @@ class _Reading:
         return match.end()
 
     def _end_segment(self) -> None:
-        """A space that no form covers, or the end."""
+        """End a segment at a space that no form covers, or at the end."""
         words = "".join(self._segment).split()
         if self._words and words and _PUNCTUATION.fullmatch(words[0]):
             self._words[-1] += words.pop(0)
@@ -177,6 +178,6 @@ def _forms(character: str) -> Sequence[Form]:
 
 
 def spoken(text: str) -> Spoken:
-    """A text as it is read aloud. Linear in its length."""
+    """Read a text aloud. Linear in its length."""
     cleaned = clean(text)
     return _Reading(cleaned.text).result(cleaned.unspoken)

@@ -1,4 +1,4 @@
-"""Roman numerals: only where the letters make one and what stands before or behind asks for a number."""
+"""Roman numerals: only where the letters form one and the words around it need a number."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ Ramesses Ramses Rene Richard Robert Rudolf Selim Seti Sigismund Sixtus Stephen S
 Urban Valentinian Victor Emmanuel Vittorio Wilhelm Wilhelmina Willem William Xerxes Martin King Thurston Sammy Davis Prince Princess
 """
 RULERS = frozenset(_RULERS.split())
-"""Names that are followed by "the second". Of other pairs of names the number is read as a number: Gladiator II."""
+"""Names that "the second" may follow. After other pairs of names the number is read as a number: Gladiator II."""
 TITLES = frozenset(table("King Queen Pope Emperor Empress Tsar Czar Kaiser Sultan Pharaoh Shah Prince Princess Duke Archbishop Patriarch"))
 _SMALL_TOO = "Chapter Part Act Scene Section Volume Book Article Episode"
 _PARTS = "Vol Title Canto War Mark Mk Appendix Bowl Apollo Fantasy Rocky Rambo Wars Scrolls Saturn Auto Vatican Quest Psalm"
 PARTS = frozenset(f"{_PARTS} {_SMALL_TOO} {_SMALL_TOO.lower()}".split())
-"""Before these stands a letter never, so that V and X are numbers."""
+"""Words before which no letter stands, so that V and X after them are numbers."""
 _KINDS = """
 Gemini Round Category Division Group Tier Factor Step Lesson Unit Schedule Table Figure Symphony Olympiad Annex Form Theft Titan
 Pentium Band
@@ -36,19 +36,19 @@ Region Zone Tome Rule
 """
 _SMALL_KINDS = "Phase Type Level Stage Class Grade"
 KINDS = frozenset(f"{_KINDS} {_SMALL_KINDS} {_SMALL_KINDS.lower()}".split())
-"""Before these may stand a letter too (Type C, Group X): of single letters I alone is a number."""
+"""Words that may also stand before a letter (Type C, Group X): of single letters only I is a number after them."""
 LEADERS = RULERS | TITLES | PARTS | KINDS
 _COUNTED_BEHIND = re.compile(r" (?:century|centuries|dynasty|Dynasty|Olympiad|Olympics|Airborne|Corps|Legion|Army|Congress|Summit)\b")
 _ALIKE = frozenset(
     table("Type Phase Class Grade Level Stage Category Tier Division Group Schedule Factor Region Zone Band Apollo Saturn Gemini War")
 )
-"""Before these stands I as what kind of thing follows: a Type I error. Elsewhere I is a number only where no pronoun can stand."""
+"""Words before which I names the kind of thing that follows: a Type I error. Elsewhere I is a number only where no pronoun can stand."""
 _NAMES_TOO = frozenset(("Mark", "Rocky"))
 _I_IS_SAID = re.compile(
     r"'(?:m|d|ll|ve)\b| (?:am|think|know|have|want|love|like|believe|can|could|will|would|should|do|don't|need|never|always|had|was"
     r"|[a-z]+ed|took|saw|got|went|made|teach|taught|take|attend|hate|chose|found|left|missed)\b(?<! listed)(?<! controlled)"
 )
-"""Behind one of _ALIKE."""
+"""Words after one of _ALIKE."""
 _I_ENDS = re.compile(r"$|'s?(?!\w)|[^\w\s']|\.$| (?:\(|of\b(?! course)|[-–—&=]|\d|[A-Z])")
 _I_RULES = re.compile(
     r" (?:was|is|has|died|dies|reign(?:ed|s)|rule[ds]|became|becomes|abdicated|succeed(?:ed|s)|ascended|who|whose|which|from|until|in \d|by"
@@ -66,14 +66,14 @@ _BEGINS_SENTENCE = frozenset(
         " Next Finally However Thus Read See Go Turn"
     )
 )
-"""Behind a number that ends its sentence; behind another word the letter is an initial: John V. Lindsay."""
+"""Words after a number that ends its sentence; before another word the letter is an initial: John V. Lindsay."""
 _WORDS_BEFORE = re.compile(r"(?:[A-Za-zÀ-ÖØ-öø-ÿ]+\.? ){1,3}$")
 _CERTAIN = re.compile(r"II|III|VII|VIII|IX|XI{2,3}|XIV|XVI{0,3}|XIX|XXI{1,3}|XXI?V|XXIX")
-"""Two letters or more that are a number wherever they stand. IV, VI, IX, XI, XX and XL are other things too."""
+"""Two or more letters that are a number wherever they stand. IV, VI, IX, XI, XX and XL mean other things too."""
 
 
 def value(numeral: str) -> int | None:
-    """None for letters that make no number."""
+    """The value of a numeral; None for letters that form none."""
     if not numeral or not _VALID.fullmatch(numeral):
         return None
     values = [VALUES[letter] for letter in numeral]
@@ -100,7 +100,7 @@ def _numeral(match: re.Match[str]) -> str | None:
 
 
 def _words_before(match: re.Match[str]) -> list[str]:
-    """At most three, without their stops; what is written in capitals as it is written elsewhere, abbreviations by their words."""
+    """At most three words before the match, without their stops: capitals in their usual spelling, abbreviations as words."""
     found = _WORDS_BEFORE.search(before(match, 60))
     lone = len(match.group()) == 1
     words = []
@@ -193,7 +193,7 @@ def _with_ending(match: re.Match[str]) -> str | None:
 
 
 def _item(match: re.Match[str]) -> str | None:
-    """(i) of a list, but not f(i), and not of letters: (h), (i)."""
+    """(i) of a list, but not f(i), and not a letter of a list: (h), (i)."""
     front = before(match, 300)
     return None if re.search(r"[\w)]\($", front) or "(h)" in front else "one"
 

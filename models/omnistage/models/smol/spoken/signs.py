@@ -53,7 +53,7 @@ BOOK_NUMBERS: tuple[Form, ...] = (
     form(rf"(?<![\w.,:])(?P<number>[123])(?= {_NUMBERED_BOOKS})", lambda match: ordinal(int(match["number"]))),
 )
 _VERSE = re.compile(rf"\b(?:{'|'.join(sorted(BOOKS))}|(?:{'|'.join(SHORT_BOOKS)})\.?) \d{{1,3}}$")
-"""Before the verse of a chapter: Isaiah 40:31."""
+"""Words before the verse of a chapter: Isaiah 40:31."""
 _LAST_LETTERS = re.compile(r"[A-Za-z]+$")
 _AMOUNT = re.compile(r"(\d[\d,.]*)[^\d]{0,6}$")
 _NEXT_AMOUNT = re.compile(r" ?[^\d ]{0,4}(\d[\d,.]*)")
@@ -70,9 +70,9 @@ _LABEL = re.compile(
     rf"\b(?:(?i:{'|'.join(_LABEL_WORDS.split())})|(?<=[a-z,] )[A-Z][A-Za-z]+|[a-z]+[A-Z]\w*|Windows|Android|Ubuntu|Python|Java|Group)"
     r" (?:\d+(?:\.\d+)?|[A-Z])$|\b(?:[Ii]n|[Ss]ince|[Bb]y|[Uu]ntil) (?:1[5-9]|20)\d\d$"
 )
-"""What a number only names."""
+"""Words after which a number is only a name."""
 LABELS = frozenset(_LABEL_WORDS.split()) | set(table("finished ended score won lost compute add open closed hours shift daily work works"))
-"""Words that say whether a hyphen behind the next number is a rest, or "to"."""
+"""Words that decide whether a hyphen after the next number is a rest, or "to"."""
 _AMOUNT_OF_THING = re.compile(
     r"\d+(?:[.,]\d+)*(?:-?[A-Za-z]{2,}| (?!(?:in|on|at|of|to|and|or|is|are|for|by|with|from|as|but|the)\b)[A-Za-z]{2,}|,? [A-Z])"
 )
@@ -156,7 +156,7 @@ _OPENS = re.compile(r"\b(?:[Oo]pen|[Cc]losed|[Hh]ours|[Ww]orks?|[Ss]hift|[Dd]ail
 
 
 def _minus_or_rest(left: str, right: str, front: str) -> str | None:
-    """A difference has nothing around its sides but what asks for it; behind another word a number is a name or the first of a range."""
+    """A difference has around it only words that ask for it; after other words a number is a name or the first of a range."""
     if not _OPERAND_BEFORE.search(left) or not (_DIFFERENCE_ENDS.match(right) or re.match(r"\d+[a-z]{2,3}(?:[)²³ ,.;:”]|$)", right)):
         return None
     if re.search(rf"[a-z][{_POWERS}]$|[a-z]\^\d$", left) or (_VARIABLE_BEFORE.search(left) and _VARIABLE.match(right)):
@@ -175,7 +175,7 @@ def _is_smaller(one: str, other: str) -> bool:
 
 
 def is_score(left: str, right: str) -> bool:
-    """Whether two numbers are of a game: between two sides, or behind what tells how it ended."""
+    """Whether two numbers are the score of a game: between two sides, or after words about how it ended."""
     points = re.match(
         r"\d{1,3}(?!\d|[.:]\d|%)(?= ?(?P<end>[A-Z][a-z]|[.,;!?)\"”'’]|$|(?:in|at|to|on|after|for|against|over|and|with)\b))",
         right,
@@ -189,7 +189,8 @@ def is_score(left: str, right: str) -> bool:
 
 
 def _is_range(sign: str, left: str, right: str) -> bool:
-    """From a smaller number to a greater one of a kind that is not computed with, or that says what it counts."""
+    """Whether the numbers are a range: from a smaller number to a greater one, of a kind that is not computed with, or that names what it
+    counts."""
     first, last = _AMOUNT.search(left), _NEXT_AMOUNT.match(right)
     if not first or not last or re.match(r"[A-Za-z]\b", right):
         return False
@@ -235,7 +236,7 @@ def _within(match: re.Match[str], sign: str, left: str, right: str) -> str | Non
 
 
 def _ascends(left: str, right: str) -> bool:
-    """5—6: a dash between two bare numbers, of which the second is greater."""
+    """5—6: a dash between two bare numbers, the second of which is greater."""
     first, last = re.search(r"(?<![\w.,])\d+$", left), re.match(r"\d+(?![\w]|[.,]\d)", right)
     return first is not None and last is not None and int(first.group()) < int(last.group())
 
@@ -246,7 +247,7 @@ def _before_number(match: re.Match[str], sign: str, left: str, right: str) -> st
     if re.search(r"\b(?:noon|midnight)$", left, re.IGNORECASE):
         return "to"
     if sign == "-" and (re.search(r"[A-Za-z]\d+$", left) or _NAME_BEFORE.search(left) or _NAME_FOLLOWS.match(right)):
-        return ""  # Of a name, as in i7-9700K and 1-800-FLOWERS.
+        return ""  # Part of a name, as in i7-9700K and 1-800-FLOWERS.
     if left.endswith("10") and (_GOOD_BUDDY.match(right) or (left.strip("\"'“‘") == "10" and _ANSWER_ENDS.match(right))):
         return ""  # The answer "10-4".
     if left[-1].isdecimal() or left[-1] in "%°½¼¾":
@@ -285,7 +286,7 @@ def _star(match: re.Match[str]) -> str | None:
 
 
 def _dot(match: re.Match[str]) -> str:
-    """x · y; elsewhere what parts words."""
+    """x · y; elsewhere it separates words."""
     left, right = before(match, 12).rstrip(), behind(match, 3).lstrip()
     return "times" if _OPERAND_BEFORE.search(left) and _OPERAND_FOLLOWS.match(right) else ""
 
@@ -297,7 +298,7 @@ def _caret(match: re.Match[str]) -> str:
 def _power(power: str) -> str:
     if power in ("2", "3"):
         return "squared" if power == "2" else "cubed"
-    if power[-1] in "-+":  # Of an ion.
+    if power[-1] in "-+":  # The charge of an ion.
         return f"{amount(power[:-1]) if power[:-1].isdecimal() else ''} {'plus' if power[-1] == '+' else 'minus'}".strip()
     sign = "minus " if power[0] in "-−" else ""
     digits = power.lstrip("-−+")
@@ -308,7 +309,7 @@ _FUNCTIONS = ("sin", "cos", "tan", "log", "exp", "sec", "cot")
 
 
 def _superscript(match: re.Match[str]) -> str:
-    """A power behind an operand, the number of a note behind a word."""
+    """A power after an operand, the number of a note after a word."""
     power = "".join(SUPERSCRIPTS[one] for one in match.group())
     if (
         re.search(r"[A-Za-z]{3}$|[^\w)]$|^$", before(match, 3))
@@ -389,7 +390,7 @@ _SAID_OF = re.compile(r"(?<![A-Za-z'])[b-hj-z]$")
 
 
 def _factorial(match: re.Match[str]) -> str | None:
-    """n! = 120, 5!/3!, (n-1)!, but not "I am 5!": behind a number something must go on with the formula."""
+    """n! = 120, 5!/3!, (n-1)!, but not "I am 5!": after a number the formula must go on."""
     front, rest = before(match, 40), match.group() + behind(match, 8)
     if front[-1] == ")":
         inside = front[front.rfind("(") + 1 : -1]
@@ -413,7 +414,7 @@ _ABSOLUTE = re.compile(r"\|(?! )(?![^|]{0,30}[A-Za-z]{2})[-−+*/^²³ ().\dA-Za
 
 
 def _bar(match: re.Match[str]) -> str:
-    """|x|; elsewhere what parts the cells of a row."""
+    """|x|; elsewhere it separates the cells of a row."""
     if before(match, 1) not in ("|",) and not before(match, 1).isalpha() and _ABSOLUTE.match(match.string, match.start()):
         return "the absolute value of"
     opened = match.string.rfind("|", max(match.start() - 30, 0), match.start())

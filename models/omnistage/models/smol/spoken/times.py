@@ -13,7 +13,7 @@ SHORT_DAYS = {"Mon": "Monday", "Tue": "Tuesday", "Tues": "Tuesday", "Wed": "Wedn
 SHORT_DAYS |= {"Fri": "Friday", "Sat": "Saturday", "Sun": "Sunday"}
 WEEKDAYS = (*SHORT_DAYS, *table("Monday Tuesday Wednesday Thursday Friday Saturday Sunday"))
 NAMED = alternatives((*MONTHS, *SHORT_MONTHS, *WEEKDAYS))
-"""Days and months, which a range may go from and to."""
+"""Days and months, with which a range may begin and end."""
 _SHORT_NAME = alternatives(SHORT_MONTHS | SHORT_DAYS)
 MONTH = rf"(?P<month>{alternatives(MONTHS)}|(?:{alternatives(SHORT_MONTHS)})\b\.?)"
 _DAY = r"(?P<day>\d{1,2})(?:st|nd|rd|th)?"
@@ -45,7 +45,7 @@ def _iso(match: re.Match[str]) -> str | None:
 
 
 def _numeric(match: re.Match[str]) -> str | None:
-    """25/12/2024 and 12/25/2024: the month is what can be one, and the first of the two if both can."""
+    """25/12/2024 and 12/25/2024: the month is the number that can be one, and the first if both can."""
     first, second = int(match["first"]), int(match["second"])
     european = match["mark"] in ".-" and second <= 12 and len(match["year"]) == 4
     if match["mark"] in ".-" and len(match["year"]) == 2:
@@ -55,7 +55,7 @@ def _numeric(match: re.Match[str]) -> str | None:
 
 
 def _day(match: re.Match[str]) -> str | None:
-    """12/25 without a year, where it is no fraction; 25/12 behind "on"."""
+    """12/25 without a year, if it is no fraction; 25/12 after "on"."""
     month, day = int(match["month"]), int(match["day"])
     return _date(month, day, "") if month <= 12 else _date(day, month, "")
 
@@ -86,14 +86,14 @@ def _day_month(match: re.Match[str]) -> str | None:
 
 
 def _month_of(match: re.Match[str]) -> str | None:
-    """12/2024 and 2024-12, which is no range of years."""
+    """12/2024 and 2024-12, but not a range of years."""
     if "-" in match.group() and int(match["month"]) > int(match["year"][2:]):
         return None
     return f"{MONTHS[int(match['month']) - 1]} {year(int(match['year']))}"
 
 
 def _dotted_days(match: re.Match[str]) -> str | None:
-    """5.-7. May, and 5. May where a year or a word for a day says so: a sentence may end before a month too."""
+    """5.-7. May, and 5. May if a year or a word for a day shows it: a sentence may end before a month too."""
     certain = match["first"] or match["year"] or _ON_DAY.search(before(match, 8))
     alone = not before(match, 8).strip() and not match.string[match.end() :].strip(".,")
     return _day_month(match) if certain or alone else None
@@ -128,7 +128,7 @@ def _clock(match: re.Match[str]) -> str | None:
 
 
 def _lap(match: re.Match[str]) -> str | None:
-    """1:23.45 lasts, unless it is of a ratio."""
+    """1:23.45 is a duration, unless the text is about a ratio."""
     minutes, seconds = int(match["minutes"]), match["seconds"].removeprefix("0")
     if int(match["seconds"][:2]) > 59 or awaits_ratio(before(match, 24)) or in_equation(match):
         return None
@@ -151,7 +151,7 @@ def _ahead(text: str) -> str:
 
 
 def _half_day(match: re.Match[str]) -> str:
-    """Dotted, so that the lexicon spells it; the full stop of a sentence may be its own."""
+    """With dots, so that the lexicon spells it; the full stop of a sentence may be its last dot."""
     if not match["half"]:
         return ""
     return f" {match['half'].upper()}.M."
@@ -190,7 +190,7 @@ def _scale(match: re.Match[str]) -> str:
 
 
 def _short_name(match: re.Match[str]) -> str:
-    """Of a range of days or months: Mon-Fri."""
+    """A name in a range of days or months: Mon-Fri."""
     name = match["name"] or match["last"]
     return SHORT_DAYS.get(name) or SHORT_MONTHS[name]
 
@@ -215,7 +215,7 @@ def _countdown(match: re.Match[str]) -> str:
 
 
 def _french(match: re.Match[str]) -> str | None:
-    """At 15h30, which elsewhere lasts."""
+    """A time such as at 15h30; elsewhere a duration."""
     hour, minute = int(match["hour"]), int(match["minute"])
     if hour > 24 or minute > 59 or not (_AT.search(before(match, 8)) or (hour > 7 and not before(match, 1))):
         return None
@@ -275,7 +275,7 @@ ZONES: tuple[Form, ...] = (
     form(r"(?<![\w-])[TLED][-−](?=\d+ ?(?:seconds?|minutes?|hours?|days?|weeks?|months?|min|h|s)\b|\d+:\d\d)", _countdown),
     form(r"(?<=\bat )T[-−](?=\d{1,3}\b)", _countdown),
 )
-"""How far a clock is behind or ahead, and before a start."""
+"""How far a clock is behind or ahead, and the time before a start."""
 MONTH_DAYS: tuple[Form, ...] = (
     form(
         rf"(?P<name>{_SHORT_NAME})(?=\.? ?[-–] ?(?:{_SHORT_NAME})(?![a-z]))"

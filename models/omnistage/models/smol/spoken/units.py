@@ -54,18 +54,18 @@ UNITS = _table()
 _ATOM = alternatives(UNITS)
 _POWER = r"(?:²|³|\^[23]|[23](?!\d))"
 UNIT = rf"(?:{alternatives(_SPECIAL)}|(?:{_ATOM}){_POWER}?(?:[/·](?:{_ATOM}){_POWER}?)?)"
-"""A unit behind a number."""
+"""A unit after a number."""
 _SHORT_LONE = table("km cm mm kg kW μm μg μs mph kph mpg rpm fps dpi ppi bpm psi")
 LONE = frozenset(sign for sign in UNITS if len(sign) > 2 and not sign.islower() and sign not in ("MeV", "GeV")) | frozenset(_SHORT_LONE)
 LONE_UNIT = rf"(?:(?:{_ATOM})/(?:{_ATOM}){_POWER}?|(?:[kcm]?m|ft|mi)[²³]|{alternatives(LONE)})"
-"""A unit that is one without a number before it."""
+"""A unit that needs no number before it."""
 _PARTS = re.compile(rf"({_ATOM})({_POWER})?(?:([/·])({_ATOM})({_POWER})?)?")
 _POWERS = {"2": "square", "²": "square", "3": "cubic", "³": "cubic"}
 
 
 @functools.lru_cache(maxsize=512)
 def unit_names(unit: str) -> tuple[str, str]:
-    """Of one, and of many: "m/s²" as "meter per second squared"."""
+    """The name for one, and for many: "m/s²" as "meter per second squared"."""
     if unit in _SPECIAL:
         return _SPECIAL[unit]
     found = _PARTS.fullmatch(unit)
