@@ -1,4 +1,4 @@
-"""What people say to a model: turns of text and media, and what its answer must keep to. Plain Python."""
+"""A conversation of people with a model: turns of text and media, and the constraint of the answer. Plain Python."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ Medium = Literal["text", "image", "audio", "video"]
 
 @dataclass(frozen=True, slots=True)
 class Media:
-    """A picture, sound or film as it was sent. media_type: such as image/png, in lower case, not checked against the bytes.
-    use_audio: of a film, its sound too. background: red, green and blue, what is transparent lies on it; None: the model's own choice."""
+    """A picture, sound or film as it was sent. media_type: such as image/png, in lower case, not checked against the bytes. use_audio: for
+    a film, include its sound. background: red, green and blue behind transparent parts; None: the model chooses."""
 
     media_type: str
     data: bytes = field(repr=False)
@@ -21,22 +21,22 @@ class Media:
 
     @property
     def kind(self) -> str:
-        """Such as image; which format it is the content says."""
+        """The kind of the medium, such as image; only the content tells its format."""
         return kind_of(self.media_type)
 
     @property
     def digest(self) -> bytes:
-        """SHA-256 of the bytes: equal media need to be computed once. It takes 1 ms for each 0.5 to 2 MB: ask once, on a thread, for what
-        is not refused."""
+        """SHA-256 of the bytes: equal media need to be computed only once. It takes 1 ms for each 0.5 to 2 MB: call it once, on a thread,
+        after the refusals."""
         return hashlib.sha256(self.data).digest()
 
 
 @dataclass(frozen=True, slots=True)
 class Streamed:
-    """Media that come piece by piece on an input port of the model, which no other part names.
+    """Media that come piece by piece on an input port of the model; no other part names that port.
 
-    Of a port of content media: media_type, use_audio, background: as in Media; no type where none was said. total_bytes: of the whole file;
-    0: not known yet.
+    On a port of content media: media_type, use_audio, background: as in Media; media_type is empty if none was given. total_bytes: bytes of
+    the whole file; 0: not known yet.
     """
 
     port: str
@@ -47,17 +47,17 @@ class Streamed:
 
     @property
     def kind(self) -> str:
-        """As of Media; empty for live sound."""
+        """As in Media; empty for live sound."""
         return kind_of(self.media_type)
 
 
 def kind_of(media_type: str) -> str:
-    """What a type says that media are: image, audio or video, of those that are taken."""
+    """The kind of media of a type that is taken: image, audio or video."""
     return media_type.partition("/")[0]
 
 
 Part = str | Media | Streamed
-"""A piece of a turn, where it stands."""
+"""A piece of a turn, in its place."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,13 +69,13 @@ class Turn:
 
     @property
     def text(self) -> str:
-        """Its text alone, for a model that takes nothing else."""
+        """The text of the turn, for a model that takes nothing else."""
         return "".join(part for part in self.parts if isinstance(part, str))
 
 
 @dataclass(frozen=True, slots=True)
 class Constraint:
-    """What the text must keep to. form: json_schema, regex or choice. text: the schema or expression; choices: the text is one of these."""
+    """The constraint of a text. form: json_schema, regex or choice. text: the schema or expression. choices: the text is one of these."""
 
     form: str
     text: str = ""

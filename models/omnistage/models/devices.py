@@ -1,4 +1,4 @@
-"""Whether this machine and its torch have a device, and what it multiplies well."""
+"""The devices of this machine and its torch, and the type that a device multiplies well."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from pathlib import Path
 from omnistage.models.errors import LoadError
 
 DRIVERS = (Path("/proc/driver/nvidia/version"), Path("/dev/dxg"))
-"""One of them is there where CUDA can be: the driver of Linux, and that of Linux under Windows."""
+"""One of these exists where CUDA can be: the driver of Linux, and that of Linux under Windows."""
 
 
 def check_possible(device: str) -> None:
-    """Raises LoadError where a device cannot be there. Says so without importing torch, which takes seconds."""
+    """Raises LoadError for a device that cannot be there. Works without importing torch, which takes seconds."""
     if device == "cpu":
         return
     if (installed := version("torch")).endswith("+cpu"):
@@ -24,7 +24,7 @@ def check_possible(device: str) -> None:
 
 
 def check_there(device: str) -> None:
-    """Raises LoadError where torch does not find the device. Imports torch."""
+    """Raises LoadError for a device that torch does not find. Imports torch."""
     if device == "cpu":
         return
     import torch
@@ -35,15 +35,15 @@ def check_there(device: str) -> None:
 
 
 def dtype_of(device: str) -> str:
-    """What a family that has the choice computes in on a device, by default: bfloat16 where the device multiplies it, else float32. A
-    processor without it is many times as slow in it. Imports torch."""
+    """The default type on a device, for a family that has the choice: bfloat16 if the device multiplies it, else float32. A processor that
+    does not multiply bfloat16 is many times slower with it. Imports torch."""
     from omnistage.engine.linear import multiplies_bfloat16
 
     return "bfloat16" if device != "cpu" or multiplies_bfloat16() else "float32"
 
 
 def hardware(device: str) -> str:
-    """A device as a revision names it: kernels are those of a model of GPU. Imports torch."""
+    """The name of a device in a revision: kernels depend on the model of the GPU. Imports torch."""
     if device == "cpu":
         return device
     import torch

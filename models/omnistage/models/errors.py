@@ -1,8 +1,8 @@
-"""Why a model cannot be had."""
+"""Errors of getting and loading a model."""
 
 
 class LoadError(ValueError):
-    """A model cannot be loaded as it was asked for. The text says why and what to do."""
+    """A model cannot be loaded in the requested way. The text says why and what to do."""
 
 
 class FetchError(LoadError):

@@ -1,4 +1,4 @@
-"""What a family of models is, as data: nothing here imports a model."""
+"""A family of models, as data: nothing here imports a model."""
 
 from __future__ import annotations
 
@@ -11,28 +11,28 @@ from omnistage.models.interface import StageModel
 from omnistage.models.options import LoadOptions
 
 Loader = Callable[[Path | None, LoadOptions], StageModel]
-"""What the function that a ModelEntry names does: it returns the model whose files lie in that folder, None for a model without files. It
-raises LoadError, or ValueError, KeyError or OSError for files that are not what they should be."""
+"""The type of the function that a ModelEntry names. It returns the model whose files lie in the folder; the folder is None for a model
+without files. It raises LoadError, or ValueError, KeyError or OSError for bad files."""
 
 
 class OptionsReader(Protocol):
-    """What the class that ModelEntry.options names has."""
+    """The interface of the class that ModelEntry.options names."""
 
     @classmethod
     def from_settings(cls, options: dict[str, Any]) -> object:
-        """The options of a model. Raises LoadError for one that it does not have, or that is of another type."""
+        """The options of a model. Raises LoadError for an unknown option, or one of another type."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelEntry:
     """The model of a family for one kind.
 
-    loader: "module:function", a Loader that is imported when the model is loaded. devices, dtypes: what it computes on and in; auto is
-    always one. uses: those of options.OPTIONAL that it has a use for; others are refused, since whoever gives one expects something of it.
-    options: "module:Class" of an OptionsReader that needs no torch, for what only this model can be told; empty: it has no options.
-    folder: where its files lie in a checkpoint, "" at its top. files: those that it cannot do without. model_type: what its config.json
-    says that it is; empty: it has none. sections: of that config.json, without one of which a checkpoint has no such model; switches: keys
-    that are false there in one that has none. voices: that every checkpoint has; those of others are known when it is loaded.
+    loader: "module:function", a Loader that is imported when the model is loaded. devices, dtypes: devices and types that it supports; auto
+    is always one. uses: the settings of options.OPTIONAL that it uses; others are refused, because a user who sets one expects an effect.
+    options: "module:Class" of an OptionsReader that needs no torch, for options that only this model has; empty: it has none. folder:
+    folder of its files in a checkpoint, "" for the top. files: files that it needs. model_type: type in its config.json; empty: the config
+    has none. sections: sections of that config.json; a checkpoint that lacks one of them has no such model. switches: keys that are false
+    in a config without such a model. voices: voices that every checkpoint has; other voices are known when a checkpoint is loaded.
     """
 
     loader: str
@@ -50,8 +50,8 @@ class ModelEntry:
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """What a checkpoint says of itself: the object in the JSON `file` has under `key` one of `values`, or a list with one of them. No
-    values: whatever it has there."""
+    """A mark of a checkpoint: the object in the JSON `file` has under `key` one of `values`, or a list with one of them. No values: any
+    value will do."""
 
     file: str
     key: str
@@ -60,9 +60,10 @@ class Mark:
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """models: by kind. needs: packages without which no model of it can be loaded, in the extra `models`. default: "module:function"
-    that gives the folder of the default checkpoint and fetches it first if it must, as `fetch_default` of the registry says; empty: there
-    is none. marks: a checkpoint with all of one of these sets of marks is one of the family; none: the models have no files.
+    """models: by kind. needs: packages of the extra `models` without which no model of the family can be loaded. default: "module:function"
+    that returns the folder of the default checkpoint, and fetches it first if it must, as `fetch_default` of the registry says; empty:
+    there is no default. marks: sets of marks; a checkpoint that has all marks of one set belongs to the family. Empty: the models have no
+    files.
     """
 
     models: Mapping[str, ModelEntry]

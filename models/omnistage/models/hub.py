@@ -1,9 +1,9 @@
-"""Checkpoints by their name at a hub, such as owner/name or owner/name@revision: into the cache that all programs of this user share.
+"""Checkpoints by their name at a hub, such as owner/name or owner/name@revision, fetched into the cache that all programs of this user
+share.
 
-What a name means is pinned to a commit first. Files that are not weights are fetched before anything large; a family can be recognised by
-them. A file of weights that was begun goes on where it stopped, also after this process was killed, and is compared with the hub's SHA-256
-when it is whole. What is in the cache in another size than the hub has is fetched anew. Where the hub cannot be reached, what is in the
-cache is used.
+A name is pinned to a commit first. Files other than weights are fetched before anything large; they show the family. A begun file of
+weights goes on where it stopped, even after this process was killed, and is compared with the hub's SHA-256 when it is complete. A file in
+the cache with another size than at the hub is fetched anew. If the hub cannot be reached, the cache is used.
 
 HF_ENDPOINT, HF_TOKEN, HF_HOME, HF_HUB_CACHE and HF_HUB_OFFLINE mean what they mean to every program that uses huggingface_hub.
 """
@@ -29,7 +29,7 @@ from omnistage.models.common.progress import Progress
 from omnistage.models.errors import FetchError
 from omnistage.models.humans import bytes_told
 
-# What the library reads when it is imported, here and in the processes that are started. Xet has no way to go on with a file.
+# The library reads these when it is imported, here and in child processes. Xet cannot go on with a begun file.
 os.environ.update(
     HF_HUB_DISABLE_TELEMETRY="1", HF_HUB_DISABLE_PROGRESS_BARS="1", HF_HUB_DISABLE_SYMLINKS_WARNING="1", HF_HUB_DISABLE_XET="1"
 )
@@ -61,7 +61,7 @@ WANTED = (
     "*tokenizer.model",
     "*spk_dict.pt",
 )
-"""Weights, configs, processors, tokenizers and speakers. Of pickles only that of the speakers, which have no other form."""
+"""Weights, configs, processors, tokenizers and speakers. The only pickle is that of the speakers, which have no other form."""
 
 NAME = re.compile(r"(?P<repository>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(?:@(?P<revision>[\w][\w./-]*))?", re.ASCII)
 COMMIT = re.compile(r"[0-9a-f]{40}")
@@ -70,7 +70,7 @@ ANSWER_LIMIT_S = 10.0
 
 
 class HubError(FetchError):
-    """A checkpoint cannot be had by its name. The text says why and what to do."""
+    """A checkpoint cannot be fetched by its name. The text says why and what to do."""
 
 
 class UnknownName(HubError):
@@ -78,15 +78,15 @@ class UnknownName(HubError):
 
 
 class NoWeights(HubError):
-    """A repository has no weights in a form that is read."""
+    """A repository has no weights in a supported form."""
 
 
 class AccessRefused(HubError):
-    """The repository is gated, and this user was not let in."""
+    """The repository is gated, and this user has no access."""
 
 
 class HubUnreachable(HubError):
-    """Nobody answers at the hub, and the cache does not have it."""
+    """The hub does not answer, and the cache does not have the checkpoint."""
 
 
 class NoRoom(HubError):
@@ -94,7 +94,7 @@ class NoRoom(HubError):
 
 
 def endpoint() -> str:
-    """The address of the hub that is asked."""
+    """The address of the hub."""
     return constants.ENDPOINT
 
 
@@ -111,7 +111,7 @@ class HubName:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """folder: of the checkpoint. commit: what its name stands for."""
+    """folder: folder of the checkpoint. commit: commit that its name stands for."""
 
     commit: str
     folder: Path
@@ -119,7 +119,7 @@ class Found:
 
 @dataclass(frozen=True, slots=True)
 class RemoteFile:
-    """One file of a commit. sha256: of its content; empty where the hub does not say it. git: its name in git, empty likewise."""
+    """One file of a commit. sha256: that of its content; empty if the hub does not tell it. git: its name in git; empty likewise."""
 
     path: str
     size: int
@@ -128,14 +128,14 @@ class RemoteFile:
 
     @property
     def blob(self) -> str:
-        """What it is called in the cache; empty if that cannot be known before it is asked for."""
+        """The file's name in the cache; empty if only a request for the file would tell it."""
         return self.sha256 or self.git
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What a name stands for, and what will be fetched. cache: the folder. size, missing, free: bytes of all wanted files, of those that it
-    lacks, and of its disk that nobody uses. is_unasked: the hub did not answer, and the cache has it."""
+    """The meaning of a name, and the files to fetch. cache: the folder. size, missing, free: bytes of all wanted files, of those that the
+    cache lacks, and free bytes of its disk. is_unasked: the hub did not answer, and the cache has the checkpoint."""
 
     name: HubName
     commit: str
@@ -147,7 +147,7 @@ class Plan:
 
 
 def hub_name(text: str) -> HubName | None:
-    """What a text names, if it looks like owner/name or owner/name@revision. Nothing is asked."""
+    """The name in a text that looks like owner/name or owner/name@revision. Asks no hub."""
     match = NAME.fullmatch(text)
     if match is None or ".." in text:
         return None
@@ -159,11 +159,11 @@ def hub_name(text: str) -> HubName | None:
 
 
 def fetch(name: HubName, check: Callable[[Path], object], tell: Callable[[Plan], object], progress: Progress) -> Found:
-    """The checkpoint of a name, fetched first as far as it is not in the cache.
+    """The checkpoint of a name; the parts that the cache lacks are fetched first.
 
-    tell: called before anything is fetched. check: called with the folder when all but the weights is there; what it raises ends the fetch.
-    Raises HubError."""
-    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # What goes wrong is told once, by us.
+    tell: called before anything is fetched. check: called with the folder when everything but the weights is there; its error ends the
+    fetch. Raises HubError."""
+    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # Our own error tells each fault once.
     cache = Path(constants.HF_HUB_CACHE).expanduser().resolve()
     if COMMIT.fullmatch(name.revision) and (folder := _cached(name, knowing=True)) is not None:
         return _unfetched(folder, Plan(name, name.revision, cache), check, tell)
@@ -178,7 +178,7 @@ def fetch(name: HubName, check: Callable[[Path], object], tell: Callable[[Plan],
 
 
 def _unfetched(folder: Path, plan: Plan, check: Callable[[Path], object], tell: Callable[[Plan], object]) -> Found:
-    """What was in the cache."""
+    """The checkpoint from the cache."""
     tell(plan)
     check(folder)
     return Found(plan.commit, folder)
@@ -194,7 +194,7 @@ def _listed(name: HubName) -> tuple[str, list[RemoteFile]]:
 
 
 def _remote(file: RepoSibling) -> RemoteFile:
-    """A file as the hub lists it. Raises ValueError for one that cannot be: its name and its hashes become paths here."""
+    """A file as the hub lists it. Raises ValueError for an impossible one: its name and its hashes become paths here."""
     remote = RemoteFile(file.rfilename, file.size or 0, file.lfs.sha256 if file.lfs else "", file.blob_id or "")
     if "\0" in remote.path or not {"", ".", ".."}.isdisjoint(remote.path.split("/")):
         raise ValueError(f"{remote.path!r} is no file of a repository")
@@ -207,7 +207,7 @@ def _remote(file: RepoSibling) -> RemoteFile:
 
 @contextmanager
 def _of_a_hub() -> Iterator[None]:
-    """Turn what makes no sense of a hub's answer into a HubError."""
+    """Turns errors about a hub's senseless answers into a HubError."""
     try:
         yield
     except (OSError, HubError):
@@ -217,8 +217,8 @@ def _of_a_hub() -> Iterator[None]:
 
 
 class Fetch:
-    """One commit on its way into the cache. It is laid out as huggingface_hub documents it: blobs by hash, snapshots of links to them by
-    commit, and refs from branches and tags to commits."""
+    """One commit on its way into the cache, which has the layout that huggingface_hub documents: blobs by hash, snapshots of links to them
+    by commit, and refs from branches and tags to commits."""
 
     def __init__(self, name: HubName, commit: str, files: Sequence[RemoteFile], cache: Path, progress: Progress) -> None:
         self._name = name
@@ -231,7 +231,7 @@ class Fetch:
         self._folder = self._store / "snapshots" / commit
 
     def run(self, check: Callable[[Path], object], tell: Callable[[Plan], object]) -> Found:
-        """Fetch what is missing; `check` and `tell` as `fetch` has them. Raises HubError and what the library raises."""
+        """Fetch the missing files; `check` and `tell` are as in `fetch`. Raises HubError and the library's errors."""
         if not any(map(_is_weights, self._files)):
             raise NoWeights(f"{self._name} has no weights as safetensors, and no others are read: look for a repository that has them")
         missing, free = self._missing(), _free(self._cache)
@@ -252,7 +252,7 @@ class Fetch:
         return Found(self._commit, self._folder)
 
     def _alone(self) -> AbstractContextManager[None]:
-        """Nobody else of ours fetches of this repository meanwhile. Beside the library's own locks, which are for one file each."""
+        """Keeps our other processes from fetching this repository meanwhile. The library's own locks are for one file each."""
         folder = self._cache / ".locks" / self._store.name
         folder.mkdir(parents=True, exist_ok=True)
         return locked(folder / "omnistage.lock", self._progress, lambda: (self._size - self._missing(), self._size))
@@ -261,7 +261,7 @@ class Fetch:
         return _has_size(self._folder / file.path, file.size)
 
     def _drop_damaged(self) -> None:
-        """What has another size than it should: it would be taken for the file by its name alone."""
+        """Remove files of a wrong size: the library would accept them by their name alone."""
         for file in self._files:
             linked = self._folder / file.path
             behind = Path(os.path.realpath(linked))
@@ -278,11 +278,11 @@ class Fetch:
                 raise HubError(f"{file.path} of {self._name} is not {file.size} bytes long, as the hub says that it is: try again later")
 
     def _missing(self) -> int:
-        """Bytes that are still to come."""
+        """Bytes that must still come."""
         return sum(file.size - self._begun(file) for file in self._files if not self._is_there(file))
 
     def _begun(self, file: RemoteFile) -> int:
-        """How much of a file is in the cache, though not under its name."""
+        """How many bytes of a file are in the cache under another name."""
         if file.blob and _has_size(self._blob(file), file.size):
             return file.size
         begun = size_of(self._partial(file)) if file.sha256 else 0
@@ -295,7 +295,7 @@ class Fetch:
         return self._store / "blobs" / f"{file.sha256}.incomplete"
 
     def _snapshot(self, files: Sequence[RemoteFile]) -> None:
-        """Have the library fetch what is missing, and link it."""
+        """Let the library fetch and link the missing files."""
         missing = [file for file in files if not self._is_there(file)]
         if not missing:
             return
@@ -310,7 +310,7 @@ class Fetch:
             snapshot_download(self._name.repository, revision=self._commit, allow_patterns=patterns, tqdm_class=_counter(came))
 
     def _weights(self) -> None:
-        """The large files, one after the other, each to its end."""
+        """Fetch the large files, one after the other, each to its end."""
         weights = list(filter(_is_weights, self._files))
         total = sum(file.size for file in weights)
         label, done = f"fetching {self._name.repository.rpartition('/')[2][-22:]}", 0
@@ -353,7 +353,7 @@ class Fetch:
         partial.rename(self._blob(file))
 
     def _refer(self) -> None:
-        """Note down what a branch or tag stands for, now that all of it is there: for when nobody can be asked."""
+        """Note the commit of a branch or tag, now that all of it is there: for a time when the hub cannot be asked."""
         reference = self._store / "refs" / self._name.revision
         if COMMIT.fullmatch(self._name.revision) or (reference.is_file() and reference.read_text() == self._commit):
             return
@@ -364,7 +364,7 @@ class Fetch:
 
 
 def _cached(name: HubName, *, knowing: bool = False) -> Path | None:
-    """The folder of a name in the cache; None where it is not whole, as far as can be known, or if that is not known. Asks nobody."""
+    """The folder of a name in the cache; None if it is incomplete, as far as can be known, or if that is unknown. Asks no hub."""
     try:
         folder = Path(snapshot_download(name.repository, revision=name.revision, allow_patterns=list(WANTED), local_files_only=True))
         tree = get_cached_repo_tree(name.repository, revision=folder.name)
@@ -376,13 +376,13 @@ def _cached(name: HubName, *, knowing: bool = False) -> Path | None:
 
 
 def _has_size(path: Path, count: int) -> bool:
-    """Whether it is a file of so many bytes. Another process may remove or rename it meanwhile."""
+    """Whether the path is a file of this many bytes. Another process may remove or rename it meanwhile."""
     return path.is_file() and size_of(path) == count
 
 
 def _has_all_parts(folder: Path) -> bool:
-    """Whether a folder has weights, all that its indices name, and a folder for each part that the model_index.json of a drawing model
-    names: [library, class], both null for a part that it does without."""
+    """Whether a folder has weights, everything that their indices name, and a folder for each part that the model_index.json of a drawing
+    model names: [library, class], both null for a part that the model lacks."""
     listed = json_object(folder / "model_index.json") if (folder / "model_index.json").is_file() else {}
     parts = [name for name, value in listed.items() if isinstance(value, list) and any(value)]
     shards = {
@@ -395,7 +395,7 @@ def _has_all_parts(folder: Path) -> bool:
 
 
 def _counter(came: Callable[[int], None]) -> type[tqdm]:
-    """A progress bar for the library that draws nothing and tells how many bytes have come, before they are written."""
+    """A progress bar for the library that draws nothing, and tells how many bytes have come before they are written."""
 
     class Counter(tqdm):
         def __init__(self, *arguments: Any, unit: str = "it", initial: int = 0, **others: Any) -> None:
@@ -421,18 +421,18 @@ def _is_weights(file: RemoteFile) -> bool:
 
 
 def _literally(path: str) -> str:
-    """A pattern that only this path fits."""
+    """A pattern that fits this path only."""
     return re.sub(r"([*?[])", r"[\1]", path)
 
 
 def _free(folder: Path) -> int:
-    """Bytes that the disk of a folder has, which need not exist."""
+    """Free bytes of the disk of a folder, which need not exist."""
     return shutil.disk_usage(next(parent for parent in (folder, *folder.parents) if parent.is_dir())).free
 
 
 @contextmanager
 def _told(name: HubName) -> Iterator[None]:
-    """Turn what the library raises into a HubError."""
+    """Turns the library's errors into a HubError."""
     try:
         yield
     except GatedRepoError as error:
@@ -464,7 +464,7 @@ def _told(name: HubName) -> Iterator[None]:
 def _of_disk(error: OSError, name: HubName) -> HubError:
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return NoRoom(f"the disk of {constants.HF_HUB_CACHE} is full: make room, or set HF_HOME; what was fetched is kept")
-    if error.errno is None:  # The library's own, of a file that ended too early.
+    if error.errno is None:  # The library's own error for a file that ended too early.
         return HubUnreachable(f"{name} came in part only: try again; what was fetched is kept")
     return HubError(
         f"{error.filename or constants.HF_HUB_CACHE} cannot be read or written ({error.strerror}): set HF_HOME to a folder of yours"

@@ -6,7 +6,7 @@ _UNITS = ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"))
 
 
 def bytes_told(size: int) -> str:
-    """A number of bytes in four digits, or in whole GiB where it has more."""
+    """A number of bytes in at most four digits, or in whole GiB if it has more."""
     unit, name = next(((unit, name) for unit, name in _UNITS if size >= unit), (1, "B"))
     number = size / unit
     return f"{number:.4g} {name}" if number < 1000 else f"{number:.0f} {name}"

@@ -1,15 +1,14 @@
-"""What a model of each stage kind offers to the server of that kind.
+"""The interface of a model of each stage kind to the server of that kind.
 
     request --prepare--> prepared --generate | speak | decode | draw--> pieces
 
-Plain Python and numpy: a model knows neither protobuf nor its neighbours. `prepare` is awaited once for every request: it refuses what the
-model cannot do, with the field and what to do instead, or returns what the run needs, in a type of the model's own. The run is an async
-generator from what comes in to what goes out; closing the generator (`aclose`) cancels the work and frees everything it held before
-`aclose` returns. A model may be asked for many sessions at once from one event loop, and never computes on that loop: it has a thread of
-its own.
+Plain Python and numpy: a model knows neither protobuf nor its neighbours. `prepare` is awaited once for every request. It refuses a request
+that the model cannot do, with the field and what to do instead, or returns what the run needs, in a type of the model's own. The run is an
+async generator from inputs to outputs; closing the generator (`aclose`) cancels the work and frees everything it held before `aclose`
+returns. One event loop may run many sessions of a model at once; the model never computes on that loop, but on a thread of its own.
 
-The server has checked the form and the ranges of a request that stage.proto states; the model checks what it is able to do. Nothing is
-checked by both.
+The server has checked the form of a request and the ranges that stage.proto states; the model checks its own abilities. Nothing is checked
+by both.
 """
 
 from __future__ import annotations
@@ -30,13 +29,15 @@ from omnistage.models.conversation import Constraint, Media, Medium, Turn
 Array = NDArray[np.generic]
 
 P = TypeVar("P")
-"""What a model makes of a request in `prepare`, and what only that model reads."""
+"""The result of `prepare`, which only its own model reads."""
 
 
 class BadRequest(ValueError):
-    """The caller asked for something this model cannot do. `field` names the request field, in proto spelling; the text says what to do.
+    """The caller asked for something that this model cannot do. `field` names the request field, in proto spelling; the text says what to
+    do.
 
-    place: which of several it is: `medium`, its number among the media of a conversation, from 1; or `port`, on which it is streamed."""
+    place: which of several parts is meant: `medium`, its number among the media of a conversation, from 1; or `port`, on which it is
+    streamed."""
 
     def __init__(self, field: str, description: str, **place: str) -> None:
         super().__init__(": ".join([field, *(f"{name} {which}" for name, which in place.items()), description]))
@@ -46,19 +47,19 @@ class BadRequest(ValueError):
 
 
 class Full(RuntimeError):
-    """The model can do what is asked, but not now, beside all that it does: another replica may. The text says what is full."""
+    """The model can do this, but not now, beside its other work; another replica may. The text says what is full."""
 
 
 class Failed(RuntimeError):
-    """What is asked cannot be made with these weights, which only making it showed, and no replica of this revision could. The text, which
-    the caller reads, says what came of it."""
+    """These weights cannot make the requested result. Only the attempt showed that, and no replica of this revision could do it. The text,
+    which the caller reads, says what the attempt gave."""
 
 
-# What a model is -------------------------------------------------------------------------------------------------------------------
+# Models ----------------------------------------------------------------------------------------------------------------------------
 
 
 class Content(enum.Enum):
-    """What a port carries."""
+    """The content of a port."""
 
     TEXT = "text"
     CODES = "codes"
@@ -85,7 +86,8 @@ class ElementType(enum.Enum):
 
     @property
     def dtype(self) -> np.dtype[np.generic]:
-        """Of the arrays that carry it. NumPy has no bfloat16: its bits travel as uint16 (`torch.from_numpy(a).view(torch.bfloat16)`)."""
+        """NumPy type of the arrays that carry it. NumPy has no bfloat16: its bits travel as uint16
+        (`torch.from_numpy(a).view(torch.bfloat16)`)."""
         return np.dtype("uint16" if self is ElementType.BFLOAT16 else self.value)
 
 
@@ -93,9 +95,9 @@ class ElementType(enum.Enum):
 class PortSpec:
     """One input or output port of a model.
 
-    rate_hz: frames (codes, tensors that are frames) or samples (audio) per second, 0 where that means nothing.
-    width: size of a row (tensor), codebooks (codes) or channels (audio). element_type: of a tensor.
-    compact: small enough to be kept by the caller as a checkpoint. window: input only; a replacement replica needs a window of it, not all.
+    rate_hz: frames (codes, tensors that are frames) or samples (audio) per second; 0 where a rate means nothing. width: size of a row
+    (tensor), codebooks (codes) or channels (audio). element_type: that of a tensor. compact: small enough for the caller to keep as a
+    checkpoint. window: input only; a replacement replica needs only a window of it.
     """
 
     name: str
@@ -111,13 +113,11 @@ class PortSpec:
 class ModelInfo:
     """Constant facts of a loaded model.
 
-    revision: changes whenever equal input could give other output (weights, dtype, code, schedule). accepts, produces: its ports.
-    inputs: what a message or request may hold. constraints: forms of Constraint that it can keep to.
-    settings: what it chose and why, by name of the setting, for humans.
-    draws: whether another seed can give another output: always, or never. None, of a Thinker or Talker: where a temperature is asked for,
-    and of a Thinker no text is given to be said; of another kind: that is not known.
-    tells_unspoken: a Talker that yields Unspoken.
-    usual_tokens: of a Thinker's text at most, where neither request nor pipeline says it. 0: one of them must.
+    revision: changes whenever equal input could give other output (weights, dtype, code, schedule). accepts, produces: its ports. inputs:
+    kinds of content that a message or request may hold. constraints: forms of Constraint that it supports. settings: chosen values and
+    reasons, by name of the setting, for humans. draws: whether another seed can give another output: always, or never. None for a Thinker
+    or Talker: if a temperature is requested and, for a Thinker, no verbatim text; None for another kind: not known. tells_unspoken: a
+    Talker that yields Unspoken. usual_tokens: most tokens of a Thinker's text if neither request nor pipeline says; 0: one of them must.
     """
 
     name: str
@@ -136,7 +136,7 @@ class ModelInfo:
 
 @dataclass(frozen=True, slots=True)
 class Batches:
-    """steps: of the model. stepped: sessions that were in them, each counted once a step."""
+    """steps: number of steps. stepped: sessions in them, each counted once a step."""
 
     steps: int = 0
     stepped: int = 0
@@ -144,7 +144,7 @@ class Batches:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """How busy a model is now. Pages are KV-cache pages; both 0 where there is no such cache.
+    """The load of a model now. Pages are KV-cache pages; both are 0 if there is no such cache.
 
     batches: counted since the start, for a model that computes several sessions in one step; None for others.
     """
@@ -156,34 +156,34 @@ class Load:
 
 
 class Model(Protocol):
-    """What every kind has in common."""
+    """The part that every kind has."""
 
     @property
     def info(self) -> ModelInfo: ...
 
     @property
     def threads(self) -> Sequence[Activity]:
-        """Every thread of the model that computes. One that hangs ends the process; see docs/failover.md."""
+        """Every thread of the model that computes. A thread that hangs ends the process; see docs/failover.md."""
 
     def load(self) -> Load: ...
 
     async def warm_up(self) -> None:
-        """Run small sessions, so that the first real one is not the slow one. What is measured with them becomes one of `info.settings`."""
+        """Run small sessions, so that the first real one is not slow. A measurement made with them becomes one of `info.settings`."""
 
     async def close(self) -> None:
-        """Stop the thread and free the memory. No session is running."""
+        """Stop the thread and free the memory. No session may be running."""
 
 
-# What goes in and out ------------------------------------------------------------------------------------------------------------------
+# Inputs and outputs --------------------------------------------------------------------------------------------------------------------
 
 Wanted = Mapping[str, int]
-"""Output ports that somebody takes, and the first item wanted of each: 0, or later in a session that was begun elsewhere. A port that is
-not named is neither computed nor put out. At least one is named."""
+"""Output ports that somebody takes, and the first wanted item of each: 0, or later in a session that was begun elsewhere. A port that is
+not named is neither computed nor sent. At least one is named."""
 
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprob:
-    """A token that could have been drawn. piece: its bytes, perhaps a part of a character; empty for one that is no text."""
+    """A token that could have been drawn. piece: its bytes, perhaps a part of a character; empty for a token that is no text."""
 
     token_id: int
     logprob: float
@@ -194,12 +194,11 @@ class TokenLogprob:
 class TextPiece:
     """Text whose characters are final, and the tokens it came from.
 
-    logprobs: natural log, one per token, empty if not asked for. top_logprobs: the likeliest tokens in the place of each, descending, empty
-    if not asked for. pieces: the text of each token in UTF-8, where logprobs are asked for. finish_reason: set on the last piece and only
-    there.
-    queued_s, cached_tokens: on the first piece, seconds the request waited before its first step, and tokens of its prompt that need not be
-    computed again. prompt_tokens: of the whole prompt, on the first piece; None: that is not told.
-    thought: what the model thinks before it answers: the tokens are those of it, and text is empty; None: they are those of the answer.
+    logprobs: natural log, one per token; empty if not requested. top_logprobs: the likeliest tokens in the place of each, descending; empty
+    if not requested. pieces: the text of each token in UTF-8, if logprobs are requested. finish_reason: set on the last piece only.
+    queued_s, cached_tokens: on the first piece, seconds that the request waited before its first step, and tokens of its prompt that need
+    no computing. prompt_tokens: on the first piece, tokens of the whole prompt; None: not told. thought: text that the model thinks before
+    its answer; the tokens then belong to the thought, and text is empty. None: the tokens belong to the answer.
     """
 
     text: str
@@ -216,8 +215,8 @@ class TextPiece:
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """Consecutive rows of a tensor port, [n, width] in the port's element type; n may be 0 only where `last`, after which the port has
-    nothing more. A port counts its own rows: those of a token may come later than the token."""
+    """Consecutive rows of a tensor port, [n, width] in the port's element type; n may be 0 only with `last`, which ends the port. A port
+    counts its own rows: the row of a token may come later than the token."""
 
     port: str
     rows: Array
@@ -226,10 +225,10 @@ class Rows:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """What came in on a port. first: index of its first item. last: the port has nothing more.
+    """A piece that came in on a port. first: index of its first item. last: the port has ended.
 
     content, by the content of the port: text: TextPiece; tensor: [n, width] in its element type; codes: uint32 [n, codebooks]; audio:
-    float32 [n, channels]; image, video, media: encoded bytes. n may be 0. An array is valid until the next piece is asked for.
+    float32 [n, channels]; image, video, media: encoded bytes. n may be 0. An array is valid until the next piece is requested.
     """
 
     port: str
@@ -247,7 +246,7 @@ async def no_inputs() -> AsyncIterator[Piece]:
 @dataclass(frozen=True, slots=True)
 class Sound:
     """Consecutive samples, [n, channels] float32 in -1..1. needs: first frame that a replacement Code2Wav needs to go on after them.
-    prebuffer_s: of the first sound of a speech: how long a player should wait before it plays, so that it never runs dry; None: the model
+    prebuffer_s: on the first sound of a speech, how long a player should wait before it plays, so that it never runs dry; None: the model
     cannot tell."""
 
     samples: NDArray[np.float32]
@@ -260,13 +259,13 @@ class Sound:
 
 @dataclass(frozen=True, slots=True)
 class TextRequest:
-    """What a Thinker is asked. logprobs: those of the tokens are wanted too; top_logprobs: with them, of so many of the likeliest ones.
-    verbatim: say exactly this instead of generating, with the rows that an answer of its tokens has; no media go with it; empty: generate.
-    client: who asks, a name without meaning, equal for all requests of one client; empty: nobody in particular. scope: nothing that was
-    kept of a request is used for one of another scope.
+    """A request to a Thinker. logprobs: the logprobs of the tokens are wanted too. top_logprobs: so many of the likeliest tokens are wanted
+    with them. verbatim: say exactly this instead of generating, with the rows that an answer of its tokens has; no media go with it; empty:
+    generate. client: a name without meaning, equal for all requests of one client; empty: nobody in particular. scope: results that are
+    kept of a request are used only for requests of the same scope.
 
-    To go on with an answer that an equal request began: history: all tokens it has so far. finished: the answer has ended so; then only
-    rows are wanted.
+    To go on with an answer that an equal request began: history: all its tokens so far. finished: the answer has ended in this way; then
+    only rows are wanted.
     """
 
     turns: tuple[Turn, ...]
@@ -287,20 +286,20 @@ class TextRequest:
 
 
 class ThinkerModel(Model, Protocol[P]):
-    """Text, and rows, from a conversation."""
+    """Makes text, and rows, from a conversation."""
 
     async def prepare(self, request: TextRequest) -> P:
-        """What `generate` needs. What is too long is refused before anything is done with it, and what takes long is done on a thread that
-        `threads` names. What only the media tell may be found by `generate`, before it yields anything. Raises BadRequest."""
+        """The prepared run for `generate`. A text that is too long is refused before any work, and long work is done on a thread that
+        `threads` names. Faults that only the media show may be found by `generate`, before it yields anything. Raises BadRequest."""
 
     def generate(self, prepared: P, inputs: AsyncIterator[Piece], wanted: Wanted) -> AsyncGenerator[TextPiece | Rows, None]:
-        """Yield pieces as they are ready; stop computing, within a stated bound, while nobody takes them. inputs: media that are streamed.
+        """Yield pieces as they are ready; stop computing, within a stated bound, while nobody takes them. inputs: streamed media.
 
         With a history the answer goes on after it, token for token as if it had never stopped: text from the first new token on, each row
-        port from its wanted row on. A history costs a prefill, not a repetition. Nobody has rows that come from tokens which are not in the
-        history, and a row is put out only when the text of its token is final: what a stop string cuts off has no rows either. A family
-        whose Talker was made so puts out no row of a last token that no end was drawn after, because of max_tokens or a stop string; then
-        it never does.
+        port from its wanted row on. A history costs a prefill, not a repetition. Nobody has rows of tokens that are not in the history. A
+        row goes out only when the text of its token is final: text that a stop string cuts off has no rows either. A family whose Talker
+        was trained so puts out no row of a last token that no end token followed, because of max_tokens or a stop string; such a family
+        never does.
         """
 
 
@@ -309,11 +308,11 @@ class ThinkerModel(Model, Protocol[P]):
 
 @dataclass(frozen=True, slots=True)
 class SpeechRequest:
-    """What a Talker is asked. voice: empty is the default. max_frames: 0 is no limit but the model's own. speed: 0.5 to 2. plain: every
-    character of the text is meant as it is, none of it is Markdown. client, scope: as in TextRequest.
+    """A request to a Talker. voice: empty is the default. max_frames: 0 is no limit but the model's own. speed: 0.5 to 2. plain: the text
+    is no Markdown; every character stands for itself. client, scope: as in TextRequest.
 
-    To go on with speech that an equal request began: history: [frames, codebooks], the codes made so far, for a model whose codes are kept
-    by the caller; None for others.
+    To go on with speech that an equal request began: history: [frames, codebooks], the codes made so far, for a model whose codes the
+    caller keeps; None for others.
     """
 
     seed: int
@@ -343,8 +342,8 @@ class Frames:
 
 @dataclass(frozen=True, slots=True)
 class SpokenWord:
-    """A word of the text, or several that are read as one thing. first_character: of all text, from 0; character_count: up to its end.
-    begin_us, end_us: of its sound, microseconds from the beginning of the speech on."""
+    """A word of the text, or several that are read as one. first_character: index in the whole text, from 0. character_count: up to the end
+    of the word. begin_us, end_us: microseconds of its sound from the beginning of the speech."""
 
     first_character: int
     character_count: int
@@ -354,7 +353,8 @@ class SpokenWord:
 
 @dataclass(frozen=True, slots=True)
 class Alignment:
-    """When the next words are spoken, as SpokenWord in chunk.proto says. words may be empty only where `last`, after which none comes."""
+    """The times at which the next words are spoken, as SpokenWord in chunk.proto says. words may be empty only with `last`, after which
+    none comes."""
 
     words: tuple[SpokenWord, ...]
     last: bool = False
@@ -362,33 +362,32 @@ class Alignment:
 
 @dataclass(frozen=True, slots=True)
 class Unspoken:
-    """Characters of the text that the voice has no sound for, in their order; what stands together is one run."""
+    """Characters of the text that the voice has no sound for, in their order; characters that stand together are one run."""
 
     runs: tuple[str, ...]
 
 
 class TalkerModel(Model, Protocol[P]):
-    """Speech frames from text, rows, or both: one port of them. A model that knows when it speaks which word has a second port, of content
-    ALIGNMENT; it is no function of how the text was cut into pieces."""
+    """Makes speech frames from text, rows, or both: it has one port of them. A model that knows when it speaks which word has a second
+    port, of content ALIGNMENT, which does not depend on how the text was cut into pieces."""
 
     async def prepare(self, request: SpeechRequest) -> P:
-        """What `speak` needs. Raises BadRequest."""
+        """The prepared run for `speak`. Raises BadRequest."""
 
     def speak(self, prepared: P, inputs: AsyncIterator[Piece], wanted: Wanted) -> AsyncGenerator[Frames | Alignment | Unspoken, None]:
-        """inputs: pieces of all input ports in order of arrival; always all of them, from item 0. Yields the frames, and words where they
-        are wanted, from the wanted ones on; words before or right after their frames. Raises BadRequest for speech that ends before
-        them.
+        """inputs: pieces of all input ports in order of arrival; always all of them, from item 0. Yields the frames, and the words if they
+        are wanted, from the wanted ones on; words before or right after their frames. Raises BadRequest for speech that ends before them.
 
-        A model that `tells_unspoken` yields what it does not speak of the whole text, whatever is wanted. It is also asked where nothing is
-        wanted any more, in a session that goes on elsewhere: for that alone."""
+        A model that `tells_unspoken` yields the unspoken characters of the whole text, whatever is wanted. In a session that goes on
+        elsewhere it is called even if nothing else is wanted any more: for these alone."""
 
 
 # Code2Wav --------------------------------------------------------------------------------------------------------------------------
 
 
 class Profile(enum.StrEnum):
-    """What a Code2Wav may be asked for, as in stage.proto: from the soonest first sound to that of the whole speech at once. Every model
-    has all of them."""
+    """The profiles of a Code2Wav, as in stage.proto: from the soonest first sound to the sound of the whole speech at once. Every model has
+    all of them."""
 
     LATENCY = "latency"
     BALANCED = "balanced"
@@ -401,8 +400,8 @@ USUAL_PROFILE = Profile.BALANCED
 
 @dataclass(frozen=True, slots=True)
 class WaveRequest:
-    """What a Code2Wav is asked. profile: a Profile. client: as in TextRequest. A model makes sound at its own
-    rate; other rates are the stage's business."""
+    """A request to a Code2Wav. profile: a Profile. client: as in TextRequest. A model makes sound at its own rate; the stage converts to
+    other rates."""
 
     seed: int
     profile: str = USUAL_PROFILE
@@ -411,19 +410,19 @@ class WaveRequest:
 
 
 class Code2WavModel(Model, Protocol[P]):
-    """Sound from speech frames."""
+    """Makes sound from speech frames."""
 
     async def prepare(self, request: WaveRequest) -> P:
-        """What `decode` needs. Raises BadRequest."""
+        """The prepared run for `decode`. Raises BadRequest."""
 
     def first_frame(self, prepared: P, sample: int) -> int:
-        """First frame needed for sound from that sample (per channel) on, left context included; 0 where only the frames themselves
+        """The first frame needed for the sound from that sample (per channel) on, left context included; 0 if only the frames themselves
         tell."""
 
     def decode(self, prepared: P, inputs: AsyncIterator[Piece], wanted: Wanted) -> AsyncGenerator[Sound, None]:
         """inputs: frames without gap, from frame `first_frame` of the wanted sample, or from the `Sound.needs` of a sound before it, or
-        from any frame between. Yields the sound from the wanted sample on; chunk borders that change the samples are a function of the
-        frame index, never of how the frames arrived or where they began. Raises BadRequest for sound that ends before the wanted sample."""
+        from any frame between. Yields the sound from the wanted sample on. Chunk borders that change the samples depend only on the frame
+        index, never on how the frames arrived or where they began. Raises BadRequest for sound that ends before the wanted sample."""
 
 
 # Diffusion -------------------------------------------------------------------------------------------------------------------------
@@ -431,17 +430,17 @@ class Code2WavModel(Model, Protocol[P]):
 
 @dataclass(frozen=True, slots=True)
 class DrawRequest:
-    """What a Diffusion model is asked: `results` pictures, or each as so many layers; a film of so many frames; seconds of sound.
+    """A request to a Diffusion model: for `results` pictures, or each as so many layers; for a film of so many frames; for seconds of
+    sound.
 
-    images: to edit or start from. width, height in pixels, steps: 0 is the model's default. guidance_scale: how far from what
-    negative_prompt says towards what prompt says; None is the default. guidance_scale_2: the same in the steps of a second transformer;
-    None is as guidance_scale. frames_per_second, flow_shift, begin_s: as stage.proto says; 0 is the default. previews: how many are wanted
-    on the way. preview_side: the longer side of one in pixels, 0 is the model's default. step_cache, sigmas, strength, mask_image,
-    control_image, options: as stage.proto says; None, or empty, is the default. media_type: of what comes out; empty is the default.
-    client: as in TextRequest.
+    images: images to edit or start from. width, height in pixels, steps: 0 is the model's default. guidance_scale: how far from the
+    negative_prompt towards the prompt; None is the default. guidance_scale_2: the same in the steps of a second transformer; None is as
+    guidance_scale. frames_per_second, flow_shift, begin_s: as stage.proto says; 0 is the default. previews: number of previews on the way.
+    preview_side: the longer side of a preview in pixels; 0 is the model's default. step_cache, sigmas, strength, mask_image, control_image,
+    options: as stage.proto says; None, or empty, is the default. media_type: type of the result; empty is the default. client: as in
+    TextRequest.
 
-    To go on with a drawing that an equal request began: history: [rows, width], all that came on the port of codes, for a model that has
-    one.
+    To go on with a drawing that an equal request began: history: [rows, width], all rows of the port of codes, for a model that has one.
     """
 
     seed: int
@@ -475,7 +474,7 @@ class DrawRequest:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """So many of the steps are done; steps: 0 if unknown."""
+    """This many of the steps are done. steps: 0 if unknown."""
 
     step: int
     steps: int
@@ -483,7 +482,7 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class Preview:
-    """An encoded picture of how far the work is. step: that it shows."""
+    """An encoded picture of the work so far. step: the step that it shows."""
 
     data: bytes
     media_type: str
@@ -504,9 +503,9 @@ MAX_CLIP_BYTES = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Clip:
-    """A piece of an encoded film, at most MAX_CLIP_BYTES. frames: that become showable with it, one at least: they are the items of the
-    video port, and what has none would come twice in a session that goes on elsewhere. codecs: as a browser has to know them (RFC 6381);
-    empty where nobody says."""
+    """A piece of an encoded film, at most MAX_CLIP_BYTES. frames: frames that become showable with it, at least one. They are the items of
+    the video port: a piece without any would come twice in a session that goes on elsewhere. codecs: their names as a browser needs them
+    (RFC 6381); empty: unknown."""
 
     data: bytes
     media_type: str
@@ -516,7 +515,7 @@ class Clip:
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """What whoever asked may want to know of this answer: a sentence of at most 200 characters. Four of an answer are told."""
+    """A note on this answer for the client: a sentence of at most 200 characters. At most four notes of an answer are told."""
 
     text: str
 
@@ -525,16 +524,16 @@ Drawn = Progress | Preview | Picture | Clip | Sound | Rows | Note
 
 
 class DiffusionModel(Model, Protocol[P]):
-    """Pictures, films and sound from a prompt."""
+    """Makes pictures, films and sound from a prompt."""
 
     async def prepare(self, request: DrawRequest) -> P:
-        """What `draw` needs. Raises BadRequest."""
+        """The prepared run for `draw`. Raises BadRequest."""
 
     def items(self, prepared: P) -> Mapping[str, int]:
-        """How many will come on each port in all. A port of progress, and one that keeps states, has none to tell."""
+        """How many items will come on each port in all; not for a port of progress or one that keeps states."""
 
     def draw(self, prepared: P, inputs: AsyncIterator[Piece], wanted: Wanted) -> AsyncGenerator[Drawn, None]:
-        """Yield what is drawn: pictures, frames and samples from the wanted one of their ports on. Progress begins anew in a session that
+        """Yield the results: pictures, frames and samples from the wanted item of their ports on. Progress begins anew in a session that
         was begun elsewhere."""
 
 

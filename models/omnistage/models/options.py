@@ -1,4 +1,4 @@
-"""How a model is to be loaded."""
+"""Options for loading a model."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Made = TypeVar("Made", bound="DataclassInstance")
 
 
 class SettingsLike(Protocol):
-    """The settings of a server that say how to load; see omnistage.stage.settings."""
+    """The settings of a server that concern loading; see omnistage.stage.settings."""
 
     checkpoint: str
     device: str
@@ -39,8 +39,8 @@ USUAL_SESSIONS = 64
 
 
 def with_resumed(sessions: int) -> int:
-    """How many sessions a replica of so many takes when it takes another one's place: those that go on come above its own limit, since
-    they must not be turned away while there is memory for them."""
+    """How many sessions a replica for this many takes when it replaces another one. Sessions that go on come above its own limit: they must
+    not be turned away while there is memory for them."""
     return 2 * sessions
 
 
@@ -48,11 +48,11 @@ def with_resumed(sessions: int) -> int:
 class LoadOptions:
     """A default leaves a setting to the model.
 
-    path: folder of a checkpoint, None for the family's own. max_sessions: answers at once. max_batch_size, max_batch_tokens: sequences and
-    rows in one step. kv_cache_bytes: of keys and values. enable_cache: keep what prompts that begin alike have in common.
-    tensor_parallel_size: ranks that the model is spread over. gpu_memory_utilization: part of a GPU's memory that it may fill, above 0 to
-    1. memory_share: part of the device's memory that it may count on, where others that take what they find free start beside it, above 0
-    to 1. family: options that only models of one family have.
+    path: folder of a checkpoint; None: the family's own. max_sessions: answers at once. max_batch_size, max_batch_tokens: sequences and
+    rows in one step. kv_cache_bytes: bytes of keys and values. enable_cache: keep the common beginnings of prompts. tensor_parallel_size:
+    number of ranks of the model. gpu_memory_utilization: part of a GPU's memory that it may fill, above 0 to 1. memory_share: part of the
+    device's memory that it may count on, above 0 to 1, if other models that take all free memory start beside it. family: options that only
+    models of one family have.
     """
 
     path: Path | None = None
@@ -76,26 +76,26 @@ class LoadOptions:
         return cls(path, family=settings.options, **named)
 
     def given(self, name: str) -> bool:
-        """Whether somebody has said what a setting is to be."""
+        """Whether the user gave this setting."""
         return bool(getattr(self, name) != DEFAULTS[name])
 
     @property
     def sessions(self) -> int:
-        """Answers at once, where nobody says how many, too."""
+        """Answers at once, with a default."""
         return self.max_sessions or USUAL_SESSIONS
 
     @property
     def keeps_prompts(self) -> bool:
-        """Whether what prompts that begin alike have in common is kept, where nobody says otherwise."""
+        """Whether the common beginnings of prompts are kept, which is the default."""
         return self.enable_cache is not False
 
     def told(self, name: str, value: object) -> str:
-        """A value that was chosen for a setting, and whether somebody asked for it."""
+        """The text of a chosen value, and whether the user gave it."""
         return shown(value) if self.given(name) else f"{shown(value)} (default)"
 
 
 def checked_options(options: Mapping[str, Any], defaults: DataclassInstance, of: str) -> Mapping[str, Any]:
-    """The options of a family, each of the type of its default. of: whose they are, for humans. Raises LoadError."""
+    """The options of a family, each of the type of its default. of: name of the family, for humans. Raises LoadError."""
     known = {each.name: getattr(defaults, each.name) for each in fields(defaults)}
     unknown = sorted(options.keys() - known.keys())
     if unknown:
@@ -109,7 +109,7 @@ def checked_options(options: Mapping[str, Any], defaults: DataclassInstance, of:
 
 
 def not_negative(made: Made, of: str) -> Made:
-    """The options of a family, where 0 leaves a choice to the model. of: as above. Raises LoadError for a number below it."""
+    """The options of a family, in which 0 leaves a choice to the model. of: as above. Raises LoadError for a number below 0."""
     for each in fields(made):
         value = getattr(made, each.name)
         if not isinstance(value, str) and value < 0:
@@ -125,15 +125,15 @@ def check_counts(options: DataclassInstance, names: Sequence[str], of: str) -> N
 
 
 def shown(value: object) -> str:
-    """A value as it is written on a command line."""
+    """A value as a command line has it."""
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 GPU_MEMORY = "gpu_memory_utilization"
-"""A setting that every model takes on a CPU, where it means nothing."""
+"""A setting that every model accepts on a CPU, where it means nothing."""
 
 MEMORY_SHARE = "memory_share"
-"""A setting of whatever takes as much memory as it finds free."""
+"""A setting of models that take all the memory they find free."""
 
 OPTIONAL = (
     "threads",
@@ -145,6 +145,6 @@ OPTIONAL = (
     GPU_MEMORY,
     MEMORY_SHARE,
 )
-"""Settings that not every model has a use for."""
+"""Settings that not every model uses."""
 
 DEFAULTS: Mapping[str, object] = {each.name: each.default for each in fields(LoadOptions)}

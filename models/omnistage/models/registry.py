@@ -1,5 +1,5 @@
-"""Which families of models there are: a table, what installed packages add to it, and what is read out of it. Whatever a family has is
-imported when it is asked for."""
+"""The families of models: a table, the entries that installed packages add to it, and functions that read it. A family's code is imported
+when it is needed."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from omnistage.models.options import GPU_MEMORY, MEMORY_SHARE, OPTIONAL, LoadOpt
 
 
 class UnknownFamily(LoadError):
-    """No such family, or it has no model of that kind."""
+    """There is no such family, or it has no model of that kind."""
 
 
 class UnknownCheckpoint(LoadError):
@@ -32,23 +32,23 @@ ADVICE: Mapping[str, str] = {
     "tensor_parallel_size": "computes on one device; for more answers at once run more replicas of it",
     "max_batch_size": "computes one session after the other; leave it out",
 }
-"""What is to be said to whoever gives a setting to a model that has no use for it."""
+"""Advice to a user who gives a setting to a model that does not use it."""
 
 DAMAGE = (ArithmeticError, AssertionError, AttributeError, LookupError, TypeError, ValueError)
-"""What is raised, besides RuntimeError, where a model is built by numbers and words of a config that nobody foresaw."""
+"""Errors, besides RuntimeError, of building a model from numbers and words of a config that nobody foresaw."""
 
 CONVERTED = ("config.json", WEIGHTS)
 
 _ON_ENGINE = ("threads", "max_batch_size", "max_batch_tokens", "kv_cache_bytes", "enable_cache")
-"""Settings that every model on the engine has a use for."""
+"""Settings that every model on the engine uses."""
 
 _SPEAKS = ("enable_audio_output", "enable_talker")
 
 _SPEECH_2_5 = ("talker_config", "token2wav_config")
-"""Its Talker and its Code2Wav read both."""
+"""Sections that its Talker and its Code2Wav both read."""
 
 _TOY = "omnistage.models.toy.stages:ToyOptions"
-"""Of every kind alike, so that a whole chain can be told one thing."""
+"""The same for every kind, so that a whole chain can be given one option."""
 
 FAMILIES: Mapping[str, Family] = {
     "toy": Family(
@@ -198,24 +198,24 @@ FAMILIES: Mapping[str, Family] = {
 
 
 GROUP = "omnistage.families"
-"""Entry points of this group name families that other packages bring: `name = "module:ATTRIBUTE"`, where a Family stands. One that has the
-name of a family in the table is not looked at."""
+"""Entry points of this group name families that other packages bring: `name = "module:ATTRIBUTE"`, the place of a Family. An entry point
+with the name of a family in the table is ignored."""
 
 
 def family_of(name: str) -> Family | None:
-    """A family of the table or of an installed package; None: there is no such. Raises LoadError for a package that does not have what it
-    says."""
+    """A family of the table or of an installed package; None: there is none of that name. Raises LoadError for a package that lacks the
+    family it names."""
     points = () if name in FAMILIES else tuple(entry_points(group=GROUP, name=name))
     return _brought(points) if points else FAMILIES.get(name)
 
 
 def families() -> dict[str, Family]:
-    """All that there are, by name, without those of packages that do not have what they say."""
+    """All families by name, without those of packages that lack the family they name."""
     return _sound_and_broken()[0]
 
 
 def _sound_and_broken() -> tuple[dict[str, Family], list[LoadError]]:
-    """All families by name, and what is wrong with those that a package should bring: one of them hinders none of the others."""
+    """All families by name, and the errors of packages that should bring one: a bad package hinders no other."""
     points = entry_points(group=GROUP)
     found, broken = dict[str, Family](), list[LoadError]()
     for name in sorted(points.names - FAMILIES.keys()):
@@ -227,7 +227,7 @@ def _sound_and_broken() -> tuple[dict[str, Family], list[LoadError]]:
 
 
 def _brought(points: tuple[EntryPoint, ...]) -> Family:
-    """What the entry points of one name stand for."""
+    """The family of the entry points of one name."""
     packages = [point.dist.name if point.dist else "a package" for point in points]
     name = points[0].name
     if len(points) > 1:
@@ -242,7 +242,7 @@ def _brought(points: tuple[EntryPoint, ...]) -> Family:
 
 
 def dtypes(family: str, kind: str) -> tuple[str, ...]:
-    """What the model of a family for a kind computes in, besides auto. Raises UnknownFamily."""
+    """The types that a family's model of a kind computes in, besides auto. Raises UnknownFamily."""
     return _entry(family, kind).dtypes
 
 
@@ -253,7 +253,7 @@ def has_model(family: str, kind: str) -> bool:
 
 
 def lacking(folder: Path, models: Iterable[tuple[str, str]]) -> list[str]:
-    """The kinds of those models, of a family and a kind each, that a checkpoint does not have, by its config.json. Raises LoadError."""
+    """The kinds of those models, given by family and kind, that a checkpoint does not have, judged by its config.json. Raises LoadError."""
     return [kind for family, kind in models if _lacks(folder, _entry(family, kind))]
 
 
@@ -263,35 +263,35 @@ def _lacks(folder: Path, entry: ModelEntry) -> bool:
 
 
 def is_said(config: Config, family: str, kind: str) -> bool:
-    """Whether the checkpoint of this config has the model of a family for a kind. Raises BadCheckpoint for what is of another type."""
+    """Whether the checkpoint of this config has a family's model of a kind. Raises BadCheckpoint for a value of another type."""
     return _is_said(config, _entry(family, kind))
 
 
 def check_said(config: Config, family: str, kind: str) -> None:
-    """Raises BadCheckpoint for a checkpoint that does not have the model of a family for a kind."""
+    """Raises BadCheckpoint for a checkpoint that lacks a family's model of a kind."""
     if not is_said(config, family, kind):
         raise BadCheckpoint(f"{config.place}: this checkpoint has no {kind.title()}; serve a pipeline of its Thinker alone")
 
 
 def _is_said(config: Config, entry: ModelEntry) -> bool:
-    """An empty section is none."""
+    """Whether the config has the entry's sections; an empty section is none."""
     there = [config.has(name) and bool(config.section(name).raw) for name in entry.sections]
     return all([*there, *(config.value(switch, bool, True) for switch in entry.switches)])
 
 
 def voices(family: str, kind: str) -> tuple[str, ...]:
-    """Those that every model of this family and kind has; none for models whose checkpoint says it."""
+    """The voices that every model of this family and kind has; none for models whose checkpoints decide that."""
     return _entry(family, kind).voices
 
 
 def uses(family: str, kind: str, setting: str, device: str) -> bool:
-    """Whether the model of a family for a kind takes a setting of options.OPTIONAL on a device: it has a use for it, or `chosen` says that
-    it means nothing there. Raises UnknownFamily."""
+    """Whether a family's model of a kind takes a setting of options.OPTIONAL on a device: it uses the setting, or `chosen` says that the
+    setting means nothing there. Raises UnknownFamily."""
     return setting in _entry(family, kind).uses or (setting == GPU_MEMORY and device == "cpu")
 
 
 def chosen(family: str, kind: str, options: LoadOptions) -> dict[str, str]:
-    """How the model of a family for a kind is loaded, for humans, as far as the options tell."""
+    """How a family's model of a kind is loaded, for humans, as far as the options tell."""
     dtypes = _entry(family, kind).dtypes
     said = {
         "family": family,
@@ -308,8 +308,8 @@ def chosen(family: str, kind: str, options: LoadOptions) -> dict[str, str]:
 
 
 def check(family: str, kind: str, options: LoadOptions) -> None:
-    """Raises LoadError for a model that cannot be loaded so, as far as that can be known without importing torch: a setting that a model
-    would not use is refused as well, since whoever gave it expects something of it."""
+    """Raises LoadError for a model that cannot be loaded with these options, as far as that can be known without importing torch. A setting
+    that the model would not use is refused too, because a user who gives it expects an effect."""
     entry = _entry(family, kind)
     if options.device.partition(":")[0] not in entry.devices:
         raise LoadError(f"device {options.device}: the {kind} of {family} computes on {' or '.join(entry.devices)} only")
@@ -336,7 +336,7 @@ def check(family: str, kind: str, options: LoadOptions) -> None:
 
 
 def load(family: str, kind: str, options: LoadOptions) -> StageModel:
-    """The model of a family for a kind, from `options.path`, else from the cache, where it is fetched first if it must be.
+    """A family's model of a kind, from `options.path`, else from the cache, where it is fetched first if it must be.
 
     Raises LoadError."""
     check(family, kind, options)
@@ -392,12 +392,12 @@ def _loader(family: str, kind: str) -> Loader:
 
 
 def _damaged(folder: Path, error: Exception) -> BadCheckpoint:
-    """What was raised when a model was built of what a folder says, as an error of that folder."""
+    """The error of building a model from a folder's config, as an error of that folder."""
     return BadCheckpoint(f"{folder} is damaged, or of another model: {type(error).__name__}: {error}")
 
 
 def has_default(family: str) -> bool:
-    """Whether a family has a checkpoint of its own, which is fetched where no other one is given."""
+    """Whether a family has a checkpoint of its own, which is fetched if no other one is given."""
     return bool(_known(family).default)
 
 
@@ -413,13 +413,13 @@ def fetch_default(family: str, progress: Progress | None = None) -> Path:
 
 
 def recognise(path: Path, among: Mapping[str, Family] | None = None, called: str = "") -> str:
-    """The family whose checkpoint a folder is. among: those that it can be; None: all that there are. called: how errors name it. Raises
-    UnknownCheckpoint where that is none, or more than one. A family of a package that does not have what it says cannot be told: the error
+    """The family to which the checkpoint in a folder belongs. among: possible families; None: all. called: the folder's name in errors.
+    Raises UnknownCheckpoint if there is no such family, or more than one. A family whose package lacks it cannot be recognised: the error
     names it."""
     called = called or str(path)
     among, broken = _sound_and_broken() if among is None else (among, [])
     borne = {name: marks for name, family in among.items() for marks in family.marks if all(_bears(path, mark) for mark in marks)}
-    # Who takes whatever is of a kind leaves to others what they know by name.
+    # A family that takes every checkpoint of a kind leaves to others those that they know by name.
     found = [name for name, marks in borne.items() if all(mark.values for mark in marks)] or list(borne)
     if len(found) == 1:
         return found[0]
@@ -440,7 +440,7 @@ def _bears(path: Path, mark: Mark) -> bool:
 
 
 def _look(path: Path) -> str:
-    """What the folder says of itself, for whoever wonders why nobody knows it."""
+    """The content of a folder, in words, for a user who wonders why no family knows it."""
     if not path.is_dir():
         return "it is not a folder"
     said = []
@@ -467,7 +467,7 @@ def _entry(name: str, kind: str) -> ModelEntry:
 
 
 def _named(name: str) -> object:
-    """What "module:name" names."""
+    """The object that "module:name" names."""
     module, _, attribute = name.partition(":")
     found: object = getattr(importlib.import_module(module), attribute)
     return found

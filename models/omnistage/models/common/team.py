@@ -82,7 +82,7 @@ class _Rank:
 
     def told_end(self) -> str:
         """How the rank ended; empty: it has not ended."""
-        # Of two threads that ask at once, one would hear that the rank still runs.
+        # If two threads ask at once, one of them would hear that the rank still runs.
         with self._asking:
             status = self.process.poll()
         if status is None:

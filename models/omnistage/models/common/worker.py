@@ -165,7 +165,7 @@ class Worker:
                     self._changed.wait()
                 unit = self._queue.pop(0)
             unit.work()
-            # What it worked on would live until the next unit comes: a film is hundreds of megabytes.
+            # The unit's data would live until the next unit comes: a film is hundreds of megabytes.
             del unit
             self.activity.step()
 

@@ -1,7 +1,7 @@
 """One engine of steps: many jobs share the steps of one model, such as pictures, films and windows of sound. No torch.
 
-loop       jobs, workers, who is in a step; a job that fails fails alone
-fair       who steps next: clients share the model evenly, with a stated bound
-listeners  who steps next: whoever has least left to hear
-session    above the loop: a job and its reader, who is given pieces
+loop       jobs, workers, and the members of a step; a job that fails fails alone
+fair       an order: clients share the model evenly, with a stated bound
+listeners  an order: the listener with the least left to hear is first
+session    above the loop: a job and its reader, who gets pieces
 """

@@ -2,24 +2,24 @@
 
     submit --> waiting --admit--> admitted --choose, stepped--> a step further --> ... --> withdraw
 
-Waiting jobs are admitted as far as their costs together fit the budget: what is admitted has its place in memory until it ends. There is
-a reserve beside it, for one job of each client that has none admitted, if it costs no more than a step: what is large holds up what is
-small for a step, and not until it ends. Whoever is due first leads a step, and others of its group step with it, in the order in which
-they are due, as far as the budget of a step allows.
+Waiting jobs are admitted as far as their costs together fit the budget: an admitted job has its place in memory until it ends. Beside the
+budget there is a reserve for one job of each client that has none admitted, if the job costs no more than a step. So a large job holds up a
+small one for a step, and not until the large one ends. The job that is due first leads a step, and others of its group step with it, in the
+order in which they are due, as far as the budget of a step allows.
 
-**When a job is due.** By weighted fair queueing (Demers, Keshav and Shenker 1989; Parekh and Gallager 1993) with jobs for packets: when it
-would be over if clients shared the model evenly, each with one job after another. Its work is its cost times its steps, and virtual time
-is work for each client: a step that costs w while c clients have jobs takes w / c of it. So
+**When a job is due.** By weighted fair queueing (Demers, Keshav and Shenker 1989; Parekh and Gallager 1993) with jobs for packets: at the
+time when it would end if clients shared the model evenly, each with one job after another. The work of a job is its cost times its steps,
+and virtual time is work for each client: a step that costs w while c clients have jobs takes w / c of it. So
 
     due = max(now, when the job before it of its client is due) + its work
 
-Jobs end one after another, and not all of them at the end, as they would if they took turns; a short one of another client goes before long
-ones; who has many waits for itself.
+Jobs end one after another, not all at the end as they would if they took turns. A short job of another client goes before long ones; a
+client with many jobs waits for itself.
 
-**The bound.** A job that asks for work w, with w' left of its client before it, is due w + w' after it came, and whatever comes later and
-steps before it is due before it: that is at most w + w' of each other client, however many jobs they have. Time goes on with every step.
-While it waits for room, those in the reserve step too. A job that takes more steps than it said, such as pieces that are decoded, is due
-later by each of them, as if that were another job of its client.
+**The bound.** A job with work w, whose client still has work w' before it, is due w + w' after it came. A job that comes later and steps
+before it is due before it: that is at most w + w' of each other client, however many jobs they have. Time goes on with every step. While
+the job waits for room, jobs in the reserve step too. A job that takes more steps than it said, such as decoded pieces, is due later by each
+of them, as if that step were another job of its client.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ RESERVE = 4
 
 
 class TooCostly(ValueError):
-    """A job that does not fit even alone."""
+    """A job that does not even fit alone."""
 
 
 class Work(NamedTuple):
-    """What a job asks for. cost: of a step, in a unit of the model, such as latent tokens, those of guidance counted as well. steps: about
-    how many it takes. client: whose it is."""
+    """The declared work of a job. cost: cost of a step, in a unit of the model, such as latent tokens, including those of guidance. steps:
+    approximate number of steps. client: the job's client."""
 
     cost: int
     steps: int
@@ -51,7 +51,7 @@ class Work(NamedTuple):
 
 @dataclass(slots=True)
 class _Asked:
-    """left: work that it has not done yet. reserved: its place is in the reserve."""
+    """left: work that is not done yet. reserved: its place is in the reserve."""
 
     cost: int
     client: str
@@ -61,11 +61,12 @@ class _Asked:
 
 
 class Fair(Generic[J]):
-    """Implements `Order`. Knows jobs by their cost alone."""
+    """Implements `Order`. It knows only the cost of jobs."""
 
     def __init__(self, budget: int, step_budget: int, most: int = 0) -> None:
-        """budget: cost of all admitted jobs together, those in the reserve left out, which is a quarter of it, or what a step may cost.
-        step_budget: of those that step together; one alone may cost more. most: of them, whatever they cost; 0: as many as fit."""
+        """budget: cost of all admitted jobs together. The reserve comes on top: a quarter of the budget, or the cost of a step.
+        step_budget: cost of jobs that step together; a single one may cost more. most: most jobs that step together, whatever they cost; 0:
+        as many as fit."""
         self._budget = budget
         self._reserve = max(budget // RESERVE, step_budget)
         self._step_budget = step_budget
@@ -74,7 +75,8 @@ class Fair(Generic[J]):
         self._admitted: dict[J, _Asked] = {}
         self._now = 0.0
         self._last_due: dict[str, float] = {}
-        """By client, of its last job: also for some time after that, so that nobody gets more by asking again and again."""
+        """When the last job of each client is due. It is kept for some time after that job, so that nobody gets more by asking again and
+        again."""
 
     @property
     def waiting(self) -> int:
@@ -85,7 +87,7 @@ class Fair(Generic[J]):
         return len(self._admitted)
 
     def submit(self, job: J, asked: Work) -> None:
-        """Let it wait for admission. Raises TooCostly."""
+        """Let a job wait for admission. Raises TooCostly."""
         cost, steps, client = asked
         if cost > self._budget:
             raise TooCostly(f"it costs {cost}, and all together may cost {self._budget}")
@@ -94,7 +96,7 @@ class Fair(Generic[J]):
         self._waiting[job] = _Asked(cost, client, due, cost * steps)
 
     def withdraw(self, job: J) -> None:
-        """It has ended, or is given up: at any time, also one that is not known any more."""
+        """Remove a job that has ended or was given up. Call it at any time, even for a job that is not known any more."""
         asked = self._waiting.pop(job, None) or self._admitted.pop(job, None)
         if asked is None or asked.left <= 0:
             return
@@ -105,7 +107,7 @@ class Fair(Generic[J]):
             self._last_due[asked.client] -= asked.left
 
     def admit(self) -> list[J]:
-        """Those that there is room for now. The first that does not fit keeps its turn: nobody takes its room."""
+        """Admit jobs and return those that there is room for now. The first job that does not fit keeps its turn: nobody takes its room."""
         admitted = self._admitted.values()
         room = self._budget - sum(asked.cost for asked in admitted if not asked.reserved)
         reserve = self._reserve - sum(asked.cost for asked in admitted if asked.reserved)
@@ -126,14 +128,14 @@ class Fair(Generic[J]):
         return fitting
 
     def choose(self, key: Key[J], can_step: CanStep[J], idle: int = 1) -> list[J]:
-        """Whoever is due first leads. One that has to take a step alone before it can be with others does that as soon as it would find
-        room beside the leader. Workers that have nothing to do share those that can step."""
+        """The job that is due first leads. A job that must take a step alone before it can join others does that as soon as it would find
+        room beside the leader. Idle workers share the jobs that can step."""
         self.admit()
         able = sorted((job for job in self._admitted if can_step(job)), key=lambda job: self._admitted[job].due)
         return self._together(able, key, -(-len(able) // idle)) if able else []
 
     def is_halved(self, key: Hashable | None) -> bool:
-        """A worker that has nothing to do is for the next drawing."""
+        """An idle worker is for the next drawing."""
         return False
 
     def stepped(self, jobs: Sequence[J]) -> None:
@@ -148,7 +150,7 @@ class Fair(Generic[J]):
                 self._last_due[asked.client] = max(self._last_due.get(asked.client, 0.0), asked.due)
 
     def _together(self, able: list[J], key_of: Key[J], share: int) -> list[J]:
-        """share: of a worker, in jobs."""
+        """Jobs that step together. share: a worker's share, in jobs."""
         most = min(self._most or share, share)
         leader, *others = able
         key, left = key_of(leader), self._step_budget - self._admitted[leader].cost

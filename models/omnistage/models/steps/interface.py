@@ -1,4 +1,4 @@
-"""What the loop asks of a family, of an order and of a worker."""
+"""Interfaces that the loop needs from a family, an order and a worker."""
 
 from __future__ import annotations
 
@@ -20,62 +20,62 @@ Aside = Callable[[Callable[[], None]], "Future[None]"]
 
 
 class Steps(Protocol[Job, Shown]):
-    """What a family offers. A job is what it knows of one request, hashed by identity. `step` and `take` run on a worker, all else where no
-    step has the job in it."""
+    """The steps of a family. A job is the family's state of one request, hashed by identity. `step` and `take` run on a worker; the others
+    run while no step has the job."""
 
     def key(self, job: Job) -> Hashable | None:
-        """Jobs of equal keys can step together. Asked before each step: it may be another each time. None: alone, and before it can be with
-        others."""
+        """Jobs of equal keys can step together. Called before each step, because the key may change. None: the job steps alone, before it
+        can join others."""
 
     def step(self, jobs: Sequence[Job], aside: Aside | None) -> None:
-        """Compute one step of all of them. aside: a second thread for half of the work. All or nothing: where it raises, it has changed
-        none of them, and each is asked alone again."""
+        """Compute one step of all jobs. aside: a second thread for half of the work. All or nothing: if it raises, it has changed no job,
+        and it is called again for each job alone."""
 
     def take(self, job: Job) -> Shown:
-        """Take the step that was computed; returns what there is to show. Where it raises, its own job ends and no other."""
+        """Take the computed step; returns what there is to show. If it raises, it ends its own job and no other."""
 
     def is_done(self, job: Job) -> bool:
-        """It needs no further step."""
+        """Whether the job needs no further step."""
 
     def give_up(self, job: Job) -> None:
-        """It has ended, or nobody wants it any more: free what it holds. Takes no time."""
+        """Free what the job holds: it has ended, or nobody wants it any more. Must be quick."""
 
 
 class Order(Protocol[J, Asked]):
-    """Who steps next. Knows neither models nor threads."""
+    """Decides which jobs step next. Knows neither models nor threads."""
 
     @property
     def waiting(self) -> int:
         """Jobs that wait for a place."""
 
     def submit(self, job: J, asked: Asked) -> None:
-        """One more. Raises TooCostly for one that never fits."""
+        """Add a job. Raises TooCostly for a job that never fits."""
 
     def withdraw(self, job: J) -> None:
-        """It has ended, or is given up: at any time, also one that is not known any more."""
+        """Remove a job that has ended or was given up. Call it at any time, even for a job that is not known any more."""
 
     def choose(self, key: Key[J], can_step: CanStep[J], idle: int) -> Sequence[J]:
-        """Those that take the next step together, nobody where nobody can. idle: workers that have nothing to do, one at least."""
+        """The jobs that take the next step together; empty if none can step. idle: number of idle workers, at least one."""
 
     def stepped(self, jobs: Sequence[J]) -> None:
-        """Count a step of these."""
+        """Count a step of these jobs."""
 
     def is_halved(self, key: Hashable | None) -> bool:
-        """Whether a step of jobs of this key is worth a second thread that has nothing to do."""
+        """Whether a step of jobs of this key is worth a second, idle thread."""
 
 
 class Worker(Protocol):
-    """Where steps are computed."""
+    """Computes steps."""
 
     def run(self, call: Callable[[], T], /) -> Awaitable[T]:
-        """What the call returns. Cancelled, it returns when the call is not running any more."""
+        """Returns the result of the call. If cancelled, it returns when the call is not running any more."""
 
     @property
     def aside(self) -> Aside: ...
 
 
 def settable(error: BaseException) -> BaseException:
-    """An error as a future takes it: it refuses a StopIteration, and whoever waits for it would wait for ever."""
+    """An error that a future accepts: it refuses a StopIteration, and the task that awaits it would wait for ever."""
     if not isinstance(error, StopIteration):
         return error
     told = RuntimeError(f"an iterator was asked for more than it has: {error!r}")

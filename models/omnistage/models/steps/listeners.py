@@ -1,7 +1,7 @@
-"""An order of steps for listeners: the job that is due first steps next, and with it others of its key.
+"""An order of steps for listeners: the job that is due first steps next, and others of its key step with it.
 
-Sound is due when its listener has heard what came before: at once for one who has heard nothing yet. So a new speaker overtakes those who
-are ahead, and nobody is passed by for ever. Who steps where and with whom changes no job.
+Sound is due when its listener has heard the sound before it: at once for a listener who has heard nothing yet. So a new speaker overtakes
+those that are ahead, and nobody is passed by for ever. The results of a job do not depend on where or with whom it steps.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ J = TypeVar("J", bound=Hashable)
 
 
 class Listeners(Generic[J]):
-    """Implements `Order`. A job is submitted with the time when it is due, by the clock of the event loop."""
+    """Implements `Order`. A job is submitted with the time at which it is due, on the clock of the event loop."""
 
     def __init__(self, most: Callable[[Hashable, int], int], is_halved: Callable[[Hashable], bool]) -> None:
-        """most: how many of a key may step together, of so many that could; but jobs are spread over idle workers before they are put
+        """most: how many jobs of a key may step together, of so many that could; jobs are spread over idle workers before they are put
         together. is_halved: whether a step of a key is worth a second thread."""
         self._most, self._is_halved = most, is_halved
         self._due: dict[J, float] = {}
@@ -42,7 +42,7 @@ class Listeners(Generic[J]):
         return alike[: max(self._most(lead, min(-(-len(free) // idle), len(alike))), 1)]
 
     def stepped(self, jobs: Sequence[J]) -> None:
-        """Who is due when does not depend on it."""
+        """Due times do not depend on steps."""
 
     def is_halved(self, key: Hashable | None) -> bool:
         return key is not None and self._is_halved(key)

@@ -1,10 +1,10 @@
-"""The loop of an engine of steps: whoever is free steps with whom the order says, on the next idle worker.
+"""The loop of an engine of steps: whenever a worker is idle, the jobs that the order chooses step on it.
 
     submit --> order --choose--> step, on a worker --take--> shown --> ... --> done
 
-A step has all of its jobs until it ends, for nobody can stop its thread. Where a step of several jobs fails, each takes it alone: one of
-them is the cause, and ends alone. Where one worker has all jobs there are in one step, it goes on with them until somebody comes or goes:
-else it would wait for the event loop after each step, and a GPU for both.
+A step keeps all of its jobs until it ends, because nobody can stop its thread. If a step of several jobs fails, each job takes the step
+alone: one of them is the cause, and ends alone. If one worker has all jobs in one step, it goes on with them until a job comes or goes:
+otherwise it would wait for the event loop after each step, and a GPU for both.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ A = TypeVar("A")
 T = TypeVar("T")
 
 MAX_AHEAD = 4
-"""Steps that a worker is ahead of the event loop before it waits for that."""
+"""Steps that a worker may be ahead of the event loop before it waits for the loop."""
 
 
 @dataclass(eq=False, slots=True)
 class _Entry(Generic[T]):
-    """A job in the loop. shown: told what a step shows; returns whether the job may go on."""
+    """A job in the loop. shown: gets what a step shows; returns whether the job may go on."""
 
     shown: Callable[[T], bool]
     over: asyncio.Future[None]
@@ -54,19 +54,19 @@ class Loop(Generic[J, A, T]):
         self._step_ended = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
         self._woken: asyncio.AbstractEventLoop | None = None
-        """That will look for steps soon."""
+        """The event loop that will look for steps soon."""
         self._may_go_on = False
-        """Looked at by the worker after each step."""
+        """The worker reads this after each step."""
         self.steps = 0
         self.stepped = 0
-        """Jobs that were in them, each counted once a step."""
+        """Jobs in all steps, each counted once a step."""
 
     @property
     def load(self) -> Load:
         return Load(queued=self._order.waiting, batches=Batches(self.steps, self.stepped))
 
     async def run(self, job: J, asked: A) -> None:
-        """Return when the job is done. Cancelled, it returns when no step has the job in it. Raises what a step of it raises."""
+        """Return when the job is done. If cancelled, return when no step has the job. Raises the error of one of its steps."""
         over = self.submit(job, asked)
         try:
             await over
@@ -75,20 +75,20 @@ class Loop(Generic[J, A, T]):
             del over  # Its error leads to this frame.
 
     def submit(self, job: J, asked: A, shown: Callable[[T], bool] = lambda _: True) -> asyncio.Future[None]:
-        """What ends with the job. shown: told what each of its steps shows; where it returns False the job waits for `go_on`. Raises
-        TooCostly. Whoever submits withdraws."""
+        """A future that ends with the job. shown: gets what each of its steps shows; if it returns False, the job waits for `go_on`. The
+        caller must withdraw the job. Raises TooCostly."""
         self._order.submit(job, asked)
         entry = self._entries[job] = _Entry(shown, asyncio.get_running_loop().create_future())
         self._interrupt()
         return entry.over
 
     def go_on(self, job: J) -> None:
-        """It may step again."""
+        """The job may step again."""
         self._entries[job].ready = True
         self._wake()
 
     async def withdraw(self, job: J) -> None:
-        """Return when no step has the job in it and it is given up, whatever is cancelled meanwhile: what it works on would be freed under
+        """Return when no step has the job and it is given up, whatever is cancelled meanwhile: otherwise its memory would be freed under
         the thread."""
         self._end(job)
         self._interrupt()
@@ -114,19 +114,19 @@ class Loop(Generic[J, A, T]):
             over.set_exception(settable(error))
 
     def _interrupt(self) -> None:
-        """Somebody came or went."""
+        """Note that a job came or went."""
         self._may_go_on = False
         self._wake()
 
     def _wake(self) -> None:
-        """Look for steps soon: whoever comes at the same moment shares them."""
+        """Look for steps soon: jobs that come at the same moment share them."""
         here = asyncio.get_running_loop()
-        if self._woken is not here:  # Another one may be gone.
+        if self._woken is not here:  # Another event loop may be gone.
             self._woken = here
             here.call_soon(self._begin)
 
     def _begin(self) -> None:
-        """Give every idle worker a step, if there is one. What is raised here is of no job: it ends all, for nobody would go on."""
+        """Give every idle worker a step, if there is one. An error here belongs to no job: it ends all jobs, because nobody would go on."""
         self._woken = None
         try:
             while self._idle and (group := self._choose()):
@@ -136,7 +136,7 @@ class Loop(Generic[J, A, T]):
                 self._end(job, RuntimeError(f"the steps have ended: {error!r}"))
 
     def _choose(self) -> Sequence[J]:
-        """Where the key of a job fails, the job ends, and no other."""
+        """The jobs of the next step. If the key of a job fails, the job ends, and no other."""
         while True:
             try:
                 return self._order.choose(self._key, self._can_step, len(self._idle))
@@ -168,7 +168,7 @@ class Loop(Generic[J, A, T]):
         task.add_done_callback(self._tasks.discard)
 
     async def _together(self, group: Sequence[J], workers: Sequence[Worker]) -> None:
-        """One step. What ends it, but an error of a job, ends its jobs."""
+        """Run one step. If something other than a job's error ends it, its jobs end."""
         try:
             await self._step_all(group, workers)
         except BaseException as error:
@@ -181,14 +181,14 @@ class Loop(Generic[J, A, T]):
             self._wake()
 
     def _leave(self, group: Sequence[J], workers: Sequence[Worker]) -> None:
-        """No step has them any more."""
+        """Note that no step has these jobs any more."""
         self._idle.extend(reversed(workers))
         self._stepping.difference_update(group)
         self._step_ended.set()
         self._step_ended = asyncio.Event()
 
     async def _step_all(self, group: Sequence[J], workers: Sequence[Worker]) -> None:
-        """All at once; where that fails, each alone."""
+        """Step all jobs at once; if that fails, each alone."""
         group = [job for job in group if not self._entries[job].over.done()]
         if not group:
             return
@@ -214,14 +214,15 @@ class Loop(Generic[J, A, T]):
     def _end_if_done(self, job: J) -> None:
         try:
             is_done = self._steps.is_done(job)
-        except Exception as error:  # It belongs to whoever waits for this one, and its step is taken.
+        except Exception as error:  # The error belongs to the task that waits for this job, whose step is over.
             self._end(job, error)
         else:
             if is_done:
                 self._end(job)
 
     def _work(self, group: Sequence[J], aside: Aside | None, loop: asyncio.AbstractEventLoop) -> Sequence[T | Exception]:
-        """On the worker: what each shows of the last step, or why it ends. What the steps before it show is shown meanwhile."""
+        """Run on the worker; returns for each job what its last step shows, or the error that ends it. Earlier steps are shown
+        meanwhile."""
         first = self.steps
         for number in itertools.count():
             self._steps.step(group, aside)
@@ -233,20 +234,20 @@ class Loop(Generic[J, A, T]):
         return taken
 
     def _can_go_on(self, group: Sequence[J]) -> bool:
-        """All together, in another step like the last one."""
+        """Whether all jobs together can take another step like the last one."""
         try:
             return not any(map(self._steps.is_done, group)) and len(set(map(self._steps.key, group))) == 1
-        except Exception:  # Of one job: it is asked again where that ends it alone.
+        except Exception:  # The error of one job: it comes again where it ends that job alone.
             return False
 
     def _take(self, job: J) -> T | Exception:
         try:
             return self._steps.take(job)
-        except Exception as error:  # It belongs to whoever waits for this one.
+        except Exception as error:  # The error belongs to the task that waits for this job.
             return error
 
     def _show_and_go_on(self, group: Sequence[J], taken: Sequence[T | Exception]) -> None:
-        """The worker is at the next step already: nobody else is due."""
+        """Show a step while the worker computes the next one already: no other job is due."""
         self._show(group, taken)
         self._order.stepped([job for job in group if not self._entries[job].over.done()])
         if not all(self._entries[job].ready for job in group):

@@ -1,4 +1,4 @@
-"""What comes of a drawing: pictures, a film or sound. A product owns what it cannot be, its ports and the way from latents to
+"""The product of a drawing: pictures, a film or sound. A product knows its impossible requests, its ports and the way from latents to
 pieces."""
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ Latents = TypeVar("Latents", contravariant=True)
 
 
 class Product(Protocol[Plan, Latents]):
-    """Of one model. A plan is what the model made of a request; latents are what all steps made of a plan."""
+    """The product of one model. A plan is what the model made of a request; latents are what all steps made of a plan."""
 
     @property
     def ports(self) -> tuple[PortSpec, ...]:
-        """That it comes on."""
+        """The ports of the product."""
 
     def check(self, request: DrawRequest) -> None:
-        """Raises BadRequest for what it cannot be, before anything of it runs."""
+        """Raises BadRequest for a request that the product cannot meet, before any step."""
 
     def items(self, plan: Plan) -> Mapping[str, int]:
-        """How many come on each port, of the whole plan."""
+        """How many items of the whole plan come on each port."""
 
     def decode(self, plan: Plan, latents: Latents, wanted: Wanted) -> Generator[Drawn, None, None]:
-        """Its pieces from the wanted items on, each small enough to be made in one step."""
+        """The pieces from the wanted items on, each small enough to be made in one step."""

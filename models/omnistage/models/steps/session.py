@@ -1,9 +1,9 @@
-"""Jobs whose readers are given pieces: a session is a job, what was shown of it, and what decodes it.
+"""Jobs whose readers get pieces: a session is a job, the pieces shown of it, and its decoding.
 
     job --step, take--> a step further: progress, previews --> ... --decode--> pieces
 
-Above the loop, to which a session is a job like any other: steps first, and then each piece that is decoded is one. A reader that does not
-read holds only its own session up.
+Sessions stand above the loop, for which a session is a job like any other: its steps come first, and then each decoded piece is a step. A
+reader that does not read holds up only its own session.
 """
 
 from __future__ import annotations
@@ -22,24 +22,24 @@ J = TypeVar("J")
 Job = TypeVar("Job", contravariant=True)
 
 MAX_UNREAD = 8
-"""Pieces that a drawing is ahead of its reader before it has to wait. Progress does not count: a newer one takes the place of an older."""
+"""Pieces that a drawing may be ahead of its reader before it must wait. Progress does not count: newer progress replaces older."""
 
 
 class Drawing(Steps[Job, Sequence[Drawn]], Protocol[Job]):
-    """What a family offers whose jobs become pieces. `take` shows progress and previews."""
+    """The interface of a family whose jobs become pieces. `take` shows progress and previews."""
 
     def cost(self, job: Job) -> int:
         """See fair.Work. Constant."""
 
     def steps(self, job: Job) -> int:
-        """About how many it takes in all. Constant."""
+        """The approximate number of steps in all. Constant."""
 
     def decode(self, job: Job) -> Generator[Drawn, None, None]:
         """The pieces of a job that is done; each is one step, alone, on the worker."""
 
 
 class _Session(Generic[J]):
-    """A job and its reader. piece: that was decoded last; None behind the last."""
+    """A job and its reader. piece: the piece decoded last; None after the last one."""
 
     def __init__(self, job: J) -> None:
         self.job = job
@@ -54,7 +54,7 @@ class _Session(Generic[J]):
         return len(self._unread) < MAX_UNREAD
 
     def put(self, pieces: Sequence[Drawn]) -> bool:
-        """Whether there is room for more."""
+        """Add pieces; returns whether there is room for more."""
         for piece in pieces:
             if isinstance(piece, Progress) and self._unread and isinstance(self._unread[-1], Progress):
                 self._unread.pop()
@@ -63,11 +63,11 @@ class _Session(Generic[J]):
         return self.has_room
 
     def wake(self, over: asyncio.Future[None]) -> None:
-        """Nothing more will be put."""
+        """Wake the reader: no more pieces will come."""
         self._changed.set()
 
     async def take(self, over: asyncio.Future[None]) -> Drawn | None:
-        """The next piece; None behind the last. over: ends with the session. Raises what it raises."""
+        """The next piece; None after the last one. over: ends with the session. Raises the session's error."""
         while not self._unread:
             if over.done():
                 return over.result()
@@ -77,7 +77,7 @@ class _Session(Generic[J]):
 
 
 class Sessions(Generic[J]):
-    """All drawings of one model; implements `Steps` of sessions. `draw` from any number of tasks of one event loop."""
+    """All drawings of one model; implements `Steps` of sessions. Any number of tasks of one event loop may call `draw`."""
 
     def __init__(
         self, drawing: Drawing[J], workers: Sequence[Worker], *, budget: int, step_budget: int, most: int = 0, ahead: bool = False
@@ -93,17 +93,17 @@ class Sessions(Generic[J]):
 
     @property
     def steps(self) -> int:
-        """Of groups, and pieces that were decoded."""
+        """Steps of groups, and decoded pieces."""
         return self._loop.steps
 
     @property
     def running(self) -> int:
-        """Drawings that were admitted."""
+        """Number of admitted drawings."""
         return self._order.admitted
 
     async def draw(self, job: J, client: str = "") -> AsyncGenerator[Drawn, None]:
-        """The pieces of a job as they come. client: see DrawRequest. Closed, it returns when no work is done for the job any more. Raises
-        TooCostly, and what a step of this job raises."""
+        """The pieces of a job as they come. client: see DrawRequest. When closed, it returns after all work for the job has ended. Raises
+        TooCostly, and the error of a step of this job."""
         session = _Session(job)
         over = self._loop.submit(session, Work(self._drawing.cost(job), self._drawing.steps(job), client), session.put)
         over.add_done_callback(session.wake)

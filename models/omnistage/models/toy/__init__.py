@@ -1,4 +1,4 @@
-"""Arithmetic models of every stage kind: what they say can be worked out by hand. Tests, tests of faults and scale runs use them. No torch.
+"""Arithmetic models of every stage kind: their output can be worked out by hand. Tests, tests of faults and scale runs use them. No torch.
 
 With n the index of a token, a row, a frame or a sample:
 

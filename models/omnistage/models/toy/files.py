@@ -11,13 +11,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 MAX_SIDE = 512
-"""Pixels of a picture that is read."""
+"""Most pixels of a side of a picture that is read."""
 
 MAX_SAMPLES = 240_000
-"""Of a sound that is read."""
+"""Most samples of a sound that is read."""
 
 MAX_BYTES = 1 << 20
-"""Of a file that is read: toys read on the event loop."""
+"""Most bytes of a file that is read: toys read on the event loop."""
 
 _SIGNATURE = b"\x89PNG\r\n\x1a\n"
 _HEADER = ">IIBBBBB"
@@ -26,7 +26,7 @@ _GREY = (8, 0, 0, 0, 0)
 
 
 class Unreadable(ValueError):
-    """Bytes that are no such file, or another form of it than toys read; the text says which they do."""
+    """Bytes that are no such file, or one in a form that toys do not read; the text says which forms they read."""
 
 
 def png(pixels: NDArray[np.uint8]) -> bytes:
@@ -41,7 +41,7 @@ def png(pixels: NDArray[np.uint8]) -> bytes:
 
 
 def pixels_of(data: bytes) -> NDArray[np.uint8]:
-    """[height, width] of a PNG as `png` writes it. Raises Unreadable."""
+    """Pixels [height, width] of a PNG as `png` writes it. Raises Unreadable."""
     _check_size(data)
     parts: dict[bytes, bytes] = {}
     at = len(_SIGNATURE)
@@ -66,7 +66,7 @@ def pixels_of(data: bytes) -> NDArray[np.uint8]:
 
 
 def wav(samples: NDArray[np.int16], rate_hz: int) -> bytes:
-    """One channel [n]."""
+    """A WAV of one channel [n]."""
     file = io.BytesIO()
     with wave.open(file, "wb") as out:
         out.setnchannels(1)
@@ -77,7 +77,7 @@ def wav(samples: NDArray[np.int16], rate_hz: int) -> bytes:
 
 
 def samples_of(data: bytes, rate_hz: int) -> NDArray[np.int16]:
-    """[n] of a WAV as `wav` writes it. Raises Unreadable."""
+    """Samples [n] of a WAV as `wav` writes it. Raises Unreadable."""
     _check_size(data)
     try:
         with wave.open(io.BytesIO(data)) as file:

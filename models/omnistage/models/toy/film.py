@@ -43,16 +43,16 @@ REVISION = "2"
 PROGRESS, CHECKPOINT = "progress", "checkpoint"
 SIDE, STEPS, GUIDANCE = 32, 6, 4
 PATCH_PIXELS = 64
-"""Of what one unit of cost stands for."""
+"""Pixels that one unit of cost stands for."""
 MOST_KEPT = 1 << 16
-"""Values of a state that is kept."""
+"""Most values of a kept state."""
 
 
 @dataclass(frozen=True, slots=True)
 class FilmOptions:
     """interval_s: pause before each step. max_chunk: most frames or thousands of samples in a piece. budget, step_budget: see steps.Fair; a
     patch of 8 by 8 pixels of a frame costs 2, one for each side of the guidance. experts: parts of the model, each for its share of the
-    steps, as a film pipeline has two. multistep: a step also looks at what the model made in the step before. workers: steps at once."""
+    steps, as a film pipeline has two. multistep: a step also reads the model's result of the step before. workers: steps at once."""
 
     interval_s: float = 0.0
     max_chunk: int = 4
@@ -70,7 +70,7 @@ class FilmOptions:
 
 
 class Job:
-    """latent: after `step` steps. before: what the model made in the last of them; made: in the one that is not taken yet."""
+    """latent: after `step` steps. before: the model's result in the last of them. made: its result in the step that is not taken yet."""
 
     def __init__(self, scene: Scene, wanted: Wanted) -> None:
         self.scene, self.wanted, self.step = scene, wanted, 0
@@ -80,7 +80,7 @@ class Job:
 
 
 class Pauses:
-    """A worker without a thread: the arithmetic of a toy takes no time, but for a pause before each step."""
+    """A worker without a thread: the arithmetic of a toy takes no time except a pause before each step."""
 
     def __init__(self, interval_s: float) -> None:
         self._interval_s = interval_s
@@ -118,13 +118,13 @@ class FilmMaker(Toy):
         workers = [Pauses(options.interval_s) for _ in range(options.workers)]
         self.sessions = Sessions[Job](self, workers, budget=options.budget, step_budget=options.step_budget)
         self.groups: list[int] = []
-        """How many stepped together, step for step."""
+        """How many jobs stepped together, step for step."""
 
     def load(self) -> Load:
         return self.sessions.load
 
     def products(self, request: DrawRequest) -> tuple[Pictures | Film | Noise, ...]:
-        """That a request asks for: pictures, or what moves and sounds."""
+        """The products that a request asks for: pictures, or film and sound."""
         film, sound = (self._film,) if request.frames else (), (self._sound,) if request.seconds else ()
         return (*film, *sound) or (self._pictures,)
 
@@ -188,7 +188,7 @@ class FilmMaker(Toy):
         return job.scene.height, job.scene.width, self._expert(job)
 
     def step(self, jobs: Sequence[Job], aside: Aside | None) -> None:
-        """All planes of all jobs in one multiplication, as a model would have them in one product."""
+        """Compute all planes of all jobs in one multiplication, as a model would in one product."""
         self.groups.append(len(jobs))
         made = formulas.expert(self._expert(jobs[0])) * np.concatenate([job.latent for job in jobs])
         for job, part in zip(jobs, np.split(made, np.cumsum([len(job.latent) for job in jobs])[:-1]), strict=True):
@@ -210,16 +210,16 @@ class FilmMaker(Toy):
         return job.step == job.scene.steps
 
     def give_up(self, job: Job) -> None:
-        """It holds nothing beside itself."""
+        """A job holds nothing besides itself."""
 
     def decode(self, job: Job) -> Generator[Drawn, None, None]:
         for product in self.products(job.scene.request):
             yield from product.decode(job.scene, job.latent, job.wanted)
 
-    # What another replica goes on from: in the middle of the steps ---------------------------------------------------------------------
+    # The state from which another replica goes on in the middle of the steps -----------------------------------------------------------
 
     def _kept(self, scene: Scene) -> int:
-        """Rows of a state; 0 where none is kept."""
+        """Rows of a state; 0 if none is kept."""
         values = (1 + self._options.multistep) * scene.planes * scene.height * scene.width
         return values if values <= MOST_KEPT and scene.steps > 1 else 0
 
@@ -237,5 +237,5 @@ class FilmMaker(Toy):
 
 
 def load_film(folder: Path | None, options: LoadOptions) -> FilmMaker:
-    """Of the table of families."""
+    """A Loader of the table of families."""
     return FilmMaker(FilmOptions.from_settings(dict(options.family)))

@@ -1,4 +1,4 @@
-"""The closed formulas of the toy models. Tests import them to know what an answer must be."""
+"""The closed formulas of the toy models. Tests import them to know the right answer."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def token(seed: int, prompt: str, n: int) -> int:
 
 
 def later_token(first: int, n: int) -> int:
-    """Token n of the answer of any toy Thinker, from its token 0: a long prompt is summed up once."""
+    """Token n of any toy Thinker's answer, from its token 0: a long prompt is summed up only once."""
     return (first + 7 * n) % VOCABULARY
 
 
@@ -38,7 +38,7 @@ def text(seed: int, prompt: str, length: int) -> str:
 
 
 def row(token_id: int, width: int = WIDTH) -> NDArray[np.float32]:
-    """[width] float32."""
+    """A row, [width] float32."""
     return (token_id + np.arange(width)).astype(np.float32)
 
 
@@ -71,20 +71,20 @@ def stamp() -> NDArray[np.int64]:
 
 
 def stamped_at(limbs: NDArray[np.integer]) -> float:
-    """Seconds of time.monotonic() that a stamp was made at."""
+    """The time.monotonic() seconds at which a stamp was made."""
     return sum(int(limb) << (15 * n) for n, limb in enumerate(limbs)) / 1e6
 
 
-# Of the family toy-omni: pictures and sound go in, and everything that was said before decides what comes -----------------------------
+# The family toy-omni: pictures and sound go in, and everything that was said before decides what comes --------------------------------
 
 OMNI_WIDTH = 8
 PATCH = 2
-"""Pixels of a side of a patch; what is missing at the edges is black."""
+"""Pixels of a side of a patch; pixels beyond the edges are black."""
 HOP = 240
 """Samples of a sound that make one item."""
 OMNI_CODEBOOKS = 2
 TAIL = 3
-"""Frames that a Talker makes after the last row, as speech has an end that no text stands for."""
+"""Frames that a Talker makes after the last row, because speech has an end that no text stands for."""
 
 Seen = str | NDArray[np.uint8] | NDArray[np.int16]
 """Text, a picture [height, width], or the samples [n] of a sound."""
@@ -96,9 +96,10 @@ def film(digest: bytes) -> NDArray[np.uint8]:
 
 
 def items(seen: Sequence[Seen]) -> NDArray[np.int64]:
-    """What a prompt is made of: value, time, y and x of each item, [n, 4]. A character is an item, its value the code point. A patch of a
-    picture is one, its value the sum of its pixels; all of them have the time of the first, and the picture takes as many positions as its
-    longer side has patches (as M-RoPE in Qwen2-VL, arXiv 2409.12191, section 2.1). HOP samples of a sound are one, their sum its value."""
+    """The items of a prompt: value, time, y and x of each, [n, 4]. A character is one item with its code point as value. A patch of a
+    picture is one item with the sum of its pixels as value; all patches have the time of the first, and the picture takes as many positions
+    as its longer side has patches (as M-RoPE in Qwen2-VL, arXiv 2409.12191, section 2.1). HOP samples of a sound are one item with their
+    sum as value."""
     rows: list[NDArray[np.int64]] = []
     at = 0
     for one in seen:
@@ -128,7 +129,7 @@ def _values(one: Seen) -> NDArray[np.int64]:
 
 
 def next_place(prompt: NDArray[np.int64]) -> int:
-    """Where the answer begins: after the furthest position on any axis."""
+    """The place of the answer's beginning: after the furthest position on any axis."""
     return int(prompt[:, 1:].max()) + 1 if len(prompt) else 0
 
 
@@ -139,7 +140,7 @@ def prompt_rows(prompt: NDArray[np.int64]) -> NDArray[np.uint16]:
 
 
 def omni_token(seed: int, prompt: NDArray[np.int64], n: int) -> int:
-    """Token n of the answer, which has the position after all those before it."""
+    """Token n of the answer; its position comes after all before it."""
     summed = int((prompt @ np.array([1, 1, 2, 3])).sum())
     return (31 * seed + summed + 7 * (next_place(prompt) + n)) % VOCABULARY
 
@@ -150,12 +151,12 @@ def omni_rows(tokens: Sequence[int]) -> NDArray[np.uint16]:
 
 
 def voice_key(prompt: NDArray[np.int64], voice: int = 0) -> int:
-    """What a Talker takes from a prompt: from its rows and from its items. voice: number of the voice that speaks."""
+    """The number that a Talker takes from a prompt's rows and items. voice: number of the voice that speaks."""
     return int(100 * voice + from_bfloat16(prompt_rows(prompt))[:, 0].sum() + prompt[:, 0].sum()) % 1024
 
 
 def next_frame(before: Sequence[int], row: int, n: int) -> tuple[int, int]:
-    """Frame n, from the one before it and from the first element of row n; 0 where the rows have ended."""
+    """Frame n, from the frame before it and the first element of row n, which is 0 after the last row."""
     first = (3 * before[0] + row + n) % 1024
     return first, (5 * before[1] + first) % 1024
 
@@ -170,7 +171,7 @@ def omni_frames(prompt: NDArray[np.int64], tokens: Sequence[int], voice: int = 0
 
 
 def bfloat16(values: NDArray[np.int64]) -> NDArray[np.uint16]:
-    """The bits of whole numbers below 256, which bfloat16 has exactly."""
+    """The bits of whole numbers below 256, which bfloat16 represents exactly."""
     bits: NDArray[np.uint16] = (values.astype(np.float32).view(np.uint32) >> 16).astype(np.uint16)
     return bits
 
@@ -179,29 +180,29 @@ def from_bfloat16(bits: NDArray[np.uint16]) -> NDArray[np.int64]:
     return (bits.astype(np.uint32) << 16).view(np.float32).astype(np.int64)
 
 
-# Of the family toy-film: pictures, films and sound --------------------------------------------------------------------------------------
+# The family toy-film: pictures, films and sound -----------------------------------------------------------------------------------------
 
 
 def noise(seed: int, plane: NDArray[np.int64], y: NDArray[np.int64], x: NDArray[np.int64]) -> NDArray[np.int64]:
-    """What a drawing begins with, [planes, height, width]: (seed + 3 plane + 5 y + 7 x) mod 256."""
+    """The beginning of a drawing, [planes, height, width]: (seed + 3 plane + 5 y + 7 x) mod 256."""
     begun: NDArray[np.int64] = (seed % 256 + np.add.outer(np.add.outer(3 * plane, 5 * y), 7 * x)) % 256
     return begun
 
 
 def steer(prompt: str, negative_prompt: str, scale: int, shown: int = 0) -> int:
-    """What is added in each step: what the negative prompt says, and from there `scale` times the way to what the prompt says. shown: sum
-    of the pixels of the images that were given."""
+    """The number added in each step: that of the negative prompt, and from there `scale` times the way to that of the prompt. shown: sum of
+    the pixels of the given images."""
     to, away = (sum(map(ord, text)) for text in (prompt, negative_prompt))
     return (away + scale * (to - away) + shown) % 256
 
 
 def expert(number: int) -> int:
-    """What a part of the model multiplies by: 3, 5, 7 ..."""
+    """The factor of a part of the model: 3, 5, 7 ..."""
     return 3 + 2 * number
 
 
 def drawn(begun: NDArray[np.int64], added: int, steps: int) -> NDArray[np.int64]:
-    """After so many steps x <- (3 x + added + step) mod 256: 3^n x + the sum of 3^(n - s) (added + s)."""
+    """The latent after `steps` steps x <- (3 x + added + step) mod 256: 3^n x + the sum of 3^(n - s) (added + s)."""
     total = sum(pow(3, steps - step, 256) * (added + step) for step in range(1, steps + 1))
     latent: NDArray[np.int64] = (pow(3, steps, 256) * begun + total) % 256
     return latent

@@ -1,4 +1,4 @@
-"""The toy that sees and hears: what a model with media, prompt rows and a Talker of its own asks of the house, as arithmetic.
+"""The toy that sees and hears: it needs from the house what a model with media, prompt rows and a Talker needs, but is arithmetic.
 
 Its Thinker reads pictures and sound, puts every item of the prompt at a place on three axes, gives prompt rows and reply rows in bfloat16,
 and the items themselves as int64. Its Talker makes a frame of two codes from its own last frame and the next row: it waits for rows, and
@@ -48,7 +48,7 @@ REVISION = "1"
 VOICES = ("toy", "other")
 MAX_FILM_BYTES = 512 << 20
 ENDLESS = 1 << 16
-"""Frames that speech has at most."""
+"""Most frames of a speech."""
 
 TEXT = PortSpec("text", Content.TEXT, compact=True)
 PROMPT = PortSpec("prompt", Content.TENSOR, width=formulas.OMNI_WIDTH, element_type=ElementType.BFLOAT16)
@@ -59,7 +59,7 @@ MICROPHONE = PortSpec("microphone", Content.AUDIO, rate_hz=formulas.SAMPLE_RATE_
 
 @dataclass(frozen=True, slots=True)
 class OmniOptions:
-    """As ToyOptions, of every kind alike."""
+    """Like ToyOptions, the same for every kind."""
 
     of: ClassVar[str] = "the talker and the code2wav of toy-omni"
 
@@ -79,8 +79,8 @@ class OmniOptions:
 
 @dataclass(frozen=True, slots=True)
 class OmniThinkerOptions(OmniOptions):
-    """microphone: it also takes sound that is streamed on a port of that name. films: it also takes films, of which it sees the digest, and
-    all media on ports."""
+    """microphone: it also takes sound streamed on a port of that name. films: it also takes films, of which it sees the digest, and all
+    media on ports."""
 
     of: ClassVar[str] = "the thinker of toy-omni"
 
@@ -96,14 +96,14 @@ class _Omni(Toy):
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A request whose media were read. A name of a port stands where sound is still to come."""
+    """A request whose media were read. The name of a port stands in the place of sound that is still to come."""
 
     request: TextRequest
     seen: tuple[formulas.Seen | Streamed, ...]
 
 
 class OmniThinker(_Omni):
-    """Counts in sevens, from what it has seen and heard."""
+    """Counts in sevens, from the items that it has seen and heard."""
 
     def __init__(self, options: OmniThinkerOptions) -> None:
         super().__init__(options)
@@ -127,15 +127,15 @@ class OmniThinker(_Omni):
             raise BadRequest("thinker.verbatim", f"{self.info.name} says only what it thinks; leave it out")
         if request.finished is None and request.history and len(request.history) >= self._length(request):
             raise BadRequest("resume.history", f"the answer has {self._length(request)} tokens: it ends before it can go on")
-        self._files(part for turn in request.turns for part in turn.parts)  # Refuses what says that it is too large.
-        # Away from the event loop, as a model of any weight would: many small pictures cost as much as a large one.
+        self._files(part for turn in request.turns for part in turn.parts)  # Refuses media whose declared size is too large.
+        # Not on the event loop, like a model with weights: many small pictures cost as much as a large one.
         return await asyncio.to_thread(_prepared, request)
 
     def _length(self, request: TextRequest) -> int:
         return request.max_tokens if request.ignore_eos else min(self.omni.length, request.max_tokens)
 
     async def generate(self, prepared: Prepared, inputs: AsyncIterator[Piece], wanted: Wanted) -> AsyncGenerator[TextPiece | Rows, None]:
-        """Prompt rows first; the row of a token a step after the token."""
+        """Prompt rows come first; the row of a token comes a step after the token."""
         request, total = prepared.request, self._length(prepared.request)
         streamed = await self._streamed(prepared, inputs)
         seen = [streamed[one.port] if isinstance(one, Streamed) else one for one in prepared.seen]
@@ -170,7 +170,7 @@ class OmniThinker(_Omni):
         return self._spool.files((part for part in parts if isinstance(part, Streamed) and part.port != MICROPHONE.name), _most_bytes)
 
     async def _streamed(self, prepared: Prepared, inputs: AsyncIterator[Piece]) -> dict[str, formulas.Seen]:
-        """What comes on ports, by port, once all of it is there."""
+        """The media of ports, by port, once they are complete."""
         sound = [np.empty(0, np.int16)]
         silent = not any(isinstance(one, Streamed) and one.port == MICROPHONE.name for one in prepared.seen)
         async with self._files(prepared.seen) as files:
@@ -189,7 +189,7 @@ class OmniThinker(_Omni):
         return formulas.omni_token(seed, prompt, 0), list(self._prompt(prompt, wanted))
 
     def _prompt(self, prompt: NDArray[np.int64], wanted: Wanted) -> Iterator[Rows]:
-        """Only what is wanted is made."""
+        """Make only the wanted rows."""
         for port, made in ((PROMPT.name, formulas.prompt_rows), (PLACES.name, lambda items: items)):
             if port in wanted:
                 check_place(wanted, port, len(prompt), "items of the prompt")
@@ -206,7 +206,7 @@ def _prepared(request: TextRequest) -> Prepared:
 
 
 def _read(part: Part, numbers: Iterator[str]) -> formulas.Seen | Streamed:
-    """numbers: of the media of a conversation."""
+    """The content of a part. numbers: those of the conversation's media."""
     if isinstance(part, str):
         return part
     number = next(numbers)
@@ -214,7 +214,7 @@ def _read(part: Part, numbers: Iterator[str]) -> formulas.Seen | Streamed:
 
 
 def _seen_in(medium: Spooled) -> formulas.Seen:
-    """A medium that came on a port."""
+    """The content of a medium that came on a port."""
     if medium.streamed.kind == "video":
         return formulas.film(medium.digest)
     media = Media(medium.streamed.media_type, os.pread(medium.file, medium.size, 0))
@@ -237,7 +237,7 @@ def _most_bytes(streamed: Streamed) -> int:
 
 
 class OmniTalker(_Omni):
-    """A frame of two codes from the frame before and the next row."""
+    """Makes a frame of two codes from the frame before and the next row."""
 
     def __init__(self, options: OmniOptions) -> None:
         super().__init__(options)
@@ -254,7 +254,7 @@ class OmniTalker(_Omni):
         return request
 
     async def speak(self, prepared: SpeechRequest, inputs: AsyncIterator[Piece], wanted: Wanted) -> AsyncGenerator[Frames, None]:
-        """Starved until the next row comes. What was made before is not made again: its last frame is all that counts of it."""
+        """The Talker waits until the next row comes. Earlier frames are not made again: only the last of them matters."""
         history = prepared.history if prepared.history is not None else np.empty((0, formulas.OMNI_CODEBOOKS), np.uint32)
         most = prepared.max_frames or ENDLESS
         prompt, rows = _Prompt(prepared.voice), list[int]()
@@ -290,7 +290,7 @@ class OmniTalker(_Omni):
 
 
 class _Prompt:
-    """What a Talker takes from the prompt, once all of it is there."""
+    """The numbers that a Talker takes from a prompt, once all of it is there."""
 
     def __init__(self, voice: str) -> None:
         self._sum = 100 * VOICES.index(voice or VOICES[0])
@@ -312,13 +312,13 @@ class _Prompt:
 
 
 class OmniCode2Wav(ToyCode2Wav):
-    """The toy's, for frames of two codes."""
+    """The toy's Code2Wav, for frames of two codes."""
 
     def __init__(self, options: OmniOptions) -> None:
         super().__init__(options.common, formulas.OMNI_CODEBOOKS)
 
 
-# What the table of families names -------------------------------------------------------------------------------------------------------
+# Functions of the table of families -----------------------------------------------------------------------------------------------------
 
 
 def load_thinker(folder: Path | None, options: LoadOptions) -> OmniThinker:

@@ -1,4 +1,4 @@
-"""What the toy film maker makes of its latents: pictures in layers, a film, sound."""
+"""The products that the toy film maker makes of its latents: pictures in layers, a film, sound."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from omnistage.models.toy.files import png
 NAME = "toy-film"
 IMAGE, VIDEO, AUDIO = "image", "video", "audio"
 STILL, FILM, SOUND = "image/png", "video/x-grey8", "audio/x-pcm16"
-"""What can be asked for. A film is one byte for each pixel of each frame, without a header."""
+"""The types that a request may name. A film is one byte for each pixel of each frame, without a header."""
 
 MAX_SIDE, MAX_FRAMES, MAX_SECONDS = 256, 64, 10
 
@@ -25,7 +25,7 @@ Latent = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class Scene:
-    """A request with its defaults filled in. steer: what guidance, images and prompts add in each step."""
+    """A request with its defaults filled in. steer: the number that guidance, images and prompts add in each step."""
 
     request: DrawRequest
     width: int
@@ -46,7 +46,7 @@ def check_most(field: str, value: float, most: float) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Pictures:
-    """Implements `Product`. results, each in layers."""
+    """Implements `Product`: some results, each in layers."""
 
     ports = (PortSpec(IMAGE, Content.IMAGE),)
     media_type = STILL

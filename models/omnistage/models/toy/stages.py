@@ -44,23 +44,22 @@ from omnistage.models.toy import formulas
 from omnistage.models.toy.files import png
 
 MAX_SESSIONS = 1024
-"""Of a toy: they hold nothing."""
+"""Sessions of a toy, which hold nothing."""
 
 REVISION = "1"
 DIFFERENCE = 7
-"""What a Talker that differs adds to its codes."""
+"""The number that a differing Talker adds to its codes."""
 
 
 @dataclass(frozen=True, slots=True)
 class ToyOptions:
-    """interval_s: pause before each token. max_chunk: most tokens, frames or blocks in one piece; 1 takes the chance out of the cut.
-    stamp: put the time of emission into rows, codes and samples, for latency figures. length: tokens when the model ends by itself.
-    chunk_samples: most samples in one piece of sound; 0 is all that is there. interval_s of a Code2Wav is the pause before each piece.
-    context: frames that a Code2Wav asks for before the one that it goes on in, as one with a left context would. differs: a Talker that
-    makes other codes than others of its revision, as one that samples differently would. room: most characters of a conversation; 0: any
-    number. prebuffer_s: what a Code2Wav tells of it; below 0: nothing. mute_every: a Talker tells the word of every such row, from the
-    first on, as one that it has no sound for; 0: of none. thinks: so many tokens of an answer, from the first one on, are what a Thinker
-    thinks before it answers."""
+    """interval_s: pause before each token, and of a Code2Wav before each piece. max_chunk: most tokens, frames or blocks in one piece; 1
+    makes the cuts certain. stamp: put the time of emission into rows, codes and samples, for latency figures. length: tokens after which
+    the model ends by itself. chunk_samples: most samples in one piece of sound; 0: all that are there. context: frames that a Code2Wav
+    requests before the one in which it goes on, as if it had a left context. differs: the Talker makes other codes than others of its
+    revision, as if it sampled differently. room: most characters of a conversation; 0: any number. prebuffer_s: told by a Code2Wav; below
+    0: not told. mute_every: the Talker tells the word of every such row, from the first on, as one that it has no sound for; 0: of none.
+    thinks: this many first tokens of an answer are the thought before it."""
 
     interval_s: float = 0.0
     max_chunk: int = 4
@@ -92,7 +91,7 @@ class ToyOptions:
 
 
 class Toy:
-    """What all toys have in common: they hold nothing."""
+    """The part that all toys share: they hold nothing."""
 
     info: ModelInfo
     threads: Sequence[Activity] = ()
@@ -114,7 +113,7 @@ class Toy:
 
 
 class FirstTokens:
-    """Implements `ThoughtLike`: so many tokens, from the first one on."""
+    """Implements `ThoughtLike`: the thought is this many first tokens."""
 
     def __init__(self, most: int) -> None:
         self.count, self._most = 0, most
@@ -169,7 +168,7 @@ class ToyThinker(Toy):
             row_port="hidden",
             thought=FirstTokens(thinks) if thinks else None,
         )
-        answer.asked_with(sum(len(turn.text) for turn in request.turns))  # A character is a token, as with toy-omni.
+        answer.asked_with(sum(len(turn.text) for turn in request.turns))  # A character counts as a token, as with toy-omni.
         for piece in self._earlier(request.history[thinks:], answer, wanted):
             yield piece
         prompt = next((turn.text for turn in reversed(request.turns) if turn.role == "user"), "")
@@ -189,7 +188,7 @@ class ToyThinker(Toy):
                 yield piece
 
     def _detokenizer(self, request: TextRequest) -> Detokenizer:
-        """The bytes of a spoken token are the next word, whatever the token is: they are asked for once each, in order."""
+        """The bytes of a spoken token are the next word, whatever the token is: they are requested once each, in order."""
         spoken = iter(request.verbatim.split())
         if request.verbatim.split():
             return Detokenizer(lambda token_id: f"{next(spoken)} ".encode())
@@ -219,7 +218,7 @@ class ToyThinker(Toy):
 
 
 class ToyTalker(Toy):
-    """Two frames of four codes for each row."""
+    """Makes two frames of four codes from each row."""
 
     def __init__(self, options: ToyOptions) -> None:
         super().__init__(options)
@@ -248,7 +247,7 @@ class ToyTalker(Toy):
         return request
 
     async def speak(self, prepared: SpeechRequest, inputs: AsyncIterator[Piece], wanted: Wanted) -> AsyncGenerator[Frames | Unspoken, None]:
-        """Codes depend on the rows alone: of the frames that were made before only the number counts."""
+        """Codes depend on the rows alone: only the number of the earlier frames counts."""
         request, first, made = prepared, wanted.get("codes", 0), 0
         async for piece in inputs:
             assert isinstance(piece.content, np.ndarray)
@@ -272,7 +271,7 @@ class ToyTalker(Toy):
             yield Frames(np.empty((0, self.options.codebooks), np.uint32), FinishReason.STOP)
 
     def _unspoken(self, first: int, rows: Array) -> tuple[str, ...]:
-        """Words of those rows, from that one on, that have no sound."""
+        """The words of rows that have no sound. first: index of the first row."""
         if not (every := self.options.mute_every):
             return ()
         return tuple(formulas.word(int(row[0])).strip() for row in rows[-first % every :: every])
@@ -288,7 +287,7 @@ class ToyTalker(Toy):
 
 
 class ToyCode2Wav(Toy):
-    """A saw tooth for each frame."""
+    """Makes a saw tooth of each frame."""
 
     def __init__(self, options: ToyOptions, codebooks: int = 0) -> None:
         """codebooks: 0 for those of the toy Talker."""
@@ -305,7 +304,7 @@ class ToyCode2Wav(Toy):
         return max(sample // self.options.samples_per_frame - self.options.context, 0)
 
     async def decode(self, prepared: WaveRequest, inputs: AsyncIterator[Piece], wanted: Wanted) -> AsyncGenerator[Sound, None]:
-        """Samples depend on their own frame alone: those of the context are dropped, and those of the frame that were heard before."""
+        """Samples depend on their own frame alone: those of the context, and those of the frame that were heard before, are dropped."""
         first, reached = wanted["audio"], 0
         needed = self.first_frame(prepared, first)
         async for piece in inputs:
@@ -335,7 +334,7 @@ class ToyCode2Wav(Toy):
 
 
 class ToyDiffusion(Toy):
-    """A grey picture: pixel (x, y) of result n = (seed + n + x + y) mod 256, PNG. Previews have 16 shades."""
+    """Makes a grey picture: pixel (x, y) of result n = (seed + n + x + y) mod 256, PNG. Previews have 16 shades."""
 
     def __init__(self, options: ToyOptions) -> None:
         super().__init__(options)
@@ -377,7 +376,7 @@ class ToyDiffusion(Toy):
         return ((seed % 256 + np.add.outer(np.arange(height), np.arange(width))) % 256).astype(np.uint8)
 
 
-# What the table of families names -------------------------------------------------------------------------------------------------------
+# Functions of the table of families -----------------------------------------------------------------------------------------------------
 
 
 def load_thinker(folder: Path | None, options: LoadOptions) -> ToyThinker:
