@@ -30,7 +30,7 @@ from omnistage.v1 import chunk_pb2, omni_pb2, stage_pb2
 from omnistage.wire.batches import batched, chunks_of
 from omnistage.wire.durations import duration
 from omnistage.wire.errors import StageError
-from omnistage.wire.tasks import look_at_error, within
+from omnistage.wire.tasks import let_go, within
 
 log = structlog.get_logger(__name__)
 
@@ -187,11 +187,10 @@ class Generation:
                     await self._grant(link, port)
 
         passing = asyncio.create_task(pass_on())
-        passing.add_done_callback(look_at_error)  # Only a stream that is over fails here, and its reader tells that.
         try:
             yield
         finally:
-            passing.cancel()
+            let_go(passing)  # It fails only if the stream is over, which the stream's reader tells.
             self._dry_since = None
             self._tell_place()
 

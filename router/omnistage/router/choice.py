@@ -50,7 +50,7 @@ def chosen(request: omni_pb2.GenerateRequest, pipelines: Mapping[str, Pipeline])
         meant = dict(pipelines)
     if len(meant) > 1:
         asked, given = [kind for kind in KINDS if request.HasField(kind)], media(request)
-        lacks = {name: _lacks(pipeline, asked, given, request.outputs, is_verbatim(request)) for name, pipeline in meant.items()}
+        lacks = {name: _lacks(pipeline, asked, given, request.outputs, bool(request.thinker.verbatim)) for name, pipeline in meant.items()}
         able = [pipelines[name] for name, lacking in lacks.items() if not lacking]
         if not able and _only_drawing_is_meant(request, meant.values()):
             able = [pipeline for pipeline in meant.values() if not _lacks(pipeline, ["diffusion"], given, request.outputs)]
@@ -75,11 +75,6 @@ def media(request: omni_pb2.GenerateRequest) -> list[str]:
     return sorted({_medium(media_type) for media_type in types} | ({"text"} if has_text else set()))
 
 
-def is_verbatim(request: omni_pb2.GenerateRequest) -> bool:
-    """Whether the Talker is to speak a text exactly as given."""
-    return bool(request.thinker.verbatim)
-
-
 def missing(pipeline: Pipeline, kind: str, is_verbatim: bool = False, outputs: Collection[str] = ()) -> str:
     """The ability that a pipeline lacks without a stage of this kind, in words that need no knowledge of the contract."""
     if kind == "diffusion":
@@ -93,7 +88,7 @@ def refused(request: omni_pb2.GenerateRequest, pipeline: Pipeline, kind: str, pi
     """The refusal of params for a stage that the pipeline lacks, with the pipelines that have that stage."""
     able = [one.name for one in pipelines if kind in one.kinds and not one.lacking(request.outputs)][:MOST_NAMED]
     others = f"{', '.join(able)} {'does' if len(able) == 1 else 'do'}" if able else "no other pipeline of this router does"
-    told = f"{pipeline.name} {missing(pipeline, kind, is_verbatim(request), request.outputs)}; {others}"
+    told = f"{pipeline.name} {missing(pipeline, kind, bool(request.thinker.verbatim), request.outputs)}; {others}"
     return StageError("BAD_REQUEST", told, metadata={"field": kind})
 
 

@@ -20,7 +20,7 @@ from omnistage.router.pipeline import STREAMED
 from omnistage.v1 import chunk_pb2, stage_pb2
 from omnistage.wire.errors import StageError, protocol_error
 from omnistage.wire.ports import Output, PortReader
-from omnistage.wire.tasks import look_at_error
+from omnistage.wire.tasks import let_go, look_at_error
 
 WINDOW = 16
 """Chunks of all ports of a turn together that a client may be ahead; each port has at least 2."""
@@ -88,8 +88,7 @@ class Intake:
             raise _said_to_clients(error, link.stage) from None
         finally:
             self._link = None
-            granting.cancel()
-            granting.add_done_callback(look_at_error)  # Only a call that is over fails here, and its reader tells that.
+            let_go(granting)  # It fails only if the call is over, which the call's reader tells.
 
     async def put(self, chunk: chunk_pb2.Chunk) -> None:
         """Take a chunk. Raises PROTOCOL or CREDIT_EXCEEDED for a chunk that may not come now."""

@@ -44,15 +44,8 @@ class EngineModel:
 
     def __init__(self, engine: Engine, info: ModelInfo, workers: Sequence[Worker] = (), team: Team | None = None) -> None:
         """workers: threads besides the engine's. team: other ranks of its decoder. The model closes both."""
-        self.engine, self._info, self._workers, self._team = engine, info, tuple(workers), team
-
-    @property
-    def info(self) -> ModelInfo:
-        return self._info
-
-    @property
-    def threads(self) -> Sequence[Activity]:
-        return (self.engine.activity, *(worker.activity for worker in self._workers))
+        self.engine, self.info, self._workers, self._team = engine, info, tuple(workers), team
+        self.threads: Sequence[Activity] = (engine.activity, *(worker.activity for worker in workers))
 
     def load(self) -> Load:
         stats = self.engine.stats()

@@ -24,7 +24,6 @@ from omnistage.models.common.tokenizer import TextTokenizer
 from omnistage.models.common.worker import Worker
 from omnistage.models.conversation import Part, Turn
 from omnistage.models.interface import (
-    Activity,
     BadRequest,
     Content,
     FinishReason,
@@ -87,10 +86,7 @@ class EngineThinker(EngineModel, ABC, Generic[P]):
             end_ids=sorted(tokenizer.ends),
             vocabulary=tokenizer.vocabulary,
         )
-
-    @property
-    def threads(self) -> Sequence[Activity]:
-        return (*super().threads, self._constraints.activity)
+        self.threads = (*self.threads, self._constraints.activity)
 
     def load(self) -> Load:
         """See Model.load. Requests whose text is not tokenized yet count as waiting too."""
@@ -123,8 +119,8 @@ class EngineThinker(EngineModel, ABC, Generic[P]):
 
     def _check(self, request: TextRequest) -> None:
         """Check everything that needs no tokens. Raises BadRequest."""
-        check_parts(request, self._info)
-        check_constraint(request, self._info)
+        check_parts(request, self.info)
+        check_constraint(request, self.info)
         if request.verbatim and any(not isinstance(part, str) for turn in request.turns for part in turn.parts):
             raise BadRequest(
                 "thinker.messages.parts.media", "text that is given is said as it is: leave the media out, or thinker.verbatim"

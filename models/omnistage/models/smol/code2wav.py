@@ -284,16 +284,9 @@ class SmolCode2Wav:
 
     def __init__(self, net: SpectrumNet, info: ModelInfo, threads: int) -> None:
         self._net = net
-        self._info = info
+        self.info = info
         self._worker = Worker(info.name, threads)
-
-    @property
-    def info(self) -> ModelInfo:
-        return self._info
-
-    @property
-    def threads(self) -> Sequence[Activity]:
-        return (self._worker.activity,)
+        self.threads: Sequence[Activity] = (self._worker.activity,)
 
     def load(self) -> Load:
         return Load(queued=self._worker.queued)
@@ -329,7 +322,7 @@ class SmolCode2Wav:
         """Decode a few seconds on the thread that decodes, and once more to measure how many speakers it can serve."""
         await self._worker.run(lambda: list(_fixed_sounds(self._net, USUAL_PROFILE)))
         speakers = await self._worker.run(self._speakers)
-        self._info = replace(self._info, settings={**self._info.settings, "real_time_speakers": told(speakers)})
+        self.info = replace(self.info, settings={**self.info.settings, "real_time_speakers": told(speakers)})
 
     def _speakers(self) -> float:
         """Seconds of sound that are made in a second."""

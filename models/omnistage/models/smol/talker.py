@@ -65,23 +65,16 @@ class SmolTalker:
     def __init__(self, net: FeatureNet, phonemizer: Phonemizer, info: ModelInfo, threads: int) -> None:
         self._net = net
         self._phonemizer = phonemizer
-        self._info = info
+        self.info = info
         self._worker = Worker(info.name, threads)
-
-    @property
-    def info(self) -> ModelInfo:
-        return self._info
-
-    @property
-    def threads(self) -> Sequence[Activity]:
-        return (self._worker.activity,)
+        self.threads: Sequence[Activity] = (self._worker.activity,)
 
     def load(self) -> Load:
         return Load(queued=self._worker.queued)
 
     async def prepare(self, request: SpeechRequest) -> SpeechRequest:
         """Raises BadRequest for a voice this model does not have. Every speed of the contract is possible."""
-        choose_voice(self._info.voices, request.voice, "talker.voice")
+        choose_voice(self.info.voices, request.voice, "talker.voice")
         return request
 
     async def speak(
@@ -110,7 +103,7 @@ class SmolTalker:
         """Speak a sentence on the thread that speaks, and once more to measure how many speakers it can serve."""
         await self._worker.run(partial(_first_rows, self._net, self._phonemizer))
         speakers = await self._worker.run(self._speakers)
-        self._info = replace(self._info, settings={**self._info.settings, "real_time_speakers": told(speakers)})
+        self.info = replace(self.info, settings={**self.info.settings, "real_time_speakers": told(speakers)})
 
     def _speakers(self) -> float:
         """Seconds of speech that are made in a second."""

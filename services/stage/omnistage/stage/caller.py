@@ -17,7 +17,7 @@ from omnistage.v1 import stage_pb2
 from omnistage.wire.calls import write
 from omnistage.wire.decoding import TooLarge, decoded
 from omnistage.wire.errors import StageError, bad_request, protocol_error
-from omnistage.wire.tasks import look_at_error, within
+from omnistage.wire.tasks import let_go, within
 
 log = structlog.get_logger(__name__)
 
@@ -41,15 +41,11 @@ class Caller:
         """limit_s: longest time of a call, whatever its caller asks for."""
         self._context = context
         self._reader: asyncio.Task[None] | None = None
-        self._ended_well = False
+        self.ended_well = False
+        """Whether the closing handshake is done: the caller reads nothing more."""
         remaining = context.time_remaining()
         self.deadline = time.monotonic() + (limit_s if remaining is None else min(remaining, limit_s))
         self.outbox = Outbox(partial(write, context))
-
-    @property
-    def ended_well(self) -> bool:
-        """Whether the closing handshake is done: the caller reads nothing more."""
-        return self._ended_well
 
     @property
     def forwarded(self) -> Sequence[tuple[str, str]]:
@@ -92,7 +88,7 @@ class Caller:
                 await self.outbox.put(stage_pb2.RunResponse(ended=ended))
                 await self.outbox.flush()
                 await self._await_half_close()
-            self._ended_well = True
+            self.ended_well = True
         except TimeoutError:
             log.warning("session.no_handshake", why=f"nothing within {HANDSHAKE_TIMEOUT_S:g} s")
         except StageError:  # The outbox has logged why.
@@ -109,11 +105,9 @@ class Caller:
 
     def close(self) -> None:
         """Read and write nothing more. Awaits nothing: a second cancellation would cut it short there."""
-        if self._reader is not None:
-            self._reader.cancel()
-            self._reader.add_done_callback(look_at_error)
-            # A cancelled task leads to its frames, and those lead to the session and to this object: a cycle.
-            self._reader = None
+        let_go(self._reader)
+        # A cancelled task leads to its frames, and those lead to the session and to this object: a cycle.
+        self._reader = None
         self.outbox.cancel()
 
     async def _receive(self) -> stage_pb2.RunRequest | None:

@@ -20,15 +20,8 @@ class WindowedCode2Wav(ABC, Generic[Prepared]):
     """Implements the part of `Code2WavModel` that all families share. workers: the threads on which the loop computes."""
 
     def __init__(self, info: ModelInfo, loop: Loop[Any, float, None], workers: Sequence[Worker]) -> None:
-        self._info, self._loop, self._workers = info, loop, workers
-
-    @property
-    def info(self) -> ModelInfo:
-        return self._info
-
-    @property
-    def threads(self) -> Sequence[Activity]:
-        return tuple(worker.activity for worker in self._workers)
+        self.info, self._loop, self._workers = info, loop, workers
+        self.threads: Sequence[Activity] = tuple(worker.activity for worker in workers)
 
     def load(self) -> Load:
         return self._loop.load

@@ -99,7 +99,7 @@ class RowTalker(EngineModel):
         frames = await asyncio.gather(*(self._spoken(SpeechRequest(seed, max_frames=most)) for seed in range(SPEAKERS)))
         seconds = max(sum(frames), 1) / self._manner.codes.rate_hz
         speakers = seconds / (computing_s(thread, device) - begun)
-        self._info = replace(self._info, settings={**self._info.settings, "real_time_speakers": told(speakers)})
+        self.info = replace(self.info, settings={**self.info.settings, "real_time_speakers": told(speakers)})
 
     async def _spoken(self, request: SpeechRequest) -> int:
         """Speak an answer of one token; returns the number of frames."""

@@ -15,22 +15,24 @@ from omnistage.models.steps.interface import Aside
 FLOW, VOCODER = "flow", "vocoder"
 
 
+def form(window: Window | None) -> Hashable:
+    """The form of a window: windows of one form take equally long. That of the last window of a speech is like no other."""
+    if window is None or window.last:
+        return None
+    return window.end - window.begin, window.context, window.ahead, window.fresh, min(window.begin, FIELD)
+
+
 class WindowTrials:
     """Implements `Trials`."""
 
+    form = staticmethod(form)
     halves = True
 
     def __init__(self, config: WaveConfig, windows: Windows) -> None:
-        self._config, self._windows = config, windows
+        self._config, self._windows, self.shape = config, windows, windows.key
         self.device = windows.dit.device
         self.code_s = config.code_samples / config.sample_rate_hz
         self.stages: Mapping[str, int] = {FLOW: windows.solver.evaluations, VOCODER: 1}
-
-    def form(self, window: Window) -> Hashable:
-        return form(window)
-
-    def shape(self, job: Job) -> Hashable:
-        return self._windows.key(job)
 
     def random_job(self, stage: str, window: Window, seed: int) -> Job:
         """A job before its first evaluation, or before its sound."""
@@ -63,10 +65,3 @@ class WindowTrials:
                 assert job.leaves is not None
                 made.append(torch.cat((job.trajectory.point.flatten(), job.leaves[0].flatten())))
         return made
-
-
-def form(window: Window | None) -> Hashable:
-    """The form of a window: windows of one form take equally long. That of the last window of a speech is like no other."""
-    if window is None or window.last:
-        return None
-    return window.end - window.begin, window.context, window.ahead, window.fresh, min(window.begin, FIELD)

@@ -14,22 +14,22 @@ from omnistage.models.steps.interface import Aside
 WINDOW = "window"
 
 
+def form(window: Window) -> Hashable:
+    """The form of a window: windows of one form take equally long."""
+    return window.end - window.begin, window.begin == 0
+
+
 class WindowTrials:
     """Implements `Trials`."""
 
+    form = staticmethod(form)
     halves = False
     stages: Mapping[str, int] = {WINDOW: 1}
 
     def __init__(self, windows: Windows) -> None:
-        self._windows = windows
+        self._windows, self.shape = windows, windows.key
         self.device = windows.net.device
         self.code_s = 1 / windows.net.config.frame_rate_hz
-
-    def form(self, window: Window) -> Hashable:
-        return form(window)
-
-    def shape(self, job: Job) -> Hashable:
-        return self._windows.key(job)
 
     def random_job(self, stage: str, window: Window, seed: int) -> Job:
         config, generator = self._windows.net.config, torch.Generator().manual_seed(seed)
@@ -53,8 +53,3 @@ class WindowTrials:
             left = (job.samples, job.after.keys, *job.after.inputs)
             made.append(torch.cat([each.flatten().cpu() for each in left]))
         return made
-
-
-def form(window: Window) -> Hashable:
-    """The form of a window: windows of one form take equally long."""
-    return window.end - window.begin, window.begin == 0

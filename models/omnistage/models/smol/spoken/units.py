@@ -38,7 +38,6 @@ _SPECIAL = {
     "cu ft": ("cubic foot", "cubic feet"),
     "fl oz": ("fluid ounce", "fluid ounces"),
 }
-_BEHIND_NUMBER_ONLY = frozenset(table("t s h l m g K T N J W V L us bar pt Mb"))
 
 
 def _table() -> dict[str, tuple[str, str]]:
