@@ -16,11 +16,11 @@ from omnistage.engine.detokenizer import Detokenizer
 from omnistage.engine.engine import Engine
 from omnistage.engine.request import Given, Prompt, SequenceEvent, SequenceRequest
 from omnistage.engine.stream import SequenceStream
-from omnistage.models.common.answer import AnswerAssembler, EngineStream, answered
+from omnistage.models.common.answer import AnswerAssembler, EngineStream, answer_pieces
 from omnistage.models.common.arrays import array_of
 from omnistage.models.common.engine_model import EngineModel
 from omnistage.models.common.feed import Feed
-from omnistage.models.common.requests import check_constraint, check_parts, unfit_refused
+from omnistage.models.common.requests import check_constraint, check_parts, refuse_unfit
 from omnistage.models.conversation import Media
 from omnistage.models.interface import (
     BadRequest,
@@ -81,7 +81,7 @@ class ArithmeticThinker(OnEngine):
             raise BadRequest("thinker.verbatim", "this model says only what it thinks; leave it out")
         if request.finished is None and len(request.history) >= request.max_tokens:
             raise BadRequest("resume.history", f"the answer has {request.max_tokens} tokens at most: it ended before")
-        with unfit_refused("thinker"):
+        with refuse_unfit("thinker"):
             asked = self.asked(request)
             self.engine.check(asked)
         return Prepared(request, asked)
@@ -129,7 +129,7 @@ class ArithmeticThinker(OnEngine):
         asked = replace(prepared.asked, max_items=answer.items, taps_from=answer.first_slot)
         async with (
             aclosing(self.engine.submit(asked)) as stream,
-            aclosing(answered(self.tokens(stream), answer, array_of)) as pieces,
+            aclosing(answer_pieces(self.tokens(stream), answer, array_of)) as pieces,
         ):
             async for piece in pieces:
                 yield piece
@@ -164,7 +164,7 @@ class ArithmeticTalker(OnEngine):
     async def prepare(self, request: SpeechRequest) -> SequenceRequest:
         if request.voice not in ("", *self.info.voices):
             raise BadRequest("talker.voice", f"no voice {request.voice!r}; there is only 'one'")
-        with unfit_refused("talker"):
+        with refuse_unfit("talker"):
             asked = SequenceRequest(
                 OPENING, request.seed, MOST, request.sampling, history=request.history_items, appended=True, client=request.client
             )

@@ -21,7 +21,7 @@ from omnistage.engine.engine import Engine
 from omnistage.engine.request import Given, Prompt, SequenceRequest
 from omnistage.engine.scheduler import Limits
 from omnistage.models.common.feed import Feed, next_rows
-from omnistage.models.common.requests import unfit_refused
+from omnistage.models.common.requests import refuse_unfit
 from omnistage.models.family import Family, ModelEntry
 from omnistage.models.interface import (
     Array,
@@ -141,7 +141,7 @@ class StarvingTalker(OnEngine):
         known = 0 if request.history is None else len(request.history)
         if request.max_frames and known >= request.max_frames:
             raise BadRequest("resume.history", f"{known} frames are there and talker.max_frames is {request.max_frames}")
-        with unfit_refused("talker"):
+        with refuse_unfit("talker"):
             self.engine.check(self._asked(request, _spoken_prompt(np.empty((0, TAPS)), 0)))
         return request
 
@@ -150,7 +150,7 @@ class StarvingTalker(OnEngine):
         history = np.empty((0, SPEC.codebooks), np.uint32) if prepared.history is None else prepared.history
         prompt, early, ended = await _prompt_and_early(inputs)
         voice = VOICES.index(prepared.voice or VOICES[0])
-        with unfit_refused("talker"):
+        with refuse_unfit("talker"):
             asked = self._asked(prepared, _spoken_prompt(prompt, voice, prepared.scope))
         async with aclosing(self.engine.submit(asked)) as stream:
             feed = Feed(stream, inputs, HIDDEN.name)

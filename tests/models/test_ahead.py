@@ -8,7 +8,7 @@ from contextlib import aclosing
 
 import pytest
 
-from omnistage.models.common.ahead import made_ahead
+from omnistage.models.common.ahead import make_ahead
 
 
 class Source:
@@ -38,13 +38,13 @@ async def turns(count: int = 20) -> None:
 async def test_it_gives_what_the_source_gives() -> None:
     for count in (0, 1, 2, 30):
         source = Source(count)
-        assert [number async for number in made_ahead(source.numbers())] == list(range(count))
+        assert [number async for number in make_ahead(source.numbers())] == list(range(count))
         assert source.closed
 
 
 async def test_the_next_is_made_while_one_is_looked_at_and_none_behind_it() -> None:
     source = Source(30)
-    async with aclosing(made_ahead(source.numbers())) as made:
+    async with aclosing(make_ahead(source.numbers())) as made:
         for number in range(10):
             assert await anext(made) == number
             await turns()
@@ -56,7 +56,7 @@ async def test_an_error_comes_behind_what_was_made() -> None:
     source = Source(3, ArithmeticError("three"))
     seen = list[int]()
     with pytest.raises(ArithmeticError, match="three"):
-        async for number in made_ahead(source.numbers()):
+        async for number in make_ahead(source.numbers()):
             seen.append(number)
             await turns()
     assert seen == [0, 1, 2] and source.closed
@@ -64,14 +64,14 @@ async def test_an_error_comes_behind_what_was_made() -> None:
 
 async def test_who_leaves_leaves_nothing_behind() -> None:
     source = Source(30)
-    async with aclosing(made_ahead(source.numbers())) as made:
+    async with aclosing(make_ahead(source.numbers())) as made:
         await anext(made)
     assert source.closed and len(asyncio.all_tasks()) == 1
 
 
 async def test_two_in_a_row_make_two_ahead() -> None:
     source = Source(30)
-    async with aclosing(made_ahead(source.numbers())) as one, aclosing(made_ahead(one)) as two:
+    async with aclosing(make_ahead(source.numbers())) as one, aclosing(make_ahead(one)) as two:
         assert await anext(two) == 0
         await turns()
         assert source.made == 3
@@ -92,7 +92,7 @@ async def test_it_closes_the_source_whatever_is_cancelled() -> None:
             closed = True
 
     async def look() -> None:
-        async with aclosing(made_ahead(slow())) as made:
+        async with aclosing(make_ahead(slow())) as made:
             async for _ in made:
                 pass
 

@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 
 from helpers.pipes import receive, running
 from omnistage.models.common.checkpoint import BadCheckpoint
-from omnistage.models.common.memory import mapped_bytes, memory_told
+from omnistage.models.common.memory import mapped_bytes, memory_texts
 from omnistage.models.common.weights import Weights
 from omnistage.models.humans import bytes_told
 from omnistage.models.qwen2_5_omni.config import read_thinker_config
@@ -38,7 +38,7 @@ def load(connection: Connection, folder: Path) -> None:
     """A replica's weights, in the type of the files; then what the kernel says of them, each time when it is asked."""
     parts = WEIGHTS.read_parts(folder, read_thinker_config(folder), torch.float32, torch.device("cpu"))
     embedding = parts.decoder._embedding
-    told = {"bytes": embedding.nbytes, "sum": embedding.double().sum().item(), "told": memory_told(folder)["shared_memory"]}
+    told = {"bytes": embedding.nbytes, "sum": embedding.double().sum().item(), "told": memory_texts(folder)["shared_memory"]}
     while True:
         connection.send_bytes(json.dumps({**told, **shared_in(folder)}).encode())
         connection.recv_bytes()
@@ -88,7 +88,7 @@ def test_what_is_converted_is_memory_of_the_process(omni_checkpoint: Path) -> No
     parts = WEIGHTS.read_parts(omni_checkpoint, read_thinker_config(omni_checkpoint), torch.bfloat16, torch.device("cpu"))
     assert parts.decoder.spec.dtype == torch.bfloat16
     assert shared_in(omni_checkpoint)["Size"] == mapped_bytes(omni_checkpoint) == 0
-    assert memory_told(omni_checkpoint)["shared_memory"].startswith("none")
+    assert memory_texts(omni_checkpoint)["shared_memory"].startswith("none")
 
 
 def test_a_weight_that_is_needed_and_not_there_is_named(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import pytest
 from grpc.aio import Metadata
 
-from omnistage.router.clients import client_of, name_of, request_of, scope_of, shown
+from omnistage.router.clients import client_of, client_text, name_of, request_of, scope_of
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ def test_a_request_is_the_same_only_where_no_stranger_can_have_asked_it(first: C
     ],
 )
 def test_logs_show_a_host_a_network_or_the_beginning_of_a_digest(call: Call, expected: str) -> None:
-    assert shown(client_of(call)) == expected
+    assert client_text(client_of(call)) == expected
 
 
 def test_a_name_is_the_same_for_a_client_and_for_nobody_else() -> None:

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from omnistage.models.common.arrays import array_of
-from omnistage.stage.elements import converted
+from omnistage.stage.elements import convert_rows
 from omnistage.v1 import tensor_pb2
 
 TYPES = {
@@ -38,7 +38,7 @@ AWKWARD = (
 def test_rows_are_rounded_as_torch_does_it(given: tensor_pb2.ElementType, wanted: tensor_pb2.ElementType, seed: int) -> None:
     bits = np.random.default_rng(seed).integers(0, 1 << 32, 40_000, np.uint32)
     rows = torch.cat((torch.tensor(AWKWARD), torch.from_numpy(bits.view(np.float32)))).to(TYPES[given])[:, None]
-    made = converted(array_of(rows), given, wanted)
+    made = convert_rows(array_of(rows), given, wanted)
     expected = array_of(rows.to(TYPES[wanted]))
     assert made.dtype == expected.dtype and made.shape == expected.shape
     none = rows.isnan().numpy()

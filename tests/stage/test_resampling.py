@@ -20,7 +20,7 @@ from helpers.bare import bare_environment, bare_python
 from helpers.contract import Case, Loaded, Sample, Whole, arriving, cut, run
 from helpers.families import CASES
 from helpers.run import params
-from omnistage.code2wav.resampling import RATES_HZ, Conversion, Resampler, converted, possible_rates_hz
+from omnistage.code2wav.resampling import RATES_HZ, Conversion, Resampler, convert_sounds, possible_rates_hz
 from omnistage.models.interface import BadRequest, Sound
 from omnistage.models.toy import formulas
 from omnistage.stage.logic import Kept, Output, StageLogic, Start, Timing
@@ -132,7 +132,7 @@ async def test_what_is_needed_goes_with_the_context(seed: int) -> None:
             yield Sound(sound[begin:end], needs=end)
 
     given, told = 0, []
-    async for one in converted(made(), conversion, 1, 0, 0):
+    async for one in convert_sounds(made(), conversion, 1, 0, 0):
         given += len(one.samples)
         told.append((one.needs, conversion.first_needed(given)))
     assert given == 16000

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from omnistage.models.common.checkpoint import json_object
-from omnistage.models.common.lock import locked
+from omnistage.models.common.lock import hold_lock
 from omnistage.models.common.packages import file_sha256, size_of
 from omnistage.models.common.progress import Progress
 from omnistage.models.errors import FetchError
@@ -255,7 +255,7 @@ class Fetch:
         """Keeps our other processes from fetching this repository meanwhile. The library's own locks are for one file each."""
         folder = self._cache / ".locks" / self._store.name
         folder.mkdir(parents=True, exist_ok=True)
-        return locked(folder / "omnistage.lock", self._progress, lambda: (self._size - self._missing(), self._size))
+        return hold_lock(folder / "omnistage.lock", self._progress, lambda: (self._size - self._missing(), self._size))
 
     def _is_there(self, file: RemoteFile) -> bool:
         return _has_size(self._folder / file.path, file.size)

@@ -91,7 +91,7 @@ class LoadOptions:
 
     def told(self, name: str, value: object) -> str:
         """The text of a chosen value, and whether the user gave it."""
-        return shown(value) if self.given(name) else f"{shown(value)} (default)"
+        return value_text(value) if self.given(name) else f"{value_text(value)} (default)"
 
 
 def checked_options(options: Mapping[str, Any], defaults: DataclassInstance, of: str) -> Mapping[str, Any]:
@@ -124,7 +124,7 @@ def check_counts(options: DataclassInstance, names: Sequence[str], of: str) -> N
             raise LoadError(f"option {name} of {of} is {getattr(options, name)}: give 1 or more")
 
 
-def shown(value: object) -> str:
+def value_text(value: object) -> str:
     """A value as a command line has it."""
     return str(value).lower() if isinstance(value, bool) else str(value)
 

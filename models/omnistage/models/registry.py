@@ -17,7 +17,7 @@ from omnistage.models.devices import check_possible, check_there
 from omnistage.models.errors import LoadError
 from omnistage.models.family import Family, Loader, Mark, ModelEntry, OptionsReader
 from omnistage.models.interface import StageModel
-from omnistage.models.options import GPU_MEMORY, MEMORY_SHARE, OPTIONAL, LoadOptions, shown
+from omnistage.models.options import GPU_MEMORY, MEMORY_SHARE, OPTIONAL, LoadOptions, value_text
 
 
 class UnknownFamily(LoadError):
@@ -285,12 +285,12 @@ def voices(family: str, kind: str) -> tuple[str, ...]:
 
 
 def uses(family: str, kind: str, setting: str, device: str) -> bool:
-    """Whether a family's model of a kind takes a setting of options.OPTIONAL on a device: it uses the setting, or `chosen` says that the
-    setting means nothing there. Raises UnknownFamily."""
+    """Whether a family's model of a kind takes a setting of options.OPTIONAL on a device: it uses the setting, or `loading_texts` says that
+    the setting means nothing there. Raises UnknownFamily."""
     return setting in _entry(family, kind).uses or (setting == GPU_MEMORY and device == "cpu")
 
 
-def chosen(family: str, kind: str, options: LoadOptions) -> dict[str, str]:
+def loading_texts(family: str, kind: str, options: LoadOptions) -> dict[str, str]:
     """How a family's model of a kind is loaded, for humans, as far as the options tell."""
     dtypes = _entry(family, kind).dtypes
     said = {
@@ -318,7 +318,7 @@ def check(family: str, kind: str, options: LoadOptions) -> None:
     for setting in OPTIONAL:
         if options.given(setting) and not uses(family, kind, setting, options.device):
             why = ADVICE.get(setting, "has no use for it; leave it out")
-            raise LoadError(f"{setting} {shown(getattr(options, setting))}: the {kind} of {family} {why}")
+            raise LoadError(f"{setting} {value_text(getattr(options, setting))}: the {kind} of {family} {why}")
     check_possible(options.device)
     if entry.options:
         cast(type[OptionsReader], _named(entry.options)).from_settings(dict(options.family))

@@ -30,7 +30,7 @@ class Account:
     """The account of one request from its arrival on. Call `asks`, `waits`, `placed` and `answers` as far as the request comes, and `close`
     in any case.
 
-    client: as `clients.shown` gives it. Neither the line nor the span holds anything of the question or the answer.
+    client: as `clients.client_text` gives it. Neither the line nor the span holds anything of the question or the answer.
     """
 
     def __init__(self, client: str, span: Span) -> None:

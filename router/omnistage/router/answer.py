@@ -53,7 +53,7 @@ class AnswerLimits:
     stall_s: float
 
 
-def stalled(limit_s: float) -> StageError:
+def stall_error(limit_s: float) -> StageError:
     """The error of an answer whose client does not read."""
     return StageError("CLIENT_STALLED", f"the client read nothing for {limit_s:g} s")
 
@@ -201,7 +201,7 @@ class Generation:
         """Write one event. A write returns when the client's buffers have room; a client whose write does not return does not read."""
         self._writing_since = time.monotonic()
         self._tell_place()
-        async with within(self._limits.stall_s, partial(stalled, self._limits.stall_s)):
+        async with within(self._limits.stall_s, partial(stall_error, self._limits.stall_s)):
             await self._write_event(event)
         self._writing_since = None
         self._tell_place()

@@ -29,7 +29,7 @@ MOST_NAMED = 8
 """Most pipelines that one error lists."""
 
 
-def chosen(request: omni_pb2.GenerateRequest, pipelines: Mapping[str, Pipeline]) -> Pipeline:
+def choose_pipeline(request: omni_pb2.GenerateRequest, pipelines: Mapping[str, Pipeline]) -> Pipeline:
     """Choose the pipeline that answers: the named one; else the first, which is the default, if it can answer or is the only one; else the
     only one that can.
 
@@ -75,7 +75,7 @@ def media(request: omni_pb2.GenerateRequest) -> list[str]:
     return sorted({_medium(media_type) for media_type in types} | ({"text"} if has_text else set()))
 
 
-def missing(pipeline: Pipeline, kind: str, is_verbatim: bool = False, outputs: Collection[str] = ()) -> str:
+def missing_ability(pipeline: Pipeline, kind: str, is_verbatim: bool = False, outputs: Collection[str] = ()) -> str:
     """The ability that a pipeline lacks without a stage of this kind, in words that need no knowledge of the contract."""
     if kind == "diffusion":
         return _drawing(outputs)[2]
@@ -84,11 +84,12 @@ def missing(pipeline: Pipeline, kind: str, is_verbatim: bool = False, outputs: C
     return "does not speak a text" if kind == "thinker" and is_verbatim else MISSING[kind]
 
 
-def refused(request: omni_pb2.GenerateRequest, pipeline: Pipeline, kind: str, pipelines: Collection[Pipeline]) -> StageError:
+def stage_refusal(request: omni_pb2.GenerateRequest, pipeline: Pipeline, kind: str, pipelines: Collection[Pipeline]) -> StageError:
     """The refusal of params for a stage that the pipeline lacks, with the pipelines that have that stage."""
     able = [one.name for one in pipelines if kind in one.kinds and not one.lacking(request.outputs)][:MOST_NAMED]
     others = f"{', '.join(able)} {'does' if len(able) == 1 else 'do'}" if able else "no other pipeline of this router does"
-    told = f"{pipeline.name} {missing(pipeline, kind, bool(request.thinker.verbatim), request.outputs)}; {others}"
+    ability = missing_ability(pipeline, kind, bool(request.thinker.verbatim), request.outputs)
+    told = f"{pipeline.name} {ability}; {others}"
     return StageError("BAD_REQUEST", told, metadata={"field": kind})
 
 
@@ -103,7 +104,7 @@ def check_outputs(request: omni_pb2.GenerateRequest, pipeline: Pipeline, pipelin
     """The ports that the client gets. Raises BAD_REQUEST for an output that the pipeline does not give, with the pipelines that give all
     outputs of the request."""
     if request.HasField("diffusion") and not pipeline.draws:
-        raise refused(request, pipeline, "diffusion", pipelines)
+        raise stage_refusal(request, pipeline, "diffusion", pipelines)
     if lacking := pipeline.lacking(request.outputs):
         why = f": it {NO_TALKER}" if "audio" in lacking and pipeline.kinds == {"thinker"} else ""
         asked = [kind for kind in KINDS if request.HasField(kind)]
@@ -141,7 +142,7 @@ def _none(request: omni_pb2.GenerateRequest, lacks: Mapping[str, str], pipelines
 
 def _lacks(pipeline: Pipeline, asked: Collection[str], given: Collection[str], outputs: Collection[str], is_verbatim: bool = False) -> str:
     """The reason why a pipeline cannot answer; empty: it can. asked: kinds of stages that the request needs. given: its media."""
-    told = [missing(pipeline, kind, is_verbatim, outputs) for kind in asked if kind not in pipeline.kinds]
+    told = [missing_ability(pipeline, kind, is_verbatim, outputs) for kind in asked if kind not in pipeline.kinds]
     told += [f"takes no {_word(medium)}" for medium in given if medium not in pipeline.inputs]
     told += [f"gives no {_word(output)}" for output in pipeline.lacking(outputs)]
     return ", ".join(told[:MOST_NAMED])

@@ -37,7 +37,7 @@ def client_of(call: Caller) -> Hashable:
     return ("key", key) if key else ("host", _host(call.peer()))
 
 
-def shown(client: Hashable) -> str:
+def client_text(client: Hashable) -> str:
     """The client for logs and traces: `key:` and the first 16 hex digits of the SHA-256 of its API key, else its host or network."""
     if not isinstance(client, tuple):
         return str(client)

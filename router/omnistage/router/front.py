@@ -15,8 +15,8 @@ from omnistage.host.spans import Tracer
 from omnistage.link.channels import Channels
 from omnistage.router.account import Account
 from omnistage.router.admission import STALLED_S, Admission, Place
-from omnistage.router.answer import AnswerLimits, Generation, Write, incoming_trace, stalled, trace_metadata
-from omnistage.router.clients import client_of, request_of, shown
+from omnistage.router.answer import AnswerLimits, Generation, Write, incoming_trace, stall_error, trace_metadata
+from omnistage.router.clients import client_of, client_text, request_of
 from omnistage.router.conversation import OF_THE_CALL, Conversation
 from omnistage.router.gate import REQUEST_LIMIT_S
 from omnistage.router.intake import Intake, ReplayRoom
@@ -108,14 +108,14 @@ class Front(omni_pb2_grpc.OmniServiceServicer):
                 except StageError as failure:
                     if failure.reason in OF_THE_CALL or conversation.is_cut:
                         raise
-                    async with within(self._stall_limit_s, partial(stalled, self._stall_limit_s)):
+                    async with within(self._stall_limit_s, partial(stall_error, self._stall_limit_s)):
                         await conversation.fail(failure)
                 in_turn = False
                 del request  # The next one may come much later.
                 limit_s = self._session_limit_s
         except StageError as error:
             if not in_turn:  # Otherwise the line of the turn has told the error.
-                log.info("conversation.failed", client=shown(client_of(context)), **error.for_log())
+                log.info("conversation.failed", client=client_text(client_of(context)), **error.for_log())
             await conversation.discard()
             await abort(context, error)
         finally:
@@ -150,7 +150,7 @@ class Front(omni_pb2_grpc.OmniServiceServicer):
         span = self._tracer.begin("generate" if conversation is None else "turn", incoming_trace(_metadata(context)))
         if span.trace_id:
             structlog.contextvars.bind_contextvars(trace_id=span.trace_id)
-        account = Account(shown(client), span)
+        account = Account(client_text(client), span)
         begun, name = time.monotonic(), ""
         try:
             valid = self._valid(await read(), account)
@@ -225,7 +225,7 @@ class Front(omni_pb2_grpc.OmniServiceServicer):
                 self._metrics.real_time_factor.labels(pipeline=valid.pipeline.name).observe(factor)
         finally:
             self._replay_room.give_back(replay_bytes)
-            self._metrics.answered(valid.pipeline.name, place.queued_s, tally.first, [loss.stage for loss in tally.losses])
+            self._metrics.count_answer(valid.pipeline.name, place.queued_s, tally.first, [loss.stage for loss in tally.losses])
 
     async def _run(self, answer: Generation, place: Place, request: Hashable | None, conversation: Conversation | None) -> None:
         """Run an answer until one of these: it ends; its place is taken back; its client asks the same request again, as after a lost

@@ -81,7 +81,7 @@ class RouterMetrics:
                         self.replicas.remove(pipeline, kind, "", said)
                 self.replicas.labels(pipeline=pipeline, stage=kind, model=model, state=said).set_function(partial(count, kind, state))
 
-    def answered(self, pipeline: str, queued_s: float, first: Mapping[str, float], failovers: Iterable[str]) -> None:
+    def count_answer(self, pipeline: str, queued_s: float, first: Mapping[str, float], failovers: Iterable[str]) -> None:
         """Count an answer that had a place, however it ended. first: seconds from getting the place to the first item, by kind of item.
         failovers: kinds of stages, once for each lost replica."""
         self.queue.labels(pipeline=pipeline).observe(queued_s)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from google.protobuf.message import DecodeError
 
-from omnistage.router.choice import check_outputs, chosen, refused
+from omnistage.router.choice import check_outputs, choose_pipeline, stage_refusal
 from omnistage.router.pipeline import Pipeline
 from omnistage.v1 import omni_pb2, stage_pb2
 from omnistage.wire.decoding import TooLarge, decoded
@@ -68,14 +68,14 @@ def validate(request: omni_pb2.GenerateRequest, pipelines: Mapping[str, Pipeline
     characters = len(request.thinker.verbatim) + sum(len(part.text) for turn in request.thinker.messages for part in turn.parts)
     if characters > MAX_TEXT_CHARACTERS:
         raise bad_request("thinker.messages", f"at most {MAX_TEXT_CHARACTERS} characters")
-    pipeline = chosen(request, pipelines)
+    pipeline = choose_pipeline(request, pipelines)
     for name in ("conversation_id", "request_id"):
         if not is_id(getattr(request, name)):
             raise bad_request(name, "at most 64 characters of A-Z a-z 0-9 _ -")
     outputs = check_outputs(request, pipeline, pipelines.values())
     for kind in KINDS:
         if request.HasField(kind) and kind not in pipeline.kinds:
-            raise refused(request, pipeline, kind, pipelines.values())
+            raise stage_refusal(request, pipeline, kind, pipelines.values())
     _check_resume(request, outputs, pipeline)
     seed = request.seed if request.HasField("seed") else secrets.randbelow(DRAWN_SEEDS)
     return ValidRequest(

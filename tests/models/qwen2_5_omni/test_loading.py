@@ -35,7 +35,7 @@ from omnistage.models.options import LoadOptions
 from omnistage.models.qwen2_5_omni.config import AudioConfig, ThinkerConfig, VisionConfig, read_thinker_config
 from omnistage.models.qwen2_5_omni.loading import WEIGHTS, load_thinker
 from omnistage.models.qwen2_5_omni.options import ThinkerOptions
-from omnistage.models.registry import FAMILIES, chosen, recognise
+from omnistage.models.registry import FAMILIES, loading_texts, recognise
 from omnistage.models.smol import thinker as smol
 
 GIB = 1 << 30
@@ -174,8 +174,8 @@ def config(omni_checkpoint: Path) -> ThinkerConfig:
 def sizes(config: ThinkerConfig, free: int, sessions: int = 64, **settings: Any) -> Sizes:
     options = LoadOptions(max_sessions=sessions, **settings)
     wanted = ThinkerOptions.from_settings(options.family)
-    cache = CacheSize.chosen(options, row_bytes=ROW_BYTES, context=config.text.context, wanted=wanted.context, free=free)
-    return Sizes.chosen(config, wanted, options, cache)
+    cache = CacheSize.choose(options, row_bytes=ROW_BYTES, context=config.text.context, wanted=wanted.context, free=free)
+    return Sizes.choose(config, wanted, options, cache)
 
 
 def test_what_is_free_decides(config: ThinkerConfig) -> None:
@@ -244,8 +244,8 @@ def test_a_share_of_what_is_free_is_told_and_one_that_is_too_small_refused(confi
     assert sizes(config, GIB, memory_share=0.25).why["free_memory"] == "1 GiB after the weights, with 0.25 of the memory for this server"
     told = "kv_cache_bytes 0: room for 0 tokens of one conversation, 1024 are the least; free some memory, or give it a larger memory_share"
     assert told in refused(omni_checkpoint, memory_share=1e-6)
-    assert chosen("qwen2_5_omni", "thinker", LoadOptions(memory_share=0.25))["memory_share"] == "0.25"
-    assert chosen("qwen2_5_omni", "thinker", LoadOptions())["memory_share"] == "1 (default)"
+    assert loading_texts("qwen2_5_omni", "thinker", LoadOptions(memory_share=0.25))["memory_share"] == "0.25"
+    assert loading_texts("qwen2_5_omni", "thinker", LoadOptions())["memory_share"] == "1 (default)"
 
 
 def test_memory_is_measured() -> None:

@@ -16,7 +16,7 @@ from omnistage.models.common.encoders.features import Extent, Grid
 from omnistage.models.conversation import Media, Part, Turn
 from omnistage.models.interface import BadRequest
 from omnistage.models.qwen2_5_omni.config import ThinkerConfig, read_thinker_config
-from omnistage.models.qwen2_5_omni.prompt import laid_out
+from omnistage.models.qwen2_5_omni.prompt import lay_out
 from omnistage.models.qwen2_5_omni.thinker import tokenizer_of
 
 
@@ -104,7 +104,7 @@ def test_places_are_those_of_transformers(config: ThinkerConfig, tokenizer: Chat
         kinds = _kinds(turns)
         heard = source.random() < 0.5
         extents = _extents(kinds, source, heard=heard)
-        layout = laid_out(tokenizer.template.token_ids(turns, kinds), extents, config)
+        layout = lay_out(tokenizer.template.token_ids(turns, kinds), extents, config)
         ids = torch.from_numpy(layout.ids)[None]
         every = [(kind, extent.grid) for kind, extent in zip(kinds, extents, strict=True) if extent.grid]
         grids = {

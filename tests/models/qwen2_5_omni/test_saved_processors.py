@@ -26,7 +26,7 @@ from omnistage.models.conversation import Media, Part, Turn
 from omnistage.models.media.preprocessing import FilmPreprocessing, PicturePreprocessing, smart_resize
 from omnistage.models.qwen2_5_omni.audio import rows_of_frames
 from omnistage.models.qwen2_5_omni.config import read_thinker_config
-from omnistage.models.qwen2_5_omni.prompt import laid_out
+from omnistage.models.qwen2_5_omni.prompt import lay_out
 from omnistage.models.qwen2_5_omni.thinker import tokenizer_of
 
 CELLS = [(version, variant) for version in saved_versions.VERSIONS for variant in VARIANTS if (version[:4], variant) not in UNREADABLE]
@@ -47,7 +47,7 @@ class Reader:
         turns = [Turn(turn["role"], tuple(map(part_of, turn["parts"]))) for turn in conversation]
         media = [part for turn in conversation for part in turn["parts"] if not isinstance(part, str)]
         written = self.tokenizer.template.token_ids(turns, [kind_of(part) for part in media])
-        ids: list[int] = laid_out(written, [self.extent(part) for part in media], self.config).ids.tolist()
+        ids: list[int] = lay_out(written, [self.extent(part) for part in media], self.config).ids.tolist()
         return ids
 
     def extent(self, part: dict[str, Any]) -> Extent:

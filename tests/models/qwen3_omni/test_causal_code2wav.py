@@ -16,7 +16,7 @@ import torch
 
 from helpers import lengths
 from helpers.causal_waves import Codes, Samples, arriving, drawn, joined, reference, samples, sounds
-from omnistage.models.common.ahead import made_ahead
+from omnistage.models.common.ahead import make_ahead
 from omnistage.models.interface import Piece, Profile, WaveRequest
 from omnistage.models.qwen3_omni.wave.code2wav import CausalCode2Wav
 from omnistage.models.qwen3_omni.wave.schedules import SCHEDULES
@@ -198,7 +198,7 @@ async def test_a_window_is_made_while_one_is_on_its_way_and_no_more(wave: Causal
             taken = piece.first + 1
             yield piece
 
-    async with aclosing(made_ahead(wave.decode(prepared, counted(), {"audio": 0}))) as made:
+    async with aclosing(make_ahead(wave.decode(prepared, counted(), {"audio": 0}))) as made:
         await anext(made)
     assert 4 <= taken <= 4 + 6 + 8 + 12
     assert wave.load().queued == 0

@@ -102,7 +102,7 @@ async def test_logprobs_of_first_codes_are_those_of_transformers(
     tts = {name: TTS[f"tts_{name}_token_id"] for name in ("bos", "eos", "pad")}
     for asked in some(reference, seed, rounds):
         expected, (places, prompt, reply) = reference.spoken(asked, FRAMES), reference.rows(asked)
-        items, positions = talker.laid_out(places.rows.T.astype(np.int64), asked.voice)
+        items, positions = talker.lay_out(places.rows.T.astype(np.int64), asked.voice)
         between = reference.embedding[[*[tts["pad"]] * 4, tts["bos"]]]
         given = torch.cat((torch.from_numpy(prompt.rows), between, torch.from_numpy(reply.rows[:1])))
         behind = torch.cat((torch.from_numpy(reply.rows[1:]), reference.embedding[[tts["eos"], tts["pad"]]]))

@@ -255,10 +255,10 @@ def test_the_first_rank_misses_experts_of_the_others(copied: Path) -> None:
 @lengths.one_or_all("layout", LAYOUTS)
 def test_floats_of_eight_bits_are_those_that_they_stand_for(copied: Path, layout: str, seed: int) -> None:
     """In whatever way experts are stored; the other stages take no offence."""
-    packed, laid_out = Weights(), LAYOUTS[lengths.draw(layout, LAYOUTS, seed)]
+    packed, lay_out = Weights(), LAYOUTS[lengths.draw(layout, LAYOUTS, seed)]
 
     def pack(weights: Weights) -> Weights:
-        for name, weight in laid_out(weights).items():
+        for name, weight in lay_out(weights).items():
             products = (".self_attn.", ".experts.")
             is_packed = name.startswith("thinker.model.") and weight.ndim > 1 and any(part in name for part in products)
             packed.update(in_blocks(name, weight, BLOCK) if is_packed else {name: weight})

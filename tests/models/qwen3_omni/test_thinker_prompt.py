@@ -14,9 +14,9 @@ from helpers.qwen3_reference import Qwen3Reference
 from omnistage.models.common.chat import ChatTokenizer
 from omnistage.models.common.encoders.features import Extent, Grid
 from omnistage.models.conversation import Media, Part, Turn
-from omnistage.models.qwen3_omni.config import CHUNK_ROWS, ThinkerConfig, convolved, read_thinker_config
+from omnistage.models.qwen3_omni.config import CHUNK_ROWS, ThinkerConfig, convolved_length, read_thinker_config
 from omnistage.models.qwen3_omni.ports import MEDIUM_ROW
-from omnistage.models.qwen3_omni.prompt import laid_out, spoken
+from omnistage.models.qwen3_omni.prompt import lay_out, spoken_part
 from omnistage.models.qwen3_omni.thinker import tokenizer_of
 
 
@@ -68,7 +68,7 @@ def _extents(kinds: Sequence[str], source: random.Random, *, heard: bool) -> tup
     def sound() -> int:
         frames.append(source.randint(1, 700))
         whole, rest = divmod(frames[-1], 100)
-        return whole * CHUNK_ROWS + convolved(rest)
+        return whole * CHUNK_ROWS + convolved_length(rest)
 
     for kind in kinds:
         grid = Grid(source.randint(1, 6), 2 * source.randint(1, 6), 2 * source.randint(1, 6))
@@ -108,7 +108,7 @@ def test_places_are_those_of_transformers(config: ThinkerConfig, tokenizer: Chat
         turns, heard = _conversation(source), source.random() < 0.5
         kinds = _kinds(turns)
         extents, frames = _extents(kinds, source, heard=heard)
-        layout = laid_out(tokenizer.template.token_ids(turns, kinds), extents, config)
+        layout = lay_out(tokenizer.template.token_ids(turns, kinds), extents, config)
         wanted = _positions(reference, layout.ids, extents, frames, heard=heard)
         assert np.array_equal(layout.positions, wanted[:, :-1].numpy()), (turns, extents)
         assert layout.delta + len(layout) == int(wanted[0, -1])
@@ -131,8 +131,8 @@ def test_the_talker_gets_what_users_said(config: ThinkerConfig, tokenizer: ChatT
         kinds = _kinds(turns)
         extents, frames = _extents(kinds, source, heard=heard)
         written = tokenizer.template.token_ids(turns, kinds)
-        layout = laid_out(written, extents, config)
-        made = spoken(written, extents, layout, config, speech)
+        layout = lay_out(written, extents, config)
+        made = spoken_part(written, extents, layout, config, speech)
 
         ids = torch.from_numpy(layout.ids)[None]
         places = torch.arange(ids.shape[1])[None]
@@ -152,5 +152,5 @@ def test_the_talker_gets_what_users_said(config: ThinkerConfig, tokenizer: ChatT
 
 
 def test_a_time_between_two_positions_is_cut(config: ThinkerConfig) -> None:
-    layout = laid_out([7, config.ids.video, 8], [Extent(Grid(3, 2, 4), 0.7)], config)
+    layout = lay_out([7, config.ids.video, 8], [Extent(Grid(3, 2, 4), 0.7)], config)
     assert layout.positions[0].tolist() == [0, 1, 1, 1 + 9, 1 + 9, 1 + 18, 1 + 18, 20]

@@ -12,7 +12,7 @@ import torch
 
 from omnistage.models.common.speech import trial as trial_module
 from omnistage.models.common.speech.schedule import Schedule, Window
-from omnistage.models.common.speech.trial import SIZES, Trial, tried
+from omnistage.models.common.speech.trial import SIZES, Trial, try_windows
 from omnistage.models.common.worker import Worker
 from omnistage.models.interface import Profile
 from omnistage.models.steps.interface import Aside
@@ -69,7 +69,7 @@ SCHEDULES: Mapping[str, Schedule] = {
 
 
 def trial_of(sums: Sums, workers: Sequence[Worker], *, most: int = 0) -> Trial:
-    return tried(sums, SCHEDULES, workers, most=most)
+    return try_windows(sums, SCHEDULES, workers, most=most)
 
 
 @pytest.mark.parametrize("exact", [1, 2, 4])

@@ -9,7 +9,7 @@ from typing import TypeVar
 T = TypeVar("T")
 
 
-async def made_ahead(source: AsyncGenerator[T, None]) -> AsyncGenerator[T, None]:
+async def make_ahead(source: AsyncGenerator[T, None]) -> AsyncGenerator[T, None]:
     """Yields the items of `source`. The source runs in a task of its own, makes one item while the caller looks at the one before, and
     waits then. When this generator is closed, it returns after the source is closed. Raises the source's error after all items that the
     source yielded."""

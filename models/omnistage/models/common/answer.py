@@ -330,7 +330,9 @@ class EngineStream(Protocol[T]):
     async def take(self) -> Sequence[EngineEvent[T]]: ...
 
 
-async def answered(stream: EngineStream[T], answer: AnswerAssembler, array: Callable[[T], Array]) -> AsyncGenerator[TextPiece | Rows, None]:
+async def answer_pieces(
+    stream: EngineStream[T], answer: AnswerAssembler, array: Callable[[T], Array]
+) -> AsyncGenerator[TextPiece | Rows, None]:
     """The pieces of an answer whose tokens are the first codes of a stream's items. array: turns the engine's rows into rows of the port.
     Ends when all wanted output has come, which may be before the stream ends: then close the stream."""
     while True:

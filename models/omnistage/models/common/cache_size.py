@@ -31,7 +31,7 @@ class CacheSize:
     why: dict[str, str]
 
     @classmethod
-    def chosen(cls, options: LoadOptions, *, row_bytes: int, context: int, wanted: int = 0, free: int | None = None) -> Self:
+    def choose(cls, options: LoadOptions, *, row_bytes: int, context: int, wanted: int = 0, free: int | None = None) -> Self:
         """Choose the sizes. row_bytes: keys and values of one row. context: rows that the model was made for. wanted: context that the user
         asked for; 0: none. free: free bytes after the weights are loaded; None: measured. Raises LoadError if the user asked for something
         impossible."""

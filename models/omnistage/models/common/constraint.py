@@ -148,7 +148,7 @@ class Constraints:
         begins; the thought is free. Raises BadRequest."""
         if request.constraint is None or request.verbatim or request.finished is not None:
             return None
-        answered = request.history if thinks is None else thinks.answered(request.history)
+        answered = request.history if thinks is None else thinks.answer_tokens(request.history)
         grammar = await self._worker.run(partial(self._grammar, request.constraint, answered or ()))
         return grammar if thinks is None or answered is not None else AfterThought(grammar, thinks, self._end_ids)
 
@@ -230,7 +230,7 @@ def _reason(message: str) -> str:
 
 
 @contextmanager
-def dead_ends_refused() -> Iterator[None]:
+def refuse_dead_ends() -> Iterator[None]:
     """Used around an answer of an engine: a constraint that leads nowhere is the request's fault, however late it shows."""
     try:
         yield

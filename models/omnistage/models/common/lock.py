@@ -17,7 +17,7 @@ LOOK_S = 0.5
 
 
 @contextmanager
-def locked(path: Path, progress: Progress, came: Callable[[], tuple[int, int | None]]) -> Iterator[None]:
+def hold_lock(path: Path, progress: Progress, came: Callable[[], tuple[int, int | None]]) -> Iterator[None]:
     """Hold a lock file. While another process holds it, tell the progress at once and again, with `came`: the bytes that the other has by
     now, and of how many.
 

@@ -60,7 +60,7 @@ def mapped_bytes(folder: Path) -> int:
     return sum(int(end, 16) - int(begin, 16) for begin, end in spans)
 
 
-def memory_told(folder: Path) -> dict[str, str]:
+def memory_texts(folder: Path) -> dict[str, str]:
     """The memory that a model has taken, for its info. folder: its checkpoint, whose weights may be used directly from the files."""
     mapped = mapped_bytes(folder)
     shared = f"{bytes_told(mapped)} of weights as they are in the files, once for all replicas of this machine"

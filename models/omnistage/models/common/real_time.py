@@ -19,6 +19,6 @@ def computing_s(thread: Activity | None, device: str) -> float:
     return int(Path(f"/proc/self/task/{thread.thread_id}/schedstat").read_text().split()[0]) / 1e9
 
 
-def told(speakers: float) -> str:
+def speakers_text(speakers: float) -> str:
     """The text of the setting `real_time_speakers`."""
     return f"{speakers:.1f}, measured, with nothing else on this machine"

@@ -64,13 +64,13 @@ def check_constraint(request: TextRequest, info: ModelInfo) -> None:
 
 
 def check_bias(request: TextRequest, vocabulary: int) -> None:
-    """Check that the biased tokens exist. An engine checks that itself: see `unfit_refused`."""
+    """Check that the biased tokens exist. An engine checks that itself: see `refuse_unfit`."""
     if any(token_id >= vocabulary for token_id in request.sampling.logit_bias):
         raise BadRequest("thinker.sampling.logit_bias", f"ids must be below {vocabulary}, the size of the vocabulary")
 
 
 @contextmanager
-def unfit_refused(kind: Literal["thinker", "talker"]) -> Iterator[None]:
+def refuse_unfit(kind: Literal["thinker", "talker"]) -> Iterator[None]:
     """Used around the making of a SequenceRequest and `Engine.check`: a request that can never run is refused with its bad field."""
     try:
         yield

@@ -80,7 +80,7 @@ class _Rank:
             self.channel = Connection(ours.detach())
             undo.pop_all()
 
-    def told_end(self) -> str:
+    def end_text(self) -> str:
         """How the rank ended; empty: it has not ended."""
         # If two threads ask at once, one of them would hear that the rank still runs.
         with self._asking:
@@ -234,7 +234,7 @@ class Team:
         for rank in self._ranks:
             ends.register(rank.ended, select.POLLIN)
         ends.poll(DEATH_S * 1000)
-        told = next(filter(None, (rank.told_end() for rank in self._ranks)), "")
+        told = next(filter(None, (rank.end_text() for rank in self._ranks)), "")
         return f"{told}; its standard error says why" if told else ""
 
     def _watched(self, started: Future[None]) -> None:

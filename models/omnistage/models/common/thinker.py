@@ -13,11 +13,11 @@ from omnistage.engine.constraint import Constraint
 from omnistage.engine.detokenizer import Detokenizer
 from omnistage.engine.engine import Engine
 from omnistage.engine.request import Prompt, SequenceRequest
-from omnistage.models.common.answer import AnswerAssembler, answered
+from omnistage.models.common.answer import AnswerAssembler, answer_pieces
 from omnistage.models.common.arrays import array_of
-from omnistage.models.common.constraint import Constraints, dead_ends_refused
+from omnistage.models.common.constraint import Constraints, refuse_dead_ends
 from omnistage.models.common.engine_model import EngineModel
-from omnistage.models.common.requests import check_constraint, check_parts, unfit_refused
+from omnistage.models.common.requests import check_constraint, check_parts, refuse_unfit
 from omnistage.models.common.team import Team
 from omnistage.models.common.thought import Thought
 from omnistage.models.common.tokenizer import TextTokenizer
@@ -222,12 +222,12 @@ class EngineThinker(EngineModel, ABC, Generic[P]):
     async def _think(self, prepared: P, inputs: AsyncIterator[Piece], wanted: Wanted) -> AsyncGenerator[TextPiece | Rows, None]:
         answer, asked = await self._begun(prepared, inputs, wanted)
         answer.asked_with(len(asked.prompt))
-        with unfit_refused("thinker"):
+        with refuse_unfit("thinker"):
             submitted = self.engine.submit(asked)
-        async with aclosing(submitted) as stream, aclosing(answered(stream, answer, array_of)) as pieces:
+        async with aclosing(submitted) as stream, aclosing(answer_pieces(stream, answer, array_of)) as pieces:
             for piece in _given(answer, prepared):
                 yield piece
-            with dead_ends_refused():
+            with refuse_dead_ends():
                 async for piece in pieces:
                     yield piece
 

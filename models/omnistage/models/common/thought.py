@@ -24,7 +24,7 @@ class Marks:
     closes: int
     is_open: bool
 
-    def answered(self, history: Sequence[int]) -> Sequence[int] | None:
+    def answer_tokens(self, history: Sequence[int]) -> Sequence[int] | None:
         """The tokens after the thought with which every answer begins; None if the thought has not ended within these."""
         return history[history.index(self.closes) + 1 :] if self.closes in history else None
 

@@ -14,7 +14,7 @@ from omnistage.engine.linear import LinearMaker
 from omnistage.engine.rope import contiguous, rotary
 from omnistage.engine.tap import last_and_embedding
 from omnistage.models.common.decoder_config import BIASED
-from omnistage.models.common.encoders.starting import Ready, ThinkerWeights, needed
+from omnistage.models.common.encoders.starting import Ready, ThinkerWeights, weights_below
 from omnistage.models.common.engine_model import decoder_weights
 from omnistage.models.common.slices import HEAD_PLAN, config_of_part, weights_of_part
 from omnistage.models.common.speech.ports import AXES, thinker_ports
@@ -87,7 +87,7 @@ def _encoders(
     weights: Weights, config: ThinkerConfig, dtype: torch.dtype, device: torch.device, linear: LinearMaker
 ) -> tuple[VisionEncoder, AudioEncoder]:
     weights.read(f"{_PREFIX}audio_tower.audio_bos_eos_token.weight")  # The published code has this weight and does not use it.
-    eyes, ears = (needed(weights, f"{_PREFIX}{part}.", dtype, device) for part in ("visual", "audio_tower"))
+    eyes, ears = (weights_below(weights, f"{_PREFIX}{part}.", dtype, device) for part in ("visual", "audio_tower"))
     return VisionEncoder(config.vision, eyes, linear), AudioEncoder(config.audio, ears, linear)
 
 

@@ -14,7 +14,7 @@ from omnistage.engine.rope import contiguous, rotary
 from omnistage.models.common.checkpoint import BadCheckpoint, name_of
 from omnistage.models.common.decoder_config import BIASED
 from omnistage.models.common.encoders.config import RENAMED
-from omnistage.models.common.engine_model import Started, chosen_dtype, decoder_weights, limits_of
+from omnistage.models.common.engine_model import Started, choose_dtype, decoder_weights, limits_of
 from omnistage.models.common.speech.ports import AXES, row_ports
 from omnistage.models.common.speech.talker import AddedRows, cache_of_rows
 from omnistage.models.common.weights import Weights
@@ -37,7 +37,7 @@ _PROJECTION = f"{_PREFIX}thinker_to_talker_proj"
 
 def load_talker(folder: Path, options: LoadOptions) -> Qwen2_5Talker:
     """Raises LoadError, or ValueError for ill-shaped weights."""
-    dtype, device = chosen_dtype(options), torch.device(options.device)
+    dtype, device = choose_dtype(options), torch.device(options.device)
     torch.set_num_threads(options.threads)
     wanted, config = TalkerOptions.from_settings(options.family).context, read_talker_config(folder)
     with Weights(folder, _OTHERS, RENAMED, computed=dtype) as weights:

@@ -12,9 +12,9 @@ from omnistage.models.common.encoders.prompt import PromptRows
 from omnistage.models.qwen2_5_omni.config import ThinkerConfig
 
 
-def laid_out(ids: Sequence[int], extents: Sequence[Extent], config: ThinkerConfig) -> Layout:
-    """See PromptRows.laid_out."""
-    return _Rows(config).laid_out(ids, extents)
+def lay_out(ids: Sequence[int], extents: Sequence[Extent], config: ThinkerConfig) -> Layout:
+    """See PromptRows.lay_out."""
+    return _Rows(config).lay_out(ids, extents)
 
 
 class _Rows(PromptRows):

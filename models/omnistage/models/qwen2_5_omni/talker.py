@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from omnistage.engine.engine import Engine
 from omnistage.models.common.speech.ports import AXES
-from omnistage.models.common.speech.talker import AddedRows, Manner, RowTalker, followed
+from omnistage.models.common.speech.talker import AddedRows, Manner, RowTalker, positions_behind
 from omnistage.models.interface import ModelInfo
 from omnistage.models.qwen2_5_omni.config import TalkerConfig
 from omnistage.models.qwen2_5_omni.ports import CODES_PORT
@@ -35,9 +35,9 @@ class Qwen2_5Talker(RowTalker):
         super().__init__(manner, engine, added, info, context)
         self.config = config
 
-    def laid_out(self, places: NDArray[np.int64], voice: str) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """See RowTalker.laid_out. The rows of the conversation have no code; `pad` and `bos` go with the voice and the first token."""
-        codec, positions = self.config.codec, followed(places, 2)
+    def lay_out(self, places: NDArray[np.int64], voice: str) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """See RowTalker.lay_out. The rows of the conversation have no code; `pad` and `bos` go with the voice and the first token."""
+        codec, positions = self.config.codec, positions_behind(places, 2)
         items = np.full((positions.shape[1], 1), self.config.nothing, np.int64)
         items[-2:, 0] = codec.pad, codec.bos
         return items, positions

@@ -10,7 +10,7 @@ from omnistage.models.common.encoders.features import Extent, Layout
 from omnistage.models.common.encoders.starting import Ready
 from omnistage.models.common.encoders.thinker import MediaThinker
 from omnistage.models.qwen2_5_omni.config import ThinkerConfig
-from omnistage.models.qwen2_5_omni.prompt import laid_out
+from omnistage.models.qwen2_5_omni.prompt import lay_out
 
 END = "<|im_end|>"
 
@@ -23,9 +23,9 @@ class Qwen2_5Thinker(MediaThinker):
         super().__init__(ready, tokenizer)
         self.config = config
 
-    def laid_out(self, prompt_ids: Sequence[int], extents: Sequence[Extent]) -> Layout:
-        """See MediaThinker.laid_out."""
-        return laid_out(prompt_ids, extents, self.config)
+    def lay_out(self, prompt_ids: Sequence[int], extents: Sequence[Extent]) -> Layout:
+        """See MediaThinker.lay_out."""
+        return lay_out(prompt_ids, extents, self.config)
 
 
 def tokenizer_of(directory: Path, config: ThinkerConfig) -> ChatTokenizer:

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as functional
 
 from omnistage.engine.linear import Linear, LinearMaker
-from omnistage.models.common.encoders.axial import Turn, places_of, turn_of, turned
+from omnistage.models.common.encoders.axial import Turn, places_of, turn_heads, turn_of
 from omnistage.models.common.encoders.encoder import Need
 from omnistage.models.common.encoders.features import Grid
 from omnistage.models.common.encoders.segments import Segments
@@ -76,7 +76,7 @@ class VisionEncoder:
         size = config.hidden_size // config.heads
         qkv = block.query_key_value(functional.rms_norm(x, (config.hidden_size,), block.attention_norm, NORM_EPS))
         query, key, value = qkv.view(len(x), 3, config.heads, size).unbind(1)
-        x = x + block.output(segments.attention(turned(query, turn), turned(key, turn), value))
+        x = x + block.output(segments.attention(turn_heads(query, turn), turn_heads(key, turn), value))
         gate, up = block.gate_up(functional.rms_norm(x, (config.hidden_size,), block.ffn_norm, NORM_EPS)).chunk(2, -1)
         return x + block.down(functional.silu(gate) * up)
 

@@ -20,7 +20,7 @@ from omnistage.engine.linear import LinearMaker
 from omnistage.models.common.encoders.encoder import Need
 from omnistage.models.common.encoders.segments import Segments
 from omnistage.models.common.encoders.whisper import LayerNorm, WhisperLayer, sinusoids
-from omnistage.models.qwen3_omni.config import CHUNK_ROWS, AudioConfig, convolved
+from omnistage.models.qwen3_omni.config import CHUNK_ROWS, AudioConfig, convolved_length
 
 CHUNKS = 8
 """Chunks that go through the convolutions at once: this bounds the memory, of which convolutions take much."""
@@ -51,7 +51,7 @@ class AudioEncoder:
     def rows(self, frames: int) -> int:
         """See common's AudioEncoder."""
         whole, rest = divmod(frames, self.config.chunk)
-        return whole * CHUNK_ROWS + convolved(rest)
+        return whole * CHUNK_ROWS + convolved_length(rest)
 
     def pieces(self, spectrogram: torch.Tensor) -> Sequence[torch.Tensor]:
         """Windows of attention. A rest after them that is no whole chunk stays with the last one, because it must be padded."""
@@ -80,7 +80,7 @@ class AudioEncoder:
             for chunk in torch.split(spectrogram, self.config.chunk):
                 missing = self.config.chunk - len(chunk) if len(spectrogram) > self.config.chunk else 0
                 chunks.append(functional.pad(chunk, (0, 0, 0, missing)))
-                rows.append(convolved(len(chunk)))
+                rows.append(convolved_length(len(chunk)))
         made = list[torch.Tensor]()
         for first in range(0, len(chunks), CHUNKS):
             some = chunks[first : first + CHUNKS]

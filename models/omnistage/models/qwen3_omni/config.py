@@ -176,8 +176,8 @@ def _vision(config: Config) -> VisionConfig:
 def _audio(config: Config, row_size: int) -> AudioConfig:
     check_activation(config, "activation_function", "gelu")
     chunk = 2 * config.size("n_window", MOST_SOUND_POSITIONS)
-    if convolved(chunk) != CHUNK_ROWS:
-        told = f"{config.place}: 'n_window' is {chunk // 2}, which makes chunks of {convolved(chunk)} rows"
+    if convolved_length(chunk) != CHUNK_ROWS:
+        told = f"{config.place}: 'n_window' is {chunk // 2}, which makes chunks of {convolved_length(chunk)} rows"
         raise BadCheckpoint(f"{told}: only chunks of {CHUNK_ROWS} are supported, as 50 makes them")
     if (seen := config.size("n_window_infer")) < chunk:
         raise BadCheckpoint(f"{config.place}: 'n_window_infer' is {seen}: it must be twice 'n_window' or more, {chunk}")
@@ -195,7 +195,7 @@ def _audio(config: Config, row_size: int) -> AudioConfig:
     return found
 
 
-def convolved(count: int) -> int:
+def convolved_length(count: int) -> int:
     """The number that three convolutions leave of so many frames or bins; each takes every second one."""
     for _ in range(3):
         count = (count - 1) // 2 + 1

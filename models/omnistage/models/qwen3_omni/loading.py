@@ -18,7 +18,7 @@ from omnistage.engine.rope import interleaved, rotary
 from omnistage.engine.tap import embedding_or_hidden
 from omnistage.models.common.checkpoint import BadCheckpoint
 from omnistage.models.common.encoders.config import RENAMED
-from omnistage.models.common.encoders.starting import Ready, ThinkerWeights, needed
+from omnistage.models.common.encoders.starting import Ready, ThinkerWeights, weights_below
 from omnistage.models.common.engine_model import decoder_weights
 from omnistage.models.common.experts import check_experts
 from omnistage.models.common.slices import HEAD_PLAN, config_of_part, weights_of_part
@@ -116,7 +116,7 @@ def _check_shapes(weights: Weights, config: ThinkerConfig, group: Group) -> None
 def _encoders(
     weights: Weights, config: ThinkerConfig, dtype: torch.dtype, device: torch.device, linear: LinearMaker
 ) -> tuple[VisionEncoder, AudioEncoder]:
-    eyes, ears = (needed(weights, f"{_PREFIX}{part}.", dtype, device) for part in ("visual", "audio_tower"))
+    eyes, ears = (weights_below(weights, f"{_PREFIX}{part}.", dtype, device) for part in ("visual", "audio_tower"))
     return VisionEncoder(config.vision, eyes, linear), AudioEncoder(config.audio, ears, linear)
 
 

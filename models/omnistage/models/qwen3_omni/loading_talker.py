@@ -21,7 +21,7 @@ from omnistage.engine.norm import head_rms_norm
 from omnistage.engine.rope import interleaved, rotary
 from omnistage.models.common.checkpoint import BadCheckpoint, name_of
 from omnistage.models.common.encoders.config import RENAMED
-from omnistage.models.common.engine_model import Logits, Started, chosen_dtype, decoder_weights, limits_of
+from omnistage.models.common.engine_model import Logits, Started, choose_dtype, decoder_weights, limits_of
 from omnistage.models.common.experts import check_experts
 from omnistage.models.common.revision import computed
 from omnistage.models.common.speech.ports import codes_port, row_ports
@@ -48,7 +48,7 @@ _PROJECTIONS = ("text_projection", "hidden_projection")
 
 def load_talker(folder: Path, options: LoadOptions) -> Qwen3Talker:
     """Raises LoadError, or ValueError for ill-shaped weights."""
-    dtype, device = chosen_dtype(options), torch.device(options.device)
+    dtype, device = choose_dtype(options), torch.device(options.device)
     torch.set_num_threads(options.threads)
     wanted, config = TalkerOptions.from_settings(options.family).context, read_talker_config(folder)
     with Weights(folder, _OTHERS, RENAMED, computed=dtype) as weights:

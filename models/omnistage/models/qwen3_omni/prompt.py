@@ -18,9 +18,9 @@ from omnistage.models.qwen3_omni.config import SpeechSource, ThinkerConfig
 from omnistage.models.qwen3_omni.ports import MEDIUM_ROW, TEXT_ROW
 
 
-def laid_out(ids: Sequence[int], extents: Sequence[Extent], config: ThinkerConfig) -> Layout:
-    """See PromptRows.laid_out."""
-    return _Rows(config).laid_out(ids, extents)
+def lay_out(ids: Sequence[int], extents: Sequence[Extent], config: ThinkerConfig) -> Layout:
+    """See PromptRows.lay_out."""
+    return _Rows(config).lay_out(ids, extents)
 
 
 class _Rows(PromptRows):
@@ -49,15 +49,15 @@ class Spoken:
     places: NDArray[np.int64]
 
 
-def spoken(
+def spoken_part(
     ids: Sequence[int], extents: Sequence[Extent], whole: Layout, config: ThinkerConfig, speech: SpeechSource, opens: int | None = None
 ) -> Spoken:
-    """The spoken part of a prompt. ids, extents: those from which `laid_out` made `whole`. opens: the id with which the prompt begins a
+    """The spoken part of a prompt. ids, extents: those from which `lay_out` made `whole`. opens: the id with which the prompt begins a
     thought, which is not spoken; None: it begins none."""
     written, kinds = np.array(ids, np.int64), [*config.ids.kinds]
     kept = _is_heard(written, speech, opens)
     seen = [extent for extent, is_kept in zip(extents, kept[np.isin(written, kinds)], strict=True) if is_kept]
-    alone = laid_out(written[kept].tolist(), seen, config)
+    alone = lay_out(written[kept].tolist(), seen, config)
     rows = np.where(np.isin(alone.ids, kinds), MEDIUM_ROW, TEXT_ROW)
     return Spoken(np.flatnonzero(_is_heard(whole.ids, speech, opens)), np.concatenate((alone.positions, rows[None])))
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from omnistage.engine.engine import Engine
 from omnistage.models.common.speech.ports import AXES, codes_port
-from omnistage.models.common.speech.talker import AddedRows, Manner, RowTalker, followed
+from omnistage.models.common.speech.talker import AddedRows, Manner, RowTalker, positions_behind
 from omnistage.models.interface import BadRequest, ModelInfo
 from omnistage.models.qwen3_omni.ports import MEDIUM_ROW, PLACE, TEXT_ROW
 from omnistage.models.qwen3_omni.talker_config import TalkerConfig
@@ -29,12 +29,12 @@ class Qwen3Talker(RowTalker):
         super().__init__(manner, engine, added, info, context)
         self.config = config
 
-    def laid_out(self, places: NDArray[np.int64], voice: str) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """See RowTalker.laid_out. The last number of a place tells the kind of the row; the rows that tell the voice end with the first
+    def lay_out(self, places: NDArray[np.int64], voice: str) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """See RowTalker.lay_out. The last number of a place tells the kind of the row; the rows that tell the voice end with the first
         token. Raises BadRequest for an unknown kind."""
         config, codec = self.config, self.config.codec
         spoken = (codec.nothink, codec.think_bos, codec.think_eos, config.speakers[voice], codec.pad, codec.bos)
-        positions = followed(places[:AXES], len(spoken))
+        positions = positions_behind(places[:AXES], len(spoken))
         if not np.isin(kinds := places[AXES], (TEXT_ROW, MEDIUM_ROW)).all():
             raise BadRequest("talker", f"the last number of a place is {TEXT_ROW} of text or {MEDIUM_ROW} of a medium, and no other")
         items = np.zeros((positions.shape[1], config.groups), np.int64)

@@ -20,7 +20,7 @@ from omnistage.models.common.thinker import TEXT
 from omnistage.models.conversation import Turn
 from omnistage.models.interface import Array, Wanted
 from omnistage.models.qwen3_omni.config import ThinkerConfig
-from omnistage.models.qwen3_omni.prompt import laid_out, spoken
+from omnistage.models.qwen3_omni.prompt import lay_out, spoken_part
 
 END = "<|im_end|>"
 
@@ -33,17 +33,17 @@ class Qwen3Thinker(MediaThinker):
         super().__init__(ready, tokenizer, partial(_row, embedding, ready.engine.spec.dtype))
         self.config = config
 
-    def laid_out(self, prompt_ids: Sequence[int], extents: Sequence[Extent]) -> Layout:
-        """See MediaThinker.laid_out."""
-        return laid_out(prompt_ids, extents, self.config)
+    def lay_out(self, prompt_ids: Sequence[int], extents: Sequence[Extent]) -> Layout:
+        """See MediaThinker.lay_out."""
+        return lay_out(prompt_ids, extents, self.config)
 
-    def handed(self, prompt_ids: Sequence[int], extents: Sequence[Extent], layout: Layout, wanted: Wanted) -> Handed:
-        """See MediaThinker.handed."""
+    def hand_over(self, prompt_ids: Sequence[int], extents: Sequence[Extent], layout: Layout, wanted: Wanted) -> Handed:
+        """See MediaThinker.hand_over."""
         if self.config.speech is None or wanted.keys() <= {TEXT}:
             return Handed()
         thinks = self.tokenizer.thinks
         opens = thinks.opens if thinks and thinks.is_open else None
-        made = spoken(prompt_ids, extents, layout, self.config, self.config.speech, opens)
+        made = spoken_part(prompt_ids, extents, layout, self.config, self.config.speech, opens)
         return Handed(rows_known(PLACES, made.places.T, wanted), made.slots)
 
 

@@ -16,7 +16,7 @@ import torch.nn.functional as functional
 from transformers.vision_utils import get_vision_interpolation_indices_and_weights
 
 from omnistage.engine.linear import Linear, LinearMaker
-from omnistage.models.common.encoders.axial import Turn, places_of, turn_of, turned
+from omnistage.models.common.encoders.axial import Turn, places_of, turn_heads, turn_of
 from omnistage.models.common.encoders.encoder import Need
 from omnistage.models.common.encoders.features import Grid
 from omnistage.models.common.encoders.segments import Segments
@@ -90,7 +90,7 @@ class _Block:
 
     def __call__(self, x: torch.Tensor, turn: Turn, frames: Segments) -> torch.Tensor:
         query, key, value = self._query_key_value(self._attention_norm(x)).view(len(x), 3, self._heads, -1).unbind(1)
-        x = x + self._output(frames.attention(turned(query, turn), turned(key, turn), value))
+        x = x + self._output(frames.attention(turn_heads(query, turn), turn_heads(key, turn), value))
         return x + self._down(functional.gelu(self._up(self._ffn_norm(x)), approximate="tanh"))
 
 

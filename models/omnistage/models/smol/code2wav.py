@@ -21,7 +21,7 @@ import torch
 from numpy.typing import NDArray
 
 from omnistage.models.common.checkpoint import read_config
-from omnistage.models.common.real_time import computing_s, told
+from omnistage.models.common.real_time import computing_s, speakers_text
 from omnistage.models.common.revision import computed, revision
 from omnistage.models.common.weights import load_weights
 from omnistage.models.common.worker import Worker
@@ -322,7 +322,7 @@ class SmolCode2Wav:
         """Decode a few seconds on the thread that decodes, and once more to measure how many speakers it can serve."""
         await self._worker.run(lambda: list(_fixed_sounds(self._net, USUAL_PROFILE)))
         speakers = await self._worker.run(self._speakers)
-        self.info = replace(self.info, settings={**self.info.settings, "real_time_speakers": told(speakers)})
+        self.info = replace(self.info, settings={**self.info.settings, "real_time_speakers": speakers_text(speakers)})
 
     def _speakers(self) -> float:
         """Seconds of sound that are made in a second."""

@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 
 from omnistage.models.common.checkpoint import read_config
-from omnistage.models.common.real_time import computing_s, told
+from omnistage.models.common.real_time import computing_s, speakers_text
 from omnistage.models.common.revision import computed, revision
 from omnistage.models.common.voices import choose_voice
 from omnistage.models.common.weights import load_weights
@@ -103,7 +103,7 @@ class SmolTalker:
         """Speak a sentence on the thread that speaks, and once more to measure how many speakers it can serve."""
         await self._worker.run(partial(_first_rows, self._net, self._phonemizer))
         speakers = await self._worker.run(self._speakers)
-        self.info = replace(self.info, settings={**self.info.settings, "real_time_speakers": told(speakers)})
+        self.info = replace(self.info, settings={**self.info.settings, "real_time_speakers": speakers_text(speakers)})
 
     def _speakers(self) -> float:
         """Seconds of speech that are made in a second."""

@@ -24,8 +24,8 @@ from omnistage.models.common.answer import AnswerAssembler
 from omnistage.models.common.checkpoint import read_config
 from omnistage.models.common.constraint import FORMS
 from omnistage.models.common.decoder_config import BIASED, LEAST_THETA
-from omnistage.models.common.engine_model import Started, chosen_dtype, decoder_weights, limits_of
-from omnistage.models.common.requests import unfit_refused
+from omnistage.models.common.engine_model import Started, choose_dtype, decoder_weights, limits_of
+from omnistage.models.common.requests import refuse_unfit
 from omnistage.models.common.thinker import TEXT, EngineThinker, Tokenized
 from omnistage.models.common.tokenizer import TextTokenizer, read_tokenizer
 from omnistage.models.common.weights import Weights
@@ -94,7 +94,7 @@ class SmolThinker(EngineThinker[Prepared]):
         answer = AnswerAssembler(Detokenizer(self.tokenizer.piece, request.stop), {TEXT: len(request.history)}, history=request.history)
         if answer.ended:
             raise BadRequest("resume.history", "the answer ended in its history, with a stop string")
-        with unfit_refused("thinker"):
+        with refuse_unfit("thinker"):
             prompt = Prompt.of_tokens(prompt_ids, request.scope.encode())
             asked = self._asked(request, grammar, prompt, min(request.max_tokens, self._context - len(prompt_ids)))
             self.engine.check(asked)
@@ -111,7 +111,7 @@ def load_thinker(folder: Path, options: LoadOptions | None = None, *, poison: bo
     The KV cache holds at least one full context; memory is used as it is touched."""
     options = options or LoadOptions()
     torch.set_num_threads(options.threads)
-    decoder = read_decoder(folder, chosen_dtype(options), torch.device(options.device))
+    decoder = read_decoder(folder, choose_dtype(options), torch.device(options.device))
     kv_bytes = options.kv_cache_bytes or KV_CACHE_BYTES
     if (least := page_bytes(decoder.spec) * pages_for(decoder.spec.context)) > kv_bytes:
         raise LoadError(f"kv_cache_bytes {kv_bytes}: one whole context takes {least}")

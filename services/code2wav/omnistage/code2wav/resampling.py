@@ -58,7 +58,7 @@ class Conversion:
         self.output_block = self.block // period * (rate_hz // common)
 
     @classmethod
-    def asked(cls, source_hz: int, rate_hz: int) -> Conversion | None:
+    def for_rates(cls, source_hz: int, rate_hz: int) -> Conversion | None:
         """The conversion to `rate_hz`, 0 for the model's own rate; None: there is nothing to convert. Raises BadRequest."""
         if rate_hz in (0, source_hz):
             return None
@@ -82,7 +82,7 @@ class Conversion:
         """The first sample of the model that is needed to make this sample and those after it."""
         return self._begin(sample // self.output_block)
 
-    def converted(self, held: Samples, held_first: int, first: int, until: int) -> Samples:
+    def convert(self, held: Samples, held_first: int, first: int, until: int) -> Samples:
         """Convert the blocks from `first` to before `until`; returns [n, channels]. held: all samples of the model that these blocks need;
         `held_first` is the number of the first one. The result is clipped to full scale, which filtered sound may exceed."""
         channels = held.shape[1]
@@ -157,14 +157,14 @@ class Resampler:
         """Convert the blocks to before `until`, without the samples that the listener had before."""
         if until <= self._block:
             return self._held[:0]
-        made = self._conversion.converted(self._held, self._held_first, self._block, until)[self._known :]
+        made = self._conversion.convert(self._held, self._held_first, self._block, until)[self._known :]
         self._known, self._block = 0, until
         needed = self._conversion.first_needed(until * self._conversion.output_block)
         self._held, self._held_first = self._held[needed - self._held_first :].copy(), needed
         return made
 
 
-async def converted(
+async def convert_sounds(
     sounds: AsyncIterator[Sound], conversion: Conversion, channels: int, first: int, needed: int
 ) -> AsyncGenerator[Sound, None]:
     """The sound of a model, converted to the other rate, from sample `first` on. sounds: the model's, from `conversion.first_needed(first)`

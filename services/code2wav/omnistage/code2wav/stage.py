@@ -9,7 +9,7 @@ from contextlib import aclosing, asynccontextmanager
 from functools import partial
 
 from omnistage.code2wav.player import Player
-from omnistage.code2wav.resampling import Conversion, converted, warm_up
+from omnistage.code2wav.resampling import Conversion, convert_sounds, warm_up
 from omnistage.models.interface import USUAL_PROFILE, Code2WavModel, P, Piece, Profile, Sound, WaveRequest
 from omnistage.stage.logic import Input, Kept, Output, Start, Timing, Work
 from omnistage.stage.model import ModelStage
@@ -42,7 +42,7 @@ class Code2WavStage(ModelStage[Code2WavModel[P]]):
             raise bad_request("code2wav.encoding", f"must be one of {chunk_pb2.AudioEncoding.keys()[1:]}")
         wave = WaveRequest(request.seed, params.profile or USUAL_PROFILE, params.voice, request.client)
         with refusals():
-            conversion = Conversion.asked(self._rate_hz, params.sample_rate_hz)
+            conversion = Conversion.for_rates(self._rate_hz, params.sample_rate_hz)
             prepared = await self._model.prepare(wave)
         needed = self._first_frame(prepared, conversion, start.first.get(self._output.name, 0))
         return Work(partial(self._run, prepared, encoding, conversion), {self._input.name: needed})
@@ -97,7 +97,7 @@ class Code2WavStage(ModelStage[Code2WavModel[P]]):
         needed = self._first_frame(prepared, conversion, first)
         async with (
             aclosing(self._model.decode(prepared, frames, {name: conversion.first_needed(first)})) as made,
-            aclosing(converted(made, conversion, self._output.width, first, needed)) as resampled,
+            aclosing(convert_sounds(made, conversion, self._output.width, first, needed)) as resampled,
         ):
             yield resampled
 

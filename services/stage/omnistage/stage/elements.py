@@ -11,7 +11,7 @@ from omnistage.v1 import tensor_pb2
 _DTYPES = {tensor_pb2.ELEMENT_TYPE_FLOAT32: np.float32, tensor_pb2.ELEMENT_TYPE_FLOAT16: np.float16}
 
 
-def converted(rows: Array, given: tensor_pb2.ElementType, wanted: tensor_pb2.ElementType) -> Array:
+def convert_rows(rows: Array, given: tensor_pb2.ElementType, wanted: tensor_pb2.ElementType) -> Array:
     """The rows in the wanted type, rounded to the nearest; the same array if it has that type already. Bits of bfloat16 are uint16."""
     if given == wanted:
         return rows

@@ -10,7 +10,7 @@ import numpy as np
 
 from omnistage.connector.errors import InvalidReference, StaleReference
 from omnistage.connector.transport import Receiver, TensorView
-from omnistage.stage.elements import converted
+from omnistage.stage.elements import convert_rows
 from omnistage.stage.logic import Input, InputPayload
 from omnistage.v1 import chunk_pb2, stage_pb2, tensor_pb2
 from omnistage.wire.errors import StageError, protocol_error
@@ -181,7 +181,7 @@ class Inputs:
         """The content of a chunk; rows are converted to the type of the port."""
         if view is None:
             return _message(chunk)
-        return converted(view.array, view.element_type, self._specs[chunk.port].element_type)
+        return convert_rows(view.array, view.element_type, self._specs[chunk.port].element_type)
 
     def _view_of(self, chunk: chunk_pb2.Chunk) -> TensorView | None:
         spec = self._specs[chunk.port]

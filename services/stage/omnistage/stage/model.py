@@ -13,7 +13,7 @@ from omnistage.models.common.offline import say_offline
 from omnistage.models.errors import LoadError
 from omnistage.models.interface import Load, Model
 from omnistage.models.options import LoadOptions
-from omnistage.models.registry import chosen, load
+from omnistage.models.registry import load, loading_texts
 from omnistage.stage.describe import describe
 from omnistage.stage.logic import Start, Work
 from omnistage.stage.server import main
@@ -70,7 +70,7 @@ def serve_kind(stage: type[ModelStage[Any]]) -> int:
     def load_logic(settings: StageSettings) -> ModelStage[Any]:
         options = LoadOptions.of(settings)
         logic = stage(load(settings.family, kind, options))
-        for name, value in chosen(settings.family, kind, options).items():
+        for name, value in loading_texts(settings.family, kind, options).items():
             if name not in logic.description.settings:  # The model itself knows these better.
                 logic.description.settings[name] = value
         return logic

@@ -44,7 +44,7 @@ class Opening:
         return replace(self.resumption.start(needs), ended=self.ended)
 
 
-async def checked(request: stage_pb2.Open, description: stage_pb2.DescribeResponse, allow_list: AllowList) -> Opening:
+async def check_open(request: stage_pb2.Open, description: stage_pb2.DescribeResponse, allow_list: AllowList) -> Opening:
     """Check an Open. Raises UNKNOWN_MODEL, REVISION_MISMATCH, or BAD_REQUEST with the bad field."""
     if _SESSION_ID.fullmatch(request.session_id) is None:
         raise bad_request("open.session_id", "must be 1 to 64 characters of A-Z a-z 0-9 _ -")

@@ -18,7 +18,7 @@ from omnistage.models.options import with_resumed
 from omnistage.stage.caller import Caller, Context
 from omnistage.stage.environment import SessionEnvironment
 from omnistage.stage.metrics import StageMetrics
-from omnistage.stage.opening import checked
+from omnistage.stage.opening import check_open
 from omnistage.stage.session import Session
 from omnistage.stage.trace import SessionTrace
 from omnistage.v1 import stage_pb2, stage_pb2_grpc, tensor_pb2
@@ -155,7 +155,7 @@ class StageServicer(stage_pb2_grpc.StageServiceServicer):
         """The session that the caller asks for. Raises StageError if it cannot be."""
         request = await caller.receive_open()
         structlog.contextvars.bind_contextvars(session_id=request.session_id[:64])
-        opening = await checked(request, self._environment.description, self._environment.allow_list)
+        opening = await check_open(request, self._environment.description, self._environment.allow_list)
         return Session(self._environment, caller, opening, trace)
 
     async def _run(self, session: Session, caller: Caller) -> None:

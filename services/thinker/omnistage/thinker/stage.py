@@ -46,7 +46,7 @@ class ThinkerStage(ModelStage[ThinkerModel[P]]):
     async def prepare(self, request: stage_pb2.Open, start: Start) -> Work:
         check_kind(request.params, "thinker")
         asked = parse(request.params.thinker, request.seed, self._model.info.usual_tokens)
-        asked = resumed(replace(asked, client=request.client, scope=request.scope), start, self._text)
+        asked = continue_request(replace(asked, client=request.client, scope=request.scope), start, self._text)
         with refusals():
             prepared = await self._model.prepare(asked)
         return Work(partial(self._run, prepared, drew=self._drew(0.0 if asked.verbatim else asked.sampling.temperature)))
@@ -100,7 +100,7 @@ def parse(params: stage_pb2.ThinkerParams, seed: int, usual_tokens: int = 0) -> 
     )
 
 
-def resumed(request: TextRequest, start: Start, port: str) -> TextRequest:
+def continue_request(request: TextRequest, start: Start, port: str) -> TextRequest:
     """The request with the part of its answer that the caller already has. port: the text port. Raises BAD_REQUEST for a text that has
     ended without a reason, or has a reason without having ended."""
     text = start.history.get(port, chunk_pb2.Chunk()).text

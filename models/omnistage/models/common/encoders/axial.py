@@ -32,7 +32,7 @@ def turn_of(places: torch.Tensor, head_size: int, theta: float) -> Turn:
     return angles.cos(), angles.sin()
 
 
-def turned(x: torch.Tensor, turn: Turn) -> torch.Tensor:
+def turn_heads(x: torch.Tensor, turn: Turn) -> torch.Tensor:
     """Turn the heads. x: [patches, heads, head size]."""
     wide, (cos, sin) = x.float(), turn
     first, second = wide.chunk(2, -1)

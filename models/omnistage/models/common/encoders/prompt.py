@@ -69,7 +69,7 @@ class PromptRows(ABC):
         self._most = 0
         self._count = 0
 
-    def laid_out(self, ids: Sequence[int], extents: Sequence[Extent]) -> Layout:
+    def lay_out(self, ids: Sequence[int], extents: Sequence[Extent]) -> Layout:
         """The prompt of token ids; each id of a medium stands for all of its rows. extents: those of the media, in order."""
         written = np.array(ids, np.int64)
         indices = np.flatnonzero(np.isin(written, [*self._sizes.ids.kinds]))

@@ -45,7 +45,7 @@ class Sizes:
     why: dict[str, str]
 
     @classmethod
-    def chosen(cls, config: MediaSizes, wanted: ThinkerOptions, options: LoadOptions, cache: CacheSize) -> Self:
+    def choose(cls, config: MediaSizes, wanted: ThinkerOptions, options: LoadOptions, cache: CacheSize) -> Self:
         """Choose the sizes. wanted: sizes that the user asked for."""
         kind, free, why = options.device.partition(":")[0], cache.free, dict(cache.why)
         patch, frame, room = config.vision.patch_bytes, config.audio.frame_bytes, int(free * PASS_SHARE)

@@ -39,7 +39,7 @@ from omnistage.models.common.encoders.queue import Pass, Slice
 from omnistage.models.common.encoders.reader import MediaReader
 from omnistage.models.common.encoders.sizes import Sizes
 from omnistage.models.common.encoders.spectrograms import Spectrograms
-from omnistage.models.common.engine_model import Started, chosen_dtype, limits_of
+from omnistage.models.common.engine_model import Started, choose_dtype, limits_of
 from omnistage.models.common.lru import LruCache
 from omnistage.models.common.revision import computed
 from omnistage.models.common.spool import MEDIA_PORTS
@@ -95,7 +95,7 @@ class ThinkerWeights(Generic[Sized]):
 
     def read_decoder(self, folder: Path, options: LoadOptions, group: Group) -> PackedDecoder:
         """The part that a `rank.Reader` reads."""
-        dtype = chosen_dtype(options)
+        dtype = choose_dtype(options)
         with Weights(folder, self.others, RENAMED, computed=dtype) as weights:
             return self.decoder(weights, self.read_config(folder), dtype, torch.device(options.device), group)
 
@@ -140,7 +140,7 @@ class Ready:
     ) -> Self:
         """Start all of it. wanted: the user's options. code: see `Started.revision`. produces: the ports of the outputs, by the type of
         computing. team: the other ranks, for which this waits. Raises LoadError, or ValueError for ill-shaped weights."""
-        dtype, device = chosen_dtype(options), torch.device(options.device)
+        dtype, device = choose_dtype(options), torch.device(options.device)
         torch.set_num_threads(options.threads)
         preparation = Preparation.of(folder, config)
         parts = weights.read_parts(folder, config, dtype, device, ALONE if team is None else team.group)
@@ -149,8 +149,8 @@ class Ready:
         # The ranks on a CPU share its memory.
         sharing = options.tensor_parallel_size if parts.decoder.spec.device.type == "cpu" else 1
         row_bytes = sharing * page_bytes(parts.decoder.spec) // PAGE_ROWS
-        cache = CacheSize.chosen(options, row_bytes=row_bytes, context=config.text.context, wanted=wanted.context)
-        sizes = Sizes.chosen(config, wanted, options, cache)
+        cache = CacheSize.choose(options, row_bytes=row_bytes, context=config.text.context, wanted=wanted.context)
+        sizes = Sizes.choose(config, wanted, options, cache)
         limits, kv_bytes = limits_of(options, sizes.batch_rows), cache.kv_bytes // sharing
         started = Started.of(parts.decoder, TokenHead, folder, options, limits=limits, kv_bytes=kv_bytes, team=team)
         together, encoded = computed(partial(encoded_rows, parts, preparation.pictures.colours), options.threads)
@@ -202,7 +202,7 @@ def _built(
     return build(whole), WHOLE.name
 
 
-def needed(weights: Weights, prefix: str, dtype: torch.dtype, device: torch.device) -> Need:
+def weights_below(weights: Weights, prefix: str, dtype: torch.dtype, device: torch.device) -> Need:
     """The weights whose names begin with `prefix`, by the rest of their names."""
 
     def need(name: str) -> torch.Tensor:

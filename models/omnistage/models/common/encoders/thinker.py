@@ -21,7 +21,7 @@ from omnistage.models.common.chat import ChatTokenizer
 from omnistage.models.common.encoders.features import Extent, Features, Layout
 from omnistage.models.common.encoders.reader import Medium
 from omnistage.models.common.encoders.starting import Ready
-from omnistage.models.common.requests import check_place, unfit_refused
+from omnistage.models.common.requests import check_place, refuse_unfit
 from omnistage.models.common.speech.ports import HIDDEN, PLACES, PROMPT
 from omnistage.models.common.spool import Files, Spool, Spooled
 from omnistage.models.common.thinker import EngineThinker, Tokenized
@@ -100,18 +100,18 @@ class MediaThinker(EngineThinker[Prepared]):
         return tuple(self.tokenizer.template.token_ids(turns, [part.kind for part in _media(turns)]))
 
     @abstractmethod
-    def laid_out(self, prompt_ids: Sequence[int], extents: Sequence[Extent]) -> Layout:
+    def lay_out(self, prompt_ids: Sequence[int], extents: Sequence[Extent]) -> Layout:
         """The rows of a prompt in which one token stands for each medium. extents: those of the media, in order."""
 
-    def handed(self, prompt_ids: Sequence[int], extents: Sequence[Extent], layout: Layout, wanted: Wanted) -> Handed:
-        """The rows that a Talker gets. prompt_ids, extents: those from which `laid_out` made `layout`. Raises BadRequest."""
+    def hand_over(self, prompt_ids: Sequence[int], extents: Sequence[Extent], layout: Layout, wanted: Wanted) -> Handed:
+        """The rows that a Talker gets. prompt_ids, extents: those from which `lay_out` made `layout`. Raises BadRequest."""
         return Handed(rows_known(PLACES, layout.positions.T, wanted))
 
     def _prepared(
         self, request: TextRequest, prompt_ids: tuple[int, ...], said_ids: tuple[int, ...], grammar: Constraint | None
     ) -> Prepared:
         if request.finished is None and prompt_ids:  # Verbatim text for a model without rows has no prompt, and needs no engine.
-            with unfit_refused("thinker"):
+            with refuse_unfit("thinker"):
                 # Without the rows of the media: faults of the request itself are told before anything is read.
                 most = min(request.max_tokens, self._context - len(prompt_ids))
                 self.engine.check(self._asked(request, grammar, Prompt.of_tokens(prompt_ids), most, said_ids=said_ids))
@@ -134,8 +134,8 @@ class MediaThinker(EngineThinker[Prepared]):
         """See _begun; the media are read already. Raises BadRequest."""
         request, said_ids = prepared.request, prepared.said_ids
         extents = [each.extent for each in features]
-        layout = self.laid_out(prepared.prompt_ids, extents)
-        handed = self.handed(prepared.prompt_ids, extents, layout, wanted)
+        layout = self.lay_out(prepared.prompt_ids, extents)
+        handed = self.hand_over(prepared.prompt_ids, extents, layout, wanted)
         answer = AnswerAssembler(
             Detokenizer(self.tokenizer.piece, () if said_ids else request.stop),
             wanted,
@@ -151,7 +151,7 @@ class MediaThinker(EngineThinker[Prepared]):
             ready=handed.ready,
             thought=self._thought(request),
         )
-        with unfit_refused("thinker"):
+        with refuse_unfit("thinker"):
             prompt = Prompt(layout.ids[:, None], _given(layout, features), layout.positions, layout.delta, request.scope.encode())
             taps_from = answer.first_slot
             asked = self._asked(request, prepared.grammar, prompt, answer.items, said_ids=said_ids, taps_from=taps_from)

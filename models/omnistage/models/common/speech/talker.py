@@ -28,8 +28,8 @@ from omnistage.models.common.arrays import array_of
 from omnistage.models.common.cache_size import CacheSize
 from omnistage.models.common.engine_model import EngineModel
 from omnistage.models.common.feed import Feed, next_rows
-from omnistage.models.common.real_time import computing_s, told
-from omnistage.models.common.requests import unfit_refused
+from omnistage.models.common.real_time import computing_s, speakers_text
+from omnistage.models.common.requests import refuse_unfit
 from omnistage.models.common.speech.blocks import Blocks
 from omnistage.models.common.speech.opening import Opening
 from omnistage.models.common.speech.ports import HIDDEN, PLACES, PROMPT
@@ -86,7 +86,7 @@ class RowTalker(EngineModel):
         self._manner, self._added, self._context = manner, added, context
 
     @abstractmethod
-    def laid_out(self, places: NDArray[np.int64], voice: str) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    def lay_out(self, places: NDArray[np.int64], voice: str) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Items [rows, codebooks] and positions [axes, rows] of a prompt: the conversation, the added rows, and the first row of the
         answer. places: [place, rows] of the conversation, from the Thinker."""
 
@@ -99,7 +99,7 @@ class RowTalker(EngineModel):
         frames = await asyncio.gather(*(self._spoken(SpeechRequest(seed, max_frames=most)) for seed in range(SPEAKERS)))
         seconds = max(sum(frames), 1) / self._manner.codes.rate_hz
         speakers = seconds / (computing_s(thread, device) - begun)
-        self.info = replace(self.info, settings={**self.info.settings, "real_time_speakers": told(speakers)})
+        self.info = replace(self.info, settings={**self.info.settings, "real_time_speakers": speakers_text(speakers)})
 
     async def _spoken(self, request: SpeechRequest) -> int:
         """Speak an answer of one token; returns the number of frames."""
@@ -115,7 +115,7 @@ class RowTalker(EngineModel):
         if request.speed != 1:
             raise BadRequest("talker.speed", "this voice speaks at its own pace: leave it out, or give 1")
         prepared = Prepared(request, voice)
-        with unfit_refused("talker"):
+        with refuse_unfit("talker"):
             # Faults of the request itself are told before anything is read.
             self.engine.check(self.sequence(prepared, np.zeros((self._manner.place, 0), np.int64)))
         return prepared
@@ -154,7 +154,7 @@ class RowTalker(EngineModel):
                 continue
             pages = await self._worker.run(opening.read)
             if stream is None:
-                with unfit_refused("talker"):
+                with refuse_unfit("talker"):
                     stream = self.engine.submit(self.sequence(prepared, opening.places))
                 await held.enter_async_context(aclosing(stream))
             for rows, digest in pages:
@@ -162,12 +162,12 @@ class RowTalker(EngineModel):
         return opening, stream if opening.reply else None
 
     def sequence(self, prepared: Prepared, places: NDArray[np.int64]) -> SequenceRequest:
-        """The request to the engine for a speech after a conversation; the rows of its prompt are given later. places: as in `laid_out`.
+        """The request to the engine for a speech after a conversation; the rows of its prompt are given later. places: as in `lay_out`.
         Raises Unfit.
 
         A speech has as many frames as there are rows left, and places: the places of pictures and films may outrun their rows."""
         request = prepared.request
-        items, positions = self.laid_out(places, prepared.voice)
+        items, positions = self.lay_out(places, prepared.voice)
         prompt = Prompt(items, (), positions, int(positions.max()) + 1 - len(items), request.scope.encode(), given_later=True)
         room = min(self._context, self.engine.spec.context - prompt.delta) - len(prompt) + 1
         if room < 1:
@@ -186,7 +186,7 @@ class RowTalker(EngineModel):
         )
 
 
-def followed(positions: NDArray[np.int64], count: int) -> NDArray[np.int64]:
+def positions_behind(positions: NDArray[np.int64], count: int) -> NDArray[np.int64]:
     """Positions [axes, rows] of a conversation, and of `count` rows after it: each stands one behind all before it."""
     after = int(positions[:, -1].max()) + 1 if positions.shape[1] else 0
     return np.concatenate((positions, np.broadcast_to(np.arange(after, after + count), (len(positions), count))), axis=1)
@@ -199,7 +199,7 @@ def cache_of_rows(decoder: PackedDecoder, row_size: int, options: LoadOptions, c
     A given row is kept as long as it may have to be computed again: until its speech ends, and on the CPU."""
     kv_row, spec = page_bytes(decoder.spec) // PAGE_ROWS, decoder.spec
     row_bytes = kv_row + (row_size * spec.dtype.itemsize if spec.device.type == "cpu" else 0)
-    cache = CacheSize.chosen(options, row_bytes=row_bytes, context=context, wanted=wanted)
+    cache = CacheSize.choose(options, row_bytes=row_bytes, context=context, wanted=wanted)
     return cache, cache.kv_bytes // row_bytes * kv_row
 
 

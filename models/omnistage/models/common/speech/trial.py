@@ -13,7 +13,7 @@ from typing import Generic, Protocol, TypeVar
 import torch
 
 from omnistage.models.common.cores import cores
-from omnistage.models.common.real_time import computing_s, told
+from omnistage.models.common.real_time import computing_s, speakers_text
 from omnistage.models.common.speech.halving import WORTH
 from omnistage.models.common.speech.schedule import Schedule, Window
 from omnistage.models.common.worker import Worker
@@ -82,7 +82,7 @@ class Trial:
         return {
             "batch": f"{stages}: what has the same bits together as alone",
             "workers": f"{self.workers}; two of them share a step in {len(self.halved)} of {shapes} shapes",
-            "real_time_speakers": told(self.speakers),
+            "real_time_speakers": speakers_text(self.speakers),
         }
 
 
@@ -91,7 +91,7 @@ def _told(shapes: Sequence[tuple[int, ...]]) -> str:
     return f"up to {max(exact)} windows together, in {len(exact)} of {len(shapes)} shapes" if exact else "one window at a time"
 
 
-def tried(trials: Trials[Job], schedules: Mapping[str, Schedule], workers: Sequence[Worker], *, most: int = 0) -> Trial:
+def try_windows(trials: Trials[Job], schedules: Mapping[str, Schedule], workers: Sequence[Worker], *, most: int = 0) -> Trial:
     """Compute windows of all shapes that streams have, on this thread and on those of the workers. most: most windows together; 0: as many
     as are worth it."""
     side_by_side = min(len(workers), max(cores() // torch.get_num_threads(), 1))

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from omnistage.models.common.ahead import made_ahead
+from omnistage.models.common.ahead import make_ahead
 from omnistage.models.common.speech.code2wav import AUDIO, WindowedCode2Wav
 from omnistage.models.common.speech.forecast import Arrivals, Forecast
 from omnistage.models.common.speech.halving import Halving
@@ -63,8 +63,8 @@ class FlowCode2Wav(WindowedCode2Wav[Prepared]):
         made, and the flow of the one after that is solved."""
         arrivals, speech = Arrivals(), Speech(self.config, self.windows, prepared, wanted[AUDIO])
         async with (
-            aclosing(made_ahead(self._solved(speech, prepared, inputs, arrivals))) as solved,
-            aclosing(made_ahead(self._sounds(prepared.schedule, solved, arrivals))) as sounds,
+            aclosing(make_ahead(self._solved(speech, prepared, inputs, arrivals))) as solved,
+            aclosing(make_ahead(self._sounds(prepared.schedule, solved, arrivals))) as sounds,
         ):
             async for each in sounds:
                 yield each

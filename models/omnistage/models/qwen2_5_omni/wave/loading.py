@@ -14,7 +14,7 @@ from omnistage.models.common.checkpoint import BadCheckpoint, name_of
 from omnistage.models.common.revision import computed, revision
 from omnistage.models.common.speech.code2wav import AUDIO
 from omnistage.models.common.speech.loading import KERNELS, round_alike, sessions_of, workers_of
-from omnistage.models.common.speech.trial import tried
+from omnistage.models.common.speech.trial import try_windows
 from omnistage.models.common.weights import Weights
 from omnistage.models.common.worker import Worker
 from omnistage.models.devices import hardware
@@ -58,7 +58,7 @@ def load_code2wav(folder: Path, options: LoadOptions) -> FlowCode2Wav:
     count = workers_of(chosen.workers, options, device)
     workers = [Worker(f"flow {number}", options.threads) for number in range(count)]
     schedules = {name: schedule_of(sizes, chosen.lookahead or ahead, config.block_codes) for name, (sizes, ahead) in SCHEDULES.items()}
-    trial = computed(partial(tried, WindowTrials(config, windows), schedules, workers, most=options.max_batch_size), options.threads)
+    trial = computed(partial(try_windows, WindowTrials(config, windows), schedules, workers, most=options.max_batch_size), options.threads)
     sessions, why = sessions_of(2 * solver.evaluations * math.prod(windows.dit.kept_shape()) * FLOAT_BYTES, options)
     info = ModelInfo(
         name=name_of(folder) + "-code2wav",

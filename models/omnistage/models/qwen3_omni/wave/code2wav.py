@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from omnistage.models.common.ahead import made_ahead
+from omnistage.models.common.ahead import make_ahead
 from omnistage.models.common.speech.code2wav import AUDIO, WindowedCode2Wav
 from omnistage.models.common.speech.forecast import Arrivals, Forecast
 from omnistage.models.common.speech.schedule import Schedule
@@ -53,7 +53,7 @@ class CausalCode2Wav(WindowedCode2Wav[Prepared]):
         """See Code2WavModel.decode. If no frames come, there is no sound. While the sound of a window is on its way, the next one is
         made."""
         speech = Speech(self.config, self.windows.net, prepared.schedule, wanted[AUDIO])
-        async with aclosing(made_ahead(self._sounds(speech, prepared, inputs))) as sounds:
+        async with aclosing(make_ahead(self._sounds(speech, prepared, inputs))) as sounds:
             async for each in sounds:
                 yield each
 

@@ -14,7 +14,7 @@ from omnistage.models.common.revision import computed, revision
 from omnistage.models.common.speech.code2wav import AUDIO
 from omnistage.models.common.speech.loading import KERNELS, round_alike, sessions_of, workers_of
 from omnistage.models.common.speech.ports import codes_port
-from omnistage.models.common.speech.trial import tried
+from omnistage.models.common.speech.trial import try_windows
 from omnistage.models.common.weights import Weights
 from omnistage.models.common.worker import Worker
 from omnistage.models.devices import hardware
@@ -45,7 +45,7 @@ def load_code2wav(folder: Path, options: LoadOptions) -> CausalCode2Wav:
         windows = Windows(net)
     workers = [Worker(f"wave {number}", options.threads) for number in range(workers_of(chosen.workers, options, device))]
     schedules = {name: schedule_of(sizes, config.frames_before) for name, sizes in SCHEDULES.items()}
-    trial = computed(partial(tried, WindowTrials(windows), schedules, workers, most=options.max_batch_size), options.threads)
+    trial = computed(partial(try_windows, WindowTrials(windows), schedules, workers, most=options.max_batch_size), options.threads)
     # The state before a window is kept until the window is done, and so is the state after it.
     sessions, why = sessions_of(2 * windows.net.start(1).bytes, options)
     info = ModelInfo(

@@ -6,7 +6,7 @@ from __future__ import annotations
 import re
 
 from omnistage.models.smol.spoken.form import Form, before, behind, form, in_equation, table
-from omnistage.models.smol.spoken.numbers import NUMBER, ONES, amount, bare, cardinal, digits, letters, name, ordinal, parsed, plural
+from omnistage.models.smol.spoken.numbers import NUMBER, ONES, amount, bare, cardinal, digits, letters, name, ordinal, parse_number, plural
 
 _SECRET_WORDS = """
 zip zipcode postcode postal pin code passcode password ext extension account acct serial id dial ending digits otp tracking confirmation
@@ -136,7 +136,7 @@ def _aircraft(match: re.Match[str]) -> str:
 
 
 def _ordinal(match: re.Match[str]) -> str | None:
-    number = parsed(match["number"])
+    number = parse_number(match["number"])
     return ordinal(int(number.whole)) if len(number.whole) <= 15 and not number.part else None
 
 
@@ -157,7 +157,7 @@ def _millions(match: re.Match[str]) -> str:
 
 def _list(match: re.Match[str]) -> str | None:
     """1,2,3, where the commas do not group digits."""
-    if parsed(match.group()).grouped:
+    if parse_number(match.group()).grouped:
         return None
     return ", ".join((bare(part) if part.isdecimal() else amount(part)) for part in match.group().split(","))
 

@@ -50,7 +50,7 @@ class Written(NamedTuple):
         return self.whole == "1" and not self.part
 
 
-def parsed(number: str) -> Written:
+def parse_number(number: str) -> Written:
     """Parse a number by the marks between its digits: the last of two different marks is the point; a comma before three digits groups, and
     so does a point that comes twice."""
     plain = number.replace(GROUP, "").replace(" ", "").replace("'", "")
@@ -71,7 +71,7 @@ def parsed(number: str) -> Written:
 
 def amount(number: str | Written) -> str:
     """1,234.50 as "one thousand two hundred thirty four point five zero"; 007 digit by digit."""
-    whole, part, grouped = parsed(number) if isinstance(number, str) else number
+    whole, part, grouped = parse_number(number) if isinstance(number, str) else number
     words = ""
     if whole:
         limit = MAX_DIGITS + 3 if grouped else MAX_DIGITS
@@ -80,9 +80,9 @@ def amount(number: str | Written) -> str:
     return f"{words} point {digits(part)}".strip() if part else words
 
 
-def counted(number: str, one: str, many: str) -> str:
+def count_words(number: str, one: str, many: str) -> str:
     """A number and what it counts."""
-    written = parsed(number)
+    written = parse_number(number)
     return f"{amount(written)} {one if written.is_one else many}"
 
 

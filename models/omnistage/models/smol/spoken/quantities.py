@@ -8,7 +8,7 @@ from omnistage.models.smol.spoken.characters import FRACTIONS
 from omnistage.models.smol.spoken.currencies import CURRENCIES
 from omnistage.models.smol.spoken.form import Form, alternatives, before, behind, form, in_equation
 from omnistage.models.smol.spoken.mistaken import are_seconds, awaits_letter, is_many, is_mistaken
-from omnistage.models.smol.spoken.numbers import NUMBER, Written, amount, bare, cardinal, counted, name, ordinal, parsed, plural
+from omnistage.models.smol.spoken.numbers import NUMBER, Written, amount, bare, cardinal, count_words, name, ordinal, parse_number, plural
 from omnistage.models.smol.spoken.units import UNIT, unit_names
 
 _SCALES = {"k": "thousand", "m": "million", "mm": "million", "mn": "million", "mio": "million", "b": "billion", "bn": "billion"}
@@ -48,9 +48,9 @@ def _money(match: re.Match[str]) -> str:
     groups = match.groupdict()
     names = CURRENCIES[groups.get("code") or groups["sign"].rstrip(".")]
     one, many, small, _ = names
-    number = parsed(groups["number"])
+    number = parse_number(groups["number"])
     if one == "euro" and re.fullmatch(r"\d{1,3}\.\d{3}", groups["number"]):
-        number = parsed(groups["number"].replace(".", ","))
+        number = parse_number(groups["number"].replace(".", ","))
     short = groups.get("short") or groups.get("far")
     scale = groups.get("scale") or (_SCALES[short.lower()] if short else "")
     thing = _COIN.match(match.string, match.end()) or _is_kind(match)
@@ -133,18 +133,18 @@ def _unit(match: re.Match[str]) -> str | None:
         return None
     if is_many(match):
         return f"{amount(number)} million"
-    if unit == "s" and match.group()[-2].isdecimal() and parsed(number).part == "" and not are_seconds(match):
+    if unit == "s" and match.group()[-2].isdecimal() and parse_number(number).part == "" and not are_seconds(match):
         return _plural_number(match)
     one, many = unit_names(unit)
     scale = f" {match['scale']}" if match["scale"] else ""
-    written = parsed(number)
+    written = parse_number(number)
     return f"{amount(written)}{scale} {one if (written.is_one and not scale) or _is_kind(match) else many}"
 
 
 def _plural_number(match: re.Match[str]) -> str:
     """iPhone 5s, two 6s, F-150s: the plural of a number."""
     number = match["number"]
-    written = parsed(number)
+    written = parse_number(number)
     if re.search(r"[A-Za-z]-?$", before(match, 2)) and number.isdecimal():
         return plural(name(number))
     return plural((amount(written) if written.grouped or not number.isdecimal() else bare(number)).removeprefix("one ") or "one")
@@ -154,7 +154,7 @@ def _seconds(match: re.Match[str]) -> str | None:
     """This may also be a decade: a 30s clip."""
     if not are_seconds(match) or _AGE_BEFORE.search(before(match, 16)):
         return None
-    return counted(match["number"], "second", "second" if _is_kind(match) or _LIMIT.match(behind(match, 12)) else "seconds")
+    return count_words(match["number"], "second", "second" if _is_kind(match) or _LIMIT.match(behind(match, 12)) else "seconds")
 
 
 _AGE_BEFORE = re.compile(
@@ -180,10 +180,10 @@ def is_modulo(match: re.Match[str]) -> bool:
 
 def _degrees(match: re.Match[str]) -> str:
     """A temperature or an angle, with its minutes and seconds."""
-    words = [counted(match["number"], "degree", "degree" if _is_kind(match) else "degrees")]
+    words = [count_words(match["number"], "degree", "degree" if _is_kind(match) else "degrees")]
     for part in ("minute", "second"):
         if match[part]:
-            words.append(counted(match[part], part, f"{part}s"))
+            words.append(count_words(match[part], part, f"{part}s"))
     scales = {"C": "Celsius", "F": "Fahrenheit", "K": "Kelvin", "N": "north", "S": "south", "E": "east", "W": "west"}
     return " ".join([*words, scales.get(match["scale"] or "", "")]).strip()
 
@@ -197,7 +197,7 @@ def _bare_degrees(match: re.Match[str]) -> str | None:
     celsius = match["scale"] == "C" and 40 <= int(match["number"]) <= 400
     if not (fahrenheit or celsius or _HEATED_TO.search(front) or _HEAT.search(near) or _OTHER_SCALE.search(near)):
         return None
-    return f"{counted(match['number'], 'degree', 'degrees')} {'Celsius' if match['scale'] == 'C' else 'Fahrenheit'}"
+    return f"{count_words(match['number'], 'degree', 'degrees')} {'Celsius' if match['scale'] == 'C' else 'Fahrenheit'}"
 
 
 _HEAT = re.compile(
@@ -222,18 +222,18 @@ def _feet(match: re.Match[str]) -> str | None:
     if float(inches) >= 12:
         if match["part"] or not match.group().endswith(("'", '"')) or float(inches) >= 60:
             return None
-        return f"{counted(match['feet'], 'minute', 'minutes')} {counted(inches, 'second', 'seconds')}"
-    words = counted(match["feet"], "foot", "feet")
+        return f"{count_words(match['feet'], 'minute', 'minutes')} {count_words(inches, 'second', 'seconds')}"
+    words = count_words(match["feet"], "foot", "feet")
     if match["part"]:
         return f"{words} {amount(inches)} and {fraction(*FRACTIONS[match['part']])} inches"
-    return f"{words} {counted(inches, 'inch', 'inches')}"
+    return f"{words} {count_words(inches, 'inch', 'inches')}"
 
 
 def _lone_feet(match: re.Match[str]) -> str | None:
     return (
         None
         if _closes(match, _SINGLE) or before(match, 1) == "+" or behind(match, 7) == " minute"
-        else counted(match["number"], "foot", "foot" if _is_kind(match) or _SIZED.match(behind(match, 12)) else "feet")
+        else count_words(match["number"], "foot", "foot" if _is_kind(match) or _SIZED.match(behind(match, 12)) else "feet")
     )
 
 
@@ -279,7 +279,7 @@ def _inches(match: re.Match[str]) -> str | None:
     if match["over"]:
         part = fraction(int(match["over"]), int(match["under"]))
         return f"{amount(match['number'])} and {part} inches" if match["number"] else f"{part} inch"
-    return counted(match["number"], "inch", "inch" if _is_kind(match) or _SIZED.match(behind(match, 12)) else "inches")
+    return count_words(match["number"], "inch", "inch" if _is_kind(match) or _SIZED.match(behind(match, 12)) else "inches")
 
 
 def _by(match: re.Match[str]) -> str | None:
@@ -433,7 +433,7 @@ QUANTITIES: tuple[Form, ...] = (
         rf"(?P<number>{NUMBER})(?: (?P<scale>{SCALE_WORDS}))?[ -]?(?P<unit>{UNIT})(?![\w²³]|'[a-z])(?:(?<=[a-z])\.(?= [a-z\d(]|[,;]))?",
         _unit,
     ),
-    form(r"(?P<number>\d{1,4}(?:\.\d{1,4})?) in\.(?= [a-z\d(×=]|[,;])", lambda match: counted(match["number"], "inch", "inches")),
+    form(r"(?P<number>\d{1,4}(?:\.\d{1,4})?) in\.(?= [a-z\d(×=]|[,;])", lambda match: count_words(match["number"], "inch", "inches")),
     form(
         r"(?P<number>\d{1,4})(?: |-)(?P<over>\d{1,2})/(?P<under>\d{1,3})(?:(?:st|nds?|rds?|ths?)\b)?(?![\d/])"
         rf"(?:[ -](?P<unit>{UNIT})(?![\w²³]|'[a-z]))?",
