@@ -1,4 +1,4 @@
-"""An imagined listener, who plays the sound that Code2Wav makes: does he always have something to play?"""
+"""An imagined listener who plays the sound that Code2Wav makes. The player counts the times without anything to play."""
 
 from __future__ import annotations
 

@@ -77,7 +77,7 @@ class Outputs:
     # Outputs of the logic -------------------------------------------------------------------------------------------------------------
 
     async def emit(self, output: Output) -> None:
-        """^Sent up first, and written: a checkpoint must not come later than what is made from it."""
+        """Send an output. A checkpoint goes up first and is flushed: it must not come later than what is made from it."""
         if output.last:
             self._unended.discard(output.port)
         down = output.port in self._opening.takes
