@@ -34,8 +34,8 @@ ADVICE: Mapping[str, str] = {
 }
 """Advice to a user who gives a setting to a model that does not use it."""
 
-DAMAGE = (ArithmeticError, AssertionError, AttributeError, LookupError, TypeError, ValueError)
-"""Errors, besides RuntimeError, of building a model from numbers and words of a config that nobody foresaw."""
+FAULTS = (ArithmeticError, AssertionError, AttributeError, LookupError, MemoryError, OSError, RuntimeError, TypeError, ValueError)
+"""Errors of building a model from files that cannot be read, or from numbers and words of a config that nobody foresaw."""
 
 CONVERTED = ("config.json", WEIGHTS)
 
@@ -254,29 +254,22 @@ def has_model(family: str, kind: str) -> bool:
 
 def lacking(folder: Path, models: Iterable[tuple[str, str]]) -> list[str]:
     """The kinds of those models, given by family and kind, that a checkpoint does not have, judged by its config.json. Raises LoadError."""
-    return [kind for family, kind in models if _lacks(folder, _entry(family, kind))]
-
-
-def _lacks(folder: Path, entry: ModelEntry) -> bool:
-    config = folder / entry.folder / "config.json"
-    return config.is_file() and not _is_said(Config(json_object(config), str(config)), entry)
+    paths = [(family, kind, folder / _entry(family, kind).folder / "config.json") for family, kind in models]
+    return [kind for family, kind, path in paths if path.is_file() and not is_said(Config(json_object(path), str(path)), family, kind)]
 
 
 def is_said(config: Config, family: str, kind: str) -> bool:
-    """Whether the checkpoint of this config has a family's model of a kind. Raises BadCheckpoint for a value of another type."""
-    return _is_said(config, _entry(family, kind))
+    """Whether the checkpoint of this config has a family's model of a kind: its sections, of which an empty one does not count, and its
+    switches. Raises BadCheckpoint for a value of another type."""
+    entry = _entry(family, kind)
+    there = [config.has(name) and bool(config.section(name).raw) for name in entry.sections]
+    return all([*there, *(config.value(switch, bool, True) for switch in entry.switches)])
 
 
 def check_said(config: Config, family: str, kind: str) -> None:
     """Raises BadCheckpoint for a checkpoint that lacks a family's model of a kind."""
     if not is_said(config, family, kind):
         raise BadCheckpoint(f"{config.place}: this checkpoint has no {kind.title()}; serve a pipeline of its Thinker alone")
-
-
-def _is_said(config: Config, entry: ModelEntry) -> bool:
-    """Whether the config has the entry's sections; an empty section is none."""
-    there = [config.has(name) and bool(config.section(name).raw) for name in entry.sections]
-    return all([*there, *(config.value(switch, bool, True) for switch in entry.switches)])
 
 
 def voices(family: str, kind: str) -> tuple[str, ...]:
@@ -361,20 +354,15 @@ def load(family: str, kind: str, options: LoadOptions) -> StageModel:
         ) from error
     except Unreachable as error:
         raise BadCheckpoint(f"{folder} is not complete: {error}") from error
-    except (MemoryError, RuntimeError) as error:
-        if isinstance(error, MemoryError) or "memory" in str(error):  # torch has no class for it on a CPU
+    except FAULTS as error:
+        # torch has no class for it on a CPU
+        if isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and "memory" in str(error)):
             raise LoadError(f"the {kind} of {family} does not fit into the memory that is free: {error}") from error
         if folder is None:
             raise
-        raise _damaged(folder, error) from error
-    except OSError as error:
-        if folder is None:
-            raise
-        raise BadCheckpoint(f"{error.filename or folder} cannot be read: {error.strerror or error}") from error
-    except DAMAGE as error:
-        if folder is None:
-            raise
-        raise _damaged(folder, error) from error
+        if isinstance(error, OSError):
+            raise BadCheckpoint(f"{error.filename or folder} cannot be read: {error.strerror or error}") from error
+        raise BadCheckpoint(f"{folder} is damaged, or of another model: {type(error).__name__}: {error}") from error
 
 
 def _loader(family: str, kind: str) -> Loader:
@@ -389,11 +377,6 @@ def _loader(family: str, kind: str) -> Loader:
             f"as docs/models.md says"
         )
     return cast(Loader, found)
-
-
-def _damaged(folder: Path, error: Exception) -> BadCheckpoint:
-    """The error of building a model from a folder's config, as an error of that folder."""
-    return BadCheckpoint(f"{folder} is damaged, or of another model: {type(error).__name__}: {error}")
 
 
 def has_default(family: str) -> bool:

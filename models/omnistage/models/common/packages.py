@@ -40,7 +40,6 @@ Came = Callable[[int, int | None], None]
 _NOWHERE = "No matching distribution found"
 """pip's words if no index has the wheel, or none answers: asking again would take as long, and end the same."""
 
-_BLOCK = 1 << 20
 _PIP = """
 import ctypes, os, runpy, signal, sys
 PR_SET_PDEATHSIG = 1
@@ -104,11 +103,8 @@ def wheel(package: Package, kept: Path, scratch: Path, most: int, progress: Prog
 
 def file_sha256(path: Path) -> str:
     """SHA-256 of a file in lower-case hex."""
-    digest = hashlib.sha256()
     with path.open("rb") as file:
-        while block := file.read(_BLOCK):
-            digest.update(block)
-    return digest.hexdigest()
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def size_of(path: Path) -> int:
