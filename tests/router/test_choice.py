@@ -12,7 +12,7 @@ from helpers.ask import ask, refused, request
 from helpers.families import looked_at
 from helpers.run import messages
 from helpers.servers import CHAIN, all_free, family_logic, local_router, local_stage, omni_stub
-from omnistage.router.choice import chosen
+from omnistage.router.choice import choose_pipeline
 from omnistage.router.pipeline import load_pipeline
 from omnistage.router.request import validate
 from omnistage.v1 import omni_pb2, stage_pb2
@@ -39,7 +39,7 @@ def drawn(*types: str, prompt: str = "", **fields: object) -> omni_pb2.GenerateR
 
 
 def choice(asked: omni_pb2.GenerateRequest, table: Sequence[str] = tuple(TABLE)) -> str:
-    return chosen(asked, {name: TABLE[name] for name in table}).name
+    return choose_pipeline(asked, {name: TABLE[name] for name in table}).name
 
 
 @pytest.mark.parametrize(
@@ -170,11 +170,11 @@ def test_an_error_of_a_large_table_stays_small() -> None:
     table = {f"{n}-{'x' * 60}": TABLE["toy-picture"].model_copy(update={"name": f"{n}-{'x' * 60}"}) for n in range(100)}
     for asked in (spoken(*["y" * 1000] * 50), omni_pb2.GenerateRequest(outputs=["z" * 5000, "image"])):
         with pytest.raises(StageError) as raised:
-            chosen(asked, table)
+            choose_pipeline(asked, table)
         assert len(raised.value.status().SerializeToString()) < 4096
     both = {"toy": TABLE["toy"], **table}
     with pytest.raises(StageError) as raised:
-        chosen(drawn(prompt="x"), both)
+        choose_pipeline(drawn(prompt="x"), both)
     assert len(raised.value.metadata["candidates"].split(",")) == 8 and len(raised.value.status().SerializeToString()) < 4096
 
 
@@ -215,8 +215,8 @@ def test_words_in_messages_are_text() -> None:
     """A pipeline without text is no candidate for them."""
     silent = TABLE["toy-omni"].model_copy(update={"name": "silent", "inputs": ("image",)})
     asked = omni_pb2.GenerateRequest(thinker=stage_pb2.ThinkerParams(messages=messages("hi")))
-    assert chosen(asked, {"silent": silent, "toy": TABLE["toy"]}).name == "toy"
-    assert chosen(spoken("image/png"), {"toy": TABLE["toy"], "silent": silent}).name == "silent"
+    assert choose_pipeline(asked, {"silent": silent, "toy": TABLE["toy"]}).name == "toy"
+    assert choose_pipeline(spoken("image/png"), {"toy": TABLE["toy"], "silent": silent}).name == "silent"
 
 
 # Prompts that are drawn ----------------------------------------------------------------------------------------------------------------
