@@ -267,6 +267,7 @@ PARTS: dict[str, Callable[[Report, Path], Coroutine[Any, Any, None]]] = {
     "first sound": first_sound,
     "films at once": films.throughput,
     "first frame": films.first_frame,
+    "memory of films": films.memory,
 }
 
 

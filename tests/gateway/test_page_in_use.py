@@ -189,7 +189,7 @@ async def it_plays_the_mean_of_two_channels(place: Place) -> None:
         await page.route("**/v1/audio/generate", lambda route: route.fulfill(content_type="text/event-stream", body=body))
         await page.get_by_text("Sound", exact=True).click()
         await ask(page, "Rain", SEED)
-        await heard(page, np.trunc(whole[:, 0] * 32768 / 2) / 32768)
+        await heard(page, (np.trunc(whole[:, 0] * 32768 / 2) / 32768).astype(np.float32))
         await watched.check(place.url)
 
 
