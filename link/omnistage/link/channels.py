@@ -1,4 +1,4 @@
-"""What a process keeps of the addresses that it calls: a channel and a pulse of each."""
+"""The channel and the pulse of each address that a process calls."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from omnistage.wire.token import Token
 
 class Channels:
     """One channel per address, kept for the life of the process or until it is forgotten. Addresses come from a configuration, or from a
-    name in it; who follows a name forgets the addresses that it does not have any more.
+    name in it; the code that follows a name forgets the addresses that the name no longer has.
 
-    metadata: what to send with every call of a stage, for its guard.
+    metadata: sent with every call of a stage, for the stage's guard.
     """
 
     def __init__(self, credentials: Credentials, max_message_bytes: int = MAX_MESSAGE_BYTES, token: Token | None = None) -> None:
@@ -39,11 +39,11 @@ class Channels:
         return self._pulses.of(address)
 
     def is_quiet(self, address: str) -> bool:
-        """Whether the address is known to give no sign of life: ask others first."""
+        """Whether the address is known to give no sign of life: then ask others first."""
         return self._pulses.is_quiet(address)
 
     def forget(self, address: str) -> None:
-        """The next `get` makes a new channel; the old one ends with its last user."""
+        """Drop the channel of the address: the next `get` makes a new one, and the old one ends with its last user."""
         self._channels.pop(address, None)
 
     async def close(self) -> None:

@@ -1,4 +1,4 @@
-"""The end of a request's time, and what it means for a stream that ends."""
+"""The end of a request's time, and its meaning for a stream that ends."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ import time
 from omnistage.wire.errors import LOST_HERE, Reason, StageError
 
 LAST_S = 0.5
-"""So long before the end of the time of a request a silent replica is given up though it is alone: so that the caller hears who it was."""
+"""A silent replica that has no alternative is given up this long before the request's time ends, so that the caller hears which stage was
+silent."""
 
 
 class StreamLost(StageError):
@@ -22,7 +23,7 @@ class StreamLost(StageError):
 
 
 class Deadline:
-    """The end of a request's time. A link asks it first: what ended at the deadline was not lost."""
+    """The end of a request's time. A link asks it first: a stream that ended at the deadline was not lost."""
 
     def __init__(self, at: float) -> None:
         """at: in time.monotonic() seconds."""
@@ -34,11 +35,11 @@ class Deadline:
 
     @property
     def is_near(self) -> bool:
-        """Whether it is time to say what was waited for."""
+        """Whether it is time to tell the caller which stage the request waited for."""
         return self.remaining_s <= LAST_S
 
     def silence(self, stage: str, message: str) -> StageError:
-        """The error of a stream whose replica was given up by this end."""
+        """The error of a stream whose replica this end gave up."""
         if self.is_near:
             return StageError("DEADLINE", f"{message}, until the time of the request was over", metadata={"stage": stage})
         return self.loss(stage, message)

@@ -1,4 +1,4 @@
-"""The way down of one link: the input of every port, sent within the credit of the stage, and kept for a replay."""
+"""The way down of one link: it sends the input of every port within the credit of the stage, and keeps the input for a replay."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from omnistage.wire.batches import Batch
 from omnistage.wire.ports import Output
 
 MAX_UNSENT = 256
-"""Pieces that a link holds for a stage without credit; then `send` waits. This is the bound on what text runs ahead of sound."""
+"""Pieces that a link holds for a stage without credit; then `send` waits. This bounds how far text runs ahead of sound."""
 
 MAX_UNSENT_CODES = 1
-"""The same where pieces are codes. It is the client's credit that ends here: who plays no more sound has no more codes made than these,
-what is on its way, and what a Talker is ahead of its own link."""
+"""The same for pieces of codes. The client's credit ends here: once a client plays no more sound, the Talker makes only these codes, the
+codes on their way, and those that it may be ahead of its own link."""
 
 REPLAY_BYTES = 64 << 20
-"""Bytes that a link keeps of what it sent, for a replay. Beyond it the oldest is forgotten: a loss that needs it is REPLAY_EXPIRED."""
+"""Bytes of sent input that a link keeps for a replay. Beyond it the oldest is forgotten: a loss that needs it is REPLAY_EXPIRED."""
 
 
 class Feed:
-    """Use: `restart` with every stream of the link, `stop` when that one is lost, `close` at last; `send` at any time."""
+    """Use: `restart` with every stream of the link, `stop` when that stream is lost, `close` at the end; `send` at any time."""
 
     def __init__(self, max_unsent: int, replay_bytes: int) -> None:
         self._max_unsent = max_unsent
@@ -32,19 +32,20 @@ class Feed:
         self._inputs: dict[str, InputLog] = {}
         self._stream: Stream | None = None
         self._sender = Sender(None)
-        """Of the last stream: tensors are placed there even while there is none."""
+        """Sender of the last stream: tensors are placed there even while there is no stream."""
         self._room = asyncio.Event()
         self._pumping = False
         self._over = False
         self.needs: Mapping[str, int] = {}
-        """First item that the stage needs of each input port; 0 for one that is not named."""
+        """First item that the stage needs of each input port; 0 for a port that is not named."""
 
     def begin_at(self, port: str, first: int) -> None:
-        """The input port begins with item `first`: the stage needs nothing before it. Before the first `send` on it."""
+        """Begin the input port with item `first`: the stage needs nothing before it. Call it before the first `send` on the port."""
         self._inputs[port] = InputLog(port, first)
 
     def restart(self, stream: Stream) -> None:
-        """Go on with this stream, from what its replica needs; nothing is sent before the next `send` or `pump`. Raises ReplayExpired."""
+        """Go on with this stream, from the items that its replica needs; nothing is sent before the next `send` or `pump`. Raises
+        ReplayExpired."""
         needs = {position.port: position.first for position in stream.opened.needs}
         for port, inputs in self._inputs.items():
             inputs.restart(needs.get(port, 0))
@@ -52,11 +53,11 @@ class Feed:
         self._stream, self._sender = stream, stream.sender
 
     def stop(self) -> None:
-        """The stream is lost: keep what comes for the next one."""
+        """The stream is lost: keep new input for the next stream."""
         self._stream = None
 
     async def send(self, output: Output) -> None:
-        """Send a piece of a port, or keep it until there is credit; wait while `max_unsent` pieces are kept, or MAX_UNSENT_CODES of a port
+        """Send a piece of a port, or keep it until there is credit. Wait while `max_unsent` pieces are kept, or MAX_UNSENT_CODES of a port
         of codes. A stage that has ended needs nothing more: then this does nothing."""
         if self._over:
             return
@@ -72,7 +73,7 @@ class Feed:
             await self._room.wait()
 
     def sent(self, port: str) -> int:
-        """Pieces of the port that went down. Less after a loss, until they have gone down again."""
+        """Pieces of the port that went down. A loss lowers the number until they have gone down again."""
         return self._inputs[port].sent if port in self._inputs else 0
 
     async def sends(self) -> None:
@@ -82,7 +83,7 @@ class Feed:
             await self._room.wait()
 
     def keep(self, keep: stage_pb2.Keep) -> None:
-        """No replica needs what was before."""
+        """Forget the items before `keep.first`: no replica needs them."""
         if keep.port in self._inputs:
             self._inputs[keep.port].keep(keep.first)
 
@@ -95,8 +96,8 @@ class Feed:
             inputs.close()
 
     async def pump(self) -> None:
-        """Write every kept chunk that has credit. Only one task does it at a time; it also sees what others add meanwhile, and goes on with
-        another stream when the one that it writes to is replaced."""
+        """Write every kept chunk that has credit. Only one task does so at a time; it also writes what others add meanwhile, and goes on
+        with another stream if the present one is replaced."""
         if self._pumping:
             return
         self._pumping = True
@@ -111,7 +112,7 @@ class Feed:
         return sum(inputs.unsent for inputs in self._inputs.values())
 
     def _next_message(self, stream: Stream) -> stage_pb2.RunRequest | None:
-        """The chunk to be sent now, with those behind it that are small and may go too; None if there is none."""
+        """The next chunk to send, with the small chunks behind it that may go in the same message; None if there is none."""
         batch = Batch(together=stream.opened.batches)
         for port, inputs in self._inputs.items():
             credit = stream.allowance.total(port)
@@ -124,7 +125,7 @@ class Feed:
         return batch.put_into(stage_pb2.RunRequest()) if batch else None
 
     def _forget(self) -> None:
-        """Keep within `replay_bytes`: what was sent goes, the oldest first."""
+        """Keep within `replay_bytes`: forget sent input, the oldest first."""
         held = sum(inputs.bytes for inputs in self._inputs.values())
         for inputs in self._inputs.values():
             while held > self._replay_bytes and inputs.can_cut:

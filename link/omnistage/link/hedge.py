@@ -1,20 +1,20 @@
-"""How many Opens may be asked of a second replica before the first one has answered or is lost."""
+"""How many Opens a process may ask of a second replica before the first one has answered or is lost."""
 
 from __future__ import annotations
 
 SHARE = 0.05
 BURST = 4.0
-"""At most one Open in twenty, and a few at once: where all replicas are slow, asking twice makes them slower."""
+"""At most one Open in twenty, and a few at once: if all replicas are slow, asking twice makes them slower."""
 
 
 class Hedges:
-    """The account of one process."""
+    """The budget of second Opens of one process."""
 
     def __init__(self) -> None:
         self._left = BURST
 
     def count_open(self) -> None:
-        """An Open is asked, of whomever."""
+        """Count an Open, at any replica."""
         self._left = min(self._left + SHARE, BURST)
 
     def take(self) -> bool:

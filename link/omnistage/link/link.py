@@ -1,7 +1,7 @@
 """One edge to a next stage, over as many replicas as it takes.
 
-The router has a link to the first stage of an answer; a stage has a link to the next hop. A link opens one of the replicas, sends what its
-user gives it within the credit of that replica, passes credit on, and ends with the handshake `Ended`, half-close, status. When the replica
+The router has a link to the first stage of an answer; a stage has a link to the next hop. A link opens one of the replicas, sends the input
+of its user within the credit of that replica, passes credit on, and ends with the handshake `Ended`, half-close, status. When the replica
 is lost, the link opens another one, which goes on exactly where the lost one stopped. No other place knows about replay.
 
     caller --feed--> Feed (bounded) --credit--> Stream --> replica           on a loss: Search, and what the next one needs, again
@@ -35,12 +35,12 @@ log = structlog.get_logger(__name__)
 
 MAX_LOSSES_IN_A_ROW = 3
 MAX_LOSSES = 16
-"""Losses of one link without a chunk in between, and in all: a request that kills its replicas must end."""
+"""Most losses of one link without a chunk in between, and in all: a request that kills its replicas must end."""
 
 
 class Link:
-    """One session at one next stage. Use: `await open()`, then `feed.send`, `grant` and `events()` from different tasks, at last
-    `close()`. feed: takes the input of the stage. search: knows which replicas gave no sign of life."""
+    """One session at one next stage. Use: `await open()`, then `feed.send`, `grant` and `events()` from different tasks, and `close()` at
+    the end. feed: takes the input of the stage. search: knows which replicas gave no sign of life."""
 
     def __init__(
         self,
@@ -56,13 +56,13 @@ class Link:
         replay_bytes: int = REPLAY_BYTES,
         revisions: Sequence[str] = (),
     ) -> None:
-        """request: without route and offers, which the link fills in; with `resume` if the caller itself goes on with a session.
-        sender: makes the sender of tensors of one stream. deadline: in time.monotonic() seconds. metadata: trace context to pass on.
-        revisions: of the stages that began the session, if another link of the caller's did."""
+        """request: without route and offers, which the link fills in; with `resume` if the caller itself goes on with a session. sender:
+        makes the sender of one stream's tensors. deadline: in time.monotonic() seconds. metadata: trace context to pass on. revisions: of
+        the stages that began the session, if another link of the caller did."""
         self._channels = channels
         self._kind = route.kind
         self.stage = kind_name(route.kind)
-        """Its name, as errors have it."""
+        """The name of the stage in errors."""
         self._request = request
         self._new_sender = sender
         self._deadline = Deadline(deadline)
@@ -79,11 +79,11 @@ class Link:
         self._inline_only = False
         self.failovers = 0
         self.revisions = revisions
-        """Of this stage and all behind it, as of the last Opened."""
+        """Revisions of this stage and all behind it, as of the last Opened."""
 
     @property
     def address(self) -> str:
-        """The replica that has the session now."""
+        """The replica that has the session now; empty before the first."""
         return self._stream.address if self._stream is not None else ""
 
     # Opening ---------------------------------------------------------------------------------------------------------------------
@@ -129,7 +129,7 @@ class Link:
         return stream
 
     def _next_request(self, hops: Sequence[stage_pb2.Hop]) -> stage_pb2.Open:
-        """The caller's Open for the first replica; for later ones the same with all that has come since."""
+        """The caller's Open for the first replica; for later ones the same with everything that has come since."""
         request = stage_pb2.Open()
         request.CopyFrom(self._request)
         request.route.extend(hops)
@@ -153,14 +153,14 @@ class Link:
 
     @property
     def _binding(self) -> Sequence[str]:
-        """Revisions that the next replicas must have. While nothing of the answer is out, any will do: empty."""
+        """Revisions that the next replicas must have; empty while nothing of the answer is out, because then any will do."""
         return () if self._account is not None and self._account.empty else self.revisions
 
     # Down: what the caller sends beside its input -----------------------------------------------------------------------------------
 
     async def grant(self, port: str, total: int) -> None:
-        """Pass credit for an output port of the stage, or of one behind it, on. total: chunks since this link was opened. Raises PROTOCOL
-        for too many ports."""
+        """Pass on credit for an output port of the stage, or of a stage behind it. total: chunks since this link was opened. Raises
+        PROTOCOL for too many ports."""
         if total <= self._granted.get(port, 0):
             return
         if port not in self._granted and len(self._granted) >= MAX_PORTS:
@@ -169,11 +169,11 @@ class Link:
         stream, account = self._stream, self._account
         if account is not None:
             account.expect(port)
-        if stream is not None and account is not None:  # Else it goes with the next Open.
+        if stream is not None and account is not None:  # Without a stream it goes with the next Open.
             await stream.write(stage_pb2.RunRequest(credit=_remaining_credit(account, port, total)))
 
     async def interrupt(self, interrupt: stage_pb2.Interrupt) -> None:
-        """Tell the stage to stop producing, and every replica that may follow."""
+        """Tell the stage, and every replica that may follow, to stop producing."""
         self._interrupt = interrupt
         if self._stream is not None:
             await self._stream.write(stage_pb2.RunRequest(interrupt=interrupt))
@@ -181,8 +181,8 @@ class Link:
     # Up: what the stage sends -----------------------------------------------------------------------------------------------------
 
     async def events(self) -> AsyncGenerator[stage_pb2.RunResponse, None]:
-        """Chunks and reports, unchanged, until the stage ended well; a Failover for every replica that was lost and replaced on the way.
-        Raises StageError for any other end."""
+        """Yield chunks and reports, unchanged, until the stage ended well, and a Failover for every replica that was lost and replaced
+        meanwhile. Raises StageError for any other end."""
         if self._stream is None:
             raise RuntimeError("events() before open()")
         try:
@@ -214,7 +214,7 @@ class Link:
             return await self._replace(error)
 
     async def _take(self, stream: Stream, message: stage_pb2.RunResponse) -> bool:
-        """Take a message into account; whether the caller is to have it too."""
+        """Take note of a message. Return whether the caller gets it too."""
         assert self._account is not None
         match message.WhichOneof("event"):
             case "chunk" | "chunks":
@@ -238,7 +238,7 @@ class Link:
     # Losing ----------------------------------------------------------------------------------------------------------------------
 
     async def _replace(self, error: StageError) -> stage_pb2.RunResponse:
-        """Go on at another replica after an error that it can mend, and return the Failover that tells of it."""
+        """Go on at another replica after an error that another replica can mend. Return the Failover that reports it."""
         stream = self._stream
         assert stream is not None
         seen = time.monotonic()
@@ -261,10 +261,10 @@ class Link:
         )
 
     async def _catch_up(self, granted: Mapping[str, int]) -> None:
-        """Send what Open could not say: credit that came since, an interrupt, and the input that is needed again."""
+        """Send what Open could not carry: credit that came since, an interrupt, and the input that the replica needs again."""
         stream, account = self._stream, self._account
         assert stream is not None and account is not None
-        for port, total in tuple(self._granted.items()):  # Others grant while this writes.
+        for port, total in tuple(self._granted.items()):  # Other tasks may grant while this writes.
             if total != granted.get(port):
                 await stream.write(stage_pb2.RunRequest(credit=_remaining_credit(account, port, total)))
         if self._interrupt is not None:
@@ -286,7 +286,7 @@ class Link:
 
 
 class _Losses:
-    """How often a link lost its stage, and how often without a chunk in between."""
+    """Counts how often a link lost its stage, in all and without a chunk in between."""
 
     def __init__(self) -> None:
         self.in_a_row = 0
@@ -302,5 +302,5 @@ class _Losses:
 
 
 def _remaining_credit(account: OutputAccount, port: str, total: int) -> stage_pb2.Credit:
-    """Credit as the present stream counts it. Never below 0: a checkpoint, which needs no credit, may be further than a caller granted."""
+    """Credit as the present stream counts it. Never below 0: a checkpoint needs no credit, so it may be further than the caller's grant."""
     return stage_pb2.Credit(port=port, total=max(total - account.earlier(port), 0))

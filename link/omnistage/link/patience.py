@@ -1,4 +1,4 @@
-"""What a stream does about a replica that says nothing: it leaves it, or, where nobody else is there, waits, and the log tells that."""
+"""Decides about a replica that says nothing: the stream leaves it, or, if there is no other replica, waits for it and logs that."""
 
 from __future__ import annotations
 
@@ -14,23 +14,25 @@ log = structlog.get_logger(__name__)
 
 
 class Patience:
-    """Of one stream with one replica. What ends a process that hangs ends its connection, so a wait for one that is alone has an end."""
+    """The patience of one stream with one replica. The end of a process that hangs ends its connection, so even a wait for the only replica
+    has an end."""
 
     def __init__(
         self, stage: str, address: str, deadline: Deadline, is_alone: Callable[[], bool], known: Callable[[], Mapping[str, object]]
     ) -> None:
-        """is_alone: whether there is nobody to go to. known: what the log is to say of the replica."""
+        """is_alone: whether there is no other replica to go to. known: text of the log about the replica."""
         self._stage = stage
         self._address = address
         self._deadline = deadline
         self._known = known
         self._since: float | None = None
-        # Who asks is a task of all sessions; the lines are of the session that made this.
+        # The asking task belongs to all sessions; the log lines belong to the session that made this object.
         self._session = copy_context()
         self.is_alone = is_alone
 
     def may_leave(self, why: str) -> bool:
-        """Whether a replica that is silent, or does not answer, is given up. Asked again and again; if not, it is waited for."""
+        """Whether to give up a replica that is silent or does not answer. The stream asks this repeatedly; until it is true, the stream
+        waits."""
         if self._deadline.is_near or not self.is_alone():
             return True
         if self._since is None:
@@ -43,7 +45,7 @@ class Patience:
         self._end(answers=True)
 
     def over(self) -> None:
-        """The stream has ended, or is opened elsewhere: nobody is waited for any more."""
+        """The stream has ended, or is opened elsewhere: it waits for this replica no longer."""
         self._end(answers=False)
 
     def _end(self, answers: bool) -> None:

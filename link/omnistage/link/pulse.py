@@ -1,12 +1,12 @@
-"""Signs of life of the stages that this process talks to: who is silent for too long is left, as if it had been killed.
+"""Signs of life of the stages that this process talks to. A stage that is silent for too long is left, as if it had been killed.
 
 A stage whose event loop is blocked, or that was stopped, keeps its connections: the kernel and gRPC's own threads answer for it. So the
-link listens to something that only the loop can send. While a stream to an address is open or opening, and a little longer, one `Watch` of
-it reports ten times a second, however many streams there are.
+link listens to a signal that only the loop can send. While a stream to an address is open or opening, and a little longer, one `Watch` of
+the address reports ten times a second, however many streams there are.
 
-Time is counted in ticks of this process, not in seconds of a clock: when this process comes late, because the machine is busy or its own
-loop was, all that passed is one tick, and what has come meanwhile is read before the next look. So silence is judged only by an observer
-that was there to listen.
+Time is counted in ticks of this process, not in seconds of a clock. If this process comes late, because the machine or its own loop was
+busy, the whole delay is one tick, and everything that came meanwhile is read before the next look. So only an observer that was able to
+listen judges silence.
 """
 
 from __future__ import annotations
@@ -22,41 +22,41 @@ from omnistage.v1 import stage_pb2, stage_pb2_grpc
 from omnistage.wire.durations import duration
 
 TICK_S = 0.1
-"""Between two looks, and the period that a stage is asked to beat in."""
+"""Seconds between two looks, and the period in which a stage is asked to beat."""
 
 LATE_S = 0.05
-"""A look that comes later than this waits so long again, for what lies in the sockets."""
+"""After a look that comes later than this, the process waits as long again, to read what lies in the sockets."""
 
 SILENCE = 10
 """Ticks without a beat after which a stage is left."""
 
 HESITATION = 2
-"""Ticks without a beat, beyond its period, after which an Open is better asked elsewhere."""
+"""Ticks without a beat, beyond its period, after which it is better to send an Open elsewhere."""
 
 PERIODS = 3
 GAPS = 4
 LONGEST = 30
-"""Silence is also at least three periods of a stage, which matters for an older one that beats once a second; and four times the longest
-gap between beats of late, up to three seconds: a stage on a busy machine shows that it is slow before it can be taken for dead."""
+"""Silence is also at least three periods of a stage, which matters for an older stage that beats once a second; and four times the longest
+recent gap between beats, up to three seconds: a busy machine makes its stages slow before they look dead."""
 
 DECAY = 0.995
-"""Of the longest gap, with each beat: half of it is forgotten after 14 s."""
+"""Share of the longest gap that each beat keeps: half of it is forgotten after 14 s."""
 
 LINGER_S = 3.0
 MEMORY_S = 60.0
-"""How long a stage is listened to after the last stream, and how long a silent one, which would be asked last meanwhile."""
+"""How long a stage is watched after its last stream, and how long a silent one, which meanwhile is asked last."""
 
 RETRY_S = 0.2
-"""Between two Watches, when one broke off."""
+"""Seconds before a Watch that broke off is made again."""
 
 Metadata = Sequence[tuple[str, str]]
 
 Told = Callable[[str], None]
-"""Hears why a stream is to be given up."""
+"""Receives the reason why a stream must be given up."""
 
 
 class Rhythm:
-    """How long a peer that beats has been quiet, and what of that is too long, in ticks of the listener."""
+    """How long a peer that beats has been quiet, and how much of that is too long, in ticks of the listener."""
 
     def __init__(self) -> None:
         self._period = 1
@@ -68,8 +68,8 @@ class Rhythm:
         self.quiet += 1
 
     def beat(self, period_s: float) -> None:
-        """period_s: longest time to the next beat, as the peer says; more than a second is in no contract and buys no patience. What it
-        slept through as a silent one is no gap of its rhythm."""
+        """Note a beat. period_s: longest time to the next beat, as the peer says; the contract has no more than a second, so a longer one
+        buys no patience. The time that it slept through as a silent peer is no gap of its rhythm."""
         if self.quiet < self.silence:
             self._longest = max(float(self.quiet), DECAY * self._longest)
         self._period = min(max(1, round(period_s / TICK_S)), SILENCE)
@@ -77,18 +77,17 @@ class Rhythm:
 
     @property
     def hesitation(self) -> int:
-        """Ticks after which nobody new should have to wait for this peer."""
+        """Ticks after which a new stream should not have to wait for this peer."""
         return self._period + HESITATION
 
     @property
     def silence(self) -> int:
-        """Ticks after which it is given up."""
+        """Ticks after which the peer is given up."""
         return max(SILENCE, PERIODS * self._period, min(round(GAPS * self._longest), LONGEST))
 
 
 class Attendance:
-    """One stream that listens to a pulse. Whoever it tells hears, once, that the stream is to be given up; then, or at `leave`, this is
-    over."""
+    """One stream that listens to a pulse. It reports once that the stream must be given up; then, or at `leave`, it is over."""
 
     def __init__(self, pulse: Pulse, told: Told, may_hedge: Callable[[], bool] | None, patience: Patience | None) -> None:
         """Use `Pulse.attend`."""
@@ -99,12 +98,12 @@ class Attendance:
         self._told = told
 
     def now_tells(self, told: Told) -> None:
-        """The stream has come a step further: it tells another one from now on, and of silence only, not of hesitation."""
+        """The stream has come a step further: from now on it reports to another callable, and reports silence only, not hesitation."""
         self._may_hedge = None
         self._told = told
 
     def leave(self) -> None:
-        """Its owner may be in a cycle with it: nothing else is kept by that."""
+        """Its owner may be in a cycle with it, so it drops everything else."""
         patience, self._patience, self._may_hedge = self._patience, None, None
         if patience is not None:
             patience.over()
@@ -116,7 +115,7 @@ class Attendance:
             self._patience.answers()
 
     def look(self, rhythm: Rhythm) -> None:
-        """Silence from before the stream began is not held against the peer: it may just have woken."""
+        """Silence from before the stream began does not count against the peer: it may just have woken."""
         quiet = min(rhythm.quiet, self._pulse.ticks - self._begun)
         if quiet >= rhythm.silence and (self._patience is None or self._patience.may_leave(_silence(quiet))):
             self._give_up(quiet)
@@ -135,7 +134,7 @@ def _silence(quiet: int) -> str:
 
 
 class Pulse:
-    """The beat of one address, while somebody attends to it."""
+    """The beat of one address, while a stream attends to it."""
 
     def __init__(self, pulses: Pulses, address: str, channel: grpc.aio.Channel, metadata: Metadata) -> None:
         """Use `Pulses.of`."""
@@ -152,12 +151,12 @@ class Pulse:
 
     @property
     def is_quiet(self) -> bool:
-        """It did not beat in time when it was listened to last: better ask another one."""
+        """Whether the peer did not beat in time when it was last listened to: then ask another one."""
         return not self._mute and self._rhythm.quiet >= self._rhythm.hesitation
 
     def attend(self, told: Told, may_hedge: Callable[[], bool] | None = None, patience: Patience | None = None) -> Attendance:
-        """Listen on behalf of a stream. told: called at silence. may_hedge: asked, once, when the peer hesitates; if so, told is called.
-        patience: asked at silence, again and again; None: there is none."""
+        """Listen on behalf of a stream. told: called at silence. may_hedge: asked once when the peer hesitates; if it allows, told is
+        called. patience: asked at silence, repeatedly; None: silence is always too long."""
         if self._end is not None:
             self._end.cancel()
             self._end = None
@@ -174,7 +173,7 @@ class Pulse:
                 self._end_later()
 
     def _end_later(self) -> None:
-        """Nobody attends: time stands still here, and after a while the Watch ends."""
+        """No stream attends: time stands still here, and after a while the Watch ends."""
         self._pulses.stop_ticks(self)
         if self._end is not None:
             self._end.cancel()
@@ -196,12 +195,12 @@ class Pulse:
             attendance.hear()
 
     async def _listen(self) -> None:
-        """Watch until dropped. A peer that has no Watch, or one that fails, answers all the same: it is not silent, only mute."""
+        """Watch until dropped. A peer without a Watch, or with one that fails, still answers: it is mute, not silent."""
         request = stage_pb2.WatchRequest(period=duration(TICK_S))
         while True:
             try:
                 async for report in self._stub.Watch(request, wait_for_ready=True, metadata=self._metadata):
-                    if report is not None:  # None is what grpc.aio gives for bytes that it cannot decode.
+                    if report is not None:  # grpc.aio gives None for bytes that it cannot decode.
                         self._mute = False
                         self._beat(report)
             except grpc.aio.AioRpcError as error:
@@ -218,7 +217,7 @@ class Pulses:
         metadata: Metadata = (),
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
-        """channel: of an address. metadata: to send with every call. sleep: how time passes."""
+        """channel: returns the channel of an address. metadata: sent with every call. sleep: lets time pass."""
         self._channel = channel
         self._metadata = metadata
         self._sleep = sleep
@@ -232,18 +231,18 @@ class Pulses:
         return self._pulses[address]
 
     def is_quiet(self, address: str) -> bool:
-        """Whether it is known to give no sign of life."""
+        """Whether the address is known to give no sign of life."""
         pulse = self._pulses.get(address)
         return pulse is not None and pulse.is_quiet
 
     def start_ticks(self, pulse: Pulse) -> None:
-        """Somebody attends to it: its silence counts."""
+        """A stream attends to this pulse: its silence counts."""
         self._ticked.add(pulse)
         if self._ticking is None or self._ticking.done():
             self._ticking = asyncio.create_task(self._tick())
 
     def stop_ticks(self, pulse: Pulse) -> None:
-        """Nobody does any more."""
+        """No stream attends to this pulse any more."""
         self._ticked.discard(pulse)
 
     def drop(self, address: str, pulse: Pulse) -> None:
@@ -263,7 +262,7 @@ class Pulses:
             await asyncio.wait(tasks)
 
     async def _tick(self) -> None:
-        """Look at all that are attended to, until there is none."""
+        """Look at all attended pulses, until there is none."""
         loop = asyncio.get_running_loop()
         while self._ticked:
             due = loop.time() + TICK_S

@@ -1,4 +1,4 @@
-"""What a link can say again: the log of the input it sent down, and the account of the output that came up."""
+"""Everything that a link can replay: the log of the input that it sent down, and the account of the output that came up."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from omnistage.wire.ports import Content, MessagePayload, Output, PortReader, Po
 
 
 class ReplayExpired(StageError):
-    """A replacement needs input that the log does not hold any more. The stage that made that input has to be opened again."""
+    """A replacement needs input that the log has forgotten. The stage that made that input must be opened again."""
 
     def __init__(self, port: str, needed: int, first: int) -> None:
         super().__init__(
@@ -44,14 +44,14 @@ class _Entry:
 
 
 class InputLog:
-    """One input port of the next stage: the pieces that wait to be sent, and before them those that a replacement may need again.
+    """One input port of the next stage: the pieces that wait to be sent, and before them the sent pieces that a replacement may need again.
 
     dropped (Keep, or cut)  |  sent, kept for a replay  |  not sent on this stream yet
                           first                        next                          end
     """
 
     def __init__(self, port: str, first: int = 0) -> None:
-        """first: item that the port begins with."""
+        """first: the item with which the port begins."""
         self._entries: deque[_Entry] = deque()
         self._next = 0
         self._kept = first
@@ -64,7 +64,7 @@ class InputLog:
         self.first = first
         """Oldest item that can still be sent."""
         self.bytes = 0
-        """Of all entries, sent or not."""
+        """Bytes of all entries, sent or not."""
         self._added = 0
 
     @property
@@ -74,18 +74,18 @@ class InputLog:
 
     @property
     def sent(self) -> int:
-        """Pieces that went down. Less after a loss, until they have gone down again."""
+        """Pieces that went down. A loss lowers the number until they have gone down again."""
         return self._added - self.unsent
 
     @property
     def can_cut(self) -> bool:
-        """Whether `cut` may be called: an entry was sent, and is more than the bare end of the port. The end stays, because a replica that
-        needs no item any more would wait for it for ever."""
+        """Whether `cut` may be called: an entry was sent, and it is more than the bare end of the port. The end stays, because a replica
+        that needs no more items would wait for it for ever."""
         return self._next > 0 and not (self._entries[0].last and not self._entries[0].count)
 
     def add(self, output: Output, sender: Sender) -> None:
-        """Take a piece. A tensor gets its memory here, before anything is awaited, so that a session that is cancelled knows of all memory
-        that it owns."""
+        """Take a piece. A tensor gets its memory here, before anything is awaited, so that a cancelled session knows all memory that it
+        owns."""
         if self._ended:
             raise protocol_error(f"output after the last chunk of port {self.port!r}", port=self.port)
         entry = _Entry(self._end, output.count, output.last, None, None, 0)
@@ -102,21 +102,21 @@ class InputLog:
         self.bytes += entry.size
 
     def peek(self, sender: Sender, credit: int) -> chunk_pb2.Chunk | None:
-        """The chunk to be sent now; None when there is none or `credit`, chunks allowed on this stream, is used up."""
+        """The next chunk to send; None if there is none or `credit`, the number of chunks allowed on this stream, is used up."""
         if not self._pending and not self._load(sender, credit):
             return None
         return self._pending[0] if self._pending[0].seq < credit else None
 
     def next_chunk(self, sender: Sender, credit: int) -> chunk_pb2.Chunk | None:
-        """The same chunk, which counts as sent from now on."""
+        """The same chunk; it counts as sent from now on."""
         chunk = self.peek(sender, credit)
         if chunk is not None:
             self._pending.popleft()
         return chunk
 
     def _load(self, sender: Sender, credit: int) -> bool:
-        """Make chunks of the next entry that the stage needs; whether there was one. An entry that ends before the first needed item is
-        passed over."""
+        """Make chunks of the next entry that the stage needs. Return whether there was one. An entry that ends before the first needed item
+        is skipped."""
         while self._next < len(self._entries):
             if self._writer.seq >= credit:
                 return False
@@ -131,8 +131,8 @@ class InputLog:
         return False
 
     def restart(self, needed: int) -> None:
-        """Begin anew on a new stream, with chunks numbered from 0. The first entry is the one that holds item `needed`, or, where that is
-        later, the first item that has to be kept. Raises ReplayExpired."""
+        """Begin anew on a new stream, with chunks numbered from 0. The first entry is the one with item `needed`, or with the first kept
+        item if that is later. Raises ReplayExpired."""
         self._start = max(needed, self._kept)
         if self._start < self.first:
             raise ReplayExpired(self.port, self._start, self.first)
@@ -142,13 +142,13 @@ class InputLog:
         self._writer = PortWriter(self.port, first=first)
 
     def keep(self, first: int) -> None:
-        """No replacement will need items before `first`: forget them."""
+        """Forget the items before `first`: no replacement will need them."""
         self._kept = max(self._kept, min(first, self._end))
         while self._next and self._entries[0].end <= self._kept and not self._entries[0].last:
             self._drop_first()
 
     def cut(self) -> None:
-        """Forget the oldest entry that was sent, whether it may be needed or not. The end of the port is kept."""
+        """Forget the oldest entry that was sent, even if it may be needed. The end of the port is kept."""
         ended = self._entries[0].last
         self._drop_first()
         if ended:
@@ -172,11 +172,11 @@ class InputLog:
 
 
 class OutputAccount:
-    """What came up from a stage and from all hops behind it: the place that every port has reached, and the checkpoints, from which another
+    """Everything that came up from a stage and all hops behind it: the position of every port, and the checkpoints, from which another
     replica rebuilds the stage."""
 
     def __init__(self, expected: Iterable[str], checkpoints: Iterable[str], resume: stage_pb2.Resume | None = None) -> None:
-        """expected: ports that must end. resume: what the caller held already when it opened this link."""
+        """expected: ports that must end. resume: what the caller already had when it opened this link."""
         self._expected = set(expected)
         self._history: dict[str, list[chunk_pb2.Chunk]] = {port: [] for port in checkpoints}
         self._ports: dict[str, PortReader] = {}
@@ -203,11 +203,11 @@ class OutputAccount:
 
     @property
     def complete(self) -> bool:
-        """Every expected port, and every port that has begun, has ended."""
+        """Whether every expected port, and every port that has begun, has ended."""
         return self._expected <= self._ports.keys() and all(reader.ended for reader in self._ports.values())
 
     def expect(self, port: str) -> None:
-        """The caller gave credit for this port, so the port has to end too before all is complete."""
+        """The caller gave credit for this port, so the port must end too before the output is complete."""
         self._expected.add(port)
 
     def has_ended(self, port: str) -> bool:
@@ -216,7 +216,7 @@ class OutputAccount:
 
     @property
     def empty(self) -> bool:
-        """Nothing came since the very beginning of the answer."""
+        """Whether nothing has come since the very beginning of the answer."""
         return not any(reader.seq for reader in self._ports.values())
 
     def new_stream(self) -> None:
@@ -224,7 +224,8 @@ class OutputAccount:
         self._stream_began = {port: reader.seq for port, reader in self._ports.items()}
 
     def earlier(self, port: str) -> int:
-        """Chunks of the port that came to this link on streams before the present one. Credit on the present stream is less by so many."""
+        """Chunks of the port that came to this link on streams before the present one. The present stream's credit is lower by this
+        number."""
         return self._stream_began.get(port, 0) - self._begin.get(port, 0)
 
     def resume(self) -> stage_pb2.Resume:
@@ -237,7 +238,7 @@ class OutputAccount:
 
 
 def _without_alternatives(chunk: chunk_pb2.Chunk) -> chunk_pb2.Chunk:
-    """What else could have been said, the text of each token by itself, and what was thought, rebuild nothing."""
+    """Other possible texts, the text of each single token, and thoughts rebuild nothing."""
     if not chunk.text.top_logprobs and not chunk.text.pieces and not chunk.text.HasField("thought"):
         return chunk
     kept = chunk_pb2.Chunk()
@@ -249,7 +250,7 @@ def _without_alternatives(chunk: chunk_pb2.Chunk) -> chunk_pb2.Chunk:
 
 
 def merged(chunks: list[chunk_pb2.Chunk]) -> chunk_pb2.Chunk | None:
-    """Consecutive chunks of text or codes from item 0 as one; None for no chunk. The list then holds that one."""
+    """Join consecutive chunks of text or codes from item 0 into one; None if there is no chunk. Afterwards the list holds only that one."""
     if not chunks:
         return None
     whole = chunk_pb2.Chunk()

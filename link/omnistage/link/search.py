@@ -1,4 +1,4 @@
-"""Finds a replica that takes a session: in which order the replicas of a route are asked, for how long, and when the next one is."""
+"""Finds a replica that takes a session: the order and the duration in which the replicas of a route are asked, and when to ask the next."""
 
 from __future__ import annotations
 
@@ -20,20 +20,21 @@ from omnistage.wire.kinds import kind_name
 log = structlog.get_logger(__name__)
 
 SEARCH_S = 4.0
-"""Beyond the patience of the route: time in which replicas that do not answer are asked one after the other. One that gives signs of life
-is waited for beyond it."""
+"""Time beyond the patience of the route in which replicas that do not answer are asked one after the other. For a replica that gives signs
+of life the search waits longer."""
 
 FIRST_PAUSE_S = 0.02
 LONGEST_PAUSE_S = 0.2
 """Between two rounds through the replicas."""
 
 Ask = Callable[[str, Sequence[stage_pb2.Hop], Callable[[], bool]], Awaitable[Stream]]
-"""Opens a stream. Gets the address, the hops behind it, and what to call when the replica does not answer at once: whether to leave it."""
+"""Opens a stream. It gets the address, the hops behind it, and a function that says whether to leave a replica that does not answer at
+once."""
 
 
 class Search:
-    """Of one link, for its first replica and after every loss. silent: replicas that were asked and gave no sign of life, those of the hops
-    behind too."""
+    """The search of one link, for its first replica and after every loss. silent: replicas that were asked and gave no sign of life,
+    including those of the hops behind."""
 
     def __init__(self, channels: Channels, route: Route, deadline: Deadline) -> None:
         self._channels = channels
@@ -45,7 +46,7 @@ class Search:
         self.silent: set[str] = set()
 
     async def find(self, revisions: Sequence[str], ask: Ask) -> Stream:
-        """Ask the replicas, round after round while it may help. revisions: as in Route.place. Raises what the last one said."""
+        """Ask the replicas, round after round while it may help. revisions: as in Route.place. Raises the error of the last one."""
         begun = time.monotonic()
         give_up = begun + min(self._route.patience_s, self._deadline.remaining_s)
         pause = FIRST_PAUSE_S
@@ -62,12 +63,12 @@ class Search:
             pause = min(2 * pause, LONGEST_PAUSE_S)
 
     def can_mend(self, error: StageError) -> bool:
-        """Whether another replica of this stage may help at all: what was lost behind it can only be mended by who places the hops behind
-        anew."""
+        """Whether another replica of this stage can help at all: after a loss behind it, only a route that places the hops behind anew
+        can."""
         return not error.meaning.behind or self._route.places_anew
 
     def is_alone(self, address: str, revisions: Sequence[str]) -> bool:
-        """Whether there is nobody else to go to, but for those who give no sign of life either. revisions: as in Route.place."""
+        """Whether all other replicas, if any, give no sign of life either. revisions: as in Route.place."""
         return all(self._channels.is_quiet(other) for other in self._route.others(address, revisions))
 
     def known(self, address: str) -> Mapping[str, object]:
@@ -75,7 +76,8 @@ class Search:
         return self._route.known(address)
 
     def _is_another(self, revisions: Sequence[str]) -> bool:
-        """Whether there is one now that was not there to be asked, as after a long wait for one that was alone. It is, once."""
+        """Whether there is a replica now that was not there to be asked, for example after a long wait for the only one. True once for
+        each."""
         known, self._known = self._known, self._known.union(self._route.others("", revisions))
         return known != self._known
 
@@ -87,8 +89,8 @@ class Search:
             self.silent.add(address)
 
     async def _round(self, revisions: Sequence[str], ask: Ask, until: float) -> Stream:
-        """One round, in which only the first is asked after `until`. Raises what the last replica said, or at once what no other replica
-        would say otherwise."""
+        """One round, in which only the first replica is asked after `until`. Raises the error of the last replica, or at once an error that
+        no other replica would change."""
         addresses, hops = self._route.place(revisions)
         said = [StageError("STAGE_LOST", f"no replica of {self._stage} is known", metadata={"stage": self._stage})]
         self._known.update(addresses)
@@ -107,18 +109,18 @@ class Search:
                     self.lose(address)
                 log.warning("link.open_failed", stage=self._stage, address=address, reason=error.reason, message=error.message)
                 said = [self._refused(address, error) if error.reason == "UNAUTHENTICATED" else error]
-        raise said.pop()  # An error that this frame still had would keep it with the request, for it leads to this frame.
+        raise said.pop()  # If this frame kept the error, the error would keep the frame and with it the request.
 
     def _last_resort(self, address: str) -> tuple[bool, float]:
-        """The order to ask in: who gives no sign of life comes last, and before those whom this link lost, the latest last."""
+        """The order to ask in: replicas without a sign of life come last, and before those that this link lost, the latest last."""
         return self._channels.is_quiet(address), self._lost_at.get(address, 0.0)
 
     def _may_hedge(self, others: Sequence[str]) -> bool:
-        """Whether an Open that its replica does not answer is withdrawn already: there must be somebody else, and not too many of them."""
+        """Whether to withdraw an Open that its replica does not answer: another replica must be there, and few Opens may be asked twice."""
         return not all(self._channels.is_quiet(address) for address in others) and self._channels.hedges.take()
 
     def _refused(self, address: str, error: StageError) -> StageError:
-        """What those above hear of a replica that does not take this process's token: for them it is not there, and nothing is wrong with
-        what they show."""
+        """The error for those above about a replica that refuses this process's token: for them the replica is absent, and their own
+        credentials are right."""
         message = f"{self._stage} at {address} refuses its caller: {error.message}"
         return StageError("STAGE_LOST", message, metadata={"stage": self._stage})

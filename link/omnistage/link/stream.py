@@ -23,14 +23,15 @@ CONNECT_TIMEOUT_S = 5.0
 
 OPEN_TIMEOUT_S = 30.0
 OPEN_TIMEOUT_BEHIND_S = 15.0
-"""Time for Opened of a replica that gives signs of life, and of each hop behind it more: the innermost link gives up first, and its error
-names the stage that did not answer. A replica that is silent is left much sooner. One that is alone has all the time of the request."""
+"""Time for Opened of a replica that gives signs of life, and the additional time for each hop behind it: the innermost link gives up first,
+and its error names the stage that did not answer. A silent replica is left much sooner. The only replica has all the time of the
+request."""
 
 LOOK_S = 0.2
-"""Between two looks whether one that takes too long may be left."""
+"""Seconds between two checks whether a replica that takes too long may be left."""
 
 HANDSHAKE_TIMEOUT_S = 15.0
-"""Time for the half-close after Ended: a busy caller still reads what came before. Meanwhile only the stream itself is held."""
+"""Time for the half-close after Ended: a busy caller still reads earlier output. Meanwhile only the stream itself is held."""
 
 Call = grpc.aio.StreamStreamCall[stage_pb2.RunRequest, stage_pb2.RunResponse]
 Metadata = Sequence[tuple[str, str]]
@@ -81,9 +82,9 @@ class Stream:
         may_hedge: Callable[[], bool],
         patience: Patience,
     ) -> Stream:
-        """Open a session at one replica. may_hedge: asked when the replica gives no sign of life at once; if so, the Open is withdrawn.
-        patience: asked when it is silent for longer, now and as long as the session runs, or does not answer in time.
-        Raises StageError: StreamLost if the replica cannot be reached, is silent or is lost, else what it answered."""
+        """Open a session at one replica. may_hedge: asked when the replica gives no sign of life at once; if true, the Open is withdrawn.
+        patience: asked when the replica is silent for longer, now and as long as the session runs, or does not answer in time. Raises
+        StageError: StreamLost if the replica cannot be reached, is silent or is lost, else the error with which it answered."""
         opened: stage_pb2.Opened | None = None
         call: Call | None = None
         opening = _Opening(deadline.remaining_s, open_timeout_s, patience)
@@ -127,13 +128,13 @@ class Stream:
             raise self._deadline.silence(self._stage, f"{self._stage} was lost: {self._silent}") from None
 
     def _fall_silent(self, why: str) -> None:
-        """Whoever reads or writes is woken by the end of the call."""
+        """Wake readers and writers by the end of the call."""
         self._silent = why
         self._call.cancel()
 
     async def write(self, message: stage_pb2.RunRequest) -> None:
-        """Write unless the stage has ended. A stream that is gone is not an error here: who reads sees the same end and says what it means,
-        because it alone knows whether Ended came before it."""
+        """Write unless the stage has ended. A lost stream is no error here: the reader sees the same end and says what it means, because it
+        alone knows whether Ended came before."""
         if self._ended:
             return
         try:
@@ -141,7 +142,7 @@ class Stream:
         except (grpc.RpcError, asyncio.InvalidStateError):
             return
         except asyncio.CancelledError:
-            # A write that waits when this end cancels its call ends so too, and whoever waits for it was not cancelled.
+            # If this end cancels its call, a waiting write also ends so, although nobody cancelled the waiting task.
             if _is_cancelled():
                 raise
 
@@ -153,8 +154,8 @@ class Stream:
     def close(self) -> None:
         """End the stream, whatever its state, and give the memory of its tensors back.
 
-        A session that this end cancels frees its memory at once: what the stage may still make of it can reach nobody. A stream that was
-        lost leaves it in quarantine, because a stopped stage may wake and read.
+        A session that this end cancels frees its memory at once: nobody receives what the stage may still make of it. A lost stream leaves
+        its memory in quarantine, because a stopped stage may wake and read.
         """
         self._attendance.leave()
         # A call that the other end cancelled counts as cancelled too.
@@ -165,10 +166,10 @@ class Stream:
 
 
 class _Limit:
-    """So many seconds, or until the replica is given up: an asynchronous context manager that raises TimeoutError then. why: it was given
-    up; empty: it was not.
+    """A limit of seconds, which also ends when the replica is given up: an asynchronous context manager that then raises TimeoutError. why:
+    the reason for which it was given up; empty: it was not.
 
-    While it lasts it knows the task, which may end with an error of a frame that knows this; afterwards nobody is in that cycle."""
+    While it lasts it refers to the task, which may end with an error whose frame refers to this. Afterwards that cycle is broken."""
 
     def __init__(self, within_s: float) -> None:
         self._timeout: asyncio.Timeout | None = asyncio.timeout(within_s)
@@ -190,10 +191,10 @@ class _Limit:
 
 
 class _Opening(_Limit):
-    """The time of one Open, which also ends when it takes too long and the replica is not alone."""
+    """The time of one Open. It also ends when the answer takes too long and there is another replica."""
 
     def __init__(self, within_s: float, answer_s: float, patience: Patience) -> None:
-        """answer_s: time for an answer of a replica that is not alone."""
+        """answer_s: time for an answer, if there is another replica."""
         super().__init__(within_s)
         self._answer_s = answer_s
         self._patience = patience
@@ -218,7 +219,7 @@ class _Opening(_Limit):
 
 
 async def _connect(channel: grpc.aio.Channel, address: str, patience: Patience) -> None:
-    """As `connect`; as long as it takes where a process is there that takes connections and says nothing, and that is alone."""
+    """As `connect`, but without a limit if a process accepts connections there, says nothing, and is the only replica."""
     while True:
         try:
             await connect(channel, CONNECT_TIMEOUT_S)
@@ -233,14 +234,14 @@ async def _read(call: Call, stage: str, deadline: Deadline) -> stage_pb2.RunResp
     message = await call.read()
     if message is grpc.aio.EOF:
         raise deadline.loss(stage, f"{stage} closed the stream without Ended")
-    if not isinstance(message, stage_pb2.RunResponse):  # What grpc.aio gives for bytes that it cannot decode.
+    if not isinstance(message, stage_pb2.RunResponse):  # grpc.aio gives another object for bytes that it cannot decode.
         call.cancel()
         raise protocol_error(f"{stage} sent bytes that are no RunResponse", stage=stage)
     return message
 
 
 async def _ask(call: Call, stage: str, request: stage_pb2.Open, deadline: Deadline) -> stage_pb2.Opened:
-    """Send Open and read the answer. Raises what the stage ended with instead."""
+    """Send Open and read the answer. Raises the error with which the stage ended instead."""
     await call.write(stage_pb2.RunRequest(open=request))
     message = await _read(call, stage, deadline)
     if message.HasField("ended"):
@@ -252,7 +253,7 @@ async def _ask(call: Call, stage: str, request: stage_pb2.Open, deadline: Deadli
 
 
 async def _finish(call: Call, writer: StreamWriter[stage_pb2.RunRequest], attendance: Attendance | None = None) -> None:
-    """Half-close and the status. A peer that falls silent now is not waited for: it has said all."""
+    """Half-close, then wait for the status; but not for a peer that falls silent now: it has said everything."""
     limit = _Limit(HANDSHAKE_TIMEOUT_S)
     if attendance is not None:
         attendance.now_tells(limit.give_up)
@@ -270,7 +271,7 @@ async def _finish(call: Call, writer: StreamWriter[stage_pb2.RunRequest], attend
 
 
 def _is_cancelled() -> bool:
-    """Whether somebody cancels this task. Else what looks like it is the end of a call that this process cancelled itself."""
+    """Whether another task cancels this one. If not, the CancelledError is the end of a call that this process itself cancelled."""
     task = asyncio.current_task()
     return task is None or bool(task.cancelling())
 

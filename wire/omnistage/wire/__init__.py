@@ -1,1 +1,1 @@
-"""What everybody who speaks the protocol of the stages shares: errors, numbers on ports, limits, durations, options of channels."""
+"""All that speakers of the stages' protocol share: errors, numbers on ports, limits, durations, options of channels."""

@@ -1,4 +1,4 @@
-"""Several small chunks in one message: the same as each of them by itself, for less."""
+"""Several small chunks in one message. It means the same as one message for each chunk, and costs less."""
 
 from __future__ import annotations
 
@@ -10,24 +10,25 @@ from omnistage.wire.errors import protocol_error
 from omnistage.wire.limits import MAX_BATCH
 
 MAX_BATCH_BYTES = 32 << 10
-"""Of chunks that a sender puts together: beyond it a message costs by its bytes, and nothing is won by fewer of them."""
+"""Most bytes of the chunks that a sender puts into one message. Beyond it the bytes cost more than the message, so fewer messages save
+nothing."""
 
 Message = stage_pb2.RunRequest | stage_pb2.RunResponse | omni_pb2.GenerateResponse
 M = TypeVar("M", stage_pb2.RunRequest, stage_pb2.RunResponse, omni_pb2.GenerateResponse)
 
 
 class Batch:
-    """Chunks that go in one message: at most MAX_BATCH, and MAX_BATCH_BYTES together. What comes first fits always: a chunk that is greater
-    goes by itself."""
+    """Chunks that go in one message: at most MAX_BATCH, and MAX_BATCH_BYTES together. The first chunk always fits: one that is greater
+    travels by itself."""
 
     def __init__(self, *, together: bool) -> None:
-        """together: whether the other end takes several chunks in one message; else one is all."""
+        """together: whether the other end takes several chunks in one message; if not, a batch holds one chunk."""
         self._most = MAX_BATCH if together else 1
         self._chunks: list[chunk_pb2.Chunk] = []
         self._bytes = 0
 
     def add(self, *chunks: chunk_pb2.Chunk) -> bool:
-        """Take them all, or none of them; whether they are in."""
+        """Take all of these chunks or none of them. Return whether the batch has them now."""
         size = sum(chunk.ByteSize() for chunk in chunks)
         if self._chunks and (len(self._chunks) + len(chunks) > self._most or self._bytes + size > MAX_BATCH_BYTES):
             return False
@@ -39,7 +40,7 @@ class Batch:
         return len(self._chunks)
 
     def put_into(self, message: M) -> M:
-        """The empty message, with the chunks."""
+        """Put the chunks into this empty message, and return it."""
         if len(self._chunks) == 1:
             message.chunk.CopyFrom(self._chunks[0])
         else:
@@ -48,7 +49,7 @@ class Batch:
 
 
 def batched(chunks: Iterable[chunk_pb2.Chunk], new: Callable[[], M], *, together: bool) -> Iterator[M]:
-    """The chunks in as few messages as they may. new: makes an empty message. together: as in Batch."""
+    """Yield messages with these chunks, as few messages as possible. new: makes an empty message. together: as in Batch."""
     batch = Batch(together=together)
     for chunk in chunks:
         if not batch.add(chunk):
@@ -60,7 +61,7 @@ def batched(chunks: Iterable[chunk_pb2.Chunk], new: Callable[[], M], *, together
 
 
 def chunks_of(message: Message) -> Sequence[chunk_pb2.Chunk]:
-    """The chunks of a message that has one, or several, or none. Raises PROTOCOL for too many."""
+    """Return the chunks of a message that has one, several or none. Raises PROTOCOL for too many."""
     match message.WhichOneof("event"):
         case "chunk":
             return (message.chunk,)

@@ -1,7 +1,8 @@
-"""Calls as this project serves them: as streams, with writes that tell when the caller is gone, and an end that is heard and keeps nothing.
+"""Calls as our servers serve them: every call is a stream, a write tells when the caller is gone, and a call that ends leaves nothing
+behind.
 
-gRPC waits for the one request of a call for as long as the caller likes before its server hears of the call. A stream it begins at once, so
-that the server can count the call, and put an end to the wait.
+gRPC waits for the request of a call with one request for as long as the caller likes, and tells the server nothing before. A call that is a
+stream begins at once, so the server can count it and limit the wait.
 """
 
 from __future__ import annotations
@@ -24,10 +25,10 @@ if TYPE_CHECKING:  # At run time gRPC's classes take no type arguments.
     Handler = grpc.RpcMethodHandler[Any, Any]
 
 HEADERS_LIMIT_S = 2.0
-"""Longest wait for a first write that was given up. After it the call ends as one whose caller is gone."""
+"""Longest wait for the first write of a call after that write was cancelled. Then the call ends as if its caller were gone."""
 
 Serve = Callable[[Any, "Context"], Awaitable[None]]
-"""What serves a call as a stream."""
+"""A function that serves a call as a stream."""
 
 
 async def write(context: Context, message: Any) -> None:
@@ -39,8 +40,8 @@ async def write(context: Context, message: Any) -> None:
 
 
 def as_stream(handler: Handler, hold: Callable[[Context], AbstractContextManager[None]], request_limit_s: float) -> Handler:
-    """The same call as a stream. hold: what is held while the call is open; a StageError of it refuses the call. request_limit_s: time for
-    the request to arrive, where the call has only one."""
+    """Make a stream of this call. hold: returns what is held while the call is open; a StageError from it refuses the call.
+    request_limit_s: time for the request to arrive, if the call has only one."""
 
     async def serve(requests: AsyncIterator[Any], context: Context) -> None:
         try:
@@ -53,7 +54,8 @@ def as_stream(handler: Handler, hold: Callable[[Context], AbstractContextManager
 
 
 def leaving_nothing(serve: Serve) -> Serve:
-    """The same, where nothing leads from the error that ends a call to what served it: gRPC keeps some with the call, and logs some."""
+    """Wrap `serve` so that the error which ends a call does not refer to the frames that served it: gRPC keeps some errors with the call,
+    and logs some."""
 
     async def serve_and_forget(requests: Any, context: Context) -> None:
         served = _Served(context)
@@ -65,7 +67,7 @@ def leaving_nothing(serve: Serve) -> Serve:
                 raise
             await served.headers_sent()
             return
-        except (CallerGone, grpc.aio.InternalError) as gone:  # An InternalError: of a handler of a library, which writes by itself.
+        except (CallerGone, grpc.aio.InternalError) as gone:  # InternalError comes from handlers of libraries, which write by themselves.
             forget_traceback(gone)
         except grpc.aio.AbortError as aborted:
             aborted.__context__ = None
@@ -73,23 +75,24 @@ def leaving_nothing(serve: Serve) -> Serve:
         except asyncio.CancelledError as cancelled:
             forget_traceback(cancelled)
             raise
-        raise asyncio.CancelledError  # As gRPC itself ends such a call.
+        raise asyncio.CancelledError  # gRPC itself ends such a call so.
 
     return serve_and_forget
 
 
 class _Served:
-    """A call as gRPC has it, whose headers go out once.
+    """A gRPC call whose headers are sent only once.
 
-    gRPC sends them with the first write, and notes it when that write returns. After one that was cancelled it would send them with the
-    status again, fail at that, and leave the caller without an end. So the first write is never cancelled, only left alone by who waits
-    for it, and what follows waits for it: not long, as gRPC takes megabytes of a call whatever its caller reads.
+    gRPC sends the headers with the first write, and notes it when that write returns. If the first write is cancelled, gRPC sends the
+    headers again with the status, fails, and the caller never sees an end. So the first write is never cancelled: its caller may stop
+    waiting, and every later write waits for it. That wait is short, because gRPC accepts megabytes of a call whether its caller reads or
+    not.
     """
 
     def __init__(self, context: Context) -> None:
         self._context = context
         self._has_begun = False
-        self._first: asyncio.Task[None] | None = None  # While it is under way: its error would lead to this, as this to it.
+        self._first: asyncio.Task[None] | None = None  # Only while it runs: its error would refer to this, and this to it.
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._context, name)
@@ -107,7 +110,7 @@ class _Served:
     def _first_is_over(self, first: asyncio.Task[None]) -> None:
         look_at_error(first)
         self._first = None
-        # One that failed has sent nothing, as a message that cannot be serialized.
+        # A write that failed has sent nothing, for example a message that cannot be serialized.
         self._has_begun = not first.cancelled() and first.exception() is None
 
     async def abort(self, code: grpc.StatusCode, details: str = "", trailing_metadata: Any = ()) -> NoReturn:
@@ -115,13 +118,13 @@ class _Served:
         await self._context.abort(code, details, trailing_metadata)
 
     async def headers_sent(self) -> None:
-        """The first write is over, well or not, or takes too long to wait for; at once where there was none."""
+        """Wait until the first write has ended, well or not, or takes longer than HEADERS_LIMIT_S. Returns at once if there was none."""
         if self._first is not None:
             await asyncio.wait({self._first}, timeout=HEADERS_LIMIT_S)
 
 
 async def _request(context: Context, limit_s: float) -> Any:
-    """The one request of a call. Raises BAD_REQUEST where none comes in time."""
+    """Read the one request of a call. Raises BAD_REQUEST if none comes in time."""
     try:
         async with within(limit_s, lambda: bad_request("request", f"it did not come within {limit_s:g} s")):
             request = await context.read()
@@ -133,7 +136,7 @@ async def _request(context: Context, limit_s: float) -> Any:
 
 
 async def _answer(handler: Handler, asked: Any, context: Context) -> None:
-    # The types of grpcio's stubs are those of servers with threads.
+    # grpcio's stubs have the types of servers with threads.
     behavior: Any = handler.unary_unary or handler.unary_stream or handler.stream_unary or handler.stream_stream
     if isasyncgenfunction(behavior):
         async for response in behavior(asked, context):

@@ -1,7 +1,7 @@
 """How a process connects to others and listens for them.
 
-A process has one `Credentials`, made when its settings are read, and hands it to all that makes a channel or listens. Nothing is encrypted
-now; encryption would be another class with these methods, and nobody who has one would change.
+A process makes one `Credentials` when it reads its settings, and hands it to all code that makes a channel or listens. Connections are not
+encrypted now. Encryption would be another class with these methods, and no user of this class would change.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from omnistage.wire.channel import Options
 
 
 class Credentials:
-    """Of a process whose connections are not encrypted."""
+    """Credentials of a process whose connections are not encrypted."""
 
     def channel(self, address: str, options: Options) -> grpc.aio.Channel:
         """An unconnected channel to HOST:PORT or to any other gRPC target, for the event loop that runs now."""
@@ -23,7 +23,7 @@ class Credentials:
         return grpc.insecure_channel(address, options=options)
 
     def listen(self, server: grpc.aio.Server, address: str) -> int:
-        """Have the server listen at HOST:PORT, before it starts. The port that it has; 0: it cannot listen there."""
+        """Have the server listen at HOST:PORT, before it starts. Returns its port, or 0 if it cannot listen there."""
         try:
             return server.add_insecure_port(address)
         except RuntimeError:

@@ -1,8 +1,8 @@
-"""From bytes of a caller to a message, in bounded time and memory.
+"""Decodes the bytes of a caller into a message, in bounded time and memory.
 
 Six million empty parts fit into 11 MiB, and parsing them makes 1.3 GB of objects before the first check can run. So the bytes are looked at
-first: a walk over the tags that knows which fields repeat (limits.py) and stops at the first element that is too much. It costs about as
-much for each field as parsing does, and nothing for the content of a field, however long that is.
+first: a walk over the tags knows which fields repeat (limits.py) and stops at the first element that is too many. For each field the walk
+costs about as much as parsing does; the content of a field costs nothing, however long it is.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from omnistage.wire.limits import BYTES, COUNTS, MAX_FIELDS
 M = TypeVar("M", bound=Message)
 
 FIELDS_AT_ONCE = 4096
-"""Fields that are walked over on the event loop, in about a millisecond; a message with more is decoded in a thread, one at a time."""
+"""Fields that are walked over on the event loop, in about a millisecond. A message with more is decoded in a thread, one at a time."""
 
 _MAX_TAG = (1 << 32) - 1
 _MAX_TAG_BYTES = 5
@@ -41,7 +41,7 @@ _LARGE = ThreadPoolExecutor(1, "large-requests")
 
 
 class TooLarge(ValueError):
-    """A request with more of something than limits.py allows. field: its path in proto spelling; "request" for all of it."""
+    """A request has more of something than limits.py allows. field: its path in proto spelling; "request" for the whole request."""
 
     def __init__(self, field: str, description: str) -> None:
         super().__init__(f"{field}: {description}")
@@ -50,13 +50,13 @@ class TooLarge(ValueError):
 
 
 class _MoreFields(Exception):
-    """The walk has seen as many fields as it was to look at."""
+    """The walk has reached its limit of fields to look at."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Field:
-    """A field that the walk has to look into. most: elements in all of a request; 0: it does not repeat. size: of each, in bytes; 0: any.
-    packed: bytes of an element of a packed field; 0: varints; -1: not packed. inside: the fields of a message, by tag."""
+    """A field that the walk has to look into. most: elements in the whole request; 0: the field does not repeat. size: most bytes of each;
+    0: any. packed: bytes of an element of a packed field; 0: varints; -1: not packed. inside: the fields of a message, by tag."""
 
     name: str
     full_name: str
@@ -67,9 +67,9 @@ class _Field:
 
 
 async def decoded(data: bytes, kind: type[M], turn: Callable[[], AbstractAsyncContextManager[None]] = nullcontext) -> M:
-    """The message in these bytes. turn: held while a large one is decoded, for which all of the process wait in one line.
+    """Return the message in these bytes. turn: held while a large message is decoded; all large messages of the process wait in one line.
 
-    Raises TooLarge before anything is built, DecodeError for bytes that are no such message, and what `turn` raises."""
+    Raises TooLarge before anything is built, DecodeError for bytes that are no such message, and the errors of `turn`."""
     shape = _shape(cast(Descriptor, kind.DESCRIPTOR))
     try:
         _walk(data, shape, FIELDS_AT_ONCE)
@@ -88,7 +88,7 @@ def _decode_large(data: bytes, kind: type[M], shape: Mapping[int, _Field]) -> M:
 
 
 def _walk(data: bytes, shape: Mapping[int, _Field], most_fields: int) -> None:
-    """Raise TooLarge, DecodeError or _MoreFields; return for a message that may be parsed."""
+    """Return if the message may be parsed. Raises TooLarge, DecodeError or _MoreFields."""
     seen: dict[str, int] = {}
     outer: list[tuple[int, Mapping[int, _Field], str]] = []
     at, end, name, left = 0, len(data), "", most_fields
@@ -148,7 +148,7 @@ def _walk(data: bytes, shape: Mapping[int, _Field], most_fields: int) -> None:
 
 
 def _varint(data: bytes, at: int) -> tuple[int, int]:
-    """A tag or a length, and the place behind it."""
+    """Read a tag or a length. Returns it and the position behind it."""
     value = 0
     for shift in range(0, 7 * _MAX_TAG_BYTES, 7):
         byte = data[at]
@@ -160,7 +160,7 @@ def _varint(data: bytes, at: int) -> tuple[int, int]:
 
 
 def _elements(field: _Field, data: bytes, start: int, end: int) -> int:
-    """Elements that one occurrence of a repeated field brings."""
+    """Count the elements that one occurrence of a repeated field brings."""
     if field.packed < 0:
         return 1
     if field.packed:
@@ -178,7 +178,7 @@ def _count(field: _Field, seen: dict[str, int], more: int, outer: list[tuple[int
 
 
 def _path(outer: list[tuple[int, Mapping[int, _Field], str]], name: str, field: _Field) -> str:
-    """In the spelling of the kinds of stages, which say `thinker.stop` for open.params.thinker.stop."""
+    """Spell a path as the kinds of stages do, for example `thinker.stop` for open.params.thinker.stop."""
     path = ".".join(filter(None, [*(each[2] for each in outer), name, field.name])).removeprefix("turn.")
     for envelope in ("open.params.", "open.resume."):
         if path.startswith(envelope):
@@ -190,7 +190,8 @@ _shapes: dict[str, dict[int, _Field]] = {}
 
 
 def _shape(message: Descriptor) -> dict[int, _Field]:
-    """The fields of a message that repeat, are bytes, or hold such fields, by tag. Raises KeyError for one that limits.py does not have."""
+    """Fields of the message that repeat, are bytes, or hold such fields, by tag. Raises KeyError for a field that limits.py does not
+    list."""
     shape = _shapes.get(message.full_name)
     if shape is None:
         shape = _shapes[message.full_name] = {}
@@ -201,7 +202,7 @@ def _shape(message: Descriptor) -> dict[int, _Field]:
 
 
 def _entries(field: FieldDescriptor) -> list[tuple[int, _Field]]:
-    """By tag: what the walk has to know of a field; a repeated number has two tags, because a parser takes it packed or not."""
+    """Return what the walk must know of a field, by tag. A repeated number has two tags, because a parser takes it packed or not."""
     assert field.containing_type is not None
     full_name = f"{field.containing_type.name}.{field.name}"
     most = COUNTS[full_name] if field.is_repeated else 0

@@ -1,6 +1,6 @@
 """The one table of error reasons, and the exception that carries a reason through a server.
 
-Whoever finds an error raises `StageError`; the edge of the process turns it into `Ended` (on a `Run` stream) or into a
+The code that finds an error raises `StageError`; the edge of the process turns it into `Ended` (on a `Run` stream) or into a
 `google.rpc.Status` with `ErrorInfo`, `RetryInfo` and `BadRequest` (on every other call).
 """
 
@@ -25,17 +25,18 @@ STATUS_DETAILS = "grpc-status-details-bin"
 """Trailing metadata with the google.rpc.Status of a call that failed."""
 
 MAX_TEXT_BYTES = 1000
-"""Of an error, in UTF-8: it travels in gRPC trailers, three times in all, and a client refuses more than 8 KiB of those."""
+"""Most bytes of an error's text in UTF-8. The text travels in gRPC trailers, three times in all, and a client refuses more than 8 KiB of
+trailers."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reason:
-    """What a reason means to whoever meets it.
+    """The meaning of a reason for its receiver.
 
-    code: status of a call that ends with it. retry_delay_s: after which asking again makes sense; None: never, or not by waiting.
-    another_replica: one replica refuses a session for it; another one may take it. passes: the same replica may take it in a moment.
-    reopens: a session that runs and ends with it can go on elsewhere. behind: the trouble is further down the route, so the two above hold
-    only for who can choose other replicas there too.
+    code: status of a call that ends with it. retry_delay_s: seconds after which asking again makes sense; None: never, or not by waiting.
+    another_replica: one replica refuses a session for this reason; another one may take it. passes: the same replica may take it in a
+    moment. reopens: a running session that ends with it can go on elsewhere. behind: the trouble is further down the route, so the two
+    above hold only for a caller that can choose other replicas there too.
     """
 
     code: grpc.StatusCode
@@ -64,13 +65,13 @@ REASONS: Mapping[str, Reason] = {
     "UNAUTHENTICATED": Reason(grpc.StatusCode.UNAUTHENTICATED, another_replica=True),
     "STARTING": Reason(grpc.StatusCode.UNAVAILABLE, retry_delay_s=1.0),
 }
-"""By the name of an `ErrorReason` without its prefix; error.proto says what each one is about."""
+"""Keys are names of `ErrorReason` without their prefix; error.proto says what each one is about."""
 
 LOST_HERE = Reason(grpc.StatusCode.UNAVAILABLE, another_replica=True, passes=True, reopens=True, retry_delay_s=0.5)
-"""STAGE_LOST as the end of the stream itself sees it: no Ended came. It is the next stage that is lost, and not one behind it."""
+"""STAGE_LOST as the end of the stream itself sees it: no Ended came. The next stage is lost, not one behind it."""
 
 BUG = Reason(grpc.StatusCode.INTERNAL)
-"""Of an error without a reason, which is a bug of ours, and of a reason that this version does not know."""
+"""The meaning of an error without a reason, which is a bug of ours, and of a reason that this version does not know."""
 
 _STATUS_BY_NUMBER = {code.value[0]: code for code in grpc.StatusCode}
 
@@ -80,10 +81,10 @@ assert set(REASONS) == {name.removeprefix("ERROR_REASON_") for name in error_pb2
 class StageError(Exception):
     """An error with a reason from the table.
 
-    For a limit of time use `tasks.within`: a TimeoutError goes with what is raised in its `except`, and leads to the task.
+    For a limit of time use `tasks.within`: an error raised in an `except TimeoutError` keeps the TimeoutError, which refers to the task.
 
     reason: a key of REASONS, or "" for a bug of ours (INTERNAL). metadata: as ErrorInfo.metadata (stage, session_id, field ...).
-    retry_delay_s: seconds after which asking again makes sense, where it is not the table that says; None where it does not make sense.
+    retry_delay_s: seconds after which asking again makes sense, instead of the table's value; None: it does not make sense.
     """
 
     def __init__(self, reason: str, message: str, *, metadata: Mapping[str, str] | None = None, retry_delay_s: float | None = None) -> None:
@@ -96,7 +97,7 @@ class StageError(Exception):
 
     @property
     def meaning(self) -> Reason:
-        """What the table says of the reason."""
+        """The entry of this reason in the table."""
         return REASONS.get(self.reason, BUG)
 
     @property
@@ -111,8 +112,8 @@ class StageError(Exception):
         return ended
 
     def for_log(self) -> dict[str, str]:
-        """What a log may have of it: `reason`; `message`, but not of BAD_REQUEST and UNKNOWN_MODEL, which may quote the request; and the
-        field or stage that it is about."""
+        """The fields that a log may show: `reason`; the field or stage that it is about; and `message`, except for BAD_REQUEST and
+        UNKNOWN_MODEL, which may quote the request."""
         told = {"reason": self.reason or "INTERNAL"}
         if self.reason not in ("BAD_REQUEST", "UNKNOWN_MODEL"):
             told["message"] = self.message
@@ -138,14 +139,14 @@ class StageError(Exception):
 
 
 def _shortened(message: str) -> str:
-    """Most messages as they are; one that quotes what a caller sent may be of any length."""
+    """Cut a message that is too long. Most stay as they are, but one that quotes a caller may have any length."""
     encoded = message.encode()
     return message if len(encoded) <= MAX_TEXT_BYTES else encoded[: MAX_TEXT_BYTES - 4].decode(errors="ignore") + " ..."
 
 
 def bad_request(field: str, description: str, **place: str) -> StageError:
-    """A bad field of a request; `field` in proto spelling. place: which of several it is, as in omnistage.models.interface.BadRequest; a
-    client knows its own name of it."""
+    """A bad field of a request; `field` in proto spelling. place: which of several values it is, as in
+    omnistage.models.interface.BadRequest; clients have their own name for the field."""
     message = ": ".join([field, *(f"{name} {which}" for name, which in place.items()), description])
     return StageError("BAD_REQUEST", message, metadata={"field": field, **place})
 
@@ -156,12 +157,12 @@ def protocol_error(message: str, **metadata: str) -> StageError:
 
 
 def status_code(number: int) -> grpc.StatusCode:
-    """The gRPC status of a number on the wire; an unknown one is UNKNOWN."""
+    """The gRPC status for a number on the wire; UNKNOWN for an unknown number."""
     return _STATUS_BY_NUMBER.get(number, grpc.StatusCode.UNKNOWN)
 
 
 class CallerGone(Exception):
-    """Nobody is at the other end of a call: it was taken back, or its time was over. gRPC may say so a moment later only."""
+    """Nobody is at the other end of a call: it was cancelled, or its time is over. gRPC may report that only a moment later."""
 
 
 async def abort(context: grpc.aio.ServicerContext[Any, Any], error: StageError) -> NoReturn:

@@ -1,4 +1,4 @@
-"""Kinds of stages by their plain names: the one list, made from the proto."""
+"""Plain names of the kinds of stages: the one list, made from the proto."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from omnistage.v1 import stage_pb2
 
 
 def kind_name(kind: stage_pb2.StageKind) -> str:
-    """thinker, talker, code2wav or diffusion. Raises ValueError for a number that is no kind."""
+    """Return thinker, talker, code2wav or diffusion. Raises ValueError for a number that is no kind."""
     return stage_pb2.StageKind.Name(kind).removeprefix("STAGE_KIND_").lower()
 
 

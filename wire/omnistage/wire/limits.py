@@ -1,7 +1,7 @@
-"""What a request may hold at most: the one table, enforced before a message is parsed (wire/decoding.py). docs/limits.md is made from it.
+"""The most that a request may hold: the one table, enforced before a message is parsed (wire/decoding.py). docs/limits.md is made from it.
 
-Values have ranges of their own, which whoever uses them checks. Here are counts and sizes: what decides how much memory and time a message
-costs before anybody has looked at a value.
+The users of values check their ranges. This table has counts and sizes: they decide how much memory and time a message costs before anybody
+has looked at a value.
 """
 
 from __future__ import annotations
@@ -9,27 +9,29 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 MAX_FIELDS = 1 << 19
-"""Fields of one request on the wire, known or not, that are looked at: the bound on the time which that takes. A message that can hold
-nothing which repeats and no bytes is passed over whole: protobuf makes one object of it, whatever is in it."""
+"""Fields of one request on the wire, known or not, that are looked at: this bounds the time which that takes. A message whose type has no
+repeated field and no bytes is skipped as a whole: protobuf makes one object of it, whatever it holds."""
 
 MAX_TEXT_CHARACTERS = 1 << 20
-"""Of all messages of a request together."""
+"""Most characters in all messages of one request together."""
 
 TEXT_REQUEST_BYTES = 8 << 20
-"""Of a request to a router whose pipelines take text only: all text in four bytes a character, and as much of an answer to go on with."""
+"""Most bytes of a request to a router whose pipelines take text only: all text at four bytes a character, and an answer of the same size to
+go on with."""
 
 HOP_ROOM_BYTES = 4 << 20
-"""What a stage takes above the largest request of a client: the router and the links add the route, and output that rebuilds a stage."""
+"""Bytes that a stage accepts above the largest request of a client: the router and the links add the route, and output that rebuilds a
+stage."""
 
 MAX_CALLS = 4096
-"""Calls at once of any kind, at a router; one more is refused by gRPC before its request is read."""
+"""Calls of any kind at a router at once. gRPC refuses one more before its request is read."""
 
 MAX_PORTS = 64
 """Ports of one stage and all hops behind it; a pipeline has a handful."""
 
 MAX_HOPS = 8
 MAX_ADDRESSES = 8
-"""Of one hop."""
+"""Addresses of one hop."""
 
 MAX_HISTORY = 1 << 15
 """Chunks of an answer that goes on; a link sends one for each port, a client at most one for each token."""
@@ -37,15 +39,15 @@ MAX_HISTORY = 1 << 15
 MAX_MESSAGES = 1024
 MAX_STOPS = 16
 MAX_LOGIT_BIASES = 1024
-"""Of one stage."""
+"""Most logit biases in the params of one stage."""
 
 MAX_SIGMAS = 1000
 MAX_PIPELINE_OPTIONS = 64
-"""Of a request, and as many of its pipeline's defaults."""
+"""Pipeline options of a request; the defaults of its pipeline may be as many again."""
 
 MAX_CHOICES = 1024
 MAX_TOP_LOGPROBS = 20
-"""Of one token."""
+"""Most top logprobs of one token."""
 
 MAX_BATCH = 32
 """Chunks in one message."""
@@ -86,7 +88,8 @@ COUNTS: Mapping[str, int] = {
     "Release.slots": 1 << 14,
     "Chunks.chunks": MAX_BATCH,
 }
-"""Elements of every repeated and map field of the requests of both services, in one request together: all hops share their addresses."""
+"""Most elements of every repeated and map field of the requests of both services, counted over one whole request: all hops share their
+addresses."""
 
 BYTES: Mapping[str, int | None] = {
     "Media.data": None,
@@ -102,4 +105,4 @@ BYTES: Mapping[str, int | None] = {
     "Offer.metadata": 64 << 10,
     "Answer.probe": 64 << 10,
 }
-"""Length of every field of bytes; None: only the request limit bounds it."""
+"""Most bytes of every field of bytes; None: only the request limit bounds it."""

@@ -1,4 +1,4 @@
-"""Numbers on a port: positions of chunks that go out, and credit, which is how many of them may."""
+"""Numbers on a port: positions of outgoing chunks, and credit, which limits how many may go."""
 
 from __future__ import annotations
 
@@ -23,24 +23,24 @@ MessagePayload = (
 )
 
 Payload = MessagePayload | NDArray[np.generic]
-"""What a chunk carries. An array becomes a Tensor when the transport of the stream is known."""
+"""The content of a chunk. An array becomes a Tensor when the transport of the stream is known."""
 
 Content = MessagePayload | list[tensor_pb2.Tensor] | None
-"""The same when it is known: a tensor is one message, or one for each of its parts."""
+"""The same once the transport is known: a tensor is one message, or one for each of its parts."""
 
 
 _FLOATING = frozenset({tensor_pb2.ELEMENT_TYPE_FLOAT32, tensor_pb2.ELEMENT_TYPE_FLOAT16, tensor_pb2.ELEMENT_TYPE_BFLOAT16})
 
 
 def converts(given: tensor_pb2.ElementType, wanted: tensor_pb2.ElementType) -> bool:
-    """Whether a stage takes rows of one element type for those of another: it converts floating ones."""
+    """Whether a stage that wants rows of one element type takes rows of the other: it converts floating types."""
     return given == wanted or (given in _FLOATING and wanted in _FLOATING)
 
 
 @dataclass(frozen=True, slots=True)
 class Output:
     """One piece of one output port, before it has a number. count: items in it (see Chunk.count). payload: None only with count 0.
-    element_type: of an array that numpy has no type for; see Sender.store."""
+    element_type: needed for an array whose type numpy does not have; see Sender.store."""
 
     port: str
     count: int
@@ -53,14 +53,14 @@ class PortWriter:
     """Gives the pieces of one port their `seq` and `first`."""
 
     def __init__(self, port: str, *, seq: int = 0, first: int = 0, ended: bool = False) -> None:
-        """seq, first, ended: where the port stands, when it goes on from an earlier stream."""
+        """seq, first, ended: the position of the port, if it goes on from an earlier stream."""
         self.port = port
         self.seq = seq
         self.first = first
         self.ended = ended
 
     def chunks(self, count: int, content: Content, *, last: bool) -> list[chunk_pb2.Chunk]:
-        """One chunk, or several for a tensor that travels inline in parts: all but the last part have count 0."""
+        """Return one chunk, or several for a tensor that travels inline in parts: all but the last part have count 0."""
         if self.ended:
             raise protocol_error(f"output after the last chunk of port {self.port!r}", port=self.port)
         if not isinstance(content, list):
@@ -101,10 +101,10 @@ class PortWriter:
 
 
 class PortReader:
-    """Checks that the chunks of one port come without gap or repeat and within the credit they were given."""
+    """Checks that the chunks of one port come without gap or repeat, and within the credit that was given for them."""
 
     def __init__(self, port: str, granted: int = 0, *, seq: int = 0, first: int = 0, ended: bool = False) -> None:
-        """seq, first, ended: where the port stands, when it goes on from an earlier stream."""
+        """seq, first, ended: the position of the port, if it goes on from an earlier stream."""
         self.port = port
         self.seq = seq
         self.first = first
@@ -132,7 +132,7 @@ class PortReader:
 
 
 class Allowance:
-    """Absolute credit of the ports of one stream, and a way to wait for it. Totals only grow; an older one changes nothing."""
+    """Absolute credit of the ports of one stream, and a way to wait for it. Totals only grow; an older total changes nothing."""
 
     def __init__(self) -> None:
         self._totals: dict[str, int] = {}
@@ -148,8 +148,8 @@ class Allowance:
         return self._totals.get(port, 0)
 
     def close(self, reason: str, message: str) -> None:
-        """No more credit will come: who waits, or comes to wait, gets a new error of this reason each time: a kept one would keep the
-        frames that it passed through."""
+        """No more credit will come. Every present and later `wait` gets an error of this reason, a new one each time: an error that is kept
+        would keep the frames that it passed through."""
         self._closed = reason, message
         self._grown.set()
 

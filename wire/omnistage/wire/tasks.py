@@ -1,7 +1,7 @@
-"""Tasks that are given up, limits of time, and what is left of an error: nothing that leads to a request.
+"""Cancelled tasks, limits of time, and errors that keep nothing of a request.
 
-An error leads to the frames that it was raised in, a task to its error, and a frame to its tasks: such a cycle would keep the media of a
-request until the collector comes by.
+An error refers to the frames that it was raised in, a task to its error, and a frame to its tasks. Such a cycle would keep the media of a
+request in memory until the collector runs.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from typing import Any
 from omnistage.wire.errors import StageError
 
 LOOKS = 8
-"""How often `within` looks meanwhile whether this process was held up."""
+"""How often `within` checks whether this process was held up."""
 
 
 class within:
-    """`async with within(seconds, late)`: raises what `late` returns when the block takes longer. The error leads to no task, as that of
-    `asyncio.timeout` does: the task may end with it.
+    """`async with within(seconds, late)`: raises the error that `late` returns if the block takes longer. The error refers to no task,
+    unlike that of `asyncio.timeout`, so a task may end with it.
 
-    It is for the patience with somebody else, so time in which this process was stopped or its loop held up does not count: it would have
-    heard nothing of whoever was in time. counts_all: it does; for a moment that was agreed on, as a deadline is.
+    It measures patience with a peer. So time in which this process was stopped, or its loop held up, does not count: this process would not
+    have heard a peer that answered in time. counts_all: count that time too, for an agreed moment such as a deadline.
     """
 
     def __init__(self, seconds: float, late: Callable[[], StageError], *, counts_all: bool = False) -> None:
@@ -42,8 +42,8 @@ class within:
             self._next_look = asyncio.get_running_loop().call_later(self._wait_s, self._look)
 
     def _look(self) -> None:
-        """Give back the time by which this comes too late. Of two moments that have both passed the loop takes the earlier one first, so
-        this one before the end of the limit."""
+        """Extend the limit by the time by which this look comes too late. If two moments have both passed, the loop takes the earlier one
+        first, so it runs this before the end of the limit."""
         if self._limit is None or self._next_look is None or (ends := self._limit.when()) is None or self._limit.expired():
             return
         late_s = asyncio.get_running_loop().time() - self._next_look.when()
@@ -66,13 +66,13 @@ class within:
 
 
 def look_at_error(task: asyncio.Task[Any]) -> None:
-    """An error that does not matter any more; asyncio complains of one that nobody looked at."""
+    """Take an error that does not matter any more; asyncio complains of errors that nobody looked at."""
     if not task.cancelled():
         task.exception()
 
 
 def let_go(*tasks: asyncio.Task[Any] | None) -> None:
-    """Cancel what nobody waits for any more, and want no error of it."""
+    """Cancel tasks that nobody waits for any more, and ignore their errors."""
     for task in tasks:
         if task is not None:
             task.cancel()
@@ -80,7 +80,7 @@ def let_go(*tasks: asyncio.Task[Any] | None) -> None:
 
 
 async def cancel(*tasks: asyncio.Task[Any]) -> None:
-    """Cancel tasks and wait for their end; their errors were looked at already or do not matter any more."""
+    """Cancel tasks and wait for their end. Their errors were looked at already or do not matter any more."""
     for task in tasks:
         task.cancel()
     await asyncio.wait(tasks)
@@ -89,7 +89,7 @@ async def cancel(*tasks: asyncio.Task[Any]) -> None:
 
 
 def forget_traceback(error: BaseException) -> None:
-    """Take the frames from an error that ends a call, and from those before it."""
+    """Remove the frames from an error that ends a call, and from the errors before it."""
     cause: BaseException | None = error
     while cause is not None:
         cause.__traceback__ = None

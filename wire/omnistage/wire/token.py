@@ -1,6 +1,7 @@
-"""The token of a stack: what its servers show each other, so that a stage takes calls from the router and its neighbours only.
+"""The token of a stack. Its servers show it to each other, so that a stage takes calls from the router and its neighbours only.
 
-It travels as metadata of every call of StageService. It is no word for people and no key for encryption: who can read the wire can read it.
+It travels as metadata of every call of StageService. It is no password for people and no key for encryption: whoever can read the wire can
+read it.
 """
 
 from __future__ import annotations
@@ -12,13 +13,13 @@ KEY = "omnistage-token"
 """Metadata key of the token."""
 
 VARIABLE = "OMNISTAGE_TOKEN"
-"""Environment variable that holds the token itself; one that ends in _FILE names a file with it."""
+"""Environment variable that holds the token itself; the variable with _FILE appended names a file with it."""
 
 _TOKEN = re.compile(r"[!-~]{16,512}")
 
 
 class Token:
-    """A secret that never shows in a log: its repr says nothing."""
+    """A secret that never shows in a log: its repr hides it."""
 
     def __init__(self, secret: str) -> None:
         """secret: 16 to 512 printable ASCII characters without a blank. Raises ValueError, which does not quote it."""
@@ -28,16 +29,16 @@ class Token:
 
     @property
     def metadata(self) -> tuple[tuple[str, str], ...]:
-        """What to send with a call."""
+        """Metadata to send with a call."""
         return ((KEY, self._secret),)
 
     @property
     def secret(self) -> str:
-        """For the environment of a process that may know it."""
+        """The secret, for the environment of a process that may know it."""
         return self._secret
 
     def matches(self, shown: str | bytes) -> bool:
-        """Compares in a time that does not tell how much of it is right."""
+        """Compare in a time that does not tell how much of it is right."""
         return hmac.compare_digest(self._secret.encode(), shown if isinstance(shown, bytes) else shown.encode(errors="replace"))
 
     def __repr__(self) -> str:

@@ -1,4 +1,4 @@
-"""One writer for one gRPC stream, the way down of a link: a second write before the first returned would fail."""
+"""One writer for the gRPC stream on a link's way down. gRPC fails a second write that begins before the first one returned."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Message = TypeVar("Message")
 class StreamWriter(Generic[Message]):
     """Lets many tasks write to one stream, in the order in which they came.
 
-    A lock and not a queue with a task: a message that nobody competes with is written without a switch of tasks, and whoever writes feels
+    It has a lock instead of a queue with a task: a message without competitors is written without a switch of tasks, and the writer feels
     the stream's own flow control. The way up has a queue, see `stage/outbox.py`.
     """
 
@@ -25,6 +25,6 @@ class StreamWriter(Generic[Message]):
             await self._write(message)
 
     async def then(self, finish: Callable[[], Awaitable[None]]) -> None:
-        """Call `finish` (a half-close) after everything before it was written."""
+        """Call `finish` (a half-close) after all earlier writes."""
         async with self._lock:
             await finish()
