@@ -1,1 +1,1 @@
-"""What every server process of omnistage does the same way: settings, logs, health, reflection, metrics, readiness, drain."""
+"""All that server processes of omnistage do alike: settings, logs, health, reflection, metrics, readiness, drain."""

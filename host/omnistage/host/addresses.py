@@ -1,4 +1,4 @@
-"""HOST:PORT as people type it: whether it is one, in words, and whether a server can listen there."""
+"""HOST:PORT as people type it: whether a text is one, in words, and whether a server can listen there."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _EXAMPLE = "such as 127.0.0.1:50050"
 MAX_PORT = 65535
 
 CONNECT_LIMIT_S = 1.0
-"""For a connection within this machine, which takes none unless the listener's queue is full."""
+"""Time for a connection within this machine, which takes none unless the listener's queue is full."""
 
 
 def check_address(text: str) -> str:
@@ -38,7 +38,7 @@ def check_port(port: int, address: str) -> None:
 
 
 def _fault(text: str) -> str:
-    """What is wrong with a text that is not HOST:PORT, and what would be right."""
+    """The fault of a text that is not HOST:PORT, and what would be right."""
     scheme, has_scheme, rest = text.partition("://")
     if has_scheme:
         return f"is a URL: leave {scheme}:// out, give HOST:PORT {_EXAMPLE if not _HOST_PORT.fullmatch(rest) else f'such as {rest}'}"
@@ -61,7 +61,7 @@ def host_and_port(address: str) -> tuple[str, int]:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether all addresses of a host, without brackets, are loopback addresses; a name that is not known has none that may be."""
+    """Whether all addresses of a host, given without brackets, are loopback addresses. An unknown name has no such address."""
     try:
         found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
     except OSError:
@@ -72,9 +72,9 @@ def is_loopback(host: str) -> bool:
 def check_can_listen(address: str, option: str, *, kept: bool = False) -> None:
     """Bind to a checked address for a moment. Raises StartError that says who or what is in the way, and names the option to change.
 
-    kept: another process of the same user has the port bound with SO_REUSEPORT and does not listen there. A second listener of that user is
-    looked for by a connection then, because the system lets both listen.
-    A port can be taken by somebody else between this and the real thing; this finds mistakes before minutes of loading.
+    kept: another process of the same user has the port bound with SO_REUSEPORT and does not listen there. Then the system lets a second
+    listener of that user bind too, so this looks for one by a connection. The port can still be taken between this check and the real bind;
+    the check finds mistakes before minutes of loading.
     """
     host, port = host_and_port(address)
     try:
@@ -89,9 +89,9 @@ def check_can_listen(address: str, option: str, *, kept: bool = False) -> None:
 
 
 def _refusal(family: socket.AddressFamily, name: tuple[object, ...], kept: bool) -> int:
-    """The error number of listening there, 0 for none. kept: as `check_can_listen` has it."""
+    """The error number of listening there, 0 for none. kept: as in `check_can_listen`."""
     with socket.socket(family, socket.SOCK_STREAM) as tried:
-        # As servers do: connections that ended a minute ago do not count, somebody who listens does.
+        # Servers set this too: connections that ended a minute ago do not count, a listener does.
         tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if kept:
             tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
@@ -103,7 +103,7 @@ def _refusal(family: socket.AddressFamily, name: tuple[object, ...], kept: bool)
 
 
 def _is_listened_to(family: socket.AddressFamily, name: tuple[object, ...]) -> bool:
-    """Whether somebody listens there, on this machine; one whose queue of connections is full counts too."""
+    """Whether a listener is there, on this machine; a listener whose queue of connections is full counts too."""
     with socket.socket(family, socket.SOCK_STREAM) as caller:
         caller.settimeout(CONNECT_LIMIT_S)
         try:

@@ -1,4 +1,4 @@
-"""The settings of a server from its command line and its environment, with mistakes told in one line."""
+"""The settings of a server from its command line and its environment; a mistake is reported in one line."""
 
 from __future__ import annotations
 
@@ -19,20 +19,21 @@ from omnistage.host.faults import fault_found
 S = TypeVar("S", bound=BaseSettings)
 
 METAVARS: Mapping[object, str] = {int: "N", float: "X"}
-"""What stands for a value in --help, unless the field says it with `json_schema_extra={"metavar": ...}`, as one with a unit has to."""
+"""Stand for a value in --help, unless the field names another one by `json_schema_extra={"metavar": ...}`, as a field with a unit must."""
 
 MAX_SHOWN = 80
-"""Characters of a bad value that are told."""
+"""Most characters of a bad value that an error quotes."""
 
 
 def read(kind: type[S], words: Sequence[str], program: str) -> S:
-    """Settings from the words and the environment; --help prints and exits. Raises StartError that names the option or the variable."""
+    """Read the settings from the words and the environment; --help prints and exits. Raises StartError that names the option or the
+    variable."""
     fields = kind.model_fields
 
     def add_argument(parser: argparse.ArgumentParser, *names: str, **keywords: Any) -> argparse.Action:
         if field := fields.get(keywords.get("dest", "")):
             keywords["help"] = _help(field)
-            if not keywords["metavar"].startswith("{"):  # which lists the choices
+            if not keywords["metavar"].startswith("{"):  # The help lists the choices.
                 keywords["metavar"] = _metavar(field)
         return argparse.ArgumentParser.add_argument(parser, *names, **keywords)
 
@@ -65,7 +66,7 @@ def _help(field: FieldInfo) -> str:
 
 
 def _told(details: ErrorDetails, kind: type[BaseModel], words: Sequence[str]) -> str:
-    """One mistake: where it came from, and what is wrong."""
+    """Describe one mistake: where it came from, and what is wrong."""
     field = str(details["loc"][0])
     flag, variable = f"--{field.replace('_', '-')}", f"OMNISTAGE_{field.upper()}"
     if details["type"] == "missing":
@@ -76,7 +77,7 @@ def _told(details: ErrorDetails, kind: type[BaseModel], words: Sequence[str]) ->
 
 
 def _unknown(kind: type[BaseModel], words: Sequence[str]) -> str:
-    """The first word that is an option of no setting, with what may have been meant; empty: none is."""
+    """The first word that is an option of no setting, with the option that may have been meant; empty if there is no such word."""
     known = ["--help", *(f"--{field.replace('_', '-')}" for field in kind.model_fields)]
     for word in (word.partition("=")[0] for word in words if word.startswith("--")):
         if word not in known:

@@ -1,4 +1,4 @@
-"""How many descriptors a server may have, and how many of them are for connections: the rest is for what it needs to serve those."""
+"""How many descriptors a server may have, and how many of them are for connections; the rest is for serving those connections."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ the limit may be a thousand million."""
 
 
 def raise_limit() -> None:
-    """Have as many descriptors as the system allows, at most WANTED. Most shells allow 1,024, which one or two visitors can use up."""
+    """Raise the limit of descriptors to what the system allows, at most WANTED. Most shells allow 1,024, which one or two visitors can use
+    up."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = WANTED if hard == resource.RLIM_INFINITY else min(hard, WANTED)
     if soft != resource.RLIM_INFINITY and soft < most:
@@ -20,7 +21,7 @@ def raise_limit() -> None:
 
 
 def most_connections() -> int:
-    """Connections that a server takes at once: half of its descriptors at most. However many visitors there are, the other half is left for
-    its log, its metrics, its neighbours, files that are put aside and processes that decode."""
+    """Most connections of a server at once: at most half of its descriptors. However many visitors come, the other half is left for its
+    log, its metrics, its neighbours, files that are put aside and processes that decode."""
     soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     return MAX_CONNECTIONS if soft == resource.RLIM_INFINITY else max(min(MAX_CONNECTIONS, soft // 2), 1)

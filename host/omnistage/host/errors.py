@@ -1,4 +1,4 @@
-"""What keeps a server process from starting."""
+"""Errors that keep a server process from starting."""
 
 
 class StartError(RuntimeError):

@@ -1,7 +1,7 @@
-"""The event loop of a process as a thread that can be watched: it has work when it owes an answer.
+"""The event loop of a process as a thread that can be watched: it has work while it owes an answer.
 
-Others find a stage whose loop is blocked by its silence, and leave it. Somebody must end it too: a router has no other one that takes its
-place, and a replica that hangs is never started again.
+Other processes find a stage whose loop is blocked by its silence, and leave it. The process must end too: no other router takes the place
+of this one, and a replica that hangs is never started again.
 """
 
 from __future__ import annotations
@@ -13,19 +13,19 @@ from collections.abc import Callable, Sequence
 from types import TracebackType
 
 PERIOD_S = 2.0
-"""Between two questions, and between two looks whether one was answered: nobody is woken by an answer."""
+"""Seconds between two questions, and between two checks for the answer: an answer wakes no thread."""
 
 PATIENCE_S = 2.0
-"""Time to answer one. Only then is the loop looked at more closely, so one that answers costs two wake-ups in a period and no more."""
+"""Time to answer a question. The loop is watched more closely only after it, so a loop that answers costs two wake-ups in a period."""
 
 STEP_LIMIT_S = 60.0
-"""What one callback may compute, beyond PATIENCE_S."""
+"""Seconds that one callback may compute, beyond PATIENCE_S."""
 
 
 class EventLoop:
     """The running event loop, to be given to a Watchdog; a context manager. A thread asks it for a sign once in PERIOD_S.
 
-    answers: all of them. steps: those that came late. busy: it owes one that is late.
+    answers: count of all answers. steps: count of late answers. busy: the loop owes an answer that is late.
     """
 
     name = "event loop"
@@ -44,7 +44,7 @@ class EventLoop:
         self.busy = False
 
     def on_busy(self, tell: Callable[[], None]) -> None:
-        """Call `tell`, which does not wait, when an answer is late."""
+        """Call `tell`, which must not wait, when an answer is late."""
         self._tell = tell
 
     def __enter__(self) -> EventLoop:
@@ -60,7 +60,7 @@ class EventLoop:
             asked_s = time.monotonic()
             try:
                 self._loop.call_soon_threadsafe(answered.set)
-            except RuntimeError:  # It was closed since.
+            except RuntimeError:  # The loop was closed meanwhile.
                 return
             while not self._stopped.wait(PERIOD_S) and not answered.is_set():
                 if time.monotonic() >= asked_s + PATIENCE_S:
@@ -68,7 +68,7 @@ class EventLoop:
             self.answers += 1
 
     def _wait(self, answered: threading.Event) -> None:
-        """Here the answer itself wakes this thread: the loop has no work from then on."""
+        """Here the answer itself wakes this thread, and the loop has no work from then on."""
         self.busy = True
         self._tell()
         while not (answered.wait(PERIOD_S) or self._stopped.is_set()):

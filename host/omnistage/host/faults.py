@@ -1,4 +1,4 @@
-"""What is wrong with a value that pydantic refuses, in plain words: those of the command, of HTTP, and of the servers' own settings."""
+"""Faults of a value that pydantic refuses, in plain words, for the command, HTTP and the servers' own settings."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ FORMS = {
     "literal_error": "{expected}",
     "enum": "{expected}",
 }
-"""By a kind of fault that pydantic finds, what a value must be. Its places are filled from what pydantic says beside it."""
+"""The right form of a value, by pydantic's kind of fault. The places in braces are filled from the context that pydantic gives."""
 
 WHOLE = {"missing": "is missing", "extra_forbidden": "is no name of a setting here"}
-"""The same where there is no more to say."""
+"""The same for kinds without a context."""
 
 
 def fault_found(fault: Mapping[str, Any], shown: str = "") -> str:
-    """Of a fault as pydantic tells it. shown: the value, where that is to be told."""
+    """Describe a fault that pydantic reports. shown: the value, if it may be quoted."""
     if fault["type"] in WHOLE:
         return WHOLE[fault["type"]]
     must = FORMS.get(fault["type"])

@@ -1,4 +1,4 @@
-"""A service that is called over gRPC: its port, its health, reflection, and channelz for whoever asks for it."""
+"""A service that is called over gRPC: its port, its health, reflection, and channelz if it is asked for."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ STOP_GRACE_S = 0.5
 
 
 class GrpcService(process.Service, Protocol):
-    """What a process serves over gRPC."""
+    """The service that a process serves over gRPC."""
 
     name: str
     """Full name of its gRPC service, for health and reflection."""
 
     max_request_bytes: int
-    """Of a request that is read at all; a greater one is refused by gRPC."""
+    """Most bytes of a request; gRPC refuses a larger one."""
 
     max_calls: int | None
-    """Calls at once of any kind, above which gRPC refuses one before its request is read; None: any number."""
+    """Most calls of any kind at once; gRPC refuses one more before its request is read. None: any number."""
 
     interceptors: Sequence[grpc.aio.ServerInterceptor]
-    """What sees every call first."""
+    """The interceptor that sees every call first."""
 
     def register(self, server: grpc.aio.Server) -> None: ...
 
@@ -103,8 +103,8 @@ def _bind(server: grpc.aio.Server, credentials: Credentials, address: str, *, ke
 
 @asynccontextmanager
 async def _channelz(address: str, credentials: Credentials) -> AsyncIterator[str]:
-    """Serve channelz on a port of its own: it names all connections of this process, so its port is not for clients. Its address; empty:
-    none was asked for."""
+    """Serve channelz on a port of its own: it names all connections of this process, so its port is not for clients. Returns its address;
+    empty: channelz is off."""
     if not address:
         yield ""
         return

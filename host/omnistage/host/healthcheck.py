@@ -1,4 +1,4 @@
-"""`python -m omnistage.host.healthcheck ADDRESS`: exit code 0 if the server there says SERVING. For container health checks."""
+"""`python -m omnistage.host.healthcheck ADDRESS` exits with 0 if the server there says SERVING. For container health checks."""
 
 from __future__ import annotations
 

@@ -21,8 +21,8 @@ class KernelThread:
 
 
 def seen(processes: Iterable[int] = ()) -> dict[int, KernelThread]:
-    """The threads of this process, and of others that are given by their ids, by their numbers. Raises OSError where it cannot be looked,
-    as when no descriptor is left."""
+    """The threads of this process and of the processes with the given ids, by thread number. Raises OSError if they cannot be read, for
+    example because no descriptor is left."""
     threads = (folder for process in ("self", *processes) for folder in _folders(Path(f"/proc/{process}/task")))
     return {int(folder.name): thread for folder in threads if (thread := _thread(folder)) is not None}
 
@@ -42,7 +42,7 @@ def _thread(folder: Path) -> KernelThread | None:
             cpu_ns, delay_ns, _ = (folder / "schedstat").read_text().split()
     except (FileNotFoundError, ProcessLookupError):
         return None
-    # The name may hold anything; after it come state (field 3) and, as fields 14 and 15, the ticks in user and kernel mode.
+    # The name may hold anything. After it come state (field 3) and, as fields 14 and 15, the ticks in user and kernel mode.
     fields = stat.rpartition(")")[2].split()
     if DELAYS_ARE_TOLD:
         return KernelThread(fields[0], int(cpu_ns) / 1e9, int(delay_ns) / 1e9)
@@ -50,7 +50,7 @@ def _thread(folder: Path) -> KernelThread | None:
 
 
 def _delays_are_told() -> bool:
-    """Whether this kernel counts how long threads wait for a CPU. One that does not has no such file, or zeros in it."""
+    """Whether this kernel counts how long threads wait for a CPU. A kernel that does not has no such file, or zeros in it."""
     try:
         return Path("/proc/self/schedstat").read_text().split()[0] != "0"
     except OSError:
@@ -58,4 +58,4 @@ def _delays_are_told() -> bool:
 
 
 DELAYS_ARE_TOLD = _delays_are_told()
-"""Where they are not, run times are those of the ticks of the kernel's clock, and delays are 0."""
+"""If not, run times are those of the ticks of the kernel's clock, and delays are 0."""

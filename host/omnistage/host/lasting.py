@@ -1,5 +1,5 @@
-"""Tasks that run as long as their process: the end of one is the end of the process, as a dead thread is, unless the process can do without
-what it does."""
+"""Tasks that run as long as their process. The end of one ends the process, as the end of a thread does, unless the process can do without
+the task's work."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ class LastingTasks:
         self.broken: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
     def start(self, name: str, work: Coroutine[None, None, None]) -> None:
-        """Run `work`, which never ends by itself. name: for the log."""
+        """Run `work`, which never ends by itself. name: shown in the log."""
         task = asyncio.create_task(work, name=name)
         self._tasks.add(task)
         task.add_done_callback(self._ended)
 
     def repeat(self, name: str, period_s: float, work: Callable[[], Awaitable[None]]) -> None:
-        """Do `work` once in a period, which the process can do without: where it fails the log says so, and the next period tries again."""
+        """Do `work` once in every period. The process can do without it: if it fails, the log says so, and the next period tries again."""
 
         async def again_and_again() -> None:
             while True:
@@ -46,7 +46,7 @@ class LastingTasks:
         self.broken.set_result(f"task {task.get_name()} ended")
 
     async def close(self) -> None:
-        """End them all. From now on the end of one is no news."""
+        """End them all. From now on the end of a task breaks nothing."""
         self.broken.cancel()
         tasks = tuple(self._tasks)
         for task in tasks:

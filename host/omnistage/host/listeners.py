@@ -1,4 +1,4 @@
-"""Who listens on a port of this machine, as far as the kernel tells this user."""
+"""Finds the process that listens on a port of this machine, as far as the kernel tells this user."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ from pathlib import Path
 _TABLES = ("/proc/net/tcp", "/proc/net/tcp6")
 _LISTEN = "0A"
 MAX_COMMAND = 60
-"""Characters of a command line that are worth showing."""
+"""Most characters of a command line that are shown."""
 
 
 def listener(port: int) -> str:
-    """The program and pid that listens there, in words; "another program" where that cannot be seen, as of another user."""
+    """The program and pid that listens there, in words; "another program" if the kernel does not tell, for example of another user's
+    process."""
     sockets = {f"socket:[{inode}]" for inode in _listening(port)}
     for process in Path("/proc").iterdir():
         if process.name.isdecimal() and not sockets.isdisjoint(_open_files(process)):
@@ -39,7 +40,7 @@ def _open_files(process: Path) -> Iterator[str]:
 
 
 def _command(process: Path) -> str:
-    """`python -m omnistage.router`, whatever comes after it; other programs by the beginning of their command line."""
+    """`python -m omnistage.router` without further words; other programs by the beginning of their command line."""
     try:
         words = (process / "cmdline").read_bytes().decode(errors="replace").split("\0")[:-1]
     except OSError:

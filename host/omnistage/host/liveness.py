@@ -1,4 +1,4 @@
-"""Answers of the event loop to whoever asks whether it still turns: the process that started this one."""
+"""Answers of the event loop to the process that started this one, which asks whether the loop still turns."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 _MAX_QUESTIONS = 4096
-"""Read at a time, and answered with one byte."""
+"""Bytes read at a time, which get an answer of one byte."""
 
 
 @contextmanager
 def answering(fd: int) -> Iterator[None]:
-    """Meanwhile what comes on the socket `fd` is answered. -1: nobody asks."""
+    """Answer on the socket `fd` while the block runs. -1: nobody asks."""
     if fd < 0:
         yield
         return
@@ -26,11 +26,11 @@ def answering(fd: int) -> Iterator[None]:
                 if asked.recv(_MAX_QUESTIONS):
                     asked.send(b"!")
                     return
-            except BlockingIOError:  # Nobody has read the answers for long: who asks was stopped.
+            except BlockingIOError:  # Nobody has read the answers for long: the asking process was stopped.
                 return
             except OSError:
                 pass
-            loop.remove_reader(asked)  # Who asked is gone.
+            loop.remove_reader(asked)  # The asking process is gone.
 
         loop.add_reader(asked, answer)
         try:

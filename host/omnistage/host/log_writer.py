@@ -11,17 +11,17 @@ from collections.abc import Callable
 from omnistage.host.spare import start_spare
 
 MAX_WAITING = 10_000
-"""Lines that wait to be written. What comes then is dropped and counted."""
+"""Lines that may wait to be written. Further lines are dropped and counted."""
 
 AGAIN_S = 1.0
-"""After a failure other than that of the file, as when no memory is left; the line is lost."""
+"""Pause after a failure other than that of the file, for example when no memory is left; the line is lost."""
 
 FLUSH_S = 1.0
-"""What a process that ends waits for its last lines, at most."""
+"""Most seconds that an ending process waits for its last lines."""
 
 
 def plain_words(lines: int) -> str:
-    """What stands in the log for lines that were dropped."""
+    """The text of the log that stands for dropped lines."""
     return f"{lines} log lines were dropped here: nobody read them"
 
 
@@ -33,7 +33,7 @@ class LogWriter:
 
     def __init__(self, descriptor: int, max_waiting: int = MAX_WAITING) -> None:
         self.words: Callable[[int], str] = plain_words
-        """For the number of lines that were dropped: a line, without its end, of the form that the others have."""
+        """Makes a line, without its end, from the number of lines that were dropped. It has the form of the other lines."""
         self._descriptor = descriptor
         self._lines: queue.Queue[str] = queue.Queue(max_waiting)
         self._dropped = 0
@@ -41,7 +41,7 @@ class LogWriter:
         start_spare("omnistage-log", self._write_for_ever, again_s=AGAIN_S)
 
     def write(self, line: str) -> int:
-        """Have a line written, with its end; drop it where too many wait."""
+        """Queue a line, with its end; drop it if too many wait."""
         try:
             self._lines.put_nowait(line)
         except queue.Full:
@@ -53,7 +53,7 @@ class LogWriter:
         """For loggers, which call it after every line."""
 
     def drain(self, limit_s: float = FLUSH_S) -> None:
-        """Wait until all that was written before is out, at most `limit_s`."""
+        """Wait until all earlier lines are written, at most `limit_s`."""
         until = time.monotonic() + limit_s
         with self._lines.all_tasks_done:
             while self._lines.unfinished_tasks and (left := until - time.monotonic()) > 0:
@@ -76,5 +76,5 @@ class LogWriter:
         try:
             while data:
                 data = data[os.write(self._descriptor, data) :]
-        except OSError:  # The reader is gone, the disk is full: a log is nothing to end for.
+        except OSError:  # The reader is gone or the disk is full: no reason for a process to end.
             return

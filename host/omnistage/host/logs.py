@@ -47,20 +47,20 @@ def configure_logs(level: str, style: str) -> None:
 
 
 def _words_shown(logger: object, method: str, event: structlog.typing.EventDict) -> structlog.typing.EventDict:
-    """A processor: what others said does not steer the terminal that the line is for. JSON escapes by itself. What is no text is shown by
-    its `repr`, which escapes as well."""
+    """A processor: text from others does not steer the terminal to which the line goes. JSON escapes by itself. A value that is not text is
+    shown by its `repr`, which escapes as well."""
     return {shown(name): shown(value) if isinstance(value, str) else value for name, value in event.items()}
 
 
 def somebody_is_there(record: logging.LogRecord) -> bool:
-    """Filter of log records. gRPC tells as an error, with its traceback, that the last status of a call could not be sent as the client
-    was gone that very moment: not worth a line, as one that goes a moment earlier is worth none. All else passes."""
+    """Filter of log records. If a client leaves just before the last status of its call, gRPC logs an error with a traceback. That is not
+    worth a line, as a client that leaves a moment earlier is not. All other records pass."""
     error = record.exc_info[1] if record.exc_info else None
     return not (isinstance(error, cygrpc.ExecuteBatchError) and UNREAD_STATUS in str(error))
 
 
 def _event_of_dropped(lines: int) -> str:
-    """As a log of JSON says that lines were dropped."""
+    """The line of a JSON log for dropped lines."""
     event: structlog.typing.EventDict = {"event": "log.dropped", "lines": lines, "why": "nobody read them"}
     structlog.processors.add_log_level(None, "warning", event)
     structlog.processors.TimeStamper(fmt="iso", utc=True)(None, "warning", event)
@@ -68,7 +68,7 @@ def _event_of_dropped(lines: int) -> str:
 
 
 def drain_logs() -> None:
-    """Wait a moment for what was logged to be written; for a process that ends without the interpreter's own end."""
+    """Wait a moment until the log is written; for a process that ends without the interpreter's own end."""
     _writer().drain()
 
 

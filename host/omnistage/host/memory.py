@@ -1,4 +1,5 @@
-"""How a server process has its memory: what the C library keeps, how large the kernel's pages are, and what the collector looks at."""
+"""How a server process uses memory: what the C library keeps, how large the kernel's pages are, and which objects the collector looks
+at."""
 
 import ctypes
 import gc
@@ -18,20 +19,20 @@ _MIB = 1 << 20
 _BLOCK = 2 * _MIB
 """A huge page of x86-64 and of ARM with pages of 4 KiB."""
 _LARGE = 16 * _MIB
-"""A mapping from this size on holds weights or a cache of keys and values, or malloc's; a thread's stack has 8 MiB."""
+"""A mapping of at least this size holds weights, a cache of keys and values, or malloc's memory; a thread's stack has 8 MiB."""
 
 
 def tune_malloc(max_arenas: int = 0) -> bool:
     """Let glibc keep freed memory instead of giving it back to the kernel; call once, before grpc is imported.
 
-    By default glibc maps every block above 128 KiB afresh and unmaps it when freed, so each gRPC message of that size pays for page
-    faults: messages of 1 MiB pass 2.7 to 6.5 times faster with these settings. The price is resident memory: up to the trim threshold
-    (128 MiB) of freed memory stays with the process. Numbers and names of the parameters: mallopt(3).
+    By default glibc maps every block above 128 KiB afresh and unmaps it when freed, so each gRPC message of that size pays for page faults:
+    messages of 1 MiB pass 2.7 to 6.5 times faster with these settings. The price is resident memory: up to the trim threshold (128 MiB) of
+    freed memory stays with the process. Numbers and names of the parameters: mallopt(3).
 
-    max_arenas: how many heaps threads may have in all; 0: eight for each core. Each counts 64 MiB of what a process has mapped, from the
-    start, with these settings; on a machine of many cores that is a lot for a process that may map so much and no more.
+    max_arenas: most heaps of all threads together; 0: eight for each core. With these settings each heap maps 64 MiB from its start. On a
+    machine of many cores that is a lot for a process whose mappings are limited.
 
-    Returns True where all settings were taken, False where the C library is not glibc or refused one.
+    Returns True if all settings were taken, False if the C library is not glibc or refused one.
     """
     library = ctypes.CDLL(None)
     if not hasattr(library, "gnu_get_libc_version"):
@@ -43,19 +44,19 @@ def tune_malloc(max_arenas: int = 0) -> bool:
 
 
 def put_off_collection() -> None:
-    """Let the garbage collector rest while a server imports and loads; call first, and `collect_from_now_on` when it is done.
+    """Let the garbage collector rest while a server imports and loads. Call this first, and `collect_from_now_on` after loading.
 
-    Nearly all objects that are made meanwhile stay as long as the process. To walk through them again and again as they become more takes
-    a sixth of the time that a server needs to start.
+    Nearly all objects that are made meanwhile stay as long as the process. Walking through them repeatedly, as they become more, takes a
+    sixth of a server's start.
     """
     gc.disable()
 
 
 def collect_from_now_on() -> None:
-    """Collect what loading left behind, and set the garbage collector to work, on what is made from now on only.
+    """Collect what loading left behind, then let the garbage collector work on new objects only.
 
-    It looks at no object that was there before: a full collection in the middle of an answer would stop all threads for as long as it
-    takes to walk through everything that torch has imported, and so would the last one, at the end of the process.
+    It looks at no older object. Otherwise a full collection in the middle of an answer would stop all threads while it walks through
+    everything that torch has imported; so would the last collection, at the end of the process.
     """
     gc.collect()
     gc.freeze()
@@ -63,14 +64,14 @@ def collect_from_now_on() -> None:
 
 
 def use_huge_pages() -> int:
-    """Have what is in memory now held in huge pages where the kernel has some, and large mappings from now on; call when all is loaded.
+    """Move present memory, and large mappings from now on, into huge pages if the kernel has some. Call it after loading.
 
-    The kernel frees the memory of a killed process before it closes its sockets, and each page costs it time: a Thinker of 600 MB in
-    pages of 4 KiB was gone 50 ms after the signal, in huge pages 7 ms after it. Matrix products meet fewer misses of the TLB as well.
-    Memory that loading left behind is given back first. Private memory without a file only, and of that the blocks of 2 MiB that are in
-    memory for the greater part: a block that is hardly used would become a whole page of 2 MiB.
+    The kernel frees the memory of a killed process before it closes its sockets, and each page costs it time: a Thinker of 600 MB in pages
+    of 4 KiB was gone 50 ms after the signal, in huge pages after 7 ms. Matrix products also miss the TLB less often. Memory that loading
+    left behind is given back first. Only private memory without a file is moved, and of it only blocks of 2 MiB of which the greater part
+    is in memory: a block that is hardly used would become a whole page of 2 MiB.
 
-    Returns the number of bytes that are in huge pages then; 0 where the kernel or the C library has no such thing, and nothing is lost.
+    Returns the number of bytes that are then in huge pages; 0 if the kernel or the C library has no huge pages, and then nothing is lost.
     Takes up to a second for a GB.
     """
     library = ctypes.CDLL(None)
@@ -87,7 +88,7 @@ def use_huge_pages() -> int:
 
 
 def _private_mappings() -> Iterator[tuple[int, int]]:
-    """First and end address of the private writable mappings without a file, proc(5); the main thread's stack left out."""
+    """First and end address of the private writable mappings without a file, proc(5), without the main thread's stack."""
     for line in Path("/proc/self/maps").read_text().splitlines():
         addresses, access, _, _, inode, *name = line.split(maxsplit=5)
         if access == "rw-p" and inode == "0" and name != ["[stack]"]:
@@ -96,7 +97,7 @@ def _private_mappings() -> Iterator[tuple[int, int]]:
 
 
 def _used_blocks(library: ctypes.CDLL, begin: int, end: int) -> Iterator[int]:
-    """The whole blocks of a mapping of whose pages at least half are in memory, mincore(2)."""
+    """The whole blocks of a mapping of which at least half of the pages are in memory, mincore(2)."""
     pages = _BLOCK // mmap.PAGESIZE
     present = (ctypes.c_ubyte * pages)()
     for block in range(-(-begin // _BLOCK) * _BLOCK, end - _BLOCK + 1, _BLOCK):

@@ -1,7 +1,7 @@
 """The page of a process's Prometheus metrics, served over HTTP by threads of its own that end with the process.
 
-`/metrics` and `/` have it. `/healthz` says that the process lives: one whose event loop hangs is ended by its watchdog. Whether it serves
-is said by its gRPC health.
+The page is at `/metrics` and `/`. `/healthz` says that the process lives: the watchdog ends a process whose event loop hangs. Its gRPC
+health says whether it serves.
 """
 
 from __future__ import annotations
@@ -25,20 +25,21 @@ if TYPE_CHECKING:
     from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
 
 SILENCE_S = 10.0
-"""A connection on which nobody asks for so long is closed: each one holds a thread and a descriptor."""
+"""A connection on which nobody asks for this long is closed, because each holds a thread and a descriptor."""
 
 MAX_VISITORS = 64
-"""At once. One more takes the place of who has been silent for longest; where all have asked and not read their answer, it is left."""
+"""Most visitors at once. One more takes the place of the one that has been silent for longest; if all have asked and not read their answer,
+the new one is closed."""
 
 BACKLOG = 128
-"""Connections that the kernel keeps until they are taken."""
+"""Connections that the kernel keeps until the server accepts them."""
 
 _PAUSE_S = 1.0
 
 log = structlog.get_logger(__name__)
 
 _NEVER_S = 86_400.0
-"""Between two looks whether the server is to end, which it does with its process: by default it wakes twice a second for that."""
+"""Seconds between two checks whether the server must end, which happens only with its process. The default wakes twice a second."""
 
 
 class _Server(ThreadingWSGIServer):
@@ -46,13 +47,13 @@ class _Server(ThreadingWSGIServer):
 
     def __init__(self, *args: Any, **named: Any) -> None:
         self._silent: dict[socket.socket, None] = {}
-        """Who has not asked yet, the oldest first. Only the thread that takes connections adds to it."""
+        """Visitors that have not asked yet, the oldest first. Only the accepting thread adds to it."""
         self._visitors: set[socket.socket] = set()
         super().__init__(*args, **named)
 
     def get_request(self) -> tuple[socket.socket, Any]:
-        """The next connection. One that cannot be taken, as when no descriptor is left, stays in the kernel's queue: without a pause its
-        thread would try again and again, and compute for nothing."""
+        """Accept the next connection. A connection that cannot be accepted, for example because no descriptor is left, stays in the
+        kernel's queue. Without a pause the accepting thread would then try again and again at full speed."""
         try:
             return super().get_request()
         except OSError:
@@ -60,18 +61,19 @@ class _Server(ThreadingWSGIServer):
             raise
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """Serve a visitor on a thread of its own, if there is a place."""
+        """Serve a visitor on a thread of its own, if there is room."""
         if len(self._visitors) >= MAX_VISITORS and not self._leave_oldest():
             self.shutdown_request(request)
             return
         self._visitors.add(request)
         self._silent[request] = None
         visited = start_spare("omnistage-metrics-visitor", partial(self.process_request_thread, request, client_address))
-        if visited.ident is None:  # There is no thread for it.
+        if visited.ident is None:  # No thread is left for it.
             self.shutdown_request(request)
 
     def _leave_oldest(self) -> bool:
-        """Whether somebody was silent and is left; its thread ends soon, and its place is free from now on."""
+        """Close the connection that has been silent for longest. Return whether there was one; its thread ends soon, and its place is free
+        now."""
         for oldest in list(self._silent):
             if self._silent.pop(oldest, oldest) is None:  # It has not asked in this moment.
                 with suppress(OSError):
@@ -101,7 +103,7 @@ class _Handler(WSGIRequestHandler):
     timeout = SILENCE_S
 
     def handle(self) -> None:
-        with suppress(OSError):  # It was silent, or went away.
+        with suppress(OSError):  # The visitor was silent, or went away.
             super().handle()
 
     def parse_request(self) -> bool:
@@ -110,11 +112,11 @@ class _Handler(WSGIRequestHandler):
         return is_one
 
     def log_message(self, format: str, *args: object) -> None:
-        """The log is for what happens here, not for who looks."""
+        """Log nothing: the log is for this process, not for visitors of the page."""
 
 
 def serve_metrics(host: str, port: int, registry: CollectorRegistry) -> int:
-    """Serve from now on; the port. host: without brackets. Raises OSError where nobody can listen there."""
+    """Serve from now on. Returns the port. host: without brackets. Raises OSError if this process cannot listen there."""
     family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0][0]
     kind = _Server6 if family is socket.AF_INET6 else _Server
     server = make_server(host, port, _app(registry), kind, _Handler)

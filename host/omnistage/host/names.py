@@ -1,6 +1,6 @@
 """Addresses that are names: `dns:///NAME:PORT` stands for a replica at every address that the name has now.
 
-docker-compose gives a service's name one address per container, Kubernetes a headless service's one per ready pod.
+docker-compose gives a service's name one address per container; Kubernetes gives a headless service's name one per ready pod.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _NAME = re.compile(r"dns:///(?P<host>[A-Za-z0-9_-]{1,63}(\.[A-Za-z0-9_-]{1,63}){
 
 @dataclass(frozen=True, slots=True)
 class Name:
-    """A host name with a port that all its addresses have in common."""
+    """A host name with a port that is the same at all its addresses."""
 
     host: str
     port: int
@@ -30,11 +30,11 @@ class Name:
 
 
 Resolver = Callable[[Name], Awaitable[Collection[str]]]
-"""The addresses, HOST:PORT, that a name has now. Raises OSError, of which TimeoutError is one, where that cannot be told."""
+"""The addresses, HOST:PORT, that a name has now. Raises OSError, for example TimeoutError, if the lookup fails."""
 
 
 def check_replica_address(address: str) -> str:
-    """The address of a replica, or of several, if it is one. Raises ValueError."""
+    """Check the address of one replica or of several, and return it. Raises ValueError."""
     name = name_of(address)
     if name is not None:
         check_port(name.port, address)
@@ -46,13 +46,13 @@ def check_replica_address(address: str) -> str:
 
 
 def name_of(address: str) -> Name | None:
-    """The name that a checked address is, or None for a plain HOST:PORT."""
+    """The name in a checked address, or None for a plain HOST:PORT."""
     found = _NAME.fullmatch(address)
     return Name(found["host"], int(found["port"])) if found else None
 
 
 class SystemResolver:
-    """Asks the system: hosts file and DNS. One thread a name at most, however long an answer takes."""
+    """Asks the system: hosts file and DNS. It uses at most one thread for a name, however long an answer takes."""
 
     def __init__(self) -> None:
         self._lookups: dict[Name, asyncio.Task[list[str]]] = {}
@@ -64,13 +64,13 @@ class SystemResolver:
         await asyncio.wait({lookup}, timeout=LOOKUP_TIMEOUT_S)
         if not lookup.done():
             raise TimeoutError(f"no answer within {LOOKUP_TIMEOUT_S:g} s")
-        if self._lookups.get(name) is lookup:  # Of several that waited for it, the first one forgets it.
+        if self._lookups.get(name) is lookup:  # Several calls may have waited for it; the first one forgets it.
             del self._lookups[name]
         return lookup.result()
 
 
 async def _look_up(name: Name) -> list[str]:
-    """A records, or AAAA records where there is none: with both, every replica would be there twice."""
+    """A records, or AAAA records if there are none: with both, every replica would be there twice."""
     found = await asyncio.get_running_loop().getaddrinfo(name.host, name.port, type=socket.SOCK_STREAM)
     by_family = {
         family: [address for also, _, _, _, (address, *_) in found if also == family] for family in (socket.AF_INET, socket.AF_INET6)

@@ -25,19 +25,19 @@ from omnistage.host.spare import start_spare, starting_spare
 log = structlog.get_logger(__name__)
 
 MAX_WAITING = 2048
-"""Ended spans that wait to be sent. A new one takes the place of the oldest then, and the log says so."""
+"""Ended spans that may wait to be sent. Then a new one replaces the oldest, and the log says so."""
 
 EXPORT_LIMIT_S = 10.0
-"""For one batch, all attempts together."""
+"""Seconds for one batch, all attempts together."""
 
 FLUSH_S = 2.0
-"""What a process that ends waits for its last spans to be taken, at most."""
+"""Most seconds that an ending process waits until the collector takes its last spans."""
 
 CANCEL_S = 0.5
-"""And then for the thread that sends them, whose call was cancelled."""
+"""Further seconds for the sending thread, whose call was cancelled."""
 
 NO_ERRORS = frozenset({"OK", "CANCELLED"})
-"""A caller that leaves is no error of who answered it."""
+"""A caller that leaves is no error of the stage that answered it."""
 
 _EXPORTER_LOG = "opentelemetry.exporter.otlp.proto.grpc.exporter"
 
@@ -45,12 +45,12 @@ _W3C = TraceContextTextMapPropagator()
 
 
 class OtlpTracer(Tracer):
-    """Records what the sampler says: by default all, but of a trace whose caller does not record it, nothing."""
+    """Records what the sampler chooses: by default everything except traces that their caller does not record."""
 
     def __init__(self, url: str, service: str) -> None:
         """url: http:// or https:// and HOST:PORT. Raises StartError for an environment variable of OpenTelemetry that makes no sense."""
         self._url = url
-        # It logs every attempt as a warning, and the batch that is lost as an error: one line is enough.
+        # It logs every attempt as a warning, and a lost batch as an error: one line is enough.
         logging.getLogger(_EXPORTER_LOG).setLevel(logging.ERROR)
         named = {} if os.environ.get(OTEL_SERVICE_NAME) else {"service.name": service}
         try:
@@ -67,26 +67,26 @@ class OtlpTracer(Tracer):
         return _Recorded(self, self._tracer.start_span(name, context, SpanKind.SERVER, attributes))
 
     def phase(self, name: str, parent: OtelSpan, begun_ns: int, ended_ns: int, attributes: Attributes, reason: str) -> None:
-        """A span below another one, of the past."""
+        """Add a finished span below another one."""
         span = self._tracer.start_span(name, set_span_in_context(parent), attributes=attributes, start_time=begun_ns)
         _fail(span, reason)
         span.end(max(ended_ns, begun_ns))
 
     async def close(self) -> None:
-        """Send what waits, for FLUSH_S at most; then give it up. A collector that is not there must not keep a process."""
+        """Send the waiting spans, for FLUSH_S at most; then give up. A missing collector must not keep a process alive."""
         sending = start_spare("omnistage-last-spans", self._provider.shutdown)
-        if sending.ident is None:  # No thread can be had any more: the last spans are lost.
+        if sending.ident is None:  # No further thread can be started: the last spans are lost.
             return
         await asyncio.to_thread(sending.join, FLUSH_S)
         if sending.is_alive():
             log.warning("tracing.cut", collector=self._url, why=f"it did not take the last spans within {FLUSH_S:g} s")
-            logging.getLogger(_EXPORTER_LOG).setLevel(logging.CRITICAL)  # It would log what was just said.
+            logging.getLogger(_EXPORTER_LOG).setLevel(logging.CRITICAL)  # It would log again what was just logged.
             self._exporter.shutdown()
             await asyncio.to_thread(sending.join, CANCEL_S)
 
 
 class _Recorded(Span):
-    """A span of OpenTelemetry. Parts and events of the past are put at their place by the clock that it began with."""
+    """A span of OpenTelemetry. Past parts and events get their times from the clock with which the span began."""
 
     def __init__(self, tracer: OtlpTracer, span: OtelSpan) -> None:
         carrier: dict[str, str] = {}
@@ -111,7 +111,7 @@ class _Recorded(Span):
         self._span.end()
 
     def _ns(self, at_s: float) -> int:
-        """In nanoseconds since 1970; never before the span, nor after now."""
+        """Nanoseconds since 1970; never before the span begins, nor after now."""
         return min(max(self._begun_ns + int((at_s - self._begun_s) * 1e9), self._begun_ns), time.time_ns())
 
 

@@ -1,8 +1,8 @@
 """The life of a server process, whatever it is called over: bind, get ready, serve, drain, stop.
 
-A thread that ends by an error that nobody foresaw, or that hangs (that of the event loop too), ends the process, and so does the end of a
-task that was to last: an engine without its thread answers nobody, a router without its watchers knows nothing, and others take over from a
-process that is gone, not from one that only looks well. What the process can do without (spare.py) ends it never.
+Three things end the process: a thread that ends by an unforeseen error; a thread that hangs, including that of the event loop; and the end
+of a lasting task. An engine without its thread answers nobody, and a router without its watchers knows nothing: other processes take over
+from one that is gone, not from one that only looks well. Work that the process can do without (spare.py) never ends it.
 """
 
 from __future__ import annotations
@@ -37,44 +37,44 @@ log = structlog.get_logger(__name__)
 LAST_TASKS_S = 0.5
 
 SETTLE_AFTER_S = 5.0
-"""From serving on: the rest of a stack that starts comes first."""
+"""Seconds after serving began: the rest of a stack that starts comes first."""
 
 SETTLE_AGAIN_S = 60.0
-"""After a failure, as when no descriptor is left."""
+"""Seconds after a failure, for example when no descriptor is left."""
 
 BROKEN_LIMIT_S = 5.0
-"""A broken process ends within this time, whatever else hangs in it."""
+"""A broken process ends within this time, even if other parts of it hang."""
 
 BROKEN = 70
 """Exit code of a broken process (EX_SOFTWARE of sysexits.h)."""
 
 
 class Broken(RuntimeError):
-    """A thread of this process ended by an error, or hangs, or a lasting task ended; what it did is done by nobody now."""
+    """A thread of this process ended by an error or hangs, or a lasting task ended; its work is not done any more."""
 
 
 class Service(Protocol):
-    """What a process serves."""
+    """The service of a process."""
 
     lasting: LastingTasks
-    """What works in the background; the service closes it."""
+    """Background work; the service closes it."""
 
     def bound(self, address: str) -> None:
-        """The server listens there; called once, before `start`."""
+        """The server listens there. Called once, before `start`."""
 
     async def start(self) -> None:
-        """Load, check and warm up. Health says SERVING only after it."""
+        """Load, check and warm up. Health says SERVING only afterwards."""
 
     @property
     def threads(self) -> Sequence[Watched]:
         """Threads that compute, to be watched from the end of `start` on."""
 
     async def drain(self, grace_s: float) -> None:
-        """Refuse new sessions, let the running ones finish, at most for `grace_s`."""
+        """Refuse new sessions and let the running ones finish, at most for `grace_s`."""
 
     def fail(self) -> None:
-        """The process is broken and about to end. From now on no session may end as if that were its own fault: the streams break off, so
-        that the other end takes it for the loss that it is. A thread that hangs never ends: `close` must not wait for one."""
+        """The process is broken and about to end. From now on no session may end as if it were at fault: the streams break off, so that the
+        other end sees the loss as a loss. A thread that hangs never ends, so `close` must not wait for one."""
 
     async def close(self) -> None: ...
 
@@ -86,13 +86,13 @@ class Listener(Protocol):
         """Take the port; HOST:PORT of it. Called once, first. Raises StartError."""
 
     async def open(self) -> None:
-        """Take calls. Whoever asks whether the service serves is told that it does not."""
+        """Take calls. Health answers that the service does not serve."""
 
     async def say(self, *, serves: bool) -> None:
-        """What those are told from now on."""
+        """Set the answer of health."""
 
     async def close(self, *, is_broken: bool) -> None:
-        """Take no more calls, and end those that run; is_broken: at once."""
+        """Take no more calls, and let the running ones end; is_broken: end them at once."""
 
 
 async def serve(
@@ -140,7 +140,7 @@ async def _live(
     await listener.say(serves=True)
     log.info("server.ready", **line)
     with Watchdog(service.threads, breakage.by_hanging):
-        await asyncio.to_thread(drain_logs)  # Who is told that it serves finds in the log what came before.
+        await asyncio.to_thread(drain_logs)  # A reader who sees this line finds all earlier lines in the log.
         _tell(settings.ready_fd, line)
         start_spare("omnistage-settle", _settle, again_s=SETTLE_AGAIN_S)
         await stopped.wait()
@@ -155,23 +155,23 @@ async def _start(service: Service) -> None:
 
 
 def _settle() -> None:
-    """After a while, what takes long and makes nobody wait who asks meanwhile. At the priority of all other threads: one that waits for a
-    CPU holds Python's lock and the kernel's on the address space meanwhile, and on a busy machine a thread of low priority waits for
-    seconds."""
+    """Do slow work that keeps nobody waiting, a while after the start. Its thread has the normal priority: while it waits for a CPU it
+    holds Python's lock and the kernel's lock on the address space, and on a busy machine a thread of low priority waits for seconds."""
     time.sleep(SETTLE_AFTER_S)
     held = use_huge_pages()
     log.debug("memory.huge_pages", mib=held >> 20)
 
 
 async def _last_tasks() -> None:
-    """gRPC hears of the end of a call that `stop` cut off a moment later; where the loop has ended by then it logs a bug that is none."""
+    """Wait until gRPC hears of the end of the calls that `stop` cut off. If the loop has ended by then, gRPC logs an error that is no
+    bug."""
     others = asyncio.all_tasks() - {asyncio.current_task()}
     if others:
         await asyncio.wait(others, timeout=LAST_TASKS_S)
 
 
 class _Breakage:
-    """What can break the process, told by any thread. broken: done with the reason; the service was told then."""
+    """Takes reports, from any thread, of what breaks the process. broken: done with the reason, after the service was told."""
 
     def __init__(self, service: Service) -> None:
         self._service = service
@@ -192,7 +192,7 @@ class _Breakage:
         """For a Watchdog."""
         self._last_resort()
         log.critical("thread.wedged", thread=thread.name, step=thread.steps, reason=reason)
-        if isinstance(thread, EventLoop):  # Nothing else can be told to it.
+        if isinstance(thread, EventLoop):  # The loop itself hangs, so it cannot receive the report.
             _exit()
         self._loop.call_soon_threadsafe(self._fail, f"thread {thread.name} hangs: {reason}")
 
@@ -203,12 +203,12 @@ class _Breakage:
             self._fail(lasting.result())
 
     def _last_resort(self) -> None:
-        """First of all: what follows may hang."""
+        """First, because the rest may hang."""
         timer = threading.Timer(BROKEN_LIMIT_S, _exit)
         timer.daemon = True
         try:
             timer.start()
-        except RuntimeError:  # There may be no more threads.
+        except RuntimeError:  # No further thread may be left.
             _exit()
 
     def _fail(self, reason: str) -> None:
@@ -219,7 +219,7 @@ class _Breakage:
 
 @contextmanager
 def _breakage(service: Service) -> Iterator[_Breakage]:
-    """Take the errors that end threads, and the end of lasting tasks."""
+    """Receive the errors that end threads, and the end of lasting tasks."""
     breakage = _Breakage(service)
     before, threading.excepthook = threading.excepthook, breakage.by_an_error
     service.lasting.broken.add_done_callback(breakage.by_an_end)
@@ -244,10 +244,10 @@ async def _unless_broken(life: Coroutine[None, None, None], broken: asyncio.Futu
 
 
 def run(main: Callable[[], Awaitable[None]], ready_fd: int = -1) -> int:
-    """asyncio.run with the exit code of a server: 0, or 1 for one that cannot start; with the reason on stderr. A process that breaks ends
+    """asyncio.run with the exit code of a server: 0, or 1 with the reason on stderr if the server cannot start. A process that breaks ends
     with BROKEN.
 
-    ready_fd: gets one line of JSON, {"error"}, from one that cannot start.
+    ready_fd: gets one line of JSON, {"error"}, if the server cannot start.
     """
     try:
         asyncio.run(_unless_it_breaks(main))
@@ -258,13 +258,13 @@ def run(main: Callable[[], Awaitable[None]], ready_fd: int = -1) -> int:
 
 
 def cannot_start(error: StartError) -> int:
-    """Say why, and return the exit code."""
+    """Report the reason, and return the exit code."""
     log.error("server.cannot_start", reason=str(error))
     return 1
 
 
 async def _unless_it_breaks(main: Callable[[], Awaitable[None]]) -> None:
-    """A broken process ends here: asyncio would wait for tasks and threads that may never end."""
+    """End a broken process: asyncio would wait for tasks and threads that may never end."""
     try:
         await main()
     except Broken as error:
@@ -273,7 +273,7 @@ async def _unless_it_breaks(main: Callable[[], Awaitable[None]]) -> None:
 
 
 def _exit() -> None:
-    """End at once, but for the last lines of the log."""
+    """End at once, after the last lines of the log."""
     drain_logs()
     os._exit(BROKEN)
 
@@ -292,7 +292,7 @@ def _stop_event(lifeline_fd: int) -> asyncio.Event:
     stopped = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
-        if signal.getsignal(number) is not signal.SIG_IGN:  # as a shell does with SIGINT for a job in the background
+        if signal.getsignal(number) is not signal.SIG_IGN:  # A shell ignores SIGINT in jobs in the background.
             loop.add_signal_handler(number, stopped.set)
     if lifeline_fd >= 0:
         loop.add_reader(lifeline_fd, _lifeline_ended, loop, lifeline_fd, stopped)

@@ -19,7 +19,7 @@ S = TypeVar("S", bound=ServerSettings)
 
 
 def main(name: str, kind: type[S], serve: Callable[[S, Credentials], Awaitable[None]]) -> int:
-    """Read the settings and serve until told to stop. name: of the module. Returns 0, 1 for a server that cannot start, or BROKEN."""
+    """Read the settings and serve until told to stop. name: the module's. Returns 0, 1 for a server that cannot start, or BROKEN."""
     guard_standard_streams()
     try:
         settings = read(kind, sys.argv[1:], f"python -m {name}")

@@ -1,4 +1,4 @@
-"""Where the metrics of a process are: a registry that already knows what is the same for every process."""
+"""The metrics of a process: a registry that already has the metrics that all processes share."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Threads that a process can do without, such as those for larger pages of memory, for the page of metrics, and for the log.
+"""Threads that a process can do without, for example for larger pages of memory, the page of metrics, and the log.
 
-A thread of any other kind that ends by an error ends the process, because nobody else does its work (process.py). One of these may find no
-descriptor, no memory or no further thread on a poor machine: the log says so and the process goes on.
+A thread of any other kind that ends by an error ends the process, because no other thread does its work (process.py). On a poor machine a
+thread of this kind may find no descriptor, no memory or no further thread: then the log says so and the process goes on.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import structlog
 log = structlog.get_logger(__name__)
 
 SHORTAGES = (OSError, MemoryError, RuntimeError)
-"""What Python raises where a process has no descriptor, no memory or no further thread left; a RuntimeError says that of threads."""
+"""Errors that Python raises if a process has no descriptor, memory or further thread left; for threads it is a RuntimeError."""
 
 LONGEST_PAUSE_S = 3600.0
 
@@ -32,8 +32,8 @@ def is_spare(thread: threading.Thread | None) -> bool:
 def start_spare(name: str, work: Callable[[], None], *, again_s: float | None = None) -> threading.Thread:
     """Do `work` on a daemon thread that the process can do without. If it fails, the log says so, and that is all.
 
-    again_s: after a failure try again after so long, then after twice as long, and so on; None: do not try again. Where no thread can be
-    started, the log says so, and the thread that is returned never runs.
+    again_s: after a failure try again after this time, then after twice as long, and so on; None: do not try again. If no thread can be
+    started, the log says so, and the returned thread never runs.
     """
     thread = threading.Thread(target=_work, args=(name, work, again_s), name=name, daemon=True)
     _SPARE.add(thread)
@@ -46,7 +46,7 @@ def start_spare(name: str, work: Callable[[], None], *, again_s: float | None = 
 
 @contextmanager
 def starting_spare() -> Iterator[None]:
-    """The process can do without the threads that are started meanwhile. For libraries, which start threads of their own."""
+    """Mark the threads that are started meanwhile as spare. For libraries, which start threads of their own."""
     before = set(threading.enumerate())
     try:
         yield

@@ -10,7 +10,7 @@ from importlib import import_module
 
 
 def import_structlog() -> None:
-    """Import it. Whoever needs rich can import it afterwards. Ends the process with a line where it is not installed."""
+    """Import structlog. Code that needs rich can import it afterwards. Ends the process with a line if structlog is not installed."""
     if "rich" in sys.modules:
         return
     sys.modules["rich"] = None  # type: ignore[assignment]  # As Python has it for what cannot be imported.

@@ -1,8 +1,8 @@
-"""What others say never steers a terminal: the words of a router, a model, a checkpoint, a file's name.
+"""Keeps text from others from steering a terminal: the words of a router, a model, a checkpoint, a file's name.
 
-A process guards its standard streams once, when it begins. Whatever is then printed on a terminal shows its control characters as
-escapes, such as \\x1b, so that a name can still be read and copied. Code that draws on the terminal asks for the stream below the guarded
-one, and writes only its own sequences to it. Pipes and files get every character as it is.
+A process guards its standard streams once, when it begins. From then on printed control characters show on a terminal as escapes, such as
+\x1b, so that a name can still be read and copied. Code that draws on the terminal asks for the stream below the guarded one, and writes
+only its own sequences to it. Pipes and files get every character unchanged.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ ESCAPES: Mapping[int, str] = {
     **{code: f"\\x{code:02x}" for code in (*range(0x20), *range(0x7F, 0xA0)) if chr(code) not in "\t\n"},
     # They turn the direction of a line, and with it our words beside them.
     **{code: f"\\u{code:04x}" for code in (*range(0x202A, 0x202F), *range(0x2066, 0x206A))},
-    # Bytes of a name that is no UTF-8. With some settings Python writes them as they are.
+    # Bytes of a name that is not UTF-8. With some settings Python writes them unchanged.
     **{0xDC00 + byte: f"\\x{byte:02x}" for byte in range(0x80, 0x100)},
 }
-"""Characters that steer a terminal or turn the direction of a line, and what is shown in their place."""
+"""Characters that steer a terminal or turn the direction of a line, and their replacements."""
 
 
 def shown(text: str) -> str:
-    """The text as a terminal may get it."""
+    """The text in the form that a terminal may get."""
     return text.translate(ESCAPES)
 
 
 class Guarded(io.TextIOWrapper):
     """A stream to a terminal that shows control characters as escapes.
 
-    below: the stream to the terminal without this guard. What is written to both comes out in the order in which it was written.
+    below: the stream to the terminal without this guard. Text written to both comes out in the order of writing.
     """
 
     def __init__(self, below: io.TextIOWrapper) -> None:
@@ -54,6 +54,6 @@ def guard_standard_streams() -> None:
 
 
 def steered(stream: TextIO) -> TextIO:
-    """For code that draws: the stream on which sequences steer the terminal. The words of others go through `shown` before they are written
-    to it."""
+    """For code that draws: the stream on which sequences steer the terminal. Text from others goes through `shown` before it is written
+    there."""
     return stream.below if isinstance(stream, Guarded) else stream

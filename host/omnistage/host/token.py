@@ -1,6 +1,6 @@
-"""Where a server finds the token of its stack. `python -m omnistage.host.token FILE` makes a file with a new one, unless it is there.
+"""Finds the token of a server's stack. `python -m omnistage.host.token FILE` makes a file with a new one, unless the file exists.
 
-Never on the command line, which every user of a host can read.
+The token never stands on a command line, which every user of a host can read.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _RANDOM_BYTES = 32
 
 
 def read_token(file: str, environment: Mapping[str, str]) -> Token | None:
-    """The token in the environment or in a file; None where there is neither. file: empty for none. Raises StartError."""
+    """The token in the environment or in a file; None if there is neither. file: empty for none. Raises StartError."""
     given = environment.get(VARIABLE, "")
     if given and file:
         raise StartError(f"both {VARIABLE} and a token file ({FILE_VARIABLE}, --token-file) are given: give one of them")
@@ -44,7 +44,7 @@ def new_token() -> Token:
 
 
 def make_file(path: Path) -> bool:
-    """Write a new token to a new file, mode 0400; False where there is a file already. Who reads it meanwhile finds none or the whole."""
+    """Write a new token to a new file, mode 0400. Return False if the file exists. A reader meanwhile finds no file or the whole."""
     if path.exists():
         return False
     part = path.with_name(f"{path.name}.{secrets.token_hex(8)}")

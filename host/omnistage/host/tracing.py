@@ -1,6 +1,6 @@
-"""Where the spans of requests go: nowhere, unless `--otlp` names a collector.
+"""The destination of the spans of requests: none, unless `--otlp` names a collector.
 
-OpenTelemetry is an extra, so `omnistage.host.otlp` is imported only where it is asked for.
+OpenTelemetry is an extra, so `omnistage.host.otlp` is imported only if a collector is named.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from omnistage.host.spans import Tracer
 async def tracing(url: str, service: str) -> AsyncIterator[Tracer]:
     """A tracer for the life of a process. url: as `--otlp`; empty: none. service: the name under which its spans are found.
 
-    At an orderly end what was not sent yet has a moment to get out. A process that breaks does not wait for that. Raises StartError."""
+    At an orderly end the spans that wait get a moment to be sent; a process that breaks does not wait for that. Raises StartError."""
     if not url:
         yield Tracer()
         return

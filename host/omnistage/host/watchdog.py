@@ -1,12 +1,12 @@
 """Finds a computing thread that hangs: it has work, and does nothing.
 
-A thread hangs when it has work and, within one step, used no CPU for IDLE_S, or when one step took longer than its family says. A busy
-machine makes nobody hang. A look that came late itself is not counted, because then this process was held up as a whole (by a full machine,
-SIGSTOP, or a call that keeps Python's lock). Of the others, the time is left out in which a thread of the process waited for a CPU, as the
-kernel counts it (run delay): the watched thread, or one that the watched thread may wait for. A thread that waits for Python's lock wakes
-every few milliseconds and so uses CPU, however little. What a native thread computes, such as those of torch's pool, may be what a thread
-of a model sleeps for; what a thread of Python computes, such as the event loop, is not. So may what other processes compute that the
-thread names, such as the other ranks of a model. While no thread has work, this one sleeps.
+A thread hangs if it has work and, within one step, used no CPU for IDLE_S, or if one step took longer than its family allows. A busy
+machine makes no thread hang. A look that came late itself does not count, because then this process was held up as a whole (by a full
+machine, SIGSTOP, or a call that keeps Python's lock). In the other looks the time does not count in which a thread waited for a CPU, by the
+kernel's count (run delay): the watched thread, or a thread that the watched one may wait for. A thread that waits for Python's lock wakes
+every few milliseconds and so uses CPU, however little. A model's thread may sleep while native threads compute for it, such as those of
+torch's pool; so their work counts, while that of Python's threads, such as the event loop, does not. The work of other processes that the
+thread names, such as the other ranks of a model, counts too. While no thread has work, the watchdog sleeps.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ log = structlog.get_logger(__name__)
 
 PERIOD_S = 0.25
 LATE_S = 0.1
-"""A look that comes later than this after its time is not judged."""
+"""A look that is later than this is not judged."""
 IDLE_S = 1.5
 
 
 class Watched(Protocol):
-    """A thread that computes. thread_id: the kernel's number of it, None until it runs. steps: how many it has done. busy: it has work.
-    step_limit_s: most seconds of a step, time in which it waits for a CPU left out. helped: native threads may compute what it sleeps
-    for. processes: ids of others whose threads may, too."""
+    """A thread that computes. thread_id: its number in the kernel, None until it runs. steps: how many it has done. busy: it has work.
+    step_limit_s: most seconds of a step, without the time in which it waits for a CPU. helped: native threads may compute while it sleeps.
+    processes: ids of other processes whose threads may do so too."""
 
     @property
     def name(self) -> str: ...
@@ -53,13 +53,13 @@ class Watched(Protocol):
     def busy(self) -> bool: ...
 
     def on_busy(self, tell: Callable[[], None]) -> None:
-        """Call `tell`, which does not wait, whenever work comes to the resting thread."""
+        """Call `tell`, which must not wait, whenever work comes to the resting thread."""
 
 
 class Watchdog:
     """Watches threads from its beginning to its end, from a thread of its own; a context manager.
 
-    wedged: called once, on that thread, with the thread that hangs and the reason in words. Nothing is watched after it.
+    wedged: called once, on that thread, with the thread that hangs and the reason in words. Afterwards nothing is watched.
     """
 
     def __init__(self, threads: Sequence[Watched], wedged: Callable[[Watched, str], None]) -> None:
@@ -94,8 +94,8 @@ class Watchdog:
             begun = time.monotonic()
             if self._stopped.wait(PERIOD_S):
                 return
-            self._awake.clear()  # Before the look: work that comes from here on is seen by it, or wakes this thread again.
-            elapsed_s = time.monotonic() - begun  # Without what follows, which takes long where others want Python's lock.
+            self._awake.clear()  # Before the look: it sees all work until here, and later work wakes this thread again.
+            elapsed_s = time.monotonic() - begun  # Without the later part, which takes long if others want Python's lock.
             before, seen = seen, self._seen()
             look = _look(before, seen, elapsed_s)
             for judge in self._judges:
@@ -105,10 +105,10 @@ class Watchdog:
             if any(judge.active for judge in self._judges):
                 self._awake.set()
             elif not self._awake.is_set():
-                seen = {}  # By the next look that would be long ago.
+                seen = {}  # The next look would be too long after this one.
 
     def _seen(self) -> Mapping[int, KernelThread]:
-        """Nothing where it cannot be looked, as when no descriptor is left: then nobody is judged."""
+        """Empty if the threads cannot be read, for example because no descriptor is left: then no thread is judged."""
         try:
             seen = kernel_threads.seen({process for judge in self._judges for process in judge.thread.processes})
         except SHORTAGES as error:
@@ -121,7 +121,7 @@ class Watchdog:
 
 
 class _Judge:
-    """What is known of one thread's present step. active: it had work at the last look, or did some before it."""
+    """The state of one thread's present step. active: it had work at the last look, or did some before it."""
 
     def __init__(self, thread: Watched) -> None:
         self.thread = thread
@@ -132,7 +132,7 @@ class _Judge:
         self._step_s = 0.0
 
     def judge(self, look: _Look) -> str:
-        """Judge what happened since the last look; why the thread hangs, empty if it does not."""
+        """Judge the time since the last look. Return why the thread hangs, empty if it does not."""
         steps_before, self._steps = self._steps, self.thread.steps
         busy = self.thread.busy
         self.active = busy or self._steps != steps_before
@@ -143,7 +143,7 @@ class _Judge:
             return ""
         if use.cpu_s:
             self._idle_s = 0.0
-        elif use.state == "S":  # In state D it waits for a disk, which says nothing of the thread.
+        elif use.state == "S":  # In state D it waits for a disk, which says nothing about the thread.
             self._idle_s += look.idle_s if self.thread.helped else look.counted_s
         self._step_s += max(use.cpu_s, look.counted_s)
         return self._verdict()
@@ -158,7 +158,7 @@ class _Judge:
 
 @dataclass(frozen=True, slots=True)
 class _Use:
-    """What one thread did in a look. state: at its end."""
+    """The work of one thread between two looks. state: at the end."""
 
     state: str
     cpu_s: float
@@ -167,7 +167,7 @@ class _Use:
 
 @dataclass(frozen=True, slots=True)
 class _Look:
-    """What the threads of the process, and of those that help it, did in a time.
+    """The work of the process's threads, and of those that help it, in a time.
 
     uses: by the kernel's number. counted_s: how much of the time none of them waited for a CPU. idle_s: how much of it no native thread
     computed either.
@@ -179,7 +179,7 @@ class _Look:
 
 
 def _look(before: Mapping[int, KernelThread], after: Mapping[int, KernelThread], elapsed_s: float) -> _Look:
-    """elapsed_s: what the watchdog waited between the two."""
+    """elapsed_s: how long the watchdog waited between the two."""
     uses = {number: _use(before[number], task, elapsed_s) for number, task in after.items() if number in before}
     if elapsed_s > PERIOD_S + LATE_S:
         return _Look(uses, 0.0, 0.0)
@@ -187,13 +187,13 @@ def _look(before: Mapping[int, KernelThread], after: Mapping[int, KernelThread],
     pythons = {thread.native_id for thread in threading.enumerate()}
     delay_s = max((use.delay_s for number, use in uses.items() if number != own), default=0.0)
     native = [use for number, use in uses.items() if number not in pythons]
-    # One that waits for a disk does something too; the kernel does not say for how long.
+    # A thread that waits for a disk does something too; the kernel does not say for how long.
     native_s = max((elapsed_s if use.state == "D" else use.cpu_s + use.delay_s for use in native), default=0.0)
     return _Look(uses, max(elapsed_s - delay_s, 0.0), max(elapsed_s - max(delay_s, native_s), 0.0))
 
 
 def _use(before: KernelThread, after: KernelThread, elapsed_s: float) -> _Use:
     cpu_s, delay_s = after.cpu_s - before.cpu_s, after.delay_s - before.delay_s
-    # The kernel counts a wait for a CPU when it is over. One that is under way shows in a thread that could run and did not.
+    # The kernel counts a wait for a CPU when it is over. A present wait shows in a thread that could run and did not.
     waits = after.state == "R" and not delay_s and (not cpu_s or not kernel_threads.DELAYS_ARE_TOLD)
     return _Use(after.state, cpu_s, elapsed_s if waits else delay_s)
