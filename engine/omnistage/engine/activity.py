@@ -1,4 +1,4 @@
-"""What a thread that computes is doing, written down for whoever watches it."""
+"""The present work of a computing thread, written down for the watchdog."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ import threading
 from collections.abc import Callable, Sequence
 
 STEP_LIMIT_S = 60.0
-"""What a step may take, waiting for a CPU left out, if a family states nothing else: many times the longest one on a slow CPU."""
+"""Longest step, without waits for a CPU, if a family states nothing else: many times the longest step on a slow CPU."""
 
 
 class Activity:
     """One thread that computes: whether it has work, and how many steps it has done.
 
-    name: for the log. step_limit_s: a step that takes longer hangs, the time in which the thread waits for a CPU left out.
-    helped: other threads, of torch's pool, may compute what it waits for. processes: so may threads of these, by their ids.
-    `begin` and `rest` are called under the lock that guards the thread's queue; reading needs none.
+    name: for the log. step_limit_s: a longer step counts as hanging; time in which the thread waits for a CPU does not count. helped: the
+    thread may sleep while other threads, such as torch's pool, compute for it. processes: ids of processes whose threads may do so too.
+    `begin` and `rest` are called under the lock that guards the thread's queue; reading needs no lock.
     """
 
     helped = True
@@ -33,7 +33,7 @@ class Activity:
         self._tell = tell
 
     def enter(self) -> None:
-        """Called once by the thread itself."""
+        """The thread itself calls this once."""
         self.thread_id = threading.get_native_id()
 
     def begin(self) -> None:

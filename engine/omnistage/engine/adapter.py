@@ -1,4 +1,4 @@
-"""What the engine needs to know of a model: the seam between scheduling and mathematics.
+"""The engine's view of a model: the seam between scheduling and mathematics.
 
 The engine decides which rows run in a step and where their keys and values live. A `Decoder` turns rows into hidden rows and calls back for
 attention, because only the engine knows which rows belong to which sequence; a `Head` draws the next item of a sequence from a hidden row.
@@ -22,13 +22,12 @@ CPU = torch.device("cpu")
 class DecoderSpec:
     """Sizes of a decoder.
 
-    item_ids: the ids that the item of a row may have are below this. drawn_ids: those that can be drawn, which have logits, are below this;
-    0: all. context: most rows of one sequence, prompt and answer together. positions: those of rows are below this; 0: context.
-    codebooks: ids of one item: 1 for tokens, more for frames of codes. further_ids: the ids of the codebooks behind the first are below
-    this; 0: item_ids. axes: kinds of positions of a row. given_width, tap_width: of a
-    vector that is brought along for a row, and of what is put out for one; 0 where there is no such thing. What such a vector holds is the
-    family's: also what is added to a row after later layers. crosses: it attends to the rows of an encoder, with which each prompt begins
-    (`Prompt.encoded`).
+    item_ids: the ids of a row's item are below this. drawn_ids: the ids that can be drawn, which have logits, are below this; 0: all ids.
+    context: most rows of one sequence, prompt and answer together. positions: the positions of rows are below this; 0: context. codebooks:
+    ids of one item: 1 for tokens, more for frames of codes. further_ids: the ids of the codebooks behind the first are below this; 0:
+    item_ids. axes: kinds of positions of a row. given_width: width of a vector that is given for a row; tap_width: width of a vector that
+    is put out for a row; 0: there are none. The family decides what such a vector holds, even parts that are added to a row after later
+    layers. crosses: the decoder attends to the rows of an encoder, with which each prompt begins (`Prompt.encoded`).
     """
 
     layers: int
@@ -58,17 +57,17 @@ class DecoderSpec:
 
     @property
     def ids(self) -> tuple[int, ...]:
-        """The ids of each codebook are below these."""
+        """The ids of each codebook are below these numbers."""
         return (self.item_ids, *[self.further_ids] * (self.codebooks - 1))
 
 
 @dataclass(frozen=True, slots=True)
 class StepRows:
-    """The rows of one step, those of a sequence next to each other.
+    """The rows of one step; the rows of a sequence are next to each other.
 
-    items: int64 [rows, codebooks]. positions: int64 [axes, rows]. given: [rows, given_width] in the decoder's dtype, zeros where nothing is
-    given; has_given: bool [rows, 1]; both None where no row of the step has any. taps: whether somebody wants taps of a row of this step.
-    padding: so many rows at the end stand for nothing, and what becomes of them is not used.
+    items: int64 [rows, codebooks]. positions: int64 [axes, rows]. given: [rows, given_width] in the decoder's dtype, zeros for a row
+    without a given vector; has_given: bool [rows, 1]; both None if no row of the step has a given vector. taps: whether taps of a row of
+    this step are wanted. padding: number of rows at the end that stand for nothing; their results are not used.
     """
 
     items: torch.Tensor
@@ -85,8 +84,8 @@ class Attention(Protocol):
     def __call__(self, layer: int, queries: torch.Tensor, keys_values: torch.Tensor) -> torch.Tensor:
         """Store the rows' keys and values, then attend.
 
-        queries: [rows, query_heads, head_size], rotated and scaled by 1/sqrt(head_size).
-        keys_values: [rows, 2 * kv_heads, head_size]: rotated keys first, then values. Returns [rows, query_heads * head_size].
+        queries: [rows, query_heads, head_size], rotated and scaled by 1/sqrt(head_size). keys_values: [rows, 2 * kv_heads, head_size]:
+        rotated keys first, then values. Returns [rows, query_heads * head_size].
         """
 
 
@@ -99,7 +98,7 @@ class Hidden:
 
 
 class Decoder(Protocol):
-    """From rows to hidden rows. Holds no state of any sequence; what a row becomes does not depend on the rows of other sequences."""
+    """Turns rows into hidden rows. It holds no state of any sequence, and a hidden row does not depend on the rows of other sequences."""
 
     @property
     def spec(self) -> DecoderSpec: ...
@@ -117,8 +116,8 @@ class DrawnItem:
 
 
 class Head(Protocol):
-    """From hidden rows to items."""
+    """Turns hidden rows into items."""
 
     def draw(self, hidden: torch.Tensor, draws: Sequence[Draws], banned: Sequence[Collection[int]]) -> list[DrawnItem | None]:
-        """One item a row. hidden: [rows, hidden], of which the first len(draws) count and the others are padding. banned: first ids that
-        may not be drawn, of each row. None for a row whose numbers are not finite."""
+        """Draw one item for each row. hidden: [rows, hidden]; the first len(draws) rows count and the others are padding. banned: for each
+        row the first ids that may not be drawn. Returns None for a row whose numbers are not finite."""

@@ -1,15 +1,15 @@
-"""Attention over paged keys and values. A row has the same bits whoever its neighbours are and however many rows are run with it.
+"""Attention over paged keys and values. A row has the same bits whatever its neighbours are and however many rows run with it.
 
-All rows of a run lie in one page, so each of them sees equally many pages, and what lies behind a row in its own page is masked. Its scores
-are one product over those pages, its weights one soft max, its sum one product again: sizes that depend on the place of the row alone. The
-backends are a table, best first. What one claims is asserted for the shape of the heads when a model is loaded, and where it does not
-hold the next one is taken.
+All rows of a run lie in one page, so each of them sees equally many pages, and the slots behind it in its own page are masked. Its scores
+are one product over those pages, its weights one softmax, its sum one more product: their sizes depend on the place of the row alone. The
+backends are a table, best first. The claim of a backend is checked for the shape of the heads when a model is loaded; if it does not hold,
+the next backend is taken.
 
 * `PagedAttention`, for processors: runs that see about equally many pages are one batch of products. Keys and values are copied out of
   their pages, one after the other into the same piece of memory, small enough to stay in the cache next to the core: main memory is read
   once. Masked pages behind the end of a run change nothing as long as the library makes its sums in one sweep.
-* `TritonAttention`, for accelerators: a kernel of our own, which reads pages where they are, in order. A row has always as many neighbours
-  in a product, so nothing about them can change its bits.
+* `TritonAttention`, for accelerators: a kernel of our own, which reads pages in place and in order. A row always has equally many
+  neighbours in a product, so they cannot change its bits.
 * `SdpaAttention`, for accelerators: the same batches through PyTorch's own attention, which chooses its kernel.
 * `RowAttention`: each row by itself, over exactly its own length.
 """
@@ -36,26 +36,26 @@ from omnistage.engine.scratch import Scratch
 from omnistage.engine.transfer import to_device
 
 TILE_BYTES = 5 << 18
-"""Most keys of one batch, in bytes: what is copied out of the pages is to be read again before it leaves the cache."""
+"""Most bytes of keys in one batch: the copy of the pages must be read again before it leaves the cache."""
 
 MOST_ROWS = 32
-"""Rows of a weighted sum at most. With more, oneDNN's bfloat16 products with AMX may give a row other bits, as those of `linear` do."""
+"""Most rows of a weighted sum. With more, oneDNN's bfloat16 products with AMX may give a row other bits, as those of `linear` do."""
 
 _LEAST_ROWS = {torch.float32: 8}
-"""Rows of a product at least: with fewer, other kernels run."""
+"""Fewest rows of a product: with fewer, other kernels run."""
 
 _SWEEPS: tuple[Mapping[torch.dtype, int], ...] = ({torch.float32: 12, torch.bfloat16: 32}, {torch.float32: 6, torch.bfloat16: 16}, {})
-"""So many pages are summed in one sweep, with zeros behind it or not: MKL takes 384 places in float32 with AVX-512 and 192 with AVX2,
-oneDNN 1,024 in bfloat16. The first that holds is used."""
+"""Numbers of pages that a library may sum in one sweep, with zeros behind them or not: MKL takes 384 places in float32 with AVX-512 and 192
+with AVX2, oneDNN 1,024 in bfloat16. The first number that holds is used."""
 
 _NEAR = {torch.float32: 1e-4, torch.bfloat16: 2**-6, torch.float16: 2**-9}
-"""Relative error, of what a head puts out, that rounding in a dtype does not reach."""
+"""Relative error of a head's output that rounding in a dtype does not reach."""
 
 _TOLD = 300
-"""Characters of an error that are told."""
+"""Most characters of an error that are shown."""
 
 _LEAST_PRODUCT = 16**3
-"""PyTorch gives a batched product of up to so many multiplications to another kernel than larger ones."""
+"""PyTorch gives a batched product of at most this many multiplications to another kernel than a larger one."""
 
 
 class AttentionBackend(Protocol):
@@ -66,11 +66,13 @@ class AttentionBackend(Protocol):
 
     @property
     def is_exact(self) -> bool:
-        """Whether it claims that a row does not depend on its neighbours. One that claims nothing is used, and the settings say so."""
+        """Whether it claims that a row does not depend on its neighbours. A backend without a claim may be used, and the settings say
+        so."""
 
     @property
     def failures(self) -> tuple[type[Exception], ...]:
-        """What it raises where its kernels cannot be made. One that makes them on this machine is tried for its numbers, too."""
+        """Errors that it raises if its kernels cannot be made. A backend that makes kernels on this machine is also tried for its
+        numbers."""
 
     def is_viable(self, spec: DecoderSpec) -> bool:
         """Whether it can be used for these heads on this device."""
@@ -80,7 +82,7 @@ class AttentionBackend(Protocol):
 
 
 class PagedAttention:
-    """Implements `AttentionBackend`. Not to be shared between threads.
+    """Implements `AttentionBackend`. Not shared between threads.
 
     sweep: pages up to which runs of unlike length share a batch, by dtype.
     """
@@ -113,7 +115,8 @@ class TritonAttention:
     def failures(self) -> tuple[type[Exception], ...]:
         from omnistage.engine.paged_kernel import TritonError
 
-        # Of Triton and its assembler; of the C compiler that it calls, of what is loaded then, and of the folder where that is kept.
+        # Errors of Triton and its assembler; of the C compiler that it calls, of the library that it then loads, and of the folder that
+        # keeps it.
         return TritonError, RuntimeError, SubprocessError, AssertionError, ImportError, OSError
 
     def is_viable(self, spec: DecoderSpec) -> bool:
@@ -157,11 +160,11 @@ ATTENTION: tuple[Callable[[], AttentionBackend], ...] = (
     SdpaAttention,
     RowAttention,
 )
-"""All ways, best first. The last one needs no claim."""
+"""All backends, best first. The last one needs no claim."""
 
 
 class _Bound(ABC):
-    """What all forms share: rows are stored first; padding is neither stored nor attended."""
+    """The common part of all forms: they store rows first, and neither store nor attend padding."""
 
     def __init__(self, cache: KVCache, spec: DecoderSpec, plan: Plan) -> None:
         self._cache, self._spec, self._plan = cache, spec, plan
@@ -177,16 +180,16 @@ class _Bound(ABC):
 
     @abstractmethod
     def attend(self, layer: int, queries: torch.Tensor, result: torch.Tensor) -> None:
-        """Fill the rows of the plan. result: as queries, [rows, query_heads, head_size]."""
+        """Fill `result` with the rows of the plan. result: as queries, [rows, query_heads, head_size]."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Tile:
     """Runs of equally many rows that are attended together, over as many pages as the longest of them sees.
 
-    rows: of the step, those of a run next to each other; runs, count: how many runs, of how many rows each. keys, values: rows of
-    `KVCache.heads`, by run, head and page. mask: [runs, 1, count, 1, length], added to the last scores of each row; those before them every
-    row sees.
+    rows: of the step, the rows of a run next to each other; runs, count: how many runs, of how many rows each. keys, values: rows of
+    `KVCache.heads`, by run, head and page. mask: [runs, 1, count, 1, length], added to the last scores of each row; every row sees the
+    slots before them.
     """
 
     rows: torch.Tensor | slice
@@ -200,7 +203,7 @@ class _Tile:
     def of(cls, members: Sequence[PlannedRun], spec: DecoderSpec) -> _Tile:
         """members: longest first."""
         device, heads, count, width = spec.device, spec.kv_heads, members[0].count, len(members[0].pages)
-        # A short run repeats its own first page: held, finite, and masked.
+        # A short run repeats its own first page: the run holds it, it is finite, and it is masked.
         table = to_device(torch.tensor([(*run.pages, *run.pages[:1] * (width - len(run.pages))) for run in members]), device)
         places = (table * 2 * heads)[:, None] + torch.arange(2 * heads, device=device)[:, None]
         slots = to_device(torch.tensor([run.start for run in members]), device)[:, None] + torch.arange(count, device=device)
@@ -223,8 +226,8 @@ class _Tile:
 def _tiles(plan: Plan, spec: DecoderSpec, sweep: int) -> Iterator[_Tile]:
     """All runs of a plan, in tiles. sweep: pages up to which unlike runs share one.
 
-    A call of the library costs as much as some pages do, so runs of unlike length share one, as far as that changes no bit. Padding costs
-    at most as much again as the runs themselves.
+    A call of the library costs as much as some pages do, so runs of unlike length share one as long as that changes no bit. Padding at most
+    doubles the work of the runs themselves.
     """
     page_bytes = PAGE_ROWS * spec.kv_heads * spec.head_size * spec.dtype.itemsize
     members: list[PlannedRun] = []
@@ -259,7 +262,7 @@ class _Paged(_Bound):
             scores = torch.bmm(padded, held.transpose(1, 2), out=scores)[:, : asked.shape[1]]
             scores.view(tile.runs, heads, count, self._group, -1)[..., -tile.mask.shape[-1] :].add_(tile.mask)
             weights = torch.softmax(scores, -1, out=self._scratch.take("weights", scores.shape, pages))
-            # The keys have done their work: the values take their place.
+            # The keys are used up: the values take their place.
             torch.index_select(pages, 0, tile.values, out=copied)
             sums = self._sums(weights, held).reshape(tile.runs, heads, count, self._group, head_size)
             result[tile.rows] = sums.transpose(1, 2).reshape(tile.runs * count, -1, head_size)
@@ -272,14 +275,14 @@ class _Paged(_Bound):
         sums = list[torch.Tensor]()
         # Equal parts: none is smaller than a product may be.
         for part in weights.tensor_split(-(-rows // MOST_ROWS), 1):
-            # The scores have done their work, and are at least as large.
+            # The scores are used up, and are at least as large.
             whole = self._scratch.take("scores", part.shape, weights).copy_(part)
             sums.append(torch.bmm(whole, values))
         return torch.cat(sums, 1)
 
 
 def _padded(rows: torch.Tensor) -> torch.Tensor:
-    """[batch, n, width] with as many rows as a product has at least."""
+    """Pad [batch, n, width] to the fewest rows of a product."""
     short = _LEAST_ROWS.get(rows.dtype, 1) - rows.shape[1]
     return functional.pad(rows, (0, 0, 0, short)) if short > 0 else rows
 
@@ -304,7 +307,7 @@ class _Sdpa(_Bound):
         self._tiles = [(tile, self._mask(tile)) for tile in _tiles(plan, spec, spec.context)]
 
     def _mask(self, tile: _Tile) -> torch.Tensor:
-        """As the queries lie. [runs, 1, count * group, length]"""
+        """In the order of the queries: [runs, 1, count * group, length]"""
         seen_by_all = len(tile.keys) // (tile.runs * self._spec.kv_heads) * PAGE_ROWS - tile.mask.shape[-1]
         whole = functional.pad(tile.mask, (seen_by_all, 0))
         return whole.expand(-1, -1, -1, self._group, -1).reshape(tile.runs, 1, tile.count * self._group, -1)
@@ -333,9 +336,9 @@ class _RowByRow(_Bound):
     def attend(self, layer: int, queries: torch.Tensor, result: torch.Tensor) -> None:
         heads, head_size = self._spec.kv_heads, queries.shape[-1]
         for row, length, table in self._rows:
-            # Pages beyond the row's own length, if its run has later rows, would change nothing but the size of what is copied.
+            # If the run has later rows, pages beyond the row's own length would only make the copy larger.
             held = self._cache.layer(layer).index_select(0, table).transpose(0, 1).flatten(1, 2)[:, :length]
-            # The heads that share keys are rows of one query. Each product has the size that this row alone gives it.
+            # The heads that share keys are rows of one query. The size of each product depends on this row alone.
             stacked = queries[row].view(1, heads, self._group, head_size)
             attended = functional.scaled_dot_product_attention(stacked, held[None, :heads], held[None, heads:], scale=1.0)
             result[row] = attended.view(heads * self._group, head_size)
@@ -350,7 +353,7 @@ class Choice:
 
 
 def chosen(spec: DecoderSpec) -> Choice:
-    """The best backend of this device whose claim holds for these heads."""
+    """Choose the best backend of this device whose claim holds for these heads."""
     refused = ""
     for make in ATTENTION:
         backend = make()
@@ -366,7 +369,7 @@ def chosen(spec: DecoderSpec) -> Choice:
 
 
 def fault_of(backend: AttentionBackend, spec: DecoderSpec) -> str:
-    """What was found against a backend, or nothing."""
+    """The objection against a backend, or nothing."""
     try:
         if backend.failures and not numbers_agree(backend, spec):
             return "its numbers were not those of sdpa in float32"
@@ -376,8 +379,8 @@ def fault_of(backend: AttentionBackend, spec: DecoderSpec) -> str:
 
 
 def numbers_agree(backend: AttentionBackend, spec: DecoderSpec) -> bool:
-    """Measure whether rows are what SDPA makes of the same numbers in float32, as near as their own dtype has them: those of whole pages
-    at several numbers of pages, and single ones among others."""
+    """Measure whether rows equal SDPA's result for the same numbers in float32, as near as their own dtype allows: rows of whole pages at
+    several numbers of pages, with single rows among them."""
     bench, exact = _Bench(backend, spec), _Bench(SdpaAttention(), spec, torch.float32)
     with sdpa_kernel(SDPBackend.MATH):  # Its other kernels may cut float32 short.
         expected = tuple(exact.rows())
@@ -394,7 +397,7 @@ def rows_are_independent(backend: AttentionBackend, spec: DecoderSpec) -> bool:
 
 
 class _Bench:
-    """A cache of random numbers, and random rows, to try a backend with."""
+    """A cache of random numbers, and random rows, for trying out a backend."""
 
     LENGTHS = (1, 1, 2, 3, 3, 4, 5, 6, 7, 9, 11, 12, 13, 16, 17, 20, 24, 31, 32, 33, 40)
     """Pages that single rows see."""
@@ -407,10 +410,10 @@ class _Bench:
     product: every count at few, small and large numbers of pages, few counts at the others."""
 
     WHOLE = (1, 2, 3, 40)
-    """Pages that rows of whole pages see when their numbers are tried."""
+    """Pages that rows of whole pages see in the trial of their numbers."""
 
     def __init__(self, backend: AttentionBackend, spec: DecoderSpec, dtype: torch.dtype | None = None) -> None:
-        """dtype: to compute in, with the numbers that `spec.dtype` holds."""
+        """dtype: used for the computation, with the numbers that `spec.dtype` holds."""
         self._backend = backend
         self._spec = DecoderSpec(
             1, spec.query_heads, spec.kv_heads, spec.head_size, 1, spec.context, dtype or spec.dtype, device=spec.device
@@ -430,7 +433,7 @@ class _Bench:
         yield self._attend(runs, range(len(runs))).view(-1, self._spec.query_heads, self._spec.head_size)
 
     def cuts_agree(self, pages: int, counts: Sequence[int]) -> bool:
-        """Whether the rows of a whole last page are those of its first `count` rows and of its last ones."""
+        """Whether the rows of a whole last page equal its first `count` rows, and its last ones, run alone."""
         start, whole = (pages - 1) * PAGE_ROWS, self._whole(pages)
         for count in counts:
             for at in (0, PAGE_ROWS - count):

@@ -1,4 +1,4 @@
-"""What the text of an answer is kept to, as the engine sees it: which tokens may come next, place after place."""
+"""Constraint on the text of an answer, as the engine sees it: which tokens may come next, step by step."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ import torch
 
 
 class Walk(Protocol):
-    """How far one answer is in its constraint. Used by one thread at a time."""
+    """The position of one answer in its constraint. One thread at a time uses it."""
 
     @property
     def complete(self) -> bool:
-        """Known to be whole: nothing may follow but an end. Costs nothing."""
+        """The answer is known to be complete: only an end may follow. This costs nothing."""
 
     @property
     def must_end(self) -> bool:
-        """Only an end may come next. True also where that was not known before `allowed` was asked."""
+        """Only an end may come next. This may become known only when `allowed` is asked."""
 
     def allowed(self) -> torch.Tensor:
-        """The tokens that may come next, an end among them where the answer may end: int32 [ceil(vocabulary / 32)] on the CPU, a bit for
-        each token, the lowest first. No bit at all: nothing leads on. Not to be changed, and not changed later."""
+        """The tokens that may come next, including an end if the answer may end: int32 [ceil(vocabulary / 32)] on the CPU, a bit for each
+        token, the lowest first. Without any bit the answer cannot go on. Neither the caller nor this object changes it later."""
 
     def note(self, token_id: int) -> None:
-        """The next token of the answer, no end."""
+        """Take the next token of the answer, which is no end."""
 
 
 class Constraint(Protocol):
@@ -31,7 +31,7 @@ class Constraint(Protocol):
 
     @property
     def vocabulary(self) -> int:
-        """Tokens that it knows: those of the decoder."""
+        """Number of tokens that it knows: those of the decoder."""
 
     def begin(self) -> Walk:
         """A walk that stands after the history of the request."""

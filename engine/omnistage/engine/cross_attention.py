@@ -1,10 +1,10 @@
 """Attention of a decoder to the rows of an encoder (Vaswani et al. 2017), between its own attention and its feed-forward.
 
-The rows of the encoder are the first rows of each prompt, given as vectors and filled up to whole pages (`Prompt.beside_encoder`).
-Their keys and values lie in pages of the sequence, as any other row's do. So nothing else has to keep them for the sequence or free them: a
+The rows of the encoder are the first rows of each prompt, given as vectors and filled up to whole pages (`Prompt.beside_encoder`). Their
+keys and values lie in pages of the sequence, as any other row's do. So nothing else has to keep them for the sequence or free them: a
 prompt with the same vectors finds them again, a sequence that is preempted loses them and computes them again from the vectors, and every
-rank has those of its heads. Of these rows nothing but keys and values is computed. The rows behind them attend twice in each layer: to
-each other, as if the pages of the encoder were not there, and across, to all rows of the encoder.
+rank has those of its heads. Only keys and values of these rows are computed. The rows behind them attend twice in each layer: to each
+other, as if the pages of the encoder were not there, and across, to all rows of the encoder.
 """
 
 from __future__ import annotations
@@ -27,24 +27,24 @@ if TYPE_CHECKING:
 
 
 def bind(backend: AttentionBackend, cache: KVCache, spec: DecoderSpec, plan: Plan) -> Attention:
-    """Attention for the rows of a plan; a `Crossing` where the decoder attends to the rows of an encoder."""
+    """Makes the attention for the rows of a plan; a `Crossing` if the decoder attends to the rows of an encoder."""
     return Crossing(backend, cache, spec, plan) if spec.crosses else backend.bind(cache, spec, plan)
 
 
 class Crossing:
-    """Implements `Attention` of rows to each other, and `across`. Both are a backend's attention over pages: of a run over the pages behind
-    those of the encoder, and of each row by itself over those of the encoder, where it sees all rows."""
+    """Implements `Attention` of rows to each other, and `across`. Both are a backend's attention over pages: the first of a run over the
+    pages behind those of the encoder, the second of each row by itself over those of the encoder, where it sees all rows."""
 
     def __init__(self, backend: AttentionBackend, cache: KVCache, spec: DecoderSpec, plan: Plan) -> None:
         self._own = backend.bind(cache, spec, replace(plan, runs=tuple(_own(plan.runs))))
-        # It stores nothing: what it attends to was stored as keys and values of the encoder's rows.
+        # It stores nothing: its keys and values were stored with the encoder's rows.
         self._across = backend.bind(
             cache, spec, replace(plan, runs=tuple(_across(plan.runs)), pages=plan.pages[:0], places=plan.places[:0])
         )
         self._heads = 2 * spec.kv_heads
 
     def __call__(self, layer: int, queries: torch.Tensor, keys_values: torch.Tensor) -> torch.Tensor:
-        """What it returns for rows of the encoder means nothing."""
+        """The results for rows of the encoder have no meaning."""
         return self._own(layer, queries, keys_values)
 
     def across(self, layer: int, queries: torch.Tensor) -> torch.Tensor:
@@ -102,7 +102,7 @@ class CrossAttention:
             return compute(rows, attention, lambda x, layer: self._crossed(x, layer, lambda asked: attention.across(layer, asked)))
         encoder, own = (mask.nonzero()[:, 0] for mask in (rows.has_given[:, 0], ~rows.has_given[:, 0]))
         taken, padding, given, count = own, rows.padding, rows.given[encoder], len(rows.items)
-        if len(own) == padding:  # Something has to run: one row of the encoder is computed for nothing.
+        if len(own) == padding:  # Some row must run: one row of the encoder is computed in vain.
             own, taken, padding = own[:0], encoder[:1], 0
 
         def spread(part: torch.Tensor) -> torch.Tensor:
@@ -125,5 +125,5 @@ class CrossAttention:
 
 
 def cross_attention(norm: Callable[[Materials, str], Norm]) -> Callable[[Materials], CrossAttention]:
-    """Builds cross-attention with such norms."""
+    """Builds cross-attention with norms of this kind."""
     return lambda materials: CrossAttention(materials, norm)

@@ -1,21 +1,20 @@
 """A decoder of parts: the layers of Vaswani et al. (2017), whose parts a family chooses.
 
-What all of them share stands here: one product for queries, keys and values, attention over the engine's pages with grouped queries
-(Ainslie et al. 2023), residual sums, and logits. All products are packed: about 0.6 of the time of the same layers run as
-Transformers' modules. The rest are `DecoderParts`, by default RMS norms, rotary positions and SwiGLU. A part that only one family has is
-a function in the folder of that family which builds it; no size and no flag here tells of it.
+This module has what all decoders share: one product for queries, keys and values, attention over the engine's pages with grouped queries
+(Ainslie et al. 2023), residual sums, and logits. All products are packed: they take about 0.6 of the time of the same layers run as
+Transformers' modules. The rest are `DecoderParts`, by default RMS norms, rotary positions and SwiGLU. A part of only one family is a
+function in that family's folder which builds it; no size and no flag here mentions it.
 
-**What a part is built from** (`Materials`): the sizes of this rank, the weights of this rank, the decoder's own `Linears`, and the `Group`.
-A part of one layer is also told which layer. All its products come from these `Linears`: they are tried out with the others when the model
-is loaded, and where one breaks the claim of a backend, all parts are built again with the next backend.
+**How a part is built**: from `Materials`, which are the sizes of this rank, the weights of this rank, the decoder's own `Linears`, and the
+`Group`. A part of one layer also gets the number of its layer. All its products come from these `Linears`: they are tried out with the
+others when the model is loaded, and if one breaks the claim of a backend, all parts are built again with the next backend.
 
-**What it is called with**: in each step the `StepRows`, the hidden rows of all sequences, and where it is one for all layers, the layer.
+**How a part is called**: in each step with the `StepRows`, the hidden rows of all sequences, and the layer if one part serves all layers.
 
-**What it promises**: what becomes of a row does not depend on the rows beside it, nor on how many they are: it uses products of the
-`Linears`, what is computed number by number, and what is computed within a row. (Beware of exponentials of a row length that is no multiple
-of 32, and of sums over rows: see `feed_forward` and `experts`.) It keeps nothing of a sequence; what belongs to one lies in its pages. Its
-result is whole on every rank, the same bits on each: what a rank has a part of it sums with `Group.all_reduce`, and all ranks call
-that equally often.
+**A part's promise**: the result of a row does not depend on the rows beside it, nor on their number. So it uses products of the `Linears`,
+operations on single numbers, and operations within a row. (Beware of exponentials of a row length that is no multiple of 32, and of sums
+over rows: see `feed_forward` and `experts`.) It keeps nothing of a sequence; a sequence's state lies in its pages. Its result is whole on
+every rank, the same bits on each: if each rank has a part of it, `Group.all_reduce` sums the parts, and all ranks call that equally often.
 """
 
 from __future__ import annotations
@@ -45,9 +44,9 @@ LM_HEAD = "lm_head.weight"
 class DecoderParts:
     """Functions that build the parts of a decoder. Those that are None are left out.
 
-    entry: how rows enter the first layer. norm: built for each norm with the beginning of its weights' names. rope: what positions do to
-    queries and keys. head_norm: what happens to these before, in each layer. cross: attention to the rows of an encoder, between attention
-    and feed-forward. feed_forward: of each layer. after: what is added behind layers. tap: what is put out of a row beside its item.
+    entry: how rows enter the first layer. norm: built for each norm from the prefix of its weights' names. rope: applies positions to
+    queries and keys. head_norm: normalizes these first, in each layer. cross: attention to the rows of an encoder, between attention and
+    feed-forward. feed_forward: of each layer. after: additions behind layers. tap: puts out a vector of a row beside its item.
     """
 
     entry: Callable[[Materials], Enter] = in_place
@@ -85,12 +84,12 @@ class _Built:
 class PackedDecoder:
     """Implements `Decoder` over plain weights.
 
-    weight: returns the tensor of a name ("embed_tokens.weight", "norm.weight", "layers.N.self_attn.q_proj.weight" ...), in the names
-    of Transformers' text models. The embedding is kept as it comes, and may be memory of a file; all others are copied. An absent bias is
-    None. The logits use the embedding ("tied") unless a weight "lm_head.weight" exists.
-    products: the backend of its products, and why a faster one was refused.
-    group: ranks that compute it together. config and weights are then those of this rank's part, heads and columns of the FFN, with a
-    weight "lm_head.weight" for its part of the logits; all ranks call `hidden` and `logits` alike, and each has the whole of both.
+    weight: returns the tensor of a name ("embed_tokens.weight", "norm.weight", "layers.N.self_attn.q_proj.weight" ...), in the names of
+    Transformers' text models. The embedding is kept without a copy, and may be memory of a file; all others are copied. An absent bias is
+    None. The logits use the embedding ("tied") unless a weight "lm_head.weight" exists. products: the backend of its products, and why a
+    faster one was refused. group: ranks that compute it together. Then config and weights are those of this rank's part, heads and columns
+    of the FFN, with a weight "lm_head.weight" for its part of the logits; all ranks call `hidden` and `logits` alike, and each gets the
+    whole of both.
     """
 
     def __init__(self, config: DecoderConfig, weight: Weights, parts: DecoderParts | None = None, group: Group = ALONE) -> None:

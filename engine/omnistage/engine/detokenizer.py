@@ -1,8 +1,8 @@
-"""From tokens to text whose characters are final.
+"""Turns tokens into text whose characters are final.
 
-A byte-level vocabulary may cut a character into several tokens, and a stop string may begin in any of them. Text is held back while
-its last bytes are an incomplete UTF-8 character, or its end may be the beginning of a stop string; nothing is ever taken back, and
-nothing from a stop string on is ever given out.
+A byte-level vocabulary may cut a character into several tokens, and a stop string may begin in any of them. Text is held back while its
+last bytes are an incomplete UTF-8 character, or its end may be the beginning of a stop string; no text is ever taken back, and no text from
+a stop string on is ever given out.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from collections.abc import Callable, Mapping, Sequence
 
 class _StopString:
     """Looks for one string in a text that comes character by character, by the algorithm of Knuth, Morris and Pratt (1977): the work does
-    not grow with the length of the string. matched: characters of its beginning that the text ends with now."""
+    not grow with the length of the string. matched: length of the string's beginning with which the text ends now."""
 
     __slots__ = ("_shorter", "matched", "text")
 
     def __init__(self, text: str) -> None:
         self.text = text
         self.matched = 0
-        # For each beginning of the string: the longest shorter one that it ends with.
+        # For each beginning of the string: its longest proper beginning with which it ends.
         self._shorter = [0] * len(text)
         matched = 0
         for index in range(1, len(text)):
@@ -30,7 +30,7 @@ class _StopString:
             self._shorter[index] = matched
 
     def meets(self, character: str) -> bool:
-        """Take the next character; whether the string ends with it. Not to be asked again then."""
+        """Take the next character. Return whether the text ends with the string now; afterwards it takes no more."""
         text, matched = self.text, self.matched
         while matched and text[matched] != character:
             matched = self._shorter[matched - 1]
@@ -42,9 +42,9 @@ class _StopString:
 class Detokenizer:
     """Text of one answer, token by token.
 
-    piece: the bytes of a token id, empty for a token that is no text. stop: strings that end the text; the earliest end of any wins,
-    and of those that end together the longest.
-    Invalid bytes become U+FFFD, one for each maximal part, as in Unicode's recommended practice (and in tokenizers' own decoder).
+    piece: the bytes of a token id, empty for a token that is not text. stop: strings that end the text; the earliest end of any wins, and
+    among equal ends the longest string. Invalid bytes become U+FFFD, one for each maximal part, as in Unicode's recommended practice (and
+    in tokenizers' own decoder).
     """
 
     def __init__(self, piece: Callable[[int], bytes], stop: Sequence[str] = ()) -> None:
@@ -56,13 +56,13 @@ class Detokenizer:
         self._held = ""
         self._stopped = False
         self.decoded = 0
-        """Characters that the tokens so far stand for, but for an incomplete one at the end."""
+        """Complete characters of all tokens so far."""
         self.given = 0
-        """Characters given out; of a text that has ended, all that it has."""
+        """Characters given out; once the text has ended, all its characters."""
 
     @property
     def needed(self) -> int:
-        """Characters that must be given out before the text of the tokens so far is final: a character that is incomplete is one more."""
+        """Characters that must be given out before the text of the tokens so far is final: an incomplete character counts as one."""
         incomplete, _ = self._decoder.getstate()
         return self.decoded + bool(incomplete)
 
@@ -72,11 +72,11 @@ class Detokenizer:
         return self._stopped
 
     def push(self, token_id: int) -> str:
-        """Take the next token; returns the text that became final, often empty."""
+        """Take the next token. Return the text that became final, often empty."""
         return self._advance(self._decoder.decode(self.piece(token_id)))
 
     def finish(self) -> str:
-        """The answer ended: returns what was held back. Incomplete bytes become U+FFFD."""
+        """The answer has ended: return the text that was held back. Incomplete bytes become U+FFFD."""
         text = self._advance(self._decoder.decode(b"", final=True))
         held, self._held = self._held, ""
         self.given += len(held)
@@ -93,7 +93,7 @@ class Detokenizer:
             return ""
         if not self._stop:
             return fresh
-        # The end of what is held is looked at character by character: a stop string is met where it ends, not where it begins.
+        # The end of the held text is looked at character by character, because a stop string is found where it ends, not where it begins.
         for character in fresh:
             self._held += character
             met = [len(stop.text) for stop in self._stop if stop.meets(character)]
@@ -107,8 +107,8 @@ class Detokenizer:
 
 
 def byte_alphabet() -> dict[str, int]:
-    """The characters that stand for the 256 bytes in a byte-level vocabulary: printable Latin-1 for themselves, the others from U+0100 on
-    (GPT-2, `bytes_to_unicode`)."""
+    """The characters that stand for the 256 bytes in a byte-level vocabulary: printable Latin-1 characters stand for themselves, the other
+    bytes are U+0100 and following (GPT-2, `bytes_to_unicode`)."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     alphabet = {chr(byte): byte for byte in printable}
     others = (byte for byte in range(256) if byte not in printable)
@@ -118,7 +118,7 @@ def byte_alphabet() -> dict[str, int]:
 class BytePieces:
     """The bytes of each token of a byte-level vocabulary, made when first asked for.
 
-    token: the vocabulary's entry of an id, None for an unknown id. known: the bytes of ids whose entry says something else.
+    token: the vocabulary's entry of an id, None for an unknown id. known: the bytes of ids whose entry has another meaning.
     """
 
     def __init__(self, token: Callable[[int], str | None], known: Mapping[int, bytes]) -> None:

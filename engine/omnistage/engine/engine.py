@@ -1,9 +1,9 @@
 """The autoregressive engine: requests in, streams of items out, one thread of computation.
 
-The thread's loop reads: take orders, admit, plan, compute, apply, publish. All of the engine's state is touched by that thread alone;
-callers live on event loops and leave orders in a mailbox. At most `Limits.max_waiting` requests wait, and an answer is at most `MAX_UNREAD`
-events ahead of its reader. Nothing polls: the thread sleeps while there is nothing to run, and a reader on its event loop is woken once a
-step for all streams.
+The thread's loop reads: take orders, admit, plan, compute, apply, publish. Only that thread touches the engine's state; callers live on
+event loops and leave orders in a mailbox. At most `Limits.max_waiting` requests wait, and an answer is at most `MAX_UNREAD` events ahead of
+its reader. Nothing polls: the thread sleeps while there is nothing to run, and it wakes each reader's event loop once a step for all
+streams.
 """
 
 from __future__ import annotations
@@ -31,20 +31,20 @@ from omnistage.engine.stream import End, Mailbox, Outbox, SequenceStream
 from omnistage.engine.types import FinishReason, Unfit
 
 _STEP_ERRORS = (RuntimeError, ValueError, TypeError, LookupError, ArithmeticError, MemoryError)
-"""What a model step may raise without the engine being broken."""
+"""Errors that a model step may raise without breaking the engine."""
 
 
 CLOSE_S = 10.0
-"""How long the step that runs is waited for at the end."""
+"""How long the end waits for the running step."""
 
 
 class Engine:
     """Runs a decoder for many requests at once.
 
     pages: size of the KV cache in pages (`kv.page_bytes` each). kept_pages: how many of them may be kept for prompts that begin alike;
-    None: a quarter. poison: fill freed pages with NaN (tests). step_s: see `Pace`. step_limit_s: see `Activity`; `activity` tells what the
-    thread does. It starts with the first request. attention: which backend was chosen for the decoder, and why. followers: other ranks of
-    the decoder.
+    None: a quarter. poison: fill freed pages with NaN (tests). step_s: see `Pace`. step_limit_s: see `Activity`; `activity` tells the
+    present work of the thread, which starts with the first request. attention: the backend that was chosen for the decoder, and why.
+    followers: other ranks of the decoder.
     """
 
     def __init__(
@@ -84,8 +84,8 @@ class Engine:
     # Called on event loops --------------------------------------------------------------------------------------------------------
 
     def check(self, request: SequenceRequest) -> None:
-        """Raise Unfit for a request that can never run here, with what is too much or out of range; ValueError for one that is not made for
-        this decoder."""
+        """Raise Unfit, with the value that is too much or out of range, for a request that can never run here; ValueError for one that is
+        not made for this decoder."""
         spec, prompt = self.spec, request.prompt
         if len(prompt) > spec.context:
             raise Unfit("prompt", f"may have {spec.context} rows, has {len(prompt)}")
@@ -120,7 +120,7 @@ class Engine:
         self._check_ids(request)
 
     def _check_ids(self, request: SequenceRequest) -> None:
-        """See check. What was drawn, or changes what is drawn, is looked up among the logits."""
+        """Check the ids that the sampler looks up among the logits: those drawn, and those that change the draw. See `check`."""
         spec, items = self.spec, request.prompt.items
         if not (items.min() >= 0 and (items.max(0) < spec.ids).all()):
             told = " or ".join(map(str, dict.fromkeys(spec.ids)))
@@ -150,7 +150,7 @@ class Engine:
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name=self.activity.name, daemon=True)
                 self._thread.start()
-                # The interpreter would end under the feet of a thread that computes.
+                # A computing thread must not outlive the interpreter.
                 atexit.register(self._stop)
         return stream
 
@@ -182,8 +182,8 @@ class Engine:
                     self.activity.step()
         except BaseException as error:
             cause = error
-            # As for any thread that ends by an error, but before the streams hear of it: the process is to know first, or an answer would
-            # end with an error of its own instead of going on elsewhere.
+            # Report it like the error of any thread that ends, but before the streams hear of it: if the process did not know first, an
+            # answer would end with the engine's error instead of going on elsewhere.
             threading.excepthook(threading.ExceptHookArgs((type(error), error, error.__traceback__, threading.current_thread())))
         self._end_all(cause)
 
@@ -195,8 +195,8 @@ class Engine:
         self._publish()
 
     def _take_orders(self) -> bool:
-        """Take in what was asked, and wait for that if there is nothing to run, or for idle sequences to make room. False when the engine
-        is to close."""
+        """Take all orders. Wait for some if there is nothing to run, or for idle sequences to make room. Return False if the engine must
+        close."""
         orders = self._mailbox.collect(wait=self._idle, most_s=IDLE_S if self._scheduler.waiting else None)
         for stream in orders.asked:
             self._streams[stream.sequence] = stream
@@ -218,15 +218,15 @@ class Engine:
             sequence.begun = True
 
     def _put_found_taps(self, sequence: Sequence) -> None:
-        """Taps that were found beside kept pages go out before those that are computed: as one event, or a long prompt would have more of
-        them than a reader may leave."""
+        """Put out taps that were found beside kept pages before those that are computed. They are one event, because a long prompt would
+        have more of them than a reader may leave unread."""
         if found := sequence.found_taps:
             taps = Taps(found[0].first, torch.cat([part.rows for part in found]))
             self._put(sequence, SequenceEvent(taps=self._fresh(sequence, taps)))
             found.clear()
 
     def _fresh(self, sequence: Sequence, taps: Taps) -> Taps:
-        """Those that were not put out before."""
+        """The taps that were not put out before."""
         fresh = taps.beginning_at(sequence.taps_out or 0)
         sequence.taps_out = taps.first + len(taps.rows)
         return fresh
@@ -251,7 +251,7 @@ class Engine:
         return done
 
     def _computed(self, runs: list[Run]) -> list[Computed]:
-        """Run them in one pass. If that fails, one of them is the cause: each is run again by itself, which writes the same to the same
+        """Run them in one pass. If that fails, one of them is the cause: run each again by itself, which writes the same values to the same
         places."""
         try:
             return self._runner.run(runs)
@@ -262,7 +262,7 @@ class Engine:
             return []
 
     def _apply(self, done: Computed) -> None:
-        """What the rows of a run mean for their sequence: taps go out, and the next item, or the end."""
+        """Apply the results of a run to its sequence: put out taps, and the next item, or the end."""
         run, sequence = done.run, done.run.sequence
         if sequence not in self._streams:
             return
@@ -292,7 +292,7 @@ class Engine:
             sequence.draws.note(done.drawn.item[0])
             complete = walk is not None and walk.complete
             reason = FinishReason.LENGTH if len(sequence.items) == sequence.request.max_items else None
-            # Who wants taps has those of the last item when an end was drawn after it.
+            # A reader of taps gets those of the last item only when an end is drawn after it.
             if complete and (reason is not None or sequence.request.taps_from is None):
                 reason = FinishReason.STOP
             self._put(sequence, SequenceEvent(done.drawn.item, done.drawn.logprob, done.drawn.top, reason, taps, complete))
@@ -309,7 +309,8 @@ class Engine:
         self._end(sequence, error)
 
     def _end(self, sequence: Sequence, error: End | None = None) -> None:
-        """Free what a sequence holds and tell its stream. One that ended before is no error: a cancel may meet the end on its way."""
+        """Free everything that a sequence holds and tell its stream. A sequence that ended before is no error: a cancel may cross its
+        end."""
         stream = self._streams.pop(sequence, None)
         if stream is None:
             return
@@ -358,7 +359,7 @@ class Engine:
                 self._end(sequence, error)
             self._publish()
             return
-        # What ended the thread may have left anything half done: nothing is freed any more, and everybody hears of it.
+        # The error that ended the thread may have left anything half done, so nothing more is freed, and all streams hear of it.
         for stream in self._streams.values():
             self._outbox.end(stream, error)
         self._streams.clear()

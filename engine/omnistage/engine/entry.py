@@ -1,4 +1,4 @@
-"""What enters the layers of a decoder beside the embeddings of items: vectors that are given for rows, and learned positions."""
+"""The input of a decoder's layers beside the embeddings of items: vectors that are given for rows, and learned positions."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from omnistage.engine.adapter import StepRows
 from omnistage.engine.materials import Materials
 
 Enter = Callable[[StepRows, torch.Tensor], torch.Tensor]
-"""Makes what the first layer takes, [rows, hidden_size], of the rows of a step and of the embeddings of their items, which are
-[rows, embedding_width]."""
+"""Makes the first layer's input, [rows, hidden_size], from the rows of a step and the embeddings of their items, [rows,
+embedding_width]."""
 
 After = Callable[[StepRows, torch.Tensor, int], torch.Tensor]
-"""Makes what the next layer takes of what comes out of one, [rows, hidden_size]; the last argument is the layer that it comes from."""
+"""Makes the next layer's input from the output of a layer, [rows, hidden_size]; the last argument is the number of that layer."""
 
 
 def in_place(materials: Materials) -> Enter:
-    """A given vector stands in the place of the embedding. Of a wider one, its first numbers do."""
+    """A given vector replaces the embedding. If it is wider, its first numbers do."""
 
     def enter(rows: StepRows, embedded: torch.Tensor) -> torch.Tensor:
         if rows.given is None or rows.has_given is None:
@@ -51,7 +51,7 @@ def deepstack(layers: int) -> Callable[[Materials], After]:
         def add(rows: StepRows, x: torch.Tensor, layer: int) -> torch.Tensor:
             if layer >= layers or rows.given is None or rows.has_given is None:
                 return x
-            # Other rows keep their bits: a zero that is added makes another one of -0.0.
+            # The other rows must keep their bits: adding a zero would change -0.0.
             return torch.where(rows.has_given, x + rows.given[:, (1 + layer) * width : (2 + layer) * width], x)
 
         return add

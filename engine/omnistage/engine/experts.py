@@ -1,10 +1,9 @@
-"""A feed-forward of experts, of which each row is given to a few (Shazeer et al. 2017, Fedus et al. 2022).
+"""A feed-forward of experts; each row goes to a few of them (Shazeer et al. 2017, Fedus et al. 2022).
 
-All rows are gathered once, so that those of an expert lie together, and go through its products as any other rows do, in exact numbers of
-rows (`engine.linear`); what experts made of a row is added up expert by expert in order. So the bits of a row do not depend on which rows
-chose the same expert. A step costs two products for each expert that some row chose, and a few operations whatever their number: padding
-chooses none. Of several ranks each has some of the experts, and those whole: a rank adds up what its own make of the rows, and the ranks
-add up their sums.
+All rows are gathered once, so that those of an expert lie together, and go through its products like any other rows, in exact numbers of
+rows (`engine.linear`). The results of a row's experts are added up in the order of the experts. So the bits of a row do not depend on which
+rows chose the same expert. A step costs two products for each expert that some row chose, and a few operations whatever their number:
+padding chooses none. Each rank has some whole experts: it adds up the results of its own, and the ranks add up their sums.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from omnistage.engine.linear import pad_rows
 from omnistage.engine.materials import Materials
 
 _GATES = 32
-"""The gate of the shared expert is computed so often beside itself: see `feed_forward`, where columns are counted."""
+"""Copies of the shared expert's gate that are computed side by side: `feed_forward` says why columns are counted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +41,8 @@ class ExpertSizes:
 
     @property
     def cut(self) -> dict[str, int]:
-        """What must divide evenly among ranks: for `config_of_part`. Experts need not: one rank may have one more than another."""
+        """The sizes that must divide evenly among ranks: for `config_of_part`. The number of experts need not: one rank may have one
+        more."""
         return {"columns of the shared expert": self.shared} if self.shared else {}
 
     def of_rank(self, group: Group) -> range:
@@ -68,7 +68,7 @@ class Experts:
         own = sizes.of_rank(materials.group)
         self._experts = tuple(gated_product(materials, f"{prefix}.experts.{expert}", sizes.size) for expert in own)
         self._number = torch.full((sizes.experts,), len(own), device=materials.device)
-        """Of an expert among those of this rank; of others one more than there are."""
+        """Number of an expert among those of this rank; experts of other ranks all get the number behind the last."""
         self._number[list(own)] = torch.arange(len(own), device=materials.device)
         if sizes.shared:
             self._shared = gated_product(materials, f"{prefix}.shared_expert", sizes.shared // ranks)
@@ -83,7 +83,7 @@ class Experts:
         return self._group.all_reduce(total)
 
     def _sum(self, x: torch.Tensor, weights: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
-        """What the chosen experts of this rank make of each row, weighed."""
+        """The weighed results of this rank's chosen experts for each row."""
         chosen, in_order = chosen.sort(-1)
         places, counts = together(self._number[chosen], len(self._experts))
         in_use = [(expert, count) for expert, count in zip(self._experts, counts, strict=True) if count]
@@ -100,7 +100,7 @@ class Experts:
         return reduce(torch.add, weighed.unbind(1))
 
     def _route(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """The weights of the chosen experts, and which they are, [rows, chosen] each."""
+        """Numbers and weights of the chosen experts, [rows, chosen] each."""
         weights, chosen = functional.softmax(self._router(x), -1, dtype=torch.float32).topk(self._sizes.chosen, -1)
         if self._sizes.normalized:
             # In order: a sum of the library may add in another order where there are more rows.
@@ -109,13 +109,13 @@ class Experts:
 
 
 def together(numbers: torch.Tensor, experts: int) -> tuple[torch.Tensor, list[int]]:
-    """Where each row is, for each of its experts, when the rows of an expert lie together; and how many places each expert has, as many as
-    no product has to pad. All rows of experts of other ranks are in one place behind. numbers: [rows, chosen]: below `experts`, or that
-    number for an expert of another rank."""
+    """The place of each row, for each of its experts, if the rows of an expert lie together; and the number of places of each expert, so
+    large that no product must pad. All rows of other ranks' experts are in one place behind. numbers: [rows, chosen]: below `experts`, or
+    equal to it for an expert of another rank."""
     flat = numbers.flatten()
     counts = flat.bincount(minlength=experts + 1).tolist()[:experts]
     room = [pad_rows(count) if count else 0 for count in counts]
-    # The n-th of all in order of their experts is moved on by the places that the experts before it leave free.
+    # The n-th row in the order of experts moves on by the places that the experts before it leave free.
     free = torch.tensor([0, *accumulate(map(sub, room, counts))], device=numbers.device)
     order = flat.argsort(stable=True)
     places = torch.empty_like(flat)

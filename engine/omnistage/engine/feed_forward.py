@@ -1,6 +1,6 @@
 """The feed-forward of a layer: gated (SwiGLU), or two products with an activation between them.
 
-A part of it that one rank computes is summed with those of the others inside, so whoever calls it gets the whole.
+If a rank computes a part of it, the parts of all ranks are summed inside, so the caller gets the whole.
 """
 
 from __future__ import annotations
@@ -16,17 +16,18 @@ from omnistage.engine.linear import Linear
 from omnistage.engine.materials import Materials
 
 FeedForward = Callable[[StepRows, torch.Tensor], torch.Tensor]
-"""[rows, hidden_size] to as many. What becomes of a row does not depend on the others."""
+"""Maps [rows, hidden_size] to the same shape. The result of a row does not depend on the others."""
 
 Activation = Callable[[torch.Tensor], torch.Tensor]
-"""Of each number by itself."""
+"""Applied to each number by itself."""
 
 _COLUMNS = 32
-"""An activation is given a multiple of so many columns. A processor computes exponentials of 16 numbers at a time, and those that are left
-over at the end of all rows in another way: with such a number of columns none are."""
+"""An activation gets a multiple of this many columns. A processor computes exponentials of 16 numbers at a time, and the remainder at the
+end of all rows in another way: with such a number of columns there is none."""
 
 _SERIAL = (1 << 15) - 1
-"""So many numbers PyTorch leaves to one thread. More it divides among its threads anywhere within a row, and there some are left over."""
+"""PyTorch leaves up to this many numbers to one thread. It divides more among its threads anywhere within a row, and then there are
+remainders."""
 
 
 def by_rows(activation: Activation, x: torch.Tensor) -> torch.Tensor:
@@ -55,7 +56,7 @@ class GatedProduct:
 
 
 def gated(gate_up: torch.Tensor) -> torch.Tensor:
-    """silu(gate) * up. As they lie side by side, each row of the gate is activated by itself, whatever its length."""
+    """silu(gate) * up. Gate and up lie side by side, so each row of the gate is activated by itself, whatever its length."""
     gate, up = gate_up.chunk(2, -1)
     return by_rows(functional.silu, gate) * up
 

@@ -1,4 +1,4 @@
-"""Other ranks of a decoder, which follow every step of the engine, as the engine sees them."""
+"""The other ranks of a decoder, which follow every step of the engine, as the engine sees them."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from omnistage.engine.plan import Plan
 
 
 class Followers(Protocol):
-    """Each has a cache like that of the engine, for its heads. What it is told it does in that order. Everything raises RanksApart where
-    one of them has ended. processes: their ids."""
+    """Each has a cache like that of the engine, for its heads, and follows orders in their sequence. Everything raises RanksApart if one of
+    them has ended. processes: their ids."""
 
     @property
     def processes(self) -> Sequence[int]: ...
 
     def new_cache(self, pages: int, *, poison: bool = False) -> None:
-        """Have a cache of so many pages, and no other one; see KVCache."""
+        """Have a cache of this many pages, and no other one; see KVCache."""
 
     def pages_changed(self, taken: Sequence[int], freed: Sequence[int]) -> None:
         """See KVCache.follow."""
 
     def step(self, plan: Plan) -> AbstractContextManager[None]:
-        """Compute the hidden rows of a step, as the caller does inside: an error there becomes RanksApart."""
+        """Compute the hidden rows of a step while the caller does so inside the block: an error there becomes RanksApart."""
 
 
 class Nobody:

@@ -10,13 +10,13 @@ import torch.distributed as distributed
 from torch._C._distributed_c10d import FileStore
 
 EXCHANGE_LIMIT_S = 1800.0
-"""How long a rank waits for the others in one exchange. A server finds a rank that hangs at once, by its watchdog; this ends what nobody
-watches. Longer than a machine may be paused: time goes on meanwhile."""
+"""How long a rank waits for the others in one exchange. A server's watchdog finds a rank that hangs at once; this limit ends processes that
+nobody watches. It is longer than any pause of a machine, because time goes on meanwhile."""
 
 
 class RanksApart(Exception):
-    """Ranks are no longer at the same place of the same step: one has ended, or a step failed in the middle. No answer of theirs means
-    anything from here on. Not an error of a step, which would be tried again."""
+    """Ranks are no longer at the same place of the same step: one has ended, or a step failed in the middle. From then on their results
+    mean nothing. It is not an error of a step, because a step would be tried again."""
 
 
 class Group(Protocol):
@@ -55,17 +55,17 @@ class Distributed:
     """Implements `Group` over torch.distributed, with one process for each rank. A process is in one group at a time.
 
     Parts are gathered and added in the order of the ranks: a library's own sum adds the pieces of a large tensor in another order than
-    those of a small one, and a row would depend on how many others are beside it. Of two ranks it moves the same number of bytes.
+    those of a small one, so a row would depend on how many others are beside it. For two ranks both move the same number of bytes.
     """
 
     def __init__(self, rank: int, size: int) -> None:
         self.rank, self.size = rank, size
 
     def connect(self, store: str, device: torch.device) -> None:
-        """Meet the other ranks, which do the same. store: path of a file that all of them know, in a folder of their own; it may go when
-        this returns. Raises RanksApart.
+        """Meet the other ranks, which do the same. store: path of a file that all of them know, in a folder of their own; it may be removed
+        when this returns. Raises RanksApart.
 
-        On CPUs the environment says which interface is used (GLOO_SOCKET_IFNAME)."""
+        On CPUs the environment names the network interface (GLOO_SOCKET_IFNAME)."""
         try:
             distributed.init_process_group(
                 "nccl" if device.type == "cuda" else "gloo",

@@ -1,4 +1,4 @@
-"""The head of a language model: logits, then one token a row."""
+"""The head of a language model: logits, then one token for each row."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from omnistage.engine.sampler import Draws, Sampler
 
 
 class TokenHead:
-    """Implements `Head`. logits: [rows, hidden] to [rows, vocabulary]."""
+    """Implements `Head`. logits: maps [rows, hidden] to [rows, vocabulary]."""
 
     def __init__(self, logits: Callable[[torch.Tensor], torch.Tensor]) -> None:
         self._logits, self._sample = logits, Sampler()

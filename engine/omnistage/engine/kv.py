@@ -1,4 +1,4 @@
-"""The memory of the cache: keys and values of every row that was computed, in pages."""
+"""The memory of the cache: keys and values of every computed row, in pages."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from omnistage.engine.transfer import to_device
 class KVCache:
     """The tensors behind the pages: for each layer [pages, 2 * kv_heads, PAGE_ROWS, head_size], keys first.
 
-    A page is zeroed when it is taken: masked places take part in products, and what is left there must be finite. With `poison`, a
-    page is filled with NaN when it is freed, so that any use of a page that is not held shows at once.
+    A page is zeroed when it is taken: masked places take part in products, so old contents must be finite. With `poison`, a page is filled
+    with NaN when it is freed, so that any use of a page that is not held shows at once.
     """
 
     def __init__(self, spec: DecoderSpec, pages: int, *, poison: bool = False) -> None:
@@ -39,7 +39,7 @@ class KVCache:
         self._layers[index][pages, :, places] = keys_values
 
     def follow(self, taken: Sequence[int], freed: Sequence[int]) -> None:
-        """What became of pages since the last step (`PagePool.changes`)."""
+        """Apply the changes of pages since the last step (`PagePool.changes`)."""
         if taken:
             self._data.index_fill_(1, to_device(torch.tensor(taken), self._data.device), 0.0)
         if self._poison and freed:

@@ -1,8 +1,8 @@
 """Matrix products whose rows do not depend on the other rows of the batch.
 
-A row of `x @ W.T` is the same number whatever the batch only if the library runs it in one way for every batch size. A `Product` is a
-way to run products together with the sizes for which that holds; the table `PRODUCTS` has one for each library, best first. What an
-entry claims is asserted for every weight when it is loaded; where a claim fails, `build_exact` takes the next entry for all weights.
+A row of `x @ W.T` is the same number whatever the batch only if the library runs it in one way for every batch size. A `Product` is a way
+to run products, together with the sizes for which that holds; the table `PRODUCTS` has one for each library, best first. The claim of an
+entry is checked for every weight when it is loaded; if a claim fails, `build_exact` takes the next entry for all weights.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ import torch
 import torch.nn.functional as functional
 
 MIN_ROWS = 4
-"""Fewest rows of a step, padding included, that no product has to pad."""
+"""Fewest rows of a step, padding included, for which no product has to pad."""
 
 _TURNS = 16
 """Weights of one shape that together are tried with every number of rows."""
 
 _LARGE = 1 << 23
-"""Numbers in a weight from which on to try it takes seconds."""
+"""Size of a weight, in numbers, from which on a trial takes seconds."""
 
 _INPUTS = 2
-"""Random inputs that a weight is tried with, some sizes with one, some with the other."""
+"""Random inputs for the trial of a weight, some sizes with one, some with the other."""
 
 Built = TypeVar("Built")
 
@@ -37,16 +37,16 @@ def multiplies_bfloat16() -> bool:
 
 
 def _format(dtype: torch.dtype) -> torch.dtype:
-    """What oneDNN on this CPU multiplies in place of `dtype`."""
+    """The dtype in which oneDNN on this CPU multiplies instead of `dtype`."""
     return torch.float32 if dtype == torch.bfloat16 and not multiplies_bfloat16() else dtype
 
 
 class RowsDiffer(ValueError):
-    """A product gives a row other bits in other company, against what its backend claims."""
+    """A product gives a row other bits in other company, contrary to the claim of its backend."""
 
 
 class Product(Protocol):
-    """A way to run products of one weight. least, most: rows of one call of `run`; more run in blocks, fewer are padded."""
+    """A way to run products of one weight. least, most: rows of one call of `run`; more rows run in blocks, fewer are padded."""
 
     @property
     def name(self) -> str: ...
@@ -72,9 +72,9 @@ class Packed:
     """oneDNN on a CPU, with weights that are re-ordered once into the layout of its kernels.
 
     Rows have equal bits in products of 4 to 32 rows, with AMX and without. With one row, and with AMX from 48 rows on, another kernel runs.
-    With AMX 32 rows cost hardly more than 4; in float32 the arithmetic is what costs, and 64 rows cost a quarter less than twice 32.
-    A CPU that does not multiply bfloat16 is given float32 instead: twice the memory, and many times as fast as what the library has for it.
-    At small batches packed weights are twice as fast as `torch.nn.functional.linear`, which re-orders them at every call.
+    With AMX 32 rows cost hardly more than 4; in float32 the arithmetic dominates, and 64 rows cost a quarter less than twice 32. A CPU that
+    does not multiply bfloat16 gets float32 instead: twice the memory, and many times as fast as the library's bfloat16 there. At small
+    batches packed weights are twice as fast as `torch.nn.functional.linear`, which re-orders them at every call.
     """
 
     name: str = "packed"
@@ -127,23 +127,23 @@ PRODUCTS: tuple[Product, ...] = (
 """All ways, best first. The last one claims nothing: a row is always alone."""
 
 WHOLE = Fixed("whole", 1, sys.maxsize)
-"""Any number of rows in one product, for which nothing is claimed: for what is computed by itself, from one number of rows each time."""
+"""Any number of rows in one product, without a claim: for a computation of its own, with the same number of rows each time."""
 
 
 def viable_products(dtype: torch.dtype, device: torch.device) -> Iterator[Product]:
-    """Those of this machine, best first; at least one."""
+    """The ways that this machine has, best first; at least one."""
     return (product for product in PRODUCTS if product.is_viable(dtype, device))
 
 
 def pad_rows(count: int) -> int:
-    """Rows to run for `count` rows of interest."""
+    """Rows to run so that `count` rows are in them."""
     return max(count, MIN_ROWS)
 
 
 class Linear:
     """`x [rows, in] -> [rows, out]` for one weight `[out, in]` and an optional bias `[out]`; any number of rows.
 
-    The weight given is not kept when it was packed, nor is the bias, so a memory-mapped checkpoint is read once and its pages may go.
+    A packed weight and its bias are not kept in their given form, so a memory-mapped checkpoint is read once and its pages may go.
     """
 
     __slots__ = ("_bias", "_packed", "_product")
@@ -155,7 +155,7 @@ class Linear:
         return in_blocks(self.run, x, self._product)
 
     def run(self, x: torch.Tensor) -> torch.Tensor:
-        """One product, of as many rows as the backend claims."""
+        """One product, with as many rows as the backend claims."""
         return self._product.run(x, self._packed, self._bias)
 
 
@@ -168,8 +168,9 @@ class LinearMaker(Protocol):
 class Linears:
     """Makes the products of one model, all with one backend, and tries each of them out.
 
-    The library chooses its kernel by shape and number of rows, so the first weight of a shape is tried with every number of rows up to 32
-    and every fourth above, the others with every sixteenth of these, in turns. Of a large weight, which is a head and alone, a fourth.
+    The library chooses its kernel by shape and number of rows. So the first weight of a shape is tried with every number of rows up to 32
+    and every fourth above, and the others with every sixteenth of these numbers, in turns. A large weight is a head, the only one of its
+    shape: it is tried with a fourth of the numbers.
     """
 
     def __init__(self, product: Product) -> None:
@@ -195,7 +196,8 @@ def whole(weight: torch.Tensor, bias: torch.Tensor | None = None) -> Linear:
 
 
 def build_exact(build: Callable[[Linears], Built], dtype: torch.dtype, device: torch.device) -> tuple[Built, str]:
-    """What `build` makes of the weights of a model, with the best backend that keeps its claim for all of them; and which, and why."""
+    """Run `build` on the weights of a model with the best backend that keeps its claim for all of them. Returns the result, the backend,
+    and why a better one was refused."""
     refused: list[str] = []
     for product in viable_products(dtype, device):
         try:

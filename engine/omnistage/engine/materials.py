@@ -1,4 +1,4 @@
-"""What the parts of a decoder are built from: its sizes, its weights, its products, and the ranks that compute it together."""
+"""The materials of a decoder's parts: its sizes, weights and products, and the ranks that compute it together."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from omnistage.engine.group import Group
 from omnistage.engine.linear import Linear, Linears
 
 Weights = Callable[[str], torch.Tensor | None]
-"""The tensor of a name, None if there is none."""
+"""Returns the tensor of a name, or None if there is none."""
 
 
 @dataclass(frozen=True, slots=True)
 class DecoderConfig:
-    """Sizes and constants of a `PackedDecoder`. What is no size is a part: see `decoder.DecoderParts`.
+    """Sizes and constants of a `PackedDecoder`. Everything that is not a size is a part: see `decoder.DecoderParts`.
 
-    head_size: 0: hidden_size / query_heads. positions: those of rows are below this; 0: context. embedding_width: of the embedding of an
-    item; 0: hidden_size. codebooks: ids of an item; the decoder embeds the first, and `entry` those behind it, which are below further_ids;
-    0: vocab_size. given_width: of a vector that is given for a row; 0: hidden_size.
+    head_size: 0: hidden_size / query_heads. positions: the positions of rows are below this; 0: context. embedding_width: of the embedding
+    of an item; 0: hidden_size. codebooks: ids of an item; the decoder embeds the first, and `entry` the others, which are below
+    further_ids; if that is 0: below vocab_size. given_width: of a vector that is given for a row; 0: hidden_size.
     """
 
     layers: int
@@ -55,7 +55,7 @@ class DecoderConfig:
 class Materials:
     """config: the sizes of this rank. weight: the weights of this rank. linear: makes the products of the decoder; every product of a part
     is made here, so that it is tried out at load. group: the ranks; `config` counts the heads and columns of one of them. dtype, device: of
-    the decoder. Everything raises ValueError for a weight that is missing or misshapen."""
+    the decoder. Every method raises ValueError for a weight that is missing or misshapen."""
 
     config: DecoderConfig
     weight: Weights
@@ -68,12 +68,12 @@ class Materials:
         return need(self.weight, name, shape)
 
     def fused(self, prefix: str, sizes: Mapping[str, int], width: int) -> Linear:
-        """One product of several weights. sizes: of what comes out, by the name of each weight. width: of what goes in."""
+        """One product of several weights. sizes: output widths by the name of each weight. width: of the input."""
         matrix = torch.cat([self.need(f"{prefix}.{name}.weight", (size, width)) for name, size in sizes.items()])
         return self.linear(matrix, self.fused_bias(prefix, sizes))
 
     def fused_bias(self, prefix: str, sizes: Mapping[str, int]) -> torch.Tensor | None:
-        """None where there is no bias, or only zeros."""
+        """The bias, or None if there is none or it has only zeros."""
         biases = {name: bias for name in sizes if (bias := self.weight(f"{prefix}.{name}.bias")) is not None}
         if not biases:
             return None
@@ -86,7 +86,7 @@ class Materials:
 
 
 def need(weight: Weights, name: str, shape: tuple[int, ...]) -> torch.Tensor:
-    """Raises ValueError for a weight that is missing or misshapen, before anything is made of the sizes that it should have."""
+    """Return the weight of this name. Raises ValueError if it is missing or misshapen, before memory of the expected sizes is taken."""
     tensor = weight(name)
     if tensor is None:
         raise ValueError(f"the checkpoint has no weight {name!r}")

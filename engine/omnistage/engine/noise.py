@@ -1,14 +1,13 @@
 """Noise that is a pure function of (seed, step, token id), so that a draw depends on nothing else.
 
-Tokens race: each arrives at a time that is exponentially distributed, divided by its share, and the first one is drawn. That is a draw
-from the shares; with logits it is the arg max of `logit - log(time)` (Gumbel 1954; Maddison et al. 2014: Gumbel-max). With noise keyed
-by token id, a tiny change of the logits almost never flips the choice, and a sequence that is taken up again elsewhere goes on with the
-same draws.
+Tokens race: the arrival time of each is exponentially distributed, divided by its share, and the first token is drawn. That is a draw from
+the shares; with logits it is the arg max of `logit - log(time)` (Gumbel 1954; Maddison et al. 2014: Gumbel-max). With noise keyed by token
+id, a tiny change of the logits almost never flips the choice, and a sequence that goes on elsewhere goes on with the same draws.
 
 The times of a block of 32 tokens are made from the first of them: the least of 32 times is a 32nd of one, its place is any of the 32, and
-the others come one time later each, because the exponential distribution has no memory. They are 32 independent times all the same, and
-one number tells that no token of the block is early enough. So few tokens of a vocabulary need noise at all: see `sampler`.
-The hash is the finaliser of SplitMix64 (Steele, Lea, Flood 2014).
+the others each come one time later, because the exponential distribution has no memory. They are still 32 independent times, and one number
+tells that no token of the block is early enough. So few tokens of a vocabulary need noise at all: see `sampler`. The hash is the finaliser
+of SplitMix64 (Steele, Lea, Flood 2014).
 """
 
 from __future__ import annotations
@@ -46,17 +45,17 @@ def _mix(x: torch.Tensor) -> torch.Tensor:
 
 
 def _times(bits: torch.Tensor) -> torch.Tensor:
-    """Exponentially distributed float64 from the upper 52 of 64 random bits: one more, and the uniform number could round to 1."""
+    """Exponentially distributed float64 from the upper 52 of 64 random bits: with one more bit the uniform number could round to 1."""
     return _shift_right(bits, 12).to(torch.float64).add_(0.5).mul_(2.0**-52).log_().neg_()
 
 
 def keys(seeds: torch.Tensor, steps: torch.Tensor) -> torch.Tensor:
-    """What the noise of a step hangs on. seeds (see `seed_bits`), steps: int64 [rows]. Returns int64 [rows]."""
+    """The key of a step's noise. seeds (see `seed_bits`), steps: int64 [rows]. Returns int64 [rows]."""
     return _mix(_mix(seeds + _signed(_STEP_STRIDE)) + steps * _signed(_STEP_STRIDE))
 
 
 def first_times(keys: torch.Tensor, blocks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """When the first token of each block arrives, and which of its tokens that is.
+    """The arrival time of the first token of each block, and which of its tokens that is.
 
     keys: int64 [rows]; blocks: int64, broadcast to [rows, n]. Returns float64 and int64 [rows, n]; times lie strictly between 0 and 1.2.
     """
@@ -65,10 +64,10 @@ def first_times(keys: torch.Tensor, blocks: torch.Tensor) -> tuple[torch.Tensor,
 
 
 def times(keys: torch.Tensor, blocks: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
-    """When tokens arrive.
+    """The arrival times of tokens.
 
-    keys: int64 [rows]; blocks: int64 [rows, n], the tokens' blocks; places: int64, where in them they stand, broadcast to [rows, n, m].
-    Returns float64 [rows, n, m].
+    keys: int64 [rows]; blocks: int64 [rows, n], the tokens' blocks; places: int64, their positions in the blocks, broadcast to [rows, n,
+    m]. Returns float64 [rows, n, m].
     """
     first, place = first_times(keys, blocks)
     tokens = blocks[:, :, None] * BLOCK + places

@@ -10,7 +10,7 @@ import torch.nn.functional as functional
 from omnistage.engine.materials import Materials
 
 Norm = Callable[[torch.Tensor], torch.Tensor]
-"""[rows, hidden_size] to as many."""
+"""Maps [rows, hidden_size] to the same shape."""
 
 HeadNorm = Callable[[torch.Tensor], None]
 """Changes queries and keys in place before they turn. [rows, query_heads + 2 * kv_heads, head_size]."""

@@ -1,38 +1,38 @@
-"""How many rows of long runs a step takes, so that those who decode do not wait long. Decides when rows are computed, never what they
-become.
+"""How many rows of long runs a step takes, so that decoding sequences do not wait long. It decides when rows are computed, never their
+values.
 
-A step costs what its decoding rows cost alone, which is mostly reading the weights, and something for each row of long runs, which is next
-to nothing where a processor multiplies 32 rows as fast as one, and nearly all where it does not. Both are learned from the steps that were
-run. A step with long runs then takes at most SLOWER times what it takes without, so whoever decodes keeps more than half of its pace; or
-BESIDE_S, where that is more.
+A step costs the same as its decoding rows alone, mostly for reading the weights, and an extra for each row of long runs. That extra is next
+to nothing if a processor multiplies 32 rows as fast as one, and nearly everything if it does not. Both costs are learned from past steps. A
+step with long runs then takes at most SLOWER times as long as one without, so decoding sequences keep more than half of their pace; or it
+takes BESIDE_S, if that is more.
 """
 
 from __future__ import annotations
 
 STEP_S = 0.05
-"""What a step may take where nobody decodes: a short prompt may come behind a long one."""
+"""Longest step while no sequence decodes: a short prompt may come behind a long one."""
 
 BESIDE_S = 0.01
-"""What a step may take in any case: nobody reads or hears a hundred tokens a second."""
+"""A step may always take this long: nobody reads or hears a hundred tokens a second."""
 
 SLOWER = 1.8
 """How much longer a step may take with long runs than without."""
 
 BLOCK_ROWS = 32
-"""Rows that a product takes in one go. No other block is begun for a few."""
+"""Rows that a product takes in one go. A further block is not begun for only a few rows."""
 
 LEAST_ROWS = 4
-"""Rows of long runs in a step at least, if so many are waiting: a measurement that went wrong is not to stop a prompt."""
+"""Fewest rows of long runs in a step, if so many are waiting: a wrong measurement must not stop a prompt."""
 
 PROBED = 16
-"""Steps with long runs after which one has a single row of them: what decoding rows cost alone is to be known however busy the machine was
-when it was measured last."""
+"""After this many steps with long runs, one step takes a single row of them: the cost of decoding rows alone must be known however busy the
+machine was at its last measurement."""
 
 _WEIGHT = 0.2
-"""Of the newest measurement of a row."""
+"""Weight of the newest measurement of a row."""
 
 _LIGHT_WEIGHT = 0.5
-"""Of the newest measurement of a step without long runs, where it is more than before."""
+"""Weight of the newest measurement of a step without long runs, if it is longer than before."""
 
 
 class Pace:
@@ -41,9 +41,9 @@ class Pace:
     def __init__(self, most_rows: int, step_s: float | None = STEP_S) -> None:
         self._most_rows, self._step_s = most_rows, step_s
         self._light_s: dict[int, float] = {}
-        """By the number of decoding rows: seconds of a step without long runs."""
+        """Seconds of a step without long runs, by the number of decoding rows."""
         self._heavy = PROBED
-        """Steps with long runs since the last one without. None was measured yet."""
+        """Steps with long runs since the last one without. It begins at PROBED: none without has been measured."""
         self._row_s = 0.0
 
     def long_rows(self, decoding: int) -> int:
@@ -61,11 +61,11 @@ class Pace:
         return min(max(_filled(in_time, decoding), least), most)
 
     def ran(self, decoding: int, long: int, seconds: float) -> None:
-        """A step of so many decoding rows and rows of long runs took so long."""
+        """Note the duration of a step with these numbers of decoding rows and rows of long runs."""
         if long <= 1:
             alone_s = max(seconds - long * self._row_s, seconds / 2)
             before = self._light_s.get(decoding, alone_s)
-            # One that took longer may have been held up, however long: it counts for little. One that took less was not.
+            # A longer step may have been held up, by any amount, so it counts for little. A shorter one was not.
             self._light_s[decoding] = alone_s if alone_s < before else before + _LIGHT_WEIGHT * (min(alone_s, 2 * before) - before)
             self._heavy = 0
             return
@@ -74,13 +74,13 @@ class Pace:
         self._row_s += (row_s - self._row_s) * (_WEIGHT if self._row_s else 1.0)
 
     def _light(self, decoding: int) -> float:
-        """Seconds of a step of so many decoding rows alone: as measured with the number next to it. 0 if that was never measured."""
+        """Seconds of a step of this many decoding rows alone, as measured with the nearest number; 0 if it was never measured."""
         if not decoding or not self._light_s:
             return 0.0
         return self._light_s[min(self._light_s, key=lambda rows: (abs(rows - decoding), rows))]
 
 
 def _filled(long: int, decoding: int) -> int:
-    """So many rows of long runs, without those that would begin another block, if they are few."""
+    """This many rows of long runs, without those that would begin another block, if they are few."""
     few = (decoding + long) % BLOCK_ROWS
     return long - few if 2 * few < min(BLOCK_ROWS, long) else long

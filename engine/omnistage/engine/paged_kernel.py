@@ -1,4 +1,4 @@
-"""A kernel of attention over paged keys and values, in Triton. Imported only where it is run: without Triton nothing here can be."""
+"""A kernel of attention over paged keys and values, in Triton. It is imported only to be run, because it cannot exist without Triton."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ from omnistage.engine.plan import PlannedRun
 __all__ = ["TritonError", "attend", "tiles"]
 
 TILE = 32
-"""Queries of a program, heads that share keys side by side. Always so many, or another kernel could give a row other bits: a row that
-decodes fills the group of its heads, and the largest run of a group of 7 reads its pages seven times, six of them out of the cache. With 64
+"""Queries of a program, heads that share keys side by side. The number is fixed, or another kernel could give a row other bits. A row that
+decodes fills the group of its heads, and the largest run of a group of 7 reads its pages seven times, six of them from the cache. With 64
 the matrix units of some GPUs take other instructions than with 32."""
 
 _FIELDS = 5
 """Numbers of a tile: see `tiles`."""
 
 OPTIONS = {"num_warps": 4, "num_stages": 2}
-"""Of the compiler."""
+"""Options of the compiler."""
 
 _LEAST_WIDTH = 16
-"""Of a product."""
+"""Precision of a product."""
 
 
 def tiles(runs: Sequence[PlannedRun], group: int) -> tuple[torch.Tensor, int]:
-    """What the programs of one head read, and how many programs there are.
+    """The numbers that the programs of one head read, and how many programs there are.
 
-    int32, of each tile: the first row of its run in the step, the rows of the run, the slot of the first, where the pages of the run are
-    told here, and the first query of the tile, counted in the run. Then the pages.
+    int32, for each tile: the first row of its run in the step, the rows of the run, the slot of the first, where the list of the run's
+    pages begins, and the first query of the tile, counted in the run. Then the pages.
     """
     counts = [-(-run.count * group // TILE) for run in runs]
     total = sum(counts)
@@ -103,12 +103,12 @@ def _attend(
         # 64 bits: a layer may have more than 2**31 numbers.
         page = tl.load(table + number).to(tl.int64) * (2 * KV_HEADS)
         slot = number * PAGE + place
-        # Nothing behind the run is read: whatever is left there, NaN too, has no part in any sum.
+        # Nothing behind the run is read, so its contents, even NaN, have no part in any sum.
         is_held = (slot < start + count)[:, None] & (column < SIZE)[None, :]
         inside = place[:, None] * SIZE + column[None, :]
         keys = tl.load(pages + (page + head) * (PAGE * SIZE) + inside, mask=is_held, other=0.0)
         values = tl.load(pages + (page + KV_HEADS + head) * (PAGE * SIZE) + inside, mask=is_held, other=0.0)
-        # "ieee": else float32 would be cut to 10 bits. Slot 0 is seen by every query, so `most` is finite after the first page.
+        # "ieee": otherwise float32 would be cut to 10 bits. Every query sees slot 0, so `most` is finite after the first page.
         scores = tl.dot(query, tl.trans(keys), input_precision="ieee")
         scores = tl.where(slot[None, :] <= (start + row)[:, None], scores, float("-inf"))
         best = tl.maximum(most, tl.max(scores, 1))

@@ -1,4 +1,5 @@
-"""Who holds which page of the cache, and pages that are found again by what led to them. No tensor is touched here but kept taps."""
+"""Counts the holders of each page of the cache, and finds pages again by the content that led to them. It touches no tensor but kept
+taps."""
 
 from __future__ import annotations
 
@@ -18,12 +19,12 @@ def pages_for(rows: int) -> int:
 
 
 class OutOfPages(RuntimeError):
-    """More pages were asked for than are free: the caller should have asked `free` first."""
+    """More pages were asked for than are free: the caller must ask `free` first."""
 
 
 class PagePool:
-    """Counts who holds which page. A page is free when its last holder gave it back; giving back a free page is an error. One holder may be
-    known by its pages, those that are kept: how many of them nobody else holds is known at any time."""
+    """Counts the holders of each page. A page is free when its last holder gave it back; giving back a free page is an error. One special
+    holder keeps pages: the pool always knows how many of the kept pages nobody else holds."""
 
     def __init__(self, total: int) -> None:
         if total < 1:
@@ -49,14 +50,14 @@ class PagePool:
 
     @property
     def only_kept(self) -> int:
-        """Pages that nobody holds but who keeps them."""
+        """Kept pages that nobody else holds."""
         return self._only_kept
 
     def is_kept(self, page: int) -> bool:
         return page in self._kept
 
     def holders(self, page: int) -> int:
-        """How many hold a page."""
+        """Number of holders of a page."""
         return self._holders[page]
 
     def take(self) -> int:
@@ -69,7 +70,7 @@ class PagePool:
         return page
 
     def share(self, pages: Sequence[int]) -> None:
-        """Hold pages that someone else holds too."""
+        """Hold pages that another holder has too."""
         for page in pages:
             if self._holders[page] == 0:
                 raise ValueError(f"page {page} is free and cannot be shared")
@@ -77,7 +78,7 @@ class PagePool:
             self._holders[page] += 1
 
     def give_back(self, pages: Sequence[int]) -> None:
-        """Let go of pages."""
+        """Give back pages."""
         for page in pages:
             if self._holders[page] == 0:
                 raise ValueError(f"page {page} was given back twice")
@@ -88,20 +89,20 @@ class PagePool:
                 self._freed.append(page)
 
     def keep(self, page: int) -> None:
-        """Hold a page that somebody else holds, as the one that keeps it."""
+        """Keep a page that another holder has."""
         if page in self._kept:
             raise ValueError(f"page {page} is kept already")
         self.share([page])
         self._kept.add(page)
 
     def forget(self, page: int) -> None:
-        """Let go of a page that is kept."""
+        """Stop keeping a page."""
         self._kept.remove(page)
         self._only_kept -= self._holders[page] == 1
         self.give_back([page])
 
     def changes(self) -> tuple[list[int], list[int]]:
-        """Pages that were taken and pages that became free since the last call, for whoever keeps their memory. A page that was both is in
+        """Pages that were taken and pages that became free since the last call, for the owner of their memory. A page that was both is in
         the first list if it is held now, in the second if it is not."""
         taken = [page for page in dict.fromkeys(self._taken) if self._holders[page]]
         freed = [page for page in dict.fromkeys(self._freed) if not self._holders[page]]
@@ -116,10 +117,10 @@ class _Kept:
 
 
 class PrefixCache:
-    """Full pages that were computed, found again by the key of all that led to them (`Sequence.page_keys`).
+    """Full computed pages, found again by the key of everything that led to them (`Sequence.page_keys`).
 
     Holds each page it names. Bounded by `limit` pages; the page that was not asked for the longest goes first. taps: beside a page, the
-    taps of its rows, for whoever wants them.
+    taps of its rows, for sequences that want them.
     """
 
     def __init__(self, pool: PagePool, limit: int) -> None:
@@ -135,8 +136,8 @@ class PrefixCache:
         return self._limit
 
     def find(self, keys: Sequence[bytes], taps_from: int | None, first: int = 0) -> tuple[list[int], list[torch.Tensor]]:
-        """Pages of the longest known beginning, held for the caller, and the taps of those that end after slot `taps_from`. first: of the
-        pages that are asked for; the caller has those before it."""
+        """Pages of the longest known beginning, held for the caller, and the taps of those that end after slot `taps_from`. first: number
+        of the first page that is asked for; the caller has those before it."""
         pages: list[int] = []
         taps: list[torch.Tensor] = []
         for index, key in enumerate(keys[first:], first):
@@ -169,8 +170,8 @@ class PrefixCache:
             self._forget(next(iter(self._kept)))
 
     def make_room(self) -> bool:
-        """Forget the oldest page that nobody else holds; whether there was one. Those before it are in use and go behind: they
-        are passed once, and not for each page."""
+        """Forget the oldest page that nobody else holds. Return whether there was one. Older pages are in use and go to the end: the search
+        passes them once, and not again for each page."""
         if not self._pool.only_kept:
             return False
         while self._pool.holders(self._kept[key := next(iter(self._kept))].page) > 1:

@@ -17,8 +17,8 @@ from omnistage.engine.transfer import to_device
 
 @dataclass(frozen=True, slots=True)
 class PlannedRun:
-    """A run as attention sees it. first: its first row in the step. count: its rows. start: slot of the first. pages: those that its rows
-    see, the last one of which the rows are in. encoded: so many rows of an encoder are in the first of these pages, or all of them."""
+    """A run as attention sees it. first: its first row in the step. count: its rows. start: slot of the first. pages: the pages that its
+    rows see; the rows are in the last of them. encoded: number of an encoder's rows in the first of these pages, or in all of them."""
 
     first: int
     count: int
@@ -29,8 +29,8 @@ class PlannedRun:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """On the CPU until `to` moves it. rows: what the decoder takes. pages, places: int64 [rows], where keys and values of each row go; less
-    than the rows by padding. runs: as above, in the order of the rows. drawn: int64 [n], rows that an item is drawn from."""
+    """On the CPU until `to` moves it. rows: the decoder's input. pages, places: int64 [rows], where keys and values of each row go, without
+    padding. runs: as above, in the order of the rows. drawn: int64 [n], rows from which an item is drawn."""
 
     rows: StepRows
     pages: torch.Tensor
@@ -40,11 +40,11 @@ class Plan:
 
     @property
     def count(self) -> int:
-        """Rows without padding."""
+        """Number of rows without padding."""
         return len(self.pages)
 
     def to(self, device: torch.device) -> Plan:
-        """The same on a device, where vectors that an encoder left there are already."""
+        """The same on a device; vectors that an encoder left there are there already."""
         if device.type == "cpu":
             return self
         rows = self.rows
@@ -64,7 +64,7 @@ class Plan:
 
 
 def planned(runs: Many[Run], spec: DecoderSpec, least_rows: int) -> Plan:
-    """The plan of a step. least_rows: a step has at least so many rows, the last of them padding."""
+    """The plan of a step. least_rows: fewest rows of a step; if there are fewer, padding follows."""
     count = sum(run.count for run in runs)
     padded = max(count, least_rows)
     items = np.zeros((padded, spec.codebooks), np.int64)
@@ -105,7 +105,7 @@ def planned(runs: Many[Run], spec: DecoderSpec, least_rows: int) -> Plan:
 
 
 def _given(parts: Many[tuple[int, torch.Tensor]], rows: int, spec: DecoderSpec) -> tuple[torch.Tensor, torch.Tensor]:
-    # Where they are: what an encoder has left on the device stays there, and what came over the wire goes there with the plan.
+    # On the device they are on: an encoder's vectors stay there, and vectors from the wire move there with the plan.
     is_here = all(part.device.type == "cpu" for _, part in parts)
     vectors = torch.zeros(rows, spec.given_width, dtype=spec.dtype, device=CPU if is_here else spec.device)
     has_given = torch.zeros(rows, 1, dtype=torch.bool)
@@ -116,7 +116,7 @@ def _given(parts: Many[tuple[int, torch.Tensor]], rows: int, spec: DecoderSpec) 
 
 
 def last_rows(hidden: torch.Tensor, plan: Plan) -> torch.Tensor:
-    """Those that an item is drawn from, and some of them once more where there are fewer than a product takes. hidden: of all rows of the
+    """The rows from which an item is drawn, some of them repeated if there are fewer than a product takes. hidden: of all rows of the
     step."""
     last = hidden.index_select(0, plan.drawn)
     padding = max(pad_rows(len(last)) - len(last), 0)

@@ -1,9 +1,9 @@
-"""Which token of each row comes first: the largest score, or the winner of a race (see `noise`) among the tokens that pass the filters.
+"""Finds the first token of each row: the largest score, or the winner of a race (see `noise`) among the tokens that pass the filters.
 
-Few tokens of a vocabulary are looked at. It is cut into blocks that are known by their peaks: the n largest scores lie in the n blocks with
-the highest peaks, and a block whose peak would not win even with the block's first time needs no other noise. Filters are floors: the least
-score that passes. Top-k and top-p find theirs among a window of the largest scores, and say of which rows that was enough; the floors of
-the others come from all of their scores, in order.
+Only few tokens of a vocabulary are looked at. It is cut into blocks that are known by their peaks: the n largest scores lie in the n blocks
+with the highest peaks, and a block whose peak would not win even with the block's first time needs no other noise. Filters are floors: the
+least score that passes. Top-k and top-p look for theirs in a window of the largest scores, and report for which rows that was enough; the
+floors of the others come from all of their scores, in order.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from omnistage.engine.transfer import to_device
 from omnistage.engine.types import Sampling
 
 _SLACK = 1e-9
-"""More than the library's logarithm is wrong by: a block is left out only if it is worse by so much."""
+"""Larger than the error of the library's logarithm: a block is left out only if it is worse by at least this much."""
 
 _PROMISING = 8
 """Blocks of a row that are looked at first."""
@@ -29,7 +29,7 @@ _PIECE = 8
 """Scores of a block that the search for the window takes together. Divides BLOCK."""
 
 _TOTALS_ERROR = 1e-5
-"""More than a total is wrong by, as a share of it: its exponents and the sums inside blocks are float32."""
+"""Larger than the error of a total, as a share of it: its exponents and the sums inside blocks are float32."""
 
 
 class Scores:
@@ -41,14 +41,14 @@ class Scores:
     __slots__ = ("_all", "_at", "peaks", "tops")
 
     def __init__(self, blocks: torch.Tensor, at: torch.Tensor | None = None, peaks: torch.Tensor | None = None) -> None:
-        """blocks: float32 [all rows, blocks, BLOCK], -inf behind the last token. at: int64 [rows], which of them."""
+        """blocks: float32 [all rows, blocks, BLOCK], -inf behind the last token. at: int64 [rows], the rows to use."""
         self._all = blocks
         self._at = torch.arange(len(blocks), device=blocks.device) if at is None else at
         self.peaks = blocks.amax(-1) if peaks is None else peaks
         self.tops = self.peaks.amax(-1, keepdim=True).double()
 
     def some(self, places: Sequence[int]) -> Scores:
-        """Those of some of the rows, in ascending order."""
+        """The scores of some of the rows, in ascending order."""
         if len(places) == len(self._at):
             return self
         some = to_device(torch.tensor(places), self._at.device)
@@ -75,7 +75,7 @@ class Scores:
             return values, ids
         blocks = self.peaks.topk(_WINDOW, -1, sorted=False).indices
         rows = torch.arange(len(blocks), device=blocks.device)[:, None]
-        # Once more with pieces of these blocks: to find the largest among a quarter of the scores takes less than half the time.
+        # Repeat with pieces of these blocks: finding the largest among a quarter of the scores takes less than half the time.
         scores = self.of(rows, blocks).view(len(rows), -1, _PIECE)
         pieces = scores.amax(-1).topk(_WINDOW, -1, sorted=False).indices
         values, places = scores[rows, pieces].flatten(1).topk(_WINDOW, -1)
@@ -87,14 +87,14 @@ class Scores:
         scores = self._all[self._at[place]].view(1, -1)
         if scores.device.type != "cpu":
             return scores.sort(-1, descending=True).values
-        # torch would order their places as well, which takes more than ten times as long.
+        # torch would also order their places, which takes more than ten times as long.
         negated = scores.neg()
         negated.numpy().sort(-1)
         return negated.neg_()
 
 
 class Filters:
-    """Settings of some rows as columns [rows, 1] on a device, float64 but top_k: int64.
+    """Settings of some rows as columns [rows, 1] on a device, float64 except top_k: int64.
 
     any_top_k, any_top_p: whether a row has it. of_all: places of the rows with top-p of the whole vocabulary, on the CPU.
     """
@@ -119,17 +119,17 @@ def floors_of_min_p(scores: Scores, filters: Filters) -> torch.Tensor:
 def floors_of_all(scores: Scores, settings: Sequence[Sampling]) -> torch.Tensor:
     """The least score that passes top-k, top-p and min-p, float64 [rows, 1]."""
     floors = []
-    for place, sampling in enumerate(settings):  # One row after the other stays in the cache, and its sums know no other row.
+    for place, sampling in enumerate(settings):  # Row by row, the data stays in the cache, and the sums of a row know no other row.
         filters = Filters([sampling], scores.peaks.device)
         floors.append(_floors(scores.descending(place), filters)[0])
     return torch.maximum(torch.cat(floors), floors_of_min_p(scores, Filters(settings, scores.peaks.device)))
 
 
 def _floors(values: torch.Tensor, filters: Filters, totals: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
-    """The least score that passes top-k and top-p, float64 [rows, m], and that passes top-k alone, [rows, 1]; -inf where all pass.
+    """The least score that passes top-k and top-p, float64 [rows, m], and that passes top-k alone, [rows, 1]; -inf if all pass.
 
-    values: the largest scores of each row, descending, float32 [rows, n]. totals: what top-p is a share of where there is no top-k, sums of
-    exp((score - top) / temperature), float64 [rows, m]; without them that of the values.
+    values: the largest scores of each row, descending, float32 [rows, n]. totals: the base of top-p without top-k, sums of exp((score -
+    top) / temperature), float64 [rows, m]; if None, the sum of the values.
     """
     last, has_k = values.shape[1] - 1, filters.top_k > 0
     of_rank = values.gather(1, (filters.top_k - 1).clamp_(0, last)).masked_fill_(~has_k, float("-inf"))
@@ -140,7 +140,7 @@ def _floors(values: torch.Tensor, filters: Filters, totals: torch.Tensor | None 
     if filters.any_top_k:
         weights.masked_fill_(values < of_rank, 0.0)
     reached = weights.cumsum_(-1)
-    # Shares are of what top-k left, and without top-k of the whole vocabulary.
+    # Shares are of the tokens that top-k left, and without top-k of the whole vocabulary.
     totals = reached[:, -1:] if totals is None else torch.where(has_k, reached[:, -1:], totals)
     # The first place at which the shares reach top-p is the last one that stays.
     of_shares = values.gather(1, torch.searchsorted(reached, filters.top_p * totals).clamp_(max=last))
@@ -148,17 +148,17 @@ def _floors(values: torch.Tensor, filters: Filters, totals: torch.Tensor | None 
 
 
 def race(scores: Scores, filters: Filters, floors: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
-    """One token a row, int64 [rows], among those not below its floor. floors: float64 [rows, 1]. keys: see `noise`."""
+    """Draw one token for each row, int64 [rows], among those not below its floor. floors: float64 [rows, 1]. keys: see `noise`."""
     numbers = torch.arange(scores.peaks.shape[1], device=keys.device)[None]
     peaks = scores.peaks.double()
     first, _ = first_times(keys, numbers)
     bounds = ((peaks - scores.tops) / filters.temperature).sub_(first.log_()).masked_fill_(peaks < floors, float("-inf"))
-    # The most promising blocks tell what has to be beaten; a few more could.
+    # The most promising blocks give the time to beat; only a few others could beat it.
     promising = bounds.topk(min(_PROMISING, numbers.shape[1]), -1).indices
     rows = torch.arange(len(keys), device=keys.device)
     best = _raced(scores, filters, floors, keys, rows.repeat_interleave(promising.shape[1]), promising.flatten())[0]
     to_beat = best.view(promising.shape).amax(-1, keepdim=True)
-    # How many there are decides what is computed: a device that works behind our back is waited for here.
+    # The number of blocks decides how much is computed, so the host waits here for an asynchronous device.
     at, blocks = (bounds >= to_beat - _SLACK).nonzero(as_tuple=True)
     values, tokens = _raced(scores, filters, floors, keys, at, blocks)
     highest = torch.full_like(to_beat[:, 0], float("-inf")).scatter_reduce_(0, at, values, "amax")
@@ -177,7 +177,7 @@ def _raced(
 
 
 def race_in_window(scores: Scores, filters: Filters, keys: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """As `race`, where a window of the largest scores shows the floors. Returns tokens, int64 [rows], and which are final, bool [rows]."""
+    """As `race`, if a window of the largest scores shows the floors. Returns tokens, int64 [rows], and which are final, bool [rows]."""
     values, ids = scores.window()
     errors = torch.tensor([1 - _TOTALS_ERROR, 1 + _TOTALS_ERROR], dtype=torch.float64)
     totals = _totals(scores, filters) * to_device(errors, keys.device)
@@ -187,7 +187,7 @@ def race_in_window(scores: Scores, filters: Filters, keys: torch.Tensor) -> tupl
     noisy = ((values.double() - scores.tops) / filters.temperature).sub_(times(keys, blocks, places)[:, :, 0].log_())
     noisy.masked_fill_(values < floors[:, :1], float("-inf"))
     tokens = ids.gather(1, noisy.argmax(-1, keepdim=True))[:, 0]
-    # Equal scores stand or fall together: those of the last rank, and of the last place that stays, must all lie in the window.
+    # Equal scores stand or fall together: the last rank's, and the last place's that stays, must all lie in the window.
     end = values[:, -1:]
     final = (floors > end).all(-1, keepdim=True) & (floors[:, :1] == floors[:, -1:]) & ((filters.top_k == 0) | (of_rank > end))
     return tokens, final[:, 0]
@@ -198,7 +198,7 @@ def _totals(scores: Scores, filters: Filters) -> torch.Tensor:
     totals = torch.zeros_like(scores.tops)
     if filters.of_all:
         some, at = scores.some(filters.of_all), to_device(torch.tensor(filters.of_all), totals.device)
-        # A temperature near zero would have an infinite reciprocal here, and zero times that is no number.
+        # A temperature near zero would have an infinite reciprocal here, and zero times infinity is not a number.
         colder = filters.temperature[at].reciprocal().clamp_(max=torch.finfo(torch.float32).max).float()
         weights = (some.whole() - some.tops.float()[:, :, None]).mul_(colder[:, :, None]).exp_()
         totals[at] = weights.sum(-1).double().sum(-1, keepdim=True)

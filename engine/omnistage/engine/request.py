@@ -1,4 +1,4 @@
-"""What is asked of the engine, what comes back, and how it can fail."""
+"""A request to the engine, its results, and its possible errors."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ class Given:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Prompt:
-    """The rows that a sequence begins with.
+    """The rows with which a sequence begins.
 
     items: int64 [rows, codebooks]. given: in order, not overlapping. positions: int64 [axes, rows]; None: a row's position is its slot, on
     every axis. delta: a row after the prompt has the position slot + delta, on every axis. scope: prompts of different scopes share
-    nothing. given_later: each row behind those of `given` needs a vector too, which comes by `SequenceStream.give`; those that have theirs
-    are computed meanwhile. encoded: the prompt begins with so many rows of an encoder, filled up to whole pages, to which a decoder with
-    cross-attention attends: `beside_encoder` makes such a prompt.
+    nothing. given_later: each row behind those of `given` needs a vector too, which comes by `SequenceStream.give`; rows that have theirs
+    are computed meanwhile. encoded: the prompt begins with this number of rows of an encoder, filled up to whole pages, to which a decoder
+    with cross-attention attends: `beside_encoder` makes such a prompt.
     """
 
     items: NDArray[np.int64]
@@ -88,17 +88,17 @@ class Prompt:
 
     @property
     def given_rows(self) -> int:
-        """Rows up to the last one for which something is given."""
+        """Rows up to the last one for which a vector is given."""
         return self.given[-1].first + len(self.given[-1].rows) if self.given else 0
 
     @property
     def ready_rows(self) -> int:
-        """Rows that have all that they need before anything is given later."""
+        """Rows that have everything they need before any later vector comes."""
         return self.given_rows if self.given_later else len(self.items)
 
     @property
     def text_ids(self) -> frozenset[int]:
-        """Ids of the rows for which nothing is given."""
+        """Ids of the rows without a given vector."""
         is_text = np.ones(len(self.items), bool)
         for given in self.given:
             is_text[given.first : given.first + len(given.rows)] = False
@@ -110,17 +110,17 @@ class Prompt:
 class SequenceRequest:
     """Items to be made after a prompt.
 
-    max_items: items of the whole answer, `history` included; at least one more than the history has. min_items: no end is drawn before.
-    end_ids: an item that begins with one of these ends the answer; it is not part of it. ignore_end: never draw one. banned: ids never to
-    be drawn. top_logprobs: with `logprobs`, those of so many of the likeliest tokens as well. tokenless: ids of the head that are no
-    tokens, and so are never among the likeliest. history: the beginning of the answer, made
-    earlier by an equal request; it is computed again exactly as it was, and the answer goes on after it. seen: ids that count as seen for
-    the repetition penalty, before the answer; None: the text of the prompt. constraint: what the text is kept to; where it lets nothing
-    follow the answer ends, whatever min_items and ignore_end say.
+    max_items: items of the whole answer, `history` included; at least one more than the history has. min_items: no end is drawn before this
+    many. end_ids: an item that begins with one of these ends the answer and is not part of it. ignore_end: never draw one. banned: ids
+    never to be drawn. top_logprobs: with `logprobs`, also the logprobs of this many of the likeliest tokens. tokenless: ids of the head
+    that are not tokens, and so never among the likeliest. history: the beginning of the answer, made earlier by an equal request; it is
+    computed again exactly as it was, and the answer goes on after it. seen: ids that count as seen for the repetition penalty, before the
+    answer; None: the text of the prompt. constraint: limits the text; when it lets nothing follow, the answer ends, whatever min_items and
+    ignore_end say.
 
     appended: the row of each item of the answer also needs a vector that comes by `SequenceStream.append`: the n-th for the n-th item, and
-    after the end of those the last one for every further item. taps_from: taps are wanted of the rows from this slot on; None: of none.
-    client: sequences of different clients take turns.
+    after their end the last one for every further item. taps_from: taps are wanted of the rows from this slot on; None: of none. client:
+    sequences of different clients take turns.
     """
 
     prompt: Prompt
@@ -147,32 +147,32 @@ class SequenceRequest:
 
     @property
     def rows(self) -> int:
-        """Rows that prompt and answer have at most: the last item of an answer is never computed."""
+        """Most rows of prompt and answer together: the last item of an answer is never computed."""
         return len(self.prompt) + self.max_items - 1
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Taps:
-    """Taps of consecutive rows. first: slot of the first one. rows: [n, tap_width] in the decoder's dtype, on the CPU, not shared with
-    anything that changes."""
+    """Taps of consecutive rows. first: slot of the first one. rows: [n, tap_width] in the decoder's dtype, on the CPU, sharing memory with
+    nothing that changes."""
 
     first: int
     rows: torch.Tensor
 
     def beginning_at(self, slot: int) -> Taps:
-        """Without the rows before a slot."""
+        """The taps without the rows before a slot."""
         skipped = max(slot - self.first, 0)
         return Taps(self.first + skipped, self.rows[skipped:]) if skipped else self
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SequenceEvent:
-    """One thing that happened to a sequence.
+    """One event of a sequence.
 
-    item: the item that was drawn; None where an end was drawn, or where there are taps only. finish_reason: on the last event and only
-    there. top: the likeliest tokens in the item's place, with their logprobs, descending. taps: of rows that were computed; the taps of an
-    item's row come after the item. complete: nothing may follow the item, by the constraint. On the first event: queued_s, seconds from the
-    request to its admission; cached_rows: rows of the prompt that were found computed.
+    item: the item that was drawn; None if an end was drawn, or if the event has taps only. finish_reason: on the last event and only there.
+    top: the likeliest tokens in the item's place, with their logprobs, descending. taps: of computed rows; the taps of an item's row come
+    after the item. complete: by the constraint nothing may follow the item. On the first event: queued_s, seconds from the request to its
+    admission; cached_rows: rows of the prompt that were found computed.
     """
 
     item: Item | None = None
@@ -189,9 +189,9 @@ class SequenceEvent:
 class EngineStats:
     """How busy an engine is.
 
-    Sequences: waiting for a place, of these preempted ones, running, parked because nobody reads them, starved of rows. Pages held by
-    sequences (`pages_used`) and pages kept only for prompts to come (`pages_kept`). Counted since the start: steps, sequences that were
-    in them, rows that were computed, items that were drawn, sequences that were preempted.
+    Counts of sequences: waiting for a place, preempted ones among these, running, parked because nobody reads them, starved of rows. Pages
+    held by sequences (`pages_used`) and pages kept only for later prompts (`pages_kept`). Counts since the start: steps, sequences in them,
+    computed rows, drawn items, preempted sequences.
     """
 
     waiting: int = 0
@@ -222,4 +222,4 @@ class SequenceFailed(RuntimeError):
 
 
 class DeadEnd(SequenceFailed):
-    """The constraint of this sequence lets nothing follow what it has, and no end either. Other sequences go on."""
+    """The constraint of this sequence allows neither a token nor an end after its text. Other sequences go on."""

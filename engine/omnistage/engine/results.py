@@ -1,4 +1,4 @@
-"""What this machine makes of a fixed sequence: bits that tell it from another machine which computes the same model otherwise."""
+"""This machine's results for a fixed sequence: bits that distinguish it from another machine which computes the same model differently."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ FIXED_ROWS = 5 * PAGE_ROWS // 2
 """Whole pages, a part of one, and a single row: every product and the attention over one page and over several."""
 
 ENCODED_ROWS = 20
-"""Rows of an encoder, and less than a page."""
+"""Rows of an encoder, fewer than a page."""
 
 
 REVISION = 3
-"""Grows whenever the engine, or what models on it share, could give other items for equal input: what no fixed sequence shows, such as how
-tokens are drawn or become text."""
+"""Raise it whenever a change of the engine, or of the models' shared code, can give other items for equal input and no fixed sequence shows
+that, for example in how tokens are drawn or become text."""
 
 
 def fixed_results(
@@ -34,8 +34,8 @@ def fixed_results(
     attention: AttentionBackend,
     followers: Followers = NOBODY,
 ) -> list[torch.Tensor]:
-    """REVISION, then hidden rows and logits of a sequence of FIXED_ROWS rows, read in runs as a prompt is, and of one more that is decoded.
-    Where the decoder attends to rows of an encoder, the first page are those.
+    """REVISION, then hidden rows and logits of a sequence of FIXED_ROWS rows, read in runs like a prompt, and of one more row that is
+    decoded. If the decoder attends to rows of an encoder, the first page holds those.
 
     A row does not depend on its company, so these are the bits of every product and of attention, whatever a step takes."""
     pages = range(pages_for(FIXED_ROWS + 1))

@@ -1,6 +1,6 @@
-"""How queries and keys learn the positions of their rows: rotary positions (Su et al. 2021) on one axis or several, or none.
+"""Gives queries and keys the positions of their rows: rotary positions (Su et al. 2021) on one axis or several, or none.
 
-A rope is asked once a step for the positions of its rows, and gives a function that turns the heads of each layer in place.
+A rope is asked once a step for the positions of its rows, and returns a function that turns the heads of each layer in place.
 """
 
 from __future__ import annotations
@@ -20,33 +20,33 @@ keys turn, values stay."""
 class Rope(Protocol):
     @property
     def axes(self) -> int:
-        """Kinds of positions of a row."""
+        """Number of kinds of positions of a row."""
 
     def __call__(self, positions: torch.Tensor) -> Turn:
         """positions: int64 [axes, rows]."""
 
 
 def contiguous(sections: Sequence[int]) -> tuple[int, ...]:
-    """The axis of each pair of components, where the first pairs belong to the first axis, the next ones to the second, and so on (Wang et
-    al. 2024). sections: pairs of each axis."""
+    """The axis of each pair of components, if the first pairs belong to the first axis, the next ones to the second, and so on (Wang et al.
+    2024). sections: pairs of each axis."""
     return tuple(axis for axis, count in enumerate(sections) for _ in range(count))
 
 
 def interleaved(sections: Sequence[int]) -> tuple[int, ...]:
-    """The axis of each pair of components, where the axes take turns as long as each has pairs left, and the first axis has the rest (Bai
-    et al. 2025). sections: pairs of each axis."""
+    """The axis of each pair of components, if the axes take turns as long as each has pairs left, and the first axis has the rest (Bai et
+    al. 2025). sections: pairs of each axis."""
     axes = len(sections)
     turns = (pair % axes for pair in range(sum(sections)))
     return tuple(axis if pair < sections[axis] * axes else 0 for pair, axis in enumerate(turns))
 
 
 def rotary(theta: float = 10_000.0, axis_of_pair: Sequence[int] = ()) -> Callable[[Materials], Rope]:
-    """Builds rotary positions. axis_of_pair: of `contiguous` or `interleaved`; none: there is one axis."""
+    """Builds rotary positions. axis_of_pair: from `contiguous` or `interleaved`; empty: there is one axis."""
     return lambda materials: Rotary(materials, theta, axis_of_pair)
 
 
 class Rotary:
-    """Implements `Rope`. Raises ValueError for sections that are not the pairs of a head."""
+    """Implements `Rope`. Raises ValueError for sections whose sum is not the pairs of a head."""
 
     def __init__(self, materials: Materials, theta: float, axis_of_pair: Sequence[int]) -> None:
         config = self._config = materials.config
@@ -69,7 +69,7 @@ class Rotary:
         return turn
 
     def _factors(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """What heads and their rolled components are multiplied by, [rows, query_heads + 2 * kv_heads, head_size] each."""
+        """The factors of heads and of their rolled components, [rows, query_heads + 2 * kv_heads, head_size] each."""
         heads, kv_heads, scale = self._config.query_heads, self._config.kv_heads, self._config.head_size**-0.5
         cos, sin = (self._by_axis(table[positions[: self.axes]]) for table in (self._cos, self._sin))
         cosines = (cos.mul(scale).expand(-1, heads, -1), cos.expand(-1, kv_heads, -1), torch.ones_like(cos).expand(-1, kv_heads, -1))
@@ -77,14 +77,15 @@ class Rotary:
         return torch.cat(cosines, 1), torch.cat(sines, 1)
 
     def _by_axis(self, values: torch.Tensor) -> torch.Tensor:
-        """Of values for each axis those of the axis that each component turns by. [axes, rows, 1, head_size] to [rows, 1, head_size]."""
+        """Choose, from values for each axis, those of the axis by which each component turns: [axes, rows, 1, head_size] to [rows, 1,
+        head_size]."""
         if values.shape[0] == 1:
             return values[0]
         return values[self._axis_of_component, :, 0, self._components].t()[:, None]
 
 
 class Unturned:
-    """Implements `Rope` where positions come with the embedding (`entry.learned_positions`): queries are scaled, and nothing turns."""
+    """Implements `Rope` if positions come with the embedding (`entry.learned_positions`): queries are scaled, and nothing turns."""
 
     axes = 1
 

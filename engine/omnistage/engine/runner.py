@@ -18,7 +18,7 @@ from omnistage.engine.scheduler import Run
 
 @dataclass(frozen=True, slots=True)
 class Computed:
-    """What became of a run. taps: of all its rows, None if none were wanted. drawn: None also where the numbers were not finite."""
+    """The result of a run. taps: of all its rows, None if none were wanted. drawn: None also if the numbers were not finite."""
 
     run: Run
     taps: Taps | None
@@ -31,13 +31,13 @@ class Runner:
         self._followers = followers
 
     def follow(self, taken: Many[int], freed: Many[int]) -> None:
-        """See KVCache.follow; between two steps."""
+        """See KVCache.follow; called between two steps."""
         self._cache.follow(taken, freed)
         if taken or freed:
             self._followers.pages_changed(taken, freed)
 
     def run(self, runs: Many[Run]) -> list[Computed]:
-        """Compute the rows of some runs in one pass, and draw an item from each that ends with the last known row of its sequence."""
+        """Compute the rows of some runs in one pass, and draw an item from each run that ends with the last known row of its sequence."""
         plan = planned(runs, self._decoder.spec, pad_rows(1))
         here = plan.to(self._decoder.spec.device)
         attention = bind(self._attention, self._cache, self._decoder.spec, here)
@@ -49,7 +49,7 @@ class Runner:
             last = last_rows(hidden.last, here)
             drawn = self._head.draw(last, [sequence.draws for sequence in drawing], [sequence.banned for sequence in drawing])
         else:
-            # A device that works behind our back is waited for: else a step would seem to take no time, and others would queue up.
+            # Wait for an asynchronous device: otherwise a step would seem to take no time, and others would queue up.
             hidden.last[0, 0].item()
         taps_here = None if hidden.taps is None else hidden.taps.cpu()
         answers = iter(drawn)
@@ -57,7 +57,7 @@ class Runner:
         for run, planned_run in zip(runs, plan.runs, strict=True):
             taps = None
             if taps_here is not None and run.wants_taps:
-                # Those of a run alone: whoever keeps them would keep all of the step.
+                # Taps of this run alone: a reader that keeps a part of the step's tensor would keep all of it.
                 taps = Taps(run.start, taps_here[planned_run.first : planned_run.first + run.count].clone())
             results.append(Computed(run, taps, next(answers) if run.draws else None))
         return results

@@ -1,10 +1,10 @@
-"""From logits to tokens, for many sequences at once and for each as if it were alone.
+"""Turns logits into tokens, for many sequences at once and for each as if it were alone.
 
-Order: repetition penalty (Keskar et al. 2019: divides positive and multiplies negative logits of every token seen in prompt or
-answer), frequency and presence penalty (OpenAI: subtract count * frequency + presence, answer only), logit bias, banned tokens and those
-that a constraint does not allow, temperature, top-k, top-p among what top-k left (Holtzman et al. 2019), min-p (Nguyen et al. 2024), then a
-race (see `noise`) among what is left. Tokens with equal logits stand or fall together at each filter, so that nothing depends on the order
-of a sort. Temperature 0 takes the largest logit, the lowest id among equals.
+Order: repetition penalty (Keskar et al. 2019: divides positive and multiplies negative logits of every token seen in prompt or answer),
+frequency and presence penalty (OpenAI: subtract count * frequency + presence, answer only), logit bias, banned tokens and those that a
+constraint does not allow, temperature, top-k, top-p among the tokens that top-k left (Holtzman et al. 2019), min-p (Nguyen et al. 2024),
+then a race (see `noise`) among the remaining tokens. Tokens with equal logits stand or fall together at each filter, so that nothing
+depends on the order of a sort. Temperature 0 takes the largest logit, and the lowest id among equals.
 """
 
 from __future__ import annotations
@@ -53,9 +53,9 @@ class Tally:
 
 
 class Draws:
-    """What sampling needs to know of one sequence. Grows by `note` with each token of the answer.
+    """The sampler's knowledge of one sequence. It grows by `note` with each token of the answer.
 
-    logprobs: whether they are wanted; top_logprobs: of so many of the likeliest tokens as well. tokenless: ids that are none of them.
+    logprobs: whether they are wanted; top_logprobs: also of this many of the likeliest tokens. tokenless: ids that are never among those.
     seen: token ids that count as seen for the repetition penalty before the answer begins. walk: in the constraint of the answer, None for
     a free one.
     """
@@ -92,7 +92,8 @@ class Draws:
 @dataclass(frozen=True, slots=True)
 class DrawnToken:
     """A drawn token. logprob: natural log of its softmax probability under the model's own logits, before penalties and filters. top: the
-    likeliest tokens by the same, each with its logprob, descending. All ids of the head count in the softmax, those without a token too."""
+    likeliest tokens by the same measure, each with its logprob, descending. All ids of the head count in the softmax, even those without a
+    token."""
 
     token_id: int
     logprob: float | None
@@ -102,7 +103,7 @@ class DrawnToken:
 class Sampler:
     """Draws for the rows of one step after the other, on one thread.
 
-    Keeps the memory of its scores: new memory of that size would cost more than to fill it.
+    Keeps the memory of its scores: new memory of that size would cost more than filling it.
     """
 
     def __init__(self) -> None:
@@ -117,7 +118,8 @@ class Sampler:
 
 
 def sample(logits: torch.Tensor, rows: Sequence[Draws], banned: Sequence[Collection[int]]) -> list[DrawnToken | None]:
-    """Draw one token a row. logits: [len(rows), vocab]; banned: ids that may not be drawn, per row. None where a logit is not finite."""
+    """Draw one token for each row. logits: [len(rows), vocab]; banned: for each row ids that may not be drawn. None if a logit is not
+    finite."""
     return Sampler()(logits, rows, banned)
 
 
@@ -126,7 +128,7 @@ def _sample(
 ) -> list[DrawnToken | None]:
     scores = _edited(logits, rows, banned, memory)
     chosen, final = _choose(scores, rows)
-    # What the device has chosen is fetched once, but for the few rows of which more must be seen, and for logprobs.
+    # The device's choices are fetched once, except for the few rows that need a second look, and for logprobs.
     answers = torch.stack((chosen, final.long(), torch.isfinite(scores.tops[:, 0]).long())).tolist()
     tokens, are_final, are_finite = answers
     missed = [place for place, is_final in enumerate(are_final) if are_finite[place] and not is_final]
@@ -142,7 +144,7 @@ def _sample(
 
 
 def _choose(scores: Scores, rows: Sequence[Draws]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Tokens of rows, int64 [rows], and which are final, bool [rows]."""
+    """Tokens of rows, int64 [rows], and which of them are final, bool [rows]."""
     device = scores.tops.device
     chosen = torch.zeros(len(rows), dtype=torch.int64, device=device)
     final = torch.ones(len(rows), dtype=torch.bool, device=device)
@@ -193,7 +195,7 @@ def _edited(logits: torch.Tensor, rows: Sequence[Draws], banned: Sequence[Collec
         flat[where] += to_device(torch.cat([row.bias_amounts for row, _ in biased]), device)
     places = [_tensor_of(frozenset(ids)) + place * width for place, ids in enumerate(banned) if ids]
     if places:
-        # A row with a NaN must stay one: adding, not storing, keeps it.
+        # A row with a NaN must keep it: adding -inf keeps it, storing would not.
         flat[to_device(torch.cat(places), device)] += float("-inf")
     blocks = scores.view(len(rows), -1, BLOCK)
     kept = [(row.walk, place) for place, row in enumerate(rows) if row.walk is not None]
@@ -206,20 +208,20 @@ def _edited(logits: torch.Tensor, rows: Sequence[Draws], banned: Sequence[Collec
 
 @lru_cache(maxsize=64)
 def _tensor_of(ids: frozenset[int]) -> torch.Tensor:
-    """A model of speech bans hundreds of ids in every step, the same ones in each."""
+    """A model of speech bans hundreds of ids in every step, the same ones each time."""
     return torch.tensor(sorted(ids))
 
 
 @cache
 def _addends(device: torch.device) -> torch.Tensor:
-    """For each byte what is added to the scores of its 8 tokens, lowest bit first: 0 for those that are allowed, -inf for the others, which
-    keeps a NaN. float32 [256, 8]"""
+    """For each byte the additions to the scores of its 8 tokens, lowest bit first: 0 for allowed tokens, -inf for the others, which keeps a
+    NaN. float32 [256, 8]"""
     bits = (torch.arange(256)[:, None] >> torch.arange(8)) & 1
     return bits.float().log_().to(device)
 
 
 def _tell_logprobs(logits: torch.Tensor, rows: Sequence[Draws], drawn: list[DrawnToken | None]) -> None:
-    """Put them into the tokens of the rows that want them."""
+    """Put the top tokens into the tokens of the rows that want them."""
     wanted = [(place, row, token) for place, (row, token) in enumerate(zip(rows, drawn, strict=True)) if row.logprobs and token is not None]
     if not wanted:
         return
@@ -232,8 +234,8 @@ def _tell_logprobs(logits: torch.Tensor, rows: Sequence[Draws], drawn: list[Draw
 
 
 def _likeliest(logits: torch.Tensor, total: torch.Tensor, row: Draws) -> tuple[tuple[int, float], ...]:
-    """See DrawnToken.top. logits: float64 [vocab], changed; total: their logsumexp. A row by itself, so that its ties know no other row's
-    count."""
+    """See DrawnToken.top. logits: float64 [vocab], changed; total: their logsumexp. A row is taken by itself, so that its ties do not
+    depend on another row's count."""
     if not row.top_logprobs:
         return ()
     if row.tokenless:

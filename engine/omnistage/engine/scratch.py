@@ -1,4 +1,4 @@
-"""Memory for what lies between two products, and for the kernels that multiply."""
+"""Memory for values between two products, and for the kernels that multiply."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from contextlib import contextmanager
 import torch
 
 KEPT_KERNELS = 256
-"""Compiled products that oneDNN keeps, and as many descriptions of them that PyTorch keeps for each thread. By default both keep 1,024, at
-a MB together for each: a prompt of 24,000 tokens, whose attention has another shape for each page, took a gigabyte for good. A step of 64
-sequences whose contexts have all different lengths needs 128 for attention, and some dozens besides: where it found none, each layer would
-compile all of them again, which takes five times as long as to attend."""
+"""Compiled products that oneDNN keeps, and descriptions of them that PyTorch keeps for each thread. By default both keep 1,024, at a MB
+together for each: a prompt of 24,000 tokens, whose attention has another shape for each page, took a gigabyte for good. A step of 64
+sequences whose contexts all have different lengths needs 128 for attention, and some dozens besides: with fewer, each layer would compile
+all of them again, which takes five times as long as attending."""
 
 ONEDNN_KEEPS = "ONEDNN_PRIMITIVE_CACHE_CAPACITY"
 
@@ -23,8 +23,8 @@ os.environ.setdefault("LRU_CACHE_CAPACITY", str(KEPT_KERNELS))
 
 @contextmanager
 def kernels_kept(count: int) -> Iterator[None]:
-    """For the first product of a process, within it: oneDNN keeps so many, unless somebody else has set how many. Processes that this one
-    starts later know nothing of it."""
+    """Use it around the first product of a process: oneDNN keeps this many, unless the environment says otherwise. Processes that are
+    started later do not inherit the setting."""
     given = os.environ[ONEDNN_KEEPS]
     if given == str(KEPT_KERNELS):
         os.environ[ONEDNN_KEEPS] = str(count)
@@ -35,23 +35,22 @@ def kernels_kept(count: int) -> Iterator[None]:
 
 
 class Scratch:
-    """Memory that is used again and again, a piece for each use. New memory for each product would cost more than the product; and what
-    grows with a prompt, page by page, fits into nothing that was freed before it: a process would grow by a gigabyte and keep it. Not to be
+    """Memory that is used again and again, a piece for each use. New memory for each product would cost more than the product. Memory that
+    grows with a prompt, page by page, fits into nothing that was freed before it: a process would grow by a gigabyte and keep it. Not
     shared between threads."""
 
     def __init__(self) -> None:
         self._pieces: dict[str, torch.Tensor] = {}
 
     def take(self, use: str, shape: Sequence[int], like: torch.Tensor) -> torch.Tensor:
-        """A tensor of that shape, of the dtype and on the device of `like`, whatever is in it. It is valid until the next one for the same
-        use."""
+        """A tensor of that shape, with the dtype and device of `like` and any contents. It is valid until the next one for the same use."""
         size = 1
         for length in shape:
             size *= length
         piece = self._pieces.get(use)
         if piece is None or piece.dtype != like.dtype or piece.device != like.device or piece.numel() < size:
             self._pieces.pop(use, None)
-            # With room to grow: a prompt that becomes longer needs new memory a few times, not at every page.
+            # With room to grow: a longer prompt needs new memory a few times, not at every page.
             del piece
             piece = self._pieces[use] = torch.empty(size + size // 4, dtype=like.dtype, device=like.device)
         return piece[:size].view(*shape)

@@ -22,14 +22,14 @@ from omnistage.engine.types import Item
 _FIRST = attrgetter("first")
 
 MAX_UNREAD = 32
-"""Events that an answer may be ahead of its reader."""
+"""Most events that an answer may be ahead of its reader."""
 
 
 class Sequence:
-    """The rows of one request: how many there are, how many can be computed now, and how many are.
+    """The rows of one request: how many there are, how many can be computed now, and how many are computed.
 
-    Rows are counted by slot: those of the prompt, then one for each item of the answer. `known` have their item, `ready` of them have all
-    that they need, `computed` of those are in the cache. Touched by the engine's thread only.
+    Rows are counted by slot: those of the prompt, then one for each item of the answer. `known` rows have their item, `ready` of them have
+    everything they need, `computed` of those are in the cache. Only the engine's thread touches it.
     """
 
     __slots__ = (
@@ -70,17 +70,17 @@ class Sequence:
         self.taps_out = request.taps_from
         """Slot of the first row whose taps are still to be put out; None: no taps are wanted."""
         self.found_taps: list[Taps] = []
-        """Taps that were found beside kept pages: to be put out before any other."""
+        """Taps that were found beside kept pages: they are put out before any others."""
         self.number = 0
-        """Order of arrival; given by the scheduler."""
+        """Order of arrival; the scheduler sets it."""
         self.passed = 0
         """How often a later request was admitted before this one."""
         self.ran = 0
-        """The step in which it had rows last; 0: in none."""
+        """The step in which it last had rows; 0: in none."""
         self.waited = 0
-        """Steps since rows of this sequence were last run, while there were some to run."""
+        """Steps since rows of this sequence last ran, while there were some to run."""
         self.idle_since_s = math.inf
-        """By the scheduler's clock; infinite while it is not idle."""
+        """Since when it is idle, by the scheduler's clock; infinite while it is not."""
         self.unread = 0
         self.asked_s = time.monotonic()
         self.begun = False
@@ -97,7 +97,7 @@ class Sequence:
             self.draws.walk = request.constraint.begin()
         self._given = list(request.prompt.given)
         self._given_rows = request.prompt.ready_rows
-        """Rows of the prompt that have all that they need."""
+        """Rows of the prompt that have everything they need."""
         self._nameless = next((given.first for given in self._given if not given.digest), None)
         """The first row of the prompt whose vector has no digest."""
         self._appended: list[torch.Tensor] = []
@@ -127,8 +127,8 @@ class Sequence:
 
     @property
     def able(self) -> bool:
-        """Whether it can go on when it is admitted. One whose prompt still comes is to begin with what is there; when that has cost it its
-        pages once, it comes back for all of it."""
+        """Whether it can go on once it is admitted. A prompt that is still coming begins with the rows that are there; after it has lost
+        its pages once because of that, it waits for all of its rows."""
         return self.ready == self.known or (0 < self.ready < len(self.request.prompt) and not self.begun)
 
     @property
@@ -138,7 +138,7 @@ class Sequence:
 
     @property
     def parked(self) -> bool:
-        """Nobody reads what it has made."""
+        """Nobody reads its output."""
         return self.unread >= MAX_UNREAD
 
     @property
@@ -159,23 +159,23 @@ class Sequence:
         return request.banned if may_end else request.banned | request.end_ids
 
     def introduced(self, event: SequenceEvent) -> SequenceEvent:
-        """The event, with what only the first one of a sequence says."""
+        """The event; the first event of a sequence also gets its queue time and cached rows."""
         if self._silent:
             self._silent = False
             return replace(event, queued_s=self.queued_s, cached_rows=self.cached)
         return event
 
-    # What a row is made of --------------------------------------------------------------------------------------------------------
+    # The content of a row --------------------------------------------------------------------------------------------------------
 
     def give(self, given: Given) -> None:
-        """Vectors of the next rows of the prompt."""
+        """Take vectors of the next rows of the prompt."""
         if self._nameless is None and not given.digest:
             self._nameless = given.first
         self._given.append(given)
         self._given_rows += len(given.rows)
 
     def append(self, rows: torch.Tensor, end: bool) -> None:
-        """rows: [n, given_width] for the next items; end: the last one is that of every further item."""
+        """rows: [n, given_width] for the next items; end: the last one serves every further item."""
         self._appended.extend(rows)
         self._appended_all = end
 
@@ -207,7 +207,8 @@ class Sequence:
         return parts
 
     def _given_among(self, start: int, count: int) -> Iterator[Given]:
-        """What was given for some of these rows. A prompt that came page by page has as many as pages: they are not gone through."""
+        """The given vectors of some of these rows. A prompt that came page by page has as many entries as pages, so this does not go
+        through all of them."""
         if start >= len(self.request.prompt):
             return
         after = bisect_right(self._given, start, key=_FIRST)
@@ -221,12 +222,12 @@ class Sequence:
     # Taps of full pages, until the pages are kept for others -----------------------------------------------------------------------
 
     def keep_taps(self, taps: Taps) -> None:
-        """Taps of the next rows, all in one page. Those of the answer are not kept."""
+        """Remember taps of the next rows, all in one page. Those of the answer are not kept."""
         if taps.first < len(self.request.prompt):
             self._taps.setdefault(taps.first // PAGE_ROWS, []).append(taps.rows)
 
     def taps_of_page(self, page: int) -> torch.Tensor | None:
-        """[PAGE_ROWS, tap_width], None if they are not all there."""
+        """[PAGE_ROWS, tap_width], or None if they are not all there."""
         parts = self._taps.get(page, [])
         return torch.cat(parts) if sum(map(len, parts)) == PAGE_ROWS else None
 
@@ -236,8 +237,8 @@ class Sequence:
     # Keys of pages ----------------------------------------------------------------------------------------------------------------
 
     def page_keys(self, rows: int) -> list[bytes]:
-        """A key for each full page among the first `rows` rows: a hash of everything that their bits depend on, those of the pages before
-        them included. Ends early where a row depends on something that has no digest."""
+        """A key for each full page among the first `rows` rows: a hash of everything that their bits depend on, including the pages before
+        them. Ends early at a row that depends on a vector without a digest."""
         count = min(rows, self._keyed_rows) // PAGE_ROWS
         while len(self._keys) < count:
             self._keys.append(self._key(len(self._keys)))
@@ -264,6 +265,6 @@ class Sequence:
 
 
 def _overlap(given: Given, start: int, count: int) -> tuple[int, torch.Tensor]:
-    """What was given for some of these rows: the first one, counted from `start`, and their vectors."""
+    """The given vectors of some of these rows: the first row, counted from `start`, and the vectors."""
     first, last = max(given.first, start), min(given.first + len(given.rows), start + count)
     return first - start, given.rows[first - given.first : last - given.first]

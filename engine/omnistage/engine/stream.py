@@ -20,8 +20,8 @@ End = SequenceFailed | EngineClosed
 
 @dataclass(slots=True)
 class Orders:
-    """What was asked of the engine since it last looked. taken: events that readers took, by stream. given: vectors of the next rows of a
-    prompt. appended: rows and whether they are the last."""
+    """The orders since the engine last looked. taken: events that readers took, by stream. given: vectors of the next rows of a prompt.
+    appended: rows and whether they are the last."""
 
     asked: list[SequenceStream] = field(default_factory=list)
     cancelled: list[SequenceStream] = field(default_factory=list)
@@ -37,7 +37,7 @@ class Orders:
 class Mailbox:
     """Orders from any thread for one thread. on_order is called under the lock whenever one comes, and must not wait.
 
-    The number of requests that were asked and not yet admitted is bounded here; everything else is bounded by what each stream may leave.
+    This class bounds the number of requests that wait for admission; the bound on each stream's orders bounds everything else.
     """
 
     def __init__(self, max_waiting: int, on_order: Callable[[], None], on_rest: Callable[[], None]) -> None:
@@ -85,12 +85,12 @@ class Mailbox:
             self._wake()
 
     def left_queue(self, count: int) -> None:
-        """So many requests were admitted, or ended before."""
+        """This many requests were admitted, or ended before."""
         with self._changed:
             self._waiting -= count
 
     def collect(self, wait: bool, most_s: float | None = None) -> Orders:
-        """All orders there are; with `wait`, at least one, or none after `most_s` seconds."""
+        """Return all present orders; with `wait`, at least one, or none after `most_s` seconds."""
         with self._changed:
             while wait and not self._orders:
                 self._on_rest()
@@ -106,7 +106,7 @@ class Mailbox:
 
 
 class SequenceStream:
-    """The answer to one request, for one reader on the event loop that asked. Close it, or cancel by closing early."""
+    """The answer to one request, for one reader on the event loop that asked. Close it at the end, or earlier to cancel the request."""
 
     def __init__(self, sequence: Sequence, mailbox: Mailbox, given_width: int) -> None:
         self.sequence = sequence
@@ -133,8 +133,8 @@ class SequenceStream:
         return events
 
     def give(self, rows: torch.Tensor, digest: bytes = b"") -> None:
-        """Give the vectors [n, given_width] of the next rows of a prompt whose vectors come later; see `Given`. `rows` is not to be changed
-        afterwards. Raises ValueError for more rows than still need one, and for rows of another width."""
+        """Give the vectors [n, given_width] of the next rows of a prompt whose vectors come later; see `Given`. The caller must not change
+        `rows` afterwards. Raises ValueError for more rows than still need one, and for rows of another width."""
         self._check_width(rows)
         given, left = Given(self._given_rows, rows, digest), len(self.sequence.request.prompt) - self._given_rows
         if not 0 < len(rows) <= left:
@@ -143,7 +143,8 @@ class SequenceStream:
         self._mailbox.give(self, given)
 
     def append(self, rows: torch.Tensor, *, end: bool = False) -> None:
-        """Give vectors [n, given_width] for the next items of the answer; n may be 0 at the end. `rows` is not to be changed afterwards.
+        """Give vectors [n, given_width] for the next items of the answer; n may be 0 at the end. The caller must not change `rows`
+        afterwards.
 
         Rows for more items than the answer may have are dropped. Raises ValueError after the end, for a request that takes none, and for
         rows of another width.
@@ -162,7 +163,7 @@ class SequenceStream:
             raise ValueError(f"rows of the width {self._given_width} are taken, not {list(rows.shape)}")
 
     async def aclose(self) -> None:
-        """Stop if it still runs, and return when every page of it is free."""
+        """Cancel the request if it still runs, and return when every page of it is free."""
         if not self._ended:
             self._mailbox.cancel(self)
         while not self._ended:
@@ -179,7 +180,7 @@ class SequenceStream:
 
 @dataclass(slots=True)
 class Part:
-    """What a step made for one stream."""
+    """The output of a step for one stream."""
 
     events: list[SequenceEvent] = field(default_factory=list)
     ended: bool = False
@@ -187,7 +188,7 @@ class Part:
 
 
 class Outbox:
-    """What a step made, by stream."""
+    """The output of a step, by stream."""
 
     def __init__(self) -> None:
         self._parts: dict[SequenceStream, Part] = {}

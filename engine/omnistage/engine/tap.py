@@ -1,4 +1,4 @@
-"""What a decoder puts out of a row for the stage behind it, beside the item that is drawn."""
+"""The output of a decoder for the stage behind it, for each row, beside the item that is drawn."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from omnistage.engine.materials import Materials
 
 @dataclass(frozen=True, slots=True)
 class Tap:
-    """width: of a tap. make: of the rows of a step, the embeddings of their items and hidden rows it makes the taps, [rows, width]. layer:
-    these hidden rows come out of that layer; None: they are the last ones, after the last norm."""
+    """width: of a tap. make: makes the taps, [rows, width], from the rows of a step, the embeddings of their items and hidden rows. layer:
+    the layer whose output the hidden rows are; None: the last hidden rows, after the last norm."""
 
     width: int
     make: Callable[[StepRows, torch.Tensor, torch.Tensor], torch.Tensor]
@@ -23,7 +23,7 @@ class Tap:
 
 
 def last_and_embedding(materials: Materials) -> Tap:
-    """The last hidden row plus the embedding of the row's item, without the embedding where a vector was given."""
+    """The last hidden row plus the embedding of the row's item; without the embedding if a vector was given."""
 
     def make(rows: StepRows, embedded: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
         return hidden + (embedded if rows.has_given is None else embedded.masked_fill(rows.has_given, 0.0))
@@ -32,8 +32,7 @@ def last_and_embedding(materials: Materials) -> Tap:
 
 
 def hidden_of(layer: int) -> Callable[[Materials], Tap]:
-    """The hidden row that comes out of a layer, counted from 0, before anything is added behind it. Raises ValueError for a layer that
-    there is not."""
+    """The output of a layer, counted from 0, before anything is added behind it. Raises ValueError for a layer that does not exist."""
 
     def build(materials: Materials) -> Tap:
         if not 0 <= layer < materials.config.layers:
@@ -44,7 +43,7 @@ def hidden_of(layer: int) -> Callable[[Materials], Tap]:
 
 
 def embedding_or_hidden(index: int) -> Callable[[Materials], Tap]:
-    """The embedding of the row's item, and where a vector was given, `hidden_state(index)`."""
+    """The embedding of the row's item, or `hidden_state(index)` if a vector was given."""
 
     def build(materials: Materials) -> Tap:
         tap = hidden_state(index)(materials)
@@ -58,9 +57,9 @@ def embedding_or_hidden(index: int) -> Callable[[Materials], Tap]:
 
 
 def hidden_state(index: int) -> Callable[[Materials], Tap]:
-    """`hidden_states[index]` of Transformers: 0 is what enters the first layer, another one is what comes out of the layer before it, ahead
-    of anything that is added behind that; the one behind all layers has gone through the last norm. Raises ValueError for one that there is
-    not."""
+    """`hidden_states[index]` of Transformers: 0 is the input of the first layer, another one is the output of the layer before it, ahead of
+    anything that is added behind that; the one behind all layers has gone through the last norm. Raises ValueError for an index that does
+    not exist."""
 
     def build(materials: Materials) -> Tap:
         width = materials.config.hidden_size

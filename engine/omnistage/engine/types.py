@@ -1,5 +1,4 @@
-"""The words that the engine and its callers share: items, sampling parameters, finish reasons. No torch here: the toy models use them
-too."""
+"""Types that the engine and its callers share: items, sampling parameters, finish reasons. No torch here: the toy models use them too."""
 
 from __future__ import annotations
 
@@ -8,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 Item = tuple[int, ...]
-"""What a sequence is made of: one token id, or the codes of one frame."""
+"""An element of a sequence: one token id, or the codes of one frame."""
 
 
 class FinishReason(enum.Enum):
@@ -20,7 +19,7 @@ class FinishReason(enum.Enum):
 
 
 class Unfit(ValueError):
-    """What is asked of an engine can never run there. field: of SequenceRequest, or of what stands in it, such as sampling.logit_bias."""
+    """The engine can never run this request. field: of SequenceRequest, or of a part of it, such as sampling.logit_bias."""
 
     def __init__(self, field: str, description: str) -> None:
         super().__init__(f"{field}: {description}")
@@ -30,7 +29,7 @@ class Unfit(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How tokens are drawn. The ranges are those of `omnistage.v1.Sampling`; whoever builds one has checked them.
+    """How tokens are drawn. The ranges are those of `omnistage.v1.Sampling`; the caller has checked them.
 
     temperature: 0 is greedy. top_k: 0 is off. The penalties are Transformers' and OpenAI's definitions.
     """
