@@ -1,27 +1,29 @@
-"""Who runs in the next step. Policy only: no tensor is touched here.
+"""Chooses the sequences of the next step. It is policy only: no tensor is touched here.
 
-A step runs one row of every sequence that has one left, which is what decoding is, and runs of those that have more, which are prompts and
-histories, up to a budget. Runs never cross a page, and what a run computes does not depend on the step that it is in: the budget decides
-when a row is computed and never what comes out.
+A step runs one row of every sequence that has exactly one left, as decoding sequences have, and runs of those that have more, as prompts
+and histories have, up to a budget. Runs never cross a page, and the result of a run does not depend on its step: the budget decides when a
+row is computed and never its value.
 
-* Places. A step has so many sequences at most. One that is idle, because its next row has not come or nobody reads it, keeps its pages and
-  has no place. Where more have rows than there are places, clients take turns, and of one client those that ran longest ago are next.
-* Admission. A request is admitted when there is a place, and pages for all its rows that are known. Clients take turns: the one with the
-  fewest sequences in places is next, among its requests the oldest; and a client with at least two more leaves the place and pages of its
-  youngest one. Who has been idle for IDLE_S leaves its pages too. Nobody leaves for a request that would not fit even so. One that does not
-  fit may be passed by later ones MAX_PASSED times; from then on it is overdue, and only who is overdue is admitted.
-* A prompt whose vectors come later is admitted when some of them are there, with room for all of it, and starves like any other one where
-  the next have not come. Pages of it that are kept for others are found as it goes on.
-* How long that takes. A request that fits begins with the next step, unless one is overdue, or MAX_TRIED that do not fit are looked at
-  before it. While one is overdue, those that run, and those that are overdue too, only get fewer rows, at least one in a step, and who is
-  idle leaves after IDLE_S: so it begins within as many steps as they have rows left. A small request beside a prompt that takes half the
-  cache waits no longer than that, however the two came.
-* Pages are taken as they fill. Where none is left, a sequence takes the pages of one that is idle, else of the youngest one, if that is
-  younger than itself. Whoever lost its pages waits again, in its old place in the queue, and computes its rows again. The oldest sequence
-  loses pages only while it is idle, so it always goes on, and therefore everyone does.
-* Long runs. Clients take turns run by run; of one client, the sequence with the fewest rows left goes first, unless another one got
-  nothing in MAX_WAITED steps in which a later one did: so m of them get a run each within MAX_WAITED + m turns that their client gives to
-  later ones. Earlier ones are no reason to hurry: prompts that come together are read one after the other, not all a little.
+* Places. A step has a limited number of sequences. A sequence is idle if its next row has not come or nobody reads it; it keeps its pages
+  and has no place. If more sequences have rows than there are places, clients take turns, and among the sequences of one client those that
+  ran longest ago are next.
+* Admission. A request is admitted when there is a place, and pages for all its known rows. Clients take turns: the one with the fewest
+  sequences in places is next, and among its requests the oldest. A client with at least two more gives up the place and pages of its
+  youngest one. A sequence that has been idle for IDLE_S gives up its pages too. No sequence gives up anything for a request that would not
+  fit even then. Later requests may pass one that does not fit MAX_PASSED times; from then on it is overdue, and only overdue requests are
+  admitted.
+* A prompt whose vectors come later is admitted when some of them are there, with room for all of it, and starves like any other sequence
+  while the next ones have not come. As it goes on, it finds pages of it that are kept for others.
+* Duration. A request that fits begins with the next step, unless one is overdue, or MAX_TRIED that do not fit are looked at before it.
+  While one is overdue, the running sequences and the other overdue ones only get fewer rows, at least one in a step, and idle ones give up
+  their pages after IDLE_S: so the overdue one begins within as many steps as the others have rows left. A small request beside a prompt
+  that takes half the cache waits no longer than that, in whichever order the two came.
+* Pages are taken as they fill. If none is left, a sequence takes the pages of one that is idle, otherwise of the youngest one, if that is
+  younger than itself. A sequence that lost its pages waits again, in its old place in the queue, and computes its rows again. The oldest
+  sequence loses pages only while it is idle, so it always goes on, and therefore every sequence does.
+* Long runs. Clients take turns run by run. Among the sequences of one client, the one with the fewest rows left goes first, unless another
+  one got nothing in MAX_WAITED steps in which a later one did: so m of them get a run each within MAX_WAITED + m turns that their client
+  gives to later ones. Earlier ones are no reason to hurry: prompts that come together are read one after the other, not all a little.
 """
 
 from __future__ import annotations
@@ -38,16 +40,16 @@ from omnistage.engine.request import SequenceRequest, Taps
 from omnistage.engine.sequence import Sequence
 
 MAX_PASSED = 16
-"""How often a waiting request may be passed by later ones."""
+"""Most times that later requests may pass a waiting request."""
 
 MAX_TRIED = 8
-"""Requests that are looked at in a step and do not fit."""
+"""Most requests that are looked at in a step and do not fit."""
 
 MAX_WAITED = 16
-"""Steps in which a long run may be passed by shorter ones that came later."""
+"""Steps in which later shorter runs may pass a long run."""
 
 IDLE_S = 0.5
-"""How long an idle sequence keeps its pages from a request that waits: one whose reader or writer is slow for a moment is not to compute
+"""How long an idle sequence keeps its pages from a waiting request: a reader or writer that is slow for a moment must not make it compute
 its rows again."""
 
 
@@ -73,7 +75,7 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What to run: all of it in one pass."""
+    """The runs of one pass."""
 
     runs: list[Run] = field(default_factory=list)
 
@@ -86,7 +88,7 @@ class Step:
 
     @property
     def sequences(self) -> int:
-        """How many it has rows of."""
+        """How many sequences have rows in it."""
         return len({run.sequence for run in self.runs})
 
     @property
@@ -98,7 +100,7 @@ class Step:
 @dataclass(frozen=True, slots=True)
 class Limits:
     """max_sequences: of a step, and admitted while they are not idle. max_waiting: requests that wait for their first admission. max_rows:
-    of a step; one row of each sequence with a place is always run, and of longer runs one row at least."""
+    of a step; one row of each sequence with a place is always run, and at least one row of longer runs."""
 
     max_sequences: int = 64
     max_waiting: int = 64
@@ -108,6 +110,15 @@ class Limits:
         for name in ("max_sequences", "max_waiting", "max_rows"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+
+
+@dataclass(frozen=True, slots=True)
+class _Room:
+    """Room for a waiting sequence: its pages that are there already, the taps beside them, and the sequences that leave for it."""
+
+    pages: list[int]
+    taps: list[Taps]
+    leaving: list[Sequence]
 
 
 class Scheduler:
@@ -136,13 +147,13 @@ class Scheduler:
         return pages_for(request.rows) <= self._pool.total
 
     def add(self, sequence: Sequence) -> None:
-        """Put a sequence in the queue; the engine has seen to the queue's bound and to `can_ever_run`."""
+        """Put a sequence in the queue. The engine has checked the queue's bound and `can_ever_run`."""
         self._arrivals += 1
         sequence.number = self._arrivals
         self._waiting.append(sequence)
 
     def remove(self, sequence: Sequence) -> None:
-        """Take a sequence out, wherever it is. One that is not here is no error."""
+        """Take a sequence out, wherever it is. A sequence that is not here is no error."""
         if sequence in self._running:
             self._running.remove(sequence)
             self._give_back(sequence)
@@ -150,7 +161,7 @@ class Scheduler:
             self._waiting.remove(sequence)
 
     def remember(self, sequence: Sequence) -> None:
-        """Keep the full pages that were computed, for whoever begins alike."""
+        """Keep the full computed pages for sequences that begin alike."""
         for index, key in enumerate(sequence.page_keys(sequence.computed)):
             self._prefixes.remember(key, sequence.pages[index], sequence.taps_of_page(index))
         sequence.forget_taps()
@@ -158,13 +169,13 @@ class Scheduler:
     # Admission --------------------------------------------------------------------------------------------------------------------
 
     def admit(self) -> list[Sequence]:
-        """Admit what fits; returns those that begin now, also again. Pages that were found for them are theirs; others are taken as they
-        fill."""
+        """Admit the waiting sequences that fit, and return them; some were admitted before. Pages that were found for them are theirs;
+        others are taken as they fill."""
         admitted: list[Sequence] = []
         refused: list[Sequence] = []
         while len(refused) < MAX_TRIED and (sequence := self._next(refused)) is not None:
-            if self._find_room(sequence):
-                self._begin(sequence)
+            if (room := self._find_room(sequence)) is not None:
+                self._begin(sequence, room)
                 admitted.append(sequence)
                 for earlier in refused:
                     earlier.passed += earlier.number < sequence.number
@@ -175,32 +186,29 @@ class Scheduler:
         return admitted
 
     def _next(self, refused: list[Sequence]) -> Sequence | None:
-        """The request whose turn it is, those that were refused already left out. One that could not go on is left waiting."""
+        """The request whose turn it is, except the refused ones. A request that could not go on keeps waiting."""
         able = [sequence for sequence in self._waiting if not sequence.parked and sequence.able]
         overdue = [sequence for sequence in able if sequence.passed >= MAX_PASSED]
         placed = Counter(sequence.request.client for sequence in self._running if not sequence.idle)
         candidates = [sequence for sequence in overdue or able if sequence not in refused]
         return min(candidates, key=lambda sequence: (placed[sequence.request.client], sequence.number), default=None)
 
-    def _find_room(self, sequence: Sequence) -> bool:
-        """Hold the pages of the sequence that are there already, and say whether the others fit beside the running sequences. If not, hold
-        none."""
+    def _find_room(self, sequence: Sequence) -> _Room | None:
+        """Hold the pages of the sequence that are there already, and choose the sequences that leave so that the others fit. If they do not
+        fit, hold none."""
         pages, taps = self._found(sequence, 0)
         staying, leaving = list(self._running), list[Sequence]()
         while not self._fits(sequence, len(pages), staying, leaving):
             victim = self._leaving_for(sequence, staying)
             if victim is None:
                 self._pool.give_back(pages)
-                return False
+                return None
             staying.remove(victim)
             leaving.append(victim)
-        for victim in leaving:
-            self._preempt(victim)
-        sequence.pages, sequence.found_taps = pages, taps
-        return True
+        return _Room(pages, taps, leaving)
 
     def _found(self, sequence: Sequence, first: int) -> tuple[list[int], list[Taps]]:
-        """Pages of a sequence that are there already, from the `first` one on, held for it; and the taps beside them that it wants."""
+        """Pages of a sequence that are there already, from the `first` one on, held for it; and those taps beside them that it wants."""
         # At least one row is computed: the next item is drawn from it.
         keys = sequence.page_keys(sequence.known - 1)
         pages, taps = self._prefixes.find(keys, sequence.taps_out, first)
@@ -208,7 +216,7 @@ class Scheduler:
         return pages, [Taps((at + index) * PAGE_ROWS, rows) for index, rows in enumerate(taps)]
 
     def _find_more(self, sequence: Sequence) -> None:
-        """Take pages of a prompt whose vectors came after it was admitted, where the next one is there already."""
+        """Take pages of a prompt whose vectors came after its admission, if the next page is there already."""
         if sequence.computed == len(sequence.pages) * PAGE_ROWS:
             pages, taps = self._found(sequence, len(sequence.pages))
             sequence.pages += pages
@@ -216,8 +224,8 @@ class Scheduler:
             sequence.computed = len(sequence.pages) * PAGE_ROWS
 
     def _fits(self, sequence: Sequence, found: int, staying: list[Sequence], leaving: list[Sequence]) -> bool:
-        """Whether there is a place, and the rows that are known fit beside those of the sequences that stay. Who was preempted before also
-        leaves a page to each of those, or it would be preempted again at once. found: pages that are there already."""
+        """Whether there is a place, and the known rows fit beside those of the staying sequences. A sequence that was preempted before also
+        leaves a page to each of those, because otherwise it would be preempted again at once. found: pages that are there already."""
         if sum(not other.idle for other in staying) >= self._limits.max_sequences:
             return False
         needed = pages_for(sequence.known) - found
@@ -226,12 +234,12 @@ class Scheduler:
         return needed + promised + spare <= self._pool.free + self._pool.only_kept + self._only_held_by(leaving)
 
     def _only_held_by(self, sequences: list[Sequence]) -> int:
-        """Pages that nobody but these sequences holds, or they and the cache."""
+        """Pages that only these sequences hold, or they and the cache."""
         held = Counter(page for sequence in sequences for page in sequence.pages)
         return sum(self._pool.holders(page) == count + self._pool.is_kept(page) for page, count in held.items())
 
     def _leaving_for(self, sequence: Sequence, staying: list[Sequence]) -> Sequence | None:
-        """Who of the running sequences would be next to leave its place and pages to one that waits."""
+        """The running sequence that would be next to give up its place and pages for a waiting one."""
         now = self._clock()
         idle = max((other for other in staying if other.idle and now - other.idle_since_s >= IDLE_S), key=_arrival, default=None)
         if idle is not None:
@@ -243,7 +251,10 @@ class Scheduler:
             return None
         return max((other for other in staying if other.request.client == client and not other.idle), key=_arrival)
 
-    def _begin(self, sequence: Sequence) -> None:
+    def _begin(self, sequence: Sequence, room: _Room) -> None:
+        for victim in room.leaving:
+            self._preempt(victim)
+        sequence.pages, sequence.found_taps = room.pages, room.taps
         self._waiting.remove(sequence)
         bisect.insort(self._running, sequence, key=_arrival)
         sequence.computed = len(sequence.pages) * PAGE_ROWS
@@ -256,8 +267,8 @@ class Scheduler:
     # The step ---------------------------------------------------------------------------------------------------------------------
 
     def plan(self, most_rows: int) -> Step:
-        """The next step; empty if no running sequence has a row that can be computed. most_rows: of long runs; one of them is run at
-        least."""
+        """The next step; empty if no running sequence has a row that can be computed. most_rows: of long runs; at least one of them is
+        run."""
         runs: dict[Sequence, list[Run]] = {}
         for sequence in self._running:
             if sequence.reads:
@@ -271,7 +282,7 @@ class Scheduler:
         return Step([run for ordered in runs.values() for run in ordered])
 
     def _note(self, running: Iterable[Sequence]) -> None:
-        """Which sequences have rows in this step, and which have been idle since when."""
+        """Note which sequences have rows in this step, and since when the others are idle."""
         self._steps += 1
         for sequence in running:
             sequence.ran = self._steps
@@ -283,7 +294,7 @@ class Scheduler:
                 sequence.idle_since_s = now
 
     def _in_places(self, sequences: list[Sequence]) -> list[Sequence]:
-        """Those that have a place in the next step, in order of arrival. More than there are may have woken."""
+        """The sequences with a place in the next step, in order of arrival. More may have woken than there are places."""
         if len(sequences) <= self._limits.max_sequences:
             return sequences
         turns: Counter[str] = Counter()
@@ -329,7 +340,7 @@ class Scheduler:
         return run
 
     def _take_turns(self, clients: Iterable[str]) -> None:
-        """Count turns for these clients only. One that comes anew has had as many as the one that had the fewest."""
+        """Count turns for these clients only. A new client begins with the count of the client that had the fewest."""
         clients = set(clients)
         least = min((self._turns[client] for client in clients if client in self._turns), default=0)
         self._turns = Counter({client: self._turns.get(client, least) - least for client in clients})
@@ -337,13 +348,13 @@ class Scheduler:
     # Pages are given and taken ----------------------------------------------------------------------------------------------------
 
     def _victim(self, sequence: Sequence) -> Sequence | None:
-        """Whose pages a sequence may have."""
+        """The sequence whose pages this one may take."""
         others = [other for other in self._running if other.pages and other is not sequence]
         idle = max((other for other in others if other.idle), key=_arrival, default=None)
         return idle or max((other for other in others if other.number > sequence.number), key=_arrival, default=None)
 
     def _preempt(self, sequence: Sequence) -> None:
-        """Take all pages of a sequence: it waits, and computes its rows again later. Those that are kept go first when a page is needed."""
+        """Take all pages of a sequence: it waits, and computes its rows again later. Kept pages go first when a page is needed."""
         self.preemptions += 1
         self.remember(sequence)
         self._running.remove(sequence)
@@ -366,6 +377,6 @@ def _came_later(sequence: Sequence, than: Sequence) -> bool:
 
 
 def _rank(sequence: Sequence, runs: dict[Sequence, list[Run]]) -> tuple[int, int, int]:
-    """Order of the long runs of one client: who waited too long, then who has the fewest rows left."""
+    """Order of the long runs of one client: those that waited too long, then those with the fewest rows left."""
     overdue = sequence.waited if sequence.waited >= MAX_WAITED and sequence not in runs else 0
     return -overdue, sequence.left, sequence.number
