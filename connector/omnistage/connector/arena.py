@@ -42,24 +42,24 @@ def class_bytes(length: int) -> int:
 
 @dataclass(slots=True, eq=False)
 class Share:
-    """How much of an arena one stream may have, so that a reader that is slow, or a log that is long, does not send all others inline."""
+    """How much of an arena one stream may have, so that a slow reader or a long log does not force all other streams inline."""
 
     limit: int
     used: int = 0
-    """Bytes of its blocks that are not free, for whatever reason."""
+    """Bytes of its blocks that are not free, for any reason."""
 
     def allows(self, length: int) -> bool:
-        """Whether a tensor of `length` bytes fits. One always does, however large it is."""
+        """Whether a tensor of `length` bytes fits. The first one always does, however large it is."""
         return not self.used or self.used + class_bytes(length) <= self.limit
 
 
 @dataclass(slots=True, eq=False)
 class Block:
-    """A piece of the arena. `generation` is 0 while it is free and unique in the arena while it is handed out.
+    """A piece of the arena. `generation` is 0 while the block is free, and unique in the arena while it is handed out.
 
-    holders: those that must give it back before it is free: every stream whose reader may look at it, and the log that may send it again.
-    doomed: how many of them are gone without a word and only wait for the end of their grace.
-    share: what it is counted in.
+    holders: number of those that must give it back before it is free: every stream whose reader may look at it, and the log that may send
+    it again. doomed: how many of them are gone without a word and only wait for the end of their grace. share: the share that counts its
+    bytes.
     """
 
     segment: ProducerSegment
@@ -80,9 +80,9 @@ class Block:
 class Arena:
     """Blocks of shared memory, one arena per process, used from one thread.
 
-    Free blocks are kept per size class and taken last in, first out, because the block given back last is still in the cache of the
-    processor. Where a class has none, free blocks of all classes are joined with their free neighbours and cut anew. Nothing here waits: a
-    full arena raises ArenaFull. Other threads may read `bytes_used` and `leases`, and call nothing.
+    Free blocks are kept per size class and taken last in, first out, because the block given back last is still in the processor's cache.
+    If a class has none, free blocks of all classes are joined with their free neighbours and cut anew. Nothing here waits: a full arena
+    raises ArenaFull. Other threads may read `bytes_used` and `leases`, and must call nothing.
     """
 
     @classmethod
@@ -95,11 +95,11 @@ class Arena:
         poison: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> "Arena | None":
-        """Make the arena of this process, or return None where tensors have to go inline; then the reason is logged once.
+        """Make the arena of this process. Return None if tensors must go inline; then the reason is logged once.
 
-        max_bytes: most memory to take; by default an eighth of what is free on the mount, at most 1 GiB; 0 asks for no arena, quietly.
+        max_bytes: most memory to take; by default an eighth of the free memory on the mount, at most 1 GiB; 0 asks for no arena, quietly.
         segment_bytes: size of a segment, a multiple of 4096, at least 64 KiB. Memory is taken as it is needed, not per segment.
-        grace_s: seconds for which blocks of a stream that broke are kept from reuse.
+        grace_s: seconds for which blocks of a broken stream are kept from reuse.
         poison: overwrite every freed block with 0xFF (NaN in every float type), to find readers that come too late.
         """
         if segment_bytes % PAGE or segment_bytes < 16 * PAGE:
@@ -161,16 +161,17 @@ class Arena:
         return self._leases
 
     def settle(self) -> None:
-        """Free what was kept for readers whose grace has ended, or who are dead. `allocate` does it too; an idle arena needs this."""
+        """Free blocks that were kept for readers whose grace has ended, or who are dead. `allocate` does it too; an idle arena needs
+        this."""
         if self._quarantine:
             self._end_quarantine()
 
     def share(self) -> Share:
-        """For one more stream: a quarter of the arena."""
+        """The share of one more stream: a quarter of the arena."""
         return Share(self.max_bytes // _STREAMS)
 
     def allocate(self, length: int, share: Share | None = None) -> Block:
-        """Hand out a block for `length` bytes; no reader can see it before `publish`. share: to count it in. Raises ArenaFull."""
+        """Hand out a block for `length` bytes; no reader can see it before `publish`. share: the share that counts it. Raises ArenaFull."""
         if not self._removal.alive:
             raise ArenaFull("the arena is closed")
         if self._quarantine:
@@ -191,17 +192,17 @@ class Arena:
         return block
 
     def publish(self, block: Block) -> None:
-        """Its payload is written: let readers in."""
+        """Let readers in: the payload is written."""
         block.segment.publish(block.offset, block.generation, block.length)
 
     def hold(self, block: Block) -> None:
-        """One more holder, who will `free` it too. Raises ConnectorError for a block that is free."""
+        """Add a holder, which will `free` the block too. Raises ConnectorError for a block that is free."""
         if block.generation == 0:
             raise ConnectorError("a free block cannot be held")
         block.holders += 1
 
     def free(self, block: Block) -> None:
-        """One holder gives the block back; the last one frees it. Raises ConnectorError for one that is free already."""
+        """One holder gives the block back; the last one frees it. Raises ConnectorError for a block that is free already."""
         if block.generation == 0:
             raise ConnectorError("the block is free already")
         if not self._removal.alive:
@@ -227,8 +228,8 @@ class Arena:
             self._trim_dedicated()
 
     def quarantine(self, block: Block, reader: Peer | None = None) -> None:
-        """One holder is gone without a word: give its hold back after the grace, because its reader may still be reading, or as soon as
-        that is known to be dead. When nobody else holds the block, no new reader is let in."""
+        """One holder is gone without a word: give its hold back after the grace, because its reader may still be reading, or as soon as the
+        reader is known to be dead. If nobody else holds the block, no new reader is let in."""
         if not self._removal.alive:
             return
         block.doomed += 1
@@ -251,7 +252,7 @@ class Arena:
         self._bytes_used = self._leases = 0
 
     def _end_quarantine(self) -> None:
-        """Free what has waited long enough, or waits for a reader that has died since; one look per reader, a few times a second."""
+        """Free blocks that have waited long enough, or wait for a reader that has died since; one look per reader, a few times a second."""
         now = self._clock()
         look = now >= self._next_look
         if look:
@@ -266,7 +267,7 @@ class Arena:
                 del self._quarantine[reader]
 
     def _find(self, capacity: int) -> Block:
-        """A block of a class that has no free one. The steps go from cheap to dear; each is a way to need no memory that others hold."""
+        """A block of a class that has no free one. The steps go from cheap to expensive; each avoids taking memory that others hold."""
         dedicated = self._is_dedicated(capacity)
         block = None if dedicated else self._cut_extent(capacity) or self._carve(capacity) or self._recut(capacity)
         block = block or self._grow(capacity, dedicated)
@@ -312,7 +313,7 @@ class Arena:
         return block
 
     def _replace_idle(self, capacity: int, dedicated: bool) -> Block | None:
-        """Give one segment with no block in use back to the mount and try to grow. Raises ArenaFull when that cannot help."""
+        """Give one segment with no block in use back to the mount and try to grow. Raises ArenaFull if that cannot help."""
         idle = [segment for segment in self._segments.values() if segment.live_blocks == 0]
         least = self.bytes_total - sum(segment.reserved for segment in idle)
         if not idle or least + reservation(PAGE + BLOCK_HEADER + capacity, self._segment_size(capacity, dedicated)) > self.max_bytes:
@@ -334,8 +335,8 @@ class Arena:
         return Block(self._segments[found[0]], found[1], capacity) if found else None
 
     def _join(self, capacity: int) -> Block | None:
-        """Join free blocks of all classes with their free neighbours until a block can be cut. A block is joined once at most for each time
-        that it was freed, so this costs no more than the frees before it did."""
+        """Join free blocks of all classes with their free neighbours until a block can be cut. A block is joined at most once for each time
+        that it was freed, so this costs no more than the frees before it."""
         for size, free in self._free.items():
             while free and not self._is_dedicated(size):
                 block = free.pop()
@@ -347,7 +348,8 @@ class Arena:
         return None
 
     def _give_extent(self, segment: ProducerSegment, start: int, end: int) -> int:
-        """Take in a free range; the size of what it is a part of now. One at the end of what was carved belongs to the rest again."""
+        """Take in a free range. Return the size of the range that contains it now. A range at the end of the carved part belongs to the
+        rest again."""
         start, end = self._extents.add(segment.number, start, end)
         if end < segment.carved:
             return end - start
@@ -372,7 +374,8 @@ class Arena:
         return size < self._refused_bytes or self._clock() >= self._refused_until
 
     def _take(self, size: int, take: Callable[[], _Taken]) -> _Taken | None:
-        """Take memory from the mount; where it refuses, remove what dead processes left there and try again. None if that does not help."""
+        """Take memory from the mount. If the mount refuses, remove what dead processes left there and try again. None if that does not
+        help."""
         try:
             return take()
         except OSError as error:
@@ -388,13 +391,13 @@ class Arena:
         return None
 
     def _hold_growth(self, error: OSError, size: int) -> None:
-        """The mount is full: a reservation that fails is slow, so do not try so much again with every tensor."""
+        """The mount is full: a reservation that fails is slow, so this does not try as much again with every tensor."""
         self._refused_bytes = size
         self._refused_until = self._clock() + _GROWTH_PAUSE_S
         logger.warning("connector.mount_full: %s; tensors go inline until there is room", error.strerror)
 
     def _trim_dedicated(self) -> None:
-        """Keep a few free dedicated segments for the next large tensors, give the oldest back."""
+        """Keep a few free dedicated segments for the next large tensors, and give the oldest back."""
         spare = [segment for segment in self._segments.values() if segment.dedicated and segment.live_blocks == 0]
         if len(spare) > _SPARE_DEDICATED:
             self._drop(spare[0])

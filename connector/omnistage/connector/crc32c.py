@@ -12,7 +12,7 @@ _Words = npt.NDArray[np.uint32]
 
 @functools.cache
 def _byte_table() -> _Words:
-    """Entry b: the register after b was shifted through it, 8 bits."""
+    """Entry b is the register after shifting b through it, 8 bits."""
     table = np.arange(256, dtype=np.uint32)
     for _ in range(8):
         table = np.where(table & 1, (table >> np.uint32(1)) ^ np.uint32(_POLYNOMIAL), table >> np.uint32(1)).astype(np.uint32)
@@ -39,7 +39,7 @@ def _serial(register: int, data: npt.NDArray[np.uint8]) -> int:
 def crc32c(data: npt.NDArray[np.uint8]) -> int:
     """Checksum of bytes in one dimension.
 
-    Lanes of 512 bytes go side by side through the table; then the lanes are put together in order.
+    Lanes of 512 bytes go side by side through the table; then their registers are joined in order.
     """
     lanes = data.size // _LANE_BYTES
     register = 0xFFFFFFFF

@@ -1,4 +1,4 @@
-"""What can be wrong with a tensor that a peer names.
+"""Errors of the connector, most of them about a tensor that a peer names.
 
 ConnectorError (ValueError)
     InvalidReference    the peer sent something that can never be right
@@ -10,7 +10,7 @@ No message here ever holds the name of a shared-memory segment: the text may tra
 
 
 class ConnectorError(ValueError):
-    """Base of all errors of the connector; raised itself when this process misuses it."""
+    """Base of all errors of the connector; raised itself if this process misuses it."""
 
 
 class InvalidReference(ConnectorError):
@@ -22,8 +22,8 @@ class ForeignSegment(InvalidReference):
 
 
 class StaleReference(ConnectorError):
-    """A reference came too late: its block was freed or its producer is gone; or its reader has no descriptor or address space left to map
-    it. Maps to ABORTED, reason STALE_REFERENCE; go on inline."""
+    """A reference cannot be used any more: its block was freed, its producer is gone, or its reader has no descriptor or address space left
+    to map it. Maps to ABORTED, reason STALE_REFERENCE; go on inline."""
 
 
 class ArenaFull(Exception):

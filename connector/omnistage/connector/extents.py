@@ -1,4 +1,4 @@
-"""Free ranges of segments. Neighbours are one range, so what was cut into small blocks comes together again when they are free."""
+"""Free ranges of segments. Neighbours are joined, so memory that was cut into small blocks becomes whole again when they are free."""
 
 from bisect import bisect_left, insort
 
@@ -12,7 +12,7 @@ class Extents:
         self._start_of: dict[tuple[int, int], int] = {}  # by segment and end
 
     def add(self, segment: int, start: int, end: int) -> tuple[int, int]:
-        """Take in a free range that none of these overlaps; returns start and end of the one that it is a part of now."""
+        """Take in a free range that overlaps none of these. Return start and end of the range that contains it now."""
         before = self._start_of.get((segment, start))
         if before is not None:
             self.remove(segment, before)
@@ -27,7 +27,7 @@ class Extents:
         return start, end
 
     def take(self, size: int) -> tuple[int, int] | None:
-        """Segment and start of `size` bytes that are not free any more, from the smallest range that has them; None if there is none."""
+        """Take `size` bytes from the smallest range that has them. Return their segment and start; None if there is no such range."""
         place = bisect_left(self._by_size, (size, 0, 0))
         if place == len(self._by_size):
             return None
@@ -38,13 +38,13 @@ class Extents:
         return segment, start
 
     def remove(self, segment: int, start: int) -> int:
-        """Take out the range that begins there; returns its end."""
+        """Remove the range that begins there. Return its end."""
         end = self._end_of.pop((segment, start))
         del self._start_of[segment, end]
         del self._by_size[bisect_left(self._by_size, (end - start, segment, start))]
         return end
 
     def forget(self, segment: int) -> None:
-        """Take out all ranges of a segment."""
+        """Remove all ranges of a segment."""
         for owner, start in [key for key in self._end_of if key[0] == segment]:
             self.remove(owner, start)

@@ -13,7 +13,7 @@ PART_BYTES = 1 << 20
 
 
 def split(raw: Raw, layout: Layout) -> Iterator[tensor_pb2.Tensor]:
-    """Yield the messages that carry `raw` (uint8, one dimension, `layout.size` long): one at least, also for a tensor of no bytes."""
+    """Yield the messages that carry `raw` (uint8, one dimension, `layout.size` long): at least one, even for a tensor of no bytes."""
     data = raw.data if layout.size else memoryview(b"")
     for offset in range(0, max(layout.size, 1), PART_BYTES):
         tensor = header_of(layout)
@@ -24,12 +24,12 @@ def split(raw: Raw, layout: Layout) -> Iterator[tensor_pb2.Tensor]:
 
 
 class Assembly:
-    """One tensor of which some parts have come. The bytes lie in place, so a part is copied once."""
+    """One tensor of which some parts have come. Each part is copied once, to its place."""
 
     def __init__(self, layout: Layout, crc32c: int | None) -> None:
         self._layout = layout
         self._crc32c = crc32c
-        self._bytes = np.empty(layout.size, np.uint8)  # not touched before the parts come: a large promise costs no memory
+        self._bytes = np.empty(layout.size, np.uint8)  # untouched until the parts come, so a large promise costs no memory
         self._received = 0
 
     @property
@@ -38,7 +38,7 @@ class Assembly:
         return self._layout.size
 
     def add(self, layout: Layout, crc32c: int | None, offset: int, data: bytes) -> Raw | None:
-        """Take the next part; the whole tensor as uint8 in one dimension once the last part is here, else None.
+        """Take the next part. Return the whole tensor as uint8 in one dimension after the last part, otherwise None.
 
         Raises InvalidReference for a part of another tensor, or one that leaves a gap, comes again or runs over the end.
         """
@@ -54,7 +54,7 @@ class Assembly:
 
 
 def check_part(layout: Layout, total_bytes: int, data: bytes) -> None:
-    """Raise InvalidReference when a part alone is wrong: too long, or its total differs from what the shape says."""
+    """Raise InvalidReference if a part by itself is wrong: too long, or its total differs from the size of the shape."""
     if total_bytes != layout.size:
         raise InvalidReference(f"the shape says {layout.size} bytes and the part says {total_bytes}")
     if len(data) > PART_BYTES:

@@ -1,6 +1,6 @@
-"""How a process shows that its arena is alive: a record lock on a file, which the kernel drops with the process.
+"""Shows that a process's arena is alive: by a record lock on a file, which the kernel drops with the process.
 
-A process id would not do (containers number alike, ids are reused), nor would flock (a forked child keeps it).
+A process id would not do (containers use the same numbers, ids are reused), nor would flock (a forked child keeps it).
 """
 
 import fcntl
@@ -16,7 +16,7 @@ from omnistage.connector.shm import create_file, liveness_name, unlink
 ARENA_ID_BYTES = 16
 
 OWN: set[bytes] = set()
-"""Arenas of this process. Nothing here may open their files: closing any descriptor of a file drops the process's lock on it."""
+"""Arenas of this process. No code here may open their files: closing any descriptor of a file drops the process's lock on it."""
 
 _ATTEMPTS = 3
 _FLOCK = struct.Struct("hhqqi4x")  # struct flock on 64-bit Linux (fcntl(2)): type, whence, start, length, process
@@ -60,7 +60,7 @@ class Liveness:
 
 
 class Peer:
-    """Another process with an arena. Its liveness file stays open here, so that it does not matter who removes its name meanwhile."""
+    """Another process with an arena. Its liveness file stays open here, so it does not matter who removes its name meanwhile."""
 
     __slots__ = ("__weakref__", "_fd")
 
@@ -70,7 +70,8 @@ class Peer:
         weakref.finalize(self, os.close, descriptor)
 
     def is_dead(self) -> bool:
-        """Whether its lock is gone. Then it reads nothing any more: a process that ends loses its memory first and its locks after that."""
+        """Whether its lock is gone. Then the process reads nothing any more: a process that ends loses its memory first and its locks after
+        that."""
         asked = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
         # F_GETLK only asks. Taking the lock would make a sweep, or another process that asks, believe that the peer lives.
         kind: int = _FLOCK.unpack(fcntl.fcntl(self._fd, fcntl.F_GETLK, asked))[0]
@@ -81,8 +82,8 @@ _peers: weakref.WeakValueDictionary[bytes, Peer] = weakref.WeakValueDictionary()
 
 
 def find_peer(arena: bytes) -> Peer | None:
-    """The process that has this arena, if it can be seen alive now; None when nothing certain can be known of it later: it has no liveness
-    file here, or one of another user, or one that nobody holds, or it is this very process."""
+    """The process that has this arena, if it can be seen alive now. None if its death could not be seen later: it has no liveness file
+    here, or one of another user, or one that nobody holds, or it is this very process."""
     if len(arena) != ARENA_ID_BYTES or arena in OWN:
         return None
     peer = _peers.get(arena)

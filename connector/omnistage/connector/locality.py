@@ -1,4 +1,4 @@
-"""Do two processes see the same shared memory? The two facts that are compared before the probe proves it."""
+"""Do two processes see the same shared memory? These two facts are compared first; the probe proves it."""
 
 import functools
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What a Tensor message says about its bytes: element type, shape and size, checked once at the door."""
+"""The element type, shape and size of a Tensor message, checked once at the door."""
 
 from typing import NamedTuple, TypeAlias
 
@@ -83,16 +83,16 @@ def parse_layout(tensor: tensor_pb2.Tensor) -> Layout:
     size = extent = dtype.itemsize
     for dimension in shape:
         size *= dimension
-        extent *= dimension or 1  # numpy refuses a huge dimension even where another one is 0
+        extent *= dimension or 1  # numpy refuses a huge dimension even if another one is 0
     if extent > _MAX_BYTES:
         raise InvalidReference("the shape names more bytes than can be addressed")
     return Layout(tensor.element_type, shape, dtype, size)
 
 
 def view_bytes(raw: Raw, layout: Layout) -> Array:
-    """See `layout.size` bytes (uint8, one dimension) as the tensor they are; no copy, always read-only.
+    """See `layout.size` bytes (uint8, one dimension) as their tensor; no copy, always read-only.
 
-    Raises InvalidReference for a BOOL tensor with a byte other than 0 and 1, which NumPy would take on trust.
+    Raises InvalidReference for a BOOL tensor with a byte other than 0 and 1, which NumPy would accept unchecked.
     """
     if layout.element_type == tensor_pb2.ELEMENT_TYPE_BOOL and raw.size and int(raw.max()) > 1:
         raise InvalidReference("a BOOL tensor has a byte other than 0 and 1")

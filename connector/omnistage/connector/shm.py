@@ -38,17 +38,17 @@ _STEP = 1 << 20  # reserved at a time: small enough not to hold up the event loo
 
 
 def segment_name(arena: bytes, number: int) -> str:
-    """Name of a segment, formed by both ends from the 16 random bytes that only the two of them know."""
+    """Name of a segment. Both ends form it from the 16 random bytes that only they know."""
     return f"/{PREFIX}{arena.hex()}-{number}"
 
 
 def liveness_name(arena: bytes) -> str:
-    """Name of the file that the producer keeps locked for its life, so that a sweep can tell the orphans of a dead one."""
+    """Name of the file that the producer keeps locked for its life, so that a sweep can recognise the orphans of a dead one."""
     return f"/{PREFIX}{arena.hex()}-live"
 
 
 def create_file(name: str) -> int:
-    """A new empty shared-memory file, mode 0600 whatever the umask is; returns its descriptor. Raises OSError."""
+    """Make a new empty shared-memory file, mode 0600 whatever the umask is. Return its descriptor. Raises OSError."""
     try:
         descriptor: int = posix_ipc.SharedMemory(name, flags=posix_ipc.O_CREX, mode=0o600).fd
     except posix_ipc.Error as error:
@@ -59,7 +59,7 @@ def create_file(name: str) -> int:
 
 
 def unlink(name: str) -> None:
-    """Remove a name; one that is gone already is fine. Memory stays with those who have it mapped."""
+    """Remove a name; a missing name is no error. Processes that have the memory mapped keep it."""
     try:
         posix_ipc.unlink_shared_memory(name)
     except posix_ipc.ExistentialError:
@@ -78,7 +78,7 @@ class ProducerSegment:
     """
 
     def __init__(self, arena: bytes, number: int, size: int) -> None:
-        """Create the file of `size` bytes (a multiple of the page) and reserve its header page. Raises OSError; nothing is left then."""
+        """Create the file of `size` bytes (a multiple of the page) and reserve its header page. If that raises OSError, nothing is left."""
         self.number = number
         self.size = size
         self.dedicated = False
@@ -109,7 +109,7 @@ class ProducerSegment:
         return max(reservation(end, self.size) - self._reserved, 0)
 
     def reserve(self, end: int) -> int:
-        """Make sure that bytes up to `end` have memory behind them; returns `reserved`. Raises OSError (ENOSPC) with nothing taken."""
+        """Make sure that bytes up to `end` have memory behind them. Return `reserved`. Raises OSError (ENOSPC) with nothing taken."""
         target = reservation(end, self.size)
         if target > self._reserved:
             os.posix_fallocate(self._fd, self._reserved, target - self._reserved)
@@ -121,7 +121,7 @@ class ProducerSegment:
         """Let readers in: write the header of the block at `offset`."""
         _store(self.map, offset, _BLOCK_MAGIC)
         _store(self.map, offset + _LENGTH_AT, length)
-        _store(self.map, offset + _GENERATION_AT, generation)  # The last: whoever finds it finds the others.
+        _store(self.map, offset + _GENERATION_AT, generation)  # The last: a reader that finds it finds the others.
 
     def retract(self, offset: int) -> None:
         """Let no new reader in."""
@@ -152,13 +152,13 @@ def _path(arena: bytes, number: int) -> Path:
 
 
 def _open(arena: bytes, number: int, owners: Collection[int] = ()) -> int:
-    """Descriptor of a segment, for reading. owners: users besides our own whose it may be.
+    """Open a segment for reading. Return its descriptor. owners: further users whose segments are accepted, besides our own.
 
-    Raises StaleReference when there is none or no descriptor is left, ForeignSegment when it is in the hands of others, InvalidReference
-    when it cannot be one.
+    Raises StaleReference if there is no segment or no descriptor is left, ForeignSegment if it belongs to another user, InvalidReference if
+    it cannot be a segment.
     """
     try:
-        # As shm_open does it, and without waiting should something lie there that is not a file.
+        # As shm_open does it, and without waiting if something else than a file lies there.
         descriptor = os.open(_path(arena, number), os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
     except FileNotFoundError:
         raise StaleReference(f"segment {number} of the sender's arena is gone") from None
@@ -175,13 +175,13 @@ def _open(arena: bytes, number: int, owners: Collection[int] = ()) -> int:
 
 
 def _unreadable(number: int, done: str, error: OSError) -> InvalidReference | StaleReference:
-    """The sender's fault, unless it is this process that has no room for more: then the same comes inline."""
+    """A fault of the sender, unless this process has no room for more: then the same tensor comes inline."""
     kind = StaleReference if error.errno in _NO_ROOM else InvalidReference
     return kind(f"segment {number} of the sender's arena cannot be {done}: {error.strerror}")
 
 
 def _reserved(header: bytes, arena: bytes, number: int, size: int) -> int:
-    """Bytes with memory behind them, from the header of a segment of `size` bytes. Raises InvalidReference for a header of another one."""
+    """Bytes with memory behind them, from the header of a segment of `size` bytes. Raises InvalidReference for another segment's header."""
     reserved: int
     magic, version, named, owner, said, reserved = _SEGMENT.unpack(header)
     if (magic, version, named, owner, said) != (_MAGIC, _VERSION, number, arena, size):
@@ -207,10 +207,10 @@ def _check_block(header: bytes, length: int, generation: int) -> None:
 
 
 def copy_block(arena: bytes, number: int, offset: int, length: int, generation: int, owners: Collection[int] = ()) -> bytes:
-    """A copy of the payload of a block, read without mapping it: a producer that cuts its file short makes this an error, not a signal.
-    owners: users besides our own who may have the file.
+    """Copy the payload of a block, reading it without a mapping: if a producer cuts its file short, that is then an error, not a signal.
+    owners: further users who may have the file, besides our own.
 
-    Raises StaleReference, InvalidReference (as ReaderSegment does), also when the block was given back while it was read.
+    Raises StaleReference, InvalidReference (as ReaderSegment does), also if the block was given back while it was read.
     """
     descriptor = _open(arena, number, owners)
     try:
@@ -222,7 +222,7 @@ def copy_block(arena: bytes, number: int, offset: int, length: int, generation: 
             return data
 
         header = read(0, _SEGMENT.size)
-        while (again := read(0, _SEGMENT.size)) != header:  # It may have been read while the producer reserved more.
+        while (again := read(0, _SEGMENT.size)) != header:  # The producer may have reserved more after the header was read.
             header = again
         end = _reserved(header, arena, number, os.fstat(descriptor).st_size)
         _check_place(offset, length, generation, end)
@@ -237,11 +237,11 @@ def copy_block(arena: bytes, number: int, offset: int, length: int, generation: 
 class ReaderSegment:
     """A segment of another process's arena, mapped read-only: writing through a view is a segmentation fault, not a corruption.
 
-    Only one of our own user: whoever can cut a file short kills those who have it mapped (SIGBUS).
+    Only segments of our own user are mapped: a process that can cut a file short can kill those that have it mapped (SIGBUS).
     """
 
     def __init__(self, arena: bytes, number: int) -> None:
-        """Open and check it. Raises StaleReference when there is none or no room for it, InvalidReference when it may not be used."""
+        """Open and check it. Raises StaleReference if there is none or no room for it, InvalidReference if it may not be used."""
         self._path = _path(arena, number)
         descriptor = _open(arena, number)
         try:
@@ -272,7 +272,7 @@ class ReaderSegment:
             return True
 
     def close_if_unused(self) -> bool:
-        """Unmap unless a view is alive (its buffer holds the mapping). Returns whether it is unmapped."""
+        """Unmap unless a view is alive (its buffer holds the mapping). Return whether it is unmapped."""
         try:
             self.map.close()
         except BufferError:
@@ -281,7 +281,7 @@ class ReaderSegment:
 
 
 class ReaderCache:
-    """The segments of other processes that this process has mapped. Mapping is dear (page faults on first read), so maps are kept."""
+    """The segments of other processes that this process has mapped. Mapping is expensive (page faults on first read), so maps are kept."""
 
     def __init__(self, limit: int = 256) -> None:
         self._limit = limit
@@ -302,7 +302,7 @@ class ReaderCache:
         return segment
 
     def drop_gone(self) -> None:
-        """Unmap what no view uses and its producer unlinked."""
+        """Unmap segments that no view uses and their producer unlinked."""
         for key, segment in list(self._segments.items()):
             if segment.is_gone() and segment.close_if_unused():
                 del self._segments[key]

@@ -1,14 +1,14 @@
 """Removes the shared memory of producers that died without a chance to do it themselves (kill -9, power of the container).
 
 Which files are orphans:
-    of an arena with a liveness file    all, when the record lock on that file can be taken: its producer is dead
-    a segment without a liveness file   when the producer's flock on the segment itself can be taken
+    of an arena with a liveness file    all, if the record lock on that file can be taken: its producer is dead
+    a segment without a liveness file   if the producer's flock on the segment itself can be taken
 
-The second happens when somebody removes the liveness file, or a sweep is cut short. A child that a dead producer had forked keeps the flock
+The second happens if somebody removes the liveness file, or a sweep is cut short. A child that a dead producer had forked keeps the flock
 until it ends, so such a segment may be removed late, but never while its producer lives.
 
-Only regular files of this user with our names, at least ten seconds old where they are judged by their lock: a younger one may belong to a
-process that has created it and not locked it yet.
+Only regular files of this user with our names are removed. A file that is judged by its lock must be at least ten seconds old: a younger
+one may belong to a process that has created it and not locked it yet.
 """
 
 import fcntl
@@ -30,10 +30,10 @@ _NEWBORN_S = 10.0
 
 
 def sweep(*, limit_s: float = math.inf) -> int:
-    """Unlink the files of dead producers; returns how many producers were found dead.
+    """Unlink the files of dead producers. Return how many producers were found dead.
 
     Call it when a process starts and now and then. Several sweeps at once do no harm, nor does one that ends early. limit_s: begin nothing
-    more after this time, for callers that may not wait; the rest is left to the next sweep.
+    more after this time, for callers that may not wait; the next sweep does the rest.
     """
     deadline = time.monotonic() + limit_s
     dead = 0
@@ -46,7 +46,7 @@ def sweep(*, limit_s: float = math.inf) -> int:
 
 
 def _arenas(deadline: float) -> dict[str, list[str]]:
-    """What lies on the mount: arena to "live" and segment numbers."""
+    """List the mount: arena to "live" and segment numbers."""
     found: dict[str, list[str]] = {}
     try:
         with os.scandir(MOUNT) as entries:
@@ -62,7 +62,7 @@ def _arenas(deadline: float) -> dict[str, list[str]]:
 
 
 def _bury_arena(arena: str, kinds: list[str]) -> bool:
-    """Remove an arena if its producer is dead. The liveness file goes last, so that a sweep that is killed is done again by the next."""
+    """Remove an arena if its producer is dead. The liveness file goes last, so that the next sweep repeats one that was killed."""
 
     def remove() -> None:
         for kind in kinds:
@@ -80,7 +80,7 @@ def _bury_segments(arena: str, numbers: list[str]) -> bool:
 
 
 def _if_unlocked(path: Path, lock: Callable[[int, int], object], act: Callable[[], None]) -> bool:
-    """Lock a file and act, unless it is locked, newborn or none of ours; whether it was done."""
+    """Lock a file and act, unless it is locked, newborn or not ours. Return whether `act` was called."""
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError:

@@ -7,7 +7,7 @@
     release()       <--Release--   take_release()  after the last use of the view
     close()                        close()         at the end of the stream
 
-All calls of one process come from one thread. Only the last use of an array may be anywhere: NumPy and torch free it where they like.
+All calls of one process come from one thread. Only the last use of an array may be on any thread: NumPy and torch free it where they like.
 """
 
 import secrets
@@ -33,7 +33,7 @@ _Key = tuple[int, int, int]  # segment, offset, generation: names one block of o
 
 
 class _Lease(weakref.ref[Raw]):
-    """A block of the sender, or a copy of one, that is in use here, for as long as any alias of its bytes is alive."""
+    """A block of the sender, or a copy of one, that is in use here as long as any alias of its bytes is alive."""
 
     __slots__ = ("key", "size")
     key: _Key
@@ -41,8 +41,8 @@ class _Lease(weakref.ref[Raw]):
 
 
 class Parcel:
-    """One tensor in the memory of its producer, to be posted on any number of streams, one after the other. Belongs to who stored it, until
-    `drop`: its block has one holder for that, and one for every stream whose reader has not given it back."""
+    """One tensor in the memory of its producer, to be posted on any number of streams, one after the other. It belongs to the code that
+    stored it, until `drop`: its block has one holder for that, and one for every stream whose reader has not given it back."""
 
     __slots__ = ("_arena", "_block", "_layout", "_messages")
 
@@ -60,11 +60,12 @@ class Parcel:
 
     @property
     def block(self) -> Block | None:
-        """Where it lies in shared memory; None for one that travels inline."""
+        """The block in shared memory; None for a tensor that travels inline."""
         return self._block
 
     def messages(self, *, shared: bool) -> list[tensor_pb2.Tensor]:
-        """What to send. shared: the reader can see the arena; else the bytes of a block are read and sent inline. Raises ConnectorError."""
+        """The messages to send. shared: the reader can see the arena; otherwise the bytes of a block are read and sent inline. Raises
+        ConnectorError."""
         if not self._messages:
             raise ConnectorError("the parcel was dropped")
         if self._block is None or shared:
@@ -74,7 +75,7 @@ class Parcel:
         return list(inline.split(raw, self._layout))
 
     def drop(self) -> None:
-        """It will not be sent again. Idempotent."""
+        """The tensor will not be sent again. Idempotent."""
         arena, block, self._block = self._arena, self._block, None
         self._messages = []
         if arena is not None and block is not None:
@@ -94,9 +95,9 @@ class Sender:
     ) -> None:
         """arena: this process's memory, or None for inline only.
         inline_limit: tensors of fewer bytes go inline; 0 sends every tensor that has a byte through shared memory.
-        share: what the blocks stored here are counted in until they are free; beyond it tensors go inline. By default a new one of the
-            arena; a stream that takes the place of a broken one, with its log, goes on with its share.
-        on_post: called with the way and the bytes of every tensor that is posted.
+        share: counts the blocks stored here until they are free; beyond it tensors go inline. By default a new one of the arena; a stream
+            that replaces a broken one, with its log, goes on with the old share.
+        on_post: called with the transport and the bytes of every tensor that is posted.
         """
         self._arena = arena
         self.share = share or (Share(0) if arena is None else arena.share())
@@ -117,12 +118,12 @@ class Sender:
 
     @property
     def transport(self) -> tensor_pb2.TransportKind:
-        """The way that large tensors go now."""
+        """The transport of large tensors now."""
         return self._transport
 
     @property
     def reason(self) -> str:
-        """Why not through shared memory; empty when they do."""
+        """Why large tensors do not go through shared memory; empty if they do."""
         return self._reason
 
     @property
@@ -131,7 +132,7 @@ class Sender:
         return len(self._blocks)
 
     def offers(self) -> list[tensor_pb2.Offer]:
-        """What to put into Open or Opened: empty without an arena, or when it is full."""
+        """The offers for Open or Opened: empty without an arena, or if it is full."""
         if self._arena is None or self._closed:
             return []
         if self._probe is None:
@@ -158,7 +159,7 @@ class Sender:
         ]
 
     def accept(self, answer: tensor_pb2.Answer, offers: Iterable[tensor_pb2.Offer] = ()) -> None:
-        """Take the other end's choice. Shared memory needs the bytes of the probe; with anything else all goes inline from now on.
+        """Take the other end's choice. Shared memory needs the bytes of the probe; with any other answer all tensors go inline from now on.
 
         offers: those of the other end, for its own tensors. They tell which process reads here, so that its death frees its blocks at once.
         """
@@ -180,7 +181,7 @@ class Sender:
             self._reader = find_peer(arenas[0]) if arenas else None
 
     def pack(self, array: Array, *, element_type: tensor_pb2.ElementType | None = None) -> list[tensor_pb2.Tensor]:
-        """Messages that carry `array`, in order, once: `store` and `post` without a parcel that is kept."""
+        """Messages that carry `array`, in order, once: `store` and `post` without keeping a parcel."""
         parcel = self.store(array, element_type=element_type)
         messages = self.post(parcel)
         parcel.drop()
@@ -189,8 +190,9 @@ class Sender:
     def store(self, array: Array, *, element_type: tensor_pb2.ElementType | None = None) -> Parcel:
         """Put `array` where this stream can send it from; the bytes are copied, so the array may be changed afterwards.
 
-        One reference, or one message per MiB inline when the tensor is small, the stream is inline, or the arena or the share is full.
-        element_type: needed for uint16 arrays only, which travel as BFLOAT16. Raises ConnectorError for what the contract cannot carry.
+        It makes one reference, or one message per MiB inline if the tensor is small, the stream is inline, or the arena or the share is
+        full. element_type: needed for uint16 arrays only, which travel as BFLOAT16. Raises ConnectorError for an array that the contract
+        cannot carry.
         """
         layout = layout_of(array, element_type)
         if self._transport == tensor_pb2.TRANSPORT_KIND_SHARED_MEMORY and layout.size >= self._inline_limit:
@@ -204,8 +206,8 @@ class Sender:
         return Parcel(layout, list(inline.split(raw, layout)))
 
     def post(self, parcel: Parcel) -> list[tensor_pb2.Tensor]:
-        """Messages that carry a stored tensor on this stream, whatever stream it was stored for. A block is held for the reader until it is
-        released or the stream is over. Raises ConnectorError for one that was dropped, or that the reader of this stream still has."""
+        """Messages that carry a stored tensor on this stream, whichever stream it was stored for. A block is held for the reader until it
+        is released or the stream is over. Raises ConnectorError for a dropped tensor, or for one that this stream's reader still has."""
         block = parcel.block
         shared = self._transport == tensor_pb2.TRANSPORT_KIND_SHARED_MEMORY
         messages = parcel.messages(shared=shared)
@@ -239,7 +241,7 @@ class Sender:
         slot.generation = block.generation
 
     def release(self, release: tensor_pb2.Release) -> None:
-        """Take blocks back. What this stream does not hold is ignored and counted."""
+        """Take blocks back. Blocks that this stream does not hold are ignored and counted."""
         for slot in release.slots:
             block = self._blocks.pop((slot.segment, slot.offset, slot.generation), None)
             if block is None or self._arena is None:
@@ -248,8 +250,8 @@ class Sender:
                 self._arena.free(block)
 
     def close(self, *, clean: bool) -> None:
-        """The stream is over. clean: the other end has confirmed that it holds no view, so the blocks are free at once; else they are kept
-        from reuse for the arena's grace, or until the reader is known to be dead, because it may still be reading. Idempotent."""
+        """The stream is over. clean: the other end has confirmed that it holds no view, so the blocks are free at once. Otherwise they are
+        kept from reuse for the arena's grace, or until the reader is known to be dead, because it may still be reading. Idempotent."""
         self._closed = True
         self._transport = tensor_pb2.TRANSPORT_KIND_INLINE
         self._reason = "the stream is over"
@@ -268,7 +270,7 @@ class Sender:
 
 
 def transport_name(kind: tensor_pb2.TransportKind) -> str:
-    """For people and metrics, such as shared_memory."""
+    """The name for people and metrics, such as shared_memory."""
     return tensor_pb2.TransportKind.Name(kind).removeprefix("TRANSPORT_KIND_").lower()
 
 
@@ -278,7 +280,7 @@ class TensorView:
     def __init__(self, array: Array, element_type: tensor_pb2.ElementType) -> None:
         self._array: Array | None = array
         self.element_type = element_type
-        """How the array's bits are meant: BFLOAT16 comes as uint16."""
+        """The meaning of the array's bits: BFLOAT16 comes as uint16."""
 
     @property
     def array(self) -> Array:
@@ -302,9 +304,9 @@ class Receiver:
         self, *, byte_limit: int = 1 << 30, accept_shared_memory: bool = True, copy: bool = False, owners: Collection[int] = ()
     ) -> None:
         """byte_limit: most bytes of tensors that may be held here at once: views of the sender's memory, copies of it and unfinished ones.
-        copy: read the sender's memory as a file and give it back at once, whoever has it. That costs a copy, but a sender that cuts its
-            files short, which kills those who have mapped them, is a typed error then.
-        owners: user ids besides our own whose memory is taken, by copies; that of all others is refused.
+        copy: read the sender's memory as a file and give it back at once, whoever owns it. That costs a copy. But if a sender
+            cuts its file short, which kills processes that have it mapped, a copying reader gets a typed error.
+        owners: further user ids, besides our own, whose memory is taken, by copies; the memory of all others is refused.
         """
         self._owners = frozenset(owners)
         self._byte_limit = byte_limit
@@ -326,7 +328,7 @@ class Receiver:
         return len(self._held)
 
     def answer(self, offers: Sequence[tensor_pb2.Offer]) -> tensor_pb2.Answer:
-        """Choose among the other end's offers: shared memory if it can be proven, else inline with the reason. Never raises."""
+        """Choose among the other end's offers: shared memory if it can be proven, otherwise inline with the reason. Never raises."""
         reason = ""
         for offer in offers:
             if offer.kind != tensor_pb2.TRANSPORT_KIND_SHARED_MEMORY:
@@ -346,7 +348,7 @@ class Receiver:
         return tensor_pb2.Answer(kind=tensor_pb2.TRANSPORT_KIND_INLINE, reason=reason)
 
     def _refusal(self, offer: tensor_pb2.Offer) -> str:
-        """Why an offer of shared memory cannot be good; empty when it is worth trying."""
+        """Why an offer of shared memory cannot work; empty if it is worth trying."""
         if not self._accept_shared_memory:
             return "shared memory is switched off at the reader"
         try:
@@ -380,8 +382,8 @@ class Receiver:
         return segment.map[start : start + PROBE_BYTES]
 
     def unpack(self, tensor: tensor_pb2.Tensor, *, port: str = "") -> TensorView | None:
-        """The tensor, or None while parts of it are still to come. Parts of one tensor follow each other on one port; name the port when
-        several are in use. Raises InvalidReference; then nothing was read and nothing is held."""
+        """Return the tensor, or None while parts of it are still to come. Parts of one tensor follow each other on one port; name the port
+        if several are in use. Raises InvalidReference; then nothing was read and nothing is held."""
         if self._closed:
             raise ConnectorError("the receiver is closed")
         self._collect()
@@ -465,7 +467,7 @@ class Receiver:
                 self._to_release.append(lease.key)
 
     def take_release(self) -> tensor_pb2.Release | None:
-        """What to send back: the blocks whose views are gone since the last call; None when there are none."""
+        """The release to send back: the blocks whose views are gone since the last call; None if there are none."""
         self._collect()
         if not self._to_release:
             return None
