@@ -1,7 +1,7 @@
 """Packages that cannot stand in the environment beside the others: each list has a folder of its own below build/, made once.
 
-A folder and not an environment: it is there in a second or two, and `python -S` with it on PYTHONPATH sees nothing but it. `make setup-dev`
-fills them all, so that tests need no index; where one is missing, whoever needs it fills it.
+It is a folder and not an environment because it is made in a second or two, and `python -S` with it on PYTHONPATH sees nothing else. `make
+setup-dev` fills all folders, so that tests need no index; the first user of a missing folder fills it.
 """
 
 from __future__ import annotations
@@ -22,12 +22,13 @@ LISTS = ("build", "oldest", "protos")
 
 
 def folder_of(name: str, python: str = sys.executable) -> Path:
-    """The folder with what requirements/NAME.txt lists, for a Python; filled by its pip where it is not there yet. Raises SetupError."""
+    """The folder with the packages of requirements/NAME.txt, for a Python; if it is missing, that Python's pip fills it. Raises
+    SetupError."""
     folder = _place(name, python)
     if folder.exists():
         return folder
     folder.parent.mkdir(exist_ok=True)
-    # Two at once: each fills a folder of its own, and one of them gets the name.
+    # If two run at once, each fills a folder of its own, and one of them gets the name.
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f"{name}-") as made:
         pip(python, *HASHED, "--quiet", "--no-compile", f"--target={made}/packages", f"--requirement={REQUIREMENTS / name}.txt")
         try:
@@ -39,7 +40,7 @@ def folder_of(name: str, python: str = sys.executable) -> Path:
 
 
 def _place(name: str, python: str) -> Path:
-    """Another list and another Python have another folder."""
+    """Another list or another Python has another folder."""
     version = sys.version if python == sys.executable else run([python, "-c", "import sys; print(sys.version, end='')"])
     digest = hashlib.sha256(version.encode() + (REQUIREMENTS / f"{name}.txt").read_bytes()).hexdigest()
     return ROOT / "build" / f"{name}-{digest[:12]}"
@@ -51,7 +52,7 @@ def variables(*folders: Path) -> dict[str, str]:
 
 
 def main() -> int:
-    """Fills all folders; says what it does only where there is something to do."""
+    """Fill all folders. Prints a line only if there is something to do."""
     missing = [name for name in LISTS if not _place(name, sys.executable).exists()]
     if not missing:
         return 0

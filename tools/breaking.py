@@ -1,6 +1,6 @@
 """Compares the protos with their last version by `buf breaking`: only compatible additions may follow it.
 
-In a shallow clone, which has no last version, there is nothing to compare, which is said and is no failure.
+In a shallow clone, which does not have the last version, there is nothing to compare: the command says so and does not fail.
 """
 
 from __future__ import annotations
@@ -15,23 +15,23 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 
 LAST_VERSION = "e8638dd9c6a03f3fc84af881427a694751ceb905"
-"""The newest commit that was given out: who runs it may be upgraded to this one, process by process. Set it when a version is given out. A
-commit in the middle of a change is none: its parts need not fit together."""
+"""The newest commit that was given out: a stack that runs it may be upgraded to this one, process by process. Set it when a version is
+given out. A commit in the middle of a change does not qualify: its parts need not fit together."""
 
 
 def git(*arguments: str) -> subprocess.CompletedProcess[bytes]:
-    """Runs git in the repository; the caller looks at the exit status."""
+    """Run git in the repository; the caller looks at the exit status."""
     return subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, check=False)
 
 
 def last_version() -> str | None:
-    """The revision to compare with, or None where this clone does not have it."""
+    """The revision to compare with, or None if this clone does not have it."""
     known = git("rev-parse", "--verify", "--quiet", f"{LAST_VERSION}:protos").returncode == 0
     return LAST_VERSION if known else None
 
 
 def main() -> int:
-    """Exit status 1 when something in the protos breaks those who speak the last version."""
+    """Exit status 1 if a change of the protos breaks programs that speak the last version."""
     revision = last_version()
     if revision is None:
         print("nothing to compare: this clone does not have the last version")

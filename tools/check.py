@@ -1,4 +1,4 @@
-"""Runs every static check of the repository, all of them even when one fails, and ends with a table of what failed."""
+"""Runs every static check of the repository, even after one fails, and ends with a table of those that failed."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ OURS = (*PACKAGES, "benchmarks", "examples", "tests", "tools")
 
 
 def checks() -> dict[str, list[str]]:
-    """Each check by name, as the command that makes it."""
-    # A folder is born with its first code; until then mypy would fail on it.
+    """Each check by name, with its command."""
+    # A folder is made with its first code; before that mypy would fail on it.
     code = [folder for folder in OURS if any((ROOT / folder).rglob("*.py"))]
     dockerfiles = sorted(str(path.relative_to(ROOT)) for pattern in ("*", "services/*") for path in ROOT.glob(f"{pattern}/Dockerfile"))
     return {
@@ -34,14 +34,14 @@ def checks() -> dict[str, list[str]]:
 
 
 def run(command: list[str]) -> tuple[int, str, float]:
-    """Exit status, what it printed, and how long it took in seconds."""
+    """Exit status, output, and duration in seconds."""
     start = time.monotonic()
     done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
     return done.returncode, done.stdout.strip(), time.monotonic() - start
 
 
 def main() -> int:
-    """Exit status 1 when any check failed."""
+    """Exit status 1 if any check failed."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--without-tests", action="store_true", help="without the house rules, which are tests: `make test` runs them too")
     without_tests = parser.parse_args().without_tests

@@ -1,4 +1,4 @@
-"""Commands that set-up runs, pip above all, with errors that say what the user can do. Standard library only, as all of set-up."""
+"""Commands that set-up runs, pip above all, with errors that tell the user what to do. Standard library only, like all of set-up."""
 
 from __future__ import annotations
 
@@ -11,27 +11,27 @@ from contextlib import contextmanager
 from pathlib import Path
 
 HASHED = ("--require-hashes", "--no-deps", "--only-binary=:all:")
-"""Options of pip: nothing but what a list names, and of that only the files that it names."""
+"""Options of pip: it installs only what a list names, and of that only the files that the list names."""
 
 
 class SetupError(Exception):
-    """The set-up cannot go on; the text says what the user can do."""
+    """The set-up cannot go on; the text tells the user what to do."""
 
 
 class CommandError(SetupError):
-    """A command failed; `output` is all that it printed."""
+    """A command failed; `output` is everything that it printed."""
 
     def __init__(self, command: list[str], output: str) -> None:
         self.output = output
         super().__init__(f"{' '.join(command)} failed:\n{self.tail()}")
 
     def tail(self) -> str:
-        """The last lines of the output, where the reason is."""
+        """The last lines of the output, which have the reason."""
         return "\n".join(self.output.strip().splitlines()[-15:])
 
 
 def run(command: list[str], folder: Path | None = None, **variables: str) -> str:
-    """Runs a command to its end, in a folder or here, and returns what it printed. variables: more than ours. Raises CommandError when it
+    """Run a command to its end, in a folder or here, and return its output. variables: in addition to ours. Raises CommandError if it
     fails."""
     environment = {**os.environ, **variables}
     done = subprocess.run(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment, check=False)
@@ -41,7 +41,7 @@ def run(command: list[str], folder: Path | None = None, **variables: str) -> str
 
 
 def pip(python: str, *arguments: str) -> None:
-    """Installs with pip. Raises CommandError when that fails, SetupError in one line when a file is not the one that was asked for."""
+    """Install with pip. Raises CommandError if that fails, SetupError with one line if a file is another than the requested one."""
     try:
         run([python, "-m", "pip", "install", "--disable-pip-version-check", "--no-input", *arguments])
     except CommandError as error:
@@ -61,7 +61,7 @@ def say(text: str) -> None:
 
 @contextmanager
 def step(name: str) -> Iterator[None]:
-    """One line of output for one step: its name when it starts, its duration when it ends."""
+    """Print one line for one step: its name when it starts, its duration when it ends."""
     print(f"setup: {name} ...", end="", flush=True)
     start = time.monotonic()
     try:

@@ -1,4 +1,4 @@
-"""What the files of tests cost. Prints the table of the last run, dearest first; with `--write` makes it that of the repository.
+"""Prints what each file of tests cost in the last run, dearest first; with `--write` it stores the table in the repository.
 
 `tests/costs.json` is that table: several workers begin with its dearest files, and `make test-near` chooses by it.
 """
@@ -18,12 +18,12 @@ TABLE = ROOT / "tests" / "costs.json"
 LAST = ROOT / "build" / "tests" / "costs.json"
 """The table of the last run."""
 WHOLE = "whole"
-"""Says in the last run's table that it was of whole files: a part of a file costs less than the file."""
+"""Key of the last run's table that says it was of whole files: a part of a file costs less than the file."""
 
 
 @dataclass
 class Cost:
-    """Of one file, or of several. cpu_s: seconds of processors, of the tests and of all processes below them that ended meanwhile.
+    """Cost of one file or of several. cpu_s: seconds of processors, of the tests and of all processes below them that ended meanwhile.
     wall_s: seconds on the clock. tests: how many ran. processes: how many the tests started themselves."""
 
     cpu_s: float = 0.0
@@ -32,7 +32,7 @@ class Cost:
     processes: int = 0
 
     def add(self, other: Cost) -> None:
-        """Another cost on top of this one."""
+        """Add another cost."""
         self.cpu_s += other.cpu_s
         self.wall_s += other.wall_s
         self.tests += other.tests
@@ -40,18 +40,18 @@ class Cost:
 
 
 UNKNOWN = Cost(5.0, 5.0, 1)
-"""What a file is taken for that was never measured."""
+"""Assumed cost of a file that was never measured."""
 
 Costs = dict[str, Cost]
-"""By the path of the file, from the root of the repository."""
+"""Costs by the path of the file, from the root of the repository."""
 
 
 class CostsError(Exception):
-    """There is no table that can be written; the text says what to do."""
+    """No table can be written; the text tells what to do."""
 
 
 def read(path: Path) -> Costs:
-    """The table in a file; an empty one where there is none. Raises CostsError."""
+    """Read the table in a file; an empty one if there is none. Raises CostsError."""
     if not path.exists():
         return {}
     try:
@@ -69,12 +69,12 @@ def text_of(costs: Mapping[str, Cost], *, whole: bool = False) -> str:
 
 
 def renewed(table: Mapping[str, Cost], last: Mapping[str, Cost]) -> Costs:
-    """The table with what the last run measured, without files that are no more."""
+    """The table with the last run's measurements, without files that no longer exist."""
     return {file: cost for file, cost in {**table, **last}.items() if (ROOT / file).is_file()}
 
 
 def shown(costs: Mapping[str, Cost]) -> str:
-    """A line for each file, dearest first, and for each folder and all of them."""
+    """A line for each file, dearest first, for each folder, and for the sum."""
     folders: Costs = {}
     for file, cost in costs.items():
         for name in ("all", file.rpartition("/")[0]):
@@ -97,11 +97,11 @@ def write() -> None:
 
 
 def main() -> int:
-    """Exit status 1 where nothing could be written."""
+    """Exit status 1 if nothing could be written."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--write", action="store_true", help="make the last run's table that of the repository: tests/costs.json")
     options = parser.parse_args()
-    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # Into `head`.
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # The output goes into `head`.
     try:
         if options.write:
             write()

@@ -1,4 +1,4 @@
-"""`make demo`: a question is asked and answered. On a terminal the stack that answers stays, for the page in the browser."""
+"""`make demo`: asks a question and shows the answer. On a terminal the answering stack stays, for the page in the browser."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ LOOK_S = 0.2
 
 
 def main(words: Sequence[str]) -> int:
-    """The exit code of the question. Whatever of the stack does not start, the question starts for itself."""
+    """Return the exit code of the question. The question starts those parts of the stack that do not run."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("pipeline", nargs="*", help="what is served, and asked, the first of it; default: the default ones")
     pipelines: list[str] = parser.parse_args(words).pipeline
@@ -47,7 +47,7 @@ def _omnistage(*words: str) -> int:
 
 
 def serving(address: str, pipelines: Sequence[str]) -> Served | None:
-    """A stack of this user that serves just what the demo would start: one with a page where `omnistage serve` listens, or one that an
+    """A stack of this user that serves exactly the demo's pipelines: one with a page where `omnistage serve` listens, or one that an
     earlier demo left."""
     names = ", ".join(pipelines or default_pipelines()[0])
     for served in served_here():
@@ -58,7 +58,7 @@ def serving(address: str, pipelines: Sequence[str]) -> Served | None:
 
 
 def _started(address: str, pipelines: Sequence[str]) -> Served | None:
-    """A stack that stays. Another one may have the usual port, and is left alone."""
+    """Start a stack that stays. A stack of others on the usual port is left alone."""
     before = {served.pid for served in served_here()}
     words = [*pipelines, "--detach", "--idle-limit", str(IDLE_LIMIT_S)]
     try:

@@ -1,5 +1,5 @@
 """`make examples`: installs what the clients of examples/ in other languages need, builds them, and runs each against stacks of toys beside
-the Python client: the same text, the same samples, and errors with their reasons. Prints a line for each language."""
+the Python client. It expects the same text, the same samples, and errors with their reasons, and prints a line for each language."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from omnistage.client.wav import to_pcm16
 from tools.languages import LANGUAGES, PROTOS, ROOT, Language, ToolchainError, build, install
 
 QUESTION, SEED = "Why is the sky blue?", 2**63 + 7
-"""A seed that does not fit into a signed number: languages without unsigned ones, or with none of 64 bits, must pass it on all the same."""
+"""A seed that does not fit into a signed number: languages without unsigned numbers, or without 64 bits, must pass it on correctly too."""
 
 SLOW_INTERVAL_S = 0.05
 SLOW_TOKENS = 30_000
@@ -35,12 +35,12 @@ ANSWER_TIMEOUT_S = 110.0
 
 
 class Mismatch(AssertionError):
-    """An example did something else than it is to do."""
+    """An example did something else than it must do."""
 
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """What the Python client gets. samples: little-endian signed 16 bit."""
+    """The answer that the Python client gets. samples: little-endian signed 16 bit."""
 
     text: str
     samples: bytes
@@ -49,7 +49,7 @@ class Expected:
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """A built example. folder: where it runs, and so writes its file."""
+    """A built example. folder: where it runs and writes its file."""
 
     command: Sequence[str]
     folder: Path
@@ -57,7 +57,7 @@ class Example:
     def start(self, address: str, *words: str) -> subprocess.Popen[str]:
         # A proxy of the environment is for the web; some languages would send calls of this machine there.
         environment = {**os.environ, "PROTOS": str(PROTOS), "no_proxy": "127.0.0.1,localhost", "NO_PROXY": "127.0.0.1,localhost"}
-        # What a shell starts in the background is told to ignore Ctrl-C, and tells its children.
+        # A shell makes its background processes ignore Ctrl-C, and their children too.
         command = ["env", "--default-signal=INT", *self.command, address, QUESTION, *words]
         return subprocess.Popen(
             command,
@@ -85,7 +85,7 @@ def expected(address: str) -> Expected:
 
 
 def check_answer(example: Example, address: str, wanted: Expected) -> None:
-    """The same text on standard output, the same samples in answer.wav. Raises Mismatch."""
+    """Expect the same text on standard output and the same samples in answer.wav. Raises Mismatch."""
     status, out, err = example.run(address, str(SEED))
     _is((status, err), (0, ""), "exit status and standard error")
     _is(out, wanted.text + "\n", "text")
@@ -99,15 +99,15 @@ def check_answer(example: Example, address: str, wanted: Expected) -> None:
 
 
 def check_unknown(example: Example, address: str) -> None:
-    """A model that is not there: the reason, and which field is bad. Raises Mismatch."""
+    """Ask for a model that does not exist; expect the reason and the bad field. Raises Mismatch."""
     status, _, err = example.run(address, str(SEED), "no-such-model")
     _is(status, 1, "exit status for an unknown model")
     _matches(err, r"error: UNKNOWN_MODEL: .*'no-such-model'.*; field model")
 
 
 def check_full_and_cancelled(example: Example, address: str) -> str:
-    """At a router with one place and slow stages: while it answers, another one is told when to ask again, and Ctrl-C cancels the first.
-    Returns the delay as it was shown. Raises Mismatch."""
+    """At a router with one place and slow stages: while one example answers, another one is told when to ask again, and Ctrl-C cancels the
+    first. Returns the delay as it was shown. Raises Mismatch."""
     with _answering(example, address) as first:
         status, _, err = example.run(address)
         _is(status, 1, "exit status when the house is full")
@@ -121,8 +121,8 @@ def check_full_and_cancelled(example: Example, address: str) -> str:
 
 @contextmanager
 def _answering(example: Example, address: str) -> Iterator[subprocess.Popen[str]]:
-    """An example that has begun to print an answer which takes half an hour. It asks again while the place of the one before is not yet
-    free; whatever happens, it is ended."""
+    """An example that has begun to print an answer which takes half an hour. It asks again while the earlier example's place is not yet
+    free. It is ended in any case."""
     until = time.monotonic() + ANSWER_TIMEOUT_S
     while True:
         with example.start(address) as process:
@@ -138,7 +138,7 @@ def _answering(example: Example, address: str) -> Iterator[subprocess.Popen[str]
 
 
 def _has_begun(process: subprocess.Popen[str], patience_s: float) -> bool:
-    """Whether it has printed text, and is not at its end."""
+    """Whether it has printed text and still runs."""
     assert process.stdout is not None
     readable = select.select([process.stdout], [], [], max(patience_s, 0.0))[0]
     return bool(readable) and bool(os.read(process.stdout.fileno(), 1).strip())
@@ -160,7 +160,7 @@ def _is(found: object, wanted: object, what: str) -> None:
 
 
 def _matches(err: str, pattern: str) -> str:
-    """The last line of standard error; its first group, or all of it."""
+    """The last line of standard error: the first group of the pattern, or the whole line."""
     last = err.strip().rpartition("\n")[2]
     match = re.fullmatch(pattern, last)
     if match is None:
@@ -179,7 +179,7 @@ def slow_pipeline(folder: Path) -> Path:
 
 
 def main() -> int:
-    """Exit status 1 when an example could not be built, or did something else than it is to do."""
+    """Exit status 1 if an example could not be built, or did something else than it must do."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("languages", nargs="*", default=list(LANGUAGES), help=f"some of {', '.join(LANGUAGES)}; default: all")
     parser.add_argument("--pipeline", default="toy", help="which answers are compared (default: toy, which needs no model)")
@@ -212,7 +212,7 @@ def main() -> int:
 
 
 def _built(languages: Sequence[Language]) -> tuple[dict[str, list[str]], list[str]]:
-    """The commands of those that were built, and the names of the others."""
+    """The commands of the built examples, and the names of the others."""
     commands, failed = {}, []
     for language in languages:
         try:

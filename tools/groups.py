@@ -1,4 +1,4 @@
-"""What pyproject.toml asks of pip's sources: for the core, and for each extra, which may name others and packages of this project."""
+"""The requirements in pyproject.toml: of the core, and of each extra, which may name others and packages of this project."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ OWN = "omnistage-pictures"
 
 
 def read_groups(root: Path) -> dict[str, list[str]]:
-    """The requirements of each group; what an extra has of another one stands in it."""
+    """The requirements of each group; those of an extra that it names are included."""
     project = _read(root)["project"]
     extras: Mapping[str, Sequence[str]] = project.get("optional-dependencies", {})
     name = canonicalize_name(project["name"])
@@ -24,7 +24,7 @@ def read_groups(root: Path) -> dict[str, list[str]]:
 
 
 def read_apart(root: Path) -> dict[str, list[str]]:
-    """What stands apart from the environment (tools/apart.py): each list alone, in exact versions."""
+    """The packages that stand apart from the environment (tools/apart.py): each list alone, in exact versions."""
     return dict(_read(root).get("dependency-groups", {}))
 
 

@@ -24,13 +24,13 @@ JARS = Path("/usr/share/java")
 
 
 class ToolchainError(RuntimeError):
-    """What a language needs is not here, or failed; the text says what to do."""
+    """A need of a language is missing, or failed; the text tells what to do."""
 
 
 @dataclass(frozen=True, slots=True)
 class Language:
     """programs, files: by which its toolchain is found. packages: of Debian 12, that bring them. command: of the built example, in the
-    folder of what was built."""
+    folder of the build."""
 
     name: str
     programs: tuple[str, ...]
@@ -47,7 +47,7 @@ class Language:
         return BUILT / self.name
 
     def missing(self) -> list[str]:
-        """Programs and files that are not on this machine."""
+        """Programs and files that this machine lacks."""
         return [
             *(program for program in self.programs if shutil.which(program) is None),
             *(str(path) for path in self.files if not path.exists()),
@@ -66,7 +66,7 @@ LANGUAGES: Mapping[str, Language] = {
             "go",
             ("go", "protoc", "protoc-gen-go", "protoc-gen-go-grpc", "make"),
             (_DURATION, GO_PACKAGES / "grpc", GO_PACKAGES / "protobuf"),
-            # Of the two protobuf packages that its gRPC goes with, the newer one, by name: the other one lacks what protoc-gen-go writes.
+            # The newer of the two protobuf packages that go with its gRPC, by name: the other one lacks what protoc-gen-go writes.
             (
                 "golang-go",
                 "golang-google-grpc-dev",
@@ -88,7 +88,7 @@ LANGUAGES: Mapping[str, Language] = {
             (_DURATION, *(JARS / f"{name}.jar" for name in ("grpc-netty", "protobuf", "guava", "netty-codec-http2", "perfmark-api"))),
             (
                 *("default-jdk-headless", "libgrpc-java", "protobuf-compiler-grpc-java-plugin", "libprotobuf-java", "libguava-java"),
-                # What libgrpc-java uses without asking for it.
+                # libgrpc-java uses these without asking for them.
                 *("libnetty-java", "libperfmark-java", "libgeronimo-annotation-1.3-spec-java"),
                 *_PROTOC,
             ),
@@ -98,7 +98,7 @@ LANGUAGES: Mapping[str, Language] = {
 
 
 def install(language: Language) -> None:
-    """Have its toolchain, from Debian where something is missing. Raises ToolchainError."""
+    """Get its toolchain, from Debian if something is missing. Raises ToolchainError."""
     missing = language.missing()
     if not missing:
         return
@@ -113,7 +113,7 @@ def install(language: Language) -> None:
         try:
             _run(command, environment, INSTALL_TIMEOUT_S)
         except ToolchainError:
-            # Where the lists of packages are old, or none.
+            # The lists of packages may be old or missing.
             _run(["apt-get", "update", "--quiet=2"], environment, INSTALL_TIMEOUT_S)
             _run(command, environment, INSTALL_TIMEOUT_S)
     if missing := language.missing():
@@ -121,12 +121,12 @@ def install(language: Language) -> None:
 
 
 def build(language: Language) -> list[str]:
-    """Build its example from the protos of this checkout. Returns the command that runs it. Raises ToolchainError."""
+    """Build its example from the protos of this checkout. Return the command that runs it. Raises ToolchainError."""
     with _alone(BUILT):
         _write_protos()
         language.built.mkdir(parents=True, exist_ok=True)
         if language.name == "node":
-            # Beside a copy of the program: npm puts what it fetches where package.json is.
+            # Beside a copy of the program: npm installs next to package.json.
             shutil.copy(language.source / "ask.js", language.built)
             install_modules((language.source / "package.json").read_bytes(), language.built)
         else:
@@ -136,7 +136,7 @@ def build(language: Language) -> list[str]:
 
 
 def _write_protos() -> None:
-    """Only where they changed: what is made from them is older than they are, and would be made again."""
+    """Copy only files that changed: their products are older than new copies, and would be made again."""
     fresh = BUILT / "fresh"
     for path in write_protos(fresh, errors=True):
         place = PROTOS / path.relative_to(fresh)
@@ -147,7 +147,7 @@ def _write_protos() -> None:
 
 
 def with_modules(source: Path, program: str) -> Path:
-    """A program of Node, copied to where what its package.json asks for is installed. Raises ToolchainError."""
+    """Make a program of Node: copy it to the folder where the packages of its package.json are installed. Raises ToolchainError."""
     built = BUILT / source.relative_to(ROOT / "examples")
     built.mkdir(parents=True, exist_ok=True)
     shutil.copy(source / program, built)
@@ -156,8 +156,7 @@ def with_modules(source: Path, program: str) -> Path:
 
 
 def install_modules(package: bytes, folder: Path) -> None:
-    """What a package.json of this text names, by npm, into a folder. Nothing is fetched where that is done already. Raises
-    ToolchainError."""
+    """Install the packages of this package.json by npm into a folder. Nothing is fetched if that is done already. Raises ToolchainError."""
     with _alone(folder):
         done = folder / "installed.json"
         if done.exists() and done.read_bytes() == package and (folder / "node_modules").is_dir():
@@ -170,7 +169,7 @@ def install_modules(package: bytes, folder: Path) -> None:
 
 @contextmanager
 def _alone(folder: Path) -> Iterator[None]:
-    """While no other process builds in this folder, which is made."""
+    """Hold the folder, which is made, so that no other process builds in it."""
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / "lock").open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)

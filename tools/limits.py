@@ -37,7 +37,7 @@ from omnistage.wire.decoding import FIELDS_AT_ONCE
 
 
 def _default(setting: str) -> Any:
-    """Of an option of the router, or of the gateway."""
+    """Default of an option of the router or of the gateway."""
     return (RouterSettings.model_fields | GatewaySettings.model_fields)[setting].default
 
 
@@ -243,7 +243,7 @@ def _size(size: int | None) -> str:
 
 
 def main() -> int:
-    """Writes or checks; exit status 1 when the committed page is stale."""
+    """Write or check; exit status 1 if the committed page is stale."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--check", action="store_true", help="compare only, change nothing")
     fresh = page()

@@ -1,11 +1,11 @@
-"""Writes what set-up installs: constraints.txt, the versions, and requirements/, the same with the SHA-256 of every wheel (`make lock`).
+"""Writes the lists of set-up: constraints.txt, the versions, and requirements/, the same with the SHA-256 of every wheel (`make lock`).
 
-Versions in constraints.txt stay; what is new in pyproject.toml gets its newest version; what nothing needs any more goes. `--upgrade` moves
-all to the newest. pip does the work: it resolves for the Python that runs this, markers of the other Pythons are followed here, and pip's
-finder names the hashes of all wheels that any supported Python on Linux x86-64 with glibc could take. Where the packages come from is
-pip's business, so no address is read or written. Nothing is installed.
+Versions in constraints.txt stay; new packages in pyproject.toml get their newest version; packages that nothing needs any more go.
+`--upgrade` moves all to the newest. pip does the work: it resolves for the Python that runs this, markers of the other Pythons are followed
+here, and pip's finder names the hashes of all wheels that any supported Python on Linux x86-64 with glibc could take. pip decides where
+packages come from, so no address is read or written. Nothing is installed.
 
-What stands apart from the environment (apart.py) is in requirements/ too, and not in constraints.txt: each dependency group of
+The packages that stand apart from the environment (apart.py) are in requirements/ too, and not in constraints.txt: each dependency group of
 pyproject.toml, and `oldest`, the oldest packages that the core lets a client have.
 """
 
@@ -59,7 +59,7 @@ LIST = """\
 
 
 class LockError(Exception):
-    """The lists cannot be written; the text says what the user can do."""
+    """The lists cannot be written; the text tells the user what to do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +76,7 @@ Closure = dict[str, set[str]]
 
 
 def main() -> int:
-    """Writes the lists; turns what cannot be done into one clear message and exit status 1."""
+    """Write the lists. A known problem becomes one clear message and exit status 1."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--upgrade", action="store_true", help="move everything to its newest version")
     options = parser.parse_args()
@@ -91,7 +91,7 @@ def main() -> int:
 
 
 def lock(root: Path, *, upgrade: bool) -> None:
-    """Writes constraints.txt and requirements/ of the project in `root`."""
+    """Write constraints.txt and requirements/ of the project in `root`."""
     roots_of = read_groups(root)
     if any(Requirement(one).name == "torch" for roots in roots_of.values() for one in roots):
         roots_of[CUDA_LIST] = cuda_needs()
@@ -123,12 +123,12 @@ def lock(root: Path, *, upgrade: bool) -> None:
 
 
 def read_groups(root: Path) -> dict[str, list[str]]:
-    """What pyproject.toml asks for: the tools of the build, the core and every extra."""
+    """The requirements of pyproject.toml: the tools of the build, the core and every extra."""
     return {"build": list(BUILD), **groups.read_groups(root)}
 
 
 def pinned_apart(root: Path, core: Iterable[str]) -> dict[str, str]:
-    """The lists of what stands apart, by name: of each package the oldest version that a Python can have. Raises LockError."""
+    """The lists of packages that stand apart, by name: of each package the oldest version that a Python can have. Raises LockError."""
     lists = {}
     for group, roots in {**groups.read_apart(root), OLDEST_LIST: core}.items():
         pythons: dict[tuple[str, str], set[str]] = {}
@@ -145,7 +145,7 @@ def pinned_apart(root: Path, core: Iterable[str]) -> dict[str, str]:
 
 
 def oldest(finder: PackageFinder, requirement: Requirement, python: str) -> str:
-    """The oldest version that fits, of those that were not taken back. Raises LockError."""
+    """The oldest version that fits and was not yanked. Raises LockError."""
     links = {one.version: one.link for one in finder.find_all_candidates(requirement.name) if one.link.is_wheel and not one.link.is_yanked}
     fitting = sorted(version for version in links if requirement.specifier.contains(str(version)))
     if not fitting:
@@ -154,10 +154,10 @@ def oldest(finder: PackageFinder, requirement: Requirement, python: str) -> str:
 
 
 def resolve(roots: Iterable[str], constraints: Path | None) -> dict[str, Package]:
-    """What pip would install for `roots` on any of the Pythons, by canonical name.
+    """The packages that pip would install for `roots` on any of the Pythons, by canonical name.
 
-    pip follows the markers of the Python that it runs on. What another Python needs beyond that is asked for as if it stood in `roots`,
-    until nothing is missing.
+    pip follows the markers of the Python that it runs on. Further needs of another Python are asked for as if they stood in `roots`, until
+    nothing is missing.
     """
     asked = list(roots)
     for _ in range(ROUNDS):
@@ -179,7 +179,7 @@ def _dry_run(roots: Iterable[str], constraints: Path | None) -> dict[str, Packag
 
 
 def _report(words: Sequence[str]) -> list[dict[str, Any]]:
-    """The metadata of what pip would install."""
+    """The metadata of the packages that pip would install."""
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.json"
         command = [sys.executable, "-m", "pip", "install", "--dry-run", "--ignore-installed", "--quiet", "--disable-pip-version-check"]
@@ -192,13 +192,13 @@ def _report(words: Sequence[str]) -> list[dict[str, Any]]:
 
 
 def cuda_needs() -> list[str]:
-    """What the build of torch for CUDA needs, as it says itself."""
+    """The needs of the build of torch for CUDA, by its own metadata."""
     (torch,) = _report([f"torch==={TORCH_CUDA}", "--no-deps"])
     return [one for one in torch.get("requires_dist", ()) if "extra ==" not in one]
 
 
 def stand_in(folder: Path) -> Path:
-    """A wheel without contents that says of torch what the installed CPU build says: that one is not on every index."""
+    """Make a wheel without contents that has the metadata of the installed CPU build of torch: that build is not on every index."""
     try:
         about = importlib.metadata.distribution("torch").read_text("METADATA")
     except importlib.metadata.PackageNotFoundError:
@@ -214,7 +214,7 @@ def stand_in(folder: Path) -> Path:
 
 
 def follow(roots: Iterable[str], packages: Mapping[str, Package]) -> Closure:
-    """All that `roots` need, on each of the Pythons."""
+    """Everything that `roots` need, on each of the Pythons."""
     closure: Closure = {}
     for python in PYTHONS:
         for requirement in _walk(roots, packages, python):
@@ -283,7 +283,7 @@ def find_hashes(wanted: Mapping[str, tuple[str, set[str]]]) -> dict[str, list[st
 
 
 def make_finder(python: str, *options: str) -> PackageFinder:
-    """pip's search in its configured sources, or where `options` of pip say, with the eyes of another Python."""
+    """pip's search in its configured sources, or in those that `options` of pip name, as another Python would see them."""
     command = IndexCommand("index", "")
     parsed, _ = command.parse_args(["versions", "any", *options])
     with command.main_context():
@@ -297,7 +297,7 @@ def wheels_of(finder: PackageFinder, name: str, version: str) -> list[Link]:
 
 
 def sha256_of(link: Link) -> str | None:
-    """What the index says of a file; a file without an index is read."""
+    """The hash by the index; a file without one in the index is read."""
     if link.hash_name == "sha256":
         return link.hash
     if link.is_file:
@@ -309,7 +309,7 @@ def sha256_of(link: Link) -> str | None:
 def torch_table(known: Mapping[str, Mapping[str, list[str]]]) -> dict[str, dict[str, list[str]]]:
     """Hashes of torch by build and Python: the CPU build, and the one without a label, which is made for CUDA.
 
-    known: the last table. What cannot be reached from here stays as it was known; an empty list says that no hash is known.
+    known: the last table. Entries that cannot be reached from here stay; an empty list says that no hash is known.
     """
     table = {}
     for build in (TORCH, TORCH_CUDA):

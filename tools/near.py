@@ -1,6 +1,6 @@
-"""Chooses the tests that lie nearest to what changed, for `make test-near`: what about two minutes hold, by what each file of tests costs.
+"""Chooses the tests nearest to a change, for `make test-near`: as many as take about two minutes, by the cost of each file of tests.
 
-The files that are to run go to standard output, what changed and what was left out to standard error."""
+The files to run go to standard output; the changes and the tests that were left out go to standard error."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ from tools.suite import WITHOUT_TORCH, WORKERS
 DRILLS = ("tests/system/", "tests/hostile/")
 
 CORES = 2
-"""Processors of CI, whose time the budgets are in."""
+"""Processors of CI, for which the budgets count."""
 
 BUDGET_S = 100.0
-"""With what it takes to choose and to import the tests, two minutes."""
+"""Two minutes, less the time for choosing and importing the tests."""
 DRILLS_BUDGET_S = 40.0
-"""Of the drills, within the other."""
+"""Budget of the drills, within the other."""
 
 SHOWN = 8
-"""Files that are named in a line."""
+"""Most files that a line names."""
 
 
 class NearError(Exception):
-    """What changed cannot be found out."""
+    """The changes cannot be found out."""
 
 
 @dataclass
 class Choice:
-    """What runs and what does not, the nearest first."""
+    """The files that run and those that do not, the nearest first."""
 
     costs: Mapping[str, Cost]
     chosen: list[Reached] = field(default_factory=list)
@@ -58,7 +58,7 @@ class Choice:
         return sum(self.cost(one).tests for one in some)
 
     def fits(self, one: Reached) -> bool:
-        """Whether there is room for it beside what is chosen."""
+        """Whether there is room for it beside the chosen files."""
         with_it = [*self.chosen, one]
         drills = [other for other in with_it if is_drill(other)] if is_drill(one) else []
         return self.seconds(with_it) <= BUDGET_S and self.seconds(drills) <= DRILLS_BUDGET_S
@@ -70,19 +70,19 @@ def is_drill(one: Reached) -> bool:
 
 
 def choose(reached: Collection[Reached], costs: Mapping[str, Cost]) -> Choice:
-    """The nearest of them, as many as the budgets hold; of equally near ones first the tests of the part that changed, and the cheapest
-    first. Tests that changed run in any case."""
+    """Choose the nearest of them, as many as the budgets hold; among equally near ones first the tests of the part that changed, and the
+    cheapest first. Tests that changed themselves always run."""
     choice = Choice(costs)
     for one in sorted(reached, key=lambda one: (one.distance, not one.is_at_home, choice.seconds([one]), one.test)):
         (choice.chosen if one.distance == 0 or choice.fits(one) else choice.left_out).append(one)
     return choice
 
 
-# What changed --------------------------------------------------------------------------------------------------------------------------
+# Changes -------------------------------------------------------------------------------------------------------------------------------
 
 
 def git(root: Path, *words: str) -> str:
-    """What git says. Raises NearError."""
+    """The output of git. Raises NearError."""
     done = subprocess.run(["git", *words], cwd=root, capture_output=True, text=True, check=False)
     if done.returncode != 0:
         raise NearError(done.stderr.strip() or f"git {words[0]} failed")
@@ -90,7 +90,7 @@ def git(root: Path, *words: str) -> str:
 
 
 def base_of(root: Path) -> str:
-    """Where this branch left the one that it follows; HEAD, if it follows none."""
+    """The commit where this branch left the one that it follows; HEAD if it follows none."""
     try:
         return git(root, "merge-base", "HEAD", "@{upstream}").strip()
     except NearError:
@@ -98,7 +98,7 @@ def base_of(root: Path) -> str:
 
 
 def changed_since(root: Path, base: str) -> tuple[set[str], set[str]]:
-    """The files that the working tree has otherwise than a commit, or more than it, and those that it has no longer. Raises NearError."""
+    """The files that differ between the working tree and a commit, new ones included, and those that are gone. Raises NearError."""
     words = git(root, "diff", "--name-status", "--no-renames", "-z", base, "--").split("\0")
     states = dict(zip(words[1::2], words[::2], strict=False))
     untracked = {*git(root, "ls-files", "-z", "--others", "--exclude-standard").split("\0")} - {""}
@@ -107,12 +107,12 @@ def changed_since(root: Path, base: str) -> tuple[set[str], set[str]]:
 
 
 def all_files(root: Path) -> set[str]:
-    """What git knows or would add, and is there."""
+    """The files that git knows or would add, and that exist."""
     listed = git(root, "ls-files", "-z", "--cached", "--others", "--exclude-standard").split("\0")
     return {file for file in listed if file and (root / file).is_file()}
 
 
-# What is said --------------------------------------------------------------------------------------------------------------------------
+# Report --------------------------------------------------------------------------------------------------------------------------------
 
 
 def report(base: str, changed: Collection[str], reached_by: Mapping[str, int], choice: Choice, known: Collection[Reached]) -> list[str]:
@@ -147,7 +147,7 @@ def _listed(names: Sequence[str]) -> str:
 
 
 def main() -> int:
-    """Exit status 1 where what changed, or what it reaches, cannot be found out."""
+    """Exit status 1 if the changes, or the tests that they reach, cannot be found out."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--base", default="", help="the commit to compare with; else where this branch left its upstream, else HEAD")
     parser.add_argument("--show", action="store_true", help="say how each test is reached, and choose nothing to run")

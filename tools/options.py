@@ -1,4 +1,5 @@
-"""Writes the tables of options and settings in docs/client.md from what the client says of each, or with --check says if they are fresh."""
+"""Writes the tables of options and settings in docs/client.md from the client's own descriptions, or with --check says if they are
+fresh."""
 
 from __future__ import annotations
 
@@ -36,7 +37,7 @@ def table(head: str, annotations: Mapping[str, Any]) -> str:
 
 
 def fresh(page: str) -> str:
-    """The page with its tables as they should be. Raises ValueError where one is missing."""
+    """The page with fresh tables. Raises ValueError if one is missing."""
     tables = {f"of {group}": {name: options.OPTIONS[name] for name in names} for group, names in GROUPS.items()}
     for head, told in {**tables, "setting": SETTINGS}.items():
         before = re.findall(rf"^\| {head} \|.*\n(?:\|.*\n)*", page, re.MULTILINE)
@@ -47,7 +48,7 @@ def fresh(page: str) -> str:
 
 
 def main() -> int:
-    """Writes or checks; exit status 1 when the committed page is stale."""
+    """Write or check; exit status 1 if the committed page is stale."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--check", action="store_true", help="compare only, change nothing")
     page = PAGE.read_text(encoding="utf-8")

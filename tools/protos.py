@@ -1,7 +1,7 @@
 """Generates the Python stubs of the contract into sdk/omnistage/v1, or with --check says whether the committed ones are fresh.
 
-Stubs run with the protobuf and gRPC of the compiler that made them and with later ones, never with earlier ones. So the compiler is an old
-one, as old as what pyproject.toml lets a client have, and stands apart from the environment (apart.py).
+Stubs run with the protobuf and gRPC of the compiler that made them and with later ones, never with earlier ones. So the compiler is as old
+as the oldest version that pyproject.toml lets a client have, and stands apart from the environment (apart.py).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ STUBS = ROOT / "sdk" / "omnistage" / "v1"
 
 
 def generate(folder: Path) -> None:
-    """Writes the stubs below `folder`, as omnistage/v1/*. Raises CalledProcessError when a proto does not compile, SetupError without a
+    """Write the stubs below `folder`, as omnistage/v1/*. Raises CalledProcessError if a proto does not compile, SetupError without a
     compiler."""
     outputs = [f"--{kind}_out={folder}" for kind in ("python", "pyi", "grpc_python")]
     # The plugin names each file that it writes on standard error unless told to be quiet.
@@ -35,20 +35,20 @@ def generate(folder: Path) -> None:
 
 
 def compile_protos(words: Iterable[str]) -> None:
-    """Runs protoc. Raises CalledProcessError when a proto does not compile, SetupError without a compiler."""
+    """Run protoc. Raises CalledProcessError if a proto does not compile, SetupError without a compiler."""
     environment = apart.variables(apart.folder_of("protos"))
-    # The plugin that writes types runs in the environment, beside this Python: it asks for a newer protobuf, and what it writes for none.
+    # The plugin that writes types runs in the environment, beside this Python: it asks for a newer protobuf, but its output needs none.
     environment["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{environment['PATH']}"
     subprocess.run([sys.executable, "-S", "-m", "grpc_tools.protoc", *words], env=environment, check=True)
 
 
 def generated(folder: Path) -> dict[str, bytes]:
-    """The generated files in a folder, by name; what a person wrote (__init__.py, py.typed) is left out."""
+    """The generated files in a folder, by name; hand-written ones (__init__.py, py.typed) are left out."""
     return {path.name: path.read_bytes() for path in sorted(folder.glob("*_pb2*.py*"))}
 
 
 def main() -> int:
-    """Generates or checks; exit status 1 when the committed stubs are stale."""
+    """Generate or check; exit status 1 if the committed stubs are stale."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--check", action="store_true", help="compare only, change nothing")
     options = parser.parse_args()

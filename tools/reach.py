@@ -1,14 +1,15 @@
-"""Which tests a file reaches: what each test imports, what the processes that it starts import, and what all of these read.
+"""Finds the tests that a file reaches: by the imports of each test, the imports of the processes that it starts, and the files that all of
+these read.
 
-Files are nodes, and a fixture of a conftest.py is one of its own: a test has what the fixtures import that it asks for. How far a test is
-away from a file is the number of edges between, without those of helpers, which are a part of the tests. An edge is
+Files are nodes, and a fixture of a conftest.py is one of its own: a test has the imports of the fixtures that it asks for. The distance of
+a test from a file is the number of edges between, without those of helpers, which are a part of the tests. An edge is
 
-- an import, wherever it stands; one for the type checker alone is none
-- a literal that names a module of ours, as the registry's do, or `-m` and what stands behind it
-- what a program imports that is the text of a literal
+- an import, wherever it stands; an import for the type checker alone does not count
+- a literal that names a module of ours, as the registry's do, or `-m` and the word behind it
+- the imports of a program that is the text of a literal
 - a literal that names a file, as `ROOT / "docs" / "models.md"` does
-- a row of READ, for what no literal names
-- the modules of STARTS in a helper whose processes get their names at run time; of our own code, the rows of STARTED"""
+- a row of READ, for edges that no literal names
+- the modules of STARTS in a helper whose processes get their names at run time; for our own code, the rows of STARTED"""
 
 from __future__ import annotations
 
@@ -29,7 +30,7 @@ STARTED: Mapping[str, Collection[str]] = {
     "sdk/omnistage/cli/stack.py": (*SERVERS, GATEWAY),
     "services/stage/omnistage/stage/server.py": (),  # only the name that it gives itself
 }
-"""Our own code that puts names of programs together at run time, and the files that are run then, as patterns."""
+"""Our own code that puts names of programs together at run time, and the files that it then runs, as patterns."""
 
 _STUBS = "sdk/omnistage/v1/*_pb2*.py"
 _TREE = "tests/house/test_tree.py"
@@ -37,7 +38,7 @@ _IMAGES = ("tests/house/test_containers.py", "tests/system/test_compose.py")
 _BY_LANGUAGES = ("tests/client/test_languages.py",)
 
 ORDER = "tests/costs.json"
-"""Orders runs of tests, all of which read it, and changes none of them."""
+"""Files that order runs of tests: all tests read them, and they change no test."""
 
 READ: Mapping[str, Collection[str]] = {
     "*.md": (_TREE, "tests/client/test_documents.py"),
@@ -76,8 +77,8 @@ READ: Mapping[str, Collection[str]] = {
     ORDER: ("tests/house/test_suite.py",),
     "*.py": ("tests/house/test_imports.py", _TREE),
 }
-"""Files that are not Python, or not imported, by pattern, and who reads them, as patterns too. Who names a file by a literal need not be
-here."""
+"""Files that are not Python, or not imported, by pattern, and their readers, as patterns too. A reader that names a file by a literal needs
+no row here."""
 
 
 @dataclass(frozen=True)
@@ -90,25 +91,25 @@ class Reached:
 
     @property
     def is_at_home(self) -> bool:
-        """Whether it is a test of that part of the system which changed."""
+        """Whether it is a test of the part of the system that changed."""
         return bool(self.path) and area(self.test) == area(self.path[-1])
 
 
 @dataclass
 class Graph:
-    """files: all, with those that are gone, which are only reached. readers: who has an edge to a node, by that node."""
+    """files: all, including deleted ones, which can only be reached. readers: the nodes that have an edge to a node, by that node."""
 
     files: frozenset[str]
     readers: dict[str, set[str]] = field(default_factory=lambda: defaultdict(set))
 
     def reached(self, changed: Iterable[str]) -> list[Reached]:
-        """The tests that changes reach; those that changed themselves have distance 0."""
+        """The tests that changes reach; tests that changed themselves have distance 0."""
         nexts: dict[str, str] = {}
         distances = self.distances(changed, nexts)
         return [Reached(node, distance, tuple(_way(node, nexts))) for node, distance in distances.items() if is_test(node)]
 
     def distances(self, changed: Iterable[str], nexts: dict[str, str] | None = None) -> dict[str, int]:
-        """Of all nodes that reach one of these. nexts: gets the next one on the way, by node."""
+        """All nodes that reach one of these. nexts: gets the next node on the way, by node."""
         nexts = {} if nexts is None else nexts
         distances = dict.fromkeys(sorted(changed), 0)
         todo = deque(distances)
@@ -134,12 +135,12 @@ def is_test(file: str) -> bool:
 
 
 def is_helper(node: str) -> bool:
-    """Whether it is a file of what tests share, or a fixture."""
+    """Whether tests share this file, or it is a fixture."""
     return node.startswith("tests/") and not is_test(node)
 
 
 def area(file: str) -> str:
-    """Which part of the system a file belongs to, which is the folder that its tests have: `link` for link/omnistage/link/chain.py."""
+    """The part of the system to which a file belongs, by the folder of its tests: `link` for link/omnistage/link/chain.py."""
     parts = PurePosixPath(file).parts
     below = parts.index("omnistage") if "omnistage" in parts else 0 if parts[0] == "tests" else -1
     return parts[below + 1]
@@ -151,12 +152,12 @@ def rows(file: str) -> list[str]:
 
 
 def matching(pattern: str, files: Iterable[str]) -> list[str]:
-    """Those that a pattern stands for, in which `*` stands for several folders, too."""
+    """The files that a pattern stands for, in which `*` also stands for several folders."""
     return [file for file in files if fnmatchcase(file, pattern)]
 
 
 def names_of(file: str) -> set[str]:
-    """What a Python file is called as a module. On the path are this folder, `tests`, and those of the portions of our packages."""
+    """The names of a Python file as a module. On the path are this folder, `tests`, and those of the portions of our packages."""
     parts = PurePosixPath(file).with_suffix("").parts
     if parts[-1] == "__init__":
         parts = parts[:-1]
@@ -167,7 +168,7 @@ def names_of(file: str) -> set[str]:
 
 
 def graph(root: Path, files: Iterable[str], gone: Iterable[str] = ()) -> Graph:
-    """Of the files of a tree, named from its root, which may be missing there if they are gone: who names one of those has its edge still.
+    """The graph of the files of a tree, named from its root. Deleted files may be among them: a file that names one still has its edge.
     Raises SyntaxError."""
     return _Builder(root, frozenset(files), frozenset(gone)).build()
 
@@ -206,7 +207,7 @@ class _Builder:
         return self._graph
 
     def _read(self, file: str) -> None:
-        # As bytes, for a file may say on its first line how it is written.
+        # As bytes, because a file may name its encoding on its first line.
         text, dotted = (self._root / file).read_bytes(), min(names_of(file), key=len)
         try:
             if file.endswith("/conftest.py"):
@@ -248,7 +249,7 @@ class _Builder:
             self._edges(node, (one for one in above if one in self._graph.files))
 
     def _imported(self, name: str) -> Iterator[str]:
-        """The files that an import of a name runs: those of its packages too."""
+        """The files that an import of a name runs, including those of its packages."""
         parts = name.split(".")
         for length in range(1, len(parts) + 1):
             yield from self._modules.get(".".join(parts[:length]), ())
@@ -259,7 +260,8 @@ class _Builder:
         yield from self._modules.get(f"{name}.__main__", ())
 
     def _file(self, word: str, file: str) -> list[str]:
-        """The file that a literal names: from the root, beside the one that names it, or the only one of that name. Nobody reads tests."""
+        """The file that a literal names: from the root, beside the file with the literal, or the only one of that name. Nothing reads
+        tests."""
         name = word.removeprefix("./")
         beside = str(PurePosixPath(file).parent / name)
         alike = [one for one in self._by_name.get(PurePosixPath(name).name, ()) if f"/{one}".endswith(f"/{name}")]

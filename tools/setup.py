@@ -1,10 +1,10 @@
-"""Makes the virtual environment: finds out what is missing, installs it in pinned versions, and does nothing when nothing changed.
+"""Makes the virtual environment: finds out what is missing, installs it in pinned versions, and does nothing if nothing changed.
 
 Standard library only, since it runs before anything is installed. Each step prints one line. Only wheels whose SHA-256 stands in
-requirements/ are installed (tools/lock.py writes those files), but for a CPU build of torch of which none is known; the project itself is
-built from this checkout, without an index. Which build of torch comes is chosen first (torch_build.py): where nothing can be had, what is
-there stays as it is. The default build brings NVIDIA's libraries; beside the CPU build they are refused, for then something else pulled
-them in: gigabytes, and another torch than the one that was asked for.
+requirements/ are installed (tools/lock.py writes those files), except for a CPU build of torch without a known hash; the project itself is
+built from this checkout, without an index. The build of torch is chosen first (torch_build.py): if none can be had, the environment stays
+as it is. The default build brings NVIDIA's libraries. Beside the CPU build they are refused, because then some other package pulled them
+in: gigabytes, and another torch than the requested one.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from tools.commands import HASHED, CommandError, SetupError, pip, run, step
 ROOT = Path(__file__).resolve().parent.parent
 OLDEST, NEWEST = (3, 11), (3, 13)
 CUDA_LIST = "cuda"
-"""The list of what the default build of torch needs beyond the CPU build, 2.2 GB."""
+"""The list of the default build's further needs beyond those of the CPU build, 2.2 GB."""
 RUNTIME = ("cli", "convert", "gateway", "models", "play")
 DEV = (*RUNTIME, "asr", "compressed", "dev", "otel")
 STAMP = "omnistage-setup.json"
@@ -44,7 +44,7 @@ SOURCES = tuple(Path(__file__).with_name(name) for name in ("setup.py", "torch_b
 
 
 def main() -> int:
-    """Parses the command line, sets up, and turns a SetupError into one clear message and exit status 1."""
+    """Parse the command line and set up. A SetupError becomes one clear message and exit status 1."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--dev", action="store_true", help="also what the tests and checks need")
     parser.add_argument("--extras", help="exactly these extras, comma separated ('' for none), instead of the runtime set")
@@ -74,7 +74,7 @@ def main() -> int:
 
 
 def check_machine() -> None:
-    """Raises SetupError on a platform or Python for which there are no packages."""
+    """Raise SetupError on a platform or Python for which there are no packages."""
     if sys.platform != "linux" or platform.machine() != "x86_64":
         raise SetupError(f"omnistage runs on Linux x86-64, and this is {platform.system()} {platform.machine()}.")
     if platform.libc_ver()[0] != "glibc":
@@ -91,8 +91,8 @@ def check_machine() -> None:
 
 
 def set_up(venv: Path, extras: tuple[str, ...], *, editable: bool, device: str = "cpu", require_torch_hash: bool = False) -> None:
-    """Brings `venv` to the state that pyproject.toml and requirements/ ask for. Returns at once when it is there already. One with another
-    torch than the one to have is made anew. Raises SetupError; where no torch can be had, before anything has changed."""
+    """Bring `venv` to the state that pyproject.toml and requirements/ ask for; return at once if it has that state. An environment with
+    another torch than the chosen one is made anew. Raises SetupError; if no torch can be had, before anything has changed."""
     lists_of(extras)
     python, digest, made, usable = str(venv / "bin" / "python"), inputs_digest(editable), read_stamp(venv / STAMP), can_use(venv)
     chosen = None
@@ -128,7 +128,7 @@ def set_up(venv: Path, extras: tuple[str, ...], *, editable: bool, device: str =
 
 @contextmanager
 def python_with_pip(python: str) -> Iterator[str]:
-    """`python`, or where that is the one that runs this and has no pip of its own, as Debian's, a throw-away environment of it."""
+    """Return `python`; if it is the one that runs this and has no pip of its own, as Debian's, a throw-away environment of it."""
     if python != sys.executable or find_spec("pip"):
         yield python
         return
@@ -144,7 +144,7 @@ def lists_of(extras: tuple[str, ...], build: str = "") -> list[Path]:
 
 
 def inputs_digest(editable: bool) -> str:
-    """Names everything the environment is made from."""
+    """A digest of everything the environment is made from."""
     digest = hashlib.sha256(str(editable).encode())
     for path in (ROOT / "pyproject.toml", PICTURES / "pyproject.toml", *sorted(REQUIREMENTS.iterdir()), *SOURCES):
         digest.update(path.read_bytes() if path.exists() else b"")
@@ -152,12 +152,12 @@ def inputs_digest(editable: bool) -> str:
 
 
 def write_stamp(venv: Path, about: Mapping[str, Any]) -> None:
-    """What the environment was made for: the device, the torch that came, and at the end what all of it was made from."""
+    """The stamp of an environment: the device, the installed torch, and at the end the digest of all its sources."""
     (venv / STAMP).write_text(json.dumps(about) + "\n", encoding="utf-8")
 
 
 def read_stamp(stamp: Path) -> dict[str, Any]:
-    """What the last set-up wrote, or nothing when there was none."""
+    """The stamp of the last set-up, or nothing if there was none."""
     if not stamp.exists():
         return {}
     return dict(json.loads(stamp.read_text(encoding="utf-8")))
@@ -166,7 +166,7 @@ def read_stamp(stamp: Path) -> dict[str, Any]:
 def can_use(venv: Path) -> bool:
     """Whether a working environment lies there: not moved, its Python starts, is of a supported version and sees pip."""
     config = venv / "pyvenv.cfg"
-    # An environment holds absolute paths (the first line of each script): one that was moved or copied with the checkout is no use.
+    # An environment holds absolute paths (the first line of each script), so one that was moved or copied with the checkout does not work.
     if not config.exists() or not re.search(rf"^command = .* {re.escape(str(venv))}$", config.read_text(encoding="utf-8"), re.MULTILINE):
         return False
     probe = "import sys, pip; print(sys.version_info[0], sys.version_info[1])"
@@ -179,7 +179,7 @@ def can_use(venv: Path) -> bool:
 
 
 def hashed(name: str) -> Path:
-    """The list of what `core`, `build` or an extra installs. Raises SetupError where there is none."""
+    """The list of the packages of `core`, `build` or an extra. Raises SetupError if there is none."""
     path = REQUIREMENTS / f"{name}.txt"
     if not path.exists():
         raise SetupError(f"there is no extra named {name!r}: no {path.relative_to(REQUIREMENTS.parent)}.")
@@ -187,12 +187,12 @@ def hashed(name: str) -> Path:
 
 
 def install_hashed(python: str, lists: list[Path]) -> None:
-    """Installs exactly what the lists name. Raises SetupError for a file that is another than the one they name."""
+    """Install exactly the packages that the lists name. Raises SetupError for a file that is another than the named one."""
     pip(python, *HASHED, *(f"--requirement={path}" for path in lists))
 
 
 def check_complete(python: str) -> None:
-    """Raises SetupError when something that is installed lacks something else, or has it in a version that does not fit."""
+    """Raise SetupError if an installed package lacks another one, or has it in a version that does not fit."""
     try:
         run([python, "-m", "pip", "--disable-pip-version-check", "check"])
     except CommandError as error:
@@ -200,7 +200,7 @@ def check_complete(python: str) -> None:
 
 
 def refuse_cuda(python: str) -> None:
-    """Raises SetupError when a CUDA package was installed."""
+    """Raise SetupError if a CUDA package was installed."""
     probe = "import importlib.metadata as m; print(*{d.name.replace('_', '-').lower() for d in m.distributions()})"
     found = [name for name in run([python, "-c", probe]).split() if name.startswith("nvidia-")]
     if found:

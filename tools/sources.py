@@ -1,4 +1,4 @@
-"""What the text of a Python file names: the modules that it imports, the programs that it starts, the files that it reads."""
+"""Finds the names in the text of a Python file: the modules that it imports, the programs that it starts, the files that it reads."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ START = re.compile(r"(?:[a-z_]\w*\.)+")
 
 @dataclass(frozen=True)
 class Import:
-    """A module that is imported, with what is taken from it (`a.b` for `from a import b`). for_types: only the type checker imports it."""
+    """A module that is imported, with the name taken from it (`a.b` for `from a import b`). for_types: only the type checker imports it."""
 
     module: str
     line: int
@@ -32,7 +32,7 @@ class Import:
 
 @dataclass(frozen=True)
 class MadeUp:
-    """A place where the name of a program is put together at run time. start: what is known of it, as `omnistage.`, or nothing."""
+    """A place where the name of a program is put together at run time. start: the known beginning, such as `omnistage.`, or nothing."""
 
     line: int
     start: str
@@ -40,8 +40,8 @@ class MadeUp:
 
 @dataclass
 class Source:
-    """What a file names, or a part of one. words: literals that may be names of modules or files; docstrings are none of them.
-    programs: what stands behind `-m`. by_programs: what those import that are literals. arguments: names of the arguments of its functions,
+    """The names in a file, or in a part of one. words: literals that may be names of modules or files; docstrings are none of them.
+    programs: the words behind `-m`. by_programs: imports of programs that are literals. arguments: names of the arguments of its functions,
     and the fixtures that it asks for otherwise. executable: lines of `sys.executable` in front of something else than an option. starts:
     whether it declares STARTS, a tuple of literals."""
 
@@ -56,7 +56,8 @@ class Source:
 
 
 def named_modules(node: ast.AST, dotted: str, is_package: bool) -> Iterator[str]:
-    """The absolute names of the modules that one statement or call imports, with what is taken from them (`a.b` for `from a import b`)."""
+    """The absolute names of the modules that one statement or call imports, with the names taken from them (`a.b` for `from a import
+    b`)."""
     if isinstance(node, ast.Import):
         yield from (alias.name for alias in node.names)
     elif isinstance(node, ast.ImportFrom):
@@ -71,18 +72,18 @@ def named_modules(node: ast.AST, dotted: str, is_package: bool) -> Iterator[str]
 
 
 def text_of(node: ast.AST) -> str | None:
-    """What a literal says."""
+    """The text of a literal."""
     return node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else None
 
 
 def called(node: ast.Call) -> str:
-    """The last name of what is called."""
+    """The last name of a called expression."""
     return node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
 
 
 @functools.cache  # several rules of the house read all that is ours
 def read(text: str | bytes, dotted: str, is_package: bool = False) -> Source:
-    """Of a whole file. dotted: its name as a module. Raises SyntaxError."""
+    """The names in a whole file. dotted: its name as a module. Raises SyntaxError."""
     return _Reader(dotted, is_package).read([_parse(text)])
 
 
@@ -94,8 +95,8 @@ def _parse(text: str | bytes) -> ast.Module:
 
 
 def read_fixtures(text: str | bytes, dotted: str) -> tuple[Source, dict[str, Source]]:
-    """Of a conftest.py: what every test has from it, and what its fixtures have, by name. An import is a fixture's where nothing else uses
-    what it brings. Raises SyntaxError."""
+    """For a conftest.py: the names that every test has from it, and those of its fixtures, by fixture. An import belongs to a fixture if
+    nothing else uses it. Raises SyntaxError."""
     body = _parse(text).body
     imports = {name: one for statement in body if isinstance(statement, ast.Import | ast.ImportFrom) for name, one in _each(statement)}
     fixtures = [one for one in body if isinstance(one, ast.FunctionDef | ast.AsyncFunctionDef) and _is_fixture(one)]
@@ -107,7 +108,7 @@ def read_fixtures(text: str | bytes, dotted: str) -> tuple[Source, dict[str, Sou
 
 
 def _is_fixture(function: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
-    """One that a test has to ask for."""
+    """A fixture for which a test has to ask."""
     decorators = "".join(ast.unparse(one) for one in function.decorator_list)
     return "fixture" in decorators and "autouse" not in decorators
 
@@ -124,7 +125,7 @@ def _each(statement: ast.Import | ast.ImportFrom) -> Iterator[tuple[str, ast.stm
 
 
 class _Reader:
-    """Walks over a tree once, and not by recursion: a repository has a million nodes."""
+    """Walk over a tree once, and not by recursion: a repository has a million nodes."""
 
     def __init__(self, dotted: str, is_package: bool) -> None:
         self._dotted, self._is_package = dotted, is_package
@@ -232,7 +233,7 @@ class _Reader:
         return [left]
 
     def _command(self, elements: Sequence[ast.expr]) -> None:
-        """What may be a command."""
+        """Whether it may be a command."""
         for element in elements:
             if isinstance(element, ast.JoinedStr) and len(element.values) == 2:
                 start = text_of(element.values[0]) or ""
@@ -251,7 +252,7 @@ class _Reader:
                     self._found.executable.append(second.lineno)
 
     def _literal(self, value: str) -> None:
-        """A name, a command for a shell, or the text of a program, which names what any file names."""
+        """A name, a command for a shell, or the text of a program, whose names count like those of a file."""
         if NAME.fullmatch(value):
             self._found.words.add(value)
             return

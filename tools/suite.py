@@ -1,8 +1,8 @@
-"""Runs the tests in parts, and with `--again` what failed once more, alone:
+"""Runs the tests in parts, and with `--again` the failed ones once more, alone:
 
     those without torch  |  the others, by several workers  -->  those that need the machine alone  -->  again, what failed
 
-All random numbers of a run come from one seed. So a test that is run again has the same ones, and the same drawn cells: a defect fails
+All random numbers of a run come from one seed. So a test that runs again has the same numbers, and the same drawn cells: a defect fails
 again, and a test that passes then is flaky. The last line that is printed is `N passed, N failed`.
 """
 
@@ -29,19 +29,19 @@ WITHOUT_TORCH = ("wire", "link", "router", "connector", "client", "cli", "house"
 with the other ones."""
 WORKERS = 2
 MOST_FLAKY = 3
-"""With more of them a run has failed, though each passed the second time."""
+"""A run with more flaky tests has failed, though each passed the second time."""
 MOST_AGAIN = 12
-"""So many failures are no bad luck: nothing is run again."""
+"""More failures than this are no accident: nothing is run again."""
 END_S = 20
 NO_TESTS = 5
-"""Exit status of pytest where it found no test."""
+"""Exit status of pytest if it found no test."""
 FORMS = {"short": "not long", "all": "", "long": "long"}
-"""Which forms of the tests: without the long ones, with them, or them alone."""
+"""Forms of the tests: without the long ones, with them, or the long ones alone."""
 
 
 @dataclass(frozen=True)
 class Part:
-    """One run of pytest. marks: which tests, beside their form and what was asked for; none where `options` names the tests."""
+    """One run of pytest. marks: chooses tests, in addition to their form and the command's words; none if `options` names the tests."""
 
     name: str
     marks: str | None
@@ -58,16 +58,17 @@ SERIAL = Part("serial", "serial")
 
 
 CRASHED = "???"
-"""When a test failed with which the process ended that ran it, as xdist has it."""
+"""xdist's message of a test whose process ended."""
 LIMIT_S = 4800
 """A part that takes longer hangs: the others and CI itself end before."""
 SHOWN = 300
-"""Characters of a message."""
+"""Most characters of a message."""
 
 
 @dataclass(frozen=True)
 class Failure:
-    """Of one test. when: of its setup, call and teardown. fixture: the one that raised; empty if it was none. message: the first line."""
+    """A failure of one test. when: in its setup, call or teardown. fixture: the one that raised; empty if it was none. message: the first
+    line."""
 
     when: str
     fixture: str
@@ -84,7 +85,7 @@ class Ended:
     costs: Costs = field(default_factory=dict)
 
     def add(self, other: Ended) -> None:
-        """What another run of other tests made."""
+        """Add the results of a run of other tests."""
         self.passed |= other.passed
         self.failed.update(other.failed)
         self.broken += other.broken
@@ -93,18 +94,18 @@ class Ended:
 
 
 def defects(failed: dict[str, Failure]) -> int:
-    """How many things failed: tests, and fixtures, however many tests they failed."""
+    """Number of failed things: tests, and fixtures, however many tests they failed."""
     return len({failure.fixture or test for test, failure in failed.items()})
 
 
 def shown(message: str) -> str:
-    """The beginning of a message of a test, without what would steer a terminal."""
+    """The beginning of a test's message, without characters that would steer a terminal."""
     return "".join(one if one.isprintable() else "?" for one in message[:SHOWN])
 
 
 class Suite:
-    """One run. root: of the repository. seed: of all its random numbers. marks: which tests, as pytest has it. asked: further words for
-    pytest. folder: for what the run leaves, how each part ended and what the files cost."""
+    """One run. root: of the repository. seed: of all its random numbers. marks: chooses tests, as pytest has it. asked: further words for
+    pytest. folder: for the results of the run: how each part ended and the costs of the files."""
 
     def __init__(self, root: Path, form: str, seed: str, marks: str, asked: Sequence[str]) -> None:
         self.root = root
@@ -114,7 +115,7 @@ class Suite:
         self._asked = asked
 
     def begin(self) -> None:
-        """Clear away what the last run left, and keep the seed of this one."""
+        """Remove the results of the last run, and keep the seed of this one."""
         self.folder.mkdir(parents=True, exist_ok=True)
         for old in self.folder.glob("*.json"):
             old.unlink()
@@ -122,10 +123,10 @@ class Suite:
         print(f"{SEED}={self.seed}", flush=True)
 
     def run(self) -> Ended:
-        """All parts."""
+        """Run all parts."""
         ended = Ended()
         with (self.folder / "first.log").open("w+b") as log:
-            # What it prints would be mixed with what the other one prints, and is shown after it.
+            # Its output would mix with that of the other one, so it is shown afterwards.
             first, second = BESIDE
             try:
                 with self._started(first, log) as one, self._started(second) as other:
@@ -141,7 +142,7 @@ class Suite:
         return ended
 
     def run_again(self, tests: Iterable[str]) -> Ended:
-        """These tests alone, one after the other."""
+        """Run these tests alone, one after the other."""
         part = Part("again", None, tuple(tests))
         with self._started(part) as again:
             return self._ended(part, _status(again))
@@ -150,7 +151,7 @@ class Suite:
         outcomes = self._outcomes(part)
         marks, asked = ("", ()) if part.marks is None else (" and ".join(filter(None, [part.marks, *self._marks])), self._asked)
         command = [str(Path(sys.executable).with_name("pytest")), "-m", marks, f"--outcomes={outcomes}", f"--hypothesis-seed={self.seed}"]
-        # Every Python that a test starts would else compile our modules anew.
+        # Otherwise every Python that a test starts would compile our modules anew.
         environment = {**os.environ, SEED: self.seed, "PYTHONDONTWRITEBYTECODE": ""}
         return subprocess.Popen([*command, *part.options, *asked], cwd=self.root, env=environment, stdout=log, stderr=log)
 
@@ -161,7 +162,7 @@ class Suite:
         told: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         missing = told["missing"]
         failed = {test: Failure(**failure) for test, failure in told["failed"].items()}
-        # One that is failed by something else than a test, as a warning at its end, has not passed.
+        # A test that fails by something outside of it, such as a warning at its end, has not passed.
         whole = not missing and (status in (0, NO_TESTS) or (status == 1 and bool(failed)))
         said = f", {len(missing)} tests did not run, the first of them {missing[0]}" if missing else ""
         broken = [] if whole else [f"{part.name}{said}"]
@@ -172,7 +173,7 @@ class Suite:
 
 
 def _status(process: subprocess.Popen[bytes]) -> int:
-    """How it ended; one that hangs is ended."""
+    """Wait for its end, and return how it ended; a run that hangs is ended."""
     try:
         return process.wait(LIMIT_S)
     except subprocess.TimeoutExpired:
@@ -188,7 +189,7 @@ def _status(process: subprocess.Popen[bytes]) -> int:
 
 
 def judge(suite: Suite, ended: Ended, *, again: bool) -> int:
-    """Runs again what failed, if that is wanted, says how it ended, and returns the exit status."""
+    """Run the failed tests again, if that is wanted, print how the run ended, and return the exit status."""
     failed, flaky = ended.failed, {}
     if failed and again and not ended.broken and defects(failed) <= MOST_AGAIN:
         print(f"again, with the same seed: {len(failed)} tests, {defects(failed)} defects", flush=True)
@@ -211,14 +212,14 @@ def judge(suite: Suite, ended: Ended, *, again: bool) -> int:
 
 
 def main() -> int:
-    """Exit status 1 when a test failed, or a part did not end."""
+    """Exit status 1 if a test failed, or a part did not end."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--form", choices=FORMS, default="short", help="without the long forms, all, or the long forms alone")
     parser.add_argument("--again", action="store_true", help="run once more, alone, what failed; it has passed if it passes then")
     parser.add_argument("-m", dest="marks", default="", help="which tests, by their marks, as pytest has it")
     parser.add_argument("--root", type=Path, default=ROOT, help="of the tree whose tests are run")
     options, asked = parser.parse_known_args()
-    # With these alone every file that runs is measured whole.
+    # With only these options every file that runs is measured whole.
     whole = options.form == "short" and not options.marks and not asked and "PYTEST_ADDOPTS" not in os.environ
     suite = Suite(options.root, options.form, os.environ.get(SEED) or str(secrets.randbits(32)), options.marks, asked)
     suite.begin()

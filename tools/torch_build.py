@@ -1,9 +1,9 @@
-"""Which build of torch comes into an environment, and where from: chosen before anything is made, for it may be gigabytes.
+"""Chooses the build of torch for an environment, and its source, before anything is made: a build may be gigabytes.
 
 On Linux a version has two builds. The one for CPUs is on few indexes; PyTorch's own has it. The default one, made for CUDA, is on every
-index, and needs 2.2 GB of NVIDIA's libraries even where it computes on a CPU. So a set-up for CPUs takes the first that can be reached of:
-the CPU build from pip's configured sources, the CPU build from the index in TORCH_INDEX_URL, the default build. Which wheels are a build
-stands in requirements/torch.json. Where no hash of it stands there, it is taken as it comes, unless hashes are required.
+index, and needs 2.2 GB of NVIDIA's libraries even if it computes on a CPU. So a set-up for CPUs takes the first of these that can be
+reached: the CPU build from pip's configured sources, the CPU build from the index in TORCH_INDEX_URL, the default build.
+requirements/torch.json lists the wheels of each build. A build without a hash there is taken unchecked, unless hashes are required.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ BUILDS = {"cpu": (TORCH, TORCH_CUDA), "cuda": (TORCH_CUDA,)}
 """By device, the builds that compute on it, the best one first."""
 SIZES = {TORCH: "192 MB", TORCH_CUDA: "530 MB"}
 TORCH_INDEX_URL = "https://download.pytorch.org/whl/cpu"
-"""Of the CPU build. The other one is on every index."""
+"""The index of the CPU build. The other build is on every index."""
 TABLE = Path(__file__).resolve().parent.parent / "requirements" / "torch.json"
 """SHA-256 of the wheels of each build, by Python; `make lock` writes it."""
 FAR = ("--retries=1", "--timeout=15")
@@ -36,8 +36,8 @@ FAR = ("--retries=1", "--timeout=15")
 
 @dataclass(frozen=True)
 class Torch:
-    """A build for one Python. index: where it comes from, empty for pip's configured sources. hashes: SHA-256 of the wheels that are it;
-    none where no hash is known."""
+    """A build for one Python. index: where it comes from, empty for pip's configured sources. hashes: SHA-256 of its wheels; empty if no
+    hash is known."""
 
     build: str
     index: str
@@ -45,9 +45,9 @@ class Torch:
 
 
 def choose(python: str, device: str, *, require_hash: bool = False) -> Torch:
-    """The best build for the device that `python` can get; says what is unusual about it. Nothing is fetched but lists of versions.
+    """Choose the best build for the device that `python` can get, and print anything unusual about it. Only lists of versions are fetched.
 
-    Raises SetupError where none can be reached, or no hash of it is known and one is required.
+    Raises SetupError if none can be reached, or if no hash of it is known and one is required.
     """
     version = version_of(python)
     with step(f"looking for torch for Python {version}"):
@@ -70,7 +70,7 @@ def choose(python: str, device: str, *, require_hash: bool = False) -> Torch:
 
 
 def _reach(python: str, device: str) -> tuple[str, str]:
-    """The first build for the device that is anywhere, and the index that has it."""
+    """The first build for the device that any source has, and its index."""
     index = os.environ.get("TORCH_INDEX_URL") or (TORCH_INDEX_URL if device == "cpu" else "")
     places = ("", index) if index else ("",)
     offers: dict[str, str] = {}
@@ -87,17 +87,17 @@ def _reach(python: str, device: str) -> tuple[str, str]:
 
 
 def _offer(python: str, index: str) -> str:
-    """What pip says of the versions of torch that this Python could take, in its configured sources or at an index."""
+    """pip's report of the versions of torch that this Python could take, in its configured sources or at an index."""
     command = [python, "-m", "pip", "index", "versions", "torch", "--only-binary=:all:", "--disable-pip-version-check", "--no-input"]
     try:
-        # Whoever has pip be quiet would hear nothing.
+        # A quiet pip would print nothing.
         return run([*command, *((f"--index-url={index}", *FAR) if index else ())], PIP_QUIET="0")
     except CommandError as error:
         return error.output
 
 
 def install(python: str, torch: Torch) -> str:
-    """Installs a build without its dependencies, which come with the rest. Returns the SHA-256 of the wheel that came.
+    """Install a build without its dependencies, which come with the rest. Return the SHA-256 of the wheel that came.
 
     Raises SetupError for a wheel that is another than the known ones.
     """
@@ -114,7 +114,7 @@ def install(python: str, torch: Torch) -> str:
 
 
 def can_stay(python: str, made: Mapping[str, Any], device: str, *, require_hash: bool = False) -> bool:
-    """Whether the torch that is installed for `python` is one for the device: the best build, or the one that was chosen for this device.
+    """Whether the torch that is installed for `python` is right for the device: the best build, or the one that was chosen for this device.
 
     made: the stamp of its environment. A wheel that is not the known one does not stay.
     """
@@ -128,7 +128,7 @@ def can_stay(python: str, made: Mapping[str, Any], device: str, *, require_hash:
 
 
 def installed(python: str) -> str:
-    """The build that is installed for `python`; empty where there is none."""
+    """The build that is installed for `python`; empty if there is none."""
     probe = "import importlib.metadata as m; print(*{d.version for d in m.distributions(name='torch')})"
     return run([python, "-I", "-c", probe]).strip()
 
@@ -139,7 +139,7 @@ def version_of(python: str) -> str:
 
 
 def known_hashes(build: str, version: str) -> tuple[str, ...]:
-    """SHA-256 of the wheels of a build for a Python; none where they are not known."""
+    """SHA-256 of the wheels of a build for a Python; empty if they are not known."""
     return tuple(_table().get(build, {}).get(version, ()))
 
 

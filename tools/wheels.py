@@ -1,7 +1,7 @@
-"""Builds what is given out into dist/: the wheels of omnistage and of omnistage-pictures (`make wheels`).
+"""Builds the packages that are given out into dist/: the wheels of omnistage and of omnistage-pictures (`make wheels`).
 
-From the tools whose hashes stand in requirements/build.txt, apart from any environment: no set-up is needed. The same files give the same
-bytes.
+It uses the tools whose hashes stand in requirements/build.txt, apart from any environment, so no set-up is needed. The same files give the
+same bytes.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from tools.setup import PICTURES, python_with_pip
 
 ROOT = Path(__file__).resolve().parent.parent
 DATE = "1580601600"
-"""Of all files in a wheel, whatever the environment says; hatchling's own."""
+"""Time of all files in a wheel, whatever the environment says; hatchling's own."""
 
 
 def build(folder: Path, root: Path = ROOT) -> list[Path]:
-    """The wheels of the checkout in `root`, in `folder`, instead of older ones. Raises SetupError."""
+    """Build the wheels of the checkout in `root`, in `folder`, instead of older ones. Raises SetupError."""
     for old in folder.glob("omnistage*.whl"):
         old.unlink()
     with python_with_pip(sys.executable) as python:
@@ -34,7 +34,7 @@ def build(folder: Path, root: Path = ROOT) -> list[Path]:
 
 
 def main() -> int:
-    """Builds, and says what came."""
+    """Build, and print what was built."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--folder", type=Path, default=ROOT / "dist", help="where the wheels go (default: dist)")
     folder = parser.parse_args().folder.absolute()

@@ -1,7 +1,7 @@
 """Trains the picture model's transformer and text encoder together, by flow matching on the latents of a trained VAE.
 
-What it needs to follow its prompts: a VAE that keeps colours (30 dB and more); a weight on the latents of the shapes, since most of a
-picture is background; a caption of nothing in a part of the pictures, for guidance; many phrasings of one scene.
+To follow its prompts it needs: a VAE that keeps colours (30 dB and more); a weight on the latents of the shapes, since most of a picture is
+background; an empty caption for a part of the pictures, for guidance; many phrasings of one scene.
 """
 
 from __future__ import annotations
@@ -29,20 +29,20 @@ from tools.pictures.vae import encode
 VOCABULARY = 512
 TEMPLATE = "{% for message in messages %}<|im_start|>{{ message['content'] }}<|im_end|>{% endfor %}"
 SPLIT = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-"""How Qwen2 cuts text before it merges."""
+"""The pattern by which Qwen2 cuts text before it merges."""
 WIDTH, LAYERS, HEADS = 128, 4, 4
 AXES = (8, 12, 12)
 SHIFT = 3.0
-"""Of the noise levels, in training and in drawing."""
+"""Shift of the noise levels, in training and in drawing."""
 NULL = 0.1
-"""Part of the pictures whose caption is left out."""
+"""Share of the pictures whose caption is left out."""
 SHAPE_WEIGHT = 4.0
 EMA = 0.999
 SCENES = 24_000
 
 
 def new_tokenizer(seed: int) -> Qwen2Tokenizer:
-    """Of bytes, with Qwen2's cuts, trained on captions: a word of a caption is a token, any other text is more of them."""
+    """A tokenizer of bytes, with Qwen2's cuts, trained on captions: a word of a caption is one token, any other text is more."""
     rng = random.Random(seed)
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
@@ -105,7 +105,7 @@ class Painter(nn.Module):
 
     @classmethod
     def trained(cls, folder: Path) -> Painter:
-        """Of a pipeline that was saved, to be trained further."""
+        """The models of a saved pipeline, to be trained further."""
         pipe = ZImagePipeline.from_pretrained(folder, torch_dtype=torch.float32, local_files_only=True, use_safetensors=True)
         return cls(pipe.tokenizer, pipe.text_encoder.train(), pipe.transformer.train())
 
@@ -123,7 +123,7 @@ class Painter(nn.Module):
 
 
 def shown(vae: AutoencoderKL, rng: random.Random, count: int) -> tuple[list[Scene], Tensor, Tensor]:
-    """Scenes, their latents as the transformer has them, and weights of those: bfloat16 is enough to look at a picture."""
+    """Scenes, their latents in the transformer's scale, and weights of those: bfloat16 is enough to look at a picture."""
     scenes = [draw_scene(rng) for _ in range(count)]
     latents, weights = [], []
     for first in range(0, count, 64):
@@ -138,7 +138,7 @@ def shown(vae: AutoencoderKL, rng: random.Random, count: int) -> tuple[list[Scen
 
 
 def batches(rng: random.Random, count: int, size: int) -> Iterator[list[int]]:
-    """Numbers of scenes, over and over in random order."""
+    """Numbers of scenes, repeatedly in random order."""
     while True:
         order = list(range(count))
         rng.shuffle(order)
@@ -193,7 +193,7 @@ def train(vae_folder: Path, out: Path, minutes: float, size: int, rate: float, s
 
 
 def save(vae: AutoencoderKL, painter: Painter, out: Path) -> None:
-    """As a pipeline, in bfloat16."""
+    """Save them as a pipeline, in bfloat16."""
     painter = copy.deepcopy(painter)
     scheduler = FlowMatchEulerDiscreteScheduler(num_train_timesteps=1000, shift=SHIFT)
     parts = (scheduler, copy.deepcopy(vae), painter.text_encoder, painter.tokenizer, painter.transformer)

@@ -1,4 +1,4 @@
-"""Puts a trained picture model into the package that carries it, with what it draws where nothing is said."""
+"""Puts a trained picture model into the package that carries it, with its defaults for drawing."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ DRAWS = {
     "lower_case": True,
     "one_size": True,
 }
-"""Its captions had small letters nearly always, and a colour for each shape; pictures were of one size."""
+"""Its captions nearly always had small letters, and a colour for each shape; pictures were of one size."""
 DEFAULTS = {"width": 128, "height": 128, "steps": 16, "guidance_scale": 1.0, "draws": DRAWS}
 """Sizes, steps and guidance were chosen by the scores of tools/pictures/score.py."""
 OF_A_MACHINE = ("_name_or_path", "is_local", "local_files_only")
-"""Where a part lay when it was saved, and how it had been loaded."""
+"""Keys of a saved part: the folder from which it was loaded, and how."""
 
 
 def pack(trained: Path) -> None:

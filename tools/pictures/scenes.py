@@ -1,7 +1,7 @@
-"""What the default picture model is taught: coloured shapes on a background, in words and in pixels.
+"""The world of the default picture model: coloured shapes on a background, in words and in pixels.
 
-A Scene is exact; a caption says it in one of several ways, and may leave out what is usual (a medium size, the middle, a white background).
-One scene in HELD_OUT_EVERY is never shown in training, in no words: by these the model is judged.
+A Scene is exact; a caption describes it in one of several ways, and may leave out usual things (a medium size, the middle, a white
+background). One scene in HELD_OUT_EVERY is never shown in training, in any words: these scenes judge the model.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ PAIRS = tuple(
 )
 """Places of two shapes that do not touch."""
 JITTER = 2
-"""Pixels that a centre may be off, either way."""
+"""Pixels by which a centre may be off, either way."""
 
 _SIZE_WORDS = {
     "small": ("small", "small", "small", "tiny", "little", "very small"),
@@ -114,14 +114,14 @@ class Scene:
 
     @property
     def held_out(self) -> bool:
-        """A function of what is said, not of the jitter."""
+        """A function of the described properties, not of the jitter."""
         said = [self.background, *(f"{t.colour} {t.kind} {t.size} {t.place}" for t in self.things)]
         digest = hashlib.sha256("|".join(said).encode()).digest()
         return int.from_bytes(digest[:4], "big") % HELD_OUT_EVERY == 0
 
 
 def draw_scene(rng: random.Random, held_out: bool = False) -> Scene:
-    """A random scene, of those that are held out, or of the others. One in three has two shapes."""
+    """A random scene, among those that are held out or among the others. One in three has two shapes."""
     while True:
         background = rng.choice(tuple(COLOURS))
         colours = [colour for colour in COLOURS if colour != background]
@@ -145,7 +145,7 @@ def _jittered(rng: random.Random, thing: Thing) -> Thing:
 
 
 def caption(rng: random.Random, scene: Scene) -> str:
-    """The scene in words; equal scenes have many."""
+    """Describe the scene in words; equal scenes have many descriptions."""
     words = _words(rng, scene)
     chance = rng.random()
     if chance < 0.2:
@@ -158,7 +158,7 @@ def caption(rng: random.Random, scene: Scene) -> str:
 
 
 def _words(rng: random.Random, scene: Scene) -> str:
-    # What is usual may go without saying, but only of one shape.
+    # Usual properties may be left out, but only of one shape.
     alone = len(scene.things) == 1
     silent_background = scene.background == "white" and rng.random() < 0.4
     things = [_thing(rng, thing, alone) for thing in scene.things]
@@ -171,7 +171,7 @@ def _words(rng: random.Random, scene: Scene) -> str:
 
 
 def _on(rng: random.Random, what: str, colour: str) -> str:
-    """With a background."""
+    """Add the background."""
     ground = _article(f"{colour} {rng.choice(('background', 'background', 'background', 'canvas', 'ground'))}")
     comma = rng.choice(("", ","))
     forms = (
@@ -219,7 +219,7 @@ def _place(rng: random.Random, place: str) -> str:
 
 
 def _pair(rng: random.Random, scene: Scene, things: list[str]) -> str:
-    """Two shapes: each with its place, or, where they stand on the axes of the picture, one by the other."""
+    """Two shapes: each with its place, or, if they stand on the axes of the picture, one relative to the other."""
     one, other = scene.things
     relations = {
         ("left", "right"): ("to the left of", "left of", "next to", "beside"),
@@ -235,7 +235,7 @@ def _pair(rng: random.Random, scene: Scene, things: list[str]) -> str:
 
 
 def _kinds(things: list[str]) -> list[tuple[str, str]]:
-    """Each with the word in it that names its kind."""
+    """Each shape with the word for its kind."""
     words = {word for names in KIND_WORDS.values() for word in names}
     return [(thing, next(word for word in thing.split() if word in words)) for thing in things]
 
@@ -282,7 +282,7 @@ def picture(scene: Scene) -> NDArray[np.uint8]:
 
 
 def mask(scene: Scene) -> NDArray[np.float32]:
-    """[SIDE, SIDE], 1 where there is a shape."""
+    """[SIDE, SIDE], 1 inside a shape."""
     image = Image.new("L", (SIDE * OVERSAMPLE,) * 2, 0)
     for thing in scene.things:
         _fill(image, thing, 255)

@@ -1,6 +1,6 @@
-"""Looks at pictures of the default model: is the background right, and is there a shape where, as and as large as it should be?
+"""Scores pictures of the default model: is the background right, and does each shape have the right place, colour, kind and size?
 
-By pixels alone, of scenes that were never shown in training. Each pixel counts as the colour of the palette that is nearest to it.
+It looks at pixels alone, of scenes that were never shown in training. Each pixel counts as the colour of the palette that is nearest to it.
 """
 
 from __future__ import annotations
@@ -19,14 +19,15 @@ from numpy.typing import NDArray
 from tools.pictures.scenes import COLOURS, KINDS, PLACES, RADII, SIDE, Scene, Thing, caption, draw_scene, mask
 
 BORDER = 6
-"""Pixels at the edges that only the background reaches, but for large shapes in corners: the most frequent colour there is its."""
+"""Pixels at the edges that only the background reaches, except for large shapes in corners: the most frequent colour there is the
+background's."""
 SMALLEST = 60
-"""Pixels that a shape has at least."""
+"""Fewest pixels of a shape."""
 
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What was right of one scene: of the background, and of each thing its place, colour, kind and size."""
+    """The right parts of one scene: its background, and place, colour, kind and size of each thing."""
 
     background: bool
     place: list[bool]
@@ -51,7 +52,7 @@ def looked_at(pixels: NDArray[np.uint8], scene: Scene) -> Seen:
 
 
 def _looked_at(shape: NDArray[np.bool_], nearest: NDArray[np.intp], names: list[str], thing: Thing) -> tuple[bool, bool, bool, bool]:
-    """Of the pixels that are not background and nearer to this thing than to another."""
+    """Pixels that are not background and nearer to this thing than to another."""
     if shape.sum() < SMALLEST:
         return False, False, False, False
     rows, columns = np.nonzero(shape)
@@ -79,7 +80,7 @@ def _kind(shape: NDArray[np.bool_], thing: Thing, radius: float, centre: tuple[f
 
 
 def scenes(count: int, things: int, seed: int) -> list[tuple[Scene, str]]:
-    """Held-out scenes with so many things, and words for each."""
+    """Held-out scenes with this many things, and words for each."""
     rng = random.Random(seed)
     made = list[tuple[Scene, str]]()
     while len(made) < count:
@@ -91,7 +92,7 @@ def scenes(count: int, things: int, seed: int) -> list[tuple[Scene, str]]:
 
 
 def scored(draw: Callable[[str, int], NDArray[np.uint8]], asked: Sequence[tuple[Scene, str]]) -> dict[str, float]:
-    """Part of what was right, by what it is. draw: a caption and a seed to pixels."""
+    """The share of right parts, by part. draw: maps a caption and a seed to pixels."""
     right, all_of = Counter[str](), Counter[str]()
     for number, (scene, words) in enumerate(asked):
         seen = looked_at(draw(words, number), scene)

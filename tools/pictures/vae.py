@@ -19,16 +19,16 @@ from tools.pictures.scenes import SIDE, draw_scene, mask, picture
 
 CHANNELS = 8
 NOISE = 0.1
-"""Standard deviation of what is added to the latents in training: the decoder sees no exact ones from a diffusion either."""
+"""Standard deviation of the noise that training adds to the latents: a diffusion does not give the decoder exact ones either."""
 EDGE_WEIGHT = 3.0
 CROP = 64
-"""Of what most of the training sees: most of a whole picture is nothing but background."""
+"""Side of the crops in most of the training: most of a whole picture is nothing but background."""
 WHOLE_FROM, EXACT_FROM = 0.75, 0.9
-"""Parts of the training after which it sees whole pictures, and after which it computes in float32."""
+"""Shares of the training after which it sees whole pictures, and after which it computes in float32."""
 
 
 def new_vae() -> AutoencoderKL:
-    """One group in every norm: a norm of single channels takes a flat colour away, and most of these pictures is flat colour."""
+    """One group in every norm: a norm of single channels removes a flat colour, and most of these pictures is flat colour."""
     return AutoencoderKL(
         in_channels=3,
         out_channels=3,
@@ -48,8 +48,8 @@ def new_vae() -> AutoencoderKL:
 
 
 def batch(rng: random.Random, count: int, crop: int = 0) -> tuple[Tensor, Tensor]:
-    """Pictures in -1..1 and weights of their pixels, [count, 3, side, side] and [count, 1, side, side]; no scene that is held out.
-    crop: the side of a part of each, with a shape in it."""
+    """Pictures in -1..1 and weights of their pixels, [count, 3, side, side] and [count, 1, side, side]; no scene that is held out. crop:
+    the side of a part of each, with a shape in it."""
     scenes = [draw_scene(rng) for _ in range(count)]
     pictures = torch.from_numpy(np.stack([picture(scene) for scene in scenes])).permute(0, 3, 1, 2).float() / 127.5 - 1
     shapes = torch.from_numpy(np.stack([mask(scene) for scene in scenes]))[:, None]
@@ -97,7 +97,7 @@ def train(out: Path, minutes: float, size: int, rate: float, seed: int) -> None:
         if time.process_time() - last > 30:
             last = time.process_time()
             print(f"{step} {100 * done:.0f}% loss {loss.item():.4f} psnr {psnr(vae, rng):.2f} spread {spread.std().item():.2f}", flush=True)
-    # What the pipelines take away and divide by, one number of each for all channels.
+    # The shift and the scale that the pipelines apply, one number of each for all channels.
     codes = torch.cat([encode(vae, batch(rng, 64)[0]) for _ in range(8)])
     vae.register_to_config(shift_factor=round(codes.mean().item(), 4), scaling_factor=round(1 / codes.std().item(), 4))
     vae.save_pretrained(out)
@@ -108,7 +108,7 @@ def train(out: Path, minutes: float, size: int, rate: float, seed: int) -> None:
 
 @torch.no_grad()
 def encode(vae: AutoencoderKL, pictures: Tensor) -> Tensor:
-    """[n, channels, 16, 16], as the encoder puts them out."""
+    """[n, channels, 16, 16], as the encoder gives them."""
     codes: Tensor = vae.encode(pictures.to(memory_format=torch.channels_last)).latent_dist.mode()
     return codes
 
