@@ -68,12 +68,12 @@ def text_of(costs: Mapping[str, Cost], *, whole: bool = False) -> str:
     return "{\n" + ",\n".join(lines) + "\n}\n"
 
 
-def renewed(table: Mapping[str, Cost], last: Mapping[str, Cost]) -> Costs:
+def renew(table: Mapping[str, Cost], last: Mapping[str, Cost]) -> Costs:
     """The table with the last run's measurements, without files that no longer exist."""
     return {file: cost for file, cost in {**table, **last}.items() if (ROOT / file).is_file()}
 
 
-def shown(costs: Mapping[str, Cost]) -> str:
+def table_text(costs: Mapping[str, Cost]) -> str:
     """A line for each file, dearest first, for each folder, and for the sum."""
     folders: Costs = {}
     for file, cost in costs.items():
@@ -93,7 +93,7 @@ def write() -> None:
     """Put the last run into the table of the repository. Raises CostsError."""
     if not LAST.exists() or not json.loads(LAST.read_text(encoding="utf-8")).get(WHOLE):
         raise CostsError("the last run was not of whole files: run `make test` without words for pytest first")
-    TABLE.write_text(text_of(renewed(read(TABLE), read(LAST))), encoding="utf-8")
+    TABLE.write_text(text_of(renew(read(TABLE), read(LAST))), encoding="utf-8")
 
 
 def main() -> int:
@@ -106,7 +106,7 @@ def main() -> int:
         if options.write:
             write()
         else:
-            print(shown(read(LAST) or read(TABLE)))
+            print(table_text(read(LAST) or read(TABLE)))
     except CostsError as error:
         print(f"costs: {error}", file=sys.stderr)
         return 1

@@ -35,7 +35,7 @@ def main(words: Sequence[str]) -> int:
     if os.environ.get("CI") or not sys.stdout.isatty() or named_router() is not None:
         return _omnistage("ask", *QUESTION, *asked)
     address = os.environ.get("OMNISTAGE_SERVE_ADDRESS", DEFAULT_ADDRESS)
-    served = serving(address, pipelines) or _started(address, pipelines)
+    served = find_serving(address, pipelines) or _started(address, pipelines)
     code = _omnistage("ask", *QUESTION, *asked, *(["--address", served.address] if served else []))
     if served is not None:
         tell(served)
@@ -46,7 +46,7 @@ def _omnistage(*words: str) -> int:
     return subprocess.run([OMNISTAGE, *words], check=False).returncode
 
 
-def serving(address: str, pipelines: Sequence[str]) -> Served | None:
+def find_serving(address: str, pipelines: Sequence[str]) -> Served | None:
     """A stack of this user that serves exactly the demo's pipelines: one with a page where `omnistage serve` listens, or one that an
     earlier demo left."""
     names = ", ".join(pipelines or default_pipelines()[0])

@@ -114,7 +114,7 @@ def lock(root: Path, *, upgrade: bool) -> None:
         names = sorted(closure.keys() - {"torch"} - before)
         text = "".join(entry(packages[name], needed[name], hashes[packages[name].name]) for name in names)
         (folder / f"{group}.txt").write_text(heading(group) + text, encoding="utf-8")
-    for group, pinned in pinned_apart(root, roots_of["core"]).items():
+    for group, pinned in pin_apart(root, roots_of["core"]).items():
         (folder / f"{group}.txt").write_text(heading(group) + pinned, encoding="utf-8")
     if "torch" in needed:
         table = folder / TABLE.name
@@ -127,7 +127,7 @@ def read_groups(root: Path) -> dict[str, list[str]]:
     return {"build": list(BUILD), **groups.read_groups(root)}
 
 
-def pinned_apart(root: Path, core: Iterable[str]) -> dict[str, str]:
+def pin_apart(root: Path, core: Iterable[str]) -> dict[str, str]:
     """The lists of packages that stand apart, by name: of each package the oldest version that a Python can have. Raises LockError."""
     lists = {}
     for group, roots in {**groups.read_apart(root), OLDEST_LIST: core}.items():

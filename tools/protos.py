@@ -42,7 +42,7 @@ def compile_protos(words: Iterable[str]) -> None:
     subprocess.run([sys.executable, "-S", "-m", "grpc_tools.protoc", *words], env=environment, check=True)
 
 
-def generated(folder: Path) -> dict[str, bytes]:
+def read_stubs(folder: Path) -> dict[str, bytes]:
     """The generated files in a folder, by name; hand-written ones (__init__.py, py.typed) are left out."""
     return {path.name: path.read_bytes() for path in sorted(folder.glob("*_pb2*.py*"))}
 
@@ -58,7 +58,7 @@ def main() -> int:
         except SetupError as error:
             print(f"protos: {error}", file=sys.stderr)
             return 1
-        fresh, committed = generated(Path(folder) / "omnistage" / "v1"), generated(STUBS)
+        fresh, committed = read_stubs(Path(folder) / "omnistage" / "v1"), read_stubs(STUBS)
     stale = sorted(name for name in fresh.keys() | committed.keys() if fresh.get(name) != committed.get(name))
     if options.check:
         if stale:

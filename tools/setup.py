@@ -109,7 +109,7 @@ def set_up(venv: Path, extras: tuple[str, ...], *, editable: bool, device: str =
     about: dict[str, Any] = {"device": device, "torch": made.get("torch") if usable else None}
     write_stamp(venv, about)
     with step("build tools"):
-        install_hashed(python, [hashed("build")])
+        install_hashed(python, [list_of("build")])
     if chosen:
         about["torch"] = {"build": chosen.build, "sha256": torch_build.install(python, chosen)}
         write_stamp(venv, about)
@@ -140,7 +140,7 @@ def python_with_pip(python: str) -> Iterator[str]:
 def lists_of(extras: tuple[str, ...], build: str = "") -> list[Path]:
     """The lists to install for the extras beside a build of torch. Raises SetupError for an extra that does not exist."""
     more = (CUDA_LIST,) if build == torch_build.TORCH_CUDA and "models" in extras else ()
-    return [hashed(name) for name in ("core", *extras, *more)]
+    return [list_of(name) for name in ("core", *extras, *more)]
 
 
 def inputs_digest(editable: bool) -> str:
@@ -178,7 +178,7 @@ def can_use(venv: Path) -> bool:
     return OLDEST <= (int(major), int(minor)) <= NEWEST
 
 
-def hashed(name: str) -> Path:
+def list_of(name: str) -> Path:
     """The list of the packages of `core`, `build` or an extra. Raises SetupError if there is none."""
     path = REQUIREMENTS / f"{name}.txt"
     if not path.exists():

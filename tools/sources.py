@@ -67,7 +67,7 @@ def named_modules(node: ast.AST, dotted: str, is_package: bool) -> Iterator[str]
             parents = dotted.split(".")
             base = ".".join(filter(None, [*parents[: len(parents) - up], base]))
         yield from (f"{base}.{alias.name}" for alias in node.names)
-    elif isinstance(node, ast.Call) and called(node) in ("import_module", "__import__"):
+    elif isinstance(node, ast.Call) and called_name(node) in ("import_module", "__import__"):
         yield from filter(None, map(text_of, node.args[:1]))
 
 
@@ -76,7 +76,7 @@ def text_of(node: ast.AST) -> str | None:
     return node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else None
 
 
-def called(node: ast.Call) -> str:
+def called_name(node: ast.Call) -> str:
     """The last name of a called expression."""
     return node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
 
@@ -190,7 +190,7 @@ class _Reader:
     def _call(self, node: ast.Call) -> Iterable[ast.AST]:
         self._import(node)
         self._command(node.args)
-        if called(node) in ("usefixtures", "getfixturevalue"):
+        if called_name(node) in ("usefixtures", "getfixturevalue"):
             self._found.arguments |= {*filter(None, map(text_of, node.args))}
         return ast.iter_child_nodes(node)
 

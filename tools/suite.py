@@ -98,7 +98,7 @@ def defects(failed: dict[str, Failure]) -> int:
     return len({failure.fixture or test for test, failure in failed.items()})
 
 
-def shown(message: str) -> str:
+def message_text(message: str) -> str:
     """The beginning of a test's message, without characters that would steer a terminal."""
     return "".join(one if one.isprintable() else "?" for one in message[:SHOWN])
 
@@ -200,9 +200,9 @@ def judge(suite: Suite, ended: Ended, *, again: bool) -> int:
             flaky = {test: failure for test, failure in failed.items() if test in second.passed and failure.when != CRASHED}
             failed = {test: failure for test, failure in failed.items() if test not in flaky}
     for test, failure in flaky.items():
-        print(f"flaky: {test}, seed {suite.seed}, {shown(failure.message)}")
+        print(f"flaky: {test}, seed {suite.seed}, {message_text(failure.message)}")
     for test, failure in failed.items() if ended.broken else ():
-        print(f"failed: {test}, {shown(failure.message)}")
+        print(f"failed: {test}, {message_text(failure.message)}")
     for part in ended.broken:
         print(f"broken: {part}")
     if defects(flaky) > MOST_FLAKY:

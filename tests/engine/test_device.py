@@ -12,7 +12,7 @@ import torch
 
 from helpers.elsewhere import GPU, Device, on_the_device
 from helpers.tiny import TAPPED, TINY, tiny_weights
-from omnistage.engine.attention import SdpaAttention, TritonAttention, chosen
+from omnistage.engine.attention import SdpaAttention, TritonAttention, choose_backend
 from omnistage.engine.decoder import PackedDecoder
 from omnistage.engine.head import TokenHead
 from omnistage.engine.kv import KVCache
@@ -64,7 +64,7 @@ def answers(decoder: PackedDecoder, device: Device) -> tuple[list[list[Item]], l
     """Items and taps of all requests, and the logprobs, as the engine makes them."""
     pool = PagePool(40)
     scheduler, cache = Scheduler(pool, PrefixCache(pool, 0), Limits()), KVCache(decoder.spec, 40)
-    runner = Runner(decoder, TokenHead(decoder.logits), cache, chosen(decoder.spec).backend)
+    runner = Runner(decoder, TokenHead(decoder.logits), cache, choose_backend(decoder.spec).backend)
     sequences = [Sequence(request) for request in asked()]
     taps: dict[Sequence, list[Taps]] = {sequence: [] for sequence in sequences}
     logprobs: list[float] = []
@@ -101,7 +101,7 @@ def test_an_answer_of_a_device_is_that_of_the_processor_and_no_step_waits_for_wh
     with torch.inference_mode(), entered(device):
         decoder = PackedDecoder(TINY, on_the_device(weights), TAPPED)
         assert decoder.products == "blocks of 64 rows" and decoder.spec.device == GPU
-        assert isinstance(chosen(decoder.spec).backend, TritonAttention if torch.cuda.is_available() else SdpaAttention)
+        assert isinstance(choose_backend(decoder.spec).backend, TritonAttention if torch.cuda.is_available() else SdpaAttention)
         there, taps_there, logprobs_there = answers(decoder, device)
     assert there == items
     torch.testing.assert_close(logprobs_there, logprobs, atol=1e-4, rtol=1e-4)
@@ -115,9 +115,9 @@ def test_the_fixed_results_of_a_device_can_be_told_apart() -> None:
     """By a revision, which reads them."""
     with torch.inference_mode():
         here = PackedDecoder(TINY, tiny_weights(torch.float32), TAPPED)
-        expected = fixed_results(here, here.logits, chosen(here.spec).backend)
+        expected = fixed_results(here, here.logits, choose_backend(here.spec).backend)
     with entered(Device()):
         decoder = PackedDecoder(TINY, on_the_device(tiny_weights(torch.float32)), TAPPED)
-        results = [result.cpu() for result in fixed_results(decoder, decoder.logits, chosen(decoder.spec).backend)]
+        results = [result.cpu() for result in fixed_results(decoder, decoder.logits, choose_backend(decoder.spec).backend)]
     for result, other in zip(results, expected, strict=True):
         torch.testing.assert_close(result, other, atol=1e-3, rtol=1e-3)

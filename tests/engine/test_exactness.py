@@ -18,7 +18,7 @@ from omnistage.engine.attention import (
     SdpaAttention,
     TritonAttention,
     attend,
-    chosen,
+    choose_backend,
     rows_are_independent,
 )
 from omnistage.engine.decoder import PackedDecoder
@@ -52,7 +52,7 @@ class Bench:
         self.pool = PagePool(pages)
         self.cache = KVCache(decoder.spec, pages, poison=True)
         self.head = Reading(decoder)
-        self.runner = Runner(decoder, self.head, self.cache, chosen(decoder.spec).backend)  # type: ignore[arg-type]
+        self.runner = Runner(decoder, self.head, self.cache, choose_backend(decoder.spec).backend)  # type: ignore[arg-type]
 
     def sequence(self, prompt: list[int], answer: int, history: list[int] | None = None) -> Sequence:
         request = SequenceRequest(Prompt.of_tokens(prompt), 0, answer, history=tuple((token,) for token in history or ()))
@@ -197,7 +197,7 @@ def test_a_row_attends_alike_in_any_run_company_and_place(
 ) -> None:
     rng, generator = random.Random(seed), torch.Generator().manual_seed(seed)
     spec = DecoderSpec(1, query_heads, kv_heads, head_size, 500, 1024, dtype)
-    backend = chosen(spec).backend
+    backend = choose_backend(spec).backend
     assert isinstance(backend, PagedAttention)
     cache = KVCache(spec, 200)
     cache.layer(0).copy_(torch.randn(cache.layer(0).shape, generator=generator))
@@ -258,7 +258,7 @@ def test_every_backend_of_the_processor_keeps_its_claim(dtype: torch.dtype) -> N
     spec = tiny_decoder(dtype).spec
     assert rows_are_independent(PagedAttention({}), spec)
     assert rows_are_independent(RowAttention(), spec)
-    assert isinstance(chosen(spec).backend, PagedAttention)
+    assert isinstance(choose_backend(spec).backend, PagedAttention)
 
 
 @pytest.mark.parametrize("broken", [Company, Long, Batch])
@@ -268,21 +268,21 @@ def test_a_backend_that_breaks_its_claim_is_found_out_and_told(
     spec = tiny_decoder(dtype).spec
     assert not rows_are_independent(broken(), spec)
     monkeypatch.setattr(attention, "ATTENTION", (broken, RowAttention))
-    choice = chosen(spec)
+    choice = choose_backend(spec)
     assert isinstance(choice.backend, RowAttention) and "pages: a row depended on its neighbours at load;" in choice.reason
     monkeypatch.setattr(attention, "ATTENTION", (broken,))
     with pytest.raises(ValueError, match="no way to attend on cpu: not paged in sweeps of 12/32 pages"):
-        chosen(spec)
+        choose_backend(spec)
 
 
 def test_a_backend_that_claims_nothing_is_used_and_the_settings_say_so(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(attention, "ATTENTION", (Loose, RowAttention))
-    choice = chosen(tiny_decoder(dtype).spec)
+    choice = choose_backend(tiny_decoder(dtype).spec)
     assert isinstance(choice.backend, Loose) and choice.reason == "loose: a row that is computed again may differ in its last bits"
 
 
 def test_heads_whose_products_are_too_small_run_row_by_row() -> None:
-    assert isinstance(chosen(DecoderSpec(1, 4, 2, 16, 500, 1024, torch.bfloat16)).backend, RowAttention)
+    assert isinstance(choose_backend(DecoderSpec(1, 4, 2, 16, 500, 1024, torch.bfloat16)).backend, RowAttention)
 
 
 def test_an_accelerator_is_given_a_kernel_of_its_own_or_sdpa() -> None:

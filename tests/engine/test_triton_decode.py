@@ -22,7 +22,7 @@ from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
 from helpers import lengths
 from omnistage.engine import attention, paged_kernel
 from omnistage.engine.adapter import DecoderSpec
-from omnistage.engine.attention import RowAttention, SdpaAttention, TritonAttention, attend, chosen, fault_of, numbers_agree
+from omnistage.engine.attention import RowAttention, SdpaAttention, TritonAttention, attend, choose_backend, fault_of, numbers_agree
 from omnistage.engine.kv import KVCache
 from omnistage.engine.pages import PAGE_ROWS, pages_for
 from omnistage.engine.plan import PlannedRun
@@ -173,7 +173,7 @@ def test_where_its_claims_hold_it_is_chosen(how: str, request: pytest.FixtureReq
     if how == "brief":
         request.getfixturevalue("brief")
     monkeypatch.setattr(attention, "ATTENTION", (Anywhere, SdpaAttention, RowAttention))
-    choice = chosen(sizes(1, 1, 16, torch.bfloat16))
+    choice = choose_backend(sizes(1, 1, 16, torch.bfloat16))
     assert isinstance(choice.backend, Anywhere)
     assert choice.reason == "triton over pages: rows had equal bits in blocks, in batches and alone at load"
 
@@ -230,7 +230,7 @@ def test_a_kernel_that_fails_gives_way_and_the_settings_say_why(
 ) -> None:
     _mistaken(old, new, tmp_path, monkeypatch)
     monkeypatch.setattr(attention, "ATTENTION", (Anywhere, RowAttention))
-    choice = chosen(sizes(2, 1, 16, torch.float32))
+    choice = choose_backend(sizes(2, 1, 16, torch.float32))
     assert isinstance(choice.backend, RowAttention)
     assert f"not triton over pages: {told}" in choice.reason
 
@@ -267,8 +267,8 @@ def test_processors_never_import_it() -> None:
     program = (
         "import sys, torch\n"
         "from omnistage.engine.adapter import DecoderSpec\n"
-        "from omnistage.engine.attention import chosen\n"
-        "print(chosen(DecoderSpec(1, 1, 1, 16, 9, 64, torch.float32)).backend.name, 'triton' in sys.modules)\n"
+        "from omnistage.engine.attention import choose_backend\n"
+        "print(choose_backend(DecoderSpec(1, 1, 1, 16, 9, 64, torch.float32)).backend.name, 'triton' in sys.modules)\n"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
     assert done.stdout.split()[-1] == "False"

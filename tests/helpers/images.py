@@ -71,7 +71,7 @@ def download(folder: Path, *, extras: tuple[str, ...] = EXTRAS) -> None:
                 raise
             _run(*pip, "--no-deps", "--index-url", os.environ.get("TORCH_INDEX_URL") or torch_build.TORCH_INDEX_URL, torch)
     _run(*pip, "--no-deps", *(f"{package.name}=={package.version}" for package in (THINKER, VOICE)))
-    _run(*pip, "--require-hashes", "--no-deps", *(f"--requirement={setup.hashed(name)}" for name in ("build", "core", *extras)))
+    _run(*pip, "--require-hashes", "--no-deps", *(f"--requirement={setup.list_of(name)}" for name in ("build", "core", *extras)))
 
 
 def write_image(stream: IO[bytes], *, environment: bool = False) -> None:
@@ -139,7 +139,7 @@ def _digest() -> str:
     """Names all that the base images are made of."""
     models = [f"{package.name} {package.version}" for package in (THINKER, VOICE)]
     digest = hashlib.sha256(f"{RELEASE} {PACKAGES} {metadata.version('torch')} {models} {sys.version}".encode())
-    for path in (Path(__file__), *(setup.hashed(name) for name in ("build", "core", *EXTRAS))):
+    for path in (Path(__file__), *(setup.list_of(name) for name in ("build", "core", *EXTRAS))):
         digest.update(path.read_bytes())
     return digest.hexdigest()
 
@@ -177,7 +177,7 @@ def _add_environment(image: tarfile.TarFile) -> None:
 def _installed() -> Iterator[tuple[Path, str]]:
     """The files of all packages that images with torch install, and their paths below site-packages; without scripts, which name the
     environment they are in, and headers, which are a quarter of all and for compilers."""
-    lists = "\n".join(path.read_text(encoding="utf-8") for path in map(setup.hashed, ("build", "core", *EXTRAS)))
+    lists = "\n".join(path.read_text(encoding="utf-8") for path in map(setup.list_of, ("build", "core", *EXTRAS)))
     seen = set[str]()  # some packages have a file in common
     for name in ["torch", *re.findall(r"^([\w.-]+)==", lists, re.MULTILINE)]:
         for file in metadata.distribution(name).files or ():

@@ -24,7 +24,7 @@ SPARE = {
     "metrics": ("omnistage.host.metrics_page", "_Server.serve_forever"),
     "visitor": ("omnistage.host.metrics_page", "_Server.finish_request"),
     "visitor's error": ("omnistage.host.metrics_page", "_Server.handle_error"),
-    "watchdog's look": ("omnistage.host.kernel_threads", "seen"),
+    "watchdog's look": ("omnistage.host.kernel_threads", "read_threads"),
     "tidy": ("omnistage.stage.server", "tidy"),
 }
 """Where a server does what it can do without: a module, and a function in it."""

@@ -73,7 +73,7 @@ def test_the_versions_are_those_of_the_constraints() -> None:
 
 def test_the_lists_hold_what_pyproject_needs_and_no_more() -> None:
     """For the Python that runs this, by what the installed packages say of themselves; an extra that no test needs may be missing."""
-    cuda = read(setup.hashed(setup.CUDA_LIST)).keys()
+    cuda = read(setup.list_of(setup.CUDA_LIST)).keys()
     here = [
         # What torch needs in its build for CUDA alone has a list of its own.
         lock.Package(one.name, one.version, tuple(need for need in one.requires or () if one.name != "torch" or named(need) not in cuda))
@@ -81,18 +81,18 @@ def test_the_lists_hold_what_pyproject_needs_and_no_more() -> None:
     ]
     packages: dict[str, lock.Package] = {canonicalize_name(package.name): package for package in here}
     groups = lock.read_groups(setup.ROOT)
-    core = read(setup.hashed("core")).keys()
+    core = read(setup.list_of("core")).keys()
     for group, roots in groups.items():
         if group == "torchao" and "torchao" not in packages:
             continue
         needed = {name for name, pythons in lock.follow(roots, packages).items() if PYTHON in pythons}
-        listed = {name for name, (_, marker, _) in read(setup.hashed(group)).items() if not marker or Marker(marker).evaluate()}
+        listed = {name for name, (_, marker, _) in read(setup.list_of(group)).items() if not marker or Marker(marker).evaluate()}
         assert listed | core | {"torch"} == needed | core | {"torch"}, f"requirements/{group}.txt: make lock"
 
 
 def test_what_stands_apart_is_in_the_versions_that_pyproject_names_and_for_every_python() -> None:
     for group, roots in {**read_apart(setup.ROOT), lock.OLDEST_LIST: lock.read_groups(setup.ROOT)["core"]}.items():
-        text = setup.hashed(group).read_text(encoding="utf-8")
+        text = setup.list_of(group).read_text(encoding="utf-8")
         for python in lock.PYTHONS:
             listed = [one for one in ENTRY.finditer(text) if not one[3] or Marker(one[3]).evaluate({"python_version": python})]
             packages: dict[str, lock.Package] = {canonicalize_name(one[1]): lock.Package(one[1], one[2], ()) for one in listed}

@@ -32,7 +32,7 @@ def test_what_the_list_names_is_installed_and_nothing_beside_it(python: str, con
     wheel = publish(configured, "alpha", "1.0", needs=("beta",))
     publish(configured, "beta", "1.0")
     (requirements / "core.txt").write_text(f"alpha==1.0 --hash=sha256:{sha256(wheel)}\n")
-    setup.install_hashed(python, [setup.hashed("core")])
+    setup.install_hashed(python, [setup.list_of("core")])
     assert installed(python).split() == ["alpha==1.0"]
     with pytest.raises(SetupError, match=r"make lock(?s:.*)alpha 1.0 requires beta"):
         setup.check_complete(python)
@@ -43,7 +43,7 @@ def test_a_tampered_wheel_is_refused_in_one_line(python: str, configured: Path, 
     (requirements / "core.txt").write_text(f"alpha==1.0 --hash=sha256:{sha256(good)}\n")
     publish(configured, "alpha", "1.0", needs=("something-else",))
     with pytest.raises(SetupError, match=r"^alpha==1.0: the file .* is not the one whose SHA-256 stands in requirements/") as refused:
-        setup.install_hashed(python, [setup.hashed("core")])
+        setup.install_hashed(python, [setup.list_of("core")])
     assert "\n" not in str(refused.value)
     assert installed(python) == ""
 
@@ -52,7 +52,7 @@ def test_a_list_without_a_hash_installs_nothing(python: str, configured: Path, r
     publish(configured, "alpha", "1.0")
     (requirements / "core.txt").write_text("alpha==1.0\n")
     with pytest.raises(CommandError, match=r"(?i)hash"):
-        setup.install_hashed(python, [setup.hashed("core")])
+        setup.install_hashed(python, [setup.list_of("core")])
     assert installed(python) == ""
 
 

@@ -289,7 +289,7 @@ def test_a_table_is_read_as_it_was_written(tmp_path: Path) -> None:
     (tmp_path / "costs.json").write_text(costs.text_of(table, whole=True))
     assert costs.read(tmp_path / "costs.json") == {"a.py": Cost(10.0, 20.0, 5, 3), "b.py": Cost(2.2, 1.0, 2, 0)}
     assert json.loads((tmp_path / "costs.json").read_text())[costs.WHOLE] is True
-    lines = costs.shown(table).splitlines()
+    lines = costs.table_text(table).splitlines()
     assert [line.split()[-1] for line in lines[1:3]] == ["a.py", "b.py"]
 
 

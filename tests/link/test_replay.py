@@ -14,7 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from omnistage.connector.inline import PART_BYTES
 from omnistage.connector.transport import Sender
-from omnistage.link.replay import InputLog, OutputAccount, ReplayExpired, merged
+from omnistage.link.replay import InputLog, OutputAccount, ReplayExpired, merge_chunks
 from omnistage.v1 import chunk_pb2, stage_pb2
 from omnistage.wire.errors import StageError
 from omnistage.wire.limits import MAX_PORTS
@@ -262,13 +262,13 @@ def test_merging_is_the_same_in_one_go_or_several(port: str, cuts: Sequence[int]
     chunks = [source.next(count, last=number == len(cuts) - 1) for number, count in enumerate(cuts)]
     expected = _whole(source)
     together = [*chunks]
-    assert merged(together) == expected and together == [expected]
+    assert merge_chunks(together) == expected and together == [expected]
     half = data.draw(st.integers(0, len(chunks)))
     begun = chunks[:half]
-    merged(begun)
+    merge_chunks(begun)
     begun.extend(chunks[half:])
-    assert merged(begun) == expected
-    assert merged([]) is None
+    assert merge_chunks(begun) == expected
+    assert merge_chunks([]) is None
 
 
 def test_a_port_that_the_caller_waits_for_is_not_complete_before_it_began():

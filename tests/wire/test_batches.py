@@ -12,7 +12,7 @@ from helpers.servers import Local, all_free, local_chain, local_router, omni_stu
 from omnistage.client import AsyncOmni
 from omnistage.models.toy import formulas
 from omnistage.v1 import chunk_pb2, omni_pb2, stage_pb2
-from omnistage.wire.batches import MAX_BATCH_BYTES, batched, chunks_of
+from omnistage.wire.batches import MAX_BATCH_BYTES, batch_chunks, chunks_of
 from omnistage.wire.errors import StageError
 from omnistage.wire.limits import MAX_BATCH
 from omnistage.wire.ports import Output
@@ -93,10 +93,10 @@ async def test_a_large_chunk_is_a_message_of_its_own_between_small_ones():
 def test_no_message_of_a_router_is_beyond_the_bounds():
     sizes = [10, MAX_BATCH_BYTES // 2, MAX_BATCH_BYTES // 2, *[1] * (MAX_BATCH + 1), 2 * MAX_BATCH_BYTES, 1]
     pieces = [chunk_pb2.Chunk(port="audio", seq=n, audio=chunk_pb2.AudioChunk(data=bytes(size))) for n, size in enumerate(sizes)]
-    together = list(batched(pieces, omni_pb2.GenerateResponse, together=True))
+    together = list(batch_chunks(pieces, omni_pb2.GenerateResponse, together=True))
     assert [piece for message in together for piece in chunks_of(message)] == pieces
     assert [len(chunks_of(message)) for message in together] == [2, MAX_BATCH, 2, 1, 1]
-    singly = list(batched(pieces, omni_pb2.GenerateResponse, together=False))
+    singly = list(batch_chunks(pieces, omni_pb2.GenerateResponse, together=False))
     assert [message.chunk for message in singly] == pieces
 
 

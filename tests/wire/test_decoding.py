@@ -14,7 +14,7 @@ from helpers.mutation import changed
 from helpers.run import messages
 from omnistage.v1 import chunk_pb2, omni_pb2, stage_pb2, tensor_pb2
 from omnistage.wire import limits
-from omnistage.wire.decoding import FIELDS_AT_ONCE, TooLarge, decoded
+from omnistage.wire.decoding import FIELDS_AT_ONCE, TooLarge, decode
 from omnistage.wire.limits import BYTES, COUNTS, MAX_FIELDS
 
 REQUESTS: list[type[Message]] = [
@@ -42,9 +42,9 @@ def test_every_field_that_repeats_or_has_a_size_is_in_the_table():
 @pytest.mark.parametrize("path", REPEATED, ids=named)
 async def test_one_element_too_many_is_refused_by_name(path: wire.Path):
     most, kind = COUNTS[path.full_name], KINDS[path.root.name]
-    assert await decoded(path.times(most), kind) == kind.FromString(path.times(most))
+    assert await decode(path.times(most), kind) == kind.FromString(path.times(most))
     with pytest.raises(TooLarge) as raised:
-        await decoded(path.times(most + 1), kind)
+        await decode(path.times(most + 1), kind)
     assert raised.value.field.endswith(path.field.name) and str(path).endswith(raised.value.field)
     assert str(most) in raised.value.description
 
@@ -54,17 +54,17 @@ async def test_numbers_count_packed_or_not(path: wire.Path):
     most, kind = COUNTS[path.full_name], KINDS[path.root.name]
     few = min(most, 1000) // 2
     together = path.one_by_one(few) + path.times(most - few)
-    assert await decoded(together, kind) == kind.FromString(together)
+    assert await decode(together, kind) == kind.FromString(together)
     with pytest.raises(TooLarge):
-        await decoded(path.one_by_one(1) + path.times(most), kind)
+        await decode(path.one_by_one(1) + path.times(most), kind)
 
 
 @pytest.mark.parametrize("path", [path for path in SIZED if BYTES[path.full_name]], ids=named)
 async def test_bytes_that_are_too_long_are_refused_by_name(path: wire.Path):
     size, kind = BYTES[path.full_name] or 0, KINDS[path.root.name]
-    await decoded(path.holding(wire.field(path.field.number, bytes(size))), kind)
+    await decode(path.holding(wire.field(path.field.number, bytes(size))), kind)
     with pytest.raises(TooLarge) as raised:
-        await decoded(path.holding(wire.field(path.field.number, bytes(size + 1))), kind)
+        await decode(path.holding(wire.field(path.field.number, bytes(size + 1))), kind)
     assert raised.value.field.endswith(path.field.name)
 
 
@@ -73,22 +73,22 @@ async def test_parts_count_over_all_messages_of_a_request():
     parts = wire.field(1, wire.field(2, b"") * (limits.MAX_MESSAGES // 2))
     for data in (wire.field(4, parts * 9), wire.field(4, parts) * 9):
         with pytest.raises(TooLarge, match=r"thinker\.messages\.parts"):
-            await decoded(data, omni_pb2.GenerateRequest)
+            await decode(data, omni_pb2.GenerateRequest)
 
 
 async def test_a_request_of_many_fields_is_read_whole_and_one_of_too_many_is_not():
     chunk = wire.field(2, wire.field(1, b"text") * (MAX_FIELDS // limits.MAX_HISTORY - 2))
     for count in (FIELDS_AT_ONCE, limits.MAX_HISTORY):
         data = wire.field(10, chunk * count)
-        assert await decoded(data, omni_pb2.GenerateRequest) == omni_pb2.GenerateRequest.FromString(data)
+        assert await decode(data, omni_pb2.GenerateRequest) == omni_pb2.GenerateRequest.FromString(data)
     with pytest.raises(TooLarge, match="fields in all"):
-        await decoded(wire.field(99, b"") * (MAX_FIELDS + 1), omni_pb2.GenerateRequest)
+        await decode(wire.field(99, b"") * (MAX_FIELDS + 1), omni_pb2.GenerateRequest)
 
 
 async def test_a_message_that_can_hold_little_is_passed_over_whole():
     """Its fields are not among those that are counted, as docs/limits.md says."""
     data = wire.field(6, wire.field(99, b"") * (MAX_FIELDS + 1))
-    assert (await decoded(data, omni_pb2.GenerateRequest)).HasField("code2wav")
+    assert (await decode(data, omni_pb2.GenerateRequest)).HasField("code2wav")
 
 
 def some_messages() -> list[Message]:
@@ -126,7 +126,7 @@ def some_messages() -> list[Message]:
 async def test_a_message_within_the_limits_is_read_as_it_was_written(message: Message):
     data = message.SerializeToString(deterministic=True)
     try:
-        read = await decoded(data, type(message))
+        read = await decode(data, type(message))
     except TooLarge as error:
         assert error.field
         return
@@ -151,7 +151,7 @@ async def test_broken_bytes_are_read_as_protobuf_reads_them_or_not_at_all(seed: 
                 case 2:
                     data[place:place] = chance.randbytes(chance.randint(1, 12))
         try:
-            read = await decoded(bytes(data), type(message))
+            read = await decode(bytes(data), type(message))
         except (DecodeError, TooLarge):
             outcomes["refused"] += 1
             continue
@@ -187,4 +187,4 @@ def _elements(message: Message, path: wire.Path) -> int:
 )
 async def test_bytes_that_are_no_message_are_refused_at_once(data: bytes):
     with pytest.raises(DecodeError):
-        await decoded(data, omni_pb2.GenerateRequest)
+        await decode(data, omni_pb2.GenerateRequest)

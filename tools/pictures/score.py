@@ -36,7 +36,7 @@ class Seen:
     size: list[bool]
 
 
-def looked_at(pixels: NDArray[np.uint8], scene: Scene) -> Seen:
+def look_at(pixels: NDArray[np.uint8], scene: Scene) -> Seen:
     """pixels: [SIDE, SIDE, 3]."""
     names, palette = list(COLOURS), np.array(list(COLOURS.values()), dtype=np.float32)
     nearest = np.square(pixels[:, :, None].astype(np.float32) - palette).sum(-1).argmin(-1)
@@ -91,11 +91,11 @@ def scenes(count: int, things: int, seed: int) -> list[tuple[Scene, str]]:
     return made
 
 
-def scored(draw: Callable[[str, int], NDArray[np.uint8]], asked: Sequence[tuple[Scene, str]]) -> dict[str, float]:
+def score_pictures(draw: Callable[[str, int], NDArray[np.uint8]], asked: Sequence[tuple[Scene, str]]) -> dict[str, float]:
     """The share of right parts, by part. draw: maps a caption and a seed to pixels."""
     right, all_of = Counter[str](), Counter[str]()
     for number, (scene, words) in enumerate(asked):
-        seen = looked_at(draw(words, number), scene)
+        seen = look_at(draw(words, number), scene)
         for name in ("background", "place", "colour", "kind", "size"):
             values = [seen.background] if name == "background" else getattr(seen, name)
             right[name] += sum(values)
@@ -129,7 +129,7 @@ def main() -> None:
             drawn.append(np.asarray(made))
             return drawn[-1]
 
-        one, two = (scored(draw, scenes(options.count, things, 7)) for things in (1, 2))
+        one, two = (score_pictures(draw, scenes(options.count, things, 7)) for things in (1, 2))
         print(json.dumps({"guidance": guidance, "one": one, "two": two}), flush=True)
         if options.sheet:
             from PIL import Image

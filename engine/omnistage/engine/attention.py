@@ -352,7 +352,7 @@ class Choice:
     reason: str
 
 
-def chosen(spec: DecoderSpec) -> Choice:
+def choose_backend(spec: DecoderSpec) -> Choice:
     """Choose the best backend of this device whose claim holds for these heads."""
     refused = ""
     for make in ATTENTION:

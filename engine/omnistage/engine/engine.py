@@ -18,7 +18,7 @@ import torch
 
 from omnistage.engine.activity import STEP_LIMIT_S, Activity
 from omnistage.engine.adapter import Decoder, Head
-from omnistage.engine.attention import Choice, chosen
+from omnistage.engine.attention import Choice, choose_backend
 from omnistage.engine.followers import NOBODY, Followers
 from omnistage.engine.kv import KVCache
 from omnistage.engine.pace import STEP_S, Pace
@@ -63,7 +63,7 @@ class Engine:
     ) -> None:
         limits = limits or Limits()
         self.activity = Activity("omnistage-engine", step_limit_s, followers.processes)
-        self.attention = attention or chosen(decoder.spec)
+        self.attention = attention or choose_backend(decoder.spec)
         self.spec = decoder.spec
         self._pool = PagePool(pages)
         self._prefixes = PrefixCache(self._pool, pages // 4 if kept_pages is None else min(kept_pages, pages))
@@ -301,7 +301,7 @@ class Engine:
 
     def _put(self, sequence: Sequence, event: SequenceEvent) -> None:
         sequence.unread += 1
-        self._outbox.put(self._streams[sequence], sequence.introduced(event))
+        self._outbox.put(self._streams[sequence], sequence.introduce(event))
 
     def _fail(self, sequence: Sequence, cause: BaseException | None) -> None:
         error = SequenceFailed(f"a step raised {cause!r}" if cause else "the model's logits are not finite")

@@ -63,7 +63,7 @@ class Plan:
         )
 
 
-def planned(runs: Many[Run], spec: DecoderSpec, least_rows: int) -> Plan:
+def make_plan(runs: Many[Run], spec: DecoderSpec, least_rows: int) -> Plan:
     """The plan of a step. least_rows: fewest rows of a step; if there are fewer, padding follows."""
     count = sum(run.count for run in runs)
     padded = max(count, least_rows)

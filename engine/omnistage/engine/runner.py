@@ -11,7 +11,7 @@ from omnistage.engine.cross_attention import bind
 from omnistage.engine.followers import NOBODY, Followers
 from omnistage.engine.kv import KVCache
 from omnistage.engine.linear import pad_rows
-from omnistage.engine.plan import last_rows, planned
+from omnistage.engine.plan import last_rows, make_plan
 from omnistage.engine.request import Taps
 from omnistage.engine.scheduler import Run
 
@@ -38,7 +38,7 @@ class Runner:
 
     def run(self, runs: Many[Run]) -> list[Computed]:
         """Compute the rows of some runs in one pass, and draw an item from each run that ends with the last known row of its sequence."""
-        plan = planned(runs, self._decoder.spec, pad_rows(1))
+        plan = make_plan(runs, self._decoder.spec, pad_rows(1))
         here = plan.to(self._decoder.spec.device)
         attention = bind(self._attention, self._cache, self._decoder.spec, here)
         with self._followers.step(plan):

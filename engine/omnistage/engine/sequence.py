@@ -158,7 +158,7 @@ class Sequence:
         may_end = may_end or (self.draws.walk is not None and self.draws.walk.must_end)
         return request.banned if may_end else request.banned | request.end_ids
 
-    def introduced(self, event: SequenceEvent) -> SequenceEvent:
+    def introduce(self, event: SequenceEvent) -> SequenceEvent:
         """The event; the first event of a sequence also gets its queue time and cached rows."""
         if self._silent:
             self._silent = False

@@ -20,7 +20,7 @@ class KernelThread:
     delay_s: float
 
 
-def seen(processes: Iterable[int] = ()) -> dict[int, KernelThread]:
+def read_threads(processes: Iterable[int] = ()) -> dict[int, KernelThread]:
     """The threads of this process and of the processes with the given ids, by thread number. Raises OSError if they cannot be read, for
     example because no descriptor is left."""
     threads = (folder for process in ("self", *processes) for folder in _folders(Path(f"/proc/{process}/task")))

@@ -110,7 +110,7 @@ class Watchdog:
     def _seen(self) -> Mapping[int, KernelThread]:
         """Empty if the threads cannot be read, for example because no descriptor is left: then no thread is judged."""
         try:
-            seen = kernel_threads.seen({process for judge in self._judges for process in judge.thread.processes})
+            seen = kernel_threads.read_threads({process for judge in self._judges for process in judge.thread.processes})
         except SHORTAGES as error:
             if not self._is_blind:  # Once, not four times a second.
                 log.warning("watchdog.sees_nothing", why=repr(error))

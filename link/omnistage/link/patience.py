@@ -20,7 +20,7 @@ class Patience:
     def __init__(
         self, stage: str, address: str, deadline: Deadline, is_alone: Callable[[], bool], known: Callable[[], Mapping[str, object]]
     ) -> None:
-        """is_alone: whether there is no other replica to go to. known: text of the log about the replica."""
+        """is_alone: whether there is no other replica to go to. known: returns fields of the log about the replica."""
         self._stage = stage
         self._address = address
         self._deadline = deadline

@@ -233,7 +233,7 @@ class OutputAccount:
         resume = stage_pb2.Resume()
         for reader in self._ports.values():
             resume.positions.add(port=reader.port, seq=reader.seq, first=reader.first, ended=reader.ended)
-        resume.history.extend(chunk for chunks in self._history.values() if (chunk := merged(chunks)) is not None)
+        resume.history.extend(chunk for chunks in self._history.values() if (chunk := merge_chunks(chunks)) is not None)
         return resume
 
 
@@ -249,7 +249,7 @@ def _without_alternatives(chunk: chunk_pb2.Chunk) -> chunk_pb2.Chunk:
     return kept
 
 
-def merged(chunks: list[chunk_pb2.Chunk]) -> chunk_pb2.Chunk | None:
+def merge_chunks(chunks: list[chunk_pb2.Chunk]) -> chunk_pb2.Chunk | None:
     """Join consecutive chunks of text or codes from item 0 into one; None if there is no chunk. Afterwards the list holds only that one."""
     if not chunks:
         return None

@@ -37,7 +37,7 @@ class Route(Protocol):
         """A replica was lost."""
 
     def known(self, address: str) -> Mapping[str, object]:
-        """Text of the log about a replica that gives no sign of life; empty if nothing is known."""
+        """Fields of the log about a replica that gives no sign of life; empty if nothing is known."""
 
 
 @dataclass(frozen=True, slots=True)

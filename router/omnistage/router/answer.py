@@ -27,7 +27,7 @@ from omnistage.router.room import OutputRoom
 from omnistage.router.route import Hop, PlacedRoute
 from omnistage.router.tally import Tally
 from omnistage.v1 import chunk_pb2, omni_pb2, stage_pb2
-from omnistage.wire.batches import batched, chunks_of
+from omnistage.wire.batches import batch_chunks, chunks_of
 from omnistage.wire.durations import duration
 from omnistage.wire.errors import StageError
 from omnistage.wire.tasks import let_go, within
@@ -145,7 +145,7 @@ class Generation:
         wanted = [chunk for chunk in chunks if chunk.port in self._request.outputs]
         self._tally.made(chunks)
         self._tally.gave(wanted)
-        for event in batched(wanted, omni_pb2.GenerateResponse, together=self._request.batches):
+        for event in batch_chunks(wanted, omni_pb2.GenerateResponse, together=self._request.batches):
             await self._write(event)
         for chunk in chunks:
             await self._make_room(link, chunk)

@@ -15,7 +15,7 @@ from omnistage.router.intake import Intake
 from omnistage.router.room import OutputRoom
 from omnistage.v1 import omni_pb2, stage_pb2
 from omnistage.wire.calls import write
-from omnistage.wire.decoding import TooLarge, decoded
+from omnistage.wire.decoding import TooLarge, decode
 from omnistage.wire.durations import duration
 from omnistage.wire.errors import StageError, bad_request, protocol_error
 from omnistage.wire.limits import BYTES
@@ -133,7 +133,7 @@ class Conversation:
         if data is grpc.aio.EOF:
             return None
         try:
-            message = await decoded(data, omni_pb2.ConverseRequest, self._turn)
+            message = await decode(data, omni_pb2.ConverseRequest, self._turn)
         except TooLarge as error:
             raise bad_request(error.field, error.description) from None
         except DecodeError:

@@ -13,7 +13,7 @@ from google.protobuf.message import DecodeError
 from omnistage.router.choice import check_outputs, choose_pipeline, stage_refusal
 from omnistage.router.pipeline import Pipeline
 from omnistage.v1 import omni_pb2, stage_pb2
-from omnistage.wire.decoding import TooLarge, decoded
+from omnistage.wire.decoding import TooLarge, decode
 from omnistage.wire.errors import bad_request
 from omnistage.wire.kinds import KINDS
 from omnistage.wire.limits import MAX_TEXT_CHARACTERS
@@ -48,7 +48,7 @@ async def parse(data: bytes, turn: Callable[[], AbstractAsyncContextManager[None
     Raises BAD_REQUEST for bytes that are no request, or that hold more of something than limits.py allows; raises whatever `turn`
     raises."""
     try:
-        return await decoded(data, omni_pb2.GenerateRequest, turn)
+        return await decode(data, omni_pb2.GenerateRequest, turn)
     except TooLarge as error:
         raise bad_request(error.field, error.description) from None
     except DecodeError:

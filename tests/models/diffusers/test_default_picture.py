@@ -16,7 +16,7 @@ from omnistage.models.diffusers.pictures import BLANK
 from omnistage.models.diffusers.store import model_directory
 from omnistage.models.interface import Note
 from tools.pictures.scenes import Scene
-from tools.pictures.score import scenes, scored
+from tools.pictures.score import scenes, score_pictures
 
 ENOUGH = 0.9
 """Part of the backgrounds, places and colours that are right at least."""
@@ -45,7 +45,7 @@ async def drawn(model: DrawnModel[object], asked: list[tuple[Scene, str]]) -> li
 async def test_a_picture_follows_its_prompt(model: DrawnModel[object], things: str, seed: int) -> None:
     asked = scenes(40, int(lengths.draw(things, THINGS, seed)), seed=11)
     pictures = await drawn(model, asked)
-    right = scored(lambda words, number: pictures[number], asked)
+    right = score_pictures(lambda words, number: pictures[number], asked)
     print(right)
     assert min(right["background"], right["place"], right["colour"]) >= ENOUGH
     assert right["kind"] >= KINDS

@@ -16,7 +16,7 @@ import torch
 from helpers import media_files
 from helpers.elsewhere import GPU, Device
 from helpers.models import text_pieces
-from omnistage.engine.attention import chosen
+from omnistage.engine.attention import choose_backend
 from omnistage.engine.results import fixed_results
 from omnistage.models.common.encoders.pictures import read_pictures
 from omnistage.models.common.encoders.starting import Parts, encoded_rows
@@ -40,7 +40,7 @@ def entered() -> AbstractContextManager[object]:
 
 def computed(parts: Parts, folder: Path, config: ThinkerConfig) -> list[torch.Tensor]:
     """Hidden rows and logits of fixed tokens, and rows of fixed pictures and sounds."""
-    results = fixed_results(parts.decoder, parts.decoder.logits, chosen(parts.decoder.spec).backend)
+    results = fixed_results(parts.decoder, parts.decoder.logits, choose_backend(parts.decoder.spec).backend)
     _, encoded = encoded_rows(parts, read_pictures(folder, config.vision).colours)
     return [result.cpu() for result in (*results, *encoded)]
 

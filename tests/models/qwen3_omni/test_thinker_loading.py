@@ -18,7 +18,7 @@ from helpers import lengths
 from helpers.packed import in_blocks
 from helpers.qwen3_checkpoint import Weights, change_weights, changed
 from helpers.qwen3_reference import Qwen3Reference
-from omnistage.engine.attention import chosen
+from omnistage.engine.attention import choose_backend
 from omnistage.engine.group import ALONE, Distributed
 from omnistage.engine.results import fixed_results
 from omnistage.models.common.checkpoint import BadCheckpoint
@@ -199,7 +199,7 @@ def results(folder: Path) -> list[torch.Tensor]:
     """Of fixed tokens, pictures and sounds."""
     config = read_thinker_config(folder)
     parts = WEIGHTS.read_parts(folder, config, torch.float32, torch.device("cpu"))
-    made = fixed_results(parts.decoder, parts.decoder.logits, chosen(parts.decoder.spec).backend)
+    made = fixed_results(parts.decoder, parts.decoder.logits, choose_backend(parts.decoder.spec).backend)
     return [*made, *encoded_rows(parts, read_pictures(folder, config.vision).colours)[1]]
 
 

@@ -48,7 +48,7 @@ class Batch:
         return message
 
 
-def batched(chunks: Iterable[chunk_pb2.Chunk], new: Callable[[], M], *, together: bool) -> Iterator[M]:
+def batch_chunks(chunks: Iterable[chunk_pb2.Chunk], new: Callable[[], M], *, together: bool) -> Iterator[M]:
     """Yield messages with these chunks, as few messages as possible. new: makes an empty message. together: as in Batch."""
     batch = Batch(together=together)
     for chunk in chunks:

@@ -50,10 +50,10 @@ def as_stream(handler: Handler, hold: Callable[[Context], AbstractContextManager
         except StageError as error:
             await abort(context, error)
 
-    return grpc.stream_stream_rpc_method_handler(leaving_nothing(serve), handler.request_deserializer, handler.response_serializer)
+    return grpc.stream_stream_rpc_method_handler(leave_nothing(serve), handler.request_deserializer, handler.response_serializer)
 
 
-def leaving_nothing(serve: Serve) -> Serve:
+def leave_nothing(serve: Serve) -> Serve:
     """Wrap `serve` so that the error which ends a call does not refer to the frames that served it: gRPC keeps some errors with the call,
     and logs some."""
 

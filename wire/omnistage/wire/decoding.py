@@ -66,7 +66,7 @@ class _Field:
     inside: dict[int, _Field] | None
 
 
-async def decoded(data: bytes, kind: type[M], turn: Callable[[], AbstractAsyncContextManager[None]] = nullcontext) -> M:
+async def decode(data: bytes, kind: type[M], turn: Callable[[], AbstractAsyncContextManager[None]] = nullcontext) -> M:
     """Return the message in these bytes. turn: held while a large message is decoded; all large messages of the process wait in one line.
 
     Raises TooLarge before anything is built, DecodeError for bytes that are no such message, and the errors of `turn`."""

@@ -13,7 +13,7 @@ from typing import Self
 import torch
 
 from omnistage.engine.adapter import Head
-from omnistage.engine.attention import chosen
+from omnistage.engine.attention import choose_backend
 from omnistage.engine.decoder import EMBEDDING, LM_HEAD, PackedDecoder
 from omnistage.engine.engine import Engine
 from omnistage.engine.followers import NOBODY
@@ -92,7 +92,7 @@ class Started:
         """Start the engine. head: makes the head from the decoder's logits. kv_bytes: bytes of keys and values. poison: see `Engine`. team:
         other ranks of the decoder; `kv_bytes` then counts for each rank."""
         followers, logits = (NOBODY, decoder.logits) if team is None else (team, team.logits(decoder.logits))
-        attention = chosen(decoder.spec)
+        attention = choose_backend(decoder.spec)
         with ThreadPoolExecutor(1) as beside:  # Both take long, and neither holds Python's lock.
             files = beside.submit(digests_of_files, folder)
             results = computed(partial(fixed_results, decoder, logits, attention.backend, followers), options.threads)

@@ -20,7 +20,7 @@ from typing import Protocol, cast
 import torch
 
 from omnistage.engine.adapter import Hidden
-from omnistage.engine.attention import chosen
+from omnistage.engine.attention import choose_backend
 from omnistage.engine.cross_attention import bind
 from omnistage.engine.decoder import PackedDecoder
 from omnistage.engine.group import Distributed, Group, RanksApart
@@ -67,7 +67,7 @@ class DecoderFollower:
 
     def __init__(self, decoder: PackedDecoder) -> None:
         self._decoder, self._spec = decoder, decoder.spec
-        self._attention = chosen(decoder.spec).backend
+        self._attention = choose_backend(decoder.spec).backend
         self._cache, self._plan, self._hidden = KVCache(decoder.spec, 1), cast(Plan, None), cast(Hidden, None)
 
     @property

@@ -15,7 +15,7 @@ from omnistage.link.stream import HANDSHAKE_TIMEOUT_S
 from omnistage.stage.outbox import Outbox
 from omnistage.v1 import stage_pb2
 from omnistage.wire.calls import write
-from omnistage.wire.decoding import TooLarge, decoded
+from omnistage.wire.decoding import TooLarge, decode
 from omnistage.wire.errors import StageError, bad_request, protocol_error
 from omnistage.wire.tasks import let_go, within
 
@@ -116,7 +116,7 @@ class Caller:
         if data is grpc.aio.EOF:  # type: ignore[comparison-overlap]
             return None
         try:
-            return await decoded(data, stage_pb2.RunRequest)
+            return await decode(data, stage_pb2.RunRequest)
         except DecodeError:
             raise protocol_error("these bytes are no RunRequest") from None
 

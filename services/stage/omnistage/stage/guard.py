@@ -20,7 +20,7 @@ from grpc_health.v1.health import SERVICE_NAME as HEALTH_NAME
 from omnistage.host.addresses import host_and_port, is_loopback
 from omnistage.host.errors import StartError
 from omnistage.v1 import stage_pb2
-from omnistage.wire.calls import as_stream, leaving_nothing, write
+from omnistage.wire.calls import as_stream, leave_nothing, write
 from omnistage.wire.errors import StageError, abort
 from omnistage.wire.token import KEY, VARIABLE, Token
 
@@ -99,7 +99,7 @@ class Guard(grpc.aio.ServerInterceptor):
                         await _half_close(context)
             await abort(context, error)
 
-        return grpc.stream_stream_rpc_method_handler(leaving_nothing(refuse))
+        return grpc.stream_stream_rpc_method_handler(leave_nothing(refuse))
 
     @contextmanager
     def _one_more(self, method: str) -> Iterator[None]:

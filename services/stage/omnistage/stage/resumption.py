@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from omnistage.link.replay import merged
+from omnistage.link.replay import merge_chunks
 from omnistage.stage.logic import Start
 from omnistage.v1 import chunk_pb2, stage_pb2
 from omnistage.wire.errors import bad_request
@@ -51,7 +51,7 @@ class Resumption:
             positions=[position for port, position in positions.items() if port not in produced],
             history=[chunk for port, chunks in history.items() if port not in produced for chunk in chunks],
         )
-        whole = {port: merged(list(chunks)) for port, chunks in history.items() if port in produced}
+        whole = {port: merge_chunks(list(chunks)) for port, chunks in history.items() if port in produced}
         return cls(own, {port: chunk for port, chunk in whole.items() if chunk is not None}, behind, again=True)
 
     def start(self, needs: Mapping[str, int]) -> Start:
