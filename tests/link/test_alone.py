@@ -100,7 +100,7 @@ async def answer(link: Link) -> list[stage_pb2.RunResponse]:
 
 async def quiet_for(link: Link, address: str, ticks: int) -> None:
     """Return when so much of the listener's time has passed since the address fell silent."""
-    pulse = link.search._channels.pulse(address)
+    pulse = link.search._channels.pulses.of(address)
     await until(lambda: pulse.is_quiet)
     since = pulse.ticks
     await until(lambda: pulse.ticks >= since + ticks)
@@ -133,7 +133,7 @@ async def test_the_log_tells_where_the_wait_begins_and_where_it_ends(when: str, 
             bare_peer(peer, peer.beats) as address,
             link_by(Growing([address]), opening(checkpoints=["codes"]), within_s=30.0 if wakes else 2.5) as link,
         ):
-            link.search._channels.pulse(address).attend(lambda why: None)  # Another session was there before.
+            link.search._channels.pulses.of(address).attend(lambda why: None)  # Another session was there before.
             structlog.contextvars.bind_contextvars(session_id="this one")
             hearing = asyncio.create_task(answer(link))
             if wakes:
@@ -211,7 +211,7 @@ async def test_one_that_beats_and_takes_long_to_open_is_waited_for_too() -> None
         with capture_logs() as lines:
             async with link_by(route_to(address), opening(checkpoints=["codes"]), open_timeout_s=0.1) as link:
                 hearing = asyncio.create_task(answer(link))
-                await until(lambda: link.search._channels.pulse(address).ticks >= SILENCE)
+                await until(lambda: link.search._channels.pulses.of(address).ticks >= SILENCE)
                 assert not hearing.done()
                 peer.wakes.set()
                 assert codes_of(await hearing) == [0, 1]

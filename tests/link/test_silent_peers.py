@@ -69,7 +69,7 @@ async def test_a_silent_peer_is_left_even_if_no_open_may_be_hedged_any_more() ->
         link = link_of(channels, [one, other])
         await link.open()
         assert link.address == other
-        assert channels.pulse(one).ticks >= SILENCE
+        assert channels.pulses.of(one).ticks >= SILENCE
         await link.close()
 
 
@@ -90,7 +90,7 @@ async def test_an_open_that_takes_long_is_waited_for_while_there_are_beats() -> 
     ):
         link = link_of(channels, [one, other])
         waiting = asyncio.create_task(link.open())
-        await until(lambda: channels.pulse(one).ticks >= 2 * SILENCE)
+        await until(lambda: channels.pulses.of(one).ticks >= 2 * SILENCE)
         go_on.set()
         await waiting
         assert link.address == one and not notes and not link.search.silent
@@ -131,5 +131,5 @@ async def test_the_stage_that_does_not_answer_is_blamed_by_name() -> None:
         with pytest.raises(StageError, match="DEADLINE: talker did not answer Open: no sign of life") as raised:
             await link.open()
         assert raised.value.metadata == {"stage": "talker"}
-        assert not channels.is_quiet(thinker.address)
+        assert not channels.pulses.is_quiet(thinker.address)
         await link.close()

@@ -17,7 +17,7 @@ MAX_RANK = 8
 _MAX_BYTES = (1 << 63) - 1  # numpy counts bytes in a signed 64-bit integer
 
 # NumPy has no bfloat16; its bit patterns are held as unsigned 16-bit integers (torch: `torch.from_numpy(a).view(torch.bfloat16)`).
-_DTYPES: dict[int, np.dtype[np.generic]] = {
+_DTYPES: dict[tensor_pb2.ElementType, np.dtype[np.generic]] = {
     tensor_pb2.ELEMENT_TYPE_FLOAT32: np.dtype("<f4"),
     tensor_pb2.ELEMENT_TYPE_FLOAT16: np.dtype("<f2"),
     tensor_pb2.ELEMENT_TYPE_BFLOAT16: np.dtype("<u2"),
@@ -27,15 +27,7 @@ _DTYPES: dict[int, np.dtype[np.generic]] = {
     tensor_pb2.ELEMENT_TYPE_UINT8: np.dtype("u1"),
     tensor_pb2.ELEMENT_TYPE_BOOL: np.dtype("?"),
 }
-_ELEMENT_TYPES: dict[tuple[str, int], tensor_pb2.ElementType] = {
-    ("f", 4): tensor_pb2.ELEMENT_TYPE_FLOAT32,
-    ("f", 2): tensor_pb2.ELEMENT_TYPE_FLOAT16,
-    ("i", 8): tensor_pb2.ELEMENT_TYPE_INT64,
-    ("i", 4): tensor_pb2.ELEMENT_TYPE_INT32,
-    ("i", 2): tensor_pb2.ELEMENT_TYPE_INT16,
-    ("u", 1): tensor_pb2.ELEMENT_TYPE_UINT8,
-    ("b", 1): tensor_pb2.ELEMENT_TYPE_BOOL,
-}
+_ELEMENT_TYPES = {(dtype.kind, dtype.itemsize): kind for kind, dtype in _DTYPES.items() if kind != tensor_pb2.ELEMENT_TYPE_BFLOAT16}
 
 
 class Layout(NamedTuple):

@@ -7,7 +7,7 @@ from types import TracebackType
 import grpc.aio
 
 from omnistage.link.hedge import Hedges
-from omnistage.link.pulse import Pulse, Pulses
+from omnistage.link.pulse import Pulses
 from omnistage.wire.channel import MAX_MESSAGE_BYTES, client_options
 from omnistage.wire.credentials import Credentials
 from omnistage.wire.token import Token
@@ -25,7 +25,8 @@ class Channels:
         self._credentials = credentials
         self._options = client_options(max_message_bytes)
         self._channels: dict[str, grpc.aio.Channel] = {}
-        self._pulses = Pulses(self.get, self.metadata)
+        self.pulses = Pulses(self.get, self.metadata)
+        """Signs of life of the addresses."""
         self.hedges = Hedges()
 
     def get(self, address: str) -> grpc.aio.Channel:
@@ -34,20 +35,12 @@ class Channels:
             channel = self._channels[address] = self._credentials.channel(address, self._options)
         return channel
 
-    def pulse(self, address: str) -> Pulse:
-        """The signs of life of that address."""
-        return self._pulses.of(address)
-
-    def is_quiet(self, address: str) -> bool:
-        """Whether the address is known to give no sign of life: then ask others first."""
-        return self._pulses.is_quiet(address)
-
     def forget(self, address: str) -> None:
         """Drop the channel of the address: the next `get` makes a new one, and the old one ends with its last user."""
         self._channels.pop(address, None)
 
     async def close(self) -> None:
-        await self._pulses.close()
+        await self.pulses.close()
         channels, self._channels = list(self._channels.values()), {}
         for channel in channels:
             await channel.close()

@@ -60,7 +60,7 @@ class Link:
         makes the sender of one stream's tensors. deadline: in time.monotonic() seconds. metadata: trace context to pass on. revisions: of
         the stages that began the session, if another link of the caller did."""
         self._channels = channels
-        self._kind = route.kind
+        self._route = route
         self.stage = kind_name(route.kind)
         """The name of the stage in errors."""
         self._request = request
@@ -110,7 +110,7 @@ class Link:
                 address,
                 self._deadline,
                 lambda: self.search.is_alone(address, self._binding),
-                lambda: self.search.known(address),
+                lambda: self._route.known(address),
             ),
         )
         try:
@@ -256,7 +256,7 @@ class Link:
         log.info("link.replaced", stage=self.stage, lost=stream.address, address=self.address, pause_s=round(pause, 3))
         return stage_pb2.RunResponse(
             failover=stage_pb2.Failover(
-                kind=self._kind, lost=stream.address, replica=self.address, reason=error.message, pause=duration(pause)
+                kind=self._route.kind, lost=stream.address, replica=self.address, reason=error.message, pause=duration(pause)
             )
         )
 

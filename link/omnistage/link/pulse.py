@@ -231,7 +231,7 @@ class Pulses:
         return self._pulses[address]
 
     def is_quiet(self, address: str) -> bool:
-        """Whether the address is known to give no sign of life."""
+        """Whether the address is known to give no sign of life: then ask others first."""
         pulse = self._pulses.get(address)
         return pulse is not None and pulse.is_quiet
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
 import structlog
 
@@ -69,11 +69,7 @@ class Search:
 
     def is_alone(self, address: str, revisions: Sequence[str]) -> bool:
         """Whether all other replicas, if any, give no sign of life either. revisions: as in Route.place."""
-        return all(self._channels.is_quiet(other) for other in self._route.others(address, revisions))
-
-    def known(self, address: str) -> Mapping[str, object]:
-        """As Route.known."""
-        return self._route.known(address)
+        return all(self._channels.pulses.is_quiet(other) for other in self._route.others(address, revisions))
 
     def _is_another(self, revisions: Sequence[str]) -> bool:
         """Whether there is a replica now that was not there to be asked, for example after a long wait for the only one. True once for
@@ -85,7 +81,7 @@ class Search:
         """The replica there cannot be reached, is silent, or is lost."""
         self._lost_at[address] = time.monotonic()
         self._route.lost(address)
-        if self._channels.is_quiet(address):
+        if self._channels.pulses.is_quiet(address):
             self.silent.add(address)
 
     async def _round(self, revisions: Sequence[str], ask: Ask, until: float) -> Stream:
@@ -113,11 +109,11 @@ class Search:
 
     def _last_resort(self, address: str) -> tuple[bool, float]:
         """The order to ask in: replicas without a sign of life come last, and before those that this link lost, the latest last."""
-        return self._channels.is_quiet(address), self._lost_at.get(address, 0.0)
+        return self._channels.pulses.is_quiet(address), self._lost_at.get(address, 0.0)
 
     def _may_hedge(self, others: Sequence[str]) -> bool:
         """Whether to withdraw an Open that its replica does not answer: another replica must be there, and few Opens may be asked twice."""
-        return not all(self._channels.is_quiet(address) for address in others) and self._channels.hedges.take()
+        return not all(self._channels.pulses.is_quiet(address) for address in others) and self._channels.hedges.take()
 
     def _refused(self, address: str, error: StageError) -> StageError:
         """The error for those above about a replica that refuses this process's token: for them the replica is absent, and their own

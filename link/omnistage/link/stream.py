@@ -88,7 +88,7 @@ class Stream:
         opened: stage_pb2.Opened | None = None
         call: Call | None = None
         opening = _Opening(deadline.remaining_s, open_timeout_s, patience)
-        attendance = channels.pulse(address).attend(opening.give_up, may_hedge, patience)
+        attendance = channels.pulses.of(address).attend(opening.give_up, may_hedge, patience)
         try:
             async with opening:
                 channel = channels.get(address)

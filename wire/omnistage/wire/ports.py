@@ -28,6 +28,10 @@ Payload = MessagePayload | NDArray[np.generic]
 Content = MessagePayload | list[tensor_pb2.Tensor] | None
 """The same once the transport is known: a tensor is one message, or one for each of its parts."""
 
+_FIELDS = {
+    type(getattr(chunk_pb2.Chunk(), field.name)): field.name for field in chunk_pb2.Chunk.DESCRIPTOR.oneofs_by_name["payload"].fields
+}
+"""The field of a chunk for each type of payload."""
 
 _FLOATING = frozenset({tensor_pb2.ELEMENT_TYPE_FLOAT32, tensor_pb2.ELEMENT_TYPE_FLOAT16, tensor_pb2.ELEMENT_TYPE_BFLOAT16})
 
@@ -66,34 +70,12 @@ class PortWriter:
         if not isinstance(content, list):
             return [self._chunk(count, last, content)]
         *parts, whole = content
-        chunks = []
-        for part in parts:
-            chunk = self._chunk(0, False, None)
-            chunk.tensor.CopyFrom(part)
-            chunks.append(chunk)
-        chunk = self._chunk(count, last, None)
-        chunk.tensor.CopyFrom(whole)
-        return [*chunks, chunk]
+        return [*(self._chunk(0, False, part) for part in parts), self._chunk(count, last, whole)]
 
-    def _chunk(self, count: int, last: bool, payload: MessagePayload | None) -> chunk_pb2.Chunk:
+    def _chunk(self, count: int, last: bool, payload: MessagePayload | tensor_pb2.Tensor | None) -> chunk_pb2.Chunk:
         chunk = chunk_pb2.Chunk(port=self.port, seq=self.seq, first=self.first, count=count, last=last)
-        match payload:
-            case chunk_pb2.TextChunk():
-                chunk.text.CopyFrom(payload)
-            case chunk_pb2.AudioChunk():
-                chunk.audio.CopyFrom(payload)
-            case chunk_pb2.CodeChunk():
-                chunk.codes.CopyFrom(payload)
-            case chunk_pb2.ImageChunk():
-                chunk.image.CopyFrom(payload)
-            case chunk_pb2.VideoChunk():
-                chunk.video.CopyFrom(payload)
-            case chunk_pb2.ProgressChunk():
-                chunk.progress.CopyFrom(payload)
-            case chunk_pb2.MediaChunk():
-                chunk.media.CopyFrom(payload)
-            case chunk_pb2.AlignmentChunk():
-                chunk.alignment.CopyFrom(payload)
+        if payload is not None:
+            getattr(chunk, _FIELDS[type(payload)]).CopyFrom(payload)
         self.seq += 1
         self.first += count
         self.ended = last
