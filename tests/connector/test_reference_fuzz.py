@@ -36,7 +36,6 @@ shared_changes = st.fixed_dictionaries(
     optional={
         "element_type": element_types,
         "shape": shapes,
-        "crc32c": near(U32),
         "arena": st.one_of(st.binary(max_size=20), st.just(bytes(16))),
         "segment": st.one_of(st.integers(0, 3), near(U32)),
         "offset": st.one_of(st.integers(0, 40_000).map(lambda number: number * 64), near(U64)),
@@ -73,8 +72,8 @@ def take_changed_reference(filled, number: int, changes: dict[str, Any]) -> None
     for field, value in changes.items():
         if field == "shape":
             tensor.shape[:] = value
-        elif field in ("element_type", "crc32c"):
-            setattr(tensor, field, value)
+        elif field == "element_type":
+            tensor.element_type = value
         else:
             setattr(tensor.shared_memory, field, value)
     try:
@@ -96,7 +95,6 @@ inline_changes = st.lists(
         optional={
             "element_type": element_types,
             "shape": shapes,
-            "crc32c": near(U32),
             "data": st.binary(max_size=64),
             "offset": near(U64),
             "total_bytes": near(U64),
@@ -127,8 +125,8 @@ def take_changed_parts(steps: list[dict[str, Any]]) -> None:
             for field, value in step.items():
                 if field == "shape":
                     tensor.shape[:] = value
-                elif field in ("element_type", "crc32c"):
-                    setattr(tensor, field, value)
+                elif field == "element_type":
+                    tensor.element_type = value
                 else:
                     setattr(tensor.inline, field, value)
             view = receiver.unpack(tensor)

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from numpy.typing import NDArray
 
-from omnistage.connector.crc32c import crc32c
 from omnistage.connector.errors import ConnectorError, InvalidReference
 from omnistage.connector.reference import Array
 from omnistage.connector.transport import Receiver
@@ -179,24 +178,3 @@ def test_more_bytes_than_the_limit_are_refused(pair) -> None:
     small.answer(pair.sender.offers())
     with pytest.raises(InvalidReference, match="1000 bytes"):
         small.unpack(pair.messages(np.zeros(300_000, np.int32))[0])
-
-
-@pytest.mark.parametrize("size", [0, 1, 5000, 3 * MIB])
-def test_a_checksum_is_compared(pair, random: np.random.Generator, size: int) -> None:
-    """Ours sends none; the contract allows it to others."""
-    array = random.integers(0, 256, size, np.uint8)
-    messages = pair.messages(array)
-    for message in messages:
-        message.crc32c = crc32c(array)
-    views = [pair.receiver.unpack(message) for message in messages]
-    assert views[-1] is not None and same_bytes(views[-1].array, array)
-    del views
-    messages = pair.messages(array)
-    for message in messages:
-        message.crc32c = crc32c(array) ^ 1
-    for message in messages[:-1]:
-        assert pair.receiver.unpack(message) is None
-    with pytest.raises(InvalidReference, match="checksum"):
-        pair.receiver.unpack(messages[-1])
-    pair.give_back()
-    assert pair.sender.outstanding == pair.receiver.held == 0

@@ -63,7 +63,7 @@ def test_the_scheduler_reaches_its_own_tests_first(ours: Graph, files: set[str])
     found = away(ours, the("engine/scheduler", files))
     assert found["tests/engine/test_scheduler.py"] == found["tests/engine/test_scheduler_walk.py"] == 1 == min(found.values())
     assert found["tests/system/test_default_model.py"] > found["tests/models/test_smol_thinker.py"] > 1
-    assert "tests/connector/test_crc32c.py" not in found
+    assert "tests/connector/test_inline_parts.py" not in found
 
 
 def test_errors_of_the_wire_reach_what_runs_with_them(ours: Graph, files: set[str]) -> None:

@@ -26,9 +26,8 @@ def split(raw: Raw, layout: Layout) -> Iterator[tensor_pb2.Tensor]:
 class Assembly:
     """One tensor of which some parts have come. Each part is copied once, to its place."""
 
-    def __init__(self, layout: Layout, crc32c: int | None) -> None:
+    def __init__(self, layout: Layout) -> None:
         self._layout = layout
-        self._crc32c = crc32c
         self._bytes = np.empty(layout.size, np.uint8)  # untouched until the parts come, so a large promise costs no memory
         self._received = 0
 
@@ -37,12 +36,12 @@ class Assembly:
         """Bytes of the whole tensor."""
         return self._layout.size
 
-    def add(self, layout: Layout, crc32c: int | None, offset: int, data: bytes) -> Raw | None:
+    def add(self, layout: Layout, offset: int, data: bytes) -> Raw | None:
         """Take the next part. Return the whole tensor as uint8 in one dimension after the last part, otherwise None.
 
         Raises InvalidReference for a part of another tensor, or one that leaves a gap, comes again or runs over the end.
         """
-        if layout != self._layout or crc32c != self._crc32c:
+        if layout != self._layout:
             raise InvalidReference("a part of a tensor came before the tensor before it was whole")
         if offset != self._received:
             raise InvalidReference(f"the next part begins at byte {self._received}, not {offset}")

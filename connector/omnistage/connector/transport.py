@@ -19,7 +19,6 @@ import numpy as np
 
 from omnistage.connector import INLINE_LIMIT, inline
 from omnistage.connector.arena import Arena, Block, Share
-from omnistage.connector.crc32c import crc32c
 from omnistage.connector.errors import ArenaFull, ConnectorError, ForeignSegment, InvalidReference
 from omnistage.connector.liveness import ARENA_ID_BYTES, Peer, find_peer
 from omnistage.connector.locality import boot_id, mount_device
@@ -399,8 +398,6 @@ class Receiver:
             raise InvalidReference("the tensor has no place that this stream agreed on")
         if raw is None:
             return None
-        if tensor.HasField("crc32c") and crc32c(raw) != tensor.crc32c:
-            raise InvalidReference("the checksum does not fit the bytes")
         return TensorView(view_bytes(raw, layout), layout.element_type)
 
     def _unpack_inline(self, tensor: tensor_pb2.Tensor, layout: Layout, port: str) -> Raw | None:
@@ -408,13 +405,12 @@ class Receiver:
         part = tensor.inline
         data = part.data  # read once: every access copies
         inline.check_part(layout, part.total_bytes, data)
-        crc = tensor.crc32c if tensor.HasField("crc32c") else None
         if assembly is None:
             self._check_limit(layout.size)
             if part.offset == 0 and len(data) == layout.size:
                 return np.frombuffer(data, np.uint8)
-            assembly = inline.Assembly(layout, crc)
-        whole = assembly.add(layout, crc, part.offset, data)
+            assembly = inline.Assembly(layout)
+        whole = assembly.add(layout, part.offset, data)
         if whole is None:
             self._assemblies[port] = assembly
         return whole
