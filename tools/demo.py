@@ -35,7 +35,7 @@ def main(words: Sequence[str]) -> int:
     if os.environ.get("CI") or not sys.stdout.isatty() or named_router() is not None:
         return _omnistage("ask", *QUESTION, *asked)
     address = os.environ.get("OMNISTAGE_SERVE_ADDRESS", DEFAULT_ADDRESS)
-    served = find_serving(address, pipelines) or _started(address, pipelines)
+    served = find_serving(address, pipelines) or _start_stack(address, pipelines)
     code = _omnistage("ask", *QUESTION, *asked, *(["--address", served.address] if served else []))
     if served is not None:
         tell(served)
@@ -57,7 +57,7 @@ def find_serving(address: str, pipelines: Sequence[str]) -> Served | None:
     return None
 
 
-def _started(address: str, pipelines: Sequence[str]) -> Served | None:
+def _start_stack(address: str, pipelines: Sequence[str]) -> Served | None:
     """Start a stack that stays. A stack of others on the usual port is left alone."""
     before = {served.pid for served in served_here()}
     words = [*pipelines, "--detach", "--idle-limit", str(IDLE_LIMIT_S)]

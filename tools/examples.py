@@ -75,7 +75,7 @@ class Example:
             return _end_of(process)
 
 
-def expected(address: str) -> Expected:
+def get_expected(address: str) -> Expected:
     """The answer to the question, as the Python client gets it."""
     with Omni(address=address) as omni:
         answer = omni.generate(QUESTION, seed=SEED)
@@ -193,7 +193,7 @@ def main() -> int:
             Omni(pipeline=options.pipeline) as omni,
             Omni(pipeline=str(slow_pipeline(Path(folder))), max_sessions=1) as slow,
         ):
-            wanted = expected(omni.address)
+            wanted = get_expected(omni.address)
             for name, command in commands.items():
                 example = Example(command, Path(folder, name))
                 example.folder.mkdir()

@@ -20,7 +20,7 @@ def read_groups(root: Path) -> dict[str, list[str]]:
     project = _read(root)["project"]
     extras: Mapping[str, Sequence[str]] = project.get("optional-dependencies", {})
     name = canonicalize_name(project["name"])
-    return {CORE: list(project["dependencies"]), **{extra: _expanded(extra, extras, name) for extra in extras}}
+    return {CORE: list(project["dependencies"]), **{extra: _expand(extra, extras, name) for extra in extras}}
 
 
 def read_apart(root: Path) -> dict[str, list[str]]:
@@ -32,12 +32,12 @@ def _read(root: Path) -> dict[str, Any]:
     return tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))
 
 
-def _expanded(extra: str, extras: Mapping[str, Sequence[str]], project: str) -> list[str]:
+def _expand(extra: str, extras: Mapping[str, Sequence[str]], project: str) -> list[str]:
     found: list[str] = []
     for line in extras[extra]:
         requirement = Requirement(line)
         if canonicalize_name(requirement.name) == project:
-            found += [one for other in sorted(requirement.extras) for one in _expanded(other, extras, project)]
+            found += [one for other in sorted(requirement.extras) for one in _expand(other, extras, project)]
         elif canonicalize_name(requirement.name) != OWN:
             found.append(line)
     return found

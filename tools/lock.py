@@ -162,7 +162,7 @@ def resolve(roots: Iterable[str], constraints: Path | None) -> dict[str, Package
     asked = list(roots)
     for _ in range(ROUNDS):
         packages = _dry_run(asked, constraints)
-        lacking = sorted({one for python in PYTHONS for one in unmet(asked, packages, python)})
+        lacking = sorted({one for python in PYTHONS for one in find_unmet(asked, packages, python)})
         if not lacking:
             return packages
         asked += lacking
@@ -222,7 +222,7 @@ def follow(roots: Iterable[str], packages: Mapping[str, Package]) -> Closure:
     return closure
 
 
-def unmet(roots: Iterable[str], packages: Mapping[str, Package], python: str) -> list[str]:
+def find_unmet(roots: Iterable[str], packages: Mapping[str, Package], python: str) -> list[str]:
     """Requirements that `packages` does not have, or has in a version that does not fit."""
     found = []
     for requirement in _walk(roots, packages, python):

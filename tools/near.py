@@ -119,11 +119,11 @@ def report(base: str, changed: Collection[str], reached_by: Mapping[str, int], c
     """Lines for people. reached_by: how many files of tests a change reaches, by the file that changed. known: all tests."""
     if not changed:
         return [f"nothing changed since {base[:12]}"]
-    lines = [f"changed since {base[:12]}: {_listed(sorted(changed))}"]
+    lines = [f"changed since {base[:12]}: {_list_names(sorted(changed))}"]
     if not choice.chosen and not choice.left_out:
         return [*lines, "no test is reached"]
     if lonely := sorted(file for file in changed if not reached_by.get(file)):
-        lines.append(f"no test reaches: {_listed(lonely)}")
+        lines.append(f"no test reaches: {_list_names(lonely)}")
     lines.append(
         f"chosen: {len(choice.chosen)} of {len(known)} files, {choice.tests(choice.chosen)} of {choice.tests(known)} tests, "
         f"about {choice.seconds(choice.chosen):.0f} s"
@@ -131,17 +131,17 @@ def report(base: str, changed: Collection[str], reached_by: Mapping[str, int], c
     for distance, group in groupby(choice.chosen, key=lambda one: one.distance):
         files = [*group]
         how = "changed themselves, and run whatever they cost" if distance == 0 else f"{distance} away"
-        lines.append(f"  {how}: {_listed([one.test for one in files])}, {choice.seconds(files):.0f} s")
+        lines.append(f"  {how}: {_list_names([one.test for one in files])}, {choice.seconds(files):.0f} s")
     if choice.left_out:
         named = [f"{one.test} ({one.distance})" for one in choice.left_out]
         lines.append(
             f"left out: {len(named)} files, {choice.tests(choice.left_out)} tests, about {choice.seconds(choice.left_out):.0f} s; "
-            f"the nearest: {_listed(named)}"
+            f"the nearest: {_list_names(named)}"
         )
     return lines
 
 
-def _listed(names: Sequence[str]) -> str:
+def _list_names(names: Sequence[str]) -> str:
     more = len(names) - SHOWN
     return ", ".join(names[:SHOWN]) + (f" and {more} more" if more > 0 else "")
 
@@ -169,8 +169,8 @@ def main() -> int:
         return 1
     changed = {*there, *gone}
     known = [Reached(file, 0) for file in files if is_test(file)]
-    choice = choose([one for one in edges.reached(changed) if one.test not in gone], costs)
-    reached_by = {file: len(edges.reached([file])) for file in changed}
+    choice = choose([one for one in edges.find_reached(changed) if one.test not in gone], costs)
+    reached_by = {file: len(edges.find_reached([file])) for file in changed}
     print("\n".join(report(base, changed, reached_by, choice, known)), file=sys.stderr)
     if arguments.show:
         for one in choice.chosen:

@@ -102,7 +102,7 @@ class Graph:
     files: frozenset[str]
     readers: dict[str, set[str]] = field(default_factory=lambda: defaultdict(set))
 
-    def reached(self, changed: Iterable[str]) -> list[Reached]:
+    def find_reached(self, changed: Iterable[str]) -> list[Reached]:
         """The tests that changes reach; tests that changed themselves have distance 0."""
         nexts: dict[str, str] = {}
         distances = self.distances(changed, nexts)
@@ -233,7 +233,7 @@ class _Builder:
     def _take(self, node: str, file: str, source: Source) -> None:
         """The edges of a file, or of a part of it."""
         for module in {one.module for one in source.imports if not one.for_types} | source.by_programs:
-            self._edges(node, self._imported(module))
+            self._edges(node, self._find_imported(module))
         for program in source.programs:
             self._edges(node, self._run(program))
         for word in source.words:
@@ -248,7 +248,7 @@ class _Builder:
         if is_test(node):
             self._edges(node, (one for one in above if one in self._graph.files))
 
-    def _imported(self, name: str) -> Iterator[str]:
+    def _find_imported(self, name: str) -> Iterator[str]:
         """The files that an import of a name runs, including those of its packages."""
         parts = name.split(".")
         for length in range(1, len(parts) + 1):
@@ -256,7 +256,7 @@ class _Builder:
 
     def _run(self, name: str) -> Iterator[str]:
         """The same for `python -m`."""
-        yield from self._imported(name)
+        yield from self._find_imported(name)
         yield from self._modules.get(f"{name}.__main__", ())
 
     def _file(self, word: str, file: str) -> list[str]:

@@ -97,7 +97,7 @@ def set_up(venv: Path, extras: tuple[str, ...], *, editable: bool, device: str =
     python, digest, made, usable = str(venv / "bin" / "python"), inputs_digest(editable), read_stamp(venv / STAMP), can_use(venv)
     chosen = None
     if "models" in extras and not (usable and torch_build.can_stay(python, made, device, require_hash=require_torch_hash)):
-        usable = usable and not torch_build.installed(python)
+        usable = usable and not torch_build.find_installed(python)
         with python_with_pip(python if usable else sys.executable) as asking:
             chosen = torch_build.choose(asking, device, require_hash=require_torch_hash)
     elif usable and made.get("device", device) == device and made.get("digest") == digest and set(extras) <= set(made["extras"]):
@@ -113,7 +113,7 @@ def set_up(venv: Path, extras: tuple[str, ...], *, editable: bool, device: str =
     if chosen:
         about["torch"] = {"build": chosen.build, "sha256": torch_build.install(python, chosen)}
         write_stamp(venv, about)
-    build = torch_build.installed(python)
+    build = torch_build.find_installed(python)
     with step(f"what omnistage [{', '.join(extras) or 'core'}] needs"):
         install_hashed(python, lists_of(extras, build))
     with step("omnistage"):

@@ -132,8 +132,8 @@ class _Reader:
         self._found = Source()
         self._in_function = self._for_types = False
         self._looks: Mapping[type[ast.AST], Callable[[Any], Iterable[ast.AST]]] = {
-            ast.AnnAssign: self._assigned,
-            ast.Assign: self._assigned,
+            ast.AnnAssign: self._assignment,
+            ast.Assign: self._assignment,
             ast.AsyncFunctionDef: self._function,
             ast.BinOp: self._path,
             ast.Call: self._call,
@@ -202,7 +202,7 @@ class _Reader:
         self._found.arguments.add(node.arg)
         return ast.iter_child_nodes(node)
 
-    def _assigned(self, node: ast.Assign | ast.AnnAssign) -> Iterable[ast.AST]:
+    def _assignment(self, node: ast.Assign | ast.AnnAssign) -> Iterable[ast.AST]:
         targets = node.targets if isinstance(node, ast.Assign) else [node.target]
         if any(isinstance(one, ast.Name) and one.id == "STARTS" for one in targets):
             self._found.starts |= isinstance(node.value, ast.Tuple) and None not in map(text_of, node.value.elts)

@@ -129,25 +129,25 @@ class Suite:
             # Its output would mix with that of the other one, so it is shown afterwards.
             first, second = BESIDE
             try:
-                with self._started(first, log) as one, self._started(second) as other:
+                with self._start(first, log) as one, self._start(second) as other:
                     statuses = _status(other), _status(one)
             finally:
                 log.seek(0)
                 shutil.copyfileobj(log, sys.stdout.buffer)
                 sys.stdout.flush()
-        ended.add(self._ended(second, statuses[0]))
-        ended.add(self._ended(first, statuses[1]))
-        with self._started(SERIAL) as alone:
-            ended.add(self._ended(SERIAL, _status(alone)))
+        ended.add(self._read_outcomes(second, statuses[0]))
+        ended.add(self._read_outcomes(first, statuses[1]))
+        with self._start(SERIAL) as alone:
+            ended.add(self._read_outcomes(SERIAL, _status(alone)))
         return ended
 
     def run_again(self, tests: Iterable[str]) -> Ended:
         """Run these tests alone, one after the other."""
         part = Part("again", None, tuple(tests))
-        with self._started(part) as again:
-            return self._ended(part, _status(again))
+        with self._start(part) as again:
+            return self._read_outcomes(part, _status(again))
 
-    def _started(self, part: Part, log: IO[bytes] | None = None) -> subprocess.Popen[bytes]:
+    def _start(self, part: Part, log: IO[bytes] | None = None) -> subprocess.Popen[bytes]:
         outcomes = self._outcomes(part)
         marks, asked = ("", ()) if part.marks is None else (" and ".join(filter(None, [part.marks, *self._marks])), self._asked)
         command = [str(Path(sys.executable).with_name("pytest")), "-m", marks, f"--outcomes={outcomes}", f"--hypothesis-seed={self.seed}"]
@@ -155,7 +155,7 @@ class Suite:
         environment = {**os.environ, SEED: self.seed, "PYTHONDONTWRITEBYTECODE": ""}
         return subprocess.Popen([*command, *part.options, *asked], cwd=self.root, env=environment, stdout=log, stderr=log)
 
-    def _ended(self, part: Part, status: int) -> Ended:
+    def _read_outcomes(self, part: Part, status: int) -> Ended:
         path = self._outcomes(part)
         if not path.exists():
             return Ended(broken=[part.name])

@@ -118,7 +118,7 @@ def can_stay(python: str, made: Mapping[str, Any], device: str, *, require_hash:
 
     made: the stamp of its environment. A wheel that is not the known one does not stay.
     """
-    build, stamp = installed(python), made.get("torch") or {}
+    build, stamp = find_installed(python), made.get("torch") or {}
     came = stamp.get("sha256", "") if stamp.get("build") == build else ""
     chosen = made.get("device") == device and stamp.get("build") == build
     known = known_hashes(build, version_of(python))
@@ -127,7 +127,7 @@ def can_stay(python: str, made: Mapping[str, Any], device: str, *, require_hash:
     return build == BUILDS[device][0] or (chosen and build in BUILDS[device])
 
 
-def installed(python: str) -> str:
+def find_installed(python: str) -> str:
     """The build that is installed for `python`; empty if there is none."""
     probe = "import importlib.metadata as m; print(*{d.version for d in m.distributions(name='torch')})"
     return run([python, "-I", "-c", probe]).strip()

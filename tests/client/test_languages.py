@@ -8,7 +8,7 @@ import pytest
 
 from helpers.ports import take_address
 from omnistage.client import Omni
-from tools.examples import Example, check_answer, check_full_and_cancelled, check_unknown, expected, slow_pipeline
+from tools.examples import Example, check_answer, check_full_and_cancelled, check_unknown, get_expected, slow_pipeline
 from tools.languages import LANGUAGES, build
 
 MAKES_MINUTES = [pytest.mark.long, pytest.mark.slow, pytest.mark.timeout(900)]
@@ -34,7 +34,7 @@ def full_address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 def test_it_gets_the_text_and_the_samples_of_the_python_client(example: Example, toy_address: str) -> None:
-    check_answer(example, toy_address, expected(toy_address))
+    check_answer(example, toy_address, get_expected(toy_address))
 
 
 def test_it_tells_what_is_wrong_with_a_request(example: Example, toy_address: str) -> None:

@@ -114,7 +114,7 @@ def test_the_oldest_packages_need_nothing_beside_them_and_are_what_pyproject_beg
     packages: dict[str, lock.Package] = {
         name: lock.Package(one.name, one.version, tuple(one.requires or ())) for name, one in found.items()
     }
-    assert lock.unmet(map(str, core.values()), packages, PYTHON) == []
+    assert lock.find_unmet(map(str, core.values()), packages, PYTHON) == []
     for name, one in found.items():
         (floor,) = [spec.version for spec in core[name].specifier if spec.operator == ">="]
         assert one.version.split(".")[:2] == floor.split(".")[:2], f"the floor of {name} is older than what was tried: make lock"

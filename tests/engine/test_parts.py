@@ -31,7 +31,7 @@ from omnistage.engine.decoder import DecoderParts, PackedDecoder
 from omnistage.engine.engine import Engine
 from omnistage.engine.entry import Enter
 from omnistage.engine.experts import Experts, ExpertSizes, experts
-from omnistage.engine.feed_forward import FeedForward, activated, swiglu
+from omnistage.engine.feed_forward import FeedForward, feed_forward_with, swiglu
 from omnistage.engine.group import ALONE
 from omnistage.engine.head import TokenHead
 from omnistage.engine.linear import Linears, build_exact
@@ -310,7 +310,7 @@ def test_pages_beside_another_number_of_rows_of_an_encoder_are_others() -> None:
 
 def test_activations_of_any_number_of_columns_are_the_same_in_any_company(dtype: torch.dtype, seed: int) -> None:
     """Of 88 columns some are left over where a processor takes 16 at a time: in the last row of a step, another one each time."""
-    built = activated(lambda x: functional.gelu(x, approximate="tanh"))(materials(BESIDE, BESIDE.weights(seed, dtype), dtype), 0)
+    built = feed_forward_with(lambda x: functional.gelu(x, approximate="tanh"))(materials(BESIDE, BESIDE.weights(seed, dtype), dtype), 0)
     x = torch.randn(40, CROSSING.hidden_size, generator=torch.Generator().manual_seed(seed)).to(dtype)
     nothing = torch.zeros(1, 40, dtype=torch.int64)
     rows = StepRows(nothing.T, nothing)
@@ -327,7 +327,7 @@ def threads() -> Iterator[None]:
     torch.set_num_threads(1)
 
 
-@pytest.mark.parametrize("build", [swiglu, activated(functional.silu)], ids=["gated", "plain"])
+@pytest.mark.parametrize("build", [swiglu, feed_forward_with(functional.silu)], ids=["gated", "plain"])
 def test_activations_on_several_threads_are_the_same_in_any_company(
     build: Callable[[Materials, int], FeedForward], threads: None, dtype: torch.dtype, seed: int
 ) -> None:

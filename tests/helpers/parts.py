@@ -15,7 +15,7 @@ from omnistage.engine.cross_attention import cross_attention
 from omnistage.engine.decoder import DecoderParts, PackedDecoder
 from omnistage.engine.entry import deepstack, learned_positions
 from omnistage.engine.experts import ExpertSizes, experts
-from omnistage.engine.feed_forward import activated
+from omnistage.engine.feed_forward import feed_forward_with
 from omnistage.engine.group import ALONE, Group
 from omnistage.engine.materials import DecoderConfig, Materials
 from omnistage.engine.norm import head_rms_norm, layer_norm
@@ -182,7 +182,7 @@ TOYS = {
             norm=layer_norm,
             rope=Unturned,
             cross=cross_attention(layer_norm),
-            feed_forward=activated(functional.gelu),
+            feed_forward=feed_forward_with(functional.gelu),
             tap=last_rows,
         ),
         _crossing_shapes(),

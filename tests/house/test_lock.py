@@ -97,13 +97,13 @@ def test_what_stands_apart_is_in_the_versions_that_pyproject_names_and_for_every
             listed = [one for one in ENTRY.finditer(text) if not one[3] or Marker(one[3]).evaluate({"python_version": python})]
             packages: dict[str, lock.Package] = {canonicalize_name(one[1]): lock.Package(one[1], one[2], ()) for one in listed}
             assert len(packages) == len(listed) == len(roots)
-            assert lock.unmet(roots, packages, python) == []
+            assert lock.find_unmet(roots, packages, python) == []
 
 
 def test_every_version_fits_what_pyproject_asks_for() -> None:
     packages = {name: lock.Package(name, version, ()) for name, version in constraints(setup.ROOT).items()}
     roots = [one for roots in lock.read_groups(setup.ROOT).values() for one in roots]
-    assert {python: lock.unmet(roots, packages, python) for python in lock.PYTHONS} == {python: [] for python in lock.PYTHONS}
+    assert {python: lock.find_unmet(roots, packages, python) for python in lock.PYTHONS} == {python: [] for python in lock.PYTHONS}
 
 
 def test_the_table_of_torch_has_a_place_for_every_python_and_a_hash_for_one() -> None:

@@ -37,7 +37,7 @@ def the(name: str, files: set[str]) -> str:
 
 def away(tree: Graph, *changed: str) -> dict[str, int]:
     """How far the tests are that these reach."""
-    return {one.test: one.distance for one in tree.reached(changed)}
+    return {one.test: one.distance for one in tree.find_reached(changed)}
 
 
 def write(root: Path, texts: Mapping[str, str]) -> Graph:

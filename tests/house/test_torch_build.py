@@ -180,7 +180,7 @@ def test_what_is_installed_stays_if_it_is_the_best_build_or_was_chosen_for_the_d
     """By what the stamp of the environment says, the device that is asked for."""
     if build:
         unpack(publish(tmp_path, "torch", build), tmp_path / "venv")
-    assert torch_build.installed(python) == build
+    assert torch_build.find_installed(python) == build
     assert [(made, device, torch_build.can_stay(python, made, device)) for made, device, _ in cases] == cases
 
 

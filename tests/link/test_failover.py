@@ -43,7 +43,7 @@ OPENED = stage_pb2.RunResponse(opened=stage_pb2.Opened(credits=[stage_pb2.Credit
 
 
 def ended(reason: str) -> stage_pb2.RunResponse:
-    return stage_pb2.RunResponse(ended=StageError(reason, "so it is").ended())
+    return stage_pb2.RunResponse(ended=StageError(reason, "so it is").to_ended())
 
 
 class Attempts:

@@ -172,7 +172,7 @@ async def test_the_stage_behind_is_told_when_its_deadline_is_and_what_trace_it_i
     async def peer(request: stage_pb2.Open, context: Context) -> None:
         seen["remaining"] = context.time_remaining()
         seen["metadata"] = dict(context.invocation_metadata() or ())
-        await say(context, stage_pb2.RunResponse(ended=StageError("OVERLOADED", "full").ended()))
+        await say(context, stage_pb2.RunResponse(ended=StageError("OVERLOADED", "full").to_ended()))
         await listen(context)
 
     async with bare_peer(peer) as address, link_to(address, within_s=7, metadata=[("traceparent", "00-a-b-01")]) as link:
@@ -212,7 +212,7 @@ async def test_open_with_a_peer_that_breaks_the_contract(behave: Behaviour, reas
         (says(OPENED, CHUNK), "PROTOCOL"),
         (says(OPENED, OPENED), "PROTOCOL"),
         (says(OPENED, b"\xff\xff\xff"), "PROTOCOL"),
-        (says(OPENED, stage_pb2.RunResponse(ended=StageError("STALE_REFERENCE", "late").ended())), "STALE_REFERENCE"),
+        (says(OPENED, stage_pb2.RunResponse(ended=StageError("STALE_REFERENCE", "late").to_ended())), "STALE_REFERENCE"),
         (says(OPENED, stage_pb2.RunResponse(ended=stage_pb2.Ended(code=13))), "INTERNAL"),
     ],
     ids=[

@@ -48,7 +48,7 @@ def test_an_error_has_the_delay_of_the_table_unless_it_brings_one():
 
 
 def test_an_error_from_another_process_has_the_delay_that_came_with_it_or_none():
-    ended = StageError("DRAINING", "ends").ended()
+    ended = StageError("DRAINING", "ends").to_ended()
     ended.ClearField("retry_delay")
     assert StageError.from_ended(ended).retry_delay_s is None
 
@@ -63,7 +63,7 @@ def test_a_client_waits_for_the_refusals_that_pass():
 def test_ended_and_status_say_what_the_error_says(reason: str, delay: float | None, metadata: dict[str, str]):
     error = StageError(reason, "what to do", metadata=metadata, retry_delay_s=delay)
     delay = REASONS[reason].retry_delay_s if delay is None else delay
-    ended = error.ended()
+    ended = error.to_ended()
     assert not is_ok(ended) and status_code(ended.code) is REASONS[reason].code
 
     back = StageError.from_ended(stage_pb2.Ended.FromString(ended.SerializeToString()))
@@ -74,7 +74,7 @@ def test_ended_and_status_say_what_the_error_says(reason: str, delay: float | No
         delay,
         REASONS[reason].code,
     )
-    assert back.ended() == ended
+    assert back.to_ended() == ended
 
     status = back.status()
     assert (status.code, status.message) == (REASONS[reason].code.value[0], "what to do")
@@ -94,7 +94,7 @@ def test_ended_and_status_say_what_the_error_says(reason: str, delay: float | No
 def test_a_bug_of_ours_is_internal_without_a_reason():
     error = StageError("", "oops")
     assert error.code is grpc.StatusCode.INTERNAL and str(error) == "INTERNAL: oops"
-    assert StageError.from_ended(error.ended()).code is grpc.StatusCode.INTERNAL
+    assert StageError.from_ended(error.to_ended()).code is grpc.StatusCode.INTERNAL
 
 
 def test_a_reason_of_a_newer_version_keeps_its_name():

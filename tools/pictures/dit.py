@@ -104,7 +104,7 @@ class Painter(nn.Module):
         return cls(tokenizer, new_text_encoder(len(tokenizer)), new_transformer(channels))
 
     @classmethod
-    def trained(cls, folder: Path) -> Painter:
+    def load(cls, folder: Path) -> Painter:
         """The models of a saved pipeline, to be trained further."""
         pipe = ZImagePipeline.from_pretrained(folder, torch_dtype=torch.float32, local_files_only=True, use_safetensors=True)
         return cls(pipe.tokenizer, pipe.text_encoder.train(), pipe.transformer.train())
@@ -122,7 +122,7 @@ class Painter(nn.Module):
         return -torch.stack(made)[:, :, 0].float()
 
 
-def shown(vae: AutoencoderKL, rng: random.Random, count: int) -> tuple[list[Scene], Tensor, Tensor]:
+def draw_encoded(vae: AutoencoderKL, rng: random.Random, count: int) -> tuple[list[Scene], Tensor, Tensor]:
     """Scenes, their latents in the transformer's scale, and weights of those: bfloat16 is enough to look at a picture."""
     scenes = [draw_scene(rng) for _ in range(count)]
     latents, weights = [], []
@@ -151,9 +151,9 @@ def train(vae_folder: Path, out: Path, minutes: float, size: int, rate: float, s
     torch.manual_seed(seed)
     rng = random.Random(seed)
     vae = AutoencoderKL.from_pretrained(vae_folder).eval().to(memory_format=torch.channels_last)
-    painter = Painter.new(vae.config.latent_channels, seed) if begin is None else Painter.trained(begin)
+    painter = Painter.new(vae.config.latent_channels, seed) if begin is None else Painter.load(begin)
     average = copy.deepcopy(painter).requires_grad_(False)
-    scenes, latents, weights = shown(vae, rng, SCENES)
+    scenes, latents, weights = draw_encoded(vae, rng, SCENES)
     print(f"{len(scenes)} scenes, latents mean {latents.mean():.3f} std {latents.std():.3f}", flush=True)
     optimizer = torch.optim.AdamW(painter.parameters(), lr=rate, betas=(0.9, 0.98), weight_decay=0.01, fused=True)
     began, step, last, saved, losses = time.process_time(), 0, 0.0, 0.0, []

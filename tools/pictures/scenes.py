@@ -134,10 +134,10 @@ def draw_scene(rng: random.Random, held_out: bool = False) -> Scene:
             things = tuple(Thing(rng.choice(colours), rng.choice(KINDS), rng.choice(sizes), place) for place in rng.choice(PAIRS))
         scene = Scene(background, things)
         if scene.held_out == held_out:
-            return replace(scene, things=tuple(_jittered(rng, thing) for thing in things))
+            return replace(scene, things=tuple(_jitter(rng, thing) for thing in things))
 
 
-def _jittered(rng: random.Random, thing: Thing) -> Thing:
+def _jitter(rng: random.Random, thing: Thing) -> Thing:
     return replace(thing, dx=rng.uniform(-JITTER, JITTER), dy=rng.uniform(-JITTER, JITTER), scale=rng.uniform(0.96, 1.04))
 
 

@@ -180,7 +180,7 @@ def _unreadable(number: int, done: str, error: OSError) -> InvalidReference | St
     return kind(f"segment {number} of the sender's arena cannot be {done}: {error.strerror}")
 
 
-def _reserved(header: bytes, arena: bytes, number: int, size: int) -> int:
+def _read_reserved(header: bytes, arena: bytes, number: int, size: int) -> int:
     """Bytes with memory behind them, from the header of a segment of `size` bytes. Raises InvalidReference for another segment's header."""
     reserved: int
     magic, version, named, owner, said, reserved = _SEGMENT.unpack(header)
@@ -224,7 +224,7 @@ def copy_block(arena: bytes, number: int, offset: int, length: int, generation: 
         header = read(0, _SEGMENT.size)
         while (again := read(0, _SEGMENT.size)) != header:  # The producer may have reserved more after the header was read.
             header = again
-        end = _reserved(header, arena, number, os.fstat(descriptor).st_size)
+        end = _read_reserved(header, arena, number, os.fstat(descriptor).st_size)
         _check_place(offset, length, generation, end)
         _check_block(read(offset, _BLOCK.size), length, generation)
         payload = read(offset + BLOCK_HEADER, length)
@@ -254,7 +254,7 @@ class ReaderSegment:
         finally:
             os.close(descriptor)
         try:
-            _reserved(self.map[: _SEGMENT.size], arena, number, self.size)
+            _read_reserved(self.map[: _SEGMENT.size], arena, number, self.size)
         except InvalidReference:
             self.map.close()
             raise

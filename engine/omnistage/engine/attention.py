@@ -257,7 +257,7 @@ class _Paged(_Bound):
             held = torch.index_select(pages, 0, tile.keys, out=copied).view(batch, -1, head_size)
             # The heads that share keys are rows of one product, of every row of the run: [runs * kv_heads, count * group, head_size].
             asked = queries[tile.rows].view(tile.runs, count, heads, self._group, head_size).transpose(1, 2).reshape(batch, -1, head_size)
-            padded = _padded(asked)
+            padded = _pad(asked)
             scores = self._scratch.take("scores", (*padded.shape[:2], held.shape[1]), pages)
             scores = torch.bmm(padded, held.transpose(1, 2), out=scores)[:, : asked.shape[1]]
             scores.view(tile.runs, heads, count, self._group, -1)[..., -tile.mask.shape[-1] :].add_(tile.mask)
@@ -271,7 +271,7 @@ class _Paged(_Bound):
         """weights @ values, of at most MOST_ROWS rows at a time. weights: [batch, rows, length]; values: [batch, length, head_size]."""
         rows = weights.shape[1]
         if rows <= MOST_ROWS:
-            return torch.bmm(_padded(weights), values)[:, :rows]
+            return torch.bmm(_pad(weights), values)[:, :rows]
         sums = list[torch.Tensor]()
         # Equal parts: none is smaller than a product may be.
         for part in weights.tensor_split(-(-rows // MOST_ROWS), 1):
@@ -281,7 +281,7 @@ class _Paged(_Bound):
         return torch.cat(sums, 1)
 
 
-def _padded(rows: torch.Tensor) -> torch.Tensor:
+def _pad(rows: torch.Tensor) -> torch.Tensor:
     """Pad [batch, n, width] to the fewest rows of a product."""
     short = _LEAST_ROWS.get(rows.dtype, 1) - rows.shape[1]
     return functional.pad(rows, (0, 0, 0, short)) if short > 0 else rows

@@ -88,10 +88,10 @@ class CrossAttention:
         queries, keys, hidden = config.query_heads * config.head_size, config.kv_heads * config.head_size, config.hidden_size
         prefixes = [f"layers.{layer}.encoder_attn" for layer in range(config.layers)]
         self._norms = tuple(norm(materials, f"{prefix}_layer_norm") for prefix in prefixes)
-        self._queries = tuple(materials.fused(prefix, {"q_proj": queries}, hidden) for prefix in prefixes)
+        self._queries = tuple(materials.fuse(prefix, {"q_proj": queries}, hidden) for prefix in prefixes)
         stored = {"k_proj": keys, "v_proj": keys}
-        self._keys_values = tuple(materials.fused(prefix, stored, config.given_width) for prefix in prefixes)
-        self._outputs = tuple(materials.fused(prefix, {"o_proj": hidden}, queries) for prefix in prefixes)
+        self._keys_values = tuple(materials.fuse(prefix, stored, config.given_width) for prefix in prefixes)
+        self._outputs = tuple(materials.fuse(prefix, {"o_proj": hidden}, queries) for prefix in prefixes)
 
     def step(self, rows: StepRows, attention: Attention, compute: Computed) -> Hidden:
         """Compute the rows that are not the encoder's. Rows of the encoder get zeros, and their keys and values are stored beside those of
@@ -99,7 +99,7 @@ class CrossAttention:
         if not isinstance(attention, Crossing):
             raise TypeError(f"a decoder with cross-attention needs attention that crosses, not {type(attention).__name__}")
         if rows.given is None or rows.has_given is None:
-            return compute(rows, attention, lambda x, layer: self._crossed(x, layer, lambda asked: attention.across(layer, asked)))
+            return compute(rows, attention, lambda x, layer: self._attend(x, layer, lambda asked: attention.across(layer, asked)))
         encoder, own = (mask.nonzero()[:, 0] for mask in (rows.has_given[:, 0], ~rows.has_given[:, 0]))
         taken, padding, given, count = own, rows.padding, rows.given[encoder], len(rows.items)
         if len(own) == padding:  # Some row must run: one row of the encoder is computed in vain.
@@ -113,13 +113,13 @@ class CrossAttention:
             return attention(layer, spread(queries), spread(keys_values).index_copy_(0, encoder, stored))[taken]
 
         def between(x: torch.Tensor, layer: int) -> torch.Tensor:
-            return self._crossed(x, layer, lambda asked: attention.across(layer, spread(asked))[taken])
+            return self._attend(x, layer, lambda asked: attention.across(layer, spread(asked))[taken])
 
         mine = replace(rows, items=rows.items[taken], positions=rows.positions[:, taken], given=None, has_given=None, padding=padding)
         computed = compute(mine, attend, between)
         return Hidden(spread(computed.last), None if computed.taps is None else spread(computed.taps))
 
-    def _crossed(self, x: torch.Tensor, layer: int, across: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
+    def _attend(self, x: torch.Tensor, layer: int, across: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
         queries = self._queries[layer](self._norms[layer](x)).view(len(x), -1, self._config.head_size)
         return x + self._group.all_reduce(self._outputs[layer](across(queries * self._scale)))
 

@@ -127,9 +127,11 @@ class PackedDecoder:
 
     def hidden(self, rows: StepRows, attention: Attention) -> Hidden:
         cross = self._parts.cross
-        return self._computed(rows, attention) if cross is None else cross.step(rows, attention, self._computed)
+        return self._run_layers(rows, attention) if cross is None else cross.step(rows, attention, self._run_layers)
 
-    def _computed(self, rows: StepRows, attention: Attention, between: Callable[[torch.Tensor, int], torch.Tensor] | None = None) -> Hidden:
+    def _run_layers(
+        self, rows: StepRows, attention: Attention, between: Callable[[torch.Tensor, int], torch.Tensor] | None = None
+    ) -> Hidden:
         """between: of `CrossAttention.step`."""
         config, parts = self._config, self._parts
         heads, tap = config.query_heads, parts.tap if rows.taps else None
@@ -177,9 +179,9 @@ def _layer(materials: Materials, parts: DecoderParts, index: int) -> _Layer:
     attention = f"{prefix}.self_attn"
     return _Layer(
         attention_norm=parts.norm(materials, f"{prefix}.input_layernorm"),
-        query_key_value=materials.fused(attention, {"q_proj": queries, "k_proj": keys, "v_proj": keys}, config.hidden_size),
+        query_key_value=materials.fuse(attention, {"q_proj": queries, "k_proj": keys, "v_proj": keys}, config.hidden_size),
         head_norm=parts.head_norm and parts.head_norm(materials, index),
-        output=materials.fused(attention, {"o_proj": config.hidden_size}, queries),
+        output=materials.fuse(attention, {"o_proj": config.hidden_size}, queries),
         ffn_norm=parts.norm(materials, f"{prefix}.post_attention_layernorm"),
         feed_forward=parts.feed_forward(materials, index),
     )

@@ -242,7 +242,7 @@ class Engine:
 
     def _compute(self, step: Step) -> list[Computed]:
         started = time.perf_counter()
-        done = self._computed(step.runs) if step else []
+        done = self._compute_runs(step.runs) if step else []
         if step:
             self._pace.ran(step.decoding, step.rows - step.decoding, time.perf_counter() - started)
             self._steps += 1
@@ -250,14 +250,14 @@ class Engine:
             self._rows += step.rows
         return done
 
-    def _computed(self, runs: list[Run]) -> list[Computed]:
+    def _compute_runs(self, runs: list[Run]) -> list[Computed]:
         """Run them in one pass. If that fails, one of them is the cause: run each again by itself, which writes the same values to the same
         places."""
         try:
             return self._runner.run(runs)
         except _STEP_ERRORS as error:
             if len(runs) > 1:
-                return [done for run in runs if run.sequence in self._streams for done in self._computed([run])]
+                return [done for run in runs if run.sequence in self._streams for done in self._compute_runs([run])]
             self._fail(runs[0].sequence, error)
             return []
 

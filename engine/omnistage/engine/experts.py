@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as functional
 
 from omnistage.engine.adapter import StepRows
-from omnistage.engine.feed_forward import FeedForward, by_rows, gated, gated_product
+from omnistage.engine.feed_forward import FeedForward, apply_gate, by_rows, gated_product
 from omnistage.engine.group import Group
 from omnistage.engine.linear import pad_rows
 from omnistage.engine.materials import Materials
@@ -64,7 +64,7 @@ class Experts:
     def __init__(self, materials: Materials, prefix: str, sizes: ExpertSizes) -> None:
         hidden, ranks = materials.config.hidden_size, materials.group.size
         self._sizes, self._group = sizes, materials.group
-        self._router = materials.fused(prefix, {"gate": sizes.experts}, hidden)
+        self._router = materials.fuse(prefix, {"gate": sizes.experts}, hidden)
         own = sizes.of_rank(materials.group)
         self._experts = tuple(gated_product(materials, f"{prefix}.experts.{expert}", sizes.size) for expert in own)
         self._number = torch.full((sizes.experts,), len(own), device=materials.device)
@@ -93,7 +93,7 @@ class Experts:
         gathered = x.new_zeros(count + 1, x.shape[1])
         gathered.index_copy_(0, places.flatten(), x.repeat_interleave(chosen.shape[1], 0))
         parts = torch.split(gathered[:count], sizes)
-        between = gated(torch.cat([expert.gate_up(part) for (expert, _), part in zip(in_use, parts, strict=True)]))
+        between = apply_gate(torch.cat([expert.gate_up(part) for (expert, _), part in zip(in_use, parts, strict=True)]))
         made = [expert.down(part) for (expert, _), part in zip(in_use, torch.split(between, sizes), strict=True)]
         weighed = torch.cat([*made, x.new_zeros(1, x.shape[1])])[places] * weights.gather(1, in_order)[:, :, None]
         # In order: a sum of the library may add in another order where there are more rows.

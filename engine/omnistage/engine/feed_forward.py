@@ -52,10 +52,10 @@ class GatedProduct:
     down: Linear
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        return self.down(gated(self.gate_up(x)))
+        return self.down(apply_gate(self.gate_up(x)))
 
 
-def gated(gate_up: torch.Tensor) -> torch.Tensor:
+def apply_gate(gate_up: torch.Tensor) -> torch.Tensor:
     """silu(gate) * up. Gate and up lie side by side, so each row of the gate is activated by itself, whatever its length."""
     gate, up = gate_up.chunk(2, -1)
     return by_rows(functional.silu, gate) * up
@@ -64,11 +64,11 @@ def gated(gate_up: torch.Tensor) -> torch.Tensor:
 def gated_product(materials: Materials, prefix: str, size: int) -> GatedProduct:
     """This rank's part of it. prefix: of the names of the three weights. size: columns of this rank."""
     hidden = materials.config.hidden_size
-    gate_up = materials.fused(prefix, {"gate_proj": size, "up_proj": size}, hidden)
-    return GatedProduct(gate_up, materials.fused(prefix, {"down_proj": hidden}, size))
+    gate_up = materials.fuse(prefix, {"gate_proj": size, "up_proj": size}, hidden)
+    return GatedProduct(gate_up, materials.fuse(prefix, {"down_proj": hidden}, size))
 
 
-def activated(activation: Activation) -> Callable[[Materials, int], FeedForward]:
+def feed_forward_with(activation: Activation) -> Callable[[Materials, int], FeedForward]:
     """Builds fc2(activation(fc1(x))), the feed-forward of Vaswani et al. (2017). activation: 0 of 0."""
 
     def build(materials: Materials, layer: int) -> FeedForward:

@@ -67,7 +67,7 @@ class Materials:
     def need(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
         return need(self.weight, name, shape)
 
-    def fused(self, prefix: str, sizes: Mapping[str, int], width: int) -> Linear:
+    def fuse(self, prefix: str, sizes: Mapping[str, int], width: int) -> Linear:
         """One product of several weights. sizes: output widths by the name of each weight. width: of the input."""
         matrix = torch.cat([self.need(f"{prefix}.{name}.weight", (size, width)) for name, size in sizes.items()])
         return self.linear(matrix, self.fused_bias(prefix, sizes))

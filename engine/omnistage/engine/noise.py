@@ -23,14 +23,14 @@ _BLOCK_STRIDE = 0xAEF17502108EF2D9
 _MASK = (1 << 64) - 1
 
 
-def _signed(value: int) -> int:
+def _to_int64(value: int) -> int:
     """The int64 with the same bits as the uint64 `value`."""
     value &= _MASK
     return value - (1 << 64) if value >> 63 else value
 
 
-_FIRST = _signed(0xBF58476D1CE4E5B9)
-_SECOND = _signed(0x94D049BB133111EB)
+_FIRST = _to_int64(0xBF58476D1CE4E5B9)
+_SECOND = _to_int64(0x94D049BB133111EB)
 
 
 def _shift_right(x: torch.Tensor, bits: int) -> torch.Tensor:
@@ -51,7 +51,7 @@ def _times(bits: torch.Tensor) -> torch.Tensor:
 
 def keys(seeds: torch.Tensor, steps: torch.Tensor) -> torch.Tensor:
     """The key of a step's noise. seeds (see `seed_bits`), steps: int64 [rows]. Returns int64 [rows]."""
-    return _mix(_mix(seeds + _signed(_STEP_STRIDE)) + steps * _signed(_STEP_STRIDE))
+    return _mix(_mix(seeds + _to_int64(_STEP_STRIDE)) + steps * _to_int64(_STEP_STRIDE))
 
 
 def first_times(keys: torch.Tensor, blocks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -59,7 +59,7 @@ def first_times(keys: torch.Tensor, blocks: torch.Tensor) -> tuple[torch.Tensor,
 
     keys: int64 [rows]; blocks: int64, broadcast to [rows, n]. Returns float64 and int64 [rows, n]; times lie strictly between 0 and 1.2.
     """
-    bits = _mix(_mix(keys + _signed(_BLOCK_STRIDE))[:, None] + blocks * _signed(_BLOCK_STRIDE))
+    bits = _mix(_mix(keys + _to_int64(_BLOCK_STRIDE))[:, None] + blocks * _to_int64(_BLOCK_STRIDE))
     return _times(bits).mul_(1 / BLOCK), bits & (BLOCK - 1)
 
 
@@ -71,10 +71,10 @@ def times(keys: torch.Tensor, blocks: torch.Tensor, places: torch.Tensor) -> tor
     """
     first, place = first_times(keys, blocks)
     tokens = blocks[:, :, None] * BLOCK + places
-    later = _times(_mix(keys[:, None, None] + tokens * _signed(_TOKEN_STRIDE)))
+    later = _times(_mix(keys[:, None, None] + tokens * _to_int64(_TOKEN_STRIDE)))
     return later.masked_fill_(places == place[:, :, None], 0.0).add_(first[:, :, None])
 
 
 def seed_bits(seed: int) -> int:
     """An unsigned 64-bit seed as the int64 that the functions above take."""
-    return _signed(seed)
+    return _to_int64(seed)

@@ -54,11 +54,11 @@ class Pace:
         if decoding and self._heavy >= PROBED:
             self._heavy = 0
             return 1
-        light_s = self._light(decoding)
+        light_s = self._light_step_s(decoding)
         step_s = max(min(BESIDE_S, self._step_s), SLOWER * light_s) if decoding else self._step_s
         in_time = int((step_s - light_s) / self._row_s) if self._row_s else 0
         least = LEAST_ROWS if decoding else BLOCK_ROWS
-        return min(max(_filled(in_time, decoding), least), most)
+        return min(max(_fill_blocks(in_time, decoding), least), most)
 
     def ran(self, decoding: int, long: int, seconds: float) -> None:
         """Note the duration of a step with these numbers of decoding rows and rows of long runs."""
@@ -70,17 +70,17 @@ class Pace:
             self._heavy = 0
             return
         self._heavy += 1
-        row_s = max(seconds - self._light(decoding), 0.0) / long
+        row_s = max(seconds - self._light_step_s(decoding), 0.0) / long
         self._row_s += (row_s - self._row_s) * (_WEIGHT if self._row_s else 1.0)
 
-    def _light(self, decoding: int) -> float:
+    def _light_step_s(self, decoding: int) -> float:
         """Seconds of a step of this many decoding rows alone, as measured with the nearest number; 0 if it was never measured."""
         if not decoding or not self._light_s:
             return 0.0
         return self._light_s[min(self._light_s, key=lambda rows: (abs(rows - decoding), rows))]
 
 
-def _filled(long: int, decoding: int) -> int:
+def _fill_blocks(long: int, decoding: int) -> int:
     """This many rows of long runs, without those that would begin another block, if they are few."""
     few = (decoding + long) % BLOCK_ROWS
     return long - few if 2 * few < min(BLOCK_ROWS, long) else long

@@ -87,7 +87,7 @@ def make_plan(runs: Many[Run], spec: DecoderSpec, least_rows: int) -> Plan:
         first += run.count
         if run.draws:
             drawn.append(first - 1)
-    vectors, has_given = _given(given, padded, spec) if given else (None, None)
+    vectors, has_given = _gather_given(given, padded, spec) if given else (None, None)
     return Plan(
         rows=StepRows(
             items=torch.from_numpy(items),
@@ -104,7 +104,7 @@ def make_plan(runs: Many[Run], spec: DecoderSpec, least_rows: int) -> Plan:
     )
 
 
-def _given(parts: Many[tuple[int, torch.Tensor]], rows: int, spec: DecoderSpec) -> tuple[torch.Tensor, torch.Tensor]:
+def _gather_given(parts: Many[tuple[int, torch.Tensor]], rows: int, spec: DecoderSpec) -> tuple[torch.Tensor, torch.Tensor]:
     # On the device they are on: an encoder's vectors stay there, and vectors from the wire move there with the plan.
     is_here = all(part.device.type == "cpu" for _, part in parts)
     vectors = torch.zeros(rows, spec.given_width, dtype=spec.dtype, device=CPU if is_here else spec.device)

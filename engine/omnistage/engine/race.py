@@ -156,16 +156,16 @@ def race(scores: Scores, filters: Filters, floors: torch.Tensor, keys: torch.Ten
     # The most promising blocks give the time to beat; only a few others could beat it.
     promising = bounds.topk(min(_PROMISING, numbers.shape[1]), -1).indices
     rows = torch.arange(len(keys), device=keys.device)
-    best = _raced(scores, filters, floors, keys, rows.repeat_interleave(promising.shape[1]), promising.flatten())[0]
+    best = _race_blocks(scores, filters, floors, keys, rows.repeat_interleave(promising.shape[1]), promising.flatten())[0]
     to_beat = best.view(promising.shape).amax(-1, keepdim=True)
     # The number of blocks decides how much is computed, so the host waits here for an asynchronous device.
     at, blocks = (bounds >= to_beat - _SLACK).nonzero(as_tuple=True)
-    values, tokens = _raced(scores, filters, floors, keys, at, blocks)
+    values, tokens = _race_blocks(scores, filters, floors, keys, at, blocks)
     highest = torch.full_like(to_beat[:, 0], float("-inf")).scatter_reduce_(0, at, values, "amax")
     return torch.zeros_like(rows).scatter_reduce_(0, at, tokens.masked_fill_(values < highest[at], 0), "amax")
 
 
-def _raced(
+def _race_blocks(
     scores: Scores, filters: Filters, floors: torch.Tensor, keys: torch.Tensor, at: torch.Tensor, blocks: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The winner of each block `blocks[i]` of row `at[i]`: how early it is, float64 [n], and its id, int64 [n]. at, blocks: int64 [n]."""

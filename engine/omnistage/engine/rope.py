@@ -93,9 +93,9 @@ class Unturned:
         self._heads, self._scale = materials.config.query_heads, materials.config.head_size**-0.5
 
     def __call__(self, positions: torch.Tensor) -> Turn:
-        return self._scaled
+        return self._scale_queries
 
-    def _scaled(self, heads: torch.Tensor) -> None:
+    def _scale_queries(self, heads: torch.Tensor) -> None:
         heads[:, : self._heads].mul_(self._scale)
 
 

@@ -126,7 +126,7 @@ def sample(logits: torch.Tensor, rows: Sequence[Draws], banned: Sequence[Collect
 def _sample(
     logits: torch.Tensor, rows: Sequence[Draws], banned: Sequence[Collection[int]], memory: torch.Tensor
 ) -> list[DrawnToken | None]:
-    scores = _edited(logits, rows, banned, memory)
+    scores = _edit_scores(logits, rows, banned, memory)
     chosen, final = _choose(scores, rows)
     # The device's choices are fetched once, except for the few rows that need a second look, and for logprobs.
     answers = torch.stack((chosen, final.long(), torch.isfinite(scores.tops[:, 0]).long())).tolist()
@@ -171,7 +171,7 @@ def _keys(rows: Sequence[Draws], device: torch.device) -> torch.Tensor:
     return noise_keys(seeds, steps)
 
 
-def _edited(logits: torch.Tensor, rows: Sequence[Draws], banned: Sequence[Collection[int]], scores: torch.Tensor) -> Scores:
+def _edit_scores(logits: torch.Tensor, rows: Sequence[Draws], banned: Sequence[Collection[int]], scores: torch.Tensor) -> Scores:
     """The logits after penalties, bias, bans and constraints, in this order. scores: memory for them, [rows, vocab up to whole blocks]."""
     device, width = scores.device, scores.shape[1]
     vocab = logits.shape[1]
@@ -230,10 +230,10 @@ def _tell_logprobs(logits: torch.Tensor, rows: Sequence[Draws], drawn: list[Draw
     totals = raw.logsumexp(-1)
     logprobs = (raw.gather(1, chosen)[:, 0] - totals).tolist()
     for (place, row, token), own, total, logprob in zip(wanted, raw, totals, logprobs, strict=True):
-        drawn[place] = DrawnToken(token.token_id, logprob, _likeliest(own, total, row))
+        drawn[place] = DrawnToken(token.token_id, logprob, _find_likeliest(own, total, row))
 
 
-def _likeliest(logits: torch.Tensor, total: torch.Tensor, row: Draws) -> tuple[tuple[int, float], ...]:
+def _find_likeliest(logits: torch.Tensor, total: torch.Tensor, row: Draws) -> tuple[tuple[int, float], ...]:
     """See DrawnToken.top. logits: float64 [vocab], changed; total: their logsumexp. A row is taken by itself, so that its ties do not
     depend on another row's count."""
     if not row.top_logprobs:

@@ -173,7 +173,7 @@ class Scheduler:
         others are taken as they fill."""
         admitted: list[Sequence] = []
         refused: list[Sequence] = []
-        while len(refused) < MAX_TRIED and (sequence := self._next(refused)) is not None:
+        while len(refused) < MAX_TRIED and (sequence := self._choose_next(refused)) is not None:
             if (room := self._find_room(sequence)) is not None:
                 self._begin(sequence, room)
                 admitted.append(sequence)
@@ -185,7 +185,7 @@ class Scheduler:
                 refused.append(sequence)
         return admitted
 
-    def _next(self, refused: list[Sequence]) -> Sequence | None:
+    def _choose_next(self, refused: list[Sequence]) -> Sequence | None:
         """The request whose turn it is, except the refused ones. A request that could not go on keeps waiting."""
         able = [sequence for sequence in self._waiting if not sequence.parked and sequence.able]
         overdue = [sequence for sequence in able if sequence.passed >= MAX_PASSED]
@@ -196,10 +196,10 @@ class Scheduler:
     def _find_room(self, sequence: Sequence) -> _Room | None:
         """Hold the pages of the sequence that are there already, and choose the sequences that leave so that the others fit. If they do not
         fit, hold none."""
-        pages, taps = self._found(sequence, 0)
+        pages, taps = self._find_pages(sequence, 0)
         staying, leaving = list(self._running), list[Sequence]()
         while not self._fits(sequence, len(pages), staying, leaving):
-            victim = self._leaving_for(sequence, staying)
+            victim = self._choose_leaving(sequence, staying)
             if victim is None:
                 self._pool.give_back(pages)
                 return None
@@ -207,7 +207,7 @@ class Scheduler:
             leaving.append(victim)
         return _Room(pages, taps, leaving)
 
-    def _found(self, sequence: Sequence, first: int) -> tuple[list[int], list[Taps]]:
+    def _find_pages(self, sequence: Sequence, first: int) -> tuple[list[int], list[Taps]]:
         """Pages of a sequence that are there already, from the `first` one on, held for it; and those taps beside them that it wants."""
         # At least one row is computed: the next item is drawn from it.
         keys = sequence.page_keys(sequence.known - 1)
@@ -218,7 +218,7 @@ class Scheduler:
     def _find_more(self, sequence: Sequence) -> None:
         """Take pages of a prompt whose vectors came after its admission, if the next page is there already."""
         if sequence.computed == len(sequence.pages) * PAGE_ROWS:
-            pages, taps = self._found(sequence, len(sequence.pages))
+            pages, taps = self._find_pages(sequence, len(sequence.pages))
             sequence.pages += pages
             sequence.found_taps += taps
             sequence.computed = len(sequence.pages) * PAGE_ROWS
@@ -238,7 +238,7 @@ class Scheduler:
         held = Counter(page for sequence in sequences for page in sequence.pages)
         return sum(self._pool.holders(page) == count + self._pool.is_kept(page) for page, count in held.items())
 
-    def _leaving_for(self, sequence: Sequence, staying: list[Sequence]) -> Sequence | None:
+    def _choose_leaving(self, sequence: Sequence, staying: list[Sequence]) -> Sequence | None:
         """The running sequence that would be next to give up its place and pages for a waiting one."""
         now = self._clock()
         idle = max((other for other in staying if other.idle and now - other.idle_since_s >= IDLE_S), key=_arrival, default=None)
@@ -273,15 +273,15 @@ class Scheduler:
         for sequence in self._running:
             if sequence.reads:
                 self._find_more(sequence)
-        able = self._in_places([sequence for sequence in self._running if not sequence.idle])
+        able = self._choose_placed([sequence for sequence in self._running if not sequence.idle])
         for sequence in able:
             if sequence.left == 1:
                 self._add_run(sequence, 1, runs)
         self._plan_long([sequence for sequence in able if sequence.left > 1], most_rows, runs)
-        self._note(runs)
+        self._note_step(runs)
         return Step([run for ordered in runs.values() for run in ordered])
 
-    def _note(self, running: Iterable[Sequence]) -> None:
+    def _note_step(self, running: Iterable[Sequence]) -> None:
         """Note which sequences have rows in this step, and since when the others are idle."""
         self._steps += 1
         for sequence in running:
@@ -293,7 +293,7 @@ class Scheduler:
             elif math.isinf(sequence.idle_since_s):
                 sequence.idle_since_s = now
 
-    def _in_places(self, sequences: list[Sequence]) -> list[Sequence]:
+    def _choose_placed(self, sequences: list[Sequence]) -> list[Sequence]:
         """The sequences with a place in the next step, in order of arrival. More may have woken than there are places."""
         if len(sequences) <= self._limits.max_sequences:
             return sequences
@@ -330,7 +330,7 @@ class Scheduler:
         while start // PAGE_ROWS >= len(sequence.pages):
             if self._pool.free or self._prefixes.make_room():
                 sequence.pages.append(self._pool.take())
-            elif (victim := self._victim(sequence)) is not None:
+            elif (victim := self._choose_victim(sequence)) is not None:
                 self._preempt(victim)
                 runs.pop(victim, None)
             else:
@@ -347,7 +347,7 @@ class Scheduler:
 
     # Pages are given and taken ----------------------------------------------------------------------------------------------------
 
-    def _victim(self, sequence: Sequence) -> Sequence | None:
+    def _choose_victim(self, sequence: Sequence) -> Sequence | None:
         """The sequence whose pages this one may take."""
         others = [other for other in self._running if other.pages and other is not sequence]
         idle = max((other for other in others if other.idle), key=_arrival, default=None)

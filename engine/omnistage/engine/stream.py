@@ -63,7 +63,7 @@ class Mailbox:
             self._orders.cancelled.append(stream)
             self._wake()
 
-    def taken(self, stream: SequenceStream, count: int) -> None:
+    def note_taken(self, stream: SequenceStream, count: int) -> None:
         with self._changed:
             self._orders.taken[stream] = self._orders.taken.get(stream, 0) + count
             self._wake()
@@ -127,7 +127,7 @@ class SequenceStream:
             await self._changed.wait()
         events, self._events = self._events, []
         if events:
-            self._mailbox.taken(self, len(events))
+            self._mailbox.note_taken(self, len(events))
         elif self._error is not None:
             raise self._error
         return events

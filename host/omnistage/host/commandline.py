@@ -43,9 +43,9 @@ def read(kind: type[S], words: Sequence[str], program: str) -> S:
         )
         return kind(_cli_settings_source=source)
     except ValidationError as error:
-        raise StartError("; ".join(_told(details, kind, words) for details in error.errors(include_url=False))) from None
+        raise StartError("; ".join(_describe(details, kind, words) for details in error.errors(include_url=False))) from None
     except SettingsError as error:
-        told = _unknown(kind, words) or str(error).removeprefix("error parsing CLI: ")
+        told = _find_unknown(kind, words) or str(error).removeprefix("error parsing CLI: ")
         raise StartError(_one_line(f"{told}; --help tells more")) from None
 
 
@@ -65,7 +65,7 @@ def _help(field: FieldInfo) -> str:
     return f"{field.description} (default: {','.join(default) if isinstance(default, tuple) else default})"
 
 
-def _told(details: ErrorDetails, kind: type[BaseModel], words: Sequence[str]) -> str:
+def _describe(details: ErrorDetails, kind: type[BaseModel], words: Sequence[str]) -> str:
     """Describe one mistake: where it came from, and what is wrong."""
     field = str(details["loc"][0])
     flag, variable = f"--{field.replace('_', '-')}", f"OMNISTAGE_{field.upper()}"
@@ -76,7 +76,7 @@ def _told(details: ErrorDetails, kind: type[BaseModel], words: Sequence[str]) ->
     return _one_line(f"{flag if typed or variable not in os.environ else variable}: {fault}")
 
 
-def _unknown(kind: type[BaseModel], words: Sequence[str]) -> str:
+def _find_unknown(kind: type[BaseModel], words: Sequence[str]) -> str:
     """The first word that is an option of no setting, with the option that may have been meant; empty if there is no such word."""
     known = ["--help", *(f"--{field.replace('_', '-')}" for field in kind.model_fields)]
     for word in (word.partition("=")[0] for word in words if word.startswith("--")):

@@ -22,7 +22,7 @@ class LastingTasks:
         """Run `work`, which never ends by itself. name: shown in the log."""
         task = asyncio.create_task(work, name=name)
         self._tasks.add(task)
-        task.add_done_callback(self._ended)
+        task.add_done_callback(self._on_end)
 
     def repeat(self, name: str, period_s: float, work: Callable[[], Awaitable[None]]) -> None:
         """Do `work` once in every period. The process can do without it: if it fails, the log says so, and the next period tries again."""
@@ -37,7 +37,7 @@ class LastingTasks:
 
         self.start(name, again_and_again())
 
-    def _ended(self, task: asyncio.Task[None]) -> None:
+    def _on_end(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         if self.broken.done():
             return

@@ -82,7 +82,7 @@ class _Server(ThreadingWSGIServer):
                 return True
         return False
 
-    def asked(self, request: socket.socket) -> None:
+    def note_request(self, request: socket.socket) -> None:
         """This visitor is silent no more."""
         self._silent.pop(request, None)
 
@@ -108,7 +108,7 @@ class _Handler(WSGIRequestHandler):
 
     def parse_request(self) -> bool:
         is_one = super().parse_request()
-        cast(_Server, self.server).asked(self.request)
+        cast(_Server, self.server).note_request(self.request)
         return is_one
 
     def log_message(self, format: str, *args: object) -> None:

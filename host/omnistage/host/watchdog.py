@@ -90,13 +90,13 @@ class Watchdog:
         seen: Mapping[int, KernelThread] = {}
         while True:
             self._awake.wait()
-            seen = seen or self._seen()
+            seen = seen or self._read_threads()
             begun = time.monotonic()
             if self._stopped.wait(PERIOD_S):
                 return
             self._awake.clear()  # Before the look: it sees all work until here, and later work wakes this thread again.
             elapsed_s = time.monotonic() - begun  # Without the later part, which takes long if others want Python's lock.
-            before, seen = seen, self._seen()
+            before, seen = seen, self._read_threads()
             look = _look(before, seen, elapsed_s)
             for judge in self._judges:
                 if reason := judge.judge(look):
@@ -107,7 +107,7 @@ class Watchdog:
             elif not self._awake.is_set():
                 seen = {}  # The next look would be too long after this one.
 
-    def _seen(self) -> Mapping[int, KernelThread]:
+    def _read_threads(self) -> Mapping[int, KernelThread]:
         """Empty if the threads cannot be read, for example because no descriptor is left: then no thread is judged."""
         try:
             seen = kernel_threads.read_threads({process for judge in self._judges for process in judge.thread.processes})

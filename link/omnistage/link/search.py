@@ -104,7 +104,7 @@ class Search:
                 if isinstance(error, StreamLost):
                     self.lose(address)
                 log.warning("link.open_failed", stage=self._stage, address=address, reason=error.reason, message=error.message)
-                said = [self._refused(address, error) if error.reason == "UNAUTHENTICATED" else error]
+                said = [self._as_lost(address, error) if error.reason == "UNAUTHENTICATED" else error]
         raise said.pop()  # If this frame kept the error, the error would keep the frame and with it the request.
 
     def _last_resort(self, address: str) -> tuple[bool, float]:
@@ -115,7 +115,7 @@ class Search:
         """Whether to withdraw an Open that its replica does not answer: another replica must be there, and few Opens may be asked twice."""
         return not all(self._channels.pulses.is_quiet(address) for address in others) and self._channels.hedges.take()
 
-    def _refused(self, address: str, error: StageError) -> StageError:
+    def _as_lost(self, address: str, error: StageError) -> StageError:
         """The error for those above about a replica that refuses this process's token: for them the replica is absent, and their own
         credentials are right."""
         message = f"{self._stage} at {address} refuses its caller: {error.message}"

@@ -96,7 +96,7 @@ def _wrong_sections(patch: pytest.MonkeyPatch) -> None:
 
 def _wrong_penalty(patch: pytest.MonkeyPatch) -> None:
     """Positive logits are multiplied, negative ones divided."""
-    edited = sampler._edited
+    edited = sampler._edit_scores
 
     def wrong(logits: torch.Tensor, rows: Sequence[sampler.Draws], *rest: Any) -> object:
         for row in rows:
@@ -106,7 +106,7 @@ def _wrong_penalty(patch: pytest.MonkeyPatch) -> None:
             row.sampling = replace(row.sampling, repetition_penalty=1 / row.sampling.repetition_penalty)
         return made
 
-    patch.setattr(sampler, "_edited", wrong)
+    patch.setattr(sampler, "_edit_scores", wrong)
 
 
 def _wrong_mask(patch: pytest.MonkeyPatch) -> None:

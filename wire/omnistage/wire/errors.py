@@ -88,7 +88,7 @@ class StageError(Exception):
     """
 
     def __init__(self, reason: str, message: str, *, metadata: Mapping[str, str] | None = None, retry_delay_s: float | None = None) -> None:
-        message = _shortened(message)
+        message = _shorten(message)
         super().__init__(f"{reason or 'INTERNAL'}: {message}")
         self.reason = reason
         self.message = message
@@ -104,7 +104,7 @@ class StageError(Exception):
     def code(self) -> grpc.StatusCode:
         return self.meaning.code
 
-    def ended(self) -> stage_pb2.Ended:
+    def to_ended(self) -> stage_pb2.Ended:
         """The last message of a `Run` stream that ends with this error."""
         ended = stage_pb2.Ended(code=self.code.value[0], reason=self.reason, message=self.message, metadata=self.metadata)
         if self.retry_delay_s is not None:
@@ -129,16 +129,16 @@ class StageError(Exception):
 
     def status(self) -> status_pb2.Status:
         """The error as google.rpc.Status, for unary and server-streaming calls."""
-        details: list[any_pb2.Any] = [_packed(error_details_pb2.ErrorInfo(reason=self.reason, domain=DOMAIN, metadata=self.metadata))]
+        details: list[any_pb2.Any] = [_pack(error_details_pb2.ErrorInfo(reason=self.reason, domain=DOMAIN, metadata=self.metadata))]
         if self.retry_delay_s is not None:
-            details.append(_packed(error_details_pb2.RetryInfo(retry_delay=duration(self.retry_delay_s))))
+            details.append(_pack(error_details_pb2.RetryInfo(retry_delay=duration(self.retry_delay_s))))
         if "field" in self.metadata:
             violation = error_details_pb2.BadRequest.FieldViolation(field=self.metadata["field"], description=self.message)
-            details.append(_packed(error_details_pb2.BadRequest(field_violations=[violation])))
+            details.append(_pack(error_details_pb2.BadRequest(field_violations=[violation])))
         return status_pb2.Status(code=self.code.value[0], message=self.message, details=details)
 
 
-def _shortened(message: str) -> str:
+def _shorten(message: str) -> str:
     """Cut a message that is too long. Most stay as they are, but one that quotes a caller may have any length."""
     encoded = message.encode()
     return message if len(encoded) <= MAX_TEXT_BYTES else encoded[: MAX_TEXT_BYTES - 4].decode(errors="ignore") + " ..."
@@ -178,7 +178,7 @@ def is_ok(ended: stage_pb2.Ended) -> bool:
     return bool(ended.code == code_pb2.OK)
 
 
-def _packed(message: error_details_pb2.ErrorInfo | error_details_pb2.RetryInfo | error_details_pb2.BadRequest) -> any_pb2.Any:
+def _pack(message: error_details_pb2.ErrorInfo | error_details_pb2.RetryInfo | error_details_pb2.BadRequest) -> any_pb2.Any:
     packed = any_pb2.Any()
     packed.Pack(message)
     return packed

@@ -82,7 +82,7 @@ class Caller:
     async def end(self, error: StageError | None) -> None:
         """Send Ended, wait for the caller's half-close, then end with the same status. Raises CallerGone; if `error` is None, also the
         error of the outbox."""
-        ended = stage_pb2.Ended() if error is None else error.ended()
+        ended = stage_pb2.Ended() if error is None else error.to_ended()
         try:
             async with asyncio.timeout(HANDSHAKE_TIMEOUT_S):
                 await self.outbox.put(stage_pb2.RunResponse(ended=ended))

@@ -93,7 +93,7 @@ class Guard(grpc.aio.ServerInterceptor):
 
         async def refuse(requests: object, context: Context) -> None:
             if method == RUN:
-                await write(context, stage_pb2.RunResponse(ended=error.ended()).SerializeToString())
+                await write(context, stage_pb2.RunResponse(ended=error.to_ended()).SerializeToString())
                 if self._tokenless[RUN] < MAX_TOKENLESS:
                     with self._one_more(RUN):
                         await _half_close(context)
