@@ -158,10 +158,7 @@ def main() -> int:
         files = all_files(ROOT)
         edges = graph(ROOT, files, gone)
         costs = read(ROOT / "tests" / TABLE.name)
-    except NearError as error:
-        print(f"test-near: {error}", file=sys.stderr)
-        return 1
-    except CostsError as error:
+    except (NearError, CostsError) as error:
         print(f"test-near: {error}", file=sys.stderr)
         return 1
     except SyntaxError as error:

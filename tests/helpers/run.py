@@ -14,7 +14,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from omnistage.v1 import chunk_pb2, stage_pb2, stage_pb2_grpc, tensor_pb2
-from omnistage.wire.errors import status_code
 from omnistage.wire.kinds import kind_name
 
 PLENTY = 1 << 20
@@ -195,7 +194,7 @@ class Caller:
         """Finish, and check that Ended and the status say the same: this reason."""
         heard = await self.finish()
         assert heard.ended is not None, (heard.code, heard.details)
-        assert (heard.ended.reason, status_code(heard.ended.code)) == (reason, code), heard.ended
+        assert (heard.ended.reason, heard.ended.code) == (reason, code.value[0]), heard.ended
         assert (heard.code, heard.details) == (code, heard.ended.message)
         assert heard.ended.message
         return heard.ended

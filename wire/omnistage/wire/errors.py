@@ -73,8 +73,6 @@ LOST_HERE = Reason(grpc.StatusCode.UNAVAILABLE, another_replica=True, passes=Tru
 BUG = Reason(grpc.StatusCode.INTERNAL)
 """The meaning of an error without a reason, which is a bug of ours, and of a reason that this version does not know."""
 
-_STATUS_BY_NUMBER = {code.value[0]: code for code in grpc.StatusCode}
-
 assert set(REASONS) == {name.removeprefix("ERROR_REASON_") for name in error_pb2.ErrorReason.keys()} - {"UNSPECIFIED"}  # noqa: SIM118
 
 
@@ -154,11 +152,6 @@ def bad_request(field: str, description: str, **place: str) -> StageError:
 def protocol_error(message: str, **metadata: str) -> StageError:
     """The other end broke the rules of `Run`: a bug of the sender, never retried."""
     return StageError("PROTOCOL", message, metadata=metadata)
-
-
-def status_code(number: int) -> grpc.StatusCode:
-    """The gRPC status for a number on the wire; UNKNOWN for an unknown number."""
-    return _STATUS_BY_NUMBER.get(number, grpc.StatusCode.UNKNOWN)
 
 
 class CallerGone(Exception):
