@@ -1,4 +1,4 @@
-"""Pairs of a sender and a receiver, one for each way in which tensors can travel."""
+"""Pairs of a sender and a receiver, one for each transport."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ MIB = 1 << 20
 
 
 def names_of(arena: Arena) -> list[str]:
-    """What an arena has in shared memory now."""
+    """Names of the files that an arena has in shared memory now."""
     return sorted(path.name for path in Path("/dev/shm").iterdir() if arena.uuid.hex() in path.name)
 
 
@@ -30,12 +30,12 @@ class Pair:
     arena: Arena | None
 
     def messages(self, array: Array, element_type: tensor_pb2.ElementType | None = None) -> list[tensor_pb2.Tensor]:
-        """What the receiver would parse from the wire."""
+        """The messages as the receiver parses them from the wire."""
         sent = self.sender.pack(array, element_type=element_type)
         return [tensor_pb2.Tensor.FromString(tensor.SerializeToString()) for tensor in sent]
 
     def transfer(self, array: Array, element_type: tensor_pb2.ElementType | None = None) -> TensorView:
-        """Send a tensor over; all parts but the last give None."""
+        """Send a tensor over. All parts but the last one give None."""
         *parts, last = self.messages(array, element_type)
         for part in parts:
             assert self.receiver.unpack(part) is None
@@ -44,7 +44,7 @@ class Pair:
         return view
 
     def give_back(self) -> int:
-        """Carry releases to the sender; the number of blocks."""
+        """Carry releases to the sender. Returns the number of blocks."""
         release = self.receiver.take_release()
         if release is None:
             return 0
@@ -54,7 +54,7 @@ class Pair:
 
 @pytest.fixture
 def make_arena() -> Iterator[Callable[..., Arena]]:
-    """Arenas that are closed after the test; then none of their names may be left."""
+    """Makes arenas and closes them after the test; then none of their files may be left."""
     arenas: list[Arena] = []
 
     def make(*, max_bytes: int = 64 * MIB, segment_bytes: int = 4 * MIB, **settings: object) -> Arena:
@@ -95,7 +95,7 @@ def make_pair(make_arena: Callable[..., Arena]) -> Callable[..., Pair]:
 
 @pytest.fixture(params=["inline", "shared", "shared_default", "copied"])
 def pair(request: pytest.FixtureRequest, make_pair: Callable[..., Pair]) -> Pair:
-    """The same pair for every transport: what a test asks of it must hold for all."""
+    """The same pair for every transport: each claim of the test must hold for all."""
     if request.param == "inline":
         inline_pair = Pair(Sender(None), Receiver(), None)
         inline_pair.sender.accept(inline_pair.receiver.answer(inline_pair.sender.offers()))
@@ -105,5 +105,5 @@ def pair(request: pytest.FixtureRequest, make_pair: Callable[..., Pair]) -> Pair
 
 @pytest.fixture
 def random() -> np.random.Generator:
-    """The same numbers in every run."""
+    """The same random numbers in every run."""
     return np.random.default_rng(20240229)

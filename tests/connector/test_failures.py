@@ -1,4 +1,4 @@
-"""What becomes of shared memory when processes die, stop and lie. Every case that this project knows, and where it is tested:
+"""Shared memory when processes die, stop and lie: every case that this project knows, and where it is tested:
 
 1   a reader is killed with views              here: a_killed_reader_gives_its_blocks_back_at_once and those after it
 2   a producer is killed                       test_two_processes: a_killed_producer_leaves_views_readable_and_the_sweep_removes_its_files
@@ -53,7 +53,7 @@ SIZE = 50_000
 
 
 class Clock:
-    """Time stands still unless the test moves it, so what happens at once happens without any grace."""
+    """A clock that stands still unless the test moves it: so an effect that is seen at once needs no grace."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -195,7 +195,7 @@ def test_one_of_three_readers_dies(arena: Arena) -> None:
 
 
 def test_readers_with_equal_process_ids_are_told_apart(arena: Arena) -> None:
-    """Both are process 1 of their namespace, as in two containers."""
+    """Both readers are process 1 of their namespace, as in two containers."""
     need_namespace("-p", "-f")
     with running_apart(read) as (one, kill_one), running_apart(read) as (two, _):
         senders = [agree(connection, arena) for connection in (one, two)]
@@ -217,7 +217,7 @@ def test_readers_with_equal_process_ids_are_told_apart(arena: Arena) -> None:
 
 
 def test_a_stream_that_is_cut_under_a_reading_thread(make_pair, arena: Arena, clock: Clock) -> None:
-    """A session is cancelled while its model reads in a thread: the bytes stay as they are until the grace ends."""
+    """A session is cancelled while its model reads in a thread: the bytes stay unchanged until the grace ends."""
     pair = make_pair(arena=arena)
     view = pair.transfer(number(3))
     cut, seen = threading.Event(), set()
@@ -243,7 +243,7 @@ def test_a_stream_that_is_cut_under_a_reading_thread(make_pair, arena: Arena, cl
     assert settled(arena).leases == 0
 
 
-# Who is dead ---------------------------------------------------------------------------------------------------------------------------
+# Dead readers --------------------------------------------------------------------------------------------------------------------------
 
 
 def test_a_reader_whose_liveness_file_is_removed_is_not_taken_for_dead(arena: Arena, clock: Clock) -> None:
@@ -296,7 +296,7 @@ def look_for(connection: Connection, name: bytes) -> None:
 
 
 def test_this_process_is_no_peer_of_itself_and_stays_locked(arena: Arena, clock: Clock, make_arena: Callable[..., Arena]) -> None:
-    """To look at its own file would drop its own lock."""
+    """If the process opened its own file, it would drop its own lock."""
     own = make_arena()
     sender, receiver = Sender(arena, inline_limit=0), Receiver()
     sender.accept(receiver.answer(sender.offers()), Sender(own).offers())

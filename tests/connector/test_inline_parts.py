@@ -1,4 +1,4 @@
-"""Tensors in parts: what order and what sizes are right."""
+"""Tensors in parts: which orders and sizes are right."""
 
 import itertools
 

@@ -1,4 +1,4 @@
-"""What was cut into small blocks comes together again, though the segment is never idle."""
+"""Memory that was cut into small blocks is joined again, though its segment is never idle."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MIB = 1 << 20
 
 
 def filled(arena: Arena, length: int) -> list[Block]:
-    """Blocks until the arena is full."""
+    """Take blocks until the arena is full."""
     blocks = []
     with pytest.raises(ArenaFull):
         while True:
@@ -41,7 +41,7 @@ def test_small_blocks_make_room_for_large_ones_while_one_is_in_use(make_arena: C
 
 
 def test_a_split_block_is_whole_again(make_arena: Callable[..., Arena]) -> None:
-    """One large block was split for small ones, of which the last is still in use when another large one is asked for."""
+    """One large block was split into small ones. The last of these is still in use when another large block is asked for."""
     arena = make_arena(max_bytes=2 * MIB, segment_bytes=MIB)
     large = filled(arena, 300_000)
     arena.free(large.pop())
@@ -82,7 +82,7 @@ def test_after_any_story_a_large_block_fits_beside_one_that_is_in_use(
 @settings(max_examples=300, deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 30), st.integers(1, 5)), max_size=60), st.integers(1, 6))
 def test_ranges_are_joined_as_a_list_of_flags_says(steps: list[tuple[int, int]], size: int) -> None:
-    """Against the plainest thing that does the same: a flag for each byte."""
+    """The comparison is with the simplest implementation: one flag for each byte."""
     extents, free = Extents(), [False] * 36
     for start, length in steps:
         if any(free[start : start + length]):

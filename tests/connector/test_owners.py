@@ -1,4 +1,4 @@
-"""Whose memory is mapped: that of our own user. Whoever can cut a file short kills those who have it mapped."""
+"""Only memory of our own user is mapped, because the owner of a file can cut it short, which kills the processes that have it mapped."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to give a
 
 
 def give_away(arena: Arena, uid: int = NOBODY) -> None:
-    """All files of the arena to another user, who could do with them what he likes."""
+    """Give all files of the arena to another user, who can then do anything with them."""
     for name in names(arena.uuid):
         os.chown(SHARED_MEMORY / name, uid, uid)
 

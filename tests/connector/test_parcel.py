@@ -1,4 +1,4 @@
-"""A tensor that a log keeps and several streams read is free when the last of them is done with it, in whatever order and way."""
+"""A tensor that a log keeps and several streams read is free when the last of them is done with it, in any order and way."""
 
 import itertools
 from collections.abc import Callable
@@ -192,7 +192,8 @@ def test_a_block_that_is_free_cannot_be_held(make_arena: Callable[..., Arena]) -
 
 @dataclass
 class Model:
-    """Who holds what, told without the connector: a parcel's log, streams that have not given it back, and ends of graces."""
+    """The holders of each block, written down without the connector: the log of a parcel, streams that have not given it back, and ends of
+    graces."""
 
     logged: set[int] = field(default_factory=set)
     posted: set[tuple[int, int]] = field(default_factory=set)

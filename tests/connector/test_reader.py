@@ -1,4 +1,4 @@
-"""The reading side: what it maps, for how long, and what it refuses to map."""
+"""The reading side: which memory it maps, for how long, and which it refuses to map."""
 
 import os
 import resource
@@ -72,7 +72,7 @@ def test_a_full_cache_gives_up_the_map_that_was_not_used_for_longest(make_arena:
     cache.get(arena.uuid, numbers[2])
     assert second.map.closed and not first.map.closed
     views = [np.frombuffer(cache.get(arena.uuid, number).map, np.uint8) for number in (numbers[0], numbers[2])]
-    # The reader's own want of room, and nothing that its sender did: it is asked to send the tensor inline.
+    # This is the reader's own lack of room, not a fault of its sender, so the sender is asked to send the tensor inline.
     with pytest.raises(StaleReference, match="2 segments"):
         cache.get(arena.uuid, numbers[1])
     assert len(views) == len(cache) == 2
@@ -80,7 +80,7 @@ def test_a_full_cache_gives_up_the_map_that_was_not_used_for_longest(make_arena:
 
 @pytest.fixture
 def place() -> Iterator[tuple[bytes, Path]]:
-    """The id of an arena that does not exist, and where its segment 0 would be."""
+    """The id of an arena that does not exist, and the place where its segment 0 would be."""
     arena = os.urandom(16)
     path = Path("/dev/shm") / f"omnistage-{arena.hex()}-0"
     yield arena, path
@@ -130,7 +130,7 @@ def test_memory_that_was_not_reserved_is_never_read(make_arena: Callable[..., Ar
 
 @pytest.mark.parametrize("copy", [False, True])
 def test_views_count_against_the_limit_until_they_are_released(make_pair, copy: bool) -> None:
-    """Of the sender's memory, and of copies of it, whose blocks the sender has back."""
+    """The limit counts views of the sender's memory, and copies of it whose blocks the sender has back."""
     pair = make_pair(byte_limit=250_000, copy=copy)
     array = np.zeros(100_000, np.uint8)
     views = [pair.transfer(array), pair.transfer(array)]
@@ -179,7 +179,7 @@ def test_100_000_tensors_take_no_more_memory_than_one(make_arena: Callable[..., 
 
 @pytest.fixture
 def no_descriptors() -> Iterator[None]:
-    """This process can open no more files."""
+    """Let this process open no more files."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     lowest = os.dup(0)
     os.close(lowest)
@@ -190,6 +190,6 @@ def no_descriptors() -> Iterator[None]:
 
 @pytest.mark.parametrize("read", [ReaderSegment, lambda arena, number: copy_block(arena, number, 4096, 100, 1)])
 def test_a_reader_without_descriptors_does_not_blame_the_sender(no_descriptors: None, read: Callable[[bytes, int], object]) -> None:
-    """An invalid reference would end the session; after a stale one the sender goes on inline."""
+    """An invalid reference would end the session. After a stale one the sender goes on inline."""
     with pytest.raises(StaleReference, match="Too many open files"):
         read(os.urandom(16), 0)

@@ -1,4 +1,5 @@
-"""Whatever a peer puts into a message: the right bytes or a typed error, never another exception, a signal, or bytes of somebody else."""
+"""For any message of a peer the reader gets the right bytes or a typed error; never another exception, a signal, or bytes of another
+process."""
 
 from collections.abc import Callable
 from typing import Any
@@ -24,7 +25,7 @@ def fuzz(examples: int) -> Callable[[Callable[..., None]], Callable[..., None]]:
 
 
 def near(limit: int) -> st.SearchStrategy[int]:
-    """Whole numbers of every size, with favour for borders of pages, blocks and words."""
+    """Whole numbers of every size, mostly near borders of pages, blocks and words."""
     edges = [0, 1, 63, 64, 4095, 4096, 4160, 1 << 20, (1 << 20) - 64, (1 << 31) - 1, 1 << 31, (1 << 63) - 1, 1 << 63, limit - 63, limit]
     return st.one_of(st.sampled_from([edge for edge in edges if edge <= limit]), st.integers(0, 100_000), st.integers(0, limit))
 

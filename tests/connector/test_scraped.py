@@ -1,4 +1,4 @@
-"""Another thread reads the figures of an arena, as a scrape of the metrics does, while its own thread works."""
+"""Another thread reads the figures of an arena, as a scrape of the metrics does, while the arena's own thread works."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ def test_reading_the_figures_changes_nothing(make_arena: Callable[..., Arena]) -
 
 
 def test_a_thread_that_reads_the_figures_does_not_disturb_the_arena(make_arena: Callable[..., Arena]) -> None:
-    """Every block is in quarantine with a grace that ends at once: reading must not take what the owner is about to free."""
+    """Every block is in quarantine, with a grace that ends at once: the reading thread must not take a block that the owner is about to
+    free."""
     arena = make_arena(grace_s=0.0)
     over = threading.Event()
     seen: list[int] = []

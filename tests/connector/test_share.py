@@ -1,4 +1,4 @@
-"""No stream takes the whole arena: beyond its share tensors go inline, and the others go on through shared memory."""
+"""No stream takes the whole arena: beyond the stream's share its tensors go inline, and those of others go through shared memory."""
 
 from collections.abc import Callable
 

@@ -1,4 +1,5 @@
-"""A mount that is too small or full: tensors go inline, and no signal kills the process. Runs in a mount namespace of its own."""
+"""A mount that is too small or full: tensors go inline, and no signal kills the process. The tests run in a mount namespace of their
+own."""
 
 from helpers.mounts import run_on_mount
 
@@ -100,7 +101,7 @@ def test_a_mount_below_two_segments_is_inline_only_and_says_so_once() -> None:
 
 
 def test_a_full_mount_gets_room_when_its_owner_is_dead() -> None:
-    """What a killed process left is removed at the first refusal; then the tensor goes through shared memory after all."""
+    """The files of a killed process are removed at the first refusal; then the tensor goes through shared memory after all."""
     script = """
         import signal
         import time
@@ -147,7 +148,8 @@ def test_a_full_mount_gets_room_when_its_owner_is_dead() -> None:
 
 
 def test_memory_of_a_killed_producer_that_an_idle_reader_has_mapped_is_given_back() -> None:
-    """Its files are gone with the sweep, but a map of them holds the memory: the tidying of a stage drops it. A view in use keeps it."""
+    """The sweep removes the files, but a mapping of them holds the memory; the tidying of a stage drops the mapping. A view in use keeps
+    it."""
     script = """
         import asyncio
         import signal

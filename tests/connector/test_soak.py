@@ -1,4 +1,4 @@
-"""Thousands of tensors through one arena: nothing of them stays, neither memory, nor files, nor descriptors."""
+"""Thousands of tensors pass through one arena and leave nothing: no memory, no files, no descriptors."""
 
 import gc
 import os
@@ -27,7 +27,7 @@ def mounted_bytes(arena: Arena) -> int:
 
 
 def use_streams(make_pair, arena: Arena, count: int) -> None:
-    """`count` streams; each sends, logs, replays some of its log on a second stream, and ends in one way or another."""
+    """Use `count` streams. Each one sends, logs, replays some of its log on a second stream, and ends in one way or another."""
     arrays = [np.zeros(size, np.uint8) for size in SIZES]
     for stream in range(count):
         pair, second = make_pair(arena=arena), make_pair(arena=arena)

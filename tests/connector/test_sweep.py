@@ -1,4 +1,4 @@
-"""The sweep: what it removes, what it must not touch, and how long it may take."""
+"""The sweep: which files it removes, which it must not touch, and how long it may take."""
 
 import fcntl
 import os
@@ -20,7 +20,7 @@ OLD = (1, 1)
 
 @pytest.fixture
 def place() -> Iterator[Callable[[str], Path]]:
-    """Paths on the mount with the name of a new arena; nothing is left there after the test."""
+    """Paths on the mount with the name of a new arena; none of them is left after the test."""
     arena = os.urandom(16).hex()
     made: list[Path] = []
 
@@ -42,7 +42,7 @@ def make_old(path: Path) -> Path:
 
 
 def hold_arena(connection: Connection) -> None:
-    """Have an arena with a segment until killed; then report whether it can be used, when asked."""
+    """Have an arena with a segment until killed. When asked, report whether it can be used."""
     arena = Arena.create(max_bytes=16 * MIB, segment_bytes=4 * MIB)
     assert arena is not None
     arena.allocate(100)
@@ -53,7 +53,7 @@ def hold_arena(connection: Connection) -> None:
         connection.send_bytes(b"fine")
 
 
-# What is an orphan ---------------------------------------------------------------------------------------------------------------------
+# Orphans -------------------------------------------------------------------------------------------------------------------------------
 
 
 def test_a_young_liveness_file_is_left_alone(place: Callable[[str], Path]) -> None:
@@ -67,7 +67,7 @@ def test_a_young_liveness_file_is_left_alone(place: Callable[[str], Path]) -> No
 
 
 def test_a_file_from_the_future_is_no_newborn(place: Callable[[str], Path]) -> None:
-    """The clock was set back: it must not protect an orphan for years."""
+    """The clock was set back: that must not protect an orphan for years."""
     path = place("live")
     path.touch(mode=0o600)
     os.utime(path, (4e9, 4e9))
@@ -93,7 +93,8 @@ def sweep_elsewhere(connection: Connection, arena: bytes) -> None:
 
 
 def test_segments_whose_liveness_file_was_removed_live_as_long_as_their_producer() -> None:
-    """An administrator cleans up by hand. The producer notices nothing, nothing of it is swept, and nothing of it leaks in the end."""
+    """An administrator removes the liveness file. The producer notices nothing, none of its segments is swept, and none leaks in the
+    end."""
     with running(hold_arena) as (connection, process):
         arena = receive(connection)
         (SHARED_MEMORY / f"omnistage-{arena.hex()}-live").unlink()
@@ -121,13 +122,13 @@ def test_a_young_segment_without_a_liveness_file_is_left_alone(place: Callable[[
     assert not path.exists()
 
 
-# What it must not touch ----------------------------------------------------------------------------------------------------------------
+# Files that stay -----------------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", ["live", "0"])
 @pytest.mark.parametrize("make", [Path.mkdir, os.mkfifo, lambda path: path.symlink_to("/etc/hostname")], ids=["folder", "pipe", "link"])
 def test_what_is_not_a_file_is_left_alone(place: Callable[[str], Path], make: Callable[[Path], None], kind: str) -> None:
-    """Alone, and beside the liveness file of a dead producer."""
+    """The other object lies alone, or beside the liveness file of a dead producer."""
     path = place(kind)
     make(path)
     os.utime(path, OLD, follow_symlinks=False)
@@ -150,7 +151,7 @@ def test_the_target_of_a_link_is_left_alone(place: Callable[[str], Path], tmp_pa
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to make files of another user")
 def test_files_of_another_user_are_left_alone(place: Callable[[str], Path]) -> None:
-    """Root may remove them, and must not: another user's lock would say nothing about them."""
+    """Root may remove such files, and must not: another user's lock would say nothing about them."""
     live, segment = make_old(place("live")), make_old(place("0"))
     os.chown(live, 65534, 65534)
     os.chown(segment, 65534, 65534)
@@ -204,7 +205,8 @@ NEWBORNS = """
 
 
 def test_an_arena_that_is_born_under_a_sweep_is_whole_or_none() -> None:
-    """The ten seconds keep a sweep from newborns. Even without them none loses its files once it exists: it draws another name instead."""
+    """The ten seconds keep a sweep from new files. Even without them no arena loses its files once it exists: it draws another name
+    instead."""
     assert int(run_on_mount("16m", NEWBORNS)) > 500
 
 
@@ -277,7 +279,8 @@ KILLS = """
 
 
 def test_1000_killed_producers_leave_nothing(seed: int) -> None:
-    """Half of them are killed while they make their files. The files are made older, because a sweep leaves newborns alone."""
+    """Half of the producers are killed while they make their files. The test makes the files older, because a sweep leaves new ones
+    alone."""
     assert int(run_on_mount("256m", KILLS.format(seed=seed), timeout_s=110)) >= 20 * 3
 
 

@@ -1,4 +1,4 @@
-"""What every transport promises; each test runs on all of them."""
+"""The promises of every transport; each test runs on all transports."""
 
 import gc
 from typing import Any

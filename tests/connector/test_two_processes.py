@@ -1,4 +1,4 @@
-"""Producer and consumer in two real processes, and what is left when one of them is killed."""
+"""Producer and consumer in two real processes, and what is left if one of them is killed."""
 
 import os
 import signal
@@ -36,7 +36,7 @@ def agree(connection: Connection) -> tuple[Arena, Sender]:
 
 
 def produce(connection: Connection, count: int) -> None:
-    """Send `count` tensors, waiting for the release of each; report what is outstanding, wait for the end."""
+    """Send `count` tensors, and wait for the release of each. Report what is outstanding, and wait for the end."""
     arena, sender = agree(connection)
     assert sender.reason == ""
     for number in range(count):
@@ -62,11 +62,11 @@ def produce_and_hold(connection: Connection) -> None:
 
 
 BUSY = 5_000
-"""Turns of a producer."""
+"""Rounds of a producer."""
 
 
 def write_headers_again_and_again(connection: Connection, number: int) -> None:
-    """One block stays published; another one is published and taken back, and memory is reserved, in every turn."""
+    """One block stays published. In every round another block is published and taken back, and memory is reserved."""
     arena = receive(connection)
     segment = ProducerSegment(arena, number, 32 * MIB)
     segment.reserve(MIB)
@@ -76,7 +76,7 @@ def write_headers_again_and_again(connection: Connection, number: int) -> None:
     for generation in range(3, BUSY):
         segment.publish(2 * PAGE, generation, generation % 2000)
         segment.retract(2 * PAGE)
-        segment._reserved = PAGE  # So that it is written again.
+        segment._reserved = PAGE  # So that the size is written again.
         segment.reserve(15 * MIB if generation % 2 else 16 * MIB)
     connection.send_bytes(b"done")
     receive(connection)
@@ -84,7 +84,7 @@ def write_headers_again_and_again(connection: Connection, number: int) -> None:
 
 
 def test_what_is_said_of_a_segment_is_never_read_in_parts() -> None:
-    """Its header changes while a reader in another process looks at blocks that have been there for long."""
+    """The segment's header changes while a reader in another process checks blocks that were there before."""
     arena, looks = os.urandom(16), 0
     with running(write_headers_again_and_again, 7) as (connection, _):
         connection.send_bytes(arena)

@@ -1,4 +1,4 @@
-"""A reader that copies: whatever the sender does to its files, the reader gets bytes or a typed error, never a signal."""
+"""A reader that copies gets bytes or a typed error, never a signal, whatever the sender does to its files."""
 
 import os
 import threading
@@ -20,7 +20,7 @@ SIZE = 50_000
 @pytest.mark.parametrize("length", [0, 10, 4096, 4160, 20_000])
 @pytest.mark.parametrize("grow", [False, True])
 def test_a_file_that_is_cut_short_is_an_error_and_no_signal(make_arena: Callable[..., Arena], make_pair, length: int, grow: bool) -> None:
-    """Also when it was made longer again, with nothing in it."""
+    """The same holds for a file that was made longer again and holds only zeros there."""
     arena = make_arena()
     pair = make_pair(arena=arena, copy=True)
     messages = [pair.messages(np.full(SIZE, 7, np.uint8))[0] for _ in range(2)]

@@ -1,4 +1,4 @@
-"""Answers that are kept to something: nothing else is drawn, beside free answers and after every break, and an end comes where it may."""
+"""Answers under a constraint: nothing else is drawn, beside free answers and after every break, and an end comes only where it may."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ END = 3
 
 @dataclass(frozen=True)
 class Sentences:
-    """Implements `Constraint`: an answer is one of these lists of tokens, after those of `history`."""
+    """Implements `Constraint`: an answer is one of these lists of tokens, after the tokens of `history`."""
 
     sentences: tuple[tuple[int, ...], ...]
     history: tuple[int, ...] = ()
@@ -83,7 +83,7 @@ def drawn(events: list[SequenceEvent]) -> list[object]:
 
 
 def any_sentences(rng: random.Random) -> tuple[tuple[int, ...], ...]:
-    """Many begin alike, and some are the beginning of others."""
+    """Many sentences begin alike, and some are the beginning of others."""
     stem = [rng.randrange(4, TINY.vocab_size - 1) for _ in range(24)]
     cuts = [rng.randrange(1, 24) for _ in range(rng.randrange(1, 6))]
     return tuple({tuple(stem[:cut] + [rng.randrange(4, TINY.vocab_size - 1) for _ in range(rng.choice([0, 0, 1, 9]))]) for cut in cuts})
@@ -137,7 +137,7 @@ async def test_only_what_is_allowed_is_said_and_free_answers_beside_it_are_the_s
         assert ids(events) in request.constraint.sentences
         assert events[-1].finish_reason is FinishReason.STOP
         longer = [sentence for sentence in request.constraint.sentences if sentence[: len(ids(events))] == ids(events)]
-        if len(longer) > 1:  # It chose to end, and may have done so only where it might.
+        if len(longer) > 1:  # The answer chose to end, and may have done so only at a place where it might.
             assert not request.ignore_end and len(ids(events)) >= request.min_items
     await alone.close()
     await together.close()
@@ -165,7 +165,7 @@ async def test_it_goes_on_after_every_token_and_without_its_pages(seed: int) -> 
 
 @pytest.mark.parametrize("wants_taps", [False, True])
 async def test_a_whole_answer_has_stopped_also_with_its_last_token_and_all_its_rows(wants_taps: bool) -> None:
-    """Rows of the last token come where somebody wants them; for nobody else is a step taken."""
+    """The rows of the last token come if somebody wants them; otherwise no step is taken for them."""
     decoder = PackedDecoder(TINY, tiny_weights(torch.float32), TAPPED)
     running = Engine(decoder, TokenHead(decoder.logits), pages=50, kept_pages=0)
     said = (9, 8, 7)
@@ -204,7 +204,7 @@ async def test_a_constraint_of_another_vocabulary_is_refused() -> None:
 
 
 async def test_a_constraint_is_for_the_tokens_that_can_be_drawn() -> None:
-    """Whatever other items a row can have."""
+    """The constraint says nothing about the other items that a row can have."""
     weight = tiny_weights(torch.float32)
 
     def longer(name: str) -> torch.Tensor | None:

@@ -1,4 +1,4 @@
-"""The decoder on our cache and our loop gives the tokens of Transformers' own `generate`, and turns rows as its layers do."""
+"""The decoder, with our cache and our loop, gives the tokens of Transformers' own `generate`, and rotates rows as its layers do."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def thinker() -> Thinker:
 
 
 def weights_of(model: Thinker) -> dict[str, torch.Tensor]:
-    """By the decoder's names."""
+    """The weights by the decoder's names."""
     weights: dict[str, torch.Tensor] = model.model.language_model.state_dict()
     return weights | {"lm_head.weight": model.lm_head.weight.detach()}
 
@@ -175,7 +175,7 @@ def talker() -> Talker:
 
 
 async def test_codes_of_a_talker_are_those_of_transformers(seed: int) -> None:
-    """The row of a code is its embedding plus a row of the reply, projected. The rows of the prompt have no code but for the last two."""
+    """The row of a code is its embedding plus a row of the reply, projected. Only the last two rows of the prompt have a code."""
     oracle, count = talker(), 30
     embedding = oracle.model.embed_tokens.weight.detach()
     weights = oracle.model.state_dict() | {

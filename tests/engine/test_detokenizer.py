@@ -75,7 +75,7 @@ def test_nothing_from_a_stop_string_on_comes_out_at_any_cut(stop: tuple[str, ...
 
 
 def plain_deltas(text: str, stop: tuple[str, ...]) -> list[str]:
-    """What comes out after each character, by looking at everything anew each time; no more after a stop string."""
+    """The text that comes out after each character, found by looking at everything anew each time; no more after a stop string."""
     deltas, given = [], 0
     for end in range(1, len(text) + 1):
         seen = text[:end]

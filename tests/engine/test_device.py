@@ -1,6 +1,6 @@
-"""From rows to drawn tokens on a device that is not the processor: nothing is left behind on the processor, and nobody waits by mistake.
+"""From rows to drawn tokens on a device that is not the processor: no tensor is left behind on the processor, and no step waits by mistake.
 
-Where there is a GPU it is the device, and what it waits for is not counted."""
+If there is a GPU, it is the device, and its waits are not counted."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ SAMPLINGS = (
     Sampling(temperature=1.2, top_k=50, top_p=0.8, repetition_penalty=1.3, frequency_penalty=0.2, logit_bias={3: 2.0, 4: -50.0}),
 )
 STEP_FETCHES = 4
-"""Of numbers in a step at most: what was chosen, of some rows from all of their scores, logprobs, taps."""
+"""Most fetches of numbers in a step: the choices, the choices of some rows from all of their scores, logprobs, and taps."""
 
 
 def entered(device: Device) -> AbstractContextManager[object]:
@@ -41,7 +41,7 @@ def entered(device: Device) -> AbstractContextManager[object]:
 
 
 def asked() -> list[SequenceRequest]:
-    """Prompts of several pages with given vectors, all ways to draw, taps for some."""
+    """Prompts of several pages with given vectors, drawn in every way, some with taps."""
     requests = []
     for number, sampling in enumerate(SAMPLINGS):
         prompt = Prompt.of_tokens(range(number, number + 30 + 9 * number))
@@ -112,7 +112,7 @@ def test_an_answer_of_a_device_is_that_of_the_processor_and_no_step_waits_for_wh
 
 
 def test_the_fixed_results_of_a_device_can_be_told_apart() -> None:
-    """By a revision, which reads them."""
+    """The revision reads the results and tells devices apart."""
     with torch.inference_mode():
         here = PackedDecoder(TINY, tiny_weights(torch.float32), TAPPED)
         expected = fixed_results(here, here.logits, choose_backend(here.spec).backend)

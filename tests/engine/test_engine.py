@@ -69,7 +69,7 @@ def random_requests(rng: random.Random, count: int, prompt: int = 120, answer: i
 
 
 async def alone(requests: list[SequenceRequest], dtype: torch.dtype = torch.float32) -> list[list[SequenceEvent]]:
-    """Each answer of an engine that runs one request at a time and keeps nothing."""
+    """The answer to each request by an engine that runs one request at a time and keeps nothing."""
     single = Engine(tiny_decoder(dtype), TokenHead(tiny_decoder(dtype).logits), pages=200, limits=Limits(max_sequences=1), kept_pages=0)
     answers = [await read(single.submit(request)) for request in requests]
     await single.close()
@@ -209,7 +209,7 @@ async def test_the_queue_is_bounded() -> None:
 
 
 async def test_a_request_that_can_never_run_is_refused() -> None:
-    """By the field that is at fault, as far as a caller has a say in it."""
+    """The error names the field at fault, if a caller can set that field."""
     running = engine(pages=4)
     for request, field in (
         (ask(max_items=1100), "max_items"),
@@ -235,7 +235,7 @@ async def test_a_request_that_can_never_run_is_refused() -> None:
 
 
 async def test_an_item_without_logits_is_for_rows_that_are_not_drawn() -> None:
-    """As that of a row that has none, behind those of the vocabulary."""
+    """Such an item stands in a row that has none; its id is behind those of the vocabulary."""
     weight, nothing = tiny_weights(torch.float32), TINY.vocab_size
 
     def longer(name: str) -> torch.Tensor | None:
@@ -270,7 +270,7 @@ async def test_logits_that_are_not_finite_fail_their_sequence_only() -> None:
         await bad.take()
     await bad.aclose()
     assert len(await read(good)) == 100
-    # In the middle of an answer, in a batch with others.
+    # This happens in the middle of an answer, in a batch with others.
     good = running.submit(ask(max_items=100))
     bad = running.submit(ask((5,), max_items=50, sampling=Sampling(logit_bias={NAN_TOKEN: 1e6})))
     assert ids(await bad.take())[:1] == [NAN_TOKEN]
@@ -284,7 +284,7 @@ async def test_logits_that_are_not_finite_fail_their_sequence_only() -> None:
 
 
 class Brittle(PackedDecoder):
-    """Raises when it meets token 13."""
+    """Raises an error when it meets token 13."""
 
     def hidden(self, rows: StepRows, attention: Attention) -> Hidden:
         if bool((rows.items == 13).any()):
@@ -318,7 +318,7 @@ async def test_a_step_that_raises_fails_only_the_sequence_that_caused_it() -> No
 
 
 class Broken(PackedDecoder):
-    """Ends the engine's thread, once everyone has asked: what it raises is no error of a step."""
+    """Ends the engine's thread once every request was made: its error is not that of a step."""
 
     everyone_asked = threading.Event()
 
@@ -343,7 +343,7 @@ async def test_nobody_waits_for_ever_if_the_thread_ends() -> None:
 
 @lengths.rounds(1, 3)
 def test_the_interpreter_may_end_while_answers_are_computed(rounds: int) -> None:
-    """In the middle of a step, with all engines, streams and loops as they are."""
+    """The interpreter ends in the middle of a step, with all engines, streams and loops as they are."""
     script = """
 import asyncio, os, sys
 from helpers.tiny import tiny_decoder

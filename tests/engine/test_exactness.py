@@ -1,4 +1,4 @@
-"""A sequence's logits are the same bits alone, among others, cut anywhere, with a shared prefix, and taken up again from its history."""
+"""The logits of a sequence have the same bits alone, among others, cut anywhere, with a shared prefix, and resumed from its history."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Reading:
 
 
 class Bench:
-    """Sequences run by hand on one runner, in any order and any company."""
+    """Sequences that a test runs by hand on one runner, in any order and in any company."""
 
     def __init__(self, dtype: torch.dtype, pages: int = 400) -> None:
         decoder = tiny_decoder(dtype)
@@ -62,7 +62,7 @@ class Bench:
         return sequence
 
     def prefill(self, sequence: Sequence, pages: int) -> torch.Tensor:
-        """Run all rows that are known, so many pages at a time; returns the logits [vocab] of the last row."""
+        """Run all known rows, so many pages at a time. Returns the logits [vocab] of the last row."""
         while sequence.left:
             self.run(self.next_runs(sequence, pages))
         return self.head.logits[-1]
@@ -91,7 +91,7 @@ class Bench:
 
 
 def alone(dtype: torch.dtype, prompt: list[int], answer: list[int]) -> list[torch.Tensor]:
-    """Logits of each step of a sequence that is by itself and takes `answer`."""
+    """The logits of each step of a sequence that runs alone and takes `answer`."""
     bench = Bench(dtype)
     sequence = bench.sequence(prompt, len(answer) + 1)
     logits = [bench.prefill(sequence, 2)]
@@ -180,7 +180,7 @@ def test_a_shared_prefix_gives_the_same_bits(dtype: torch.dtype, seed: int) -> N
 
 
 def random_runs(rng: random.Random, count: int, pages: int) -> list[PlannedRun]:
-    """Runs of any length at any place, none of which share a page."""
+    """Runs of any length at any place; no two share a page."""
     free, runs, first = rng.sample(range(pages), pages), list[PlannedRun](), 0
     for _ in range(count):
         start = rng.choice([rng.randrange(300), rng.randrange(30, 120)])
@@ -216,7 +216,7 @@ def test_a_row_attends_alike_in_any_run_company_and_place(
 
 
 class Company(PagedAttention):
-    """Rows that know how many they are."""
+    """A wrong backend: the result of a row depends on the number of rows."""
 
     def bind(self, cache: KVCache, spec: DecoderSpec, plan: Plan) -> Attention:
         bound = super().bind(cache, spec, plan)
@@ -224,7 +224,7 @@ class Company(PagedAttention):
 
 
 class Long(PagedAttention):
-    """Rows that know how many they are when there are 29 of them, and many pages."""
+    """A wrong backend: the result of a row depends on the number of rows if there are 29 of them, and many pages."""
 
     def bind(self, cache: KVCache, spec: DecoderSpec, plan: Plan) -> Attention:
         bound = super().bind(cache, spec, plan)
@@ -233,7 +233,7 @@ class Long(PagedAttention):
 
 
 class Batch(PagedAttention):
-    """Rows that know whether they are the first run."""
+    """A wrong backend: the result of a row depends on whether its run is the first."""
 
     def bind(self, cache: KVCache, spec: DecoderSpec, plan: Plan) -> Attention:
         bound = super().bind(cache, spec, plan)
@@ -248,7 +248,7 @@ class Batch(PagedAttention):
 
 
 class Loose(Batch):
-    """One that claims nothing."""
+    """A backend that claims nothing."""
 
     name = "loose"
     is_exact = False
@@ -288,7 +288,7 @@ def test_heads_whose_products_are_too_small_run_row_by_row() -> None:
 def test_an_accelerator_is_given_a_kernel_of_its_own_or_sdpa() -> None:
     spec = DecoderSpec(1, 9, 3, 64, 500, 1024, torch.bfloat16, device=torch.device("cuda"))
     names = [make().name for make in attention.ATTENTION if make().is_viable(spec)]
-    # Nothing is compiled for a device that is not there.
+    # No kernel is compiled for a device that is not there.
     assert names == [*([TritonAttention.name] if torch.cuda.is_available() else []), SdpaAttention.name, RowAttention.name]
 
 

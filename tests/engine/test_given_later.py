@@ -1,4 +1,4 @@
-"""Prompts whose vectors come later: read as they come, and the same whatever came when. Every answer is done again by hand."""
+"""Prompts whose vectors come later: they are read as they come, with the same result in any order. Every answer is checked by hand."""
 
 from __future__ import annotations
 
@@ -61,13 +61,13 @@ def taps_of(events: list[SequenceEvent]) -> list[tuple[int, int]]:
 
 
 async def read_rows(one: Engine, before: int, count: int) -> None:
-    """Wait until so many rows were computed since, and the sequence waits for the next ones."""
+    """Wait until so many more rows were computed, and the sequence waits for the next ones."""
     await until(lambda: one.stats().starved == 1 and one.stats().running == 0 and one.stats().rows == before + count)
 
 
 @pytest.mark.parametrize("pages", [200, 20])
 async def test_whatever_comes_when_the_answer_is_the_same(pages: int, seed: int) -> None:
-    """In company, with others taking its pages, gone on with from any frame, with taps and with rows of the answer."""
+    """The sequence runs in company, others take its pages, it resumes from any frame, with taps and with rows of the answer."""
     running = engine(pages, max_sequences=12)
 
     async def ask(number: int) -> None:
@@ -98,7 +98,7 @@ async def test_rows_are_computed_as_their_vectors_come_and_hold_no_one_up(seed: 
     running, prompt, other = engine(), whole(rng, 150), whole(rng, 40)
     stream = running.submit(SequenceRequest(later(prompt), 1, 9))
     assert items(await read(running.submit(SequenceRequest(other, 2, 20)))) == answer(other, 2, 20)[0]
-    assert running.stats().waiting == 1  # It has no row yet, so it takes no place.
+    assert running.stats().waiting == 1  # The sequence has no row yet, so it takes no place.
     before = running.stats().rows
     for first, last in ((0, 64), (64, 65), (65, 104)):
         give(stream, prompt, first, last)
@@ -111,13 +111,13 @@ async def test_rows_are_computed_as_their_vectors_come_and_hold_no_one_up(seed: 
 
 @pytest.mark.parametrize("taps_from", [None, 40])
 async def test_pages_that_are_there_already_are_found_as_the_vectors_come(taps_from: int | None, seed: int) -> None:
-    """By the digests of the vectors, beside other positions or another scope not; with the taps that are wanted."""
+    """Pages are found by the digests of the vectors, not with other positions or another scope, and with the wanted taps."""
     rng = random.Random(seed)
     running, prompt = engine(), whole(rng, 200)
     frames, rows = answer(prompt, 1, 5)
 
     async def computed(asked: Prompt, *firsts: int) -> int:
-        """Rows, where the vectors up to each of these rows came together."""
+        """Number of rows computed, if the vectors up to each of these rows came together."""
         before = running.stats().rows
         stream = running.submit(SequenceRequest(later(asked), 1, 5, taps_from=taps_from))
         for first, last in zip((0, *firsts), (*firsts, 200), strict=True):
@@ -153,7 +153,7 @@ async def test_pages_behind_vectors_without_a_digest_are_found_by_nobody(seed: i
 
 
 def test_a_run_has_the_vectors_that_were_given_for_its_rows(seed: int) -> None:
-    """Whatever lies between them, and however few there are."""
+    """However few vectors there are, and with any gap between them."""
     rng = random.Random(seed)
     places = sorted(rng.sample(range(300), 40))
     parts = [Given(first, torch.full((rng.randint(1, end - first), GIVEN), first)) for first, end in pairwise([*places, 300])]
@@ -185,7 +185,7 @@ async def test_one_that_is_given_up_leaves_nothing_but_pages_for_the_next_one(co
 
 
 async def test_one_whose_vectors_do_not_come_leaves_its_pages_to_others(seed: int) -> None:
-    """And has them again, by what was kept or by computing them, when all of its vectors are there."""
+    """The sequence has pages again, kept ones or computed ones, when all of its vectors are there."""
     rng = random.Random(seed)
     running, prompt, other = engine(10, kept_pages=0), whole(rng, 200), whole(rng, 160)
     stream = running.submit(SequenceRequest(later(prompt), 1, 9))

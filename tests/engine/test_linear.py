@@ -1,4 +1,4 @@
-"""Rows of a product are the same bits in any company; a backend that breaks its claim is found out, and all weights leave it."""
+"""Rows of a product have the same bits in any company; a backend that breaks its claim is found out, and no weight uses it any more."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ SHAPES = [(960, 576), (576, 576), (3072, 576), (576, 1536)]
 
 
 class Lying(Packed):
-    """A backend whose rows know how many they are, from some number of rows on, if the weight is `wide`."""
+    """A backend whose result depends on the number of rows, from some number of rows on, if the weight is `wide`."""
 
     def run(self, x: torch.Tensor, packed: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         product = super().run(x, packed, bias)
@@ -52,7 +52,7 @@ def test_rows_of_a_product_do_not_depend_on_the_batch(dtype: torch.dtype, shape:
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_the_library_keeps_its_promise_for_any_weight(dtype: torch.dtype, shape: tuple[int, int], seed: int) -> None:
-    """What batching stands on: a block of 32 rows costs hardly more than one of 4; the last backend would run its rows one by one."""
+    """Batching rests on this: a block of 32 rows costs hardly more than one of 4. The last backend would run its rows one by one."""
     generator = torch.Generator().manual_seed(seed)
     for _ in range(20):
         weight = torch.randn(*shape, generator=generator).to(dtype)
@@ -91,7 +91,8 @@ def test_a_product_whose_rows_depend_on_their_number_is_found_out(dtype: torch.d
         return x + (len(x) == lie)
 
     assert rows_that_differ(run, torch.zeros(1, 16, dtype=dtype), Packed()) == lie
-    # A weight that is not the first of its shape is tried with a few of the sizes; some weight of sixteen finds it.
+    # Only the first weight of a shape is tried with all sizes; another one is tried with a few of them, so one of sixteen weights finds the
+    # fault.
     found = [rows_that_differ(run, torch.zeros(1, 16, dtype=dtype), Packed(), range(4, 33)[first::16]) for first in range(16)]
     assert found.count(lie) == 1
 
@@ -109,7 +110,7 @@ def test_a_broken_claim_moves_all_weights_to_the_next_backend_and_is_told(monkey
     monkeypatch.setattr(linear, "PRODUCTS", (Lying(), FIXED[1]))
     decoder = PackedDecoder(TINY, tiny_weights(dtype))
     assert decoder.products == f"row by row; packed: 5 rows times [{TINY.hidden_size}, {TINY.ffn_size}] are not those of 32 rows"
-    monkeypatch.setattr(Lying, "run", None)  # Whatever still multiplied so would fail.
+    monkeypatch.setattr(Lying, "run", None)  # A product that still used the old backend would fail.
     nothing = torch.zeros(1, 4, dtype=torch.int64)
     hidden = decoder.hidden(StepRows(nothing.T, nothing), lambda layer, queries, keys_values: queries.flatten(1))
     assert decoder.logits(hidden.last).shape == (4, TINY.vocab_size)

@@ -1,4 +1,4 @@
-"""Rows of long runs in a step, on processors where a row costs this or that: arithmetic for seconds, no clock."""
+"""Rows of long runs in a step, on processors with different costs of a row. Seconds come from arithmetic; there is no clock."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from omnistage.engine.pace import BESIDE_S, BLOCK_ROWS, LEAST_ROWS, PROBED, SLOW
 
 MOST_ROWS = 512
 STEPS = 400
-"""More than a prompt of a few thousand rows takes."""
+"""More steps than a prompt of a few thousand rows takes."""
 
 
 def bound_by_arithmetic(base_s: float, row_s: float) -> Callable[[int], float]:
@@ -21,12 +21,12 @@ def bound_by_arithmetic(base_s: float, row_s: float) -> Callable[[int], float]:
 
 
 def bound_by_reading(block_s: float) -> Callable[[int], float]:
-    """A product of a few rows costs what one of a block costs."""
+    """A product of a few rows costs as much as one of a block."""
     return lambda rows: block_s * -(-rows // BLOCK_ROWS)
 
 
 def settled(pace: Pace, decoding: int, cost: Callable[[int], float]) -> list[tuple[int, float]]:
-    """Rows of long runs and seconds of the last steps while prompts are read, but for steps that only measure."""
+    """Rows of long runs, and seconds, of the last steps while prompts are read, without steps that only measure."""
     steps = []
     for _ in range(STEPS):
         long = pace.long_rows(decoding)
@@ -47,7 +47,7 @@ def settled(pace: Pace, decoding: int, cost: Callable[[int], float]) -> list[tup
 def test_who_decodes_keeps_half_of_its_pace_where_each_row_costs(
     base_s: float, row_s: float, decoding: int, before: list[tuple[int, int, float]]
 ) -> None:
-    """Whatever was measured before: a machine that was busy, steps of other numbers of rows."""
+    """The pace is kept whatever was measured before: a busy machine, or steps of other numbers of rows."""
     pace, cost = Pace(MOST_ROWS), bound_by_arithmetic(base_s, row_s)
     for beside, long, seconds in before:
         pace.ran(beside, long, seconds)
@@ -59,7 +59,7 @@ def test_who_decodes_keeps_half_of_its_pace_where_each_row_costs(
 
 @given(base_s=st.floats(1e-4, 1.0), row_s=st.floats(1e-5, 0.1), decoding=st.integers(1, 64))
 def test_a_prompt_gets_what_is_left(base_s: float, row_s: float, decoding: int) -> None:
-    """About half of the rows for which there is time at least."""
+    """A step has at least about half of the rows for which there is time."""
     cost = bound_by_arithmetic(base_s, row_s)
     alone_s = cost(decoding)
     room = (max(BESIDE_S, SLOWER * alone_s) - alone_s) / row_s
@@ -93,7 +93,7 @@ def test_a_fast_device_takes_all_rows_that_a_step_may_have() -> None:
 
 
 def test_a_step_that_took_long_once_is_forgotten() -> None:
-    """A process that was stopped for a minute in a step, of a prompt or of decoding rows alone, gives others no long steps afterwards."""
+    """A process was stopped for a minute in a step, of a prompt or of decoding rows alone: that gives others no long steps afterwards."""
     pace, cost = Pace(MOST_ROWS), bound_by_arithmetic(0.03, 0.001)
     settled(pace, 1, cost)
     pace.ran(1, 30, 60.0)

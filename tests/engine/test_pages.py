@@ -1,4 +1,4 @@
-"""Who holds a page, and which one goes when another is needed."""
+"""The holders of a page, and which page goes when another one is needed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Decoders of other parts: what Transformers makes of the same weights, and the same bits in any company."""
+"""Decoders of other parts give the results of Transformers with the same weights, and the same bits in any company."""
 
 from __future__ import annotations
 
@@ -47,13 +47,13 @@ from omnistage.engine.types import Sampling, Unfit
 
 CASES = {f"{name}, {dtype}": (name, dtype) for name in TOYS for dtype in (torch.float32, torch.bfloat16)}
 SEED = 5
-"""Of what is compared with another computation of it, which rounds otherwise: where two experts, or two tokens, are almost equally good
-for a row, it would now and then choose the other one."""
+"""The seed of weights whose results are compared with those of another implementation, which rounds differently: if two experts, or two
+tokens, are almost equally good for a row, that one would now and then choose the other."""
 DRAWN = Sampling(temperature=1, top_p=0.95, repetition_penalty=1.05)
 BESIDE, MIX = TOYS["beside an encoder"], TOYS["experts"]
 UNSHARED = replace(EXPERTS, shared=0)
 PLAIN = replace(MIX, parts=replace(MIX.parts, feed_forward=experts(UNSHARED)), shapes=mixed_shapes(UNSHARED))
-"""As the reference has experts, with none that all share."""
+"""The mixture of experts as the reference has it, without a shared expert."""
 
 
 def taps(events: list[SequenceEvent]) -> torch.Tensor:
@@ -68,7 +68,7 @@ async def answered(engine: Engine, asked: list[SequenceRequest]) -> list[list[Se
     return list(await asyncio.gather(*(read(engine.submit(each)) for each in asked)))
 
 
-# What Transformers makes of the same weights -------------------------------------------------------------------------------------------
+# Results of Transformers with the same weights -----------------------------------------------------------------------------------------
 
 
 def beside_reference(weights: dict[str, torch.Tensor]) -> WhisperDecoder:
@@ -132,7 +132,7 @@ def mixed_reference(weights: dict[str, torch.Tensor]) -> Qwen3VLMoeTextModel:
 
 
 def together(weights: dict[str, torch.Tensor], count: int) -> dict[str, torch.Tensor]:
-    """With the weights of all experts as one, as Transformers has them in memory."""
+    """The weights with those of all experts as one tensor, as Transformers holds them in memory."""
     state = {name: value for name, value in weights.items() if ".experts." not in name}
     for prefix in dict.fromkeys(name.partition(".experts.")[0] for name in weights if ".experts." in name):
         every = [f"{prefix}.experts.{expert}" for expert in range(count)]
@@ -145,7 +145,7 @@ def together(weights: dict[str, torch.Tensor], count: int) -> dict[str, torch.Te
 def mixed_states(
     reference: Qwen3VLMoeTextModel, weights: dict[str, torch.Tensor], prompt: Prompt, said: list[int]
 ) -> tuple[torch.Tensor, torch.Tensor, list[torch.Tensor]]:
-    """Of a prompt and the answer but for its last token: the ids, which rows have a given vector, and the hidden states [rows, hidden]."""
+    """The prompt and the answer without its last token: the ids, which rows have a given vector, and the hidden states [rows, hidden]."""
     ids = torch.tensor([*prompt.items[:, 0], *said[:-1]])
     positions = torch.arange(len(ids)).expand(3, -1) + prompt.delta
     embedded, is_seen = functional.embedding(ids, weights["embed_tokens.weight"]), torch.zeros(len(ids), dtype=torch.bool)
@@ -169,7 +169,7 @@ def mixed_states(
 
 
 async def test_a_mixture_of_experts_says_what_transformers_says() -> None:
-    """With positions on three axes that take turns, and vectors that are added behind layers."""
+    """Positions have three axes that take turns, and vectors are added after layers."""
     weights, asked = PLAIN.weights(SEED), requests(PLAIN, SEED, (1, 4, 33, 70), 30)
     engine, reference = running(PLAIN.decoder(SEED)), mixed_reference(weights)
     for each, events in zip(asked, await answered(engine, asked), strict=True):
@@ -182,7 +182,7 @@ async def test_a_mixture_of_experts_says_what_transformers_says() -> None:
 
 
 def materials(toy: Toy, weights: dict[str, torch.Tensor], dtype: torch.dtype) -> Materials:
-    """With products that keep their claims."""
+    """The materials, with products that keep their claims."""
 
     def build(linear: Linears) -> Materials:
         made = Materials(toy.config, weights.get, linear, ALONE, dtype, torch.device("cpu"))
@@ -244,11 +244,12 @@ def test_axes_take_turns_in_a_head_as_in_transformers(sections: tuple[int, ...],
 
 @lengths.one_or_all("case", CASES)
 async def test_a_row_has_the_same_bits_in_any_company(case: str, seed: int) -> None:
-    """Beside others, where there is so little room that they make way for each other, and read in small pieces; alone; with pages that are
-    found again; and cut anywhere, with its history read as a prompt is."""
+    """The sequence runs beside others, with so little room that they take each other's pages, and is read in small pieces; alone; with
+    pages that are found again; and cut anywhere, with its history read as a prompt."""
     name, dtype = CASES[lengths.draw(case, CASES, seed)]
     toy, rng = TOYS[name], random.Random(seed)
-    # As long as in test_team, and for the same reason: there is no room for the pages of both, however late the second one comes.
+    # The prompts are as long as in test_team, for the same reason: there is no room for the pages of both, however late the second one
+    # comes.
     long, short = requests(toy, seed, (61, 60), 80, DRAWN), requests(toy, seed + 2, (1, 7, 40), 24, DRAWN)
     decoder, asked = toy.decoder(seed, dtype), [*long, *short]
     pages = 8 + sum(pages_for(each.prompt.encoded) for each in long)
@@ -276,7 +277,7 @@ def test_a_row_of_experts_has_the_same_bits_however_many_chose_the_same(dtype: t
     weights = MIX.weights(seed, dtype)
     built = Experts(materials(MIX, weights, dtype), "layers.0.mlp", EXPERTS)
     generator = torch.Generator().manual_seed(seed)
-    # All of them are alike enough to choose nearly the same experts, and unlike enough to be told apart.
+    # The rows are alike enough to choose almost the same experts, and unlike enough to be told apart.
     x = (torch.randn(1, MIXED.hidden_size, generator=generator) + 0.1 * torch.randn(70, MIXED.hidden_size, generator=generator)).to(dtype)
 
     def computed(part: torch.Tensor, padding: int = 0) -> torch.Tensor:
@@ -293,7 +294,7 @@ def test_a_row_of_experts_has_the_same_bits_however_many_chose_the_same(dtype: t
 
 
 def test_padding_is_given_to_no_expert(seed: int) -> None:
-    """So a row that is decoded alone costs the experts that it chose."""
+    """So a row that is decoded alone costs only the experts that it chose."""
     weights, x = PLAIN.weights(seed), torch.randn(4, MIXED.hidden_size, generator=torch.Generator().manual_seed(seed))
     nothing = torch.zeros(1, 4, dtype=torch.int64)
     made = Experts(materials(PLAIN, weights, torch.float32), "layers.0.mlp", UNSHARED)(StepRows(nothing.T, nothing, padding=3), x)
@@ -301,7 +302,7 @@ def test_padding_is_given_to_no_expert(seed: int) -> None:
 
 
 def test_pages_beside_another_number_of_rows_of_an_encoder_are_others() -> None:
-    """Also where the vectors, filled up to pages, have one digest."""
+    """The pages differ even if the vectors, filled up to pages, have one digest."""
     rows = torch.zeros(6, CROSSING.hidden_size)
     prompts = [Prompt.beside_encoder(rows[:count], b"same", range(40)) for count in (5, 6, 6)]
     five, six, again = (Sequence(SequenceRequest(prompt, 0, 1)).page_keys(72) for prompt in prompts)
@@ -309,7 +310,7 @@ def test_pages_beside_another_number_of_rows_of_an_encoder_are_others() -> None:
 
 
 def test_activations_of_any_number_of_columns_are_the_same_in_any_company(dtype: torch.dtype, seed: int) -> None:
-    """Of 88 columns some are left over where a processor takes 16 at a time: in the last row of a step, another one each time."""
+    """The processor takes 16 columns at a time, so some of 88 columns are left over: in the last row of a step, another one each time."""
     built = feed_forward_with(lambda x: functional.gelu(x, approximate="tanh"))(materials(BESIDE, BESIDE.weights(seed, dtype), dtype), 0)
     x = torch.randn(40, CROSSING.hidden_size, generator=torch.Generator().manual_seed(seed)).to(dtype)
     nothing = torch.zeros(1, 40, dtype=torch.int64)
@@ -321,7 +322,7 @@ def test_activations_of_any_number_of_columns_are_the_same_in_any_company(dtype:
 
 @pytest.fixture
 def threads() -> Iterator[None]:
-    """As a large machine has them."""
+    """As many threads as a large machine has."""
     torch.set_num_threads(5)
     yield
     torch.set_num_threads(1)
@@ -331,7 +332,7 @@ def threads() -> Iterator[None]:
 def test_activations_on_several_threads_are_the_same_in_any_company(
     build: Callable[[Materials, int], FeedForward], threads: None, dtype: torch.dtype, seed: int
 ) -> None:
-    """PyTorch divides the numbers of many rows among threads, anywhere within a row."""
+    """PyTorch divides the numbers of many rows among threads, at any place within a row."""
     sizes, generator = replace(TINY, hidden_size=16, ffn_size=1536), torch.Generator().manual_seed(seed)
     shapes = {"mlp.gate_proj": (1536, 16), "mlp.up_proj": (1536, 16), "mlp.down_proj": (16, 1536), "fc1": (1536, 16), "fc2": (16, 1536)}
     weights = {f"layers.0.{name}.weight": torch.randn(shape, generator=generator).to(dtype) for name, shape in shapes.items()}
@@ -348,7 +349,7 @@ def test_activations_on_several_threads_are_the_same_in_any_company(
 
 
 def test_what_is_added_behind_a_layer_changes_no_other_row() -> None:
-    """Not even the sign of its zeros."""
+    """Even the signs of zeros stay."""
     after = MIX.parts.after
     assert after is not None
     add = after(materials(MIX, MIX.weights(0), torch.float32))
@@ -363,7 +364,7 @@ def test_what_is_added_behind_a_layer_changes_no_other_row() -> None:
 
 @pytest.mark.parametrize("part", ["q_proj", "k_proj", "v_proj", "o_proj"])
 def test_cross_attention_shows_in_the_fixed_sequence(part: str) -> None:
-    """From which a revision is made."""
+    """The revision is made from the fixed sequence."""
     weights = BESIDE.weights(1)
 
     def results() -> list[torch.Tensor]:
@@ -383,12 +384,12 @@ TABLES = torch.randn(CODEBOOKS - 1, CODES, TINY.hidden_size, generator=torch.Gen
 
 
 def summed(materials: Materials) -> Enter:
-    """All codes of a frame together are a row."""
+    """The embeddings of all codes of a frame are added to one row."""
     return lambda rows, embedded: embedded + sum(functional.embedding(rows.items[:, 1 + n], table) for n, table in enumerate(TABLES))
 
 
 class FrameHead(TokenHead):
-    """The codes behind the first follow from it."""
+    """The further codes of a frame follow from its first code."""
 
     def draw(self, *asked: Any) -> list[DrawnItem | None]:
         found = super().draw(*asked)
@@ -427,11 +428,11 @@ async def test_an_item_may_be_a_frame_of_many_codes(seed: int) -> None:
     await plain.close()
 
 
-# What is put out, and what is refused ---------------------------------------------------------------------------------------------------
+# Taps, and decoders that are refused ----------------------------------------------------------------------------------------------------
 
 
 def test_a_tap_may_be_what_comes_out_of_a_layer() -> None:
-    """Of the layer before the last one: the last layer and the norm make of it the last row."""
+    """The tap is the output of the layer before the last one; the last layer and the norm make the last row of it."""
     nothing = torch.arange(4)
     rows = StepRows(nothing[:, None], nothing[None], taps=True)
     tapped = {
@@ -448,7 +449,8 @@ def test_a_tap_may_be_what_comes_out_of_a_layer() -> None:
 
 
 async def test_taps_are_the_hidden_states_of_transformers() -> None:
-    """Which lack, of the first layers, what is added behind them; or only those where a vector was given, and embeddings elsewhere."""
+    """The hidden states of Transformers lack the vectors that are added after the first layers. The other tap is the hidden state of a row
+    with a given vector, and the embedding of any other row."""
     weights, asked = PLAIN.weights(SEED), requests(PLAIN, SEED, (33, 70), 8)
     reference = mixed_reference(weights)
     for index in range(MIXED.layers + 1):

@@ -1,4 +1,4 @@
-"""Draws are those of Transformers' own processors, in its order, with the noise of `noise` in the place of its dice."""
+"""Draws are those of Transformers' own processors, in its order, with `noise` as the source of random numbers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ END = 5
 
 @cache
 def mixin() -> Any:
-    """A model of Transformers, for how it orders its processors."""
+    """A model of Transformers, for the order of its processors."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     config = LlamaConfig(vocab_size=VOCAB, hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=1, eos_token_id=END)
@@ -30,7 +30,7 @@ def mixin() -> Any:
 def processed(
     logits: torch.Tensor, sampling: Sampling, prompt: list[int], answer: list[int], suppressed: list[int], least: int
 ) -> torch.Tensor:
-    """Scores as Transformers would draw from them, float64 [vocab]; -inf for what it would not."""
+    """Scores from which Transformers would draw, float64 [vocab]; -inf for tokens that it would not draw."""
     from transformers import GenerationConfig
 
     warm = {"temperature": sampling.temperature, "top_k": sampling.top_k, "top_p": sampling.top_p, "min_p": sampling.min_p or None}
@@ -67,7 +67,7 @@ def test_draws_are_those_of_transformers(seed: int) -> None:
     for _ in range(60):
         sampling, prompt, answer, suppressed, least = any_case(rng)
         logits = torch.randn(VOCAB, generator=generator) * 2
-        logits[rng.sample(range(60), 12)] += 6  # What was seen and what is suppressed are among the likeliest, and so is the end.
+        logits[rng.sample(range(60), 12)] += 6  # Tokens that were seen, tokens that are suppressed, and the end are among the likeliest.
         logits[END] += rng.choice([0, 9])
         noise_seed = rng.getrandbits(64)
         row = Draws(sampling, noise_seed, seen=set(prompt))
@@ -84,7 +84,7 @@ def test_draws_are_those_of_transformers(seed: int) -> None:
 
 
 def test_a_penalty_in_another_order_would_be_seen(seed: int) -> None:
-    """Filters before the penalty, or a penalty that forgets the prompt, draw something else: the test above can fail."""
+    """Filters before the penalty, or a penalty that forgets the prompt, change the draw: so the test above can fail."""
     rng, generator = random.Random(seed), torch.Generator().manual_seed(seed)
     sampling = Sampling(temperature=1.0, top_k=7, repetition_penalty=3.0)
     late = forgetful = 0

@@ -1,4 +1,4 @@
-"""The fixed sequence that a revision is made from: it passes through every weight and every form of attention."""
+"""The fixed sequence from which a revision is made passes through every weight and every form of attention."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ WEIGHTS = ("embed_tokens.weight", "lm_head.weight", *(f"layers.{layer}.{name}.we
 
 
 def results(decoder: PackedDecoder) -> list[torch.Tensor]:
-    """What was computed."""
+    """The results that were computed."""
     return fixed_results(decoder, decoder.logits, RowAttention())[1:]
 
 
 def test_another_revision_of_the_engine_gives_other_results(monkeypatch: pytest.MonkeyPatch) -> None:
-    """So every model on it has another revision."""
+    """So every model on another engine has another revision."""
     decoder = tiny_decoder()
     before = fixed_results(decoder, decoder.logits, RowAttention())
     monkeypatch.setattr(engine_results, "REVISION", engine_results.REVISION + 1)
@@ -51,7 +51,7 @@ def test_every_weight_shows_in_it(name: str) -> None:
 
 def test_attention_shows_in_every_run() -> None:
     class Shifted(PagedAttention):
-        """The same, but for the last page that a row sees."""
+        """The same without the last page that a row sees."""
 
         def bind(self, cache, spec, plan):
             attend = super().bind(cache, spec, plan)

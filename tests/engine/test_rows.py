@@ -1,4 +1,4 @@
-"""Rows that are given, that come one by one, that have positions of their own; taps; frames. Every answer is done again by hand."""
+"""Given rows, rows that come one by one, rows with positions of their own; taps; frames. Every answer is checked by hand."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def random_rows(rng: random.Random, count: int) -> torch.Tensor:
 
 
 def taps(events: list[SequenceEvent], first: int) -> list[tuple[int, int]]:
-    """All taps, which are to come in order from slot `first` on."""
+    """All taps, which must come in order from slot `first` on."""
     rows: list[tuple[int, int]] = []
     for event in events:
         if event.taps is not None:
@@ -54,7 +54,7 @@ def taps(events: list[SequenceEvent], first: int) -> list[tuple[int, int]]:
 
 
 async def rest(one: Engine, **stats: int) -> None:
-    """Wait until the engine has come to rest with these numbers."""
+    """Wait until the engine rests with these numbers."""
     await until(lambda: all(getattr(one.stats(), name) == value for name, value in stats.items()))
 
 
@@ -155,7 +155,7 @@ async def test_an_end_with_no_row_at_all_lets_the_answer_go_on_without_vectors()
 
 
 async def test_rows_that_cannot_be_needed_are_left_for_nobody(seed: int) -> None:
-    """However many come while the engine computes a step."""
+    """However many such rows come while the engine computes a step."""
     mailbox = Mailbox(1, lambda: None, lambda: None)
     request = SequenceRequest(Prompt.of_tokens([1]), seed, max_items=5, appended=True)
     stream = SequenceStream(Sequence(request), mailbox, GIVEN)
@@ -227,7 +227,7 @@ async def test_pages_are_shared_by_equal_media_only() -> None:
     moved = replace(first, positions=np.tile(np.arange(100, 180), (AXES, 1)))
     assert await cached(moved) == 0
     assert await cached(moved) == 2 * PAGE_ROWS
-    # What has no digest is in no key, and neither is what comes after it.
+    # A row without a digest is in no key, and neither are the rows behind it.
     assert await cached(replace(first, given=(Given(40, pictures[0]),))) == 0
     assert await cached(replace(first, given=(Given(40, pictures[0]),))) == PAGE_ROWS
     # One page of the prompt lies before the picture of another one that begins alike.
@@ -313,7 +313,7 @@ async def test_requests_that_do_not_fit_the_model_are_refused_in_words() -> None
 
 
 def test_a_tap_is_without_the_embedding_where_a_vector_was_given() -> None:
-    """As Qwen2.5-Omni's Talker takes the rows of pictures and sound."""
+    """Qwen2.5-Omni's Talker takes the rows of pictures and sound so."""
     decoder = PackedDecoder(TINY, tiny_weights(torch.float32), TAPPED)
     items, given = torch.arange(4)[:, None], torch.zeros(4, TINY.hidden_size)
     has_given = torch.tensor([[False], [True], [True], [False]])

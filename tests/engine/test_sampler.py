@@ -1,4 +1,4 @@
-"""Draws follow the filtered distribution, penalties are those of an independent reference, and no row knows its neighbours."""
+"""Draws follow the filtered distribution, penalties equal those of an independent reference, and no row depends on its neighbours."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ def test_a_row_draws_the_same_alone_and_in_any_company(seed: int) -> None:
 
 
 def plain_times(seed: int, step: int, vocab: int) -> FloatArray:
-    """When each token of a vocabulary arrives, float64 [vocab], from the definition in `noise` and with none of its code."""
+    """The time at which each token of a vocabulary arrives, float64 [vocab], from the definition in `noise` and with none of its code."""
     key = mixed((mixed((seed + 0x9E3779B97F4A7C15) % 2**64) + step * 0x9E3779B97F4A7C15) % 2**64)
     block_key = mixed((key + 0xAEF17502108EF2D9) % 2**64)
     token = np.arange(vocab, dtype=np.uint64)
@@ -138,7 +138,7 @@ def plain_times(seed: int, step: int, vocab: int) -> FloatArray:
 def plain_choices(
     logits: FloatArray, sampling: Sampling, prompt: tuple[int, ...], answer: tuple[int, ...], suppressed: tuple[int, ...], seed: int
 ) -> set[int]:
-    """The token that the whole vocabulary gives by the definitions; two, where the end of top-p hangs on the last bits of a sum."""
+    """The token that the whole vocabulary gives by the definitions; two tokens, if the end of top-p depends on the last bits of a sum."""
     scores = logits.astype(np.float32)
     for token in {*prompt, *answer}:
         penalty = np.float32(sampling.repetition_penalty)
@@ -223,7 +223,7 @@ def test_a_draw_is_the_one_that_the_whole_vocabulary_gives(vocab: int, rounds: i
 
 
 def shaped_logits(shape: str, vocab: int, generator: torch.Generator) -> torch.Tensor:
-    """float32 [vocab]: logits that a window of the largest decides, or cannot decide."""
+    """Logits, float32 [vocab], that a window of the largest decides, or cannot decide."""
     noise = torch.randn(vocab, generator=generator)
     if shape == "flat":
         return noise * 0.01
@@ -260,7 +260,7 @@ SHAPES = [
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("vocab", [33, 5000, 49_152, 151_936])
 def test_filters_that_reach_beyond_the_largest_scores_are_those_of_all_scores(shape: str, vocab: int, seed: int) -> None:
-    """Each row by the definition, alone and beside other rows."""
+    """Each row follows the definition, alone and beside other rows."""
     rng, generator = random.Random(seed), torch.Generator().manual_seed(seed)
     count = 12
     settings = [
@@ -283,7 +283,7 @@ def test_filters_that_reach_beyond_the_largest_scores_are_those_of_all_scores(sh
 
 
 def test_equal_scores_stand_or_fall_together_behind_any_rank() -> None:
-    """1,000 scores of 1 among 40,000 of 0: a rank or a share that ends within one of the two keeps all of it."""
+    """1,000 scores are 1, and 40,000 are 0: a rank or a share that ends within one of the two groups keeps all of that group."""
     ones = torch.arange(0, 40_000, 40)
     logits = torch.zeros(40_000).index_fill_(0, ones, 1.0).expand(100, -1)
     share = 1000 * math.e / (1000 * math.e + 39_000)
@@ -368,7 +368,7 @@ def test_a_constraint_hides_no_number_that_is_none_and_leaves_nothing_where_it_a
 
 @pytest.mark.parametrize("vocab", [7, 500, 49_152])
 def test_logprobs_are_those_of_the_models_own_logits(vocab: int, seed: int) -> None:
-    """Whatever penalties, filters and constraints make of them, alone and beside rows that want others or none. Ids that are no tokens
+    """The logprobs do not depend on penalties, filters and constraints, alone and beside rows with others or none. Ids that are no tokens
     count in the softmax and are never among the likeliest, however likely they are."""
     rng, generator = random.Random(seed), torch.Generator().manual_seed(seed)
     logits = torch.randn(12, vocab, generator=generator) * 4
@@ -406,7 +406,7 @@ def test_noise_depends_on_seed_step_and_token_and_is_uniform() -> None:
 
 
 def test_the_tokens_of_a_block_arrive_independently() -> None:
-    """Whatever stands behind the first time of a block: its least, its second and its largest time are those of 32 independent ones."""
+    """For any first time of a block, its least, its second and its largest time are those of 32 independent ones."""
     ordered = uniform(5, 0, BLOCK * 4000).view(-1, BLOCK).sort(-1).values
     # The k-th least of 32 uniform numbers has mean k / 33 and variance k (33 - k) / (33 ** 2 * 34).
     for rank in (1, 2, 16, 32):
@@ -418,7 +418,7 @@ def test_the_tokens_of_a_block_arrive_independently() -> None:
 
 
 def test_no_time_is_zero_or_infinite() -> None:
-    """The bits that gave a uniform number of exactly 1 before, and those at the other end."""
+    """The bits that once gave a uniform number of exactly 1, and those at the other end."""
     extremes = torch.tensor([-1, 0, (1 << 63) - 1, -(1 << 63), -2048, 2047])
     found = _times(extremes)
     assert (found > 0).all() and torch.isfinite(found).all()

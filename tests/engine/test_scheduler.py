@@ -1,4 +1,4 @@
-"""Whose turn it is: places, pages and rows, case by case."""
+"""The order of turns, case by case: places, pages and rows."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ def test_a_large_request_is_passed_a_bounded_number_of_times() -> None:
 
 
 def test_a_small_request_waits_for_a_prompt_of_half_the_cache_no_longer_than_others_have_rows_left() -> None:
-    """It begins at once while the prompt runs, and when that cannot begin, until it is overdue; then within the rows of those that run."""
+    """While the prompt runs, the small request begins at once. While the prompt cannot begin, it does so too, until the prompt is overdue;
+    then it begins within as many steps as the running ones have rows left."""
     house = House(kept=0)
     half = PAGES // 2 * PAGE_ROWS
     large = house.add(request(half, 60))
@@ -86,7 +87,7 @@ def test_a_short_prompt_goes_before_a_long_one_and_the_long_one_is_not_passed_fo
 
 
 def test_prompts_that_come_together_are_read_one_after_the_other() -> None:
-    """However long that takes: to read all of them a little would let all of them wait for the last."""
+    """However long that takes: if all of them were read a little, all of them would wait for the last."""
     house = House(max_sequences=60, pages=300)
     prompts = [house.add(request(40, 100, start=50 * index)) for index in range(30)]
     while not all(prompt.items for prompt in prompts):
@@ -107,7 +108,7 @@ def test_a_sequence_whose_row_has_not_come_has_no_place() -> None:
 
 
 def test_a_request_that_is_not_admitted_costs_nobody_its_pages() -> None:
-    """Neither those of a client with more, nor those of one that starves at every other step."""
+    """Neither a client with more sequences, nor one that starves at every other step, loses pages."""
     house = House(max_sequences=8, pages=24)
     running = [house.add(request(32, 200, start=1000 * index, client="a")) for index in range(2)]
     starving = house.add(request(32, 200, start=5000, client="a", appended=True))
@@ -138,7 +139,7 @@ def test_who_is_idle_for_a_moment_keeps_its_pages_and_who_is_for_long_does_not()
 
 
 def test_more_that_woke_than_there_are_places_go_on_in_turns() -> None:
-    """The first client has three times as many as the second, and both the same rows."""
+    """The first client has three times as many sequences as the second, and both get the same rows."""
     house = House(max_sequences=4, pages=400)
     mine, yours = [
         [house.add(request(8, 400, client=client, appended=True)) for _ in range(count)] for client, count in (("a", 12), ("b", 4))

@@ -1,4 +1,5 @@
-"""No page is lost or held twice, the oldest always goes on, everyone ends, nobody is passed for longer than is said: whatever comes."""
+"""Under any load no page is lost or held twice, the oldest sequence always goes on, every sequence ends, and none is passed more often than
+allowed."""
 
 from __future__ import annotations
 
@@ -31,16 +32,16 @@ requests = st.builds(
 
 
 class Scheduling(RuleBasedStateMachine):
-    """Anything that callers and readers may do, in any order, against a count of who holds what."""
+    """All actions of callers and readers, in any order, beside a plain count of the holders of pages."""
 
     def __init__(self) -> None:
         super().__init__()
-        # With the usual number nobody would be overdue in so short a life.
+        # With the usual number no request would be overdue in so short a life.
         policy.MAX_PASSED = 2
         self.house = House()
         self.alive: list[Sequence] = []
         self.fed: set[Sequence] = set()
-        """Those whose last row has come."""
+        """Sequences whose last row has come."""
 
     @property
     def hungry(self) -> list[Sequence]:
@@ -48,7 +49,7 @@ class Scheduling(RuleBasedStateMachine):
 
     @property
     def reading(self) -> list[Sequence]:
-        """Those whose prompt still comes."""
+        """Sequences whose prompt still comes."""
         return [sequence for sequence in self.alive if self.missing(sequence)]
 
     def missing(self, sequence: Sequence) -> int:

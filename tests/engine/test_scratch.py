@@ -1,4 +1,5 @@
-"""What attention over a long context leaves behind in a process of its own: the caches of the libraries live as long as it does."""
+"""The memory that attention over a long context leaves behind, in a process of its own: the caches of the libraries live as long as it
+does."""
 
 import subprocess
 import sys

@@ -1,6 +1,6 @@
-"""The kernel for accelerators gives what SDPA gives, whoever runs beside a row, and one that does not is not used.
+"""The kernel for accelerators gives the results of SDPA, whatever runs beside a row, and a kernel that does not is not used.
 
-Where there is a GPU it is compiled and runs there; elsewhere Triton's interpreter computes, in NumPy."""
+If there is a GPU, the kernel is compiled and runs there; elsewhere Triton's interpreter computes, in NumPy."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def _floats(handle: TensorHandle) -> TensorHandle:
 
 
 class Anywhere(TritonAttention):
-    """Also where only the interpreter is."""
+    """The kernel, viable also if only the interpreter is there."""
 
     def is_viable(self, spec: DecoderSpec) -> bool:
         return True
@@ -77,18 +77,18 @@ def some_runs(source: random.Random, count: int) -> list[PlannedRun]:
 
 
 class Bench:
-    """Random numbers for some runs, in layer 1. Whatever nobody may read is NaN."""
+    """Random numbers for some runs, in layer 1. Values that no run may read are NaN."""
 
     def __init__(self, spec: DecoderSpec, runs: list[PlannedRun], seed: int) -> None:
         self.spec, self.runs = spec, runs
         generator = torch.Generator().manual_seed(seed)
-        rows = sum(run.count for run in runs) + 3  # Of which three are padding.
+        rows = sum(run.count for run in runs) + 3  # Three of these rows are padding.
         self.held = torch.randn(PAGES, 2 * spec.kv_heads, PAGE_ROWS, spec.head_size, generator=generator).to(spec.dtype)
         self.queries = torch.randn(rows, spec.query_heads, spec.head_size, generator=generator).to(spec.dtype).to(DEVICE)
         self.stored = torch.randn(rows, 2 * spec.kv_heads, spec.head_size, generator=generator).to(spec.dtype).to(DEVICE)
 
     def attended(self, runs: list[PlannedRun] | None = None) -> torch.Tensor:
-        """Of all runs, or of some of them. [rows, query_heads, head_size]"""
+        """The results of all runs, or of some of them. [rows, query_heads, head_size]"""
         asked = self.runs if runs is None else runs
         cache = KVCache(self.spec, PAGES, poison=True)
         for run in asked:
@@ -98,7 +98,7 @@ class Bench:
         return self._result(Anywhere(), cache, self.spec, asked)
 
     def expected(self) -> torch.Tensor:
-        """What SDPA makes of the same numbers in float32."""
+        """The results of SDPA for the same numbers in float32."""
         spec = replace(self.spec, dtype=torch.float32)
         cache = KVCache(spec, PAGES)
         cache.layer(1).copy_(self.held)
@@ -128,7 +128,7 @@ class Bench:
     ids=str,
 )
 def test_rows_are_those_of_sdpa(heads: tuple[int, int, int], dtype: torch.dtype, count: int, seed: int) -> None:
-    """Of any shape of heads, in any pages, beside garbage."""
+    """Heads of any shape, in any pages, beside values that mean nothing."""
     bench = Bench(sizes(*heads, dtype), some_runs(random.Random(seed), count), seed)
     result, expected = bench.attended(), bench.expected()
     assert not result[-3:].any()
@@ -149,7 +149,7 @@ def test_a_row_has_the_same_bits_alone_in_company_and_in_a_run(heads: tuple[int,
 
 
 def test_without_rows_nothing_is_attended(seed: int) -> None:
-    """And a run without any changes nothing for the others."""
+    """And a run without any rows changes nothing for the others."""
     runs = some_runs(random.Random(seed), 2)
     bench = Bench(sizes(3, 1, 64, torch.float32), runs, seed)
     nothing = [PlannedRun(0, 0, 0, (0,)), PlannedRun(0, 0, 0, (0,))]
@@ -162,7 +162,7 @@ def test_without_rows_nothing_is_attended(seed: int) -> None:
 
 @pytest.fixture
 def brief(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Few pages are tried: the interpreter takes milliseconds for each."""
+    """Only a few pages are tried: the interpreter takes milliseconds for each."""
     monkeypatch.setattr(attention._Bench, "LENGTHS", (1, 1, 2, 3))
     monkeypatch.setattr(attention._Bench, "CUTS", ((1, (1, 5, PAGE_ROWS - 1)), (3, (5,))))
     monkeypatch.setattr(attention._Bench, "WHOLE", (1, 3))
@@ -194,7 +194,7 @@ MISTAKES = {
 
 
 def _mistaken(old: str, new: str, folder: Path, patch: pytest.MonkeyPatch) -> None:
-    """The kernel with another text in one place. Triton reads it out of a file."""
+    """The kernel with one place of its text replaced. Triton reads it from a file."""
     text = Path(paged_kernel.__file__).read_text(encoding="utf-8")
     assert text.count(old) == 1
     (folder / "mistaken.py").write_text(text.replace(old, new), encoding="utf-8")
@@ -251,7 +251,8 @@ for target, numbers in ((80, "*bf16"), (90, "*bf16"), (90, "*fp32")):
 
 
 def test_it_compiles_for_gpus_that_are_not_here(tmp_path: Path) -> None:
-    """bfloat16 takes the matrix units, with the one instruction whose rows are few; float32 does not, which would cut it short."""
+    """bfloat16 uses the matrix units, with the one instruction that takes few rows; float32 does not, because the matrix units would
+    shorten its numbers."""
     others = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     done = subprocess.run(
         [sys.executable, "-c", COMPILES],

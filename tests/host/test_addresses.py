@@ -18,7 +18,7 @@ from omnistage.host.settings import ServerSettings
 
 @pytest.fixture
 def taken() -> Iterator[int]:
-    """A port that this process listens on."""
+    """A port on which this process listens."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         port: int = server.getsockname()[1]
         yield port
@@ -95,7 +95,7 @@ def test_who_is_in_the_way_is_told(taken: int, host: str) -> None:
 
 
 def test_a_port_whose_connections_have_just_ended_is_free() -> None:
-    """They stay with the kernel for a minute, which must not keep a server from being started again."""
+    """The kernel keeps such connections for a minute. That must not keep a server from starting again."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         port: int = server.getsockname()[1]
         with socket.create_connection(("127.0.0.1", port)):
@@ -105,7 +105,7 @@ def test_a_port_whose_connections_have_just_ended_is_free() -> None:
 
 
 def test_a_port_that_is_kept_can_be_listened_on_once() -> None:
-    """With SO_REUSEPORT the system would let two servers of one user share the calls; who listens at another address is not in the way."""
+    """With SO_REUSEPORT the system would let two servers of one user share the calls. A server on another address is not in the way."""
     with socket.socket() as keeper:
         keeper.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         keeper.bind(("127.0.0.1", 0))
@@ -134,7 +134,7 @@ def test_a_host_that_is_not_here(address: str, told: str) -> None:
 
 
 def test_the_module_is_named_where_python_runs_one() -> None:
-    """This test is run by pytest, started as a module or not; its own command line says which."""
+    """pytest runs this test, started as a module or not; the process's own command line says which."""
     from omnistage.host.listeners import listener
 
     with socket.create_server(("127.0.0.1", 0)) as server:

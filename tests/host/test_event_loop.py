@@ -1,4 +1,4 @@
-"""An event loop that is blocked hangs; one that computes does not."""
+"""A blocked event loop counts as hanging; one that computes does not."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def sooner(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Running:
-    """A loop on a thread, watched. verdict: done with the reason when it was said to hang."""
+    """A loop on a thread, watched. verdict: done with the reason when the loop was said to hang."""
 
     def __init__(self) -> None:
         self.verdict: Future[str] = Future()
@@ -41,7 +41,7 @@ class Running:
         assert self._ready.wait(LIMIT_S)
 
     def do(self, callback: Callable[[], object]) -> Future[None]:
-        """Have the loop call it; done afterwards."""
+        """Have the loop call a function; done afterwards."""
         done: Future[None] = Future()
 
         def call() -> None:
@@ -83,7 +83,7 @@ def test_a_loop_that_is_blocked_hangs():
 
 
 def test_a_loop_that_is_blocked_hangs_while_native_threads_compute():
-    """Those of a model's pool: no loop waits for them."""
+    """The native threads are those of a model's pool: no loop waits for them."""
     ended = threading.Event()
 
     def compute() -> None:
@@ -119,7 +119,7 @@ def test_a_loop_that_computes_for_some_seconds_does_not_hang():
     with running() as loop:
         loop.do(compute).result(LIMIT_S)
         assert loop.watched is not None
-        while not loop.watched.steps:  # A late answer was counted: it was looked at.
+        while not loop.watched.steps:  # The late answer was counted, so the watchdog has looked.
             assert loop.watched.busy or loop.watched.steps
             time.sleep(0.01)
         assert not loop.verdict.done()

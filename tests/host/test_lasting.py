@@ -1,4 +1,4 @@
-"""Tasks that are to last as long as their process."""
+"""Tasks that must last as long as their process."""
 
 from __future__ import annotations
 

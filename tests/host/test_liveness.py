@@ -1,4 +1,4 @@
-"""Whoever asks whether an event loop still turns has an answer while it does."""
+"""Questions whether an event loop turns are answered while it turns."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from omnistage.host.liveness import answering
 
 @asynccontextmanager
 async def asking() -> AsyncIterator[socket.socket]:
-    """Our end, which does not block; the other one is answered on."""
+    """Our end, which does not block. The answers come from the other end."""
     ours, theirs = socket.socketpair()
     ours.setblocking(False)
     with ours, answering(theirs.detach()):
@@ -33,7 +33,7 @@ async def test_a_question_is_answered_and_so_are_many_at_once() -> None:
 
 
 async def test_who_reads_no_answers_holds_nobody_up() -> None:
-    """A launcher that was stopped: nothing more fits into its end. It has an answer as soon as it reads again."""
+    """The launcher was stopped, so its end takes nothing more. It gets an answer as soon as it reads again."""
     ours, theirs = socket.socketpair()
     ours.setblocking(False)
     for end in (ours, theirs):

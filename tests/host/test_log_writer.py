@@ -1,4 +1,4 @@
-"""A log that nobody reads holds nobody up, to the end of the process; one that is read has every line, in order."""
+"""A log without a reader delays nobody, to the end of the process; a log with a reader has every line, in order."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LINE = "x" * 999 + "\n"
 
 @contextmanager
 def pipe() -> Iterator[tuple[TextIO, int]]:
-    """Its two ends, to be read and to be written."""
+    """The two ends of a pipe: one to read, one to write."""
     reading, writing = os.pipe()
     with os.fdopen(reading) as reader:
         yield reader, writing
@@ -42,7 +42,7 @@ def test_every_line_of_many_threads_is_written_once():
 def test_where_nobody_reads_lines_are_dropped_and_counted():
     with pipe() as (reader, end):
         writer = LogWriter(end, max_waiting=10)
-        for _ in range(1000):  # Far more than the pipe and the queue have room for: none of them may wait.
+        for _ in range(1000):  # These are far more lines than the pipe and the queue have room for: no write may wait.
             writer.write(LINE)
         lines: list[str] = []
         reading = threading.Thread(target=lambda: lines.extend(iter(reader.readline, "last\n")))

@@ -1,4 +1,4 @@
-"""What servers log of what libraries complain of."""
+"""How servers log the warnings of libraries."""
 
 from __future__ import annotations
 

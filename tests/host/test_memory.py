@@ -1,4 +1,4 @@
-"""The settings of memory, each in a process of its own: they cannot be undone."""
+"""The settings of memory, each in a process of its own, because they cannot be undone."""
 
 import subprocess
 import sys
@@ -64,7 +64,8 @@ print(before, said, held())
 
 
 def huge_pages(machine: str) -> tuple[int, int, int]:
-    """Bytes in huge pages before and after, and what was said of them, in a process that has touched 64 MiB. machine: with or none."""
+    """Bytes in huge pages before and after, and the returned number of them, in a process that has touched 64 MiB. machine: "with" huge
+    pages, or "none"."""
     done = subprocess.run([sys.executable, "-c", HUGE, machine], capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr
     before, said, after = map(int, done.stdout.split())

@@ -19,7 +19,7 @@ from omnistage.host.registry import new_registry
 
 
 def test_without_descriptors_it_waits_and_answers_when_there_are_some_again() -> None:
-    """Whoever asked meanwhile is answered too. A thread that tries all the time would compute all the time."""
+    """Requests that come meanwhile are answered too. A thread that tried without a pause would compute all the time."""
     code = """
         import os, resource, socket, time
         from prometheus_client import CollectorRegistry, Counter
@@ -63,7 +63,8 @@ def test_a_visitor_who_says_nothing_is_left(host: str, monkeypatch: pytest.Monke
 
 
 def test_visitors_who_say_nothing_take_a_bounded_number_of_threads_and_no_place_from_others() -> None:
-    """Three times as many as there may be come and say nothing, or a line and no more; those who ask meanwhile are all answered."""
+    """Three times as many visitors as the limit come and say nothing, or a line and no more. Visitors that ask meanwhile are all
+    answered."""
     registry = CollectorRegistry()
     Counter("seen", "x", registry=registry).inc()
     port = serve_metrics("127.0.0.1", 0, registry)
@@ -77,7 +78,7 @@ def test_visitors_who_say_nothing_take_a_bounded_number_of_threads_and_no_place_
                     asking.sendall(b"GET /metrics HTTP/1.0\r\n\r\n")
                     assert b"seen_total 1.0" in b"".join(iter(lambda: asking.recv(1 << 16), b""))
         visited = [thread for thread in threading.enumerate() if thread.name == "omnistage-metrics-visitor"]
-        # Of those who had to go, some threads may not have heard of it.
+        # The page closed some connections; their threads may not know yet.
         for thread in visited[:-MAX_VISITORS]:
             thread.join(30)
         assert sum(thread.is_alive() for thread in visited) <= MAX_VISITORS

@@ -1,4 +1,4 @@
-"""Programs that tests fork: as `python -m` would run them, with the same end, and only where that is the same."""
+"""Programs that tests fork: they run as `python -m` would run them, with the same end, and only if that is the same."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def program(*words: str, **variables: str) -> Program:
 
 
 def test_a_forked_model_has_what_its_imports_set(tmp_path: Path, omni_checkpoint: Path) -> None:
-    """The second one, too, for which nothing is imported any more."""
+    """The same holds for the second one, for which nothing is imported any more."""
     flags = ["--checkpoint", str(omni_checkpoint), *stage_flags(family="qwen2_5_omni")]
     for _ in range(programs.SEEDS + 1):
         with ServerProcess("omnistage.code2wav", *flags, log_folder=tmp_path) as server:
@@ -45,7 +45,7 @@ def test_a_server_is_forked_and_ends_as_one_that_is_not(tmp_path: Path) -> None:
 def test_what_libraries_set_in_this_process_is_not_handed_on(tmp_path: Path) -> None:
     os.environ["LIBRARY"] = "1"
     try:
-        surroundings.pytest_runtest_setup()  # Of the next test.
+        surroundings.pytest_runtest_setup()  # The setup of the next test.
         os.environ["LIBRARY"] = "2"
         assert surroundings.usual_variables()["LIBRARY"] == "2", "what a test sets is"
         os.environ["LIBRARY"] = "1"
@@ -86,7 +86,7 @@ def test_what_a_test_changes_of_this_process_its_programs_have_too() -> None:
 
 
 def test_a_fork_server_that_is_lost_costs_no_later_program(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(programs, "_servers", {})  # Not those of the other tests.
+    monkeypatch.setattr(programs, "_servers", {})  # Not the fork servers of the other tests.
     for _ in range(programs.SEEDS):
         assert omnistage("--version").returncode == 0
     for server in programs._servers.values():

@@ -1,4 +1,4 @@
-"""What a server can do without may fail, of whatever its machine has not: the server goes on, and tries again where that makes sense."""
+"""Parts that a server can do without may fail for any lack of the machine: the server goes on, and tries again if that makes sense."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ ENVIRONMENT = {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[1]), os
 
 
 def events(server: ServerProcess) -> list[dict[str, Any]]:
-    """What a server has logged so far; a line may be under way."""
+    """The lines that a server has logged so far; another one may be under way."""
     return [json.loads(line) for line in server.log().splitlines() if line.startswith("{") and line.endswith("}")]
 
 
 def visit(server: ServerProcess) -> str:
-    """The metrics of a server; empty for a visitor whom nobody answers."""
+    """The metrics of a server; empty if no answer comes."""
     try:
         with urllib.request.urlopen(f"http://{server.metrics_address}/metrics", timeout=30) as page:
             return str(page.read().decode())
@@ -43,7 +43,7 @@ async def serves(server: ServerProcess) -> None:
 
 @pytest.mark.parametrize("error", ERRORS)
 async def test_a_server_goes_on_when_everything_fails_that_it_can_do_without(error: str, tmp_path: Path):
-    """Each once: its thread or task may end by that or try again, and the process neither ends nor hangs."""
+    """Each part fails once: its thread or task may end by that or try again, and the process neither ends nor hangs."""
     words = ("omnistage.code2wav", "0", error, *stage_flags())
     with ServerProcess("helpers.poor", *words, log_folder=tmp_path, environment=ENVIRONMENT) as server:
         server.wait_ready()
@@ -58,7 +58,7 @@ async def test_a_server_goes_on_when_everything_fails_that_it_can_do_without(err
 
 
 async def test_a_server_without_a_descriptor_when_its_memory_is_settled_lives_and_serves(tmp_path: Path):
-    """As when visitors hold all that it has: five seconds after it serves, it reads a file about its own memory."""
+    """As if visitors held all descriptors: five seconds after the server began to serve, it reads a file about its own memory."""
     with ServerProcess("omnistage.code2wav", *stage_flags(), log_folder=tmp_path) as server:
         server.wait_ready()
         before = resource.prlimit(server.pid, resource.RLIMIT_NOFILE)

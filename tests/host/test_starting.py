@@ -24,7 +24,7 @@ finally:
 
 
 def refused(family: Family, module: str, *words: str, environment: Mapping[str, str] | None = None) -> str:
-    """The reason in the one line that a server of this module ends with. It has not imported torch."""
+    """The reason in the one line with which a server of this module ends. The server has not imported torch."""
     line, printed = family.refused(RUN_AND_LOOK, f"omnistage.{module}", *words, environment=environment)
     entry = json.loads(line)
     assert (entry["event"], entry["level"]) == ("server.cannot_start", "error")

@@ -1,4 +1,4 @@
-"""A server starts without what only a terminal of a person needs."""
+"""A server starts without the packages that only a person's terminal needs."""
 
 from __future__ import annotations
 

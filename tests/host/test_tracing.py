@@ -1,4 +1,4 @@
-"""Where spans go: bounded, beside what it observes, and only where the settings and the packages allow it."""
+"""The way of spans: bounded, beside the work that they describe, and only if the settings and the packages allow it."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from omnistage.router.settings import RouterSettings
 
 PARENT = ("traceparent", "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01")
 MAX_BATCH = 512
-"""Spans that the SDK sends at once."""
+"""Spans that the SDK sends in one call."""
 
 
 async def test_a_collector_that_does_not_answer_stops_nobody_and_fills_nothing() -> None:
-    """What does not fit is dropped, the oldest first; ending a span never waits."""
+    """If too many spans wait, the oldest are dropped; ending a span never waits."""
     with collector(silent=True) as spans:
         tracer = OtlpTracer(spans.url, "one")
         for number in range(MAX_BATCH + 1):
             tracer.begin(f"first {number}", ()).end("OK")
-        assert spans.asked.wait(60)  # From here on the thread that sends is in its call.
+        assert spans.asked.wait(60)  # From here on the sending thread is in its call.
         for number in range(2 * MAX_WAITING):
             tracer.begin(f"then {number}", ()).end("OK")
         spans.release()
@@ -42,7 +42,7 @@ async def test_a_span_passes_on_what_it_was_given_and_its_own_place() -> None:
         async with tracing(spans.url, "one") as tracer:
             outer = tracer.begin("outer", (PARENT, ("tracestate", "a=b"), ("tracestate", "c=d")))
             inner = tracer.begin("inner", outer.metadata)
-            outer.phase("later", 0.0, 0.0)  # Long before it began.
+            outer.phase("later", 0.0, 0.0)  # This moment is long before the span began.
             inner.end("STAGE_LOST", {"n": 3})
             outer.end("CANCELLED")
     (parent, state) = outer.metadata

@@ -1,4 +1,4 @@
-"""A thread that hangs is found, and none else: not one that computes, waits for a CPU, rests, or takes many small steps."""
+"""The watchdog finds a thread that hangs. It leaves threads alone that compute, wait for a CPU, rest, or take many small steps."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ HASHES = 20_000
 
 
 class Worker:
-    """A thread that does steps, each given by the test."""
+    """A thread that does the steps which the test gives it."""
 
     def __init__(self, step_limit_s: float = 600.0) -> None:
         self.activity = Activity("worker", step_limit_s)
@@ -72,7 +72,7 @@ class Worker:
 
 @contextmanager
 def watched(worker: Worker) -> Iterator[Future[str]]:
-    """Done with the reason when the worker was said to hang."""
+    """A future that is done with the reason when the worker was said to hang."""
     verdict: Future[str] = Future()
     with Watchdog([worker.activity], lambda thread, reason: verdict.set_result(f"{thread.name}: {reason}")):
         yield verdict
@@ -80,7 +80,7 @@ def watched(worker: Worker) -> Iterator[Future[str]]:
 
 
 def compute(until: Callable[[], bool]) -> None:
-    """One step that takes all of the CPU that it gets."""
+    """A step that takes all of the CPU that it gets."""
     while not until():
         hashlib.pbkdf2_hmac("sha256", b"step", b"", HASHES)
 
@@ -91,13 +91,13 @@ def compute_for_long() -> None:
 
 
 def compute_much() -> None:
-    """As long as it takes to get so much of a CPU."""
+    """A step as long as it takes to get so much of a CPU."""
     end_s = time.thread_time() + LONG_S
     compute(lambda: time.thread_time() > end_s)
 
 
 def take_and_give_the_lock_for_long() -> None:
-    """Python's lock is given back and wanted again a thousand times a second, as a step of many small products does it."""
+    """The step gives Python's lock back and wants it again a thousand times a second, as a step of many small products does."""
     end_s = time.monotonic() + LONG_S
     while time.monotonic() < end_s:
         Path("/").stat()
@@ -105,7 +105,7 @@ def take_and_give_the_lock_for_long() -> None:
 
 @contextmanager
 def spinning(pause_s: float = 0.0) -> Iterator[None]:
-    """A thread of Python that does all that it can, as an event loop in a flood, or rests in between."""
+    """A thread of Python that computes without a pause, as an event loop does in a flood, or rests in between."""
     stopped = threading.Event()
 
     def spin() -> None:
@@ -123,7 +123,7 @@ def spinning(pause_s: float = 0.0) -> Iterator[None]:
 
 @contextmanager
 def native(compute: Callable[[], None]) -> Iterator[Callable[[], object]]:
-    """A thread that `threading` does not know of, as those of a library written in C; waits for its end."""
+    """A thread that `threading` does not know, such as one of a library in C; waits for its end."""
     done = threading.Event()
 
     def run() -> None:
@@ -136,7 +136,7 @@ def native(compute: Callable[[], None]) -> Iterator[Callable[[], object]]:
 
 
 def looks(count: int) -> float:
-    """Seconds in which the watchdog looks so often."""
+    """The seconds that this many looks of the watchdog take."""
     return count * PERIOD_S
 
 
@@ -190,8 +190,8 @@ def test_a_thread_that_takes_small_steps_and_sleeps_does_not_hang():
 @pytest.mark.slow
 @pytest.mark.serial
 def test_on_a_full_machine_neither_a_long_step_nor_one_that_waits_for_a_thread_hangs():
-    """Each thread gets a fifth of a core or less. What a step may take is its own time; and any thread of the process may be what it waits
-    for: here one of Python, which is no excuse where it has a CPU."""
+    """Each thread gets a fifth of a core or less. The limit of a step counts the step's own time. The step may wait for any thread of the
+    process: here for a thread of Python, which is no excuse while it has a CPU."""
     computing, joining = Worker(step_limit_s=0.6 * LONG_S), Worker()
     helper = threading.Thread(target=compute_for_long)
     with busy_cores(), watched(computing) as one, watched(joining) as other:
@@ -213,7 +213,7 @@ def test_a_thread_that_hangs_beside_a_busy_event_loop_hangs(pause_s: float):
 
 
 def test_a_step_that_only_ever_wakes_and_sleeps_hangs():
-    """It uses a CPU in every look, and hardly so."""
+    """The thread uses a CPU in every look, but hardly any of it."""
     worker, go = Worker(step_limit_s=1.0), threading.Event()
 
     def wait_in_pieces() -> None:
@@ -227,7 +227,7 @@ def test_a_step_that_only_ever_wakes_and_sleeps_hangs():
 
 
 def test_a_thread_that_shares_pythons_lock_with_a_busy_one_does_not_hang():
-    """It waits for the lock nearly all of the time, and uses hundredths of a CPU."""
+    """The thread waits for the lock almost all of the time, and uses hundredths of a CPU."""
     worker = Worker()
     with watched(worker) as verdict, spinning():
         worker.do(take_and_give_the_lock_for_long)
@@ -236,7 +236,7 @@ def test_a_thread_that_shares_pythons_lock_with_a_busy_one_does_not_hang():
 
 
 def test_a_thread_whose_native_helper_computes_does_not_hang():
-    """As a thread of torch that waits for the others of its pool."""
+    """So does a thread of torch that waits for the others of its pool."""
     worker = Worker()
     with watched(worker) as verdict, native(compute_much) as join:
         worker.do(join)
@@ -246,7 +246,7 @@ def test_a_thread_whose_native_helper_computes_does_not_hang():
 
 @pytest.mark.parametrize("computes", [True, False])
 def test_a_thread_that_waits_for_another_process_hangs_when_that_does_nothing(computes: bool):
-    """As one of several ranks of a model: the others compute, or hang."""
+    """So does one of several ranks of a model: the other ranks compute, or hang."""
     code = f"import time; end = time.process_time() + {LONG_S}\nwhile time.process_time() < end: pass" if computes else "input()"
     worker = Worker()
     with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE) as other:
@@ -263,7 +263,7 @@ def test_a_thread_that_waits_for_another_process_hangs_when_that_does_nothing(co
 
 
 def test_a_thread_that_waits_for_a_process_that_waits_for_a_disk_does_not_hang():
-    """The state is the same for whoever called vfork, until the child ends."""
+    """The state is the same for a thread that called vfork, until the child ends."""
     code = f"import ctypes, time; libc = ctypes.PyDLL(None); libc.vfork() or (libc.usleep({int(LONG_S * 1e6)}), libc._exit(0))"
     worker = Worker()
     with subprocess.Popen([sys.executable, "-c", code]) as other:
@@ -294,7 +294,7 @@ def test_a_call_that_keeps_pythons_lock_makes_nobody_hang():
 
 
 def test_a_thread_without_work_is_left_alone_and_costs_nothing():
-    """The watchdog sleeps: it is not run once while another thread waits for ten of its looks."""
+    """The watchdog sleeps: it does not run once while another thread waits for ten of its looks."""
     worker = Worker()
     before = {folder.name for folder in Path("/proc/self/task").iterdir()}
     with watched(worker) as verdict:
@@ -312,7 +312,7 @@ def test_a_thread_without_work_is_left_alone_and_costs_nothing():
 
 
 def _runs(task: str) -> int:
-    """How often a thread of this process has slept."""
+    """How often a thread of this process has gone to sleep."""
     status = Path(f"/proc/self/task/{task}/status").read_text()
     return next(int(line.split()[1]) for line in status.splitlines() if line.startswith("voluntary_ctxt_switches"))
 

@@ -1,4 +1,4 @@
-"""Environments that are made quickly, and a package index of each test's own."""
+"""Environments that are made quickly, and a package index for each test."""
 
 from __future__ import annotations
 

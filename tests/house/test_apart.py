@@ -1,4 +1,4 @@
-"""What stands apart from the environment: made once, seen alone, and never half. With pip itself and tiny wheels."""
+"""Packages that stand apart: their folder is made once, is seen alone, and is never incomplete. With pip itself and tiny wheels."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the client is installed beside: pip finds versions of both. Nothing is installed; it takes the index, and minutes."""
+"""pip finds versions for the client together with each of these packages. Nothing is installed; the test needs the index, and minutes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from helpers.wheels import environment
 from tools import wheels
 
 OTHERS = ("pipecat-ai", "livekit-agents", "tritonclient[grpc]", "mlflow", "streamlit")
-"""Each holds protobuf or grpcio to versions of its own."""
+"""Packages that hold protobuf or grpcio to versions of their own."""
 
 
 @pytest.fixture(scope="module")

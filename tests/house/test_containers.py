@@ -1,4 +1,4 @@
-"""What the container files must keep: layers in common, and room for a drain. A stack in containers is in tests/system/test_compose.py."""
+"""Rules for the container files: layers in common, and room for a drain. A stack in containers is in tests/system/test_compose.py."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ WITH_TORCH = ("services", "sdk")
 WITHOUT_TORCH = ("router",)
 WITH_HTTP = ("gateway",)
 OMNI = "omni-"
-"""How the services of the profile qwen2_5_omni begin."""
+"""The beginning of the services' names in the profile qwen2_5_omni."""
 CHAIN = ("router", "thinker", "talker", "code2wav")
 PICTURES = ("picture-router", "painter")
 STAGED = (*CHAIN, *(OMNI + name for name in CHAIN), *PICTURES)
@@ -35,7 +35,7 @@ def instructions(folder: str) -> list[str]:
 
 
 def installing(folder: str) -> list[str]:
-    """From the first line to the one that installs the dependencies."""
+    """The instructions from the first one to the one that installs the dependencies."""
     lines = instructions(folder)
     last = next(number for number, line in enumerate(lines) if "--extras" in line)
     return lines[: last + 1]
@@ -48,7 +48,7 @@ def services() -> dict[str, Any]:
 
 @pytest.mark.parametrize("folders", [WITH_TORCH, WITHOUT_TORCH], ids=["with torch", "without torch"])
 def test_images_that_install_the_same_begin_with_the_same_lines(folders: tuple[str, ...]) -> None:
-    """Docker builds and stores them once then."""
+    """Docker then builds and stores them once."""
     first, *others = (installing(folder) for folder in folders)
     assert [other for other in others if other != first] == []
 
@@ -94,7 +94,7 @@ def test_a_server_has_time_to_drain_and_comes_back_when_it_dies(name: str) -> No
 
 @pytest.mark.parametrize("name", SERVERS)
 def test_a_server_has_a_limit_of_memory_that_can_be_set(name: str) -> None:
-    """That of a router or a gateway, which strangers reach, is one in any case."""
+    """A router or a gateway, which strangers reach, has a limit in any case."""
     limit = re.fullmatch(r"\$\{(OMNISTAGE_[A-Z]+_MEMORY):-(\d+)g?\}", services()[name]["mem_limit"])
     assert limit and limit[1] in (ROOT / "docs" / "compose.md").read_text(encoding="utf-8")
     assert int(limit[2]) or not name.endswith(("router", "gateway"))

@@ -66,7 +66,7 @@ class Checkout:
         (self.root / "requirements" / f"{name}.txt").write_text(text)
 
     def know(self, *torches: Path) -> None:
-        """Of torch these wheels are known."""
+        """Make these wheels of torch known."""
         table = {torch.name.split("-")[1]: {PYTHON: [sha256(torch)]} for torch in torches}
         (self.root / "requirements" / "torch.json").write_text(json.dumps(table))
 
@@ -77,7 +77,7 @@ class Checkout:
         shutil.rmtree(self._index / "torch")
 
     def set_up(self, *words: str, python: str = sys.executable) -> tuple[int, str]:
-        """The exit status, and all that was printed, without how long it took."""
+        """The exit status, and everything that was printed, without durations."""
         command = [python, str(self.root / "tools" / "setup.py"), "--extras", "models", *words]
         done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
         return done.returncode, re.sub(r" \d+ s$", "", done.stdout, flags=re.MULTILINE)
@@ -161,7 +161,7 @@ def test_an_environment_stays_as_it_is_where_no_torch_can_be_had(checkout: Check
 
 
 def test_a_python_without_pip_chooses_too_and_makes_nothing_where_a_hash_is_required(checkout: Checkout, tmp_path: Path) -> None:
-    """As Debian's, whose pip is another package."""
+    """Debian's Python is such a one: its pip is another package."""
     checkout.publish_torch(TORCH)
     bare = tmp_path / "bare"
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(bare)], check=True)

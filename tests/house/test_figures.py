@@ -1,4 +1,4 @@
-"""The figures of the benchmarks: what is measured stays, whatever fails after it, and a goal that is missed is told by the exit status."""
+"""The figures of the benchmarks: a measured figure stays, whatever fails after it, and the exit status reports a missed goal."""
 
 from __future__ import annotations
 

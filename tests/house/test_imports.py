@@ -1,5 +1,5 @@
-"""Who may import whom. Every edge between our packages is in the table below; a new one is a decision about the architecture.
-What comes from other projects is declared in pyproject.toml, for the package that imports it."""
+"""The permitted imports. The table below has every edge between our packages; a new one is a decision about the architecture. Packages of
+other projects are declared in pyproject.toml, for the package that imports them."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ ALLOWED: dict[str, set[str]] = {
     "engine": set(),
 }
 
-# What has to be installed for a package: extras that every user of it has, and those for what it imports in functions alone.
+# The extras that a package needs: those that every user of it has, and those for imports in functions alone.
 SERVER = ("core", "server")
 MODELS = (*SERVER, "models")
 USED: dict[str, tuple[str, ...]] = {
@@ -62,7 +62,7 @@ USED: dict[str, tuple[str, ...]] = {
 OF_FRAMEWORKS = {"langchain_openai", "livekit", "pipecat"}
 """Modules that examples import for an environment of their own, which a test makes (tests/gateway/test_frameworks.py)."""
 NO_PACKAGE = {"_typeshed", "omnistage"}
-"""Modules that no package has: one is known to type checkers alone, the other is ours."""
+"""Modules that belong to no package: type checkers alone know the first, and the second is ours."""
 
 # Beyond the standard library. torch is so large that it is loaded only where a tensor is at hand.
 CONNECTOR_LIBRARIES = {"numpy", "posix_ipc", "google"}
@@ -137,7 +137,7 @@ def owners() -> dict[str, set[str]]:
 
 
 def undeclared(module: str, extras: Iterable[str]) -> bool:
-    """Whether a module is of another project, and none of the extras asks for a package that has it."""
+    """Whether a module belongs to another project, and no extra asks for a package that has it."""
     top = module.split(".")[0]
     if top in sys.stdlib_module_names | NO_PACKAGE:
         return False
@@ -171,7 +171,7 @@ def test_what_tests_tools_benchmarks_and_examples_import_is_declared_somewhere()
 
 
 def test_serve_knows_what_the_gateway_needs() -> None:
-    """Without one of these it would be started, and fail."""
+    """Without one of these the gateway would start, and fail."""
     own = (one for one in all_imports() if one.package == "gateway" and not one.in_function)
     needed = {one.module.split(".")[0] for one in own if undeclared(one.module, SERVER)}
     assert {*GATEWAY_NEEDS} == {*needed, "python_multipart"}, "FastAPI itself imports that one, for forms"
@@ -185,7 +185,7 @@ def test_an_import_that_is_not_declared_is_seen() -> None:
 
 CONNECTS = re.compile(r"\b(?:in)?secure_channel\b|\badd_(?:in)?secure_port\b")
 CONNECTING = {"omnistage.wire.credentials", "omnistage.client.channel"}
-"""What makes connections, for servers and for clients: nothing else decides whether one is encrypted."""
+"""Modules that make connections, for servers and for clients: no other code decides whether a connection is encrypted."""
 
 
 def test_connections_are_made_in_one_place() -> None:
@@ -219,14 +219,14 @@ def families() -> set[str]:
 
 
 def is_of_a_sister(found: Import, families: set[str]) -> bool:
-    """Whether a module of omnistage.models imports what belongs to a family that it is no part of. What several families need stands in a
-    folder beside them, and a family knows nothing of the checkpoints with random weights that are made for it."""
+    """Whether a module of omnistage.models imports code of a family that it does not belong to. Code for several families is in a folder
+    beside them, and a family knows nothing of the makers of its checkpoints with random weights."""
     source, target = (_place_among_families(parts, families) for parts in (found.place.split("/")[3:], found.module.split(".")[2:]))
     return target[0] in families and (target[0] != source[0] or (target[1] and not source[1]))
 
 
 def _place_among_families(parts: Sequence[str], families: set[str]) -> tuple[str, bool]:
-    """The family that a path belongs to, "" for none, and whether it is what makes checkpoints."""
+    """The family that a path belongs to, "" for none, and whether the path is a maker of checkpoints."""
     is_maker = parts[:1] == ["tiny"]
     own = parts[int(is_maker) : int(is_maker) + 1]
     return own[0] if own and own[0] in families else "", is_maker
@@ -280,9 +280,10 @@ def test_own_modules_and_allowed_edges_pass() -> None:
 
 
 def module_graph(texts: Mapping[str, str]) -> dict[str, set[str]]:
-    """Which of some modules import which others of them. texts: by dotted name, `.__init__` for a package.
+    """The imports among some modules. texts: by dotted name, `.__init__` for a package.
 
-    Imports in functions and those for the type checker count too: who reads a module has to know what it names, whenever that is loaded."""
+    Imports in functions and those for the type checker count too: a reader of a module has to know its imports, whenever they are
+    loaded."""
     known = {dotted.removesuffix(".__init__") for dotted in texts}
     graph: dict[str, set[str]] = {}
     for dotted, text in texts.items():
@@ -305,7 +306,7 @@ def circle(graph: Mapping[str, Iterable[str]]) -> list[str]:
 
 @pytest.mark.parametrize("package", sorted(ALLOWED))
 def test_no_modules_of_a_package_import_each_other(package: str) -> None:
-    """What two modules need of each other belongs into a third one below both."""
+    """Code that two modules need from each other belongs into a third one below both."""
     texts = {dotted: path.read_text(encoding="utf-8") for path, dotted in sources().items() if dotted.split(".")[1] == package}
     found = circle(module_graph(texts))
     assert found == [], " is imported by ".join(found)

@@ -1,4 +1,4 @@
-"""The lists that set-up installs from: they agree with pyproject.toml, and `make lock` writes them. With pip itself and tiny wheels."""
+"""The lists from which set-up installs agree with pyproject.toml, and `make lock` writes them. With pip itself and tiny wheels."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def lists() -> Iterator[Path]:
 
 
 def apart() -> set[str]:
-    """The lists of what stands apart from the environment."""
+    """The lists of the packages that stand apart from the environment."""
     return {lock.OLDEST_LIST, *read_apart(setup.ROOT)}
 
 
@@ -72,10 +72,10 @@ def test_the_versions_are_those_of_the_constraints() -> None:
 
 
 def test_the_lists_hold_what_pyproject_needs_and_no_more() -> None:
-    """For the Python that runs this, by what the installed packages say of themselves; an extra that no test needs may be missing."""
+    """The check is for the Python that runs this, by the metadata of the installed packages; an extra that no test needs may be missing."""
     cuda = read(setup.list_of(setup.CUDA_LIST)).keys()
     here = [
-        # What torch needs in its build for CUDA alone has a list of its own.
+        # The further needs of the build for CUDA have a list of their own.
         lock.Package(one.name, one.version, tuple(need for need in one.requires or () if one.name != "torch" or named(need) not in cuda))
         for one in importlib.metadata.distributions()
     ]
@@ -210,7 +210,8 @@ def test_versions_stay_until_they_are_upgraded(index: Path, project: Path) -> No
 
 
 def test_what_stands_apart_has_the_oldest_version_that_each_python_can_have(index: Path, project: Path) -> None:
-    """Newer ones stand beside it, an older one is no wheel for all, and one was taken back; constraints.txt knows nothing of it."""
+    """Newer versions stand beside it, an older one has no wheel that every Python can take, and one was taken back; constraints.txt does
+    not have it."""
     (project / "pyproject.toml").write_text(PROJECT.replace("alpha>=1", "alpha>=0.4") + '[dependency-groups]\nprotos = ["beta==0.9"]\n')
     for version in ("0.3", "0.5"):
         publish(index, "alpha", version)

@@ -1,5 +1,5 @@
-"""The queries of docs/metrics.md and of the board ask for what there is: tests/system/test_metrics.py compares that page with processes.
-Whether a query is PromQL, the parser says."""
+"""The queries of docs/metrics.md and of the board use existing metrics: tests/system/test_metrics.py compares that page with processes. The
+parser says whether a query is PromQL."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def variables() -> list[dict[str, Any]]:
 
 
 def queries() -> dict[str, str]:
-    """By where they stand."""
+    """The queries by the place where they stand."""
     found = {f"{PAGE.name} {number}": query for number, query in enumerate(re.findall(r"```promql\n(.*?)```", PAGE.read_text(), re.DOTALL))}
     for panel in panels():
         found |= {f"{panel['title']} {target['refId']}": target["expr"] for target in panel["targets"]}
@@ -47,7 +47,7 @@ def queries() -> dict[str, str]:
 
 
 def parsed(query: str) -> promql_parser.Expr:
-    """Raises ValueError for what is no PromQL."""
+    """Parse a query. Raises ValueError if it is not PromQL."""
     for name, standing in VARIABLES.items():
         query = query.replace(name, standing)
     assert "$" not in query
@@ -55,14 +55,14 @@ def parsed(query: str) -> promql_parser.Expr:
 
 
 def visited(expression: promql_parser.Expr) -> list[promql_parser.Expr]:
-    """It and all its parts."""
+    """The expression and all its parts."""
     parts: list[promql_parser.Expr] = []
     promql_parser.walk(expression, parts.append)
     return parts
 
 
 def problems(query: str) -> Iterator[str]:
-    """What it asks for that is not there."""
+    """The metrics and labels of a query that do not exist."""
     known = series()
     parts = visited(parsed(query))
     selectors = [part for part in parts if isinstance(part, promql_parser.VectorSelector)]
@@ -89,7 +89,7 @@ def problems(query: str) -> Iterator[str]:
 
 
 def labels_within(expression: promql_parser.Expr, known: dict[str, frozenset[str]]) -> set[str]:
-    """Labels that some metric in it has."""
+    """Labels that some metric in the expression has."""
     return {label for part in visited(expression) for label in known.get(name_of(part), ())}
 
 
@@ -129,7 +129,7 @@ def test_the_legends_of_the_board_name_labels_that_are_left() -> None:
 
 
 def left_over(expression: promql_parser.Expr) -> set[str]:
-    """Labels that the outermost aggregation leaves, or all that its metric has."""
+    """Labels that the outermost aggregation keeps, or all labels of the metric."""
     for part in visited(expression):
         if isinstance(part, promql_parser.AggregateExpr):
             return set(part.modifier.labels) if part.modifier is not None else set()
@@ -137,7 +137,7 @@ def left_over(expression: promql_parser.Expr) -> set[str]:
 
 
 def test_the_board_can_be_imported_anywhere() -> None:
-    """Its panels ask the source that is chosen in the variable, and lie beside each other."""
+    """The board's panels ask the source that a variable names, and do not overlap."""
     board = json.loads(BOARD.read_text(encoding="utf-8"))
     assert [variable["name"] for variable in variables()] == ["datasource", "job", "pipeline"]
     sources = [panel["datasource"] for panel in panels()] + [target["datasource"] for panel in panels() for target in panel["targets"]]
@@ -151,8 +151,8 @@ def test_the_board_can_be_imported_anywhere() -> None:
 
 
 def test_the_example_for_prometheus_finds_every_server_in_containers() -> None:
-    """By the names of the services of the default stack, at the port of the images. The gateway is in no network with stages, and has its
-    page at its door, too."""
+    """The example uses the names of the services of the default stack, and the port of the images. The gateway shares no network with
+    stages, and has its page at its public port, too."""
     jobs = {job["job_name"]: job for job in yaml.safe_load(EXAMPLE.read_text(encoding="utf-8"))["scrape_configs"]}
     (found,) = jobs["omnistage-compose"]["dns_sd_configs"]
     services = yaml.safe_load((ROOT / "docker-compose.yml").read_text(encoding="utf-8"))["services"]

@@ -1,4 +1,4 @@
-"""What `make test-near` chooses: which tests a change reaches, and how many of them two minutes hold."""
+"""The choice of `make test-near`: which tests a change reaches, and how many of them fit into two minutes."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ def ours(files: set[str]) -> Graph:
 
 
 def the(name: str, files: set[str]) -> str:
-    """The file of ours whose path ends so, without `.py`. A name with it would make that file a neighbour of this one."""
+    """Our file whose path ends so, without `.py`. If this file spelled such a path in full, it would be a neighbour of the other file."""
     (found,) = [file for file in files if file.endswith(f"/{name}.py")]
     return found
 
 
 def away(tree: Graph, *changed: str) -> dict[str, int]:
-    """How far the tests are that these reach."""
+    """The distance of each test that these files reach."""
     return {one.test: one.distance for one in tree.find_reached(changed)}
 
 
@@ -123,12 +123,12 @@ def test_ci_never_selects() -> None:
     assert "near" not in (ROOT / ".ci" / "run").read_text()
 
 
-# Who starts processes says what they run -----------------------------------------------------------------------------------------------
+# Helpers that start processes say what they run ----------------------------------------------------------------------------------------
 
 
 def unsaid(source: Source, *, says_servers: bool, starts: set[str]) -> list[int]:
-    """Lines at which a program is named at run time, in a file that nowhere says which. says_servers: whether it reaches a helper that
-    declares STARTS. starts: all that can be run by name."""
+    """The lines at which a program is named at run time, in a file that does not say which one. says_servers: whether the file reaches a
+    helper that declares STARTS. starts: everything that can be run by name."""
     if source.starts:
         return []
     literal = bool(starts & {*source.words, *source.programs})
@@ -186,7 +186,7 @@ def test_the_helper_that_starts_servers_says_all_of_them(files: set[str]) -> Non
     assert {name for name in found if name.startswith("omnistage.")} <= said
 
 
-# What is an edge -----------------------------------------------------------------------------------------------------------------------
+# Edges ---------------------------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -268,12 +268,12 @@ def test_tests_have_of_a_conftest_what_they_ask_for(tmp_path: Path) -> None:
     assert away(written, "tests/a/conftest.py") == {"tests/a/test_other_one.py": 1}
 
 
-# What changed --------------------------------------------------------------------------------------------------------------------------
+# Changes -------------------------------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
 def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A fresh one of git, with one commit, that `tools.near` works on."""
+    """A new repository of git, with one commit, on which `tools.near` works."""
     tree = {
         "wire/omnistage/wire/errors.py": "",
         "wire/omnistage/wire/old.py": "NAMES = ('one', 'two', 'three', 'four', 'five', 'six', 'seven')\n",
@@ -302,7 +302,7 @@ def commit(root: Path) -> None:
 
 
 def chosen(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *words: str) -> tuple[list[str], str]:
-    """The files that would run, and what is told."""
+    """The files that would run, and the report."""
     monkeypatch.setattr("sys.argv", ["near", *words])
     assert near.main() == 0
     out, told = capsys.readouterr()
@@ -393,7 +393,7 @@ def names(choice: list[Reached]) -> list[str]:
 
 
 def cost(seconds: float) -> Cost:
-    """Of a file that takes two minutes' worth of `seconds` on the clock of CI."""
+    """The cost of a file that takes two minutes' worth of `seconds` on the clock of CI."""
     return Cost(cpu_s=2 * seconds, wall_s=0.0, tests=1)
 
 

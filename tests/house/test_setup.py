@@ -1,5 +1,5 @@
-"""The set-up: what is refused, and when an environment is used as it is. With pip itself and tiny wheels. Its whole run is in
-test_environment.py, which torch it takes in test_torch_build.py."""
+"""The set-up: what it refuses, and when it uses an environment as it is. With pip itself and tiny wheels. test_environment.py has a whole
+run, test_torch_build.py the choice of torch."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_the_libraries_for_cuda_are_installed_with_the_build_that_needs_them() -
     ],
 )
 def test_make_hands_over_what_was_asked_for(words: list[str], told: str) -> None:
-    # As from a shell: a make above this one would pass its options on, and have the folders printed.
+    # The command runs as from a shell: a make above this one would pass its options on, and print folders.
     alone = {name: value for name, value in os.environ.items() if name not in MAKES_OWN}
     command = ["make", "--dry-run", "setup", *words]
     shown = subprocess.run(command, cwd=setup.ROOT, env=alone, capture_output=True, text=True, check=True).stdout
@@ -86,7 +86,7 @@ def test_make_hands_over_what_was_asked_for(words: list[str], told: str) -> None
 
 @pytest.mark.parametrize("target", ["up", "down"])
 def test_make_says_what_containers_need(tmp_path: Path, target: str) -> None:
-    """One sentence where compose is missing, and where the daemon does not answer."""
+    """The output is one sentence if compose is missing, and if the daemon does not answer."""
     asleep = tmp_path / "compose"
     asleep.write_text("#!/bin/sh\n[ $1 = version ] || { echo Cannot connect to the Docker daemon >&2; exit 1; }\n")
     asleep.chmod(0o755)

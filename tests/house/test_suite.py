@@ -1,4 +1,5 @@
-"""How tests are run: what fails once is flaky, what fails twice has failed, with the same random numbers; what files cost is kept."""
+"""The runner of tests: a test that fails once is flaky, one that fails twice has failed, with the same random numbers; it records the cost
+of files."""
 
 from __future__ import annotations
 
@@ -22,7 +23,7 @@ addopts = "-p xdist -p _hypothesis_pytestplugin --import-mode=importlib -m 'not 
 pythonpath = ["{ROOT / "tests"}", "{ROOT}"]
 markers = ["slow", "long", "serial"]
 """
-"""As those of this repository, for a tree of its own, without the plugins that it does not need."""
+"""Settings like those of this repository, for a tree of its own, without the plugins that it does not need."""
 
 PLUGINS = 'pytest_plugins = ("helpers.collection", "helpers.outcomes", "helpers.randomness")'
 
@@ -93,7 +94,7 @@ LIGHT = ("good", "light")
 
 
 def run(tree: Path, *words: str, **files: str) -> tuple[int, list[str]]:
-    """Runs the suite in a tree of these tests: its exit status, and the lines that it printed."""
+    """Run the suite in a tree of these tests. Returns its exit status, and the lines that it printed."""
     tests = tree / "tests"
     for folder in ("link", "engine"):
         (tests / folder).mkdir(parents=True)
@@ -149,7 +150,7 @@ def test_one():
 
 @pytest.mark.parametrize("named", ["tests/engine/test_notes.py", "tests/engine", "tests/engine/test_notes.py::test_one"])
 def test_what_is_named_runs_once(tmp_path: Path, named: str) -> None:
-    """Not in each of the parts."""
+    """A named test does not run again in each of the parts."""
     _, printed = run(tmp_path, named, good=GOOD, notes=NOTES)
     assert printed[-1] == "1 passed, 0 failed", printed
     assert (tmp_path / "tests" / "engine" / "ran").read_text() == "x"
@@ -180,7 +181,7 @@ OTHERS = "import numpy\ndef test_it(): raise ValueError(numpy.__version__)"
 
 
 def test_a_draw_does_not_depend_on_what_others_import(tmp_path: Path) -> None:
-    """Run again, a test without torch stands beside others."""
+    """When it runs again, a test without torch stands beside others."""
     status, printed = run(tmp_path, "--again", light=DRAWN, others=OTHERS)
     assert (status, printed[-1]) == (1, "0 passed, 3 failed"), printed
     first, second = (tmp_path / "tests" / "link" / "cells").read_text().splitlines()
@@ -236,7 +237,7 @@ def test_it(leaving, number):
 
 
 def test_what_fails_at_its_end_has_not_passed_and_counts_once(tmp_path: Path) -> None:
-    """Whatever bytes it prints."""
+    """The test may print any bytes."""
     status, printed = run(tmp_path, "--again", "-s", light=LEAVES_WRONG)
     assert (status, printed[-1]) == (1, "0 passed, 4 failed"), printed
     assert "again, with the same seed: 4 tests, 1 defects" in printed
@@ -277,7 +278,7 @@ def test_costs_of_two_parts_are_added() -> None:
 
 
 def test_the_table_of_the_repository_has_nearly_every_file_of_tests_and_none_that_is_gone() -> None:
-    """What was never measured is put in the wrong place of a run, and of the two minutes that `make test-near` has."""
+    """A file that was never measured is put in the wrong place of a run, and of the two minutes of `make test-near`."""
     there = {path.relative_to(ROOT).as_posix() for path in (ROOT / "tests").glob("**/test_*.py")}
     known = costs.read(costs.TABLE).keys()
     assert len(known & there) > 0.9 * len(there)

@@ -1,4 +1,4 @@
-"""Which build of torch is chosen, where it is fetched from, and what is refused. With pip itself, indexes in folders, and tiny wheels."""
+"""The choice of a build of torch, its source, and what is refused. With pip itself, indexes in folders, and tiny wheels."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def know(table: Path, *hashes: str, build: str = TORCH, version: str = PYTHON) -
 
 
 def bring(python: str, device: str = "cpu") -> str:
-    """Choose and install; returns the hash that came."""
+    """Choose and install a build. Returns the hash of its wheel."""
     return torch_build.install(python, torch_build.choose(python, device))
 
 
@@ -121,7 +121,7 @@ def test_where_there_is_no_build_at_all_the_error_says_what_to_set(python: str, 
 
 
 def test_nothing_is_fetched_to_choose(python: str, configured: Path, other: Path) -> None:
-    """What is listed is there, whether its file can be read or not."""
+    """A listed build counts as there, whether its file can be read or not."""
     publish(configured, "torch", TORCH).unlink()
     assert torch_build.choose(python, "cpu").build == TORCH
     assert installed(python) == ""
@@ -139,7 +139,7 @@ def test_a_wheel_that_is_not_the_known_one_is_refused_and_not_sought_elsewhere(
 
 
 def test_for_cuda_the_build_without_a_label_is_installed(python: str, configured: Path, table: Path) -> None:
-    """And no other one, though a build with a label counts as newer."""
+    """No other build is taken, though a build with a label counts as newer."""
     publish(configured, "torch", TORCH)
     wheel = publish(configured, "torch", TORCH_CUDA)
     know(table, sha256(wheel), build=TORCH_CUDA)
@@ -177,7 +177,7 @@ def stamp(device: str, build: str, came: str = "") -> dict[str, Any]:
 def test_what_is_installed_stays_if_it_is_the_best_build_or_was_chosen_for_the_device(
     python: str, tmp_path: Path, build: str, cases: list[tuple[Mapping[str, Any], str, bool]]
 ) -> None:
-    """By what the stamp of the environment says, the device that is asked for."""
+    """The stamp of the environment tells the device that was asked for."""
     if build:
         unpack(publish(tmp_path, "torch", build), tmp_path / "venv")
     assert torch_build.find_installed(python) == build

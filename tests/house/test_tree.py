@@ -1,4 +1,4 @@
-"""What must never lie in the tree, and what the documents must keep saying."""
+"""Things that must never lie in the tree, and things that the documents must keep saying."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parents[2]
 # Folders of one machine: the code must run in any. Spelled in two parts so that this file does not hold what it looks for.
 MACHINE_PATH = re.compile(r"(?<![\w.{}$-])/(?:work|root|tmp|home/\w+|opt/(?:pypi|wheels)\S*)/")
 URL_HOST = re.compile(r"\b[a-z][a-z+]*://([^\s/\"'`)>\]:{}$]+)")
-# The PyTorch index is the one address that set-up may go to; the rest is cited, names a form, or is this machine.
+# Set-up may go to one address, the PyTorch index; the other addresses are cited, name a form, or are this machine.
 HOSTS = {"download.pytorch.org", "www.apache.org", "www.w3.org", "127.0.0.1", "localhost"}
 # example.com is reserved for examples; one letter before the dot is no host that exists.
 EXAMPLE = re.compile(r"(?:[\w-]+\.)*example\.com(?::\d+)?|[a-z]\.[a-z]")
@@ -64,7 +64,7 @@ def test_no_package_registry_is_named() -> None:
 
 
 def test_nothing_is_large() -> None:
-    """But for the weights of the default picture model."""
+    """The weights of the default picture model are the one exception."""
     large = [path for path in tracked() if path.stat().st_size > 1_000_000]
     weights = [path for path in large if "omnistage_pictures" in path.parts and path.suffix == ".safetensors"]
     assert large == weights
@@ -95,7 +95,7 @@ def normal(name: str) -> str:
 
 
 def test_the_last_version_is_one_that_this_one_follows() -> None:
-    """A clone with its history has it. Who has not would find nothing to compare with, and say no more than that."""
+    """A clone with its history has that commit. Without it there is nothing to compare with, and the command says no more than that."""
     if git("rev-parse", "--is-shallow-repository").stdout.strip() == b"true":
         pytest.skip("this clone has no history")
     assert last_version() == LAST_VERSION

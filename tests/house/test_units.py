@@ -1,4 +1,4 @@
-"""What stands for a value in --help says its unit: nobody is to take a part for seconds, or bytes for MiB."""
+"""The placeholder of a value in --help tells its unit: nobody shall take a part for seconds, or bytes for MiB."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from omnistage.router.settings import RouterSettings
 from omnistage.stage.settings import StageSettings
 
 UNITS = {"SECONDS": r"\bseconds\b", "PART": r"\bpart\b", "BYTES": r"\bbytes\b|\brequest\b|\bmemory\b"}
-"""By metavar, what a description says then."""
+"""The words that a description must have, by placeholder."""
 
 FIELDS: dict[tuple[type, str], FieldInfo] = {
     (kind, name): field for kind in (RouterSettings, StageSettings) for name, field in kind.model_fields.items()
@@ -22,7 +22,7 @@ FIELDS: dict[tuple[type, str], FieldInfo] = {
 
 
 def said(metavar: object) -> str:
-    """The unit that an option's value has by its metavar; a stage may stand before it."""
+    """The unit of an option's value, by its placeholder; the name of a stage may come before it."""
     return str(metavar or "").removeprefix("[STAGE=]").removeprefix("STAGE=")
 
 
@@ -46,7 +46,7 @@ COMMANDS = sorted(str(command.name or getattr(command.callback, "__name__", ""))
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_every_value_on_the_command_line_has_a_name(command: str) -> None:
-    """That of its type alone says nothing of seconds or bytes."""
+    """The placeholder of the type alone says nothing about seconds or bytes."""
     shown = CliRunner().invoke(app, [command, "--help"])
     assert shown.exit_code == 0 and "--help" in shown.output
     assert re.findall(r"--?[a-z-]+ +(?:<[a-z]+(?: range)?>|INTEGER|FLOAT)", shown.output) == []

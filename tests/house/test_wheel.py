@@ -1,4 +1,4 @@
-"""What a user installs: the wheels hold the packages, their data, the command and a page of their own, and nothing else."""
+"""The installed packages: the wheels hold the code, their data, the command and a page of their own, and nothing else."""
 
 from __future__ import annotations
 
@@ -33,18 +33,18 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 
 @pytest.fixture(scope="module")
 def wheel(built: list[Path]) -> zipfile.ZipFile:
-    """Of omnistage."""
+    """The wheel of omnistage."""
     return zipfile.ZipFile(next(one for one in built if one.name.startswith("omnistage-")))
 
 
 @pytest.fixture(scope="module")
 def pictures(built: list[Path]) -> zipfile.ZipFile:
-    """Of omnistage-pictures."""
+    """The wheel of omnistage-pictures."""
     return zipfile.ZipFile(next(one for one in built if one.name.startswith("omnistage_pictures-")))
 
 
 def about(wheel: zipfile.ZipFile) -> Message:
-    """What a wheel says of itself."""
+    """The metadata of a wheel."""
     (name,) = [one for one in wheel.namelist() if one.endswith(".dist-info/METADATA")]
     return message_from_bytes(wheel.read(name))
 
@@ -109,7 +109,7 @@ def test_the_picture_model_comes_with_the_extra_that_runs_models(wheel: zipfile.
 def test_the_same_files_give_the_same_bytes_wherever_they_lie_and_older_wheels_go(
     built: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In another folder, written at another time, readable by nobody else, and whatever day the environment says."""
+    """The files lie in another folder, were written at another time, are readable by nobody else, and the environment gives another day."""
     copy = tmp_path / "copy"
     listing = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
     listed = subprocess.run(listing, cwd=ROOT, capture_output=True, check=True).stdout.decode()
@@ -128,7 +128,7 @@ def test_the_same_files_give_the_same_bytes_wherever_they_lie_and_older_wheels_g
 
 
 def test_the_page_of_each_stands_alone(wheel: zipfile.ZipFile, pictures: zipfile.ZipFile) -> None:
-    """An index shows it without the repository: a link or a picture of a file beside it would lead nowhere."""
+    """An index shows the page without the repository: a link to a file beside it, or a picture of one, would lead nowhere."""
     for one, page in ((wheel, ROOT / "sdk" / "README.md"), (pictures, ROOT / "pictures" / "README.md")):
         text = about(one).get_payload()
         assert text == page.read_text(encoding="utf-8") and about(one)["Description-Content-Type"] == "text/markdown"
@@ -149,7 +149,8 @@ def test_the_page_begins_with_the_client_and_names_every_extra_that_is_for_users
 
 
 def test_whoever_tells_what_to_install_has_the_words_of_the_page_of_the_client() -> None:
-    """Messages, hints and pages: with what `make wheels` writes, as the packages are on no index, and by extras that the page names."""
+    """Messages, hints and pages tell to install from what `make wheels` writes, as the packages are on no index, with extras that the page
+    names."""
     page = (ROOT / "docs" / "client.md").read_text()
     named = set(re.findall(r"`omnistage\[([a-z,]+)\]`", page)) | {"{','.join(extras)}", "cli,convert,models,otel"}
     assert install(*ALL) in [f"`make wheels` in a clone, then {line}" for line in re.findall(r"`(pip install .*)`", page)]

@@ -1,4 +1,4 @@
-"""What tests of the link share."""
+"""Fixtures for tests of the link."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from omnistage.connector.arena import Arena
 
 @pytest.fixture
 def arena() -> Iterator[Arena]:
-    """Memory that shows a reader who comes too late, and that forgets lost streams at once, so that a test can count."""
+    """Shared memory that exposes a reader who comes too late, and that forgets lost streams at once, so that a test can count blocks."""
     arena = Arena.create(max_bytes=1 << 22, segment_bytes=1 << 18, poison=True, grace_s=0.0)
     assert arena is not None
     yield arena

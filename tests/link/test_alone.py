@@ -1,4 +1,4 @@
-"""A replica that is alone of its kind: there is nobody to go to, so it is waited for until the time of the request is over."""
+"""A replica that is the only one of its kind. The link has no other replica to go to, so it waits until the time of the request is over."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ from omnistage.wire.errors import StageError
 
 OPENED = stage_pb2.RunResponse(opened=stage_pb2.Opened())
 LONG = 2 * SILENCE
-"""Ticks of silence for which a replica is left that is not alone."""
+"""Ticks of silence after which a link leaves a replica that is not alone."""
 WHEN = ["open", "answer"]
 
 
 class Sleeper:
-    """A peer of two codes that falls asleep, with all its beats, before it answers an Open or behind its first code, and stays so until
+    """A peer that sends two codes. It falls asleep, with all its beats, before it answers an Open or after its first code, until
     `wakes`."""
 
     def __init__(self, when: str) -> None:
@@ -73,7 +73,7 @@ class Sleeper:
 
 @dataclass
 class Growing:
-    """A route that finds another replica while an answer runs, as that of a router does."""
+    """A route that finds another replica while an answer runs, as the router's route does."""
 
     addresses: list[str]
     kind: stage_pb2.StageKind = stage_pb2.STAGE_KIND_TALKER
@@ -87,7 +87,7 @@ class Growing:
         return [other for other in self.addresses if other != address]
 
     def lost(self, address: str) -> None:
-        """It stays where it is."""
+        """The route keeps the lost address."""
 
     def known(self, address: str) -> Mapping[str, object]:
         return {"process": {"state": "T"}}
@@ -99,7 +99,7 @@ async def answer(link: Link) -> list[stage_pb2.RunResponse]:
 
 
 async def quiet_for(link: Link, address: str, ticks: int) -> None:
-    """Return when so much of the listener's time has passed since the address fell silent."""
+    """Wait until this much of the listener's time has passed since the address fell silent."""
     pulse = link.search._channels.pulses.of(address)
     await until(lambda: pulse.is_quiet)
     since = pulse.ticks
@@ -126,7 +126,8 @@ def waits_in(lines: Sequence[EventDict]) -> list[EventDict]:
 @pytest.mark.parametrize("when", WHEN)
 @pytest.mark.parametrize("wakes", [True, False])
 async def test_the_log_tells_where_the_wait_begins_and_where_it_ends(when: str, wakes: bool) -> None:
-    """With what is known of the replica, and as lines of the session that waits: the look at who is silent is one for all sessions."""
+    """The log has the known facts about the replica, and its lines belong to the waiting session: the check for silence is shared by all
+    sessions."""
     peer = Sleeper(when)
     with capture_logs(processors=[structlog.contextvars.merge_contextvars]) as lines:
         async with (
@@ -154,7 +155,7 @@ async def test_the_log_tells_where_the_wait_begins_and_where_it_ends(when: str, 
 
 @pytest.mark.parametrize("when", WHEN)
 async def test_it_is_named_when_the_time_of_the_request_is_over(when: str) -> None:
-    """Not asked again, and not told as lost."""
+    """The replica is not asked again, and is not reported as lost."""
     peer = Sleeper(when)
     async with (
         bare_peer(peer, peer.beats) as address,
@@ -182,7 +183,7 @@ async def test_it_is_left_as_soon_as_there_is_another_one(when: str) -> None:
 
 
 async def goes_on(request: stage_pb2.Open, context: Context) -> None:
-    """With the code behind those that the caller has."""
+    """Send the code that follows those which the caller has."""
     have = sum(position.seq for position in request.resume.positions)
     await say(context, OPENED, *[chunk(number, last=number == 1) for number in range(have, 2)], ENDED)
     await listen(context)
@@ -205,7 +206,7 @@ async def test_of_two_that_are_silent_the_last_one_asked_is_waited_for() -> None
 
 
 async def test_one_that_beats_and_takes_long_to_open_is_waited_for_too() -> None:
-    """It may have a long prompt to read. With another one it would be left."""
+    """The replica may have a long prompt to read. If another replica were there, the link would leave this one."""
     peer = Sleeper("open")
     async with bare_peer(peer, steady_beat) as address:
         with capture_logs() as lines:
@@ -231,7 +232,7 @@ async def test_one_that_beats_and_takes_long_to_open_is_waited_for_too() -> None
 
 @pytest.mark.parametrize("when", WHEN)
 async def test_its_end_is_a_loss_at_once(when: str) -> None:
-    """Nobody waits for what is not there any more."""
+    """The link does not wait for a process that is gone."""
     peer = Sleeper(when)
     async with AsyncExitStack() as serving:
         address = await serving.enter_async_context(bare_peer(peer, peer.beats))

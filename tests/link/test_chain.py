@@ -1,4 +1,4 @@
-"""Losses in a chain of three: which of the links mends them, and what it passes on when it cannot."""
+"""Losses in a chain of three stages: which link mends them, and what it passes on if it cannot."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ KINDS = {"thinker": stage_pb2.STAGE_KIND_THINKER, "talker": stage_pb2.STAGE_KIND
 
 @dataclass
 class Chain:
-    """Replicas of every kind, a link to a Thinker with the others as its route, and what it hears."""
+    """Replicas of every kind, a link to a Thinker whose route has the other stages, and the output that the link gets."""
 
     replicas: Mapping[str, Sequence[Replica]]
     link: Link
@@ -37,12 +37,12 @@ class Chain:
         await replica.kill()
 
     async def until(self, frames: int) -> None:
-        """Let this much be heard, one frame of sound to a chunk."""
+        """Read this much output, with one frame of sound in a chunk."""
         await self.link.grant("audio", frames)
         await self.listener.chunks("audio", frames)
 
     async def finish(self) -> list[stage_pb2.Failover]:
-        """The rest; text and sound must be as if nothing had happened, and nothing may be left."""
+        """Read the rest. Text and sound must be as if nothing had happened, and nothing may be left over."""
         await self.link.grant("audio", PLENTY)
         events = await self.listener.finish()
         assert "".join(chunk.text.text for chunk in chunks_of(events, "text")) == formulas.text(SEED, PROMPT, TOKENS)
@@ -58,8 +58,8 @@ class Chain:
 
 @asynccontextmanager
 async def chain(counts: Mapping[str, int] | None = None, short: Collection[str] = ()) -> AsyncIterator[Chain]:
-    """An open session whose sound nobody takes yet. counts: replicas by kind, two by default. short: kinds that keep next to nothing
-    of what they sent."""
+    """An open session whose sound is not read yet. counts: replicas by kind, two by default. short: kinds that keep almost nothing of what
+    they sent."""
     async with AsyncExitStack() as stack:
         running: dict[str, list[Replica]] = {}
         for kind in ("thinker", "talker", "code2wav"):
@@ -120,8 +120,8 @@ async def test_all_first_ones_are_killed_at_once():
     [("talker", ["thinker"], "thinker"), ("code2wav", ["talker"], "talker"), ("code2wav", ["thinker", "talker"], "thinker")],
 )
 async def test_a_log_that_was_cut_makes_the_caller_open_the_stage_before_again(killed: str, short: list[str], again: str):
-    """The stage before the lost one says REPLAY_EXPIRED and ends; who called it opens it again, with the history of its checkpoints; and if
-    that one's log was cut as well, its caller does so."""
+    """The stage before the lost one says REPLAY_EXPIRED and ends. Its caller opens it again, with the history of its checkpoints. If the
+    log of that caller was cut as well, the caller above does so."""
     async with chain(short=short) as standing:
         await standing.until(40)
         await standing.kill(killed)

@@ -1,4 +1,4 @@
-"""Replicas that are lost at moments that real stages do not stop at: the caller hears each item once, or a typed error."""
+"""Replicas are lost at moments at which real stages do not stop: the caller gets each item once, or a typed error."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def ended(reason: str) -> stage_pb2.RunResponse:
 
 
 class Attempts:
-    """The Opens that a peer got, and what it does with each of them in turn; the last behaviour is repeated."""
+    """The Opens that a peer got, and the peer's behaviour for each of them in turn; the last behaviour is repeated."""
 
     def __init__(self, *behaviours: Behaviour) -> None:
         self._behaviours = behaviours
@@ -59,7 +59,7 @@ class Attempts:
 
 
 def goes_on(total: int, end: bool = True) -> Behaviour:
-    """Says what is missing up to `total` frames; without `end` it breaks off then."""
+    """Send the missing frames up to `total`; without `end`, break off then."""
 
     async def behave(request: stage_pb2.Open, context: Context) -> None:
         begin = next((position.seq for position in request.resume.positions if position.port == "codes"), 0)
@@ -92,7 +92,7 @@ async def test_credit_counts_the_chunks_of_the_new_stream():
 
 
 async def test_credit_of_a_link_that_itself_goes_on_counts_from_its_own_beginning():
-    """What its caller held before was granted elsewhere."""
+    """The caller's earlier credit was granted on another link."""
     resume = stage_pb2.Resume(positions=[stage_pb2.Position(port="codes", seq=10, first=10)])
     peer = Attempts(goes_on(13, end=False), goes_on(14))
     async with bare_peer(peer) as address, link_by(route_to(address), opening(credits=6, resume=resume)) as link:
@@ -135,7 +135,7 @@ async def test_what_is_granted_or_interrupted_while_the_next_replica_opens_reach
 
 
 async def test_granting_while_credit_is_caught_up_does_no_harm():
-    """A caller may name a new port at any moment, even while the link goes through those that it knows."""
+    """A caller may name a new port at any moment, even while the link goes through the ports that it knows."""
     peer = Attempts(goes_on(2, end=False), goes_on(3))
     async with bare_peer(peer) as address, link_by(route_to(address), opening(credits=2, checkpoints=["codes"])) as link:
         await link.open()
@@ -159,7 +159,7 @@ async def test_the_number_of_ports_that_may_be_granted_is_bounded():
 
 
 async def test_a_stale_reference_is_sent_again_inline(arena: Arena):
-    """Whatever was wrong with the memory, the next stream does without."""
+    """If something is wrong with the memory, the next stream does without it."""
 
     async def reads_late(request: stage_pb2.Open, context: Context) -> None:
         await say(context, OPENED, ended("STALE_REFERENCE"))
@@ -179,8 +179,8 @@ async def test_a_stale_reference_is_sent_again_inline(arena: Arena):
 
 @pytest.mark.parametrize("code", [grpc.StatusCode.CANCELLED, grpc.StatusCode.INTERNAL, grpc.StatusCode.RESOURCE_EXHAUSTED])
 async def test_a_call_that_ends_without_a_word_is_a_loss_whatever_its_status(code: grpc.StatusCode):
-    """Another replica goes on, and memory that the lost one may still read is not used again before its time: who cancels a call from the
-    other end may be a stage that lives, or a proxy before one."""
+    """Another replica goes on. Memory that the lost replica may still read is not used again before its time: the process that cancels a
+    call from the other end may be a living stage, or a proxy before one."""
 
     async def reads_and_leaves(request: stage_pb2.Open, context: Context) -> None:
         opened = stage_pb2.Opened(credits=OPENED.opened.credits, revisions=["7"], answer=Receiver().answer(request.offers))
@@ -266,7 +266,7 @@ async def test_a_loss_after_every_port_ended_is_no_loss():
 
 
 async def test_a_loss_before_a_port_of_a_later_hop_began_is_one():
-    """Room for the sound was granted after the Open, and nothing of it came yet."""
+    """Credit for the sound was granted after the Open, and no sound has come yet."""
 
     async def ends_codes_and_dies(request: stage_pb2.Open, context: Context) -> None:
         await say(context, OPENED)
@@ -287,7 +287,7 @@ async def test_a_loss_before_a_port_of_a_later_hop_began_is_one():
 
 
 async def test_a_session_that_kills_its_replicas_ends():
-    """Nothing comes between the losses."""
+    """No chunk comes between the losses."""
     peer = Attempts(says(OPENED))
     async with bare_peer(peer) as address, link_by(route_to(address), opening(checkpoints=["codes"])) as link:
         await link.open()
@@ -311,7 +311,7 @@ async def test_a_session_that_kills_its_replicas_slowly_ends_too():
 
 
 async def test_a_replica_that_was_lost_is_asked_last():
-    """Of several, the one whose loss is the longest ago comes first."""
+    """Among several lost replicas, the one that was lost first is asked first."""
 
     async def one_more(request: stage_pb2.Open, context: Context) -> None:
         seq = sum(position.seq for position in request.resume.positions)
@@ -345,7 +345,8 @@ async def test_a_caller_that_goes_on_says_the_revisions_itself():
 
 
 async def test_input_is_replayed_from_the_keep():
-    """The first replica says that it needs nothing before row 2, the second one that it needs row 1: no replica of a revision may."""
+    """The first replica says that it needs nothing before row 2, the second one that it needs row 1. No two replicas of one revision may
+    disagree so."""
     seen: list[chunk_pb2.Chunk] = []
 
     async def keeps(request: stage_pb2.Open, context: Context) -> None:
@@ -370,7 +371,7 @@ async def test_input_is_replayed_from_the_keep():
 
 
 async def test_a_sender_in_the_middle_of_a_write_survives_the_end_of_its_stream():
-    """The peer reads nothing, so a write waits; then it breaks a rule, which ends the stream from this side."""
+    """The peer reads nothing, so a write waits. Then the peer breaks a rule, so this side ends the stream."""
     go_on = asyncio.Event()
 
     async def breaks_a_rule(request: stage_pb2.Open, context: Context) -> None:
@@ -393,7 +394,7 @@ async def test_a_sender_in_the_middle_of_a_write_survives_the_end_of_its_stream(
 
 
 async def test_a_deaf_address_is_left_for_the_next(monkeypatch: pytest.MonkeyPatch):
-    """In the middle of a session too."""
+    """The same holds in the middle of a session."""
     monkeypatch.setattr("omnistage.link.stream.CONNECT_TIMEOUT_S", 0.3)
     with socket.create_server(("127.0.0.1", 0)) as deaf:
         nobody = f"127.0.0.1:{deaf.getsockname()[1]}"
@@ -406,7 +407,7 @@ async def test_a_deaf_address_is_left_for_the_next(monkeypatch: pytest.MonkeyPat
 
 
 async def test_the_search_for_a_replica_has_an_end_however_many_do_not_answer(monkeypatch: pytest.MonkeyPatch):
-    """Eight hosts that are down: the first is asked in any case, then only as many as there is time for."""
+    """Eight hosts are down. The first one is always asked, and then as many as there is time for."""
     monkeypatch.setattr("omnistage.link.search.SEARCH_S", 0.0)
     monkeypatch.setattr("omnistage.link.stream.CONNECT_TIMEOUT_S", 0.3)
     accepted: list[socket.socket] = []

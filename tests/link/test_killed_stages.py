@@ -1,4 +1,4 @@
-"""Real stages that are killed in the middle of a session: the next replica says the rest, and each item is heard once."""
+"""Real stages are killed in the middle of a session: the next replica makes the rest, and the caller gets each item once."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ async def send_rows(link: Link, rows: int = len(ROWS)) -> None:
 
 @pytest.mark.parametrize("moment", [0, 1, 7, 79, 80])
 async def test_a_talker_is_killed_and_the_next_one_says_the_rest(moment: int):
-    """The end of the input is held back until the kill: codes are outside credit, and with it all of them might have come before."""
+    """The test holds the end of the input back until the kill. Codes need no credit, so without that all of them might come before."""
     before = -(-moment // formulas.FRAMES_PER_ROW)
     async with (
         replicas("talker", options={"max_chunk": 1}) as (first, second),
@@ -180,7 +180,7 @@ async def test_a_sender_that_waits_for_room_goes_on_with_the_next_replica():
 
 
 async def test_a_replica_that_comes_back_in_time_is_waited_for(free_port: int):
-    """No other is known: a stage that its supervisor starts again is found within the patience of the route."""
+    """The route has one address. A stage that its supervisor starts again is found within the patience of the route."""
     route = route_to(f"127.0.0.1:{free_port}", patience_s=20.0)
     async with link_by(route, opening(checkpoints=["codes"])) as link:
         opening_it = asyncio.create_task(link.open())

@@ -60,7 +60,7 @@ async def test_a_session_from_open_to_the_end():
 
 
 async def test_send_waits_when_as_much_as_may_be_is_unsent_and_goes_on_with_credit():
-    """The stage takes WINDOW chunks on credit and at most one out of its queue: what is more stays here, up to the bound."""
+    """The stage takes WINDOW chunks on credit and at most one out of its queue. Further chunks stay here, up to the bound."""
     async with local_stage(toy_logic("talker")) as talker, link_to(talker.address, request=opening(credits=0), max_unsent=10) as link:
         await link.open()
         hearing = asyncio.create_task(hear(link))
@@ -135,7 +135,7 @@ async def test_closing_a_link_frees_the_stage():
 
 
 async def test_a_stage_that_has_ended_costs_nothing_more(arena: Arena):
-    """Whoever makes its input may still be at work: what is sent then is not kept, and what was kept before is given back."""
+    """The producer of the input may still be at work: input that is sent now is not kept, and earlier input is given back."""
     short = opening(credits=0, params=params("talker", max_frames=2))
     async with (
         local_stage(toy_logic("talker")) as talker,
@@ -263,8 +263,8 @@ async def test_a_deadline_is_not_a_loss():
 
 
 async def test_a_peer_that_accepts_and_says_nothing_is_given_up_in_time(monkeypatch: pytest.MonkeyPatch):
-    """A frozen process: its kernel finishes the TCP handshake, nobody the one of HTTP/2."""
-    monkeypatch.setattr("omnistage.link.stream.CONNECT_TIMEOUT_S", 1.5)  # For the good peer on a busy machine too.
+    """A frozen process: its kernel finishes the TCP handshake, and nobody finishes the one of HTTP/2."""
+    monkeypatch.setattr("omnistage.link.stream.CONNECT_TIMEOUT_S", 1.5)  # Enough for the good peer on a busy machine too.
     with socket.create_server(("127.0.0.1", 0)) as deaf:
         address = f"127.0.0.1:{deaf.getsockname()[1]}"
         async with local_stage(toy_logic("talker")) as talker, link_to(address, talker.address) as link:

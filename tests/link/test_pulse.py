@@ -1,4 +1,4 @@
-"""Who is silent for too long: what a listener holds against a peer, and what it does not. The tests move the listener's time themselves."""
+"""When a peer counts as silent: which gaps a listener holds against it, and which not. The tests set the listener's time themselves."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from omnistage.wire.credentials import Credentials
 
 
 def gap(rhythm: Rhythm, ticks: int, period_s: float = TICK_S) -> None:
-    """Some silence, then a beat."""
+    """Some ticks of silence, then a beat."""
     for _ in range(ticks):
         rhythm.tick()
     rhythm.beat(period_s)
@@ -38,7 +38,7 @@ def test_a_steady_peer_is_given_up_after_a_second() -> None:
 
 
 def test_an_open_is_asked_elsewhere_after_three_tenths_of_a_second() -> None:
-    """As docs/failover.md says."""
+    """The time is that of docs/failover.md."""
     rhythm = Rhythm()
     gap(rhythm, 1)
     assert TICK_S * rhythm.hesitation == pytest.approx(0.3)
@@ -97,7 +97,7 @@ def test_at_most_one_open_in_twenty_is_hedged_but_for_a_few_at_once() -> None:
 
 
 class Beating:
-    """A stage that beats when it is told to. Without `period_s` it is an older one."""
+    """A stage that beats when the test says so. Without `period_s` it is an older stage."""
 
     def __init__(self, period_s: float | None = TICK_S) -> None:
         self._period_s = period_s
@@ -115,13 +115,13 @@ class Beating:
 
 
 async def never(seconds: float) -> None:
-    """Time does not pass."""
+    """A clock that never ticks."""
     await asyncio.Event().wait()
 
 
 @asynccontextmanager
 async def beating(stage: Beating | None) -> AsyncIterator[tuple[Pulses, str]]:
-    """Pulses without a clock, and the address of such a stage; None: of a server that has no Watch."""
+    """Pulses without a clock, and the address of such a stage; None stands for a server that has no Watch."""
     server = grpc.aio.server(options=server_options())
     if stage is not None:
         watch: grpc.RpcMethodHandler[bytes, bytes] = grpc.unary_stream_rpc_method_handler(stage.watch)
@@ -140,7 +140,7 @@ async def beating(stage: Beating | None) -> AsyncIterator[tuple[Pulses, str]]:
 
 
 def ticked(pulse: Pulse, ticks: int) -> None:
-    """Time passes for the listener, all at once: nothing is read meanwhile."""
+    """Let the listener's time pass, all at once: the listener reads nothing meanwhile."""
     for _ in range(ticks):
         pulse.tick()
 
@@ -288,7 +288,7 @@ async def test_a_real_stage_keeps_the_period_that_it_is_asked_for() -> None:
 
 
 async def test_a_listener_that_comes_late_counts_one_tick_and_reads_first() -> None:
-    """Its own loop was blocked: that says nothing of the peer."""
+    """The listener's own loop was blocked, which says nothing about the peer."""
     stage = Beating()
     told: list[str] = []
     slept: list[float] = []

@@ -1,4 +1,5 @@
-"""What a link can say again: whatever was added, sent, kept, cut and begun anew, a replica gets every item it needs, once and in order."""
+"""A link can send its input again: after any order of adds, sends, keeps, cuts and restarts, a replica gets every item that it needs, once
+and in order."""
 
 from __future__ import annotations
 
@@ -25,7 +26,7 @@ NOWHERE = Sender(None)
 
 
 def piece(first: int, count: int, *, last: bool = False) -> Output:
-    """Item n of the port is token n."""
+    """A piece in which item n of the port is token n."""
     return Output("text", count, chunk_pb2.TextChunk(token_ids=range(first, first + count)) if count else None, last)
 
 
@@ -33,7 +34,7 @@ def piece(first: int, count: int, *, last: bool = False) -> Output:
 
 
 class Log(RuleBasedStateMachine):
-    """An InputLog beside the plain facts: how many items there are, and what this stream has had of them."""
+    """An InputLog beside the plain facts: how many items there are, and which of them this stream has had."""
 
     @initialize(first=st.sampled_from([0, 0, 5, 1 << 31]))
     def begin(self, first: int) -> None:
@@ -57,7 +58,7 @@ class Log(RuleBasedStateMachine):
 
     @rule(more=st.integers(0, 5))
     def send(self, more: int) -> None:
-        """Never more than the credit."""
+        """Send items, never beyond the credit."""
         credit = len(self.had) + more
         while (chunk := self.log.next_chunk(NOWHERE, credit)) is not None:
             self.had.append(chunk)
@@ -80,14 +81,14 @@ class Log(RuleBasedStateMachine):
 
     @rule(needed=st.integers(0, 30))
     def restart(self, needed: int) -> None:
-        """The replica needs items from `needed` on; a Keep may have said that it needs fewer."""
+        """Restart with a replica that needs items from `needed` on; a Keep may have said that it needs fewer."""
         start = max(self.first + needed, self.kept)
         try:
             self.log.restart(self.first + needed)
         except ReplayExpired as expired:
             assert start < self.cut_to
             assert expired.metadata == {"port": "text"}
-            self.begin(self.first)  # Who gets this gives the link up.
+            self.begin(self.first)  # A caller that gets this error gives the link up.
             return
         assert start >= self.cut_to
         self.start, self.had = start, []
@@ -128,7 +129,7 @@ def everything(log: InputLog, credit: int = EVERYTHING) -> list[chunk_pb2.Chunk]
 
 
 def filled(count: int) -> InputLog:
-    """So many items, one to a piece, all of them sent, the last with `last`."""
+    """A log of this many items, one to a piece, all of them sent, the last one with `last`."""
     log = InputLog("text")
     for n in range(count):
         log.add(piece(n, 1, last=n == count - 1), NOWHERE)
@@ -137,7 +138,8 @@ def filled(count: int) -> InputLog:
 
 
 def test_a_replica_that_needs_nothing_but_the_end_gets_the_end_however_much_was_cut():
-    """It heard everything: if `last` were forgotten with the item that carried it, it would wait for ever."""
+    """The replica has heard everything. If the log forgot `last` together with the item that carried it, the replica would wait for
+    ever."""
     log = filled(5)
     while log.can_cut:
         log.cut()
@@ -185,7 +187,7 @@ PORTS = ("text", "codes", "audio")
 
 
 def content(port: str, first: int, count: int) -> dict[str, Any]:
-    """Item n of each port is known by n."""
+    """The content by which item n of each port is known."""
     items = range(first, first + count)
     if port == "text":
         return {"text": chunk_pb2.TextChunk(text="".join(f"w{n} " for n in items), token_ids=items, logprobs=[-n / 4 for n in items])}
@@ -215,8 +217,8 @@ steps = st.lists(st.tuples(st.sampled_from(PORTS), st.integers(0, 5), st.sampled
 
 @given(steps=steps, moves=st.lists(st.integers(0, 40), max_size=4), granted=st.integers(0, 3))
 def test_an_account_is_what_came(steps: list[tuple[str, int, bool]], moves: list[int], granted: int) -> None:
-    """Any chunks of any ports, over any number of streams; at some moments it becomes another link's beginning, as when its caller is
-    replaced too."""
+    """Any chunks of any ports come, over any number of streams. At some moments the account becomes the beginning of another link, as when
+    its caller is replaced too."""
     account = OutputAccount(PORTS, ("text", "codes"))
     sources = {port: Source(port) for port in PORTS}
     on_link, on_stream = dict.fromkeys(PORTS, 0), dict.fromkeys(PORTS, 0)
@@ -272,7 +274,8 @@ def test_merging_is_the_same_in_one_go_or_several(port: str, cuts: Sequence[int]
 
 
 def test_a_port_that_the_caller_waits_for_is_not_complete_before_it_began():
-    """Room that was granted after the Open counts as well: else the sound of a stage that is lost before its first sample is forgotten."""
+    """Credit that was granted after the Open counts as well. Otherwise the sound of a stage that is lost before its first sample would be
+    forgotten."""
     account = OutputAccount(["codes"], ["codes"])
     account.accept(chunk_pb2.Chunk(port="codes", last=True))
     assert account.complete

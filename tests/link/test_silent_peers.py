@@ -1,4 +1,4 @@
-"""Opens to peers that give no sign of life, and to those that only take their time."""
+"""Opens to peers that give no sign of life, and to peers that are only slow."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ OPENED = stage_pb2.RunResponse(opened=stage_pb2.Opened())
 
 
 class Asked:
-    """A peer's Run: notes every Open in a list that peers share, and whether it was withdrawn; answers it only if it may."""
+    """The Run of a peer. It notes every Open, in a list that peers share, and whether the Open was withdrawn. It answers only if it may."""
 
     def __init__(self, name: str, notes: list[str], answers: bool) -> None:
         self._name = name
@@ -74,7 +74,7 @@ async def test_a_silent_peer_is_left_even_if_no_open_may_be_hedged_any_more() ->
 
 
 async def test_an_open_that_takes_long_is_waited_for_while_there_are_beats() -> None:
-    """There is another replica, which would answer at once."""
+    """There is another replica, and it would answer at once."""
     go_on = asyncio.Event()
     notes: list[str] = []
 
@@ -117,7 +117,8 @@ async def test_a_silent_peer_behind_a_stage_is_told_of_and_the_stage_is_not_blam
 
 
 async def test_the_stage_that_does_not_answer_is_blamed_by_name() -> None:
-    """The only replica behind hangs until the time is over: the Thinker, which beats, is waited for until it says so."""
+    """The only replica of the stage behind hangs until the time is over. The link waits for the Thinker, which beats, until the Thinker
+    says so."""
     hop = stage_pb2.Hop(kind=stage_pb2.STAGE_KIND_TALKER, model="toy-talker", takes=["hidden"], params=params("talker"))
     async with (
         bare_peer(Asked("hung", [], False), no_beat) as hung,

@@ -1,4 +1,4 @@
-"""A stage that is lost after all that somebody wants has come is no loss, whatever nobody wants."""
+"""If a stage is lost after every wanted port has ended, that is no loss, whatever is missing on unwanted ports."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ WHOLE = stage_pb2.RunResponse(chunk=chunk_pb2.Chunk(port="text", count=1, last=T
 
 @pytest.mark.parametrize("unwanted", [["hidden"], []])
 async def test_a_stage_that_is_lost_when_only_unwanted_ports_are_left(unwanted: list[str]):
-    """Credit was given for the port all the same, for stages that do not know of unwanted ones."""
+    """The caller grants credit for the port all the same, for stages that do not know of unwanted ports."""
     request = opening("thinker", checkpoints=["text"], unwanted=unwanted)
     async with (
         bare_peer(says(OPENED, WHOLE)) as one,

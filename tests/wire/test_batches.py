@@ -1,4 +1,5 @@
-"""Several chunks in one message are the same as each of them by itself, on every hop, for whoever has said that he takes them."""
+"""Several chunks in one message have the same effect as each of them in a message of its own, on every hop, for every receiver that takes
+them."""
 
 from __future__ import annotations
 
@@ -53,8 +54,8 @@ async def test_a_batch_is_checked_chunk_by_chunk(bad: stage_pb2.RunResponse):
 
 
 async def sent_to_a_stage(texts: Sequence[str], *, batches: bool) -> list[stage_pb2.RunRequest]:
-    """The messages in which these pieces come down to a stage that grants credit when all of them wait. batches: whether it takes several
-    in one."""
+    """The messages in which these pieces come down to a stage that grants credit when all of them wait. batches: the stage takes several
+    chunks in one message."""
     seen: list[stage_pb2.RunRequest] = []
 
     async def stage(opened: stage_pb2.Open, context: Context) -> None:
@@ -101,7 +102,7 @@ def test_no_message_of_a_router_is_beyond_the_bounds():
 
 
 async def _ask(router: Local, *, batches: bool) -> tuple[Answer, int]:
-    """An answer of three tokens of sound, and how many messages it took."""
+    """Ask for an answer of three tokens of sound. Returns the answer, and in how many messages it came."""
     asked = request("batches", 3, thinker={"max_tokens": 3})
     asked.batches = batches
     answer, messages = Answer(), 0

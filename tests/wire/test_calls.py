@@ -1,4 +1,4 @@
-"""Calls whose clients leave while the last is written to them."""
+"""Calls whose clients leave while the last message is written to them."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ async def _refuse(rng: random.Random, context: grpc.aio.ServicerContext[Any, Any
 async def calling(
     serve: Callable[..., Any], *interceptors: grpc.aio.ServerInterceptor
 ) -> AsyncIterator[grpc.aio.UnaryStreamMultiCallable[bytes, bytes]]:
-    """A call of a server that serves it so."""
+    """Call a server that serves every call with this function."""
     server = grpc.aio.server(interceptors=interceptors)
     handler: grpc.RpcMethodHandler[bytes, bytes] = grpc.unary_stream_rpc_method_handler(serve)
     server.add_registered_method_handlers("a.Service", {"Call": as_stream(handler, lambda _: nullcontext(), 5.0)})
@@ -60,7 +60,7 @@ async def calling(
 
 @pytest.mark.parametrize("way", ["write", "generate", "refuse"])
 async def test_no_write_to_a_client_that_is_gone_is_logged_as_a_bug(way: str, seed: int, caplog: pytest.LogCaptureFixture) -> None:
-    """Its time is over, and the server may learn of it from the write that fails, before gRPC tells it."""
+    """The client's time is over. The server may learn that from the write that fails, before gRPC reports it."""
     rng = random.Random(seed)
 
     async def serve(_: bytes, context: grpc.aio.ServicerContext[Any, Any]) -> None:
@@ -86,7 +86,7 @@ async def test_no_write_to_a_client_that_is_gone_is_logged_as_a_bug(way: str, se
 
 
 async def _begin_and_give_up(context: grpc.aio.ServicerContext[Any, Any], turns: int) -> None:
-    """A write that is cancelled so many turns of the loop after it began."""
+    """Begin a write and cancel it after this many turns of the loop."""
     writing = asyncio.create_task(context.write(b"first"))
     for _ in range(turns):
         await asyncio.sleep(0)
@@ -104,7 +104,8 @@ ENDS = {
 
 @pytest.mark.parametrize("end", ENDS)
 async def test_a_call_whose_first_write_is_given_up_still_ends(end: str) -> None:
-    """gRPC thinks that its headers were not sent, and would send them once more with the status: the caller would never hear of an end."""
+    """gRPC believes that its headers were not sent, and would send them again with the status: then the caller would never hear of an
+    end."""
 
     async def serve(turns: bytes, context: grpc.aio.ServicerContext[Any, Any]) -> None:
         await _begin_and_give_up(context, int(turns))
@@ -127,7 +128,7 @@ async def test_a_call_whose_first_write_is_given_up_still_ends(end: str) -> None
 
 
 class _Ending(grpc.aio.ServerInterceptor):
-    """Tells when what serves a call is done with it."""
+    """Reports when the code that serves a call is done with it."""
 
     def __init__(self) -> None:
         self.ended = asyncio.Event()
@@ -147,7 +148,7 @@ class _Ending(grpc.aio.ServerInterceptor):
 
 
 async def test_a_caller_that_reads_nothing_holds_no_call_by_a_large_first_message(monkeypatch: pytest.MonkeyPatch) -> None:
-    """More than gRPC takes before it is read."""
+    """The message is larger than what gRPC accepts before the caller reads."""
     monkeypatch.setattr(calls, "HEADERS_LIMIT_S", 0.3)
     ending, given_up = _Ending(), asyncio.Event()
 
@@ -168,11 +169,11 @@ async def test_a_caller_that_reads_nothing_holds_no_call_by_a_large_first_messag
 
 
 class _Message:
-    """A message of which a test sees when it is gone."""
+    """A message; the test sees when it is gone."""
 
 
 async def test_nothing_is_kept_of_a_first_message_that_could_not_be_written() -> None:
-    """Not even until the collector comes by."""
+    """The message is gone at once, without the collector."""
     held = list[weakref.ref[_Message]]()
 
     async def serve(_: bytes, context: grpc.aio.ServicerContext[Any, Any]) -> None:
@@ -193,7 +194,7 @@ async def test_nothing_is_kept_of_a_first_message_that_could_not_be_written() ->
 
 @asynccontextmanager
 async def running(stage: Local, tokens: int) -> AsyncIterator[Caller]:
-    """A session of so many tokens."""
+    """A session of this many tokens."""
     async with stage_stub(stage.address) as stub:
         description = await stub.Describe(stage_pb2.DescribeRequest(), timeout=10)
         caller = Caller(stub)
@@ -205,7 +206,7 @@ async def running(stage: Local, tokens: int) -> AsyncIterator[Caller]:
 @pytest.mark.parametrize("tokens", [3, 20_000])
 @pytest.mark.parametrize("last", range(4))
 async def test_a_write_that_finds_no_caller_ends_a_session_and_is_no_bug(tokens: int, last: int, caplog: pytest.LogCaptureFixture) -> None:
-    """Also one of the last writes of a session."""
+    """The same holds for one of the last writes of a session."""
     leaving = Leaving("Run", last)
     with structlog.testing.capture_logs() as logs:
         async with local_stage(toy_logic("thinker"), interceptors=[leaving]) as stage, running(stage, tokens):
@@ -232,7 +233,7 @@ async def test_a_write_that_fails_otherwise_is_a_bug_and_told_as_one(tokens: int
 
 
 async def test_a_caller_that_is_refused_and_gone_is_no_bug(caplog: pytest.LogCaptureFixture) -> None:
-    """Nor one that asks what a stage is."""
+    """The same holds for a call that asks for the stage's description."""
     with structlog.testing.capture_logs() as logs:
         for method, token in (("Run", Token("a" * 32)), ("Describe", Token("a" * 32)), ("Describe", None)):
             leaving = Leaving(method, 0)
@@ -266,12 +267,12 @@ async def test_a_write_that_finds_no_client_ends_an_answer_and_is_no_bug(method:
 
 
 def check_no_bug(logs: Sequence[MutableMapping[str, Any]], caplog: pytest.LogCaptureFixture) -> None:
-    """Neither by us nor by gRPC, which may also tell the loop of an earlier test that it is closed."""
+    """Neither our log nor gRPC's has a bug. gRPC may also report that the loop of an earlier test is closed."""
     assert [entry for entry in logs if entry["log_level"] != "info"] == []
     assert [each.getMessage() for each in caplog.records if each.name.startswith("grpc") and each.levelno >= logging.WARNING] == []
 
 
 def ended(server: Local, metric: str) -> dict[str, float]:
-    """Sessions or requests that ended, by their reasons."""
+    """Number of sessions or requests that ended, by their reasons."""
     found = server.registry.collect()
     return {sample.labels["reason"]: sample.value for each in found for sample in each.samples if sample.name == metric and sample.value}

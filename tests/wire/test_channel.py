@@ -9,7 +9,7 @@ from omnistage.wire.channel import client_options, connect, server_options
 
 
 async def test_a_new_channel_does_not_wait_out_the_backoff_of_an_older_one() -> None:
-    """An address that was forgotten and is asked again is tried at once, whatever an earlier channel met there."""
+    """If an address was forgotten and is asked again, it is tried at once, whatever happened to an earlier channel there."""
     address = take_address()
     async with (
         grpc.aio.insecure_channel(address, options=client_options()) as before,

@@ -1,4 +1,4 @@
-"""Bytes become a message only where it is within the limits, and then the same message that protobuf makes of them."""
+"""Bytes become a message only if it is within the limits, and then it is the message that protobuf makes of them."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ async def test_bytes_that_are_too_long_are_refused_by_name(path: wire.Path):
 
 
 async def test_parts_count_over_all_messages_of_a_request():
-    """Also where the singular field around them comes again and again: protobuf merges those."""
+    """The parts also count if the singular field around them comes again and again: protobuf merges those."""
     parts = wire.field(1, wire.field(2, b"") * (limits.MAX_MESSAGES // 2))
     for data in (wire.field(4, parts * 9), wire.field(4, parts) * 9):
         with pytest.raises(TooLarge, match=r"thinker\.messages\.parts"):
@@ -86,7 +86,7 @@ async def test_a_request_of_many_fields_is_read_whole_and_one_of_too_many_is_not
 
 
 async def test_a_message_that_can_hold_little_is_passed_over_whole():
-    """Its fields are not among those that are counted, as docs/limits.md says."""
+    """The fields of such a message are not counted, as docs/limits.md says."""
     data = wire.field(6, wire.field(99, b"") * (MAX_FIELDS + 1))
     assert (await decode(data, omni_pb2.GenerateRequest)).HasField("code2wav")
 
@@ -134,7 +134,8 @@ async def test_a_message_within_the_limits_is_read_as_it_was_written(message: Me
 
 
 async def test_broken_bytes_are_read_as_protobuf_reads_them_or_not_at_all(seed: int):
-    """Never more leniently: what the walk did not count must not be in the message. Groups, which the contract has none of, are refused."""
+    """The walk is never more lenient than protobuf: the message must hold nothing that the walk did not count. Groups, which the contract
+    does not have, are refused."""
     chance = random.Random(seed)
     outcomes = {"read": 0, "refused": 0}
     for _ in range(20_000):
@@ -162,7 +163,7 @@ async def test_broken_bytes_are_read_as_protobuf_reads_them_or_not_at_all(seed: 
 
 
 def _elements(message: Message, path: wire.Path) -> int:
-    """Elements of a field in all of a message."""
+    """Count the elements of a field in a whole message."""
     here = [message]
     for each in path.around:
         inside = [getattr(one, each.name) for one in here if each.is_repeated or one.HasField(each.name)]

@@ -1,4 +1,4 @@
-"""Limits of time whose error keeps nothing."""
+"""Limits of time whose error keeps no objects alive."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from omnistage.wire.tasks import within
 
 
 class Request:
-    """What may be large."""
+    """An object that may be large."""
 
 
 def late() -> StageError:
