@@ -44,14 +44,14 @@ def _default(setting: str) -> Any:
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "limits.md"
 
 _BODIES = f"{guard.BODIES_BYTES >> 20} MiB; {guard.BODIES_SHARE:g} of that from one host"
-_UNREAD = f"time in which a client reads less than {port.LEAST_READ_BYTES >> 10} KiB of what it was sent"
+_UNREAD = f"time in which a client reads less than {port.LEAST_READ_BYTES >> 10} KiB of its answer"
 
 _CHUNKS = f"{port.TINY_CHUNKS:,} of any size; more have {port.LEAST_CHUNK_BYTES} bytes on average"
 
 HTTP = f"""## HTTP
 
-Of the gateway ([http.md](http.md)), beside all that the router behind it refuses. A request that is refused gets its answer,
-and its client {port.HEAD_LIMIT_S:g} s to send what is left of it.
+These are the limits of the gateway ([http.md](http.md)); the router behind it has its own. A refused request gets its
+answer, and its client has {port.HEAD_LIMIT_S:g} s to send the rest of it.
 
 | what | most | then |
 |---|---|---|
@@ -75,27 +75,27 @@ and its client {port.HEAD_LIMIT_S:g} s to send what is left of it.
 | answers of one request (`n`), in chat and of pictures | {MAX_CHOICES}, {MOST_PICTURES} | 400 |
 | time for all media that a request names by URLs | {fetching.LIMIT_S:g} s; in size they are as a body is | 400 |
 | media that were fetched, of all requests together | {fetching.REQUESTS} times a body | 503, `OVERLOADED` |
-| pictures that URLs stand for | {FILES_BYTES >> 20} MiB, for {KEPT_S / 60:g} minutes | the oldest go |
+| pictures that the gateway keeps for its URLs | {FILES_BYTES >> 20} MiB, for {KEPT_S / 60:g} minutes | the oldest go |
 | films that wait or are made | `--video-jobs`, {_default("video_jobs")}; {film_jobs.SHARE} of them of one client | 503, `OVERLOADED` |
 | films that are made at once | `--video-runs`, {_default("video_runs")} | wait |
 | bytes of all films | `--video-bytes`, {_default("video_bytes") >> 30} GiB | the oldest go |
 | time that a film is kept | `--video-kept`, {_default("video_kept") / 3600:g} hours | deleted |
 | films and failures that are kept | {film_jobs.MOST_KEPT:,} | the oldest go |
-| what sounds said, for who names one by its id | {TRANSCRIPTS_BYTES >> 20} MiB, for {KEPT_S / 60:g} minutes | the oldest go |
+| texts of spoken answers that a request may name by an id | {TRANSCRIPTS_BYTES >> 20} MiB, for {KEPT_S / 60:g} minutes | the oldest go |
 
 """
 
 HEAD = f"""# Limits
 
-What one request may hold. This page is made by `python tools/limits.py` from the table in `wire/omnistage/wire/limits.py` and from the
-settings and constants of the router; a test compares it with them.
+This page lists what one request may hold. `python tools/limits.py` makes it from the table in
+`wire/omnistage/wire/limits.py` and from the settings and constants of the router; a test compares it with them.
 
-A request is looked at before it is parsed (`wire/decoding.py`): a walk over the tags on the wire counts every field that repeats and stops
-at the first element that is too much, because millions of empty elements fit into a few MiB and would become a GB of objects. What the
-walk refuses is `BAD_REQUEST` with the name of the field, in a running session `PROTOCOL`. Up to {FIELDS_AT_ONCE:,} fields are walked
-over at once, in about a millisecond; a message with more goes to a thread, one message at a time. At a router the clients take turns at
-that: {MAX_LARGE} large requests may wait, {LARGE_SHARE:g} of them from one client, and {TURN_LIMIT_S:g} s at most; others are told
-`OVERLOADED`. Groups, which proto3 does not have, are refused.
+A server looks at the bytes of a request before it parses them (`wire/decoding.py`). It walks over the tags, counts
+every field that repeats, and stops at the first element too many: millions of empty elements fit into a few MiB and
+would become a GB of objects. A refused request gets `BAD_REQUEST` with the name of the field; in a running session it
+gets `PROTOCOL`. The event loop itself walks over up to {FIELDS_AT_ONCE:,} fields, in about a millisecond; a message with more goes
+to a thread, one message at a time. At a router the clients take turns at that: {MAX_LARGE} large requests may wait, {LARGE_SHARE:g} of
+them from one client, for at most {TURN_LIMIT_S:g} s; further ones get `OVERLOADED`. Groups, which proto3 does not have, are refused.
 
 ## Sizes
 
@@ -104,9 +104,9 @@ that: {MAX_LARGE} large requests may wait, {LARGE_SHARE:g} of them from one clie
 | a request to a router for text only | {limits.TEXT_REQUEST_BYTES >> 20} MiB, or `--max-message-bytes` where that is less |
 | a request to a router with a pipeline that takes media | `--max-message-bytes`, {_default("max_message_bytes") >> 20} MiB by default |
 | a message to a stage | {limits.HOP_ROOM_BYTES >> 20} MiB above `--max-message-bytes`, for the route and what rebuilds a lost stage |
-| fields of a request, known or not, outside of messages that hold nothing which repeats and no bytes | {limits.MAX_FIELDS:,} |
+| fields of a request, known or not, except in messages whose type has no repeated field and no bytes | {limits.MAX_FIELDS:,} |
 | characters of all messages of a request | {limits.MAX_TEXT_CHARACTERS:,} |
-| the same, at a model | it may take less: the default Thinker 65,536, by the 8,192 tokens of its context |
+| the same, at a model | a model may take less: the default Thinker 65,536, because its context has 8,192 tokens |
 | calls at once at a router, of any kind | {limits.MAX_CALLS:,}; gRPC answers one more with RESOURCE_EXHAUSTED and without details |
 | of these, all but health checks | {MAX_OPEN:,}, {CALLS_SHARE:g} of them from one client; one more is `OVERLOADED` |
 | health checks, and as many watches over the health | {MAX_HEALTH:,}, {CALLS_SHARE:g} of them from one client |
@@ -114,51 +114,52 @@ that: {MAX_LARGE} large requests may wait, {LARGE_SHARE:g} of them from one clie
 | chunks that a client of Converse may be ahead of the first stage, all ports of a turn together | {WINDOW}, but 2 for each port at least |
 | what a router keeps of streamed media for a replay | {REPLAY_BYTES >> 20} MiB of a turn, {ALL_REPLAY_BYTES >> 20} MiB in all |
 
-Media that are streamed count towards no request; how much of them a model takes is its own limit ([media.md](media.md)).
-A request above its size is refused by gRPC with RESOURCE_EXHAUSTED, without details, before any code of omnistage sees it.
+Streamed media count towards no request; each model has its own limit for them ([media.md](media.md)). gRPC refuses a
+request above its size with RESOURCE_EXHAUSTED, without details, before any code of omnistage sees it.
 
 ## Connections
 
-Of each server, a router or a stage, before anybody has asked it anything.
+These limits hold for each server, a router or a stage, before any call has come.
 
 | what | most |
 |---|---|
-| connections at once | {MAX_CONNECTIONS:,}, or half of what it may have of descriptors; one more is closed |
+| connections at once | {MAX_CONNECTIONS:,}, or half of its descriptors; one more is closed |
 | descriptors | what the system allows (the hard limit, which `ulimit -Hn` shows), up to {DESCRIPTORS:,} |
 | time to say that it speaks HTTP/2 | {HANDSHAKE_LIMIT_MS / 1000:g} s; then the connection is closed |
 | time without a call | {IDLE_LIMIT_MS / 1000:g} s; then the connection is closed, and its channel makes a new one with the next call |
-| visitors of a page of metrics at once | {MAX_VISITORS}; one more takes the place of who has been silent for longest |
+| visitors of a page of metrics at once | {MAX_VISITORS}; one more takes the place of the one that has been silent for longest |
 | time in which a visitor of that page says nothing | {SILENCE_S:g} s |
 
-Half of the descriptors is for all else: the log, the metrics, neighbours, files that are put aside, processes that decode. So whoever was
-connected before is served while strangers hold all connections that there may be. How a gateway bounds connections by client:
-[security.md](security.md#what-a-gateway-has-to-bound).
+Half of the descriptors is for everything else: the log, the metrics, neighbours, files that are put aside, processes
+that decode. So a server goes on serving earlier connections while strangers hold all others. How a gateway bounds
+connections by client: [security.md](security.md#what-a-gateway-has-to-bound).
 
 {HTTP}## Places
 
-A router runs as many answers at once as the scarcest stage takes with all of its replicas (`max_sessions` of each), or `--max-sessions`.
-A replica that several pipelines share counts once.
-`router/places.py` says who gets a place:
+A router runs as many answers at once as its scarcest stage takes with all of its replicas (`max_sessions` of each), or
+`--max-sessions`. A replica that several pipelines share counts once. `router/places.py` decides which client gets a
+place:
 
-- Clients are told apart by the metadata key `x-api-key`, else by their host, of IPv6 by the network of 64 bits. The router checks no keys:
-  where strangers reach it, a gateway that does stands before it. All clients behind one gateway that passes no keys on are one client.
-  A key is given by `api_key=`, `as_client(key)` or `--api-key` ([client.md](client.md#who-asks)); it is no login.
+- The metadata key `x-api-key` tells clients apart; without it their host does, or the network of 64 bits for IPv6. The
+  router checks no keys: if strangers can reach it, put a gateway before it that checks them. All clients behind one
+  gateway that passes no keys on are one client. `api_key=`, `as_client(key)` or `--api-key` give a key
+  ([client.md](client.md#who-asks)); it is no login.
 - One client holds at most `--client-share` of the places ({_default("client_share"):g} by default), a second one as much of the rest, and
   so on. A client that holds nothing gets any free place. `Omni` starts its private stack with a share of 1.
-- Where all places are taken, a client that holds less than an equal share waits: {MAX_WAITING_EACH} requests at most, {MAX_WAITING} of
-  all clients together, and {WAIT_S:g} s. A free place goes to the client that holds the fewest, among equals to the one that has waited
-  longest: who holds nothing gets a place at the latest when as many have become free as requests waited before its own. All others are
-  told `OVERLOADED` at once, with a delay.
-- A client that has left its answer unread for {STALLED_S:g} s loses it (`CLIENT_STALLED`) when another one waits; if none does,
-  after `--stall-limit` ({_default("stall_limit"):g} s by default).
+- If all places are taken, a client that holds less than an equal share waits, for at most {WAIT_S:g} s, with at most {MAX_WAITING_EACH}
+  requests, and {MAX_WAITING} of all clients together. A free place goes to the client that holds the fewest, among equals to the
+  one that has waited longest. So a client that holds nothing gets a place, at the latest, when as many places have
+  become free as requests waited before its own. All other requests get `OVERLOADED` at once, with a delay.
+- A client that has left its answer unread for {STALLED_S:g} s loses it (`CLIENT_STALLED`) if another one waits; if none does, it
+  loses it after `--stall-limit` ({_default("stall_limit"):g} s by default).
 
-A request with a `request_id` takes the place of the older call with the same id, where nobody else can have sent that one: by the same
-`x-api-key`; or, without a key, with an id of at least {SECRET_ID_CHARACTERS} characters, which no stranger can guess (the Python client
-sends a random UUID), or over the same connection.
+A request with a `request_id` takes the place of the older call with the same id, if no other client can have sent that
+call: both have the same `x-api-key`; or, without a key, the id has at least {SECRET_ID_CHARACTERS} characters, which no stranger can
+guess (the Python client sends a random UUID), or both came over the same connection.
 
 ## Counts
 
-Elements of a field in all of a request, wherever in it they stand.
+The most elements of a field, counted over one whole request.
 
 | field | most |
 |---|---|
@@ -167,7 +168,7 @@ Elements of a field in all of a request, wherever in it they stand.
 BYTES_HEAD = """
 ## Lengths
 
-Of one field of bytes.
+The most bytes of one field.
 
 | field | most |
 |---|---|
@@ -184,10 +185,11 @@ _SOUND_TIME = f"{_MEDIA.sound_least_s:g} s, and {_MEDIA.sound_mebibyte_s:g} s fo
 MEDIA = f"""
 ## Media
 
-What a Thinker that sees and hears takes of one picture, sound or film (`models/omnistage/models/media/limits.py`), besides what the
-table above lets through. Size, pixels, seconds and frames are looked at in the header before anything is decoded, and again while it is
-decoded, because headers lie. A medium above a limit is `BAD_REQUEST` with the field of its part, what it has and what may be. One that
-cannot be decoded, or whose decoding takes too long, too much memory, or ends its process, is told the same way and costs no other request.
+A Thinker that sees and hears has these limits for one picture, sound or film
+(`models/omnistage/models/media/limits.py`), besides those of the tables above. It checks size, pixels, seconds and
+frames in the header before it decodes anything, and again while it decodes, because headers lie. A medium above a limit
+gets `BAD_REQUEST` with the field of its part, its own value and the limit. So does a medium that cannot be decoded, or
+whose decoding takes too long or too much memory, or ends its process; no other request suffers.
 
 | | picture | sound | film |
 |---|---|---|---|
@@ -198,15 +200,15 @@ cannot be decoded, or whose decoding takes too long, too much memory, or ends it
 | time to decode it, on the clock | {_MEDIA.picture_time_s:g} s | {_MEDIA.sound_time_s:g} s | {_MEDIA.film_time_s:g} s |
 | processor time for that | {_PICTURE_TIME} | {_SOUND_TIME} | |
 
-What comes out of one is at most {_MEDIA.result_bytes >> 20} MiB, and the process that decodes has {_MEDIA.memory_bytes >> 20} MiB of
-address space. The processor time is five times or more what the slowest format took on one core of today, and a busy machine
-takes none of it away. A picture may be at most {MOST_ASPECT} times longer one way than the other. Of a film
-{_FILM.fps:g} frames a second are looked at, {_FILM.max_frames} at most, and no more than a model has tokens for
-([qwen2_5_omni.md](qwen2_5_omni.md)): a longer one is looked at less
-often, not cut. One for which its conversation has no room is refused before it is decoded.
+A decoded medium has at most {_MEDIA.result_bytes >> 20} MiB, and the process that decodes has {_MEDIA.memory_bytes >> 20} MiB of address
+space. The processor time is at least five times as long as the slowest format took on one core of today, and a busy
+machine takes none of it away. One side of a picture may be at most {MOST_ASPECT} times as long as the other. A model sees {_FILM.fps:g}
+frames a second of a film, at most {_FILM.max_frames}, and no more than it has tokens for ([qwen2_5_omni.md](qwen2_5_omni.md)): of a
+longer film it sees fewer frames a second, and the film is not cut. If the conversation has no room for a film, the film
+is refused before it is decoded.
 
-Parts of a picture's file are counted before it is decoded: they are work of which its size tells nothing. The bounds are far above what
-programs write.
+Some parts of a picture's file make work that its size does not show. They are counted before the picture is decoded.
+The bounds are far above the files of programs.
 
 | | at most |
 |---|---|
@@ -219,11 +221,11 @@ programs write.
 | strips or tiles of a TIFF | {hidden_work.TIFF_PIECES:,} |
 | a BMP that is compressed | {hidden_work.BMP_RUN_BYTES >> 20} MiB |
 
-Several processes may decode (`decoders`). All films together leave one of them to pictures and sounds, and the pictures and sounds of a
-client leave one to other clients: one client has `decoders` - 1 of them at most, and `decoders` - 2 for films, but one in any case. So
-nobody waits for the many media of another client; where all processes have one, at most for the first of them that ends. Clients take
-turns. When all wait that may, 256 films and 256 others, the last one of the client with the longest line gives way to a client with a
-shorter one (`OVERLOADED`).
+Several processes may decode (`decoders`). All films together leave one process to pictures and sounds, and the pictures
+and sounds of a client leave one to other clients: one client has at most `decoders` - 1 processes, and `decoders` - 2
+for films, but always one. So no client waits for all the media of another one; if all processes are busy, it waits at
+most for the first that ends. Clients take turns. At most 256 films and 256 other media wait. If one more comes, the
+last medium of the client with the longest line gives way to a client with a shorter line (`OVERLOADED`).
 """
 
 
