@@ -43,7 +43,7 @@ SPEC = DecoderSpec(
 
 
 def worth(item: Item, given: Sequence[float] | None, positions: Sequence[int]) -> int:
-    """What a row adds to the sum."""
+    """The number that a row adds to the sum."""
     vector = 0 if given is None else 1 + 17 * int(given[0]) + 19 * int(given[1])
     return (3 * item[0] + 5 * item[1] + vector + 7 * positions[0] + 11 * positions[1] + 13 * positions[2]) % MODULUS
 

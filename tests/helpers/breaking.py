@@ -30,7 +30,7 @@ PROMPTS = {BREAK: (498,), FAIL: (497,)}
 
 
 class BreakingDecoder(PackedDecoder):
-    """What it raises to break is no error of a step, as an error in the engine itself would be none."""
+    """The error that it raises to break is no error of a step, like an error in the engine itself."""
 
     hangs_at = -1
 

@@ -1,4 +1,4 @@
-"""What a model that can constrain its text is asked to keep to, and what it has to refuse."""
+"""Constraints that a model which can constrain its text must keep to, and constraints that it must refuse."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
 """A device that is not there: tensors that say they are on a GPU, whose numbers this processor computes.
 
-What a device of its own would refuse is refused here too: operations on tensors of both devices, and NumPy. What would be waited for is
-counted: copies to the device that are not left to it, and numbers that are fetched. Which kernel a GPU would take, nobody learns here.
+Operations that a real device would refuse are refused here too: those on tensors of both devices, and NumPy. Operations that would wait for
+a real device are counted: copies to the device that are not left to it, and numbers that are fetched. This device does not show which
+kernel a GPU would take.
 """
 
 from __future__ import annotations

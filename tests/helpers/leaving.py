@@ -30,7 +30,7 @@ class Leaving(grpc.aio.ServerInterceptor):
 
 
 class _Left:
-    """What a server has of the call; all but `write` is gRPC's own."""
+    """The call as the server has it; everything but `write` is gRPC's own."""
 
     def __init__(self, leaving: Leaving, context: Any, writes: int) -> None:
         self._leaving, self._context, self._writes = leaving, context, writes

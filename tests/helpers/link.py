@@ -29,7 +29,7 @@ TIMEOUT_S = 30.0
 
 Context = grpc.aio.ServicerContext[bytes, bytes]
 Behaviour = Callable[[stage_pb2.Open, Context], Awaitable[None]]
-"""What a bare peer does with a Run after it has read Open."""
+"""The behaviour of a bare peer in a Run, after it has read Open."""
 
 
 def opening(kind: str = "talker", credits: int | Mapping[str, int] = PLENTY, **fields: object) -> stage_pb2.Open:
@@ -125,7 +125,7 @@ async def replicas(kind: str, count: int = 2, options: Mapping[str, object] | No
 
 
 class Listener:
-    """What came up a link so far."""
+    """The messages that came up a link so far."""
 
     def __init__(self, link: Link) -> None:
         self._events = link.events()

@@ -1,4 +1,4 @@
-"""What is on this machine beside files: to see that a test left nothing."""
+"""Things on this machine beside files: they show that a test left nothing."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ class Failing:
 
 
 Play = None | int | StageError | Events | Bare | Failing
-"""What to do with one request: answer it whole; send so many events and then nothing more; refuse it; send exactly these events and then
+"""The behaviour for one request: answer it whole; send so many events and then nothing more; refuse it; send exactly these events and then
 nothing more; end it without a word; send these events and end with that error."""
 
 

@@ -1,9 +1,9 @@
-"""A server that is poor: it may have few descriptors, or all that it could do without fails.
+"""A poor server: it may have few descriptors, or everything fails that it can do without.
 
     python -m helpers.poor MODULE DESCRIPTORS ERROR FLAGS...
 
-DESCRIPTORS: as many as it may have; 0: as this process. ERROR: what the work of every thread and task raises that a server can do without,
-once for each, when it begins; empty: none. Each says its name on standard error when it has failed.
+DESCRIPTORS: as many as it may have; 0: as this process. ERROR: the error that the work of every thread and task raises, once for each when
+it begins, if a server can do without that work; empty: none. Each writes its name on standard error when it has failed.
 """
 
 from __future__ import annotations

@@ -19,7 +19,8 @@ MARK = "OMNISTAGE_TEST_MARK"
 
 @dataclass
 class ForkedUsage:
-    """Of processes that another one forks for this one, of which the kernel tells this one nothing. cpu_s: of those that have ended."""
+    """The usage of processes that another process forks for this one; the kernel does not report them to this one. cpu_s: of those that
+    have ended."""
 
     count: int = 0
     cpu_s: float = 0.0

@@ -59,7 +59,7 @@ class House:
         return sum(sequence.request.rows - sequence.computed for sequence in counted)
 
     def check_turns(self, able: list[Sequence], overdue: set[Sequence], admitted: list[Sequence]) -> None:
-        """Who was admitted, of those that could go on when it began; `passed` is counted here by itself."""
+        """Check which of the able sequences were admitted. `passed` is counted here by itself."""
         others = [sequence for sequence in admitted if sequence not in overdue]
         assert not others or overdue.issubset(admitted[: admitted.index(others[0])]), "one that is overdue was passed"
         for sequence in admitted:

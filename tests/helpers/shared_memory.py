@@ -1,4 +1,4 @@
-"""Whose shared memory is whose: other stacks may run on the machine, and theirs comes and goes as it likes."""
+"""The owners of shared memory: other stacks may run on the machine, and their memory comes and goes at any time."""
 
 from __future__ import annotations
 
