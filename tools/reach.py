@@ -26,9 +26,9 @@ SERVERS = ("services/*/omnistage/*/__main__.py", "router/omnistage/router/__main
 GATEWAY = "gateway/omnistage/gateway/__main__.py"
 
 STARTED: Mapping[str, Collection[str]] = {
-    "sdk/omnistage/cli/child.py": (),  # what it is told: stack.py tells it
+    "sdk/omnistage/cli/child.py": (),  # It starts the programs that stack.py names.
     "sdk/omnistage/cli/stack.py": (*SERVERS, GATEWAY),
-    "services/stage/omnistage/stage/server.py": (),  # only the name that it gives itself
+    "services/stage/omnistage/stage/server.py": (),  # It has only the name that it gives itself.
 }
 """Our own code that puts names of programs together at run time, and the files that it then runs, as patterns."""
 

@@ -1,4 +1,4 @@
-"""Scores pictures of the default model: is the background right, and does each shape have the right place, colour, kind and size?
+"""Scores pictures of the default model: the background, and the place, colour, kind and size of each shape.
 
 It looks at pixels alone, of scenes that were never shown in training. Each pixel counts as the colour of the palette that is nearest to it.
 """

@@ -31,7 +31,7 @@ class Constraint(Protocol):
 
     @property
     def vocabulary(self) -> int:
-        """Number of tokens that it knows: those of the decoder."""
+        """Number of tokens that it knows: the size of the decoder's vocabulary."""
 
     def begin(self) -> Walk:
         """A walk that stands after the history of the request."""

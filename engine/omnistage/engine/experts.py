@@ -68,7 +68,7 @@ class Experts:
         own = sizes.of_rank(materials.group)
         self._experts = tuple(gated_product(materials, f"{prefix}.experts.{expert}", sizes.size) for expert in own)
         self._number = torch.full((sizes.experts,), len(own), device=materials.device)
-        """Number of an expert among those of this rank; experts of other ranks all get the number behind the last."""
+        """Number of each expert within this rank; all experts of other ranks get the number behind the last."""
         self._number[list(own)] = torch.arange(len(own), device=materials.device)
         if sizes.shared:
             self._shared = gated_product(materials, f"{prefix}.shared_expert", sizes.shared // ranks)

@@ -69,7 +69,7 @@ def gated_product(materials: Materials, prefix: str, size: int) -> GatedProduct:
 
 
 def feed_forward_with(activation: Activation) -> Callable[[Materials, int], FeedForward]:
-    """Builds fc2(activation(fc1(x))), the feed-forward of Vaswani et al. (2017). activation: 0 of 0."""
+    """Builds fc2(activation(fc1(x))), the feed-forward of Vaswani et al. (2017). activation: maps 0 to 0."""
 
     def build(materials: Materials, layer: int) -> FeedForward:
         hidden, size, group = materials.config.hidden_size, materials.config.ffn_size, materials.group

@@ -50,7 +50,7 @@ def tiles(runs: Sequence[PlannedRun], group: int) -> tuple[torch.Tensor, int]:
 
 def attend(spec: DecoderSpec, queries: torch.Tensor, pages: torch.Tensor, told: torch.Tensor, total: int, result: torch.Tensor) -> None:
     """Fill the rows of some runs. queries, result: [rows, query_heads, head_size], contiguous; pages: of one layer, as in `KVCache.layer`;
-    told, total: of `tiles`, on the device."""
+    told, total: the result of `tiles`, on the device."""
     if not total:
         return
     # Triton launches on the device of the thread, wherever the tensors are.
