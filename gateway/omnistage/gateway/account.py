@@ -1,4 +1,4 @@
-"""What is told of one request when it has ended: one line in the log, and the metrics."""
+"""The record of one request, written when the request has ended: one line in the log, and the metrics."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from omnistage.gateway.metrics import GatewayMetrics
 log = structlog.get_logger(__name__)
 
 ANSWERS = "/v1/"
-"""What is below it has a line; a page and its files have none."""
+"""Requests below this path get a line in the log; the page and its files get none."""
 
 LEFT = 499
-"""The status in the log and in the metrics, where a client left before it got one."""
+"""The status in the log and in the metrics where a client left before it got one."""
 
 MOST_CHARACTERS = 128
-"""Of words of the client in the log."""
+"""The log shows at most so many characters of a client's own words."""
 
 
 class Account:
-    """Of one request. endpoint: the route, without what differs from call to call. client: who asked, as logs have it. client_request_id:
-    the name that the client has for it. at_end: what is given back when it has ended."""
+    """The account of one request. endpoint: the route, without the parts that differ from call to call. client: the client, as logs write
+    it. client_request_id: the client's own name for the request. at_end: called when the request has ended, to give back what it held."""
 
     def __init__(self, method: str, path: str) -> None:
         self.request_id = uuid.uuid4().hex
@@ -50,7 +50,7 @@ class Account:
         self._done: Done | None = None
 
     def saw(self, event: Event) -> None:
-        """An event of the answer, as it comes from the router."""
+        """Note an event of the answer, as it comes from the router."""
         match event:
             case TextDelta():
                 self._ttft_s = self._ttft_s or self._now_s
@@ -69,7 +69,7 @@ class Account:
                 pass
 
     async def followed(self, events: AsyncGenerator[Event, None]) -> AsyncGenerator[Event, None]:
-        """The same events; closing it closes them."""
+        """Yield the same events and note each of them; closing this generator closes `events`."""
         try:
             async for event in events:
                 self.saw(event)
@@ -78,30 +78,30 @@ class Account:
             await events.aclose()
 
     def failed(self, error: ApiError) -> None:
-        """It ends with this."""
+        """Note that the request ends with this error."""
         self.reason = error.reason
         if error.status >= 500:
             self.message = error.message
-        else:  # Its message may quote the request.
+        else:  # The error's message may quote the request.
             self.field = error.param and error.param[:MOST_CHARACTERS]
 
     def left(self) -> None:
-        """Its client has left, or it was cut off."""
+        """Note that the client has left, or that the gateway cut it off."""
         self.reason, self.message = "CANCELLED", None
         self.status = self.status or LEFT
 
     def named(self, name: str) -> None:
-        """As the client calls it."""
+        """Note the client's own name for the request."""
         if name.isascii() and name.isprintable():
             self.client_request_id = name[:MOST_CHARACTERS] or None
 
     def began(self, status: int) -> None:
-        """The first bytes of the answer are on their way."""
+        """Note that the first bytes of the answer are on their way."""
         self.status = status
         self._first_byte_s = self._now_s
 
     def end(self, metrics: GatewayMetrics) -> None:
-        """Tell it. Called once."""
+        """Write the line of the log and the metrics. Called once."""
         for release in self.at_end:
             release()
         total_s = self._now_s

@@ -1,4 +1,4 @@
-"""What this interface tells beside what OpenAI's has, to whoever asks for it: the same shapes at every endpoint."""
+"""Facts that the gateway adds to OpenAI's answers for clients that ask for them, in the same shapes at every endpoint."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ REPORTED = (
 
 
 def sound(chunk: AudioChunk) -> dict[str, Any]:
-    """Of the first sound: how long a player waits after it so that it never runs dry; None: the server does not say."""
+    """How long a player waits after the first sound so that it never runs dry; None: the server does not say."""
     return {"prebuffer_s": chunk.prebuffer_s, "sample_rate_hz": chunk.sample_rate_hz}
 
 
@@ -40,7 +40,7 @@ def account(done: Done) -> dict[str, Any]:
 
 
 def unspoken(usage: Usage) -> dict[str, Any]:
-    """Of a text: how many characters were not spoken, and the first of them."""
+    """How many characters of a text were not spoken, and where the first of them stands."""
     return {"unspoken": usage.unspoken, "unspoken_words": usage.unspoken_words}
 
 

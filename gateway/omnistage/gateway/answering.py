@@ -1,4 +1,4 @@
-"""How an answer goes out: whole, or piece by piece; and how it ends when its client has left."""
+"""How an answer is sent: whole, or piece by piece; and how it ends when its client has left."""
 
 from __future__ import annotations
 
@@ -21,24 +21,24 @@ T = TypeVar("T")
 Pieces = AsyncGenerator[bytes, None]
 
 STREAM_HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
-"""Nobody on the way keeps pieces back."""
+"""No proxy on the way keeps pieces back."""
 
 EVENTS = "text/event-stream"
 
 DONE = b"data: [DONE]\n\n"
 
 LINE_ENDS = str.maketrans({end: f"\\u{ord(end):04x}" for end in "\x85\u2028\u2029"})
-"""Where some clients end a line, though an event does not; JSON may write them otherwise."""
+"""Some clients end a line at these characters, though an event does not; JSON may escape them."""
 
 
 def as_event(data: Mapping[str, Any], name: str = "") -> bytes:
-    """One server-sent event. name: of its kind, where the interface has one."""
+    """One server-sent event. name: the kind of the event, where the interface has kinds."""
     line = json.dumps(data, ensure_ascii=False, separators=(",", ":")).translate(LINE_ENDS).encode()
     return (b"event: " + name.encode() + b"\n" if name else b"") + b"data: " + line + b"\n\n"
 
 
 async def unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T:
-    """What `work` returns. When the client leaves it is cancelled, and ClientDisconnect raised."""
+    """Return the result of `work`. If the client leaves, cancel `work` and raise ClientDisconnect."""
     working, leaving = asyncio.ensure_future(work), asyncio.create_task(_left(request.receive))
     try:
         await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
@@ -50,7 +50,7 @@ async def unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T:
 
 
 async def begun(pieces: Pieces) -> Pieces:
-    """The same pieces, when the first one is there: what is refused before it, is an error and no stream."""
+    """Return the same pieces once the first one is there: a refusal before it becomes an error and not a stream."""
     try:
         first = await anext(pieces)
     except StopAsyncIteration:
@@ -72,19 +72,19 @@ async def _from(first: bytes, pieces: Pieces) -> Pieces:
 
 
 def as_error(failure: ApiError) -> bytes:
-    """The server-sent event of one."""
+    """The server-sent event that carries an error."""
     return as_event(failure.body)
 
 
 Telling = Callable[[ApiError], bytes]
-"""How a stream says with its last piece what went wrong."""
+"""Make the last piece of a stream, which says what went wrong."""
 
 
 async def streamed(
     request: Request, pieces: Pieces, fields: Mapping[str, str], *, media_type: str = EVENTS, telling: Telling | None = as_error
 ) -> Response:
-    """Pieces as they come. What goes wrong before the first one is raised, and gets a status of its own; after it the last piece tells it.
-    fields: as of `of_omni`. telling: None: the form of the answer has no words for it, and it is broken off."""
+    """Send pieces as they come. An error before the first piece is raised and gets a status of its own; the last piece carries a later one.
+    fields: as in `of_omni`. telling: None: the form of the answer cannot carry an error, so the connection is broken off."""
     account: Account = request.state.account
     with in_words_of(fields):
         first = await unless_gone(request, begun(pieces))
@@ -106,12 +106,12 @@ async def _with_errors(pieces: Pieces, account: Account, fields: Mapping[str, st
 
 
 class BrokenOff(Exception):
-    """An answer failed when a part of it had gone out, and its form has no words for that: its connection is broken off."""
+    """An answer failed after a part of it had been sent, and its form cannot carry an error: the connection is broken off."""
 
 
 class Streamed(Response):
-    """Pieces as they come. When the client leaves, or the pieces fail, they are closed; what fails breaks the connection off, so that
-    nobody takes what came for the whole."""
+    """Sends pieces as they come. When the client leaves, or the pieces fail, they are closed; a failure breaks the connection off, so that
+    no client takes the part that came for the whole."""
 
     def __init__(self, pieces: Pieces, media_type: str) -> None:
         self.pieces = pieces

@@ -24,11 +24,11 @@ LATER = {
     "/v1/audio/translations": "translation",
     "/v1/realtime": "realtime",
 }
-"""What OpenAI has and this does not have yet."""
+"""Endpoints of OpenAI that the gateway does not have yet."""
 
 
 def new_app(door: Door) -> ASGIApp:
-    """All of it."""
+    """The whole app."""
     summary = "Omni-modality models behind OpenAI's interface."
     app = FastAPI(title="omnistage", version=__version__, summary=summary, docs_url=None, redoc_url=None, redirect_slashes=False)
     for endpoints in (chat, responses, speech, drawn_sound, pictures, films, listing, state, page):
@@ -55,14 +55,14 @@ async def _failed(request: Request, error: Exception) -> Response:
 
 
 async def _broken(request: Request, error: Exception) -> Response:
-    """What is raised again, for the guard."""
-    if isinstance(error, ClientDisconnect | BrokenOff):  # Nobody reads this any more.
+    """Answer an error that nobody foresaw. Starlette raises the error again, for the guard."""
+    if isinstance(error, ClientDisconnect | BrokenOff):  # The client has left or is cut off: nobody reads an answer.
         return Response(status_code=499)
     return _answered(request, BUG)
 
 
 async def _refused(request: Request, error: Exception) -> Response:
-    """What FastAPI itself refuses."""
+    """Answer requests that FastAPI itself refuses."""
     assert isinstance(error, HTTPException)
     path = request.scope["path"]
     later = next((name for prefix, name in LATER.items() if path == prefix or path.startswith(f"{prefix}/")), None)

@@ -1,4 +1,4 @@
-"""What the bodies of requests have in common."""
+"""The fields and checks that all bodies of requests share."""
 
 from __future__ import annotations
 
@@ -13,32 +13,32 @@ from omnistage.gateway.failure import invalid, unsupported
 MAX_MESSAGES = 1024
 
 MAX_KEYS = 128
-"""Of an object that has fields."""
+"""Most keys of an object that has fields."""
 
 MOST_SEED = (1 << 64) - 1
 
 LEAST_TOP_P = 1e-6
-"""For OpenAI's 0: the likeliest token alone."""
+"""Stands for OpenAI's 0: the likeliest token alone."""
 
 
 def few(given: object, most: int) -> object:
-    """The same. Refuses an object of more keys, before anybody looks at them."""
+    """Return `given`. Refuses an object with more keys than `most`, before anything looks at them."""
     if isinstance(given, dict) and len(given) > most:
         raise PydanticCustomError("too_many_keys", "Object should have at most {most} keys", {"most": most})
     return given
 
 
 class Body(BaseModel):
-    """What a client sends. What it does not know, is refused, as OpenAI does."""
+    """The body of a request. An unknown field is refused, as OpenAI does."""
 
     model_config = ConfigDict(extra="forbid", strict=False)
     _media: ClassVar[tuple[str, ...]] = ()
-    """Fields that may be longer than texts are."""
+    """Fields that may be longer than texts may be."""
 
     @model_validator(mode="before")
     @classmethod
     def _bounded(cls, given: object) -> object:
-        """Before anybody goes through all of it: each key that is unknown would be an error of its own, which takes a KiB and more."""
+        """Count the keys before they are validated: each unknown key would be an error of its own, which takes more than a KiB."""
         for name, value in given.items() if isinstance(given, dict) else ():
             if name not in cls._media and isinstance(value, str) and len(value) > MAX_TEXT_CHARACTERS:
                 raise invalid(name, f"has {len(value)} characters of text; at most {MAX_TEXT_CHARACTERS} are allowed")
@@ -46,28 +46,28 @@ class Body(BaseModel):
 
 
 class StrictBody(Body):
-    """The same, of JSON alone: a number is no text, and a text no number."""
+    """A body of JSON alone: a number is no text, and a text no number."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
 
 def seed_of(given: int) -> int:
-    """One that a pipeline takes: those below zero are the others, counted from the end."""
+    """A seed that a pipeline takes: seeds below zero count back from the largest one."""
     return given & MOST_SEED
 
 
 def top_p_of(given: float | None) -> float | None:
-    """One that a pipeline takes."""
+    """A top_p that a pipeline takes."""
     return None if given is None else max(given, LEAST_TOP_P)
 
 
 def _named(given: object) -> object:
-    """A voice by its id is a voice by its name."""
+    """Take a voice's id for its name."""
     return given["id"] if isinstance(given, dict) and set(given) == {"id"} else given
 
 
 def _not_called(given: object) -> object:
-    """Where there are no tools, to choose none of them, or as the model likes, is what happens anyhow."""
+    """Take "none" and "auto" where there are no tools: neither changes the answer."""
     return None if given in ("none", "auto") else given
 
 
@@ -79,7 +79,7 @@ ToolChoice = Annotated[Refused, BeforeValidator(_not_called)]
 
 
 def refuse(asked: Body, *names: str) -> None:
-    """Raises ApiError for a field that would change the answer, and has something in it."""
+    """Raises ApiError if one of these fields has a value: each would change the answer."""
     for name in names:
         if getattr(asked, name) not in (None, [], {}, False):
             raise unsupported(name, "nothing here does that yet; leave it out")

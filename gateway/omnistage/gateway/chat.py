@@ -53,7 +53,7 @@ def routes(door: Door) -> APIRouter:
 
 
 async def _asked(door: Door, visitor: Visitor, asked: ChatRequest, pipeline: str, transcripts: Transcripts) -> list[Events]:
-    """The answers, none of which has begun."""
+    """The answers to a request; none of them has begun."""
     fetch = door.fetcher.of(visitor.account)
     turns = await turns_of(asked.messages, lambda name: transcripts.get(visitor.who, name), fetch)
     voice = await door.offer.voice(asked.audio.voice if asked.audio else None)
@@ -65,7 +65,7 @@ async def _asked(door: Door, visitor: Visitor, asked: ChatRequest, pipeline: str
 
 
 def _frame(visitor: Visitor, asked: ChatRequest, pipeline: str) -> dict[str, Any]:
-    """What all chunks of an answer have."""
+    """The fields that all chunks of an answer share."""
     name = f"chatcmpl-{visitor.account.request_id}"
     return {"id": name, "created": int(time.time()), "model": asked.model, "system_fingerprint": f"{pipeline}-{__version__}"}
 
@@ -73,7 +73,7 @@ def _frame(visitor: Visitor, asked: ChatRequest, pipeline: str) -> dict[str, Any
 async def _completion(
     answers: list[Events], asked: ChatRequest, frame: dict[str, Any], visitor: Visitor, transcripts: Transcripts
 ) -> dict[str, Any]:
-    """All of it, as one object."""
+    """The whole completion, as one object."""
     encoders = [new_encoder(asked.sound_format, RATE_HZ, "audio.format") for _ in answers if asked.is_spoken]
     deltas: list[list[TextDelta]] = [[] for _ in answers]
     done = await whole([_noted(events, noted) for events, noted in zip(answers, deltas, strict=True)])
@@ -96,7 +96,7 @@ async def _completion(
 
 
 async def _noted(events: Events, noted: list[TextDelta]) -> AsyncGenerator[Event, None]:
-    """The same events; those of text are noted down."""
+    """Yield the same events, and note down those of text."""
     try:
         async for event in events:
             if isinstance(event, TextDelta):
@@ -107,5 +107,5 @@ async def _noted(events: Events, noted: list[TextDelta]) -> AsyncGenerator[Event
 
 
 def _sound(answer: Answer, encoder: Encoder) -> str:
-    """Of a whole answer: a file in base64. It may take a while."""
+    """The sound of a whole answer: a file in base64. Encoding it may take a while."""
     return base64.b64encode(encoder.whole(answer.audio.samples if answer.audio else np.empty(0, np.float32))).decode()

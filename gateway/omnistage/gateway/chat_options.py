@@ -1,4 +1,4 @@
-"""From a request of chat to options of the client library, and back: by which names the client knows them."""
+"""Options of the client library from a request of chat, and the names of a request's fields from those of the library."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SAME = (
     *("temperature", "presence_penalty", "frequency_penalty", "stop", "top_k", "min_p", "repetition_penalty", "min_tokens"),
     *("ignore_eos", "regex", "choice", "speed", "profile", "conversation_id", "background"),
 )
-"""Options that are called so here too."""
+"""Options whose field has the same name."""
 
 OTHERWISE = {
     "outputs": "modalities",
@@ -22,11 +22,11 @@ OTHERWISE = {
     "json_schema": "response_format",
     "sample_rate_hz": "audio.format",
 }
-"""Options that have another name here."""
+"""Options whose field has another name."""
 
 
 def options_of(asked: ChatRequest, pipeline: str, voice: str | None, number: int) -> dict[str, Any]:
-    """Of the answer of this number. Raises ApiError."""
+    """Options of the answer with this number. Raises ApiError."""
     options: dict[str, Any] = {name: getattr(asked, name) for name in SAME}
     options |= {
         "pipeline": pipeline,
@@ -47,7 +47,7 @@ FIELDS = fields_of("messages", OTHERWISE)
 
 
 def names_of(asked: ChatRequest) -> Mapping[str, str]:
-    """By a field as the client library and the stages call it, the one of this interface."""
+    """The request's name of a field, by the name that the client library and the stages use."""
     most = "max_tokens" if asked.max_completion_tokens is None else "max_completion_tokens"
     kept_to = next((name for name in ("regex", "choice") if getattr(asked, name) is not None), "response_format")
     return {**FIELDS, "max_tokens": most, "thinker.max_tokens": most, "thinker.constraint": kept_to}

@@ -12,11 +12,11 @@ from omnistage.gateway.failure import invalid
 MAX_CHOICES = 8
 MAX_STOPS = 16
 MAX_TEXTS = 1024
-"""To choose one of."""
+"""Most texts that an answer can be chosen from."""
 
 
 def _listed(given: object) -> object:
-    """One is a list of one."""
+    """Make a list of a single text."""
     return [given] if isinstance(given, str) else given
 
 
@@ -50,7 +50,7 @@ class ResponseFormat(StrictBody):
 
     @property
     def kept_to(self) -> dict[str, Any] | None:
-        """The schema that the text keeps to; None: it is any text. Raises ApiError."""
+        """The schema that the text keeps to; None: any text is allowed. Raises ApiError."""
         if self.type == "json_schema" and self.json_schema is None:
             raise invalid("response_format.json_schema", "is missing")
         if self.type == "text":
@@ -78,7 +78,7 @@ class ChatRequest(StrictBody):
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
 
-    # Ours: docs/client.md tells what they do.
+    # Our own options; docs/client.md explains them.
     top_k: int | None = None
     min_p: float | None = None
     repetition_penalty: float | None = None
@@ -114,7 +114,7 @@ class ChatRequest(StrictBody):
     function_call: ToolChoice = None
 
     def check(self) -> None:
-        """Raises ApiError for what cannot be done."""
+        """Raises ApiError if the gateway cannot do what is asked."""
         refuse(
             *(self, "tools", "functions", "tool_choice", "function_call"),
             *("logit_bias", "moderation", "prediction", "web_search_options"),
@@ -128,7 +128,7 @@ class ChatRequest(StrictBody):
 
     @property
     def sound_format(self) -> str:
-        """Who reads a stream piece by piece takes raw samples, unless he says otherwise."""
+        """The format of the sound. A stream of pieces defaults to raw samples."""
         return (self.audio and self.audio.format) or ("pcm16" if self.stream else "wav")
 
     @property
@@ -136,5 +136,5 @@ class ChatRequest(StrictBody):
         return self.max_completion_tokens or self.max_tokens
 
     def seed_of(self, number: int) -> int | None:
-        """Of the answer of this number: they count on."""
+        """The seed of the answer with this number: seeds count on from answer to answer."""
         return None if self.seed is None else seed_of(self.seed + number)

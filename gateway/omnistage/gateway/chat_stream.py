@@ -18,10 +18,10 @@ from omnistage.gateway.sound import RATE_HZ, new_encoder
 from omnistage.gateway.usage import chat_usage
 
 Keep = Callable[[str, str], int]
-"""Keep what a sound said under a name; until when, as Unix time."""
+"""Keeps the text of a sound under a name; returns until when, as Unix time."""
 
 FINISHED = {"length": "length"}
-"""Why an answer ended, as OpenAI calls it; everything else is "stop"."""
+"""OpenAI's names of the reasons that end an answer; every other reason is "stop"."""
 
 
 class ChatStream:
@@ -34,7 +34,7 @@ class ChatStream:
         self._choices = [_Choice(asked, keep) for _ in range(asked.n or 1)]
 
     async def pieces(self, events: Numbered) -> Pieces:
-        """Server-sent events, to the last one. events: of all answers, each with its number."""
+        """Yield server-sent events, to the last one. events: those of all answers, each with the number of its answer."""
         done: dict[int, Done] = {}
         async with aclosing(events):
             async for number, event in events:
@@ -83,14 +83,14 @@ class _Choice:
         self._keep = keep
         self._name = new_name("audio_")
         self._said: list[str] = []
-        # What cannot be made here is refused before anything is asked.
+        # A format that cannot be made here is refused before the router is asked.
         self._encoder = new_encoder(asked.sound_format, RATE_HZ, "audio.format") if asked.is_spoken else None
         self._has_begun = False
         self.is_heard = False
-        """Whether some of its sound has come."""
+        """Whether some of the sound has come."""
 
     def first(self) -> dict[str, Any]:
-        """What only its first chunk has."""
+        """Fields that only the first chunk has."""
         if self._has_begun:
             return {}
         self._has_begun = True
@@ -104,14 +104,14 @@ class _Choice:
         return {**first, "audio": {**first.get("audio", {}), "transcript": event.text}}
 
     async def sound(self, event: AudioChunk) -> dict[str, Any]:
-        """Empty where the encoder keeps all of it for the next piece."""
+        """The fields of a piece of sound; empty while the encoder keeps all of it for the next piece."""
         assert self._encoder is not None, "sound came that nobody asked for"
         self.is_heard = True
         data = await self._encoder.grown(event.samples)
         return self._data(data) if data else {}
 
     async def end(self) -> list[dict[str, Any]]:
-        """What is left of its sound, and for how long its id stands for what it said."""
+        """The last chunks: the rest of the sound, and until when its id stands for its text."""
         if self._encoder is None:
             return []
         rest = await self._encoder.finished()

@@ -13,11 +13,11 @@ Events = AsyncGenerator[Event, None]
 Numbered = AsyncGenerator[tuple[int, Event], None]
 
 MOST_WAITING = 16
-"""Events that wait until the client has taken those before them; then the answers wait."""
+"""Most events that wait for the client; at so many the answers wait."""
 
 
 async def whole(answers: Sequence[Events]) -> list[Answer]:
-    """All of them, in order. If one fails all end."""
+    """All answers, in order. If one fails, all end."""
     tasks = [asyncio.create_task(_whole(events)) for events in answers]
     try:
         return await asyncio.gather(*tasks)
@@ -26,7 +26,8 @@ async def whole(answers: Sequence[Events]) -> list[Answer]:
 
 
 async def merged(answers: Sequence[Events]) -> Numbered:
-    """Their events as they come, each with the number of its answer. If one fails all end, and it is raised."""
+    """Yield events of all answers as they come, each with the number of its answer. If one answer fails, all end, and its error is
+    raised."""
     if len(answers) == 1:
         async with aclosing(answers[0]) as events:
             async for event in events:
@@ -54,12 +55,12 @@ async def _whole(events: Events) -> Answer:
 
 
 async def _feed(number: int, events: Events, queue: asyncio.Queue[tuple[int, Event | Exception | None]]) -> None:
-    """Events, and behind them None, or why there are no more."""
+    """Queue all events, and then None, or the error that ended them."""
     try:
         async with aclosing(events):
             async for event in events:
                 await queue.put((number, event))
-    except Exception as error:  # Raised again, by whoever reads the queue.
+    except Exception as error:  # The reader of the queue raises the error again.
         await queue.put((number, error))
     else:
         await queue.put((number, None))

@@ -1,4 +1,4 @@
-"""GET /openapi.json: what the endpoints take and give, errors and streams too."""
+"""GET /openapi.json: all that the endpoints take and give, errors and streams too."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ ALSO: Mapping[str, tuple[str, ...]] = {
     "/v1/images/generations": (EVENTS,),
     "/v1/images/edits": (EVENTS,),
 }
-"""What an answer may be beside JSON, by the path of its endpoint."""
+"""Media types that an answer may have beside JSON, by the path of its endpoint."""
 
 EXAMPLES: Mapping[str, Mapping[str, Any]] = {
     "/v1/chat/completions": {"model": "smol", "messages": [{"role": "user", "content": "What is a kite?"}], "max_completion_tokens": 48},
@@ -74,7 +74,7 @@ EXAMPLES: Mapping[str, Mapping[str, Any]] = {
 
 
 def document(app: FastAPI) -> None:
-    """Have the app tell this as its document."""
+    """Have the app serve this document."""
     plain = app.openapi
 
     def completed() -> dict[str, Any]:

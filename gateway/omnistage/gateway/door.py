@@ -1,4 +1,4 @@
-"""What all endpoints have in common: the client of the router, what it offers, who asks, and what is counted."""
+"""The objects that all endpoints share: the client of the router, the pipelines on offer, the visitors, and the metrics."""
 
 from __future__ import annotations
 
@@ -28,12 +28,13 @@ from omnistage.gateway.settings import GatewaySettings
 log = structlog.get_logger(__name__)
 
 KEY_HEADERS = ("x-api-key", "api-key")
-"""Beside `Authorization: Bearer KEY`, which OpenAI's clients send."""
+"""Headers of a key beside `Authorization: Bearer KEY`, which OpenAI's clients send."""
 
 
 @dataclass(frozen=True, slots=True)
 class Visitor:
-    """Who asks. omni: asks the router in his name. account: of this request. who: his name among others, for what is kept for him."""
+    """The sender of a request. omni: asks the router in the sender's name. account: the account of the request. who: the sender's name,
+    under which things are kept for the sender."""
 
     omni: AsyncOmni
     account: Account
@@ -41,11 +42,11 @@ class Visitor:
 
 
 class Door:
-    """Made on the event loop that serves."""
+    """Shared by all endpoints. Made on the event loop that serves."""
 
     def __init__(self, settings: GatewaySettings, metrics: GatewayMetrics) -> None:
         self.settings, self.metrics = settings, metrics
-        # Who asks over HTTP asks again himself, as OpenAI's clients do; nobody waits here for a pipeline that starts.
+        # A client over HTTP retries by itself, as OpenAI's clients do; no request waits here for a pipeline that starts.
         connection = Connection(Found(settings.router, is_named=True), start_patience_s=0.0, warn=_warn)
         self.omni = AsyncOmni.over(connection, None, max_retries=0)
         self.offer = Offer(self.omni, settings.model_names, settings.voice_names)
@@ -57,7 +58,7 @@ class Door:
         self.jobs = Jobs(self.omni, settings, metrics)
 
     async def open(self) -> None:
-        """Before anybody is let in. Raises StartError."""
+        """Start, before any request is let in. Raises StartError."""
         await self.jobs.open()
 
     async def close(self) -> None:
@@ -65,7 +66,7 @@ class Door:
         await self.omni.close()
 
     def visitor(self, headers: Headers, account: Account) -> Visitor:
-        """Who sent a request: by his key, else by his address, which the account has. Raises ApiError 401 for what is no key."""
+        """The sender of a request: known by a key, otherwise by the address in the account. Raises ApiError 401 if the key is none."""
         key = _key(headers)
         # The address is hashed with a secret, so no key that a stranger sends can equal it.
         name = key or self._hashed(network(account.client))
@@ -78,17 +79,17 @@ class Door:
             raise ApiError(401, f"the API key {told}", code="invalid_api_key") from None
 
     def _hashed(self, name: str) -> str:
-        """The same in all processes that have one folder of films, so that whoever asked for one is known there again."""
+        """The hash of a name. All processes that share a folder of films make the same one, so each knows who asked for a film."""
         return hmac.new(self.jobs.kept.secret, name.encode(), hashlib.sha256).hexdigest()
 
     def enter(self) -> None:
-        """A request begins."""
+        """Count a request that begins."""
         self.running += 1
         self._idle.clear()
         self.metrics.inflight.set(self.running)
 
     def leave(self) -> None:
-        """It has ended."""
+        """Count a request that has ended."""
         self.running -= 1
         self.metrics.inflight.set(self.running)
         if not self.running:
@@ -99,19 +100,19 @@ class Door:
         await self._idle.wait()
 
     def options(self, visitor: Visitor, **given: Any) -> dict[str, Any]:
-        """Options of a call: what was given, its name, and the time that an answer may take."""
+        """Options of a call: those given, the request's name, and the time that the answer may take."""
         said = {name: value for name, value in given.items() if value is not None}
         return {"request_id": visitor.account.request_id, "timeout_s": self.settings.session_limit, **said}
 
 
 def visitor_of(request: Request) -> Visitor:
-    """Who sent it, as the guard has found."""
+    """The sender of a request, whom the guard has found."""
     visitor: Visitor = request.state.visitor
     return visitor
 
 
 def host_of(client: tuple[str, int] | None) -> str:
-    """Of the other end of a connection."""
+    """The host at the other end of a connection."""
     return client[0] if client else "local"
 
 
@@ -123,12 +124,12 @@ def _key(headers: Headers) -> str | None:
 
 
 def key_name(key: str) -> str:
-    """As the router's log names it."""
+    """A key's name in the router's log."""
     return f"key:{hashlib.sha256(key.encode()).hexdigest()[:16]}"
 
 
 def network(host: str) -> str:
-    """Whose addresses count as one: a host, of IPv6 its network of 64 bits."""
+    """The network whose addresses count as one client: an IPv4 host alone, or the /64 network of an IPv6 host."""
     try:
         address = ipaddress.ip_address(host.partition("%")[0])
     except ValueError:

@@ -1,4 +1,4 @@
-"""POST /v1/audio/generate: sound of what a prompt describes, streamed while it is decoded."""
+"""POST /v1/audio/generate: sound that a prompt describes, streamed while it is decoded."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ MOST_SECONDS = 3600
 FORMAT = "response_format"
 
 FIELDS = fields_of("prompt", {})
-"""By a field as the client library and the stages call it, the field of this interface."""
+"""The field of this interface, by the name that the client library and the stages use."""
 
 
 class SoundRequest(Body):
@@ -48,7 +48,7 @@ def routes(door: Door) -> APIRouter:
 
     @router.post("/generate", response_class=Response)
     async def generate(request: Request, asked: SoundRequest) -> Response:
-        """Make sound of a description: one file while it is made, or server-sent events with its pieces."""
+        """Make the sound that a description asks for: one file while it is made, or server-sent events with its pieces."""
         visitor = visitor_of(request)
         check_format(asked.response_format, 0, FORMAT)
         options = door.options(
@@ -74,7 +74,7 @@ def routes(door: Door) -> APIRouter:
 
 
 async def _events(events: AsyncGenerator[Event, None], form: str) -> Pieces:
-    """The same, each piece in an event, how far it is, and what it cost."""
+    """Yield an event for each piece of sound, with its progress, and at the end the usage."""
     async with aclosing(encoded(events, form, FORMAT)) as made:
         async for piece in made:
             match piece:

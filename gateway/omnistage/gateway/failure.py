@@ -1,4 +1,4 @@
-"""What went wrong, in OpenAI's form: {"error": {"message", "type", "param", "code"}}, and beside these our reason and hint."""
+"""Errors in OpenAI's form: {"error": {"message", "type", "param", "code"}}, and beside these our reason and hint."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ from omnistage.host.faults import fault_found
 INVALID, SERVER = "invalid_request_error", "server_error"
 
 RETRY_AFTER_S = 1.0
-"""Where nobody said when to ask again."""
+"""The pause before a retry where the error gives none."""
 
 MOST_CHARACTERS = 2048
-"""Of a message."""
+"""Most characters of a message."""
 
 REASONS = {400: "BAD_REQUEST", 413: "BAD_REQUEST", 431: "BAD_REQUEST", 500: "INTERNAL"}
-"""By a status, the reason where none is given; of other statuses it is the code."""
+"""The reason of an error that has none, by its status; for other statuses the reason is the code."""
 
 LIST = "GET /v1/models lists what there is."
 
@@ -57,15 +57,15 @@ HINTS: Mapping[type[OmniError], str] = {
     StalledError: "Read the answer as it comes.",
     ProtocolError: "Ask again. Router and gateway may be of different versions.",
 }
-"""For who asks over HTTP, in place of what the client library says to a program or to whoever runs the stack."""
+"""Hints for clients over HTTP. They replace those that the client library gives to a program or to whoever runs the stack."""
 
 
 class ApiError(Exception):
     """An answer that is an error.
 
-    status: of HTTP. message: what is wrong, for people. param: the field that is wrong, as the client wrote it; None: no single one. code:
-    what programs look for. reason: a name of `omnistage.v1.ErrorReason`, or the code where the gateway alone refuses; by the status if none
-    is given. hint: what to do. retry_after_s: when to ask again.
+    status: the HTTP status. message: what is wrong, for people. param: the field that is wrong, as the client wrote it; None: no single
+    field. code: the word that programs look for. reason: a name of `omnistage.v1.ErrorReason`, or the code where the gateway alone refuses;
+    taken from the status if none is given. hint: what to do. retry_after_s: when to ask again.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class ApiError(Exception):
         headers: Mapping[str, str] | None = None,
     ) -> None:
         super().__init__(message)
-        # Both may quote the request, in which half of a pair may stand, which JSON can say and UTF-8 cannot.
+        # The message and the hint may quote the request, which may hold half of a surrogate pair: JSON allows that and UTF-8 does not.
         self.message = _quoted(message)
         self.param = param and _quoted(param)
         self.status, self.code = status, code
@@ -93,7 +93,7 @@ class ApiError(Exception):
 
     @property
     def body(self) -> dict[str, Any]:
-        """The JSON that says it."""
+        """The error as JSON."""
         kind = SERVER if self.status >= 500 else INVALID
         return {
             "error": {
@@ -112,22 +112,22 @@ class ApiError(Exception):
 
 
 def invalid(param: str, what: str, hint: str = "") -> ApiError:
-    """A field whose value cannot be."""
+    """The error for a field with an impossible value."""
     return ApiError(400, f"{param}: {what}", param=param, code="invalid_value", hint=hint)
 
 
 def unsupported(param: str, why: str) -> ApiError:
-    """What OpenAI's interface has, and this one does not."""
+    """The error for a field that OpenAI's interface has and this one does not."""
     return ApiError(400, f"{param}: {why}", param=param, code="unsupported_parameter")
 
 
 def unrecognized(param: str) -> ApiError:
-    """A field that nobody knows, in OpenAI's words."""
+    """The error for an unknown field, in OpenAI's words."""
     return ApiError(400, f"Unrecognized request argument supplied: {param}", param=param, code="unknown_parameter")
 
 
 def of_omni(error: OmniError, fields: Mapping[str, str] | None = None) -> ApiError:
-    """An error of the client library. fields: by a field as the library calls it, what the caller knows it by."""
+    """The error that stands for one of the client library. fields: the caller's name of each field, by the library's name."""
     message = error.message or str(error)
     words = wording(fields or {})
     told: dict[str, Any] = {"reason": error.reason, "hint": _hint(error, words)}
@@ -145,7 +145,7 @@ def of_omni(error: OmniError, fields: Mapping[str, str] | None = None) -> ApiErr
     if isinstance(error, RequestError):
         return ApiError(400, message, code=_code(error), **told)
     if isinstance(error, DeadlineError):
-        # Asked again it would take as long: OpenAI's clients are told not to.
+        # A retry would take as long, so OpenAI's clients are told not to retry.
         told["reason"], again = "DEADLINE", {"X-Should-Retry": "false"}
         return ApiError(503, message, code="deadline", retry_after_s=RETRY_AFTER_S, headers=again, **told)
     if isinstance(error, UnavailableError):
@@ -157,18 +157,18 @@ def of_omni(error: OmniError, fields: Mapping[str, str] | None = None) -> ApiErr
 
 
 def wording(fields: Mapping[str, str]) -> Wording:
-    """How things are said over HTTP. fields: as of `of_omni`."""
+    """How errors are worded over HTTP. fields: as in `of_omni`."""
     return Wording({"pipelines": "GET /v1/models", **fields}, lambda name, value: f'"{name}": "{value}"')
 
 
 def _hint(error: OmniError, words: Wording) -> str:
-    """What to do."""
+    """The hint: what the client can do."""
     return words.hint(next((HINTS[kind] for kind in type(error).__mro__ if kind in HINTS), error.advice))
 
 
 @contextmanager
 def in_words_of(fields: Mapping[str, str]) -> Iterator[None]:
-    """Errors of the client library become those of this interface. fields: as of `of_omni`."""
+    """Turn errors of the client library into errors of this interface. fields: as in `of_omni`."""
     try:
         yield
     except OmniError as error:
@@ -184,7 +184,7 @@ def _code(error: OmniError) -> str:
 
 
 def of_validation(error: RequestValidationError) -> ApiError:
-    """A body that is not of the form that is asked for: its first fault."""
+    """The error for a body of the wrong form: its first fault."""
     first = error.errors()[0]
     where = first["loc"][1:] if first["loc"] and first["loc"][0] in ("body", "query", "path", "header") else first["loc"]
     param = path_of(where)
@@ -198,7 +198,7 @@ def of_validation(error: RequestValidationError) -> ApiError:
 
 
 def path_of(where: Sequence[object]) -> str:
-    """messages[0].content, of ("messages", 0, "content")."""
+    """The path of a field: messages[0].content for ("messages", 0, "content")."""
     path = ""
     for part in where:
         path += f"[{part}]" if isinstance(part, int) else f".{part}" if path else str(part)

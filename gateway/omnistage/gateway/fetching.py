@@ -1,5 +1,5 @@
-"""Media that a request names by a URL of the web: by https, from hosts that whoever runs the gateway has named, and never from inside his
-network, unless he named the very address."""
+"""Fetches the media that a request names by URL: by https, only from hosts that the gateway's settings name, and never from inside the
+gateway's own network unless they name the very address."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from omnistage.gateway.failure import ApiError
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 Fetch = Callable[[str, str], Awaitable[bytes]]
-"""What lies at a URL, which stands in this field. Raises ApiError."""
+"""Fetches the bytes at a URL, which stands in this field. Raises ApiError."""
 
 LIMIT_S = 10.0
-"""For all media of one request, from the first on."""
+"""The time for all media of one request, from the first on."""
 
 REQUESTS = 4
-"""As many of the largest requests may hold what they fetched, until they are answered."""
+"""So many of the largest requests may hold fetched media at once, until they are answered."""
 
 MOST_REDIRECTS = 3
 HTTPS_PORT = 443
 
 
 class Fetcher:
-    """hosts: NAME, ADDRESS, or either with :PORT; without one it is that of https. most_bytes: of the media of one request."""
+    """hosts: NAME, ADDRESS, or either with :PORT; without a port, that of https. most_bytes: for the media of one request."""
 
     def __init__(self, hosts: Sequence[str], most_bytes: int) -> None:
         self._hosts = frozenset(_with_port(host.lower()) for host in hosts)
@@ -39,7 +39,7 @@ class Fetcher:
         self._trust: ssl.SSLContext | None = None
 
     def of(self, account: Account) -> Fetch:
-        """For one request; what it fetched counts until it has ended."""
+        """The fetch of one request; its media count against the limit until the request has ended."""
         mine = _Mine(self._most_bytes, self._take)
         account.at_end.append(mine.release)
         return partial(self._fetch, mine)
@@ -70,7 +70,7 @@ class Fetcher:
         raise _refused(where, f"{place.host} sends on more than {MOST_REDIRECTS} times")
 
     def _check(self, place: httpx2.URL, where: str) -> None:
-        """Raises ApiError for a place that nothing is fetched from."""
+        """Raises ApiError if nothing may be fetched from this place."""
         if place.scheme != "https" or place.userinfo:
             raise _refused(where, "must be a data: URL, or one of https without a name and password")
         if _authority(place) not in self._hosts:
@@ -79,11 +79,11 @@ class Fetcher:
             raise ApiError(400, f"{where}: {named}", param=where, code="invalid_value", reason="BAD_REQUEST", hint=hint)
 
     async def _get(self, mine: _Mine, place: httpx2.URL, where: str) -> bytes | httpx2.URL:
-        """What lies there, or where it lies now."""
+        """The bytes at this place, or the place that it redirects to."""
         address = await _address_of(place, where)
         if self._trust is None:
             self._trust = httpx2.create_ssl_context()
-        # To the address that was looked at: asked a second time, a name may have another one.
+        # Connect to the address that was checked: a second look-up of the name may give another one.
         headers = {"Host": place.netloc.decode(), "Accept-Encoding": "identity", "User-Agent": "omnistage"}
         async with httpx2.AsyncClient(verify=self._trust, trust_env=False, timeout=LIMIT_S) as client:
             request = client.build_request("GET", place.copy_with(host=address), headers=headers, extensions={"sni_hostname": place.host})
@@ -99,7 +99,7 @@ class Fetcher:
 
 
 class _Mine:
-    """What one request has fetched."""
+    """The media that one request has fetched."""
 
     def __init__(self, most: int, take: Callable[[int], None]) -> None:
         self._most, self._take = most, take
@@ -107,7 +107,7 @@ class _Mine:
         self._until: float | None = None
 
     def until(self) -> float:
-        """When all of it has to be there, by the clock of the event loop."""
+        """The deadline for all of the media, by the clock of the event loop."""
         if self._until is None:
             self._until = asyncio.get_running_loop().time() + LIMIT_S
         return self._until
@@ -132,7 +132,7 @@ async def _read(mine: _Mine, answer: httpx2.Response, where: str) -> bytes:
 
 
 async def _address_of(place: httpx2.URL, where: str) -> str:
-    """Where its host is. Raises ApiError for a name that leads into a network that is nobody else's business."""
+    """The address of the host. Raises ApiError for a name that leads into a network that is not public."""
     named = _literal(place.host)
     if named is not None:
         return str(named)
@@ -144,7 +144,7 @@ async def _address_of(place: httpx2.URL, where: str) -> str:
 
 
 def _is_public(address: Address) -> bool:
-    """Also of an IPv4 address that is written as one of IPv6."""
+    """Whether an address is public; an IPv4 address inside an IPv6 address is judged as IPv4."""
     return ((isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped) or address).is_global
 
 

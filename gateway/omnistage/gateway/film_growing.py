@@ -1,4 +1,4 @@
-"""A film while it is made: written piece by piece, and read by whoever wants to see it before it is whole."""
+"""A film while it is made: written piece by piece, and read by clients that want to see it before it is whole."""
 
 from __future__ import annotations
 
@@ -19,14 +19,15 @@ from omnistage.gateway.film_store import Job
 T = TypeVar("T")
 
 PIECE_BYTES = 1 << 18
-"""Of one that is read."""
+"""Size of a piece that is read."""
 
 MOST_PROGRESS = 99
-"""Percent of one that is not whole yet."""
+"""Percent that a film shows at most before it is whole."""
 
 
 async def beside(call: Callable[..., T], *given: Any) -> T:
-    """What it returns, on a thread. Who is cancelled waits for its end: what it writes is not written behind what comes next."""
+    """Return the result of `call`, made on a thread. A caller that is cancelled waits for its end, so that its writes never come behind
+    later ones."""
     work = asyncio.ensure_future(asyncio.to_thread(call, *given))
     try:
         return await asyncio.shield(work)
@@ -36,13 +37,14 @@ async def beside(call: Callable[..., T], *given: Any) -> T:
 
 
 def asked(omni: AsyncOmni, prompt: str, picture: bytes | None, options: Mapping[str, Any]) -> AsyncGenerator[Event, None]:
-    """The events of a film; none is asked for before they are read. Raises OmniError for what the client library refuses."""
+    """The events of a film; the router is asked when the first of them is read. Raises OmniError if the client library refuses the
+    options."""
     given: dict[str, Any] = {} if picture is None else {"image": picture}
     return omni.stream_film(prompt, outputs=["video", "progress"], **given, **options)
 
 
 async def made(omni: AsyncOmni, job: Job, picture: bytes | None, limit_s: float) -> AsyncGenerator[bytes, None]:
-    """The bytes of the file of a film as they come; the job hears of progress and frames. Raises OmniError."""
+    """Yield the bytes of a film's file as they come, and note progress and frames in the job. Raises OmniError."""
     events = asked(omni, job.prompt, picture, {**job.options, "timeout_s": limit_s})
     async with aclosing(events):
         async for event in events:
@@ -61,7 +63,7 @@ async def made(omni: AsyncOmni, job: Job, picture: bytes | None, limit_s: float)
 
 
 class Growing:
-    """The file of a film at `path` while it is written. written: its bytes so far. readers: how many follow it."""
+    """A film's file at `path` while it is written. written: its bytes so far. readers: how many follow it."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -72,7 +74,7 @@ class Growing:
         self.written = self.readers = 0
 
     async def write(self, data: bytes) -> None:
-        """Raises OSError."""
+        """Append bytes. Raises OSError."""
         if self._file is None:
             self._file = await beside(self._path.open, "w+b")
         await beside(_write, self._file, data)
@@ -80,8 +82,7 @@ class Growing:
         self._tell()
 
     async def reset(self, *, is_whole: bool) -> None:
-        """Nothing more comes of this attempt. Of one that is not whole the file goes, and who has read of it is broken off: another
-        attempt may have other bytes."""
+        """End an attempt. If the film is not whole, delete the file and break off its readers: another attempt may give other bytes."""
         self._is_whole = is_whole
         if not is_whole:
             self._attempt, self.written = self._attempt + 1, 0
@@ -90,14 +91,14 @@ class Growing:
         self._tell()
 
     def end(self) -> None:
-        """No other attempt comes."""
+        """End the film: no other attempt comes."""
         self._is_over = True
         self._close()
         self._tell()
 
     async def read(self) -> Pieces:
-        """All of it from the beginning on, as it grows, to its end. Raises ApiError where it ends before its first byte, and after that
-        BrokenOff."""
+        """Yield the whole file from its beginning to its end, as it grows. Raises ApiError if the film ends before its first byte, and
+        BrokenOff after that."""
         self.readers += 1
         descriptor = -1
         try:
@@ -105,7 +106,7 @@ class Growing:
                 await self._changed.wait()
             if self._file is None:
                 raise ApiError(409, "this video has ended meanwhile", code="not_ready", hint="GET /v1/videos/{id} says how it is.")
-            # Its own: the file may get its name at any moment, and the other descriptor its end.
+            # A descriptor of its own: the file may be renamed, and the other descriptor closed, at any moment.
             descriptor, attempt, place = os.dup(self._file.fileno()), self._attempt, 0
             while True:
                 while place < self.written and attempt == self._attempt:
@@ -138,7 +139,7 @@ def _write(file: BinaryIO, data: bytes) -> None:
 
 
 def facts_of(path: Path) -> tuple[int, int, float] | None:
-    """Width, height and frames a second of the file of a film; None: it cannot be looked into here. Blocks."""
+    """Width, height and frames a second of a film's file; None: this machine cannot look into it. Blocks."""
     if find_spec("av") is None:
         return None
     import av

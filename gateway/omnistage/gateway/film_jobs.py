@@ -1,4 +1,4 @@
-"""Films as jobs: who waits, who is made, and what is kept how long."""
+"""Films as jobs: which wait, which are made, and how long each is kept."""
 
 from __future__ import annotations
 
@@ -37,33 +37,33 @@ FIELDS = fields_of(
         "media_type": "format",
     },
 )
-"""By a field as the client library and the stages call it, the field of this interface."""
+"""The field of this interface, by the name that the client library and the stages use."""
 
 MOST_KEPT = 1000
-"""Jobs, also those that failed; the oldest of those that are over go first."""
+"""Most jobs, failed ones too; the oldest that have ended are deleted first."""
 
 SHARE = 0.75
-"""Most of the jobs that wait or run for one client."""
+"""Most of the jobs that wait or run that one client may have."""
 
 MOST_TRIES = 24
-"""Of a film that found no server, with longer and longer pauses: seven minutes, in which a model is loaded again."""
+"""Most tries of a film that found no server, with longer and longer pauses: seven minutes, in which a server can load its model again."""
 RAN = 8
-"""As many tries is one in which it was seen to be made when the server was lost: it may be the film that ends servers."""
+"""A try counts as so many if the film was being made when its server was lost: the film itself may be what ends servers."""
 
 AGAIN_S = 2.0
-"""Where nobody says when to ask again."""
+"""The pause before a retry where the error gives none."""
 MOST_PAUSE_S = 20.0
 
 FULL_AGAIN_S = 30.0
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-"""Errors of the system for which there is no room."""
+"""Errors of the system that say that there is no room."""
 
 
 @dataclass(slots=True)
 class _Run:
-    """A job that waits or runs. omni: asks in the name of whoever sent it; where an earlier process took it, in the name that the job has
-    for him. not_before: on the clock of the event loop."""
+    """A job that waits or runs. omni: asks in the name of the client that sent the job; if an earlier process took the job, in the name
+    that the job gives that client. not_before: on the clock of the event loop."""
 
     job: Job
     omni: AsyncOmni
@@ -73,7 +73,7 @@ class _Run:
 
 
 class Jobs:
-    """All of one gateway. `open` comes first."""
+    """All jobs of one gateway. Call `open` first."""
 
     def __init__(self, omni: AsyncOmni, settings: GatewaySettings, metrics: GatewayMetrics) -> None:
         self._omni, self._settings, self._metrics = omni, settings, metrics
@@ -86,7 +86,7 @@ class Jobs:
         self._timer: asyncio.TimerHandle | None = None
 
     async def open(self) -> None:
-        """Take up what an earlier process left. Raises StartError."""
+        """Take up the jobs that an earlier process left. Raises StartError."""
         self._store = store = await asyncio.to_thread(Store, self._settings.video_folder)
         for job in await asyncio.to_thread(store.jobs):
             self._jobs[job.id] = job
@@ -99,12 +99,12 @@ class Jobs:
 
     @property
     def kept(self) -> Store:
-        """Where they lie, from `open` on."""
+        """The store of the jobs, from `open` on."""
         assert self._store is not None
         return self._store
 
     async def close(self) -> None:
-        """Those that run are taken up by the next process."""
+        """Stop; the next process takes up the jobs that run."""
         self._closes = True
         if self._store is None:
             return
@@ -120,21 +120,21 @@ class Jobs:
             await asyncio.to_thread(self._store.close)
 
     async def end_unwatched(self) -> None:
-        """The process is about to end: nothing new begins, and what nobody reads while it grows ends now."""
+        """Prepare the end of the process: no job begins any more, and running jobs that nobody reads end now."""
         self._closes = True
         tasks = [run.task for run in self._runs.values() if run.task is not None and not run.growing.readers]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    # What there is -------------------------------------------------------------------------------------------------------------------
+    # Looking up ----------------------------------------------------------------------------------------------------------------------
 
     def of(self, who: str) -> list[Job]:
-        """His, the oldest first."""
+        """This client's jobs, the oldest first."""
         return [job for job in self._jobs.values() if job.who == who and not self._is_past(job)]
 
     def find(self, who: str, name: str) -> Job:
-        """Raises ApiError 404, also for somebody else's."""
+        """The job of this name. Raises ApiError 404 if there is none or it is another client's."""
         job = self._jobs.get(name)
         if job is None or job.who != who or self._is_past(job):
             hint = "GET /v1/videos lists yours; films are deleted after a while."
@@ -145,11 +145,11 @@ class Jobs:
         return None if job.ended_at is None else job.ended_at + self._settings.video_kept
 
     def film(self, job: Job) -> str:
-        """Path of the file of one that is completed."""
+        """Path of the file of a completed film."""
         return str(self.kept.film(job))
 
     def growing(self, job: Job) -> Growing | None:
-        """Of one that waits or runs."""
+        """The growing file of a job that waits or runs; None for others."""
         run = self._runs.get(job.id)
         return None if run is None else run.growing
 
@@ -160,7 +160,7 @@ class Jobs:
     # Asking and deleting -------------------------------------------------------------------------------------------------------------
 
     async def add(self, job: Job, omni: AsyncOmni, picture: bytes | None) -> None:
-        """Raises ApiError where too many wait, or there is no room on the disk."""
+        """Take a job. Raises ApiError if too many wait, or the disk has no room."""
         by_client = Counter(run.job.who for run in self._runs.values())
         most = self._settings.video_jobs
         if len(self._runs) >= most or by_client[job.who] >= max(SHARE * most, 1):
@@ -183,7 +183,7 @@ class Jobs:
         self._fill()
 
     async def delete(self, job: Job) -> None:
-        """It, and what runs for it."""
+        """Delete a job, and end its run."""
         run = self._runs.pop(job.id, None)
         self._jobs.pop(job.id, None)  # Now, so that what still runs of it is neither put down nor begun again.
         if run is not None:
@@ -208,7 +208,7 @@ class Jobs:
         self._count()
 
     def _fill(self) -> None:
-        """Begin as many as may run: of those whose time has come, the oldest of the client of whom the fewest run."""
+        """Begin as many jobs as may run: of those whose time has come, the oldest of the client that has the fewest running."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -228,7 +228,7 @@ class Jobs:
         self._count()
 
     async def _make(self, run: _Run) -> None:
-        """To its end, or until it is to be asked again."""
+        """Run a job to its end, or until it waits for another try."""
         job, begun = run.job, time.perf_counter()
         try:
             await self._try(run)
@@ -265,7 +265,7 @@ class Jobs:
         log.info("film.done", job=job.id, status=job.status, code=code, pipeline=job.model, **made)
 
     async def _try(self, run: _Run) -> None:
-        """Ask for it, and write what comes. Raises OmniError, ApiError, OSError."""
+        """Ask the router for the film, and write its bytes. Raises OmniError, ApiError, OSError."""
         job = run.job
         job.status, job.progress, job.frames, job.size_bytes = "in_progress", 0, 0, 0
         await self._put(job)
@@ -288,7 +288,7 @@ class Jobs:
             await run.growing.reset(is_whole=job.size_bytes > 0)
 
     async def _look_into(self, job: Job, film: Path) -> None:
-        """What a film that is whole says of itself stands in its job."""
+        """Copy a whole film's size and length from its file into its job."""
         facts = await asyncio.to_thread(facts_of, film)
         if facts is not None:
             width, height, rate_hz = facts
@@ -296,7 +296,7 @@ class Jobs:
             job.seconds = f"{job.frames / rate_hz:g}" if rate_hz else job.seconds
 
     async def _make_room(self, size: int) -> None:
-        """Delete the oldest films for so many bytes more. Raises ApiError where that is not enough."""
+        """Delete the oldest films until so many bytes more fit. Raises ApiError if that is not enough."""
         most = self._settings.video_bytes
         while sum(job.size_bytes for job in self._jobs.values()) + size > most:
             oldest = next((job for job in self._jobs.values() if job.status == "completed"), None)
@@ -317,7 +317,7 @@ class Jobs:
         self._over.set()
 
     async def _put(self, job: Job) -> None:
-        """As it is now. Where that cannot be written it is so in this process alone, and the next one asks for the film again."""
+        """Store a job's state. If that fails, only this process knows the state, and the next one asks for the film again."""
         async with self._writing:
             if job.id not in self._jobs:
                 return
@@ -329,7 +329,7 @@ class Jobs:
     # Tidying -----------------------------------------------------------------------------------------------------------------------
 
     async def tidy(self) -> None:
-        """For ever: delete what is past, when it is, and the oldest of too many."""
+        """Run for ever: delete expired jobs as they expire, and the oldest when there are too many."""
         while True:
             over = [job for job in self._jobs.values() if job.is_over]
             for number, job in enumerate(over):
@@ -356,7 +356,7 @@ def new_job(who: str, **given: Any) -> Job:
 
 
 def pause_s(error: OmniError, job: Job) -> float | None:
-    """When to ask again for a film that was not made; None: it failed."""
+    """The pause before a film is tried again; None: the film has failed."""
     if not isinstance(error, UnavailableError):
         return None
     if isinstance(error, StageLostError | RouterLostError):
@@ -369,12 +369,12 @@ def pause_s(error: OmniError, job: Job) -> float | None:
 
 
 def _code_of(error: OSError | sqlite3.Error) -> str:
-    """Of what could not be written."""
+    """The error's code for a state that could not be written."""
     is_full = error.errno in FULL if isinstance(error, OSError) else error.sqlite_errorname == "SQLITE_FULL"
     return "disk_full" if is_full else "not_written"
 
 
 def _told(failure: ApiError) -> dict[str, str]:
-    """What a job tells of it."""
+    """The fields in which a job reports a failure."""
     hint = f" {failure.hint}" if failure.hint else ""
     return {"code": failure.code or "internal", "message": f"{failure.message}.{hint}" if hint else failure.message}

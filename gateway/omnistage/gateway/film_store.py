@@ -1,4 +1,4 @@
-"""Films that were asked for, as they lie in a folder: a row of SQLite for each, and beside it the files."""
+"""Films as they lie in a folder: a row of SQLite for each job, and beside it the files."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from omnistage.host.errors import StartError
 Status = Literal["queued", "in_progress", "completed", "failed"]
 
 VERSION = 1
-"""Of the tables: another one is refused, so that no gateway loses what it does not understand."""
+"""Version of the tables: another one is refused, so that no gateway loses data that it does not understand."""
 
 DATABASE, LOCK = "jobs.sqlite3", ".lock"
 
 BUSY_S = 5.0
-"""For somebody who looks into the database with another program."""
+"""The wait while another program holds the database."""
 
 ENDS = {"video/webm": "webm", "video/mp4": "mp4"}
-"""Of the name of a file, by its media type."""
+"""The suffix of a file, by its media type."""
 GROWING, BEGINNING = "part", "picture"
 
 _NAME = re.compile(r"video_[A-Za-z0-9_-]{32}")
@@ -40,9 +40,9 @@ CREATE TABLE secret (value BLOB NOT NULL);
 
 @dataclass(slots=True)
 class Job:
-    """One film. who: whose it is. options: of the call of the client library, its seed and its request id too. has_picture: a picture to
-    begin with lies beside it. size, seconds: as they are told. tries: counts lost servers, see `film_jobs`. ended_at: Unix time.
-    frames, size_bytes: of what there is of the film."""
+    """One film. who: the client that it belongs to. options: of the client library's call, with the seed and the request id. has_picture: a
+    picture to begin with lies beside it. size, seconds: as clients are told. tries: counts lost servers, see `film_jobs`. ended_at: Unix
+    time. frames, size_bytes: of the part of the film that is there."""
 
     id: str
     who: str
@@ -69,10 +69,10 @@ class Job:
 
 
 class Store:
-    """The folder of one gateway, which it holds until `close`. Methods block; threads may call them, one after the other or at once."""
+    """The folder of one gateway, held until `close`. Methods block; threads may call them, one after the other or at once."""
 
     def __init__(self, folder: str) -> None:
-        """folder: empty: a new one, which goes at `close`. Raises StartError."""
+        """folder: if empty, a new one, which `close` deletes. Raises StartError."""
         self._lock = threading.Lock()
         self._own = None if folder else tempfile.TemporaryDirectory(prefix="omnistage-films-")
         self.folder = Path(self._own.name if self._own else folder)
@@ -86,7 +86,8 @@ class Store:
             raise StartError(f"cannot keep films in {self.folder}: {error}; name another --video-folder") from error
 
     def _prepare(self) -> bytes:
-        """The tables, the first time. Returns the secret that names visitors alike in all processes that have this folder."""
+        """Make the tables if they are missing. Returns the secret from which all processes with this folder make the same names of
+        visitors."""
         (self.folder / DATABASE).chmod(0o600)
         run = self._database.execute
         run("PRAGMA journal_mode = WAL")
@@ -103,7 +104,7 @@ class Store:
         return bytes(found[0])
 
     def _tidy(self) -> None:
-        """Remove files of jobs that there are not, and beginnings of films."""
+        """Remove films that were begun, and files that belong to no job."""
         known = {job.id for job in self.jobs()}
         for path in self.folder.iterdir():
             name, _, end = path.name.rpartition(".")
@@ -111,20 +112,20 @@ class Store:
                 path.unlink()
 
     def jobs(self) -> list[Job]:
-        """All of them, the oldest first."""
+        """All jobs, the oldest first."""
         with self._lock:
             rows = self._database.execute("SELECT job FROM jobs ORDER BY number").fetchall()
         return [Job(**json.loads(row)) for (row,) in rows]
 
     def put(self, job: Job) -> None:
-        """Keep it as it is now. Raises sqlite3.Error."""
+        """Store a job's present state. Raises sqlite3.Error."""
         row = (job.id, job.status, json.dumps(asdict(job)))
         told = "ON CONFLICT (id) DO UPDATE SET status = excluded.status, job = excluded.job"
         with self._lock:
             self._database.execute(f"INSERT INTO jobs (id, status, job) VALUES (?, ?, ?) {told}", row)
 
     def put_new(self, job: Job, picture: bytes | None) -> None:
-        """Keep one with the picture that it begins with. Raises OSError, sqlite3.Error; then there is nothing of it."""
+        """Store a new job with the picture that it begins with. Raises OSError, sqlite3.Error; then nothing of it is stored."""
         try:
             if picture is not None:
                 _write(self.file(job, BEGINNING), picture)
@@ -134,7 +135,7 @@ class Store:
             raise
 
     def remove(self, job: Job) -> None:
-        """It and its files. Raises OSError, sqlite3.Error."""
+        """Remove a job and its files. Raises OSError, sqlite3.Error."""
         with self._lock:
             self._database.execute("DELETE FROM jobs WHERE id = ?", (job.id,))
         for end in (*ENDS.values(), GROWING, BEGINNING, "bin"):
@@ -144,7 +145,7 @@ class Store:
         return self.folder / f"{job.id}.{end}"
 
     def film(self, job: Job) -> Path:
-        """Where it lies when it is whole."""
+        """Path of the film's file when it is whole."""
         return self.file(job, ENDS.get(job.media_type.partition(";")[0].strip(), "bin"))
 
     def remove_file(self, job: Job, end: str) -> None:
@@ -159,7 +160,7 @@ class Store:
 
 
 def _held(folder: Path) -> int:
-    """A descriptor that holds the folder for this process. Raises OSError where another one has it."""
+    """A descriptor that holds the folder for this process. Raises OSError if another process holds it."""
     held = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o600)
     try:
         fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -180,7 +181,7 @@ def _write(path: Path, data: bytes) -> None:
 
 
 def finish(growing: Path, whole: Path) -> None:
-    """Move a film to its place when it is on the disk. Raises OSError."""
+    """Write a film to the disk, then move it to its place. Raises OSError."""
     with growing.open("rb") as file:
         os.fsync(file.fileno())
     growing.replace(whole)

@@ -1,4 +1,4 @@
-"""POST /v1/videos and what becomes of them: films as jobs, in the shape of OpenAI's interface of that name."""
+"""POST /v1/videos and the calls beside it: films as jobs, in the shape of OpenAI's interface of that name."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ from omnistage.gateway.pictures_schema import sides_of
 MOST_LISTED = 100
 
 NUMBERS = {"width", "height", "steps", "guidance_scale", "guidance_scale_2", "flow_shift"}
-"""Options whose ranges are the client library's."""
+"""Options whose ranges the client library checks."""
 
 AUTO = "auto"
-"""For a size and a length that the model chooses; a film that is whole has its own."""
+"""A size and a length that the model chooses; a whole film shows its own."""
 
 FILM: dict[int | str, dict[str, Any]] = {200: {"content": {"video/webm": {}, "video/mp4": {}}}}
 
@@ -101,7 +101,7 @@ def routes(door: Door) -> APIRouter:
 
 
 async def _read(request: Request) -> tuple[FilmRequest, bytes | str | None]:
-    """What is asked, and the picture to begin with: the bytes of a file, or a URL. Raises ApiError, RequestValidationError."""
+    """The request, and the picture to begin with: the bytes of a file, or a URL. Raises ApiError, RequestValidationError."""
     if not is_form(request):
         asked = validated(FilmRequestJson, request.scope["state"]["json"])
         return asked, None if asked.input_reference is None else url_of(asked.input_reference, PICTURE)
@@ -140,8 +140,8 @@ async def _created(door: Door, request: Request, asked: FilmRequest, reference: 
         media_type=asked.format and MEDIA_TYPES[asked.format],
         options=asked.options,
     )
-    del options["timeout_s"]  # It begins when the job does.
-    with in_words_of(FIELDS):  # Though nothing is asked yet.
+    del options["timeout_s"]  # The time limit begins when the job does.
+    with in_words_of(FIELDS):  # The router is not asked yet, but the client library refuses options here.
         _check(options)
         await film_asked(visitor.omni, asked.prompt, picture, options).aclose()
     seconds = asked.seconds
@@ -161,14 +161,14 @@ async def _created(door: Door, request: Request, asked: FilmRequest, reference: 
 
 
 def _check(options: Mapping[str, Any]) -> None:
-    """What no model takes is refused when it is sent, and not when its turn has come. Raises BadRequestError."""
+    """Refuse options that no model takes when the job is sent, not when its turn comes. Raises BadRequestError."""
     for name in options.keys() & NUMBERS:
         if fault := fault_of(OPTIONS[name], options[name]):
             raise BadRequestError.of(name, fault)
 
 
 async def _picture(door: Door, visitor: Visitor, reference: bytes | str) -> bytes:
-    """The bytes of a file. Raises ApiError."""
+    """The bytes of the picture's file. Raises ApiError."""
     (given,) = await fetched({PICTURE: reference}, door.fetcher.of(visitor.account))
     with in_words_of(FIELDS):
         part = await asyncio.to_thread(to_part, given, "image", PICTURE)
@@ -180,7 +180,7 @@ async def _content(door: Door, request: Request, job: Job, is_streamed: bool) ->
         hint = f"GET /v1/videos/{job.id} says why."
         raise ApiError(404, "there is no such video: it failed", code="video_failed", hint=hint)
     growing = door.jobs.growing(job)
-    if growing is None or job.status == "completed":  # It lies in its place before it is called so.
+    if growing is None or job.status == "completed":  # The file is in its place before the job is called completed.
         return FileResponse(door.jobs.film(job), media_type=job.media_type, headers=FILE_HEADERS)
     if not is_streamed:
         hint = "Ask again when its status is completed, or with ?stream=true for what there is."
@@ -192,7 +192,7 @@ async def _content(door: Door, request: Request, job: Job, is_streamed: bool) ->
 
 
 def _shown(door: Door, job: Job) -> dict[str, Any]:
-    """As OpenAI had it, and beside that what is ours."""
+    """The job in OpenAI's shape, with our own fields beside it."""
     expires_at = door.jobs.expires_at(job)
     ours = {"seed": job.options["seed"], "frames": job.frames, "bytes": job.size_bytes, "media_type": job.media_type or None}
     return {

@@ -14,11 +14,11 @@ MOST_FRAMES = 1 << 16
 MOST_RATE_HZ = 120
 
 MEDIA_TYPES = {"webm": "video/webm", "mp4": "video/mp4", "mp4-h264": 'video/mp4; codecs="avc1"'}
-"""By a format, as the stages call it."""
+"""The media type of a format, by the stages' name."""
 
 
 class FilmRequest(Body):
-    """What both forms of the body have."""
+    """Fields that both forms of the body have."""
 
     prompt: Annotated[str, Field(min_length=1, max_length=32000)]
     model: str | None = None
@@ -41,13 +41,13 @@ class FilmRequest(Body):
 
 
 class FilmRequestJson(FilmRequest):
-    """Of a body in JSON."""
+    """The body in JSON."""
 
     input_reference: PictureReference | None = None
 
 
 def film_bodies() -> dict[str, Any]:
-    """What our own document says of the body, which may come in two forms."""
+    """The description of the body in our document: the body may come in two forms."""
     fields = FilmRequest.model_json_schema()
     form = {**fields, "properties": {**fields["properties"], "input_reference": FILE}}
     body = {**fields, "properties": {**fields["properties"], "input_reference": PictureReference.model_json_schema()}}

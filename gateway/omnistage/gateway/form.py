@@ -20,19 +20,19 @@ FORM, JSON = "multipart/form-data", "application/json"
 
 MOST_FIELDS = 64
 FIELD_BYTES = 1 << 20
-"""Of a field that is no file."""
+"""Most bytes of a field that is not a file."""
 
 PIECE_BYTES = 1 << 20
 
 
 class _InMemory(MultiPartParser):
-    """What the guard has let in is in memory; nothing is written to disk."""
+    """Parses a form in memory: the guard has bounded the body, and nothing is written to disk."""
 
     spool_max_size = 1 << 40
 
 
 def is_form(request: Request) -> bool:
-    """Whether the body is a form, and else JSON. Raises ApiError for what is neither."""
+    """Whether the body is a form; False: it is JSON. Raises ApiError if it is neither."""
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind not in (FORM, JSON):
         hint = f"Send a form, Content-Type: {FORM}, with files, or {JSON} with data: URLs."
@@ -55,7 +55,7 @@ async def form_of(request: Request, most_files: int) -> list[tuple[str, bytes | 
 
 
 def validated(kind: type[B], body: object) -> B:
-    """Raises RequestValidationError, which the app answers with."""
+    """The body as this type. Raises RequestValidationError, which the app answers."""
     try:
         return kind.model_validate(body)
     except ValidationError as error:
@@ -63,7 +63,7 @@ def validated(kind: type[B], body: object) -> B:
 
 
 async def _pieces(body: bytes) -> AsyncGenerator[bytes, None]:
-    """So that neither others on the event loop wait for a large form, nor all of it is there once more."""
+    """Yield the body in pieces, so that other requests go on while a large form is parsed, and no second copy of it is made."""
     for place in range(0, len(body), PIECE_BYTES):
         yield body[place : place + PIECE_BYTES]
         await asyncio.sleep(0)

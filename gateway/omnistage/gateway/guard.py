@@ -1,4 +1,4 @@
-"""What every request passes first: who may call, how large a body is, and the one line of its end."""
+"""The guard that every request passes first: who may call, how large a body may be, and the one line of the log at the end."""
 
 from __future__ import annotations
 
@@ -28,35 +28,35 @@ T = TypeVar("T")
 log = structlog.get_logger(__name__)
 
 BODY_LIMIT_S = 60.0
-"""For a body to arrive."""
+"""The time for a body to arrive."""
 
 BODIES_BYTES = 256 << 20
-"""Of all bodies that are being read or worked on, with what their values take as objects."""
+"""Most bytes of all bodies that are being read or worked on, with the memory of their values as objects."""
 
 BODIES_SHARE = 0.75
-"""Most of these for one host, or one IPv6 network."""
+"""Most of `BODIES_BYTES` for one host, or one IPv6 network."""
 
 MAX_PARTS = 262_144
-"""Of the signs that JSON is made of: each may become an object. A conversation of as many messages as there may be has a tenth of them; the
-rest is for signs in its texts, which may be JSON themselves."""
+"""Most signs of JSON's syntax in a body: each may become an object. The largest conversation allowed has a tenth of them; the rest is for
+signs in its texts, which may be JSON themselves."""
 
 LARGE_BYTES = 1 << 20
-"""A larger body is parsed beside the event loop."""
+"""A larger body is parsed on a thread, beside the event loop."""
 
 PART_BYTES = 96
-"""Of memory, for each of these."""
+"""Memory that each sign counts for."""
 
 LINE_BYTES = 4
-"""Of a header, beside its name and its value."""
+"""Bytes of a header beside its name and its value."""
 
 PROBES = frozenset({"/health", "/ready"})
-"""Who asks these calls by an address, and learns nothing that a stranger may not know."""
+"""Paths that may be called by an IP address, whatever hosts are allowed: their answers tell a stranger nothing."""
 
 SAFE = frozenset({"GET", "HEAD", "OPTIONS"})
-"""Methods that change nothing: what they answer, a browser shows to no page of another host."""
+"""Methods that change nothing: a browser shows their answers to no page of another host."""
 
 SHOWN_HEADERS = ("x-request-id", "retry-after", "x-should-retry")
-"""What a page of an allowed origin may read, beside the answer."""
+"""Headers of an answer that a page of an allowed origin may read."""
 
 LOCAL_NAMES = frozenset({"localhost", "127.0.0.1", "[::1]"})
 
@@ -65,7 +65,8 @@ BUG = ApiError(500, "the gateway failed; its log has the cause", code="internal"
 
 
 class Guard:
-    """The outermost app. Requests of `app` have their whole body, and in `scope["state"]` the account and, below /v1, the visitor."""
+    """The outermost app. It passes requests on to `app` with their whole body, and in `scope["state"]` the account and, below /v1, the
+    visitor."""
 
     def __init__(self, app: ASGIApp, door: Door) -> None:
         self._door = door
@@ -120,7 +121,7 @@ class Guard:
             account.end(self._door.metrics)
 
     def _readable(self, app: ASGIApp) -> ASGIApp:
-        """The same, with headers that let pages of allowed origins read what it answers."""
+        """Wrap `app` so that its answers carry the headers that let pages of allowed origins read them."""
         if not self._origins:
             return app
         return CORSMiddleware(
@@ -133,11 +134,11 @@ class Guard:
         )
 
     def _check(self, request: Request) -> None:
-        """Raises ApiError for a request that a page of another host has led here, and for one that cannot be taken now."""
+        """Raises ApiError if a page of another host sent the request, or the gateway cannot take it now."""
         if sum(len(name) + len(value) + LINE_BYTES for name, value in request.headers.raw) > HEAD_BYTES:
             raise ApiError(431, f"the headers have more than {HEAD_BYTES >> 10} KiB", code="headers_too_large")
         if "content-length" in request.headers and "transfer-encoding" in request.headers:
-            # A proxy on the way may read it otherwise, and take what follows for another one's request.
+            # A proxy on the way may read the body otherwise, and take the bytes behind it for another client's request.
             closing = {"Connection": "close"}
             raise ApiError(400, "the body has two lengths", code="invalid_http", headers=closing)
         path = request.scope["path"]
@@ -149,7 +150,7 @@ class Guard:
             raise ApiError(503, "this gateway is ending", code="draining", reason="DRAINING", retry_after_s=1.0)
 
     def _check_host(self, host: str) -> None:
-        """Against names of other hosts that lead here: a page of such a name counts as ours for a browser."""
+        """Refuse names of other hosts that resolve to this one: a browser counts a page of such a name as ours."""
         name = host if host.endswith("]") else host.rpartition(":")[0] or host
         if not self._hosts or name in self._hosts or (self._is_local and name.endswith(".localhost")):
             return
@@ -157,8 +158,8 @@ class Guard:
         raise ApiError(403, f"this gateway is not called {name[:128] or 'nothing'}", code="host_not_allowed", hint=hint)
 
     def _check_origin(self, request: Request) -> None:
-        """Against pages of other hosts. Simple requests, which a browser sends without a preflight, carry Origin, or in some browsers only
-        Sec-Fetch-Site."""
+        """Refuse requests of other hosts' pages. Simple requests, which a browser sends without a preflight, carry Origin, or in some
+        browsers only Sec-Fetch-Site."""
         headers = request.headers
         origin = headers.get("origin", "").lower()
         if not origin:
@@ -172,7 +173,7 @@ class Guard:
 
     @contextmanager
     def _held(self, headers: Headers, host: str) -> Iterator[_Body]:
-        """The place of a body among all others. host: of whom it counts. Raises ApiError."""
+        """Hold a body's share of `BODIES_BYTES`. host: the client that the bytes count for. Raises ApiError."""
         most = self._door.settings.max_message_bytes
         told = headers.get("content-length", "")
         size = int(told) if told.isascii() and told.isdecimal() else 0
@@ -194,16 +195,17 @@ class Guard:
 
 
 class _Body:
-    """Read before anybody parses it."""
+    """A body that is read and measured before anything parses it."""
 
     def __init__(self, most: int, *, is_json: bool, take: Callable[[int], None]) -> None:
-        """take: is told how much more memory it takes, and raises ApiError where there is none."""
+        """take: called with the bytes of memory that the body takes more; raises ApiError if there is no room."""
         self._most, self._is_json, self._take_of_all = most, is_json, take
         self.taken = 0
         self.json: Any = None
 
     async def read(self, receive: Receive) -> Receive:
-        """All of it; what gives it to the app, and then tells when the client leaves. Raises ApiError, ClientDisconnect."""
+        """Read the whole body. Returns a `receive` that gives the app the body and then tells when the client leaves. Raises ApiError,
+        ClientDisconnect."""
         pieces: list[bytes] = []
         size, more = 0, True
         until = time.monotonic() + BODY_LIMIT_S
@@ -242,7 +244,7 @@ class _Body:
 
 
 class _Answer:
-    """What is sent, and what the account hears of it."""
+    """Sends an answer and notes in the account when it begins."""
 
     def __init__(self, account: Account, send: Send) -> None:
         self._account, self._send = account, send
@@ -257,7 +259,7 @@ class _Answer:
 
 
 async def _looked(look: Callable[[bytes], T], body: bytes) -> T:
-    """What it returns. Of a large body it takes a while, in which others are answered."""
+    """Return `look(body)`. A large body takes a while, so a thread looks at it and other requests go on."""
     return await asyncio.to_thread(look, body) if len(body) > LARGE_BYTES else look(body)
 
 
@@ -266,7 +268,8 @@ def _parts(body: bytes) -> int:
 
 
 def _parsed(body: bytes) -> Any:
-    """Not by Python's own parser, which takes much that is no JSON: NaN, halves of UTF-16 pairs that no text can hold. Raises ApiError."""
+    """Parse JSON. Python's own parser is not used: it takes much that is no JSON, such as NaN, or halves of UTF-16 pairs, which no text can
+    hold. Raises ApiError."""
     try:
         return from_json(body, allow_inf_nan=False)
     except ValueError as error:

@@ -1,4 +1,4 @@
-"""What is kept for a while, under a name that nobody guesses: pictures that a URL stands for, what an earlier sound said."""
+"""Values that are kept for a while under names that nobody can guess: pictures behind URLs, the texts of earlier sounds."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from typing import Generic, TypeVar
 T = TypeVar("T")
 
 KEPT_S = 3600.0
-"""For so long."""
+"""How long a value is kept."""
 
 
 def new_name(prefix: str = "") -> str:
-    """One that nobody guesses."""
+    """A name that nobody can guess."""
     return f"{prefix}{secrets.token_urlsafe(24)}"
 
 
@@ -27,7 +27,7 @@ class _Entry(Generic[T]):
 
 
 class Kept(Generic[T]):
-    """At most so many bytes of values, each for so many seconds; the oldest go first."""
+    """Keeps at most so many bytes of values, each for so many seconds; the oldest go first."""
 
     def __init__(self, most_bytes: int, kept_s: float = KEPT_S) -> None:
         self._most_bytes, self._kept_s = most_bytes, kept_s
@@ -35,8 +35,8 @@ class Kept(Generic[T]):
         self._bytes = 0
 
     def put(self, value: T, size: int, prefix: str = "", name: str = "") -> tuple[str, int]:
-        """Keep it; its name, and until when, as Unix time. One that is larger than all that may be kept is gone at once. name: where it had
-        to be known before; `new_name` makes it."""
+        """Keep a value. Returns its name, and until when it is kept, as Unix time. A value larger than all that may be kept is dropped at
+        once. name: from `new_name`, where the name had to be known before."""
         self._clear(size)
         name, expires_at = name or new_name(prefix), time.time() + self._kept_s
         self._entries[name] = _Entry(value, size, expires_at)
@@ -45,7 +45,7 @@ class Kept(Generic[T]):
         return name, int(expires_at)
 
     def get(self, name: str) -> T | None:
-        """What was kept under this name, if it still is."""
+        """The value that is kept under this name; None if it is gone."""
         self._clear(0)
         entry = self._entries.get(name)
         return None if entry is None else entry.value

@@ -1,4 +1,4 @@
-"""GET /v1/models and /v1/audio/voices: what can be asked."""
+"""GET /v1/models and /v1/audio/voices: the pipelines and voices that can be asked for."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from omnistage.gateway.door import Door
 
 def routes(door: Door) -> APIRouter:
     router = APIRouter(prefix="/v1", tags=["models"])
-    # Nobody knows since when a pipeline is there: all of them are as old as this process.
+    # No server knows how old a pipeline is: all of them count as old as this process.
     created = int(time.time())
 
     @router.get("/models")
@@ -26,7 +26,7 @@ def routes(door: Door) -> APIRouter:
 
     @router.get("/models/{model}")
     async def model(request: Request, model: str) -> dict[str, Any]:
-        """One of them, as it is now."""
+        """One pipeline, in its present state."""
         await unless_gone(request, door.offer.pipelines())
         return _model(await door.offer.pipeline(model), created)
 
@@ -42,13 +42,13 @@ def routes(door: Door) -> APIRouter:
 
 
 def _voice(name: str, pipelines: Sequence[Pipeline], created: int) -> dict[str, Any]:
-    """As OpenAI has one that was made, and which models speak with it."""
+    """A voice in the shape of OpenAI's custom voices, with the models that speak with it."""
     models = [one.name for one in pipelines if name in one.voices]
     return {"id": name, "object": "audio.voice", "name": name, "created_at": created, "models": models}
 
 
 def _model(pipeline: Pipeline, created: int) -> dict[str, Any]:
-    """As OpenAI has it, and what it takes and gives."""
+    """A pipeline in OpenAI's shape, with its inputs and outputs."""
     return {
         "id": pipeline.name,
         "object": "model",

@@ -1,4 +1,4 @@
-"""How likely tokens were, as OpenAI's interface has it: with the text of each token."""
+"""Log probabilities of tokens in OpenAI's shape: with the text of each token."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from omnistage.client.events import TextDelta
 
 
 def logprobs_of(delta: TextDelta, count: int) -> list[dict[str, Any]]:
-    """A row for each token of a piece; none where the model does not tell. count: of the likeliest tokens that are told in each place."""
+    """A row for each token of a piece; no rows if the model gives none. count: how many of the likeliest tokens each row lists."""
     tokens = len(delta.logprobs)
     pieces, tops = delta.pieces or (b"",) * tokens, delta.top_logprobs or ((),) * tokens
     return [

@@ -1,4 +1,4 @@
-"""From messages as OpenAI's clients write them to turns of the client library. No file of this machine is ever read for them."""
+"""Turns of the client library from messages as OpenAI's clients write them. They never make the gateway read a file of this machine."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from omnistage.gateway.fetching import Fetch
 
 URLS = {"image_url": "image", "audio_url": "audio", "video_url": "video"}
 PARTS = ("text", *URLS, "input_audio", "refusal")
-"""The library knows more, which name files: they are for whoever sits at this machine."""
+"""Kinds of parts that are taken. The library knows more kinds, which name files: they are for users of this machine."""
 
 MAX_PARTS = 4096
-"""Of all messages together: no router takes more."""
+"""Most parts of all messages together: no router takes more."""
 
 KEYS = ("role", "content", "name", "refusal", "annotations", "audio", "function_call", "tool_calls", "reasoning_content")
 
 Said = Callable[[str], str | None]
-"""By the id of an earlier sound, what was said in it; None: it is not known to who asks."""
+"""The text of an earlier sound, by the sound's id; None: this client knows no such sound."""
 
 Turn = dict[str, Any]
 
@@ -33,10 +33,10 @@ async def turns_of(messages: Sequence[Mapping[str, Any]], said: Said, fetch: Fet
 
 
 async def with_fetched(turns: Sequence[Turn], names: Sequence[str], fetch: Fetch) -> list[Turn]:
-    """The same turns, and in the place of each URL of the web what lies there. names: of each turn, as its client knows it. Raises
-    ApiError, BadRequestError."""
+    """The same turns, with the bytes of each web URL in its place. names: the client's name of each turn. Raises ApiError,
+    BadRequestError."""
     characters = sum(map(_characters, turns))
-    if characters > MAX_TEXT_CHARACTERS:  # The client library says so too, when it has gone through all of it more than once.
+    if characters > MAX_TEXT_CHARACTERS:  # The client library refuses it too, but reads all of it several times before that.
         raise BadRequestError.of("request", f"has {characters} characters of text; at most {MAX_TEXT_CHARACTERS} are allowed")
     if sum(len(turn["content"]) for turn in turns if isinstance(turn["content"], list)) > MAX_PARTS:
         raise BadRequestError.of("request", f"has too many parts; at most {MAX_PARTS} are allowed")
@@ -67,14 +67,14 @@ def _turn(message: Mapping[str, Any], where: str, said: Said) -> Turn:
             raise unsupported(f"{where}.{key}", "nothing here calls tools yet; leave it out")
     thought = message.get("reasoning_content")
     _check_thought(thought, message.get("role"), f"{where}.reasoning_content")
-    # What was thought before an earlier answer is no part of the conversation.
+    # The thoughts before an earlier answer are no part of the conversation.
     turn = {key: value for key, value in message.items() if key not in ("audio", "tool_call_id", "reasoning_content")}
     if message.get("audio"):
         turn["content"] = message.get("content") or _said(message["audio"], f"{where}.audio", said)
     turn.setdefault("content", None)
     if turn["content"] is None and turn.get("refusal"):
         turn["content"] = turn.pop("refusal")
-    if turn["content"] is None and thought is not None:  # So a client of a stream has it, where nothing was said behind it.
+    if turn["content"] is None and thought is not None:  # A stream without text behind the thoughts gives this turn.
         turn["content"] = ""
     if isinstance(turn["content"], list):
         for j, part in enumerate(turn["content"]):
@@ -83,7 +83,7 @@ def _turn(message: Mapping[str, Any], where: str, said: Said) -> Turn:
 
 
 def _check_thought(thought: object, role: object, where: str) -> None:
-    """Raises ApiError for what is no text, or of somebody who does not think."""
+    """Raises ApiError if the thoughts are no text, or the role is not one that thinks."""
     if thought is not None and not isinstance(thought, str):
         raise invalid(where, "must be text")
     if thought and role != "assistant":
@@ -91,7 +91,7 @@ def _check_thought(thought: object, role: object, where: str) -> None:
 
 
 def _said(audio: object, where: str, said: Said) -> str:
-    """What an earlier answer said, by the id of its sound; a client that sends the answer back whole has it there too."""
+    """The text of an earlier answer, by the id of its sound; if the client sends the answer back whole, the text is in it."""
     name = audio.get("id") if isinstance(audio, Mapping) else None
     if not isinstance(audio, Mapping) or not isinstance(name, str):
         raise invalid(f"{where}.id", "is missing")
@@ -105,14 +105,14 @@ def _said(audio: object, where: str, said: Said) -> str:
 
 
 def _check_part(part: object, where: str) -> None:
-    """Raises ApiError for one that is of no kind that may come from elsewhere."""
+    """Raises ApiError if the part's kind is not one that a client may send."""
     kind = part.get("type") if isinstance(part, Mapping) else None
     if kind not in PARTS:
         raise invalid(f"{where}.type", f"is {str(kind)[:64]!r}; give {', '.join(PARTS[:-1])} or {PARTS[-1]}")
 
 
 async def _fetched(part: Mapping[str, Any], where: str, fetch: Fetch) -> object:
-    """The same part, or the medium that its URL of the web stands for."""
+    """The same part, or the medium at its web URL."""
     kind = part["type"]
     if kind not in URLS:
         return part

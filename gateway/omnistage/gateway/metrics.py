@@ -1,4 +1,4 @@
-"""Prometheus metrics of the gateway, explained in docs/metrics.md. Labels: endpoint and status; never who asked."""
+"""Prometheus metrics of the gateway, explained in docs/metrics.md. Labels: endpoint and status; never the client."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _SECONDS = (0.01, 0.025, 0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1, 2, 5, 10, 30, 60, 30
 
 
 class GatewayMetrics:
-    """The families of the gateway, in a registry of their own."""
+    """The metric families of the gateway, in a registry of their own."""
 
     def __init__(self) -> None:
         self.registry = registry = new_registry()

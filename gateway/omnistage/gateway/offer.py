@@ -1,4 +1,4 @@
-"""What the router offers, as it was a moment ago, and what names of others stand for."""
+"""The router's pipelines, as they were a moment ago, and the names that stand for them."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from omnistage.client.listing import Pipeline
 from omnistage.gateway.failure import LIST, ApiError
 
 FRESH_S = 1.0
-"""For so long nobody asks the router again, also if it did not answer."""
+"""For so long the router is not asked again, even if it did not answer."""
 
 LIST_LIMIT_S = 5.0
 
 MOST_NAMED = 32
-"""Pipelines in a message."""
+"""Most pipelines that a message lists."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ability:
-    """What an endpoint wants of a pipeline. name: as it stands in messages. endpoint: where it is asked for it."""
+    """An ability that an endpoint needs of a pipeline. name: its name in messages. endpoint: the endpoint that uses it."""
 
     name: str
     endpoint: str
@@ -39,12 +39,12 @@ ABILITIES = (ANSWER, SPEAK, DRAW, FILM, SOUND)
 
 
 def _given(one: Pipeline) -> tuple[str, ...]:
-    """Its outputs, also those that come on request."""
+    """A pipeline's outputs, also those that come on request."""
     return (*one.outputs, *one.on_request)
 
 
 class Offer:
-    """The pipelines of the router. model_names, voice_names: as of the settings."""
+    """The pipelines of the router. model_names, voice_names: as in the settings."""
 
     def __init__(self, omni: AsyncOmni, model_names: Mapping[str, str], voice_names: Mapping[str, str]) -> None:
         self._omni = omni
@@ -55,10 +55,10 @@ class Offer:
         self._asking: asyncio.Task[None] | None = None
 
     async def pipelines(self) -> list[Pipeline]:
-        """All of them, also those that start. Raises OmniError where the router does not answer."""
+        """All pipelines, also those that start. Raises OmniError if the router does not answer."""
         if self._asking is None and time.monotonic() - self._asked_at >= FRESH_S:
             self._asking = asyncio.create_task(self._ask(), name="omnistage-offer")
-        if self._asking is not None:  # One call for all who wait; who leaves ends it for nobody.
+        if self._asking is not None:  # All waiting callers share one call; a caller that leaves does not end it for the others.
             await asyncio.shield(self._asking)
         if self._failure is not None:
             raise self._failure.with_traceback(None)
@@ -74,9 +74,10 @@ class Offer:
             self._asking = None
 
     async def pipeline(self, name: str) -> Pipeline:
-        """The one of this name. Raises ApiError 404, which lists those that there are.
+        """The pipeline of this name. Raises ApiError 404, which lists the pipelines that exist.
 
-        The router is not asked again for one that is known: that would be a call before each answer, and it refuses what it has no more.
+        A name that is known does not cause another call to the router: that would be a call before each answer, and the router itself
+        refuses a pipeline that is gone.
         """
         found = self._find(name)
         if found is None:
@@ -95,7 +96,7 @@ class Offer:
         return next((one for one in self._known if one.name == name), None)
 
     async def _resolved(self, model: str) -> Pipeline | None:
-        """What a name stands for: a pipeline's own comes first. None: the router's choice. Raises ApiError 404."""
+        """The pipeline that a name stands for; a pipeline's own name comes first. None: the router chooses. Raises ApiError 404."""
         if self._find(model) is None and model in self._model_names:
             await self.pipelines()
             if self._find(model) is None:
@@ -105,26 +106,26 @@ class Offer:
         return await self.pipeline(model)
 
     async def chat_model(self, model: str) -> str:
-        """The pipeline of a model that is to answer. Raises ApiError: 404, 400 for one that does not."""
+        """The name of the pipeline that answers for a model. Raises ApiError: 404, or 400 if the pipeline does not answer."""
         found = await self._resolved(model)
-        if found is None:  # A name for speech or for pictures.
+        if found is None:  # The name is one for speech or for pictures.
             raise self._unknown(model)
         return self._able(found, ANSWER).name
 
     async def speech_model(self, model: str | None) -> str | None:
-        """The same of one that is to speak; None: the router's choice."""
+        """The name of the pipeline that speaks for a model; None: the router chooses."""
         return await self._one_that(model, SPEAK)
 
     async def picture_model(self, model: str | None) -> str | None:
-        """The same of one that is to draw."""
+        """The name of the pipeline that draws for a model; None: the router chooses."""
         return await self._one_that(model, DRAW)
 
     async def film_model(self, model: str | None) -> str | None:
-        """The same of one that is to make a film."""
+        """The name of the pipeline that makes films for a model; None: the router chooses."""
         return await self._one_that(model, FILM)
 
     async def sound_model(self, model: str | None) -> str | None:
-        """The same of one that is to make sound of a description."""
+        """The name of the pipeline that makes sound of a description for a model; None: the router chooses."""
         return await self._one_that(model, SOUND)
 
     async def _one_that(self, model: str | None, ability: Ability) -> str | None:
@@ -137,7 +138,7 @@ class Offer:
         return None
 
     def _able(self, found: Pipeline, ability: Ability) -> Pipeline:
-        """The same. Raises ApiError 400 if it has not the ability."""
+        """Return `found`. Raises ApiError 400 if it lacks the ability."""
         if ability.has(found):
             return found
         able = [one.name for one in self._known if ability.has(one)]
@@ -147,7 +148,7 @@ class Offer:
         raise ApiError(400, f"model: {found.name} cannot {ability.name}; {told}", param="model", code="unsupported", hint=hint)
 
     async def voice(self, voice: str | None) -> str | None:
-        """The voice that a name stands for; None: the pipeline's default. One that nobody knows stays: its pipeline refuses it."""
+        """The voice that a name stands for; None: the pipeline's default. An unknown name stays as it is: the pipeline refuses it."""
         if voice is None or voice not in self._voice_names:
             return voice
         has_it = any(voice in one.voices for one in await self.pipelines())

@@ -50,13 +50,13 @@ POLICY = "; ".join(
         "frame-ancestors 'none'",
     )
 )
-"""What a browser may load and run: files of this gateway, and pictures and sound that the page itself made."""
+"""The content that a browser may load and run: files of this gateway, and pictures and sound that the page itself made."""
 
 HEADERS = {
     "Content-Security-Policy": POLICY,
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
-    "Cache-Control": "no-cache",  # A browser asks each time, and is told by the ETag that nothing changed.
+    "Cache-Control": "no-cache",  # A browser asks each time, and the ETag tells it that nothing changed.
 }
 
 
@@ -78,7 +78,7 @@ def routes(door: Door) -> APIRouter:
 
     @router.api_route("/page/{name}", methods=["GET", "HEAD"])
     async def file(request: Request, name: str) -> Response:
-        """A file that it needs."""
+        """A file that the page needs."""
         if name not in files:
             raise ApiError(404, f"the page has no file {name[:128]}", code="unknown_url")
         return _answer(request, files[name])

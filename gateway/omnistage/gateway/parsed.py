@@ -1,4 +1,4 @@
-"""Routes whose body the guard has parsed: nobody parses it again."""
+"""Routes whose body the guard has parsed: no route parses it again."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""POST /v1/images/generations and /v1/images/edits, and the pictures that their URLs stand for."""
+"""POST /v1/images/generations and /v1/images/edits, and GET of the pictures that their URLs name."""
 
 from __future__ import annotations
 
@@ -38,20 +38,20 @@ FIELDS = fields_of(
         "mask_image": "mask",
     },
 )
-"""By a field as the client library and the stages call it, the field of this interface."""
+"""The field of this interface, by the name that the client library and the stages use."""
 
 FILES_BYTES = 64 << 20
-"""Of the pictures that URLs stand for, all together."""
+"""Most bytes of all pictures that URLs name."""
 
 PICTURE: dict[int | str, dict[str, Any]] = {200: {"content": {f"image/{form}": {} for form in ("png", "jpeg", "webp")}}}
-"""What an answer is, in our own document."""
+"""The answer in our document."""
 
 FILE_HEADERS = {
     "Cache-Control": f"private, max-age={int(KEPT_S)}",
     "X-Content-Type-Options": "nosniff",
     "Content-Security-Policy": "default-src 'none'; sandbox",
 }
-"""Of a picture that a browser opens by itself: whatever is in it, it runs nothing as a page of this gateway."""
+"""Headers of a picture that a browser opens by itself: they keep anything inside it from running as a page of this gateway."""
 
 Made = Literal["image_generation", "image_edit"]
 """How the names of events begin."""
@@ -103,7 +103,7 @@ async def _drawn(
     guides: Mapping[str, bytes | str],
     edit: Edit | None = None,
 ) -> Response:
-    """guides: a mask, a control image. edit: what is drawn from, if anything."""
+    """Draw. guides: a mask, a control image. edit: the pictures to draw from, if any."""
     _check(asked)
     visitor = visitor_of(request)
     given = {f"images[{n}]": picture for n, picture in enumerate(edit.pictures if edit else ())}
@@ -143,7 +143,7 @@ async def _drawn(
 
 
 def _check(asked: PictureRequest) -> None:
-    """What no pipeline is asked. Raises ApiError."""
+    """Raises ApiError for a request that goes to no pipeline."""
     if asked.background == "transparent" and not asked.layers:
         hint = "Leave it out, or ask for layers where a model draws them."
         raise invalid("background", "pictures are drawn opaque; only layers can be transparent", hint)
@@ -152,7 +152,7 @@ def _check(asked: PictureRequest) -> None:
 
 
 def _wants_url(asked: PictureRequest) -> bool:
-    """Where nothing is said, as the models of OpenAI do whose names are sent."""
+    """Whether the answer holds URLs. Without `response_format` the default is that of the OpenAI model whose name was sent."""
     return asked.response_format == "url" or (asked.response_format is None and (asked.model or "").startswith("dall-e"))
 
 
@@ -164,7 +164,7 @@ async def _whole(events: AsyncGenerator[Event, None]) -> Answer:
 # A whole answer ------------------------------------------------------------------------------------------------------------------------
 
 Keep = Callable[[Picture], str]
-"""Keeps a picture; its URL."""
+"""Keeps a picture and returns its URL."""
 
 
 def _keeper(files: Kept[_PictureFile], request: Request) -> Keep:
@@ -204,7 +204,7 @@ def _entry(picture: Picture, asked: PictureRequest, keep: Keep | None) -> dict[s
 
 
 def _format(picture: Picture) -> str:
-    """png, jpeg or webp."""
+    """The picture's format: png, jpeg or webp."""
     return picture.media_type.removeprefix("image/")
 
 
@@ -212,7 +212,8 @@ def _format(picture: Picture) -> str:
 
 
 async def _events(events: AsyncGenerator[Event, None], asked: PictureRequest, made: Made) -> Pieces:
-    """Each finished picture is held back until the next one is there or all are: what all of them cost stands in the last one."""
+    """Yield the events. Each finished picture is held back until the next one or the end has come: the usage of all of them stands in the
+    last event."""
     shown, finished = 0, None
     async with aclosing(events):
         async for event in events:
@@ -242,7 +243,7 @@ def _completed(picture: Picture, asked: PictureRequest, made: Made, usage: Usage
 
 
 def _shown(picture: Picture, asked: PictureRequest) -> dict[str, Any]:
-    """What all events with a picture have."""
+    """Fields that all events with a picture have."""
     return {
         "b64_json": base64.b64encode(picture.data).decode(),
         "created_at": int(time.time()),

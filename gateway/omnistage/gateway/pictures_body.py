@@ -13,15 +13,16 @@ from omnistage.gateway.form import form_of, is_form, validated
 from omnistage.gateway.pictures_schema import MOST_GIVEN, EditRequest, PictureReference, PictureRequest
 
 GUIDES = {"mask": "mask_image", "control_image": "control_image"}
-"""Fields of single pictures, and the arguments of the client library that they are."""
+"""Fields of single pictures, and the client library's argument for each."""
 
 PICTURES = ("image", "image[]")
-"""Their fields in a form; there may be several of either."""
+"""Fields of pictures in a form; there may be several of either."""
 
 
 @dataclass(frozen=True, slots=True)
 class Edit:
-    """pictures: the bytes of a file, or a URL. field: where they stand in the body. guides: more of them, by their fields."""
+    """The pictures of an edit. pictures: the bytes of a file, or a URL. field: the name of their field in the body. guides: further
+    pictures, by their fields."""
 
     asked: PictureRequest
     pictures: Sequence[bytes | str]
@@ -30,7 +31,7 @@ class Edit:
 
 
 async def read_edit(request: Request) -> Edit:
-    """Raises ApiError, RequestValidationError."""
+    """The edit in a request. Raises ApiError, RequestValidationError."""
     if is_form(request):
         return await _of_form(request)
     asked = validated(EditRequest, request.scope["state"]["json"])
@@ -54,13 +55,13 @@ async def _of_form(request: Request) -> Edit:
 
 
 def guides_of(asked: PictureRequest) -> dict[str, bytes | str]:
-    """Of a body in JSON: URLs, by field. Raises ApiError."""
+    """The guides of a body in JSON: URLs, by field. Raises ApiError."""
     references: dict[str, PictureReference | None] = {name: getattr(asked, name, None) for name in GUIDES}
     return {name: url_of(reference, name) for name, reference in references.items() if reference is not None}
 
 
 def url_of(reference: PictureReference, where: str) -> str:
-    """Of a picture in JSON at this place of the body. Raises ApiError."""
+    """The URL of a picture that stands at this place of a body in JSON. Raises ApiError."""
     if reference.file_id is not None:
         raise invalid(f"{where}.file_id", "no files are kept here to be named; give the picture as a data: URL in image_url")
     if reference.image_url is None:
@@ -69,8 +70,8 @@ def url_of(reference: PictureReference, where: str) -> str:
 
 
 async def fetched(pictures: Mapping[str, bytes | str], fetch: Fetch) -> list[bytes | str]:
-    """Pictures by their fields as the client library takes them: data: URLs stay. No other text may get there, where it would be a path.
-    Raises ApiError."""
+    """Pictures by their fields as the client library takes them; data: URLs stay. No other text may get there, because the library would
+    take it for a path. Raises ApiError."""
     made = list(pictures.values())
     for n, (field, given) in enumerate(pictures.items()):
         if isinstance(given, str) and given[:5].lower() != "data:":

@@ -11,9 +11,9 @@ from pydantic_core import PydanticCustomError, from_json
 from omnistage.gateway.body import Body, Ignored, Seed
 
 MOST_PICTURES = 8
-"""Of one answer, layers not counted."""
+"""Most pictures of one answer, layers not counted."""
 MOST_GIVEN = 16
-"""Pictures to draw from."""
+"""Most pictures to draw from."""
 MOST_SIGMAS = 1000
 MOST_OPTIONS = 64
 
@@ -28,7 +28,7 @@ def size_of(value: str) -> str:
 
 
 def sides_of(size: str | None) -> tuple[int, int] | tuple[None, None]:
-    """Width and height in pixels; None: the model's."""
+    """Width and height in pixels; None: the model chooses."""
     if size is None or size == "auto":
         return None, None
     width, _, height = size.partition("x")
@@ -45,7 +45,7 @@ class PictureReference(Body):
 
 
 def _of_json(given: object) -> object:
-    """A field of a form is a text."""
+    """Parse a form's field, which is a text."""
     try:
         return from_json(given) if isinstance(given, str) else given
     except ValueError:
@@ -57,7 +57,7 @@ PipelineOptions = Annotated[dict[str, bool | int | float | str], BeforeValidator
 
 
 class PictureRequest(Body):
-    """What both have."""
+    """Fields that both bodies have."""
 
     prompt: Annotated[str, Field(min_length=1)]
     model: str | None = None
@@ -91,12 +91,12 @@ class PictureRequest(Body):
 
     @property
     def sides(self) -> tuple[int, int] | tuple[None, None]:
-        """Width and height in pixels; None: the model's."""
+        """Width and height in pixels; None: the model chooses."""
         return sides_of(self.size)
 
 
 class EditRequest(PictureRequest):
-    """Of a body in JSON."""
+    """The body of an edit in JSON."""
 
     images: Annotated[list[PictureReference], Field(min_length=1, max_length=MOST_GIVEN)]
     mask: PictureReference | None = None
@@ -106,7 +106,7 @@ FILE = {"type": "string", "format": "binary"}
 
 
 def edit_bodies() -> dict[str, Any]:
-    """What our own document says of the body of an edit, which may come in two forms."""
+    """The description of an edit's body in our document: the body may come in two forms."""
     fields = PictureRequest.model_json_schema()
     form = {**fields["properties"], "image": {"anyOf": [FILE, {"type": "array", "items": FILE, "maxItems": MOST_GIVEN}]}}
     form |= {"mask": FILE, "control_image": FILE}

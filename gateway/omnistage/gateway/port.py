@@ -1,4 +1,4 @@
-"""The port of the gateway: uvicorn under the life of a server process, with bounds on what connections may take."""
+"""The port of the gateway: uvicorn with the start and end of a server process, and bounds on what connections may take."""
 
 from __future__ import annotations
 
@@ -24,39 +24,43 @@ from omnistage.host.descriptors import most_connections
 from omnistage.host.errors import StartError
 
 HEAD_BYTES = 32 << 10
-"""Of a request line and its headers."""
+"""Most bytes of a request line and its headers."""
 
 HEAD_LIMIT_S = 10.0
-"""For the head of a request to arrive, and for the rest of a body that was refused."""
+"""The time for the head of a request to arrive, and for the rest of a body that was refused."""
 
 KEPT_LIMIT_S = 75
-"""For the next request to begin on a connection that is kept. Longer than clients and proxies keep one: no request meets its end."""
+"""The time for the next request to begin on a connection that is kept. It is longer than clients and proxies keep one, so no request meets
+a connection that is being closed."""
 
 UNREAD_LIMIT_S = 30.0
-"""A client that takes less than `LEAST_READ_BYTES` in so long loses its connection."""
+"""A client that reads less than `LEAST_READ_BYTES` in so long loses its connection."""
 
 LEAST_READ_BYTES = 4 << 10
 
 UNSENT_BYTES = 128 << 10
-"""What the kernel holds of an answer that its client does not read; beside it uvicorn holds as much as its own bound."""
+"""Bytes of an answer that the kernel holds while the client does not read; uvicorn holds as much as its own bound beside them."""
 
 HOST_SHARE = 0.75
 """Most of all connections for one host, or one IPv6 network."""
 
 BACKLOG = 1024
-"""Connections that wait for being accepted."""
+"""Connections that wait to be accepted."""
 
 ACCEPTED_AT_ONCE = 16
-"""Of these in one turn of the event loop, which closes too many only after it: they must not take all descriptors."""
+"""Connections accepted in one turn of the event loop. It closes surplus ones only after the turn: until then they must not take all
+descriptors."""
 
 LEAST_DESCRIPTORS = 128
-"""With fewer, those that are accepted at once may take all."""
+"""With fewer descriptors, the connections of one turn may take all of them."""
 
 READ_BYTES = 16 << 10
-"""Of one connection in one turn of the event loop: all that is in them is worked on before anybody else has his turn."""
+"""Bytes read from one connection in one turn of the event loop: all requests in them are worked on before any other connection has its
+turn."""
 
 TINY_CHUNKS = 1024
-"""Of a body: beyond these, chunks have `LEAST_CHUNK_BYTES` on average. Each costs as much as one of many KiB."""
+"""Chunks of a body that may be tiny: after so many, chunks must have `LEAST_CHUNK_BYTES` on average. A tiny chunk costs as much as one of
+many KiB."""
 
 LEAST_CHUNK_BYTES = 64
 
@@ -65,7 +69,7 @@ DATE_PERIOD_S = 1.0
 
 
 class HttpListener:
-    """Takes HTTP/1.1 for an app."""
+    """Listens for HTTP/1.1 and passes it to an app."""
 
     def __init__(self, settings: GatewaySettings, app: ASGIApp, door: Door) -> None:
         self._settings, self._app, self._door = settings, app, door
@@ -74,7 +78,7 @@ class HttpListener:
         self._dating: asyncio.Task[None] | None = None
 
     def bind(self) -> str:
-        """The first port, from that of --address on, that is free. Raises StartError of the first one."""
+        """Bind the first free port, from that of --address on, and return its address. Raises the StartError of the first port."""
         _check_descriptors()
         host, port = host_and_port(self._settings.address)
         for number in range(port, min(port + self._settings.port_tries, MAX_PORT + 1) if port else 1):
@@ -120,28 +124,28 @@ class HttpListener:
             self._dating.cancel()
         if self._server is None or not self._server.started:
             return
-        if is_broken:  # What is under way breaks off: nobody takes it for the whole.
+        if is_broken:  # Running answers break off, so that no client takes a part for the whole.
             for connection in list(self._server.server_state.connections):
                 if connection.transport is not None:
                     connection.transport.abort()
         await self._server.shutdown(sockets=[self._socket] if self._socket is not None else [])
 
     async def _keep_date(self, server: uvicorn.Server) -> None:
-        """The header Date, by the second. uvicorn's own loop wakes ten times in one."""
+        """Set the header Date each second. uvicorn's own loop wakes ten times a second."""
         while True:
             server.server_state.default_headers = [(b"date", formatdate(time.time(), usegmt=True).encode())]
             await asyncio.sleep(DATE_PERIOD_S)
 
 
 def _check_descriptors() -> None:
-    """Raises StartError."""
+    """Raises StartError if the process may open too few descriptors."""
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     if most != resource.RLIM_INFINITY and most < LEAST_DESCRIPTORS:
         raise StartError(f"only {most} descriptors are allowed, and {LEAST_DESCRIPTORS} are needed; raise the limit (ulimit -n)")
 
 
 def _listening(host: str, port: int) -> socket.socket:
-    """Raises OSError."""
+    """A listening socket. Raises OSError."""
     family, kind, protocol, _, name = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
     listening = socket.socket(family, kind, protocol)
     try:
@@ -156,7 +160,7 @@ def _listening(host: str, port: int) -> socket.socket:
 
 
 class _Events(h11.Connection):
-    """What a client sends; a body of tiny chunks is an error."""
+    """Parses a client's requests; a body of tiny chunks is an error."""
 
     _chunks = 0
     _bytes = 0
@@ -174,12 +178,12 @@ class _Events(h11.Connection):
 
 
 def _protocol(door: Door) -> type[H11Protocol]:
-    """Connections of one gateway, which know of each other."""
+    """The type of a gateway's connections, which share their counts."""
     most = most_connections()
     by_host: Counter[str] = Counter()
 
     class Connection(H11Protocol):
-        """One connection. It is closed when there are too many, its request does not arrive, or nobody reads what is sent."""
+        """One connection. It is closed when there are too many, when its request does not arrive, or when the client does not read."""
 
         _head: asyncio.TimerHandle | None = None
         _unread: asyncio.TimerHandle | None = None
@@ -193,10 +197,10 @@ def _protocol(door: Door) -> type[H11Protocol]:
             super().connection_made(transport)
             host = network(host_of(self.client))
             if len(self.connections) > most or by_host[host] >= max(HOST_SHARE * most, 1):
-                self.connections.discard(self)  # Those that come with it find its place free.
+                self.connections.discard(self)  # Connections that come with the closing one find its place free.
                 transport.abort()
                 return
-            transport.max_size = READ_BYTES  # As asyncio calls what it reads at once.
+            transport.max_size = READ_BYTES  # asyncio's name for the most bytes of one read.
             transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT_BYTES)
             self._host = host
             by_host[host] += 1
@@ -219,8 +223,8 @@ def _protocol(door: Door) -> type[H11Protocol]:
             self._watch_head()
 
         def send_400_response(self, msg: str) -> None:
-            """What is no HTTP, in the form of all errors."""
-            if self.conn.our_state not in (h11.IDLE, h11.SEND_RESPONSE):  # An answer is under way; it cannot be another one.
+            """Answer bytes that are no HTTP, in the form of all errors."""
+            if self.conn.our_state not in (h11.IDLE, h11.SEND_RESPONSE):  # Another answer is under way; an error cannot replace it.
                 self.transport.abort()
                 return
             told = "this is no HTTP/1.1 request, or one with too large a head, or with a body in too many chunks"
@@ -232,7 +236,7 @@ def _protocol(door: Door) -> type[H11Protocol]:
             self.transport.close()
 
         def _watch_head(self) -> None:
-            """The time for a head runs while none is there."""
+            """Run the time limit for a head while none has come."""
             waits = self.cycle is None or self.cycle.response_complete
             if waits and self._head is None:
                 self._head = self.loop.call_later(HEAD_LIMIT_S, self.transport.abort)
@@ -245,7 +249,7 @@ def _protocol(door: Door) -> type[H11Protocol]:
             self._watch_reading()
 
         def _watch_reading(self, before: int | None = None) -> None:
-            """before: unread bytes at the last look."""
+            """Close the connection if the client reads too slowly. before: unread bytes at the last look."""
             unread = self.transport.get_write_buffer_size()
             if before is not None and unread > before - LEAST_READ_BYTES:
                 self.transport.abort()

@@ -1,4 +1,4 @@
-"""From the items of a response's input to turns, as chat has them."""
+"""Turns, as chat has them, from the items of a response's input."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from omnistage.gateway.responses_schema import ResponsesRequest
 
 KEYS = ("type", "role", "content", "id", "status", "phase")
 REASONING = "reasoning"
-"""Type of an item with what was thought before an answer, which is no part of the conversation."""
+"""Type of an item with the thoughts before an answer, which are no part of the conversation."""
 REASONING_KEYS = ("type", "id", "status", "encrypted_content")
 THOUGHTS = {"summary": "summary_text", "content": "reasoning_text"}
-"""Lists of such an item, and of which type their parts are."""
+"""Lists of such an item, and the type of their parts."""
 PARTS = {"input_text": "text", "output_text": "text", "refusal": "refusal", "input_image": "image_url"}
-"""By the type of a part: where it has what it says, and, but for texts, what chat calls it."""
+"""By the type of a part: the key of its content. Except for texts, the key is also the type that chat gives the part."""
 
 
 def turns_of(asked: ResponsesRequest) -> tuple[list[Turn], dict[str, str]]:
-    """The turns; and, by how the client library calls each of them and its content, how the client does. Raises ApiError."""
+    """The turns, and the client's name of each turn and its content by the client library's name. Raises ApiError."""
     turns: list[Turn] = []
     names: dict[str, str] = {}
     if asked.instructions:
@@ -36,7 +36,7 @@ def turns_of(asked: ResponsesRequest) -> tuple[list[Turn], dict[str, str]]:
 
 
 def _check_reasoning(item: Mapping[str, Any], where: str) -> None:
-    """It has the form of such an item; what it says is left out. Raises ApiError."""
+    """Raises ApiError if the item is not of the form of reasoning; its text is left out."""
     _check_known(item, (*REASONING_KEYS, *THOUGHTS), where)
     for name, kind in THOUGHTS.items():
         parts = item.get(name)

@@ -34,7 +34,7 @@ FIELDS = fields_of(
         "thinker.constraint": "text.format",
     },
 )
-"""By a field as the client library and the stages call it, the one of this interface."""
+"""The field of this interface, by the name that the client library and the stages use."""
 
 
 def routes(door: Door) -> APIRouter:
@@ -61,7 +61,7 @@ def routes(door: Door) -> APIRouter:
 async def _asked(
     door: Door, visitor: Visitor, asked: ResponsesRequest, pipeline: str, turns: list[Turn], names: Mapping[str, str]
 ) -> Events:
-    """The answer, which has not begun."""
+    """The events of the answer, which has not begun."""
     fetched = await with_fetched(turns, [names[f"conversation[{i}]"] for i in range(len(turns))], door.fetcher.of(visitor.account))
     options = door.options(
         visitor,
@@ -85,7 +85,7 @@ async def _whole(making: _Making, events: AsyncGenerator[Event, None]) -> dict[s
 
 
 Changes = Iterator[tuple[str, dict[str, Any]]]
-"""Kinds of server-sent events, and what they say."""
+"""Kinds of server-sent events, and the fields of each."""
 
 
 def _reasoning_text(text: str) -> dict[str, Any]:
@@ -93,7 +93,7 @@ def _reasoning_text(text: str) -> dict[str, Any]:
 
 
 class _Making:
-    """A response while it is made: one message with one text, and before it what was thought, if anything was."""
+    """A response while it is made: one message with one text, and before it the thoughts, if there are any."""
 
     def __init__(self, asked: ResponsesRequest) -> None:
         self._asked = asked
@@ -103,14 +103,14 @@ class _Making:
         self._said: list[str] = []
         self._thought: list[str] = []
         self._is_answering = False
-        """Whether its message has begun."""
+        """Whether the message has begun."""
         self._rows: list[dict[str, Any]] = []
         self._done: Done | None = None
         self._has_begun = False
         self._failure: ApiError | None = None
 
     def take(self, event: Event) -> list[dict[str, Any]]:
-        """The next event of the answer; what it adds to the rows of logprobs."""
+        """Take the next event of the answer; returns the rows of logprobs that it adds."""
         rows: list[dict[str, Any]] = []
         match event:
             case TextDelta():
@@ -127,7 +127,7 @@ class _Making:
         return rows
 
     async def pieces(self, events: AsyncGenerator[Event, None]) -> Pieces:
-        """Server-sent events, numbered."""
+        """Yield server-sent events, numbered."""
         async with aclosing(events):
             async for one in events:
                 for kind, what in self._changes(one):
@@ -137,7 +137,7 @@ class _Making:
         yield self._event(f"response.{self._status}", response=self.response)
 
     def failed(self, failure: ApiError) -> bytes:
-        """The last event of one that fails."""
+        """The last event of a response that fails."""
         self._failure = failure
         return self._event("response.failed", response=self.response)
 
@@ -145,7 +145,7 @@ class _Making:
         return as_event({"type": kind, "sequence_number": next(self._numbers), **what}, kind)
 
     def _changes(self, event: Event) -> Changes:
-        """What the next event of the answer changes."""
+        """The changes that the next event of the answer makes."""
         if not self._has_begun:
             yield "response.created", {"response": self.response}
             yield "response.in_progress", {"response": self.response}
@@ -165,7 +165,7 @@ class _Making:
                 pass
 
     def _begin_answer(self) -> Changes:
-        """Where it has not begun; what was thought is whole then."""
+        """Begin the message if it has not begun; the thoughts are whole then."""
         if self._is_answering:
             return
         self._is_answering = True
@@ -191,7 +191,7 @@ class _Making:
 
     @property
     def _index(self) -> int:
-        """Of the message among the items."""
+        """The index of the message among the items."""
         return 1 if self._thought else 0
 
     @property
@@ -204,7 +204,7 @@ class _Making:
 
     @property
     def _has_message(self) -> bool:
-        """Not before it begins, nor where the tokens that were allowed ended within what was thought."""
+        """Whether there is a message: not before it begins, and never if the answer reached its most tokens while it thought."""
         return not self._thought or self._is_answering or any(self._said) or self._status == "completed"
 
     @property
@@ -236,7 +236,7 @@ class _Making:
 
     @property
     def response(self) -> dict[str, Any]:
-        """As far as it is made."""
+        """The response as far as it is made."""
         asked, status = self._asked, self._status
         form = asked.text.format.model_dump(by_alias=True, exclude_none=True) if asked.text and asked.text.format else {"type": "text"}
         return {

@@ -9,7 +9,7 @@ from pydantic import BeforeValidator, Field
 from omnistage.gateway.body import MAX_MESSAGES, Ignored, Refused, Seed, StrictBody, ToolChoice, few, refuse
 
 LOGPROBS = "message.output_text.logprobs"
-"""In `include`; whatever else may stand there is of things that no answer here has."""
+"""In `include`; its other values ask for things that no answer here has."""
 
 
 MAX_INCLUDED = 32
@@ -21,7 +21,7 @@ def _few(given: object) -> object:
 
 
 def _asked(given: object) -> object:
-    """A text is what a user says."""
+    """Take a text for a user's message."""
     return [{"role": "user", "content": given}] if isinstance(given, str) else given
 
 
@@ -35,7 +35,7 @@ class TextFormat(StrictBody):
 
     @property
     def kept_to(self) -> dict[str, Any] | None:
-        """The schema that the text keeps to; None: it is any text."""
+        """The schema that the text keeps to; None: any text is allowed."""
         return None if self.type == "text" else self.schema_ or {"type": "object"}
 
 
@@ -90,7 +90,7 @@ class ResponsesRequest(StrictBody):
     tools: Refused = None
 
     def check(self) -> None:
-        """Raises ApiError for what cannot be done."""
+        """Raises ApiError if the gateway cannot do what is asked."""
         refuse(
             *(self, "tools", "tool_choice", "previous_response_id", "conversation", "background", "prompt"),
             *("context_management", "moderation"),

@@ -22,7 +22,7 @@ log = structlog.get_logger(__name__)
 
 
 class GatewayServer:
-    """Serves as soon as it listens: whether the router does is told by /ready."""
+    """Serves as soon as it listens; /ready tells whether the router does too."""
 
     def __init__(self, door: Door) -> None:
         self._door = door
@@ -32,7 +32,7 @@ class GatewayServer:
         log.info("gateway.bound", address=address, router=self._door.settings.router, keys="any")
 
     async def start(self) -> None:
-        """Films that an earlier process left are taken up."""
+        """Start, and take up films that an earlier process left."""
         await self._door.open()
         self.lasting.start("omnistage-films", self._door.jobs.tidy())
 
@@ -49,7 +49,7 @@ class GatewayServer:
             log.warning("drain.cut", answers=self._door.running)
 
     def fail(self) -> None:
-        """The listener breaks off what runs."""
+        """Fail; the listener breaks off the running answers."""
 
     async def close(self) -> None:
         await self.lasting.close()
@@ -57,9 +57,8 @@ class GatewayServer:
 
 
 async def serve_gateway(settings: GatewaySettings, credentials: Credentials) -> None:
-    """Serve until told to stop. credentials: between servers; clients of HTTP have none. Raises StartError."""
-    # They say of every request that is no HTTP, and of every form that is none, that it is none, so whoever likes could fill the log; what
-    # fails the guard tells.
+    """Serve until told to stop. credentials: for calls between servers; HTTP clients have none. Raises StartError."""
+    # They log every request that is no HTTP and every form that is none, so any client could fill the log; the guard logs failures.
     for name in ("uvicorn.error", "python_multipart"):
         logging.getLogger(name).setLevel(logging.CRITICAL + 1)
     metrics = GatewayMetrics()

@@ -21,13 +21,13 @@ FILM_MODELS = ("sora-2", "sora-2-pro", "sora-2-2025-10-06", "sora-2-2025-12-08",
 VOICES = ("alloy", "ash", "ballad", "cedar", "coral", "echo", "fable", "marin", "nova", "onyx", "sage", "shimmer", "verse")
 
 KNOWN = {"model_names": dict.fromkeys((*SPEECH_MODELS, *PICTURE_MODELS, *FILM_MODELS), ""), "voice_names": dict.fromkeys(VOICES, "")}
-"""By a setting, the names that stand for something before anybody says so."""
+"""Names that have a meaning by default, by their setting."""
 
 NO_NAME = "-"
 
 
 class GatewaySettings(ServerSettings):
-    """What the gateway can be told."""
+    """The settings of the gateway."""
 
     router: str = Field(
         "127.0.0.1:50050",
@@ -99,6 +99,6 @@ class GatewaySettings(ServerSettings):
     @field_validator("model_names", "voice_names")
     @classmethod
     def _with_known(cls, given: dict[str, str], info: ValidationInfo) -> dict[str, str]:
-        """What is given adds to what is known, changes it, or takes a name away."""
+        """The known names with those of the setting: it adds names, changes them, or takes them away with an empty value."""
         assert info.field_name is not None
         return {name: to for name, to in {**KNOWN[info.field_name], **given}.items() if to != NO_NAME}

@@ -1,4 +1,4 @@
-"""Sound in the forms that OpenAI's interface knows."""
+"""Sound in the formats that OpenAI's interface knows."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from omnistage.gateway.failure import ApiError, invalid
 Samples = NDArray[np.float32]
 
 RATE_HZ = 24_000
-"""Of raw samples: clients of OpenAI take them for this rate, since nothing says it."""
+"""Rate of raw samples: OpenAI's clients assume it, because nothing in the samples says it."""
 
 MEDIA_TYPES = {
     "wav": "audio/wav",
@@ -34,21 +34,21 @@ MEDIA_TYPES = {
     "pcm": "audio/pcm",
     "pcm16": "audio/pcm",
 }
-"""By the name of a format."""
+"""The media type of a format, by its name."""
 
 RAW = ("pcm", "pcm16")
 LIGHT = (*RAW, "wav")
-"""Samples stand in these as they are: nothing is worked out."""
+"""Formats that hold samples as they are: encoding costs nothing."""
 
 OPUS_RATES_HZ = (8000, 12000, 16000, 24000, 48000)
 AAC_RATES_HZ = (8000, 11025, 12000, 16000, 22050, 24000, 32000, 44100, 48000)
 PAGE_S = 0.1
-"""Of sound in one page of Ogg: what a listener has waited for before he hears it. libsndfile fills pages of a second."""
+"""Seconds of sound in one page of Ogg: a listener waits for one page before hearing anything. libsndfile fills pages of a second."""
 
 
 async def encoded(events: AsyncGenerator[Event, None], form: str, param: str) -> AsyncGenerator[bytes | Event, None]:
-    """The bytes of a file of the sound of an answer, none of them empty, in the place of the sound; all other events as they are. form,
-    param: as of `new_encoder`."""
+    """Yield the bytes of a file, none of them empty, in place of an answer's sound; all other events stay as they are. form,
+    param: as in `new_encoder`."""
     encoder: Encoder | None = None
     async with aclosing(events):
         async for event in events:
@@ -63,7 +63,7 @@ async def encoded(events: AsyncGenerator[Event, None], form: str, param: str) ->
 
 
 async def file_of(events: AsyncGenerator[Event, None], form: str, param: str) -> AsyncGenerator[bytes, None]:
-    """The same, without the other events."""
+    """Yield the bytes of the file of an answer's sound, without the other events."""
     async with aclosing(encoded(events, form, param)) as made:
         async for piece in made:
             if isinstance(piece, bytes):
@@ -71,7 +71,7 @@ async def file_of(events: AsyncGenerator[Event, None], form: str, param: str) ->
 
 
 class _Form(Protocol):
-    """Samples to bytes, which are a file wherever they end."""
+    """Turns samples into bytes, which are a whole file wherever they end."""
 
     def encode(self, samples: Samples) -> bytes: ...
 
@@ -79,13 +79,13 @@ class _Form(Protocol):
 
 
 class Encoder:
-    """Samples to bytes, which are a file, or raw samples, wherever they end. Calls come one after the other."""
+    """Turns samples into bytes, which are a file, or raw samples, wherever they end. Calls must come one after the other."""
 
     def __init__(self, form: _Form, *, is_light: bool) -> None:
         self._form, self._is_light = form, is_light
 
     def encode(self, samples: Samples) -> bytes:
-        """What the file grows by with float32 [n]; perhaps nothing yet. May use the processor for milliseconds."""
+        """The bytes by which float32 [n] lengthens the file; perhaps none yet. May use the processor for milliseconds."""
         return self._form.encode(samples)
 
     def finish(self) -> bytes:
@@ -93,22 +93,22 @@ class Encoder:
         return self._form.finish()
 
     def whole(self, samples: Samples) -> bytes:
-        """A file of all samples, at once: its head knows how long it is."""
+        """A file of all samples at once: its head holds its length."""
         body = self._form.encode(samples) + self._form.finish()
         head = self._form.head if isinstance(self._form, SoundEncoder) else b""
         return head + body[len(head) :]
 
     async def grown(self, samples: Samples) -> bytes:
-        """`encode`, beside the event loop where it takes the processor."""
+        """`encode`, on a thread if it takes the processor."""
         return self.encode(samples) if self._is_light else await asyncio.to_thread(self.encode, samples)
 
     async def finished(self) -> bytes:
-        """`finish`, in the same way."""
+        """`finish`, on a thread if it takes the processor."""
         return self.finish() if self._is_light else await asyncio.to_thread(self.finish)
 
 
 def check_format(name: str, sample_rate_hz: int, param: str) -> None:
-    """Whether it can be written here. sample_rate_hz: 0 if not known yet. param: the field that named the format. Raises ApiError."""
+    """Raises ApiError if this format cannot be written here. sample_rate_hz: 0 if not known yet. param: the field that named the format."""
     if name not in MEDIA_TYPES:
         raise invalid(param, f"'{name[:64]}' is no format; give one of {', '.join(MEDIA_TYPES)}")
     form = LIBAV.get(name) or FORMATS.get(f".{name}")
@@ -120,8 +120,8 @@ def check_format(name: str, sample_rate_hz: int, param: str) -> None:
 
 
 def new_encoder(name: str, sample_rate_hz: int, param: str, channels: int = 1) -> Encoder:
-    """For a format by its name. Raw samples have one channel, the mean of all. param: the field that named it. Raises ApiError where it
-    cannot be made here."""
+    """An encoder for the format of this name. Raw samples have one channel, the mean of all. param: the field that named the format. Raises
+    ApiError if the format cannot be made here."""
     check_format(name, 0 if name in LIBAV else sample_rate_hz, param)
     form: _Form
     if name in RAW:
@@ -145,7 +145,7 @@ class _Raw:
 
 @dataclass(frozen=True, slots=True)
 class _LibavForm:
-    """A kind of file that FFmpeg's libraries write. codec, container, options: as these call them."""
+    """A kind of file that FFmpeg's libraries write. codec, container, options: in the libraries' words."""
 
     name: str
     codec: str
@@ -155,7 +155,7 @@ class _LibavForm:
     options: Mapping[str, str] = field(default_factory=dict)
 
     def check(self, sample_rate_hz: int) -> None:
-        """Raises RequestError, NotAvailableError where the package av is not there."""
+        """Raises RequestError if the rate cannot be, NotAvailableError if the package av is missing."""
         if sample_rate_hz and sample_rate_hz not in self.rates_hz:
             possible = ", ".join(map(str, self.rates_hz))
             hint = "Ask for one of these sample rates."
@@ -167,14 +167,14 @@ class _LibavForm:
 
 LIBAV = {
     "opus": _LibavForm("Opus", "libopus", "ogg", 40_000, OPUS_RATES_HZ, {"page_duration": str(round(PAGE_S * 1e6))}),
-    # In frames that say for themselves what they are (ADTS, ISO/IEC 13818-7): it can be heard from any of them on.
+    # Each frame describes itself (ADTS, ISO/IEC 13818-7), so a player can begin at any of them.
     "aac": _LibavForm("AAC", "aac", "adts", 64_000, AAC_RATES_HZ),
 }
 
 
 class _Libav:
-    """One file, at the rate of the samples, or the highest of its form where that does not have theirs. The library is loaded with the
-    first samples, beside the event loop: that takes a tenth of a second."""
+    """One file, at the rate of the samples, or at the highest rate of its format if it does not have that one. The library is loaded with
+    the first samples, on a thread: that takes a tenth of a second."""
 
     def __init__(self, form: _LibavForm, sample_rate_hz: int, channels: int) -> None:
         self._form, self._rate_hz, self._channels = form, sample_rate_hz, channels
@@ -209,7 +209,7 @@ class _Libav:
 
 
 class _Sink:
-    """A file that is only written, and from which what is new is taken away."""
+    """A file that is only written, and from which new bytes are taken away."""
 
     def __init__(self) -> None:
         self._new = bytearray()

@@ -30,10 +30,10 @@ FIELDS = fields_of(
         "encoding": FORMAT,
     },
 )
-"""By a field as the client library and the stages call it, the field of this interface."""
+"""The field of this interface, by the name that the client library and the stages use."""
 
 FIXED_RATE = (*RAW, "opus")
-"""Formats that are asked for at one rate, whatever the model's is: nothing in raw samples says theirs, and Opus has few."""
+"""Formats that are made at one rate, whatever the model's is: nothing in raw samples says the rate, and Opus has few rates."""
 
 
 class SpeechRequest(Body):
@@ -80,7 +80,7 @@ def routes(door: Door) -> APIRouter:
 
 
 async def _events(events: AsyncGenerator[Event, None], form: str) -> Pieces:
-    """The same, each piece in an event, what it cost, and what was not spoken."""
+    """Yield an event for each piece of sound, and at the end the usage and the text that was not spoken."""
     async with aclosing(encoded(events, form, FORMAT)) as made:
         async for piece in made:
             if isinstance(piece, bytes):

@@ -1,4 +1,4 @@
-"""How the gateway is: for whoever watches it."""
+"""The state of the gateway, for those who watch it."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ def routes(door: Door) -> APIRouter:
     @router.head("/health", include_in_schema=False)
     @router.get("/health")
     async def health() -> dict[str, str]:
-        """It lives."""
+        """The process lives."""
         return {"status": "ok"}
 
     @router.head("/ready", include_in_schema=False)
     @router.get("/ready", responses={503: {"description": "It cannot answer now.", "content": {"application/json": {}}}})
     async def ready(request: Request) -> Response:
-        """It takes requests, its router answers, and a pipeline is ready."""
+        """The gateway takes requests, its router answers, and a pipeline is ready."""
         why = await unless_gone(request, _not_ready(door))
         if why:
             return JSONResponse({"status": "not ready", "why": why}, 503, {"Retry-After": "1"})
@@ -31,7 +31,7 @@ def routes(door: Door) -> APIRouter:
 
     @router.get("/metrics", response_class=PlainTextResponse)
     async def metrics() -> Response:
-        """Of this process, for Prometheus."""
+        """Metrics of this process, for Prometheus."""
         return Response(generate_latest(door.metrics.registry), media_type=CONTENT_TYPE_LATEST)
 
     return router

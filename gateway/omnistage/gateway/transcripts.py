@@ -1,24 +1,24 @@
-"""What sounds of the last hour said: a client names them by id in place of the words."""
+"""The texts of the sounds of the last hour: a client names a sound by its id in place of the words."""
 
 from __future__ import annotations
 
 from omnistage.gateway.kept import Kept
 
 TRANSCRIPTS_BYTES = 16 << 20
-"""Of all of them."""
+"""Most bytes of all texts."""
 
 ENTRY_BYTES = 512
-"""Of one, beside its text: also those that said nothing are so many at most."""
+"""Bytes that an entry counts for beside its text: they bound the number of empty ones too."""
 
 
 class Transcripts:
-    """Each is kept for him to whom it was said."""
+    """Keeps each text for the client that heard it."""
 
     def __init__(self) -> None:
         self._kept: Kept[tuple[str, str]] = Kept(TRANSCRIPTS_BYTES)
 
     def put(self, who: str, text: str, name: str = "") -> tuple[str, int]:
-        """Keep it; its name, and until when, as Unix time. name: where it had to be known before."""
+        """Keep a text. Returns its name, and until when it is kept, as Unix time. name: where the name had to be known before."""
         return self._kept.put((who, text), len(text.encode()) + ENTRY_BYTES, "audio_", name)
 
     def get(self, who: str, name: str) -> str | None:

@@ -1,4 +1,4 @@
-"""What an answer cost, in tokens."""
+"""The cost of an answer, in tokens."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ TALKER, ALIGNMENT = "talker", "alignment"
 
 
 def audio_tokens(usage: Usage) -> int:
-    """Of speech: the frames that its Talker gave, as codes or as features. Of other things it tells when the words are spoken."""
+    """Tokens of speech: the frames that the Talker gave, as codes or as features. Its port `alignment`, which says when words are spoken,
+    has none."""
     items = (report.output_items for report in usage.stages if report.stage == TALKER)
     return sum(count for ports in items for port, count in ports.items() if port != ALIGNMENT)
 
 
 def chat_usage(usages: Sequence[Usage]) -> dict[str, Any]:
-    """Of the answers to one request, as chat has it: what was asked counts once."""
+    """The usage of the answers to one request, in chat's shape: the prompt counts once."""
     prompt = next((usage.prompt_tokens for usage in usages if usage.prompt_tokens is not None), 0)
     text, sound = sum(usage.completion_tokens or 0 for usage in usages), sum(map(audio_tokens, usages))
     thought = sum(usage.thought_tokens for usage in usages)
@@ -37,7 +38,7 @@ def chat_usage(usages: Sequence[Usage]) -> dict[str, Any]:
 
 
 def response_usage(usage: Usage) -> dict[str, Any]:
-    """The same, of text alone, as responses have it."""
+    """The usage of text alone, in the shape of responses."""
     prompt, text = usage.prompt_tokens or 0, usage.completion_tokens or 0
     return {
         "input_tokens": prompt,
@@ -49,13 +50,14 @@ def response_usage(usage: Usage) -> dict[str, Any]:
 
 
 def speech_usage(usage: Usage) -> dict[str, int]:
-    """Of a text that was given. input_tokens: of it, as the model cut it."""
+    """The usage of a spoken text. input_tokens: those of the text, as the model cut it."""
     read, spoken = usage.completion_tokens or 0, audio_tokens(usage)
     return {"input_tokens": read, "output_tokens": spoken, "total_tokens": read + spoken}
 
 
 def picture_usage(usage: Usage | None) -> dict[str, Any]:
-    """What is drawn has no tokens; what is asked has where its model tells. None: it is told elsewhere."""
+    """The usage of pictures. A picture has no tokens; the prompt has them if the model counts them. None: another event carries the
+    usage."""
     read = (usage.prompt_tokens if usage else None) or 0
     return {
         "input_tokens": read,
