@@ -142,7 +142,7 @@ if TYPE_CHECKING:
 else:
 
     def __getattr__(name: str) -> str:
-        """`__version__`, which costs a search through what is installed, and so is looked for when somebody asks."""
+        """Return `__version__`. A search through the installed packages finds it, so it is made only when it is read."""
         if name != "__version__":
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         from omnistage.client.version import version

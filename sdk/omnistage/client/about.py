@@ -1,4 +1,5 @@
-"""What is said of keyword arguments, in one place: a TypedDict has it beside each key, and `help` and docs/client.md are made from that."""
+"""Descriptions of keyword arguments, in one place: a TypedDict has the description beside each key, and `help` and docs/client.md are made
+from it."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ F = TypeVar("F", bound=Callable[..., object])
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """Numbers from low to high; None: no bound there. is_above: without low itself. is_below: without high itself."""
+    """Numbers from low to high; None: no bound on that side. is_above: low itself is excluded. is_below: high itself is excluded."""
 
     low: float
     high: float | None = None
@@ -34,7 +35,8 @@ class Range:
 
 @dataclass(frozen=True, slots=True)
 class About:
-    """What is said of one keyword. default: what holds where it is absent. allowed: the numbers that it may be, or the words."""
+    """The description of one keyword. default: the value where the keyword is absent. allowed: the numbers, or the words, that it may
+    be."""
 
     meaning: str
     default: str
@@ -42,7 +44,7 @@ class About:
 
     @property
     def allowed_text(self) -> str:
-        """In words; empty for whatever the type allows."""
+        """The allowed values in words; empty if the type alone decides."""
         if self.allowed is None or isinstance(self.allowed, Range):
             return str(self.allowed or "")
         return ", ".join(self.allowed)
@@ -50,7 +52,7 @@ class About:
 
 @dataclass(frozen=True, slots=True)
 class Keyword:
-    """One keyword, its type as people write it, and what is said of it."""
+    """One keyword, its type as people write it, and its description."""
 
     name: str
     type_text: str
@@ -62,7 +64,7 @@ class Keyword:
 
 
 def keywords(annotations: Mapping[str, Any]) -> list[Keyword]:
-    """Of annotations that are all `Annotated[..., About(...)]`, such as those of a TypedDict, in their order."""
+    """The keywords of annotations that are all `Annotated[..., About(...)]`, such as those of a TypedDict, in their order."""
     return [Keyword(name, type_text(kind), about) for name, (kind, about) in ((name, get_args(one)) for name, one in annotations.items())]
 
 
@@ -76,11 +78,11 @@ def type_text(kind: Any) -> str:
 
 
 def takes(annotations: Mapping[str, Any], names: Collection[str] | None = None) -> Callable[[F], F]:
-    """A decorator: the docstring goes on with what is said of these keywords, or of those of them that are named."""
+    """A decorator: adds the descriptions of these keywords to the docstring, or only of those that `names` lists."""
     told = [str(keyword) for keyword in keywords(annotations) if names is None or keyword.name in names]
 
     def extended(function: F) -> F:
-        if function.__doc__:  # There is none with -OO.
+        if function.__doc__:  # With -OO there is no docstring.
             function.__doc__ = f"{cleandoc(function.__doc__)}\n\nKeyword arguments:\n{''.join(told)}"
         return function
 

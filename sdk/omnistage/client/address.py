@@ -1,4 +1,4 @@
-"""Where a router is: HOST:PORT, in one of the ways in which people get it right or wrong."""
+"""The address of a router, HOST:PORT, and the ways in which people write it, right or wrong."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ GRPC_TARGET = re.compile(r"(dns|ipv4|ipv6|unix|unix-abstract|vsock|passthrough|x
 URL = re.compile(r"[a-z][a-z0-9+.-]*://", re.IGNORECASE)
 
 LOOKUP_S = 2.0
-"""How long a name may take to be found, where nothing depends on it."""
+"""How long the look-up of a name may take where nothing depends on it."""
 
 UNKNOWN = (socket.EAI_NONAME, socket.EAI_NODATA)
 
 
 def split(addresses: str) -> list[str]:
-    """The addresses between the commas. Raises BadRequestError for one that cannot be one, and says why."""
+    """The addresses between the commas. Raises BadRequestError for a text that cannot be an address, and says why."""
     if not isinstance(addresses, str):
         raise _bad(f"is {addresses!r}; give text, HOST:PORT")
     return [_checked(part.strip()) for part in addresses.split(",")]
 
 
 async def is_unknown(address: str) -> bool:
-    """True if its host has a name that nobody knows. A name service that does not answer has not said so."""
+    """True if the host has a name that no name service knows. A name service that does not answer has not said so."""
     if GRPC_TARGET.match(address):
         return False
     host = address.rpartition(":")[0].strip("[]")
@@ -42,38 +42,38 @@ async def is_unknown(address: str) -> bool:
 
 
 async def is_local(address: str) -> bool:
-    """Whether what is sent there is known to stay on this machine: over a socket of it, or to a host that is a loopback address."""
+    """Whether bytes sent to this address are known to stay on this machine: they go over a local socket, or to a loopback address."""
     if address.startswith(("unix:", "unix-abstract:")):
         return True
     hosts = _hosts(address)
     try:
         async with asyncio.timeout(LOOKUP_S):
             found = [await _addresses(host) for host in hosts]
-    except (OSError, TimeoutError, ValueError):  # Nobody knows.
+    except (OSError, TimeoutError, ValueError):  # The look-up failed, so nothing is known.
         return False
     return all(one.is_loopback for many in found for one in many) and all(found) and bool(found)
 
 
 def _hosts(address: str) -> list[str]:
-    """Of HOST:PORT, or of a target of gRPC; none where that says no host."""
+    """The hosts in HOST:PORT, or in a target of gRPC; none if the target names no host."""
     match = GRPC_TARGET.match(address)
     if match is None:
         return [_host(address)]
     scheme, rest = match[1], address[match.end() :]
     if scheme == "dns" and (not rest.startswith("//") or rest.startswith("///")):
         return [_host(rest.removeprefix("///"))]
-    # Another name server, named there, may know other hosts.
+    # A target with a name server of its own may know other hosts.
     return [_host(one) for one in rest.split(",")] if scheme in ("ipv4", "ipv6") else []
 
 
 def _host(text: str) -> str:
-    """Of HOST or HOST:PORT."""
+    """The host in HOST or HOST:PORT."""
     host, colon, port = text.rpartition(":")
     return (host if colon and port.isdigit() and (":" not in host or host.endswith("]")) else text).strip("[]")
 
 
 async def _addresses(host: str) -> list[ipaddress.IPv4Address | ipaddress.IPv6Address]:
-    """Raises OSError for a host that nobody knows."""
+    """Raises OSError for an unknown host."""
     with suppress(ValueError):
         return [ipaddress.ip_address(host)]
     infos = await asyncio.get_running_loop().getaddrinfo(host, None)

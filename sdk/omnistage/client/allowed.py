@@ -1,4 +1,4 @@
-"""Whether the value of a keyword is what its type and its `About` allow, and what to say where it is not."""
+"""Checks the value of a keyword against its type and its `About`, and words the fault."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ from omnistage.client.about import About, Range
 
 PLAIN = {int: "a whole number", float: "a number", bool: "True or False", str: "text"}
 BY_STAGE = {int: 2, float: 0.5, bool: True, str: "cpu"}
-"""Values for an example."""
+"""Example values."""
 
 STAGES = ("thinker", "talker", "code2wav", "diffusion")
 
 
 def fault_of(annotation: Any, value: object, *, of_kind: bool = False) -> str:
-    """Of a value for a keyword that is annotated so; empty where there is none. of_kind: whether to look at what kind of value it is alone,
-    and to leave to a server which ones it takes."""
+    """The fault of a value for a keyword with this annotation; empty if there is none. of_kind: check only the kind of value, and leave the
+    range to a server."""
     kind, about = get_args(annotation)
     allowed = replace(about, allowed=None) if of_kind else about
     return "" if any(_fits(one, allowed, plain(value)) for one in _kinds(kind)) else f"is {shown(value)}; it must be {_told(kind, about)}"
 
 
 def plain(value: Any) -> Any:
-    """A number of NumPy, or of another library with arrays, as a number of Python; anything else as it is."""
+    """A number of NumPy, or of another array library, as a number of Python; any other value as it is."""
     return value.item() if getattr(value, "ndim", None) == 0 and hasattr(value, "item") else value
 
 
 def fault_of_stages(annotation: Any, value: object) -> str:
-    """The same of a setting, which may be given by stage, or by pipeline and stage."""
+    """The fault of a setting's value, which may be given by stage, or by pipeline and stage; empty if there is none."""
     if fault := fault_of(annotation, value):
         return fault
     for key in value if isinstance(value, Mapping) else ():
@@ -85,9 +85,9 @@ def _told(kind: Any, about: About) -> str:
 
 
 def shown(value: object) -> str:
-    """A value in a message."""
+    """A value as a message shows it."""
     try:
         text = repr(value)
-    except ValueError:  # Python writes no whole number of thousands of digits.
+    except ValueError:  # Python converts no whole number of thousands of digits to text.
         return "a number of too many digits"
     return text if len(text) <= 64 else f"{text[:60]} ..."

@@ -43,8 +43,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Audio:
-    """Sound. samples: float32 [n], or [n, channels] of several, -1 to 1. sample_rate: samples per second. encoding: in which they came,
-    pcm16 or float32."""
+    """Sound. samples: float32 [n], or [n, channels] of several, -1 to 1. sample_rate: samples per second. encoding: the form in which the
+    samples came, pcm16 or float32."""
 
     samples: NDArray[np.float32]
     sample_rate: int
@@ -58,29 +58,28 @@ class Audio:
         return f"Audio({array(self.samples)}, sample_rate={self.sample_rate}, {self.encoding!r}, {figures(self, 'duration_s')})"
 
     def _repr_html_(self) -> str:
-        """A player, in a notebook."""
+        """A player, for a notebook."""
         return player(self.samples, self.sample_rate)
 
     def save(self, path: str | PathLike[str]) -> None:
         """Write a file of the kind that its name ends in: .wav, in the encoding in which the samples came, .flac, .opus or .mp3. Raises
-        RequestError for what cannot be written, NotAvailableError for what cannot be written here, OSError."""
+        RequestError for sound that such a file cannot hold, NotAvailableError for a kind that this machine cannot write, OSError."""
         write_sound(path, self.samples, self.sample_rate, self.encoding if format_of(path).is_wav else "pcm16")
 
 
 class Answer(dict[str, str]):
     """An answer, and a turn of a conversation: `answer["content"]` is its text, and `conversation.append(answer)` goes on from it.
 
-    text: str. thought: what the model thought before, empty where it did not; it is no part of the text or of the turn. token_ids: of the
-    tokens of the text. logprobs: natural log of the probability of each, empty if not asked for. audio: Audio, or None if
-    no sound was asked for or nothing of the text could be spoken; `save` tells that as an error. codes: uint32 [frames, codebooks] of
-    speech, or None where the pipeline gives none. words: when each word is spoken, empty if `outputs` did not name alignment; what is not
-    spoken is not among them. pictures: finished ones, encoded, without previews; images: the same as those of Pillow. videos: films of a
-    prompt. rows: by port, what came on ports of tensors that `outputs` named, [n, width] each: `latents`, float32, a row for each place of
-    the VAE's grid; `pixels`, uint8, a row for each pixel; both row by row from the top, one layer after the other, one result after the
-    other.
-    finish_reason: stop, length or interrupted. seed: ask with it again and get the same. usage: the server's account. timing: what this
-    client saw. failovers: servers that were lost on the way and replaced, oldest first. unspoken: how many characters of the text the voice
-    has no sound for; unspoken_words: the first 64 of them. notes: sentences for whoever asked, such as what a model cannot draw. drew:
+    text: str. thought: the model's thoughts before the answer, empty if it had none; they are no part of the text or of the turn.
+    token_ids: of the text. logprobs: natural log of the probability of each token, empty if not asked for. audio: Audio, or None if no
+    sound was asked for or nothing of the text could be spoken; `save` raises that as an error. codes: uint32 [frames, codebooks] of speech,
+    or None if the pipeline gives none. words: when each word is spoken, empty if `outputs` did not name alignment; words that are not
+    spoken are left out. pictures: the finished ones, encoded, without previews; images: the same as Pillow images. videos: films of a
+    prompt. rows: the tensors on ports that `outputs` named, by port, [n, width] each: `latents`, float32, a row for each place of the VAE's
+    grid; `pixels`, uint8, a row for each pixel; both row by row from the top, one layer after the other, one result after the other.
+    finish_reason: stop, length or interrupted. seed: the same seed gives the same answer. usage: the server's account. timing: what this
+    client measured. failovers: servers that were lost on the way and replaced, oldest first. unspoken: how many characters of the text the
+    voice has no sound for; unspoken_words: the first 64 of them. notes: sentences for the user, such as what a model cannot draw. drew:
     whether another seed could have given another answer; None: the server does not say.
     """
 
@@ -124,13 +123,13 @@ class Answer(dict[str, str]):
     @cached_property
     def images(self) -> list[Image]:
         """The pictures, decoded when this is first read, in the same order: images[0].save("cat.png"). Raises NotAvailableError without
-        Pillow, ProtocolError for one that is none."""
+        Pillow, ProtocolError if one cannot be decoded."""
         return [_decoded(picture) for picture in self.pictures]
 
     def token_begins_s(self) -> list[float]:
-        """When the speech of each token begins, seconds from the first sample on; empty if `words` is. A token begins with the first word
-        that ends behind the token's first character: one that is not spoken with what is spoken next, and behind all words it is the end of
-        the last one. Tokens whose text came in one piece begin as one."""
+        """When the speech of each token begins, in seconds from the first sample; empty if `words` is. A token begins with the first word
+        that ends behind the token's first character. A token that is not spoken begins with the next spoken word, or, behind all words, at
+        the end of the last one. Tokens whose text came in one piece begin together."""
         ends = [word.first_character + len(word.text) for word in self.words]
         begins = [*(word.begin_s for word in self.words), *(word.end_s for word in self.words[-1:])]
         return [begins[bisect_right(ends, first)] for first in self._token_characters] if begins else []
@@ -145,7 +144,7 @@ class Answer(dict[str, str]):
         self.audio.save(path)
 
     def _repr_html_(self) -> str:
-        """Its text, a player of its sound, its pictures and films, in a notebook."""
+        """The text, a player of the sound, the pictures and the films, for a notebook."""
         sound = "" if self.audio is None else self.audio._repr_html_()
         shown = pictures((picture.media_type, picture.data) for picture in self.pictures)
         shown += films((film.media_type, film.data) for film in self.videos)
@@ -157,7 +156,7 @@ class Answer(dict[str, str]):
         pictures += "".join(f"{film.frames} frames of {film.media_type}, " for film in self.videos)
         sound += f", unspoken={self.unspoken}" if self.unspoken else ""
         sound += f", notes={list(self.notes)!r}" if self.notes else ""
-        seed = "" if self.drew is False else f", seed={self.seed}"  # Where nothing was drawn it would promise another answer.
+        seed = "" if self.drew is False else f", seed={self.seed}"  # Nothing was drawn at random.
         return f"Answer({self.text!r}, {sound}, {pictures}finish_reason={self.finish_reason!r}{seed})"
 
 

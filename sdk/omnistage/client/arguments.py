@@ -1,4 +1,4 @@
-"""How a call was written: what is told where an argument has no name that needs one, where the first one is missing, or a name is wrong."""
+"""Checks how a call was written, and says what to do if an argument needs a name, the first one is missing, or a name is wrong."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from omnistage.client.settings import OF_CLIENT, SETTINGS
 F = TypeVar("F", bound=Callable[..., Any])
 
 FIRST = {"prompt": "'What is a kite?'", "text": "'Good morning.'", "conversation": "[{'role': 'user', 'content': 'Hello'}]"}
-"""By the name of a first argument, one."""
+"""An example of each first argument, by its name."""
 
 
 def told(method: F) -> F:
-    """A decorator: whoever calls the method otherwise than it can be called is told how. Its signature stays what it is. The call then
-    raises TypeError, as each call of Python's does."""
+    """A decorator: a call that does not fit the method's signature raises TypeError, as Python's own calls do, with a text that shows how
+    to write it. The signature stays the same."""
     signature = inspect.signature(method)
 
     def check(given: Sequence[Any], named: Mapping[str, Any]) -> None:
@@ -49,7 +49,7 @@ def told(method: F) -> F:
 
 
 def _refusal(name: str, signature: inspect.Signature, given: Sequence[Any], named: Mapping[str, Any]) -> TypeError | None:
-    """given: without `self`. None: whoever is called tells it, and what Python says is not so."""
+    """given: without `self`. None: the method itself raises the error, and Python's own message would be wrong."""
     parameters = [one for one in signature.parameters.values() if one.name != "self"]
     placed = [one.name for one in parameters if one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD)]
     known = [one.name for one in parameters if one.kind in (one.KEYWORD_ONLY, one.POSITIONAL_OR_KEYWORD)]
@@ -57,7 +57,7 @@ def _refusal(name: str, signature: inspect.Signature, given: Sequence[Any], name
     if len(given) > len(placed):
         return TypeError(_surplus(name, placed, known, given))
     if name == "__init__":
-        return None  # Any name may be given to it, also that of its first argument.
+        return None  # This function takes any name, also that of its first argument.
     unknown = {one: value for one, value in named.items() if one not in known and not (has_options and one in OPTIONS)}
     if unknown and has_options:
         kind = name.removeprefix("stream_")
@@ -92,7 +92,7 @@ def _surplus(name: str, placed: Sequence[str], known: Sequence[str], given: Sequ
 
 
 def _keyword(name: str, value: object) -> str:
-    """What was probably meant by a second argument."""
+    """The keyword that a second positional argument was probably meant for."""
     if name.endswith("say"):
         return "voice" if isinstance(value, str) else "speed"
     drawn = {"draw": ("seed", "images"), "film": ("frames", "image"), "sound": ("seconds", "negative_prompt")}.get(

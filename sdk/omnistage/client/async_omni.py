@@ -42,26 +42,26 @@ RESUME_TIMEOUT_S = 10.0
 class AsyncOmni:
     """Asks a router from asyncio. Use it as `async with`, on one event loop.
 
-    to_start: what to start, given first and without a name, as `omnistage serve` takes it: the name or YAML file of a pipeline, the folder
-    of a checkpoint, or the name of one at a hub; `AsyncOmni("smol")` is `AsyncOmni(pipeline="smol")`.
+    to_start: the stack to start, as an unnamed first argument in the form that `omnistage serve` takes: the name or YAML file of a
+    pipeline, the folder of a checkpoint, or the name of one at a hub; `AsyncOmni("smol")` is `AsyncOmni(pipeline="smol")`.
 
-    address: HOST:PORT of a router, or several with commas between them: the first that answers is asked. Without it, and without anything
-    that says what to start, the router is asked that `OMNISTAGE_ROUTER` names, or that runs where `omnistage serve` listens, of the same
-    user or of root; `OMNISTAGE_ROUTER=none` turns that off. Else a private stack is started: that of the default pipelines,
-    of which the first serves then and another one starts when it is asked, or that of the checkpoint in `model_path`, a folder or the name
-    of one at a hub (owner/name, owner/name@revision), with the engine settings of `StackSettings`. It
+    address: HOST:PORT of a router, or several with commas between them: the first that answers is asked. Without an address, and without
+    a stack to start, the client asks the router that `OMNISTAGE_ROUTER` names, or one that runs where `omnistage serve` listens, if it
+    belongs to the same user or to root; `OMNISTAGE_ROUTER=none` turns that off. Otherwise the client starts a private stack: that of the
+    default pipelines, of which the first serves at once and another one starts when it is asked, or that of the checkpoint in
+    `model_path`, a folder or a name at a hub (owner/name, owner/name@revision), with the engine settings of `StackSettings`. It
     ends with this client. Any number of calls may run at once.
 
-    api_key: says who asks, to be told apart from others by the router; without it the one in `OMNISTAGE_API_KEY`, or none. It goes with
-    every call, and into no message, repr or log. Over a connection to another host that is not encrypted it is sent with an
+    api_key: tells the router which client asks; by default the key in `OMNISTAGE_API_KEY`, or none. The client sends it with every call,
+    and shows it in no message, repr or log. Before it goes to another host over a connection that is not encrypted, there is an
     `UnencryptedKeyWarning`.
 
-    resume_timeout_s: if the connection to the router breaks in the middle of an answer, the client looks for that router, started again, or
-    for the next one, for so long, and goes on with the answer without gap or repeat; once for each answer. 0: never, the loss is an error.
+    resume_timeout_s: if the connection to the router breaks in the middle of an answer, the client looks for so long for the same router,
+    started again, or for the next one, and goes on with the answer without gap or repeat; once for each answer. 0: never, the loss is an
+    error.
 
-    max_retries: how often a call is asked again, within its time limit, where the server says when to (`retry_delay_s`) and you have
-    nothing of the answer yet: no event of a stream, and until it is whole nothing of what comes whole. 0: never. A call may be told
-    its own.
+    max_retries: how often a call is retried, within its time limit, if the server gives a delay (`retry_delay_s`) and you have no part of
+    the answer yet: no event of a stream, or an answer that comes whole and is not whole yet. 0: never. A call may set its own number.
 
     Every call takes the keyword arguments of `Options`, and ends within `timeout_s` (120 s) in an answer or in an error of
     `omnistage.client.errors`.
@@ -97,7 +97,7 @@ class AsyncOmni:
 
     @classmethod
     def over(cls, connection: Connection, api_key: ApiKey | None, *, max_retries: int = MAX_RETRIES) -> Self:
-        """A client that asks over this connection, and closes it. api_key: None: it has none, whatever the variable says."""
+        """A client that asks over this connection, and closes it. api_key: None: the client has no key, whatever the variable says."""
         client = cls.__new__(cls)
         client._connection, client._resume_timeout_s = connection, RESUME_TIMEOUT_S
         client._max_retries, client._api_key, client._is_view = max_retries, api_key, False
@@ -105,9 +105,9 @@ class AsyncOmni:
 
     @told
     def as_client(self, api_key: str | None) -> Self:
-        """The same client for somebody else, who has a key of his own: for a gateway that serves many. None: he has none, whatever key
-        this client has, or the variable. It uses this client's connection and stack; closing it closes nothing, and when this client is
-        closed it raises ClosedError. Raises BadRequestError for what is no key."""
+        """A view of this client with another user's key: for a gateway that serves many users. None: no key, whatever key this client or
+        the variable has. The view uses this client's connection and stack; closing it closes nothing, and when this client is closed it
+        raises ClosedError. Raises BadRequestError for a text that cannot be a key."""
         view = copy.copy(self)
         view._api_key, view._is_view = None if api_key is None else ApiKey(api_key), True
         return view
@@ -115,7 +115,7 @@ class AsyncOmni:
     async def __aenter__(self) -> Self:
         try:
             await self.start()
-        except BaseException:  # An interrupt cancels the start, and nobody else ends it.
+        except BaseException:  # An interrupt cancels the start, and nothing else ends the stack.
             await self.close()
             raise
         return self
@@ -128,7 +128,7 @@ class AsyncOmni:
 
     @property
     def whereabouts(self) -> str:
-        """Where it asks, whether that is a stack of its own, and whether it can be asked, for people."""
+        """For people: the router's address, whether the stack is this client's own, and whether it can be asked."""
         return self._connection.whereabouts
 
     @property
@@ -138,11 +138,11 @@ class AsyncOmni:
 
     @property
     def start_limit_s(self) -> float:
-        """How long `start` takes at most, seconds."""
+        """How long `start` takes at most, in seconds."""
         return self._connection.start_limit_s
 
     async def start(self) -> None:
-        """Start the private stack, if there is one, and connect. Calls do it by themselves; here it can be waited for."""
+        """Start the private stack, if there is one, and connect. Calls do this by themselves; call it to wait for the start."""
         await self._connection.connect(self._connection.connect_timeout_s, self._api_key)
 
     async def close(self) -> None:
@@ -304,7 +304,7 @@ class AsyncOmni:
 
     @told
     async def replicas(self, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> list[Replica]:
-        """The stage servers and how they are."""
+        """The stage servers and their states."""
         router, limit = await self._connected(timeout_s)
         with limit.explained():
             listed = await router.stub.ListReplicas(omni_pb2.ListReplicasRequest(), timeout=limit.left_s, metadata=router.metadata)
@@ -321,8 +321,8 @@ class AsyncOmni:
             return await collect(events)
 
     async def _events(self, asked: requests.Request, is_whole: bool = False) -> AsyncGenerator[Event, None]:
-        """What was asked is sent; the router decides which pipeline answers it, or draws it. The time limit is that of the answer: a
-        private stack's start has one of its own."""
+        """Send a request and yield its events; the router chooses the pipeline, which answers or draws. The time limit is the answer's: the
+        start of a private stack has its own."""
         limit = Limit(asked.timeout_s)
         async with self._connection.waiting():
             request = await asked.read(limit)
@@ -340,7 +340,7 @@ class AsyncOmni:
                 raise
             raise named from error
         except asyncio.CancelledError:
-            # Closing a channel cancels its calls from inside: for a task that nobody cancelled this is an error, not a cancellation.
+            # Closing a channel cancels its calls from inside. If nothing cancelled this task, that is an error and not a cancellation.
             task = asyncio.current_task()
             if self._connection.is_closed and task is not None and not task.cancelling():
                 raise ClosedError("the client was closed while it answered") from None

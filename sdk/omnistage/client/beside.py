@@ -1,4 +1,4 @@
-"""Work beside the event loop for which nobody waits at the end: neither the loop, nor the interpreter, nor who is cancelled meanwhile."""
+"""Runs work on threads that nothing waits for at the end: not the loop, not the interpreter, and not a caller that is cancelled."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ T = TypeVar("T")
 
 
 async def beside(work: Callable[[], T], name: str) -> T:
-    """What `work` returns or raises, on a daemon thread of that name. It goes on if the caller is cancelled."""
+    """Return or raise the result of `work`, run on a daemon thread of this name. The work goes on if the caller is cancelled."""
     return await asyncio.wrap_future(on_thread(work, name))
 
 
 def on_thread(work: Callable[[], T], name: str) -> futures.Future[T]:
-    """The same, for several to wait for, each by `asyncio.wrap_future`; none of them ends it."""
+    """Start `work` on a daemon thread. Several callers may wait for it, each by `asyncio.wrap_future`; none of them ends it."""
     future: futures.Future[T] = futures.Future()
-    future.set_running_or_notify_cancel()  # It has a result in any case: nobody is to cancel it.
+    future.set_running_or_notify_cancel()  # The future always gets a result: no caller may cancel it.
 
     def run() -> None:
         try:

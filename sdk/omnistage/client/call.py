@@ -1,4 +1,4 @@
-"""One request and its answer: asked until it is there, or until the error stands that ended it last."""
+"""One request and its answer: asks again until the answer is whole or an error is final."""
 
 from __future__ import annotations
 
@@ -23,13 +23,14 @@ from omnistage.client.upload import Conversing, Uploads
 from omnistage.v1 import omni_pb2
 
 FIRST_WAIT_S, LONGEST_WAIT_S = 0.05, 0.4
-"""Between attempts to go on, doubled each time: a router that has just come back may break the first of them."""
+"""Pauses between attempts to go on, doubled each time: a router that has just come back may break the first of them."""
 
 NOT_YET = ("DRAINING", "OVERLOADED", "STARTING")
-"""Refusals of a router that is to go on with an answer and is not ready, or has no place yet; with a delay after which it may have."""
+"""Refusals of a router that is to go on with an answer but is not ready or has no place yet; they carry a delay after which it may have
+one."""
 
 NO_OUTPUT = (Failover, Progress)
-"""Events that give the caller nothing of the answer: it may begin anew after them."""
+"""Events that give the caller no part of the answer: it may begin anew after them."""
 
 GenerateCall = grpc.aio.UnaryStreamCall[omni_pb2.GenerateRequest, omni_pb2.GenerateResponse]
 
@@ -39,9 +40,9 @@ ROUTER_LOST = "its router was lost on the way"
 class Call:
     """Asks, and asks again for one of three reasons, under the same request id and within the one time limit:
 
-    - The connection broke. A router is asked for the rest, and the events go on as if nothing had happened; a second loss is an error.
-    - The pipeline starts. It is waited for.
-    - The router says when to ask again, and the caller has nothing of the answer yet. It begins anew, `retries` times.
+    - The connection broke. It asks a router for the rest, and the events go on as if nothing had happened; a second loss is an error.
+    - The pipeline starts. It waits for the pipeline.
+    - The router gives a delay, and the caller has no part of the answer yet. The answer begins anew, up to `retries` times.
     """
 
     def __init__(
@@ -55,9 +56,9 @@ class Call:
         retries: Retries,
         is_whole: bool,
     ) -> None:
-        """key: who asks. uploads: files that are streamed, each time from their beginning. limit: of the whole answer. resume_s: how long
-        to look for a router that goes on after a loss; 0: never. is_whole: the caller gets nothing before all has come; until then it may
-        begin anew."""
+        """key: the caller's key. uploads: files that are streamed, each time from their beginning. limit: for the whole answer. resume_s:
+        how long to look for a router that goes on after a loss; 0: never. is_whole: the caller gets nothing before all has come; until then
+        the answer may begin anew."""
         self._connection = connection
         self._key = key
         self._asked = request
@@ -69,15 +70,15 @@ class Call:
         self._retries = retries
         self._reader = self._new_reader()
         self._held: list[Event] | None = [] if is_whole else None
-        """What has come of an answer that is given whole."""
+        """Events of an answer that is given whole, held until all have come."""
         self._has_output = False
-        """Whether the caller has something of the answer."""
+        """Whether the caller has a part of the answer."""
         self._has_begun = False
-        """Whether the private stack was asked to start the pipeline; its router may learn a moment later that it serves."""
+        """Whether the private stack was asked to start the pipeline; its router may learn a moment later that the pipeline serves."""
         self._patience: Limit | None = None
-        """For a pipeline that is starting, from the first refusal on."""
+        """The wait for a pipeline that is starting, from the first refusal on."""
         self._search: Limit | None = None
-        """For a router that goes on, from the loss of the first one on."""
+        """The search for a router that goes on, from the loss of the first one on."""
         self._lost = ""
         """The router that was lost last."""
         self._wait_s = FIRST_WAIT_S
@@ -104,7 +105,7 @@ class Call:
             await ready
 
     def _ready_again(self, router: Router, error: grpc.aio.AioRpcError) -> Awaitable[None]:
-        """What to wait for before the router is asked again. Raises the error that stands: this one, or what it means."""
+        """Return the wait before the router is asked again. Raises the final error: `error` itself, or the one that it stands for."""
         if is_broken(error):
             return self._ready_to_go_on(router, error)
         refusal = self._limit.explain(error)
@@ -123,7 +124,7 @@ class Call:
     # The connection broke ------------------------------------------------------------------------------------------------------------
 
     def _ready_to_go_on(self, router: Router, error: grpc.aio.AioRpcError) -> Awaitable[None]:
-        """Raises RouterLostError for a second loss, and where there is no time for another router."""
+        """Return the search for another router. Raises RouterLostError for a second loss, and if no time is left."""
         if self._search is None:
             if self._limit.is_over:
                 raise self._limit.passed() from error
@@ -140,7 +141,7 @@ class Call:
         return self._connection.pause(min(wait_s, self._left_s))
 
     def _pause_in_search(self, refusal: OmniError) -> Awaitable[None] | None:
-        """For a router that is to go on and says that it is not ready; None: it takes too long."""
+        """The pause before a router that is to go on, but is not ready, is asked again; None: it would take too long."""
         delay_s = refusal.retry_delay_s if isinstance(refusal, UnavailableError) else None
         if self._search is None or delay_s is None or self._search.ends_within(delay_s):
             return None
@@ -158,7 +159,7 @@ class Call:
     # The pipeline starts -------------------------------------------------------------------------------------------------------------
 
     def _ready_pipeline(self, refusal: StartingError) -> Awaitable[None] | None:
-        """None: it takes too long."""
+        """The wait for a pipeline that starts; None: it would take too long."""
         if self._connection.is_private and not self._has_begun:
             self._has_begun = True
             return self._connection.begin(refusal.pipeline, self._limit)
@@ -174,14 +175,14 @@ class Call:
     # The router says when ------------------------------------------------------------------------------------------------------------
 
     def _pause_for_retry(self, router: Router, refusal: OmniError) -> Awaitable[None] | None:
-        """Before the answer begins anew; None: it does not, or there is no time for that."""
+        """The pause before the answer begins anew; None: it may not, or no time is left."""
         if not isinstance(refusal, UnavailableError) or refusal.retry_delay_s is None or self._has_output:
             return None
         pause_s = self._retries.pause_s(refusal.retry_delay_s)
         if self._retries.made == self._retries.most or self._limit.ends_within(pause_s):
             return None
         if refusal.reason == "DRAINING":
-            self._connection.lost(router.address)  # It ends: another one is asked, if there is one.
+            self._connection.lost(router.address)  # The router is ending: another one is asked, if there is one.
         self._reader = self._new_reader()
         if self._held is not None:
             self._held.clear()
@@ -194,7 +195,7 @@ class Call:
         return Reader(time.perf_counter(), due(self._asked))
 
     async def _connect(self) -> Router:
-        """The first router that answers, to begin or to go on."""
+        """Return the first router that answers, to begin or to go on."""
         search = self._search if self._reader.is_lost else None
         left_s = self._left_s
         patience_s = self._connection.connect_timeout_s if search is None else search.seconds - search.spent_s
@@ -231,7 +232,7 @@ class Call:
 
     @property
     def _left_s(self) -> float:
-        """Of the time limit. Raises DeadlineError when nothing is."""
+        """The rest of the time limit. Raises DeadlineError when nothing is left."""
         if self._limit.is_over and self._reader.is_lost:
             raise self._limit.passed(ROUTER_LOST)
         return self._limit.left_s

@@ -11,8 +11,8 @@ from omnistage.client import fork
 
 MAX_MESSAGE_BYTES = 64 * 1024 * 1024
 
-# A frozen peer is seen only when ping_timeout_ms is set too: keepalive alone does not notice a stopped process. Two seconds for an answer
-# that gRPC's own threads give: a router on a busy machine is late, not lost.
+# gRPC notices a frozen peer only when ping_timeout_ms is set too: keepalive alone does not notice a stopped process. Two seconds for an
+# answer that gRPC's own threads give: a router on a busy machine is late, not lost.
 OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.keepalive_time_ms", 1000),
     ("grpc.keepalive_timeout_ms", 2000),
@@ -24,7 +24,7 @@ OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.max_reconnect_backoff_ms", 1000),
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
-    # A proxy of the environment is for the web, not for a router of one's own.
+    # A proxy in the environment is for the web, not for a user's own router.
     ("grpc.enable_http_proxy", 0),
     # Two clients in one process are two connections: closing one never touches the other.
     ("grpc.use_local_subchannel_pool", 1),
@@ -37,7 +37,7 @@ class Credentials:
 
     @property
     def is_encrypted(self) -> bool:
-        """Whether nobody on the way can read what is sent."""
+        """Whether the connection hides its bytes from others on the way."""
         return False
 
     def channel(self, address: str, options: Sequence[tuple[str, int]] = OPTIONS) -> grpc.aio.Channel:

@@ -1,4 +1,4 @@
-"""The router that clients ask, one client or many that share it: one that was named, one that was found, or that of a private stack."""
+"""The router that clients ask, one client or many that share it: a named router, a found one, or that of a private stack."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ log = logger(__name__)
 CONNECT_TIMEOUT_S = 5.0
 
 START_PATIENCE_S = 30.0
-"""How long a pipeline that is starting is waited for, where it is not this client that has it started."""
+"""How long a call waits for a pipeline that starts, unless this client started it."""
 
 
 def tell(message: str) -> None:
-    """What whoever waits may want to know."""
+    """Tells whoever waits what the call waits for."""
     log.info("%s", message)
 
 
 class Connection:
-    """What is opened with the first call, on one event loop, and closed once."""
+    """A connection to a router: opened by the first call, on one event loop, and closed once."""
 
     def __init__(
         self,
@@ -43,14 +43,14 @@ class Connection:
         warn: Callable[[str], None] = warn,
         tell: Callable[[str], None] = tell,
     ) -> None:
-        """where: a router, or what to start; if that says nothing, a router that runs is asked instead. start_patience_s: how long a call
-        waits for a pipeline that starts, where it is not this client that has it started. warn: as of `Routers`. tell: what
-        a call waits for. Raises BadRequestError for what is no address."""
+        """where: a router, or the stack to start; if that plan says nothing, a running router is asked instead. start_patience_s: how long
+        a call waits for a pipeline that starts, unless this client started it. warn: as in `Routers`. tell: gets what a call waits for.
+        Raises BadRequestError for a text that is no address."""
         self._plan = where if isinstance(where, StackPlan) else StackPlan()
         self._stack = PrivateStack(self._plan) if isinstance(where, StackPlan) else None
         self._found = None if isinstance(where, StackPlan) else where
         self._may_find = self._stack is not None and self._plan.says_nothing
-        """Whether a router that runs is as good as a stack of its own; until it has been looked for."""
+        """Whether a running router does as well as a stack of its own; until one has been looked for."""
         self._credentials, self._warn = credentials, warn
         self._routers = None if self._found is None else self._routers_at(self._found)
         self._starting = asyncio.Lock()
@@ -72,27 +72,28 @@ class Connection:
 
     @property
     def whereabouts(self) -> str:
-        """Where it leads, whether that is a private stack, and whether it can be used, for people."""
+        """For people: the address, whether the stack is private, and whether it can be used."""
         kind = ", private stack" if self.is_private else ""
         return f"{self.address or 'not started'}{kind}, {'closed' if self._is_closed else 'open'}"
 
     @property
     def is_private(self) -> bool:
-        """Whether the router is that of a stack of its own."""
+        """Whether the router belongs to this connection's own stack."""
         return self._stack is not None and self._found is None
 
     @property
     def places(self) -> int | None:
-        """Answers at once of a private stack that was told so; None: nobody knows here."""
+        """How many answers the private stack gives at once, if a setting says so; None: not known here."""
         return self._plan.settings.get("max_sessions") if self.is_private else None
 
     @property
     def start_limit_s(self) -> float:
-        """How long `start` takes at most, seconds, with a first connection."""
+        """How long `start` takes at most with a first connection, in seconds."""
         return self.connect_timeout_s + (0.0 if self._stack is None else self._stack.start_limit_s)
 
     async def start(self, key: ApiKey | None) -> None:
-        """Find the router, or start a private stack, whose setting bounds its time. key: of who asks. Raises ClosedError and StackError."""
+        """Find the router, or start a private stack, whose setting bounds its time. key: the caller's. Raises ClosedError and
+        StackError."""
         fork.check()
         self._stay_on_loop()
         async with self._starting:
@@ -107,7 +108,7 @@ class Connection:
                 self._routers = Routers(await self._stack.started(), credentials=self._credentials, warn=self._warn)
 
     async def connect(self, timeout_s: float, key: ApiKey | None) -> Router:
-        """The first router that answers, for who asks with this key. Raises what `start` and `Routers.connect` do."""
+        """The first router that answers, for a caller with this key. Raises the errors of `start` and `Routers.connect`."""
         await self.start(key)
         assert self._routers is not None
         return await self._routers.connect(timeout_s, key)
@@ -118,7 +119,7 @@ class Connection:
         self._routers.lost(address)
 
     async def begin(self, pipeline: str, limit: Limit) -> None:
-        """Have the private stack start a pipeline of its own, and wait until it serves. The start goes on where the limit passes."""
+        """Have the private stack start one of its pipelines, and wait until it serves. The start goes on when the limit passes."""
         assert self._stack is not None
         with suppress(TimeoutError):
             async with asyncio.timeout(limit.left_s), self.waiting():
@@ -128,7 +129,7 @@ class Connection:
 
     @asynccontextmanager
     async def waiting(self) -> AsyncIterator[None]:
-        """Around whatever is waited for on no channel: the close of this connection ends it, as it ends calls. Raises ClosedError then."""
+        """Wrap a wait that uses no channel: closing this connection ends the wait, as it ends calls. Raises ClosedError then."""
         fork.check()
         self._stay_on_loop()
         self._check_open()
@@ -145,12 +146,12 @@ class Connection:
             raise
 
     async def pause(self, seconds: float) -> None:
-        """Raises ClosedError when it is closed meanwhile."""
+        """Wait. Raises ClosedError if the connection is closed meanwhile."""
         async with self.waiting():
             await asyncio.sleep(seconds)
 
     def advise(self, error: OmniError, asked: omni_pb2.GenerateRequest) -> None:
-        """Say what to do about an error, by who was asked what."""
+        """Give an error a hint that fits the router and the request."""
         advise(self._found, error, asked)
 
     async def disconnect(self) -> None:
@@ -182,7 +183,7 @@ class Connection:
             raise ClosedError("this client is closed")
 
     def _stay_on_loop(self) -> None:
-        """Channels belong to the loop on which they were opened. Raises WrongLoopError on another one."""
+        """Raises WrongLoopError on another event loop than the one that opened the channels."""
         running = asyncio.get_running_loop()
         if self._loop is None:
             self._loop = running

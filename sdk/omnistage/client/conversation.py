@@ -1,4 +1,4 @@
-"""From turns as people and other clients write them to messages, in two steps: their form is checked at once, media are read later."""
+"""Turns, as people and other clients write them, become messages in two steps: the form is checked at once, media are read later."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ come before the text, pictures first, then sounds, then films, as in the publish
 any order, such as OpenAI's clients send: {"type": "text", "text": ...}, {"type": "image", "image": ...}, in the same way "audio" and
 "video" (which may have "use_audio"), {"type": "image_url", "image_url": {"url": "data:..."}}, in the same way "audio_url" and "video_url",
 {"type": "input_audio", "input_audio": {"data": BASE64}}, where a data: URL may be too, and of an assistant {"type": "refusal", "refusal":
-...}, which is text. What else a message of theirs has, such as `tool_calls`, may be None."""
+...}, which is text. Other keys of their messages, such as `tool_calls`, may be None."""
 
 ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
-"""By the role of a turn, the one that it has in the contract."""
+"""The role that the contract has for a turn's role."""
 OTHER_ROLES = {**dict.fromkeys(("bot", "model", "ai", "gpt", "agent"), "assistant"), **dict.fromkeys(("human", "me", "person"), "user")}
-"""What roles are called elsewhere."""
+"""The roles that other libraries use, and ours."""
 LISTS = {"images": "image", "audios": "audio", "videos": "video"}
 TURN_KEYS = ("role", "content", *LISTS)
 EMPTY_KEYS = {
@@ -37,7 +37,7 @@ EMPTY_KEYS = {
     "function_call": "no pipeline calls functions: leave it out",
     "tool_calls": "no pipeline calls tools: leave them out",
 }
-"""Of the messages of OpenAI's clients, which may have them as None or empty, and what is said of one that is not."""
+"""Keys of the messages of OpenAI's clients that may be None or empty, and the error text for one that is not."""
 
 OTHER_KEYS = {
     **dict.fromkeys(("text", "message", "prompt", "value", "parts"), "content"),
@@ -47,7 +47,7 @@ OTHER_KEYS = {
     **dict.fromkeys(("video", "film", "films", "video_url"), "videos"),
     **dict.fromkeys(("path", "url", "file", "source", "data"), ""),
 }
-"""What keys of a turn, or of a part, are called elsewhere; empty: of a part, what its type says."""
+"""Other names of keys of a turn or a part, and our names; empty: the key that the part's type names."""
 
 T = TypeVar("T")
 
@@ -55,11 +55,11 @@ ReadMedium = Callable[[], Medium]
 """Reads a medium. Raises BadRequestError."""
 
 Part = stage_pb2.Part | ReadMedium
-"""Text, or a medium that is still to be read."""
+"""Text, or a medium that is not read yet."""
 
 
 def turn_of(turn: object, where: str) -> tuple[str, list[Part]]:
-    """The role of a turn and what it holds, in order. Raises BadRequestError for a turn that is not one."""
+    """The role and the contents of a turn, in order. Raises BadRequestError for a turn of the wrong form."""
     if not isinstance(turn, Mapping):
         what = "must be a dict with role and content: {'role': 'user', 'content': 'Hello'}"
         raise BadRequestError.of(where, f"is {shown(turn)}; it {what}")
@@ -89,7 +89,7 @@ def turn_of(turn: object, where: str) -> tuple[str, list[Part]]:
 
 
 def _role(role: object, where: str) -> str:
-    """As the contract has it. Raises BadRequestError."""
+    """The contract's role. Raises BadRequestError."""
     if not isinstance(role, str) or role not in ROLES:
         *most, last = ROLES
         if isinstance(role, str) and role.lower() in ("tool", "function"):
@@ -101,8 +101,8 @@ def _role(role: object, where: str) -> str:
 
 
 def listed_media(given: Mapping[str, object], where: str, to_read: Callable[[object, str, str], T]) -> Iterator[Callable[[], T]]:
-    """Of images (or image), audios and videos, each a medium, several or None: what reads them. where: stands before their names. to_read:
-    reads one of them."""
+    """Readers of the media in images (or image), audios and videos, each of which holds a medium, several or None. where: stands before
+    their names. to_read: makes the reader of one medium."""
     for name, sources in given.items():
         kind = LISTS.get(name, name)
         if sources is None:
@@ -170,7 +170,7 @@ def _url(item: Mapping[str, Any], kind: str, where: str) -> Part:
         url, where = url.get("url"), f"{where}.url"
     if not isinstance(url, str):
         raise BadRequestError.of(where, "must be text: data:image/png;base64,...")
-    if url[:5].lower() != "data:" and "://" not in url:  # The second would look through a whole picture.
+    if url[:5].lower() != "data:" and "://" not in url:  # The second check alone would search a whole picture.
         raise BadRequestError.of(where, "is no URL; what lies here goes as {'type': 'image', 'image': path}")
     return partial(to_medium, url, kind.removesuffix("_url"), where)
 
@@ -197,17 +197,17 @@ _READERS: dict[str, tuple[tuple[str, ...], Callable[[Mapping[str, Any], str, str
     "input_audio": ((), _input_audio),
     "refusal": ((), _text),
 }
-"""By the type of a part: further keys that it may have, and who reads it."""
+"""By the type of a part: further keys that it may have, and its reader."""
 
 
 OTHER_TYPES = {"input_text": "text", "output_text": "text", "input_image": "image_url", "input_video": "video_url", "sound": "audio"}
-"""What types of parts are called elsewhere."""
+"""Other names of types of parts, and ours."""
 
 
 def _check_keys(given: Mapping[str, Any], known: Sequence[str], where: str) -> None:
     unknown = sorted(map(str, set(given) - set(known)))
     if unknown:
-        own = known[1] if known[0] == "type" else known[0]  # Of a part it has its type's name.
+        own = known[1] if known[0] == "type" else known[0]  # In a part the key has its type's name.
         meant = [OTHER_KEYS.get(key, "") or (own if key in OTHER_KEYS else near(key.lower(), known)) for key in unknown]
         told = f"did you mean {', '.join(meant)}?" if all(one in known for one in meant) else f"known: {', '.join(known)}"
         raise BadRequestError.of(where, f"has unknown keys {', '.join(unknown)}; {told}")

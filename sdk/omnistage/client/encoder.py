@@ -1,4 +1,5 @@
-"""Sound as the bytes of a file while it comes: WAV by itself, FLAC, Ogg Vorbis, Ogg Opus and MP3 by libsndfile."""
+"""Encodes sound as the bytes of a file while it comes: WAV with the standard library, FLAC, Ogg Vorbis, Ogg Opus and MP3 with
+libsndfile."""
 
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ from omnistage.client.wav import to_pcm16, wav_head
 Samples = NDArray[np.float32]
 
 ENCODINGS = ("pcm16", "float32")
-"""In what form samples come, and stand in a WAV file."""
+"""The forms in which samples come, and stand in a WAV file."""
 
 INSTALL = "pip install 'soundfile>=0.14', which omnistage[cli] has; .wav needs nothing."
 
@@ -28,7 +29,7 @@ MP3_KBIT_S = ((32_000, 32, 320, 64), (16_000, 8, 160, 64), (0, 8, 64, 32))
 
 @dataclass(frozen=True, slots=True)
 class SoundFormat:
-    """A kind of file. container, subtype: what libsndfile calls it; empty for WAV. rates_hz: it can have; none: any."""
+    """A kind of file. container, subtype: libsndfile's names; empty for WAV. rates_hz: the rates that it can have; empty: any."""
 
     name: str
     container: str = ""
@@ -37,19 +38,20 @@ class SoundFormat:
 
     @property
     def is_wav(self) -> bool:
-        """Whether nothing but the standard library is needed, and samples stand in it as they are."""
+        """Whether the standard library alone writes it, with samples as they are."""
         return not self.container
 
     def options(self, sample_rate_hz: int) -> dict[str, Any]:
-        """Of libsndfile. An MP3 has equally many bytes a second: where it comes from a pipe and says no length, readers such as libsndfile
-        take the first frame for the measure of all. Frames have room for the length."""
+        """Options for libsndfile. An MP3 has the same number of bytes each second: a file from a pipe does not say its length, and readers
+        such as libsndfile then measure all frames by the first. Frames have room for the length."""
         if self.container != "MP3":
             return {}
         least, most, given = next(kbit_s for least_hz, *kbit_s in MP3_KBIT_S if sample_rate_hz >= least_hz)
         return {"bitrate_mode": "CONSTANT", "compression_level": (most - given) / (most - least)}
 
     def check(self, sample_rate_hz: int = 0, encoding: str = "pcm16") -> None:
-        """Whether such a file can be written here. sample_rate_hz: 0 if not known yet. Raises RequestError, NotAvailableError."""
+        """Raises RequestError for a rate that such a file cannot have, NotAvailableError for a kind that this machine cannot write.
+        sample_rate_hz: 0 if not known yet."""
         if encoding not in ENCODINGS:
             raise RequestError(f"encoding {encoding!r}: there is none of that name", hint=f"Give {' or '.join(ENCODINGS)}.")
         if encoding != "pcm16" and not self.is_wav:
@@ -73,11 +75,11 @@ FORMATS = {
     ".opus": SoundFormat("Opus", "OGG", "OPUS", (8000, 12000, 16000, 24000, 48000)),
     ".mp3": SoundFormat("MP3", "MP3", "MPEG_LAYER_III", (8000, 11025, 12000, 16000, 22050, 24000, 32000, 44100, 48000)),
 }
-"""By the ending of a name."""
+"""Kinds of files, by the ending of the name."""
 
 
 def format_of(path: str | PathLike[str]) -> SoundFormat:
-    """By the ending of a name, or the ending alone. Raises RequestError."""
+    """The kind that the name's ending, or the ending alone, stands for. Raises RequestError."""
     name = fspath(path)
     suffix = name.lower() if name.lower() in FORMATS else PurePath(name).suffix.lower()
     if suffix not in FORMATS:
@@ -94,7 +96,7 @@ def channels_of(samples: Samples) -> int:
 
 
 def any_of(suffixes: Iterable[str]) -> str:
-    """In words."""
+    """The endings in words."""
     *most, last = suffixes
     return f"{', '.join(most)} or {last}" if most else last
 
@@ -102,10 +104,10 @@ def any_of(suffixes: Iterable[str]) -> str:
 def _libsndfile(name: str) -> Any:
     """The package soundfile. Raises NotAvailableError."""
     try:
-        import soundfile  # Where only WAV is written, or nothing, it need not be installed.
+        import soundfile  # A program that writes only WAV, or nothing, does not need the package.
     except ImportError as error:
         raise NotAvailableError(f"{name} needs a package that is not installed: soundfile", hint=INSTALL) from error
-    except OSError as error:  # It is there, and its library is not.
+    except OSError as error:  # The package is there, but its library is missing.
         raise NotAvailableError(f"{name} needs libsndfile, which does not load: {error}", hint=INSTALL) from error
     return soundfile
 
@@ -128,23 +130,23 @@ class SoundEncoder:
         )
 
     def encode(self, samples: Samples) -> bytes:
-        """What the file grows by with float32 [n], or [n, channels], full scale 1; perhaps nothing yet. Louder samples are clipped, but
-        in float32."""
+        """The bytes by which float32 [n], or [n, channels], full scale 1, lengthens the file; perhaps none yet. Louder samples are clipped,
+        except in float32."""
         return self._file.encode(samples)
 
     def finish(self) -> bytes:
-        """The rest of the file, once nothing follows."""
+        """The rest of the file, once no more sound comes."""
         return self._file.finish()
 
     @property
     def head(self) -> bytes:
-        """How the file begins, with what is known only now, such as its length: for whoever can go back, over what stands there. Without it
-        players play all, an MP3 with a moment of silence around it, and libsndfile reads no FLAC."""
+        """The beginning of the file with facts that are known only at the end, such as its length: write it over the old beginning if the
+        file can seek. Without it players play everything, an MP3 with a moment of silence around it, and libsndfile reads no FLAC."""
         return self._file.head
 
 
 class _Wav:
-    """What was told of its length when it began is that nobody knows it."""
+    """Writes WAV. The first head says that the length is unknown."""
 
     def __init__(self, sample_rate_hz: int, dtype: np.dtype[Any], channels: int) -> None:
         self._rate_hz, self._dtype, self._channels = sample_rate_hz, dtype, channels
@@ -166,7 +168,7 @@ class _Wav:
 
 
 class _Libsndfile:
-    """One file of libsndfile, which goes back to the beginning when it ends."""
+    """One file of libsndfile, which goes back to the beginning at the end."""
 
     def __init__(self, form: SoundFormat, sample_rate_hz: int, channels: int) -> None:
         self._sink = _Sink()
@@ -180,7 +182,7 @@ class _Libsndfile:
         return bytes(self._sink.head)
 
     def encode(self, samples: Samples) -> bytes:
-        # Its own conversion to 16 bit lets what is too loud wrap around.
+        # libsndfile's own conversion to 16 bit lets loud samples wrap around.
         self._file.write(np.frombuffer(to_pcm16(samples), "<i2").reshape(samples.shape) if self._exact else np.clip(samples, -1, 1))
         return self._sink.taken()
 
@@ -190,11 +192,11 @@ class _Libsndfile:
 
 
 HEAD_BYTES = 4096
-"""What libsndfile comes back to is at the very beginning: a block of 38 bytes in FLAC, the first frame in MP3."""
+"""libsndfile comes back only to the very beginning: a block of 38 bytes in FLAC, the first frame in MP3."""
 
 
 class _Sink:
-    """A file as libsndfile writes it: what is new can be taken away, of the beginning a copy stays, in which it corrects."""
+    """A file that libsndfile writes: new bytes can be taken away, and a copy of the beginning stays, for corrections."""
 
     def __init__(self) -> None:
         self.head = bytearray()
@@ -203,7 +205,7 @@ class _Sink:
         self._place = 0
 
     def taken(self) -> bytes:
-        """What is new since the last time."""
+        """The bytes that are new since the last call."""
         new, self._new = bytes(self._new), bytearray()
         return new
 
@@ -225,5 +227,5 @@ class _Sink:
         return self._place
 
     def read(self, size: int = -1) -> bytes:
-        """Nothing: it is only written."""
+        """Always empty: the file is only written."""
         return b""

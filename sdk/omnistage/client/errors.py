@@ -1,4 +1,4 @@
-"""What can go wrong, as one tree of exceptions.
+"""All errors of the client, as one tree of exceptions.
 
 ::
 
@@ -26,8 +26,8 @@
     └── WrongLoopError         called on an event loop that the client does not belong to, or on its own thread
 
 Errors that a server reports come as `google.rpc.Status` in the trailing metadata: `ErrorInfo.reason` picks the class, `BadRequest` and
-`RetryInfo` fill it. Where there are no details of ours, the status is one of gRPC itself or of a proxy on the way: the code picks the class
-and what to do, but for a message that gRPC found too large. What says of a request only that it was cut off may be asked again.
+`RetryInfo` fill it. A status without our details comes from gRPC itself or from a proxy on the way: the code picks the class and the hint,
+except for a message that gRPC found too large. A request whose status says only that it was cut off may be asked again.
 """
 
 from __future__ import annotations
@@ -49,17 +49,17 @@ DOMAIN = "omnistage"
 
 
 class _Hint:
-    """What to do, in words of Python; empty where the message says it all. Of a class: what its errors say where nobody knows better."""
+    """The hint, in Python's words; empty if the message says it all. On a class: the hint of errors that have none of their own."""
 
     def __get__(self, error: OmniError | None, kind: type[OmniError]) -> str:
         return PYTHON.hint(kind.ADVICE if error is None else error.advice)
 
     def __set__(self, error: OmniError, advice: str) -> None:
-        """advice: as of OmniError."""
+        """advice: as in OmniError."""
         before = f"hint: {error.hint}"
         error.advice = advice
         notes = [note for note in getattr(error, "__notes__", ()) if note != before]
-        # A list of its own: a copy of the exception has the same one.
+        # A new list, because a copy of the exception shares the old one.
         error.__notes__ = [*notes, f"hint: {error.hint}"] if advice else notes
 
 
@@ -68,11 +68,11 @@ class OmniError(Exception):
     catches it; `reason` is the name in `omnistage.v1.ErrorReason`, empty if no server gave one."""
 
     ADVICE: ClassVar[str] = ""
-    """The hint of a class, with places for names as `wording` fills them."""
+    """The class's hint, with places for names that `wording` fills."""
 
     hint = _Hint()
     answers: Sequence[Any] = ()
-    """Where one of a list of texts failed: each an `Answer`, or None for one that failed too."""
+    """If one of a list of texts failed: an `Answer` for each text, or None for one that failed too."""
 
     def __init__(
         self,
@@ -89,11 +89,11 @@ class OmniError(Exception):
         self.code = code
         self.metadata = dict(metadata or {})
         self.advice = ""
-        """The hint, its places not yet filled."""
+        """The hint with its places not filled yet."""
         self.hint = hint or self.ADVICE
 
     def say_more(self, more: str) -> None:
-        """What else there is to say of it goes behind its message."""
+        """Put more text behind the message."""
         self.message = f"{self.message}; {more}"
         self.args = (self.message,)
 
@@ -219,7 +219,7 @@ class StackError(OmniError):
 
 
 class PlayerLostError(OmniError):
-    """What played the sound could not be started, ended or hung. The answer is not touched by that: it goes on, without being heard."""
+    """The player of the sound could not be started, ended or hung. The answer goes on all the same, unheard."""
 
     ADVICE = "OMNISTAGE_PLAYER names another player, or none for silence; the answer can be written to a file."
 
@@ -267,7 +267,7 @@ BY_REASON: Mapping[str, type[OmniError]] = {
 HINTS: Mapping[str, str] = {
     "DRAINING": "That router is ending, or not ready yet. Ask again after the delay, or ask another router.",
 }
-"""Where the class alone does not tell what to do."""
+"""Hints by reason, if the class alone does not say what to do."""
 
 BY_CODE: Mapping[grpc.StatusCode, type[OmniError]] = {
     grpc.StatusCode.INVALID_ARGUMENT: BadRequestError,
@@ -285,8 +285,8 @@ BY_CODE: Mapping[grpc.StatusCode, type[OmniError]] = {
     grpc.StatusCode.INTERNAL: UnavailableError,
     grpc.StatusCode.UNKNOWN: UnavailableError,
 }
-"""Of a status without details of ours. The last three are what gRPC has for a call that was cut off: this client is told of a cancellation
-of its own in another way."""
+"""The class of a status without our details. The last three are gRPC's codes for a call that was cut off: gRPC reports a cancellation by
+this client itself in another way."""
 
 AGAIN = "Ask again in a moment"
 LOOK = "If it fails each time, look into the log of the router, or of the proxy in front of it."
@@ -310,24 +310,24 @@ HINTS_BY_CODE: Mapping[grpc.StatusCode, str] = {
     grpc.StatusCode.FAILED_PRECONDITION: REFUSED,
     grpc.StatusCode.ALREADY_EXISTS: REFUSED,
 }
-"""What to do where no details of ours say it, and the class does not."""
+"""Hints by code, if neither our details nor the class say what to do."""
 
 RETRY_DELAY_S = 1.0
-"""Where a call was cut off or not taken, and nobody said when to ask again."""
+"""The pause before a retry of a call that was cut off or refused without a delay."""
 
 
 TOO_LARGE = "larger than max"
 """In the text of gRPC's own refusal of a message, which has the code of a full server and no details."""
 
 RECEIVED_HERE = "CLIENT: Received"
-"""In that text if it was a message of the server, refused here."""
+"""Also in that text, if the server sent the message and this side refused it."""
 
 BROKEN = frozenset({grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN, grpc.StatusCode.CANCELLED})
-"""What gRPC reports when a connection dies, or a call is reset: which of them depends on what was under way at that moment."""
+"""Codes that gRPC reports when a connection dies, or a call is reset: which of them depends on the work that was under way."""
 
 
 def is_broken(error: grpc.aio.AioRpcError) -> bool:
-    """True if the connection or the server is gone, and no server said so."""
+    """True if the connection or the server is gone, and the server did not say so."""
     return error.code() in BROKEN and _unpack(_details_of(error), error_details_pb2.ErrorInfo).domain != DOMAIN
 
 
@@ -362,7 +362,7 @@ def from_rpc_error(error: grpc.aio.AioRpcError) -> OmniError:
 
 
 def _too_large(error: grpc.aio.AioRpcError) -> OmniError:
-    """The same message is too large again, however long one waits."""
+    """The error for a message that is too large, and stays so however long one waits."""
     details = error.details() or ""
     if RECEIVED_HERE in details:
         return ProtocolError(details, code=error.code())

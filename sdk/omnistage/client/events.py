@@ -1,4 +1,4 @@
-"""What a stream yields: text, thoughts, sound, codes of speech, pictures, their progress and rows as they come, servers that were lost on
+"""The events of a stream: text, thoughts, sound, codes of speech, pictures, their progress and rows as they come, servers that were lost on
 the way, and the account at the end. Times are client seconds after t0."""
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from omnistage.client.playback import Timing, figures
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprob:
-    """A token that could have been said. piece: its text in UTF-8, perhaps a part of a character."""
+    """A token that the model could have chosen. piece: its text in UTF-8, perhaps a part of a character."""
 
     token_id: int
     logprob: float
@@ -26,7 +26,7 @@ class TokenLogprob:
 class TokensDelta:
     """The next tokens of a text; its characters are final. first_token: position of the first of them, counted through thought and answer.
     logprobs: one per token; pieces: the text of each in UTF-8, perhaps a part of a character; top_logprobs: the likeliest tokens in the
-    place of each, descending. All three are empty where they were not asked for, pieces also where the server is older than they are."""
+    place of each, descending. All three are empty if the call did not ask for them, pieces also if the server is too old to send them."""
 
     text: str
     first_token: int
@@ -44,15 +44,15 @@ class TextDelta(TokensDelta):
 
 @dataclass(frozen=True, slots=True)
 class ThoughtDelta(TokensDelta):
-    """The next piece of what a model thinks before it answers, where it does: no part of the answer. The text is empty for the marks
+    """The next piece of a model's thoughts before it answers, if the model thinks: no part of the answer. The text is empty for the marks
     around a thought."""
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class AudioChunk:
     """The next piece of sound. samples: float32 [n], or [n, channels] of several, -1 to 1. first_sample: position of samples[0] in the
-    answer. encoding: in which they came, pcm16 or float32. prebuffer_s: of the first piece, how long a player should wait after it before
-    it plays, so that it never runs dry, as far as the server can foretell; None: it does not say."""
+    answer. encoding: the form in which they came, pcm16 or float32. prebuffer_s: with the first piece, how long a player should wait after
+    it before it plays, so that it never runs dry, as far as the server can foretell; None: the server does not say."""
 
     samples: NDArray[np.float32]
     first_sample: int
@@ -72,7 +72,7 @@ class AudioChunk:
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class SpeechCodes:
-    """The next frames of speech as codes, of a pipeline that gives them. codes: uint32 [frames, codebooks]. first_frame: position of
+    """The next frames of speech as codes, from a pipeline that gives them. codes: uint32 [frames, codebooks]. first_frame: position of
     codes[0] in the answer."""
 
     codes: NDArray[np.uint32]
@@ -85,9 +85,9 @@ class SpeechCodes:
 
 @dataclass(frozen=True, slots=True)
 class SpokenWord:
-    """A word of the answer, or several that are read as one thing, such as a date, and when it is spoken. text: as it stands in the answer;
-    empty where that was not asked for. first_character: its place there. begin_s, end_s: of its sound, seconds from the first sample on:
-    it begins at sample `round(begin_s * sample_rate)`."""
+    """A word of the answer, or several that are read as one, such as a date, and when it is spoken. text: as it stands in the answer; empty
+    if the call asked for no text. first_character: its position there. begin_s, end_s: when its sound begins and ends, in seconds from the
+    first sample: it begins at sample `round(begin_s * sample_rate)`."""
 
     text: str
     first_character: int
@@ -97,8 +97,8 @@ class SpokenWord:
 
 @dataclass(frozen=True, slots=True)
 class Alignment:
-    """When the next words are spoken, of a pipeline that tells it, for a call that asks for it: `outputs=["text", "audio", "alignment"]`.
-    It comes no later than their sound."""
+    """When the next words are spoken, if the pipeline can tell and the call asks for it: `outputs=["text", "audio", "alignment"]`. It comes
+    no later than their sound."""
 
     words: tuple[SpokenWord, ...]
     arrival_s: float
@@ -106,8 +106,8 @@ class Alignment:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Picture:
-    """One encoded picture. index: how many stand before it, each layer of a layered one counted. preview_step: the step that a preview
-    shows, else None. layer: of layered pictures."""
+    """One encoded picture. index: how many pictures come before it, each layer of a layered one counted. preview_step: the step that a
+    preview shows, else None. layer: the layer's number in a layered picture."""
 
     data: bytes
     media_type: str
@@ -117,7 +117,7 @@ class Picture:
     arrival_s: float
 
     def _repr_html_(self) -> str:
-        """The picture, in a notebook."""
+        """The picture, for a notebook."""
         return pictures([(self.media_type, self.data)])
 
     def __repr__(self) -> str:
@@ -127,8 +127,8 @@ class Picture:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class VideoDelta:
-    """The next piece of a film, which is a file in pieces. frames: that can be shown with it. first_frame: how many came before it. codecs:
-    what a browser has to know beside the media type, such as "vp9, opus"; empty where the server does not say."""
+    """The next piece of a film, which is a file in pieces. frames: how many can be shown with this piece. first_frame: how many came before
+    it. codecs: what a browser has to know beside the media type, such as "vp9, opus"; empty where the server does not say."""
 
     data: bytes
     media_type: str
@@ -143,7 +143,7 @@ class VideoDelta:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far a drawing is. done: steps. total: of all of them; 0: that is not known. After a loss it may begin anew."""
+    """How far a drawing is. done: steps so far. total: all steps; 0: not known. After a loss it may begin anew."""
 
     done: int
     total: int
@@ -169,8 +169,8 @@ class Failover:
     """A server was lost in the middle of the answer and the answer went on; nothing is missing and nothing comes twice.
 
     stage: thinker, talker, code2wav or diffusion; router if it was this client's own connection. lost: address of the server that was lost.
-    replica: address of the one that went on, which may be the same, started again. reason: why the first one was given up. pause_s: from
-    the moment its loss was seen until the other one was ready.
+    replica: address of the server that went on, which may be the same one, started again. reason: why the first server was given up.
+    pause_s: from the moment its loss was seen until the other server was ready.
     """
 
     stage: str
@@ -182,16 +182,16 @@ class Failover:
 
     @property
     def at_s(self) -> float:
-        """When the loss was seen, as well as a client can tell: `pause_s` before the news of its end came."""
+        """When the loss was seen, as well as a client can tell: `pause_s` before the news that it was over came."""
         return max(0.0, self.arrival_s - self.pause_s)
 
 
 @dataclass(frozen=True, slots=True)
 class StageReport:
-    """One stage's account of its part. Seconds after that stage was opened. Items per port: tokens, rows, frames or samples.
-    audio_underruns, audio_starved_s: of a Code2Wav: how often, and for how long in all, whoever plays its sound as it is made, after the
-    wait that `AudioChunk.prebuffer_s` says, would have had nothing to play. prompt_tokens: of a Thinker; None: it does not say. unspoken,
-    unspoken_words, notes, drew: as in Usage, of this stage."""
+    """One stage's account of its part. Times are seconds after that stage was opened. Items per port: tokens, rows, frames or samples.
+    audio_underruns, audio_starved_s: of a Code2Wav, how often, and for how long in all, a player would have run dry that plays the sound as
+    it is made, after the wait in `AudioChunk.prebuffer_s`. prompt_tokens: of a Thinker; None: it does not say. unspoken, unspoken_words,
+    notes, drew: as in Usage, for this stage alone."""
 
     stage: str
     replica: str
@@ -213,9 +213,9 @@ class StageReport:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Usage:
-    """The server's account of an answer, by the router's clock, seconds after it took the request. first_text_s, first_audio_s: None where
-    there was none of it. completion_tokens: of its text, without the one that ends it; None where no text was asked for. thought_tokens:
-    those of them that are of a thought."""
+    """The server's account of an answer, by the router's clock, in seconds after it took the request. first_text_s, first_audio_s: None if
+    the answer has no text, or no sound. completion_tokens: tokens of the text, without the one that ends it; None if no text was asked
+    for. thought_tokens: how many of them belong to a thought."""
 
     stages: tuple[StageReport, ...]
     queued_s: float
@@ -227,44 +227,44 @@ class Usage:
 
     @property
     def prompt_tokens(self) -> int | None:
-        """Of all that was asked, with what the model puts around it and its media; None where the server does not say."""
+        """Tokens of the whole prompt, with the model's own text around it and its media; None if the server does not say."""
         return next((report.prompt_tokens for report in self.stages if report.prompt_tokens is not None), None)
 
     @property
     def cached_tokens(self) -> int:
-        """Those of the prompt that had not to be computed again."""
+        """Tokens of the prompt that were in a cache and not computed again."""
         return sum(report.cached_tokens for report in self.stages)
 
     @property
     def unspoken(self) -> int:
-        """How many characters of the text were not spoken, since the voice has no sound for them."""
+        """How many characters of the text were not spoken, because the voice has no sound for them."""
         return sum(report.unspoken for report in self.stages)
 
     @property
     def unspoken_words(self) -> str:
-        """The first 64 of them, a space between those that do not stand together."""
+        """The first 64 of those characters, with a space between those that do not stand together."""
         return " ".join(report.unspoken_words for report in self.stages if report.unspoken_words)
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Sentences of the stages for whoever asked, such as what a model cannot draw."""
+        """Sentences of the stages for the user, such as what a model cannot draw."""
         return tuple(note for report in self.stages for note in report.notes)
 
     @property
     def drew(self) -> bool | None:
-        """Whether another seed could have given another answer; None where the server does not say."""
+        """Whether another seed could have given another answer; None if the server does not say."""
         told = {report.drew for report in self.stages}
         return True if True in told else None if None in told or not told else False
 
     def __repr__(self) -> str:
-        """Without the accounts of the stages, which are ten times as much."""
+        """Leaves out the accounts of the stages, which are ten times as long."""
         stages = ", ".join(report.stage for report in self.stages) or "none"
         tokens = (*(() if self.prompt_tokens is None else ("prompt_tokens", "cached_tokens")), "completion_tokens")
         return f"Usage({figures(self, *tokens, 'queued_s', 'first_text_s', 'first_audio_s', 'total_s')}, stages: {stages})"
 
 
 def unspoken_told(account: Usage) -> str:
-    """What of an answer was not spoken, in a line for people; empty: nothing."""
+    """A line for people that says what was not spoken; empty if all was."""
     if not account.unspoken:
         return ""
     more = "..." if account.unspoken > len(account.unspoken_words) - account.unspoken_words.count(" ") else ""
@@ -302,7 +302,7 @@ class Done:
 
 
 def array(values: NDArray[Any]) -> str:
-    """An array without its values, for a repr: float32 [4800]."""
+    """An array without its values, as a repr shows it: float32 [4800]."""
     return f"{values.dtype} {list(values.shape)}"
 
 

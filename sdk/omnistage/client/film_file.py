@@ -1,4 +1,4 @@
-"""Films that a pipeline made, as files."""
+"""Films as files."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from omnistage.client.errors import RequestError
 from omnistage.client.notebook import films
 
 KINDS = {".webm": "WebM", ".mp4": "MP4"}
-"""By the ending of a name, what is written; of other types any name will do."""
+"""The kind of file that each ending stands for; films of other types take any name."""
 
 MEDIA_TYPES = {ending: f"video/{name.lower()}" for ending, name in KINDS.items()}
 
 
 def check_ending(path: str | PathLike[str], media_type: str) -> None:
-    """Whether the name of a file fits a film of this type. Raises RequestError."""
+    """Raises RequestError if the name of a file does not fit a film of this type."""
     ending = Path(path).suffix.lower()
     fit = next((one for one, its_type in MEDIA_TYPES.items() if its_type == media_type), ending)
     if ending != fit:
@@ -26,20 +26,20 @@ def check_ending(path: str | PathLike[str], media_type: str) -> None:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Film:
-    """A film as a file that can be played while it grows. media_type: such as video/webm or video/mp4. frames: that it shows. It can be
-    shown to a model, as `videos`."""
+    """A film as a file that can be played while it grows. media_type: such as video/webm or video/mp4. frames: how many it shows. A model
+    takes it among `videos`."""
 
     data: bytes
     media_type: str
     frames: int
 
     def save(self, path: str | PathLike[str]) -> None:
-        """Write it to a file, whose name ends as its type says: .webm or .mp4. Raises RequestError for another ending, OSError."""
+        """Write a file whose ending fits the type: .webm or .mp4. Raises RequestError for another ending, OSError."""
         check_ending(path, self.media_type)
         Path(path).write_bytes(self.data)
 
     def _repr_html_(self) -> str:
-        """A player, in a notebook."""
+        """A player, for a notebook."""
         return films([(self.media_type, self.data)])
 
     def __repr__(self) -> str:

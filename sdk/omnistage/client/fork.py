@@ -1,5 +1,5 @@
-"""A fork of this process. gRPC's threads do not come along into the child, so where the parent has used gRPC the child cannot: its calls
-would wait for threads that are not there, and what it frees would speak on the connections of its parent."""
+"""Forks of this process. gRPC's threads do not come along into the child, so if the parent has used gRPC the child cannot: its calls would
+wait for threads that do not exist, and objects that it frees would write on the connections of its parent."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from omnistage.client.errors import ForkedError
 
 
 class _Process:
-    """What this process and those that it came from have done."""
+    """Records what this process and its ancestors have done with gRPC."""
 
     def __init__(self) -> None:
         self.uses_grpc = False
@@ -23,11 +23,11 @@ class _Process:
 _process = _Process()
 
 held_off = threading.RLock()
-"""While it is held no fork begins: for file descriptors that a child must not inherit."""
+"""While it is held no fork begins: it guards file descriptors that a child must not inherit."""
 
 
 def use() -> None:
-    """Call it before anything of gRPC or of the loop thread is made. Raises ForkedError where neither can work."""
+    """Call it before anything of gRPC or of the loop thread is made. Raises ForkedError if neither can work here."""
     check()
     _process.uses_grpc = True
 
@@ -39,12 +39,12 @@ def check() -> None:
 
 
 def is_child_of_user() -> bool:
-    """True where `check` raises."""
+    """True if `check` raises."""
     return _process.is_child_of_user
 
 
 def leave_to_parent(connected: object) -> None:
-    """A channel or a call of this process: a child never frees it, because that would end what the parent still uses."""
+    """Keep a channel or a call for ever: if a child freed it, that would end what the parent still uses."""
     _process.connected.add(connected)
 
 
@@ -53,7 +53,7 @@ def _in_child() -> None:
     if _process.uses_grpc:
         _process.is_child_of_user = True
     for connected in list(_process.connected):
-        # Also not at the end of the interpreter, which empties every container: one reference more than there are holders.
+        # The end of the interpreter empties every container, so there is one reference more than there are holders.
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(connected))
 
 

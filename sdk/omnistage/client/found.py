@@ -1,7 +1,7 @@
-"""The router that runs already, for whoever names none: the one that a variable names, else the one where `omnistage serve` listens.
+"""The running router, for a caller who names none: the one that a variable names, or the one where `omnistage serve` listens.
 
-Whoever listens there may be anybody: any user of this machine can take a port. So it is asked only if the kernel says that all who listen
-there are of the same user as this process, or of root.
+Any user of this machine can take a port, so a stranger may listen there. It is asked only if the kernel says that all who listen there are
+of the same user as this process, or of root.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ from omnistage.client.routers import Routers
 from omnistage.v1 import omni_pb2
 
 VARIABLE = "OMNISTAGE_ROUTER"
-"""HOST:PORT of a router, or several with commas between; `OFF`: none, also where one runs."""
+"""HOST:PORT of a router, or several with commas between; `OFF`: none, even if one runs."""
 
 OFF = "none"
 
 LOCAL_ADDRESS = "127.0.0.1:50050"
-"""Where `omnistage serve` listens unless it is told otherwise."""
+"""Where `omnistage serve` listens by default."""
 
 THERE = "this router has "
-"""In the message of a router that knows no such pipeline, before those that it has."""
+"""In the message of a router that does not know a pipeline, before the names of those that it has."""
 
 LACKING = ("model", "thinker", "diffusion")
 LACKING_TO_DRAW = (*LACKING, "outputs")
@@ -53,7 +53,7 @@ MAKERS = {"image": "draws pictures, such as Qwen-Image", "video": "makes films, 
 """What a checkpoint does that is to be served for a drawing, by the one port that is wanted."""
 
 LENGTHS = {"video": "{frames}, {steps}", "audio": "{seconds}, {steps}"}
-"""What there could be less of in a drawing, by its port."""
+"""The options that make a drawing smaller, by its port."""
 
 OF_ONE_S_OWN: Mapping[type[OmniError], str] = {
     UnavailableError: "Its processes may have been ended from outside: {anew}.",
@@ -63,10 +63,10 @@ OF_ONE_S_OWN: Mapping[type[OmniError], str] = {
     RouterLostError: "Ask again: the same seed gives the same answer.",
     ServerError: "To see the cause: {output}.",
 }
-"""What to do where a stack of one's own failed: it serves at no address that anybody knows, and may be gone by now."""
+"""Hints for errors of a private stack: it serves at an address that the user does not know, and may be gone by now."""
 
 PATIENCE_S = 2.0
-"""For who listens there, but does not answer at once: it may be busy."""
+"""The wait for a router that listens but does not answer at once: it may be busy."""
 
 _TABLES = {"/proc/net/tcp": ("0100007F", "00000000"), "/proc/net/tcp6": ("0000000000000000FFFF00000100007F", "0" * 32)}
 """Tables of the kernel, and how they write the addresses at which a connection to 127.0.0.1 may end: proc_net_tcp.txt."""
@@ -76,8 +76,8 @@ _LISTEN, _ESTABLISHED = "0A", "01"
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """address: HOST:PORT, or several with commas between. is_named: a person named it; it may not even run. pipelines: of one that was
-    found by itself. is_own: whoever asks has started it for that, and it ends with them."""
+    """address: HOST:PORT, or several with commas between. is_named: a person named it; it may not even run. pipelines: those of a router
+    that was found without a name. is_own: the caller started it for this use, and it ends with the caller."""
 
     address: str
     is_named: bool
@@ -85,12 +85,12 @@ class Found:
     is_own: bool = False
 
     def has(self, pipeline: str) -> bool:
-        """Whether it is known to serve this pipeline, or to start it."""
+        """Whether the router is known to serve this pipeline, or to start it."""
         return any(one.name == pipeline for one in self.pipelines)
 
     def advice(self, missing: str = "") -> str:
-        """How it gets what it lacks. From what its own pipelines are served, and with which settings, only who started it knows. missing:
-        name of a pipeline; empty: it is not known here which one can do it."""
+        """How to get what the router lacks. Only the person who started it knows its pipelines' sources and settings. missing: name of a
+        pipeline; empty: it is not known here which one can do it."""
         names = ", ".join(one.name for one in self.pipelines)
         added = missing or "PIPELINE"
         look = "" if missing else " `omnistage list` shows pipelines, and what they give."
@@ -101,8 +101,8 @@ class Found:
 
 
 def advise(router: Found | None, error: OmniError, asked: omni_pb2.GenerateRequest) -> None:
-    """Give an error a hint that fits who was asked what: a router that lacks it, or could answer it in several ways; a stack of one's own,
-    which nobody else can look at. Beside a router that was found no other is started. router: None: that of a private stack."""
+    """Give an error a hint that fits the router and the request: a router that lacks something, or could answer in several ways; a private
+    stack, which no other command can look at. A found router keeps another stack from being started. router: None: the private stack's."""
     if isinstance(error, DeadlineError):
         error.hint = f"{error.advice.removesuffix('.')}, or ask for less: {_less(asked)}."
     elif (router is None or router.is_own) and type(error) in OF_ONE_S_OWN:
@@ -114,21 +114,21 @@ def advise(router: Found | None, error: OmniError, asked: omni_pb2.GenerateReque
         if error.reason == "UNKNOWN_MODEL" and (meant := did_you_mean(asked.model, error.message.partition(THERE)[2].split(", "))):
             error.say_more(meant.removeprefix("; "))
         lacks = router is not None and router.pipelines and not router.has(asked.model)
-        # The refusal itself says which pipelines there are, or which of them can.
+        # The refusal itself names the pipelines that exist, or those that can do it.
         error.hint = router.advice(asked.model) if router is not None and lacks else ""
         if router is None and asked.HasField("diffusion") and (makes := MAKERS.get(",".join({*asked.outputs} - {"progress"}))):
             error.hint = f"Serve a checkpoint that {makes}."
 
 
 def _less(asked: omni_pb2.GenerateRequest) -> str:
-    """What there could be less of."""
+    """The options that would make the request smaller."""
     if asked.HasField("diffusion"):
         return next((options for port, options in LENGTHS.items() if port in asked.outputs), "{steps}")
     return "a shorter text" if asked.thinker.verbatim else "{max_tokens}"
 
 
 def named_router() -> Found | None:
-    """What the variable names. Raises BadRequestError for what is no address."""
+    """The router that the variable names. Raises BadRequestError for a text that is no address."""
     name = os.environ.get(VARIABLE, "").strip()
     if not name or is_off():
         return None
@@ -140,26 +140,26 @@ def named_router() -> Found | None:
 
 
 def is_off() -> bool:
-    """Whether nobody is to be looked for."""
+    """Whether no router is to be looked for."""
     return os.environ.get(VARIABLE, "").strip().lower() == OFF
 
 
 async def find_router(key: ApiKey | None = None, credentials: Credentials = INSECURE) -> Found | None:
-    """The one that the variable names, without a look whether it runs; else the one of this machine, if it can be trusted and answers.
-    None: there is none. key: who asks; only a router of this machine that can be trusted is shown it here.
-    credentials: how it will be connected to; to others it would look like none."""
+    """The router that the variable names, without a look whether it runs; else the router of this machine, if it can be trusted and
+    answers. None: there is none. key: the caller's; only a router of this machine that can be trusted sees it here. credentials: those of
+    the later connection; with others the router would not answer."""
     if is_off():
         return None
     if (named := named_router()) is not None:
         return named
     address = LOCAL_ADDRESS
-    if not await asyncio.to_thread(is_ours, address):  # A busy host has a long table.
+    if not await asyncio.to_thread(is_ours, address):  # The table of a busy host is long.
         return None
     routers = Routers(address, is_ours, credentials=credentials)
     try:
         router = await routers.connect(PATIENCE_S, key)
         response = await router.stub.ListModels(omni_pb2.ListModelsRequest(), timeout=PATIENCE_S, metadata=router.metadata)
-    except (UnavailableError, grpc.aio.AioRpcError):  # It hangs, or is something else.
+    except (UnavailableError, grpc.aio.AioRpcError):  # It hangs, or is no router.
         return None
     finally:
         await routers.close()
@@ -168,22 +168,22 @@ async def find_router(key: ApiKey | None = None, credentials: Credentials = INSE
 
 
 def is_ours(address: str) -> bool:
-    """Whether somebody listens there, an address of 127.0.0.1, and all who do, or hold a connection there, are of this user or of root: a
-    connection may have been taken by somebody who listened before. Where the kernel does not tell, nobody can be trusted."""
+    """Whether a process listens at this address of 127.0.0.1, and all that listen or hold a connection there are of this user or of root: a
+    connection may have been taken by a process that listened before. If the kernel does not tell, nothing is trusted."""
     found = list(_sockets(address))
     return any(listens for _, listens in found) and {user for user, _ in found} <= {os.geteuid(), 0}
 
 
 def is_taken(address: str) -> bool:
-    """Whether anybody listens there."""
+    """Whether a process listens there."""
     return any(listens for _, listens in _sockets(address))
 
 
 def _sockets(address: str) -> Iterator[tuple[int, bool]]:
-    """The users of all sockets at which a connection may end, or has ended, and whether they listen."""
+    """The users of all sockets at which a connection may end, or has ended, and whether each listens."""
     port = int(address.rpartition(":")[2])
     for table, addresses in _TABLES.items():
-        with suppress(OSError):  # No IPv6, or another kind of kernel.
+        with suppress(OSError):  # The machine has no IPv6, or another kind of kernel.
             for line in Path(table).read_text().splitlines()[1:]:
                 fields = line.split()
                 host, _, local = fields[1].rpartition(":")

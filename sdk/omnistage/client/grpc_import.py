@@ -13,7 +13,7 @@ VARIABLE = "GRPC_ENABLE_FORK_SUPPORT"
 
 
 def import_grpc() -> None:
-    """Import it. A variable that is set stays as it is, and none is left behind for the processes that this one starts."""
+    """Import gRPC. A variable that is set stays as it is, and none is left behind for the processes that this one starts."""
     is_given = VARIABLE in os.environ
     os.environ.setdefault(VARIABLE, "0")
     import_module("grpc")

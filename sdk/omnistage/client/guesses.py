@@ -1,4 +1,4 @@
-"""What somebody may have meant by a keyword that does not exist: by its letters, and by what it means in other libraries."""
+"""Guesses what a keyword that does not exist was meant for: by its letters, and by its meaning in other libraries."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ SAME = {
     "audios": ("audio", "sound", "sounds", "audio_url", "input_audio"),
     "videos": ("video", "film", "films", "video_url"),
 }
-"""By an option, what it is called elsewhere."""
+"""Other libraries' names of each option."""
 
 OF_CALLS: Mapping[str, str] = {
     **{other: f"here it is {name}" for name, others in SAME.items() for other in others},
@@ -79,7 +79,7 @@ OF_CALLS: Mapping[str, str] = {
         ("images", "audios", "videos"), "generate takes it; in chat a turn has it: {'role': 'user', 'content': ..., 'images': [...]}"
     ),
 }
-"""By a keyword that no call takes, or not each, what to do instead."""
+"""Advice for keywords that no call takes, or only some calls."""
 
 _FORMS = ("response_format", "format", "output_format", "audio_format", "file_format")
 _NO_TEXT = "no text is made here: leave it out"
@@ -115,10 +115,10 @@ OF_METHODS: Mapping[str, Mapping[str, str]] = {
         **dict.fromkeys(_PICTURES, "no sound is made from pictures: leave it out"),
     },
 }
-"""The same where the method that was called decides it."""
+"""Advice that depends on the called method."""
 
 _SOUNDS = ("mp3", "wav", "flac", "ogg", "opus", "aac", "pcm")
-"""Values of `_FORMS` that mean a file of sound, in whichever call."""
+"""Values of `_FORMS` that mean a sound file, in whichever call."""
 
 OF_CLIENTS: Mapping[str, str] = {
     **dict.fromkeys(
@@ -144,29 +144,29 @@ OF_CLIENTS: Mapping[str, str] = {
     **dict.fromkeys(("quantization", "load_in_8bit", "load_in_4bit"), "it is not offered: leave it out"),
     **dict.fromkeys(("organization", "project", "http_client", "default_headers"), "gRPC has no use for it: leave it out"),
 }
-"""By a keyword that `Omni` does not take."""
+"""Advice for keywords that `Omni` does not take."""
 
 
 def near(name: str, known: Iterable[str]) -> str:
-    """The known name that is spelt most like this; empty: none is like it."""
+    """The known name with the most similar spelling; empty: none is similar."""
     return next(iter(difflib.get_close_matches(name, list(known), 1)), "")
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """The end of a message about a name that does not exist: what was meant instead; empty: nothing is like it."""
+    """The end of a message about a name that does not exist: the name that was probably meant; empty: none is similar."""
     like = near(name, known)
     return f"; did you mean {like}?" if like else ""
 
 
 def unknown_options(given: Mapping[str, object], known: Collection[str], settings: Collection[str], method: str) -> TypeError:
-    """Of keyword arguments of a call. settings: what `Omni` takes. method: one of `OF_METHODS`."""
+    """The error for keyword arguments that a call does not take. settings: those that `Omni` takes. method: one of `OF_METHODS`."""
     of_omni = {name: f"Omni takes it: Omni({name}=...)" for name in settings}
     sounds = {name: OF_METHODS["say"][name] for name in given if name in _FORMS and given[name] in _SOUNDS}
     return _refusal("a call takes no", given, known, {**of_omni, **OF_CALLS, **OF_METHODS[method], **sounds}, f"help(Omni.{method})")
 
 
 def unknown_settings(given: Collection[str], known: Collection[str], options: Collection[str]) -> TypeError:
-    """Of keyword arguments of `Omni`. options: what a call takes."""
+    """The error for keyword arguments that `Omni` does not take. options: those that a call takes."""
     of_calls = {name: f"each call takes it: omni.generate(prompt, {name}=...)" for name in options}
     of_calls |= {
         name: f"did you mean {like} of a call, omni.generate(prompt, {like}=...)?"
@@ -177,8 +177,8 @@ def unknown_settings(given: Collection[str], known: Collection[str], options: Co
 
 
 def _of_call(name: str, known: Collection[str], options: Collection[str]) -> str:
-    """The option of a call that a keyword of `Omni` stands for: by what it is called elsewhere, or as it is spelt more like one than like a
-    setting; else empty."""
+    """The option of a call that a keyword of `Omni` stands for: by its name in another library, or because its spelling is nearer to an
+    option than to a setting; else empty."""
     for option, others in SAME.items():
         if name in others and option in options:
             return option

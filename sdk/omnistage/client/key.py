@@ -1,4 +1,4 @@
-"""Who asks: an API key, sent with every call. The router counts places and keeps prefixes by it; it lets everybody in."""
+"""API keys, sent with every call. The router counts places and keeps prefixes by key; it lets everybody in."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ from omnistage.client.errors import BadRequestError
 VARIABLE = "OMNISTAGE_API_KEY"
 
 METADATA = "x-api-key"
-"""Of a call."""
+"""The metadata of a call that carries the key."""
 
 MAX_CHARACTERS = 4096
-"""A token that says who somebody is may be long; all metadata of a call have to fit into 8 KiB."""
+"""A token that proves an identity may be long; all metadata of a call must fit into 8 KiB."""
 
 
 class UnencryptedKeyWarning(UserWarning):
-    """An API key goes to another host over a connection that is not encrypted: whoever is on the way can read it."""
+    """An API key goes to another host over a connection that is not encrypted: others on the way can read it."""
 
 
 class ApiKey:
-    """A key that can be sent. Raises BadRequestError for one that cannot be. It is in no message, repr or pickle."""
+    """A key that can be sent. Raises BadRequestError for a text that cannot. The key is in no message, repr or pickle."""
 
     __slots__ = ("_secret",)
 
     def __init__(self, secret: str, called: str = "api_key") -> None:
-        """called: how the caller knows it."""
+        """called: the caller's name for the key."""
         if not isinstance(secret, str) or not secret:
             raise BadRequestError.of(called, f"is {'empty' if secret == '' else 'no text'}; give the key that you were given, or none")
         if len(secret) > MAX_CHARACTERS:
@@ -38,7 +38,7 @@ class ApiKey:
 
     @property
     def metadata(self) -> tuple[tuple[str, str], ...]:
-        """What a call carries."""
+        """The metadata of each call."""
         return ((METADATA, self._secret),)
 
     def __repr__(self) -> str:
@@ -49,8 +49,8 @@ class ApiKey:
 
 
 def key_of(given: str | None, called: str = "api_key") -> ApiKey | None:
-    """The key that was given, else that of the variable; None: there is none. called: how the caller knows the one that was given. Raises
-    BadRequestError, which says whose it is."""
+    """The given key, else the variable's; None: there is none. called: the caller's name for the given key. Raises BadRequestError, which
+    names the one that is wrong."""
     if given is not None:
         return ApiKey(given, called)
     named = os.environ.get(VARIABLE, "")

@@ -27,7 +27,8 @@ class Launcher:
     _kept: ClassVar[set[Launcher]] = set()
 
     def __init__(self, command: Callable[[int, int], Sequence[str]]) -> None:
-        """command: its words, for the file descriptors where it answers and of the lifeline. Call it while no fork may begin."""
+        """command: makes the command line, from the file descriptors for the launcher's answers and for the lifeline. Call it while no fork
+        may begin."""
         for launcher in list(self._kept):
             launcher._forget_if_over()
         lifeline, ours = os.pipe()
@@ -53,19 +54,19 @@ class Launcher:
 
     @property
     def returncode(self) -> int | None:
-        """Its exit code; None while nobody has waited for it."""
+        """The exit code; None until the process was waited for."""
         return self._process.returncode
 
     def cut(self) -> None:
-        """Close the lifeline and wait for nothing. Takes no lock: garbage may be collected anywhere."""
+        """Close the lifeline and wait for nothing. It takes no lock, because garbage is collected on any thread."""
         self._is_cut = True
         for fds in (self._lifeline, self._answers):
             with suppress(IndexError):
                 os.close(fds.pop())
 
     def say(self, line: bytes) -> bool:
-        """Write a line into the lifeline; False if it is cut, or the launcher has ended. One thread at a time."""
-        # No child may begin without the lifeline in its hands: it would not close it, and hold it open.
+        """Write a line into the lifeline; False if it is closed, or the launcher has ended. One thread at a time."""
+        # A child forked now would not know of the lifeline, and so hold it open.
         with fork.held_off:
             try:
                 fd = self._lifeline.pop()
@@ -82,7 +83,7 @@ class Launcher:
         return True
 
     def heard(self, timeout_s: float) -> bytes | None:
-        """A piece of what it says; empty: it says nothing more; None: nothing came in this time. One thread at a time."""
+        """A piece of the launcher's output; empty: its output has ended; None: nothing came in this time. One thread at a time."""
         try:
             fd = self._answers.pop()
         except IndexError:
@@ -117,7 +118,7 @@ class Launcher:
 
     @classmethod
     def stop_all(cls) -> None:
-        """At the end of the interpreter."""
+        """Stop all launchers, at the end of the interpreter."""
         with ExitStack() as exits:
             for launcher in list(cls._kept):
                 exits.callback(launcher.stop)

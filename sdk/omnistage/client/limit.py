@@ -1,4 +1,4 @@
-"""The time limit of one call, and how its end is told."""
+"""The time limit of one call, and the error of its end."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ import grpc
 from omnistage.client.errors import DeadlineError, OmniError, from_rpc_error
 
 EARLY_S = 0.5
-"""A call that ends so long before its limit was ended by another one."""
+"""A call that ends so long before its limit was ended by another limit."""
 
 HINT_CUT_SHORT = "A proxy before the router has a time limit of its own: give more time there."
 
 
 class Limit:
-    """Runs from now on. seconds: above 0."""
+    """A limit that runs from now on. seconds: above 0."""
 
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds
@@ -25,7 +25,7 @@ class Limit:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """The time of what is done meanwhile does not count."""
+        """Time inside this block does not count."""
         begun = time.perf_counter()
         try:
             yield
@@ -38,7 +38,7 @@ class Limit:
 
     @property
     def left_s(self) -> float:
-        """What is left of it. Raises DeadlineError when nothing is."""
+        """The seconds that are left. Raises DeadlineError when none are."""
         left_s = self._until - time.perf_counter()
         if left_s <= 0:
             raise self.passed()
@@ -49,17 +49,17 @@ class Limit:
         return time.perf_counter() >= self._until
 
     def ends_within(self, seconds: float) -> bool:
-        """Whether nothing is left of it so many seconds from now."""
+        """Whether the limit ends within so many seconds."""
         return time.perf_counter() + seconds >= self._until
 
     def passed(self, *more: str) -> DeadlineError:
-        """The error of a call that is not complete when its time is over. more: what else there is to say of it."""
+        """The error of a call that is not complete when its time is over. more: further sentences."""
         message = "; ".join([f"the answer was not complete within {self.seconds:g} s", *more])
         return DeadlineError(message, reason="DEADLINE", code=grpc.StatusCode.DEADLINE_EXCEEDED)
 
     @contextmanager
     def explained(self) -> Iterator[None]:
-        """A failed call in here is raised as the exception of the tree."""
+        """Raise a failed call in this block as an exception of the tree."""
         try:
             yield
         except grpc.aio.AioRpcError as error:

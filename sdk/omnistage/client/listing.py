@@ -1,4 +1,4 @@
-"""What a router offers and what runs behind it, as plain Python."""
+"""The pipelines that a router offers and the servers behind it, as plain Python."""
 
 from __future__ import annotations
 
@@ -14,8 +14,7 @@ PipelineState = Literal["ready", "starting"]
 
 @dataclass(frozen=True, slots=True)
 class Pipeline:
-    """What can be asked. on_request: outputs that come only if a call names them. state: ready, or starting, for one that cannot be asked
-    yet."""
+    """A pipeline. on_request: outputs that come only if a call names them. state: ready, or starting if it cannot be asked yet."""
 
     name: str
     stages: tuple[str, ...]
@@ -28,17 +27,17 @@ class Pipeline:
 
     @property
     def draws(self) -> bool:
-        """Whether it answers `draw`."""
+        """Whether the pipeline takes `draw`."""
         return "diffusion" in self.stages
 
     @property
     def only_draws(self) -> bool:
-        """Whether it answers nothing else."""
+        """Whether the pipeline takes nothing but `draw`."""
         return self.draws and "thinker" not in self.stages
 
     @classmethod
     def all_of(cls, listed: omni_pb2.ListModelsResponse) -> list[Pipeline]:
-        """Those of a router, the ready ones first."""
+        """A router's pipelines, the ready ones first."""
         return [*(cls._of(model, "ready") for model in listed.models), *(cls._of(model, "starting") for model in listed.starting)]
 
     @classmethod

@@ -1,4 +1,4 @@
-"""The log of this package, for whoever turns it on: the words of others stand in it as text, which no terminal obeys, on one line."""
+"""The log of this package, for those who turn it on: texts of others are on one line each, and a terminal obeys nothing in them."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import logging
 
 
 def logger(name: str) -> logging.Logger:
-    """That of a module, all of whose arguments are shown so."""
+    """The logger of a module, whose arguments are all shown so."""
     log = logging.getLogger(name)
     log.addFilter(_cleaned)
     return log
 
 
 def shown(text: str) -> str:
-    """Characters that steer a terminal, end a line or cannot be seen, as escapes."""
+    """The text with escapes for characters that steer a terminal, end a line or cannot be seen."""
     return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in text)
 
 

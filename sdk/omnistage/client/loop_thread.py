@@ -1,7 +1,7 @@
 """The event loop behind the sync client: one thread per process, shared by every `Omni`, ended with the last of them.
 
-Nothing here waits without an end, and what garbage collection calls waits for nothing: garbage is collected on any thread, the loop's own
-one too, whatever locks that thread holds at that moment.
+Every wait here has an end, and functions that garbage collection calls wait for nothing: garbage is collected on any thread, also on the
+loop's own, whatever locks that thread holds at that moment.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from omnistage.client.errors import ClosedError, DeadlineError, WrongLoopError
 T = TypeVar("T")
 
 ALLOWANCE_S = 5.0
-"""How much later than its own limit a call may end: what it does when its time is over, on a busy machine, and if the loop is stuck."""
+"""How much later than its own limit a call may end: time for its clean-up on a busy machine, and for a loop that is stuck."""
 
 STOP_TIMEOUT_S = 5.0
-"""How long the end of the thread is waited for. It is a daemon: one that is stuck ends with the process."""
+"""How long to wait for the end of the thread. It is a daemon: one that is stuck ends with the process."""
 
 
 class LoopThread:
@@ -103,7 +103,7 @@ class LoopThread:
         self._waiting.add(future)
         try:
             if self._loop.is_closed():
-                future.cancel()  # nobody else does that any more, and nobody will begin the work
+                future.cancel()  # nothing else cancels it any more, and nothing will begin the work
             futures.wait([future], min(limit_s + ALLOWANCE_S, threading.TIMEOUT_MAX))
             if not future.done():
                 raise DeadlineError(f"the client's own thread did not answer within {limit_s + ALLOWANCE_S:g} s: something holds it up")
@@ -117,9 +117,9 @@ class LoopThread:
             self._waiting.discard(future)
 
     def detach(self, work: Callable[[], Coroutine[Any, Any, object]]) -> None:
-        """Have the loop run something soon, and wait for nothing: takes no lock, so that it may be called by a finalizer on any thread.
+        """Have the loop run something soon, without waiting and without a lock, so that a finalizer may call it on any thread.
 
-        work: makes the coroutine. If the loop has ended, so has all that ran on it, and nothing is left to do."""
+        work: makes the coroutine. If the loop has ended, so has everything on it, and nothing is left to do."""
         if not fork.is_child_of_user():
             with suppress(RuntimeError):
                 self._loop.call_soon_threadsafe(self._start, work)
@@ -131,8 +131,8 @@ class LoopThread:
 
 
 def _report(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-    """What asyncio tells of its callbacks. gRPC's poller reads a byte that another event loop of this process may have read already, or
-    from a socket that it has just closed: both mean nothing."""
+    """Handle the reports of asyncio about callbacks. gRPC's poller reads a byte that another event loop of this process may have read
+    already, or from a socket that it has just closed: both mean nothing."""
     if isinstance(context.get("exception"), OSError) and "PollerCompletionQueue._handle_events" in str(context.get("message")):
         return
     loop.default_exception_handler(context)

@@ -1,4 +1,4 @@
-"""What can play sound on this machine: a program that takes it from its standard input. Which one is found by trying."""
+"""Programs that play sound on this machine from their standard input. A trial finds the one that works."""
 
 from __future__ import annotations
 
@@ -35,22 +35,22 @@ class Loudspeaker:
     tail_s: float = 0.0
 
     def command(self, sample_rate_hz: int, channels: int = 1) -> list[str]:
-        """Its command line."""
+        """The command line."""
         return [word.replace("{rate}", str(sample_rate_hz)).replace("{channels}", str(channels)) for word in self.words]
 
 
 def is_silenced() -> bool:
-    """Whether the variable says that nothing is to play."""
+    """Whether the variable turns players off."""
     return os.environ.get(VARIABLE, "").strip() == "none"
 
 
 def find_loudspeaker() -> Loudspeaker | None:
-    """What plays here: what the variable OMNISTAGE_PLAYER names, or the first that works of the package sounddevice and, on PATH, pacat
-    (PulseAudio, or PipeWire in its place), pw-cat (PipeWire), aplay (ALSA), play (SoX) and ffplay (FFmpeg); None if nothing does, or the
-    variable is `none`.
+    """The player of this machine: the one that the variable OMNISTAGE_PLAYER names, or the first that works of the package sounddevice and,
+    on PATH, pacat (PulseAudio, or PipeWire in its place), pw-cat (PipeWire), aplay (ALSA), play (SoX) and ffplay (FFmpeg); None if none
+    works, or the variable is `none`.
 
     Each is tried without a sound; that takes 0.01 s to 0.3 s for those that are installed. Code on an event loop calls this in a thread.
-    Raises RequestError for a variable that names nothing known, NotAvailableError if what it names does not work."""
+    Raises RequestError if the variable names no known player, NotAvailableError if the named player does not work."""
     if is_silenced():
         return None
     wish = os.environ.get(VARIABLE, "").strip()
@@ -86,9 +86,9 @@ def _wished(wish: str) -> Loudspeaker:
 
 @dataclass(frozen=True, slots=True)
 class _Player:
-    """A program that is known. options: of its command line. reachable: a look that spares a trial. silent_mark: what a program says on
-    standard error that ends with 0 although it has no device. asks: another command that tells whether there is one, without words that
-    `without` names. tail_s: see Loudspeaker."""
+    """A known program. options: of its command line. reachable: a check that saves a trial. silent_mark: the text on standard error of a
+    program that ends with 0 although it has no device. asks: another command that tells whether there is a device, by an answer without the
+    words in `without`. tail_s: see Loudspeaker."""
 
     name: str
     options: str
@@ -128,24 +128,25 @@ class _Player:
 
 
 class _SoundDevice(_Player):
-    """The package, which a process of its own imports."""
+    """The package sounddevice, imported in a process of its own."""
 
     def installed(self) -> Loudspeaker | None:
         if not sys.executable or importlib.util.find_spec("sounddevice") is None:
             return None
-        # -P: the folder of that program is not where it looks for packages.
+        # -P: Python does not look for packages in the folder of that program.
         program = (sys.executable, "-P", str(Path(__file__).with_name("portaudio.py")))
         return Loudspeaker(self.name, (*program, *self.options.split()), self.tail_s)
 
 
 def reason(text: str, name: str) -> str:
-    """One line of what a program says of its end, as far as it can be shown: the last one that it puts its name before, or the last."""
+    """One line of a program's last words, as far as it can be shown: the last line that begins with the program's name, or the last
+    line."""
     lines = [line for line in ("".join(filter(str.isprintable, line)).strip()[:200] for line in text.splitlines()) if line]
     return next((line for line in reversed(lines) if line.startswith(name)), lines[-1] if lines else "")
 
 
 def _has_pulse() -> bool:
-    """Whether a PulseAudio server is told or listens here. A trial without this look could start one."""
+    """Whether a PulseAudio server is named or listens here. A trial without this check could start one."""
     folders = [Path(f"/run/user/{os.getuid()}/pulse"), Path("/run/pulse")]
     for name, below in (("PULSE_RUNTIME_PATH", "."), ("XDG_RUNTIME_DIR", "pulse")):
         if os.environ.get(name):
@@ -154,9 +155,9 @@ def _has_pulse() -> bool:
 
 
 PLAYERS: tuple[_Player, ...] = (
-    # PortAudio leaves out what does not fill its last buffer.
+    # PortAudio drops sound that does not fill its last buffer.
     _SoundDevice("sounddevice", "{rate} {channels}", tail_s=0.25),
-    # Before pw-cat: PipeWire has it too, and its options have been the same for ever. Where there is no device, the server has a null sink.
+    # Before pw-cat: PipeWire has it too, and its options have never changed. If there is no device, the server has a null sink.
     _Player(
         "pacat",
         "--playback --raw --format=float32le --rate={rate} --channels={channels} --latency-msec=200",
@@ -167,8 +168,8 @@ PLAYERS: tuple[_Player, ...] = (
     _Player("pw-cat", "--playback --raw --format=f32 --rate={rate} --channels={channels} --latency=200ms -"),
     _Player("aplay", "-q -t raw -f FLOAT_LE -r {rate} -c {channels} --buffer-time=200000 -"),
     _Player("play", "-q -t raw -e floating-point -b 32 -L -r {rate} -c {channels} -"),
-    # Last: it plays 16 bits, and ends before its last buffer is heard. It takes one channel unless told otherwise, by an option that has
-    # changed its name.
+    # Last: it plays 16 bits, and ends before its last buffer is heard. It takes one channel by default; the option for more has changed its
+    # name.
     _Player(
         "ffplay",
         "-hide_banner -loglevel error -nodisp -autoexit -probesize 32 -analyzeduration 0 -f f32le -sample_rate {rate} -i -",

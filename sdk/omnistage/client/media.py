@@ -1,4 +1,4 @@
-"""Pictures, sounds and films that go with a request: from what people have in hand to a part of a message. Nothing is decoded here."""
+"""Pictures, sounds and films of a request: the user's objects become parts of a message. Nothing is decoded here."""
 
 from __future__ import annotations
 
@@ -37,24 +37,25 @@ from omnistage.v1 import stage_pb2
 KINDS = {"image": "picture", "audio": "sound", "video": "film"}
 
 FIRST_BYTE_LIMIT_S = 60.0
-"""For somebody to write into a pipe that is given as a file."""
+"""The wait for a writer to a pipe that is given as a file."""
 
 ORIENTATION = 0x0112
-"""In EXIF."""
+"""The tag in EXIF."""
 SAID_OTHERWISE = {"RGBa": "RGBA", "La": "LA", "PA": "RGBA", "RGBX": "RGB", "HSV": "RGB", "YCbCr": "RGB"}
 ONLY_IN_TIFF = ("CMYK", "LAB", "F")
-"""Modes of Pillow images that no file has, or not PNG."""
+"""Modes of Pillow images that PNG, or every file, lacks."""
 
 MOST_CHANNELS = 32
 MOST_RATE_HZ = 1_000_000
 
 LOUDEST = 64.0
-"""Of samples in floating point, of which full scale is 1: recordings may be a little above that, and louder ones are whole numbers."""
+"""Loudest sample in floating point, where full scale is 1: recordings may be a little above full scale, and louder ones are whole
+numbers."""
 
 
 @dataclass(frozen=True, slots=True)
 class Video:
-    """A film. use_audio: it is heard too, which a film without sound is refused with; by default it is only seen."""
+    """A film. use_audio: the model also hears it, and refuses a film without sound; by default it only sees it."""
 
     source: Encoded
     use_audio: bool = False
@@ -75,20 +76,20 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Medium:
-    """One that was read, or is to be streamed. where: what names it to the caller. name: of its file, with a space behind it, if it has
-    one."""
+    """A medium that was read, or is to be streamed. where: the caller's name for it. name: the name of its file with a space behind it, if
+    it has one."""
 
     part: stage_pb2.Part | Upload
     where: str
     name: str = ""
 
     def refused(self, description: str) -> BadRequestError:
-        """The error for one that a server does not take, in the words of the caller."""
+        """The error for a medium that a server refuses, in the words of the caller."""
         return BadRequestError.of(self.where, f"{self.name.rstrip()}: {description}" if self.name else description)
 
 
 def is_one(source: object) -> bool:
-    """Whether this is a medium, or stands for one, and not several. A tuple of samples and their rate is one."""
+    """Whether this is a single medium, or stands for one. A tuple of samples and their rate is one."""
     if isinstance(source, str | bytes | bytearray | memoryview | PathLike | Audio | Video | Film | Medium | np.ndarray | Mapping):
         return True
     if isinstance(source, tuple) and len(source) == 2 and any(isinstance(one, Real | np.ndarray) for one in source):
@@ -97,21 +98,21 @@ def is_one(source: object) -> bool:
 
 
 def is_none(sources: object) -> bool:
-    """Whether no medium was given at all."""
+    """Whether no medium was given."""
     return sources is None or (isinstance(sources, tuple | list) and not sources)
 
 
 def to_part(source: object, kind: str, where: str) -> stage_pb2.Part:
-    """Read a medium into a part of a message. source: a MediaLike. kind: image, audio or video. where: what names it to the caller.
+    """Read a medium into a part of a message. source: a MediaLike. kind: image, audio or video. where: the caller's name for it.
 
     Every medium that is in a message comes through here. It may block and use the processor: call it on no event loop. Raises
-    BadRequestError for what is no medium of that kind, cannot be read, is empty, or is larger than a request.
+    BadRequestError if the source is no medium of that kind, cannot be read, is empty, or is larger than a request.
     """
     return _read(source, kind, where)[0]
 
 
 def _read(source: object, kind: str, where: str) -> tuple[stage_pb2.Part, str]:
-    """See to_part; and the name of the file, as in Medium."""
+    """The part as in to_part, and the name of the file as in Medium."""
     for form, its_kind in ((Video, "video"), (Film, "video"), (Audio, "audio")):
         if isinstance(source, form) and kind != its_kind:
             raise BadRequestError.of(where, f"is {_a(its_kind)}, not {_a(kind)}")
@@ -127,14 +128,15 @@ def _read(source: object, kind: str, where: str) -> tuple[stage_pb2.Part, str]:
 
 
 def _file_of(source: object) -> tuple[object, bool]:
-    """What there is to be read of a medium, and whether it is heard too."""
+    """The source to read of a medium, and whether the model hears it too."""
     if isinstance(source, Film):
         return source.data, False
     return (source.source, source.use_audio) if isinstance(source, Video) else (source, False)
 
 
 def to_medium(source: object, kind: str, where: str) -> Medium:
-    """The same, or, of bytes or a file that are too many for a message, what is streamed: of such a file only the beginning is read."""
+    """Read a medium as `to_part` does, or, if its bytes or its file are too many for a message, prepare to stream it: then only its
+    beginning is read."""
     if isinstance(source, Medium):
         return source
     file, use_audio = _file_of(source) if kind == "video" else (source, False)
@@ -195,12 +197,12 @@ def _read_path(path: Path, where: str) -> bytes:
 
 
 def _open_at_once(path: str, flags: int) -> int:
-    """Without it, whoever opens a pipe waits until somebody else has."""
+    """Open a file without waiting: the plain open of a pipe waits until a writer opens it."""
     return os.open(path, flags | os.O_NONBLOCK)
 
 
 def _await_first_byte(pipe: int) -> None:
-    """Or the end of what somebody has written. Raises TimeoutError."""
+    """Wait for the first byte, or for the end of the pipe. Raises TimeoutError."""
     waiting = select.poll()
     waiting.register(pipe, select.POLLIN)
     if not waiting.poll(FIRST_BYTE_LIMIT_S * 1000):
@@ -208,7 +210,7 @@ def _await_first_byte(pipe: int) -> None:
 
 
 def _read_file(source: Any, where: str) -> tuple[bytes, str, str | None]:
-    """From where it stands to its end; it stays open."""
+    """Read a file from its present position to its end; it stays open."""
     name = getattr(source, "name", None)
     name = fspath(name) if isinstance(name, str | PathLike) else ""
     data = _told(where, name or "this file", lambda: _read_all(source.read, where, f"{name} " if name else ""))
@@ -216,7 +218,7 @@ def _read_file(source: Any, where: str) -> tuple[bytes, str, str | None]:
 
 
 def _read_all(read: Callable[[int], object], where: str, name: str) -> bytes:
-    """To the end, or until it is too much."""
+    """Read to the end, or until there is too much."""
     pieces, size = list[bytes](), 0
     while size <= MAX_MESSAGE_BYTES:
         piece = read(MAX_MESSAGE_BYTES + 1 - size)
@@ -230,13 +232,13 @@ def _read_all(read: Callable[[int], object], where: str, name: str) -> bytes:
 
 
 def _checked_path(path: str | PathLike[str], where: str) -> None:
-    """An empty name would be that of the folder that this process is in. Raises BadRequestError."""
+    """Raises BadRequestError for an empty name, which would mean the folder that this process is in."""
     if not fspath(path):
         raise BadRequestError.of(where, "is an empty path; give that of a file, or leave it out")
 
 
 def _told(where: str, name: str, read: Callable[[], T]) -> T:
-    """What `read` returns. Raises BadRequestError for what the system or the file itself says against it."""
+    """Return the result of `read`. Raises BadRequestError if the system or the file itself refuses."""
     try:
         return read()
     except (OSError, ValueError) as error:
@@ -245,7 +247,7 @@ def _told(where: str, name: str, read: Callable[[], T]) -> T:
 
 
 def _of_data_url(url: str, where: str) -> tuple[bytes, str]:
-    """RFC 2397."""
+    """The bytes and the media type of a data: URL (RFC 2397)."""
     head, comma, body = url[5:].partition(",")
     if not comma:
         raise BadRequestError.of(where, "is a data: URL without a comma; data:image/png;base64,... is one")
@@ -268,7 +270,7 @@ def of_base64(text: object, where: str) -> bytes:
 
 
 def _sound(source: object, where: str) -> bytes | None:
-    """A WAV file of samples with their rate; None for anything else."""
+    """A WAV file of samples with their rate; None for any other source."""
     if isinstance(source, Audio):
         source = (source.samples, source.sample_rate)
     if isinstance(source, np.ndarray):
@@ -280,7 +282,7 @@ def _sound(source: object, where: str) -> bytes | None:
     rate_hz = _rate_hz(source[1], where)
     try:
         samples = np.asarray(source[0])
-    except (TypeError, ValueError, RuntimeError) as error:  # A tensor of another library may be none that numpy can read.
+    except (TypeError, ValueError, RuntimeError) as error:  # numpy cannot read every tensor of another library.
         raise BadRequestError.of(where, f"is no array of samples: {error}") from error
     if samples.ndim not in (1, 2) or (samples.ndim == 2 and not 0 < samples.shape[1] <= MOST_CHANNELS):
         raise BadRequestError.of(where, f"is samples of shape {samples.shape}; give [n], or [n, channels]")
@@ -290,7 +292,7 @@ def _sound(source: object, where: str) -> bytes | None:
 
 
 def _rate_hz(given: Any, where: str) -> int:
-    """A whole number of any type."""
+    """The rate as an int, from a whole number of any type."""
     is_number = isinstance(given, int | float | np.integer | np.floating) and not isinstance(given, bool)
     if not is_number or not 0 < given <= MOST_RATE_HZ or given != int(given):
         raise BadRequestError.of(where, f"has the rate {given!r}; give samples a second, such as (samples, 16000)")
@@ -298,12 +300,12 @@ def _rate_hz(given: Any, where: str) -> int:
 
 
 def _scaled(samples: NDArray[Any], where: str) -> NDArray[Any]:
-    """The same as a WAV has them: int16, int32 or float32. uint8 has its zero at 128, as in files of 8 bits."""
+    """The same samples in a WAV's types: int16, int32 or float32. uint8 has its zero at 128, as in files of 8 bits."""
     kind = samples.dtype.newbyteorder("=")
     if kind == np.uint8:
         return (samples.astype(np.int16) - 128) << 8
     if samples.dtype.kind == "f":
-        # NaN is not above anything.
+        # The comparison is also false for NaN.
         if not (loudest := np.abs(samples).max()) <= LOUDEST:
             if not np.isfinite(loudest):
                 raise BadRequestError.of(where, "has samples that are no numbers")
@@ -319,8 +321,8 @@ def _scaled(samples: NDArray[Any], where: str) -> NDArray[Any]:
 
 
 def _drawn(image: Any, where: str) -> bytes:
-    """A file of a Pillow image with every pixel, fast rather than small: PNG, or TIFF for colours that PNG has no words for. How it is
-    turned, where a camera noted that, goes along, and nothing else that it noted."""
+    """A file of a Pillow image with every pixel, fast rather than small: PNG, or TIFF for colours that PNG does not have. The orientation
+    that a camera noted is kept, and none of its other notes."""
     file = io.BytesIO()
     if 0 in getattr(image, "size", ()):
         raise BadRequestError.of(where, f"is a picture of {image.size[0]} by {image.size[1]} pixels: it is empty")
@@ -339,7 +341,7 @@ def _drawn(image: Any, where: str) -> bytes:
 
 
 def _media_type(data: bytes, told_type: str | None, kind: str, where: str, name: str) -> str:
-    """By its first bytes; where they say nothing, by its name."""
+    """The media type by the first bytes; if they say nothing, by the file's name."""
     found = media_types(data[:LOOK_BYTES])
     for media_type in found or (told_type,):
         if media_type is None:

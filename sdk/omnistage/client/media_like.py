@@ -1,4 +1,4 @@
-"""What a picture can be given as."""
+"""The types in which a picture, a sound or a film can be given."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from typing import Any, Protocol
 
 
 class Readable(Protocol):
-    """A file that was opened in binary form, or anything that reads like one."""
+    """A file that was opened in binary form, or an object that reads like one."""
 
     def read(self, size: int, /) -> bytes: ...
 
 
 class PillowImage(Protocol):
-    """A picture of Pillow; it goes as PNG or TIFF, every pixel as it is."""
+    """A picture of Pillow; it is sent as PNG or TIFF, every pixel as it is."""
 
     @property
     def mode(self) -> str: ...

@@ -1,9 +1,9 @@
-"""What an encoded file is, told by its first bytes."""
+"""The type of an encoded file, told by its first bytes."""
 
 from __future__ import annotations
 
 LOOK_BYTES = 512
-"""Of the beginning of a file: no more is looked at."""
+"""Bytes at the beginning of a file that are looked at."""
 
 _MP4 = ("video/mp4", "audio/mp4")
 
@@ -35,7 +35,7 @@ _MARKS: tuple[tuple[int, bytes, tuple[str, ...]], ...] = (
     (4, b"moov", ("video/quicktime", "audio/mp4")),
     (4, b"mdat", ("video/quicktime", "audio/mp4")),
 )
-"""Offset, bytes, and the media types that a file with them there may have: a container may hold sound alone."""
+"""Offset, bytes, and the media types that a file with these bytes there may have: a container may hold sound alone."""
 
 _BRANDS = {
     **dict.fromkeys((b"heic", b"heix", b"heim", b"heis", b"mif1"), ("image/heic",)),
@@ -43,7 +43,7 @@ _BRANDS = {
     **dict.fromkeys((b"M4A ", b"M4B "), ("audio/mp4",)),
     b"qt  ": ("video/quicktime", "audio/mp4"),
 }
-"""Of ISO 14496-12, box `ftyp`; any other one is MP4."""
+"""Brands of ISO 14496-12, box `ftyp`; every other brand is MP4."""
 
 
 def media_types(start: bytes) -> tuple[str, ...]:
@@ -60,8 +60,8 @@ def media_types(start: bytes) -> tuple[str, ...]:
 
 
 def _of_frames(start: bytes) -> tuple[str, ...]:
-    """Of a stream without a header of its own: a frame of MPEG audio, layer 3 or 2, of AAC in ADTS, or a packet of an MPEG transport
-    stream."""
+    """The type of a stream without a header of its own: a frame of MPEG audio, layer 3 or 2, of AAC in ADTS, or a packet of an MPEG
+    transport stream."""
     if len(start) > 1 and start[0] == 0xFF:
         if start[1] & 0xE0 == 0xE0 and start[1] & 0x06 in (0x02, 0x04):
             return ("audio/mpeg",)

@@ -1,4 +1,4 @@
-"""How notebooks show answers: HTML with the text, a player of the sound and the pictures in it, so that it stays in the file."""
+"""Answers in notebooks: HTML that holds the text, a player of the sound and the pictures, so that they stay in the notebook's file."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from omnistage.client.encoder import channels_of
 from omnistage.client.wav import to_pcm16, wav_head
 
 LONGEST_S = 600.0
-"""Of sound in a player: 48 bytes a millisecond at 24,000 samples a second, and a third more as text."""
+"""Longest sound in a player: 48 bytes a millisecond at 24,000 samples a second, and a third more as text."""
 
 MOST_PICTURE_BYTES = 32 << 20
-"""Of all pictures that are shown together."""
+"""Most bytes of all pictures that are shown together."""
 
 MOST_FILM_BYTES = 32 << 20
-"""Of all films that are shown together."""
+"""Most bytes of all films that are shown together."""
 
 FILM_TYPES = ("video/webm", "video/mp4")
 IMAGE_TYPES = ("image/png", "image/jpeg", "image/webp")
 
 
 def player(samples: NDArray[np.float32], sample_rate_hz: int) -> str:
-    """A player of sound, float32 [n] or [n, channels], full scale 1: a WAV of 16 bit. Of a longer sound it has the first
-    `LONGEST_S` and says so."""
+    """A player of sound, float32 [n] or [n, channels], full scale 1: a WAV of 16 bit. A player of a longer sound has the first
+    `LONGEST_S`, and says so."""
     shown = samples[: round(LONGEST_S * sample_rate_hz)]
     wav = wav_head(np.dtype("<i2"), channels_of(samples), sample_rate_hz, len(shown)) + to_pcm16(shown)
     html = f'<audio controls src="{_data_url("audio/wav", wav)}"></audio>'
@@ -65,8 +65,8 @@ def films(encoded: Iterable[tuple[str, bytes]]) -> str:
 
 
 def paragraph(text: str) -> str:
-    """Text as it is, with its line breaks."""
-    from html import escape  # Its table of names is for notebooks only.
+    """The text as it is, with its line breaks."""
+    from html import escape  # The module's table of names is only for notebooks.
 
     return f'<div style="white-space: pre-wrap">{escape(text)}</div>'
 

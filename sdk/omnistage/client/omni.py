@@ -32,33 +32,33 @@ from omnistage.client.steps import Steps
 T = TypeVar("T")
 
 CLOSE_TIMEOUT_S = 5.0
-"""What closing the connections may take; the private stack has a limit of its own."""
+"""How long closing the connections may take; the private stack has a limit of its own."""
 
 
 @takes(SETTINGS)
 class Omni:
     """Asks a router. Safe to use from many threads at once; use it as `with`, or call `close`.
 
-    to_start: what to start, given first and without a name, as `omnistage serve` takes it: the name or YAML file of a pipeline, the folder
-    of a checkpoint, or the name of one at a hub; `Omni("smol")` is `Omni(pipeline="smol")`.
+    to_start: the stack to start, as an unnamed first argument in the form that `omnistage serve` takes: the name or YAML file of a
+    pipeline, the folder of a checkpoint, or the name of one at a hub; `Omni("smol")` is `Omni(pipeline="smol")`.
 
-    address: HOST:PORT of a router, or several with commas between them: the first that answers is asked. Without it, and without anything
-    that says what to start, the router is asked that `OMNISTAGE_ROUTER` names, or that runs where `omnistage serve` listens, of the same
-    user or of root; `OMNISTAGE_ROUTER=none` turns that off. Else a private stack is started: that of the default pipelines,
-    of which the first serves then and another one starts when it is asked, or that of the checkpoint in `model_path`, a folder or the name
-    of one at a hub (owner/name, owner/name@revision), with the engine settings of `StackSettings`. Its
+    address: HOST:PORT of a router, or several with commas between them: the first that answers is asked. Without an address, and without
+    a stack to start, the client asks the router that `OMNISTAGE_ROUTER` names, or one that runs where `omnistage serve` listens, if it
+    belongs to the same user or to root; `OMNISTAGE_ROUTER=none` turns that off. Otherwise the client starts a private stack: that of the
+    default pipelines, of which the first serves at once and another one starts when it is asked, or that of the checkpoint in
+    `model_path`, a folder or a name at a hub (owner/name, owner/name@revision), with the engine settings of `StackSettings`. Its
     processes end with this client, with this Python process, and also if that is killed.
 
-    api_key: says who asks, to be told apart from others by the router; without it the one in `OMNISTAGE_API_KEY`, or none. It goes with
-    every call, and into no message, repr or log. Over a connection to another host that is not encrypted it is sent with an
+    api_key: tells the router which client asks; by default the key in `OMNISTAGE_API_KEY`, or none. The client sends it with every call,
+    and shows it in no message, repr or log. Before it goes to another host over a connection that is not encrypted, there is an
     `UnencryptedKeyWarning`.
 
-    resume_timeout_s: if the connection to the router breaks in the middle of an answer, the client looks for that router, started again, or
-    for the next one, for so long, and goes on with the answer without gap or repeat; once for each answer. 0: never, the loss is an error.
+    resume_timeout_s: if the connection to the router breaks in the middle of an answer, the client looks for so long for the same router,
+    started again, or for the next one, and goes on with the answer without gap or repeat; once for each answer. 0: never, the loss is an
+    error.
 
-    max_retries: how often a call is asked again, within its time limit, where the server says when to (`retry_delay_s`) and you have
-    nothing of the answer yet: no event of a stream, and until it is whole nothing of what comes whole. 0: never. A call may be told
-    its own.
+    max_retries: how often a call is retried, within its time limit, if the server gives a delay (`retry_delay_s`) and you have no part of
+    the answer yet: no event of a stream, or an answer that comes whole and is not whole yet. 0: never. A call may set its own number.
 
     Every call takes the keyword arguments of `Options`, and ends within `timeout_s` (120 s) in an answer or in an error of
     `omnistage.client.errors`; within 5 s more, should the thread that runs it be stuck.
@@ -96,7 +96,7 @@ class Omni:
         self._abandoned = weakref.finalize(self, _abandon, self._client, self._thread)
         self._abandoned.atexit = False
         self._owner: Omni | None = None
-        """Of a view: the client that it keeps open, and that closes it."""
+        """On a view: the client that it keeps open, and that closes it."""
         _open.add(self)
         try:
             self._run(self._client.start_limit_s, self._client.start())
@@ -115,9 +115,9 @@ class Omni:
 
     @told
     def as_client(self, api_key: str | None) -> Self:
-        """The same client for somebody else, who has a key of his own: for a gateway that serves many. None: he has none, whatever key
-        this client has, or the variable. It uses this client's connection and stack; closing it closes nothing, and when this client is
-        closed it raises ClosedError. Raises BadRequestError for what is no key."""
+        """A view of this client with another user's key: for a gateway that serves many users. None: no key, whatever key this client or
+        the variable has. The view uses this client's connection and stack; closing it closes nothing, and when this client is closed it
+        raises ClosedError. Raises BadRequestError for a text that cannot be a key."""
         view = copy.copy(self)
         view._client, view._owner = self._client.as_client(api_key), self._owner or self
         return view
@@ -182,7 +182,7 @@ class Omni:
         A list of texts is a list of answers, in that order: all with these media and options, also the same seed, each within its own
         time limit. They are asked beside each other, as many at once as there are places. Where some fail, the error of the first of them
         is raised when all have ended; `error.answers` has the others."""
-        # Each of several may wait for a place, and be answered, for as long as one alone.
+        # Each of several texts may wait for a place, and be answered, for as long as one alone.
         times = 2 * len(prompt) if isinstance(prompt, list | tuple) else 1
         limit_s = time_limit_s(options) * max(times, 1)
         call: Any = self._client.generate(prompt, images=images, audios=audios, videos=videos, **options)
@@ -276,11 +276,11 @@ class Omni:
 
     @told
     def replicas(self, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> list[Replica]:
-        """The stage servers and how they are."""
+        """The stage servers and their states."""
         return self._run(checked_seconds("timeout_s", timeout_s), self._client.replicas(timeout_s=timeout_s))
 
     def _run(self, limit_s: float, work: Coroutine[Any, Any, T]) -> T:
-        """limit_s: the time limit that the call has by itself."""
+        """limit_s: the time limit of the call itself."""
         try:
             fork.check()
             if not self._abandoned.alive:
@@ -297,12 +297,12 @@ class Omni:
             while (event := self._run(max(until - time.monotonic(), 0.0), steps.next())) is not None:
                 yield event
         finally:
-            # Half-read streams are garbage too, so this may run on any thread.
+            # Streams that were read in part are garbage too, so this may run on any thread.
             self._thread.detach(steps.close)
 
 
 def _abandon(client: AsyncOmni, thread: LoopThread) -> None:
-    """An `Omni` that nobody closed is garbage."""
+    """Clean up after an `Omni` that became garbage without being closed."""
     thread.detach(lambda: _end(client))
 
 
@@ -318,7 +318,7 @@ _open: weakref.WeakSet[Omni] = weakref.WeakSet()
 
 @atexit.register
 def _close_all() -> None:
-    """What is still open when the interpreter ends, while threads can still run."""
+    """Close the clients that are still open when the interpreter ends, while threads can still run."""
     with ExitStack() as exits:
         for omni in list(_open):
             exits.callback(omni.close)

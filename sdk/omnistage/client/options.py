@@ -1,6 +1,6 @@
-"""What a single call may set."""
+"""The options of a single call."""
 
-# No postponed annotations here: what stands beside each key is read when the docstrings of the methods that take it are made.
+# No postponed annotations here: the description beside each key is read when the docstrings of the methods that take it are made.
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, TypedDict
 
@@ -13,7 +13,7 @@ MEDIA_TYPES = ("image/png", "image/jpeg", "image/webp", "video/webm", "video/mp4
 
 
 class Options(TypedDict, total=False):
-    """What a single call may set. What is absent is the pipeline's default, and what no pipeline says is what stands here.
+    """The options of a single call. An absent option has the pipeline's default, or, without one, the default that stands here.
 
     `help(Omni.generate)` and docs/client.md tell each of them."""
 
@@ -162,7 +162,7 @@ class Options(TypedDict, total=False):
 
 TOP = ("pipeline", "outputs", "seed", "conversation_id", "request_id")
 MEDIA = ("background",)
-"""Of all media that are sent and seen."""
+"""Options for all media that are sent and seen."""
 SAMPLING = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
 THINKER = ("max_tokens", "min_tokens", "stop", "ignore_eos", "logprobs", "top_logprobs")
 CONSTRAINTS = ("json_schema", "regex", "choice")
@@ -174,13 +174,13 @@ DIFFUSION = (
     *("sigmas", "strength", "mask_image", "control_image", "options", "layers", "media_type"),
 )
 GUIDES = ("mask_image", "control_image")
-"""Those that are pictures."""
+"""Options that are pictures."""
 
 EVERY_CALL = (*TOP, "timeout_s", "max_retries")
 SPOKEN = (*EVERY_CALL, *TALKER, *CODE2WAV)
-"""Of a text that is given."""
+"""Options for a text that is spoken as given."""
 DRAWN = (*EVERY_CALL, *MEDIA, *DIFFUSION)
 
 
 OPTIONS: Mapping[str, Any] = Options.__annotations__
-"""All of them, each with what is said of it."""
+"""All options, each with its description."""

@@ -1,4 +1,4 @@
-"""What a listener hears when sound is played while it arrives: the playback model and the figures of an answer.
+"""The playback model, which tells what a listener hears when sound is played while it arrives, and the figures of an answer.
 
 Definitions (client clock, seconds after t0; t0 is the call on a connected channel; the names are those of the published benchmarks of
 omni-modality servers):
@@ -9,7 +9,7 @@ omni-modality servers):
 - audio: samples / sample rate
 - rtf: arrival of the last sound / audio
 - underrun: play at real time from the first chunk; the largest lateness of a chunk, max(arrival - first arrival - sound before it, 0)
-- starved: the same for who waits before it plays, as the first chunk says
+- starved: the underrun of a player that first waits as the first chunk says
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ AUDIBLE = 10.0 ** (-40.0 / 20.0)
 """-40 dBFS as an amplitude; full scale is 1."""
 
 START_BUFFER_S = 0.5
-"""Sound that a player with a buffer waits for before it starts, as players of live sound do."""
+"""Sound that a player with a buffer collects before it starts, as players of live sound do."""
 
 CONTINUITY_LIMIT_S = 0.1
 """An answer with less underrun than this counts as continuous."""
@@ -45,8 +45,8 @@ class TextArrival:
 
 @dataclass(frozen=True, slots=True)
 class AudioArrival:
-    """A chunk of sound: when it came, where it belongs, how long it is, whether there is anything to hear in it. prebuffer_s: how long a
-    player was told with it to wait; None: nothing was told."""
+    """A chunk of sound: when it came, its position, its length, and whether it is audible. prebuffer_s: how long the player should wait, as
+    the server said with it; None: the server did not say."""
 
     arrival_s: float
     first_sample: int
@@ -62,7 +62,7 @@ class AudioArrival:
 
 @dataclass(frozen=True, slots=True)
 class Played:
-    """One chunk as it is played: it starts at start_s, after waiting gap_s in silence for it."""
+    """One chunk as it is played: it starts at start_s, after gap_s of silence."""
 
     start_s: float
     duration_s: float
@@ -74,9 +74,9 @@ class Played:
 
 
 def play(arrivals: Iterable[AudioArrival], start_buffer_s: float = 0.0, wait_s: float = 0.0) -> list[Played]:
-    """Play each chunk when it is there and the one before is over.
+    """Play each chunk when it has come and the one before is over.
 
-    start_buffer_s: begin when so much sound is there, or all of it. wait_s: and not before so long after the first sound. With 0 the gaps
+    start_buffer_s: begin when so much sound has come, or all of it. wait_s: and not before so long after the first sound. With 0 the gaps
     add up to the underrun."""
     chunks = [chunk for chunk in arrivals if chunk.samples]
     played: list[Played] = []
@@ -99,7 +99,7 @@ def _begin_s(chunks: Sequence[AudioArrival], start_buffer_s: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Level:
-    """Sound at the player that has not been played yet."""
+    """Sound that the player has and has not played yet."""
 
     at_s: float
     buffered_s: float
@@ -108,7 +108,8 @@ class Level:
 def buffer_levels(arrivals: Iterable[AudioArrival], start_buffer_s: float = START_BUFFER_S) -> list[Level]:
     """How much sound a player holds: received minus played, as the corners of a line.
 
-    It jumps up at each arrival (two corners at one time), falls with slope 1 while sound is played, and is 0 where the listener waits."""
+    The line jumps up at each arrival (two corners at one time), falls with slope 1 while sound is played, and is 0 while the listener
+    waits."""
     chunks = [chunk for chunk in arrivals if chunk.samples]
     if not chunks:
         return []
@@ -129,7 +130,7 @@ def buffer_levels(arrivals: Iterable[AudioArrival], start_buffer_s: float = STAR
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Timing:
-    """All arrivals of an answer and the figures made from them. Seconds after t0; None where there was none of it."""
+    """All arrivals of an answer and the figures made from them. Seconds after t0; None for a kind of output that never came."""
 
     text: Sequence[TextArrival]
     audio: Sequence[AudioArrival]
@@ -164,12 +165,12 @@ class Timing:
 
     @property
     def prebuffer_s(self) -> float | None:
-        """How long after the first sound a player was told to wait before it plays; None: nothing was told."""
+        """How long after the first sound the server told the player to wait; None: it did not say."""
         return next((chunk.prebuffer_s for chunk in self.audio if chunk.samples), None)
 
     @property
     def starved_s(self) -> float:
-        """Seconds of silence that a listener hears inside the answer who waits first as the server says."""
+        """Seconds of silence inside the answer for a listener who first waits as the server says."""
         return sum(chunk.gap_s for chunk in play(self.audio, wait_s=self.prebuffer_s or 0.0))
 
     @property
@@ -177,11 +178,11 @@ class Timing:
         return self.underrun_s <= CONTINUITY_LIMIT_S
 
     def __repr__(self) -> str:
-        """The figures. Arrivals are hundreds."""
+        """The figures. There may be hundreds of arrivals."""
         heard = ("audio_s", "rtf", "underrun_s", "prebuffer_s", "starved_s") if self.audio else ()
         return f"Timing({figures(self, 'ttft_s', 'ttfa_s', 'e2e_s', *heard)})"
 
 
 def figures(told: object, *names: str) -> str:
-    """Attributes that are numbers, to a thousandth, for a repr; those that are None are left out."""
+    """Attributes that are numbers, to a thousandth, for a repr; None is left out."""
     return ", ".join(f"{name}={round(value, 3)}" for name in names if (value := getattr(told, name)) is not None)

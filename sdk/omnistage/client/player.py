@@ -1,7 +1,7 @@
-"""An answer that is heard while it is made.
+"""Plays an answer while it is made.
 
-A thread takes the sound from memory to the pipe of a process that plays it (`loudspeaker`, `player_process`). Whoever writes never waits,
-and whatever holds this program up for less than a second is not heard.
+A thread moves the sound from memory into the pipe of a process that plays it (`loudspeaker`, `player_process`). The caller that writes
+never waits, and the listener does not notice when this program stands still for less than a second.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ from omnistage.client.loudspeaker import VARIABLE, Loudspeaker, find_loudspeaker
 from omnistage.client.player_process import PATIENCE, STALL_S, PlayerProcess
 
 USUAL_RATE_HZ = 24_000
-"""Of the models that are here."""
+"""The rate of our models."""
 
 MAX_WAITING_S = 3600
-"""Sound that may wait to be played. An answer ends long before, by its own limits; a minute at 24 kHz takes 5.8 MB."""
+"""Seconds of sound that may wait to be played. An answer ends long before, by its own limits; a minute at 24 kHz takes 5.8 MB."""
 
 
 @dataclass(frozen=True, slots=True)
 class Heard:
-    """How much of a sound was heard. samples: of them, from the first on, as far as it can be known: a device may be some 0.2 s behind.
-    of: how many came."""
+    """How much of a sound was heard. samples: heard, from the first on, as far as it can be known: a device may be some 0.2 s behind.
+    of: how many samples came."""
 
     samples: int
     of: int
@@ -57,14 +57,13 @@ class Player:
                 if isinstance(event, AudioChunk):
                     player.write(event)
 
-    The end of the `with` waits until all is heard; an error in it, or Ctrl-C, silences it at once. Its thread and process end with
-    `finish` or `stop`, with the `with`, when it is no longer used, and with this program, also if that is killed. Every method may be
-    called from any thread, and `stop` from the handler of a signal.
+    The end of the `with` waits until all is heard; an error in it, or Ctrl-C, silences the player at once. The player's thread and process
+    end with `finish` or `stop`, with the `with`, when the player becomes garbage, and with this program, even if that is killed. Every
+    method may be called from any thread, and `stop` from the handler of a signal.
 
-    loudspeaker: what `find_loudspeaker` found, which code on an event loop asks in a thread; by default it is asked here, which takes up
-    to some 0.3 s. sample_rate_hz: of the sound that is expected: what plays it is started with that rate, so that the first sound finds
-    it ready; for sound of another rate it is started anew. Raises NotAvailableError if nothing plays here, and what `find_loudspeaker`
-    raises."""
+    loudspeaker: from `find_loudspeaker`, which code on an event loop calls in a thread; by default it is called here, which takes up to
+    some 0.3 s. sample_rate_hz: the expected rate: the loudspeaker is started with it, so that it is ready for the first sound; for sound of
+    another rate it is started anew. Raises NotAvailableError if nothing plays here, and the errors of `find_loudspeaker`."""
 
     def __init__(self, loudspeaker: Loudspeaker | None = None, *, sample_rate_hz: int = USUAL_RATE_HZ) -> None:
         loudspeaker = loudspeaker or find_loudspeaker()
@@ -95,8 +94,8 @@ class Player:
             self.stop()
 
     def write(self, sound: AudioChunk | Audio) -> None:
-        """The next piece of sound, which is copied. It is played behind those before it, and the first one after the wait that its
-        `prebuffer_s` says, or when `finish` is called. Never waits. What comes after `stop`, or when the player is lost, is not played.
+        """Take the next piece of sound, and copy it. It is played behind those before it; the first one is played after the wait in its
+        `prebuffer_s`, or when `finish` is called. Never waits. Sound after `stop`, or after the loss of the player, is not played.
 
         Raises RequestError for a sample rate that changes, or if more than an hour of sound would wait; ValueError after `finish`."""
         rate_hz = sound.sample_rate if isinstance(sound, Audio) else sound.sample_rate_hz
@@ -104,12 +103,12 @@ class Player:
         if samples.ndim > 2:
             raise RequestError(f"samples are [n] or [n, channels], these are {list(samples.shape)}", hint="Give one sound.")
         if samples.ndim == 2:
-            samples = samples.mean(axis=1, dtype="<f4")  # Players are asked for one channel.
+            samples = samples.mean(axis=1, dtype="<f4")  # Players are started with one channel.
         self._feed.give(samples, rate_hz, 0.0 if isinstance(sound, Audio) else sound.prebuffer_s or 0.0)
 
     def finish(self) -> Heard:
-        """No more sound comes: wait until all is heard, or `stop` is called. Raises PlayerLostError if the player ended before or hangs;
-        it is waited for as long as twice the sound that is left takes, and 5 s."""
+        """Wait until all sound is heard, or `stop` is called; no more sound comes. Raises PlayerLostError if the player ended before or
+        hangs; the wait lasts up to twice the time that the rest of the sound takes, and 5 s."""
         self._feed.end()
         self._feed.over.result()
         return self.heard
@@ -121,7 +120,7 @@ class Player:
         return self.heard
 
     def stop(self) -> Heard:
-        """Silence at once, for good; returns how much was heard. It waits for nothing, and may be called again."""
+        """Silence the player at once, for good; returns how much was heard. It waits for nothing, and may be called again."""
         return self._feed.heard(self._feed.stop())
 
     @property
@@ -131,7 +130,7 @@ class Player:
 
     @property
     def lost(self) -> PlayerLostError | None:
-        """Why nothing is heard any more, if the player ended by itself or hangs: the answer goes on all the same."""
+        """The error if the player ended by itself or hangs, so that nothing is heard any more: the answer goes on all the same."""
         over = self._feed.over
         error = over.exception() if over.done() else None
         return error if isinstance(error, PlayerLostError) else None
@@ -140,12 +139,12 @@ class Player:
 class _Feed:
     """The sound that waits, and the thread that gives it to a process.
 
-    A handler of a signal may call `stop` anywhere in another method of the same thread: the lock lets it in, and no method leaves
-    anything that `stop` could not find."""
+    A signal handler may call `stop` in the middle of another method on the same thread: the lock is reentrant, and every method keeps its
+    state where `stop` finds it."""
 
     def __init__(self, loudspeaker: Loudspeaker, sample_rate_hz: int) -> None:
         self.over: Future[None] = Future()
-        self.over.set_running_or_notify_cancel()  # who waits for it may be cancelled, it may not
+        self.over.set_running_or_notify_cancel()  # a caller that waits for it may be cancelled, the future itself may not
         self._loudspeaker = loudspeaker
         self._rate_hz = sample_rate_hz
         self._changed = threading.Condition(threading.RLock())
@@ -185,7 +184,7 @@ class _Feed:
                 self._changed.notify()
 
     def end(self) -> None:
-        """No more is given."""
+        """Note that no more sound comes."""
         with self._changed:
             if not self.has_ended:
                 left_s = (self._given - self.heard().samples) / self._rate_hz
@@ -194,7 +193,7 @@ class _Feed:
                 self._changed.notify()
 
     def stop(self) -> int:
-        """Returns how many samples were heard."""
+        """Silence; returns how many samples were heard."""
         with self._changed:
             self._stopped = True
             if self._heard is None:
@@ -249,7 +248,7 @@ class _Feed:
                 process_now.close()
 
     def _put(self, process: PlayerProcess, block: NDArray[np.float32]) -> None:
-        """As the process takes it."""
+        """Write a block as fast as the process takes it."""
         rest = block.view(np.uint8).data
         while rest and not self._stopped:
             rest = rest[process.write(rest, self._give_up_at) :]
@@ -263,7 +262,7 @@ class _Feed:
         return process
 
     def _next(self) -> NDArray[np.float32] | None:
-        """What is to be played next, when it is time for it; None behind the last."""
+        """The next block to play, when it is time for it; None behind the last."""
         with self._changed:
             while not self._stopped:
                 wait_s = None
@@ -280,6 +279,6 @@ class _Feed:
 
 
 def _stop_own(feed: _Feed, pid: int) -> None:
-    """A forked child has no thread for it, and perhaps a lock that nobody opens."""
+    """Stop a player, but not in a forked child, which has no thread for it, and perhaps a lock that stays locked."""
     if os.getpid() == pid:
         feed.stop()

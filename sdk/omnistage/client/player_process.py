@@ -1,4 +1,5 @@
-"""A running loudspeaker and the pipe into it: what was put in, what it has not taken yet, and how much of it can have been heard."""
+"""A running loudspeaker and the pipe into it: the sound that was put in, the part that the player has not taken yet, and how much can have
+been heard."""
 
 from __future__ import annotations
 
@@ -25,16 +26,16 @@ if sys.platform == "linux":
 SAMPLE_BYTES = 4
 
 PIPE_S = 1.0
-"""Sound that lies ready in the pipe: as long may this process be held up and nobody hears it."""
+"""Seconds of sound that lie ready in the pipe: this process may stand still for so long, and the listener does not notice."""
 
 PATIENCE = 2
-"""How many times slower than real time a player may be that is waited for."""
+"""How many times slower than real time a player may be before it counts as hung."""
 
 STALL_S = 5.0
-"""A player that takes nothing for so long has hung. Those on PulseAudio need up to 2 s for the last of a sound."""
+"""A player that takes nothing for so long has hung. Players on PulseAudio need up to 2 s for the end of a sound."""
 
 SAID_BYTES = 4096
-"""Of the end of what a player says on standard error, a line is told."""
+"""Bytes kept of the end of a player's standard error, from which one line is shown."""
 
 
 class PlayerProcess:
@@ -43,7 +44,7 @@ class PlayerProcess:
     _running: ClassVar[WeakSet[PlayerProcess]] = WeakSet()
 
     def __init__(self, loudspeaker: Loudspeaker, sample_rate_hz: int) -> None:
-        """Raises PlayerLostError if it cannot be started."""
+        """Raises PlayerLostError if the program cannot be started."""
         self._name = loudspeaker.name
         self.sample_rate_hz = sample_rate_hz
         self._lock = threading.RLock()
@@ -55,7 +56,7 @@ class PlayerProcess:
         except OSError as error:
             raise PlayerLostError(f"{self._name} cannot be started: {error.strerror}") from error
         try:
-            # No fork between the making of the pipe and the list below: a child that kept an end of it would keep the player alive.
+            # No fork between the making of the pipe and the list below: a child that kept an end of the pipe would keep the player alive.
             with fork.held_off:
                 self._process = subprocess.Popen(
                     loudspeaker.command(sample_rate_hz),
@@ -63,7 +64,7 @@ class PlayerProcess:
                     stdout=subprocess.DEVNULL,
                     stderr=self._said,
                     bufsize=0,
-                    start_new_session=True,  # a Ctrl-C in the terminal is for us, and so is what becomes of the sound then
+                    start_new_session=True,  # Ctrl-C in the terminal is for this program, which then also decides about the sound
                 )
                 self._running.add(self)
         except OSError as error:
@@ -73,14 +74,14 @@ class PlayerProcess:
         self._pipe = self._process.stdin
         os.set_blocking(self._pipe.fileno(), False)
         if sys.platform == "linux":
-            with suppress(OSError):  # a user may have so much in pipes and no more; then it is what it is
+            with suppress(OSError):  # a user may have only so many bytes in pipes; then the pipe stays as it is
                 fcntl.fcntl(self._pipe.fileno(), fcntl.F_SETPIPE_SZ, int(PIPE_S * SAMPLE_BYTES * sample_rate_hz))
         self._room = select.poll()
         self._room.register(self._pipe.fileno(), select.POLLOUT)
 
     def write(self, block: memoryview, give_up_at: float) -> int:
-        """Wait for room and put in as much of a block of bytes as there is room for; returns how many bytes that was. give_up_at: on the
-        monotonic clock. Raises PlayerLostError if the player has ended, or takes nothing."""
+        """Wait for room and write as much of a block of bytes as fits; returns how many bytes that was. give_up_at: on the monotonic clock.
+        Raises PlayerLostError if the player has ended, or takes nothing."""
         wait_s = min(STALL_S, give_up_at - time.monotonic())
         if not self._room.poll(max(wait_s, 0.0) * 1000):
             raise PlayerLostError(f"{self._name} takes no sound any more")
@@ -98,13 +99,13 @@ class PlayerProcess:
         return count
 
     def finish(self, give_up_at: float) -> None:
-        """No more sound comes: wait until the player has played the rest and ended. Raises PlayerLostError if it does not, or ends without
-        having taken it, or says that it could not play it."""
+        """Wait until the player has played the rest and ended; no more sound comes. Raises PlayerLostError if it does not end, ends without
+        taking all, or says that it could not play."""
         with self._lock:
             unread_s = self._unread() / self.sample_rate_hz
             self._dry_at = max(self._dry_at, time.monotonic() + unread_s)
             if sys.platform == "linux":
-                # Another end of the pipe to see what is left in it. Not before: as long as it is open the pipe does not break.
+                # Another end of the pipe, to see what is left in it. Not opened earlier: while it is open the pipe does not break.
                 self._meter = os.open(f"/proc/self/fd/{self._pipe.fileno()}", os.O_RDONLY | os.O_NONBLOCK)
             self._pipe.close()
         try:
@@ -115,13 +116,13 @@ class PlayerProcess:
             raise PlayerLostError(f"{self._name} ended before the sound{self._end()}")
 
     def stop(self) -> None:
-        """Silence, at once: what the process holds for its device goes with it."""
+        """Silence the player at once: the sound that the process holds for its device goes with it."""
         if self._process.poll() is None:
             with suppress(ProcessLookupError):
-                os.killpg(self._process.pid, signal.SIGKILL)  # it leads its group: a command may have started others
+                os.killpg(self._process.pid, signal.SIGKILL)  # the player leads its process group: a command may have started others
 
     def close(self) -> None:
-        """Kill it if it still runs, and wait for its end. Raises PlayerLostError for one that cannot be killed."""
+        """Kill the player if it still runs, and wait for its end. Raises PlayerLostError if it cannot be killed."""
         self.stop()
         with self._lock:
             self._pipe.close()
@@ -137,8 +138,8 @@ class PlayerProcess:
 
     @property
     def heard(self) -> int:
-        """Samples that can have been heard: those that the player took, but for what would be early in real time. How far
-        the device is behind, some 0.2 s, it does not know."""
+        """Samples that can have been heard: those that the player took, without those that would be early in real time. The delay of the
+        device, some 0.2 s, is not known."""
         with self._lock:
             early = max(self._dry_at - time.monotonic(), 0.0) * self.sample_rate_hz
             return max(min(round(self._written / SAMPLE_BYTES - early), self._written // SAMPLE_BYTES - self._unread()), 0)
@@ -152,7 +153,7 @@ class PlayerProcess:
         return -(-size // SAMPLE_BYTES)
 
     def _end(self) -> str:
-        """In words, of a process that has closed its standard input."""
+        """How a process ended after it closed its standard input, in words."""
         try:
             code = self._process.wait(STALL_S)
         except subprocess.TimeoutExpired:
@@ -164,13 +165,13 @@ class PlayerProcess:
 
     @classmethod
     def leave_all_to_parent(cls) -> None:
-        """In a forked child, which must not hold the pipes open."""
+        """Close this child's copies of the pipes: a forked child must not hold them open."""
         for process in list(cls._running):
             process._pipe.close()
             if process._meter is not None:
                 os.close(process._meter)
                 process._meter = None
-            process._process.returncode = 0  # not a child of this process; nothing is to warn of it either
+            process._process.returncode = 0  # not a child of this process; Python must not warn of it either
         cls._running.clear()
 
 

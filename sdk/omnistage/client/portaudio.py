@@ -1,7 +1,8 @@
-"""A program that plays what it reads: the package sounddevice behind a pipe, so that PortAudio's threads, messages and crashes are those of
-another process. It is run by its path, as `portaudio.py RATE CHANNELS`, and imports nothing of omnistage: it is to begin at once.
+"""A program that plays its standard input: the package sounddevice behind a pipe, so that PortAudio's threads, messages and crashes are
+those of another process. It is run by its path, as `portaudio.py RATE CHANNELS`, and imports nothing of omnistage, so that it begins at
+once.
 
-Its standard input is float32 in the order of this machine's bytes. It ends with 0 when all of that was heard."""
+Its standard input is float32 in the byte order of this machine. It ends with 0 when all of that was heard."""
 
 from __future__ import annotations
 
@@ -9,14 +10,14 @@ import os
 import sys
 
 LATENCY_S = 0.2
-"""What PortAudio is asked to have ready: less runs dry on a busy machine."""
+"""Sound that PortAudio keeps ready: with less, a busy machine runs dry."""
 
 READ_BYTES = 1 << 13
 
 
 def main(sample_rate_hz: int, channels: int) -> None:
-    """Play standard input to its end. Raises ImportError and OSError where there is no sounddevice or PortAudio, PortAudioError where there
-    is no device for this."""
+    """Play standard input to its end. Raises ImportError and OSError if sounddevice or PortAudio is missing, PortAudioError if no device
+    plays this."""
     import sounddevice
 
     frame = 4 * channels
@@ -27,7 +28,7 @@ def main(sample_rate_hz: int, channels: int) -> None:
             whole = len(piece) - len(piece) % frame
             stream.write(piece[:whole])
             rest = piece[whole:]
-        # The end of the `with` waits until it is heard.
+        # The end of the `with` waits until the sound is heard.
 
 
 if __name__ == "__main__":

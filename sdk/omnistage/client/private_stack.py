@@ -1,8 +1,8 @@
-"""A stack of one's own: router and stages as processes of this machine, started for one client and gone with it.
+"""A private stack: router and stages as processes of this machine, started for one client and ended with it.
 
-The processes are started and watched by `omnistage serve`. It reports on one pipe: the router's address, and later what became of each
-pipeline that it was asked for on the other pipe. It ends everything when that one closes: in `stop`, at the exit of this process, and when
-this process is killed.
+`omnistage serve` starts and watches the processes. It reports on one pipe: the router's address, and later the result for each pipeline
+that the client asked for on the other pipe. It ends everything when that other pipe closes: in `stop`, at the exit of this process, and
+when this process is killed.
 """
 
 from __future__ import annotations
@@ -43,13 +43,13 @@ START_TIMEOUT_S = 900.0
 BEGIN_THREAD = "omnistage-begin"
 
 LAUNCHER_NEEDS = ("typer", "rich", "pydantic_settings", "yaml", "structlog", "prometheus_client", "posix_ipc")
-"""Packages of the launcher and its servers that a client by itself does not need: of the extras `cli` and `server`."""
+"""Packages of the launcher and its servers that a client alone does not need: those of the extras `cli` and `server`."""
 
 
 @dataclass(frozen=True, slots=True)
 class StackPlan:
-    """What to start. Raises TypeError for settings that do not exist, BadRequestError for values that cannot be. What a model has no use
-    for is a StackError when it is started."""
+    """The stack to start. Raises TypeError for settings that do not exist, BadRequestError for impossible values. A setting that the model
+    has no use for is a StackError at the start."""
 
     settings: StackSettings = field(default_factory=lambda: StackSettings())
     model_path: str | PathLike[str] | None = None
@@ -70,23 +70,23 @@ class StackPlan:
 
     @property
     def says_nothing(self) -> bool:
-        """Whether all is left to the defaults, so that any router will do."""
+        """Whether everything is left to the defaults, so that any router will do."""
         return self.model_path is None and self.tensor_parallel_size == 1 and not set(self.settings) - {"start_timeout_s"}
 
     @property
     def pipelines(self) -> tuple[str, ...]:
-        """Those that were named; none: the default ones, or that of the checkpoint."""
+        """The named pipelines; empty: the default ones, or that of the checkpoint."""
         named = self.settings.get("pipeline", ())
         return (named,) if isinstance(named, str) else tuple(named)
 
     @property
     def start_timeout_s(self) -> float:
         """Time limit for download, load and start, seconds."""
-        return float(self.settings.get("start_timeout_s", START_TIMEOUT_S))  # A number of NumPy is no time for a system call.
+        return float(self.settings.get("start_timeout_s", START_TIMEOUT_S))  # A system call takes no NumPy number as a time.
 
     @property
     def told(self) -> str:
-        """What is started, for people."""
+        """The started pipelines, for people."""
         pipeline = ", ".join(self.pipelines)
         if self.model_path is None:
             return pipeline or "the default pipeline"
@@ -109,8 +109,8 @@ class StackPlan:
 
 
 def with_first(first: object, settings: StackSettings) -> StackSettings:
-    """The settings, and among them what was given first, without a name: the pipeline, or whatever else `omnistage serve` takes in its
-    place. Raises TypeError where there are two, BadRequestError for an address."""
+    """The settings with the unnamed first argument among them: the pipeline, or another thing that `omnistage serve` takes in its place.
+    Raises TypeError if there are two, BadRequestError for an address."""
     if first is None:
         return settings
     if "pipeline" in settings:
@@ -125,7 +125,7 @@ def with_first(first: object, settings: StackSettings) -> StackSettings:
 
 
 def _may_be_name(model_path: str | PathLike[str]) -> bool:
-    """Whether this is written as the name of a model is, owner/name; the launcher knows the rest."""
+    """Whether this has the form of a model's name, owner/name; the launcher checks the rest."""
     return isinstance(model_path, str) and re.fullmatch(r"[^/.~][^/]*/[^/@]+(@.+)?", model_path) is not None
 
 
@@ -143,9 +143,9 @@ def _text(value: object) -> str:
 
 
 class PrivateStack:
-    """The processes of one plan. Start it as often as it takes, stop it as often as you like, from any thread of the process that made it.
+    """The processes of one plan. `start` and `stop` may be called any number of times, from any thread of the process that made it.
 
-    In a forked child of that process stopping it does nothing."""
+    In a forked child of that process `stop` does nothing."""
 
     def __init__(self, plan: StackPlan) -> None:
         self._plan = plan
@@ -154,31 +154,33 @@ class PrivateStack:
         self._launcher: Launcher | None = None
         self._is_given_up = False
         self._answering = threading.Condition()
-        """Held for what follows; told of each answer."""
+        """Guards the fields below; notified of each answer."""
         self._asked: dict[str, Future[dict[str, str]]] = {}
-        """By pipeline that the launcher was asked for: what it will say. An answer that came is forgotten: a pipeline may be lost later."""
+        """By pipeline that the launcher was asked for: the answer to come. An answer that has come is forgotten: a pipeline may be lost
+        later."""
         self._beginning: dict[str, Future[None]] = {}
-        """By pipeline that somebody waits for beside an event loop."""
+        """By pipeline that a caller waits for beside an event loop."""
         self._is_reading = False
         self._unread = b""
         self._owner = os.getpid()
 
     @property
     def start_limit_s(self) -> float:
-        """How long `start` takes at most: the time that the settings give, and the end of what did not get ready."""
+        """How long `start` takes at most: the time in the settings, and the time to end processes that did not get ready."""
         return self._plan.start_timeout_s + STOP_TIMEOUT_S + KILL_TIMEOUT_S
 
     @property
     def address(self) -> str:
-        """HOST:PORT of its router; empty until it has started."""
+        """HOST:PORT of the router; empty until it has started."""
         return self._address
 
     async def started(self) -> str:
-        """`start`, beside the event loop. It goes on for whoever asks next if the caller is cancelled."""
+        """Run `start` beside the event loop. If the caller is cancelled, the start goes on for the next caller."""
         return await beside(self.start, "omnistage-start")
 
     def start(self) -> str:
-        """Start everything and return the router's address when it serves. Blocks. Raises StackError, ClosedError if it is given up."""
+        """Start everything and return the router's address when it serves. Blocks. Raises StackError, or ClosedError if the start is given
+        up."""
         with self._starting:
             if not self._address:
                 log.info("starting a private stack: %s", self._plan.told)
@@ -193,10 +195,10 @@ class PrivateStack:
                 f"only the client is installed here; a stack of one's own needs more: {install(*ALL)}",
                 hint="Or give the address of a router that runs: {address=HOST:PORT}.",
             )
-        # A child forked here would hold the pipes open, and so hide the end of the launcher from us and ours from the launcher.
+        # A child forked here would hold the pipes open: this process would not see the launcher end, nor the launcher this process.
         with fork.held_off:
             launcher = self._launcher = Launcher(self._plan.command)
-        # Garbage is collected on any thread, so it does not wait; the launcher then ends by itself.
+        # Garbage is collected on any thread, so this does not wait; the launcher then ends by itself.
         weakref.finalize(self, launcher.cut).atexit = False
         if self._is_given_up:
             launcher.cut()
@@ -214,8 +216,8 @@ class PrivateStack:
         raise error
 
     async def begun(self, pipeline: str) -> None:
-        """`begin`, beside the event loop, on one thread however many ask for a pipeline. It goes on for whoever asks next if the caller is
-        cancelled."""
+        """Run `begin` beside the event loop, on one thread however many callers want a pipeline. If the caller is cancelled, the start goes
+        on for the next caller."""
         with self._answering:
             beginning = self._beginning.get(pipeline)
             if beginning is None:
@@ -224,8 +226,8 @@ class PrivateStack:
         await asyncio.wrap_future(beginning)
 
     def begin(self, pipeline: str) -> None:
-        """Start a pipeline that this stack has beside its first one, and return when it serves; at once if it does. Blocks. Raises
-        StackError where it cannot start, and may be called again then; ClosedError if the stack is stopped."""
+        """Start another pipeline of this stack, and return when it serves; at once if it does already. Blocks. Raises StackError if it
+        cannot start, and may be called again then; ClosedError if the stack is stopped."""
         if os.getpid() != self._owner:
             raise ForkedError("this stack is that of the parent of this process")
         self.start()
@@ -243,7 +245,7 @@ class PrivateStack:
         raise error
 
     def _ask_for(self, pipeline: str) -> Future[dict[str, str]]:
-        """The answer to come, which all have who ask before it has come."""
+        """The answer to come; all callers that ask before it has come share it."""
         with self._answering:
             answering = self._asked.get(pipeline)
             if answering is None:
@@ -254,7 +256,8 @@ class PrivateStack:
             return answering
 
     def _await_answer(self, answering: Future[dict[str, str]], until: float) -> None:
-        """Whoever waits reads for all that wait, one of them at a time. Returns after any answer. Raises StackError when the time is up."""
+        """Wait for an answer. One waiting caller at a time reads for all of them. Returns after any answer. Raises StackError when the time
+        is up."""
         with self._answering:
             left_s = until - time.monotonic()
             if answering.done():
@@ -278,7 +281,7 @@ class PrivateStack:
                 self._answering.notify_all()
 
     def _take_in(self, piece: bytes | None) -> None:
-        """None: nothing was said. Empty: nothing more will be."""
+        """piece: output of the launcher. None: nothing came. Empty: no more will come."""
         if piece == b"":
             self._end_all_waiting()
         *lines, self._unread = (self._unread + (piece or b"")).split(b"\n")
@@ -293,14 +296,14 @@ class PrivateStack:
         self._asked.clear()
 
     def give_up(self) -> None:
-        """A start that is under way ends soon, and its processes with it. Waits for nothing; a stack that has started goes on."""
+        """End a running start soon, with its processes. Waits for nothing; a stack that has started goes on."""
         if os.getpid() == self._owner and not self._address:
             self._is_given_up = True
             if self._launcher is not None:
                 self._launcher.cut()
 
     def stop(self) -> None:
-        """End all processes and wait for them, also those of a start that is under way."""
+        """End all processes and wait for them, also those of a running start."""
         if os.getpid() != self._owner:
             return
         self.give_up()
@@ -309,7 +312,7 @@ class PrivateStack:
             self._launcher.stop()
         if self._starting.acquire(timeout=STOP_TIMEOUT_S + KILL_TIMEOUT_S):
             self._starting.release()
-            if self._launcher is not None:  # Of a start that had only begun.
+            if self._launcher is not None:  # The launcher of a start that had only begun.
                 self._launcher.stop()
 
 

@@ -1,4 +1,4 @@
-"""From the messages of `Generate` calls to events: positions are checked, sound is decoded, arrivals are noted."""
+"""Messages of `Generate` calls become events: positions are checked, sound is decoded, arrivals are noted."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ from omnistage.client.tensors import Tensors
 from omnistage.v1 import chunk_pb2, omni_pb2, stage_pb2
 
 STATUS_WAIT_S = 1.0
-"""How long the status of a complete answer is waited for, after its account."""
+"""How long to wait for the status of a complete answer after its account."""
 
 AUDIO_PORT = "audio"
 CODES_PORT = "codes"
@@ -62,7 +62,7 @@ MADE = {
     "video": ("film", "Say how long it is: {frames}."),
     "audio": ("sound", "Say how long it is: {seconds}."),
 }
-"""What a drawing is, by the port that it comes on, and what to do where a pipeline makes something else of a prompt."""
+"""The name of a drawing by its port, and the advice if a pipeline makes another kind of output."""
 
 Said = TypeVar("Said", TextDelta, ThoughtDelta)
 
@@ -77,9 +77,9 @@ class Loss:
 
 
 class Reader:
-    """Reads one answer, over one connection after the other if it has to.
+    """Reads one answer, over several connections one after the other if it must.
 
-    t0: time.perf_counter() at the call. due: ports; an answer with nothing of any of them is an error."""
+    t0: time.perf_counter() at the call. due: ports; an answer that has nothing on any of them is an error."""
 
     def __init__(self, t0: float, due: Collection[str] = ()) -> None:
         self._t0 = t0
@@ -99,7 +99,7 @@ class Reader:
         self._previews: set[tuple[int, int, int]] = set()
         self._tensors = Tensors()
         self.is_started = False
-        """True when the answer runs on the present connection."""
+        """True if the answer runs on the present connection."""
 
     @property
     def is_lost(self) -> bool:
@@ -107,11 +107,11 @@ class Reader:
         return self._loss is not None
 
     def request(self, asked: omni_pb2.GenerateRequest) -> omni_pb2.GenerateRequest:
-        """What to ask on the next connection to get the (rest of the) answer to `asked`."""
+        """The request for the next connection: it gets the answer to `asked`, or the rest of it."""
         return self._received.request(asked)
 
     def lose(self, address: str, reason: str) -> None:
-        """The connection broke. The next `read` goes on where this one stopped."""
+        """Note that the connection broke. The next `read` goes on from here."""
         if self._loss is None:
             self._loss = Loss(address, reason, time.perf_counter() - self._t0)
         self.is_started = False
@@ -121,7 +121,7 @@ class Reader:
     async def read(self, messages: AsyncIterable[omni_pb2.GenerateResponse], address: str = "") -> AsyncGenerator[Event, None]:
         """Yield every event; `Done` is the last. address: the router that sends them.
 
-        Raises ProtocolError for a stream that is not whole, NotSpokenError for one without the sound that it was to have."""
+        Raises ProtocolError if the stream is not whole, NotSpokenError if a sound was due and none came."""
         stream = aiter(messages)
         async for message in stream:
             arrival_s = time.perf_counter() - self._t0
@@ -138,7 +138,7 @@ class Reader:
                         yield piece
             elif kind == "failover":
                 if message.failover.kind == stage_pb2.STAGE_KIND_DIFFUSION:
-                    self._picture.clear()  # As in `lose`: another replica begins it anew.
+                    self._picture.clear()  # As in `lose`: another replica begins the picture anew.
                 self._tensors.lost()
                 event = self._note(_failover(message.failover, arrival_s))
             elif kind == "usage":
@@ -227,7 +227,7 @@ class Reader:
         return Alignment(tuple(map(self._spoken, words)), arrival_s) if words else None
 
     def _spoken(self, word: chunk_pb2.SpokenWord) -> SpokenWord:
-        """A word with its text. Text before it is not needed again."""
+        """A word with its text. The text before it is not needed again."""
         first, end, count = word.first_character, self._unspoken_from, word.character_count
         if first < self._spoken_to or word.end_us < word.begin_us:
             raise ProtocolError(f"the word at character {first} came out of its turn")
@@ -252,11 +252,11 @@ class Reader:
             return None
         data = bytes(self._picture)
         self._picture.clear()
-        if image.media_type not in PICTURE_TYPES:  # Others may be more than a picture: SVG has scripts.
+        if image.media_type not in PICTURE_TYPES:  # Other types may be more than a picture: SVG has scripts.
             raise ProtocolError(f"port {chunk.port}: a picture of type {image.media_type[:64]!r}; it must be {', '.join(PICTURE_TYPES)}")
         preview_step = image.preview_step if image.HasField("preview_step") else None
         if preview_step is not None:
-            # Previews are no items: a stage that resumes may send those again that were there before the loss.
+            # Previews are not counted as items: a stage that resumes may send earlier ones again.
             shown = (chunk.first, image.layer, preview_step)
             if shown in self._previews:
                 return None
@@ -278,7 +278,7 @@ class Reader:
             session_id=started.session_id,
             pipeline=started.model,
             seed=started.seed,
-            # A router that went on with an answer whose text was over has not seen why it ended.
+            # If the text was over when the router went on, the router has not seen why the text ended.
             finish_reason=finish_reason_name(usage.finish_reason or self._received.finish_reason),
             usage=account,
             timing=Timing(tuple(self._text), tuple(self._audio), arrival_s),
@@ -294,7 +294,7 @@ class Reader:
 
 
 def _not_made(pipeline: str, due: Collection[str]) -> RequestError:
-    """Of a drawing: it is complete, and has nothing of what was asked for."""
+    """The error for a drawing that is complete but has none of the outputs that were asked for."""
     port = next(iter(due))
     return RequestError(f"the drawing ended without a {MADE[port][0]}: {pipeline} made none of this prompt", hint=MADE[port][1])
 
@@ -393,7 +393,7 @@ def _seconds(duration: Duration) -> float:
 
 
 def stage_name(kind: stage_pb2.StageKind) -> str:
-    """thinker, talker, code2wav, diffusion; a number for a kind of a newer server."""
+    """thinker, talker, code2wav, diffusion; a number for a kind that only a newer server knows."""
     return _short(stage_pb2.StageKind, kind, "STAGE_KIND_")
 
 

@@ -1,4 +1,5 @@
-"""What a client holds of an answer: how far each port is, and all text. It is enough to go on with the answer at another router."""
+"""The parts of an answer that a client has: how far each port is, and all text. They are enough to go on with the answer at another
+router."""
 
 from __future__ import annotations
 
@@ -31,7 +32,7 @@ class _Port:
 
 
 class Received:
-    """All that came of one answer, over however many connections."""
+    """All parts of one answer, over however many connections."""
 
     def __init__(self) -> None:
         self.started: omni_pb2.Started | None = None
@@ -48,12 +49,12 @@ class Received:
 
     @property
     def open_ports(self) -> list[str]:
-        """Ports of which something came, but not the end."""
+        """Ports that have begun and not ended."""
         return sorted(name for name, port in self._ports.items() if not port.ended)
 
     @property
     def tokens(self) -> int | None:
-        """Of the text; None where none was asked for."""
+        """Tokens of the text; None if the request asked for no text."""
         text = self._ports.get(self._text_port)
         return None if text is None else text.item
 
@@ -82,7 +83,7 @@ class Received:
             self.finish_reason = chunk.text.finish_reason
 
     def request(self, asked: omni_pb2.GenerateRequest) -> omni_pb2.GenerateRequest:
-        """What to ask now: `asked` itself while nothing has come, else the rest of its answer."""
+        """The next request: `asked` itself while nothing has come, else a request for the rest of its answer."""
         if self.started is None:
             return asked
         request = omni_pb2.GenerateRequest()
@@ -94,7 +95,7 @@ class Received:
             request.resume.positions.add(port=name, seq=port.seq, first=port.item, ended=port.ended)
         text = self._ports.get(self._text_port)
         if text is not None:
-            # One chunk for all: where the pieces were cut means nothing.
+            # One chunk for the whole text: the cuts between pieces mean nothing.
             history = request.resume.history.add(port=self._text_port, count=text.item, last=text.ended)
             history.text.text = "".join(self._texts)
             history.text.token_ids.extend(self._token_ids)

@@ -1,4 +1,4 @@
-"""From Python arguments to `omnistage.v1.GenerateRequest`: the one place that knows how options are spelt in the proto."""
+"""Python arguments become `omnistage.v1.GenerateRequest`: the one place that knows the proto's names of options."""
 
 from __future__ import annotations
 
@@ -31,17 +31,17 @@ from omnistage.v1 import chunk_pb2, omni_pb2, stage_pb2
 
 DEFAULT_TIMEOUT_S = 120.0
 MOST_SECONDS = 10**9
-"""Some thirty years: gRPC takes a limit that its clock has no number for as one that has passed."""
+"""Some thirty years: a limit that gRPC's clock has no number for counts as passed."""
 
 MAX_TEXT_CHARACTERS = 1 << 20
-"""Of all that one request says, together, or gives to be spoken: no router takes more."""
+"""Most characters of all texts in a request, or of a text to be spoken: no router takes more."""
 
 NEVER_ZERO = (
     *("max_tokens", "max_frames", "sample_rate_hz", "width", "height", "steps", "results", "preview_side"),
     *("frames", "frames_per_second", "seconds", "flow_shift"),
 )
 PROTO_NAMES = {"pipeline": "model", "seconds": "duration_s"}
-"""Options that the protos call otherwise."""
+"""Options that have another name in the protos."""
 PROGRESS = "progress"
 """The port that says how far a drawing is."""
 METHODS = {"video": "film", "audio": "sound"}
@@ -50,7 +50,7 @@ Unread = Callable[[list[Medium]], int]
 
 
 class Request:
-    """A request whose form is checked, and whose media are still to be read."""
+    """A request whose form is checked, and whose media are not read yet."""
 
     def __init__(
         self,
@@ -60,16 +60,16 @@ class Request:
         names: Mapping[str, str] = MappingProxyType({}),
         method: str = "generate",
     ) -> None:
-        """request: without options. unread: what reads a medium into its place there, behind those that were read before, and returns its
-        bytes, as far as they are in the request. names: what the caller calls fields. method: that was called, one of
-        `guesses.OF_METHODS`. Raises BadRequestError for a value of an option that cannot be, TypeError for an unknown one."""
+        """request: without options. unread: each reads a medium into its place there, behind those that were read before, and returns its
+        bytes, as far as they are in the request. names: the caller's names of fields. method: the method that was called, one of
+        `guesses.OF_METHODS`. Raises BadRequestError for an impossible value of an option, TypeError for an unknown option."""
         self._request, self._unread = request, (*unread, *_guides(request, options))
         self._names = names
         self._media: list[Medium] = []
         self.timeout_s = time_limit_s(options)
         retries = options.get("max_retries")
         self.max_retries = None if retries is None else checked_retries(retries)
-        """None: as usual for the client."""
+        """None: the client's default."""
         _set_options(request, options, method)
         self._background = _colour(options.get("background"))
 
@@ -79,7 +79,7 @@ class Request:
         return {port: medium.part for port, medium in _streamed(self._media).items() if isinstance(medium.part, Upload)}
 
     def complete(self) -> omni_pb2.GenerateRequest:
-        """All of it, its media read the first time. That may block: no event loop is the place for it. Raises BadRequestError for a medium
+        """The whole request; the first call reads its media. That may block: call it on no event loop. Raises BadRequestError for a medium
         that cannot be read, and for a request that is too large for every router."""
         size = 0
         unread, self._unread = self._unread, ()
@@ -92,18 +92,18 @@ class Request:
         return self._request
 
     async def read(self, limit: Limit) -> omni_pb2.GenerateRequest:
-        """`complete`, beside the event loop where media are read."""
+        """`complete`, beside the event loop if media are read."""
         if not self._unread:
             return self.complete()
         with suppress(TimeoutError):
             async with asyncio.timeout(limit.left_s):
                 return await asyncio.to_thread(self.complete)
-        # Behind the TimeoutError, not beside it: that leads to the task, and would keep the media with it.
+        # Not inside the `except`: the TimeoutError leads to the task, and would keep the media alive with it.
         raise limit.passed("its media were not read by then")
 
     def named(self, error: RequestError) -> RequestError | None:
-        """A server's refusal of a medium, which it knows by its number or its port, or of a field that the caller calls otherwise, in the
-        words of the caller; None for one of anything else."""
+        """A server's refusal in the words of the caller: the server knows a medium by its number or its port, and a field by the contract's
+        name. None if the refusal is of anything else."""
         named = {"medium": {str(number): medium for number, medium in enumerate(self._media, 1)}, "port": _streamed(self._media)}
         for name, media in named.items():
             which = error.metadata.get(name, "")
@@ -120,7 +120,7 @@ class Request:
 
 
 def for_prompt(prompt: str, images: Images, audios: Audios, videos: Videos, options: Options) -> Request:
-    """One user turn, with media if any."""
+    """A request of one user turn, with media if there are any."""
     if not isinstance(prompt, str):
         raise BadRequestError.of("prompt", f"is {shown(prompt)}; it must be {_other_prompt(prompt)}")
     checked_text("prompt", prompt)
@@ -133,7 +133,7 @@ def for_prompt(prompt: str, images: Images, audios: Audios, videos: Videos, opti
 
 
 def _other_prompt(prompt: object) -> str:
-    """What was to be given instead of something that is no text."""
+    """The rest of "it must be", for a prompt that is not a text."""
     if isinstance(prompt, bytes | bytearray):
         return "text: decode it, such as b'...'.decode()"
     if isinstance(prompt, list | tuple | Mapping):
@@ -142,7 +142,7 @@ def _other_prompt(prompt: object) -> str:
 
 
 async def read_once(images: Images, audios: Audios, videos: Videos, limit: Limit) -> dict[str, list[Medium]]:
-    """Media of several requests, which have them in common: an open file can be read a single time. By the names of these arguments."""
+    """Media that several requests share, by the names of these arguments: an open file can be read only once."""
     unread = {name: list(listed_media({name: given}, "", to_medium)) for name, given in _by_name(images, audios, videos).items()}
     if not any(unread.values()):
         return {name: [] for name in unread}
@@ -153,7 +153,7 @@ async def read_once(images: Images, audios: Audios, videos: Videos, limit: Limit
 
 
 def for_conversation(conversation: Conversation, options: Options) -> Request:
-    """The whole conversation. Raises BadRequestError for a turn that is not one."""
+    """A request of the whole conversation. Raises BadRequestError for a turn of the wrong form."""
     is_one = isinstance(conversation, str | bytes | bytearray | Mapping) or not isinstance(conversation, Iterable)
     given = [] if is_one else list(conversation)
     if not given:
@@ -169,15 +169,15 @@ def for_conversation(conversation: Conversation, options: Options) -> Request:
 
 
 def for_verbatim(text: str, options: Options) -> Request:
-    """Speak exactly `text`."""
+    """A request to speak exactly `text`."""
     if not _one_text("text", text).strip():
         raise BadRequestError.of("text", "is empty; give the words to speak")
     return Request(omni_pb2.GenerateRequest(thinker=stage_pb2.ThinkerParams(verbatim=text)), options, method="say")
 
 
 def for_drawing(prompt: str, images: Images, options: Options, port: str = "", name: str = "images") -> Request:
-    """A drawing of `prompt`, starting from `images` if there are any, which the caller calls `name`. port: what is wanted, where `outputs`
-    says nothing: a picture, a film or a sound, by its port, and how far it is. Empty: whatever the pipeline gives."""
+    """A request to draw `prompt`, starting from `images` if there are any, which the caller calls `name`. port: the output if `outputs` is
+    absent: a picture, a film or a sound, by its port, and progress. Empty: whatever the pipeline gives."""
     _one_text("prompt", prompt)
     request = omni_pb2.GenerateRequest(diffusion=stage_pb2.DiffusionParams(prompt=prompt))
     if port and options.get("outputs") is None:
@@ -187,8 +187,8 @@ def for_drawing(prompt: str, images: Images, options: Options, port: str = "", n
 
 
 def due(request: omni_pb2.GenerateRequest) -> tuple[str, ...]:
-    """Ports of which one must bring something: an answer without would not be what was asked for. Of a drawing those that it names; of a
-    text to speak that of its sound, unless that was declined."""
+    """Ports of which at least one must bring something, or the answer lacks what was asked for: for a drawing those that it names; for a
+    text to speak that of its sound, unless it was declined."""
     if request.HasField("diffusion"):
         return tuple(port for port in MADE if port in request.outputs)
     is_to_be_heard = request.thinker.verbatim and (not request.outputs or "audio" in request.outputs)
@@ -196,7 +196,7 @@ def due(request: omni_pb2.GenerateRequest) -> tuple[str, ...]:
 
 
 def _guides(request: omni_pb2.GenerateRequest, options: Mapping[str, Any]) -> Iterable[Unread]:
-    """What reads the pictures that are options. Raises BadRequestError for several."""
+    """Readers of the pictures that are options. Raises BadRequestError if an option has several."""
     for name in GUIDES:
         if (source := options.get(name)) is None:
             continue
@@ -213,7 +213,7 @@ def _one_text(field: str, text: object) -> str:
 
 
 def check_options(options: Options) -> None:
-    """Whether a request can have them. Raises BadRequestError, and TypeError for one that does not exist."""
+    """Raises BadRequestError for options that no request can have, and TypeError for one that does not exist."""
     Request(omni_pb2.GenerateRequest(), options)
 
 
@@ -253,12 +253,12 @@ def _read_picture(read: Callable[[], stage_pb2.Part], place: stage_pb2.Media, me
 
 
 def _streamed(media: Iterable[Medium]) -> dict[str, Medium]:
-    """Those that are no part of the request, by port."""
+    """Media that are streamed and not in the request, by port."""
     return dict(zip(PORTS, (medium for medium in media if isinstance(medium.part, Upload)), strict=False))
 
 
 def time_limit_s(options: Options) -> float:
-    """The time limit of a call, seconds. Raises BadRequestError if it is none."""
+    """The time limit of a call, in seconds. Raises BadRequestError if the option is no time."""
     given = options.get("timeout_s")
     return DEFAULT_TIMEOUT_S if given is None else checked_seconds("timeout_s", given)
 
@@ -275,7 +275,7 @@ def checked_seconds(field: str, value: float, *, may_be_0: bool = False) -> floa
 
 
 def _set_options(request: omni_pb2.GenerateRequest, options: Options, method: str) -> None:
-    """Refuses options that do not exist, and more text than every router. method: see `Request`."""
+    """Set the options. Refuses options that do not exist, and more text than any router takes. method: see `Request`."""
     unknown = sorted(set(options) - set(Options.__annotations__))
     if unknown:
         raise unknown_options({name: dict(options)[name] for name in unknown}, OPTIONS, (*OF_CLIENT, *SETTINGS), method)
@@ -293,7 +293,7 @@ def _set_options(request: omni_pb2.GenerateRequest, options: Options, method: st
 
 
 def _colour(background: object) -> str:
-    """Empty where none is named. Raises BadRequestError for what is no colour."""
+    """The colour's name; empty if none is named. Raises BadRequestError for a value that is no colour."""
     if background is None:
         return ""
     if not isinstance(background, str) or re.fullmatch(r"#[0-9a-fA-F]{6}", background) is None:
@@ -302,7 +302,7 @@ def _colour(background: object) -> str:
 
 
 def _lay_on(request: omni_pb2.GenerateRequest, background: str) -> None:
-    """All that is seen lies on that colour. Raises BadRequestError where there is nothing."""
+    """Lay everything that is seen on this colour. Raises BadRequestError if there is nothing to see."""
     parts = [part for message in request.thinker.messages for part in message.parts]
     media = [part.media if part.HasField("media") else part for part in parts]
     seen = [one for one in (*media, *request.diffusion.images) if one.media_type.startswith(("image/", "video/"))]
@@ -313,7 +313,7 @@ def _lay_on(request: omni_pb2.GenerateRequest, background: str) -> None:
 
 
 def _option_text(name: str, value: object) -> str:
-    """Of a value of an option of the pipeline's own. Raises BadRequestError."""
+    """The text of an option of the pipeline's own. Raises BadRequestError."""
     value = plain(value)
     if isinstance(value, bool):
         return str(value).lower()
@@ -328,7 +328,7 @@ def _option_text(name: str, value: object) -> str:
 
 
 def _encoding(given: Mapping[str, Any]) -> Mapping[str, int]:
-    """As the protos have it. Raises BadRequestError."""
+    """The encoding in the protos' form. Raises BadRequestError."""
     if "encoding" not in given:
         return {}
     name = given["encoding"]
@@ -346,7 +346,7 @@ def _check_size(size: int) -> None:
 
 
 def _constrain(thinker: stage_pb2.ThinkerParams, given: Mapping[str, Any]) -> None:
-    """What the text is to keep to. Raises BadRequestError."""
+    """Set the form that the text must keep to. Raises BadRequestError."""
     names = [name for name in CONSTRAINTS if name in given]
     if not names:
         return
@@ -370,18 +370,18 @@ def _constrain(thinker: stage_pb2.ThinkerParams, given: Mapping[str, Any]) -> No
 
 
 def _is_list(value: object) -> bool:
-    """Several values, which can be read again: a list of prompts has the same options."""
+    """Whether these are several values that can be read again: a list of prompts shares its options."""
     return isinstance(value, Collection) and not isinstance(value, str | bytes | bytearray | Mapping)
 
 
 def _fill(message: Any, given: Mapping[str, Any], names: Sequence[str]) -> None:
-    """Set the fields of a message that were given. An untouched message stays absent, which asks for the pipeline's defaults."""
+    """Set the given fields of a message. An untouched message stays absent, which asks for the pipeline's defaults."""
     for name in names:
         if name not in given:
             continue
         value = plain(given[name])
         if name in NEVER_ZERO and value == 0:
-            # On the wire these say "the pipeline's default".
+            # On the wire 0 means "the pipeline's default".
             least = "at least 1" if get_args(OPTIONS[name])[0] is int else "more"
             raise BadRequestError.of(name, f"is 0; give {least}, or leave it out for the pipeline's default")
         try:

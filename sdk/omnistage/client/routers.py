@@ -1,4 +1,4 @@
-"""The routers that a client may ask: which of them answers, and which comes next when one is lost."""
+"""The routers that a client may ask: which one answers, and which comes next when one is lost."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ if TYPE_CHECKING:
     from omnistage.v1.omni_pb2_grpc import OmniServiceAsyncStub
 
 TURN_S = 1.0
-"""How long one of several addresses may take to connect before the next one has its turn. A host that is down does not even refuse."""
+"""How long one of several addresses may take to connect before the next has its turn. A host that is down does not even refuse."""
 
 SHORT_S = 1.0
-"""Who waits less may have been too quick for a router that is there."""
+"""A shorter time limit may be too short for a router that is there."""
 
 
 @dataclass(frozen=True, slots=True)
 class Router:
-    """A router that was connected a moment ago. metadata: of each call to it, who asks."""
+    """A router that was connected a moment ago. metadata: sent with each call to it, with the caller's key."""
 
     address: str
     stub: OmniServiceAsyncStub
@@ -36,18 +36,18 @@ class Router:
 
 
 def warn(message: str) -> None:
-    """Of a key that is sent where others can read it."""
+    """Warns of a key that is sent where others can read it."""
     warnings.warn(message, UnencryptedKeyWarning, stacklevel=2)
 
 
 class Routers:
     """One channel for each address, opened when it is first needed; all on one event loop.
 
-    address: HOST:PORT, or several with commas between them; BadRequestError for what is neither. The first that answers is used until it is
+    address: HOST:PORT, or several with commas between them; BadRequestError for any other text. The first that answers is used until it is
     lost, then the one after it, and so on in a circle.
 
-    is_trusted: asked with the address whenever one is to be used, for those that nobody named; UnavailableError where it says no.
-    warn: told once for each address to which a key goes unencrypted, before it does.
+    is_trusted: called with an address before each use, for addresses that no person named; UnavailableError if it returns False.
+    warn: called once for each address, before a key goes there unencrypted.
     """
 
     def __init__(
@@ -63,9 +63,9 @@ class Routers:
         self._credentials = credentials
         self._warn = warn
         self._warned: set[str] = set()
-        """Addresses that are local, or that `warn` was told of."""
+        """Addresses that are local, or that `warn` has been called for."""
         self._resolved: set[str] = set()
-        """Those whose host was known once. It may vanish while a router is started again, and is waited for then."""
+        """Addresses whose host was known once. The host may vanish while a router is started again; then it is waited for."""
         self._channels: dict[str, grpc.aio.Channel] = {}
         self._next = 0
         self._waits: set[asyncio.Timeout] = set()
@@ -73,12 +73,12 @@ class Routers:
 
     @property
     def address(self) -> str:
-        """The one in use, or the first to be tried."""
+        """The address in use, or the first to be tried."""
         return self._addresses[self._next]
 
     async def connect(self, timeout_s: float, key: ApiKey | None = None) -> Router:
-        """The first router that is connected, for who asks with this key. Raises UnavailableError when none is within `timeout_s` seconds,
-        or no host is known."""
+        """The first router that is connected, for a caller with this key. Raises UnavailableError if none is within `timeout_s` seconds, or
+        no host is known."""
         try:
             async with asyncio.timeout(timeout_s) as wait:
                 self._waits.add(wait)
@@ -93,7 +93,7 @@ class Routers:
             hint = f"Give more time: {{timeout_s}}. {UnavailableError.ADVICE}" if timeout_s < SHORT_S else ""
             message = f"no server answers at {where} (waited {timeout_s:g} s)"
             raise UnavailableError(message, hint=hint, code=grpc.StatusCode.UNAVAILABLE) from None
-        # After the connection, not before: who listens may have changed in between.
+        # After the connection, not before: another process may listen there by then.
         if self._is_trusted is not None and not await asyncio.to_thread(self._is_trusted, address):
             hint = f"If you trust it, name it: {{address={address}}}."
             raise UnavailableError(f"who listens at {address} by now is another user of this machine, or nobody", hint=hint)
@@ -104,7 +104,7 @@ class Routers:
         return Router(address, stub, key.metadata)
 
     async def _watch_key(self, address: str) -> None:
-        """Whoever has made an error of the warning sends no key."""
+        """If the program turns the warning into an error, no key is sent."""
         if self._credentials.is_encrypted or address in self._warned:
             return
         if not await is_local(address):
@@ -112,15 +112,15 @@ class Routers:
         self._warned.add(address)
 
     def lost(self, address: str) -> None:
-        """Ask the one after it next. Calls that were on the same router may all say so."""
+        """Ask the next address from now on. Several calls to one router may all report its loss."""
         if address == self.address:
             self._next = (self._next + 1) % len(self._addresses)
 
     async def close(self) -> None:
-        """Close all channels. Calls on them are cancelled; those who wait for a connection get ClosedError."""
+        """Close all channels. Calls on them are cancelled; callers that wait for a connection get ClosedError."""
         self._closed = True
         for wait in self._waits:
-            wait.reschedule(0.0)  # gRPC does not wake those who wait for the state of a channel that is closed
+            wait.reschedule(0.0)  # gRPC does not wake callers that wait for the state of a closed channel
         for channel in self._channels.values():
             await channel.close()
 
@@ -146,20 +146,20 @@ class Routers:
         return False
 
     def _circle(self) -> Iterator[int]:
-        """Every address once, from the next one on."""
+        """Every address once, beginning with the next one."""
         begin = self._next
         for step in range(len(self._addresses)):
             yield (begin + step) % len(self._addresses)
 
     async def _is_connected(self, address: str) -> bool:
-        """Wait for the connection; False when it failed, or took too long, and there are others. A single address is waited for."""
+        """Wait for the connection; False if it failed, or took too long and there are other addresses. A single address is waited for."""
         channel = self._channel(address)
         alone = len(self._addresses) == 1
         try:
             async with asyncio.timeout(None if alone else TURN_S):
                 state = channel.get_state(try_to_connect=True)
                 while state is not grpc.ChannelConnectivity.READY:
-                    # A failure that is already there is an old one: gRPC tries again by itself, so its next state is waited for.
+                    # A failure at this point is an old one: gRPC tries again by itself, so this waits for its next state.
                     await channel.wait_for_state_change(state)
                     state = channel.get_state(try_to_connect=True)
                     if state is grpc.ChannelConnectivity.TRANSIENT_FAILURE and not alone:

@@ -1,6 +1,6 @@
-"""What a private stack may be told."""
+"""The settings of a private stack."""
 
-# No postponed annotations here: what stands beside each key is read when the docstring of the client is made.
+# No postponed annotations here: the description beside each key is read when the docstring of the client is made.
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, TypedDict
 
@@ -10,11 +10,10 @@ MODEL = "the model's"
 
 
 class StackSettings(TypedDict, total=False):
-    """Settings of a private stack. What is absent is the default of `omnistage serve`.
+    """Settings of a private stack. An absent setting has the default of `omnistage serve`.
 
     A Mapping is by stage, {"thinker": "cuda:0", "code2wav": "cpu"}, or by pipeline and stage, {"picture/diffusion": "cuda:0"}, which counts
-    more; a bare value is for the stages that have a use for it. `help(Omni)` and
-    docs/client.md tell each of them."""
+    more; a bare value is for the stages that have a use for it. `help(Omni)` and docs/client.md explain each of them."""
 
     pipeline: Annotated[
         str | Sequence[str],
@@ -69,7 +68,7 @@ SETTINGS: Mapping[str, Any] = {
         int | Mapping[str, int], About("Ranks that one model is spread over: processes of this machine, a GPU each.", "1", Range(1, 64))
     ],
 }
-"""All of them, each with what is said of it; the last one is a parameter of `Omni` itself."""
+"""All settings, each with its description; the last one is a parameter of `Omni` itself."""
 
 OF_CLIENT = ("address", "api_key", "model_path", "connect_timeout_s", "resume_timeout_s", "max_retries")
-"""What `Omni` takes besides them."""
+"""Parameters that `Omni` takes beside the settings."""

@@ -34,7 +34,7 @@ class SoundFile:
         self._format = format_of(self._path)
         self._format.check()
         self._encoder: SoundEncoder | None = None
-        self._file: BufferedWriter  # There is one as long as there is an encoder.
+        self._file: BufferedWriter  # A file is open exactly while there is an encoder.
         self._form = (0, "", 0)
         self._samples = 0
         self._closed = False
@@ -50,8 +50,8 @@ class SoundFile:
         return f"SoundFile({str(self._path)!r}, {written_s:.2f} s of sound, {'closed' if self._closed else 'open'})"
 
     def write(self, chunk: AudioChunk) -> None:
-        """The next piece of sound; its sample rate and encoding are those of the file. Raises RequestError for a rate that such a file
-        cannot have or that changes, ValueError after `close`, OSError."""
+        """Write the next piece of sound; the first one sets the file's sample rate and encoding. Raises RequestError for a rate that such a
+        file cannot have or that changes, ValueError after `close`, OSError."""
         form = (chunk.sample_rate_hz, chunk.encoding, channels_of(chunk.samples))
         if self._closed:
             raise ValueError(f"{self._path} is closed")
@@ -70,7 +70,7 @@ class SoundFile:
         self._file.flush()
 
     def close(self) -> None:
-        """The rest, and what is known of the whole only now. Raises OSError."""
+        """Write the rest, and the facts that are known only at the end. Raises OSError."""
         if self._closed:
             return
         self._closed = True
@@ -87,8 +87,8 @@ class SoundFile:
 
 
 def write_sound(path: str | PathLike[str], samples: NDArray[np.float32], sample_rate_hz: int, encoding: str, kind: str = "") -> None:
-    """A whole sound, float32 [n] or [n, channels]. kind: ending of what is written, where it is not that of `path`. Raises as
-    SoundEncoder does, and RequestError for no sample at all where a file cannot be without."""
+    """Write a whole sound, float32 [n] or [n, channels]. kind: the ending that says what is written, if it is not that of `path`. Raises as
+    SoundEncoder does, and RequestError if there is no sample and the file needs one."""
     encoder = SoundEncoder(kind or path, sample_rate_hz, encoding, channels_of(samples))
     if not len(samples) and not format_of(kind or path).is_wav:
         raise RequestError(f"{path} was not written: the sound has no sample")

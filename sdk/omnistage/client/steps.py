@@ -9,7 +9,7 @@ from omnistage.client.events import Event
 
 
 class Steps:
-    """Used on the client's loop only. A step that is still being cancelled is over before the stream is closed."""
+    """Used on the client's loop only. `close` waits for a step that is still being cancelled."""
 
     def __init__(self, events: AsyncGenerator[Event, None]) -> None:
         self._events = events

@@ -1,4 +1,4 @@
-"""Rows that come as tensors: parts are put together, shapes and sizes are checked, and what comes of it is an array."""
+"""Tensors of rows: parts are put together, shapes and sizes are checked, and the result is an array."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from omnistage.client.errors import ProtocolError
 from omnistage.v1 import chunk_pb2, tensor_pb2
 
 MAX_TENSOR_BYTES = 256 * 1024 * 1024
-"""Of one chunk, however many parts it comes in; what our stages put into one has a MiB, or one row."""
+"""Most bytes of one chunk, however many parts it comes in; our stages put a MiB, or one row, into one."""
 
 DTYPES: Mapping[int, np.dtype[Any]] = {
     tensor_pb2.ELEMENT_TYPE_FLOAT32: np.dtype("<f4"),
@@ -25,7 +25,7 @@ DTYPES: Mapping[int, np.dtype[Any]] = {
     tensor_pb2.ELEMENT_TYPE_UINT8: np.dtype("u1"),
     tensor_pb2.ELEMENT_TYPE_BOOL: np.dtype("?"),
 }
-"""How elements lie in the message. As in connector/reference.py, which a client does not import. Those of bfloat16 are bits, for which
+"""The element types in a message, as in connector/reference.py, which a client does not import. Elements of bfloat16 are bits, for which
 NumPy has no type."""
 
 
@@ -36,15 +36,15 @@ class Tensors:
         self._begun: dict[str, bytearray] = {}
         self._cut: set[str] = set()
         self._kinds: dict[str, tuple[int, int]] = {}
-        """Element type and width of what came on a port before."""
+        """Element type and width of earlier tensors on each port."""
 
     @property
     def unfinished(self) -> list[str]:
-        """Ports of which a tensor is not whole."""
+        """Ports with a tensor that is not whole."""
         return sorted(self._begun)
 
     def lost(self) -> None:
-        """Whoever goes on may send a tensor that is not whole again, from its first part on."""
+        """Forget parts of tensors: the server that goes on may send an unfinished tensor again from its first part."""
         self._cut |= self._begun.keys()
 
     def take(self, chunk: chunk_pb2.Chunk) -> NDArray[Any] | None:

@@ -1,4 +1,4 @@
-"""Many texts asked beside each other: as many at once as there are places, which are tried out."""
+"""Many texts asked at the same time: as many at once as the router has places, which is found by trying."""
 
 from __future__ import annotations
 
@@ -14,21 +14,22 @@ from omnistage.client.errors import BadRequestError, OmniError, OverloadedError
 from omnistage.client.options import Options
 
 FIRST, MOST = 4, 64
-"""How many are asked at once at first; twice as many whenever those are answered, and fewer when one is refused for want of a place."""
+"""How many texts are asked at once at first; twice as many whenever those are answered, and fewer when one is refused for want of a
+place."""
 
 DELAY_S = 1.0
-"""Before the next question where others have all places, and nobody said when to ask again."""
+"""The pause before the next question if others have all places, and the router gave no delay."""
 
 CALM, CALMER = FIRST, 4
-"""How many answers come before more are asked at once again, after the second time that there was no place; each further time so many
-times as many, up to MOST. After the first time it is none: a moment without places says little."""
+"""How many answers must come before more texts are asked at once again, after the second refusal for want of a place; each further refusal
+multiplies the number, up to MOST. After the first refusal it is none: a moment without places says little."""
 
 Ask = Callable[[str], Coroutine[Any, Any, Answer]]
 Pause = Callable[[float], Coroutine[Any, Any, None]]
 
 
 def checked_texts(prompts: Sequence[object], options: Options, *, has_media: bool) -> list[str]:
-    """The texts, if they are some, before any of them is asked. has_media: they may be empty. Raises BadRequestError."""
+    """The texts, checked before any of them is asked. has_media: they may be empty. Raises BadRequestError."""
     if options.get("request_id") is not None:
         raise BadRequestError.of("request_id", "names a single answer; leave it out with a list of texts")
     texts = list[str]()
@@ -42,27 +43,28 @@ def checked_texts(prompts: Sequence[object], options: Options, *, has_media: boo
 
 
 class Together:
-    """One list. It ends with the caller: nothing of it goes on when that is cancelled."""
+    """One list of texts. It ends with the caller: if the caller is cancelled, no question goes on."""
 
     def __init__(self, ask: Ask, patience_s: float, most: int | None = None, pause: Pause = asyncio.sleep) -> None:
-        """ask: one text. patience_s: for others who have all the places. most: at once, where that is known. pause: waits."""
+        """ask: asks one text. patience_s: how long to wait while others have all the places. most: at once, if known. pause: waits."""
         self._ask, self._patience_s, self._pause = ask, patience_s, pause
         self._most = most or MOST
         self._room = most or FIRST
         self._calm = self._next_calm = 0
-        """Answers to come before there is room for more; and after the next refusal."""
+        """Answers to come before there is room for more; and the number after the next refusal."""
         self._step = FIRST
-        """So much more room comes next; twice as much the time after."""
+        """How much room is added next; twice as much the time after."""
         self._turn = self._refused = 0
-        """Of the room: a question that was asked before its last change says nothing of what there is now.
-        And the one in which a question was refused last."""
+        """The room's number of changes: a question from before the last change says nothing about the places now. And the turn in which a
+        question was refused last."""
         self._running: dict[asyncio.Task[Answer], tuple[int, int]] = {}
-        """Its number, and the turn in which it was asked."""
+        """The text's number, and the turn in which it was asked."""
         self._until: float | None = None
-        """When nobody is patient any longer; None: there are places."""
+        """When the wait for places ends; None: there are places."""
 
     async def answers(self, prompts: Sequence[str]) -> list[Answer]:
-        """In the order of the texts. Raises the error of the first text that has one, when all have ended; its `answers` are the others."""
+        """The answers in the order of the texts. Raises the error of the first text that failed, when all have ended; its `answers` are the
+        others."""
         waiting = deque(range(len(prompts)))
         answers: list[Answer | None] = [None] * len(prompts)
         errors: dict[int, OmniError] = {}
@@ -104,16 +106,16 @@ class Together:
             self._turn += 1
 
     def _fewer(self, turn: int) -> None:
-        """As many as have places."""
+        """Shrink the room to the number of places."""
         self._room, self._step = max(1, len(self._running)), 1
         self._turn += 1
-        if turn >= self._refused:  # Those of questions that were asked at about the same time are one.
+        if turn >= self._refused:  # Refusals of questions that were asked at about the same time count as one.
             self._calm = self._next_calm
             self._next_calm = min(max(CALM, CALMER * self._calm), MOST)
         self._refused = self._turn
 
     async def _is_patient(self, error: OverloadedError) -> bool:
-        """Whether to ask once more, now: one of ours that ends makes room; else others have all the places, for a while."""
+        """Whether to ask once more: an answer of ours that ends makes room; otherwise others have all the places, for a while."""
         if self._running:
             return True
         delay_s = DELAY_S if error.retry_delay_s is None else error.retry_delay_s

@@ -1,4 +1,4 @@
-"""Files that are too large for a request: named in it by a port, and streamed piece by piece while it is answered."""
+"""Files that are too large for a request: the request names them by a port, and they are streamed piece by piece while it is answered."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from omnistage.client.errors import DETAILS_KEY, DOMAIN, BadRequestError
 from omnistage.v1 import chunk_pb2, omni_pb2, stage_pb2
 
 LEAST_BYTES = 16 << 20
-"""Of a file that is streamed. A smaller one is in the request."""
+"""Least size of a file that is streamed. A smaller one is in the request."""
 
 PORTS = tuple(f"media{number}" for number in range(8))
-"""Of every model that takes encoded media piece by piece."""
+"""Ports of every model that takes encoded media piece by piece."""
 
 PIECE_BYTES = 256 << 10
 
@@ -30,7 +30,7 @@ ConverseCall = grpc.aio.StreamStreamCall[omni_pb2.ConverseRequest, omni_pb2.Conv
 
 @dataclass(frozen=True, slots=True)
 class Upload:
-    """A file to be streamed. source: its path, or its bytes. size: in bytes, when it was looked at. where: what names it to the caller."""
+    """A file to be streamed. source: its path, or its bytes. size: in bytes, at the time of the check. where: the caller's name for it."""
 
     source: Path | bytes
     size: int
@@ -39,17 +39,17 @@ class Upload:
     where: str
 
     def part(self, port: str) -> stage_pb2.Part:
-        """What stands for it in a message."""
+        """The part of a message that stands for the file."""
         return stage_pb2.Part(port=port, media_type=self.media_type, use_audio=self.use_audio, total_bytes=self.size)
 
 
 Uploads = Mapping[str, Upload]
-"""By port."""
+"""Files by port."""
 
 
 class Conversing:
-    """One request through `Converse`, whose files are streamed meanwhile: the messages that `Generate` would answer, as an async iterator.
-    `cancel` it in any case."""
+    """One request through `Converse`, which streams the files meanwhile: an async iterator of the messages that `Generate` would answer.
+    Always call `cancel` at the end."""
 
     def __init__(self, call: ConverseCall, request: omni_pb2.GenerateRequest, uploads: Uploads) -> None:
         self.call = call
@@ -69,7 +69,7 @@ class Conversing:
             if not sending.done():
                 await asyncio.wait({reading, sending}, return_when=asyncio.FIRST_COMPLETED)
             if sending.done() and not reading.done():
-                sending.result()  # An error of a file; else all is sent.
+                sending.result()  # Raises the error of a file; otherwise everything is sent.
             message = await reading
             if not isinstance(message, omni_pb2.ConverseResponse):
                 return
@@ -101,7 +101,7 @@ class Conversing:
         self._grown.set()
 
     async def _leave(self, sending: asyncio.Task[None]) -> None:
-        """The answer is whole, whether all was sent or not: say that nothing more is asked."""
+        """Say that no more is asked: the answer is whole, whether or not everything was sent."""
         self._over = True
         self._grown.set()
         await asyncio.wait({sending})
@@ -109,7 +109,7 @@ class Conversing:
             await self.call.done_writing()
 
     async def _send_all(self) -> None:
-        """Pieces of every file in turns, as there is room."""
+        """Send pieces of every file in turns, as there is room."""
         try:
             while (waiting := [file for file in self._files if not file.ended]) and not self._over:
                 ready = [file for file in waiting if file.seq < file.room]
@@ -126,13 +126,13 @@ class Conversing:
                 file.close()
 
     async def _write(self, message: omni_pb2.ConverseRequest) -> None:
-        """A call that is over says why where it is read."""
+        """Write a message. If the call is over, its reader learns why."""
         with suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
             await self.call.write(message)
 
 
 class _File:
-    """One file on its way. room: chunks that may be sent in all."""
+    """One file on its way. room: how many chunks may be sent in all."""
 
     def __init__(self, port: str, upload: Upload) -> None:
         self._upload = upload
@@ -144,7 +144,7 @@ class _File:
         self.ended = False
 
     def next_chunk(self) -> chunk_pb2.Chunk:
-        """Blocks while it is read. Raises BadRequestError."""
+        """Read the next chunk. Blocks. Raises BadRequestError."""
         data = self._read(min(PIECE_BYTES, self._upload.size - self._at))
         self.ended = self._at + len(data) == self._upload.size
         media = chunk_pb2.MediaChunk(data=data)
@@ -173,13 +173,13 @@ class _File:
 
 
 def _look_at_error(task: asyncio.Task[None]) -> None:
-    """asyncio complains of one that nobody looked at."""
+    """Read the task's error: asyncio complains of an error that nothing has read."""
     if not task.cancelled():
         task.exception()
 
 
 def _error(failed: omni_pb2.TurnFailed) -> grpc.aio.AioRpcError:
-    """A turn that failed as the call that would have: the same code, text and details."""
+    """The error that the failed turn would have as a call of its own: the same code, text and details."""
     code = next((code for code in grpc.StatusCode if code.value[0] == failed.code), grpc.StatusCode.UNKNOWN)
     details: list[Message] = [error_details_pb2.ErrorInfo(reason=failed.reason, domain=DOMAIN, metadata=failed.metadata)]
     if failed.HasField("retry_delay"):

@@ -1,4 +1,4 @@
-"""The version of omnistage: of the package that is installed, or of the source tree that this file lies in."""
+"""The version of omnistage: that of the installed package, or of the source tree that this file lies in."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ NAME = "omnistage"
 
 
 def version() -> str:
-    """Such as 0.1.0. Raises PackageNotFoundError where neither tells."""
+    """A version such as 0.1.0. Raises PackageNotFoundError if neither the package nor the tree tells."""
     try:
         return installed_version(NAME)
     except PackageNotFoundError:

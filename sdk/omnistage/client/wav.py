@@ -12,7 +12,7 @@ PCM, FLOAT = 1, 3
 """Format tags."""
 
 UNKNOWN_BYTES = (1 << 32) - 1
-"""The length of a file whose end is not known when its head is written, as for whoever cannot go back; players read on to the end."""
+"""The length in the head of a file whose end is not known yet, for a writer that cannot go back; players read on to the end."""
 
 
 def to_pcm16(samples: NDArray[np.float32]) -> bytes:
@@ -22,7 +22,7 @@ def to_pcm16(samples: NDArray[np.float32]) -> bytes:
 
 
 def wav_head(dtype: np.dtype[Any], channels: int, sample_rate_hz: int, samples: int | None) -> bytes:
-    """What stands before the samples, which are int16, int32 or float32. samples: of each channel; None: not known yet."""
+    """The head of the file; the samples behind it are int16, int32 or float32. samples: of each channel; None: not known yet."""
     width = dtype.itemsize
     size = UNKNOWN_BYTES if samples is None else samples * channels * width
     tag = PCM if dtype.kind == "i" else FLOAT
@@ -37,6 +37,6 @@ def wav_head(dtype: np.dtype[Any], channels: int, sample_rate_hz: int, samples: 
 
 
 def wav_bytes(samples: NDArray[Any], sample_rate_hz: int) -> bytes:
-    """A file of int16, int32 or float32 [samples, channels], every one of them as it is."""
+    """A file of int16, int32 or float32 [samples, channels], every sample as it is."""
     data = samples.astype(samples.dtype.newbyteorder("<"), copy=False).tobytes()
     return wav_head(samples.dtype, samples.shape[1], sample_rate_hz, len(samples)) + data

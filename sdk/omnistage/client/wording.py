@@ -1,10 +1,9 @@
-"""How an error is told to whoever asks, in the words of where they ask: Python here, a shell and a chat in `cli.wording`, HTTP in
-`gateway.failure`.
+"""Words errors for the place where the user reads them: Python here, a shell and a chat in `cli.wording`, HTTP in `gateway.failure`.
 
-Two things are said in an error. Its hint is text with places for names: "ask for less ({max_tokens})" is `max_tokens` in Python and
-`--max-tokens` in a shell; `{pipeline=NAME}` is an option with its value. Its message comes from wherever the fault was found, which calls
-fields as the contract does: there a field at its beginning, and names of options in it, are replaced. Of these only such as have an
-underscore: `seed` and `stop` are words of English too.
+An error has two texts. Its hint has places for names: "ask for less ({max_tokens})" is `max_tokens` in Python and `--max-tokens` in a
+shell; `{pipeline=NAME}` is an option with its value. Its message comes from the code that found the fault and names fields as the contract
+does: a field at its beginning, and names of options in it, are replaced. Only names of options with an underscore are: `seed` and `stop`
+are English words too.
 """
 
 from __future__ import annotations
@@ -24,14 +23,14 @@ OF_STAGES = {
     "code2wav": (*TALKER, *CODE2WAV),
     "diffusion": (*DIFFUSION, "prompt", "images"),
 }
-"""What a request says to each stage."""
+"""The fields of a request for each stage."""
 
 OPTION_OF = {
     "model": "pipeline",
     "diffusion.duration_s": "seconds",
     **{f"{stage}.{name}": name for stage, names in OF_STAGES.items() for name in names},
 }
-"""By a field of the contract, the option that sets it, where the two have different names."""
+"""The option that sets a field of the contract, if their names differ."""
 
 _PLACE = re.compile(r"\{([a-z_0-9]+)(?:=([^{}]*))?\}")
 _QUOTED = re.compile(r"""('[^']*'|"[^"]*")""")
@@ -39,7 +38,7 @@ _NAME = re.compile(r"(?<![\w./-])(?:[a-z0-9]+\.)*[a-z0-9]+(?:_[a-z0-9]+)+(?![\w/
 
 
 def renamed(field: str, names: Mapping[str, str]) -> str:
-    """The field as the caller wrote it: by its longest beginning that has another name."""
+    """The field in the caller's spelling: its longest beginning that has another name is replaced."""
     for name in sorted(names, key=len, reverse=True):
         if field == name or field.startswith((f"{name}.", f"{name}[")):
             return names[name] + field[len(name) :]
@@ -48,18 +47,18 @@ def renamed(field: str, names: Mapping[str, str]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Wording:
-    """names: by an option, a setting, or another place of hints, how it is said here; what is absent is called the same. with_value: an
-    option and its value, as they are typed."""
+    """names: the local name of an option, a setting, or another place in a hint; an absent one keeps its name. with_value: an option and
+    its value, as they are typed."""
 
     names: Mapping[str, str]
     with_value: Callable[[str, str], str]
 
     def name_of(self, field: str) -> str:
-        """A field of the contract, or an option."""
+        """The name of a field of the contract, or of an option."""
         return renamed(renamed(field, OPTION_OF), self.names)
 
     def hint(self, advice: str) -> str:
-        """A hint, its places filled."""
+        """A hint with its places filled."""
 
         def filled(place: re.Match[str]) -> str:
             name = self.names.get(place[1], place[1] if place[1] in OPTIONS else None)
@@ -70,20 +69,20 @@ class Wording:
         return _PLACE.sub(filled, advice)
 
     def message(self, message: str, fields: tuple[str, ...] = ()) -> str:
-        """A message. fields: those that it is about."""
+        """A message in local words. fields: those that it is about."""
         for field in fields:
             for spelt in (field, PYTHON.name_of(field)):
                 if message.startswith(f"{spelt}:"):
                     message = self.name_of(field) + message[len(spelt) :]
                     break
         head, colon, rest = message.partition(": ") if fields else ("", "", message)
-        pieces = _QUOTED.split(rest)  # What is quoted is somebody's own.
+        pieces = _QUOTED.split(rest)  # A quoted text is somebody's own and stays.
         pieces[::2] = [_NAME.sub(lambda name: self.name_of(name[0]), piece) for piece in pieces[::2]]
         return f"{head}{colon}{''.join(pieces)}"
 
 
 def of_launcher(message: str) -> str:
-    """What the launcher says of settings, in Python's names: it knows them as options of `omnistage serve`."""
+    """The launcher's message about settings, in Python's names: the launcher writes them as options of `omnistage serve`."""
     message = re.sub(r"--replicas (\w+)=(\d+)", r"replicas={'\1': \2}", message)
     names = {f"--{name.replace('_', '-')}": name for name in SETTINGS} | {"--checkpoint": "model_path"}
     return re.sub(r"--[a-z][a-z-]*[a-z]", lambda option: names.get(option[0], option[0]), message)
