@@ -1,4 +1,4 @@
-"""The `omnistage` command, also as `python -m omnistage.cli`: interrupts and missing packages are met here, before anything else."""
+"""The `omnistage` command, also as `python -m omnistage.cli`. Interrupts and missing packages are handled here, before anything else."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ def main() -> None:
     """Run the command line of this process; ends in SystemExit with the exit code."""
     interrupt.exit_at_once()
     _open_standard_streams()
-    if sys.argv[1:] in (["--version"], ["-V"]):  # Without the imports of all commands: scripts ask for it.
+    if sys.argv[1:] in (["--version"], ["-V"]):  # Without the imports of all commands, because scripts ask for it.
         from importlib.metadata import version
 
         print(f"omnistage {version('omnistage')}")
         return
-    # A router that ends while it is asked is told about in the words of this command, not also in those of gRPC.
+    # The command itself reports a router that ends during a call; gRPC must not report it too.
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
-    gc.disable()  # What is imported stays to the end: to look for garbage in it takes a fifth of the time of a short command.
+    gc.disable()  # Imported objects stay to the end: a search for garbage among them takes a fifth of the time of a short command.
     try:
         from omnistage.cli.main import app
 
@@ -42,7 +42,7 @@ def main() -> None:
         if package == "omnistage":
             raise
         sys.stderr.write(f"error: the command needs the package {package}, which is not installed\n")
-        # Not by `client.install`: what is missing may be what the client needs.
+        # Not by `client.install`: the missing package may be one that the client needs.
         sys.stderr.write("hint: `make wheels` in a clone, then pip install --find-links dist 'omnistage[cli,convert,models]'\n")
         raise SystemExit(1) from None
     finally:
@@ -50,7 +50,7 @@ def main() -> None:
 
 
 def _run(app: typer.Typer) -> int:
-    """The exit code. What is wrong with a command line is told in lines that are broken between words, on a terminal."""
+    """Run the app and return the exit code. On a terminal, errors of a command line are broken between words."""
     from typer import Abort
     from typer._click.exceptions import ClickException
 
@@ -70,10 +70,11 @@ def _run(app: typer.Typer) -> int:
 
 
 def _open_standard_streams() -> None:
-    """Whoever closed some of them wants nothing from there; files that are opened later must not get their numbers, nor the output.
+    """Open /dev/null in place of standard streams that the caller closed: a file that is opened later must get neither their numbers nor
+    the output.
 
-    What a terminal cannot show becomes a question mark, and what would steer it is shown as an escape."""
-    from omnistage.host.terminal import guard_standard_streams  # Not above: Ctrl-C has no meaning yet while that is imported.
+    Characters that a terminal cannot show become question marks, and control characters are shown as escapes."""
+    from omnistage.host.terminal import guard_standard_streams  # Not above: Ctrl-C is not handled yet while that is imported.
 
     while (fd := os.open(os.devnull, os.O_RDWR)) <= 2:
         os.set_inheritable(fd, True)

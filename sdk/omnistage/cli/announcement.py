@@ -1,4 +1,4 @@
-"""What is said of a stack that serves, wherever it runs."""
+"""Lines about a stack that serves, in the foreground or not."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ CONNECT_LIMIT_S = 1.0
 
 
 def warn(layout: Layout, notices: Notices) -> None:
-    """All that is worth knowing of a stack before it starts. Whoever starts one says it, in the foreground or not."""
+    """Print all warnings about a stack before it starts, in the foreground or not."""
     for note in layout.notes:
         notices.tell(escape(note))
     stages = [group.stage for group in layout.groups]
@@ -44,11 +44,11 @@ def announce(
     metrics: str = "",
     log_folder: str = "",
 ) -> None:
-    """layout: what was asked for; its first pipeline serves, the others start. pid: of its launcher; 0: this process. http: HOST:PORT of
-    its gateway. metrics: HOST:PORT of those of all processes. log_folder: where the output of the processes goes; empty: onto the
-    terminal."""
+    """Print where a stack serves. layout: what was asked for; its first pipeline serves, the others start. pid: of the launcher; 0: this
+    process. http: HOST:PORT of the gateway. metrics: HOST:PORT of the metrics of all processes. log_folder: the folder of the processes'
+    output; empty: the terminal."""
     asked = reached(address)
-    is_found = asked == found.LOCAL_ADDRESS  # Where commands look by themselves.
+    is_found = asked == found.LOCAL_ADDRESS  # Commands look there by themselves.
     end = f"pid {pid}; `omnistage stop{'' if is_found else f' {asked}'}` ends it" if pid else "Ctrl-C ends it"
     notices.tell(f"[bold green]serving[/] on {escape(address)}   ({escape(end)})")
     named = "" if is_found else f" --address {asked}"
@@ -61,12 +61,12 @@ def announce(
 
 
 def page(http: str) -> str:
-    """What a browser on this machine is given for a gateway."""
+    """The URL of a gateway for a browser on this machine."""
     return f"http://{reached(http)}"
 
 
 def open_page(served: Served) -> str:
-    """That of a stack; empty where nobody listens: it has none, or its gateway was given up since."""
+    """The URL of a stack's page; empty if nobody listens: the stack has no gateway, or has given it up."""
     if not served.http:
         return ""
     try:

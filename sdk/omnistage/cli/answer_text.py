@@ -13,7 +13,7 @@ TOO_LONG = (["thinker.messages"], ["request"])
 
 
 class Said:
-    """The text of an answer as far as it came, also of one that is broken off."""
+    """The text of an answer as far as it came, also if the answer was broken off."""
 
     def __init__(self) -> None:
         self.text = ""

@@ -1,4 +1,4 @@
-"""`omnistage ask` and `omnistage say`: what can be typed. The work is in `speak`, imported when it runs."""
+"""`omnistage ask` and `omnistage say`: their options. The work is in `speak`, imported when it runs."""
 
 from __future__ import annotations
 
@@ -106,8 +106,8 @@ def ask(
     """Ask a question and get the answer, spoken.
 
     Also about pictures, sounds and films; spoken where the pipeline has a voice. Media stand before the words, in the order given. Where
-    only pipelines that draw can be meant, it is drawn; `omnistage draw` keeps the picture. What a model thinks before it answers is dim on
-    a terminal, and in no pipe and no sound.
+    only pipelines that draw can be meant, it is drawn; `omnistage draw` keeps the picture. A model's thoughts before its answer are dim
+    on a terminal, and in no pipe and no sound.
     """
     if text_only and (out is not None or captions is not None or play):
         raise typer.BadParameter("--out, --captions and --play need sound; leave --text-only out")
@@ -203,12 +203,12 @@ def check_play(play: bool | None, out: Path | None, as_json: bool) -> None:
 
 
 def _given(**typed: object) -> Options:
-    """What was typed, by name of the option of a call."""
+    """The options that were typed, by their names in a call."""
     return cast("Options", {name: value for name, value in typed.items() if value is not None})
 
 
 def _options(seed: int | None, timeout: float, max_retries: int | None, sound: Options) -> Options:
-    """What both commands ask of a router."""
+    """The options that both commands send to a router."""
     options = cast("Options", {"timeout_s": timeout, **sound})
     if seed is not None:
         options["seed"] = seed

@@ -1,4 +1,4 @@
-"""Pictures, sounds and films that were typed with a question, in the order in which they were typed."""
+"""Pictures, sounds and films that were typed with a question, in their order."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ ATTACHED = f"{__name__}.attached"
 
 @dataclass(frozen=True, slots=True)
 class Attached:
-    """kind: image, audio or video, whose option it was. path: - is standard input. use_audio: of a film, its sound too."""
+    """kind: image, audio or video, from the name of the option. path: - is standard input. use_audio: of a film, its sound too."""
 
     kind: str
     path: str
     use_audio: bool = False
 
     def read(self) -> Medium:
-        """Raises BadRequestError that names the option and the file, and RequestError for what standard input has not."""
+        """Read the medium. Raises BadRequestError that names the option and the file, and RequestError if standard input has none."""
         from omnistage.cli.standard_input import STDIN, medium
         from omnistage.client.media import Video, to_medium
 

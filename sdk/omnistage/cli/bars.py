@@ -23,22 +23,22 @@ if TYPE_CHECKING:
 
 LABEL = 32
 BAR = 24
-"""Columns of a terminal; a bar takes fewer where there are no more."""
+"""Columns of a bar; a narrow terminal gets a shorter one."""
 
 NARROW = 72
-"""With fewer columns of a terminal there are no bars, but what they tell."""
+"""A terminal with fewer columns gets no bars, only their texts."""
 
 MARGIN = 4
-"""Columns that stay free at the right: a terminal writes ^C there. On a line of its own it would move the bars, and one would stay."""
+"""Columns that stay free at the right: a terminal writes ^C there. On a line of its own ^C would move the bars, and one would stay."""
 
 
 @contextmanager
 def bars(notices: Notices | None = None, *, lines: bool = True) -> Iterator[Show]:
-    """What shows how much of a thing is done, a bar for each thing: of a download its bytes, their rate and the time that it still takes,
-    of other work its share and that time.
+    """Yield a function that shows progress, a bar for each thing: of a download its bytes, their rate and the time left, of other work its
+    share and the time left.
 
-    Where stderr is no terminal there is a line when a download begins and when it is there, unless `lines` is False, and in any case one
-    when another process is waited for. notices: for who prints there meanwhile."""
+    If stderr is no terminal there is a line when a download begins and when it is complete, unless `lines` is False, and always one when
+    another process is waited for. notices: prints lines above the bars."""
     notices = notices or Notices()
     if not notices.is_terminal:
         yield _Lines(notices, lines)
@@ -51,7 +51,7 @@ def bars(notices: Notices | None = None, *, lines: bool = True) -> Iterator[Show
         tasks: dict[str, TaskID] = {}
 
         def show(label: str, done: float, total: float | None = 1.0, unit: Unit = "share") -> None:
-            if label not in tasks:  # What was there before counts, but for no rate.
+            if label not in tasks:  # Bytes that were there before count as done, but not in the rate.
                 tasks[label] = progress.add_task(escape(label), total=total, completed=int(done), unit=unit)
             progress.update(tasks[label], completed=done, total=total, unit=unit)
 
@@ -59,7 +59,7 @@ def bars(notices: Notices | None = None, *, lines: bool = True) -> Iterator[Show
 
 
 def _whole() -> Column:
-    """A column that stays on its line: the bar becomes shorter first."""
+    """A column that stays on one line: the bar becomes shorter first."""
     return Column(no_wrap=True)
 
 
@@ -69,7 +69,7 @@ class _Bars(Progress):
 
 
 class _Inset:
-    """Something in all columns but the last ones."""
+    """Wraps a renderable, which gets all columns but the last ones."""
 
     def __init__(self, inner: RenderableType) -> None:
         self._inner = inner
@@ -79,7 +79,7 @@ class _Inset:
 
 
 class _Lines:
-    """For logs: what begins, and what has come."""
+    """Prints lines for logs: what begins, and how much has come."""
 
     def __init__(self, notices: Notices, has_downloads: bool) -> None:
         self._notices = notices
@@ -99,7 +99,7 @@ class _Lines:
 
 
 class _Amount(ProgressColumn):
-    """How much is done."""
+    """The amount done."""
 
     def render(self, task: Task) -> Text:
         if task.fields["unit"] == "share":

@@ -1,4 +1,4 @@
-"""What the processes of a stack may take of the machine on which other things run too."""
+"""Bounds on what the processes of a stack may take of a machine on which other things run too."""
 
 from __future__ import annotations
 
@@ -9,32 +9,32 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROUTER_BYTES = 12 << 30
-"""Of memory that a router may map. Headers of a few KiB that name each other on the wire become gigabytes before anybody looks at them
-(docs/security.md): a router that needs more than this is killed, and nothing else with it, and is started again."""
+"""Memory that a router may map. Headers of a few KiB that name each other on the wire become gigabytes before any check (docs/security.md):
+a router that needs more than this is killed, alone, and is started again."""
 
 ROUTER_SHARE = 0.75
-"""The part of the memory of this machine that it may map, where that is less."""
+"""The part of this machine's memory that a router may map, if that is less."""
 
 HONEST_BYTES = 6 << 30
-"""No router has a lower bound: one that is busy with what it should do would be killed. Two dozen requests of 50 MiB that came at once took
-3.4 GiB, as measured; and a router has mapped up to 2 GiB that it never touches, which count too."""
+"""No router has a lower bound than this: a busy honest one would be killed. Two dozen requests of 50 MiB that came at once took 3.4 GiB, as
+measured; and a router maps up to 2 GiB that it never touches, which count too."""
 
 STAGE_OOM_SCORE = 500
-"""As /proc/PID/oom_score_adj. Where no memory is left, the kernel kills a stage, or its child that decodes, before a shell or a desktop:
-the stage is started again while others go on."""
+"""Written to /proc/PID/oom_score_adj. When memory runs out, the kernel kills a stage, or its child that decodes, before a shell or a
+desktop: the stage is started again while others go on."""
 
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """Of one process and its children. memory_bytes: how much memory it may map; None: any. oom_score: how readily the kernel kills it
-    where none is left."""
+    """Bounds of one process and its children. memory_bytes: how much memory it may map; None: any. oom_score: how readily the kernel kills
+    it when memory runs out."""
 
     memory_bytes: int | None = None
     oom_score: int = 0
 
     def put_on(self, pid: int) -> None:
-        """From now on; nothing happens to one that has ended. Where this process may not say so, as in some sandboxes, there is no bound,
-        and the kernel chooses by size whom it kills."""
+        """Apply the bounds to a process; nothing happens if it has ended. If this process has no right to set them, as in some sandboxes,
+        there is no bound, and the kernel chooses by size."""
         with suppress(OSError):
             if self.memory_bytes is not None:
                 hard = resource.prlimit(pid, resource.RLIMIT_DATA)[1]
@@ -46,7 +46,7 @@ class Bounds:
                 score.write_text(str(max(int(score.read_text()), self.oom_score)))
 
     def told(self) -> str:
-        """What may have ended a process that gave up, for a line behind its end; empty where its memory has no bound."""
+        """A line that says what may have ended a process that was given up; empty if its memory has no bound."""
         if self.memory_bytes is None:
             return ""
         return f"; it may map {self.memory_bytes / (1 << 30):.1f} GiB of memory, and ends so when it needs more"
@@ -57,7 +57,8 @@ def memory_of_machine() -> int:
 
 
 def for_router(machine_bytes: int) -> Bounds:
-    """On a machine with so much memory. One that is too small for a bound kills its router as readily as a stage."""
+    """The bounds of a router on a machine with so much memory. If the machine is too small for a bound, the kernel kills the router as
+    readily as a stage."""
     most = min(ROUTER_BYTES, int(ROUTER_SHARE * machine_bytes))
     return Bounds(memory_bytes=most) if most >= HONEST_BYTES else Bounds(oom_score=STAGE_OOM_SCORE)
 

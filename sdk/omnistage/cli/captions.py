@@ -10,16 +10,16 @@ from omnistage.client.events import SpokenWord
 KINDS = {".srt": "SubRip", ".vtt": "WebVTT"}
 
 MAX_CHARACTERS = 42
-"""Of one caption: a line as subtitles have it."""
+"""Most characters of one caption: a line as subtitles have it."""
 
 LONGEST_PAUSE_S = 0.6
-"""Between two words of one caption."""
+"""Longest pause between two words of one caption."""
 
 ENDS = (".", "!", "?", "…", ":")
 
 
 def write_captions(words: Sequence[SpokenWord], path: Path, kind: str) -> None:
-    """kind: the ending of its name."""
+    """Write the captions. kind: the ending of the file's name."""
     point, head = (",", "") if kind == ".srt" else (".", "WEBVTT\n\n")
     told = (
         f"{number}\n{_time(caption[0].begin_s, point)} --> {_time(caption[-1].end_s, point)}\n{_line(caption, kind)}\n"
@@ -29,7 +29,7 @@ def write_captions(words: Sequence[SpokenWord], path: Path, kind: str) -> None:
 
 
 def captions(words: Sequence[SpokenWord]) -> Iterator[list[SpokenWord]]:
-    """The words of each. One ends with a sentence, before a pause, and before it is too long."""
+    """The words of each caption. A caption ends with a sentence, before a pause, and before it is too long."""
     caption: list[SpokenWord] = []
     for word in words:
         if caption and (
@@ -45,7 +45,7 @@ def captions(words: Sequence[SpokenWord]) -> Iterator[list[SpokenWord]]:
 
 
 def _line(caption: Sequence[SpokenWord], kind: str) -> str:
-    """One line. In WebVTT some signs begin a tag or end the caption."""
+    """The text of a caption on one line. In WebVTT some signs begin a tag or end the caption."""
     line = " ".join(" ".join(word.text.split()) for word in caption)
     return line.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;") if kind == ".vtt" else line
 

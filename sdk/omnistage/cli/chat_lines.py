@@ -1,4 +1,4 @@
-"""What is said in `omnistage chat`, a message at a time: typed at a prompt, or the lines of a pipe."""
+"""Messages of `omnistage chat`, one at a time: typed at a prompt, or the lines of a pipe."""
 
 from __future__ import annotations
 
@@ -19,17 +19,18 @@ from omnistage.cli.talk import LINES, WORDS
 from omnistage.client.beside import beside
 
 BLOCK = '"""'
-"""Before and behind several lines that are one message."""
+"""Stands before and behind several lines that are one message."""
 
 
 def is_typed() -> bool:
-    """Whether a person types, and no pipe or file is read."""
+    """Whether a person types; False for a pipe or a file."""
     return os.isatty(0)
 
 
 async def typed(ahead: Callable[[], str], silence: Callable[[], bool]) -> AsyncGenerator[str, None]:
-    """What a person types, a message at a time: a line, several that were pasted or have Alt-Enter between, or a block. ahead: what was
-    typed already. silence: stops what is heard; whether something was. Ctrl-C does that first, then it clears the line."""
+    """Yield what a person types, a message at a time: a line, several lines that were pasted or have Alt-Enter between, or a block. ahead:
+    returns the text that was typed already. silence: stops the sound; returns whether any was playing. Ctrl-C first stops the sound, then
+    clears the line."""
     try:
         lines = state_folder() / LINES
         lines.touch(mode=0o600)
@@ -56,7 +57,7 @@ async def typed(ahead: Callable[[], str], silence: Callable[[], bool]) -> AsyncG
 
 
 def _keys() -> KeyBindings:
-    """Enter ends a message, but not an open block; Alt-Enter is a new line. In a search Enter means what it always does."""
+    """Enter ends a message, unless a block is open; Alt-Enter begins a new line. In a search Enter keeps its usual meaning."""
     keys = KeyBindings()
 
     @keys.add("enter", filter=has_focus(DEFAULT_BUFFER))
@@ -86,7 +87,7 @@ def block(text: str) -> str | None:
 
 
 async def read() -> AsyncGenerator[str, None]:
-    """The messages of a pipe or a file: lines, and blocks."""
+    """Yield the messages of a pipe or a file: lines, and blocks."""
     begun = ""
     async with aclosing(_lines()) as lines:
         async for line in lines:
@@ -101,8 +102,8 @@ async def read() -> AsyncGenerator[str, None]:
 
 
 async def _lines() -> AsyncGenerator[str, None]:
-    """Its thread is left alone where the chat is over before the pipe is, and holds nothing of Python's: a thread in `sys.stdin` could
-    not."""
+    """Yield lines. The thread is left alone if the chat is over before the pipe is; it holds no lock of Python's, as a thread in
+    `sys.stdin` would."""
     rest = b""
     while piece := await beside(lambda: os.read(0, 65536), "omnistage-chat-lines"):
         *lines, rest = (rest + piece).split(b"\n")
@@ -112,7 +113,7 @@ async def _lines() -> AsyncGenerator[str, None]:
 
 
 class _Lines(FileHistory):
-    """What was typed, as far as there is room for it."""
+    """The typed lines, bounded in size."""
 
     def store_string(self, string: str) -> None:
         with suppress(OSError):

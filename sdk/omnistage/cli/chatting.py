@@ -1,4 +1,4 @@
-"""`omnistage chat`: questions are typed, answers are shown and heard while they are made, and either can be broken off."""
+"""`omnistage chat`: the user types questions; answers are shown and heard while they are made, and the user can break off either."""
 
 from __future__ import annotations
 
@@ -59,16 +59,16 @@ STOPPING = (Keys.ControlM, Keys.ControlJ, Keys.ControlC)
 """Keys that break an answer off."""
 
 MOST_SHOWN = 16
-"""Files that go with one message."""
+"""Most files of one message."""
 
 REMEMBERED = 4
-"""Turns of a conversation that are shown before it goes on."""
+"""Turns of an old conversation that are shown before it goes on."""
 
 
 @dataclass(frozen=True, slots=True)
 class Chat:
-    """pipeline: empty for the router's own. timeout_s, max_retries: of each answer; None: as usual. has_sound: it is asked for.
-    is_played: where something plays."""
+    """pipeline: empty: the router chooses. timeout_s, max_retries: of each answer; None: the default. has_sound: answers are spoken.
+    is_played: they are played, if a loudspeaker is found."""
 
     talk: Talk
     pipeline: str
@@ -79,8 +79,8 @@ class Chat:
 
 
 async def run(chat: Chat, where: Where, verbose: bool) -> None:
-    """Until the end of the input. An answer that fails is told, and the next question may be asked; so is a lost private stack. Raises
-    typer.Exit(1) at the end where the lines came from a pipe and one of them failed."""
+    """Run to the end of the input. The error of an answer, or of a lost private stack, is printed, and the next question may be asked.
+    Raises typer.Exit(1) at the end if the lines came from a pipe and one of them failed."""
     loudspeaker = await asyncio.to_thread(find_loudspeaker) if chat.is_played else None
     async with connected(where, chat.timeout_s, verbose) as omni, AsyncExitStack() as stack:
         notices = Notices()
@@ -92,12 +92,12 @@ async def run(chat: Chat, where: Where, verbose: bool) -> None:
             session.remember()
         try:
             async with aclosing(questions):
-                # A terminal's Ctrl-C is for the answer, whenever it comes; from a pipe it ends the chat.
+                # On a terminal Ctrl-C is for the answer, whenever it comes; with a pipe it ends the chat.
                 stack.enter_context(_interrupting(session.interrupt) if is_typed() else nullcontext())
                 async for line in questions:
                     await session.take(line)
                     if not is_typed():
-                        await session.hear_out()  # Nobody is there to choose between this answer and the next.
+                        await session.hear_out()  # No person is there to choose between this answer and the next.
                     if session.is_over:
                         break
             if session.has_failed and not is_typed():
@@ -112,9 +112,9 @@ class Session:
     def __init__(self, chat: Chat, omni: AsyncOmni, loudspeaker: Loudspeaker | None, notices: Notices, verbose: bool) -> None:
         self.is_over = False
         self.has_failed = False
-        """Whether anything that was asked or typed was refused."""
+        """Whether any question or command was refused."""
         self.typed_ahead = ""
-        """What was typed while an answer came."""
+        """Text that was typed while an answer came."""
         self._chat = chat
         self._talk = chat.talk
         self._omni = omni
@@ -127,12 +127,12 @@ class Session:
         self._listening: asyncio.Task[None] | None = None
         self._sounds: list[AudioChunk] = []
         self._pipeline = chat.pipeline
-        """Who answers; empty: the router's own choice."""
+        """The pipeline that answers; empty: the router chooses."""
         self._shown: list[Shown] = []
-        """What goes with the next message."""
+        """Files that go with the next message."""
 
     def remember(self) -> None:
-        """Show what the conversation goes on with, if it does."""
+        """Show the end of the conversation that goes on, if there is one."""
         turns = self._talk.turns
         if turns:
             self._notices.tell("[dim]going on with the last conversation; /new begins anew[/]")
@@ -142,12 +142,12 @@ class Session:
             self._notices.tell(f"[dim]{escape(line.plain)}[/]")
 
     def take_ahead(self) -> str:
-        """What was typed while an answer came."""
+        """The text that was typed while an answer came; it is taken once."""
         ahead, self.typed_ahead = self.typed_ahead, ""
         return ahead
 
     async def take(self, line: str) -> None:
-        """A question, or a word for the program; `interrupt` breaks it off."""
+        """Take a question, or a command of the chat; `interrupt` breaks it off."""
         self.silence()
         if not (text := line.strip()) and not self._shown:
             return
@@ -161,7 +161,7 @@ class Session:
             taking.result()
 
     def interrupt(self) -> None:
-        """Break off what is being done: an answer, whose beginning stays; anything else; or what is still heard."""
+        """Break off the running work: an answer, whose beginning stays; anything else; or sound that is still playing."""
         if self._answering is not None:
             self._answering.cancel()
         elif self._taking is not None:
@@ -197,14 +197,14 @@ class Session:
             await self._ask(text)
 
     def silence(self) -> bool:
-        """Stop what is heard; whether something was."""
+        """Stop the sound; returns whether any was playing."""
         player, self._player = self._player, None
         if player is None:
             return False
         return player.stop().samples < player.heard.of
 
     async def hear_out(self) -> None:
-        """Wait until the last answer is heard, where nobody can be asked what is next."""
+        """Wait until the last answer is heard, if no person can be asked for the next."""
         if self._listening is not None:
             await self._listening
 
@@ -232,7 +232,7 @@ class Session:
             self._tell_shown()
 
     async def _answer_or_forget(self, answer: Said) -> bool:
-        """False where something of what was said before had to be left out first: what no longer fits, or a file that is refused."""
+        """Answer; False if something said earlier had to be left out first: the oldest turns, which no longer fit, or a refused file."""
         try:
             if await self._answer(answer):
                 return True
@@ -250,7 +250,7 @@ class Session:
         return False
 
     def _drop_refused(self, error: RequestError, words: str) -> None:
-        """What goes with no later message: the files of a question that was refused, or those of them that the refusal names."""
+        """Drop files from all later messages: those of a refused question, or only those that the refusal names."""
         if is_of_setting(error):
             return
         named = {number for bad in getattr(error, "fields", ()) if (number := place_of(bad.field)[1]) is not None}
@@ -293,7 +293,7 @@ class Session:
             for part in folded(line, width):
                 self._notices.say(f"[dim]{escape(part)}[/]")
         if self._player is not None:
-            # It says when it ends, and is waited for by nobody: the next question is typed meanwhile.
+            # It reports its own end, and nothing waits for it: the user types the next question meanwhile.
             self._listening = asyncio.create_task(_heard(self._player, self._notices))
         return True
 
@@ -310,7 +310,7 @@ class Session:
 
     @contextmanager
     def _keys(self, stop: Callable[[], object]) -> Iterator[None]:
-        """Meanwhile Enter and Ctrl-C call `stop`; other keys are what is typed ahead."""
+        """Enter and Ctrl-C call `stop` inside this block; other keys are typed ahead."""
         if not is_typed():
             yield
             return
@@ -354,21 +354,21 @@ class Session:
                 raise unknown(command)
 
     async def _check_voice(self, name: str) -> None:
-        """A voice that there is not would be refused with every question. Raises RequestError."""
+        """Raises RequestError for a voice that does not exist: every later question would be refused."""
         there = {voice for pipeline in await self._pipelines() for voice in pipeline.voices}
         if name.lower() not in map(str.lower, there):
             raise RequestError(f"there is no voice {name!r}", hint=_sentence(those_there_are(sorted(there))))
 
     async def _pipelines(self) -> list[Pipeline]:
-        """Those that may answer. Raises RequestError where there is none."""
+        """The pipelines that may answer. Raises RequestError if there are none."""
         return await self._meant(self._pipeline)
 
     async def _all(self) -> list[Pipeline]:
-        """Those of the router, also such as only draw."""
+        """The router's pipelines, also those that only draw."""
         return await self._omni.pipelines(timeout_s=self._chat.timeout_s)
 
     async def _meant(self, name: str) -> list[Pipeline]:
-        """Those that answer questions and have this name; empty: any. Raises RequestError where there is none."""
+        """The pipelines that answer questions and have this name; empty: any name. Raises RequestError if there are none."""
         there = await self._all()
         answering = [one for one in there if not one.only_draws]
         if meant := [one for one in answering if name in ("", one.name)]:
@@ -381,7 +381,7 @@ class Session:
         raise RequestError(told, hint=f"{able}: /pipeline {names[0]}, or /pipeline {OFF} to leave it to the router.")
 
     async def _choose(self, name: str) -> None:
-        """Who answers from now on; with nothing, who there is. Raises RequestError."""
+        """Choose the pipeline that answers from now on; without a name, list the pipelines. Raises RequestError."""
         if not name:
             for one in await self._all():
                 now = "" if self._pipeline != one.name else " (now)"
@@ -394,7 +394,7 @@ class Session:
         self._notices.tell(f"[dim]pipeline: {escape(self._pipeline or 'as the router chooses')}[/]")
 
     async def _obey_shown(self, kind: str, value: str) -> None:
-        """/image and the like. Raises RequestError."""
+        """Obey /image and the like. Raises RequestError."""
         if value == OFF:
             self._shown = [one for one in self._shown if one.kind != kind]
             if not self._tell_shown():
@@ -408,7 +408,7 @@ class Session:
             self._notices.tell(f"[dim]nothing goes with the next message; /{kind} F gives a file[/]")
 
     async def _show(self, shown: Sequence[Shown], words: str) -> None:
-        """Have files go with these words, or with the next message. Raises RequestError for what nobody here takes."""
+        """Send files with these words, or with the next message. Raises RequestError for a kind that no pipeline here takes."""
         there = await self._pipelines()
         for kind in dict.fromkeys(one.kind for one in shown):
             if not any(kind in pipeline.inputs for pipeline in there):
@@ -424,7 +424,7 @@ class Session:
             self._tell_shown()
 
     def _tell_shown(self) -> bool:
-        """Say what goes with the next message; whether anything does."""
+        """Print which files go with the next message; returns whether there are any."""
         if self._shown:
             drop = " and ".join(f"/{kind} {OFF}" for kind in dict.fromkeys(one.kind for one in self._shown))
             files = ", ".join(map(str, self._shown))
@@ -469,13 +469,13 @@ async def _heard(player: Player, notices: Notices) -> None:
         await player.afinish()
     except PlayerLostError as error:
         message = error.message
-        # Above the line that is being typed, if one is.
+        # Above the line that is being typed, if there is one.
         await run_in_terminal(lambda: notices.tell(f"[yellow]{escape(message)}[/]"))
 
 
 @contextmanager
 def _interrupting(interrupt: Callable[[], object]) -> Iterator[None]:
-    """Meanwhile SIGINT calls this on the event loop, and nothing else."""
+    """SIGINT calls this on the event loop inside this block, and does nothing else."""
     loop = asyncio.get_running_loop()
     before = signal.signal(signal.SIGINT, lambda number, frame: loop.call_soon_threadsafe(interrupt))
     try:

@@ -1,4 +1,4 @@
-"""`omnistage pull`, `fetch-default` and `make-tiny`: what can be typed to have a checkpoint on this machine."""
+"""`omnistage pull`, `fetch-default` and `make-tiny`: their options."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from omnistage.cli.report import errors_reported
 from omnistage.models.tiny.makers import MAKERS
 
 SIZES = tuple(dict.fromkeys(size for maker in MAKERS.values() for size in maker.sizes))
-"""Of checkpoints that can be made."""
+"""Sizes of the checkpoints that can be made."""
 
 
 def pull(

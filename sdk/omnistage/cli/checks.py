@@ -1,4 +1,4 @@
-"""What can be known to be wrong with a stack before any of its processes is started, and before torch is imported."""
+"""Finds errors in a stack's settings before any of its processes is started, and before torch is imported."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from omnistage.stage.settings import StageSettings
 
 PROGRAM = "omnistage serve"
 UNKNOWN = "127.0.0.1:1"
-"""Stands for the address of a stage, which nobody has chosen yet."""
+"""Stands for the address of a stage, which is not chosen yet."""
 
 
 def check(layout: Layout, *, of_models: bool = True) -> None:
-    """The servers' own checks of what they will be given. of_models: the models' too. Raises StackError, in one line."""
+    """Run the servers' own checks of their settings. of_models: the models' checks too. Raises StackError, in one line."""
     servers = layout.servers
     try:
         for pipeline in layout.pipelines:
@@ -32,7 +32,7 @@ def check(layout: Layout, *, of_models: bool = True) -> None:
             listening["--metrics"] = servers.metrics
         if servers.http:
             _check_typed("--http", servers.http)
-            check_can_listen(f"{servers.http.rpartition(':')[0]}:0", "--http")  # A port that is taken is not in its way.
+            check_can_listen(f"{servers.http.rpartition(':')[0]}:0", "--http")  # The gateway takes the next port if this one is taken.
         for option, address in listening.items():
             _check_typed(option, address)
         for stage in (group.stage for group in layout.groups):
@@ -50,7 +50,7 @@ def check(layout: Layout, *, of_models: bool = True) -> None:
 
 
 def _check_apart(listening: Mapping[str, str]) -> None:
-    """listening: addresses by their options."""
+    """Raises StackError if two options have the same address. listening: addresses by their options."""
     taken: dict[str, str] = {}
     for option, address in listening.items():
         other = taken.setdefault(address, option)

@@ -22,12 +22,12 @@ STOP_MARGIN_S = 5.0
 
 
 class Child:
-    """A process of ours.
+    """A server process of the stack.
 
     name: for humans, such as talker-1. address: where it is to listen; port 0 becomes, with the first start, a port that it keeps.
     metrics_address: where its metrics are to be; once it serves, where they are. log: the file that gets its output; None: this
-    process's stderr. environment: all variables that it gets; None: those of this process. fds: file descriptors that it inherits besides
-    those of its own start. bounds: what it may take of the machine.
+    process's stderr. environment: all its variables; None: those of this process. fds: file descriptors that it inherits besides those of
+    its own start. bounds: on its use of the machine.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class Child:
 
     @property
     def serves(self) -> bool:
-        """It said so, and has not ended since."""
+        """Whether the process said that it serves, and has not ended since."""
         return self._serves and self._process is not None and self._process.returncode is None
 
     @property
@@ -65,14 +65,16 @@ class Child:
 
     @property
     def asking(self) -> socket.socket:
-        """To ask whether it still answers (liveness.py), from when it serves until it is started again or stopped."""
+        """The socket that asks whether the process still answers (liveness.py), from when it serves until it is started again or
+        stopped."""
         if self._asking is None:
             raise RuntimeError(f"{self.name} does not serve")
         return self._asking
 
     async def start(self, lifeline_fd: int, start_fd: int | None = None, words: Sequence[str] = ()) -> None:
-        """Start it and wait until it serves; the one before has ended. start_fd: of a pipe, whose end tells a router to go on. words: more
-        arguments, of this start alone. Raises StackError with its last words if it ends before, and if it cannot be started at all."""
+        """Start the process and wait until it serves; its predecessor has ended. start_fd: of a pipe, whose end tells a router to go on.
+        words: further arguments, for this start alone. Raises StackError with its last words if it ends before, and if it cannot be started
+        at all."""
         fds = {"--lifeline-fd": lifeline_fd, **({} if start_fd is None else {"--start-fd": start_fd})}
         try:
             line = await self._ready_line(fds, words)
@@ -85,8 +87,8 @@ class Child:
         self._serves = True
 
     async def _ready_line(self, fds: Mapping[str, int], words: Sequence[str]) -> bytes:
-        """Start it; what it says of itself when it serves or knows that it cannot. Empty: it ended. fds: by flag, with which it is told.
-        Raises OSError."""
+        """Start the process and return the line that it writes when it serves or knows that it cannot. Empty: it ended. fds: file
+        descriptors by the flag that names each. Raises OSError."""
         self._serves = False
         self._ask_no_more()
         with ExitStack() as ends:
@@ -103,7 +105,7 @@ class Child:
             )
             ends.callback(transport.close)
             await self._spawn({**fds, "--ready-fd": ready_write, "--liveness-fd": asked.fileno()}, words)
-            writer.close()  # So that its end is the end of the pipe.
+            writer.close()  # So that the end of the process is the end of the pipe.
             asked.close()
             line = await reader.readline()
             if line:
@@ -130,7 +132,7 @@ class Child:
                 stderr=output,
                 env=self._environment,
                 pass_fds=(*fds.values(), *self._fds),
-                start_new_session=True,  # a Ctrl-C in the terminal reaches the launcher only, which then drains in order
+                start_new_session=True,  # Ctrl-C in the terminal reaches only the launcher, which then drains in order
             )
         finally:
             if self._log is not None:
@@ -138,7 +140,7 @@ class Child:
         self._bounds.put_on(self._process.pid)
 
     async def _died_at_start(self, reason: str) -> StackError:
-        """reason: what it said of it, empty for a process that could not."""
+        """The error of a process that did not get ready. reason: its own; empty if it gave none."""
         self._ask_no_more()
         code = await self.wait()
         hint = f"Its whole log is {self._log}." if self._log else "Its output is above."
@@ -165,8 +167,8 @@ class Child:
         return await self._process.wait()
 
     async def stop(self, grace_s: float) -> None:
-        """SIGTERM, wait for the drain, and SIGKILL if that takes longer than the grace and a margin. One that does not serve yet has no
-        answer to finish."""
+        """Send SIGTERM, wait for the drain, and send SIGKILL if that takes longer than the grace and a margin. A process that does not
+        serve yet has no answer to finish."""
         grace_s = grace_s if self._serves else 0.0
         self._ask_no_more()
         process = self._process
@@ -180,19 +182,20 @@ class Child:
             await self.kill()
 
     async def kill(self) -> None:
-        """SIGKILL, if it is there, and wait for its end."""
+        """Send SIGKILL, if the process is there, and wait for its end."""
         self.kill_now()
         if self._process is not None:
             await self._process.wait()
 
     def kill_now(self) -> None:
-        """SIGKILL, if it is there."""
+        """Send SIGKILL, if the process is there."""
         if self._process is not None and self._process.returncode is None:
             self._process.kill()
 
 
 def _opened(log: Path) -> int:
-    """A log to write to. Whoever clears temporary folders may have taken its folder: a pipeline may start days after the stack."""
+    """Open a log for writing, and make its folder: a pipeline may start days after the stack, when a cleaner of temporary folders has
+    removed it."""
     log.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     return os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
 

@@ -1,5 +1,5 @@
-"""The file of `omnistage serve --config`: YAML, a setting by the name of each option. What stands there counts less than a variable, and a
-variable less than the command line."""
+"""The file of `omnistage serve --config`: YAML, a setting by the name of each option. The file counts less than a variable, and a variable
+less than the command line."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from typer.core import TyperOption
 from omnistage.cli.helping import Command
 
 PREFIX = "OMNISTAGE_SERVE"
-"""Of the variables: OMNISTAGE_SERVE_ADDRESS is --address."""
+"""Prefix of the variables: OMNISTAGE_SERVE_ADDRESS is --address."""
 
 
 class Configured(Command):
-    """A command whose options may all stand in a file and in variables; the help says it once, and not beside each of them. An error says
-    where the value is from, if it was not typed."""
+    """A command whose options may all stand in a file and in variables; the help says it once, and not beside each of them. An error names
+    the source of a value that was not typed."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         try:
@@ -45,7 +45,7 @@ class Configured(Command):
 
 
 OF_THE_CALL = frozenset({"config_file", "print_config", "detach", "verbose", "help", "ready_fd", "lifeline_fd"})
-"""Options that say what is to be done now, and not what a stack is like."""
+"""Options of a single call, which do not describe the stack."""
 
 PATHS = frozenset({"pipeline", "checkpoint", "lora"})
 """Settings of several words, which may be paths."""
@@ -54,7 +54,7 @@ LISTS = frozenset({"lora"})
 """Settings of which a stage may have several."""
 
 PRECEDENCE = ("DEFAULT", "DEFAULT_MAP", "ENVIRONMENT", "COMMANDLINE")
-"""Where a setting may be from; what stands later counts more."""
+"""Sources of a setting; a later one counts more."""
 
 UNSET = {
     "pipeline": "what answers, and what draws",
@@ -69,23 +69,24 @@ UNSET = {
     "log_dir": "none; onto the terminal, and with --detach a folder for each start",
 }
 OWN = "the servers' own"
-"""What holds where nothing was said, by setting."""
+"""Texts for settings that have no value here, by setting."""
 
 ALL = "all"
-"""In place of a stage: every one that is not named beside it."""
+"""In place of a stage: every stage that is not named beside it."""
 
 MAX_BYTES = 1 << 20
 
 
 def read(context: typer.Context, path: Path | None) -> Path | None:
-    """For an eager option: what the file says becomes the defaults of the command. Raises BadParameter for what it cannot say."""
+    """Callback of an eager option: the file's values become the defaults of the command. Raises BadParameter for values that a file cannot
+    have."""
     if path is not None:
         context.default_map = dict(_settings(path, {**_options(context)}))
     return path
 
 
 def check_variables(context: typer.Context) -> None:
-    """Raises BadParameter for a variable that is meant for `serve` and means nothing there."""
+    """Raises BadParameter for a variable with the prefix of `serve` that names no option."""
     known = {f"{PREFIX}_{name.upper()}" for name in (*_options(context), "config")}
     for variable in os.environ:
         if variable.startswith(f"{PREFIX}_") and variable not in known:
@@ -94,7 +95,7 @@ def check_variables(context: typer.Context) -> None:
 
 
 def printed(context: typer.Context) -> str:
-    """All settings as they hold, as such a file, each with where it is from."""
+    """All settings in force, in the form of such a file, each with its source."""
     import yaml
 
     lines = ["# omnistage serve --config FILE: a variable counts more than the file, and the command line more than both"]
@@ -108,14 +109,14 @@ def printed(context: typer.Context) -> str:
 
 
 def counts_more(context: typer.Context, setting: str, other: str) -> bool:
-    """Whether what says the one counts more than what says the other, as the command line does than a variable."""
+    """Whether the source of the one setting counts more than that of the other, as the command line counts more than a variable."""
     sources = (context.get_parameter_source(name) for name in (setting, other))
     one, another = (PRECEDENCE.index(source.name) if source is not None else 0 for source in sources)
     return one > another
 
 
 def _origin(context: typer.Context, name: str, typed: str) -> str:
-    """Where the value of a setting is from: the file, a variable, `typed` for the command line; empty where it is the default."""
+    """The source of a setting: the file, a variable, `typed` for the command line; empty for the default."""
     source = context.get_parameter_source(name)
     origins = {"DEFAULT": "", "DEFAULT_MAP": "the file", "ENVIRONMENT": f"{PREFIX}_{name.upper()}"}
     return origins.get(source.name, typed) if source is not None else ""
@@ -137,7 +138,7 @@ def by_pipeline(words: Sequence[str]) -> dict[str, str]:
 
 
 def _options(context: typer.Context) -> Mapping[str, Any]:
-    """What a file may set, by name; `multiple` says whether it has a value for each stage, `nargs` below 0 that it is a list."""
+    """The options that a file may set, by name; `multiple` marks a value for each stage, `nargs` below 0 a list."""
 
     def named() -> Iterator[tuple[str, Any]]:
         for parameter in context.command.params:
@@ -148,8 +149,8 @@ def _options(context: typer.Context) -> Mapping[str, Any]:
 
 
 def _like(name: str, known: Iterable[str]) -> str:
-    """The one that is spelt most like it, or nothing."""
-    from omnistage.client.guesses import near  # Not for a help text: the client takes a while.
+    """The known name with the most similar spelling, or nothing."""
+    from omnistage.client.guesses import near  # Not for a help text: the import of the client takes a while.
 
     return near(name, known)
 
@@ -170,7 +171,7 @@ def _settings(path: Path, options: Mapping[str, Any]) -> Iterator[tuple[str, Any
 
 
 def _split(value: str) -> list[str]:
-    """The words of a variable, as a shell has them. A path that is there is one word, and so is PIPELINE=PATH."""
+    """The words of a variable, split as a shell does. An existing path is one word, and so is PIPELINE=PATH."""
     if Path(value).exists() or Path(value.partition("=")[2] or value).exists():
         return [value]
     try:
@@ -203,7 +204,7 @@ def _mapping(path: Path) -> dict[Any, Any]:
 
 
 def _words(path: Path, name: str, value: Any) -> list[str]:
-    """A value for all stages, or one for each, as STAGE=VALUE words; the stage `all` has the value of all that are not named."""
+    """A value for all stages, or one for each, as STAGE=VALUE words; the stage `all` sets the value of all stages that are not named."""
     if isinstance(value, dict):
         pairs = {str(stage): _word(path, name, one) for stage, one in value.items()}
         return [one if stage == ALL else f"{stage}={one}" for stage, one in pairs.items()]
@@ -221,13 +222,13 @@ def _word(path: Path, name: str, value: Any) -> str:
 
 
 def _pair(word: str) -> tuple[str, str]:
-    """Stage and value; no stage: of all."""
+    """Stage and value; no stage: all stages."""
     stage, equals, value = word.partition("=")
     return (stage, value) if equals else ("", word)
 
 
 def _told(value: Any, *, is_many: bool) -> Any:
-    """As it stands in a file."""
+    """The value in the form of a file."""
     if not is_many:
         return str(value) if isinstance(value, Path) else value
     pairs = {stage or ALL: _natural(one) for stage, one in map(_pair, value or ())}
@@ -235,7 +236,7 @@ def _told(value: Any, *, is_many: bool) -> Any:
 
 
 def _listed(value: Any) -> Any:
-    """One, or a list, as it stands in a file."""
+    """A single value, or a list, in the form of a file."""
     return value[0] if value and len(value) == 1 else list(value or ()) or None
 
 

@@ -1,4 +1,4 @@
-"""A client for one command: of the router that it asks, or of a private stack for this call."""
+"""The client of one command: for the router that it asks, or for a private stack of this call."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from omnistage.client.found import Found
 
 @asynccontextmanager
 async def connected(where: Where, timeout_s: float, verbose: bool, *, is_quiet: bool = False) -> AsyncIterator[AsyncOmni]:
-    """timeout_s: how long to wait for a connection, at most. is_quiet: do not tell what a call waits for."""
+    """timeout_s: how long to wait for a connection, at most. is_quiet: do not print what a call waits for."""
     async with AsyncExitStack() as exits:
         if isinstance(where.at, Layout):
-            from omnistage.cli.starting import started  # Which knows all that a stack is: who asks a router does without it.
+            from omnistage.cli.starting import started  # It imports all about stacks; a command that asks a router does without.
 
             stack = await exits.enter_async_context(started(where.at, None, verbose))
             router = Found(stack.address, is_named=True, is_own=True)

@@ -1,4 +1,4 @@
-"""The console of the command: that of rich, on which the words of others cannot steer the terminal."""
+"""The console of the command: that of rich, on which texts of others cannot steer the terminal."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from omnistage.host.terminal import Guarded, shown, steered
 
 
 class Console(rich.console.Console):
-    """Shows control characters in whatever it prints as escapes. It writes below a guarded stream, because the terminal is to obey the
-    sequences of rich itself: colours, and the cursor of lines that are drawn anew."""
+    """Prints control characters as escapes. It writes below a guarded stream, because the terminal must obey rich's own sequences: colours,
+    and the cursor of lines that are drawn anew."""
 
     @property
     def file(self) -> IO[str]:
-        """Where it writes."""
+        """The stream that it writes to."""
         return steered(super().file)  # type: ignore[arg-type]
 
     @file.setter
@@ -27,8 +27,8 @@ class Console(rich.console.Console):
         self._file = new_file
 
     def render_str(self, text: str, **options: Any) -> Text:
-        """Text with its markup. The words of others are escaped before they get here. Several backslashes at their end undo that, and what
-        follows may be no valid markup: such a text is shown without markup."""
+        """Text with its markup. Texts of others are escaped before they get here. Several backslashes at their end undo that, and the rest
+        may be no valid markup: such a text is shown without markup."""
         text = self._clean(text)
         try:
             return super().render_str(text, **options)
@@ -36,10 +36,10 @@ class Console(rich.console.Console):
             return super().render_str(text, **{**options, "markup": False})
 
     def render(self, renderable: rich.console.RenderableType, options: rich.console.ConsoleOptions | None = None) -> Iterable[Segment]:
-        """Cleans also texts that do not come through `render_str`."""
+        """Render, and clean also texts that do not come through `render_str`."""
         for segment in super().render(renderable, options):
             yield segment if segment.control else segment._replace(text=self._clean(segment.text))
 
     def _clean(self, text: str) -> str:
-        """A pipe or a file gets every character as it is."""
+        """Clean a text for a terminal; a pipe or a file gets every character as it is."""
         return shown(text) if self.is_terminal or isinstance(super().file, Guarded) else text

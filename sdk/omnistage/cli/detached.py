@@ -1,4 +1,4 @@
-"""`omnistage serve --detach`: a stack that stays when the terminal goes, and `omnistage stop`, which ends it."""
+"""`omnistage serve --detach`, which starts a stack that outlives the terminal, and `omnistage stop`, which ends it."""
 
 from __future__ import annotations
 
@@ -23,22 +23,22 @@ from omnistage.cli.served import Served, StackEnd, all_served, chosen
 from omnistage.client.errors import StackError
 
 LOG = "serve.log"
-"""What the launcher says, beside the logs of the servers."""
+"""Log of the launcher, beside the logs of the servers."""
 
 KEPT_LOGS = 8
-"""Folders of logs of detached stacks, the newest ones."""
+"""Most folders of logs of detached stacks; the newest ones are kept."""
 
 AGAIN_S = 0.5
-"""Between two signals of `stop --now`."""
+"""Pause between two signals of `stop --now`."""
 
 MARGIN_S = 15.0
-"""How much longer than its grace a stack takes to end, at most."""
+"""How much longer than its grace a stack may take to end."""
 
 
 def serve_detached(choice: Choice, words: Sequence[str], log_folder: Path | None) -> None:
-    """Start a stack in a session of its own, wait until it serves, and leave it. words: the command line, of which all but --detach and
-    --log-dir holds for it. Raises StackError, also if it ends before it serves."""
-    # Whatever is wrong is told here, and whatever has to be fetched is fetched here, with a bar.
+    """Start a stack in a session of its own, wait until it serves, and leave it. words: the command line, without --detach and --log-dir
+    the stack's own. Raises StackError, also if the stack ends before it serves."""
+    # Errors are printed here, and fetches run here, with a bar.
     layout = layout_of(choice)
     if log_folder is None:
         log_folder = _new_log_folder()
@@ -74,7 +74,7 @@ def serve_detached(choice: Choice, words: Sequence[str], log_folder: Path | None
 
 
 def _new_log_folder() -> Path:
-    """One for this start, beside those of the last ones; older ones go, unless a stack still writes there."""
+    """A new folder for this start, beside those of the last ones; older ones are removed, unless a stack still writes there."""
     logs = state_folder("logs")
     in_use = {served.log_folder for served in all_served()}
     old = sorted((path for path in logs.iterdir() if str(path) not in in_use), key=lambda path: path.stat().st_mtime, reverse=True)
@@ -84,8 +84,8 @@ def _new_log_folder() -> Path:
 
 
 def stop(address: str | None, *, every: bool, is_now: bool) -> None:
-    """End stacks of this user, and wait until all their processes have. address: HOST:PORT, or the port; None: the only one there is.
-    is_now: without waiting for answers that run. Raises RequestError, and StackError for one that does not end."""
+    """End stacks of this user, and wait until all their processes have ended. address: HOST:PORT, or the port; None: the only stack.
+    is_now: do not wait for running answers. Raises RequestError, and StackError for a stack that does not end."""
     stacks = all_served()
     for served in stacks if every and stacks else [chosen(stacks, address)]:
         _stop(served, is_now)
@@ -102,7 +102,8 @@ def _stop(served: Served, is_now: bool) -> None:
         ending.signal()
         patience = f"answers that run get up to {served.grace_s:g} s"
         with notices.status(f"ending {served.address}{'' if is_now else f': {patience}'}"):
-            # Two signals at once would be one, and a launcher that is busy takes both as one later: again until it has heard of two.
+            # Two signals at the same time would arrive as one, and a busy launcher takes both as one later: send again until it has noticed
+            # two.
             has_ended = _ends_now(ending) if is_now else ending.wait(served.grace_s + MARGIN_S)
         if not has_ended:
             raise StackError(

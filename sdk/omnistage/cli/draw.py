@@ -1,4 +1,4 @@
-"""`omnistage draw`: what can be typed. The work is in `drawing`, imported when it runs."""
+"""`omnistage draw`: its options. The work is in `drawing`, imported when it runs."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def draw(
 
 
 def devices_of(device: Sequence[str] | None, address: str | None) -> dict[str, str]:
-    """By stage, of the stack that is started."""
+    """The devices of the stack that is started, by stage."""
     if device and address is not None:
         raise typer.BadParameter("--device is for a stack that is started; leave it out with --address")
     from omnistage.cli.layout import by_stage
@@ -136,7 +136,7 @@ def devices_of(device: Sequence[str] | None, address: str | None) -> dict[str, s
 
 
 def numbers(text: str | None) -> list[float] | None:
-    """Of 1,0.7,0.3."""
+    """The numbers in a text such as 1,0.7,0.3."""
     try:
         return None if text is None else [float(each) for each in text.split(",")]
     except ValueError:
@@ -144,7 +144,7 @@ def numbers(text: str | None) -> list[float] | None:
 
 
 def own_options(words: Sequence[str]) -> dict[str, str] | None:
-    """Of NAME=VALUE."""
+    """The options in words of the form NAME=VALUE."""
     for word in words:
         if not word.partition("=")[0] or "=" not in word:
             raise typer.BadParameter(f"--option {word}: give NAME=VALUE, such as cfg_normalization=true")

@@ -1,4 +1,4 @@
-"""One drawing: asked for, shown while it comes, written to files, told in figures."""
+"""One drawing: asked for, shown while it comes, written to files, summed up in figures."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from omnistage.client.options import GUIDES
 from omnistage.client.request import Options, for_drawing, time_limit_s
 
 EXAMPLE = "a red heart on blue"
-"""Of a prompt."""
+"""Example of a prompt."""
 
 KINDS = {".png": "PNG", ".jpg": "JPEG", ".jpeg": "JPEG", ".webp": "WebP"}
 """Endings of files that can be written."""
@@ -46,9 +46,9 @@ NEEDS_A_PICTURE = "It changes a picture: give one with --image F."
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """What was typed. prompt: until checked, - is standard input. images: files, and when checked, their bytes. preview_dir: where previews
-    go; None: beside the picture. sized: width and height were typed as one. is_unnamed: no file was typed, and out is one when it is
-    `named`."""
+    """A drawing as it was typed. prompt: until checked, - is standard input. images: files, and when checked, their bytes. preview_dir: the
+    folder of previews; None: beside the picture. sized: width and height were typed as one. is_unnamed: no file was typed; `out` gets a
+    name from `named`."""
 
     prompt: str
     out: Path
@@ -60,7 +60,7 @@ class Order:
     is_unnamed: bool = False
 
     def checked(self) -> Order:
-        """The order with its words and pictures, standard input read. Refuses what cannot be done, before anything is fetched, started or
+        """The order with its words and pictures, standard input read. Refuses impossible orders before anything is fetched, started or
         asked. Raises RequestError."""
         check_numbers(self.options)
         known = replace(self, prompt=words(self.prompt, EXAMPLE)) if self.is_unnamed else self
@@ -78,14 +78,15 @@ class Order:
         return whole
 
     def named(self, files: ExitStack) -> Order:
-        """With a name of its prompt where none was typed, which is no other call's until `files` ends. Raises RequestError."""
+        """The order with a file named after its prompt if no file was typed; no other call gets that name until `files` ends. Raises
+        RequestError."""
         if not self.is_unnamed:
             return self
         folders = [Path(), *([self.preview_dir] if self.preview_dir is not None and self.preview_dir.is_dir() else [])]
         return replace(self, out=files.enter_context(new_name(self.prompt, next(iter(KINDS)), folders)))
 
     def open_files(self, files: ExitStack) -> dict[Path, OutputFile]:
-        """Those that are expected, by path. Raises RequestError."""
+        """Open the expected files; returns them by path. Raises RequestError."""
         layers, count = self.options.get("layers", 0), self.options.get("results", 1)
         paths = [self.path(result, layer, count, layers) for result in range(count) for layer in range(max(layers, 1))]
         try:
@@ -96,12 +97,12 @@ class Order:
             raise
 
     def path(self, result: int, layer: int, results: int, layers: int) -> Path:
-        """Of one picture. results, layers: how many there are of each; layers 0: the model draws none."""
+        """The path of one picture. results, layers: how many there are of each; layers 0: the model draws none."""
         number = f"-{result + 1}" if results > 1 else ""
         return self.out.with_stem(f"{self.out.stem}{number}{f'-layer-{layer}' if layers else ''}")
 
     def preview_path(self, preview: Picture) -> Path:
-        """Its ending is that of the picture, unless it is of another type."""
+        """The path of a preview. Its ending is that of the picture, unless it is of another type."""
         number = f"-{preview.index + 1}" if preview.index else ""
         ending = next(
             (ending for ending in (self.out.suffix, *MEDIA_TYPES) if MEDIA_TYPES[ending.lower()] == preview.media_type), self.out.suffix
@@ -111,7 +112,7 @@ class Order:
 
 @dataclass(slots=True)
 class Drawn:
-    """What has come so far. previews: files of them. steps: that were done."""
+    """A drawing so far. previews: their files. steps: how many are done."""
 
     pictures: list[Picture] = field(default_factory=list)
     previews: list[Path] = field(default_factory=list)
@@ -129,14 +130,14 @@ class Written:
 
 
 def check_numbers(options: Options) -> None:
-    """Raises RequestError for what Typer takes for a number."""
+    """Raises RequestError for numbers that Typer accepts but no drawing can have."""
     for name, value in options.items():
         if isinstance(value, float) and not math.isfinite(value):
             raise RequestError(f"{TYPED[name]} {value}: this is no number; give one such as 7.5")
 
 
 def read_pictures(images: Sequence[str | bytes], options: Mapping[str, Any]) -> tuple[list[bytes], Options]:
-    """Pictures that were typed, and those of options, as their bytes; - is standard input. Raises RequestError."""
+    """The typed pictures, and those of options, as their bytes; - is standard input. Raises RequestError."""
     sources = [medium("image") if image == STDIN else image for image in images]
     given = dict(options)
     for name in GUIDES:
@@ -172,7 +173,7 @@ async def draw_order(work: Interruptible, order: Order, where: Where, verbose: b
 
 @contextmanager
 def refusals(*, sized: bool, has_images: bool) -> Iterator[None]:
-    """A refusal says what to do, but for what only the command knows: that two fields were typed as one, and how a picture is given."""
+    """Give refusals hints that only the command knows: that two fields were typed as one, and how a picture is given."""
     try:
         yield
     except BadRequestError as error:
@@ -213,7 +214,7 @@ def _keep_preview(order: Order, preview: Picture) -> Path:
 
 
 def _write(order: Order, drawn: Drawn, opened: dict[Path, OutputFile], files: ExitStack) -> list[Written]:
-    """A file for each picture. Raises ProtocolError for none, or one of another type."""
+    """Write a file for each picture. Raises ProtocolError if there is none, or one of another type."""
     if not drawn.pictures:
         raise ProtocolError("the drawing ended without a picture")
     layered = "layers" in order.options or any(picture.layer for picture in drawn.pictures)

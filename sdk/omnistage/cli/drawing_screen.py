@@ -1,6 +1,6 @@
-"""Where the progress of a drawing is shown: nowhere, in a few lines, or on a terminal, with small previews where that has the colours.
+"""Shows the progress of a drawing: nowhere, in a few lines, or on a terminal, with small previews if that has the colours.
 
-All of it goes to stderr, and the drawing does not depend on whether anybody reads it.
+All of it goes to stderr, and the drawing goes on whether or not anybody reads it.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from omnistage.host.terminal import steered
 
 BAR_CELLS = 24
 TOLD_PARTS = 4
-"""How often at most progress is told where lines stay."""
+"""Most lines of progress in a file or pipe."""
 
 ROWS_BESIDE = 3
-"""Of the window, for what stands below a picture."""
+"""Rows of the window that stay free below a picture."""
 
 
 class DrawingScreen(Protocol):
@@ -34,13 +34,13 @@ class DrawingScreen(Protocol):
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None: ...
 
     def progress(self, done: int, total: int) -> None:
-        """So many steps of all are done; total 0: nobody knows of how many."""
+        """So many of all steps are done; total 0: not known."""
 
     def picture(self, data: bytes) -> None:
         """A preview, or a finished picture, has come."""
 
     def came(self, told: str) -> None:
-        """So much of a film or a sound is there."""
+        """So much of a film or a sound has come, in words."""
 
 
 class Quiet:
@@ -63,7 +63,7 @@ class Quiet:
 
 
 class Plain(Quiet):
-    """A line for each quarter of the steps: for pipes, files and terminals that can do no more."""
+    """Prints a line for each quarter of the steps: for pipes, files and simple terminals."""
 
     def progress(self, done: int, total: int) -> None:
         if total and done and done * TOLD_PARTS // total > (done - 1) * TOLD_PARTS // total:
@@ -71,7 +71,7 @@ class Plain(Quiet):
 
 
 class Live(Quiet):
-    """A line that grows, and above it the newest preview. has_colours: the terminal can show pictures."""
+    """Draws a line that grows, and above it the newest preview. has_colours: the terminal can show pictures."""
 
     def __init__(self, has_colours: bool) -> None:
         self._below = Below(sys.stderr)
@@ -79,7 +79,7 @@ class Live(Quiet):
         self._begin = time.monotonic()
         self._line = Text("drawing", style="dim")
         self._shown = (0, 0, 0)
-        """Rows of the picture that stands above the cursor, and the size of the window when it was drawn."""
+        """Rows of the picture above the cursor, and the size of the window when it was drawn."""
 
     def __enter__(self) -> Self:
         self._draw()
@@ -112,7 +112,7 @@ class Live(Quiet):
                 self._has_colours, lines = False, []
                 _write("previews are shown with the package pillow, which is not installed: pip install pillow\n")
             if lines:
-                # In the place of the one before, unless the window has changed: then nobody knows where that stands.
+                # Draw over the picture before, unless the window has changed: then its place is unknown.
                 height, *size = self._shown
                 _write(f"\x1b[{height}A\r{ERASE_BELOW}" if height and size == [columns, rows] else "")
                 _write("".join(f"{line}\n" for line in lines))
@@ -139,7 +139,7 @@ def progress_line(done: int, total: int, seconds: float) -> Text:
 
 
 def drawing_screen_for(as_json: bool) -> DrawingScreen:
-    """The screen that fits where stderr goes."""
+    """The screen that fits stderr."""
     if as_json:
         return Quiet()
     console = Console(stderr=True)
@@ -149,7 +149,7 @@ def drawing_screen_for(as_json: bool) -> DrawingScreen:
 
 
 def _write(text: str) -> None:
-    """What is drawn: nothing in it is from others but the colours of a picture."""
+    """Write drawn text: only the colours of a picture in it come from others."""
     with suppress(OSError):
         terminal = steered(sys.stderr)
         terminal.write(text)

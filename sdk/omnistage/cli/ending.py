@@ -1,4 +1,4 @@
-"""How `omnistage serve` ends: the first signal lets the answers that run finish, the second ends everything now."""
+"""The end of `omnistage serve`: the first signal lets the running answers finish, the second ends everything now."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from omnistage.cli.stack import Stack
 from omnistage.client.beside import beside
 
 RUNNING = "omnistage_router_inflight"
-"""The metric that counts the answers of a router."""
+"""The metric that counts a router's running answers."""
 
 LOOK_S = 0.5
 """How long the router may take to say how many answers run."""
@@ -21,14 +21,14 @@ LOOK_S = 0.5
 class Ending:
     """Cancels a task at the first signal, or at the end of the lifeline.
 
-    grace_s: how long answers get. notices: to tell what is waited for; None: a private stack, whose owner waits for nothing. stack: once
+    grace_s: how long answers get. notices: prints what is waited for; None: a private stack, whose owner waits for nothing. stack: set once
     there is one.
     """
 
     def __init__(self, task: asyncio.Task[object], grace_s: float, notices: Notices | None) -> None:
         self.stack: Stack | None = None
         self.number = signal.SIGTERM
-        """Of the last signal."""
+        """The last signal."""
         self.serves = False
         """The stack has started."""
         self.came = False
@@ -43,17 +43,17 @@ class Ending:
         self._telling: asyncio.Task[None] | None = None
 
     def ends(self, stack: Stack) -> None:
-        """It is this stack that a signal ends."""
+        """Name the stack that a signal ends."""
         self.stack = stack
 
     def heed(self) -> None:
-        """From here on."""
+        """Handle signals from here on."""
         loop = asyncio.get_running_loop()
         for number in interrupt.heeded():
             loop.add_signal_handler(number, self._signalled, number)
 
     async def close(self) -> None:
-        """Nothing more is told, and nothing cancelled."""
+        """Print no more, and cancel no more."""
         self._is_closed = True
         if self._telling is not None:
             self._telling.cancel()
@@ -73,7 +73,7 @@ class Ending:
                 self.stack.kill()
 
     def begin(self, why: str) -> None:
-        """As the first signal does."""
+        """Begin the end, as the first signal does."""
         if self.came:
             return
         self.came = True
@@ -85,7 +85,7 @@ class Ending:
             self._telling = asyncio.create_task(self._tell(self.stack.metrics_addresses()[ROUTER]))
 
     async def _tell(self, address: str) -> None:
-        """Say what is waited for, and begin to."""
+        """Print what is waited for, and begin the wait."""
         try:
             running = await _running(address)
             self._say(f"[bold]ending[/] {self._why}{self._waits_for(running)}")
@@ -93,7 +93,7 @@ class Ending:
             self._cancel()
 
     def _cancel(self) -> None:
-        """Once: what puts the stack away must not be cancelled itself."""
+        """Cancel once: the clean-up of the stack must not be cancelled itself."""
         if not self._is_cancelled and not self._is_closed:
             self._is_cancelled = True
             self._task.cancel()

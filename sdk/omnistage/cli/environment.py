@@ -1,5 +1,4 @@
-"""What the processes of a stack find in their environment: what the launcher has, but for keys of clients, and the token that only they
-know."""
+"""The environment of a stack's processes: the launcher's, without keys of clients, and with a token that only they know."""
 
 from __future__ import annotations
 
@@ -10,7 +9,7 @@ from omnistage.host.token import FILE_VARIABLE, VARIABLE, new_token
 
 
 def with_token(environment: Mapping[str, str]) -> dict[str, str]:
-    """The environment with a new token, unless it names one. Not on the command line: all users of a host can read that."""
+    """The environment with a new token, unless it names one. The token is not on the command line, which all users of a host can read."""
     theirs = {name: value for name, value in environment.items() if name != KEY_VARIABLE}
     if theirs.get(VARIABLE) or theirs.get(FILE_VARIABLE):
         return theirs
@@ -18,5 +17,5 @@ def with_token(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def without_token(environment: Mapping[str, str]) -> dict[str, str]:
-    """The same for a process that calls no stage."""
+    """The environment of a process that calls no stage."""
     return {name: value for name, value in environment.items() if name not in (VARIABLE, FILE_VARIABLE)}

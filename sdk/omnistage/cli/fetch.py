@@ -1,4 +1,4 @@
-"""Checkpoints on this machine: the own one of a family, downloaded and converted once, or one by its name at a hub. With a bar."""
+"""Checkpoints on this machine: a family's own one, downloaded and converted once, or one by its name at a hub. With a bar."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ if TYPE_CHECKING:
     from omnistage.models.hub import Found, HubName, Plan
 
 Check = Callable[[Path], object]
-"""Called with the folder of a checkpoint that is being fetched, when all but its weights is there. What it raises ends the fetch."""
+"""Called with the folder of a checkpoint that is being fetched, when all but its weights is there. An error from it ends the fetch."""
 
 
 def fetch_defaults() -> list[Path]:
-    """The folders of the checkpoints that the default pipelines have of their own. The first pipeline must have its own; what another one
-    lacks here is told in a line, since `serve` does without. Raises StackError."""
+    """The folders of the default pipelines' own checkpoints. The first pipeline must have its own; if another one lacks its own here, a
+    line says so, because `serve` does without. Raises StackError."""
     folders = []
     for pipeline in map(load_pipeline, DEFAULT_PIPELINES):
         for family in dict.fromkeys(stage.family for stage in pipeline.stages if has_default(stage.family)):
@@ -40,8 +40,7 @@ def fetch_defaults() -> list[Path]:
 
 
 def fetch(family: str) -> Path:
-    """The folder of the checkpoint that a family has of its own. Bars go to stderr if that is a terminal. Raises StackError that says what
-    to do."""
+    """The folder of a family's own checkpoint. Bars go to stderr if that is a terminal. Raises StackError that says what to do."""
     if missing := missing_packages(family):
         raise StackError(
             f"the models of {family} need packages that are not installed: {', '.join(missing)}",
@@ -55,8 +54,8 @@ def fetch(family: str) -> Path:
 
 
 def pull(text: str) -> Path:
-    """The folder of the checkpoint that a hub has under a name, fetched first as far as it is not there. Raises BadRequestError for what is
-    no name, StackError for what cannot be had, or is of no family."""
+    """The folder of a hub's checkpoint; parts that are missing are fetched first. Raises BadRequestError for a text that is no name,
+    StackError for a checkpoint that cannot be fetched, or is of no family."""
     name = named(text)
     if name is None:
         raise BadRequestError.of("NAME", f"{text} is no name of a model: give owner/name, or owner/name@revision")
@@ -71,8 +70,8 @@ def pull(text: str) -> Path:
 
 
 def checkpoint(text: str, option: str, check: Check) -> Path:
-    """The folder that was typed, or that of the checkpoint with this name, which is fetched first. A folder wins. Raises BadRequestError
-    for what is neither, and what `pull` raises."""
+    """The typed folder, or that of the checkpoint with this name, which is fetched first. A folder counts more. Raises BadRequestError for
+    a text that is neither, and the errors of `pull`."""
     folder, notices = Path(text), Notices()
     name = named(text)
     if folder.is_dir():
@@ -84,13 +83,13 @@ def checkpoint(text: str, option: str, check: Check) -> Path:
     try:
         return _fetched(name, check, notices).folder
     except StackError as error:
-        if folder.parent.is_dir():  # It may have been meant as a path.
+        if folder.parent.is_dir():  # The user may have meant a path.
             error.hint = f"There is no folder {text} here. {error.hint}"
         raise
 
 
 def named(text: str) -> HubName | None:
-    """What a text names at a hub, if it looks like a name. Raises StackError without the packages for it."""
+    """The name at a hub that a text looks like, or None. Raises StackError if the packages for it are missing."""
     if "/" not in text or text.startswith(("/", ".", "~")) or text.endswith((".yaml", ".yml")):
         return None
     try:
@@ -113,7 +112,7 @@ def _fetched(name: HubName, check: Check, notices: Notices) -> Found:
 
 
 def _hint(name: HubName, error: FetchError) -> str:
-    """What a person may do, beside what the message says already; empty where that is all."""
+    """A hint beyond the message; empty if the message says it all."""
     from omnistage.models.hub import AccessRefused, HubUnreachable, NoWeights, UnknownName, endpoint
 
     match error:
@@ -129,14 +128,14 @@ def _hint(name: HubName, error: FetchError) -> str:
 
 
 def _here() -> str:
-    """What can be served without a hub."""
-    from omnistage.cli.inventory import models_here  # Which takes a while: it looks at what is here.
+    """Models that can be served without a hub."""
+    from omnistage.cli.inventory import models_here  # It takes a while: it looks at all models on this machine.
 
     return f"On this machine: {', '.join(model.name for model in models_here() if model.is_here) or 'no model'}."
 
 
 def _tell(plan: Plan, notices: Notices) -> None:
-    """What a name stands for, and what is to be fetched of it."""
+    """Print the model that a name stands for, and what is to be fetched of it."""
     from omnistage.models.humans import bytes_told
 
     meant = "" if plan.commit == plan.name.revision else f" is {plan.commit}"

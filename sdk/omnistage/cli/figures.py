@@ -1,4 +1,4 @@
-"""What there is to say of an answer in numbers: a line for people, an object for scripts."""
+"""An answer in numbers: a line for people, an object for scripts."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from omnistage.client.events import Done, unspoken_told
 from omnistage.client.playback import CONTINUITY_LIMIT_S
 
 SEPARATOR = " · "
-"""Between two figures."""
+"""Stands between two figures."""
 
 
 def as_json(spoken: Spoken, done: Done) -> str:
@@ -44,12 +44,12 @@ def as_json(spoken: Spoken, done: Done) -> str:
 
 
 def told(done: Done) -> dict[str, object]:
-    """What the server tells of every answer, for scripts."""
+    """The server's facts about every answer, for scripts."""
     return {"drew": done.drew, "notes": list(done.notes)}
 
 
 def cut(spoken: Spoken, done: Done, option: str) -> Iterator[str]:
-    """Why there is less than was hoped for, a line if there is one. option: that lets it say more, as it is typed."""
+    """A line that says why there is less than hoped for, if there is less. option: the option that allows more, as it is typed."""
     is_cut = done.finish_reason == "length"
     told = [f"cut at {spoken.tokens} tokens"] if is_cut else []
     if spoken.thought and not spoken.text:
@@ -58,14 +58,14 @@ def cut(spoken: Spoken, done: Done, option: str) -> Iterator[str]:
 
 
 def remarks(done: Done) -> Iterator[str]:
-    """What the server told of an answer that people want to know, a line each."""
+    """The server's remarks that people want to know, a line each."""
     yield from done.notes
     if unspoken := unspoken_told(done.usage):
         yield f"not spoken: {unspoken}"
 
 
 def seed_told(done: Done) -> str | None:
-    """The seed, unless every other one would have given the same answer."""
+    """The seed, unless every other seed would have given the same answer."""
     return None if done.drew is False else f"seed {done.seed}"
 
 
@@ -87,7 +87,7 @@ def figures(done: Done) -> str:
 
 
 def brief_figures(done: Done) -> str:
-    """The same for a conversation."""
+    """One line for people in a conversation."""
     timing = done.timing
     parts = [
         None if timing.ttft_s is None else f"ttft {timing.ttft_s * 1000:.0f} ms",
@@ -99,7 +99,7 @@ def brief_figures(done: Done) -> str:
 
 
 def tell(*lines: str) -> None:
-    """For people, at once: the end of a private stack takes a while."""
+    """Print lines for people at once: the end of a private stack takes a while."""
     notices = Notices()
     for line in lines:
         for part in folded(line, notices.width if notices.is_terminal else None):
@@ -107,7 +107,7 @@ def tell(*lines: str) -> None:
 
 
 def folded(line: str, columns: int | None) -> Iterator[str]:
-    """A line of figures as lines of a terminal, broken between two figures, or two words of one. columns: None where it has no width."""
+    """A line of figures as lines of a terminal, broken between two figures, or two words of one. columns: None if there is no terminal."""
     first, *others = line.split(SEPARATOR)
     for part in others:
         if columns is not None and len(first) + len(SEPARATOR) + len(part) >= columns:

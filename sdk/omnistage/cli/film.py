@@ -1,4 +1,4 @@
-"""`omnistage film`: what can be typed. The work is in `filming`, imported when it runs."""
+"""`omnistage film`: its options. The work is in `filming`, imported when it runs."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 class Codec(StrEnum):
-    """What a film is encoded with."""
+    """The codec of a film."""
 
     VP9 = "vp9"
     AV1 = "av1"

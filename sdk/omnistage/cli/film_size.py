@@ -1,19 +1,19 @@
-"""How wide and high a film is, by the head of its file: what a service sends, in WebM or in MP4."""
+"""Width and height of a film from the head of its file, in the forms that a service sends: WebM or MP4."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 MP4 = ((b"moov", 0), (b"trak", 0), (b"mdia", 0), (b"minf", 0), (b"stbl", 0), (b"stsd", 8))
-"""Boxes within each other, and what stands in each before those in it."""
+"""Boxes within each other, and the number of bytes in each before its inner boxes."""
 SIDES_AT = 24
-"""In a sample entry of a film."""
+"""Offset of width and height in a sample entry of a film."""
 
 SEGMENT, TRACKS, TRACK, VIDEO, WIDTH, HEIGHT = 0x18538067, 0x1654AE6B, 0xAE, 0xE0, 0xB0, 0xBA
 
 
 def size_of(data: bytes) -> tuple[int, int] | None:
-    """Width and height in pixels of a file that begins so; None where it does not say, or not yet."""
+    """Width and height in pixels of a file with this beginning; None if it does not say, or not yet."""
     return _of_mp4(data) if data[4:8] == b"ftyp" else _of_webm(data)
 
 
@@ -48,7 +48,7 @@ def _of_webm(data: bytes) -> tuple[int, int] | None:
 
 
 def _elements(data: bytes) -> Iterator[tuple[int, bytes, bool]]:
-    """Of EBML: name, what is in it, and whether that is all of it. One whose length is not known goes on to the end."""
+    """The elements of EBML: name, content, and whether the content is complete. An element of unknown length goes on to the end."""
     at = 0
     while at + 2 <= len(data) and data[at]:
         name_bytes = 9 - data[at].bit_length()

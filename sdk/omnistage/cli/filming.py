@@ -1,4 +1,4 @@
-"""One film: asked for, written while it comes, told in figures."""
+"""One film: asked for, written while it comes, summed up in figures."""
 
 from __future__ import annotations
 
@@ -27,16 +27,17 @@ from omnistage.client.film_file import KINDS
 from omnistage.client.request import Options, for_drawing, time_limit_s
 
 CODECS = {"vp9": (".webm", "video/webm"), "av1": (".mp4", "video/mp4"), "h264": (".mp4", 'video/mp4; codecs="avc1"')}
-"""By what can be typed, the ending of a file and the type to ask for."""
+"""By the name that can be typed, the ending of the file and the media type to ask for."""
 
 USUAL = {".webm": "vp9", ".mp4": "av1"}
-"""By the ending of a file, what it is encoded with where nobody says."""
+"""Default codec by the ending of the file."""
 
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """What was typed. prompt: until checked, - is standard input. media_type: to ask for. images: files, and when checked, their bytes.
-    sized: width and height were typed as one. is_unnamed: no file was typed, and out is the ending of one until it is `named`."""
+    """A film as it was typed. prompt: until checked, - is standard input. media_type: the type to ask for. images: files, and when checked,
+    their bytes. sized: width and height were typed as one. is_unnamed: no file was typed; `out` is only an ending until `opened` names the
+    file."""
 
     prompt: str
     out: Path
@@ -48,7 +49,7 @@ class Order:
     is_unnamed: bool = False
 
     def checked(self) -> Order:
-        """The order with its words and pictures, standard input read. Refuses what cannot be done, before anything is fetched, started or
+        """The order with its words and pictures, standard input read. Refuses impossible orders before anything is fetched, started or
         asked. Raises RequestError."""
         check_numbers(self.options)
         known = replace(self, prompt=words(self.prompt, EXAMPLE)) if self.is_unnamed else self
@@ -60,7 +61,7 @@ class Order:
         return whole
 
     def opened(self, files: ExitStack) -> GrowingFile:
-        """The file; where none was typed, one that is named by the prompt, which is no other call's until `files` ends. Raises
+        """The opened file; if none was typed, one named after the prompt, which no other call gets until `files` ends. Raises
         RequestError."""
         out = files.enter_context(new_name(self.prompt, self.out.suffix, [Path()])) if self.is_unnamed else self.out
         try:
@@ -73,7 +74,7 @@ class Order:
 
 @dataclass(slots=True)
 class Made:
-    """What has come so far. steps: that were done. size: width and height, if they are known."""
+    """A film so far. steps: how many are done. size: width and height, if they are known."""
 
     frames: int = 0
     steps: int = 0
@@ -82,7 +83,7 @@ class Made:
 
 
 def out_of(out: Path | None, codec: str | None) -> tuple[Path, str]:
-    """Where the film goes, an ending alone where no file was typed, and the type to ask for. Raises RequestError."""
+    """The path of the film, or only an ending if no file was typed, and the type to ask for. Raises RequestError."""
     ending = (CODECS[codec][0] if codec else ".webm") if out is None else out.suffix.lower()
     named = codec or USUAL.get(ending, "vp9")
     fit, media_type = CODECS[named]

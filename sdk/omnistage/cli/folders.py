@@ -1,4 +1,4 @@
-"""Where the command keeps what is of one user: the last conversation, what was typed, which stacks serve, and logs of stacks."""
+"""Folders of one user's data: the last conversation, typed lines, the stacks that serve, and logs of stacks."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from pathlib import Path
 
 
 def state_folder(name: str = "") -> Path:
-    """`OMNISTAGE_STATE`, else `omnistage` in the XDG state directory, or a folder in it; made for this user alone where it is not there. It
-    outlives a login, unlike what is in the XDG runtime directory. Raises OSError."""
+    """`OMNISTAGE_STATE`, else `omnistage` in the XDG state directory, or a folder in it; if it is missing, it is made for this user alone.
+    It outlives a login, unlike the XDG runtime directory. Raises OSError."""
     base = os.environ.get("XDG_STATE_HOME")
     named = os.environ.get("OMNISTAGE_STATE")
     path = Path(named).expanduser() if named else (Path(base) if base else Path.home() / ".local" / "state") / "omnistage"

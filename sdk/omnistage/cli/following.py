@@ -1,4 +1,4 @@
-"""An answer while it comes: to the screen, to whoever hears it, and to what is kept of it."""
+"""An answer while it comes: to the screen, to the listener, and to the parts that are kept."""
 
 from __future__ import annotations
 
@@ -55,10 +55,10 @@ async def follow(
 
 
 async def _turn(screen: Screen) -> None:
-    """Until the first word there is nothing else to see."""
+    """Show the waiting line until the first word comes."""
     clock = asyncio.get_running_loop().time
     begun = clock()
-    with suppress(OSError):  # Nobody sees it any more, which the next word tells.
+    with suppress(OSError):  # The reader is gone, which the next word reports.
         while True:
             await asyncio.sleep(1 / TURNS_PER_S)
             screen.wait(clock() - begun)

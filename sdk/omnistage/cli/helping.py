@@ -1,4 +1,4 @@
-"""What the help texts of all commands have: examples, and the version."""
+"""The common parts of all help texts: examples, and the version."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ WIDEST, NARROWEST = 78, 20
 """Columns of a help text."""
 
 MAX_SHOWN = 64
-"""Characters of a value that cannot be."""
+"""Most characters of a wrong value that are shown."""
 
 WIDE = 50
-"""From here on the names of options have room beside what they are."""
+"""With so many columns there is room for the names of options beside their descriptions."""
 
 
 class _Formatter(HelpFormatter):
-    """As wide as the terminal, where that is narrow too; lines that are to stand as they are are broken between words there."""
+    """Formats help as wide as the terminal; on a narrow one, lines that must stay as they are are broken between words."""
 
     def __init__(self, indent_increment: int = 2, width: int | None = None, max_width: int | None = None) -> None:
         columns = shutil.get_terminal_size().columns
@@ -41,7 +41,7 @@ class _Context(typer.Context):
 
 
 def fitted(text: str, columns: int) -> str:
-    """The lines of a text, those that are too long broken between words, with a deeper indent behind the first part."""
+    """The lines of a text, with long ones broken between words and a deeper indent behind the first part."""
 
     def parts(line: str) -> list[str]:
         indent = " " * (len(line) - len(line.lstrip()))
@@ -53,14 +53,14 @@ def fitted(text: str, columns: int) -> str:
 
 
 class Group(TyperGroup):
-    """All commands."""
+    """The group of all commands."""
 
     context_class = _Context
 
 
 @contextmanager
 def _in_our_words() -> Iterator[None]:
-    """What pydantic, by which Typer reads values, has against one of them is told as everything else."""
+    """Words the errors of pydantic, by which Typer reads values, as all others."""
     try:
         yield
     except typer.BadParameter as error:
@@ -73,7 +73,7 @@ def _in_our_words() -> Iterator[None]:
 
 
 class Command(TyperCommand):
-    """Its help calls an argument by its name alone, without a type of Python's such as <str>."""
+    """A command whose help shows an argument by its name alone, without a Python type such as <str>."""
 
     context_class = _Context
 
@@ -94,20 +94,20 @@ class Command(TyperCommand):
 
 
 def examples(*lines: str) -> str:
-    """The end of a help text. lines: what can be typed."""
-    # The first character keeps the lines apart: a paragraph is filled otherwise.
+    """The end of a help text. lines: examples of command lines."""
+    # The first character keeps the lines apart, which would otherwise be filled as a paragraph.
     return "\n".join(["\b", "Examples:", *(f"  {line}" for line in lines)])
 
 
 def show_version(is_wanted: bool) -> None:
-    """For an option --version."""
+    """Callback of an option --version."""
     if is_wanted:
         print(version_line())
         raise typer.Exit
 
 
 def version_line() -> str:
-    """Of the package as it is installed."""
+    """The version of the installed package."""
     from importlib.metadata import version
 
     return f"omnistage {version('omnistage')}"

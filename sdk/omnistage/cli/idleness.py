@@ -1,4 +1,4 @@
-"""The end of a stack that nobody asks any more."""
+"""Ends a stack that has had no requests for a while."""
 
 from __future__ import annotations
 
@@ -11,26 +11,27 @@ from omnistage.cli.layout import GATEWAY, ROUTER
 from omnistage.client.beside import beside
 
 LOOKS = 10
-"""In the time for which nobody may have asked."""
+"""Looks within the time limit."""
 
 MAX_PERIOD_S = 60.0
-"""Between two looks."""
+"""Longest pause between two looks."""
 
 ASKED = ("omnistage_router_requests_total", "omnistage_gateway_requests_total")
-"""What counts whoever asked. An answer over HTTP counts twice, a page that is opened once."""
+"""Metrics that count requests. An answer over HTTP counts twice, an opened page counts once."""
 
 LOOKING = frozenset(("/health", "/ready", "/metrics", "/v1/models", "/v1/models/{model}", "/v1/audio/voices"))
-"""Endpoints of the gateway that ask nothing: a page that somebody forgot, or a monitor, may call them for ever."""
+"""Endpoints of the gateway that are no real requests: a forgotten page, or a monitor, may call them for ever."""
 
 NOWHERE = "404"
-"""Nor does a request for what is not there, as scanners send them."""
+"""Nor are requests for missing paths, which scanners send."""
 
 Count = frozenset[tuple[str, tuple[tuple[str, str], ...], float]]
 
 
 @asynccontextmanager
 async def ended_when_idle(limit_s: float, addresses: Callable[[], Mapping[str, str]], end: Callable[[], object]) -> AsyncIterator[None]:
-    """Meanwhile `end` is called once nobody has asked for so long; 0: never. addresses: of the metrics of all processes, by name."""
+    """Call `end` inside this block when there has been no request for so long; 0: never. addresses: of the metrics of all processes, by
+    name."""
     watching = asyncio.create_task(_watch(limit_s, addresses, end)) if limit_s else None
     try:
         yield
@@ -52,13 +53,13 @@ async def _watch(limit_s: float, addresses: Callable[[], Mapping[str, str]], end
 
 
 def asks(labels: Mapping[str, str]) -> bool:
-    """Whether who called the gateway so asked for something. labels: of its metric."""
+    """Whether a call of the gateway with these labels was a real request."""
     return labels.get("endpoint") not in LOOKING and labels.get("status") != NOWHERE
 
 
 async def asked(addresses: Mapping[str, str]) -> Count | None:
-    """Differs from what it was when somebody has asked since, or a process was started again. None: an answer runs, or one of them does not
-    tell."""
+    """The count of requests: it differs from an earlier one if there was a request since, or a process was started again. None: an answer
+    runs, or a process does not tell."""
 
     def look() -> Count | None:
         from omnistage.cli.stack_metrics import fetched

@@ -1,8 +1,8 @@
-"""Ctrl-C, a hangup and SIGTERM from the first line of the command to its last: what they mean depends on what there is to clean up.
+"""Ctrl-C, a hangup and SIGTERM from the first line of the command to its last: their effect depends on what there is to clean up.
 
-At first there is nothing, and the process just exits. That is no KeyboardInterrupt, because one that is raised in the middle of an import
-ends in a traceback, or is taken for a library that cannot be loaded. Then there is work, which is cancelled, once: further ones do not
-disturb the clean-up. At the end there is a result, which nobody takes away.
+At first there is nothing, and the process just exits. It raises no KeyboardInterrupt, because one in the middle of an import ends in a
+traceback, or is taken for a library that cannot be loaded. Then there is work, which is cancelled, once: further signals do not disturb the
+clean-up. At the end there is a result, which stays.
 
 This module is the first that the command imports, so it imports next to nothing.
 """
@@ -19,13 +19,13 @@ NUMBERS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def exit_code(number: int) -> int:
-    """As shells count: 130 after Ctrl-C."""
+    """The exit code that shells use: 130 after Ctrl-C."""
     return 128 + number
 
 
 def heeded() -> tuple[signal.Signals, ...]:
-    """The signals that end this command. One that is ignored from the start stays ignored: that is how nohup, and a shell that starts a job
-    in the background, say that the job goes on."""
+    """The signals that end this command. A signal that is ignored from the start stays ignored: that is how nohup, and a shell that starts
+    a job in the background, say that the job goes on."""
     return tuple(number for number in NUMBERS if signal.getsignal(number) is not signal.SIG_IGN)
 
 
@@ -35,14 +35,14 @@ def exit_at_once() -> None:
 
 
 def raise_interrupts() -> None:
-    """From here Ctrl-C raises KeyboardInterrupt, for what runs without an event loop or has handlers of its own."""
+    """From here Ctrl-C raises KeyboardInterrupt, for code without an event loop or with handlers of its own."""
     for number in heeded():
         signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
 
 
 @contextmanager
 def first_one_kept() -> Iterator[list[int]]:
-    """Meanwhile the first Ctrl-C is only noted, in what is returned; a second one raises KeyboardInterrupt."""
+    """The first Ctrl-C inside this block is only noted, in the yielded list; a second one raises KeyboardInterrupt."""
     noted = list[int]()
 
     def note(number: int, frame: FrameType | None) -> None:
@@ -70,12 +70,13 @@ def call_once(interrupted: Callable[[int], None]) -> None:
 
 
 def ignore() -> None:
-    """From here nothing is left to interrupt, only to put away, and that takes no time that a person would want back."""
+    """From here signals are ignored: only the clean-up is left, and it is short."""
     _handle(lambda number: None)
 
 
 def ignore_to_the_end() -> None:
-    """For the last moments of the process, when Python takes its handlers down. What is started from here on would inherit it."""
+    """Ignore signals in the last moments of the process, when Python removes its handlers. Processes that are started later would inherit
+    it."""
     for number in NUMBERS:
         signal.signal(number, signal.SIG_IGN)
 

@@ -18,7 +18,7 @@ class Interrupted(Exception):
 
 
 class Interruptible:
-    """One piece of work. It calls `complete` when it has what was asked for: from then on an interrupt takes nothing of that away."""
+    """One piece of work. It calls `complete` when it has its result: from then on an interrupt takes nothing of that away."""
 
     def __init__(self) -> None:
         self._number = 0
@@ -34,12 +34,12 @@ class Interruptible:
             raise Interrupted(self._number) from None
 
     def complete(self) -> None:
-        """Whatever comes now is written, told, and put away in order."""
+        """From here the results are written, printed, and cleaned up in order."""
         self._is_complete = True
         interrupt.ignore()
 
     async def unless_interrupted(self, rest: Coroutine[Any, Any, None]) -> None:
-        """Run what an interrupt may cut short though the work is complete, such as listening to it. Raises Interrupted."""
+        """Run the part that an interrupt may cut short though the work is complete, such as playing the sound. Raises Interrupted."""
         task = asyncio.create_task(rest)
         loop = asyncio.get_running_loop()
 

@@ -1,4 +1,5 @@
-"""The models on this machine: what was fetched, which pipelines serve it, and what they take and give. Nothing is fetched or started."""
+"""The models on this machine: those that were fetched, the pipelines that serve them, and what they take and give. Nothing is fetched or
+started."""
 
 from __future__ import annotations
 
@@ -19,8 +20,8 @@ from omnistage.router.pipeline import Pipeline, load_pipeline, shipped_pipelines
 
 @dataclass(frozen=True, slots=True)
 class Here:
-    """One model. name: what `omnistage serve` takes: a pipeline, or the name of a checkpoint at a hub. bytes: on the disk; 0: it is not
-    here yet. pipelines: that serve it, the shortest name first. takes, gives: of all of these."""
+    """One model. name: as `omnistage serve` takes it: a pipeline, or the name of a checkpoint at a hub. bytes: on the disk; 0: it is not
+    here yet. pipelines: those that serve it, the shortest name first. takes, gives: of all of these."""
 
     name: str
     family: str
@@ -32,12 +33,12 @@ class Here:
 
 
 def models_here() -> list[Here]:
-    """The own models of families, fetched or not, and those of a hub that are in its cache."""
+    """The families' own models, fetched or not, and those of a hub that are in its cache."""
     return [*_own(), *_of_hub()]
 
 
 def _own() -> Iterator[Here]:
-    """Those of the default pipelines: one is fetched once, that of pictures is a package."""
+    """The models of the default pipelines: one is fetched once, that of pictures is a package."""
     fetched = {json.loads(manifest.read_text())["name"]: manifest.parent for manifest in cache_directory().glob(f"*/{MANIFEST}")}
     for pipeline in map(load_pipeline, DEFAULT_PIPELINES):
         family = pipeline.stages[0].family
@@ -52,12 +53,12 @@ def _of_hub() -> Iterator[Here]:
     try:
         from huggingface_hub import scan_cache_dir
         from huggingface_hub.errors import CacheNotFound
-    except ModuleNotFoundError:  # Nothing of a hub can have been fetched by this.
+    except ModuleNotFoundError:  # Without this package nothing of a hub can have been fetched.
         return
     with suppress(CacheNotFound):
         for repository in sorted(scan_cache_dir().repos, key=lambda one: one.repo_id):
             for revision in repository.revisions:
-                with suppress(LoadError):  # Other programs keep there what no family of ours is.
+                with suppress(LoadError):  # Other programs keep models there that belong to no family of ours.
                     family = recognise(revision.snapshot_path, called=repository.repo_id)
                     at = "" if "main" in revision.refs else f"@{next(iter(revision.refs), revision.commit_hash)}"
                     yield _here(f"{repository.repo_id}{at}", family, revision.size_on_disk, True, _serving(family, revision.snapshot_path))

@@ -1,5 +1,5 @@
-"""The keeper of one process of a stack: when it ends by itself it is started again, at the same address, where everybody finds it. One that
-does not answer any more is ended first."""
+"""The keeper of one process of a stack: if the process ends by itself, the keeper starts it again, at the same address. A process that does
+not answer any more is ended first."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from omnistage.client.errors import StackError
 FIRST_BACKOFF_S = 0.1
 MAX_BACKOFF_S = 5.0
 HEALTHY_S = 30.0
-"""A process that served for so long begins with the first backoff again."""
+"""After so long in service a process begins with the first backoff again."""
 
 MAX_FAILED_STARTS = 5
-"""In a row; then a process is given up."""
+"""Failed starts in a row; then a process is given up."""
 
 RESTART_LIMIT_S = 900.0
-"""Time for one start again; a process that is not ready then hangs, and is killed."""
+"""Time limit of one restart; a process that is not ready then hangs, and is killed."""
 
 Tell = Callable[[str, str], None]
-"""Called with one of lost, ended, restarted, failed and given up, and with the name of the process and what there is to say of it."""
+"""Called with one of lost, ended, restarted, failed and given up, the name of the process, and a text about it."""
 
 
 class Keeper:
@@ -35,7 +35,7 @@ class Keeper:
         self._backoff_s = FIRST_BACKOFF_S
 
     async def keep(self) -> StackError:
-        """Return only when it is given up, with the error of the last of its failed starts.
+        """Keep the process running; return only when it is given up, with the error of its last failed start.
 
         Cancelled: a process that is just being started is there for `Child.stop`, or was never there.
         """
@@ -53,7 +53,7 @@ class Keeper:
             self._tell("restarted", f"{self.child.name} (pid {self.child.pid}) after {clock() - lost_at:.1f} s")
 
     async def _end(self) -> tuple[str, str]:
-        """Wait until it has ended, and end it when it does not answer; what to tell of that."""
+        """Wait until the process has ended, and end it if it does not answer; returns the event and its text."""
         who = f"{self.child.name} (pid {self.child.pid})"
         ending, hanging = asyncio.create_task(self.child.wait()), asyncio.create_task(no_answer(self.child.asking))
         either: set[asyncio.Task[int] | asyncio.Task[str]] = {ending, hanging}
@@ -73,7 +73,7 @@ class Keeper:
         return "ended", f"{who} was told to, and let its sessions finish; it is started again"
 
     async def _start_again(self) -> StackError | None:
-        """Start it until it serves; the last failure if it is not to be tried any more."""
+        """Start it until it serves; returns the last failure if it is not to be tried any more."""
         failures = 0
         while True:
             await asyncio.sleep(self._backoff_s)

@@ -1,4 +1,4 @@
-"""`omnistage serve` and `omnistage stop`: what can be typed. The work is in `serve` and `detached`, imported when it runs."""
+"""`omnistage serve` and `omnistage stop`: their options. The work is in `serve` and `detached`, imported when it runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a stack consists of: which stages with which model, where they compute, and how often each runs."""
+"""The parts of a stack: which stages with which model, on which devices, and how many processes of each."""
 
 from __future__ import annotations
 
@@ -11,20 +11,21 @@ from dataclasses import dataclass, field, replace
 ANY_PORT = "127.0.0.1:0"
 
 DEFAULT_ADDRESS = "127.0.0.1:50050"
-"""Where `omnistage serve` listens unless it is told otherwise."""
+"""Where `omnistage serve` listens by default."""
 
 DEFAULT_HTTP = "127.0.0.1:8000"
-"""The same over HTTP; where that port is taken, the next one that is free."""
+"""The default over HTTP; if that port is taken, the next free one."""
 
 ROUTER, GATEWAY = "router", "gateway"
 """Names of processes."""
 
 DEFAULT_PIPELINES = ("smol", "picture")
-"""What is served where nothing is named, as far as it can be served here; the first starts first. Nowhere else is this said."""
+"""The pipelines that are served if none is named, as far as this machine can serve them; the first starts first. This is the only place
+that names them."""
 
 
 LOOPBACK = {socket.AF_INET: "127.0.0.1", socket.AF_INET6: "[::1]"}
-"""Where who listens at all addresses of a kind is reached from this machine."""
+"""Where this machine reaches a server that listens at all addresses of a kind."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,10 +48,10 @@ class StageLayout:
 
 @dataclass(frozen=True, slots=True)
 class ServerOptions:
-    """What the servers of one stack have in common. address, metrics_address: of the router. http: of the gateway; empty: there is none.
+    """Options that the servers of one stack share. address, metrics_address: of the router. http: of the gateway; empty: there is none.
     metrics: where the launcher shows the metrics of all processes; empty: nowhere. otlp: URL of the collector that gets the spans of all;
-    empty: none, unless a variable says so. idle_limit_s: the stack ends by itself when nobody has asked for so long; 0: never. Otherwise 0
-    and None: the default of the server."""
+    empty: none, unless a variable names one. idle_limit_s: the stack ends by itself after so long without a request; 0: never. For other
+    options 0 and None mean the server's default."""
 
     address: str = ANY_PORT
     http: str = ""
@@ -67,7 +68,7 @@ class ServerOptions:
 
 @dataclass(frozen=True, slots=True)
 class PipelineLayout:
-    """One pipeline of a stack. name: as its file says. source: its name, or its file, as the router takes it."""
+    """One pipeline of a stack. name: from its file. source: its name, or its file, as the router takes it."""
 
     name: str
     source: str
@@ -76,8 +77,8 @@ class PipelineLayout:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """The servers of one stage, of every pipeline that has it. name: of its processes, for people and for their logs; with
-    that of the pipeline where there are other servers of this kind."""
+    """The servers of one stage, of every pipeline that has it. name: of its processes, for people and for their logs; with that of the
+    pipeline if there are other servers of this kind."""
 
     name: str
     stage: StageLayout
@@ -85,13 +86,13 @@ class Group:
 
     @property
     def names(self) -> list[str]:
-        """Of its processes."""
+        """The names of its processes."""
         return [self.name] if self.stage.replicas == 1 else [f"{self.name}-{index}" for index in range(self.stage.replicas)]
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """A whole stack. pipelines: the first one starts first. notes: what to tell whoever starts it."""
+    """A whole stack. pipelines: the first one starts first. notes: lines for the user who starts it."""
 
     pipelines: Sequence[PipelineLayout]
     servers: ServerOptions = field(default_factory=ServerOptions)
@@ -109,7 +110,7 @@ class Layout:
 
     @property
     def kinds(self) -> frozenset[str]:
-        """Kinds of all stages."""
+        """The kinds of all stages."""
         return frozenset(stage.kind for pipeline in self.pipelines for stage in pipeline.stages)
 
     @property
@@ -119,7 +120,7 @@ class Layout:
 
     @property
     def groups(self) -> list[Group]:
-        """The servers of all stages. A stage that is the same in everything is the same servers, whatever pipelines have it."""
+        """The servers of all stages. Pipelines share the servers of a stage that is the same in everything."""
         found: list[Group] = []
         for pipeline in self.pipelines:
             for stage in pipeline.stages:
@@ -167,12 +168,12 @@ class Layout:
         return words
 
     def gateway_arguments(self, router: str) -> list[str]:
-        """The command line of the gateway in front of the router that listens there, without its own addresses."""
+        """The command line of the gateway in front of the router at this address, without its own addresses."""
         return ["--router", reached(router), "--grace", str(self.servers.grace_s)]
 
 
 def reached(address: str) -> str:
-    """Where this machine reaches who listens at HOST:PORT: there, or on loopback if that is all addresses."""
+    """The address at which this machine reaches a server that listens at HOST:PORT: the same, or loopback if the host is all addresses."""
     host, _, port = address.rpartition(":")
     try:
         # All addresses have several spellings: 0, 0.0.0.0, [::], [::0].
@@ -183,19 +184,19 @@ def reached(address: str) -> str:
 
 
 def apart(address: str, others: Collection[str]) -> str:
-    """The address, or where its port is that of another one, the same host with the next port."""
+    """The address, or if another one has its port, the same host with the next port."""
     host, _, port = address.rpartition(":")
     return address if int(port) not in _ports(others) else apart(f"{host}:{int(port) + 1}", others)
 
 
 def room(address: str, others: Collection[str], most: int) -> int:
-    """How many ports there are, from that of the address on, that are of none of the others; at most so many."""
+    """How many ports, from that of the address on, none of the others has; at most so many."""
     first = int(address.rpartition(":")[2])
     return next((count for count in range(1, most) if first + count in _ports(others)), most)
 
 
 def _ports(addresses: Collection[str]) -> set[int]:
-    """Those that are chosen. An empty address has none."""
+    """The chosen ports. An empty address has none."""
     return {int(address.rpartition(":")[2] or 0) for address in addresses} - {0}
 
 
@@ -207,7 +208,7 @@ def flag(setting: str) -> str:
 def by_stage(words: Sequence[str], option: str) -> dict[str, str]:
     """Read [PIPELINE/]STAGE=VALUE words. A bare VALUE stands for every stage and has the key "". Raises ValueError that says what is
     wrong."""
-    from omnistage.wire.kinds import KINDS  # Beside the protos: whoever only shows a help text does without them.
+    from omnistage.wire.kinds import KINDS  # It imports the protos, which a help text does without.
 
     values: dict[str, str] = {}
     for word in words:
@@ -223,8 +224,8 @@ def by_stage(words: Sequence[str], option: str) -> dict[str, str]:
 
 
 def of_pipeline(values: Mapping[str, str], pipeline: str) -> dict[str, str]:
-    """What holds for the stages of one pipeline, by stage: what was said for a stage of this pipeline wins over what was said for that
-    stage of any. "" is for all."""
+    """The values for the stages of one pipeline, by stage: a value for a stage of this pipeline counts more than one for that stage of any.
+    The key "" is for all."""
     own = f"{pipeline}/"
     said = {stage: value for stage, value in values.items() if "/" not in stage}
     return said | {stage.removeprefix(own): value for stage, value in values.items() if stage.startswith(own)}

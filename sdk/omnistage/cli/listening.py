@@ -1,4 +1,4 @@
-"""Hearing an answer while it is made, where there is a loudspeaker and a person at a terminal."""
+"""Plays an answer while it is made, if there is a loudspeaker and a person at a terminal."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from omnistage.client.loudspeaker import find_loudspeaker, is_silenced
 from omnistage.client.player import Player
 
 STEP_S = 0.25
-"""Between two looks at how much is still to be heard."""
+"""Pause between two looks at how much is still to be heard."""
 
 
 class Listening:
-    """What is played of one answer; nothing where there is no loudspeaker."""
+    """The sound of one answer; without a loudspeaker nothing is played."""
 
     def __init__(self, player: Player | None) -> None:
         self._player = player
@@ -34,17 +34,17 @@ class Listening:
 
     @property
     def lacks_loudspeaker(self) -> bool:
-        """Whether there was something to hear, and nothing that plays though nobody said that nothing should."""
+        """Whether sound came, and no player was found though none was turned off."""
         return self._came and self._player is None and not is_silenced()
 
     def write(self, chunk: AudioChunk) -> None:
-        """The next piece; never waits."""
+        """Take the next piece; never waits."""
         self._came = True
         if self._player is not None:
             self._player.write(chunk)
 
     def stop(self) -> None:
-        """Silence, at once and for good."""
+        """Silence the player, at once and for good."""
         if self._player is not None:
             self._player.stop()
 
@@ -64,13 +64,14 @@ class Listening:
 
 
 async def listening(is_wanted: bool) -> Listening:
-    """is_wanted: False for an answer that is not to be heard. Raises what `find_loudspeaker` raises for a variable that names none."""
+    """is_wanted: False for an answer that is not to be heard. Raises the errors of `find_loudspeaker` for a variable that names no
+    player."""
     loudspeaker = await asyncio.to_thread(find_loudspeaker) if is_wanted else None
     return Listening(Player(loudspeaker) if loudspeaker is not None else None)
 
 
 async def _shown(player: Player) -> None:
-    """Wait until all is heard, with a line below that says for how long."""
+    """Wait until all is heard, with a line below that shows the time left."""
     finishing = asyncio.create_task(player.afinish())
     below = Below(sys.stderr) if sys.stderr.isatty() else None
     try:

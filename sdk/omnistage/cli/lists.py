@@ -1,4 +1,4 @@
-"""`omnistage pipelines`, `status`, `voices` and `list`: what can be typed to see what there is. None of them starts anything."""
+"""`omnistage pipelines`, `status`, `voices` and `list`: their options. None of them starts anything."""
 
 from __future__ import annotations
 

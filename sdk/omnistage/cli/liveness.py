@@ -1,7 +1,7 @@
-"""Whether a server process still answers. A call of native code that keeps Python's lock stops the whole process, its own watchdog too:
-only another process can find that.
+"""Asks whether a server process still answers. A call of native code that keeps Python's lock stops the whole process, its own watchdog
+too: only another process can notice that.
 
-It is asked on a socket of its own and not by gRPC, whose threads would be awake for seconds after each question.
+It asks on a socket of its own and not by gRPC, whose threads would be awake for seconds after each question.
 """
 
 from __future__ import annotations
@@ -10,25 +10,24 @@ import asyncio
 import socket
 
 PERIOD_S = 5.0
-"""Between two questions, and the time to answer one. All servers are asked at the same moments, so that this process wakes once."""
+"""Time between two questions, and the time to answer one. All servers are asked at the same moments, so that this process wakes once."""
 
 MAX_UNANSWERED = 6
-"""Questions in a row; then the process hangs. They are counted, not the seconds of a clock: however long this process itself was held up,
-that is one question."""
+"""Unanswered questions in a row; then the process hangs. Questions are counted, not the seconds of a clock: however long this process
+itself was held up, that is one question."""
 
 _MAX_ANSWERS = 4096
-"""Read at a time: those of a process that was slow may come together."""
+"""Bytes read at a time: the answers of a slow process may come together."""
 
 
 async def no_answer(asking: socket.socket) -> str:
-    """Return when the process at the other end has left too many questions unanswered, with what there is to say of it. asking: does not
-    block."""
+    """Return when the process at the other end has left too many questions unanswered, with a text about it. asking: does not block."""
     loop = asyncio.get_running_loop()
     unanswered = 0
     next_at = _moment_after(loop.time())
     while unanswered < MAX_UNANSWERED:
         await asyncio.sleep(next_at - loop.time())
-        # Who comes late itself gives half of a period more.
+        # If this process itself is late, the other one gets half of a period more.
         next_at = _moment_after(loop.time() + PERIOD_S / 2)
         unanswered = 0 if await _answers(asking, next_at) else unanswered + 1
     return f"did not answer for {MAX_UNANSWERED * PERIOD_S:g} s"

@@ -1,4 +1,4 @@
-"""LoRA files that were typed for the pipelines of a stack, which become an option of the stages that draw."""
+"""Typed LoRA files of a stack's pipelines become an option of the stages that draw."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ FORM = "give [PIPELINE=]FILE.safetensors[@PART][=SCALE]"
 
 
 def with_loras(layout: Layout, words: Sequence[str]) -> Layout:
-    """words: [PIPELINE=]FILE[@PART][=SCALE] each. Raises BadRequestError for a file that is not there, or that no pipeline takes."""
+    """words: [PIPELINE=]FILE[@PART][=SCALE] each. Raises BadRequestError for a file that is missing, or that no pipeline takes."""
     pipelines = list(layout.pipelines)
     for word in words:
         name, rest = _pipeline_of(word, pipelines)
@@ -29,7 +29,7 @@ def with_loras(layout: Layout, words: Sequence[str]) -> Layout:
 
 
 def _pipeline_of(word: str, pipelines: Sequence[PipelineLayout]) -> tuple[str, str]:
-    """A file may have any name."""
+    """The pipeline and the file in a word. A file may have any name."""
     name, equals, rest = word.partition("=")
     return (name, rest) if equals and not Path(word).is_file() and name in {one.name for one in pipelines} else ("", word)
 
@@ -50,7 +50,7 @@ def _draws(pipeline: PipelineLayout) -> bool:
 
 
 def _with_option(pipeline: PipelineLayout, lora: str) -> PipelineLayout:
-    """Beside those that its file names."""
+    """Add the file to those that the pipeline's file names."""
     stages = [
         replace(stage, options={**stage.options, "lora": ",".join(filter(None, (str(stage.options.get("lora", "")), lora)))})
         if stage.kind == "diffusion"

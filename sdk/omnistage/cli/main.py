@@ -1,5 +1,4 @@
-"""The `omnistage` command: its commands, and what they have in common. Each is a module that says what can be typed; the work is in another
-one, imported when it runs."""
+"""The `omnistage` command and its subcommands. Each is a module with its options; the work is in another one, imported when it runs."""
 
 from __future__ import annotations
 
@@ -26,7 +25,7 @@ app = typer.Typer(
     help="Ask models that answer in text, sound, pictures and films, and serve them.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    # Help in two columns, as wide as it gets: a table with a column for each part of an option leaves the words none at 80 columns.
+    # Help in two columns, as wide as it gets: a table with a column for each part of an option leaves no room for words at 80 columns.
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
     epilog=examples(
@@ -91,7 +90,7 @@ app.command(
 )(sound)
 app.command(
     cls=Configured,
-    # Else those of the app, which come without it.
+    # Otherwise the settings of the app apply, which lack these.
     context_settings={"auto_envvar_prefix": PREFIX, "help_option_names": ["-h", "--help"]},
     epilog=examples(
         "omnistage serve",

@@ -1,4 +1,4 @@
-"""Checkpoints with random weights, made with a bar."""
+"""Makes checkpoints with random weights, with a bar."""
 
 from __future__ import annotations
 

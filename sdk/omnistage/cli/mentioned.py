@@ -1,4 +1,4 @@
-"""Pictures, sounds and films that are named in a line of a conversation: dropped onto the terminal, pasted, or behind /image."""
+"""Finds pictures, sounds and films that a line of a conversation names: dropped onto the terminal, pasted, or behind /image."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from omnistage.client.media import KINDS, to_medium
 from omnistage.client.media_types import LOOK_BYTES, media_types
 
 WORD = re.compile(r"""'[^']*'|"[^"]*"|(?:\\.|\S)+""")
-"""As a shell has it: what is dropped onto a terminal comes in quotes, or with a backslash before each space."""
+"""A word as a shell has it: a path that is dropped onto a terminal comes in quotes, or with a backslash before each space."""
 
 BEGINNINGS = ("/", "./", "../", "~/")
-"""Of a path among other words. A line that is a path and nothing else may begin as it likes."""
+"""Beginnings of a path among other words. A line that is only a path may begin in any way."""
 
 STOPS = "?!.,;:)"
-"""What a sentence may have behind a path."""
+"""Characters that a sentence may have behind a path."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class Shown:
 
     @property
     def part(self) -> dict[str, str]:
-        """Of a turn, as the client takes it."""
+        """The part of a turn, as the client takes it."""
         return {"type": self.kind, self.kind: self.path}
 
     def __str__(self) -> str:
@@ -40,11 +40,11 @@ class Shown:
 
 
 def named(kind: str, typed: str) -> tuple[Shown, str]:
-    """The file behind /image, /audio or /video, and the words behind it. Raises BadRequestError for one that is none of that kind."""
+    """The file behind /image, /audio or /video, and the words behind it. Raises BadRequestError if it is no file of that kind."""
     ends = [len(typed), *(match.start() for match in reversed([*re.finditer(r"\s+", typed)]))]
     first = WORD.match(typed)
     quoted = [first.end()] if first is not None and typed[0] in "'\"" else []
-    # The longest one that is there: names have spaces.
+    # The longest path that exists: names have spaces.
     there = (end for end in quoted or ends if os.path.isfile(_path(typed[:end])))  # noqa: PTH113
     end = next(there, first.end() if first is not None else 0)
     path = _path(typed[:end])
@@ -53,7 +53,7 @@ def named(kind: str, typed: str) -> tuple[Shown, str]:
 
 
 def mentioned(text: str) -> tuple[list[Shown], str]:
-    """The files of a message, and its words without them: paths at its ends are no words, those within are their names."""
+    """The files of a message, and its words without them: paths at its ends are removed, and those within become their names."""
     if (alone := _shown(text)) is not None:
         return [alone], ""
     shown, words = list[Shown](), list[str]()
@@ -67,7 +67,7 @@ def mentioned(text: str) -> tuple[list[Shown], str]:
 
 
 def _found(text: str) -> Iterator[tuple[re.Match[str], Shown, int]]:
-    """Each with where its word stands, and where the path in it ends."""
+    """Each file with its word's place, and where the path in it ends."""
     for match in WORD.finditer(text):
         word = match[0]
         for end in (len(word), len(word.rstrip(STOPS))):
@@ -77,7 +77,7 @@ def _found(text: str) -> Iterator[tuple[re.Match[str], Shown, int]]:
 
 
 def _shown(typed: str) -> Shown | None:
-    """The medium that is typed, if it is a file of one: by its content, of a container by its name too."""
+    """The medium that is typed, if it is a file of one: by its content, for a container by its name too."""
     try:
         path = _path(typed)
         if not S_ISREG(path.stat().st_mode):

@@ -1,4 +1,4 @@
-"""Lines on stderr for whoever watches a stack. The stack does not depend on them."""
+"""Lines on stderr for people who watch a stack. The stack does not depend on them."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ class Notices(Console):
         super().__init__(stderr=True, highlight=False, soft_wrap=True)
 
     def say(self, markup: str) -> None:
-        """Print a line; it is lost where nobody can read it any more."""
+        """Print a line; it is lost if the reader is gone."""
         with suppress(OSError):
             self.print(markup)
 
     def tell(self, markup: str) -> None:
-        """The same for a sentence: a terminal gets it in lines that are broken between words. What is longer than a line, such as a path,
-        stays whole. A command that is to be copied is for `say`."""
+        """Print a sentence, which is broken between words on a terminal. Words that are longer than a line, such as a path, stay whole. A
+        command that is to be copied is for `say`."""
         with suppress(OSError):
             self.print(_broken(self.render_str(markup), self.width) if self.is_terminal else markup)
 
@@ -36,7 +36,7 @@ class Notices(Console):
 
 
 def _broken(text: Text, columns: int) -> Text:
-    """Text of rich's own would break a long word too."""
+    """Break a text between words. rich itself would break a long word too."""
     at, offsets = 0, []
     for word in re.finditer(r"\S+\s*", text.plain):
         if at and at + cell_len(word[0].rstrip()) > columns:

@@ -1,4 +1,4 @@
-"""Options that several commands have, as they are typed."""
+"""Options that several commands share."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 DEFAULT_TIMEOUT_S = 120.0
-"""Of a call, as that of the Python client, which takes a while to import."""
+"""Time limit of a call, the same as the Python client's, which takes a while to import."""
 
 
 def _colour(typed: str | None) -> str | None:

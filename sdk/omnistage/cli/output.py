@@ -1,6 +1,6 @@
-"""A file that is there when it is whole, and not before: tried before anything is asked, written beside its place, and renamed.
+"""A file that appears when it is whole: it is tried before anything is asked, written beside its place, and renamed.
 
-A file that is mounted by itself, or stands in a folder that may not be changed, cannot be replaced: what was written is copied into it.
+A file that is a mount point, or stands in a folder that may not be changed, cannot be replaced: the contents are copied into it.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ _NOT_REPLACED = (*_KEPT_BY_FOLDER, errno.EBUSY, errno.EXDEV)
 class OutputFile:
     """The place of a file that will be written, between `with` and its end.
 
-    path: as it was typed. option: what it was typed for. kinds: names of what can be written, by what its name must end in. Raises
-    RequestError where no such file can be written; nothing of it is left unless `write` has returned.
+    path: as it was typed. option: the option that it was typed for. kinds: names of the kinds that can be written, by their endings. Raises
+    RequestError if no such file can be written; nothing of it is left unless `write` has returned.
     """
 
     def __init__(self, path: Path, option: str, kinds: Mapping[str, str]) -> None:
         self.path = path
         try:
             _check(path, option, kinds)
-            # Through links: whoever has one wants the file behind it replaced.
+            # Through links: the file behind a link is the one to replace.
             self._place = Path(os.path.realpath(path))
             self._draft = _draft_for(self._place)
         except OSError as error:
@@ -51,17 +51,17 @@ class OutputFile:
         try:
             fill(self._draft.path)
             with self._draft.path.open("rb") as written:
-                os.fsync(written.fileno())  # a disk that is full may say so only now
+                os.fsync(written.fileno())  # a full disk may report its error only now
             _put(self._draft.path, self._place)
         except OSError as error:
             kept = self._kept_elsewhere(fill)
             raise _not_written(self.path, error, f"; it is kept as {kept}" if kept else "; what was made is lost") from error
 
     def _kept_elsewhere(self, fill: Callable[[Path], None]) -> Path | None:
-        """Have what took minutes to make written among the temporary files, where there may be room."""
+        """Write the result, which took minutes to make, among the temporary files, where there may be room."""
         place = None
         try:
-            self._draft.path.unlink(missing_ok=True)  # It may be the same disk.
+            self._draft.path.unlink(missing_ok=True)  # It may be on the same disk.
             descriptor, name = tempfile.mkstemp(self.path.suffix, "omnistage-kept-")
             os.close(descriptor)
             place = Path(name)
@@ -77,12 +77,12 @@ class OutputFile:
 
 
 class GrowingFile(OutputFile):
-    """One that is there from its first piece on, and can be read while it grows. What has come stays, whatever happens then."""
+    """A file that is there from its first piece on, and can be read while it grows. Pieces that came stay, whatever happens later."""
 
     _grows = False
 
     def append(self, data: bytes) -> None:
-        """The next piece; the first one takes the place of a file that was there. Raises RequestError if it cannot be written."""
+        """Append the next piece; the first one replaces an existing file. Raises RequestError if it cannot be written."""
         try:
             if self._grows:
                 with self._place.open("ab") as file:
@@ -95,7 +95,7 @@ class GrowingFile(OutputFile):
             raise _not_written(self.path, error, "; what came before is there" if self._grows else "") from error
 
     def finish(self) -> None:
-        """All of it is there. Raises RequestError if the disk says only now that it has no room."""
+        """Close the complete file. Raises RequestError if the disk reports only now that it has no room."""
         try:
             with self._place.open("rb") as written:
                 os.fsync(written.fileno())
@@ -104,7 +104,7 @@ class GrowingFile(OutputFile):
 
 
 def _draft_for(place: Path) -> OwnFile:
-    """Beside its place, or where that cannot be and the file itself may be changed, among the temporary files."""
+    """A draft beside the place, or, if that is impossible and the file itself may be changed, among the temporary files."""
     try:
         if not place.exists():
             return OwnFile(place.parent, 0o666)
@@ -122,7 +122,7 @@ def _draft_for(place: Path) -> OwnFile:
 
 
 def _put(draft: Path, place: Path) -> None:
-    """Have the draft at its place, or its contents where the file there cannot be replaced."""
+    """Move the draft to its place, or copy its contents if the file there cannot be replaced."""
     try:
         draft.replace(place)
     except OSError as error:
@@ -132,7 +132,7 @@ def _put(draft: Path, place: Path) -> None:
 
 
 def _overwrite(place: Path, draft: Path) -> None:
-    """A disk without room for the draft says so while the old contents are there."""
+    """Overwrite a file. A disk without room for the draft reports that while the old contents are there."""
     with draft.open("rb") as new, place.open("r+b") as file:
         before, size = os.fstat(file.fileno()).st_size, os.fstat(new.fileno()).st_size
         try:
@@ -147,7 +147,7 @@ def _overwrite(place: Path, draft: Path) -> None:
 
 
 def _check(path: Path, option: str, kinds: Mapping[str, str]) -> None:
-    """What can be said without touching the disk's contents."""
+    """The checks that do not touch the disk's contents."""
     suffix = next(iter(kinds))
     if str(path) == "-":
         raise RequestError(f"{option} -: standard output is for the text", hint=f"Give the name of a file: {option} answer{suffix}")

@@ -1,5 +1,5 @@
-"""Whoever started this launcher and waits for what it says: lines of JSON, over one pipe. Over another one it asks for pipelines; the end
-of that pipe is its own end, and ends the stack."""
+"""The process that started this launcher and waits for its lines of JSON, over one pipe. Over another pipe it asks for pipelines; the end
+of that pipe means that the owner has ended, and ends the stack."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from contextlib import contextmanager, suppress
 from omnistage.client.errors import OmniError, StackError
 
 MAX_LINE_BYTES = 4096
-"""Of what is asked: the name of a pipeline."""
+"""Most bytes of a request: the name of a pipeline."""
 
 
 class Owner:
-    """is_there: somebody waits for the first line. is_private: it has a lifeline, and may ask."""
+    """is_there: the owner waits for the first line. is_private: the owner has a lifeline, and may ask."""
 
     def __init__(self, ready_fd: int, lifeline_fd: int) -> None:
         """-1: there is no such pipe."""
@@ -30,7 +30,7 @@ class Owner:
         self._asked = b""
 
     def tell_first(self, line: dict[str, str]) -> bool:
-        """Whether the stack serves. True if it was this line that the owner waited for."""
+        """Report whether the stack serves. Returns True if the owner waited for this line."""
         if self._ready_fd < 0 or self._has_been_told:
             return False
         self._has_been_told = True
@@ -41,13 +41,13 @@ class Owner:
         return True
 
     def tell(self, line: dict[str, str]) -> None:
-        """What became of a pipeline. One that has ended meanwhile hears nothing."""
+        """Report the result for a pipeline. An owner that has ended meanwhile hears nothing."""
         if self._ready_fd >= 0:
             with suppress(BrokenPipeError):
                 os.write(self._ready_fd, json.dumps(line).encode() + b"\n")
 
     def listen(self, asked: Callable[[str], object], ended: Callable[[], object]) -> None:
-        """On the running loop. asked: called with the name of a pipeline. ended: called once."""
+        """Listen on the running loop. asked: called with the name of a pipeline. ended: called once."""
         if self.is_private:
             asyncio.get_running_loop().add_reader(self._lifeline_fd, self._readable, asked, ended)
 
@@ -68,8 +68,8 @@ class Owner:
 
     @contextmanager
     def ends_all(self) -> Iterator[None]:
-        """Meanwhile the end of the lifeline is the end of this process, at once: it may fetch gigabytes that nobody waits for any more, and
-        whoever asks for them again goes on there. There is nothing else to put away."""
+        """Inside this block the end of the lifeline ends this process at once: it may be fetching gigabytes that nobody waits for any more,
+        and a later fetch goes on there. There is nothing else to clean up."""
         if not self.is_private:
             yield
             return
@@ -93,5 +93,5 @@ class Owner:
 
 
 def told(error: OmniError) -> dict[str, str]:
-    """An error, for a line."""
+    """An error as a line."""
     return {"error": error.message, "hint": error.advice, "log": error.log if isinstance(error, StackError) else ""}

@@ -15,11 +15,11 @@ RESET = "\x1b[0m"
 
 FORMATS = ("PNG", "JPEG", "WEBP")
 BEHIND = (96, 96, 96)
-"""What is seen through transparent pixels: red, green, blue."""
+"""Colour behind transparent pixels: red, green, blue."""
 
 
 def cells(data: bytes, columns: int, rows: int) -> list[str]:
-    """Lines of at most so many columns and rows, made for a terminal of 24 bits of colour; none for what cannot be decoded. Smaller
+    """Lines of at most so many columns and rows, for a terminal with 24 bits of colour; none for a picture that cannot be decoded. Smaller
     pictures are not enlarged. Raises ModuleNotFoundError without Pillow."""
     if columns < 1 or rows < 1:
         return []
@@ -43,7 +43,7 @@ def cells(data: bytes, columns: int, rows: int) -> list[str]:
 
 
 def size_of(data: bytes) -> tuple[int, int] | None:
-    """Width and height in pixels, as its head says; None without Pillow, and for what it cannot read."""
+    """Width and height in pixels, from the head; None without Pillow, and for a picture that Pillow cannot read."""
     try:
         from PIL import Image
     except ModuleNotFoundError:
@@ -55,7 +55,7 @@ def size_of(data: bytes) -> tuple[int, int] | None:
 
 
 def _seen(image: Image) -> Image:
-    """Without transparency."""
+    """The picture without transparency."""
     from PIL import Image as images
 
     layer = image.convert("RGBA")

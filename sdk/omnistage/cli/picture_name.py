@@ -1,4 +1,4 @@
-"""A name for a picture that was given none: of its prompt, and of no other file."""
+"""Names a picture after its prompt, unlike any existing file."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ from unicodedata import category, east_asian_width, normalize
 from omnistage.client.errors import RequestError
 
 MOST_COLUMNS = 28
-"""Of a name without its ending: with "wrote " before it, it is one line of a narrow terminal."""
+"""Most columns of a name without its ending: with "wrote " before it, it is one line of a narrow terminal."""
 
 OTHERWISE = "picture"
-"""Of a prompt without letters."""
+"""Name for a prompt without letters."""
 
 ARTICLES = ("a", "an", "the")
 
 _PART, _NUMBER = re.compile(r"(-layer-\d+)?(-preview-\d+)?$"), re.compile(r"-\d+$")
-"""What stands behind the name of a picture."""
+"""Endings that are added to the name of a picture."""
 
 
 @contextmanager
 def new_name(prompt: str, ending: str, folders: Sequence[Path]) -> Iterator[Path]:
-    """A path in this folder of which there is no file, nor any of several pictures, layers or previews of that name. Meanwhile no other
-    call gets the same one. ending: such as .png. folders: this one, and that of the previews. Raises RequestError."""
+    """Yield a path in this folder that no file has, nor any of several pictures, layers or previews of that name. No other call gets the
+    same one inside this block. ending: such as .png. folders: this one, and that of the previews. Raises RequestError."""
     name = slug(prompt)
     known = _taken(folders)
     for stem in (name, *(f"{name}-{number}" for number in range(2, len(known) + 3))):
         if stem not in known:
             with _claimed(stem) as is_mine:
-                # Looked at once more: who had the name a moment ago may have written a file since.
+                # Look once more: the call that had the name a moment ago may have written a file since.
                 if is_mine and stem not in _taken(folders):
                     yield Path(f"{stem}{ending}")
                     return
@@ -62,7 +62,7 @@ def _cut(word: str) -> str:
 
 
 def _columns(text: str) -> int:
-    """How wide it is on a terminal; marks above a letter count too, so that it is bounded in bytes as well."""
+    """The width on a terminal; marks above a letter count too, so that the bytes are bounded as well."""
     return sum(2 if east_asian_width(sign) in "WF" else 1 for sign in text)
 
 
@@ -77,13 +77,13 @@ def _taken(folders: Sequence[Path]) -> set[str]:
 
 @contextmanager
 def _claimed(stem: str) -> Iterator[bool]:
-    """Whether nobody else draws to that name now: a hidden file is locked meanwhile, of which the lock goes with its process and the file
-    with the next one that is written here (`owned`). Where nothing can be locked or written, nobody is kept away."""
+    """Yield whether no other call draws to that name now: a hidden file is locked meanwhile. The lock ends with its process, and the next
+    call removes the file (`owned`). Where nothing can be locked or written, the answer is always True."""
     path = Path(f".omnistage-{hashlib.sha256(stem.encode()).hexdigest()[:12]}.part")
     try:
         claim = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o600)
     except OSError:
-        yield True  # The picture itself cannot be written either, and that says why.
+        yield True  # The picture itself cannot be written either, and that error says why.
         return
     is_mine = _locked(claim, path)
     try:
@@ -101,7 +101,7 @@ def _locked(claim: int, path: Path) -> bool:
         return False
     except OSError:
         return True
-    return _is_there(claim, path)  # Whoever had it may have removed it before it was locked here.
+    return _is_there(claim, path)  # Another call may have removed the file before it was locked here.
 
 
 def _is_there(claim: int, path: Path) -> bool:

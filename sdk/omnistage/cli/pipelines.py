@@ -1,4 +1,4 @@
-"""From what was typed to what a stack consists of: the pipelines' files say which stages, the command line says where and how often."""
+"""Builds a stack from the command line: the pipelines' files say which stages, the command line says where and how often."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ from omnistage.models.registry import UnknownFamily, dtypes, families, has_defau
 from omnistage.router.pipeline import Pipeline, PipelineError, StageSpec, load_pipeline, shipped_pipelines
 
 GATEWAY_NEEDS = ("fastapi", "h11", "httpx2", "python_multipart", "starlette", "uvicorn")
-"""Modules without which it does not start, beside those of every server."""
+"""Modules that the gateway needs beside those of every server."""
 
 ADVICE = {"tensor_parallel_size": "; more processes of a stage serve more answers: --replicas talker=2"}
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """What was asked for.
+    """A stack as the command line describes it.
 
     pipelines: names, files or checkpoints; empty for that of the only checkpoint, and without one for the default ones. checkpoints: a
     folder, or a name at a hub, by the name of its pipeline; "" is for the only one. devices, replicas: by STAGE or PIPELINE/STAGE; device
     "" is for all. dtype: for the stages that have a choice. settings: of servers, by name and by stage; stage "" is for those that have a
-    use for it. inputs, outputs: what will be asked for, such as image and audio. kind: of the stage that will be asked; empty: whatever
-    the pipeline begins with. loras: see with_loras.
+    use for it. inputs, outputs: of the later requests, such as image and audio. kind: of the stage that later requests ask; empty: the
+    pipeline's first. loras: see with_loras.
     """
 
     pipelines: Sequence[str] = ()
@@ -54,8 +54,8 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class _Wanted:
-    """One pipeline. source: its name or file; empty: that of its checkpoint. checkpoint: as typed, for `option`; empty: the own one of its
-    families."""
+    """One pipeline. source: its name or file; empty: that of its checkpoint. checkpoint: as typed, for `option`; empty: the families'
+    own."""
 
     source: str
     checkpoint: str = ""
@@ -63,8 +63,8 @@ class _Wanted:
 
 
 def layout_of(choice: Choice) -> Layout:
-    """Read the pipelines, and fetch the checkpoints that were named, and what the first pipeline has of its own. Raises an OmniError that
-    says what to change."""
+    """Read the pipelines, fetch the named checkpoints, and fetch the first pipeline's own models. Raises an OmniError that says what to
+    change."""
     wanted, notes = _wanted(choice)
     pipelines = [_pipeline(one, choice, is_alone=len(wanted) == 1) for one in wanted]
     notes += _replaced(wanted, pipelines)
@@ -76,7 +76,7 @@ def layout_of(choice: Choice) -> Layout:
 
 
 def _replaced(wanted: Sequence[_Wanted], pipelines: Sequence[PipelineLayout]) -> list[str]:
-    """What to tell of pipelines that are served without what their checkpoints lack; where none was named, that of the family is meant."""
+    """Lines about pipelines that are served without parts that their checkpoints lack; if none was named, the family's pipeline counts."""
     notes = list[str]()
     for one, made in zip(wanted, pipelines, strict=True):
         source = one.source or made.stages[0].family
@@ -88,7 +88,7 @@ def _replaced(wanted: Sequence[_Wanted], pipelines: Sequence[PipelineLayout]) ->
 
 
 def with_gateway(servers: ServerOptions) -> tuple[ServerOptions, list[str]]:
-    """Without one where packages are missing that it needs, and then what to tell of that."""
+    """The servers without a gateway if its packages are missing, and a line about that."""
     missing = [name for name in GATEWAY_NEEDS if servers.http and find_spec(name) is None]
     if not missing:
         return servers, []
@@ -97,15 +97,14 @@ def with_gateway(servers: ServerOptions) -> tuple[ServerOptions, list[str]]:
 
 
 def fetch_own(pipeline: PipelineLayout) -> None:
-    """The models that a pipeline's families have of their own: once, here, with a bar; its stages then find them in the cache. Raises
-    StackError."""
+    """Fetch the models of a pipeline's families: once, here, with a bar; its stages then find them in the cache. Raises StackError."""
     for family in dict.fromkeys(stage.family for stage in pipeline.stages if not stage.checkpoint):
         if has_default(family):
             fetch(family)
 
 
 def _wanted(choice: Choice) -> tuple[list[_Wanted], list[str]]:
-    """The pipelines, and what to tell of those that were left out."""
+    """The pipelines, and lines about those that were left out."""
     typed, left_out = list(choice.pipelines), dict[str, str]()
     if not typed and set(choice.checkpoints) == {""}:
         return [_Wanted("", choice.checkpoints[""])], []
@@ -116,7 +115,7 @@ def _wanted(choice: Choice) -> tuple[list[_Wanted], list[str]]:
 
 
 def default_pipelines() -> tuple[list[str], dict[str, str]]:
-    """Those that can be served here, and why others are left out, by name."""
+    """The default pipelines that can be served here, and why others are left out, by name."""
     lacking = {name: _missing(name) for name in DEFAULT_PIPELINES[1:]}
     left_out = {name: f"{name} is left out: it needs {', '.join(packages)}" for name, packages in lacking.items() if packages}
     return [name for name in DEFAULT_PIPELINES if name not in left_out], left_out
@@ -132,7 +131,7 @@ def _is_checkpoint(typed: str) -> bool:
 
 
 def _with_checkpoints(wanted: Sequence[_Wanted], checkpoints: Mapping[str, str], left_out: Mapping[str, str]) -> Iterator[_Wanted]:
-    """Each with what was given for it. left_out: why, by the name of a pipeline."""
+    """Each pipeline with its given checkpoint. left_out: the reason, by the name of a pipeline."""
     if not checkpoints:
         yield from wanted
         return
@@ -152,13 +151,13 @@ def _with_checkpoints(wanted: Sequence[_Wanted], checkpoints: Mapping[str, str],
 
 
 def _pipeline(wanted: _Wanted, choice: Choice, *, is_alone: bool) -> PipelineLayout:
-    """Its checkpoint is fetched first, as far as it is not here."""
+    """The pipeline. Its checkpoint is fetched first, as far as it is missing."""
     typed = wanted.checkpoint
     if not typed:
         return _layout(wanted.source, None, choice)
 
     def judge(folder: Path) -> None:
-        """Whatever can be told before the weights are fetched."""
+        """Raises the errors that are known before the weights are fetched."""
         pipeline = _of_checkpoint(folder, wanted, choice)
         among = {name: family for name, family in families().items() if name in {stage.family for stage in pipeline.stages}}
         has_weights = any(family.marks for family in among.values())
@@ -179,8 +178,8 @@ def _of_checkpoint(folder: Path, wanted: _Wanted, choice: Choice) -> PipelineLay
 
 
 def _that_fits(folder: Path, source: str, typed: str, choice: Choice) -> str:
-    """The pipeline; of one that comes with omnistage, where a checkpoint lacks models of it, the one of those that it has. Raises
-    RequestError where sound is asked for that it cannot make, StackError where no pipeline fits, LoadError."""
+    """The pipeline for a checkpoint; if the checkpoint lacks models of a pipeline that comes with omnistage, the pipeline of the models
+    that it has. Raises RequestError if sound is asked for that it cannot make, StackError if no pipeline fits, LoadError."""
     pipeline = _read(source)
     lacks = lacking(folder, pipeline.models)
     is_silent = lacking(folder, [(stage.family, "talker") for stage in pipeline.stages if has_model(stage.family, "talker")])
@@ -189,21 +188,20 @@ def _that_fits(folder: Path, source: str, typed: str, choice: Choice) -> str:
         raise RequestError(f"{typed} has no Talker: it gives text, not audio", hint=hint)
     if not lacks:
         return source
-    left = [*takewhile(lambda model: model[1] not in lacks, pipeline.models)]  # What stands behind would have no input.
+    left = [*takewhile(lambda model: model[1] not in lacks, pipeline.models)]  # The stages behind would have no input.
     if source in shipped_pipelines() and (found := next((name for name in shipped_pipelines() if [*_read(name).models] == left), "")):
         return found
     raise StackError(f"{typed} has no {' and no '.join(lacks)}, which {pipeline.name} needs", hint="Name a pipeline without: {named_with}.")
 
 
 def _pipeline_of(folder: Path, typed: str, choice: Choice) -> str:
-    """The pipeline of the family that a checkpoint is of: where it is known what will be asked for, the shortest that gives it; else that
-    with the family's name, or the only other one that can do what is asked. Raises StackError where there is none, or where it might be
-    several."""
+    """The pipeline of the family that a checkpoint is of: if the outputs are known, the shortest that gives them; else that with the
+    family's name, or the only other one that can do what is asked. Raises StackError if there is none, or several might be meant."""
     try:
         family = recognise(folder, called=typed)
     except LoadError as error:
         if not any((folder / name).is_file() for name in ("config.json", "model_index.json")):
-            return DEFAULT_PIPELINES[0]  # Whose families say what is missing.
+            return DEFAULT_PIPELINES[0]  # Its families say what is missing.
         raise StackError(str(error)) from None
     of_family = [name for name in shipped_pipelines() if {stage.family for stage in _read(name).stages} == {family}]
     having = [name for name in of_family if not lacking(folder, _read(name).models)]
@@ -237,7 +235,7 @@ def _read(name: str) -> Pipeline:
 
 
 def _near(name: str) -> str:
-    """What was meant instead, a pipeline or a folder, if that can be guessed."""
+    """The pipeline or folder that was probably meant, as a hint; empty if there is no guess."""
     path = Path(name).expanduser()
     try:
         folders = [str(one) for one in path.parent.iterdir() if one.is_dir()]
@@ -247,7 +245,7 @@ def _near(name: str) -> str:
 
 
 def check_named(source: str) -> None:
-    """Raises UnknownModelError for what is neither a pipeline nor a checkpoint, here or by its name at a hub."""
+    """Raises UnknownModelError for a text that is neither a pipeline nor a checkpoint, here or by its name at a hub."""
     if not _is_checkpoint(source):
         _read(source)
 
@@ -278,7 +276,7 @@ def _layout(source: str, folder: Path | None, choice: Choice) -> PipelineLayout:
 
 
 def _checked(layout: Layout, choice: Choice, *, of_models: bool = True) -> Layout:
-    """Raises an OmniError for what no stage has, and what the servers refuse. of_models: what the models refuse too."""
+    """Raises an OmniError for settings that no stage has or the servers refuse. of_models: or the models refuse."""
     names = [pipeline.name for pipeline in layout.pipelines]
     if twice := sorted({name for name in names if names.count(name) > 1}):
         raise BadRequestError.of("PIPELINE", f"there are two pipelines {twice[0]}: leave one out, or give it another name in its file")
@@ -294,8 +292,8 @@ def _checked(layout: Layout, choice: Choice, *, of_models: bool = True) -> Layou
 
 
 def shared(layout: Layout) -> Layout:
-    """Servers that take what they find free, all on one device: each is told its part of it, an equal one of what nobody was given. Raises
-    StackError where more is given than there is."""
+    """Servers that take all free memory, on one device: each gets its share, and those without a given share get equal parts of the rest.
+    Raises StackError if more is given than there is."""
     devices: dict[str, list[StageLayout]] = {}
     for stage in (group.stage for group in layout.groups):
         if uses(stage.family, stage.kind, MEMORY_SHARE, stage.device):
@@ -322,14 +320,14 @@ def shared(layout: Layout) -> Layout:
 def layout_for(
     pipeline: str, inputs: Collection[str], outputs: Collection[str], *, kind: str = "", devices: Mapping[str, str] | None = None
 ) -> Layout:
-    """The private stack of one call with these inputs, for these outputs, of a stage of this kind: of this pipeline, or of the first
-    default one that can do it. Raises RequestError where it cannot."""
+    """The private stack of one call with these inputs and outputs, of a stage of this kind: of this pipeline, or of the first default one
+    that can do it. Raises RequestError if none can."""
     choice = Choice(devices=devices or {}, kind=kind, inputs=inputs, outputs=outputs)
     return layout_of(replace(choice, pipelines=[pipeline or _default_for(choice)]))
 
 
 def _default_for(choice: Choice) -> str:
-    """Where none can do it, the first that has the kind of stage: its error says what else there is."""
+    """The default pipeline for a call. If none can do it, the first one with the kind of stage: its error names the others."""
     pipelines = [_read(name) for name in DEFAULT_PIPELINES]
     of_kind = [pipeline for pipeline in pipelines if choice.kind in ("", pipeline.stages[0].kind)] or pipelines
     return next((one for one in of_kind if _is_able(one, one.stages[0].kind, choice)), of_kind[0]).name
@@ -347,7 +345,7 @@ def _device(stage: StageSpec, choice: Choice) -> str:
 
 
 def _settings(stage: StageSpec, choice: Choice) -> dict[str, str]:
-    """The settings for a stage: what was said for it, which it may refuse, and of what was said for all, what it has a use for."""
+    """The settings for a stage: those for this stage, which it may refuse, and of those for all, the ones that it has a use for."""
     found = {}
     for name, values in choice.settings.items():
         if stage.kind in values:
@@ -358,7 +356,7 @@ def _settings(stage: StageSpec, choice: Choice) -> dict[str, str]:
 
 
 def _check_stages(layout: Layout, choice: Choice) -> None:
-    """Whatever was said for a stage: some pipeline has it, or the one that was named with it."""
+    """Raises an error for a setting whose stage no pipeline has, or not the pipeline that was named with it."""
     kinds = {pipeline.name: [stage.kind for stage in pipeline.stages] for pipeline in layout.pipelines}
     named = {"--device": choice.devices, "--replicas": choice.replicas, **{flag(name): by for name, by in choice.settings.items()}}
     for option, stage in ((option, stage) for option, given in named.items() for stage in given if stage):
@@ -382,7 +380,7 @@ def _check_able(pipeline: Pipeline, choice: Choice) -> None:
 
 
 def _told(name: str, choice: Choice) -> str:
-    """A pipeline to ask instead; of one that takes or gives what is asked with some checkpoints only, one of those."""
+    """Another pipeline to ask, for a hint; if only some checkpoints of a pipeline take or give what is asked, one of those."""
     pipeline = load_pipeline(name)
     takes = [medium for medium in choice.inputs if medium not in pipeline.inputs]
     gives = [port for port in choice.outputs if pipeline.outputs_vary and port != "image"]

@@ -1,4 +1,4 @@
-"""Ports that are kept for the processes of a stack, so that everybody knows them before anybody listens."""
+"""Ports that are kept for the processes of a stack, so that all of them are known before any server listens."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import socket
 
 
 class Ports:
-    """Addresses that are kept from other users of the host, whether somebody listens there or not: a socket is bound to each, and never
+    """Addresses that are kept from other users of the host, whether or not a server listens there: a socket is bound to each, and never
     listens. They are kept until `close`, and until the end of every process that inherits `fds`.
 
     The socket has SO_REUSEPORT and nothing else: the system lets a second one share the port only if that has the option too and is of the
@@ -17,7 +17,7 @@ class Ports:
         self._held: list[socket.socket] = []
 
     def take(self, host: str = "127.0.0.1") -> str:
-        """One more of a host, without brackets, as HOST:PORT. Raises OSError where there is no free port."""
+        """Keep one more address of a host, without brackets, as HOST:PORT. Raises OSError if there is no free port."""
         family, kind, protocol, _, name = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
         held = socket.socket(family, kind, protocol)
         self._held.append(held)
@@ -27,10 +27,10 @@ class Ports:
 
     @property
     def fds(self) -> tuple[int, ...]:
-        """File descriptors of all that were taken, for processes that are to keep them too."""
+        """File descriptors of all kept addresses, for processes that are to keep them too."""
         return tuple(held.fileno() for held in self._held)
 
     def close(self) -> None:
-        """Give them back. Idempotent."""
+        """Give the addresses back. Idempotent."""
         while self._held:
             self._held.pop().close()

@@ -37,8 +37,8 @@ def protos(directory: Directory, errors: Errors = False) -> None:
 
 
 def write_protos(directory: Path, *, errors: bool = False) -> list[Path]:
-    """Write the contract into `directory`, over what is there of it. Returns the files written. errors: also those of google.rpc.
-    Raises RequestError where `directory` is a file, OSError."""
+    """Write the contract into `directory`, over older files. Returns the files written. errors: also those of google.rpc. Raises
+    RequestError if `directory` is a file, OSError."""
     if directory.exists() and not directory.is_dir():
         from omnistage.client.errors import RequestError
 
@@ -56,7 +56,7 @@ def write_protos(directory: Path, *, errors: bool = False) -> list[Path]:
 
 
 def _contract() -> list[Path]:
-    """Beside the stubs in a wheel, where they are written in a checkout. Raises FileNotFoundError for an install that lacks them."""
+    """The .proto files: beside the stubs in a wheel, in protos/ in a checkout. Raises FileNotFoundError if an install lacks them."""
     found = sorted(_INSTALLED.glob("*.proto")) or sorted(_CHECKOUT.glob("*.proto"))
     if not found:
         raise FileNotFoundError(f"no .proto files in {_INSTALLED}: omnistage is not whole here; install it again")
@@ -64,7 +64,7 @@ def _contract() -> list[Path]:
 
 
 def _error_texts() -> dict[Path, bytes]:
-    """What googleapis-common-protos, on which the client depends, has beside its own stubs."""
+    """The texts that googleapis-common-protos, on which the client depends, has beside its own stubs."""
     from importlib import resources
 
     folder = resources.files("google.rpc")

@@ -36,7 +36,7 @@ def errors_reported(verbose: bool = False) -> Iterator[None]:
         tell(error, verbose)
         raise typer.Exit(1) from error
     except BrokenPipeError as error:
-        # Whoever read the output has seen enough. What is left of it must not be flushed into the broken pipe at the end.
+        # The reader of the output has seen enough. The rest must not be flushed into the broken pipe at the end.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise typer.Exit(interrupt.exit_code(signal.SIGPIPE)) from error
     except OSError as error:
@@ -51,7 +51,7 @@ def errors_reported(verbose: bool = False) -> Iterator[None]:
 
 
 def tell(error: OmniError, verbose: bool, wording: Wording | None = None) -> None:
-    """wording: where it is told; None: in a shell."""
+    """Print an error. wording: of the place where it is read; None: a shell."""
     from rich.markup import escape
 
     from omnistage.cli.console import Console

@@ -1,4 +1,4 @@
-"""What a person is told of a server that was lost in the middle of an answer."""
+"""Texts about a server that was lost in the middle of an answer."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from omnistage.client.playback import START_BUFFER_S, Timing, play
 
 
 def sentence(failover: Failover, timing: Timing) -> str:
-    """Who was lost, how it went on, and what the listener got to hear of it."""
+    """Which server was lost, how the answer went on, and what the listener heard of it."""
     went_on = "it was back" if failover.replica == failover.lost else "another went on"
     return f"{failover.stage} lost at {failover.at_s:.2f} s, {went_on} after {pause(failover)}; {_heard(failover, timing)}"
 
 
 def pause(failover: Failover) -> str:
-    """35 ms, or 1.24 s."""
+    """A pause in words: 35 ms, or 1.24 s."""
     return f"{failover.pause_s * 1000:.0f} ms" if failover.pause_s < 1 else f"{failover.pause_s:.2f} s"
 
 
 def as_object(failover: Failover) -> dict[str, str | float]:
-    """For scripts, as a JSON object."""
+    """A loss as a JSON object, for scripts."""
     return {
         "stage": failover.stage,
         "lost": failover.lost,
@@ -30,7 +30,7 @@ def as_object(failover: Failover) -> dict[str, str | float]:
 
 
 def waited_s(failover: Failover, timing: Timing) -> float:
-    """Silence that a listener with a buffer of START_BUFFER_S heard after the loss, because sound came late."""
+    """Silence after the loss, because sound came late, for a listener with a buffer of START_BUFFER_S."""
     return sum(chunk.gap_s for chunk in play(timing.audio, START_BUFFER_S) if chunk.start_s >= failover.at_s)
 
 

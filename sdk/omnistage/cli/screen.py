@@ -1,8 +1,8 @@
-"""Where an answer is shown while it comes: nowhere, in a pipe or file, or on a terminal.
+"""Shows an answer while it comes: nowhere, in a pipe or file, or on a terminal.
 
-On a terminal, text is written once and never again. Only the unfinished word and the line that tells of the sound are drawn anew: they
-stand behind the end of the text, and what stands there can be erased without knowing how wide anything is. So nothing of it ever gets into
-the scrollback, also when the window changes its size meanwhile.
+On a terminal, text is written once and never again. Only the unfinished word and the line about the sound are drawn anew: they stand behind
+the end of the text, and can be erased without knowing how wide anything is. So nothing of them ever gets into the scrollback, even if the
+window changes its size meanwhile.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ TURNS_PER_S = 10
 TOLD_FROM_S = 2.0
 
 FEWEST_ROWS, FEWEST_COLUMNS = 3, 8
-"""A smaller window has no place for more than the text."""
+"""A smaller window has room only for the text."""
 
 
 @dataclass(slots=True)
 class Spoken:
-    """What has come so far. sounds is filled only if a file is wanted, words if captions are. thought: what the model thought before it
-    answered. tokens: of the text and of that. pictures: how many, of a prompt that was drawn. frames: of a film of it."""
+    """An answer so far. sounds is filled only if a file is wanted, words if captions are. thought: the model's thoughts before the answer.
+    tokens: of the text and the thoughts. pictures: how many, of a prompt that was drawn; frames: of a film of it."""
 
     text: str = ""
     thought: str = ""
@@ -62,7 +62,7 @@ class Screen(Protocol):
     def show(self, spoken: Spoken, new_text: str) -> None: ...
 
     def think(self, spoken: Spoken, new_text: str) -> bool:
-        """More of what the model thinks before it answers has come. False: it is not shown."""
+        """More of the model's thoughts has come. Returns False if they are not shown."""
 
     def wait(self, waited_s: float) -> None:
         """Nothing has come yet."""
@@ -88,7 +88,7 @@ class Quiet:
 
 
 class Plain(Quiet):
-    """Text and nothing else, each piece at once: for pipes and files. text: where it goes; by default to stdout."""
+    """Prints text and nothing else, each piece at once: for pipes and files. text: the stream of the text; by default stdout."""
 
     def __init__(self, text: TextIO | None = None) -> None:
         self._text = text or sys.stdout
@@ -105,7 +105,7 @@ class Plain(Quiet):
 
 
 class Silent(Plain):
-    """For text that goes to a file while a person waits at a terminal: there only the line of the sound is seen."""
+    """For text that goes to a file while a person waits at a terminal, which shows only the line about the sound."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -130,8 +130,8 @@ class Silent(Plain):
 
 
 class Live(Quiet):
-    """For a terminal: the text grows, in lines that are not broken within a word, and below it a line tells how much sound there is.
-    text: where the text goes; by default to stdout."""
+    """For a terminal: the text grows, in lines that are not broken within a word, and a line below it shows how much sound there is. text:
+    the stream of the text; by default stdout."""
 
     def __init__(self, text: TextIO | None = None) -> None:
         self._text = text or sys.stdout
@@ -149,7 +149,7 @@ class Live(Quiet):
         _write(self._text, self._wrap.finish(self._below.columns))
 
     def think(self, spoken: Spoken, new_text: str) -> bool:
-        """Dim, above the answer; on stderr, where all is that is no answer."""
+        """Show thoughts dim, above the answer; on stderr, which gets all that is no answer."""
         self._thought = self._thought or Wrap()
         self._below.erase()
         self._below.write_dim(self._thought.add(new_text, self._below.columns))
@@ -173,7 +173,7 @@ class Live(Quiet):
 
 
 class Keeping:
-    """A screen for an answer that is kept whoever reads along: the answer goes on when what is shown has lost its reader.
+    """A screen for an answer that is kept whether or not it is read: the answer goes on if the screen's reader has gone.
 
     lost: why nothing is shown any more.
     """
@@ -209,7 +209,7 @@ class Keeping:
 
 
 class Below:
-    """What stands at and below the cursor of a terminal, until it is erased; the cursor stays where it is."""
+    """Text at and below the cursor of a terminal, until it is erased; the cursor stays in its place."""
 
     def __init__(self, terminal: TextIO) -> None:
         self._terminal = terminal
@@ -217,17 +217,17 @@ class Below:
 
     @property
     def columns(self) -> int:
-        """How wide the terminal is now."""
+        """The present width of the terminal."""
         return self._size().columns or 80
 
     @property
     def rows(self) -> int:
-        """How high it is now."""
+        """The present height of the terminal."""
         return self._size().lines or 24
 
     def draw(self, word: str, line: Text) -> None:
-        """Show a word at the cursor and a line below it. Nothing is drawn where there is no room, nor by a job in the background: the
-        terminal then belongs to somebody else."""
+        """Show a word at the cursor and a line below it. Nothing is drawn without room, nor by a job in the background, which must not
+        write on the terminal."""
         size = self._size()
         columns, rows = size.columns or 80, size.lines or 24
         if columns < FEWEST_COLUMNS or rows < FEWEST_ROWS or not self.is_in_foreground():
@@ -236,7 +236,7 @@ class Below:
         line.truncate(columns - 1)
         with self._console.capture() as capture:
             self._console.print(line, end="", soft_wrap=True)
-        # First a row below, made by scrolling if need be: a saved place does not scroll along.
+        # First a row below, made by scrolling if need be: a saved cursor position does not scroll along.
         _draw(self._terminal, f"{DOWN}{UP}{SAVE}{word}\r{DOWN}{capture.get()}{RESTORE}")
 
     def write_dim(self, text: str) -> None:
@@ -245,7 +245,7 @@ class Below:
             _draw(self._terminal, f"{DIM}{text}{PLAIN}")
 
     def erase(self) -> None:
-        """Erase what was drawn."""
+        """Erase the drawn text."""
         if self.is_in_foreground():
             _draw(self._terminal, ERASE_BELOW)
 
@@ -269,13 +269,13 @@ def speaking_line(spoken: Spoken) -> Text:
 
 
 def waiting_line(waited_s: float) -> Text:
-    """Turns as long as nothing comes, and says for how long when that is worth saying."""
+    """A sign that turns while nothing comes, and the time after a while."""
     turning = SPINNER[int(waited_s * TURNS_PER_S) % len(SPINNER)]
     return Text(f"{turning} thinking{f' {waited_s:.0f} s' if waited_s >= TOLD_FROM_S else ''}", style="dim")
 
 
 def screen_for(as_json: bool, is_sound_piped: bool = False) -> Screen:
-    """The screen that fits where stdout and stderr go. is_sound_piped: stdout is for the sound, text goes to stderr."""
+    """The screen that fits stdout and stderr. is_sound_piped: stdout is for the sound, text goes to stderr."""
     if as_json:
         return Quiet()
     console = Console(stderr=True)
@@ -286,7 +286,7 @@ def screen_for(as_json: bool, is_sound_piped: bool = False) -> Screen:
         return Plain()
     if sys.stdout.isatty():
         return Live() if os.ttyname(sys.stdout.fileno()) == os.ttyname(sys.stderr.fileno()) else Plain()
-    # What reads a pipe may write to this terminal itself.
+    # The program that reads the pipe may write to this terminal itself.
     return Silent() if _is_file(sys.stdout) else Plain()
 
 
@@ -296,7 +296,7 @@ def _is_file(stream: TextIO) -> bool:
 
 
 def _draw(terminal: TextIO, drawn: str) -> None:
-    """Write what the terminal is to obey: what is from others in it has gone through `Wrap` or a Console."""
+    """Write text that the terminal is to obey: texts of others in it have gone through `Wrap` or a Console."""
     _write(steered(terminal), drawn)
 
 

@@ -29,17 +29,17 @@ from omnistage.client.errors import OmniError, StackError
 from omnistage.host.descriptors import raise_limit
 
 FIRST_PAUSE_S = 5.0
-"""Before a pipeline that failed is started again; doubled each time that fails, until it serves."""
+"""Pause before a failed pipeline is started again; doubled after each failure, until it serves."""
 
 MAX_PAUSE_S = 300.0
 
 
 def serve(choice: Choice, log_folder: Path | None, verbose: bool, ready_fd: int, lifeline_fd: int) -> None:
-    """Run until SIGTERM, Ctrl-C, or the end of the lifeline. Raises StackError where no pipeline is left.
+    """Run until SIGTERM, Ctrl-C, or the end of the lifeline. Raises StackError if no pipeline is left.
 
-    ready_fd: gets lines of JSON: {"address", "http", "metrics"} when the first pipeline serves, or {"error", "hint", "log"}. Who gets an
-    error there tells it; here typer.Exit is raised. lifeline_fd: of a private stack: a pipeline starts when its owner writes
-    {"start": NAME} there; each is answered with {"pipeline"} when it serves, or with the same and an error.
+    ready_fd: gets lines of JSON: {"address", "http", "metrics"} when the first pipeline serves, or {"error", "hint", "log"}. The reader of
+    such an error prints it; here typer.Exit is raised. lifeline_fd: of a private stack: a pipeline starts when its owner writes {"start":
+    NAME} there; each is answered with {"pipeline"} when it serves, or with the same and an error.
     """
     raise_limit()
     owner = Owner(ready_fd, lifeline_fd)
@@ -60,7 +60,7 @@ async def _serve(layout: Layout, log_folder: Path | None, verbose: bool, owner: 
     if task is None:
         raise RuntimeError("serve runs as a task")
     notices = Notices()
-    # Who started a private stack is told nothing of the pipelines that it did not name.
+    # The owner of a private stack hears nothing of pipelines that it did not name.
     warn(replace(layout, notes=()) if owner.is_private else layout, notices)
     ending = Ending(task, layout.servers.grace_s, None if owner.is_private else notices)
     ending.heed()
@@ -90,8 +90,8 @@ async def _serve(layout: Layout, log_folder: Path | None, verbose: bool, owner: 
 
 
 class Begins:
-    """Starts pipelines beside those that serve: each that the owner asks for; of a stack without an owner that asks, all of them, and again
-    whenever one has failed while others go on."""
+    """Starts pipelines beside those that serve: each that the owner asks for; if no owner asks, all of them, and a failed one again while
+    others go on."""
 
     def __init__(self, owner: Owner, notices: Notices) -> None:
         self._owner = owner
@@ -102,7 +102,7 @@ class Begins:
 
     @asynccontextmanager
     async def of(self, stack: Stack, layout: Layout) -> AsyncIterator[None]:
-        """Meanwhile they are started, one after the other; the first one serves."""
+        """Start pipelines inside this block, one after the other; the first one serves."""
         self._stack = stack
         for pipeline in () if self._owner.is_private else layout.pipelines:
             self._add(self._keep(stack, pipeline.name, serves=pipeline is layout.pipelines[0]))
@@ -116,7 +116,7 @@ class Begins:
                 await asyncio.wait(self._tasks)
 
     def asked(self, name: str) -> None:
-        """The owner wants a pipeline; each time it is told what became of it."""
+        """The owner wants a pipeline; the owner hears the result each time."""
         if self._stack is None:
             self._owner.tell({"pipeline": name, "error": "the stack does not serve", "hint": "Ask when it has said that it does."})
         else:
@@ -157,7 +157,7 @@ class Begins:
 
 
 def _show_metrics(address: str, stack: Stack) -> str:
-    """Where the metrics of all processes are from now on; empty where nobody asked for them. Raises StackError."""
+    """Serve the metrics of all processes, and return the address; empty if the options name none. Raises StackError."""
     if not address:
         return ""
     from omnistage.cli.stack_metrics import serve_stack_metrics

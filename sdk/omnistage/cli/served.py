@@ -1,6 +1,6 @@
-"""The stacks of this user that serve on this machine: a file for each, locked by its launcher for as long as that lives.
+"""This user's stacks that serve on this machine: a file for each, locked by its launcher for as long as that lives.
 
-The kernel gives the lock back when the launcher ends, by whatever end: a file that can be locked belongs to nobody, and goes.
+The kernel releases the lock when the launcher ends, in whatever way: a file that can be locked has no owner, and is removed.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from omnistage.models.common.owned import OwnFile, is_owned
 SUFFIX = ".json"
 
 LONGEST_S = 86400.0
-"""Nobody waits longer for the end of a stack, whatever its grace."""
+"""Longest wait for the end of a stack, whatever its grace."""
 
 
 @dataclass(frozen=True, slots=True)
 class Served:
     """One stack. address: HOST:PORT where this machine reaches its router. pid: of its launcher. pipeline: its name or file. log_folder:
-    where the output of its processes goes; empty: to where its launcher was started from. grace_s: how long answers get at the end. http:
-    HOST:PORT of its gateway; empty: it has none. idle_limit_s: it ends by itself when nobody has asked for so long; 0: never."""
+    the folder of its processes' output; empty: the output goes where the launcher's does. grace_s: how long answers get at the end. http:
+    HOST:PORT of its gateway; empty: it has none. idle_limit_s: it ends by itself after so long without a request; 0: never."""
 
     address: str
     pid: int
@@ -44,7 +44,7 @@ class Served:
 
 
 def folder() -> Path:
-    """The folder of this user for what serves now, which nobody else may change. Raises NotAvailableError where somebody else may."""
+    """This user's folder for the stacks that serve, which no other user may change. Raises NotAvailableError if another user may."""
     path = state_folder("run")
     found = path.lstat()
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o022:
@@ -53,13 +53,14 @@ def folder() -> Path:
 
 
 def _boot() -> str:
-    """Of this machine since it was started: the folder may be on a disk that several share, or have files of before."""
+    """The id of this machine since it was started: the folder may be on a disk that several machines share, or have older files."""
     return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
 
 @contextmanager
 def registered(served: Served) -> Iterator[None]:
-    """Others of this user find the stack meanwhile. Where there is no place for the file, nobody finds it, and it serves all the same."""
+    """Register the stack for other commands of this user inside this block. If the file cannot be made, no command finds the stack, and it
+    serves all the same."""
     try:
         file = OwnFile(folder(), 0o600, name=f"{_boot()}-{served.pid}{SUFFIX}", content=json.dumps(asdict(served)).encode())
     except (OSError, NotAvailableError):
@@ -73,8 +74,8 @@ def registered(served: Served) -> Iterator[None]:
 
 
 def all_served() -> list[Served]:
-    """Those that serve now, in the order of their addresses. Files of launchers that are gone are removed; what cannot be read, as from
-    another version, is left out."""
+    """The stacks that serve now, in the order of their addresses. Files of launchers that are gone are removed; a file that cannot be read,
+    as from another version, is left out."""
     found = []
     for path in folder().glob(f"{_boot()}-*{SUFFIX}"):
         with suppress(OSError), path.open() as file:
@@ -87,7 +88,7 @@ def all_served() -> list[Served]:
 
 
 def served_here() -> list[Served]:
-    """The same, for whoever only tells of them: none where their folder cannot be read."""
+    """The stacks that serve now, for lines about them: none if their folder cannot be read."""
     try:
         return all_served()
     except (NotAvailableError, OSError):
@@ -107,7 +108,7 @@ def _read(said: dict[str, Any]) -> Served:
 
 
 def chosen(stacks: list[Served], address: str | None) -> Served:
-    """The one that is meant. Raises RequestError where that is none, or might be several."""
+    """The stack that is meant. Raises RequestError if there is none, or several might be meant."""
     if not stacks:
         raise RequestError("no stack of yours serves on this machine")
     there = ", ".join(served.address for served in stacks)
@@ -133,7 +134,7 @@ class StackEnd:
             raise ProcessLookupError(served.pid)
 
     def signal(self) -> None:
-        """The first asks it to end when its answers have, the second to end now."""
+        """Send a signal: the first asks it to end when its answers have ended, the second to end now."""
         with suppress(ProcessLookupError):
             signal.pidfd_send_signal(self._pidfd, signal.SIGTERM)
 

@@ -1,4 +1,4 @@
-"""Tables, or JSON, of what a router offers and what runs behind it. Neither starts anything."""
+"""Tables, or JSON, of a router's pipelines and the servers behind it. Nothing is started."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ STATUS_KEYS = ("pipeline", "stage", "address", "pid", "state", "sessions", "queu
 COLUMNS = ("pipeline", "stage", "model", "address", "pid", "state", "sessions", "queue", "transport")
 DROPPED = ("transport", "model", "pipeline", "queue", "pid", "sessions")
 DROPPED_OF_SEVERAL = ("transport", "model", "queue", "pid", "pipeline", "sessions")
-"""The columns that a narrow terminal does without, the first of them first. Names of several pipelines stand above their stages then."""
+"""The columns that a narrow terminal leaves out, in this order. Names of several pipelines then stand above their stages."""
 
 WIDE = 200
 """Wider than any row."""
@@ -41,7 +41,7 @@ COLOURS = {"serving": "green", "draining": "yellow", "starting": "yellow"}
 
 
 async def show_pipelines(address: str | None, api_key: str | None, as_json: bool, timeout_s: float, verbose: bool) -> None:
-    """The pipelines of a router; as JSON {"pipelines": [{name, stages, inputs, outputs, voices, description, on_request, state}]}.
+    """Print the pipelines of a router; as JSON {"pipelines": [{name, stages, inputs, outputs, voices, description, on_request, state}]}.
 
     address: None for the one where `omnistage serve` puts it, and without one there the pipelines that it could serve, which have no state.
     """
@@ -61,10 +61,10 @@ async def show_pipelines(address: str | None, api_key: str | None, as_json: bool
 
 
 async def show_status(address: str | None, api_key: str | None, as_json: bool, timeout_s: float, verbose: bool) -> None:
-    """The stage servers behind a router, by pipeline, and the page of a stack of this user; as JSON {"replicas": [{pipeline,
-    stage, address, pid, state, sessions, queue, transport, settings}], "page": URL or null}.
+    """Print the stage servers behind a router, by pipeline, and the page of a stack of this user; as JSON {"replicas": [{pipeline, stage,
+    address, pid, state, sessions, queue, transport, settings}], "page": URL or null}.
 
-    address: None for the one where `omnistage serve` puts it. Raises UnavailableError where nothing runs.
+    address: None for the one where `omnistage serve` puts it. Raises UnavailableError if nothing runs.
     """
     where = must_run(address, api_key)
     async with connected(where, timeout_s, verbose) as omni:
@@ -80,9 +80,9 @@ async def show_status(address: str | None, api_key: str | None, as_json: bool, t
 
 
 async def show_voices(address: str | None, api_key: str | None, as_json: bool, timeout_s: float, verbose: bool) -> None:
-    """Who speaks; as JSON {"voices": {pipeline: [name]}}. The first of a pipeline is the usual one.
+    """Print the voices; as JSON {"voices": {pipeline: [name]}}. The first voice of a pipeline is its default.
 
-    address: None for the router that runs, and without one those that pipelines have whatever their checkpoint.
+    address: None for the router that runs, and without one the voices that pipelines have with every checkpoint.
     """
     if address is None and running() is None:
         pipelines = [load_pipeline(name) for name in shipped_pipelines()]
@@ -101,7 +101,7 @@ async def show_voices(address: str | None, api_key: str | None, as_json: bool, t
 
 
 def show_models(as_json: bool) -> None:
-    """The models on this machine; as JSON {"models": [{name, family, bytes, is_here, pipelines, takes, gives}]}."""
+    """Print the models on this machine; as JSON {"models": [{name, family, bytes, is_here, pipelines, takes, gives}]}."""
     models = models_here()
     if as_json:
         print(json.dumps({"models": [asdict(model) for model in models]}))
@@ -117,7 +117,7 @@ def show_models(as_json: bool) -> None:
 
 
 def settings_lines(replicas: Sequence[Replica]) -> list[str]:
-    """What the stages chose, below the table: a line for all replicas of a stage that chose the same."""
+    """The stages' own choices, below the table: a line for all replicas of a stage that chose the same."""
     kinds = [kind for _, kind in {(replica.pipeline, replica.stage) for replica in replicas}]
     told = [
         f"[bold]{escape(f'{replica.pipeline}/{replica.stage}' if kinds.count(replica.stage) > 1 else replica.stage)}[/]  "
@@ -129,7 +129,7 @@ def settings_lines(replicas: Sequence[Replica]) -> list[str]:
 
 
 def _for_humans(name: str, value: str) -> str:
-    """The value of a setting. Of one in bytes the number with a unit; what is said behind it stays, and --json has it as it is."""
+    """The value of a setting. A number of bytes gets a unit; the text behind it stays, and --json shows it unchanged."""
     number = _NUMBER.match(value)
     if not name.endswith("_bytes") or number is None:
         return value
@@ -137,7 +137,7 @@ def _for_humans(name: str, value: str) -> str:
 
 
 def _pipeline_of(pipeline_name: str) -> Pipeline:
-    """What its file says. Which voices a pipeline has, only its stages know."""
+    """The pipeline's file. Only the stages know which voices a pipeline has."""
     pipeline = load_pipeline(pipeline_name)
     return Pipeline(
         name=pipeline.name,
@@ -151,7 +151,7 @@ def _pipeline_of(pipeline_name: str) -> Pipeline:
 
 
 def _console() -> Console:
-    """As wide as the terminal; wide enough for every column where there is none."""
+    """A console as wide as the terminal; without one, wide enough for every column."""
     console = Console()
     return console if console.is_terminal else Console(width=WIDE)
 
@@ -167,7 +167,7 @@ def _pipeline_rows(pipelines: Sequence[Pipeline]) -> tuple[Sequence[str], Sequen
 
 
 def _listed(names: Sequence[str], rows: Sequence[Sequence[str]], console: Console, whole: Sequence[str] = ()) -> RenderableType:
-    """A table, or where its words do not fit into columns, lines for each row. names: of the columns. whole: those that are not wrapped."""
+    """A table, or if its words do not fit into columns, lines for each row. names: of the columns. whole: columns that are not wrapped."""
     table = Table(box=None, header_style="dim")
     for name in names:
         table.add_column(name, no_wrap=name in whole)
@@ -183,13 +183,13 @@ def _listed(names: Sequence[str], rows: Sequence[Sequence[str]], console: Consol
 
 
 def _grouped(replicas: Sequence[Replica]) -> list[Replica]:
-    """By pipeline, in the order in which the router has these."""
+    """The replicas by pipeline, in the router's order."""
     order = list(dict.fromkeys(replica.pipeline for replica in replicas))
     return sorted(replicas, key=lambda replica: order.index(replica.pipeline))
 
 
 def _fitting(replicas: Sequence[Replica], console: Console) -> RenderableType:
-    """The table with as many columns as fit; what stays is whole. Where not even the last ones fit, two lines for each server."""
+    """The table with as many columns as fit; the columns that stay are whole. If not even the last ones fit, two lines for each server."""
     unbounded = console.options.update(width=WIDE)
     columns = list(COLUMNS)
     for dropped in ("", *(DROPPED_OF_SEVERAL if _several(replicas) else DROPPED)):
@@ -221,7 +221,7 @@ def _status_table(replicas: Sequence[Replica], columns: Sequence[str]) -> Table:
 
 
 def _cells(replica: Replica) -> dict[str, str]:
-    # Of a lost one nobody knows, and its process has probably ended; one that is starting has said nothing yet.
+    # A lost server's values are unknown, and its process has probably ended; one that is starting has said nothing yet.
     pid, sessions, queue = ("-",) * 3 if replica.state in ("lost", "starting") else map(str, (replica.pid, replica.sessions, replica.queue))
     return {
         "pipeline": escape(replica.pipeline),

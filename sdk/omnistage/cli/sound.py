@@ -1,4 +1,4 @@
-"""`omnistage sound`: what can be typed. The work is in `sounding`, imported when it runs."""
+"""`omnistage sound`: its options. The work is in `sounding`, imported when it runs."""
 
 from __future__ import annotations
 

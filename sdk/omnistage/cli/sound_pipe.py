@@ -1,4 +1,5 @@
-"""Sound on standard output while it is made, as a WAV file for the program that reads it: `omnistage say "Hello." --out - | aplay`."""
+"""Writes sound to standard output while it is made, as a WAV file for the program that reads it: `omnistage say "Hello." --out - |
+aplay`."""
 
 from __future__ import annotations
 
@@ -16,9 +17,10 @@ from omnistage.client.events import AudioChunk
 
 
 class SoundPipe:
-    """A thread writes, so that a program which reads as slowly as it plays holds no answer up. What waits is never more than the answer.
+    """A thread writes, so that a program which reads as slowly as it plays does not hold the answer up. At most the answer itself waits in
+    memory.
 
-    Raises RequestError where standard output is a terminal."""
+    Raises RequestError if standard output is a terminal."""
 
     def __init__(self) -> None:
         if sys.stdout.isatty():
@@ -33,11 +35,11 @@ class SoundPipe:
 
     @property
     def over(self) -> asyncio.Future[None]:
-        """Done when all that was written has been taken, after `end`, or with the OSError of a reader that went away."""
+        """Done when all that was written has been read, after `end`, or with the OSError of a reader that went away."""
         return self._over
 
     def write(self, chunk: AudioChunk) -> None:
-        """The next piece. Raises BrokenPipeError, or another OSError, if nobody reads any more."""
+        """Write the next piece. Raises BrokenPipeError, or another OSError, if the reader is gone."""
         if self._over.done():
             self._over.result()
         if self._encoder is None:
@@ -45,11 +47,11 @@ class SoundPipe:
         self._waiting.put(self._encoder.encode(chunk.samples))
 
     def end(self) -> None:
-        """Nothing follows."""
+        """End the sound."""
         self._waiting.put(None)
 
     async def taken(self) -> None:
-        """Wait until all is taken, after `end`. Raises OSError if nobody reads any more."""
+        """Wait until all is read, after `end`. Raises OSError if the reader is gone."""
         await self._over
 
     def _write_all(self) -> None:
@@ -61,11 +63,11 @@ class SoundPipe:
                 while view:
                     try:
                         view = view[os.write(fd, view) :]
-                    except BlockingIOError:  # Somebody else with this pipe made it one that does not wait.
+                    except BlockingIOError:  # Another process with this pipe made it non-blocking.
                         select.select([], [fd], [])
         except OSError as failure:
             error = failure
-        with suppress(RuntimeError):  # The loop has ended: nobody waits.
+        with suppress(RuntimeError):  # The loop has ended: nothing waits.
             self._loop.call_soon_threadsafe(self._end, error)
 
     def _end(self, error: OSError | None) -> None:
@@ -75,4 +77,4 @@ class SoundPipe:
             self._over.set_result(None)
         else:
             self._over.set_exception(error)
-            self._over.exception()  # Whoever writes or waits next is told; where nobody does, it is no bug.
+            self._over.exception()  # The next write or wait raises the error; if there is none, it is no bug.

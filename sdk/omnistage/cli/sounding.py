@@ -1,4 +1,4 @@
-"""One sound of a prompt: asked for, heard while it comes, written to a file, told in figures."""
+"""One sound of a prompt: asked for, heard while it comes, written to a file, summed up in figures."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ from omnistage.client.request import Options, for_drawing, time_limit_s
 from omnistage.client.sound_file import write_sound
 
 EXAMPLE = "rain on a tin roof"
-"""Of a prompt."""
+"""Example of a prompt."""
 
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """What was typed. prompt: until checked, - is standard input. out: a file, or - for standard output; None: it is heard, or a file is
-    named by the prompt. play: whether it is heard while it comes; None: where a person is there to hear it."""
+    """A sound as it was typed. prompt: until checked, - is standard input. out: a file, or - for standard output; None: the sound is heard,
+    or written to a file named after the prompt. play: whether to play it while it comes; None: if a person is there to hear it."""
 
     prompt: str
     out: Path | None
@@ -52,11 +52,11 @@ class Order:
 
     @property
     def is_to_be_heard(self) -> bool:
-        """Whether it is to be played while it comes."""
+        """Whether to play the sound while it comes."""
         return self.play if self.play is not None else self.out is None and not self.as_json and sys.stderr.isatty()
 
     def checked(self) -> Order:
-        """The order with its words, standard input read. Refuses what cannot be done, before anything is fetched, started or asked. Raises
+        """The order with its words, standard input read. Refuses impossible orders before anything is fetched, started or asked. Raises
         RequestError."""
         check_numbers(self.options)
         whole = replace(self, prompt=words(self.prompt, EXAMPLE))
@@ -70,7 +70,7 @@ class Order:
 
 @dataclass(slots=True)
 class Made:
-    """What has come so far. steps: that were done."""
+    """A sound so far. steps: how many are done."""
 
     chunks: list[AudioChunk] = field(default_factory=list)
     steps: int = 0
@@ -81,7 +81,7 @@ class Made:
 
 
 def opened(path: Path, files: ExitStack) -> OutputFile:
-    """Raises RequestError."""
+    """Open the file. Raises RequestError."""
     return files.enter_context(OutputFile(path, "--out", {ending: form.name for ending, form in FORMATS.items()}))
 
 
@@ -123,7 +123,7 @@ async def make_sound(work: Interruptible, order: Order, where: Where, verbose: b
 async def _follow(
     events: AsyncGenerator[Event, None], made: Made, ears: Sequence[Callable[[AudioChunk], object]], screen: DrawingScreen
 ) -> Done:
-    """Show a sound while it comes, and have it heard."""
+    """Show a sound while it comes, and play it."""
     async with aclosing(events):
         with screen:
             async for event in events:
@@ -142,7 +142,7 @@ async def _follow(
 
 
 def _write(place: Path, made: Made, kind: str) -> None:
-    """A file that cannot have the rate of the model gets the next one that it can have."""
+    """Write the file. A kind that cannot have the model's rate gets the next rate that it can have."""
     samples = np.concatenate([chunk.samples for chunk in made.chunks])
     rate_hz, possible = made.chunks[0].sample_rate_hz, format_of(kind).rates_hz
     if possible and rate_hz not in possible:
@@ -152,9 +152,9 @@ def _write(place: Path, made: Made, kind: str) -> None:
 
 
 def resampled(samples: Samples, rate_hz: int, new_hz: int) -> Samples:
-    """The same sound at another rate, float32 [n] or [n, channels]: all frequencies that both have, as they are."""
+    """The same sound at another rate, float32 [n] or [n, channels]: all frequencies that both rates have stay as they are."""
     more = [(0, -len(samples) % rate_hz + rate_hz), *[(0, 0)] * (samples.ndim - 1)]
-    padded = np.pad(samples.astype(np.float64), more)  # Whole seconds, the last one without a sound.
+    padded = np.pad(samples.astype(np.float64), more)  # Whole seconds, the last one silent.
     count = len(padded) * new_hz // rate_hz
     whole = np.fft.irfft(np.fft.rfft(padded, axis=0)[: count // 2 + 1], count, axis=0) * (count / len(padded))
     made: Samples = whole[: round(len(samples) * new_hz / rate_hz)].astype(np.float32)

@@ -1,4 +1,4 @@
-"""One spoken answer: asked for, shown while it comes, written to files, told in figures."""
+"""One spoken answer: asked for, shown while it comes, written to files, summed up in figures."""
 
 from __future__ import annotations
 
@@ -40,24 +40,25 @@ PICTURES = (".png", ".jpg", ".jpeg", ".webp")
 """Endings of names that `omnistage draw` writes."""
 
 LOOK_S = 5.0
-"""For a look at what a router offers, after it has refused."""
+"""Time limit of a look at a router's pipelines, after a refusal."""
 
 DRAW = {
     "image": "It only draws: `omnistage draw PROMPT --out F.png`, with the same --pipeline and --address, keeps the picture.",
     "video": "It makes films: `omnistage film PROMPT --out F.webm`, with the same --pipeline and --address.",
     "audio": "It makes sound of a prompt: `omnistage sound PROMPT --out F.wav`, with the same --pipeline and --address.",
 }
-"""Of a pipeline that draws, to who asked it a question, by the first of these that it gives."""
+"""Texts about a pipeline that draws, for a user who asked it a question, by the first of these outputs that it gives."""
 
 OTHERS = " One of films is for `omnistage film`, one of sound for `omnistage sound`."
-"""Where only its checkpoint says what a pipeline makes."""
+"""Added if only the checkpoint of a pipeline says what it makes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """What was typed. text: until checked, - is standard input. verbatim: speak it instead of answering. out, timeline, captions: files to
-    write; out may be -, standard output. system: what the model is told first. attached: goes before the text. parts: of these, when they
-    are read. schema: a file to read, until checked. play: whether it is heard while it comes; None: where a person is there to hear it."""
+    """A question as it was typed. text: until checked, - is standard input. verbatim: speak it instead of answering. out, timeline,
+    captions: files to write; out may be -, standard output. system: the instructions before the conversation. attached: goes before the
+    text. parts: of these, when they are read. schema: a file to read, until checked. play: whether to play it while it comes; None: if a
+    person is there to hear it."""
 
     text: str
     verbatim: bool
@@ -79,19 +80,19 @@ class Question:
 
     @property
     def is_to_be_heard(self) -> bool:
-        """Whether it is to be played while it comes."""
+        """Whether to play the answer while it comes."""
         if self.play is not None:
             return self.play
         return self.out is None and not self.as_json and sys.stderr.isatty() and "audio" in self.options.get("outputs", ("audio",))
 
     @property
     def inputs(self) -> list[str]:
-        """What a pipeline must take."""
+        """Inputs that a pipeline must take."""
         return ["text", *dict.fromkeys(one.kind for one in self.attached)]
 
     @property
     def outputs(self) -> Sequence[str]:
-        """What a pipeline must give."""
+        """Outputs that a pipeline must give."""
         return self.options.get("outputs", ["audio"] if self.verbatim else ())
 
     @property
@@ -101,7 +102,7 @@ class Question:
         return [turn] if self.system is None else [{"role": "system", "content": self.system}, turn]
 
     def checked(self) -> Question:
-        """The question with its words and media, standard input read. Refuses what cannot be done, before anything is fetched, started or
+        """The question with its words and media, standard input read. Refuses impossible questions before anything is fetched, started or
         asked.
 
         Raises RequestError.
@@ -123,7 +124,7 @@ class Question:
 
 
 def _read_schema(path: Path) -> str:
-    """Raises RequestError."""
+    """The text of the schema. Raises RequestError."""
     try:
         with path.open("rb") as file:
             data = file.read(MAX_TEXT_BYTES + 1)
@@ -166,7 +167,7 @@ async def speak(work: Interruptible, question: Question, where: Where, verbose: 
                 raise
             work.complete()
             try:
-                # Before another word, which may have lost its reader.
+                # Before another word is printed, whose reader may be gone.
                 written = _write(question, out, spoken, done)
             finally:
                 if not question.as_json:
@@ -186,7 +187,7 @@ async def speak(work: Interruptible, question: Question, where: Where, verbose: 
 
 
 def _remarks(question: Question, spoken: Spoken, done: Done, hearing: Listening) -> Iterator[str]:
-    """What there is to say of an answer, a line each."""
+    """Remarks about an answer, a line each."""
     for failover in done.failovers:
         yield sentence(failover, done.timing)
     if not question.verbatim:
@@ -201,8 +202,8 @@ def _remarks(question: Question, spoken: Spoken, done: Done, hearing: Listening)
 
 
 async def _drawn(omni: AsyncOmni, pipeline: str) -> str:
-    """What all that could have been meant draw, and do nothing else; else empty. pipeline: empty: any. A router that is gone by now says
-    nothing: what it refused stands."""
+    """The output that all pipelines that could be meant draw, if they do nothing else; else empty. pipeline: empty: any. A router that is
+    gone by now adds nothing: its refusal stands."""
     with suppress(OmniError):
         meant = [one for one in await omni.pipelines(timeout_s=LOOK_S) if pipeline in ("", one.name)]
         if all(one.only_draws for one in meant):
@@ -212,7 +213,8 @@ async def _drawn(omni: AsyncOmni, pipeline: str) -> str:
 
 @contextmanager
 def _refusals(question: Question) -> Iterator[None]:
-    """What was typed is refused by a router, or a stage, in words of the protos; --out asks for sound by name, --captions for words."""
+    """Word refusals of a router or a stage, which are in words of the protos, by the typed options: --out asks for sound by name,
+    --captions for words."""
     try:
         yield
     except BadRequestError as error:
@@ -228,7 +230,7 @@ def _refusals(question: Question) -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True)
 class _Files:
-    """Those that were asked for."""
+    """The files that were asked for."""
 
     sound: OutputFile | None
     picture: OutputFile | None

@@ -1,9 +1,9 @@
 """A stack of processes: the stages of one pipeline side by side, the router and the gateway in front of them, then the stages of the other
 pipelines, as they are asked for; nothing of it is left when the stack ends.
 
-A process that ends by itself is started again, by a keeper of its own, from the moment it serves until the stack stops, or its pipeline is
-out: when the last process of one of its stages is given up. Whoever has the stack may begin that pipeline again. Without a router nothing
-can be asked, so the stack is broken then; without a gateway it goes on.
+From the moment a process serves, a keeper of its own starts it again if it ends by itself, until the stack stops, or the process's pipeline
+is out: a pipeline is out when the last process of one of its stages is given up. The owner of the stack may begin that pipeline again.
+Without a router the stack is broken, because nothing can be asked; without a gateway it goes on.
 
 Every process holds the reading end of one pipe, the lifeline, whose writing end is only here: if this process is killed, the pipe closes
 and the others drain and exit by themselves.
@@ -31,21 +31,21 @@ from omnistage.host.addresses import host_and_port
 from omnistage.models.common.owned import OwnFolder, sweep
 
 KEPT_PORT = ("--kept-port", "true")
-"""Of a server whose port `Ports` keeps."""
+"""Arguments of a server whose port `Ports` keeps."""
 
 HTTP_PORT_TRIES = 20
-"""Where the port of the gateway is taken, the next ones. It keeps the one that it got: it is started again there."""
+"""If the port of the gateway is taken, so many next ones are tried. The gateway keeps its port: it is started again there."""
 
 FAILURES = frozenset({"lost", "failed", "given up"})
-"""What makes the logs worth keeping."""
+"""Events that make the logs worth keeping."""
 
 Report = Callable[[str], None]
 """Called with the name of a process when it serves for the first time."""
 
 
 class Servers:
-    """Processes that stand for each other. pipelines: whose stage they are; none: the whole stack's. is_vital: without the last of them the
-    stack is broken. all: as many as there are to be. children: those that are not given up. keepers: of those that serve."""
+    """Processes that stand for each other. pipelines: those whose stage they are; none: the whole stack's. is_vital: without the last of
+    them the stack is broken. all: every process that is planned. children: those that are not given up. keepers: of those that serve."""
 
     def __init__(self, children: Sequence[Child], pipelines: Collection[str] = (), *, is_vital: bool = False) -> None:
         self.pipelines = frozenset(pipelines)
@@ -54,19 +54,20 @@ class Servers:
         self.children = list(children)
         self.keepers: list[asyncio.Task[None]] = []
         self.starting: asyncio.Task[None] | None = None
-        """Done when all of them served for the first time; whatever pipeline asked first. None: they are not to run."""
+        """Done when all of them served for the first time, whichever pipeline asked first. None: they are not to run."""
 
     @property
     def tasks(self) -> set[asyncio.Task[None]]:
-        """All that starts its processes, or starts them again."""
+        """All tasks that start its processes, or start them again."""
         return {*self.keepers, *(() if self.starting is None else (self.starting,))}
 
 
 class Stack:
-    """Between `start` and `stop`, `address` is that of a router that serves, or is started again. Not every pipeline has been begun then.
+    """Between `start` and `stop`, `address` is that of a router that serves, or is being started again. Some pipelines may not have begun
+    yet.
 
     log_folder: where the output of the processes goes; None: a temporary folder that is kept only if something fails. verbose: to stderr
-    instead. tell: called for what happens to the processes.
+    instead. tell: called with events of the processes.
     """
 
     def __init__(
@@ -87,9 +88,10 @@ class Stack:
         self.log_folder = log_folder
         self._stages: list[Servers] = []
         self._fronts: list[Servers] = []
-        """What clients ask, in the order in which it ends, before any stage does: the gateway, while the router answers, and the router."""
+        """The processes that clients ask, in the order in which they end, before any stage does: the gateway, while the router answers, and
+        the router."""
         self._begun: dict[str, asyncio.Task[None]] = {}
-        """By pipeline: its start, which may be done. One that failed or is out is not in it."""
+        """By pipeline: its start, which may be done. A pipeline that failed or is out is not in it."""
         self._gone: dict[str, asyncio.Future[StackError]] = {}
         """By pipeline that was begun: why it failed, or is out."""
         self._outs: set[asyncio.Task[None]] = set()
@@ -100,14 +102,14 @@ class Stack:
         self._ports = Ports()
 
     async def start(self) -> None:
-        """Start everything; on a failure nothing is left running. Raises StackError with the last words of the process that failed."""
+        """Start everything; after a failure nothing is left running. Raises StackError with the last words of the process that failed."""
         self._lifeline = os.pipe()
         self._broken = asyncio.get_running_loop().create_future()
         if self._owns_folder:
             self._own_folder = OwnFolder("logs")
             self.log_folder = self._own_folder.path
         else:
-            sweep(Path(tempfile.gettempdir()))  # Of stacks that were killed: this one makes no folder there, which would do it.
+            sweep(Path(tempfile.gettempdir()))  # Folders of killed stacks, which a new folder would remove.
         try:
             await self._start()
         except BaseException as error:
@@ -130,7 +132,7 @@ class Stack:
 
     @property
     def children(self) -> list[Child]:
-        """Every process that is to run and is not given up, router last."""
+        """Every process that is to run and is not given up, the router last."""
         return [child for servers in self._all if servers.starting is not None for child in servers.children]
 
     @property
@@ -141,20 +143,20 @@ class Stack:
         return [*stages, *self._layout.fronts]
 
     def metrics_addresses(self) -> dict[str, str]:
-        """HOST:PORT of every process's metrics, by its name; empty for one that does not serve now. May be called from any thread."""
+        """HOST:PORT of every process's metrics, by its name; empty for a process that does not serve now. May be called from any thread."""
         serving = {child.name: child.metrics_address for child in self.children if child.serves}
         return {name: serving.get(name, "") for name in self.names}
 
     async def broken(self) -> StackError:
-        """Wait until the stack cannot go on, and say why: no pipeline that was begun is left, or the router was given up."""
+        """Wait until the stack cannot go on, and return why: no pipeline that was begun is left, or the router was given up."""
         if self._broken is None:
             raise RuntimeError("broken() before start()")
         return await asyncio.shield(self._broken)
 
     async def begin(self, pipeline: str) -> None:
-        """Start a pipeline beside those that serve, and return when its processes do; who asks again waits for the same start. On a failure
-        nothing is left of it that no other pipeline has. Raises UnknownModelError and StackError; one that failed may be begun again. The
-        start goes on if the caller is cancelled."""
+        """Start a pipeline beside those that serve, and return when its processes do; a second caller waits for the same start. After a
+        failure nothing is left of it that no other pipeline has. Raises UnknownModelError and StackError; a failed pipeline may be begun
+        again. The start goes on if the caller is cancelled."""
         if pipeline not in {one.name for one in self._layout.pipelines}:
             raise UnknownModelError(f"this stack has no pipeline {pipeline}; it has {self._layout.names}")
         if pipeline not in self._begun:
@@ -162,8 +164,8 @@ class Stack:
         await self._has_begun(pipeline)
 
     async def gone(self, pipeline: str) -> StackError:
-        """Wait until a pipeline that was begun has failed or is out, nothing of it runs, and it may be begun again; and say why. For ever
-        where it was the last one: then the stack is broken."""
+        """Wait until a pipeline that was begun has failed or is out, nothing of it runs, and it may be begun again; returns why. If it was
+        the last pipeline this waits for ever: then the stack is broken."""
         return await asyncio.shield(self._gone[pipeline])
 
     def _note_begin(self, pipeline: str, start: asyncio.Task[None]) -> None:
@@ -181,15 +183,15 @@ class Stack:
             raise
 
     def kill(self) -> None:
-        """End every process now, whatever runs, and start none of them again; `stop` puts the rest away."""
+        """End every process now, whatever it does, and start none of them again; `stop` cleans up the rest."""
         for task in self._tasks:
             task.cancel()
         for child in self.children:
             child.kill_now()
 
     async def stop(self) -> None:
-        """End what clients ask first, so that running answers can finish, then all stages; wait for each. Nothing is started again from
-        here."""
+        """End the processes that clients ask first, so that running answers can finish, then all stages; wait for each. Nothing is started
+        again from here."""
         tasks = self._tasks
         for task in tasks:
             task.cancel()
@@ -214,16 +216,16 @@ class Stack:
 
     @property
     def _tasks(self) -> set[asyncio.Task[None]]:
-        """All that starts processes, or starts them again."""
+        """All tasks that start processes, or start them again."""
         return {*self._begun.values(), *self._outs}.union(*(servers.tasks for servers in self._all))
 
     async def _end(self, servers: Servers) -> None:
-        """End its processes, and start none of them again; they may be begun anew."""
+        """End the processes, and start none of them again; they may be begun anew."""
         tasks = servers.tasks
         for task in tasks:
             task.cancel()
         for task in tasks and (await asyncio.wait(tasks))[0]:
-            task.cancelled() or task.exception()  # Which whoever waited for it has been told.
+            task.cancelled() or task.exception()  # Its waiters have heard of it.
         async with asyncio.TaskGroup() as ends:
             for child in servers.all:
                 ends.create_task(child.stop(self._layout.servers.grace_s))
@@ -232,8 +234,8 @@ class Stack:
     # Starting ------------------------------------------------------------------------------------------------------------------------
 
     async def _start(self) -> None:
-        """The router is loaded beside the stages of the first pipeline, and looks for them when all of them serve. The gateway asks nobody
-        before it is asked."""
+        """Start. The router is loaded beside the stages of the first pipeline, and looks for them when all of them serve. The gateway asks
+        nothing before its first request."""
         self._make_children()
         *gateways, router = self._fronts
         first = self._layout.pipelines[0].name
@@ -256,7 +258,7 @@ class Stack:
             os.close(wait_fd)
 
     def _make_children(self) -> None:
-        """All processes of all pipelines, each with its address; none is started."""
+        """Make all processes of all pipelines, each with its address; none is started."""
         options, groups = self._layout.servers, self._layout.groups
         try:
             addresses = [[self._ports.take() for _ in group.names] for group in groups]
@@ -293,7 +295,7 @@ class Stack:
         self._fronts.append(Servers([asked], is_vital=True))
 
     def _own_addresses(self, router: str) -> tuple[str, ...]:
-        """Where others of the stack listen, or will, that the gateway must not take."""
+        """Addresses of other processes of the stack, present or later, which the gateway must not take."""
         return router, self._layout.servers.metrics_address, self._layout.servers.metrics
 
     def _child(
@@ -303,7 +305,7 @@ class Stack:
         return Child(name, f"omnistage.{kind}", arguments, address, metrics_address, log, variables, self._ports.fds, bound)
 
     async def _begin(self, pipeline: str) -> None:
-        """One that was asked for later: what it has of its own is fetched first."""
+        """Begin a later pipeline: its own models are fetched first."""
         layout = next(one for one in self._layout.pipelines if one.name == pipeline)
         while self._outs:
             await asyncio.wait(self._outs)
@@ -315,7 +317,7 @@ class Stack:
             raise
 
     async def _start_in_time(self, pipeline: str) -> None:
-        """Others wait for their turn behind it. Raises StackError."""
+        """Start the stages in turn: other pipelines wait. Raises StackError."""
         with suppress(TimeoutError):
             async with asyncio.timeout(RESTART_LIMIT_S):
                 await self._start_stages(pipeline)
@@ -357,7 +359,7 @@ class Stack:
         servers.keepers.append(keeper)
 
     async def _start_gateway(self, servers: Servers, child: Child) -> None:
-        """The stack goes on without it: one that does not start is given up."""
+        """Start the gateway. The stack goes on without it: a gateway that does not start is given up."""
         tries = room(child.address, self._own_addresses(self.address), HTTP_PORT_TRIES)
         try:
             async with asyncio.timeout(RESTART_LIMIT_S):
@@ -369,7 +371,7 @@ class Stack:
             self._give_up(servers, child, error)
 
     async def _unless_broken(self, starting: asyncio.Task[None]) -> None:
-        """The router is ready when its stages are: without one of them it would wait for ever."""
+        """Wait for the stages. Without one of them the router would wait for ever: it is ready when its stages are."""
         breaking = asyncio.create_task(self.broken())
         either: set[asyncio.Task[None] | asyncio.Task[StackError]] = {starting, breaking}
         try:
@@ -388,7 +390,7 @@ class Stack:
         self._give_up(servers, keeper.child, await keeper.keep())
 
     def _give_up(self, servers: Servers, child: Child, error: StackError) -> None:
-        """Without the last one of a stage its pipelines are out."""
+        """Give a child up. Without the last child of a stage its pipelines are out."""
         self._tell("given up", error.message)
         servers.children.remove(child)
         if servers.children:
@@ -401,7 +403,7 @@ class Stack:
             self._put_out(out, error)
 
     def _put_out(self, pipelines: Sequence[str], error: StackError) -> asyncio.Task[None]:
-        """From now on these may be begun anew, when a task of its own has ended what no other one has."""
+        """Put pipelines out. They may be begun anew when a task of its own has ended the processes that no other pipeline has."""
         self._failed = True
         for pipeline in pipelines:
             del self._begun[pipeline]
@@ -411,7 +413,7 @@ class Stack:
         return task
 
     async def _end_rest(self, error: StackError, gone: Sequence[asyncio.Future[StackError]]) -> None:
-        """The processes that no pipeline has, and then tell it. Without any pipeline the stack is broken."""
+        """End the processes that no pipeline has, and then report it. Without any pipeline the stack is broken."""
         for servers in self._stages:
             if servers.starting is not None and not (servers.children and not servers.pipelines.isdisjoint(self._begun)):
                 await self._end(servers)
@@ -426,7 +428,7 @@ class Stack:
             self._broken.set_result(error)
 
     def _kept(self, keeper: asyncio.Task[None]) -> None:
-        """A keeper that ended by a bug keeps nobody: the stack ends, with that error."""
+        """Handle the end of a keeper. A bug in a keeper leaves its process unwatched: the stack ends, with that error."""
         error = None if keeper.cancelled() else keeper.exception()
         if error is not None and self._broken is not None and not self._broken.done():
             self._broken.set_exception(error)

@@ -1,4 +1,4 @@
-"""The metrics of all processes of a stack on one Prometheus page: their own pages, fetched when somebody looks, with a label `process`."""
+"""The metrics of all processes of a stack on one Prometheus page: their own pages, fetched for each request, with a label `process`."""
 
 from __future__ import annotations
 
@@ -22,22 +22,22 @@ LAUNCHER = "launcher"
 """The process that serves the page has metrics of its own."""
 
 SILENCE_S = 2.0
-"""A process that has said nothing for so long is left out, as one whose machine swaps or that was stopped."""
+"""A process that has sent nothing for so long is left out, because its machine swaps or it was stopped."""
 
 LOOK_S = 5.0
-"""All pages that are not there by then are left out: a scraper gives up after 10 s by default."""
+"""Pages that have not come by then are left out: a scraper gives up after 10 s by default."""
 
 MAX_PAGE_BYTES = 8 << 20
-"""Of one process; theirs have some 20 KiB."""
+"""Most bytes of one process's page; ours have some 20 KiB."""
 
 FETCHERS = 64
 
 Addresses = Callable[[], Mapping[str, str]]
-"""HOST:PORT of the page of every process, by its name; empty for one that does not run. Called from any thread."""
+"""HOST:PORT of the page of every process, by its name; empty for a process that does not run. Called from any thread."""
 
 
 def serve_stack_metrics(address: str, addresses: Addresses) -> str:
-    """Serve the page from now on, until this process ends; returns HOST:PORT. Raises StackError where nobody can listen."""
+    """Serve the page until this process ends; returns HOST:PORT. Raises StackError if the address cannot be listened on."""
     host, port = host_and_port(address)
     registry = CollectorRegistry()
     registry.register(StackCollector(addresses))
@@ -49,7 +49,7 @@ def serve_stack_metrics(address: str, addresses: Addresses) -> str:
 
 
 class StackCollector(Collector):
-    """Whoever collects gets what all processes show at that moment; one look at a time."""
+    """Collects the metrics of all processes at that moment; one look at a time."""
 
     def __init__(self, addresses: Addresses) -> None:
         self._addresses = addresses
@@ -62,7 +62,7 @@ class StackCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         came_at = time.monotonic()
         with self._one_at_a_time:
-            # Whoever waited for a look that began after they came has its result: one process that hangs holds each look up.
+            # A caller that waited for a look that began after it came has its result: one process that hangs holds each look up.
             if self._looked_at < came_at:
                 self._looked_at = time.monotonic()
                 self._last = self._pages()
@@ -78,7 +78,7 @@ class StackCollector(Collector):
         yield from merged.values()
 
     def _pages(self) -> dict[str, list[Metric] | None]:
-        """By process; None for one that did not answer."""
+        """The pages by process; None for a process that did not answer."""
         begun = {name: self._fetchers.submit(fetched, address) for name, address in self._addresses().items()}
         wait(begun.values(), timeout=LOOK_S)
         pages = {name: _page(fetching) for name, fetching in begun.items()}
@@ -93,15 +93,15 @@ def _page(fetching: Future[list[Metric] | None]) -> list[Metric] | None:
 
 
 def fetched(address: str) -> list[Metric] | None:
-    """The metrics of the process at HOST:PORT. None where no page can be had: it has just ended, or hangs. Blocks."""
+    """The metrics of the process at HOST:PORT. None if there is no page: the process has just ended, or hangs. Blocks."""
     if not address:
         return None
-    connection = HTTPConnection(address, timeout=SILENCE_S)  # Unlike urlopen it knows no proxies.
+    connection = HTTPConnection(address, timeout=SILENCE_S)  # Unlike urlopen it uses no proxies.
     try:
         connection.request("GET", "/metrics")
         answer = connection.getresponse()
         is_page = answer.status == 200 and answer.length is not None and answer.length <= MAX_PAGE_BYTES
-        return _parsed(answer.read()) if is_page else None  # Whole: with a length, one that is cut off raises.
+        return _parsed(answer.read()) if is_page else None  # The body is whole: with a length, a cut one raises.
     except (OSError, HTTPException, ValueError):
         return None
     finally:
@@ -109,5 +109,5 @@ def fetched(address: str) -> list[Metric] | None:
 
 
 def _parsed(page: bytes) -> list[Metric]:
-    """Raises ValueError for what is no page of metrics."""
+    """Raises ValueError for a text that is no page of metrics."""
     return list(text_string_to_metric_families(page.decode()))

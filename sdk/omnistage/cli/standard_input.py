@@ -1,4 +1,4 @@
-"""What comes through standard input where a command is given - in place of words or of a file."""
+"""Media from standard input, if a command is given - in place of a file."""
 
 from __future__ import annotations
 
@@ -26,10 +26,11 @@ EXAMPLES = {
 
 
 def medium(kind: str) -> bytes:
-    """A picture, a sound or a film, to its end, as much as a model takes of one. kind: image, audio or video, as the option is called.
+    """A picture, a sound or a film, to its end, up to the most that a model takes. kind: image, audio or video, from the name of the
+    option.
 
-    On a terminal Ctrl-C ends a recording and not the command: the recorder before the pipe hears it too, and what it said until then is
-    read. Raises RequestError where nothing is there, where nothing comes, and for what is too much.
+    On a terminal Ctrl-C ends a recording and not the command: the recorder before the pipe gets the signal too, and its output until then
+    is read. Raises RequestError if nothing comes, and if there is too much.
     """
     option, what = f"--{kind} {STDIN}", KINDS[kind]
     if sys.stdin is None or sys.stdin.isatty():
@@ -62,9 +63,9 @@ def _read(file: int, kind: str) -> bytes:
 
 
 def _await_first_byte(file: int, option: str) -> None:
-    """Or the end. Raises RequestError."""
+    """Wait for the first byte, or the end. Raises RequestError."""
     waiting = select.poll()
-    with suppress(PermissionError):  # Not a thing that can be waited for.
+    with suppress(PermissionError):  # A file of this kind cannot be waited for.
         waiting.register(file, select.POLLIN)
     if not waiting.poll(FIRST_BYTE_LIMIT_S * 1000):
         raise RequestError(

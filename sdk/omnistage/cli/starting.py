@@ -1,4 +1,4 @@
-"""The start of a stack, with a bar per process, and what the console says of it later."""
+"""The start of a stack, with a bar per process, and later lines on the console."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ async def started(
     tasks: dict[str, TaskID] = {}
 
     def done(name: str) -> None:
-        if name in tasks:  # Else it is of a pipeline that starts beside one that serves.
+        if name in tasks:  # Otherwise it is of a pipeline that starts beside one that serves.
             progress.update(tasks[name], total=1, completed=1)
 
     def tell(what: str, text: str) -> None:

@@ -1,4 +1,4 @@
-"""A conversation as `omnistage chat` keeps it: its turns, how it is to be answered, and the words that begin with a slash."""
+"""A conversation of `omnistage chat`: its turns, its settings, and the commands that begin with a slash."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ from omnistage.models.common.owned import OwnFile
 _PART = re.compile(r"conversation\[(\d+)\]\.content\[(\d+)\]")
 
 WIDEST = 200
-"""Columns of what is no terminal."""
+"""Columns where there is no terminal."""
 
 LAST, LINES = "chat.json", "chat-lines"
-"""Files of the last conversation, and of what was typed."""
+"""Files of the last conversation, and of the typed lines."""
 
 TEXTS = (".txt", ".md", ".json")
 """Endings of files for the words of a conversation."""
 
 
 class TalkSettings(TypedDict, total=False):
-    """What the answers are like."""
+    """Settings of the answers."""
 
     voice: str
     speed: float
@@ -47,14 +47,14 @@ class TalkSettings(TypedDict, total=False):
 @dataclass(slots=True)
 class Talk:
     """settings: as they were typed, here or later. turns: questions and answers, oldest first, as the client takes them: content is text,
-    or parts of it, of which media are paths."""
+    or parts of it, whose media are paths."""
 
     settings: TalkSettings = field(default_factory=lambda: TalkSettings())
     turns: list[dict[str, Any]] = field(default_factory=list)
 
     @classmethod
     def last(cls, settings: TalkSettings) -> Talk:
-        """The last conversation, and its settings as far as none are given. Raises RequestError where there is none."""
+        """The last conversation, with its own settings as far as none are given. Raises RequestError if there is none."""
         path = state_folder() / LAST
         try:
             kept = json.loads(path.read_text(encoding="utf-8"))
@@ -70,22 +70,22 @@ class Talk:
 
     @property
     def conversation(self) -> Conversation:
-        """What a request says."""
+        """The turns of a request."""
         system = self.settings.get("system")
         return [*([{"role": "system", "content": system}] if system else []), *self.turns]
 
     @property
     def options(self) -> Options:
-        """What a request sets."""
+        """The options of a request."""
         return cast("Options", {name: value for name, value in self.settings.items() if name != "system"})
 
     def ask(self, text: str, media: Sequence[Mapping[str, str]] = ()) -> None:
-        """The next question. media: parts that come before its text."""
+        """Add the next question. media: parts that come before its text."""
         words = [{"type": "text", "text": text}] if text else []
         self.turns.append({"role": "user", "content": [*media, *words] if media else text})
 
     def forget_gone(self) -> list[str]:
-        """Leave out the media whose files are no longer there, of which only the names stay; returns these."""
+        """Leave out the media whose files are no longer there; their names stay. Returns the names."""
         gone = []
         for turn in self.turns:
             parts = turn["content"] if isinstance(turn["content"], list) else []
@@ -97,7 +97,7 @@ class Talk:
         return gone
 
     def leave_out(self, field: str) -> str:
-        """Only the name stays of a file of an earlier turn that a refusal names; returns it, empty where it names none."""
+        """Leave out a file of an earlier turn that a refusal names; only its name stays. Returns it, empty if the refusal names none."""
         turn, number = place_of(field)
         if turn is None or number is None:
             return ""
@@ -108,14 +108,14 @@ class Talk:
         return path.name
 
     def answered(self, text: str) -> None:
-        """The answer, as far as it came; without one the question was never asked."""
+        """Add the answer, as far as it came; without one the question is removed."""
         if text:
             self.turns.append({"role": "assistant", "content": text})
         else:
             self.turns.pop()
 
     def forget_oldest(self) -> bool:
-        """Leave the oldest question and its answer out, as when all no longer fit; False if there is nothing but the last question."""
+        """Leave out the oldest question and its answer when the conversation no longer fits; False if only the last question is left."""
         if len(self.turns) < 3:
             return False
         del self.turns[:2]
@@ -155,13 +155,13 @@ def said(turn: Mapping[str, Any]) -> str:
 
 
 def place_of(field: str) -> tuple[int | None, int | None]:
-    """Of a part of a conversation that a refusal names: its turn, and its place in that; None where it names none."""
+    """The turn that a refusal names, and the place of the part in it; None if it names none."""
     found = _PART.match(field)
     return (int(found[1]), int(found[2])) if found else (None, None)
 
 
 def is_of_setting(error: OmniError) -> bool:
-    """Whether a refusal is of how answers are to be, or of who asks, and not of what was asked."""
+    """Whether a refusal is about the settings or the key, and not about the question."""
     names = {setting.name for setting in SETTINGS.values()}
     fields = error.fields if isinstance(error, BadRequestError) else ()
     is_of_asker = error.code in (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED)
@@ -171,12 +171,12 @@ def is_of_setting(error: OmniError) -> bool:
 
 
 def _path_of(part: Mapping[str, str]) -> Path | None:
-    """Of a medium; None for text."""
+    """The path of a medium; None for text."""
     return None if part["type"] == "text" else Path(part[part["type"]])
 
 
 def _checked(content: Any) -> str | list[dict[str, str]]:
-    """What was kept of a turn. Raises LookupError, TypeError or ValueError for what is none."""
+    """The stored content of a turn. Raises LookupError, TypeError or ValueError for any other value."""
     if isinstance(content, str):
         return content
     parts = [{"type": str(part["type"]), part["type"]: str(part[part["type"]])} for part in content]
@@ -208,7 +208,8 @@ def _tokens(text: str) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """name: of the setting. read: what was typed to its value; ValueError for what cannot be. form: what can be typed, for people."""
+    """name: of the setting. read: turns a typed text into its value; ValueError for an impossible one. form: what can be typed, for
+    people."""
 
     name: str
     read: Callable[[str], Any]
@@ -222,7 +223,7 @@ SETTINGS: Mapping[str, Setting] = {
     "/max-tokens": Setting("max_tokens", _tokens, "N, longest answer"),
     "/system": Setting("system", str, "TEXT, what the model is told first"),
 }
-"""By what is typed; with `off` behind it a setting is the usual one again, and with nothing it is shown."""
+"""By the typed command; with `off` behind it a setting gets its default again, and with nothing it is shown."""
 
 OFF = "off"
 
@@ -249,17 +250,17 @@ MORE = (
     'Alt-Enter begins a new line; """ before and behind a text of several lines makes it one message.',
     "Enter or Ctrl-C stops an answer; Ctrl-D ends.",
 )
-"""Below the words, in the help."""
+"""Stands below the commands in the help."""
 
 
 def is_command(first: str) -> bool:
-    """Whether a message with this first word is for the program: of a slash and letters. A path or a fraction is a question like any
+    """Whether a message with this first word is a command of the chat: a slash and letters. A path or a fraction is a question like any
     other."""
     return first in WORDS or (first.startswith("/") and first[1:].isalpha())
 
 
 def change(settings: TalkSettings, command: str, value: str) -> str:
-    """Set what was typed behind one of SETTINGS; what there is to say of it. Raises RequestError."""
+    """Set the value that was typed behind one of SETTINGS; returns a line about it. Raises RequestError."""
     setting = SETTINGS[command]
     told = cast("dict[str, Any]", settings)
     if value == OFF:
@@ -273,7 +274,7 @@ def change(settings: TalkSettings, command: str, value: str) -> str:
 
 
 def help_lines(columns: int | None) -> list[str]:
-    """What can be typed, in lines that are broken between words. columns: of the terminal; None: there is none."""
+    """The commands, in lines that are broken between words. columns: of the terminal; None: there is none."""
     forms = {command: setting.form for command, setting in SETTINGS.items()} | OTHERS
     indent = max(map(len, forms)) + 2
     width = max((columns or WIDEST) - 1, indent + 8)
@@ -283,5 +284,5 @@ def help_lines(columns: int | None) -> list[str]:
 
 
 def unknown(command: str) -> OmniError:
-    """The error of a word that begins with a slash and is none of these."""
+    """The error for a word that begins with a slash and is no command."""
     return RequestError(f"there is no {command}{did_you_mean(command, WORDS)}", hint="/help shows what can be typed.")

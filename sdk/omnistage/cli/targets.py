@@ -1,4 +1,4 @@
-"""Which router a command means: the one it names, the one that runs, or one that is started for the call."""
+"""Chooses the router of a command: the one it names, the one that runs, or one that is started for the call."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from omnistage.host.addresses import host_and_port
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """What a stack that is started for a call must be able to do. inputs, outputs: such as image and audio. kind: of a stage that it must
-    have."""
+    """The abilities that a stack that is started for a call must have. inputs, outputs: such as image and audio. kind: of a stage that it
+    must have."""
 
     inputs: Sequence[str]
     outputs: Sequence[str]
@@ -39,10 +39,10 @@ def target_for(
     devices: Mapping[str, str] | None = None,
     is_quiet: bool = False,
 ) -> Where:
-    """The router to ask, or the stack to start for this call: where none runs, and for settings, a checkpoint or a file. address, pipeline,
-    api_key, devices: as typed. is_quiet: do not tell which it is.
+    """The router to ask, or the stack to start for this call: if no router runs, and for settings, a checkpoint or a file. address,
+    pipeline, api_key, devices: as typed. is_quiet: do not print which it is.
 
-    Raises an OmniError where neither can be."""
+    Raises an OmniError if neither can be."""
     if address is not None:
         return named(address, api_key, pipeline)
     key = typed_key(api_key)
@@ -71,22 +71,23 @@ def target_for(
 
 
 def _may_be_served(pipeline: str) -> bool:
-    """Whether a router may know it by that name. A DIR, FILE.yaml or OWNER/NAME is something to start; as in `serve`, the name of a shipped
-    pipeline counts more than a folder called so."""
+    """Whether a router may know the pipeline by that name. A DIR, FILE.yaml or OWNER/NAME is something to start; as in `serve`, the name of
+    a shipped pipeline counts more than a folder with that name."""
     if "/" in pipeline or pipeline.endswith((".yaml", ".yml")):
         return False
     return not pipeline or not Path(pipeline).is_dir() or _is_shipped(pipeline)
 
 
 def _is_shipped(pipeline: str) -> bool:
-    """Whether it comes with omnistage."""
+    """Whether the pipeline comes with omnistage."""
     from omnistage.router.pipeline import shipped_pipelines
 
     return pipeline in shipped_pipelines()
 
 
 async def check_target(address: str) -> None:
-    """Raises BadRequestError for what is no address of a router, and for several none of whose hosts is known. address: as `--address`."""
+    """Raises BadRequestError for a text that is no address of a router, and for several addresses none of whose hosts is known. address: as
+    `--address`."""
     try:
         addresses = split(address)
     except BadRequestError as error:
@@ -97,8 +98,8 @@ async def check_target(address: str) -> None:
 
 
 def running() -> Found | None:
-    """The router that a command means which starts nothing: named by the variable, or somebody of this user listens where `omnistage serve`
-    does."""
+    """The router for a command that starts nothing: the one that the variable names, or one of this user where `omnistage serve`
+    listens."""
     if is_off():
         return None
     if (router := named_router()) is not None:
@@ -107,7 +108,7 @@ def running() -> Found | None:
 
 
 def must_run(address: str | None = None, api_key: str | None = None) -> Where:
-    """The router that was typed, or the one that runs. Raises UnavailableError."""
+    """The typed router, or the one that runs. Raises UnavailableError."""
     if address is not None:
         return named(address, api_key)
     if (router := running()) is not None:
@@ -124,7 +125,7 @@ def must_run(address: str | None = None, api_key: str | None = None) -> Where:
 
 
 def _elsewhere() -> str:
-    """Which stacks of this user serve, as a hint; empty: none is known."""
+    """A hint with the stacks of this user that serve; empty: none is known."""
     from omnistage.cli.served import served_here
 
     addresses = [served.address for served in served_here()]
@@ -132,7 +133,7 @@ def _elsewhere() -> str:
 
 
 async def _is_unknown(address: str) -> bool:
-    """A look-up that takes too long says nothing: it is left to the connection."""
+    """Whether the host is unknown. A look-up that takes too long proves nothing: the connection decides."""
     try:
         async with asyncio.timeout(LOOKUP_S):
             return await is_unknown(address)

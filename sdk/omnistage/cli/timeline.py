@@ -1,10 +1,11 @@
 """The picture of one spoken answer: when each stage worked, when text and sound arrived, and when it was heard.
 
-The time axis is the client's clock, seconds after t0. Stage reports count from the moment that the chain was opened, which the client does
-not see. It is taken to be as late as it can be without anything arriving before it was made: that is right to the time that a message
+The time axis is the client's clock, in seconds after t0. Stage reports count from the moment that the chain was opened, which the client
+does not see. The picture takes the latest moment at which nothing arrives before it was made: that is right to the time that a message
 takes to the client, about a millisecond.
 
-If a server was lost on the way, the picture also shows when, what had to be opened again, and the sound at the player that covered it.
+If a server was lost on the way, the picture also shows when, which stages had to be opened again, and the sound at the player that covered
+it.
 """
 
 from __future__ import annotations
@@ -31,17 +32,17 @@ COLOURS = {"thinker": "#3b6fd4", "talker": "#8a4fc9", "code2wav": "#0f9d8a", "di
 PLAYED = ("#f2a93b", "#f7c46f")
 LOST = "#d92d20"
 LONGEST, LONGEST_WITH_LOSS = 3.0, 1.6
-"""The picture ends after this many times the work, so that a long answer does not squeeze it; the rest of the playback is told in words."""
+"""The picture ends after this many times the work, so that a long answer does not squeeze it; a text describes the rest of the playback."""
 CUT_ABOVE = 2.5
-"""The buffer is drawn up to this many times what it held at a loss: a fast stack fills it so much that the loss would not be seen."""
+"""The buffer is drawn up to this many times its level at a loss: a fast stack fills it so much that the loss would not be visible."""
 BAR, BUFFER, TICK, MARK, TITLE_WORDS, MARGIN = 0.5, 0.8, 0.14, 0.4, 40, 1.01
 MOST_TOLD = 3
-"""Losses with a label and a sentence; further ones only have their mark."""
+"""Losses with a label and a sentence; further ones have only their mark."""
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A line of the picture: its name, and what it did in words."""
+    """A line of the picture: its name, and its work in words."""
 
     name: str
     note: str
@@ -57,13 +58,13 @@ class Mark:
 
 
 def draw(path: Path, done: Done, text: str) -> None:
-    """Write the picture of an answer as PNG, 1800 pixels wide. text: what was said, for the title."""
-    # Imported here, and without the global pyplot state: most calls never draw.
+    """Write the picture of an answer as PNG, 1800 pixels wide. text: the words of the answer, for the title."""
+    # Imported here, and without the global pyplot state, because most calls never draw.
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     timing = done.timing
-    # Whoever looks at a loss wants to see what covered it: then the player is one with a buffer, and the buffer is shown.
+    # A picture of a loss shows what covered it: the player then has a buffer, and the buffer is shown.
     start_buffer_s = START_BUFFER_S if done.failovers else 0.0
     played = play(timing.audio, start_buffer_s, timing.prebuffer_s or 0.0)
     rows = [Row(stage.stage, _work(stage, timing)) for stage in done.usage.stages]
@@ -105,7 +106,7 @@ def draw(path: Path, done: Done, text: str) -> None:
 
 
 def opened_at(done: Done) -> float:
-    """When the chain was opened, seconds after t0, as well as a client can tell."""
+    """When the chain was opened, in seconds after t0, as well as a client can tell."""
     latest = []
     for stage in done.usage.stages:
         if any(_losses(done, stage)):
@@ -118,7 +119,7 @@ def opened_at(done: Done) -> float:
 
 
 def _losses(done: Done, stage: StageReport) -> Iterator[Failover]:
-    """The losses that this stage was opened again after: its own, and those of whatever stands before it."""
+    """The losses after which this stage was opened again: its own, and those of the stages before it."""
     order = ["router", *(report.stage for report in done.usage.stages)]
     for failover in done.failovers:
         if failover.stage in order and order.index(failover.stage) <= order.index(stage.stage):
@@ -126,7 +127,7 @@ def _losses(done: Done, stage: StageReport) -> Iterator[Failover]:
 
 
 def _arrivals(stage: StageReport, timing: Timing) -> list[float]:
-    """When the client got what this stage made: text from the Thinker, sound from the Code2Wav, nothing from the others."""
+    """When the client got the stage's output: text from the Thinker, sound from the Code2Wav, nothing from the others."""
     if "text" in stage.output_items:
         return [piece.arrival_s for piece in timing.text if piece.characters]
     if "audio" in stage.output_items:
@@ -146,7 +147,7 @@ def _draw_stages(axes: Axes, done: Done) -> None:
 
 
 def _draw_lost(axes: Axes, y: int, stage: StageReport, begin_s: float, failover: Failover) -> None:
-    """Hatched until the loss; a cross where a replica of this stage itself was lost."""
+    """Draw hatches until the loss; a cross if a replica of this stage itself was lost."""
     colour = COLOURS.get(stage.stage, FAINT)
     axes.barh(
         y, max(failover.at_s - begin_s, 0.0), left=begin_s, height=BAR, color="white", edgecolor=colour, hatch="//////", linewidth=0.6
@@ -156,7 +157,7 @@ def _draw_lost(axes: Axes, y: int, stage: StageReport, begin_s: float, failover:
 
 
 def _draw_stage(axes: Axes, y: int, stage: StageReport, offset_s: float) -> None:
-    """Light from open to the first output, solid from the first output to the last."""
+    """Draw light from open to the first output, solid from the first output to the last."""
     colour = COLOURS.get(stage.stage, FAINT)
     first_s, last_s = offset_s + stage.first_output_s, offset_s + stage.total_s
     axes.barh(y, first_s - offset_s, left=offset_s, height=BAR, color=colour, alpha=0.22, linewidth=0)
@@ -164,13 +165,13 @@ def _draw_stage(axes: Axes, y: int, stage: StageReport, offset_s: float) -> None
 
 
 def _draw_arrivals(axes: Axes, y: int, stage: StageReport, timing: Timing) -> None:
-    """Ticks under the stages that speak to the client."""
+    """Draw ticks under the stages whose output the client gets."""
     low = y + BAR / 2 + 0.04
     axes.vlines(_arrivals(stage, timing), low, low + TICK, color=COLOURS.get(stage.stage, FAINT), linewidth=0.9)
 
 
 def _draw_playback(axes: Axes, y: int, played: Sequence[Played]) -> None:
-    """Chunks in two shades, as a player would play them; waits for a late chunk in red."""
+    """Draw chunks in two shades, as a player would play them; waits for a late chunk in red."""
     for i, chunk in enumerate(played):
         axes.barh(y, chunk.duration_s, left=chunk.start_s, height=BAR, color=PLAYED[i % 2], linewidth=0)
         if chunk.gap_s > 0:
@@ -181,7 +182,7 @@ def _draw_playback(axes: Axes, y: int, played: Sequence[Played]) -> None:
 
 
 def _draw_buffer(axes: Axes, y: int, levels: Sequence[Level], done: Done, top_s: float, shown_s: float) -> None:
-    """Sound at the player that was not played yet, as an area over the time; a dot where a loss left it lowest."""
+    """Draw the sound at the player that was not played yet, as an area over the time, with a dot where a loss left it lowest."""
     from matplotlib.patches import Rectangle
 
     base, scale = y + BUFFER / 2, BUFFER / top_s
@@ -198,7 +199,7 @@ def _draw_buffer(axes: Axes, y: int, levels: Sequence[Level], done: Done, top_s:
             at = (low.at_s, base - height)
             axes.plot(*at, marker="o", markersize=4.5, color=LOST, zorder=5)
             words = f"{low.buffered_s:.2f} s left" if low.buffered_s else "empty"
-            # Below the curve, which rises from here; above where there is no room below.
+            # Below the curve, which rises from here; above if there is no room below.
             lift = -9 if height > BUFFER / 4 else 9
             axes.annotate(words, at, xytext=(7, lift), textcoords="offset points", fontsize=9, color=LOST, va="center")
 
@@ -221,13 +222,13 @@ def _lowest(levels: Sequence[Level], failover: Failover, timing: Timing) -> Leve
 
 
 def _draw_pauses(axes: Axes, failovers: Sequence[Failover], rows: int) -> None:
-    """A red band through all rows from each loss until the answer went on."""
+    """Draw a red band through all rows from each loss until the answer went on."""
     for failover in failovers:
         axes.fill_betweenx([-0.5, rows - 0.4], failover.at_s, failover.arrival_s, color=LOST, alpha=0.14, linewidth=0, zorder=0)
 
 
 def _at_right_edge(axes: Axes, y: float, lift: float, text: str, colour: str) -> None:
-    """Words that end at the right edge of a row. lift: points above its middle."""
+    """Write words that end at the right edge of a row. lift: points above its middle."""
     axes.annotate(
         text,
         (1, y),
@@ -242,7 +243,7 @@ def _at_right_edge(axes: Axes, y: float, lift: float, text: str, colour: str) ->
 
 
 def _marks(done: Done) -> list[Mark]:
-    """What gets a dashed line and a label, from top to bottom: the firsts, then the losses."""
+    """Moments with a dashed line and a label, from top to bottom: the firsts, then the losses."""
     timing = done.timing
     firsts = (("first text", timing.ttft_s), ("first sound", timing.ttfa_s))
     marks = [Mark(f"{name} {at_s * 1000:.0f} ms", at_s, INK) for name, at_s in firsts if at_s is not None]
@@ -252,7 +253,7 @@ def _marks(done: Done) -> list[Mark]:
 
 
 def _draw_marks(axes: Axes, marks: Sequence[Mark], rows: int, shown_s: float) -> None:
-    """Dashed lines; their labels stand one above the other, so that they never meet."""
+    """Draw dashed lines; their labels stand one above the other, so that they never meet."""
     for number, mark in enumerate(marks):
         top = -0.5 - MARK * (len(marks) - number)
         at_left = mark.at_s > 0.7 * shown_s
@@ -314,7 +315,7 @@ def _write_legend(axes: Axes, with_losses: bool) -> None:
 
 
 def _work(stage: StageReport, timing: Timing) -> str:
-    """What a stage put out, in the unit that says most."""
+    """The amount of a stage's output, in the most useful unit."""
     for port, unit in (("text", "tokens"), ("audio", ""), ("codes", "frames"), ("features", "frames"), ("image", "pictures")):
         if port in stage.output_items:
             return f"{stage.output_items[port]:,} {unit}" if unit else f"{timing.audio_s:.2f} s"
@@ -322,7 +323,7 @@ def _work(stage: StageReport, timing: Timing) -> str:
 
 
 def _write_title(figure: Figure, x: float, y: float, text: str) -> None:
-    """What was said, as many words as fit."""
+    """Write the answer's words as the title, as many as fit."""
     words = text.split()[:TITLE_WORDS]
     title = figure.text(x, y, "", fontsize=11.5, fontweight="bold", color=INK, va="top", parse_math=False)
     for count in range(len(words), 0, -1):

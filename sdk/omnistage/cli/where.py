@@ -1,4 +1,4 @@
-"""Where a command asks, and who asks."""
+"""The router of a command, and the user's key."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from omnistage.client.options import Options
 
 @dataclass(frozen=True, slots=True)
 class Where:
-    """at: a router, or the stack to start for this call. api_key: who asks; None: nobody says. pipeline: to be named with each request to
-    that router; empty: the router chooses."""
+    """at: a router, or the stack to start for this call. api_key: None: no key. pipeline: the name in each request to that router; empty:
+    the router chooses."""
 
     at: Found | Layout
     api_key: ApiKey | None = None
@@ -25,15 +25,15 @@ class Where:
         return self.at.address if isinstance(self.at, Found) else ""
 
     def options(self, given: Options) -> Options:
-        """Of a request to it."""
+        """Options of a request to it."""
         return Options(**given, pipeline=self.pipeline) if self.pipeline else given
 
 
 def typed_key(typed: str | None) -> ApiKey | None:
-    """Of `--api-key`, else of its variable. Raises BadRequestError."""
+    """The key of `--api-key`, else of its variable. Raises BadRequestError."""
     return key_of(typed, "--api-key")
 
 
 def named(address: str, api_key: str | None, pipeline: str = "") -> Where:
-    """The router that `--address` names. Raises BadRequestError for what is no key."""
+    """The router that `--address` names. Raises BadRequestError for a text that is no key."""
     return Where(Found(address, is_named=True), typed_key(api_key), pipeline=pipeline)

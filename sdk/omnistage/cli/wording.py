@@ -1,4 +1,4 @@
-"""How an error is told in a shell and in a chat: by the options and words that can be typed there."""
+"""Words errors for a shell and for a chat: by the options and commands that can be typed there."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ TYPED = {
     "api_key": "--api-key",
     "model_path": "--checkpoint",
 }
-"""By an option of Python, that of the command."""
+"""The command's option for each option of Python."""
 
 SHELL = Wording(
     {
@@ -94,7 +94,8 @@ CHAT = Wording(
 
 
 def told(error: OmniError, wording: Wording = SHELL) -> tuple[str, str]:
-    """Its message, and its hint or nothing. A refusal comes in the words of the contract; what else there is was said for a shell."""
+    """The error's message, and its hint or nothing. A refusal comes in the words of the contract; all other texts are written for a
+    shell."""
     if not isinstance(error, BadRequestError):
         return error.message, wording.hint(error.advice)
     faults = {bad.field: bad.description.removeprefix(f"{bad.field}: ") for bad in error.fields}

@@ -1,4 +1,4 @@
-"""The words that a command is to ask or to speak, as they were typed or as they come through standard input."""
+"""The words that a command is to ask or to speak, typed or from standard input."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ MAX_TEXT_BYTES = 4 * MAX_TEXT_CHARACTERS
 
 
 def words(typed: str, example: str = "What is a kite?") -> str:
-    """The text; - stands for standard input, to its end. example: of what could be typed. Raises RequestError if there is none, if it is no
+    """The text; - stands for standard input, to its end. example: of a text to type. Raises RequestError if there is none, if it is no
     text, or too long."""
     data = _standard_input() if typed == "-" else typed.encode(errors="surrogateescape")
     try:

@@ -1,4 +1,4 @@
-"""Text that comes in pieces, broken into the lines of a terminal; what was written is never taken back."""
+"""Breaks text that comes in pieces into the lines of a terminal; text that was written stays."""
 
 from __future__ import annotations
 
@@ -18,25 +18,25 @@ OPEN = re.compile(rf"[^\s{WIDE}]+")
 TAB = 4
 
 UNSEEN = dict.fromkeys(ESCAPES)
-"""Left out of an answer, where nobody copies a name: what a model makes must not steer a terminal."""
+"""Left out of an answer, which is no name to copy: a model's output must not steer a terminal."""
 
 
 class Wrap:
-    """Lines stay one column short of the terminal's width: a cursor behind the last column is treated differently by every terminal."""
+    """Lines stay one column short of the terminal's width: terminals differ in how they treat a cursor behind the last column."""
 
     def __init__(self) -> None:
         self._column = 0
         self._gap = ""
-        """Spaces that are written with the word behind them, or not at all if that one begins a line."""
+        """Spaces that are written with the word behind them, or not at all if that word begins a line."""
         self._word = ""
 
     @property
     def unfinished(self) -> str:
-        """What stands behind the text until it is known how it goes on."""
+        """The word behind the text until its end is known."""
         return self._gap + self._word if self._word else ""
 
     def add(self, text: str, columns: int) -> str:
-        """Take the next piece. Returns what to write now, behind all that was written before."""
+        """Take the next piece. Returns the text to write now, behind all that was written before."""
         limit = _limit(columns)
         tokens = TOKEN.findall(self._word + text.translate(UNSEEN))
         self._word = tokens.pop() if tokens and OPEN.fullmatch(tokens[-1]) else ""
@@ -45,7 +45,7 @@ class Wrap:
         return "".join(written)
 
     def finish(self, columns: int) -> str:
-        """The end of the text. Returns what to write; the cursor is then at the beginning of a line."""
+        """End the text. Returns the text to write; the cursor is then at the beginning of a line."""
         word, self._word = self._word, ""
         written = self._place(word, _limit(columns)) if word else ""
         return f"{written}\n" if self._column else written
@@ -75,7 +75,7 @@ class Wrap:
         return ""
 
     def _make_room(self, limit: int) -> str:
-        """What the unfinished word makes final: the line before it, and full lines of its own."""
+        """The text that the unfinished word makes final: the line before it, and full lines of its own."""
         width = cell_len(self._gap) + cell_len(self._word)
         if not self._word or self._column + width <= limit:
             return ""

@@ -1,1 +1,1 @@
-"""`omnistage bench`: load on a running router, and what its answers were like under it."""
+"""`omnistage bench`: puts load on a running router, and measures its answers."""

@@ -1,4 +1,4 @@
-"""Arrival processes: when requests of an open loop come, whatever runs by then."""
+"""Arrival processes: when requests of an open loop come, however many are running."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ _DRAWN = 256
 def due_times_s(process: Process, rate: float, seed: int = 0, burst: int = 1) -> Iterator[float]:
     """Seconds after the beginning, ascending and without end, `rate` a second in the long run.
 
-    constant: one after another, from 0 on, equally far apart. poisson: gaps that are drawn from the exponential distribution, before the
-    first one too; the same seed gives the same times. burst: so many at once, from 0 on, and the bursts equally far apart."""
+    constant: one after another, from 0 on, equally far apart. poisson: gaps from the exponential distribution, before the first one too;
+    the same seed gives the same times. burst: so many at once, from 0 on, and the bursts equally far apart."""
     match process:
         case "constant":
             return _constant(rate, 1)
@@ -30,7 +30,7 @@ def due_times_s(process: Process, rate: float, seed: int = 0, burst: int = 1) ->
 def _constant(rate: float, together: int) -> Iterator[float]:
     number = 0
     while True:
-        # Each by a division of its own: a sum of gaps would drift.
+        # Each time comes from a division of its own: a sum of gaps would drift.
         yield number // together * together / rate
         number += 1
 

@@ -1,4 +1,4 @@
-"""`omnistage bench`: what can be typed. The work is in the modules beside this one, imported when it runs."""
+"""`omnistage bench`: its options. The work is in the modules beside this one, imported when it runs."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ def bench(
         raise typer.BadParameter(str(error)) from None
     given: dict[str, object] = {"pipeline": pipeline or None, "max_tokens": max_tokens, "voice": voice, "profile": profile}
     given |= {"steps": steps, "width": width, "height": height, "timeout_s": timeout, "outputs": ["text"] if text_only else None}
-    given["max_retries"] = 0  # What a router refuses is what is measured.
+    given["max_retries"] = 0  # Refusals of the router are a result.
     options = cast("Options", {name: value for name, value in given.items() if value is not None})
     task: Task = "say" if say else "draw" if draw else "ask"
     with errors_reported(verbose):
@@ -164,7 +164,7 @@ def _check_finite(option: str, value: float) -> None:
 
 
 def _run(plan: Plan, out: Path | None, plot: Path | None, verbose: bool) -> None:
-    """Measure, tell and write. Exits with 1 where nothing was completed, as after the signal that ended it early."""
+    """Measure, print and write. Exits with 1 if nothing was completed, and with the signal's code if one ended it early."""
     from contextlib import ExitStack
 
     from omnistage.cli.bench import table
@@ -173,7 +173,7 @@ def _run(plan: Plan, out: Path | None, plot: Path | None, verbose: bool) -> None
     from omnistage.cli.output import OutputFile
 
     with ExitStack() as files:
-        # Before anything is asked: figures that cannot be kept are lost.
+        # Open the files before anything is asked: figures that cannot be kept are lost.
         out_file = files.enter_context(OutputFile(out, "--out", {".json": "JSON"})) if out is not None else None
         plot_file = files.enter_context(OutputFile(plot, "--plot", KINDS)) if plot is not None else None
         screen = None if plan.is_quiet else table.Screen()
@@ -188,7 +188,7 @@ def _run(plan: Plan, out: Path | None, plot: Path | None, verbose: bool) -> None
 
 
 def _write(result: Result, out: OutputFile | None, plot: OutputFile | None) -> None:
-    """The files first: who reads the object that is printed may read them too."""
+    """Write the files first: a program that reads the printed object may read them too."""
     import json
 
     from omnistage.cli.bench.plot import draw

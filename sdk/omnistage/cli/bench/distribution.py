@@ -1,4 +1,4 @@
-"""Many values of one figure in a few numbers."""
+"""Many values of one figure, summed up in a few numbers."""
 
 from __future__ import annotations
 

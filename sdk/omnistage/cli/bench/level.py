@@ -1,4 +1,4 @@
-"""One level of load while it is measured: who starts which request when, and what came of each."""
+"""One level of load while it is measured: which request starts when, and how each ended."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from omnistage.cli.bench.arrivals import Process, due_times_s
 from omnistage.cli.bench.sample import Failure, Measured, Sample
 
 LONGEST_PAUSE_S = 5.0
-"""Of somebody who was told to ask again later, however late."""
+"""Longest pause of a simulated user after a refusal, however long the server's delay."""
 
 Take = Callable[[int, float, float], Coroutine[Any, Any, Sample]]
-"""Takes the sample of the request with a number, when it was due, and the time.perf_counter() from which that counts."""
+"""Takes the sample of the request with a number, from the time when it is due, and the time.perf_counter() that this counts from."""
 
 
 @dataclass(frozen=True, slots=True)
 class Closed:
-    """So many ask at once, each again as soon as it has its answer."""
+    """So many users ask at once, each again after its answer."""
 
     concurrency: int
 
@@ -29,13 +29,13 @@ class Closed:
 
     @property
     def amount(self) -> str:
-        """In a column of others of its kind."""
+        """The amount for a table's column."""
         return str(self.concurrency)
 
 
 @dataclass(frozen=True, slots=True)
 class Open:
-    """Requests come at their time, `rate` a second, whatever runs by then, unless `most_open` are. burst: how many at once."""
+    """Requests come at their times, `rate` a second, however many are running, unless `most_open` are. burst: how many at once."""
 
     rate: float
     process: Process
@@ -48,7 +48,7 @@ class Open:
 
     @property
     def amount(self) -> str:
-        """In a column of others of its kind."""
+        """The amount for a table's column."""
         return f"{self.rate:g}/s"
 
 
@@ -57,20 +57,20 @@ Load = Closed | Open
 
 @dataclass(frozen=True, slots=True)
 class Extent:
-    """How long a level goes on: so many requests, or so many seconds in which requests are started, whichever is over first; one of them is
-    given."""
+    """How long a level goes on: so many requests, or so many seconds in which requests are started, whichever is over first; at least one
+    of them is given."""
 
     requests: int | None
     seconds: float | None
 
     def is_over(self, requests: int, at_s: float) -> bool:
-        """requests: that came. at_s: seconds after the beginning at which the next one would."""
+        """Whether the level is over. requests: how many came. at_s: when the next one would come, in seconds after the beginning."""
         return (self.requests is not None and requests >= self.requests) or (self.seconds is not None and at_s >= self.seconds)
 
 
 def pause_s(outcome: Measured | Failure) -> float:
-    """How long to wait before the next question. Who is turned away asks again when told to, but does not wait for minutes: at once, they
-    would be turned away a thousand times a second."""
+    """How long a user waits before the next question. A refused user waits as long as the router says, but not for minutes; without a pause
+    it would be refused a thousand times a second."""
     return min(outcome.retry_s or 0.0, LONGEST_PAUSE_S) if isinstance(outcome, Failure) else 0.0
 
 
@@ -82,12 +82,12 @@ class Level:
         self.samples: list[Sample] = []
         self.started = 0
         self.not_started = 0
-        """Requests that came while as many as may be were open."""
+        """Requests that came while the most allowed were open."""
         self.running = 0
         self.wall_s = 0.0
-        """From the beginning to the end of the last request, or until it was interrupted."""
+        """From the beginning to the end of the last request, or to the interrupt."""
         self.client_cpu_s = 0.0
-        """What this process computed meanwhile."""
+        """Seconds that this process computed meanwhile."""
         self._take, self._first, self._seed = take, first, seed
         self._t0 = time.perf_counter()
 
@@ -101,7 +101,7 @@ class Level:
         return time.perf_counter() - self._t0
 
     async def measure(self) -> None:
-        """To the end of the last request. Cancelled, it has what was measured by then."""
+        """Measure to the end of the last request. If it is cancelled, the samples so far are kept."""
         self._t0, cpu_s = time.perf_counter(), time.process_time()
         try:
             await (self._closed(self.load) if isinstance(self.load, Closed) else self._open(self.load))
@@ -135,7 +135,7 @@ class Level:
                     group.create_task(self._start(due_s))
 
     def _start(self, due_s: float) -> Coroutine[Any, Any, Sample]:
-        """It counts from now on, though its task may begin later."""
+        """Make a request's coroutine. Its time counts from now on, though its task may begin later."""
         number = self._first + self.started
         self.started += 1
         self.running += 1

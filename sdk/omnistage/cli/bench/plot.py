@@ -1,4 +1,4 @@
-"""A picture of what was measured: of several levels how figures change with the load, of one how they were distributed."""
+"""A picture of a benchmark: with several levels how figures change with the load, with one level how they were distributed."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ BAD = "#d92d20"
 
 @dataclass(frozen=True, slots=True)
 class Panel:
-    """names: of the figures in it; none: how many requests a second. scale: from the unit of the figure to that of the title."""
+    """names: the figures in it; empty: requests a second. scale: from the unit of the figure to that of the title."""
 
     title: str
     names: tuple[str, ...] = ()
@@ -52,7 +52,7 @@ PANELS_OF_ONE = (FIRSTS, WHOLE, Panel("time per token, ms", ("tpot_s",)), RTF)
 
 def draw(path: Path, result: Result, kind: str) -> None:
     """Write the picture, 1500 pixels wide as PNG. result: with one level at least. kind: png or svg, whatever the path ends in."""
-    # Imported here, and without the global pyplot state: most runs never draw.
+    # Imported here, and without the global pyplot state, because most runs never draw.
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -90,7 +90,7 @@ def _title(result: Result) -> str:
 
 
 def _over_load(axes: Axes, levels: Sequence[Summary], panel: Panel) -> None:
-    """The median of each figure as a line, from there to the 99th percentile as an area."""
+    """Draw the median of each figure as a line, and the area from there to the 99th percentile."""
     for name in panel.names:
         known = [(place, level.figures[name]) for place, level in enumerate(levels) if name in level.figures]
         if not known:
@@ -103,7 +103,7 @@ def _over_load(axes: Axes, levels: Sequence[Summary], panel: Panel) -> None:
 
 
 def _throughput(axes: Axes, levels: Sequence[Summary]) -> None:
-    """Answers a second, those that were good, and those that failed."""
+    """Draw answers a second, good answers, and failures."""
     places = range(len(levels))
     axes.plot(places, [level.request_throughput for level in levels], marker="o", markersize=4, color=COLOURS["ttft_s"], label="completed")
     if levels[0].request_goodput is not None:
@@ -123,7 +123,7 @@ def _show_loads(axes: Axes, levels: Sequence[Summary]) -> None:
 
 
 def _distribution(axes: Axes, level: Summary, panel: Panel) -> None:
-    """Which share of the answers had at most so much."""
+    """Draw which share of the answers had at most so much."""
     for name in panel.names:
         values = np.sort([panel.scale * value for answer in level.answers if (value := OF_ANSWERS[name](answer)) is not None])
         if len(values):

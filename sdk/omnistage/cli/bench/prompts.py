@@ -1,4 +1,4 @@
-"""What is asked: sentences that are built in, those of a file, or words drawn at random."""
+"""Prompts of a benchmark: built-in sentences, those of a file, or random words."""
 
 from __future__ import annotations
 
@@ -68,32 +68,32 @@ WORDS = (
     *("now", "my", "such", "make", "over", "our", "even", "most", "me", "state", "after", "also", "made", "many", "did", "must", "before"),
     *("back", "see", "through", "way", "where", "get", "much", "go", "well", "your", "know", "should", "down", "work", "year", "because"),
 )
-"""Short and frequent: one token each in most vocabularies."""
+"""Short and frequent words: one token each in most vocabularies."""
 
 MOST_LINES = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """max_tokens: of its answer; None: it says nothing of that."""
+    """max_tokens: of the answer; None: the prompt does not set it."""
 
     text: str
     max_tokens: int | None = None
 
 
 class Prompts(Protocol):
-    """One prompt for every number."""
+    """Gives one prompt for every number."""
 
     @property
     def told(self) -> str:
-        """Which they are, for people."""
+        """A description of the prompts, for people."""
 
     def at(self, number: int) -> Prompt: ...
 
 
 @dataclass(frozen=True, slots=True)
 class Listed:
-    """In turn, and again from the first."""
+    """A list of prompts that is used again and again."""
 
     prompts: Sequence[Prompt]
     source: str
@@ -108,7 +108,7 @@ class Listed:
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """A number of things between two bounds, both included, each as likely as the others."""
+    """A number between two bounds, both included, each as likely as the others."""
 
     low: int
     high: int
@@ -122,8 +122,8 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class RandomWords:
-    """So many words of `WORDS`, which depend on the seed and the number of the request alone: hardly any finds the beginning of another one
-    in a server's cache."""
+    """So many words of `WORDS`, which depend only on the seed and the number of the request: hardly any prompt finds its beginning in a
+    server's cache."""
 
     count: Span
     seed: int
@@ -143,8 +143,9 @@ def built_in(*, to_draw: bool) -> Listed:
 
 
 def of_file(path: Path) -> Listed:
-    """A prompt a line, empty lines left out; of a file that ends in .jsonl an object a line, {"prompt": TEXT, "max_tokens": N}, the second
-    if there is one. Raises RequestError for a file that holds none or cannot be read, and for a line that is no prompt."""
+    """The prompts of a file, one a line, empty lines left out; a file that ends in .jsonl has an object a line, {"prompt": TEXT,
+    "max_tokens": N}, the second key optional. Raises RequestError for a file that has none or cannot be read, and for a line that is no
+    prompt."""
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except UnicodeDecodeError as error:
@@ -169,7 +170,7 @@ def _numbered(path: Path, number: int, line: str, read: Any) -> Prompt:
 
 
 def _of_object(line: str) -> Prompt:
-    """Raises BadRequestError."""
+    """The prompt in a line of JSON. Raises BadRequestError."""
     try:
         given = json.loads(line)
     except json.JSONDecodeError as error:

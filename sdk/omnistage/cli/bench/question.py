@@ -1,4 +1,4 @@
-"""One request of a load: what is asked under its number, and how."""
+"""One request of a load, with its number and its options."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Task = Literal["ask", "say", "draw"]
 LAST_SEED = 2**64
 
 _LENGTHS = 1
-"""Apart from what the words of a prompt are drawn with."""
+"""Keeps the draws of lengths apart from those of words."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ class Question:
         return self.options["seed"]
 
     def stream(self, omni: AsyncOmni) -> AsyncGenerator[Event, None]:
-        """The events of its answer."""
+        """The events of the answer."""
         match self.task:
             case "ask":
                 return omni.stream(self.text, **self.options)
@@ -48,8 +48,8 @@ class Question:
 
 @dataclass(frozen=True, slots=True)
 class Questions:
-    """All requests of a run. options: of each of them. seed: of the request with number 0; each one after it has the next. tokens: how many
-    each answer is made to have, whatever else says so; None: as it comes."""
+    """All requests of a run. options: of each of them. seed: of the request with number 0; each later request has the next one. tokens: the
+    exact length of each answer, whatever else would end it; None: the model decides."""
 
     task: Task
     prompts: Prompts

@@ -1,4 +1,4 @@
-"""What was measured, for programs: one object that is JSON."""
+"""The result of a benchmark for programs: one object that is JSON."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from omnistage.cli.bench.summary import Summary
 from omnistage.client.version import version
 
 DIGITS = 6
-"""Of seconds and shares: microseconds."""
+"""Digits of seconds and shares: microseconds."""
 
 
 def as_object(result: Result) -> dict[str, Any]:
-    """Its keys are those of docs/bench.md. Figures that nothing was measured for are left out, or null."""
+    """The object, with the keys of docs/bench.md. Figures without a value are left out, or null."""
     plan = result.plan
     questions = plan.questions
     told: dict[str, Any] = {
@@ -62,7 +62,8 @@ def _load(load: Load) -> dict[str, Any]:
 
 
 def _request(sample: Sample) -> dict[str, Any]:
-    """With the number of gaps between its pieces of text instead of each: those are in the figures of its level."""
+    """The object of one request. It has the number of gaps between pieces of text instead of each gap: those are in the figures of the
+    level."""
     told: dict[str, Any] = {name: getattr(sample, name) for name in ("number", "seed", "due_s", "begun_s", "ended_s")}
     if isinstance(sample.outcome, Measured):
         told |= {"outcome": "completed", **asdict(sample.outcome)}

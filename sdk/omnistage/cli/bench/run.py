@@ -23,13 +23,13 @@ from omnistage.client.errors import RequestError, UnknownModelError
 from omnistage.client.listing import Replica
 
 LISTED_S = 10.0
-"""How long a router may take to say what it serves."""
+"""How long a router may take to list its pipelines."""
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What is to be measured. extent_of: how long each level goes on. warmup: requests before each level that no figure
-    counts. timeout_s: of each request."""
+    """The plan of a benchmark. extent_of: how long each level goes on. warmup: requests before each level that no figure counts. timeout_s:
+    of each request."""
 
     where: Where
     questions: Questions
@@ -54,7 +54,7 @@ class Stage:
 
 @dataclass(slots=True)
 class Result:
-    """What was measured by now. interrupted_by: number of the signal that ended it early; 0: none did."""
+    """The measurements so far. interrupted_by: number of the signal that ended it early; 0: none did."""
 
     plan: Plan
     stages: tuple[Stage, ...]
@@ -67,18 +67,18 @@ class Result:
 
 
 class Audience(Protocol):
-    """Whoever is told while it is measured."""
+    """Hears of the benchmark while it runs."""
 
     def begin(self, result: Result) -> None:
-        """The router is there; nothing has been measured."""
+        """The router answers; nothing has been measured."""
 
     def level(self, summary: Summary) -> None:
         """One more level is over."""
 
 
 async def run(plan: Plan, audience: Audience | None, verbose: bool) -> Result:
-    """Measure level after level. Raises OmniError where nothing can be measured,
-    Interrupted by a second signal, or by one before anything was measured."""
+    """Measure level after level. Raises OmniError if nothing can be measured, Interrupted by a second signal, or by one before anything was
+    measured."""
     stop = Stop()
     try:
         async with connected(plan.where, plan.timeout_s, verbose, is_quiet=True) as omni:
@@ -123,7 +123,8 @@ async def _level(plan: Plan, omni: AsyncOmni, level: Level, first: int) -> None:
 
 
 async def _warm_up(plan: Plan, omni: AsyncOmni, numbers: range, at_once: int) -> None:
-    """Raises RequestError where the router refuses what is asked: it would refuse all of the load. Other errors are no matter here."""
+    """Send requests that no figure counts. Raises RequestError if the router refuses them, because it would refuse all of the load. Other
+    errors are ignored here."""
     left: Iterator[int] = iter(numbers)
 
     async def one_after_another() -> None:

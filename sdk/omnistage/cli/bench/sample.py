@@ -1,4 +1,4 @@
-"""What came of one request: the figures of its answer, or why there is none. Times are seconds by the clock of this client."""
+"""The result of one request: the figures of its answer, or the error. Times are seconds by the clock of this client."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from omnistage.client.events import Done, Picture, Progress, TextDelta, ThoughtD
 from omnistage.client.playback import CONTINUITY_LIMIT_S
 
 RETRY_S = 0.5
-"""After a refusal that does not say when to ask again."""
+"""The pause after a refusal without a delay."""
 
 
 @dataclass(frozen=True, slots=True)
 class TokenArrival:
-    """A message with tokens, seconds after t0."""
+    """A message with tokens, in seconds after t0."""
 
     arrival_s: float
     tokens: int
@@ -28,7 +28,7 @@ class TokenArrival:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """The figures of an answer, see docs/bench.md; None where there was nothing to measure. Seconds, but for counts and for rtf."""
+    """The figures of an answer, see docs/bench.md; None if there was nothing to measure. Seconds, except for counts and rtf."""
 
     tokens: int
     ttft_s: float | None
@@ -50,7 +50,7 @@ class Measured:
 
     @property
     def is_continuous(self) -> bool | None:
-        """Whether whoever plays the sound as it comes hears no gap worth the name; None without sound."""
+        """Whether a listener who plays the sound as it comes hears no noticeable gap; None without sound."""
         return None if self.underrun_s is None else self.underrun_s <= CONTINUITY_LIMIT_S
 
 
@@ -76,7 +76,7 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One request. due_s, begun_s, ended_s: when it was to begin, began and ended, seconds after its level began."""
+    """One request. due_s, begun_s, ended_s: when it was due, began and ended, in seconds after its level began."""
 
     number: int
     seed: int
@@ -87,13 +87,13 @@ class Sample:
 
     @property
     def late_s(self) -> float:
-        """By how much this client began it too late."""
+        """How much too late this client began it."""
         return self.begun_s - self.due_s
 
 
 async def take(omni: AsyncOmni, question: Question, due_s: float, t0: float) -> Sample:
-    """Ask, and measure what comes. t0: time.perf_counter() at the beginning of the level. What a client or a server raises is
-    an outcome."""
+    """Ask, and measure the answer. t0: time.perf_counter() at the beginning of the level. An error of the client or a server is a result,
+    and is not raised."""
     begun_s = time.perf_counter() - t0
     outcome: Measured | Failure
     try:
@@ -121,7 +121,7 @@ async def _measured(omni: AsyncOmni, question: Question) -> Measured:
 
 
 def _note(pieces: list[TokenArrival], arrival_s: float, tokens: int) -> None:
-    """Pieces of one message have come together."""
+    """Note a piece of text; pieces of one message have come together."""
     if pieces and pieces[-1].arrival_s == arrival_s:
         tokens += pieces.pop().tokens
     pieces.append(TokenArrival(arrival_s, tokens))
@@ -153,6 +153,6 @@ def _figures(done: Done, pieces: list[TokenArrival], steps: int, pictures: int) 
 
 
 def per_token_s(pieces: list[TokenArrival]) -> float | None:
-    """Seconds per token, those of the first message left out: between the first arrival and the last. None where one had all."""
+    """Seconds per token between the first arrival and the last, the tokens of the first message left out. None if one message had all."""
     later = sum(piece.tokens for piece in pieces[1:])
     return (pieces[-1].arrival_s - pieces[0].arrival_s) / later if later else None

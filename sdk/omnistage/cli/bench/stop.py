@@ -1,4 +1,4 @@
-"""Ctrl-C during a benchmark: the first ends the measuring, and what was measured is told; the second ends the command."""
+"""Ctrl-C during a benchmark: the first ends the measuring, and the results so far are printed; the second ends the command."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Stop:
         return self.number != 0
 
     async def unless_stopped(self, measuring: Coroutine[Any, Any, None]) -> None:
-        """Run it to its end, or to the first signal, which ends it without an error. A second one, and any that comes outside of here,
+        """Run it to its end, or to the first signal, which ends it without an error. A second signal, and any that comes outside of here,
         cancels the whole task."""
         self._measuring = asyncio.create_task(measuring)
         try:

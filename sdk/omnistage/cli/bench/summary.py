@@ -1,4 +1,4 @@
-"""A level in figures: what was asked, what came of it, how much a second, and how each figure was distributed over the answers."""
+"""A level in figures: what was asked, how the requests ended, rates, and how each figure was distributed over the answers."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ class Error:
 class Summary:
     """A level that was measured. Its counts add up: offered = completed + failed + interrupted + not_started.
 
-    interrupted: requests that were open when the command was told to end. client_cpu: share of one core that this process computed with.
-    continuous: share of the answers with sound. goodput: requests a second that met all objectives. figures: by name; those that no answer
-    has are left out."""
+    interrupted: requests that were open when the command was told to end. client_cpu: share of one core that this process used.
+    continuous: share of the answers with sound. goodput: requests a second that met all objectives. figures: by name; a figure that no
+    answer has is left out."""
 
     load: Load
     samples: Sequence[Sample]
@@ -102,7 +102,7 @@ class Summary:
 
     @property
     def audio_throughput(self) -> float:
-        """Seconds of sound."""
+        """Seconds of sound made in a second."""
         return self.a_second(self.audio_s)
 
     @property
@@ -115,7 +115,7 @@ class Summary:
         return sum(heard) / len(heard) if heard else None
 
     def a_second(self, amount: float) -> float:
-        """Of the wall time."""
+        """An amount per second of the wall time."""
         return amount / self.wall_s if self.wall_s else 0.0
 
 
@@ -124,7 +124,7 @@ def _answers(samples: Sequence[Sample]) -> list[Measured]:
 
 
 def _errors(samples: Sequence[Sample]) -> list[Error]:
-    """The most frequent first."""
+    """The errors, the most frequent first."""
     failures = [sample.outcome for sample in samples if isinstance(sample.outcome, Failure)]
     counts = Counter((failure.error, failure.reason) for failure in failures)
     first = {(failure.error, failure.reason): failure for failure in reversed(failures)}
@@ -145,7 +145,7 @@ OF_ANSWERS: Mapping[str, Callable[[Measured], float | None]] = {
     "tokens": lambda answer: answer.tokens or None,
     "audio_s": lambda answer: answer.audio_s or None,
 }
-"""Figures of which an answer has one, or none."""
+"""Figures of a single answer, which may be None."""
 
 
 def _distributions(samples: Sequence[Sample], answers: Sequence[Measured]) -> dict[str, Distribution]:
@@ -161,4 +161,4 @@ FIGURES = (
     *("ttft_s", "tpot_s", "itl_s", "e2e_s", "audio_ttfp_s", "ttfa_s", "rtf", "rtf_generation", "underrun_s", "starved_s", "queued_s"),
     *("tokens", "audio_s", "late_s"),
 )
-"""In the order in which they are shown."""
+"""The order in which the figures are shown."""

@@ -1,4 +1,4 @@
-"""What was measured, for people: a block for each level, and a table of all levels."""
+"""The result of a benchmark for people: a block for each level, and a table of all levels."""
 
 from __future__ import annotations
 
@@ -13,27 +13,27 @@ from omnistage.cli.bench.summary import Summary
 from omnistage.cli.console import Console
 
 LABELS = {"rtf": "rtf", "rtf_generation": "rtf generation", "audio_s": "audio s", "tokens": "tokens"}
-"""Of figures that are not in milliseconds; the name of others is the label, with that unit."""
+"""Labels of figures that are not in milliseconds; for the others the name is the label, with that unit."""
 
 BUSY = 0.8
-"""Of one core: from there on a client that computes on one has little left to measure with."""
+"""Share of one core: a client on one core that is busier has little left to measure with."""
 
 LATE_S = 0.05
-"""Requests that began so late, in the middle, came by another arrival process than the one that was asked for."""
+"""If half of the requests began later than this, the arrivals were not those that were asked for."""
 
 DROPPED = ("e2e p99", "ttft p99", "audio s/s", "tok/s")
-"""Columns of the last table that a narrow terminal does without, the first of them first."""
+"""Columns of the last table that a narrow terminal leaves out, in this order."""
 
 
 class Screen:
-    """Prints on stdout, as wide as the terminal, or 100 columns where there is none."""
+    """Prints on stdout, as wide as the terminal, or 100 columns without one."""
 
     def __init__(self) -> None:
         console = Console(highlight=False)
         self._console = console if console.is_terminal else Console(width=100, highlight=False)
 
     def begin(self, result: Result) -> None:
-        """Who is asked what."""
+        """Print which router and pipeline is asked, and how."""
         plan = result.plan
         named = plan.questions.options.get("pipeline", "")
         models = [stage.model for stage in result.stages if stage.pipeline == named or not named]
@@ -43,7 +43,7 @@ class Screen:
         self._line(" · ".join(filter(None, parts)), "dim")
 
     def level(self, summary: Summary) -> None:
-        """The block of one level."""
+        """Print the block of one level."""
         self._console.print()
         self._line(str(summary.load), "bold")
         self._line(" · ".join(_counts(summary)))
@@ -57,7 +57,7 @@ class Screen:
             self._line(f"note: {warning}", "yellow")
 
     def end(self, result: Result) -> None:
-        """The table of all levels, where there are several."""
+        """Print the table of all levels, if there are several."""
         if result.interrupted_by:
             self._console.print()
             self._line("interrupted: this is what was measured by then", "yellow")
@@ -70,7 +70,7 @@ class Screen:
 
 
 def warnings(summary: Summary) -> list[str]:
-    """What makes the figures of a level other than they look."""
+    """Reasons why the figures of a level do not mean what they seem to."""
     told = []
     if summary.client_cpu >= BUSY:
         told.append(f"this client computed for {summary.client_cpu:.0%} of one core; part of every time is its own")
@@ -112,7 +112,7 @@ def _figures(summary: Summary) -> Table:
         table.add_column(name, justify="right", no_wrap=True)
     for name, values in summary.figures.items():
         if name == "late_s" and isinstance(summary.load, Closed):
-            continue  # Nobody had a time to begin at.
+            continue  # No request had a time to begin at.
         label, scale = (LABELS[name], 1.0) if name in LABELS else (f"{name.removesuffix('_s')} ms", 1e3)
         row = (values.mean, values.median, values.p90, values.p99, values.max)
         table.add_row(label, *(number(scale * value) for value in row))
@@ -120,7 +120,7 @@ def _figures(summary: Summary) -> Table:
 
 
 def _fitting(levels: Sequence[Summary], console: Console) -> Table:
-    """With as many columns as fit; what stays is whole."""
+    """The table with as many columns as fit; the columns that stay are whole."""
     unbounded = console.options.update(width=1000)
     rows = [_row(level) for level in levels]
     columns = [name for name in rows[0] if any(row[name] for row in rows)]
@@ -165,7 +165,7 @@ def _row(level: Summary) -> dict[str, str]:
 
 
 def number(value: float) -> str:
-    """Three digits, and more of what is larger: 0, 0.012, 1.23, 12.3, 123, 12345."""
+    """Three digits, and more for larger numbers: 0, 0.012, 1.23, 12.3, 123, 12345."""
     size = abs(value)
     digits = 0 if size >= 99.95 or not size else 1 if size >= 9.995 else 2 if size >= 0.9995 else 3
     return f"{value:.{digits}f}"

@@ -1,4 +1,4 @@
-"""From what was typed to the levels, the lengths and the prompts of a run. What cannot be raises typer.BadParameter."""
+"""Turns typed options into the levels, the lengths and the prompts of a run. An impossible value raises typer.BadParameter."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ MOST_WORDS = 100_000
 CONCURRENCY = "1,4"
 MAX_OPEN = 256
 REQUESTS_EACH = 10
-"""Requests of a closed loop for each that asks at once, unless something else is said."""
+"""Default number of requests of a closed loop for each user."""
 SECONDS = 30.0
-"""Of an open loop, likewise."""
+"""Default length of an open loop."""
 
 
 def loads_of(
@@ -46,7 +46,7 @@ def loads_of(
 
 
 def _numbers(option: str, text: str, most: float, example: str) -> list[float]:
-    """Of a sweep."""
+    """The numbers of a sweep."""
     try:
         values = [float(one) for one in text.split(",")]
     except ValueError:
@@ -59,7 +59,7 @@ def _numbers(option: str, text: str, most: float, example: str) -> list[float]:
 
 
 def span_of(option: str, text: str, most: int) -> Span:
-    """Of 100, or 100-900."""
+    """The span in a text such as 100, or 100-900."""
     match = re.fullmatch(r"(\d{1,7})(?:-(\d{1,7}))?", text)
     low = int(match[1]) if match else 0
     high = int(match[2] or match[1]) if match else 0
@@ -69,7 +69,7 @@ def span_of(option: str, text: str, most: int) -> Span:
 
 
 def prompts_of(file: Path | None, input_words: str | None, seed: int, *, to_draw: bool) -> Prompts:
-    """What is asked. Raises RequestError for a file that holds no prompts."""
+    """The prompts of the run. Raises RequestError for a file that holds no prompts."""
     if file is not None and input_words is not None:
         raise typer.BadParameter("--prompts and --input-words both say what is asked; give one of them")
     if input_words is not None:

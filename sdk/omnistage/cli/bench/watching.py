@@ -1,4 +1,4 @@
-"""What a person sees while a level is measured: a line on stderr that is gone afterwards, where that is a terminal."""
+"""Progress while a level is measured: a line on stderr that is erased at the end, if that is a terminal."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from omnistage.cli.bench.sample import Failure
 from omnistage.cli.notices import Notices
 
 SHOWN_S = 0.25
-"""How often. Each time takes about a millisecond of the event loop that also measures."""
+"""Period of the display. Each update takes about a millisecond of the event loop that also measures."""
 
 BAR = 24
 
@@ -27,7 +27,7 @@ async def watched(level: Level, *, is_quiet: bool) -> AsyncIterator[None]:
         yield
         return
     label, bar = TextColumn("{task.description}"), BarColumn(None, table_column=Column(max_width=BAR))
-    # Its own thread would take the interpreter from the one that measures whenever it likes.
+    # rich's own thread would take the interpreter from the thread that measures at any moment.
     with Progress(label, bar, TextColumn("{task.fields[told]}"), console=notices, transient=True, auto_refresh=False) as progress:
         task = progress.add_task(str(level.load), total=1.0, told="")
         showing = asyncio.create_task(_show(level, progress, task))
@@ -46,7 +46,7 @@ async def _show(level: Level, progress: Progress, task: int) -> None:
 
 
 def _share(level: Level) -> float:
-    """How much of the level is done, of 1."""
+    """The part of the level that is done, 0 to 1."""
     extent = level.extent
     shares = [
         (level.offered - level.running) / extent.requests if extent.requests else 0.0,
