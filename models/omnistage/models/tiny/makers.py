@@ -1,4 +1,4 @@
-"""Checkpoints with random weights: what is made of an order, and which families can make one."""
+"""Checkpoints with random weights: the order of one, and the families that can make one."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Order:
 
 @dataclass(frozen=True, slots=True)
 class Maker:
-    """make: "module:function" of a Make, imported when it is asked for."""
+    """make: "module:function" of a Make, imported when it is needed."""
 
     make: str
     sizes: tuple[str, ...]
@@ -67,7 +67,7 @@ MAKERS: Mapping[str, Maker] = {
 
 
 def make_tiny(name: str, directory: Path, order: Order, progress: Progress | None = None) -> None:
-    """Make a checkpoint. Its folder must be empty or not be there. Raises MakeError, FetchError, OSError."""
+    """Make a checkpoint. Its folder must be empty or missing. Raises MakeError, FetchError, OSError."""
     maker = MAKERS.get(name)
     if maker is None:
         told = f"no checkpoint of {name!r} can be made"
@@ -84,7 +84,7 @@ def make_tiny(name: str, directory: Path, order: Order, progress: Progress | Non
         raise MakeError(f"seed {order.seed}: it must be from 0 to {SEEDS - 1}")
     there = directory.exists()
     if there and directory.is_dir():
-        sweep(directory)  # What a killed one left is no reason to call it full.
+        sweep(directory)  # Files that a killed process left do not make the folder full.
     if there and (not directory.is_dir() or any(directory.iterdir())):
         raise MakeError(f"{directory} is there already and is no empty folder: name another one, or remove it")
     if not there:

@@ -1,4 +1,4 @@
-"""What the makers of both Omni families write alike: a small vocabulary, the form of chats, and settings."""
+"""The files that the makers of both Omni families write alike: a small vocabulary, the form of chats, and settings."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ PREPROCESSOR = {
     "return_attention_mask": True,
     "sampling_rate": 16000,
 }
-"""What preprocessor_config.json says in both, beside sizes of the encoder of pictures."""
+"""The values of preprocessor_config.json in both families, beside the sizes of the picture encoder."""
 
 _TEMPLATE = """\
 {%- for message in messages -%}
@@ -71,12 +71,13 @@ def template_of(image: str, audio: str, video: str) -> str:
 
 
 def build_vocabulary() -> Vocabulary:
-    """A small one."""
+    """A small vocabulary."""
     return train(TRAINING.splitlines(), BUILT_VOCABULARY)
 
 
 def with_tokenizer(directory: Path, order: Order, progress: Progress, write: Callable[[Path, Vocabulary], Ids]) -> Ids:
-    """What `write` makes of the vocabulary that was ordered. Raises FetchError where that of Qwen cannot be had."""
+    """Write a tokenizer with the ordered vocabulary; returns the ids from `write`. Raises FetchError if the vocabulary of Qwen cannot be
+    fetched."""
     vocabulary = fetch_vocabulary(progress=progress) if order.tokenizer == "qwen" else build_vocabulary()
     progress("writing the tokenizer", 0.0)
     ids = write(directory, vocabulary)
@@ -85,7 +86,7 @@ def with_tokenizer(directory: Path, order: Order, progress: Progress, write: Cal
 
 
 def write_settings(directory: Path, values: Mapping[str, Any], preprocessor: Mapping[str, Any]) -> None:
-    """values: of config.json. preprocessor: what preprocessor_config.json has beside PREPROCESSOR and sizes of `values`."""
+    """values: of config.json. preprocessor: values of preprocessor_config.json beside PREPROCESSOR and the sizes in `values`."""
     vision = values["thinker_config"]["vision_config"]
     patches = {"merge_size": vision["spatial_merge_size"], **{name: vision[name] for name in ("patch_size", "temporal_patch_size")}}
     write_json(directory / "config.json", values)
@@ -94,8 +95,9 @@ def write_settings(directory: Path, values: Mapping[str, Any], preprocessor: Map
 
 
 def added_gains(config: Mapping[str, Any], decoders: Mapping[str, tuple[str, ...]]) -> dict[str, float]:
-    """Of the products that a layer adds, by how names of weights of its decoder begin: what it adds to a row is the less the more layers
-    there are, else attention would make all rows alike. decoders: where the config has the sizes of each, if it has it."""
+    """The gain of the products that a layer adds, by the beginnings of its decoder's names of weights. The more layers a decoder has, the
+    less each adds to a row; otherwise attention would make all rows alike. decoders: the place in the config of each decoder's sizes, if it
+    has them."""
     return {prefix: 2 / reduce(getitem, path, config)["num_hidden_layers"] for prefix, path in decoders.items() if path[0] in config}
 
 

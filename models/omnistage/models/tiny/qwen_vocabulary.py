@@ -34,9 +34,9 @@ def fetch_vocabulary(cache: Path | None = None, progress: Progress | None = None
 
 
 def _convert(sources: Path, out: Path, progress: Progress) -> None:
-    """vocab.json and merges.txt from a file of tiktoken: lines of an entry's bytes in base 64 and its rank, which is its id.
+    """Write vocab.json and merges.txt from a file of tiktoken: lines of an entry's bytes in base 64 and its rank, which is its id.
 
-    An entry is what its bytes are merged to last, so the merge that makes it is of the two pieces which the merges of lower rank leave.
+    The bytes of an entry are merged to it last, so its merge joins the two pieces that the merges of lower rank leave.
     """
     ranks: dict[bytes, int] = {}
     for line in (sources / "qwen.tiktoken").read_bytes().splitlines():

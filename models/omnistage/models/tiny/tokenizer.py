@@ -1,4 +1,4 @@
-"""Byte-level tokenizers as Qwen's: a vocabulary that is trained in place, and the files of a tokenizer in the published layout."""
+"""Byte-level tokenizers like Qwen's: a vocabulary that is trained in place, and the files of a tokenizer in the published layout."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ VISION_SPECIAL = (
 ORDINARY = (
     *("<tool_call>", "</tool_call>", "<|fim_prefix|>", "<|fim_middle|>", "<|fim_suffix|>", "<|fim_pad|>", "<|repo_name|>", "<|file_sep|>"),
 )
-"""Added to the vocabulary too, but text: who leaves special tokens out keeps them."""
+"""Added to the vocabulary too, but as text: a decoder that drops special tokens keeps them."""
 
 SPLIT = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-"""How Qwen2 cuts text before it merges."""
+"""How Qwen2 splits text before it merges."""
 
 TRAINING = """\
 system
@@ -65,10 +65,10 @@ class Vocabulary:
 
 @dataclass(frozen=True, slots=True)
 class TokenizerDesign:
-    """What a tokenizer has beside its vocabulary. special: tokens of which the first is the padding; `<|im_end|>`, one of them, ends an
-    answer. ordinary: added too, but text. later: special too, added behind them. roles: names by which Transformers' processor asks for
-    tokens. template: of chats, where tokenizer_config.json has it. processor: the class of the processor that it belongs to, if any.
-    repeats: whether there are files, tokenizer.json among them, that say again what the others say."""
+    """The parts of a tokenizer beside its vocabulary. special: tokens of which the first is the padding; `<|im_end|>`, one of them, ends an
+    answer. ordinary: added too, but as text. later: special too, added behind them. roles: names by which Transformers' processor asks for
+    tokens. template: of chats, if tokenizer_config.json has it. processor: the class of the processor that it belongs to, if any. repeats:
+    whether there are files, tokenizer.json among them, that repeat the contents of the others."""
 
     special: Sequence[str]
     max_tokens: int
@@ -81,7 +81,7 @@ class TokenizerDesign:
 
 
 def train(lines: Iterable[str], size: int) -> Vocabulary:
-    """A vocabulary with all bytes, made from lines of text; the same each time. size: entries."""
+    """A vocabulary with all bytes, trained on lines of text; the same each time. size: number of entries."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.normalizer = normalizers.NFC()
     tokenizer.pre_tokenizer = _pre_tokenizer()
@@ -92,7 +92,7 @@ def train(lines: Iterable[str], size: int) -> Vocabulary:
 
 
 def write_files(directory: Path, vocabulary: Vocabulary, design: TokenizerDesign) -> dict[str, int]:
-    """Write the files of a tokenizer, but for its chat template. Returns the ids of the tokens that were added to the vocabulary."""
+    """Write the files of a tokenizer, except its chat template. Returns the ids of the tokens that were added to the vocabulary."""
     entries = dict(vocabulary.entries)
     added = {token: len(entries) + index for index, token in enumerate((*design.special, *design.ordinary, *design.later))}
     directory.mkdir(exist_ok=True)
@@ -127,12 +127,12 @@ def write_files(directory: Path, vocabulary: Vocabulary, design: TokenizerDesign
 
 
 def merges_text(merges: Iterable[tuple[str, str]]) -> str:
-    """What merges.txt says."""
+    """The contents of merges.txt."""
     return "#version: 0.2\n" + "".join(f"{left} {right}\n" for left, right in merges)
 
 
 def _whole(vocabulary: Vocabulary, design: TokenizerDesign) -> Tokenizer:
-    """What tokenizer.json says."""
+    """The tokenizer in tokenizer.json."""
     tokenizer = Tokenizer(models.BPE(vocab=dict(vocabulary.entries), merges=list(vocabulary.merges), byte_fallback=False))
     tokenizer.normalizer = normalizers.NFC()
     tokenizer.pre_tokenizer = _pre_tokenizer()

@@ -18,12 +18,12 @@ from omnistage.models.tiny.files import write_json
 SHARD_BYTES = 2 << 30
 
 Shapes = Mapping[str, tuple[int, ...]]
-"""Of weights by name, in the order of the model."""
+"""Shapes of weights by name, in the order of the model."""
 
 
 def state_of(build: Callable[[], torch.nn.Module]) -> dict[str, torch.Tensor]:
-    """The weights of a model of Transformers, without memory behind them. It is built without a word: what it warns of is how the published
-    configs are written."""
+    """The weights of a model of Transformers, without memory behind them. Warnings while it is built are silenced: they are about the form
+    of the published configs."""
     verbosity = get_verbosity()
     set_verbosity(logging.ERROR)
     try:
@@ -40,7 +40,7 @@ def write_weights(
     dtype_of: Callable[[str], torch.dtype],
     progress: Progress,
 ) -> None:
-    """draw: makes a weight of its name and shape. dtype_of: the type that it is stored in."""
+    """draw: makes a weight from its name and shape. dtype_of: the type that it is stored in."""
     total = sum(math.prod(shape) * dtype_of(name).itemsize for name, shape in shapes.items())
     shards = list(_shards(shapes, -(-total // max(2, -(-total // SHARD_BYTES))), dtype_of))
     shard_of = {}

@@ -1,6 +1,7 @@
-"""Checkpoints of the drawing pipelines with random weights, in the files of the published ones: for tests and trials of all but beauty.
+"""Checkpoints of the drawing pipelines with random weights, in the files of the published ones: for tests, and for trials that need no
+beauty.
 
-A weight depends on the seed and its own name only, and is made of exact operations, so that every machine makes the same bytes.
+A weight depends only on the seed and its own name, and is made by exact operations, so that every machine makes the same bytes.
 """
 
 from __future__ import annotations
@@ -34,8 +35,8 @@ PROCESSOR = "Qwen2VLProcessor"
 
 
 def make(name: str, directory: Path, order: Order, progress: Progress) -> None:
-    """Fill an empty folder that is there with the checkpoint of one of DESIGNS. Raises MakeError for the real vocabulary, which would
-    need an embedding larger than all the rest."""
+    """Fill an existing empty folder with the checkpoint of one of DESIGNS. Raises MakeError for the real vocabulary, which would need an
+    embedding larger than all the rest."""
     check_tokenizer(name, order)
     design = DESIGNS[name]
     dtype = getattr(torch, order.dtype or "float32")
@@ -60,7 +61,7 @@ def make(name: str, directory: Path, order: Order, progress: Progress) -> None:
 
 
 def check_tokenizer(name: str, order: Order) -> None:
-    """Raises MakeError for a vocabulary that was not made for it."""
+    """Raises MakeError for a vocabulary that does not fit the pipeline."""
     if order.tokenizer != "built":
         raise MakeError(f"tokenizer {order.tokenizer!r}: a checkpoint of {name} can have built")
 

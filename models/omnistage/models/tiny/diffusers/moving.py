@@ -24,7 +24,7 @@ MULTIPLE = 64
 
 
 def make(name: str, directory: Path, order: Order, progress: Progress) -> None:
-    """Fill an empty folder that is there with the checkpoint of one of MOVING_DESIGNS. Raises MakeError."""
+    """Fill an existing empty folder with the checkpoint of one of MOVING_DESIGNS. Raises MakeError."""
     check_tokenizer(name, order)
     design, dtype = MOVING_DESIGNS[name], getattr(torch, order.dtype or "float32")
     progress("writing the tokenizer", 0.0)
@@ -34,7 +34,7 @@ def make(name: str, directory: Path, order: Order, progress: Progress) -> None:
         for index, (part, model) in enumerate(models := _models(design, order.size, rows)):
             fill(model, part, order.seed, dtype)
             if part == "text_encoder":
-                model.tie_weights()  # Its embedding stands at two places, which are filled one after the other.
+                model.tie_weights()  # Its embedding has two names, which are filled one after the other.
             model.save_pretrained(directory / part)
             progress("writing the weights", (index + 1) / len(models))
     written = {"_class_name": design.scheduler, "_diffusers_version": diffusers.__version__, **design.schedule}

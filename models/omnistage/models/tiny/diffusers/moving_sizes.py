@@ -1,7 +1,7 @@
-"""What the pipelines of films and sounds with random weights are made of, and how large: arguments of the classes of their parts.
+"""The parts of the pipelines of films and sounds with random weights, and their sizes: arguments of the parts' classes.
 
-Of the published ones stay what tells them apart, and in "tiny" and "small" their proportions: how many pixels and frames a latent is, how
-many times the sound is made finer. In "odd" nothing is as it is published that need not be.
+They keep the features that tell the published ones apart, and in "tiny" and "small" the published proportions: how many pixels and frames a
+latent covers, how many times the sound is refined. "odd" changes everything that may change.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ SIZES = ("tiny", "small", "odd")
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A model of a pipeline. kind: its class. library: in which Transformers, Diffusers or a pipeline of Diffusers has it. values:
-    arguments that all sizes have; sizes: those of each."""
+    """A model of a pipeline. kind: its class. library: the library that has the class: Transformers, Diffusers or a pipeline of Diffusers.
+    values: arguments that all sizes have; sizes: those of each."""
 
     kind: str
     sizes: Mapping[str, Values]
@@ -29,8 +29,8 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class MovingDesign:
-    """A pipeline. encoder: class of its text encoder, with arguments by size. tokens: of a text. scheduler: its class, with what its file
-    says. nothing: parts that the pipeline may have and this one has not. values: of model_index.json, beside the parts."""
+    """A pipeline. encoder: class of its text encoder, with arguments by size. tokens: of a text. scheduler: its class, with the contents of
+    its file. nothing: parts that the pipeline may have and this one lacks. values: of model_index.json, beside the parts."""
 
     pipeline: str
     encoder: str
@@ -44,7 +44,7 @@ class MovingDesign:
 
 
 WIDTHS = {"tiny": 32, "small": 32, "odd": 20}
-"""Of text encoders: what a transformer is told of a token."""
+"""Widths of text encoders: the numbers that a transformer gets for a token."""
 
 UMT5: Mapping[str, Values] = {
     "tiny": {"d_model": 32, "d_kv": 16, "d_ff": 64, "num_layers": 2, "num_heads": 2},
@@ -52,7 +52,7 @@ UMT5: Mapping[str, Values] = {
     "odd": {"d_model": 20, "d_kv": 6, "d_ff": 28, "num_layers": 3, "num_heads": 3},
 }
 T5: Mapping[str, Values] = {size: {**values, "feed_forward_proj": "relu"} for size, values in UMT5.items()}
-"""A ReLU as in T5's first version, of which Stable Audio has the encoder."""
+"""A ReLU as in the first version of T5, whose encoder Stable Audio has."""
 
 WAN: Mapping[str, Values] = {
     "tiny": {"num_layers": 2, "num_attention_heads": 2, "attention_head_dim": 12, "ffn_dim": 48, "freq_dim": 32},
@@ -76,7 +76,7 @@ def _latents(count: int) -> Values:
 
 
 def _wan(pipeline: str, boundary: float, special: Mapping[str, Values]) -> MovingDesign:
-    """Of two experts. special: of each transformer, by size."""
+    """A pipeline of two experts. special: arguments of each transformer, by size."""
     sizes = {size: {**WAN[size], "text_dim": WIDTHS[size], **special[size]} for size in SIZES}
     channels = {size: special[size]["out_channels"] for size in SIZES}
     vaes = {size: {**WAN_VAE[size], "z_dim": channels[size], **_latents(channels[size])} for size in SIZES}
@@ -98,7 +98,7 @@ def _wan(pipeline: str, boundary: float, special: Mapping[str, Values]) -> Movin
 
 
 def _expanding() -> MovingDesign:
-    """Of one transformer, with a VAE of patches that is twice as coarse (TI2V)."""
+    """A pipeline of one transformer, with a VAE of patches that is twice as coarse (TI2V)."""
     channels = {"tiny": 48, "small": 48, "odd": 14}
     vaes: dict[str, Values] = {
         size: {
@@ -110,7 +110,7 @@ def _expanding() -> MovingDesign:
         }
         for size, values in WAN_VAE.items()
     }
-    vaes["odd"] = {**vaes["odd"], "dim_mult": [1, 2, 2]}  # A residual block wants widths that divide each other.
+    vaes["odd"] = {**vaes["odd"], "dim_mult": [1, 2, 2]}  # A residual block needs widths that divide each other.
     sizes = {size: {**WAN[size], "text_dim": WIDTHS[size], "in_channels": channels[size], "out_channels": channels[size]} for size in SIZES}
     return MovingDesign(
         pipeline="WanPipeline",
@@ -148,7 +148,7 @@ OOBLECK: Mapping[str, Values] = {
     },
 }
 CONDITIONED = {"tiny": 32, "small": 32, "odd": 24}
-"""Width of what is told of words and seconds."""
+"""Width of the input that describes words and seconds."""
 
 
 def _stable_audio() -> MovingDesign:
@@ -198,7 +198,7 @@ def _stable_audio() -> MovingDesign:
 
 
 def _channels(tiny: int, odd: int, more: int) -> Mapping[str, Values]:
-    """Of the latents of a film, in all but "odd" as many as published. more: channels for what of it is known, beside its own."""
+    """Channels of a film's latents, as many as published except in "odd". more: further channels for the known part of the film."""
     return {
         size: {"in_channels": count * (2 if more else 1) + more, "out_channels": count}
         for size, count in (("tiny", tiny), ("small", tiny), ("odd", odd))

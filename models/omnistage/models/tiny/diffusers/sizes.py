@@ -1,7 +1,7 @@
-"""What the pipelines with random weights are made of, and how large: arguments of the classes of their parts.
+"""The parts of the drawing pipelines with random weights, and their sizes: arguments of the parts' classes.
 
-Of the published ones stay what their code relies on: 16 latent channels, 8 x 8 pixels a latent, patches of 14 x 14 x 2 of the text encoder
-that sees, the noise schedule, and the arguments by which the pipelines differ.
+They keep the features that the published code relies on: 16 latent channels, 8 x 8 pixels a latent, patches of 14 x 14 x 2 of the text
+encoder that sees, the noise schedule, and the arguments by which the pipelines differ.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ Values = Mapping[str, Any]
 """Arguments of a class, by name."""
 
 HIDDEN = 32
-"""Width of the text encoders: what a transformer is told of a token."""
+"""Width of the text encoders: the numbers that a transformer gets for a token."""
 
 
 @dataclass(frozen=True, slots=True)
 class Design:
-    """A pipeline. transformers: by size. processor: the part that prepares pictures for the text encoder, "" where it sees none."""
+    """A pipeline. transformers: by size. processor: the part that prepares pictures for the text encoder, "" if it sees none."""
 
     pipeline: str
     transformer: str
@@ -29,7 +29,7 @@ class Design:
     scheduler: Values
     processor: str = ""
     special: Values = field(default_factory=dict)
-    """Arguments of the transformer that its pipeline wants, of any size."""
+    """Arguments of the transformer that its pipeline needs, at any size."""
 
     @property
     def sees(self) -> bool:
@@ -122,7 +122,7 @@ DESIGNS: Mapping[str, Design] = {
 QWEN3: Values = {
     "hidden_size": HIDDEN,
     "intermediate_size": 64,
-    "num_hidden_layers": 3,  # the pipeline takes what the last but one has made
+    "num_hidden_layers": 3,  # the pipeline takes the output of the last layer but one
     "num_attention_heads": 2,
     "num_key_value_heads": 1,
     "head_dim": 16,

@@ -1,4 +1,4 @@
-"""The tokenizer of the films and sounds with random weights: T5's, of whole words where it knows them and else of letters."""
+"""The tokenizer of the films and sounds with random weights: T5's, of whole words if it knows them and otherwise of letters."""
 
 from __future__ import annotations
 
@@ -12,13 +12,14 @@ from omnistage.models.tiny.tokenizer import TRAINING
 
 SPACE = "\u2581"
 SENTINELS = 100
-"""As published: tokens that stand for words left out, which no prompt here has."""
+"""As published: tokens that stand for left-out words, which no prompt here has."""
 WORD_COST, LETTER_COST = 8.0, 16.0
-"""Of one, as the logarithm of how rare it is. All are alike, so a word that is known is cheaper than its letters."""
+"""Cost of a word and of a letter: the logarithm of how rare it is. All words are alike, and so are all letters, so a known word is cheaper
+than its letters."""
 
 
 def write_t5(directory: Path, max_tokens: int) -> int:
-    """Write the files of a tokenizer. max_tokens: that it cuts a text to where nobody says more. Returns how many tokens it has."""
+    """Write the files of a tokenizer. max_tokens: the default length that it cuts a text to. Returns how many tokens it has."""
     words = {SPACE + word.strip(string.punctuation).lower() for word in f"{TRAINING} {PROMPTS}".split()}
     letters = sorted({SPACE, *string.printable.strip(), *TRAINING, *PROMPTS} - {" ", "\n"})
     pieces = {"<pad>": 0.0, "</s>": 0.0, "<unk>": 0.0}

@@ -59,12 +59,12 @@ TEMPLATE = """\
 {%- endif -%}
 """.replace("OPENS", OPENS).replace("CLOSES", CLOSES)
 VISION_TEMPLATE = "{%- set system_prompt = 'You are a helpful assistant.' -%}\n" + TEMPLATE
-"""Qwen2.5-VL says what it is where nobody else does; Qwen3 does not."""
+"""Qwen2.5-VL has a default system prompt; Qwen3 has none."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ids:
-    """What configs must name. rows: of the embedding, with some that no token has."""
+    """Ids that configs must name. rows: of the embedding, some of which no token has."""
 
     pad: int
     im_start: int
@@ -77,7 +77,7 @@ class Ids:
 
 
 def build_vocabulary() -> Vocabulary:
-    """A small one, that knows the words of the instructions."""
+    """A small vocabulary that knows the words of the instructions."""
     return train([*INSTRUCTIONS.splitlines() * REPEATS, *PROMPTS.splitlines(), *TRAINING.splitlines()], VOCABULARY)
 
 

@@ -1,4 +1,4 @@
-"""A checkpoint of Qwen2.5-Omni with random weights, in the files of the published ones: for tests and trials of all but sense."""
+"""A checkpoint of Qwen2.5-Omni with random weights, in the files of the published ones: for tests, and for trials that need no sense."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ PREPROCESSOR = {
     "image_std": [0.26862954, 0.26130258, 0.27577711],
     "processor_class": "Qwen2_5OmniProcessor",
 }
-"""Beside what both families have."""
+"""Values beside those of both families."""
 
 
 def make(directory: Path, order: Order, progress: Progress) -> None:
-    """Fill an empty folder that is there. Raises FetchError where the vocabulary of Qwen cannot be had."""
+    """Fill an existing empty folder. Raises FetchError if the vocabulary of Qwen cannot be fetched."""
     size = SIZES[order.size]
     dtype = order.dtype or size.dtype
     ids = with_tokenizer(directory, order, progress, write_tokenizer)

@@ -1,7 +1,8 @@
-"""How large the checkpoints of `make-tiny qwen2.5-omni` are, and their config.json in the published form.
+"""The sizes of the checkpoints of `make-tiny qwen2.5-omni`, and their config.json in the published form.
 
-What is not in a size is as published for Qwen/Qwen2.5-Omni-7B: 128 mel bins, patches of 14 x 14 x 2, 8448 items of the Talker, and for
-Code2Wav 22 layers of which 10 looks ahead and 0 and 20 look back, 80 mel bins, and rates of the vocoder that make 240 samples of a frame.
+All values that are not in a size are those published for Qwen/Qwen2.5-Omni-7B: 128 mel bins, patches of 14 x 14 x 2, 8448 items of the
+Talker, and for Code2Wav 22 layers of which 10 looks ahead and 0 and 20 look back, 80 mel bins, and rates of the vocoder that make 240
+samples of a frame.
 """
 
 from __future__ import annotations
@@ -11,12 +12,12 @@ from dataclasses import dataclass
 from typing import Any
 
 ITEMS = 8448
-"""Of the Talker: codes and what begins, ends and fills them."""
+"""Items of the Talker: codes, and the items that begin, end and fill them."""
 CODES_END = 8294
 CODE_EMBEDDINGS = 8193
-"""Of the 8192 codes, and one more."""
+"""The 8192 codes, and one more."""
 MEL_BINS = 80
-"""Of the speech that is made; of the sound that is heard it is 128."""
+"""Mel bins of the speech that is made; sound that is heard has 128."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +54,8 @@ class AudioSize:
 
 @dataclass(frozen=True, slots=True)
 class DitSize:
-    """The 22 layers that make mel frames of codes. speaker: of the vector that is a voice; encoder*: what reads a voice's example."""
+    """The 22 layers that turn codes into mel frames. speaker: width of the vector of a voice; encoder*: of the part that reads a voice's
+    example."""
 
     hidden: int
     heads: int
@@ -82,7 +84,7 @@ class Size:
 
 SIZES: Mapping[str, Size] = {
     "tiny": Size(
-        # Heads as large together as those that attention runs as it does in a model of any size.
+        # All heads together are so wide that attention runs as it does in a model of any size.
         thinker=DecoderSize(layers=3, hidden=192, ffn=320, heads=6, kv_heads=2, head_size=32, rope_sections=(4, 6, 6)),
         vision=VisionSize(layers=3, hidden=64, ffn=96, heads=4, full_attention=(1,)),
         audio=AudioSize(layers=2, hidden=64, ffn=128, heads=4),
@@ -147,7 +149,7 @@ SIZES: Mapping[str, Size] = {
 
 @dataclass(frozen=True, slots=True)
 class Ids:
-    """Token ids that the config names. speakers: what tells the Talker who speaks. rows: of the table of embeddings."""
+    """Token ids that the config names. speakers: the tokens that tell the Talker which voice speaks. rows: of the table of embeddings."""
 
     pad: int
     im_start: int
@@ -207,7 +209,7 @@ def _decoder(size: DecoderSize) -> dict[str, Any]:
 
 
 def _media(ids: Ids) -> dict[str, Any]:
-    """What the Thinker and the Talker are both told of media."""
+    """The values about media that both the Thinker and the Talker have."""
     return {
         "audio_end_token_id": ids.audio_eos,
         "audio_start_token_id": ids.audio_bos,

@@ -41,14 +41,14 @@ DESIGN = TokenizerDesign(SPECIAL, MAX_TOKENS, roles=ROLES, template=TEMPLATE, pr
 
 
 def write_tokenizer(directory: Path, vocabulary: Vocabulary) -> Ids:
-    """Write the tokenizer's files in the published layout. The ids that the config must name."""
+    """Write the tokenizer's files in the published layout. Returns the ids that the config must name."""
     added = write_files(directory, vocabulary, DESIGN)
     write_json(directory / "chat_template.json", {"chat_template": TEMPLATE})
     return _ids(vocabulary.entries, added)
 
 
 def _ids(entries: Mapping[str, int], added: Mapping[str, int]) -> Ids:
-    """Reserved ids without a token, of the Talker, stand where Qwen has them, else directly after the last token."""
+    """The ids. Reserved ids of the Talker that no token has stand where Qwen has them, or directly behind the last token."""
     last = max(added.values())
     published = len(entries) == QWEN_ENTRIES
     tts = QWEN_TTS if published else last + 1

@@ -1,7 +1,7 @@
 """Random weights under the published names of Qwen2.5-Omni.
 
-They are drawn so that the answers of the model are worth comparing: finite, different for different media, and not one token for ever.
-A weight depends on the seed and its own name only, and is made of exact operations, so that every machine makes the same bytes.
+They are drawn so that the model's answers are worth comparing: finite, different for different media, and not one token for ever. A weight
+depends only on the seed and its own name, and is made by exact operations, so that every machine makes the same bytes.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ GAINS = (
     (".resblocks.", 0.5),
     (".conv_post.", 0.2),
 )
-"""By how much a product makes its input larger, where that is not 1. Sharp attention keeps an answer from running in circles: what it finds
+"""By how much a product enlarges its input, if not by 1. Sharp attention keeps an answer from running in circles, because its result
 differs from token to token. The sound of the vocoder stays below full scale."""
 
 DECODERS = {"thinker.model.": ("thinker_config", "text_config"), "talker.model.": ("talker_config",)}
-"""How names of the decoders' weights begin, and where the config has their sizes."""
+"""The beginnings of the names of the decoders' weights, and the place of their sizes in the config."""
 
 
 def shapes(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
@@ -42,8 +42,8 @@ def shapes(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
 
 
 def write(directory: Path, config: Mapping[str, Any], seed: int, dtype: torch.dtype, progress: Progress) -> None:
-    """Write the weights as shards with their index. Code2Wav is float32 in any case, as published. Ids of the heads that are no token or no
-    code are as likely as any other, as in published checkpoints: who serves them must ban them."""
+    """Write the weights as shards with their index. Code2Wav is always float32, as published. Ids of the heads that are no token or no code
+    are as likely as any other, as in published checkpoints: a server must ban them."""
     wanted = shapes(config)
     adds = added_gains(config, DECODERS)
     write_weights(directory, wanted, partial(_weight, seed=seed, adds=adds), partial(_dtype, dtype=dtype), progress)
@@ -54,7 +54,7 @@ def _dtype(name: str, dtype: torch.dtype) -> torch.dtype:
 
 
 def _weight(name: str, shape: tuple[int, ...], seed: int, adds: Mapping[str, float]) -> torch.Tensor:
-    """One weight, float32. adds: gain of the products that a layer adds, by how names of its decoder begin."""
+    """One weight, float32. adds: gain of the products that a layer adds, by the beginnings of its decoder's names."""
     mean, deviation = _distribution(name, shape, adds)
     return noise(name, shape, seed, deviation, mean)
 

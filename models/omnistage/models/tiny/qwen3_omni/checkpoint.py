@@ -1,7 +1,7 @@
-"""A checkpoint of Qwen3-Omni with random weights, in the files of the published ones: for tests and trials of all but sense.
+"""A checkpoint of Qwen3-Omni with random weights, in the files of the published ones: for tests, and for trials that need no sense.
 
-The weights are drawn so that the answers of the model are worth comparing: finite, different for different media, and not one token for
-ever. A weight depends on the seed and its own name only, and is made of exact operations, so that every machine makes the same bytes.
+The weights are drawn so that the model's answers are worth comparing: finite, different for different media, and not one token for ever. A
+weight depends only on the seed and its own name, and is made by exact operations, so that every machine makes the same bytes.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ from omnistage.models.tiny.random_weights import noise
 from omnistage.models.tiny.weights import write_weights
 
 PREPROCESSOR = {"image_mean": [0.5, 0.5, 0.5], "image_std": [0.5, 0.5, 0.5], "processor_class": "Qwen3OmniMoeProcessor"}
-"""Beside what both families have."""
+"""Values beside those of both families."""
 
 GAINS = (
     *(("thinker.lm_head.", 3.0), ("talker.codec_head.", 3.0), ("talker.code_predictor.lm_head.", 3.0)),
     *((".mlp.gate.", 3.0), (".self_attn.q_norm.", 2.1), (".self_attn.k_norm.", 2.1)),
 )
-"""By how much a product makes its input larger, or a norm, where that is not 1. Sharp attention keeps an answer from running in circles:
-what it finds differs from token to token."""
+"""By how much a product or a norm enlarges its input, if not by 1. Sharp attention keeps an answer from running in circles, because its
+result differs from token to token."""
 
 DECODERS = {
     "thinker.model.": ("thinker_config", "text_config"),
     "talker.model.": ("talker_config", "text_config"),
     "talker.code_predictor.": ("talker_config", "code_predictor_config"),
 }
-"""How names of the decoders' weights begin, and where the config has their sizes."""
+"""The beginnings of the names of the decoders' weights, and the place of their sizes in the config."""
 
 
 Configured = Callable[[Size, Ids, str], dict[str, Any]]
@@ -46,12 +46,12 @@ Configured = Callable[[Size, Ids, str], dict[str, Any]]
 
 
 def make(directory: Path, order: Order, progress: Progress) -> None:
-    """Fill an empty folder that is there. Raises FetchError where the vocabulary of Qwen cannot be had."""
+    """Fill an existing empty folder. Raises FetchError if the vocabulary of Qwen cannot be fetched."""
     _make(directory, order, progress, config, TEMPLATE)
 
 
 def make_thinking(directory: Path, order: Order, progress: Progress) -> None:
-    """As `make`: a checkpoint that thinks before it answers, and does not speak."""
+    """As `make`, for a checkpoint that thinks before it answers, and does not speak."""
     _make(directory, order, progress, thinking_config, THINKING_TEMPLATE)
 
 
@@ -99,7 +99,7 @@ def thinking_config(size: Size, ids: Ids, dtype: str) -> dict[str, Any]:
 
 def write(directory: Path, config: Mapping[str, Any], seed: int, dtype: torch.dtype, progress: Progress) -> None:
     """Write the weights as shards with their index. Ids of the heads that are no token or no code are as likely as any other, as in
-    published checkpoints: who serves them must ban them."""
+    published checkpoints: a server must ban them."""
     parts = (("thinker", thinker.weights), ("talker", talker.weights), ("code2wav", code2wav.weights))
     shapes = {
         name: shape for part, weights in parts if f"{part}_config" in config for name, shape in weights(config[f"{part}_config"]).items()
@@ -109,7 +109,7 @@ def write(directory: Path, config: Mapping[str, Any], seed: int, dtype: torch.dt
 
 
 def _weight(name: str, shape: tuple[int, ...], seed: int, adds: Mapping[str, float]) -> torch.Tensor:
-    """One weight, float32. adds: gain of the products that a layer adds, by how names of its decoder begin."""
+    """One weight, float32. adds: gain of the products that a layer adds, by the beginnings of its decoder's names."""
     mean, deviation = code2wav.distribution(name, shape) if name.startswith(code2wav.PREFIX) else _distribution(name, shape, adds)
     return noise(name, shape, seed, deviation, mean)
 

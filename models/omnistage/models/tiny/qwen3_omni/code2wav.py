@@ -14,18 +14,17 @@ from omnistage.models.tiny.weights import state_of
 PREFIX = "code2wav."
 
 GAINS = ((".q_proj.", 2.0), (".k_proj.", 2.0), (".conv1.", 0.6), (".conv2.", 0.4))
-"""By how much a product makes its input larger, where that is not 1. Sharp attention tells frames apart; residual units add to what they
-are given."""
+"""By how much a product enlarges its input, if not by 1. Sharp attention tells frames apart; residual units add to their input."""
 
 LAST_GAIN = 0.05
-"""Of the last convolution: the sound stays below full scale, where everything is alike."""
+"""Gain of the last convolution: the sound stays below full scale, where everything is alike."""
 
 ADDED = 0.5
-"""Of what a layer or a ConvNeXt block makes, which is added to its input."""
+"""Gain of the output of a layer or a ConvNeXt block, which is added to its input."""
 
 
 def config(codebooks: int = 16, codes: int = 2048) -> dict[str, Any]:
-    """As the JSON of a checkpoint has it, and as long a frame as published. codebooks: codes of a frame. codes: ids of each codebook."""
+    """The JSON of a checkpoint, with frames as long as published. codebooks: codes of a frame. codes: ids of each codebook."""
     return {
         "attention_bias": False,
         "attention_dropout": 0.0,
@@ -57,8 +56,8 @@ def weights(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
 
 
 def distribution(name: str, shape: tuple[int, ...]) -> tuple[float, float]:
-    """Mean and deviation of a weight, so that the sound is worth comparing: neither silence nor full scale, and another one for other
-    codes, also for those of a while ago."""
+    """Mean and deviation of a weight, so that the sound is worth comparing: neither silence nor full scale, and different for different
+    codes, also for earlier ones."""
     owner, part = name.split(".")[-2:]
     if part in ("bias", "alpha", "beta"):
         return 0.0, 0.1
@@ -68,7 +67,7 @@ def distribution(name: str, shape: tuple[int, ...]) -> tuple[float, float]:
         return 1.0, 0.1
     if owner == "code_embedding":
         return 0.0, 4.0  # A frame has the mean of sixteen of them.
-    # Two steps of an upsampling of the decoder meet in each sample; one of those before it is alone.
+    # In the decoder two steps of an upsampling meet in each sample; before it they do not.
     inputs = shape[0] * (2 if ".block.1." in name else 1) if _transposed(name) else math.prod(shape[1:])
     gain = LAST_GAIN if len(shape) == 3 and shape[0] == 1 else next((gain for part, gain in GAINS if part in name), 1.0)
     return 0.0, gain / math.sqrt(inputs)

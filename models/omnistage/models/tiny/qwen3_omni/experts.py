@@ -1,4 +1,4 @@
-"""Weights of experts as the published files have them."""
+"""Weights of experts in the form of the published files."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ import torch
 
 
 def experts_apart(state: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Those that Transformers 5 has of all experts of a layer together, [experts, rows, columns], are one for each; the others stay."""
+    """Split weights that Transformers 5 keeps for all experts of a layer together, [experts, rows, columns], into one for each expert; the
+    others stay."""
     found: dict[str, torch.Tensor] = {}
     for name, value in state.items():
         experts, _, part = name.rpartition(".")

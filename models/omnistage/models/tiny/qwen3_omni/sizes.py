@@ -1,4 +1,4 @@
-"""The sizes of `make-tiny qwen3-omni`, and what is in each as published for Qwen/Qwen3-Omni-30B-A3B-Instruct."""
+"""The sizes of `make-tiny qwen3-omni`, and the values that each has as published for Qwen/Qwen3-Omni-30B-A3B-Instruct."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SPECIAL = {
     "codec_think_bos_id": 108,
     "codec_think_eos_id": 109,
 }
-"""Items by name in the config, counted from the first one that is no code."""
+"""Items by their name in the config, counted from the first one that is no code."""
 
 SPEAKERS = {"chelsie": 253, "ethan": 254, "aiden": 255}
 """Items by voice, counted as above."""
@@ -26,8 +26,8 @@ SPEAKERS = {"chelsie": 253, "ethan": 254, "aiden": 255}
 
 @dataclass(frozen=True, slots=True)
 class TextSize:
-    """rope_sections: pairs of components of a head that turn by time, height and width: half of head_size together. chosen: experts that a
-    row is given to; expert: columns of one."""
+    """rope_sections: pairs of components of a head that turn by time, height and width: half of head_size together. chosen: how many
+    experts a row goes to; expert: columns of one."""
 
     layers: int
     hidden: int
@@ -98,7 +98,7 @@ class TalkerSize:
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """hidden_layer: whose rows the Talker takes of media, as `hidden_states` of Transformers counts."""
+    """hidden_layer: the layer whose rows the Talker takes for media, as `hidden_states` of Transformers counts."""
 
     thinker: ThinkerSize
     hidden_layer: int

@@ -13,7 +13,7 @@ from omnistage.models.tiny.tokenizer import ORDINARY, VISION_SPECIAL, TokenizerD
 
 WRITTEN = (*ORDINARY, "<tool_response>", "</tool_response>", OPENS, CLOSES)
 SPOKEN = (*("<|audio_start|>", "<|audio_end|>", "<tts_pad>", "<tts_text_bos>", "<tts_text_eod>", "<tts_text_bos_single>", "<|audio_pad|>"),)
-"""Special too; in the published vocabulary they came last."""
+"""Special tokens too; in the published vocabulary they came last."""
 
 ROLES = {
     "image_token": "<|image_pad|>",
@@ -41,7 +41,7 @@ THINKING_TEMPLATE = TEMPLATE.replace(
 {{- message['content'] -}}
 {%- endif -%}""".replace("CLOSES", CLOSES),
 ).replace("assistant\\n' -}}", f"assistant\\n{OPENS}\\n' -}}}}")
-"""As that of Thinking: an answer begins within a thought, and that of an earlier answer is left out."""
+"""The template of Thinking: an answer begins within a thought, and the thoughts of earlier answers are left out."""
 
 MAX_TOKENS = 131072
 DESIGN = TokenizerDesign(VISION_SPECIAL, MAX_TOKENS, WRITTEN, SPOKEN, ROLES, TEMPLATE, "Qwen3OmniMoeProcessor", repeats=False)
@@ -70,7 +70,7 @@ class Ids:
 
 
 def write_tokenizer(directory: Path, vocabulary: Vocabulary, template: str = TEMPLATE) -> Ids:
-    """Write the tokenizer's files in the published layout. The ids that the config must name."""
+    """Write the tokenizer's files in the published layout. Returns the ids that the config must name."""
     added = write_files(directory, vocabulary, replace(DESIGN, template=template))
     write_json(directory / "chat_template.json", {"chat_template": template})
     words = {name: vocabulary.entries[name] for name in ("system", "user", "assistant")}
@@ -81,6 +81,6 @@ def write_tokenizer(directory: Path, vocabulary: Vocabulary, template: str = TEM
         "tts_bos": "<tts_text_bos>",
         "tts_eos": "<tts_text_eod>",
     }
-    # Some rows of the table are of no token, as in the published one.
+    # No token has the last rows of the table, as in the published one.
     rows = QWEN_ROWS if len(vocabulary.entries) == QWEN_ENTRIES else (max(added.values()) // 64 + 2) * 64
     return Ids(**words, **{name: added[mark] for name, mark in marks.items()}, rows=rows)
