@@ -261,7 +261,7 @@ async def test_failures_are_counted_by_kind_and_goodput_by_all_limits() -> None:
     assert summary.figures["rtf"].count == 3
 
 
-# What is asked
+# The prompts -
 
 
 def test_words_are_the_same_for_the_same_seed_and_number() -> None:

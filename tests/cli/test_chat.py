@@ -28,7 +28,7 @@ UP = b"\x1b[A"
 
 @pytest.fixture(scope="module")
 def slow_address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """Of a router whose answers take as long as `max_tokens` says, 20 tokens and a second of sound in each."""
+    """Address of a router whose answers take as long as `max_tokens` says, 20 tokens and a second of sound in each."""
     with Omni(pipeline=toy_pipeline(tmp_path_factory.mktemp("slow"), interval_s=0.05, samples_per_frame=1200)) as omni:
         yield omni.address
 
@@ -65,7 +65,7 @@ def test_a_key_stops_the_answer_and_not_the_program(slow_address: str, alone: Pa
     )
     turns = json.loads((alone / "chat.json").read_text())["turns"]
     assert [turn["role"] for turn in turns] == ["user", "assistant"] * 2
-    # What came of it is part of the conversation, and it is the beginning of the answer.
+    # The part of the answer that came is in the conversation, and it is the beginning of the answer.
     said = turns[1]["content"].split()
     assert 0 < len(said) < 4000
     assert expected(1, "Hi", 4000)[: len(said) - 1] == said[:-1]

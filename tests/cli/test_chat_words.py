@@ -1,4 +1,5 @@
-"""What can be typed in `omnistage chat` beside questions of one line: files, another pipeline, several lines, and what is shown of it."""
+"""Everything that can be typed in `omnistage chat` beside questions of one line: files, another pipeline, several lines, and how the chat
+shows them."""
 
 from __future__ import annotations
 
@@ -26,7 +27,7 @@ SIZES = pytest.mark.parametrize("size", [(80, 24), (40, 10)], ids=lambda size: f
 
 @pytest.fixture(scope="module")
 def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """Of a router with a pipeline that sees and hears, one that does not, and one that only draws."""
+    """Address of a router with a pipeline that sees and hears, one that does not, and one that only draws."""
     state = {"OMNISTAGE_STATE": str(tmp_path_factory.mktemp("state"))}
     done = omnistage("serve", "toy-omni", "toy", "toy-film", "--detach", "--no-http", "--address", "127.0.0.1:0", variables=state)
     assert done.returncode == 0, done.stderr
@@ -92,7 +93,7 @@ def test_files_go_with_the_next_message(address: str, files: Path) -> None:
 
 
 def test_files_are_listed_dropped_and_refused(address: str, files: Path) -> None:
-    """What is refused costs neither the conversation nor the next message."""
+    """A refused file costs neither the conversation nor the next message."""
     terminal = talk(
         *(address, (PROMPT, b"/image" + ENTER), ("nothing goes with the next message; /image F gives a file", b"")),
         *((PROMPT, b"/image nope.png" + ENTER), ("cannot read nope.png", b"")),
@@ -116,7 +117,7 @@ def test_files_are_listed_dropped_and_refused(address: str, files: Path) -> None
 
 
 def test_a_file_that_is_refused_costs_one_question(address: str, files: Path) -> None:
-    """Of several only the one that is to blame; what was said is told, and no later message has it."""
+    """Only the refused one of several files is dropped; the refusal is printed, and no later message has the file."""
     (files / "broken.png").write_bytes(png(PICTURE)[:40])
     (files / "large.png").write_bytes(png(np.zeros((600, 600), np.uint8)))
     talk(

@@ -25,7 +25,7 @@ grace: 4
 
 @pytest.fixture(autouse=True)
 def no_variables(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of whoever runs the tests."""
+    """Remove the variables of the user who runs the tests."""
     for name in os.environ:
         if name.startswith("OMNISTAGE_SERVE"):
             monkeypatch.delenv(name)

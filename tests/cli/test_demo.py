@@ -38,7 +38,7 @@ def alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, family: Family) -> No
 
 
 def on_terminal() -> str:
-    """What it shows there, to its end."""
+    """The output of the demo on a terminal, to its end."""
     master, slave = pty.openpty()
     shown = b""
     with subprocess.Popen(DEMO, stdin=slave, stdout=slave, stderr=slave) as demo:

@@ -33,7 +33,7 @@ def alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def quick(tmp_path: Path) -> str:
-    """Of one stage, as most here has nothing to do with a chain."""
+    """A stack of one stage, because most tests here have nothing to do with a chain."""
     return toy_pipeline(tmp_path)
 
 
@@ -56,7 +56,7 @@ def answering(address: str) -> Iterator[Started[str]]:
 
 
 def read_by_others(folder: Path) -> list[Path]:
-    """What somebody else may read, or enter, of all that is in a folder."""
+    """The files in a folder that other users may read, or enter."""
     return [path for path in folder.rglob("*") if not path.is_symlink() and path.stat().st_mode & 0o077]
 
 

@@ -1,4 +1,5 @@
-"""What a person and a log see of a default model that is fetched: bytes, a rate, where it goes on, and who is waited for."""
+"""The lines for a person and for a log while a default model is fetched: bytes, a rate, where it goes on, and which process is waited
+for."""
 
 from __future__ import annotations
 

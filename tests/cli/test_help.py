@@ -1,4 +1,4 @@
-"""What the command says of itself: help, version, completion."""
+"""The command's own texts: help, version, completion."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who keeps a process of a stack: it is started again when it ended, and ended when it hangs in a way that it cannot find itself."""
+"""The keeper of a process of a stack starts it again when it has ended, and ends it when it hangs in a way that it cannot notice itself."""
 
 from __future__ import annotations
 

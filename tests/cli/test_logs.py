@@ -15,7 +15,7 @@ from omnistage.models.common.owned import PREFIX
 
 
 def words(folder: Path) -> tuple[str, ...]:
-    """Of a call with a stack of its own, of one stage."""
+    """The words of a call with a stack of its own, of one stage."""
     return ("ask", "Hi", "--pipeline", toy_pipeline(folder), "--text-only")
 
 

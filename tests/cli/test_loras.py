@@ -28,7 +28,7 @@ def file(tmp_path: Path) -> Path:
 
 
 def option(layout: Layout, at: int = 0) -> object:
-    """What the stage of one pipeline is started with, as it reads that."""
+    """The option that the stage of one pipeline is started with, as the stage reads it."""
     words = layout.stage_arguments(layout.pipelines[at].stages[0], ["127.0.0.1:1"])
     return LoadOptions.of(read(StageSettings, words, "stage")).family.get("lora")
 

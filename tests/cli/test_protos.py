@@ -20,7 +20,7 @@ def contents(folder: Path) -> dict[str, str]:
 
 
 def compiled(folder: Path, out: Path) -> set[str]:
-    """What protoc makes of all files in the folder, as Python."""
+    """The names in protoc's output for all files in the folder, as Python."""
     out.mkdir()
     compile_protos([f"-I{folder}", f"--python_out={out}", f"--grpc_python_out={out}", *contents(folder)])
     return {path.relative_to(out).as_posix() for path in out.rglob("*_pb2.py")}

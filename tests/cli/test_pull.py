@@ -44,7 +44,7 @@ SMOL = {
 
 @pytest.fixture
 def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[HubServer]:
-    """What commands and stacks of this test ask, and a family that a package brings."""
+    """A hub that commands and stacks of this test ask, and a family that a package brings."""
     bring(tmp_path, "words", BRINGING, monkeypatch)
     for name in [name for name in os.environ if name.startswith("HF_")]:
         monkeypatch.delenv(name)

@@ -1,4 +1,4 @@
-"""What stays of a long answer on a terminal: its own lines, each once, whatever the window is like."""
+"""The lines that stay of a long answer on a terminal: its own lines, each once, whatever the size of the window."""
 
 import os
 import re

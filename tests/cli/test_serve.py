@@ -46,7 +46,7 @@ def read_address(server: subprocess.Popen[str]) -> str:
 
 
 def told(server: subprocess.Popen[str], what: str) -> str:
-    """What the next line of this kind says."""
+    """The next line of this kind."""
     assert server.stderr is not None
     for line in iter(server.stderr.readline, ""):
         if line.startswith(f"{what} "):
@@ -229,7 +229,7 @@ def test_a_router_that_needs_more_memory_than_it_may_have_ends_alone(family: Fam
         assert resource.prlimit(thinker.pid, resource.RLIMIT_DATA)[0] == resource.RLIM_INFINITY
         assert oom_score(thinker.pid) == max(STAGE_OOM_SCORE, oom_score(os.getpid()))
         assert oom_score(router) == max(bounds.oom_score, oom_score(os.getpid()))
-        # What it has mapped by now and 128 MiB: nobody is to fill gigabytes for this test.
+        # The memory that it has mapped by now and 128 MiB: no test should fill gigabytes.
         resource.prlimit(router, resource.RLIMIT_DATA, (mapped(router) + (128 << 20), hard))
         header_bomb(address, 1000)
         assert told(server, "lost") == f"router (pid {router}) ended with signal SIGABRT{bounds.told()}"

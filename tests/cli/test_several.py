@@ -97,7 +97,7 @@ def test_the_end_takes_a_pipeline_along_that_is_starting(family: Family, tmp_pat
 
 def test_one_that_cannot_start_is_told_and_the_others_go_on(family: Family, tmp_path: Path) -> None:
     file, pipe = loading_pipeline(tmp_path)
-    pipe.unlink()  # What its model is to read is not there.
+    pipe.unlink()  # The file that its model is to read is missing.
     with serve(write(tmp_path, "one"), str(file), write(tmp_path, "two"), environment=ENVIRONMENT) as server:
         address = address_of(server)
         failed = told(server, "failed ")

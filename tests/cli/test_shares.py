@@ -30,7 +30,7 @@ def one(*stages: StageLayout) -> Layout:
 
 
 def shares(*stages: StageLayout) -> dict[str, float]:
-    """What a server of each stage makes of its command line."""
+    """The share that a server of each stage reads from its command line."""
     layout = shared(one(*stages))
     told = layout.pipelines[0].stages
     options = {stage.kind: LoadOptions.of(read(StageSettings, layout.stage_arguments(stage, ["a:1"]), "stage")) for stage in told}

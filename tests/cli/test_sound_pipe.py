@@ -23,7 +23,7 @@ from omnistage.client import Omni
 
 @pytest.fixture(scope="module")
 def loud_address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """Of a router whose answers have far more sound than a pipe holds."""
+    """Address of a router whose answers have far more sound than a pipe holds."""
     with Omni(pipeline=toy_pipeline(tmp_path_factory.mktemp("loud"), interval_s=0.02, samples_per_frame=4800)) as omni:
         yield omni.address
 
@@ -34,7 +34,7 @@ def ask(address: str, *words: str) -> Started[bytes]:
 
 
 def samples(data: bytes) -> tuple[np.ndarray, int]:
-    """Of a WAV file whose head does not know its length, as `aplay` reads it from a pipe."""
+    """The samples of a WAV file whose head does not know its length, as `aplay` reads it from a pipe."""
     read, rate_hz = soundfile.read(io.BytesIO(data), dtype="float32")
     return read, rate_hz
 

@@ -30,7 +30,7 @@ def serving(name: str, count: int) -> str:
 
 
 def page(addresses: Mapping[str, str], accept: str = "text/plain") -> str:
-    """What the launcher shows."""
+    """The launcher's page of metrics."""
     shown = serve_stack_metrics("127.0.0.1:0", lambda: addresses)
     opener = build_opener(ProxyHandler({}))
     opener.addheaders = [("Accept", accept)]

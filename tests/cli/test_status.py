@@ -69,7 +69,7 @@ def test_status_where_nothing_runs(family: Family, free_port: int) -> None:
 def test_status_where_nothing_runs_names_stacks_elsewhere(
     family: Family, free_port: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of this user; a look at them that fails takes no more than the hint."""
+    """The stacks of this user are named; a look at them that fails only costs the hint."""
     monkeypatch.setenv("OMNISTAGE_STATE", str(tmp_path / "state"))
     with registered(Served("127.0.0.1:7", os.getpid(), "toy", "", 5.0)):
         done = watched(f"127.0.0.1:{free_port}", "status")
@@ -175,7 +175,7 @@ def test_status_fits_the_terminal(toy_address: str, width: int, gone: set[str]) 
 
 @pytest.fixture(scope="module")
 def two_pipelines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, str]]:
-    """Of a stack with as many stages as the default one, of two pipelines, and a page: its address, and the folder of its user."""
+    """A stack with as many stages as the default one, of two pipelines, and a page: its address, and the folder of its user."""
     state = str(tmp_path_factory.mktemp("state"))
     words = ("serve", "toy", "toy-picture", "--detach", "--address", "127.0.0.1:0", "--http", "127.0.0.1:0")
     done = omnistage(*words, variables={"OMNISTAGE_STATE": state})

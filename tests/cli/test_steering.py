@@ -30,12 +30,12 @@ STEERING = (
     *("\x1b]0;TITLE\x07", "\x1b]52;c;Q0xJUA==\x1b\\", "\x1b[2J\x1b[3J", "\x1b[6n", "\x1bc", "\x9b2J", "\x9d0;T\x9c", "\x90q\x9c"),
     *("\x07", "\x08\x08", "\r\x1b[2KHIDDEN", "\x0b", "\x0c", "\x0e", "\x7f", "\x1b[8m", "\u202eesrever\u202c", "\u2066in\u2069"),
 )
-"""What a terminal obeys, in every form that there is: of a title, the clipboard, an answer on the keyboard, what is erased or hidden."""
+"""Sequences that a terminal obeys, in every form: of a title, the clipboard, an answer on the keyboard, erased or hidden text."""
 MARKUP = "[/nothing] [link=file:///etc/passwd]click[/link] [bold] \\[x] \\\\\\"
-"""What rich obeys, or stumbles over."""
+"""Markup that rich obeys, or that it cannot parse."""
 EVIL = f"{MARKUP}{''.join(STEERING)}{MARKUP}"
 OURS = re.compile(rb"\x1b\[[0-9;]*m|\x1b\[\?25[lh]|\x1b\[\?2004[lh]|\x1b\[[0-9]*[ABCDGJK]|\x1b\[6n|\x1b[78DM]|[\r\n\t]")
-"""What the command itself draws with: colours, and lines that are drawn anew."""
+"""Sequences that the command itself draws with: colours, and lines that are drawn anew."""
 OBEYED = re.compile("[\x00-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 
 KINDS = (stage_pb2.STAGE_KIND_THINKER, stage_pb2.STAGE_KIND_TALKER, stage_pb2.STAGE_KIND_CODE2WAV)
@@ -111,7 +111,7 @@ def hostile_address(request: pytest.FixtureRequest) -> Iterator[str]:
 
 
 def obeyed(written: bytes) -> list[str]:
-    """What of it a terminal obeys and the command does not draw with."""
+    """The sequences in the output that a terminal obeys and the command does not draw with."""
     pieces = [piece for piece in STEERING if piece.encode() in written and piece not in ("\x1b[6n",)]
     return pieces + OBEYED.findall(OURS.sub(b"", written).decode(errors="replace"))
 
@@ -200,7 +200,7 @@ raise ValueError(evil)
 
 
 def test_servers_on_a_terminal_guard_it_too() -> None:
-    """What they print, what they log, what Python says when they end."""
+    """Their output, their logs, and Python's own output when they end are guarded."""
     master, slave = pty.openpty()
     with (
         os.fdopen(master, "rb", buffering=0) as terminal,

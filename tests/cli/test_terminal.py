@@ -1,4 +1,4 @@
-"""What a person at a terminal sees, through a real pseudo-terminal."""
+"""The command as a person at a terminal sees it, through a real pseudo-terminal."""
 
 from __future__ import annotations
 

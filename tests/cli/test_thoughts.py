@@ -1,4 +1,4 @@
-"""What a model thinks before it answers: dim on a terminal, above the answer, and in no pipe."""
+"""A model's thoughts before its answer: dim on a terminal, above the answer, and in no pipe."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the servers tell of an answer beside its times, as people and scripts get to see it."""
+"""The servers' facts about an answer beside its times, as people and scripts see them."""
 
 from __future__ import annotations
 

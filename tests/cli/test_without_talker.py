@@ -31,7 +31,7 @@ SILENT: Mapping[str, tuple[str, Mapping[str, Any]]] = {
 
 
 def checkpoint(folder: Path, family: str, changes: Mapping[str, Any]) -> str:
-    """What a launcher reads of one; its stages would read more."""
+    """The parts of a checkpoint that a launcher reads; its stages would read more."""
     (mark,) = FAMILIES[family].marks[0]
     entries = FAMILIES[family].models.values()
     whole = {mark.key: mark.values[0], **{name: {"some": 1} for entry in entries for name in entry.sections}, **changes}

@@ -18,7 +18,7 @@ CLIENTS = pytest.mark.parametrize("client", [AsyncOmni, Omni])
 
 
 async def asked(client: type[Any], address: str, what: str, **options: Any) -> Any:
-    """What a client gets, as its user calls it: in a coroutine or in a thread."""
+    """The result of a client's call, in a coroutine or in a thread, as its user makes it."""
     if client is AsyncOmni:
         async with AsyncOmni(address=address) as omni:
             return await getattr(omni, what)(**options)

@@ -22,7 +22,7 @@ from omnistage.models.toy import formulas
 
 @pytest.fixture(autouse=True)
 def tests_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What this process starts finds the families of the tests."""
+    """Processes that this one starts find the families of the tests."""
     for name, value in ENVIRONMENT.items():
         monkeypatch.setenv(name, value)
 

@@ -23,7 +23,7 @@ from omnistage.client import AsyncOmni, Omni
 
 omni = Omni(address="127.0.0.1:50050")
 """
-"""What the text around a snippet says that there is."""
+"""The names that the text around a snippet has introduced."""
 
 WRONG = {
     'omni.generate("Hi", max_token=3)\n': "max_token",

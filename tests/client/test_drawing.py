@@ -159,7 +159,7 @@ def test_what_cannot_be_drawn_is_a_typed_error_with_its_field(film: Omni, prompt
 
 
 NO_OPTIONS = {"prompt", "images"}
-"""Of DiffusionParams: arguments of their own."""
+"""Fields of DiffusionParams that are arguments of their own."""
 
 
 def test_every_field_of_a_drawing_is_an_option() -> None:

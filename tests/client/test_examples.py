@@ -14,7 +14,7 @@ EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 
 
 def run(name: str, *words: str, text: str = "", folder: Path, told: str = "") -> str:
-    """What an example prints. told: how what it says on stderr begins; nothing, if empty."""
+    """The output of an example. told: how its text on stderr begins; empty: there is none."""
     command = [sys.executable, str(EXAMPLES / name), *words]
     done = subprocess.run(command, input=text, capture_output=True, text=True, timeout=60, cwd=folder)
     assert done.returncode == 0, done.stderr

@@ -54,7 +54,7 @@ USE_IN_CHILD = """
 
 
 def run(code: str, *arguments: str) -> str:
-    """What a program prints; it must end well and say nothing else."""
+    """The output of a program, which must end well and print nothing else."""
     command = [sys.executable, "-c", code, *arguments]
     done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S)
     assert (done.returncode, done.stderr) == (0, "")
@@ -179,7 +179,7 @@ def test_children_of_a_parent_that_only_imported_it_work(toy_address: str) -> No
 
 
 def test_spawned_children_work(toy_address: str, tmp_path: Path) -> None:
-    """What the error says to do."""
+    """The hint of the error works."""
     script = tmp_path / "spawns.py"
     script.write_text(
         program("""

@@ -269,7 +269,7 @@ def test_what_says_nothing_is_what_has_no_settings() -> None:
 
 
 class Noted(Credentials):
-    """Of which it is known where they were used."""
+    """Credentials that note where they are used."""
 
     addresses: ClassVar[list[str]] = []
 

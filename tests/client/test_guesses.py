@@ -1,4 +1,4 @@
-"""What is said of an argument that does not exist, or whose value cannot be."""
+"""The errors for an argument that does not exist, or that has an impossible value."""
 
 from __future__ import annotations
 

@@ -90,7 +90,7 @@ def test_it_ends_a_launcher_that_has_started_nothing_yet(family: Family, tmp_pat
 
 @pytest.fixture
 def tests_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What this process starts finds the families of the tests."""
+    """Processes that this one starts find the families of the tests."""
     for name, value in ENVIRONMENT.items():
         monkeypatch.setenv(name, value)
 

@@ -1,4 +1,4 @@
-"""Who asks: an API key goes with every call, sets clients apart, and is told to nobody else."""
+"""API keys: a key goes with every call, sets clients apart, and is shown to nobody else."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ LONG: Any = {"max_tokens": 20_000, "ignore_eos": True}
 
 @pytest.fixture
 def lines() -> Iterator[list[MutableMapping[str, Any]]]:
-    """What servers of this process log meanwhile."""
+    """The log of this process's servers meanwhile."""
     with structlog.testing.capture_logs() as logged:
         yield logged
     assert SECRET not in repr(logged) and OTHER not in repr(logged)
@@ -204,7 +204,7 @@ async def test_the_router_that_runs_here_is_looked_at_as_this_client(monkeypatch
     assert door.calls == [("ListModels", SECRET), ("Generate", SECRET), ("ListModels", None)]
 
 
-# What can be a key, and what is told of it ---------------------------------------------------------------------------------------------
+# Which texts can be a key, and how it is shown -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,7 @@ def example(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 
 @pytest.fixture(scope="module")
 def full_address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """Of a router with one place, whose answers take half an hour."""
+    """Address of a router with one place, whose answers take half an hour."""
     with Omni(pipeline=str(slow_pipeline(tmp_path_factory.mktemp("slow"))), max_sessions=1) as omni:
         yield omni.address
 

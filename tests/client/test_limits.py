@@ -1,4 +1,4 @@
-"""What cannot be asked is refused at once, each in its own words; what takes too long ends, and says so."""
+"""An impossible request is refused at once, each in its own words; a call that takes too long ends, and says so."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def test_a_model_path_that_is_no_folder(tmp_path: Path, capfd: pytest.CaptureFix
 
 
 HALF = "a \ud83d smile"
-"""What is left of an emoji when its text is cut in the middle, or of bytes that were not UTF-8."""
+"""The rest of an emoji when its text is cut in the middle, or of bytes that were not UTF-8."""
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""What can play on this machine: found by trying, named by a variable, and played through for real where its programs are."""
+"""Players on this machine: found by trying, named by a variable, and played through for real if their programs are there."""
 
 from __future__ import annotations
 
@@ -176,7 +176,7 @@ def test_alsa_gets_every_sample_once(silent: Path, monkeypatch: pytest.MonkeyPat
 
 @pytest.fixture
 def pulse_recording(silent: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[bytearray]:
-    """What a PulseAudio server of the test's own plays, as it plays it, float32 in real time."""
+    """The sound that a PulseAudio server of the test's own plays, float32 in real time."""
     need("pulseaudio")
     recorded, fifo = bytearray(), silent / "run" / "fifo"
     sink = f"module-pipe-sink rate={RATE} channels=1 format=float32le file={fifo} use_system_clock_for_timing=yes"

@@ -1,4 +1,5 @@
-"""What people have in hand of pictures, sounds and films becomes a part of a message, byte by byte; what cannot is told by its name."""
+"""Pictures, sounds and films in the forms that people have become a part of a message, byte by byte; an error names each form that
+cannot."""
 
 from __future__ import annotations
 
@@ -41,7 +42,7 @@ def closed() -> Image.Image:
 
 
 class Tensor:
-    """Of another library, which numpy can read, or cannot."""
+    """A tensor of another library, which numpy can read, or cannot."""
 
     def __init__(self, samples: NDArray[Any] | None) -> None:
         self.samples = samples
@@ -53,7 +54,7 @@ class Tensor:
 
 
 def parts(*turns: Any) -> list[stage_pb2.Part]:
-    """Of the last turn."""
+    """The parts of the last turn."""
     return list(requests.for_conversation(turns, Options()).complete().thinker.messages[-1].parts)
 
 

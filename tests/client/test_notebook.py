@@ -1,4 +1,4 @@
-"""What a notebook shows of an answer: its text, a player of its sound, and its pictures, all in the HTML itself."""
+"""An answer in a notebook: its text, a player of its sound, and its pictures, all in the HTML itself."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ OTHERS = [python for python in lock.PYTHONS if python != PYTHON]
 
 @pytest.fixture
 async def address() -> AsyncIterator[str]:
-    """Of a router of this environment that speaks, sees films and draws."""
+    """Address of a router of this environment that speaks, sees films and draws."""
     async with AsyncExitStack() as house:
         stages = {}
         for name, kind in (*(product(("toy-omni", "toy"), CHAIN)), ("toy-film", "diffusion")):
@@ -57,7 +57,7 @@ def program_of(python: str) -> str:
 
 
 async def answers(command: list[str], variables: dict[str, str], address: str, folder: Path) -> dict[str, Any]:
-    """What the program got."""
+    """The answers that the program got."""
     film = folder / "film.mp4"
     film.write_bytes(MP4)
     os.truncate(film, 20 << 20)

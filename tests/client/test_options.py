@@ -1,4 +1,4 @@
-"""What is said of options and settings is what the documents, the contract and the servers say, and `help` shows it."""
+"""The descriptions of options and settings agree with the documents, the contract and the servers, and `help` shows them."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ NO_OPTIONS = {
 
 
 def comments() -> Mapping[str, str]:
-    """What the protos say of each field, by `Message.field`."""
+    """The protos' comment on each field, by `Message.field`."""
     found: dict[str, str] = {}
     for path in (ROOT / "protos" / "omnistage" / "v1").glob("*.proto"):
         message, lines = "", list[str]()
@@ -153,7 +153,7 @@ def keyword(annotations: Mapping[str, Any], name: str) -> Keyword:
 
 
 def parsed(name: str, value: float) -> object:
-    """What the server of a stage makes of one value of an option: raises StageError if it refuses it."""
+    """The value of an option as the server of a stage reads it; raises StageError if the server refuses it."""
     given: Any = {name: value, **({"max_tokens": 32768} if name != "max_tokens" else {})}
     if name in options.DIFFUSION:
         del given["max_tokens"]
@@ -225,7 +225,7 @@ def test_the_client_takes_each_setting() -> None:
 
 
 def shown(documented: Callable[..., object]) -> str:
-    """What `help` shows."""
+    """The output of `help`."""
     return pydoc.plain(pydoc.render_doc(documented))
 
 

@@ -412,7 +412,7 @@ def program(sink: Sink, code: str) -> Iterator[subprocess.Popen[str]]:
 
 
 def ended(process: subprocess.Popen[str]) -> str:
-    """What it printed; it ended well and said nothing else."""
+    """The output of a process that ended well and printed nothing else."""
     printed, said = process.communicate(timeout=PATIENCE_S)
     assert (process.returncode, said) == (0, "")
     return printed

@@ -1,4 +1,4 @@
-"""What a person sees who types the name of a thing: what it is, in a line, and none of its bytes and samples."""
+"""The repr of each object: its contents in a line, and none of its bytes and samples."""
 
 from __future__ import annotations
 

@@ -264,7 +264,7 @@ async def test_none_of_several_addresses_answers(free_port: int) -> None:
 
 
 def continued(**changes: object) -> list[omni_pb2.GenerateResponse]:
-    """What a router might send to go on after SENT events: right but for the changes."""
+    """The events that a router might send to go on after SENT events: right except for the changes."""
     chunk = chunk_pb2.Chunk(port="text", seq=3, first=6, count=1, text=chunk_pb2.TextChunk(text="w6 ", token_ids=[6]))
     started = omni_pb2.Started()
     started.CopyFrom(STARTED)

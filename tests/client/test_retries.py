@@ -123,7 +123,7 @@ async def test_a_proxy_that_does_not_say_when_is_not_asked_again() -> None:
     assert len(peer.requests) == 1
 
 
-# What came of the answer before --------------------------------------------------------------------------------------------------------
+# The answer of the earlier attempt -----------------------------------------------------------------------------------------------------
 
 
 def some(count: int) -> Events:

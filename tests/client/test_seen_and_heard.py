@@ -22,7 +22,7 @@ from omnistage.router.pipeline import load_pipeline
 
 @pytest.fixture
 async def address() -> AsyncIterator[str]:
-    """Of a router whose pipeline sees pictures and hears sound."""
+    """Address of a router whose pipeline sees pictures and hears sound."""
     async with AsyncExitStack() as house:
         stages = {kind: (await house.enter_async_context(local_stage(family_logic("toy-omni", kind)))).address for kind in CHAIN}
         yield (await house.enter_async_context(local_router(stages, load_pipeline("toy-omni")))).address

@@ -93,7 +93,7 @@ def streamed(kind: str, sound: Samples, rng: random.Random, rate_hz: int = RATE_
     return b"".join([*(encoder.encode(piece) for piece in pieces(sound, rng)), encoder.finish()])
 
 
-# What is in them -----------------------------------------------------------------------------------------------------------------------
+# The contents --------------------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", [".wav", ".flac", ".ogg", ".opus", ".mp3"])
@@ -180,7 +180,8 @@ def test_equal_sounds_are_equal_files(seed: int) -> None:
 
 @pytest.mark.parametrize(("kind", "encoding"), ENCODED)
 def test_bytes_for_whoever_sends_them_are_a_file_wherever_they_end(kind: str, encoding: str, seed: int) -> None:
-    """Nobody goes back in a stream. What has come is heard, but for the last second in Ogg and a tenth of one of the others."""
+    """A stream is never rewound. All sound that has come is heard, except for the last second in Ogg and a tenth of a second in the
+    others."""
     rng = random.Random(seed)
     sound = voice(4, seed=seed)
     encoder = SoundEncoder(kind, RATE_HZ, encoding)
@@ -293,7 +294,7 @@ def test_the_form_of_a_file_does_not_change(tmp_path: Path) -> None:
     assert len(soundfile.read(tmp_path / "x.wav")[0]) == 2400
 
 
-# What cannot be ------------------------------------------------------------------------------------------------------------------------
+# Refusals ------------------------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ["x.aac", "x", "wav", "x.wav.gz", ".opus.tmp"])
@@ -390,7 +391,7 @@ def test_an_answer_in_every_kind(toy_address: str, tmp_path: Path) -> None:
 
 
 def test_float32_says_more_than_16_bit(toy_address: str) -> None:
-    """Of sound that was converted to another rate: it has values between those of 16 bit."""
+    """Sound that was converted to another rate has values between those of 16 bit."""
     pytest.importorskip("soxr", reason="the models extra is not installed")
     with Omni(address=toy_address) as omni:
         fine, coarse = (omni.generate("Hello", seed=5, sample_rate_hz=16000, encoding=encoding).audio for encoding in ("float32", "pcm16"))

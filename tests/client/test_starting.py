@@ -19,7 +19,7 @@ from omnistage.wire.errors import StageError
 
 
 def starts(retry_delay_s: float) -> StageError:
-    """What a router says of a pipeline that is not ready."""
+    """A router's error for a pipeline that is not ready."""
     return StageError("STARTING", "film starts", metadata={"pipeline": "film"}, retry_delay_s=retry_delay_s)
 
 

@@ -1,4 +1,4 @@
-"""What an error tells whoever asks, in the words of where they ask: a program, a shell, a chat, HTTP."""
+"""The text of an error in the words of the place where it is read: a program, a shell, a chat, HTTP."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def test_the_command_says_nothing_of_python_by_itself(hint: str) -> None:
 def test_what_is_said_over_http_is_nothing_of_python_or_a_shell(kind: type[OmniError]) -> None:
     hint = of_omni(kind("it failed"), FIELDS).body["error"]["hint"] or ""
     if kind in (errors.ForkedError, errors.WrongLoopError, errors.ClosedError, errors.StackError, errors.PlayerLostError):
-        return  # Of the gateway itself, for who runs it.
+        return  # An error of the gateway itself, for the person who runs it.
     assert not OPTION.search(hint) and not re.search(r"[a-z]+\(\)|outputs=|`", hint)
 
 

@@ -256,7 +256,7 @@ def test_a_body_of_many_tiny_chunks_is_refused(url: str) -> None:
     refused = answer(url, CHUNKED, b"".join(b"1\r\n" + bytes([each]) + b"\r\n" for each in body))
     assert (refused.status, refused.error["code"]) == (400, "invalid_http")
     pieces = [body[place : place + 64] for place in range(0, len(body), 64)]
-    with connected(url) as connection:  # What the last request had counts for none.
+    with connected(url) as connection:  # The bytes of the last request count for none of the next ones.
         for _ in range(20):
             connection.sendall(CHUNKED + b"".join(b"%x\r\n" % len(piece) + piece + b"\r\n" for piece in pieces) + b"0\r\n\r\n")
             assert heard(connection).status == 200

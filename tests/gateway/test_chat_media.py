@@ -89,7 +89,7 @@ def _endless(handler: BaseHTTPRequestHandler) -> None:
 
 @pytest.fixture(scope="module")
 def client(seeing: servers.Stack, there: Web, tmp_path_factory: pytest.TempPathFactory) -> Iterator[openai.OpenAI]:
-    """Of a gateway that may ask that host by its address, and by a name that leads into this machine."""
+    """A client of a gateway that may ask that host by its address, and by a name that leads into this machine."""
     flags = ("--media-hosts", f"127.0.0.1:{there.port},localhost:{there.port}", "--max-message-bytes", str(MIB))
     folder: Path = tmp_path_factory.mktemp("gateway")
     with (
@@ -102,7 +102,7 @@ def client(seeing: servers.Stack, there: Web, tmp_path_factory: pytest.TempPathF
 
 @contextmanager
 def trusting(authority: Path) -> Iterator[None]:
-    """What starts meanwhile trusts this one alone."""
+    """Processes that start inside this block trust this authority alone."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SSL_CERT_FILE", str(authority))
         yield
@@ -212,7 +212,7 @@ def test_what_does_not_come_is_not_waited_for(client: openai.OpenAI, there: Web)
 
 
 def test_what_was_fetched_counts_no_longer_when_its_answer_has_ended(client: openai.OpenAI, there: Web) -> None:
-    """Of those that are refused too: more is fetched, one after the other, than may be held at once."""
+    """Refused requests are counted too: more is fetched, one after the other, than may be held at once."""
     there.lay("/half.png", png(PICTURE) + bytes(MIB // 2), "image/png")
     half, cat = (image(f"https://127.0.0.1:{there.port}/{name}.png") for name in ("half", "cat"))
     for _ in range(2 * REQUESTS):

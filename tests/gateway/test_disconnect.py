@@ -31,7 +31,7 @@ ENDLESS = {**QUESTION, "max_tokens": 32_768}
 STREAM = {**ENDLESS, "stream": True}
 PLACES = 2
 SAMPLES = 1200
-"""Of one frame of the toy that speaks for long."""
+"""Samples of one frame of the toy that speaks for long."""
 
 
 @pytest.fixture(scope="module")
@@ -60,7 +60,7 @@ def fast(tmp_path: Path) -> Iterator[servers.Stack]:
 
 
 def inflight(server: servers.ServerProcess) -> float:
-    """Of a router or a gateway."""
+    """The requests that a router or a gateway is working on."""
     (found,) = [
         family for family in fetched(server.metrics_address) if family.name in ("omnistage_router_inflight", "omnistage_gateway_inflight")
     ]
@@ -152,7 +152,7 @@ async def test_clients_that_do_not_read_hold_little(fast: servers.Stack, tmp_pat
 
 
 def _is_answered_at_last(url: str) -> None:
-    """What passes on a machine that has much to do, is asked again, as OpenAI's clients do."""
+    """Ask again after errors that pass on a busy machine, as OpenAI's clients do."""
     while (told := answer(url, post())).status != 200:
         assert (told.status, told.header("retry-after")) == (503, "1")
 

@@ -38,7 +38,7 @@ def url(film_maker: servers.Stack, tmp_path_factory: pytest.TempPathFactory) -> 
 
 
 def sound(seconds: float = SECONDS, negative: str = "") -> NDArray[np.int16]:
-    """What must come."""
+    """The sound that must come."""
     steer = formulas.steer(PROMPT, negative, film.GUIDANCE)
     samples = formulas.film_sound(SEED, steer, 0, round(seconds * formulas.SAMPLE_RATE_HZ))[:, 0]
     return np.round(samples * 32768).astype(np.int16)

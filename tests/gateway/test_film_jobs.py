@@ -29,11 +29,11 @@ from omnistage.host.errors import StartError
 from omnistage.models.toy.files import png
 
 LONG: dict[str, Any] = {"steps": 30}
-"""Of a film that takes 3 s here."""
+"""Options of a film that takes 3 s here."""
 
 MIB = 1 << 20
 LARGE: dict[str, Any] = {"size": "128x128", "frames": 40, "steps": 1}
-"""Of a film of 640 KiB, two of which are more than a MiB."""
+"""Options of a film of 640 KiB, two of which are more than a MiB."""
 
 
 @pytest.fixture(scope="module")
@@ -164,7 +164,7 @@ async def test_only_so_many_wait_and_one_client_has_a_part_of_them(film_maker: s
 
 
 async def test_clients_take_turns(film_maker: servers.Stack, tmp_path: Path) -> None:
-    """Of two places one is for who has none, however many another one asked for before."""
+    """One of two places is for a client that has none, however many films another one asked for before."""
     with kept(film_maker.address, tmp_path, "--video-runs", "2") as (url, _):
         long = [ask(url, "ann", **LONG).json()["id"] for _ in range(2)]
         await until_it_is(("in_progress",), url, long[1])

@@ -1,4 +1,4 @@
-"""What a gateway shows to Prometheus: exactly what docs/metrics.md says, on both of its pages."""
+"""The gateway's metrics for Prometheus: exactly those in docs/metrics.md, on both of its pages."""
 
 from __future__ import annotations
 

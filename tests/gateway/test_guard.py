@@ -1,4 +1,4 @@
-"""Who may call a gateway, from where, and what is told of him."""
+"""The gateway's guard: who may call, from where, and the lines of the log about it."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def ask(server: servers.ServerProcess, method: str = "GET", path: str = "/v1/mod
 
 
 async def line(server: servers.ServerProcess, heard: Heard, event: str = "http.done", name: str = "request_id") -> dict[str, Any]:
-    """Of the log, about this answer."""
+    """The line of the log about this answer."""
     wanted = heard.header("x-request-id")
 
     def found() -> list[dict[str, Any]]:
@@ -289,7 +289,7 @@ async def test_visitors_without_a_key_share_nothing_with_others(front: servers.S
 
 
 async def test_a_trusted_proxy_says_who_asks(open_front: servers.ServerProcess, toy: servers.Stack) -> None:
-    """Of a chain, the last address that no trusted proxy has: what is before it, anybody can write."""
+    """The client is the last address of a chain that is no trusted proxy: anybody can write those before it."""
     url = f"http://{open_front.address}"
     chains = ["10.9.8.7", "1.2.3.4, 10.9.8.7", "10.9.8.7, 127.0.0.1", "2001:db8:0:1::5", "2001:db8:0:1:ffff::6", "2001:db8:0:2::5"]
     heard = [answer(url, post(X_Forwarded_For=chain)) for chain in chains]

@@ -1,4 +1,4 @@
-"""What is kept for a while."""
+"""Values that are kept for a while."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What can be asked, over HTTP."""
+"""The pipelines and voices, over HTTP."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from helpers.raw_http import answer, connected, head
 from omnistage.client.listing import Pipeline
 
 PATHS = ("/ready", "/v1/models", "/v1/models/toy", "/v1/audio/voices", "/ready")
-"""What asks the router."""
+"""Paths that ask the router."""
 
 
 def test_models_are_pipelines_with_what_they_take_and_give(client: openai.OpenAI) -> None:

@@ -98,7 +98,7 @@ def test_it_talks_speaks_and_draws(command: list[str], url: str, stack: servers.
 
 
 def sound_of(folder: Path) -> bytes:
-    """Of the answer: raw, or in a file that says what it is."""
+    """The sound of the answer: raw, or in a file that says what it is."""
     if (folder / "answer.pcm").exists():
         return (folder / "answer.pcm").read_bytes()
     with wave.open(str(folder / "answer.wav")) as file:

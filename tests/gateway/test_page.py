@@ -77,8 +77,8 @@ async def test_it_talks_and_stops(url: str, slow: servers.Stack, tmp_path: Path)
         await ask(page, "Hello", SEED)
         await heard(page, formulas.audio(SEED, "Hello", LENGTH))
         await said_all(page, tmp_path)
-        assert await page.locator("#timeline .marks").count() == 2  # Of text and of sound.
-        assert await page.locator("#timeline .work").count() == 4  # Of three stages, and of what was heard.
+        assert await page.locator("#timeline .marks").count() == 2  # For text and for sound.
+        assert await page.locator("#timeline .work").count() == 4  # For three stages, and for the sound that was heard.
         assert await page.locator("#timeline-text tbody tr").count() == 3
         assert await serious_faults(page) == []
         await watched.check(url)
@@ -105,7 +105,7 @@ async def said_all(page: Page, folder: Path) -> None:
 
 
 async def it_stops(page: Page, stack: servers.Stack) -> None:
-    """What has come moves the timeline; then Stop ends the answer, here and in the stages, and the next question can be asked."""
+    """Output that has come moves the timeline; then Stop ends the answer, here and in the stages, and the next question can be asked."""
     await ask(page, "Hello", SEED)
     marks = page.locator("#timeline .marks.thinker")
     seen = await marks.get_attribute("d")

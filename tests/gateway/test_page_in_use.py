@@ -1,4 +1,4 @@
-"""What people do with the page, each in a browser of its own."""
+"""The page as people use it, each test in a browser of its own."""
 
 from __future__ import annotations
 
@@ -157,7 +157,7 @@ async def it_sees(place: Place) -> None:
 
 
 async def it_makes_sound(place: Place) -> None:
-    """Of what is described; all of it goes to the loudspeaker."""
+    """The page asks for a described sound; all of it goes to the loudspeaker."""
     async with browser() as context:
         watched = await opened(context, place.url)
         page = watched.page
@@ -212,7 +212,7 @@ async def listed(place: Place, count: int) -> list[dict[str, Any]]:
 
 
 async def it_makes_films(place: Place) -> None:
-    """Of a kind that no browser plays: the file is there to be saved. One that is stopped is deleted."""
+    """The page asks for a film that no browser plays: the file is there to be saved. A stopped film is deleted."""
     async with browser() as context:
         watched = await opened(context, place.url)
         page = watched.page
@@ -463,7 +463,7 @@ async def it_is_used_by_keys_alone(place: Place) -> None:
 
 
 async def its_snippets_run(place: Place) -> None:
-    """What is copied asks the same, and gets the same answer."""
+    """A copied snippet asks the same, and gets the same answer."""
     async with browser(permissions=["clipboard-read", "clipboard-write"]) as context:
         watched = await opened(context, place.url)
         page = watched.page

@@ -40,7 +40,7 @@ STRANGE: tuple[dict[str, Any], ...] = (
     {"body": 'data: {"choices": [{"delta": {"audio": {"data": "?"}}}]}\n\n', **EVENTS},
     {"body": 'data: {"error": {"type": "server_error"}}\n\n', **EVENTS},
 )
-"""What a proxy, or another server at this address, answers."""
+"""Answers of a proxy, or of another server at this address."""
 
 SEEN = {"body": 'data: {"choices": [{"delta": {"content": "I see."}, "finish_reason": "stop"}]}\n\n', **EVENTS}
 
@@ -109,7 +109,7 @@ def _messages(request: Request) -> list[dict[str, Any]]:
 
 
 def chats(page: Page) -> list[list[str]]:
-    """What the model is told from now on: for each request the contents of its messages."""
+    """The messages that the model gets from now on: for each request their contents."""
     told: list[list[str]] = []
 
     def note(request: Request) -> None:
@@ -225,7 +225,7 @@ async def it_tells_what_makes_no_sense(place: Place) -> None:
 
 
 async def its_tabs_share_what_is_kept(place: Place) -> None:
-    """What each of two tabs was told stays; what one forgets the other does, too."""
+    """Questions and answers of each of two tabs stay; if one tab forgets them the other does, too."""
     async with browser() as context:
         pages = [(await opened(context, place.url)).page for _ in range(2)]
         for n, page in enumerate((*pages, *pages)):

@@ -46,7 +46,7 @@ def url(film_maker: servers.Stack, tmp_path_factory: pytest.TempPathFactory) -> 
 def drawn(
     seed: int = SEED, *, result: int = 0, layer: int = 0, side: int = film.SIDE, shown: int = 0, steps: int = film.STEPS, negative: str = ""
 ) -> NDArray[np.uint8]:
-    """What a finished picture must be. shown: the sum of the pixels that were given."""
+    """A finished picture as it must be. shown: the sum of the pixels that were given."""
     begun = formulas.noise(seed, np.array([result]), np.arange(side), np.arange(side))[0]
     return formulas.layer(formulas.drawn(begun, formulas.steer(PROMPT, negative, film.GUIDANCE, shown), steps), layer)
 

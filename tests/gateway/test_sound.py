@@ -18,7 +18,7 @@ FILES = {"wav": "wav", "flac": "flac", "mp3": "mp3", "opus": "ogg", "aac": "aac"
 
 
 def seconds(data: bytes, form: str) -> float:
-    """Of sound that can be heard in a file that may have been broken off."""
+    """Seconds of sound that can be heard in a file that may have been broken off."""
     with av.open(io.BytesIO(data), "r", format=FILES[form]) as file:
         return float(sum(frame.samples / frame.sample_rate for frame in file.decode(audio=0)))
 

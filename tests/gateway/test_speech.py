@@ -20,15 +20,15 @@ from omnistage.client import AsyncOmni
 from omnistage.client.wav import to_pcm16
 
 TEXT = " ".join(f"word{n}" for n in range(80))
-"""Of the toy it is 0.4 s of sound."""
+"""The toy makes 0.4 s of sound of it."""
 RATE_HZ = 24_000
 
 EXACT = ("wav", "flac", "pcm")
 MEDIA_TYPES = {"mp3": "audio/mpeg", "opus": "audio/ogg", "aac": "audio/aac", "flac": "audio/flac", "wav": "audio/wav", "pcm": "audio/pcm"}
 READ_BY = {"wav": "wav", "flac": "flac", "mp3": "mp3", "opus": "ogg", "aac": "aac"}
-"""What FFmpeg calls it: named, so that nothing is guessed."""
+"""FFmpeg's name of each format: named, so that nothing is guessed."""
 ALIKE = 0.5
-"""The toy's saw teeth are mostly above what an encoder for speech keeps. What has nothing to do with it is below 0.1."""
+"""The toy's saw teeth are mostly above the frequencies that an encoder for speech keeps. Unrelated sound is below 0.1."""
 
 
 def decoded(data: bytes, form: str) -> tuple[NDArray[np.float64], int]:

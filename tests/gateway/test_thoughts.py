@@ -1,4 +1,4 @@
-"""What a model thinks before it answers, over HTTP: told apart, streamed or not, counted, and never spoken."""
+"""A model's thoughts before its answer, over HTTP: told apart, streamed or not, counted, and never spoken."""
 
 from __future__ import annotations
 

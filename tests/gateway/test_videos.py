@@ -117,7 +117,7 @@ async def test_parts_of_the_file_are_given(url: str) -> None:
 
 
 async def test_it_is_read_while_it_is_made(slow: str) -> None:
-    """Who comes before the first frame waits for it; two read the same."""
+    """A reader that comes before the first frame waits for it; two readers get the same bytes."""
     created = ask(slow).json()
     early = get(slow, f"/{created['id']}/content")
     error = early.json()["error"]
@@ -170,7 +170,7 @@ async def test_what_there_is_of_a_film_is_read_before_the_rest(tmp_path: Path) -
 
 @pytest.mark.parametrize("is_last", [False, True])
 async def test_who_reads_a_film_that_fails_or_begins_anew_is_broken_off(tmp_path: Path, is_last: bool) -> None:
-    """What came may not be the beginning of what comes next."""
+    """The bytes that came may not be the beginning of the later ones."""
     growing = Growing(tmp_path / "film.part")
     await growing.write(b"one")
     reading = growing.read()
