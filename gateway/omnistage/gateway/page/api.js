@@ -4,8 +4,8 @@ const MOST_CHARACTERS = 64 * 1024 * 1024; // Of one event: a large picture.
 const PASSING = [408, 429, 502, 503, 504]; // Statuses of what passes,
 const AGAIN_S = 3; // and when to ask again where that is not said.
 
-/** A request failed. hint: what to do. retryAfterS: when to ask again; null: asking again does not help. isTooMuch: perhaps less of the
- * conversation would do. */
+/** A request failed. hint: what to do. retryAfterS: when to ask again; null: asking again does not help. isTooMuch: a shorter conversation
+ * may succeed. */
 export class Failure extends Error {
   constructor(message, { hint = "", retryAfterS = null, isTooMuch = false } = {}) {
     super(message);
@@ -15,7 +15,7 @@ export class Failure extends Error {
   }
 }
 
-/** Something between this page and the gateway answered, or what listens there is no gateway. */
+/** The error for an answer of a proxy on the way, or of a server that is no gateway. */
 export function strange(what) {
   return new Failure(`The gateway's answer makes no sense: ${what}.`, { hint: "Look what stands between this page and the gateway, such as a proxy, or ask again.", retryAfterS: AGAIN_S });
 }
@@ -63,17 +63,17 @@ async function ofJson(response) {
   }
 }
 
-/** What a GET of this path returns. Raises Failure, AbortError. */
+/** The answer to a GET of this path. Raises Failure, AbortError. */
 export async function get(path, key, signal) {
   return ofJson(await checked(await sent(path, { headers: headers(key), cache: "no-store", signal })));
 }
 
-/** What a POST returns. body: as of `stream`. Raises Failure, AbortError. */
+/** The answer to a POST. body: as in `stream`. Raises Failure, AbortError. */
 export async function post(path, body, key, signal) {
   return ofJson(await posted(path, body, key, signal));
 }
 
-/** What lies there is not wanted any more; if that cannot be told, it is not. */
+/** Tell the gateway that the resource is not wanted any more; a failure to tell it is ignored. */
 export async function drop(path, key) {
   await sent(path, { method: "DELETE", headers: headers(key), keepalive: true }).catch((error) => console.info("Not deleted:", error.message));
 }
@@ -91,7 +91,7 @@ async function posted(path, body, key, signal) {
   return checked(await sent(path, sending));
 }
 
-/** What comes of a body, piece by piece. */
+/** The pieces of a body as they come. */
 async function* read(body) {
   const reader = body.getReader();
   try {
@@ -108,7 +108,7 @@ async function* read(body) {
   }
 }
 
-/** The events of an answer: {name, data}. body: what becomes JSON, or FormData. Raises Failure, AbortError. */
+/** The events of an answer: {name, data}. body: an object that becomes JSON, or FormData. Raises Failure, AbortError. */
 export async function* stream(path, body, key, signal) {
   const response = await posted(path, body, key, signal);
   if (!response.headers.get("Content-Type")?.startsWith("text/event-stream")) throw strange("it is no stream of events");

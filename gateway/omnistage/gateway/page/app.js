@@ -1,4 +1,4 @@
-// The page: what is chosen, what is asked, and what becomes of the answer.
+// The page: the user's choices, the questions, and the answers.
 
 import { answer, chatRequest, drawRequest, filmRequest, floats, served, soundRequest } from "./ask.js";
 import { byId, copy, make, seconds, toast } from "./elements.js";
@@ -33,7 +33,7 @@ let running = null; // The answer that is being made: {control, turn, made}.
 let last = null; // The last request.
 let playedShown = null; // The answer that is being heard is that of the timeline.
 
-// What is chosen -------------------------------------------------------------------------------------------------------------------------
+// Choices --------------------------------------------------------------------------------------------------------------------------------
 
 const radio = (what) => document.querySelector(`input[name=mode][value="${what}"]`);
 const mode = () => document.querySelector("input[name=mode]:checked").value;
@@ -128,13 +128,13 @@ async function ask(text) {
   await run({ turn, chosen, isSpoken, request, question: newQuestion(turn), shown: null });
 }
 
-/** The turns that a model is told of: without what was drawn beside them, what no longer fits, and questions that nobody answered. */
+/** Whether and how a turn goes to the model: drawings, turns that no longer fit, and questions without an answer stay here. */
 function toldOf(turn) {
   return turns.filter((one) => one === turn || (one.answer && !one.isDrawn && !one.isLeftOut));
 }
 
-/** The events of an answer. What the model finds too much is asked again without the oldest turns: first one, then two, four. These are left
- * out from then on. */
+/** The events of an answer. If the model finds the conversation too long, it is asked again without the oldest turns: first one, then two,
+ * four. These are left out from then on. */
 async function* answered({ turn, request }, shown, signal) {
   const told = turn.isDrawn ? [turn] : toldOf(turn);
   let first = null;
@@ -164,7 +164,7 @@ function tellWhatIsLeft(shown, left, unsent) {
   keep(left);
 }
 
-/** Ask, or ask again: what is asked becomes the newest turn. */
+/** Ask, or ask again: the question becomes the newest turn. */
 async function run(asked) {
   const { turn, chosen, isSpoken, question } = asked;
   const control = new AbortController();
@@ -200,7 +200,7 @@ async function run(asked) {
   }
 }
 
-/** What an event changes. */
+/** Take an event of an answer. */
 function take(event, shown, made, prompt) {
   switch (event.kind) {
     case "thought":
@@ -269,7 +269,7 @@ function finish(shown, made, turn) {
   shown.addSound(wav(made.pcm, made.rateHz), again);
 }
 
-/** What was made belongs to its question; where that was forgotten meanwhile, to nothing. */
+/** Keep an answer with its question, unless the question was forgotten meanwhile. */
 function settle(turn, { text, pictures: drawn }) {
   if (!turns.includes(turn)) return;
   if (text || drawn.length) turn.answer = { text, pictures: drawn };
@@ -299,7 +299,7 @@ function wav(pieces, rateHz) {
   return new Blob([head, ...pieces], { type: "audio/wav" });
 }
 
-// What is shown --------------------------------------------------------------------------------------------------------------------------
+// Showing --------------------------------------------------------------------------------------------------------------------------------
 
 function heard({ played, underruns, isOver }) {
   if (playedShown) {
@@ -343,7 +343,7 @@ function showPlain(why) {
   byId("plain").hidden = false;
 }
 
-/** The field is as high as what stands in it. */
+/** Make the field as high as its text. */
 function grow() {
   const area = byId("text");
   area.style.height = "auto";
@@ -415,7 +415,7 @@ function listenToSettings() {
   });
 }
 
-/** The worker keeps the files of the page, for when its gateway is away. Plain HTTP from another machine has none. */
+/** Start the worker, which keeps the files of the page for when its gateway is away. Plain HTTP from another machine has no worker. */
 async function keepFiles() {
   if (!("serviceWorker" in navigator)) return;
   try {

@@ -1,4 +1,4 @@
-// Asks the gateway, and makes of its answers one kind of events:
+// Asks the gateway, and turns all its answers into one kind of events:
 //   {kind: "thought", text}   {kind: "text", text}   {kind: "sound", samples, pcm, rateHz, prebufferS}   {kind: "picture", uri, isPreview}
 //   {kind: "film", bytes, mediaType, frames}   {kind: "progress", done, total, isPercent}   {kind: "failover", stage, pause_s, ...}   {kind: "accounts", usage, seed, pipeline, session_id}
 
@@ -12,7 +12,7 @@ const DEFAULT_VOICE = "alloy"; // The gateway gives it the pipeline's own.
 const PREVIEWS = 3;
 const MOST_AGAIN = 8 * 1024 * 1024; // Characters of pictures that are sent again.
 
-/** The models that are served. Raises Failure. */
+/** The models that the gateway serves. Raises Failure. */
 export async function served(key) {
   const all = (await get(MODELS, key))?.data;
   const isModel = (one) => typeof one?.id === "string" && Array.isArray(one.inputs) && Array.isArray(one.outputs);
@@ -20,8 +20,8 @@ export async function served(key) {
   return all;
 }
 
-/** The request of a conversation. turns: those that were answered, and at last the one that is asked. unsent: how many pictures of earlier
- * turns stay here; the newest are sent again, as far as there is room. */
+/** The request of a conversation. turns: the answered ones, and last the question. unsent: how many pictures of earlier turns are not sent;
+ * the newest are sent again, as far as there is room. */
 export function chatRequest({ id, inputs }, turns, { isSpoken, voice, speed, seed }) {
   const asked = turns.at(-1), messages = [];
   let room = MOST_AGAIN, unsent = 0;
@@ -64,7 +64,7 @@ export function filmRequest(model, prompt, files, { size, seconds, steps, seed }
   return files.length ? { path: FILM, body, files: files.slice(0, 1) } : { path: FILM, body };
 }
 
-/** The request of the sound of a prompt. */
+/** The request of the sound that a prompt describes. */
 export function soundRequest(model, prompt, { seconds, steps, seed }) {
   const body = { model, prompt, response_format: "wav", stream_format: "sse" };
   if (seconds !== null) body.seconds = seconds;
@@ -124,7 +124,7 @@ async function* drawing(events) {
   if (!hasEnded) throw new Failure("The drawing broke off.", { hint: "Ask again.", retryAfterS: 0 });
 }
 
-/** A film is a job: it is looked at until there is something of it, and then read while it grows. Who stops reading wants it no more. */
+/** The events of a film, which is a job: wait for its first bytes, then read the file while it grows. If the reader stops, delete the job. */
 async function* filming(body, key, signal) {
   let job = await post(FILM, body, key, signal), isOver = false;
   const place = `${FILM}/${job.id}`;
@@ -173,7 +173,7 @@ async function* sounding(events) {
   if (!hasEnded) throw new Failure("The sound broke off.", { hint: "Ask again.", retryAfterS: 0 });
 }
 
-/** Samples of several channels, one after the other, as the mean of them: the player has one. */
+/** The mean of the channels of samples that stand one after the other: the player has one channel. */
 function mixed(pcm, channels) {
   if (channels === 1) return pcm;
   const made = new Int16Array(pcm.length / channels);
@@ -185,7 +185,7 @@ function mixed(pcm, channels) {
   return made;
 }
 
-/** 16-bit samples of base64. */
+/** 16-bit samples from base64. */
 function pcmOf(text) {
   const bytes = bytesOf(text);
   return new Int16Array(bytes.buffer, 0, bytes.length >> 1);

@@ -1,4 +1,4 @@
-// Elements of the page. What a model says is only ever set as text.
+// Elements of the page. The words of a model are only ever set as text.
 
 export const byId = (id) => document.getElementById(id);
 
@@ -29,7 +29,7 @@ export function seconds(value) {
   return value < 1 ? `${Math.round(value * 1000)} ms` : `${value.toFixed(value < 100 ? 2 : 0)} s`;
 }
 
-/** Put text on the clipboard, also where the page has no secure context. Returns whether it is there. */
+/** Put text on the clipboard, even if the page has no secure context. Returns whether it is there. */
 export async function copy(text) {
   if (navigator.clipboard) {
     try {

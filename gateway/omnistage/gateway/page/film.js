@@ -1,8 +1,8 @@
-// A film as it comes: seen while it grows where the browser can, else when it is whole.
+// A film as it comes: shown while it grows if the browser can, otherwise when it is whole.
 
 const ENDS = { "video/webm": "webm", "video/mp4": "mp4" };
 
-/** In a `video`. */
+/** Shows a film in a `video` element. */
 export class GrowingFilm {
   constructor(video) {
     this.video = video;
@@ -42,7 +42,7 @@ export class GrowingFilm {
     else if (this.isWhole) this.source.endOfStream();
   }
 
-  /** A long film may be more than the browser keeps in pieces: it is shown again from a file of its own when it is whole. */
+  /** Give the browser the next piece. If a long film is more than the browser keeps in pieces, it is shown from a whole file at the end. */
   append() {
     try {
       this.buffer.appendBuffer(this.waiting[0]);
@@ -54,7 +54,7 @@ export class GrowingFilm {
     }
   }
 
-  /** Nothing more comes. Returns the file, and how its name ends; null where nothing came. */
+  /** End the film. Returns the file and the ending of its name; null if nothing came. */
   end() {
     this.isWhole = true;
     this.feed();

@@ -1,11 +1,11 @@
-// What stays in the browser: the conversation and the choices; the key only for as long as the tab is open.
+// The data that stays in the browser: the conversation and the choices; the key only for as long as the tab is open.
 
 const TURNS = "omnistage.turns", CHOICES = "omnistage.choices", KEY = "omnistage.key";
 export const MOST_TURNS = 100;
 const MOST_CHARACTERS = 2_000_000; // Browsers give a page about five million.
 const MOST_PICTURE = 400_000; // Characters of one.
 
-/** A store of the browser; where it lets this page keep nothing, one that lasts as long as the page. */
+/** A store of the browser; if the browser lets this page keep nothing, one that lasts as long as the page. */
 function store(name) {
   try {
     return window[name];
@@ -45,7 +45,7 @@ export const keepChoices = (chosen) => write(CHOICES, JSON.stringify(chosen));
 export const key = () => ofTab.getItem(KEY) ?? "";
 export const keepKey = (value) => (value ? ofTab.setItem(KEY, value) : ofTab.removeItem(KEY));
 
-/** Turns, in the order in which they were asked: {id, at, text, pictures, answer: {text, pictures} or null, isDrawn, isLeftOut}, pictures as
+/** Turns, oldest first: {id, at, text, pictures, answer: {text, pictures} or null, isDrawn, isLeftOut}, pictures as
  * data URIs. */
 export function turns() {
   const kept = read(TURNS, []);
@@ -54,8 +54,8 @@ export function turns() {
 
 const isSaid = (one) => typeof one?.text === "string" && Array.isArray(one.pictures);
 
-/** Keep these turns among those that are kept already: another tab may have put some there. The newest stay, and of older ones first their
- * pictures go. Returns whether there was room. */
+/** Add these turns to the kept ones: another tab may have kept some too. The newest stay, and older ones lose their pictures first. Returns
+ * whether there was room. */
 export function keepTurns(some) {
   const all = new Map([...turns(), ...some.map(stored)].map((turn) => [turn.id, turn]));
   let kept = [...all.values()].sort((one, other) => one.at - other.at).slice(-MOST_TURNS);
@@ -64,16 +64,16 @@ export function keepTurns(some) {
   return write(TURNS, JSON.stringify(kept));
 }
 
-/** Keep none, from now on. */
+/** Remove the kept turns. */
 export const dropTurns = () => lasting.removeItem(TURNS);
 
-/** There was no conversation: other tabs forget it, too. */
+/** Forget the conversation, in other tabs too. */
 export function forgetTurns() {
   dropTurns(); // It makes the room for what follows.
   write(TURNS, "[]");
 }
 
-/** Call these when another tab forgot the conversation, and when it chose something. */
+/** Call `hasForgotten` when another tab forgets the conversation, and `hasChosen` when its choices change. */
 export function listenToTabs(hasForgotten, hasChosen) {
   window.addEventListener("storage", ({ storageArea, key: name, newValue }) => {
     if (storageArea !== lasting) return;
@@ -82,7 +82,7 @@ export function listenToTabs(hasForgotten, hasChosen) {
   });
 }
 
-/** Without pictures that are too large for a browser's store. */
+/** The turn without pictures that are too large for a browser's store. */
 function stored({ id, at, text, pictures, answer, isDrawn, isLeftOut }) {
   const small = (all) => all.filter((one) => one.length <= MOST_PICTURE);
   return { id, at, text, pictures: small(pictures), answer: answer && { text: answer.text, pictures: small(answer.pictures) }, isDrawn, isLeftOut };

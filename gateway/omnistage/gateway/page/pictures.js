@@ -5,7 +5,7 @@ import { byId, make, toast } from "./elements.js";
 const MOST = 4;
 const MOST_BYTES = 10 * 1024 * 1024;
 
-/** Those that are to be sent, as data URIs. */
+/** The pictures to send, as data URIs. */
 export class Pictures {
   constructor() {
     this.all = [];

@@ -1,11 +1,11 @@
-// Sound as it comes. An AudioWorklet plays it, and where the browser gives none, sources that are scheduled one after the other.
+// Plays sound as it comes: with an AudioWorklet, or, if the browser has none, with sources that are scheduled one after the other.
 
 const LEAD_S = 0.02; // So far ahead a first source is scheduled,
 const LATE_S = 0.2; // and one before which the sound ran dry: one gap is better than many.
 const USUAL_RATE_HZ = 24000;
 
-/** Of one answer at a time. heard: called with {played, underruns, isOver} as sound is played. hasNoWorklet: called where none could be
- * loaded. */
+/** Plays one answer at a time. heard: called with {played, underruns, isOver} as sound is played. hasNoWorklet: called if no worklet could
+ * be loaded. */
 export class Player {
   constructor(heard, hasNoWorklet) {
     this.heard = heard;
@@ -20,7 +20,7 @@ export class Player {
     return "AudioWorkletNode" in window && window.isSecureContext;
   }
 
-  /** In the click that asks: browsers let nothing else begin with sound. */
+  /** Call it in the click that asks: browsers let nothing else begin with sound. */
   open(rateHz = USUAL_RATE_HZ) {
     if (this.context?.sampleRate !== rateHz) {
       this.context?.close();
@@ -41,7 +41,7 @@ export class Player {
     return new LoadedSink(loaded);
   }
 
-  /** A new sound. prebufferS: after its first samples it waits so long, or until it is whole. */
+  /** Begin a new sound. prebufferS: it waits so long after its first samples, or until it is whole. */
   begin(rateHz, prebufferS) {
     this.stop();
     this.open(rateHz);
@@ -60,7 +60,7 @@ export class Player {
     this.sink.push(samples);
   }
 
-  /** Nothing follows. */
+  /** End the sound. */
   end() {
     if (this.last.isOver || this.isWhole) return;
     this.isWhole = true;
@@ -102,7 +102,7 @@ async function workletSink(context, report) {
   };
 }
 
-/** Tells all in order to a sink, also while that is still being loaded. */
+/** Passes all calls on to a sink in order, even those that came while it was still being loaded. */
 class LoadedSink {
   constructor(loaded) {
     this.sink = loaded;

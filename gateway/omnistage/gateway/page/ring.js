@@ -1,4 +1,4 @@
-// On the audio thread: plays chunks of samples one after the other, and says how far it is.
+// Runs on the audio thread: plays chunks of samples one after the other, and reports how far it is.
 
 const REPORT_BLOCKS = 8; // Between two reports: 43 ms at 24 kHz.
 const HELD_S = 0.2; // So much is held before it goes on where it ran dry: one gap is better than many.

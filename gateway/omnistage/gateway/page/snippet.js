@@ -1,8 +1,8 @@
-// The last request, for a terminal or a program. A key never stands in it.
+// The last request as a snippet for a terminal or a program. A key never stands in it.
 
 const OURS = { chat: ["speed"], pictures: ["seed", "steps"] }; // Fields that OpenAI's client does not know.
 
-/** What is shown of a body: without what only this page needs, and without the bytes of pictures. */
+/** A body as it is shown: without fields that only this page needs, and without the bytes of pictures. */
 function shown(body) {
   const text = JSON.stringify(body, (name, value) => {
     if (name === "include_events") return undefined;
@@ -11,7 +11,7 @@ function shown(body) {
   return JSON.parse(text);
 }
 
-/** Between single quotes of a shell. */
+/** The text between single quotes of a shell. */
 const quote = (text) => text.replaceAll("'", "'\\''");
 
 const url = (path) => new URL(path, document.baseURI).href;
@@ -53,7 +53,7 @@ export function python({ path, body, files }) {
   ].join("\n");
 }
 
-/** What OpenAI's client has no method for. */
+/** Python for a request that OpenAI's client has no method for. */
 function fetched(path, body) {
   const { stream_format: _, ...asked } = shown(body);
   return [

@@ -1,4 +1,4 @@
-// The conversation as it is seen.
+// The conversation on the page.
 
 import { byId, copy, make, toast } from "./elements.js";
 import { GrowingFilm } from "./film.js";
@@ -27,7 +27,7 @@ export class Shown {
     add(this.article);
   }
 
-  /** What is thought before the answer: read by who opens it, and not said. */
+  /** Add thoughts before the answer: the user opens them to read them, and a screen reader does not say them. */
   addThought(text) {
     this.thought ??= this.article.insertBefore(make("details", { className: "thought" }, make("summary", { textContent: "Thought" })), this.body);
     this.thought.append(text);
@@ -43,7 +43,7 @@ export class Shown {
     follow();
   }
 
-  /** Give a screen reader the next sentences: single tokens would be stammered. */
+  /** Give a screen reader the next sentences: it would stammer single tokens. */
   say(length) {
     byId("said").textContent = this.unsaid.slice(0, length);
     this.unsaid = this.unsaid.slice(length);
@@ -63,7 +63,7 @@ export class Shown {
     follow();
   }
 
-  /** The next bytes of a film. It is seen from the first of them on. */
+  /** Add the next bytes of a film, which is shown from the first of them on. */
   addFilm(bytes, mediaType, prompt) {
     if (!this.film) {
       const video = make("video", { controls: true, muted: true, autoplay: true, loop: true, playsInline: true, ariaLabel: `Film of ${prompt}` });
@@ -102,7 +102,7 @@ export class Shown {
     byId("said").textContent = "The film is finished.";
   }
 
-  /** What can be done with its sound. */
+  /** Add the buttons for its sound. */
   addSound(wav, again) {
     const href = URL.createObjectURL(wav);
     const deeds = [
@@ -126,7 +126,7 @@ function forget({ href, parts, forget: also }) {
   for (const part of parts) part.remove();
 }
 
-/** What went wrong, what to do, and from when on. */
+/** Show an error, its hint, and when to ask again. */
 export function showFailure({ message, hint, retryAfterS = null }, again) {
   const button = make("button", { type: "button", className: "quiet", on: { click: () => again() && card.remove() } });
   const card = make("article", { className: "failure", role: "alert" }, make("p", { className: "what", textContent: message }), ...(hint ? [make("p", { textContent: hint })] : []));
@@ -143,7 +143,7 @@ export function showFailure({ message, hint, retryAfterS = null }, again) {
   add(card);
 }
 
-/** At the end; what stands elsewhere comes from there. */
+/** Put an article at the end; if it stands elsewhere, move it. */
 export function add(article) {
   byId("empty").hidden = true;
   thread.append(article);
@@ -163,7 +163,7 @@ thread.addEventListener("scroll", () => {
   else if (isUp) isFollowing = false;
 });
 
-/** Keep the end in sight for who looks at it, also of a picture that is higher than all that he sees. */
+/** Keep the end in sight if the user looks at it, even behind a picture that is higher than the window. */
 function follow() {
   if (isFollowing) thread.scrollTop = thread.scrollHeight;
 }

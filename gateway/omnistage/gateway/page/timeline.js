@@ -1,4 +1,4 @@
-// Who worked when: a lane for each stage, which moves with what arrives, and is completed by the stages' own accounts.
+// Which stage worked when: a lane for each stage, which moves as output arrives, and is completed by the stages' own accounts.
 
 import { byId, make, seconds } from "./elements.js";
 
@@ -8,7 +8,7 @@ const LONGEST = 1.8; // Times the work.
 const MOST_MARKS = 4000; // On one lane; a screen has fewer columns.
 const TICKS_S = [0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 30, 60, 120, 300, 600];
 
-/** The lane of each kind of output; where a chain has no such stage, its last one. */
+/** The lane of each kind of output; if a chain has no such stage, its last one. */
 const MAKER = { text: "thinker", sound: "code2wav", picture: "diffusion" };
 
 export class Timeline {
@@ -34,7 +34,7 @@ export class Timeline {
     return performance.now() / 1000 - this.begun;
   }
 
-  /** A new answer. */
+  /** Begin a new answer. */
   begin(stages) {
     if (stages?.length) this.stages = stages;
     this.reset();
@@ -81,7 +81,7 @@ export class Timeline {
     pictures.film += !isWhole;
   }
 
-  /** isPercent: what is counted are no steps. */
+  /** isPercent: the numbers are percent and not steps. */
   gotProgress(done, total, isPercent = false) {
     if (isPercent && this.pictures.isPercent && this.pictures.done === done) return;
     this.mark("picture");
@@ -94,15 +94,15 @@ export class Timeline {
     lane.lost.push(Math.max(0, this.now - pauseS));
   }
 
-  /** How far the sound is: of the player. */
+  /** How much sound the player has played. */
   gotHeard(playedS, underruns) {
     if (playedS && this.sound.heard === null) this.sound.heard = Math.max(this.sound.first ?? 0, this.now - playedS);
     Object.assign(this.sound, { played: playedS, underruns });
     this.run();
   }
 
-  /** The stages' own accounts. Their clock began when the chain was opened, which nobody sees here: as late as it can be without anything
-   * arriving before it was made. */
+  /** The stages' own accounts. Their clock began when the chain was opened, which this page does not see: it takes the latest moment at which
+   * nothing arrives before it was made. */
   gotAccounts({ queued_s: queued, stages }) {
     const arrivals = { thinker: this.text, code2wav: this.sound, diffusion: this.pictures };
     const latest = stages.flatMap(({ stage, first_output_s: first, total_s: total }) => {
@@ -160,7 +160,7 @@ export class Timeline {
     this.frame = requestAnimationFrame(next);
   }
 
-  /** Seconds that are shown: all work, and so much of what is heard that the work is not squeezed. */
+  /** Seconds on the time axis: all work, and so much of the playback that the work is not squeezed. */
   get span() {
     if (this.begun === null) return 1;
     const accounts = [...this.lanes.values()].map(({ account }) => (account ? account.offset + account.total_s : 0));
@@ -213,7 +213,7 @@ export class Timeline {
     return parts;
   }
 
-  /** The lane of what a person hears or sees. */
+  /** Draw the lane of the sound and the film that a person hears and sees. */
   hearing(x, y, left, right) {
     const { sound, pictures } = this, top = y + (LANE - BAR) / 2;
     const isSeen = this.isDrawing;
@@ -247,7 +247,7 @@ export class Timeline {
 
   // The same in words --------------------------------------------------------------------------------------------------------------------
 
-  /** For who does not see it: a sentence, and a table. */
+  /** Write the timeline as a sentence and a table, for those who do not see it. */
   tell() {
     const { text, sound, pictures } = this, said = [];
     if (text.pieces) said.push(`Text from ${seconds(text.first)} to ${seconds(text.last)}`);

@@ -1,4 +1,4 @@
-// Keeps the files of the page, so that it opens without its gateway too. Answers of models are never kept.
+// Keeps the files of the page, so that it opens without its gateway too. It never keeps answers of models.
 
 const STORE = "omnistage-page-1";
 
@@ -6,7 +6,7 @@ self.addEventListener("install", () => self.skipWaiting());
 self.addEventListener("activate", (event) => event.waitUntil(self.clients.claim()));
 
 self.addEventListener("message", (event) => {
-  // Files that were loaded before this worker was there.
+  // Files that were loaded before this worker existed.
   const told = async () => (await tryToKeep((store) => store.addAll(event.data))) && event.source.postMessage("kept");
   event.waitUntil(told());
 });
@@ -35,7 +35,7 @@ async function newest(event) {
   }
 }
 
-/** Keep files, and return whether they are kept: on a full disk the page is as good without. */
+/** Keep files, and return whether they are kept: on a full disk the page works as well without. */
 async function tryToKeep(keep) {
   try {
     await keep(await caches.open(STORE));
