@@ -128,7 +128,7 @@ async function ask(text) {
   await run({ turn, chosen, isSpoken, request, question: newQuestion(turn), shown: null });
 }
 
-/** Whether and how a turn goes to the model: drawings, turns that no longer fit, and questions without an answer stay here. */
+/** The turns that the model gets with this one: no drawings, no turns that no longer fit, and no questions without an answer. */
 function toldOf(turn) {
   return turns.filter((one) => one === turn || (one.answer && !one.isDrawn && !one.isLeftOut));
 }
