@@ -8,8 +8,7 @@ from __future__ import annotations
 import sys
 import time
 from contextlib import suppress
-from types import TracebackType
-from typing import Protocol, Self
+from typing import Self
 
 from rich.text import Text
 
@@ -26,12 +25,14 @@ ROWS_BESIDE = 3
 """Rows of the window that stay free below a picture."""
 
 
-class DrawingScreen(Protocol):
-    """Shows a drawing between `with` and its end."""
+class DrawingScreen:
+    """Shows a drawing between `with` and its end. This one shows nothing: for --json."""
 
-    def __enter__(self) -> Self: ...
+    def __enter__(self) -> Self:
+        return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None: ...
+    def __exit__(self, *ended: object) -> None:
+        return None
 
     def progress(self, done: int, total: int) -> None:
         """So many of all steps are done; total 0: not known."""
@@ -43,26 +44,7 @@ class DrawingScreen(Protocol):
         """So much of a film or a sound has come, in words."""
 
 
-class Quiet:
-    """Shows nothing: for --json."""
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        return None
-
-    def progress(self, done: int, total: int) -> None:
-        return None
-
-    def picture(self, data: bytes) -> None:
-        return None
-
-    def came(self, told: str) -> None:
-        return None
-
-
-class Plain(Quiet):
+class Plain(DrawingScreen):
     """Prints a line for each quarter of the steps: for pipes, files and simple terminals."""
 
     def progress(self, done: int, total: int) -> None:
@@ -70,7 +52,7 @@ class Plain(Quiet):
             _write(f"step {done} of {total}\n")
 
 
-class Live(Quiet):
+class Live(DrawingScreen):
     """Draws a line that grows, and above it the newest preview. has_colours: the terminal can show pictures."""
 
     def __init__(self, has_colours: bool) -> None:
@@ -85,7 +67,7 @@ class Live(Quiet):
         self._draw()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(self, *ended: object) -> None:
         self._erase()
 
     def progress(self, done: int, total: int) -> None:
@@ -141,7 +123,7 @@ def progress_line(done: int, total: int, seconds: float) -> Text:
 def drawing_screen_for(as_json: bool) -> DrawingScreen:
     """The screen that fits stderr."""
     if as_json:
-        return Quiet()
+        return DrawingScreen()
     console = Console(stderr=True)
     if not console.is_terminal or console.is_dumb_terminal or not sys.stderr.isatty():
         return Plain()

@@ -12,8 +12,7 @@ import stat
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from types import TracebackType
-from typing import Protocol, Self, TextIO
+from typing import Self, TextIO
 
 from rich.text import Text
 
@@ -52,49 +51,34 @@ class Spoken:
     words: list[SpokenWord] = field(default_factory=list)
 
 
-class Screen(Protocol):
-    """Shows an answer between `with` and its end."""
-
-    def __enter__(self) -> Self: ...
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None: ...
-
-    def show(self, spoken: Spoken, new_text: str) -> None: ...
-
-    def think(self, spoken: Spoken, new_text: str) -> bool:
-        """More of the model's thoughts has come. Returns False if they are not shown."""
-
-    def wait(self, waited_s: float) -> None:
-        """Nothing has come yet."""
-
-
-class Quiet:
-    """Shows nothing: for --json."""
+class Screen:
+    """Shows an answer between `with` and its end. This one shows nothing: for --json."""
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(self, *ended: object) -> None:
         return None
 
     def show(self, spoken: Spoken, new_text: str) -> None:
         return None
 
     def think(self, spoken: Spoken, new_text: str) -> bool:
+        """More of the model's thoughts has come. Returns False if they are not shown."""
         return False
 
     def wait(self, waited_s: float) -> None:
-        return None
+        """Nothing has come yet."""
 
 
-class Plain(Quiet):
+class Plain(Screen):
     """Prints text and nothing else, each piece at once: for pipes and files. text: the stream of the text; by default stdout."""
 
     def __init__(self, text: TextIO | None = None) -> None:
         self._text = text or sys.stdout
         self._written = False
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(self, *ended: object) -> None:
         if self._written:
             _write(self._text, "\n")
 
@@ -115,9 +99,9 @@ class Silent(Plain):
         self._below.draw("", speaking_line(Spoken()))
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(self, *ended: object) -> None:
         self._below.erase()
-        super().__exit__(kind, error, trace)
+        super().__exit__(*ended)
 
     def show(self, spoken: Spoken, new_text: str) -> None:
         super().show(spoken, new_text)
@@ -129,7 +113,7 @@ class Silent(Plain):
         self._below.draw("", waiting_line(waited_s))
 
 
-class Live(Quiet):
+class Live(Screen):
     """For a terminal: the text grows, in lines that are not broken within a word, and a line below it shows how much sound there is. text:
     the stream of the text; by default stdout."""
 
@@ -143,7 +127,7 @@ class Live(Quiet):
         self._below.draw("", speaking_line(Spoken()))
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(self, *ended: object) -> None:
         self._below.erase()
         self._end_thought()
         _write(self._text, self._wrap.finish(self._below.columns))
@@ -172,7 +156,7 @@ class Live(Quiet):
         self._below.draw("", waiting_line(waited_s))
 
 
-class Keeping:
+class Keeping(Screen):
     """A screen for an answer that is kept whether or not it is read: the answer goes on if the screen's reader has gone.
 
     lost: why nothing is shown any more.
@@ -186,8 +170,8 @@ class Keeping:
         self._try(self._screen.__enter__)
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self._try(lambda: self._screen.__exit__(kind, error, trace))
+    def __exit__(self, *ended: object) -> None:
+        self._try(lambda: self._screen.__exit__(*ended))
 
     def show(self, spoken: Spoken, new_text: str) -> None:
         self._try(lambda: self._screen.show(spoken, new_text))
@@ -277,7 +261,7 @@ def waiting_line(waited_s: float) -> Text:
 def screen_for(as_json: bool, is_sound_piped: bool = False) -> Screen:
     """The screen that fits stdout and stderr. is_sound_piped: stdout is for the sound, text goes to stderr."""
     if as_json:
-        return Quiet()
+        return Screen()
     console = Console(stderr=True)
     is_watched = console.is_terminal and not console.is_dumb_terminal and sys.stderr.isatty()
     if is_sound_piped:
