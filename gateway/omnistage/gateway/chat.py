@@ -19,7 +19,7 @@ from omnistage.gateway.answering import streamed, unless_gone
 from omnistage.gateway.chat_options import names_of, options_of
 from omnistage.gateway.chat_schema import ChatRequest
 from omnistage.gateway.chat_stream import FINISHED, ChatStream
-from omnistage.gateway.choices import Events, merged, whole
+from omnistage.gateway.choices import Events, collect_all, merged
 from omnistage.gateway.door import Door, Visitor, visitor_of
 from omnistage.gateway.failure import in_words_of
 from omnistage.gateway.logprobs import logprobs_of
@@ -76,7 +76,7 @@ async def _completion(
     """The whole completion, as one object."""
     encoders = [new_encoder(asked.sound_format, RATE_HZ, "audio.format") for _ in answers if asked.is_spoken]
     deltas: list[list[TextDelta]] = [[] for _ in answers]
-    done = await whole([_noted(events, noted) for events, noted in zip(answers, deltas, strict=True)])
+    done = await collect_all([_noted(events, noted) for events, noted in zip(answers, deltas, strict=True)])
     choices = []
     for number, answer in enumerate(done):
         message: dict[str, Any] = {"role": "assistant", "content": answer.text, "refusal": None}

@@ -16,9 +16,9 @@ MOST_WAITING = 16
 """Most events that wait for the client; at so many the answers wait."""
 
 
-async def whole(answers: Sequence[Events]) -> list[Answer]:
+async def collect_all(answers: Sequence[Events]) -> list[Answer]:
     """All answers, in order. If one fails, all end."""
-    tasks = [asyncio.create_task(_whole(events)) for events in answers]
+    tasks = [asyncio.create_task(collect_whole(events)) for events in answers]
     try:
         return await asyncio.gather(*tasks)
     finally:
@@ -49,7 +49,8 @@ async def merged(answers: Sequence[Events]) -> Numbered:
         await _end(tasks)
 
 
-async def _whole(events: Events) -> Answer:
+async def collect_whole(events: Events) -> Answer:
+    """One answer. Its events are closed at the end."""
     async with aclosing(events):
         return await collect(events)
 

@@ -13,10 +13,11 @@ from typing import Any, Literal
 from fastapi import APIRouter, Request
 from starlette.responses import JSONResponse, Response
 
-from omnistage.client.answer import Answer, collect
+from omnistage.client.answer import Answer
 from omnistage.client.events import Done, Event, Failover, Picture, Progress, Usage
 from omnistage.gateway import additions
 from omnistage.gateway.answering import Pieces, as_event, streamed, unless_gone
+from omnistage.gateway.choices import collect_whole
 from omnistage.gateway.door import Door, visitor_of
 from omnistage.gateway.failure import ApiError, in_words_of, invalid
 from omnistage.gateway.fields import fields_of
@@ -135,7 +136,7 @@ async def _drawn(
     if asked.stream:
         return await streamed(request, _events(events, asked, "image_edit" if edit else "image_generation"), fields)
     with in_words_of(fields):
-        answer = await unless_gone(request, _whole(events))
+        answer = await unless_gone(request, collect_whole(events))
     if _wants_url(asked):
         _check_size(answer)
         return _response(answer, asked, _keeper(files, request))
@@ -154,11 +155,6 @@ def _check(asked: PictureRequest) -> None:
 def _wants_url(asked: PictureRequest) -> bool:
     """Whether the answer holds URLs. Without `response_format` the default is that of the OpenAI model whose name was sent."""
     return asked.response_format == "url" or (asked.response_format is None and (asked.model or "").startswith("dall-e"))
-
-
-async def _whole(events: AsyncGenerator[Event, None]) -> Answer:
-    async with aclosing(events):
-        return await collect(events)
 
 
 # A whole answer ------------------------------------------------------------------------------------------------------------------------
