@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import math
-from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
-from contextlib import ExitStack, aclosing, contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -13,19 +12,18 @@ from typing import Any, cast
 
 from omnistage.cli.connect import connected
 from omnistage.cli.drawing_screen import DrawingScreen, drawing_screen_for
-from omnistage.cli.figures import remarks, seed_told, tell, told
 from omnistage.cli.interruptible import Interruptible
 from omnistage.cli.layout import Layout
 from omnistage.cli.output import OutputFile
 from omnistage.cli.picture_cells import size_of
 from omnistage.cli.picture_name import new_name
-from omnistage.cli.rescue import as_object, sentence
 from omnistage.cli.standard_input import STDIN, medium
+from omnistage.cli.steps import follow, report
 from omnistage.cli.where import Where
 from omnistage.cli.wording import SHELL, TYPED
 from omnistage.cli.words import words
 from omnistage.client.errors import BadRequestError, ProtocolError, RequestError
-from omnistage.client.events import Done, Event, Picture, Progress
+from omnistage.client.events import Done, Event, Picture
 from omnistage.client.media import to_part
 from omnistage.client.options import GUIDES
 from omnistage.client.request import Options, for_drawing, time_limit_s
@@ -112,11 +110,10 @@ class Order:
 
 @dataclass(slots=True)
 class Drawn:
-    """A drawing so far. previews: their files. steps: how many are done."""
+    """A drawing so far. previews: their files."""
 
     pictures: list[Picture] = field(default_factory=list)
     previews: list[Path] = field(default_factory=list)
-    steps: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,12 +125,17 @@ class Written:
     layer: int
     size: tuple[int, int] | None
 
+    @property
+    def facts(self) -> dict[str, object]:
+        width, height = self.size or (None, None)
+        return {"path": str(self.path), "result": self.result, "layer": self.layer, "width": width, "height": height}
 
-def check_numbers(options: Options) -> None:
+
+def check_numbers(options: Options, example: float = 7.5) -> None:
     """Raises RequestError for numbers that Typer accepts but no drawing can have."""
     for name, value in options.items():
         if isinstance(value, float) and not math.isfinite(value):
-            raise RequestError(f"{TYPED[name]} {value}: this is no number; give one such as 7.5")
+            raise RequestError(f"{TYPED[name]} {value}: this is no number; give one such as {example}")
 
 
 def read_pictures(images: Sequence[str | bytes], options: Mapping[str, Any]) -> tuple[list[bytes], Options]:
@@ -161,14 +163,12 @@ async def draw_order(work: Interruptible, order: Order, where: Where, verbose: b
         async with connected(where, time_limit_s(order.options), verbose, is_quiet=order.as_json) as omni:
             events = omni.stream_draw(order.prompt, images=order.images, **where.options(order.options))
             with refusals(sized=order.sized, has_images=bool(order.images)):
-                drawn, done = await _follow(events, order, drawing_screen_for(order.as_json))
+                screen, drawn = drawing_screen_for(order.as_json), Drawn()
+                steps, done = await follow(events, screen, lambda event: _take(event, order, drawn, screen))
             work.complete()
             written = _write(order, drawn, opened, files)
-            if order.as_json:
-                print(_as_json(written, drawn, done), flush=True)
-            else:
-                lost = (sentence(failover, done.timing) for failover in done.failovers)
-                tell(*lost, _figures(written, drawn, done), *remarks(done))
+            facts = {"files": [file.facts for file in written], "previews": [str(path) for path in drawn.previews]}
+            report(facts, _figures(written, done), steps, done, as_json=order.as_json)
 
 
 @contextmanager
@@ -185,25 +185,14 @@ def refusals(*, sized: bool, has_images: bool) -> Iterator[None]:
         raise
 
 
-async def _follow(events: AsyncGenerator[Event, None], order: Order, screen: DrawingScreen) -> tuple[Drawn, Done]:
-    """Show a drawing while it comes, and write its previews."""
-    drawn = Drawn()
-    async with aclosing(events):
-        with screen:
-            async for event in events:
-                match event:
-                    case Progress():
-                        drawn.steps = event.done
-                        screen.progress(event.done, event.total)
-                    case Picture():
-                        if event.preview_step is None:
-                            drawn.pictures.append(event)
-                        else:
-                            drawn.previews.append(_keep_preview(order, event))
-                        screen.picture(event.data)
-                    case Done():
-                        return drawn, event
-    raise ProtocolError("the stream ended without its account")
+def _take(event: Event, order: Order, drawn: Drawn, screen: DrawingScreen) -> None:
+    """Show a picture, and keep it; a preview is written at once."""
+    if isinstance(event, Picture):
+        if event.preview_step is None:
+            drawn.pictures.append(event)
+        else:
+            drawn.previews.append(_keep_preview(order, event))
+        screen.picture(event.data)
 
 
 def _keep_preview(order: Order, preview: Picture) -> Path:
@@ -236,36 +225,8 @@ def _fill(picture: Picture, place: Path) -> None:
     place.write_bytes(picture.data)
 
 
-def _figures(written: Sequence[Written], drawn: Drawn, done: Done) -> str:
-    """One line for people."""
+def _figures(written: Sequence[Written], done: Done) -> list[str]:
+    """The beginning of the line for people."""
     sizes = dict.fromkeys("×".join(map(str, file.size)) for file in written if file.size is not None)
-    parts = [
-        f"wrote {', '.join(str(file.path) for file in written)}",
-        f"{', '.join(sizes)} pixels" if sizes else "",
-        f"{done.timing.e2e_s:.2f} s",
-        f"{drawn.steps} steps" if drawn.steps else "",
-        f"pipeline {done.pipeline}",
-        seed_told(done),
-    ]
-    return " · ".join(part for part in parts if part)
-
-
-def _as_json(written: Sequence[Written], drawn: Drawn, done: Done) -> str:
-    """The one object that scripts read."""
-    files = []
-    for file in written:
-        width, height = file.size or (None, None)
-        files.append({"path": str(file.path), "result": file.result, "layer": file.layer, "width": width, "height": height})
-    return json.dumps(
-        {
-            "files": files,
-            "previews": [str(path) for path in drawn.previews],
-            "e2e_s": round(done.timing.e2e_s, 6),
-            "steps": drawn.steps or None,
-            "seed": done.seed,
-            "pipeline": done.pipeline,
-            "failovers": [as_object(failover) for failover in done.failovers],
-            **told(done),
-        },
-        ensure_ascii=False,
-    )
+    names = ", ".join(str(file.path) for file in written)
+    return [f"wrote {names}", f"{', '.join(sizes)} pixels" if sizes else "", f"{done.timing.e2e_s:.2f} s"]

@@ -2,27 +2,25 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import AsyncGenerator, Sequence
-from contextlib import ExitStack, aclosing
+from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, cast
 
 from omnistage.cli.connect import connected
 from omnistage.cli.drawing import EXAMPLE, check_numbers, read_pictures, refusals
 from omnistage.cli.drawing_screen import DrawingScreen, drawing_screen_for
-from omnistage.cli.figures import SEPARATOR, remarks, seed_told, tell, told
+from omnistage.cli.figures import tell
 from omnistage.cli.film_size import size_of
 from omnistage.cli.interruptible import Interruptible
 from omnistage.cli.layout import Layout
 from omnistage.cli.output import GrowingFile
 from omnistage.cli.picture_name import new_name
-from omnistage.cli.rescue import as_object, sentence
+from omnistage.cli.steps import follow, report
 from omnistage.cli.where import Where
 from omnistage.cli.words import words
-from omnistage.client.errors import ProtocolError, RequestError
-from omnistage.client.events import Done, Event, Progress, VideoDelta
+from omnistage.client.errors import RequestError
+from omnistage.client.events import Event, VideoDelta
 from omnistage.client.film_file import KINDS
 from omnistage.client.request import Options, for_drawing, time_limit_s
 
@@ -74,10 +72,9 @@ class Order:
 
 @dataclass(slots=True)
 class Made:
-    """A film so far. steps: how many are done. size: width and height, if they are known."""
+    """A film so far. size: width and height, if they are known."""
 
     frames: int = 0
-    steps: int = 0
     size: tuple[int, int] | None = None
     media_type: str = ""
 
@@ -107,71 +104,29 @@ async def make_film(work: Interruptible, order: Order, where: Where, verbose: bo
             done = None
             try:
                 with refusals(sized=order.sized, has_images=bool(order.images)):
-                    done = await _follow(events, file, made, drawing_screen_for(order.as_json))
+                    screen = drawing_screen_for(order.as_json)
+                    steps, done = await follow(events, screen, lambda event: _take(event, file, made, screen))
             finally:
                 if made.frames and done is None and not order.as_json:
                     tell(f"{file.path} has {_frames(made)} that came; they can be played")
             work.complete()
             file.finish()
-            if order.as_json:
-                print(_as_json(file.path, made, done), flush=True)
-            else:
-                lost = (sentence(failover, done.timing) for failover in done.failovers)
-                tell(*lost, _figures(file.path, made, done), *remarks(done))
+            width, height = made.size or (None, None)
+            facts = {"path": str(file.path), "media_type": made.media_type, "frames": made.frames, "width": width, "height": height}
+            sides = f"{width}×{height} pixels" if made.size else ""
+            figures = [f"wrote {file.path}", _frames(made), sides, f"{done.timing.e2e_s:.2f} s"]
+            report(facts, figures, steps, done, as_json=order.as_json)
 
 
-async def _follow(events: AsyncGenerator[Event, None], file: GrowingFile, made: Made, screen: DrawingScreen) -> Done:
-    """Show a film while it comes, and write it."""
-    async with aclosing(events):
-        with screen:
-            async for event in events:
-                match event:
-                    case Progress():
-                        made.steps = event.done
-                        screen.progress(event.done, event.total)
-                    case VideoDelta():
-                        file.append(event.data)
-                        made.size = made.size or size_of(event.data)
-                        made.frames += event.frames
-                        made.media_type = event.media_type
-                        screen.came(_frames(made))
-                    case Done():
-                        return event
-    raise ProtocolError("the stream ended without its account")
+def _take(event: Event, file: GrowingFile, made: Made, screen: DrawingScreen) -> None:
+    """Write a piece of the film, and show how much there is."""
+    if isinstance(event, VideoDelta):
+        file.append(event.data)
+        made.size = made.size or size_of(event.data)
+        made.frames += event.frames
+        made.media_type = event.media_type
+        screen.came(_frames(made))
 
 
 def _frames(made: Made) -> str:
     return f"{made.frames} frame{'s' * (made.frames != 1)}"
-
-
-def _figures(path: Path, made: Made, done: Done) -> str:
-    """One line for people."""
-    parts = [
-        f"wrote {path}",
-        _frames(made),
-        f"{made.size[0]}×{made.size[1]} pixels" if made.size else "",
-        f"{done.timing.e2e_s:.2f} s",
-        f"{made.steps} steps" if made.steps else "",
-        f"pipeline {done.pipeline}",
-        seed_told(done),
-    ]
-    return SEPARATOR.join(part for part in parts if part)
-
-
-def _as_json(path: Path, made: Made, done: Done) -> str:
-    """The one object that scripts read."""
-    width, height = made.size or (None, None)
-    figures: dict[str, Any] = {
-        "path": str(path),
-        "media_type": made.media_type,
-        "frames": made.frames,
-        "width": width,
-        "height": height,
-        "e2e_s": round(done.timing.e2e_s, 6),
-        "steps": made.steps or None,
-        "seed": done.seed,
-        "pipeline": done.pipeline,
-        "failovers": [as_object(failover) for failover in done.failovers],
-        **told(done),
-    }
-    return json.dumps(cast("dict[str, object]", figures), ensure_ascii=False)

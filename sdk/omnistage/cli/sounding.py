@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import sys
-from collections.abc import AsyncGenerator, Callable, Sequence
-from contextlib import ExitStack, aclosing
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -14,19 +13,18 @@ import numpy as np
 from omnistage.cli.connect import connected
 from omnistage.cli.drawing import check_numbers
 from omnistage.cli.drawing_screen import DrawingScreen, drawing_screen_for
-from omnistage.cli.figures import SEPARATOR, remarks, seed_told, tell, told
 from omnistage.cli.interruptible import Interruptible
 from omnistage.cli.layout import Layout
 from omnistage.cli.listening import listening
 from omnistage.cli.output import OutputFile
 from omnistage.cli.picture_name import new_name
-from omnistage.cli.rescue import as_object, sentence
 from omnistage.cli.sound_pipe import SoundPipe
+from omnistage.cli.steps import follow, report
 from omnistage.cli.where import Where
 from omnistage.cli.words import words
 from omnistage.client.encoder import FORMATS, Samples, format_of
-from omnistage.client.errors import ProtocolError, RequestError
-from omnistage.client.events import AudioChunk, Done, Event, Progress
+from omnistage.client.errors import RequestError
+from omnistage.client.events import AudioChunk, Event
 from omnistage.client.request import Options, for_drawing, time_limit_s
 from omnistage.client.sound_file import write_sound
 
@@ -70,10 +68,9 @@ class Order:
 
 @dataclass(slots=True)
 class Made:
-    """A sound so far. steps: how many are done."""
+    """A sound so far."""
 
     chunks: list[AudioChunk] = field(default_factory=list)
-    steps: int = 0
 
     @property
     def seconds(self) -> float:
@@ -103,42 +100,29 @@ async def make_sound(work: Interruptible, order: Order, where: Where, verbose: b
         file = None if path is None else opened(path, files)
         async with connected(where, time_limit_s(order.options), verbose, is_quiet=order.as_json) as omni:
             ears = [hearing.write, *([pipe.write] if pipe is not None else [])]
-            made = Made()
+            screen, made = drawing_screen_for(order.as_json), Made()
             events = omni.stream_sound(order.prompt, **where.options(order.options))
-            done = await _follow(events, made, ears, drawing_screen_for(order.as_json))
+            steps, done = await follow(events, screen, lambda event: _take(event, made, ears, screen))
             work.complete()
             if file is not None:
                 file.write(lambda place: _write(place, made, file.path.suffix))
-            if order.as_json:
-                print(_as_json(path, made, done), flush=True)
-            else:
-                lost = (sentence(failover, done.timing) for failover in done.failovers)
-                tell(*lost, _figures(path, made, done), *remarks(done))
+            rate_hz = made.chunks[0].sample_rate_hz
+            facts = {"path": None if path is None else str(path), "audio_s": round(made.seconds, 6), "sample_rate_hz": rate_hz}
+            figures = ["" if path is None else f"wrote {path}", f"audio {made.seconds:.2f} s", f"e2e {done.timing.e2e_s:.2f} s"]
+            report(facts, figures, steps, done, as_json=order.as_json)
             if pipe is not None:
                 pipe.end()
                 await work.unless_interrupted(pipe.taken())
             await hearing.finish(work)
 
 
-async def _follow(
-    events: AsyncGenerator[Event, None], made: Made, ears: Sequence[Callable[[AudioChunk], object]], screen: DrawingScreen
-) -> Done:
-    """Show a sound while it comes, and play it."""
-    async with aclosing(events):
-        with screen:
-            async for event in events:
-                match event:
-                    case Progress():
-                        made.steps = event.done
-                        screen.progress(event.done, event.total)
-                    case AudioChunk():
-                        made.chunks.append(event)
-                        for ear in ears:
-                            ear(event)
-                        screen.came(f"{made.seconds:.1f} s of sound")
-                    case Done():
-                        return event
-    raise ProtocolError("the stream ended without its account")
+def _take(event: Event, made: Made, ears: Sequence[Callable[[AudioChunk], object]], screen: DrawingScreen) -> None:
+    """Play and keep a piece of sound, and show how much there is."""
+    if isinstance(event, AudioChunk):
+        made.chunks.append(event)
+        for ear in ears:
+            ear(event)
+        screen.came(f"{made.seconds:.1f} s of sound")
 
 
 def _write(place: Path, made: Made, kind: str) -> None:
@@ -159,34 +143,3 @@ def resampled(samples: Samples, rate_hz: int, new_hz: int) -> Samples:
     whole = np.fft.irfft(np.fft.rfft(padded, axis=0)[: count // 2 + 1], count, axis=0) * (count / len(padded))
     made: Samples = whole[: round(len(samples) * new_hz / rate_hz)].astype(np.float32)
     return made
-
-
-def _figures(path: Path | None, made: Made, done: Done) -> str:
-    """One line for people."""
-    parts = [
-        f"wrote {path}" if path is not None else "",
-        f"audio {made.seconds:.2f} s",
-        f"e2e {done.timing.e2e_s:.2f} s",
-        f"{made.steps} steps" if made.steps else "",
-        f"pipeline {done.pipeline}",
-        seed_told(done),
-    ]
-    return SEPARATOR.join(part for part in parts if part)
-
-
-def _as_json(path: Path | None, made: Made, done: Done) -> str:
-    """The one object that scripts read."""
-    return json.dumps(
-        {
-            "path": None if path is None else str(path),
-            "audio_s": round(made.seconds, 6),
-            "sample_rate_hz": made.chunks[0].sample_rate_hz,
-            "e2e_s": round(done.timing.e2e_s, 6),
-            "steps": made.steps or None,
-            "seed": done.seed,
-            "pipeline": done.pipeline,
-            "failovers": [as_object(failover) for failover in done.failovers],
-            **told(done),
-        },
-        ensure_ascii=False,
-    )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
@@ -14,6 +13,7 @@ import numpy as np
 from omnistage.cli.attached import Attached
 from omnistage.cli.captions import KINDS, write_captions
 from omnistage.cli.connect import connected
+from omnistage.cli.drawing import check_numbers
 from omnistage.cli.figures import as_json, cut, figures, remarks, tell
 from omnistage.cli.following import follow
 from omnistage.cli.interruptible import Interruptible
@@ -107,10 +107,7 @@ class Question:
 
         Raises RequestError.
         """
-        for name, value in self.options.items():
-            if isinstance(value, float) and not math.isfinite(value):
-                option = "timeout" if name == "timeout_s" else name
-                raise RequestError(f"--{option} {value}: this is no number; give one such as 0.5")
+        check_numbers(self.options, example=0.5)
         with ExitStack() as tried:
             _open_files(self, tried)
         if self.out is not None and not self.is_sound_piped:
