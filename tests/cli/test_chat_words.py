@@ -15,7 +15,7 @@ from helpers.command import omnistage
 from helpers.families import PICTURE, SOUND
 from helpers.talking import ALT_ENTER, CTRL_D, ENTER, PASTE, PASTED, PROMPT, alone_here, talk
 from helpers.terminal import words_of
-from omnistage.cli.mentioned import Shown, mentioned, named
+from omnistage.cli.mentioned import Shown, find_files, find_named_file
 from omnistage.cli.talk import WORDS, help_lines
 from omnistage.client import BadRequestError, Omni
 from omnistage.models.toy import formulas
@@ -278,15 +278,15 @@ def test_words_of_a_conversation_name_its_files(address: str, files: Path) -> No
     ],
 )
 def test_paths_in_a_message(files: Path, typed: str, shown: list[str], words: str) -> None:
-    found, left = mentioned(typed.replace("{}", str(files)))
+    found, left = find_files(typed.replace("{}", str(files)))
     assert ([Path(one.path).name for one in found], left) == (shown, words)
 
 
 def test_paths_behind_a_word(files: Path) -> None:
     mine = Shown("image", str(files / "my cat.png"))
     for typed in ("my cat.png What?", "'my cat.png' What?", "my\\ cat.png What?", f"{files}/my cat.png What?"):
-        assert named("image", typed) == (mine, "What?")
-    assert named("image", "cat.png") == (Shown("image", str(files / "cat.png")), "")
+        assert find_named_file("image", typed) == (mine, "What?")
+    assert find_named_file("image", "cat.png") == (Shown("image", str(files / "cat.png")), "")
     for typed in ("nope.png What?", "'nope.png' What?", "'", "\0", "question.wav"):
         with pytest.raises(BadRequestError):
-            named("image", typed)
+            find_named_file("image", typed)

@@ -17,7 +17,7 @@ import pytest
 from helpers import lengths
 from helpers.command import omnistage
 from helpers.processes import Family
-from omnistage.cli.served import Served, all_served, registered
+from omnistage.cli.served import Served, all_served, register_stack
 from tools.demo import IDLE_LIMIT_S, find_serving, tell
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -94,7 +94,7 @@ def test_only_a_stack_that_serves_the_same_is_used_again(change: dict[str, Any],
     with socket.create_server(("127.0.0.1", 0)) as gateway:
         http = f"127.0.0.1:{gateway.getsockname()[1]}"
         there = replace(Served(usual, os.getpid(), "smol, picture", "", 5.0, http), **change)
-        with registered(there):
+        with register_stack(there):
             assert find_serving(usual, []) == (there if is_used else None)
         tell(there)
     how_long = "ends when nobody has asked it for 30 minutes, or by" if there.idle_limit_s else "stays until you end it"

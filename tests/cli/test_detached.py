@@ -20,7 +20,7 @@ from helpers.command import omnistage
 from helpers.processes import Family, Started, wait_end
 from helpers.terminal import CTRL_C, Terminal
 from helpers.toy_pipeline import toy_pipeline
-from omnistage.cli.served import Served, StackEnd, all_served, folder, registered
+from omnistage.cli.served import Served, StackEnd, all_served, folder, register_stack
 from omnistage.client import NotAvailableError, Omni
 from omnistage.models.common.owned import NEW
 
@@ -88,7 +88,7 @@ def test_what_a_launcher_leaves_that_was_killed_before_it_was_registered_goes_wi
     old.touch()
     young.touch()
     os.utime(old, (time.time() - 3600,) * 2)
-    with registered(Served("127.0.0.1:1", os.getpid(), "toy", "", 5.0)):
+    with register_stack(Served("127.0.0.1:1", os.getpid(), "toy", "", 5.0)):
         assert [served.address for served in all_served()] == ["127.0.0.1:1"]
         assert not old.exists() and young.exists()
     assert list(folder().iterdir()) == [young]
@@ -220,8 +220,8 @@ def test_ctrl_c_says_what_it_waits_for_and_a_second_one_ends_it(family: Family, 
 
 HELD = """
 import os, sys
-from omnistage.cli.served import Served, registered
-with registered(Served("127.0.0.1:5", os.getpid(), "toy", "", 1.0)):
+from omnistage.cli.served import Served, register_stack
+with register_stack(Served("127.0.0.1:5", os.getpid(), "toy", "", 1.0)):
     print("held", flush=True)
     sys.stdin.read()
 """
@@ -290,16 +290,16 @@ def test_a_folder_that_others_may_change_is_not_believed(tmp_path: Path, monkeyp
     (tmp_path / "run").chmod(0o777)
     with pytest.raises(NotAvailableError, match="not a folder of yours alone"):
         all_served()
-    with registered(Served("x:1", 1, "", "", 1)):  # It serves all the same.
+    with register_stack(Served("x:1", 1, "", "", 1)):  # It serves all the same.
         assert list((tmp_path / "run").iterdir()) == []
 
 
 def test_a_full_disk_costs_only_the_file(tmp_path: Path) -> None:
     """It serves all the same."""
     code = (
-        "import os, resource, signal, sys\nfrom omnistage.cli.served import Served, all_served, registered\n"
+        "import os, resource, signal, sys\nfrom omnistage.cli.served import Served, all_served, register_stack\n"
         "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\nresource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))\n"
-        "with registered(Served('x:1', os.getpid(), 'toy', '', 1.0)):\n    print('serves', all_served())"
+        "with register_stack(Served('x:1', os.getpid(), 'toy', '', 1.0)):\n    print('serves', all_served())"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stdout) == (0, "serves []\n"), done.stderr

@@ -34,7 +34,7 @@ from omnistage.cli.main import app
 from omnistage.cli.picture_cells import MOST_COLUMNS, MOST_ROWS, cells, size_of
 from omnistage.cli.picture_name import new_name, slug
 from omnistage.cli.targets import Need, target_for
-from omnistage.cli.wording import SHELL, told
+from omnistage.cli.wording import SHELL, word_error
 from omnistage.client import Omni
 from omnistage.client.errors import BadRequestError, RequestError
 from omnistage.client.request import DIFFUSION
@@ -250,7 +250,7 @@ def test_a_refusal_is_told_by_what_was_typed_and_has_a_hint_only_where_it_adds_s
     error.metadata = {"field": f"diffusion.{field}"}
     with pytest.raises(RequestError) as refused, drawing.refusals(sized=sized, has_images=False):
         raise error
-    assert told(refused.value) == line
+    assert word_error(refused.value) == line
 
 
 def test_a_question_that_is_drawn_says_how_pictures_are_kept(film_address: str) -> None:

@@ -21,7 +21,7 @@ from helpers.peer import Peer, listening
 from omnistage.cli.film_size import size_of
 from omnistage.cli.filming import out_of
 from omnistage.cli.output import GrowingFile
-from omnistage.cli.sounding import resampled
+from omnistage.cli.sounding import resample
 from omnistage.client import Omni, VideoDelta
 from omnistage.client.errors import RequestError
 from omnistage.client.film_file import KINDS
@@ -303,7 +303,7 @@ def test_what_cannot_be_heard_is_told(sound_address: str, tmp_path: Path, words:
 def test_another_rate_has_the_same_waves() -> None:
     at = np.arange(44100 * 2) / 44100
     wave_at = lambda times: np.sin(2 * np.pi * 440 * times) * np.sin(np.pi * times / 2) ** 2  # noqa: E731
-    made = resampled(wave_at(at).astype(np.float32), 44100, 48000)
+    made = resample(wave_at(at).astype(np.float32), 44100, 48000)
     np.testing.assert_allclose(made, wave_at(np.arange(96000) / 48000), atol=1e-4)
 
 

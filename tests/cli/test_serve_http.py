@@ -22,8 +22,8 @@ from helpers.processes import Family, Started
 from helpers.toy_pipeline import toy_pipeline
 from omnistage.cli.announcement import open_page
 from omnistage.cli.checks import check
-from omnistage.cli.idleness import asked
-from omnistage.cli.layout import DEFAULT_HTTP, Layout, PipelineLayout, ServerOptions, StageLayout, apart, reached, room
+from omnistage.cli.idleness import count_requests
+from omnistage.cli.layout import DEFAULT_HTTP, Layout, PipelineLayout, ServerOptions, StageLayout, apart, reachable_address, room
 from omnistage.cli.pipelines import GATEWAY_NEEDS, with_gateway
 from omnistage.cli.served import Served, all_served
 from omnistage.client import Omni
@@ -155,21 +155,21 @@ async def test_who_looks_has_not_asked() -> None:
         "router": f"127.0.0.1:{serve_metrics('127.0.0.1', 0, router)}",
         "gateway": f"127.0.0.1:{serve_metrics('127.0.0.1', 0, gateway)}",
     }
-    before = await asked(addresses)
+    before = await count_requests(addresses)
     assert before is not None
     for endpoint in ("/health", "/ready", "/metrics", "/v1/models"):
         calls.labels(endpoint, "200", "OK").inc()
     calls.labels("other", "404", "UNKNOWN_URL").inc()
-    assert await asked(addresses) == before
+    assert await count_requests(addresses) == before
     calls.labels("/", "200", "OK").inc()
-    opened_page = await asked(addresses)
+    opened_page = await count_requests(addresses)
     answers.labels("toy", "BAD_REQUEST").inc()
-    assert before != opened_page != await asked(addresses) != before
+    assert before != opened_page != await count_requests(addresses) != before
     running.set(1)
-    assert await asked(addresses) is None, "an answer that runs"
+    assert await count_requests(addresses) is None, "an answer that runs"
     running.set(0)
-    assert await asked({**addresses, "router": "127.0.0.1:1"}) is None, "nobody knows"
-    assert await asked({**addresses, "gateway": ""}) is not None, "it was given up"
+    assert await count_requests({**addresses, "router": "127.0.0.1:1"}) is None, "nobody knows"
+    assert await count_requests({**addresses, "gateway": ""}) is not None, "it was given up"
 
 
 @pytest.mark.parametrize("missing", GATEWAY_NEEDS)
@@ -206,5 +206,5 @@ def test_it_has_a_port_of_its_own_and_is_reached_on_this_machine() -> None:
     assert [room("[::]:8000", others, 20) for others in (["h:8001"], ["h:7999", "h:8019", ""], ["h:8020", "h:0"])] == [1, 19, 20]
     everywhere = {"[::]:1": "[::1]:1", "[0::0]:1": "[::1]:1", "0.0.0.0:1": "127.0.0.1:1", "0:1": "127.0.0.1:1"}
     one = {address: address for address in ("h:1", "[fe80::1]:1", "10.0.0.1:1", "a:1,b:2")}
-    assert {address: reached(address) for address in everywhere | one} == everywhere | one
+    assert {address: reachable_address(address) for address in everywhere | one} == everywhere | one
     assert re.fullmatch(r"127\.0\.0\.1:\d+", DEFAULT_HTTP)

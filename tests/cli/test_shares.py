@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import pytest
 
 from omnistage.cli.layout import Layout, PipelineLayout, StageLayout
-from omnistage.cli.pipelines import shared
+from omnistage.cli.pipelines import share_devices
 from omnistage.client.errors import StackError
 from omnistage.host.commandline import read
 from omnistage.models import registry
@@ -31,7 +31,7 @@ def one(*stages: StageLayout) -> Layout:
 
 def shares(*stages: StageLayout) -> dict[str, float]:
     """The share that a server of each stage reads from its command line."""
-    layout = shared(one(*stages))
+    layout = share_devices(one(*stages))
     told = layout.pipelines[0].stages
     options = {stage.kind: LoadOptions.of(read(StageSettings, layout.stage_arguments(stage, ["a:1"]), "stage")) for stage in told}
     return {kind: each.memory_share for kind, each in options.items()}
@@ -78,7 +78,7 @@ def test_what_somebody_gives_stays_and_the_others_have_the_rest() -> None:
 )
 def test_more_than_there_is_cannot_be_given(stages: list[StageLayout], told: str) -> None:
     with pytest.raises(StackError) as refused:
-        shared(one(*stages))
+        share_devices(one(*stages))
     assert told in str(refused.value)
 
 
@@ -90,7 +90,7 @@ def test_all_pipelines_of_a_stack_share_a_device_and_a_stage_of_two_counts_once(
         PipelineLayout("written", "written", [thinker]),
         PipelineLayout("other", "other", [own]),
     ]
-    layout = shared(Layout(pipelines))
+    layout = share_devices(Layout(pipelines))
     parts = [[each.settings["memory_share"] for each in pipeline.stages] for pipeline in layout.pipelines]
     assert parts == [["0.25", "0.25"], ["0.25"], ["0.25"]]
     assert [group.pipelines for group in layout.groups] == [("spoken", "written"), ("spoken",), ("other",)]

@@ -16,7 +16,7 @@ import pytest
 from helpers.command import omnistage
 from helpers.processes import Family
 from helpers.terminal import Terminal
-from omnistage.cli.served import Served, registered
+from omnistage.cli.served import Served, register_stack
 from omnistage.cli.show import settings_lines
 from omnistage.client import Omni
 from omnistage.client.listing import Replica
@@ -71,7 +71,7 @@ def test_status_where_nothing_runs_names_stacks_elsewhere(
 ) -> None:
     """The stacks of this user are named; a look at them that fails only costs the hint."""
     monkeypatch.setenv("OMNISTAGE_STATE", str(tmp_path / "state"))
-    with registered(Served("127.0.0.1:7", os.getpid(), "toy", "", 5.0)):
+    with register_stack(Served("127.0.0.1:7", os.getpid(), "toy", "", 5.0)):
         done = watched(f"127.0.0.1:{free_port}", "status")
         assert done.stderr.splitlines()[-1].endswith(" Stacks of yours serve elsewhere: --address 127.0.0.1:7.")
         (tmp_path / "state" / "run").chmod(0o777)

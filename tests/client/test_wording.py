@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from omnistage.cli.wording import CHAT, SHELL, told
+from omnistage.cli.wording import CHAT, SHELL, word_error
 from omnistage.client import errors, found
 from omnistage.client.errors import BadRequestError, DeadlineError, FieldViolation, OmniError, StageLostError, UnavailableError
 from omnistage.client.found import Found, advise
@@ -133,8 +133,8 @@ def test_a_refused_field_is_called_what_was_written(field: str, what: str, pytho
     error = BadRequestError(PYTHON.message(f"{field}: {what}", (field,)))
     error.fields = (FieldViolation(field, f"{field}: {what}"),)
     assert str(error) == f"{python}: {what}"
-    assert told(error, SHELL)[0] == f"{shell}: {what}"
-    assert told(error, CHAT)[0] == f"{chat}: {what}"
+    assert word_error(error, SHELL)[0] == f"{shell}: {what}"
+    assert word_error(error, CHAT)[0] == f"{chat}: {what}"
     if http is not None:
         body = of_omni(error, FIELDS).body["error"]
         assert (body["param"], body["message"]) == (http, f"{http}: {what}")
@@ -164,7 +164,7 @@ async def test_who_was_too_quick_to_connect_is_told_to_wait_longer() -> None:
         with pytest.raises(UnavailableError) as refused:
             await routers.connect(timeout_s, None)
         await routers.close()
-        assert ("--timeout" in told(refused.value)[1]) is is_short
+        assert ("--timeout" in word_error(refused.value)[1]) is is_short
         assert "omnistage serve" in refused.value.hint
 
 
@@ -228,4 +228,4 @@ def test_who_ran_out_of_time_is_told_what_there_could_be_less_of(asked: omni_pb2
     error = DeadlineError("late")
     advise(None, error, asked)
     assert error.hint == f"Give more time: timeout_s, or ask for less: {python}."
-    assert told(error)[1] == f"Give more time: --timeout, or ask for less: {shell}."
+    assert word_error(error)[1] == f"Give more time: --timeout, or ask for less: {shell}."

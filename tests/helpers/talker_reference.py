@@ -25,7 +25,7 @@ from helpers.talker_loop import PENALTY, Given, Heard, Said, TalkerLoop
 from omnistage.models.interface import Rows
 from omnistage.models.tiny.qwen3_omni import code2wav
 from omnistage.models.tiny.qwen3_omni.sizes import TalkerSize
-from omnistage.models.tiny.qwen3_omni.talker import config, published
+from omnistage.models.tiny.qwen3_omni.talker import config, published_weights
 
 TOKENS = 90
 """Of the Thinker."""
@@ -118,7 +118,7 @@ class TalkerReference(TalkerLoop):
         }
         folder.mkdir(exist_ok=True)
         (folder / "config.json").write_text(json.dumps(self.whole))
-        self.save(published(weights))
+        self.save(published_weights(weights))
 
     def save(self, weights: Mapping[str, torch.Tensor], folder: Path | None = None, text: str = "thinker.model.") -> None:
         """As the weights of the checkpoint, beside what there is of the Thinker. text: how names of its language model begin."""

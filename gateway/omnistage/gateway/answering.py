@@ -49,7 +49,7 @@ async def unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T:
         await _end(working, leaving)
 
 
-async def begun(pieces: Pieces) -> Pieces:
+async def begin_pieces(pieces: Pieces) -> Pieces:
     """Return the same pieces once the first one is there: a refusal before it becomes an error and not a stream."""
     try:
         first = await anext(pieces)
@@ -80,14 +80,14 @@ Telling = Callable[[ApiError], bytes]
 """Make the last piece of a stream, which says what went wrong."""
 
 
-async def streamed(
+async def stream_response(
     request: Request, pieces: Pieces, fields: Mapping[str, str], *, media_type: str = EVENTS, telling: Telling | None = as_error
 ) -> Response:
     """Send pieces as they come. An error before the first piece is raised and gets a status of its own; the last piece carries a later one.
     fields: as in `of_omni`. telling: None: the form of the answer cannot carry an error, so the connection is broken off."""
     account: Account = request.state.account
     with in_words_of(fields):
-        first = await unless_gone(request, begun(pieces))
+        first = await unless_gone(request, begin_pieces(pieces))
     return Streamed(_with_errors(first, account, fields, telling), media_type)
 
 

@@ -15,11 +15,11 @@ from starlette.responses import JSONResponse, Response
 from omnistage.client import __version__
 from omnistage.client.answer import Answer
 from omnistage.client.events import Event, TextDelta
-from omnistage.gateway.answering import streamed, unless_gone
+from omnistage.gateway.answering import stream_response, unless_gone
 from omnistage.gateway.chat_options import names_of, options_of
 from omnistage.gateway.chat_schema import ChatRequest
 from omnistage.gateway.chat_stream import FINISHED, ChatStream
-from omnistage.gateway.choices import Events, collect_all, merged
+from omnistage.gateway.choices import Events, collect_all, merge_events
 from omnistage.gateway.door import Door, Visitor, visitor_of
 from omnistage.gateway.failure import in_words_of
 from omnistage.gateway.logprobs import logprobs_of
@@ -47,7 +47,7 @@ def routes(door: Door) -> APIRouter:
             if not asked.stream:
                 return JSONResponse(await unless_gone(request, _completion(answers, asked, frame, visitor, transcripts)))
             stream = ChatStream(asked, frame, lambda text, name: transcripts.put(visitor.who, text, name)[1])
-            return await streamed(request, stream.pieces(merged(answers)), fields)
+            return await stream_response(request, stream.pieces(merge_events(answers)), fields)
 
     return router
 

@@ -25,7 +25,7 @@ async def collect_all(answers: Sequence[Events]) -> list[Answer]:
         await _end(tasks)
 
 
-async def merged(answers: Sequence[Events]) -> Numbered:
+async def merge_events(answers: Sequence[Events]) -> Numbered:
     """Yield events of all answers as they come, each with the number of its answer. If one answer fails, all end, and its error is
     raised."""
     if len(answers) == 1:

@@ -13,14 +13,14 @@ from starlette.responses import Response
 
 from omnistage.client.events import Done, Event, Failover, Progress
 from omnistage.gateway import additions
-from omnistage.gateway.answering import Pieces, as_event, streamed, unless_gone
+from omnistage.gateway.answering import Pieces, as_event, stream_response, unless_gone
 from omnistage.gateway.body import Body, Seed
 from omnistage.gateway.door import Door, visitor_of
 from omnistage.gateway.failure import in_words_of
 from omnistage.gateway.fields import fields_of
 from omnistage.gateway.parsed import new_router
 from omnistage.gateway.pictures_schema import PipelineOptions
-from omnistage.gateway.sound import MEDIA_TYPES, check_format, encoded, file_of
+from omnistage.gateway.sound import MEDIA_TYPES, check_format, encode_sound, file_of
 
 MOST_SECONDS = 3600
 FORMAT = "response_format"
@@ -66,16 +66,16 @@ def routes(door: Door) -> APIRouter:
             outputs = ["audio", "progress"] if asked.stream_format == "sse" else ["audio"]
             events = visitor.account.followed(visitor.omni.stream_sound(asked.prompt, outputs=outputs, **options))
         if asked.stream_format == "sse":
-            return await streamed(request, _events(events, asked.response_format), FIELDS)
+            return await stream_response(request, _events(events, asked.response_format), FIELDS)
         media_type = MEDIA_TYPES[asked.response_format]
-        return await streamed(request, file_of(events, asked.response_format, FORMAT), FIELDS, media_type=media_type, telling=None)
+        return await stream_response(request, file_of(events, asked.response_format, FORMAT), FIELDS, media_type=media_type, telling=None)
 
     return router
 
 
 async def _events(events: AsyncGenerator[Event, None], form: str) -> Pieces:
     """Yield an event for each piece of sound, with its progress, and at the end the usage."""
-    async with aclosing(encoded(events, form, FORMAT)) as made:
+    async with aclosing(encode_sound(events, form, FORMAT)) as made:
         async for piece in made:
             match piece:
                 case bytes():

@@ -28,7 +28,7 @@ from omnistage.client.errors import (
     UnavailableError,
     UnknownModelError,
 )
-from omnistage.client.wording import Wording, renamed
+from omnistage.client.wording import Wording, rename_field
 from omnistage.host.faults import fault_found
 
 INVALID, SERVER = "invalid_request_error", "server_error"
@@ -140,7 +140,7 @@ def of_omni(error: OmniError, fields: Mapping[str, str] | None = None) -> ApiErr
     if isinstance(error, NotAvailableError):
         return ApiError(400, message, code="unsupported", **told)
     if isinstance(error, NotSpokenError):
-        param = renamed("text", fields or {})
+        param = rename_field("text", fields or {})
         return ApiError(400, f"{param}: {message}", param=param, code="not_spoken", **told)
     if isinstance(error, RequestError):
         return ApiError(400, message, code=_code(error), **told)

@@ -36,16 +36,16 @@ async def beside(call: Callable[..., T], *given: Any) -> T:
         raise
 
 
-def asked(omni: AsyncOmni, prompt: str, picture: bytes | None, options: Mapping[str, Any]) -> AsyncGenerator[Event, None]:
+def ask_for_film(omni: AsyncOmni, prompt: str, picture: bytes | None, options: Mapping[str, Any]) -> AsyncGenerator[Event, None]:
     """The events of a film; the router is asked when the first of them is read. Raises OmniError if the client library refuses the
     options."""
     given: dict[str, Any] = {} if picture is None else {"image": picture}
     return omni.stream_film(prompt, outputs=["video", "progress"], **given, **options)
 
 
-async def made(omni: AsyncOmni, job: Job, picture: bytes | None, limit_s: float) -> AsyncGenerator[bytes, None]:
+async def make_film(omni: AsyncOmni, job: Job, picture: bytes | None, limit_s: float) -> AsyncGenerator[bytes, None]:
     """Yield the bytes of a film's file as they come, and note progress and frames in the job. Raises OmniError."""
-    events = asked(omni, job.prompt, picture, {**job.options, "timeout_s": limit_s})
+    events = ask_for_film(omni, job.prompt, picture, {**job.options, "timeout_s": limit_s})
     async with aclosing(events):
         async for event in events:
             match event:

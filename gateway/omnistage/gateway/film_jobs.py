@@ -18,7 +18,7 @@ from omnistage.client import AsyncOmni
 from omnistage.client.errors import OmniError, RouterLostError, StageLostError, UnavailableError
 from omnistage.gateway.failure import ApiError, of_omni
 from omnistage.gateway.fields import fields_of
-from omnistage.gateway.film_growing import Growing, beside, facts_of, made
+from omnistage.gateway.film_growing import Growing, beside, facts_of, make_film
 from omnistage.gateway.film_store import BEGINNING, GROWING, Job, Store, finish
 from omnistage.gateway.kept import new_name
 from omnistage.gateway.metrics import GatewayMetrics
@@ -271,7 +271,7 @@ class Jobs:
         await self._put(job)
         picture = await asyncio.to_thread(self.kept.file(job, BEGINNING).read_bytes) if job.has_picture else None
         try:
-            async with aclosing(made(run.omni, job, picture, self._settings.session_limit)) as pieces:
+            async with aclosing(make_film(run.omni, job, picture, self._settings.session_limit)) as pieces:
                 async for piece in pieces:
                     await self._make_room(len(piece))
                     await run.growing.write(piece)

@@ -14,17 +14,17 @@ from omnistage.client.allowed import fault_of
 from omnistage.client.errors import BadRequestError
 from omnistage.client.media import to_part
 from omnistage.client.options import OPTIONS
-from omnistage.gateway.answering import begun, streamed, unless_gone
+from omnistage.gateway.answering import begin_pieces, stream_response, unless_gone
 from omnistage.gateway.body import MOST_SEED
 from omnistage.gateway.door import Door, Visitor, visitor_of
 from omnistage.gateway.failure import ApiError, in_words_of, invalid, unsupported
-from omnistage.gateway.film_growing import asked as film_asked
+from omnistage.gateway.film_growing import ask_for_film as film_asked
 from omnistage.gateway.film_jobs import FIELDS, PICTURE, new_job
 from omnistage.gateway.film_store import Job
 from omnistage.gateway.films_schema import MEDIA_TYPES, FilmRequest, FilmRequestJson, film_bodies
-from omnistage.gateway.form import form_of, is_form, validated
+from omnistage.gateway.form import form_of, is_form, validate_body
 from omnistage.gateway.parsed import new_router
-from omnistage.gateway.pictures_body import fetched, url_of
+from omnistage.gateway.pictures_body import fetch_pictures, url_of
 from omnistage.gateway.pictures_schema import sides_of
 
 MOST_LISTED = 100
@@ -103,7 +103,7 @@ def routes(door: Door) -> APIRouter:
 async def _read(request: Request) -> tuple[FilmRequest, bytes | str | None]:
     """The request, and the picture to begin with: the bytes of a file, or a URL. Raises ApiError, RequestValidationError."""
     if not is_form(request):
-        asked = validated(FilmRequestJson, request.scope["state"]["json"])
+        asked = validate_body(FilmRequestJson, request.scope["state"]["json"])
         return asked, None if asked.input_reference is None else url_of(asked.input_reference, PICTURE)
     picture, fields = None, dict[str, str]()
     for name, value in await form_of(request, 1):
@@ -113,7 +113,7 @@ async def _read(request: Request) -> tuple[FilmRequest, bytes | str | None]:
             picture = value
         else:
             raise invalid(name[:128], "must be one file" if name == PICTURE else "is a file")
-    return validated(FilmRequest, fields), picture
+    return validate_body(FilmRequest, fields), picture
 
 
 async def _created(door: Door, request: Request, asked: FilmRequest, reference: bytes | str | None) -> dict[str, Any]:
@@ -169,7 +169,7 @@ def _check(options: Mapping[str, Any]) -> None:
 
 async def _picture(door: Door, visitor: Visitor, reference: bytes | str) -> bytes:
     """The bytes of the picture's file. Raises ApiError."""
-    (given,) = await fetched({PICTURE: reference}, door.fetcher.of(visitor.account))
+    (given,) = await fetch_pictures({PICTURE: reference}, door.fetcher.of(visitor.account))
     with in_words_of(FIELDS):
         part = await asyncio.to_thread(to_part, given, "image", PICTURE)
     return part.media.data
@@ -185,8 +185,8 @@ async def _content(door: Door, request: Request, job: Job, is_streamed: bool) ->
     if not is_streamed:
         hint = "Ask again when its status is completed, or with ?stream=true for what there is."
         raise ApiError(409, f"this video is {job.status}", code="not_ready", hint=hint, headers={"X-Should-Retry": "false"})
-    pieces = await unless_gone(request, begun(growing.read()))
-    answer = await streamed(request, pieces, FIELDS, media_type=job.media_type, telling=None)
+    pieces = await unless_gone(request, begin_pieces(growing.read()))
+    answer = await stream_response(request, pieces, FIELDS, media_type=job.media_type, telling=None)
     answer.headers.update(FILE_HEADERS)
     return answer
 

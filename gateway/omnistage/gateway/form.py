@@ -54,7 +54,7 @@ async def form_of(request: Request, most_files: int) -> list[tuple[str, bytes | 
         await form.close()
 
 
-def validated(kind: type[B], body: object) -> B:
+def validate_body(kind: type[B], body: object) -> B:
     """The body as this type. Raises RequestValidationError, which the app answers."""
     try:
         return kind.model_validate(body)

@@ -16,14 +16,14 @@ from starlette.responses import JSONResponse, Response
 from omnistage.client.answer import Answer
 from omnistage.client.events import Done, Event, Failover, Picture, Progress, Usage
 from omnistage.gateway import additions
-from omnistage.gateway.answering import Pieces, as_event, streamed, unless_gone
+from omnistage.gateway.answering import Pieces, as_event, stream_response, unless_gone
 from omnistage.gateway.choices import collect_whole
 from omnistage.gateway.door import Door, visitor_of
 from omnistage.gateway.failure import ApiError, in_words_of, invalid
 from omnistage.gateway.fields import fields_of
 from omnistage.gateway.kept import KEPT_S, Kept
 from omnistage.gateway.parsed import new_router
-from omnistage.gateway.pictures_body import GUIDES, Edit, fetched, guides_of, read_edit
+from omnistage.gateway.pictures_body import GUIDES, Edit, fetch_pictures, guides_of, read_edit
 from omnistage.gateway.pictures_schema import PictureRequest, edit_bodies
 from omnistage.gateway.usage import picture_usage
 
@@ -108,7 +108,7 @@ async def _drawn(
     _check(asked)
     visitor = visitor_of(request)
     given = {f"images[{n}]": picture for n, picture in enumerate(edit.pictures if edit else ())}
-    media = await unless_gone(request, fetched({**given, **guides}, door.fetcher.of(visitor.account)))
+    media = await unless_gone(request, fetch_pictures({**given, **guides}, door.fetcher.of(visitor.account)))
     pictures, others = media[: len(given)], media[len(given) :]
     width, height = asked.sides
     options = door.options(
@@ -134,7 +134,7 @@ async def _drawn(
     with in_words_of(fields):
         events = visitor.account.followed(visitor.omni.stream_draw(asked.prompt, images=pictures, **options))
     if asked.stream:
-        return await streamed(request, _events(events, asked, "image_edit" if edit else "image_generation"), fields)
+        return await stream_response(request, _events(events, asked, "image_edit" if edit else "image_generation"), fields)
     with in_words_of(fields):
         answer = await unless_gone(request, collect_whole(events))
     if _wants_url(asked):

@@ -9,7 +9,7 @@ from starlette.requests import Request
 
 from omnistage.gateway.failure import invalid
 from omnistage.gateway.fetching import Fetch
-from omnistage.gateway.form import form_of, is_form, validated
+from omnistage.gateway.form import form_of, is_form, validate_body
 from omnistage.gateway.pictures_schema import MOST_GIVEN, EditRequest, PictureReference, PictureRequest
 
 GUIDES = {"mask": "mask_image", "control_image": "control_image"}
@@ -34,7 +34,7 @@ async def read_edit(request: Request) -> Edit:
     """The edit in a request. Raises ApiError, RequestValidationError."""
     if is_form(request):
         return await _of_form(request)
-    asked = validated(EditRequest, request.scope["state"]["json"])
+    asked = validate_body(EditRequest, request.scope["state"]["json"])
     return Edit(asked, [url_of(reference, f"images[{n}]") for n, reference in enumerate(asked.images)], "images", guides_of(asked))
 
 
@@ -51,7 +51,7 @@ async def _of_form(request: Request) -> Edit:
             fields[name] = value
     if not 0 < len(pictures) <= MOST_GIVEN:
         raise invalid("image", f"give 1 to {MOST_GIVEN} pictures, each as a file of that name")
-    return Edit(validated(PictureRequest, fields), pictures, "image", guides)
+    return Edit(validate_body(PictureRequest, fields), pictures, "image", guides)
 
 
 def guides_of(asked: PictureRequest) -> dict[str, bytes | str]:
@@ -69,7 +69,7 @@ def url_of(reference: PictureReference, where: str) -> str:
     return reference.image_url
 
 
-async def fetched(pictures: Mapping[str, bytes | str], fetch: Fetch) -> list[bytes | str]:
+async def fetch_pictures(pictures: Mapping[str, bytes | str], fetch: Fetch) -> list[bytes | str]:
     """Pictures by their fields as the client library takes them; data: URLs stay. No other text may get there, because the library would
     take it for a path. Raises ApiError."""
     made = list(pictures.values())

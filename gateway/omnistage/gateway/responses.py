@@ -12,7 +12,7 @@ from fastapi import APIRouter, Request
 from starlette.responses import JSONResponse, Response
 
 from omnistage.client.events import Done, Event, TextDelta, ThoughtDelta
-from omnistage.gateway.answering import Pieces, as_event, streamed, unless_gone
+from omnistage.gateway.answering import Pieces, as_event, stream_response, unless_gone
 from omnistage.gateway.body import top_p_of
 from omnistage.gateway.choices import Events
 from omnistage.gateway.door import Door, Visitor, visitor_of
@@ -53,7 +53,7 @@ def routes(door: Door) -> APIRouter:
             making = _Making(asked)
             if not asked.stream:
                 return JSONResponse(await unless_gone(request, _whole(making, events)))
-            return await streamed(request, making.pieces(events), fields, telling=making.failed)
+            return await stream_response(request, making.pieces(events), fields, telling=making.failed)
 
     return router
 

@@ -46,7 +46,7 @@ PAGE_S = 0.1
 """Seconds of sound in one page of Ogg: a listener waits for one page before hearing anything. libsndfile fills pages of a second."""
 
 
-async def encoded(events: AsyncGenerator[Event, None], form: str, param: str) -> AsyncGenerator[bytes | Event, None]:
+async def encode_sound(events: AsyncGenerator[Event, None], form: str, param: str) -> AsyncGenerator[bytes | Event, None]:
     """Yield the bytes of a file, none of them empty, in place of an answer's sound; all other events stay as they are. form,
     param: as in `new_encoder`."""
     encoder: Encoder | None = None
@@ -64,7 +64,7 @@ async def encoded(events: AsyncGenerator[Event, None], form: str, param: str) ->
 
 async def file_of(events: AsyncGenerator[Event, None], form: str, param: str) -> AsyncGenerator[bytes, None]:
     """Yield the bytes of the file of an answer's sound, without the other events."""
-    async with aclosing(encoded(events, form, param)) as made:
+    async with aclosing(encode_sound(events, form, param)) as made:
         async for piece in made:
             if isinstance(piece, bytes):
                 yield piece

@@ -13,13 +13,13 @@ from starlette.responses import Response
 
 from omnistage.client.events import Done, Event
 from omnistage.gateway.additions import unspoken
-from omnistage.gateway.answering import Pieces, as_event, streamed, unless_gone
+from omnistage.gateway.answering import Pieces, as_event, stream_response, unless_gone
 from omnistage.gateway.body import Body, Ignored, Seed, Voice
 from omnistage.gateway.door import Door, visitor_of
 from omnistage.gateway.failure import in_words_of
 from omnistage.gateway.fields import fields_of
 from omnistage.gateway.parsed import new_router
-from omnistage.gateway.sound import MEDIA_TYPES, RATE_HZ, RAW, check_format, encoded, file_of
+from omnistage.gateway.sound import MEDIA_TYPES, RATE_HZ, RAW, check_format, encode_sound, file_of
 from omnistage.gateway.usage import speech_usage
 
 FORMAT = "response_format"
@@ -72,16 +72,16 @@ def routes(door: Door) -> APIRouter:
         with in_words_of(FIELDS):
             events = visitor.account.followed(visitor.omni.stream_say(asked.input, **options))
         if asked.stream_format == "sse":
-            return await streamed(request, _events(events, asked.response_format), FIELDS)
+            return await stream_response(request, _events(events, asked.response_format), FIELDS)
         media_type = MEDIA_TYPES[asked.response_format]
-        return await streamed(request, file_of(events, asked.response_format, FORMAT), FIELDS, media_type=media_type, telling=None)
+        return await stream_response(request, file_of(events, asked.response_format, FORMAT), FIELDS, media_type=media_type, telling=None)
 
     return router
 
 
 async def _events(events: AsyncGenerator[Event, None], form: str) -> Pieces:
     """Yield an event for each piece of sound, and at the end the usage and the text that was not spoken."""
-    async with aclosing(encoded(events, form, FORMAT)) as made:
+    async with aclosing(encode_sound(events, form, FORMAT)) as made:
         async for piece in made:
             if isinstance(piece, bytes):
                 yield as_event({"type": "speech.audio.delta", "audio": base64.b64encode(piece).decode()})

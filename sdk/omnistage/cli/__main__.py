@@ -54,7 +54,7 @@ def _run(app: typer.Typer) -> int:
     from typer import Abort
     from typer._click.exceptions import ClickException
 
-    from omnistage.cli.helping import fitted
+    from omnistage.cli.helping import fit_lines
 
     try:
         return app(prog_name="omnistage", standalone_mode=False) or 0
@@ -62,7 +62,7 @@ def _run(app: typer.Typer) -> int:
         told = io.StringIO()
         error.show(told)
         columns = os.get_terminal_size(2).columns if os.isatty(2) else sys.maxsize
-        sys.stderr.write(fitted(told.getvalue(), columns))
+        sys.stderr.write(fit_lines(told.getvalue(), columns))
         return error.exit_code
     except Abort:
         sys.stderr.write("Aborted!\n")

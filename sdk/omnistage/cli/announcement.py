@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from rich.markup import escape
 
-from omnistage.cli.layout import Layout, flag, reached
+from omnistage.cli.layout import Layout, flag, reachable_address
 from omnistage.cli.notices import Notices
 from omnistage.cli.served import Served
 from omnistage.client import found
@@ -47,7 +47,7 @@ def announce(
     """Print where a stack serves. layout: what was asked for; its first pipeline serves, the others start. pid: of the launcher; 0: this
     process. http: HOST:PORT of the gateway. metrics: HOST:PORT of the metrics of all processes. log_folder: the folder of the processes'
     output; empty: the terminal."""
-    asked = reached(address)
+    asked = reachable_address(address)
     is_found = asked == found.LOCAL_ADDRESS  # Commands look there by themselves.
     end = f"pid {pid}; `omnistage stop{'' if is_found else f' {asked}'}` ends it" if pid else "Ctrl-C ends it"
     notices.tell(f"[bold green]serving[/] on {escape(address)}   ({escape(end)})")
@@ -62,7 +62,7 @@ def announce(
 
 def page(http: str) -> str:
     """The URL of a gateway for a browser on this machine."""
-    return f"http://{reached(http)}"
+    return f"http://{reachable_address(http)}"
 
 
 def open_page(served: Served) -> str:
@@ -70,7 +70,7 @@ def open_page(served: Served) -> str:
     if not served.http:
         return ""
     try:
-        with socket.create_connection(host_and_port(reached(served.http)), CONNECT_LIMIT_S):
+        with socket.create_connection(host_and_port(reachable_address(served.http)), CONNECT_LIMIT_S):
             return page(served.http)
     except OSError:
         return ""
@@ -89,6 +89,6 @@ def _lines(named: str, layout: Layout, metrics: str, log_folder: str) -> Iterato
     if starting := [pipeline.name for pipeline in layout.pipelines[1:]]:
         yield "starting", f"{', '.join(starting)}; `omnistage status{named}` shows how far"
     if metrics:
-        yield "metrics", f"http://{reached(metrics)}/metrics"
+        yield "metrics", f"http://{reachable_address(metrics)}/metrics"
     if log_folder:
         yield "logs", log_folder

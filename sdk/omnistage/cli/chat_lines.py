@@ -27,7 +27,7 @@ def is_typed() -> bool:
     return os.isatty(0)
 
 
-async def typed(ahead: Callable[[], str], silence: Callable[[], bool]) -> AsyncGenerator[str, None]:
+async def read_typed(ahead: Callable[[], str], silence: Callable[[], bool]) -> AsyncGenerator[str, None]:
     """Yield what a person types, a message at a time: a line, several lines that were pasted or have Alt-Enter between, or a block. ahead:
     returns the text that was typed already. silence: stops the sound; returns whether any was playing. Ctrl-C first stops the sound, then
     clears the line."""

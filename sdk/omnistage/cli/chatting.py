@@ -18,11 +18,11 @@ from rich.markup import escape
 from rich.text import Text
 
 from omnistage.cli.answer_text import Said, TooLong, until_too_long
-from omnistage.cli.chat_lines import block, is_typed, read, typed
-from omnistage.cli.connect import connected
-from omnistage.cli.figures import brief_figures, cut, figures, folded, remarks
+from omnistage.cli.chat_lines import block, is_typed, read, read_typed
+from omnistage.cli.connect import connect_client
+from omnistage.cli.figures import brief_figures, cut_note, figures, fold_line, remarks
 from omnistage.cli.following import follow
-from omnistage.cli.mentioned import Shown, mentioned, named
+from omnistage.cli.mentioned import Shown, find_files, find_named_file
 from omnistage.cli.notices import Notices
 from omnistage.cli.report import tell
 from omnistage.cli.screen import Spoken, screen_for
@@ -39,7 +39,7 @@ from omnistage.cli.talk import (
     is_command,
     is_of_setting,
     place_of,
-    said,
+    turn_text,
     unknown,
 )
 from omnistage.cli.where import Where
@@ -82,12 +82,12 @@ async def run(chat: Chat, where: Where, verbose: bool) -> None:
     """Run to the end of the input. The error of an answer, or of a lost private stack, is printed, and the next question may be asked.
     Raises typer.Exit(1) at the end if the lines came from a pipe and one of them failed."""
     loudspeaker = await asyncio.to_thread(find_loudspeaker) if chat.is_played else None
-    async with connected(where, chat.timeout_s, verbose) as omni, AsyncExitStack() as stack:
+    async with connect_client(where, chat.timeout_s, verbose) as omni, AsyncExitStack() as stack:
         notices = Notices()
         if is_typed() and chat.is_played and loudspeaker is None and not is_silenced():
             notices.tell("[dim]no loudspeaker here: answers are shown; /save F.wav keeps the sound of one[/]")
         session = Session(chat, omni, loudspeaker, notices, verbose)
-        questions = typed(session.take_ahead, session.silence) if is_typed() else read()
+        questions = read_typed(session.take_ahead, session.silence) if is_typed() else read()
         if is_typed():
             session.remember()
         try:
@@ -137,7 +137,7 @@ class Session:
         if turns:
             self._notices.tell("[dim]going on with the last conversation; /new begins anew[/]")
         for turn in turns[-REMEMBERED:]:
-            line = Text(f"{'> ' if turn['role'] == 'user' else '  '}{' '.join(said(turn).split())}")
+            line = Text(f"{'> ' if turn['role'] == 'user' else '  '}{' '.join(turn_text(turn).split())}")
             line.truncate(max(self._notices.width - 1, 1), overflow="ellipsis")
             self._notices.tell(f"[dim]{escape(line.plain)}[/]")
 
@@ -187,7 +187,7 @@ class Session:
             return
         command, value = [*text.split(maxsplit=1), "", ""][:2]
         if command not in WORDS:
-            shown, rest = await asyncio.to_thread(mentioned, text)
+            shown, rest = await asyncio.to_thread(find_files, text)
             if shown:
                 await self._show(shown, rest)
                 return
@@ -285,12 +285,12 @@ class Session:
         except BaseException:
             self.silence()
             raise
-        for line in cut(spoken, done, "/max-tokens"):
+        for line in cut_note(spoken, done, "/max-tokens"):
             self._notices.tell(f"[dim]{line}[/]")
         told = figures(done) if self._verbose else brief_figures(done)
         width = self._notices.width if self._notices.is_terminal else None
         for line in (told, *remarks(done)):
-            for part in folded(line, width):
+            for part in fold_line(line, width):
                 self._notices.say(f"[dim]{escape(part)}[/]")
         if self._player is not None:
             # It reports its own end, and nothing waits for it: the user types the next question meanwhile.
@@ -401,7 +401,7 @@ class Session:
                 self._notices.tell("[dim]nothing goes with the next message[/]")
             return
         if value:
-            one, words = await asyncio.to_thread(named, kind, value)
+            one, words = await asyncio.to_thread(find_named_file, kind, value)
             await self._show([one], words)
             return
         if not self._tell_shown():

@@ -94,7 +94,7 @@ def check_variables(context: typer.Context) -> None:
             raise typer.BadParameter(f"{variable}: there is no such setting{f'; did you mean {like}?' if like else ''}")
 
 
-def printed(context: typer.Context) -> str:
+def settings_text(context: typer.Context) -> str:
     """All settings in force, in the form of such a file, each with its source."""
     import yaml
 

@@ -17,13 +17,13 @@ from omnistage.client.found import Found
 
 
 @asynccontextmanager
-async def connected(where: Where, timeout_s: float, verbose: bool, *, is_quiet: bool = False) -> AsyncIterator[AsyncOmni]:
+async def connect_client(where: Where, timeout_s: float, verbose: bool, *, is_quiet: bool = False) -> AsyncIterator[AsyncOmni]:
     """timeout_s: how long to wait for a connection, at most. is_quiet: do not print what a call waits for."""
     async with AsyncExitStack() as exits:
         if isinstance(where.at, Layout):
-            from omnistage.cli.starting import started  # It imports all about stacks; a command that asks a router does without.
+            from omnistage.cli.starting import start_stack  # It imports all about stacks; a command that asks a router does without.
 
-            stack = await exits.enter_async_context(started(where.at, None, verbose))
+            stack = await exits.enter_async_context(start_stack(where.at, None, verbose))
             router = Found(stack.address, is_named=True, is_own=True)
         else:
             router = where.at

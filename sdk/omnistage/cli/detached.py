@@ -19,7 +19,7 @@ from omnistage.cli.announcement import announce, warn
 from omnistage.cli.folders import state_folder
 from omnistage.cli.notices import Notices
 from omnistage.cli.pipelines import Choice, layout_of
-from omnistage.cli.served import Served, StackEnd, all_served, chosen
+from omnistage.cli.served import Served, StackEnd, all_served, choose_stack
 from omnistage.client.errors import StackError
 
 LOG = "serve.log"
@@ -87,7 +87,7 @@ def stop(address: str | None, *, every: bool, is_now: bool) -> None:
     """End stacks of this user, and wait until all their processes have ended. address: HOST:PORT, or the port; None: the only stack.
     is_now: do not wait for running answers. Raises RequestError, and StackError for a stack that does not end."""
     stacks = all_served()
-    for served in stacks if every and stacks else [chosen(stacks, address)]:
+    for served in stacks if every and stacks else [choose_stack(stacks, address)]:
         _stop(served, is_now)
 
 

@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
-from omnistage.cli.connect import connected
+from omnistage.cli.connect import connect_client
 from omnistage.cli.drawing_screen import DrawingScreen, drawing_screen_for
 from omnistage.cli.interruptible import Interruptible
 from omnistage.cli.layout import Layout
@@ -160,7 +160,7 @@ async def draw_order(work: Interruptible, order: Order, where: Where, verbose: b
         # Before anything is started or asked: a drawing that cannot be kept is lost.
         order = order.named(files)
         opened = order.open_files(files)
-        async with connected(where, time_limit_s(order.options), verbose, is_quiet=order.as_json) as omni:
+        async with connect_client(where, time_limit_s(order.options), verbose, is_quiet=order.as_json) as omni:
             events = omni.stream_draw(order.prompt, images=order.images, **where.options(order.options))
             with refusals(sized=order.sized, has_images=bool(order.images)):
                 screen, drawn = drawing_screen_for(order.as_json), Drawn()

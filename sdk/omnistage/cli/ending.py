@@ -49,7 +49,7 @@ class Ending:
     def heed(self) -> None:
         """Handle signals from here on."""
         loop = asyncio.get_running_loop()
-        for number in interrupt.heeded():
+        for number in interrupt.heeded_signals():
             loop.add_signal_handler(number, self._signalled, number)
 
     async def close(self) -> None:
@@ -114,9 +114,9 @@ async def _running(address: str) -> int | None:
     """How many answers a router runs, by its metrics at HOST:PORT; None: it does not say."""
 
     def look() -> int | None:
-        from omnistage.cli.stack_metrics import fetched
+        from omnistage.cli.stack_metrics import fetch_page
 
-        samples = (sample for family in fetched(address) or () for sample in family.samples)
+        samples = (sample for family in fetch_page(address) or () for sample in family.samples)
         return next((int(sample.value) for sample in samples if sample.name == RUNNING), None)
 
     try:

@@ -56,7 +56,7 @@ def fetch(family: str) -> Path:
 def pull(text: str) -> Path:
     """The folder of a hub's checkpoint; parts that are missing are fetched first. Raises BadRequestError for a text that is no name,
     StackError for a checkpoint that cannot be fetched, or is of no family."""
-    name = named(text)
+    name = hub_name(text)
     if name is None:
         raise BadRequestError.of("NAME", f"{text} is no name of a model: give owner/name, or owner/name@revision")
     notices = Notices()
@@ -73,7 +73,7 @@ def checkpoint(text: str, option: str, check: Check) -> Path:
     """The typed folder, or that of the checkpoint with this name, which is fetched first. A folder counts more. Raises BadRequestError for
     a text that is neither, and the errors of `pull`."""
     folder, notices = Path(text), Notices()
-    name = named(text)
+    name = hub_name(text)
     if folder.is_dir():
         if name is not None:
             notices.tell(f"[dim]{escape(text)} is the folder of this name; the model at the hub is {escape(str(name))}[/]")
@@ -88,7 +88,7 @@ def checkpoint(text: str, option: str, check: Check) -> Path:
         raise
 
 
-def named(text: str) -> HubName | None:
+def hub_name(text: str) -> HubName | None:
     """The name at a hub that a text looks like, or None. Raises StackError if the packages for it are missing."""
     if "/" not in text or text.startswith(("/", ".", "~")) or text.endswith((".yaml", ".yml")):
         return None

@@ -35,7 +35,7 @@ def as_json(spoken: Spoken, done: Done) -> str:
             "seed": done.seed,
             "pipeline": done.pipeline,
             "failovers": [as_object(failover) for failover in done.failovers],
-            **told(done),
+            **server_facts(done),
             "unspoken": done.unspoken,
             "unspoken_words": done.unspoken_words,
         },
@@ -43,12 +43,12 @@ def as_json(spoken: Spoken, done: Done) -> str:
     )
 
 
-def told(done: Done) -> dict[str, object]:
+def server_facts(done: Done) -> dict[str, object]:
     """The server's facts about every answer, for scripts."""
     return {"drew": done.drew, "notes": list(done.notes)}
 
 
-def cut(spoken: Spoken, done: Done, option: str) -> Iterator[str]:
+def cut_note(spoken: Spoken, done: Done, option: str) -> Iterator[str]:
     """A line that says why there is less than hoped for, if there is less. option: the option that allows more, as it is typed."""
     is_cut = done.finish_reason == "length"
     told = [f"cut at {spoken.tokens} tokens"] if is_cut else []
@@ -102,11 +102,11 @@ def tell(*lines: str) -> None:
     """Print lines for people at once: the end of a private stack takes a while."""
     notices = Notices()
     for line in lines:
-        for part in folded(line, notices.width if notices.is_terminal else None):
+        for part in fold_line(line, notices.width if notices.is_terminal else None):
             notices.say(f"[dim]{escape(part)}[/]")
 
 
-def folded(line: str, columns: int | None) -> Iterator[str]:
+def fold_line(line: str, columns: int | None) -> Iterator[str]:
     """A line of figures as lines of a terminal, broken between two figures, or two words of one. columns: None if there is no terminal."""
     first, *others = line.split(SEPARATOR)
     for part in others:

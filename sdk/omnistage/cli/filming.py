@@ -7,7 +7,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from omnistage.cli.connect import connected
+from omnistage.cli.connect import connect_client
 from omnistage.cli.drawing import EXAMPLE, check_numbers, read_pictures, refusals
 from omnistage.cli.drawing_screen import DrawingScreen, drawing_screen_for
 from omnistage.cli.figures import tell
@@ -99,7 +99,7 @@ async def make_film(work: Interruptible, order: Order, where: Where, verbose: bo
     with ExitStack() as files:
         # Before anything is started or asked: a film that cannot be kept is lost.
         file, made = order.opened(files), Made()
-        async with connected(where, time_limit_s(order.options), verbose, is_quiet=order.as_json) as omni:
+        async with connect_client(where, time_limit_s(order.options), verbose, is_quiet=order.as_json) as omni:
             events = omni.stream_film(order.prompt, image=order.images, **where.options(order.options))
             done = None
             try:

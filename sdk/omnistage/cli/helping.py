@@ -33,14 +33,14 @@ class _Formatter(HelpFormatter):
         super().write_dl(rows, col_max if self.width >= WIDE else self.width // 6, col_spacing)
 
     def getvalue(self) -> str:
-        return fitted(super().getvalue(), self.width) if self.width < WIDEST else super().getvalue()
+        return fit_lines(super().getvalue(), self.width) if self.width < WIDEST else super().getvalue()
 
 
 class _Context(typer.Context):
     formatter_class = _Formatter
 
 
-def fitted(text: str, columns: int) -> str:
+def fit_lines(text: str, columns: int) -> str:
     """The lines of a text, with long ones broken between words and a deeper indent behind the first part."""
 
     def parts(line: str) -> list[str]:

@@ -43,10 +43,10 @@ async def ended_when_idle(limit_s: float, addresses: Callable[[], Mapping[str, s
 
 async def _watch(limit_s: float, addresses: Callable[[], Mapping[str, str]], end: Callable[[], object]) -> None:
     clock = asyncio.get_running_loop().time
-    asked_at, before = clock(), await asked(addresses())
+    asked_at, before = clock(), await count_requests(addresses())
     while clock() - asked_at < limit_s:
         await asyncio.sleep(min(limit_s / LOOKS, MAX_PERIOD_S))
-        now = await asked(addresses())
+        now = await count_requests(addresses())
         if now is None or now != before:
             asked_at, before = clock(), now
     end()
@@ -57,14 +57,14 @@ def asks(labels: Mapping[str, str]) -> bool:
     return labels.get("endpoint") not in LOOKING and labels.get("status") != NOWHERE
 
 
-async def asked(addresses: Mapping[str, str]) -> Count | None:
+async def count_requests(addresses: Mapping[str, str]) -> Count | None:
     """The count of requests: it differs from an earlier one if there was a request since, or a process was started again. None: an answer
     runs, or a process does not tell."""
 
     def look() -> Count | None:
-        from omnistage.cli.stack_metrics import fetched
+        from omnistage.cli.stack_metrics import fetch_page
 
-        pages = [fetched(address) for name in (ROUTER, GATEWAY) if (address := addresses.get(name))]
+        pages = [fetch_page(address) for name in (ROUTER, GATEWAY) if (address := addresses.get(name))]
         samples = [sample for page in pages for family in page or () for sample in family.samples]
         if None in pages or any(sample.value for sample in samples if sample.name == RUNNING):
             return None

@@ -23,7 +23,7 @@ def exit_code(number: int) -> int:
     return 128 + number
 
 
-def heeded() -> tuple[signal.Signals, ...]:
+def heeded_signals() -> tuple[signal.Signals, ...]:
     """The signals that end this command. A signal that is ignored from the start stays ignored: that is how nohup, and a shell that starts
     a job in the background, say that the job goes on."""
     return tuple(number for number in NUMBERS if signal.getsignal(number) is not signal.SIG_IGN)
@@ -36,7 +36,7 @@ def exit_at_once() -> None:
 
 def raise_interrupts() -> None:
     """From here Ctrl-C raises KeyboardInterrupt, for code without an event loop or with handlers of its own."""
-    for number in heeded():
+    for number in heeded_signals():
         signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
 
 
@@ -85,5 +85,5 @@ def _handle(handle: Callable[[int], None]) -> None:
     def handler(number: int, frame: FrameType | None) -> None:
         handle(number)
 
-    for number in heeded():
+    for number in heeded_signals():
         signal.signal(number, handler)

@@ -162,7 +162,7 @@ def serve(
         idle_limit_s=0.0 if is_private else idle_limit,
     )
     if print_config:
-        print(config.printed(context))
+        print(config.settings_text(context))
         raise typer.Exit
     choice = Choice(pipeline or (), checkpoints, devices, processes, dtype, settings, servers, loras=lora or ())
     with errors_reported(verbose):

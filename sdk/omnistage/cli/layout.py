@@ -169,10 +169,10 @@ class Layout:
 
     def gateway_arguments(self, router: str) -> list[str]:
         """The command line of the gateway in front of the router at this address, without its own addresses."""
-        return ["--router", reached(router), "--grace", str(self.servers.grace_s)]
+        return ["--router", reachable_address(router), "--grace", str(self.servers.grace_s)]
 
 
-def reached(address: str) -> str:
+def reachable_address(address: str) -> str:
     """The address at which this machine reaches a server that listens at HOST:PORT: the same, or loopback if the host is all addresses."""
     host, _, port = address.rpartition(":")
     try:

@@ -39,7 +39,7 @@ class Shown:
         return f"{Path(self.path).name} ({KINDS[self.kind]})"
 
 
-def named(kind: str, typed: str) -> tuple[Shown, str]:
+def find_named_file(kind: str, typed: str) -> tuple[Shown, str]:
     """The file behind /image, /audio or /video, and the words behind it. Raises BadRequestError if it is no file of that kind."""
     ends = [len(typed), *(match.start() for match in reversed([*re.finditer(r"\s+", typed)]))]
     first = WORD.match(typed)
@@ -52,7 +52,7 @@ def named(kind: str, typed: str) -> tuple[Shown, str]:
     return Shown(kind, str(path.absolute())), typed[end:].strip()
 
 
-def mentioned(text: str) -> tuple[list[Shown], str]:
+def find_files(text: str) -> tuple[list[Shown], str]:
     """The files of a message, and its words without them: paths at its ends are removed, and those within become their names."""
     if (alone := _shown(text)) is not None:
         return [alone], ""

@@ -92,6 +92,6 @@ class Owner:
             os.close(over)
 
 
-def told(error: OmniError) -> dict[str, str]:
+def error_line(error: OmniError) -> dict[str, str]:
     """An error as a line."""
     return {"error": error.message, "hint": error.advice, "log": error.log if isinstance(error, StackError) else ""}

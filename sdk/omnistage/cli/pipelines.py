@@ -11,7 +11,7 @@ from pathlib import Path
 import grpc
 
 from omnistage.cli.checks import check
-from omnistage.cli.fetch import checkpoint, fetch, named
+from omnistage.cli.fetch import checkpoint, fetch, hub_name
 from omnistage.cli.layout import DEFAULT_PIPELINES, Layout, PipelineLayout, ServerOptions, StageLayout, flag, of_pipeline
 from omnistage.cli.loras import with_loras
 from omnistage.client.errors import BadRequestError, RequestError, StackError, UnknownModelError
@@ -70,7 +70,7 @@ def layout_of(choice: Choice) -> Layout:
     notes += _replaced(wanted, pipelines)
     servers, left_out = with_gateway(choice.servers)
     layout = with_loras(Layout(pipelines, servers, [*notes, *left_out]), choice.loras)
-    layout = shared(_checked(layout, choice))
+    layout = share_devices(_checked(layout, choice))
     fetch_own(layout.pipelines[0])
     return layout
 
@@ -127,7 +127,7 @@ def _missing(name: str) -> list[str]:
 
 
 def _is_checkpoint(typed: str) -> bool:
-    return typed not in shipped_pipelines() and (Path(typed).is_dir() or named(typed) is not None)
+    return typed not in shipped_pipelines() and (Path(typed).is_dir() or hub_name(typed) is not None)
 
 
 def _with_checkpoints(wanted: Sequence[_Wanted], checkpoints: Mapping[str, str], left_out: Mapping[str, str]) -> Iterator[_Wanted]:
@@ -291,7 +291,7 @@ def _checked(layout: Layout, choice: Choice, *, of_models: bool = True) -> Layou
     return layout
 
 
-def shared(layout: Layout) -> Layout:
+def share_devices(layout: Layout) -> Layout:
     """Servers that take all free memory, on one device: each gets its share, and those without a given share get equal parts of the rest.
     Raises StackError if more is given than there is."""
     devices: dict[str, list[StageLayout]] = {}

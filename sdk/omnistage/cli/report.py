@@ -55,14 +55,14 @@ def tell(error: OmniError, verbose: bool, wording: Wording | None = None) -> Non
     from rich.markup import escape
 
     from omnistage.cli.console import Console
-    from omnistage.cli.wording import SHELL, told
+    from omnistage.cli.wording import SHELL, word_error
     from omnistage.client.errors import StackError, UnavailableError
 
     if verbose:
         traceback.print_exc()
     if isinstance(error, StackError) and error.log:
         Console(stderr=True, highlight=False, soft_wrap=True).print(escape(error.log), style="dim")
-    message, hint = told(error, wording or SHELL)
+    message, hint = word_error(error, wording or SHELL)
     if isinstance(error, UnavailableError) and error.retry_delay_s is not None:
         message += f" (ask again in {error.retry_delay_s:.1f} s)"
     _line(message, hint)

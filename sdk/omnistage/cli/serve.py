@@ -17,13 +17,13 @@ from omnistage.cli import interrupt
 from omnistage.cli.announcement import announce, warn
 from omnistage.cli.ending import Ending
 from omnistage.cli.idleness import ended_when_idle
-from omnistage.cli.layout import Layout, reached
+from omnistage.cli.layout import Layout, reachable_address
 from omnistage.cli.notices import Notices
-from omnistage.cli.owner import Owner, told
+from omnistage.cli.owner import Owner, error_line
 from omnistage.cli.pipelines import Choice, layout_of
-from omnistage.cli.served import Served, registered
+from omnistage.cli.served import Served, register_stack
 from omnistage.cli.stack import Stack
-from omnistage.cli.starting import started
+from omnistage.cli.starting import start_stack
 from omnistage.cli.wording import SHELL
 from omnistage.client.errors import OmniError, StackError
 from omnistage.host.descriptors import raise_limit
@@ -50,7 +50,7 @@ def serve(choice: Choice, log_folder: Path | None, verbose: bool, ready_fd: int,
             layout = layout_of(choice)
         asyncio.run(_serve(layout, log_folder, verbose, owner))
     except OmniError as error:
-        if owner.tell_first(told(error)):
+        if owner.tell_first(error_line(error)):
             raise typer.Exit(1) from error
         raise
 
@@ -69,12 +69,12 @@ async def _serve(layout: Layout, log_folder: Path | None, verbose: bool, owner: 
     limit_s = layout.servers.idle_limit_s
     end_idle = partial(ending.begin, f"as nobody has asked for {limit_s:g} s")
     try:
-        async with started(layout, log_folder, verbose, ending.ends) as stack:
+        async with start_stack(layout, log_folder, verbose, ending.ends) as stack:
             ending.serves = True
             metrics = _show_metrics(layout.servers.metrics, stack)
             address, http, logs = stack.address, stack.http, str(stack.log_folder or "")
-            served = Served(reached(address), os.getpid(), layout.names, logs, layout.servers.grace_s, http, limit_s)
-            with nullcontext() if owner.is_private else registered(served):
+            served = Served(reachable_address(address), os.getpid(), layout.names, logs, layout.servers.grace_s, http, limit_s)
+            with nullcontext() if owner.is_private else register_stack(served):
                 owner.tell_first({"address": address, "http": http, "metrics": metrics})
                 if not owner.is_there:
                     announce(notices, address, layout, http=http, metrics=metrics, log_folder=logs)
@@ -131,7 +131,7 @@ class Begins:
         try:
             await stack.begin(name)
         except OmniError as error:
-            self._owner.tell({"pipeline": name, **told(error)})
+            self._owner.tell({"pipeline": name, **error_line(error)})
         else:
             self._owner.tell({"pipeline": name})
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from omnistage.cli.folders import state_folder
-from omnistage.cli.layout import reached
+from omnistage.cli.layout import reachable_address
 from omnistage.client.errors import NotAvailableError, RequestError
 from omnistage.models.common.owned import OwnFile, is_owned
 
@@ -58,7 +58,7 @@ def _boot() -> str:
 
 
 @contextmanager
-def registered(served: Served) -> Iterator[None]:
+def register_stack(served: Served) -> Iterator[None]:
     """Register the stack for other commands of this user inside this block. If the file cannot be made, no command finds the stack, and it
     serves all the same."""
     try:
@@ -107,12 +107,12 @@ def _read(said: dict[str, Any]) -> Served:
     )
 
 
-def chosen(stacks: list[Served], address: str | None) -> Served:
+def choose_stack(stacks: list[Served], address: str | None) -> Served:
     """The stack that is meant. Raises RequestError if there is none, or several might be meant."""
     if not stacks:
         raise RequestError("no stack of yours serves on this machine")
     there = ", ".join(served.address for served in stacks)
-    asked = reached(address) if address and ":" in address else address
+    asked = reachable_address(address) if address and ":" in address else address
     matching = [served for served in stacks if asked in (None, served.address, served.address.rpartition(":")[2])]
     if not matching:
         raise RequestError(f"no stack of yours serves at {address}", hint=f"There are: {there}.")

@@ -13,10 +13,10 @@ from rich.padding import Padding
 from rich.table import Table
 
 from omnistage.cli.announcement import open_page
-from omnistage.cli.connect import connected
+from omnistage.cli.connect import connect_client
 from omnistage.cli.console import Console
 from omnistage.cli.inventory import models_here
-from omnistage.cli.layout import reached
+from omnistage.cli.layout import reachable_address
 from omnistage.cli.notices import Notices
 from omnistage.cli.served import served_here
 from omnistage.cli.targets import must_run, running
@@ -50,7 +50,7 @@ async def show_pipelines(address: str | None, api_key: str | None, as_json: bool
         pipelines = [_pipeline_of(name) for name in shipped_pipelines()]
         Notices().tell(f"[dim]nothing serves at {found.LOCAL_ADDRESS}; these are what `omnistage serve NAME` can start[/]")
     else:
-        async with connected(must_run(address, api_key), timeout_s, verbose) as omni:
+        async with connect_client(must_run(address, api_key), timeout_s, verbose) as omni:
             pipelines = await omni.pipelines(timeout_s=timeout_s)
     if not as_json:
         console = _console()
@@ -67,9 +67,11 @@ async def show_status(address: str | None, api_key: str | None, as_json: bool, t
     address: None for the one where `omnistage serve` puts it. Raises UnavailableError if nothing runs.
     """
     where = must_run(address, api_key)
-    async with connected(where, timeout_s, verbose) as omni:
+    async with connect_client(where, timeout_s, verbose) as omni:
         replicas = _grouped(await omni.replicas(timeout_s=timeout_s))
-    page = next((page for served in served_here() if served.address == reached(where.address) and (page := open_page(served))), None)
+    page = next(
+        (page for served in served_here() if served.address == reachable_address(where.address) and (page := open_page(served))), None
+    )
     if as_json:
         print(json.dumps({"replicas": [{key: getattr(replica, key) for key in STATUS_KEYS} for replica in replicas], "page": page}))
     else:
@@ -89,7 +91,7 @@ async def show_voices(address: str | None, api_key: str | None, as_json: bool, t
         speaking = {one.name: [voice for stage in one.stages for voice in voices(stage.family, stage.kind)] for one in pipelines}
         Notices().tell("[dim]nothing serves; of checkpoints that have voices of their own, a router that serves them tells[/]")
     else:
-        async with connected(must_run(address, api_key), timeout_s, verbose) as omni:
+        async with connect_client(must_run(address, api_key), timeout_s, verbose) as omni:
             speaking = {pipeline.name: list(pipeline.voices) for pipeline in await omni.pipelines(timeout_s=timeout_s)}
     speaking = {name: who for name, who in speaking.items() if who}
     if as_json:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from omnistage.cli.connect import connected
+from omnistage.cli.connect import connect_client
 from omnistage.cli.drawing import check_numbers
 from omnistage.cli.drawing_screen import DrawingScreen, drawing_screen_for
 from omnistage.cli.interruptible import Interruptible
@@ -60,7 +60,7 @@ class Order:
         whole = replace(self, prompt=words(self.prompt, EXAMPLE))
         if self.out is not None and not self.is_piped:
             with ExitStack() as tried:
-                opened(self.out, tried)
+                open_sound_file(self.out, tried)
             format_of(self.out).check()
         for_drawing(whole.prompt, (), self.options).complete()
         return whole
@@ -77,7 +77,7 @@ class Made:
         return sum(chunk.duration_s for chunk in self.chunks)
 
 
-def opened(path: Path, files: ExitStack) -> OutputFile:
+def open_sound_file(path: Path, files: ExitStack) -> OutputFile:
     """Open the file. Raises RequestError."""
     return files.enter_context(OutputFile(path, "--out", {ending: form.name for ending, form in FORMATS.items()}))
 
@@ -97,8 +97,8 @@ async def make_sound(work: Interruptible, order: Order, where: Where, verbose: b
         path = None if order.is_piped else order.out
         if path is None and pipe is None and hearing.is_silent and not order.as_json:
             path = files.enter_context(new_name(order.prompt, ".wav", [Path()]))
-        file = None if path is None else opened(path, files)
-        async with connected(where, time_limit_s(order.options), verbose, is_quiet=order.as_json) as omni:
+        file = None if path is None else open_sound_file(path, files)
+        async with connect_client(where, time_limit_s(order.options), verbose, is_quiet=order.as_json) as omni:
             ears = [hearing.write, *([pipe.write] if pipe is not None else [])]
             screen, made = drawing_screen_for(order.as_json), Made()
             events = omni.stream_sound(order.prompt, **where.options(order.options))
@@ -131,11 +131,11 @@ def _write(place: Path, made: Made, kind: str) -> None:
     rate_hz, possible = made.chunks[0].sample_rate_hz, format_of(kind).rates_hz
     if possible and rate_hz not in possible:
         new_hz = min((one for one in possible if one > rate_hz), default=max(possible))
-        samples, rate_hz = resampled(samples, rate_hz, new_hz), new_hz
+        samples, rate_hz = resample(samples, rate_hz, new_hz), new_hz
     write_sound(place, samples, rate_hz, "pcm16", kind)
 
 
-def resampled(samples: Samples, rate_hz: int, new_hz: int) -> Samples:
+def resample(samples: Samples, rate_hz: int, new_hz: int) -> Samples:
     """The same sound at another rate, float32 [n] or [n, channels]: all frequencies that both rates have stay as they are."""
     more = [(0, -len(samples) % rate_hz + rate_hz), *[(0, 0)] * (samples.ndim - 1)]
     padded = np.pad(samples.astype(np.float64), more)  # Whole seconds, the last one silent.

@@ -12,9 +12,9 @@ import numpy as np
 
 from omnistage.cli.attached import Attached
 from omnistage.cli.captions import KINDS, write_captions
-from omnistage.cli.connect import connected
+from omnistage.cli.connect import connect_client
 from omnistage.cli.drawing import check_numbers
-from omnistage.cli.figures import as_json, cut, figures, remarks, tell
+from omnistage.cli.figures import as_json, cut_note, figures, remarks, tell
 from omnistage.cli.following import follow
 from omnistage.cli.interruptible import Interruptible
 from omnistage.cli.layout import Layout
@@ -149,7 +149,7 @@ async def speak(work: Interruptible, question: Question, where: Where, verbose: 
         hearing = await listening(question.is_to_be_heard)
         files.callback(hearing.stop)
         pipe = SoundPipe() if question.is_sound_piped else None
-        async with connected(where, time_limit_s(question.options), verbose, is_quiet=question.as_json) as omni:
+        async with connect_client(where, time_limit_s(question.options), verbose, is_quiet=question.as_json) as omni:
             screen = screen_for(question.as_json, question.is_sound_piped)
             keeping = Keeping(screen) if any((out.sound, out.picture, out.captions)) else None
             options = where.options(question.options)
@@ -188,7 +188,7 @@ def _remarks(question: Question, spoken: Spoken, done: Done, hearing: Listening)
     for failover in done.failovers:
         yield sentence(failover, done.timing)
     if not question.verbatim:
-        yield from cut(spoken, done, "--max-tokens")
+        yield from cut_note(spoken, done, "--max-tokens")
     if spoken.pictures:
         drawn = "a picture" if spoken.pictures == 1 else f"{spoken.pictures} pictures"
         yield f"{done.pipeline} drew {drawn} of this; omnistage draw PROMPT --out F.png keeps what it draws"

@@ -79,7 +79,7 @@ class StackCollector(Collector):
 
     def _pages(self) -> dict[str, list[Metric] | None]:
         """The pages by process; None for a process that did not answer."""
-        begun = {name: self._fetchers.submit(fetched, address) for name, address in self._addresses().items()}
+        begun = {name: self._fetchers.submit(fetch_page, address) for name, address in self._addresses().items()}
         wait(begun.values(), timeout=LOOK_S)
         pages = {name: _page(fetching) for name, fetching in begun.items()}
         return {**pages, LAUNCHER: _parsed(generate_latest(self._own))}
@@ -92,7 +92,7 @@ def _page(fetching: Future[list[Metric] | None]) -> list[Metric] | None:
     return fetching.result()
 
 
-def fetched(address: str) -> list[Metric] | None:
+def fetch_page(address: str) -> list[Metric] | None:
     """The metrics of the process at HOST:PORT. None if there is no page: the process has just ended, or hangs. Blocks."""
     if not address:
         return None

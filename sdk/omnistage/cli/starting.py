@@ -17,7 +17,7 @@ COLOURS = {"restarted": "green", "ended": "yellow"}
 
 
 @asynccontextmanager
-async def started(
+async def start_stack(
     layout: Layout, log_folder: Path | None, verbose: bool, begun: Callable[[Stack], object] | None = None
 ) -> AsyncIterator[Stack]:
     """A running stack. A bar per process shows the start, on stderr if that is a terminal; the bars are gone when it serves. From then on a

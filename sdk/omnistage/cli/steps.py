@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 
 from omnistage.cli.drawing_screen import DrawingScreen
-from omnistage.cli.figures import SEPARATOR, remarks, seed_told, tell, told
+from omnistage.cli.figures import SEPARATOR, remarks, seed_told, server_facts, tell
 from omnistage.cli.rescue import as_object, sentence
 from omnistage.client.errors import ProtocolError
 from omnistage.client.events import Done, Event, Progress
@@ -36,7 +36,7 @@ def report(facts: Mapping[str, object], figures: Sequence[str], steps: int, done
     if as_json:
         losses = [as_object(failover) for failover in done.failovers]
         end = {"e2e_s": round(done.timing.e2e_s, 6), "steps": steps or None, "seed": done.seed, "pipeline": done.pipeline}
-        print(json.dumps({**facts, **end, "failovers": losses, **told(done)}, ensure_ascii=False), flush=True)
+        print(json.dumps({**facts, **end, "failovers": losses, **server_facts(done)}, ensure_ascii=False), flush=True)
         return
     parts = (*figures, f"{steps} steps" if steps else "", f"pipeline {done.pipeline}", seed_told(done))
     tell(*(sentence(failover, done.timing) for failover in done.failovers), SEPARATOR.join(filter(None, parts)), *remarks(done))

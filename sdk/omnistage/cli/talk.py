@@ -139,14 +139,14 @@ class Talk:
             text = json.dumps(self.conversation, ensure_ascii=False, indent=1) + "\n"
         else:
             names = {"system": "System", "user": "You", "assistant": "Answer"}
-            text = "\n\n".join(f"{names[turn['role']]}: {said(turn).strip()}" for turn in self.conversation) + "\n"
+            text = "\n\n".join(f"{names[turn['role']]}: {turn_text(turn).strip()}" for turn in self.conversation) + "\n"
         try:
             path.write_text(text, encoding="utf-8")
         except OSError as error:
             raise RequestError(f"{path} cannot be written: {error.strerror}", hint="Give another place.") from None
 
 
-def said(turn: Mapping[str, Any]) -> str:
+def turn_text(turn: Mapping[str, Any]) -> str:
     """The words of a turn, with the names of its media."""
     if isinstance(turn["content"], str):
         return turn["content"]

@@ -93,7 +93,7 @@ CHAT = Wording(
 )
 
 
-def told(error: OmniError, wording: Wording = SHELL) -> tuple[str, str]:
+def word_error(error: OmniError, wording: Wording = SHELL) -> tuple[str, str]:
     """The error's message, and its hint or nothing. A refusal comes in the words of the contract; all other texts are written for a
     shell."""
     if not isinstance(error, BadRequestError):

@@ -23,7 +23,9 @@ def fault_of(annotation: Any, value: object, *, of_kind: bool = False) -> str:
     range to a server."""
     kind, about = get_args(annotation)
     allowed = replace(about, allowed=None) if of_kind else about
-    return "" if any(_fits(one, allowed, plain(value)) for one in _kinds(kind)) else f"is {shown(value)}; it must be {_told(kind, about)}"
+    return (
+        "" if any(_fits(one, allowed, plain(value)) for one in _kinds(kind)) else f"is {show_value(value)}; it must be {_told(kind, about)}"
+    )
 
 
 def plain(value: Any) -> Any:
@@ -37,7 +39,7 @@ def fault_of_stages(annotation: Any, value: object) -> str:
         return fault
     for key in value if isinstance(value, Mapping) else ():
         if key.rpartition("/")[2] not in STAGES:
-            return f"has {shown(key)}; the stages are {', '.join(STAGES)}, or PIPELINE/STAGE"
+            return f"has {show_value(key)}; the stages are {', '.join(STAGES)}, or PIPELINE/STAGE"
     return ""
 
 
@@ -84,7 +86,7 @@ def _told(kind: Any, about: About) -> str:
     return ", or ".join(said)
 
 
-def shown(value: object) -> str:
+def show_value(value: object) -> str:
     """A value as a message shows it."""
     try:
         text = repr(value)

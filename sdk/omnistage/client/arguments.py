@@ -19,7 +19,7 @@ FIRST = {"prompt": "'What is a kite?'", "text": "'Good morning.'", "conversation
 """An example of each first argument, by its name."""
 
 
-def told(method: F) -> F:
+def explain_calls(method: F) -> F:
     """A decorator: a call that does not fit the method's signature raises TypeError, as Python's own calls do, with a text that shows how
     to write it. The signature stays the same."""
     signature = inspect.signature(method)

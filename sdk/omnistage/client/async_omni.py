@@ -14,7 +14,7 @@ from omnistage.client import fork
 from omnistage.client import request as requests
 from omnistage.client.about import takes
 from omnistage.client.answer import Answer, collect
-from omnistage.client.arguments import told
+from omnistage.client.arguments import explain_calls
 from omnistage.client.beside import beside
 from omnistage.client.call import Call
 from omnistage.client.connection import CONNECT_TIMEOUT_S, Connection
@@ -67,7 +67,7 @@ class AsyncOmni:
     `omnistage.client.errors`.
     """
 
-    @told
+    @explain_calls
     def __init__(
         self,
         to_start: str | PathLike[str] | Sequence[str] | None = None,
@@ -103,7 +103,7 @@ class AsyncOmni:
         client._max_retries, client._api_key, client._is_view = max_retries, api_key, False
         return client
 
-    @told
+    @explain_calls
     def as_client(self, api_key: str | None) -> Self:
         """A view of this client with another user's key: for a gateway that serves many users. None: no key, whatever key this client or
         the variable has. The view uses this client's connection and stack; closing it closes nothing, and when this client is closed it
@@ -185,7 +185,7 @@ class AsyncOmni:
     ) -> list[Answer]: ...
 
     @takes(OPTIONS)
-    @told
+    @explain_calls
     async def generate(
         self,
         prompt: str | list[str] | tuple[str, ...],
@@ -215,19 +215,19 @@ class AsyncOmni:
         return await Together(ask, limit_s, self._connection.places, self._connection.pause).answers(texts)
 
     @takes(OPTIONS)
-    @told
+    @explain_calls
     async def chat(self, conversation: Conversation, **options: Unpack[Options]) -> Answer:
         """Answer the last turn of a conversation; `answer["content"]` is the text. See `request.Conversation` for the form of a turn."""
         return await self._whole(requests.for_conversation(conversation, options))
 
     @takes(OPTIONS, SPOKEN)
-    @told
+    @explain_calls
     async def say(self, text: str, **options: Unpack[Options]) -> Answer:
         """Speak exactly this text. Raises NotSpokenError if nothing of it could be spoken."""
         return await self._whole(requests.for_verbatim(text, options))
 
     @takes(OPTIONS, DRAWN)
-    @told
+    @explain_calls
     async def draw(self, prompt: str, *, images: Images = (), **options: Unpack[Options]) -> Answer:
         """Draw a picture, with a drawing pipeline; `answer.images` has it, `answer.pictures` the same encoded, `answer.rows` its
         latents and pixels where `outputs` names them. Previews are of the first of several `results` alone. In a private stack of
@@ -235,7 +235,7 @@ class AsyncOmni:
         return await self._whole(requests.for_drawing(prompt, images, options, "image"))
 
     @takes(OPTIONS, DRAWN)
-    @told
+    @explain_calls
     async def film(self, prompt: str, *, image: Images = (), **options: Unpack[Options]) -> Answer:
         """Make a film of a prompt, with a pipeline that makes films: `answer.videos[0].save("x.webm")`, or .mp4 where `media_type` is
         video/mp4. image: the picture with which it begins; or two, the first and the last one, where the model takes them.
@@ -243,14 +243,14 @@ class AsyncOmni:
         return await self._whole(requests.for_drawing(prompt, image, options, "video", "image"))
 
     @takes(OPTIONS, DRAWN)
-    @told
+    @explain_calls
     async def sound(self, prompt: str, **options: Unpack[Options]) -> Answer:
         """Make the sound that a prompt describes, `seconds` long, with a pipeline that does: `answer.audio`, `answer.save("x.wav")`. A text
         to be spoken is for `say`."""
         return await self._whole(requests.for_drawing(prompt, (), options, "audio"))
 
     @takes(OPTIONS)
-    @told
+    @explain_calls
     def stream(
         self,
         prompt: str,
@@ -264,37 +264,37 @@ class AsyncOmni:
         return self._events(requests.for_prompt(prompt, images, audios, videos, options))
 
     @takes(OPTIONS)
-    @told
+    @explain_calls
     def stream_chat(self, conversation: Conversation, **options: Unpack[Options]) -> AsyncGenerator[Event, None]:
         """The events of an answer to a conversation, as they come."""
         return self._events(requests.for_conversation(conversation, options))
 
     @takes(OPTIONS, SPOKEN)
-    @told
+    @explain_calls
     def stream_say(self, text: str, **options: Unpack[Options]) -> AsyncGenerator[Event, None]:
         """The events of exactly this text being spoken, as they come; NotSpokenError at the end if there was no sound."""
         return self._events(requests.for_verbatim(text, options))
 
     @takes(OPTIONS, DRAWN)
-    @told
+    @explain_calls
     def stream_draw(self, prompt: str, *, images: Images = (), **options: Unpack[Options]) -> AsyncGenerator[Event, None]:
         """The progress, previews and pictures of a prompt, as they come; see `draw`."""
         return self._events(requests.for_drawing(prompt, images, options, "image"))
 
     @takes(OPTIONS, DRAWN)
-    @told
+    @explain_calls
     def stream_film(self, prompt: str, *, image: Images = (), **options: Unpack[Options]) -> AsyncGenerator[Event, None]:
         """The progress and the pieces of a film of a prompt, as they come; see `film`. The pieces behind each other are the file, and can
         be played up to whichever came."""
         return self._events(requests.for_drawing(prompt, image, options, "video", "image"))
 
     @takes(OPTIONS, DRAWN)
-    @told
+    @explain_calls
     def stream_sound(self, prompt: str, **options: Unpack[Options]) -> AsyncGenerator[Event, None]:
         """The progress and the samples of a sound of a prompt, as they come; see `sound`."""
         return self._events(requests.for_drawing(prompt, (), options, "audio"))
 
-    @told
+    @explain_calls
     async def pipelines(self, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> list[Pipeline]:
         """The pipelines of the router, also those that are still starting."""
         router, limit = await self._connected(timeout_s)
@@ -302,7 +302,7 @@ class AsyncOmni:
             listed = await router.stub.ListModels(omni_pb2.ListModelsRequest(), timeout=limit.left_s, metadata=router.metadata)
         return Pipeline.all_of(listed)
 
-    @told
+    @explain_calls
     async def replicas(self, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> list[Replica]:
         """The stage servers and their states."""
         router, limit = await self._connected(timeout_s)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Siz
 from functools import partial
 from typing import Any, TypeVar
 
-from omnistage.client.allowed import shown
+from omnistage.client.allowed import show_value
 from omnistage.client.errors import BadRequestError
 from omnistage.client.guesses import near
 from omnistage.client.media import KINDS, Medium, Video, is_one, of_base64, to_medium
@@ -62,7 +62,7 @@ def turn_of(turn: object, where: str) -> tuple[str, list[Part]]:
     """The role and the contents of a turn, in order. Raises BadRequestError for a turn of the wrong form."""
     if not isinstance(turn, Mapping):
         what = "must be a dict with role and content: {'role': 'user', 'content': 'Hello'}"
-        raise BadRequestError.of(where, f"is {shown(turn)}; it {what}")
+        raise BadRequestError.of(where, f"is {show_value(turn)}; it {what}")
     role = _role(turn["role"], f"{where}.role") if "role" in turn else ""
     for key, told in EMPTY_KEYS.items():
         given = turn.get(key)
@@ -80,7 +80,7 @@ def turn_of(turn: object, where: str) -> tuple[str, list[Part]]:
         return role, [*media, *text]
     if not isinstance(content, Sequence) or isinstance(content, bytes | bytearray | memoryview):
         what = "must be text, or a list of parts such as {'type': 'text', 'text': 'Hello'}"
-        raise BadRequestError.of(where, f"is {shown(content)}; it {what}")
+        raise BadRequestError.of(where, f"is {show_value(content)}; it {what}")
     if media:
         raise BadRequestError.of(where, "is a list of parts: the media belong into it")
     if not content:
@@ -96,7 +96,7 @@ def _role(role: object, where: str) -> str:
             raise BadRequestError.of(where, f"is {role!r}; no pipeline calls tools or functions: leave this turn out")
         like = (OTHER_ROLES.get(role.lower(), "") or near(role.lower(), ROLES)) if isinstance(role, str) else ""
         meant = f"; did you mean {like}?" if like else f"; it must be {', '.join(most)} or {last}"
-        raise BadRequestError.of(where, f"is {shown(role)}{meant}")
+        raise BadRequestError.of(where, f"is {show_value(role)}{meant}")
     return ROLES[role]
 
 
@@ -117,7 +117,7 @@ def listed_media(given: Mapping[str, object], where: str, to_read: Callable[[obj
 def checked_text(field: str, value: object) -> str:
     """`value`, if it is text that can be sent. Raises BadRequestError."""
     if not isinstance(value, str):
-        raise BadRequestError.of(field, f"is {shown(value)}; it must be text")
+        raise BadRequestError.of(field, f"is {show_value(value)}; it must be text")
     try:
         value.encode()
     except UnicodeEncodeError as error:
@@ -131,14 +131,14 @@ def _part(item: object, where: str) -> Part:
         return lambda: item
     if not isinstance(item, Mapping):
         what = "must be a dict with a type, such as {'type': 'text', 'text': 'Hello'}"
-        raise BadRequestError.of(where, f"is {shown(item)}; it {what}")
+        raise BadRequestError.of(where, f"is {show_value(item)}; it {what}")
     kind = item.get("type")
     if "type" not in item and (meant := next((key for key in item if key in _READERS), "")):
         raise BadRequestError.of(where, f"has no type; did you mean {{'type': {meant!r}, {meant!r}: ...}}?")
     if not isinstance(kind, str) or kind not in _READERS:
         like = (OTHER_TYPES.get(kind) or near(kind, _READERS)) if isinstance(kind, str) else ""
         told = f"did you mean {like}?" if like else f"known: {', '.join(_READERS)}"
-        raise BadRequestError.of(f"{where}.type", f"is {shown(kind)}; {told}")
+        raise BadRequestError.of(f"{where}.type", f"is {show_value(kind)}; {told}")
     keys, reader = _READERS[kind]
     _check_keys(item, ("type", kind, *keys), where)
     if kind not in item:

@@ -12,12 +12,12 @@ def logger(name: str) -> logging.Logger:
     return log
 
 
-def shown(text: str) -> str:
+def show_text(text: str) -> str:
     """The text with escapes for characters that steer a terminal, end a line or cannot be seen."""
     return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in text)
 
 
 def _cleaned(record: logging.LogRecord) -> bool:
     if isinstance(record.args, tuple):
-        record.args = tuple(shown(argument) if isinstance(argument, str) else argument for argument in record.args)
+        record.args = tuple(show_text(argument) if isinstance(argument, str) else argument for argument in record.args)
     return True

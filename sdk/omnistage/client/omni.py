@@ -15,7 +15,7 @@ from typing import Any, Self, TypeVar, Unpack, overload
 from omnistage.client import fork
 from omnistage.client.about import takes
 from omnistage.client.answer import Answer
-from omnistage.client.arguments import told
+from omnistage.client.arguments import explain_calls
 from omnistage.client.async_omni import RESUME_TIMEOUT_S, AsyncOmni
 from omnistage.client.connection import CONNECT_TIMEOUT_S
 from omnistage.client.errors import ClosedError, OmniError
@@ -66,7 +66,7 @@ class Omni:
     After a fork the child can use neither this client nor a new one (ForkedError); the parent and its private stack are not disturbed.
     """
 
-    @told
+    @explain_calls
     def __init__(
         self,
         to_start: str | PathLike[str] | Sequence[str] | None = None,
@@ -113,7 +113,7 @@ class Omni:
     def __repr__(self) -> str:
         return f"Omni({self._client.whereabouts})"
 
-    @told
+    @explain_calls
     def as_client(self, api_key: str | None) -> Self:
         """A view of this client with another user's key: for a gateway that serves many users. None: no key, whatever key this client or
         the variable has. The view uses this client's connection and stack; closing it closes nothing, and when this client is closed it
@@ -166,7 +166,7 @@ class Omni:
     ) -> list[Answer]: ...
 
     @takes(OPTIONS)
-    @told
+    @explain_calls
     def generate(
         self,
         prompt: str | list[str] | tuple[str, ...],
@@ -190,19 +190,19 @@ class Omni:
         return answered
 
     @takes(OPTIONS)
-    @told
+    @explain_calls
     def chat(self, conversation: Conversation, **options: Unpack[Options]) -> Answer:
         """Answer the last turn of a conversation; `answer["content"]` is the text. See `request.Conversation` for the form of a turn."""
         return self._run(time_limit_s(options), self._client.chat(conversation, **options))
 
     @takes(OPTIONS, SPOKEN)
-    @told
+    @explain_calls
     def say(self, text: str, **options: Unpack[Options]) -> Answer:
         """Speak exactly this text. Raises NotSpokenError if nothing of it could be spoken."""
         return self._run(time_limit_s(options), self._client.say(text, **options))
 
     @takes(OPTIONS, DRAWN)
-    @told
+    @explain_calls
     def draw(self, prompt: str, *, images: Images = (), **options: Unpack[Options]) -> Answer:
         """Draw a picture, with a drawing pipeline; `answer.images` has it, `answer.pictures` the same encoded, `answer.rows` its
         latents and pixels where `outputs` names them. Previews are of the first of several `results` alone. In a private stack of
@@ -210,7 +210,7 @@ class Omni:
         return self._run(time_limit_s(options), self._client.draw(prompt, images=images, **options))
 
     @takes(OPTIONS, DRAWN)
-    @told
+    @explain_calls
     def film(self, prompt: str, *, image: Images = (), **options: Unpack[Options]) -> Answer:
         """Make a film of a prompt, with a pipeline that makes films: `answer.videos[0].save("x.webm")`, or .mp4 where `media_type` is
         video/mp4. image: the picture with which it begins; or two, the first and the last one, where the model takes them.
@@ -218,14 +218,14 @@ class Omni:
         return self._run(time_limit_s(options), self._client.film(prompt, image=image, **options))
 
     @takes(OPTIONS, DRAWN)
-    @told
+    @explain_calls
     def sound(self, prompt: str, **options: Unpack[Options]) -> Answer:
         """Make the sound that a prompt describes, `seconds` long, with a pipeline that does: `answer.audio`, `answer.save("x.wav")`. A text
         to be spoken is for `say`."""
         return self._run(time_limit_s(options), self._client.sound(prompt, **options))
 
     @takes(OPTIONS)
-    @told
+    @explain_calls
     def stream(
         self,
         prompt: str,
@@ -239,42 +239,42 @@ class Omni:
         return self._iterate(time_limit_s(options), self._client.stream(prompt, images=images, audios=audios, videos=videos, **options))
 
     @takes(OPTIONS)
-    @told
+    @explain_calls
     def stream_chat(self, conversation: Conversation, **options: Unpack[Options]) -> Generator[Event, None, None]:
         """The events of an answer to a conversation, as they come."""
         return self._iterate(time_limit_s(options), self._client.stream_chat(conversation, **options))
 
     @takes(OPTIONS, SPOKEN)
-    @told
+    @explain_calls
     def stream_say(self, text: str, **options: Unpack[Options]) -> Generator[Event, None, None]:
         """The events of exactly this text being spoken, as they come; NotSpokenError at the end if there was no sound."""
         return self._iterate(time_limit_s(options), self._client.stream_say(text, **options))
 
     @takes(OPTIONS, DRAWN)
-    @told
+    @explain_calls
     def stream_draw(self, prompt: str, *, images: Images = (), **options: Unpack[Options]) -> Generator[Event, None, None]:
         """The progress, previews and pictures of a prompt, as they come; see `draw`."""
         return self._iterate(time_limit_s(options), self._client.stream_draw(prompt, images=images, **options))
 
     @takes(OPTIONS, DRAWN)
-    @told
+    @explain_calls
     def stream_film(self, prompt: str, *, image: Images = (), **options: Unpack[Options]) -> Generator[Event, None, None]:
         """The progress and the pieces of a film of a prompt, as they come; see `film`. The pieces behind each other are the file, and can
         be played up to whichever came."""
         return self._iterate(time_limit_s(options), self._client.stream_film(prompt, image=image, **options))
 
     @takes(OPTIONS, DRAWN)
-    @told
+    @explain_calls
     def stream_sound(self, prompt: str, **options: Unpack[Options]) -> Generator[Event, None, None]:
         """The progress and the samples of a sound of a prompt, as they come; see `sound`."""
         return self._iterate(time_limit_s(options), self._client.stream_sound(prompt, **options))
 
-    @told
+    @explain_calls
     def pipelines(self, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> list[Pipeline]:
         """The pipelines that can be asked."""
         return self._run(checked_seconds("timeout_s", timeout_s), self._client.pipelines(timeout_s=timeout_s))
 
-    @told
+    @explain_calls
     def replicas(self, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> list[Replica]:
         """The stage servers and their states."""
         return self._run(checked_seconds("timeout_s", timeout_s), self._client.replicas(timeout_s=timeout_s))

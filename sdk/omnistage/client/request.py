@@ -11,7 +11,7 @@ from functools import partial
 from types import MappingProxyType
 from typing import Any, get_args
 
-from omnistage.client.allowed import fault_of, plain, shown
+from omnistage.client.allowed import fault_of, plain, show_value
 from omnistage.client.channel import MAX_MESSAGE_BYTES
 from omnistage.client.conversation import Conversation as Conversation
 from omnistage.client.conversation import Part, ReadMedium, checked_text, listed_media, turn_of
@@ -122,7 +122,7 @@ class Request:
 def for_prompt(prompt: str, images: Images, audios: Audios, videos: Videos, options: Options) -> Request:
     """A request of one user turn, with media if there are any."""
     if not isinstance(prompt, str):
-        raise BadRequestError.of("prompt", f"is {shown(prompt)}; it must be {_other_prompt(prompt)}")
+        raise BadRequestError.of("prompt", f"is {show_value(prompt)}; it must be {_other_prompt(prompt)}")
     checked_text("prompt", prompt)
     parts: list[Part] = list(listed_media(_by_name(images, audios, videos), "", to_medium))
     if not prompt.strip() and not parts:
@@ -270,7 +270,7 @@ def checked_seconds(field: str, value: float, *, may_be_0: bool = False) -> floa
     if not is_number or not 0 <= seconds <= MOST_SECONDS or (seconds == 0 and not may_be_0):
         least = "from 0, which is never" if may_be_0 else "above 0"
         most = f", at most {MOST_SECONDS}" if is_number and seconds > MOST_SECONDS else ""
-        raise BadRequestError.of(field, f"is {shown(value)}; give a number of seconds {least}{most}")
+        raise BadRequestError.of(field, f"is {show_value(value)}; give a number of seconds {least}{most}")
     return float(seconds)
 
 
@@ -323,7 +323,7 @@ def _option_text(name: str, value: object) -> str:
         try:
             return repr(value)
         except ValueError:
-            raise BadRequestError.of(f"options[{name!r}]", f"is {shown(value)}; give a smaller one") from None
+            raise BadRequestError.of(f"options[{name!r}]", f"is {show_value(value)}; give a smaller one") from None
     raise BadRequestError.of(f"options[{name!r}]", f"is of type {type(value).__name__}; give True or False, a number, or a text")
 
 
@@ -356,7 +356,7 @@ def _constrain(thinker: stage_pb2.ThinkerParams, given: Mapping[str, Any]) -> No
     if name == "choice":
         texts = list(value) if _is_list(value) else []
         if not texts:
-            raise BadRequestError.of(name, f"is {shown(value)}; it must be a list of texts: ['yes', 'no']")
+            raise BadRequestError.of(name, f"is {show_value(value)}; it must be a list of texts: ['yes', 'no']")
         thinker.constraint.choice.texts.extend(checked_text(f"{name}[{i}]", text) for i, text in enumerate(texts))
     elif name == "json_schema" and isinstance(value, Mapping):
         try:
@@ -387,7 +387,7 @@ def _fill(message: Any, given: Mapping[str, Any], names: Sequence[str]) -> None:
         try:
             if name in ("stop", "outputs"):
                 if not isinstance(value, str) and not _is_list(value):
-                    raise BadRequestError.of(name, f"is {shown(value)}; it must be text, or a list of texts")
+                    raise BadRequestError.of(name, f"is {show_value(value)}; it must be text, or a list of texts")
                 texts = [value] if isinstance(value, str) else list(value)
                 getattr(message, name).extend(checked_text(f"{name}[{i}]", text) for i, text in enumerate(texts))
             elif name == "sigmas":

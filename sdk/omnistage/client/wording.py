@@ -37,7 +37,7 @@ _QUOTED = re.compile(r"""('[^']*'|"[^"]*")""")
 _NAME = re.compile(r"(?<![\w./-])(?:[a-z0-9]+\.)*[a-z0-9]+(?:_[a-z0-9]+)+(?![\w/-]|\.\w)")
 
 
-def renamed(field: str, names: Mapping[str, str]) -> str:
+def rename_field(field: str, names: Mapping[str, str]) -> str:
     """The field in the caller's spelling: its longest beginning that has another name is replaced."""
     for name in sorted(names, key=len, reverse=True):
         if field == name or field.startswith((f"{name}.", f"{name}[")):
@@ -55,7 +55,7 @@ class Wording:
 
     def name_of(self, field: str) -> str:
         """The name of a field of the contract, or of an option."""
-        return renamed(renamed(field, OPTION_OF), self.names)
+        return rename_field(rename_field(field, OPTION_OF), self.names)
 
     def hint(self, advice: str) -> str:
         """A hint with its places filled."""

@@ -32,7 +32,7 @@ from omnistage.models.options import LoadOptions
 from omnistage.models.qwen3_omni.loading_talker import load_talker
 from omnistage.models.qwen3_omni.talker import Qwen3Talker
 from omnistage.models.qwen3_omni.talker_config import read_talker_config
-from omnistage.models.tiny.qwen3_omni.talker import published
+from omnistage.models.tiny.qwen3_omni.talker import published_weights
 
 DRAWN = Sampling(temperature=0.9, top_k=50, repetition_penalty=PENALTY)
 GREEDY = Sampling(repetition_penalty=PENALTY)
@@ -413,7 +413,7 @@ async def test_a_packed_thinker_is_unpacked(reference: TalkerReference, tmp_path
     "name", ["model.layers.1.mlp.experts.2.up_proj", "code_predictor.lm_head.1", "text_projection.linear_fc2", "codec_head"]
 )
 def test_a_weight_that_is_missing_is_named(reference: TalkerReference, tmp_path: Path, name: str) -> None:
-    weights = published(reference.talker.state_dict())
+    weights = published_weights(reference.talker.state_dict())
     del weights[f"talker.{name}.weight"]
     (tmp_path / "config.json").symlink_to(reference.folder / "config.json")
     reference.save(weights, tmp_path)
@@ -425,7 +425,7 @@ def test_an_expert_of_another_shape_is_named(reference: TalkerReference, tmp_pat
     """Of all together too: one too many would not be missed."""
     name = "talker.model.layers.1.mlp.experts.2.up_proj.weight"
     (tmp_path / "config.json").symlink_to(reference.folder / "config.json")
-    weights = published(reference.talker.state_dict())
+    weights = published_weights(reference.talker.state_dict())
     reference.save({**weights, name: weights[name][1:].clone()}, tmp_path)
     with pytest.raises(BadCheckpoint, match=rf"{re.escape(name)} is \[.*, and by config\.json it is"):
         load(tmp_path)
@@ -439,7 +439,7 @@ def test_an_expert_of_another_shape_is_named(reference: TalkerReference, tmp_pat
 def test_a_weight_that_nobody_reads_is_named(reference: TalkerReference, tmp_path: Path) -> None:
     (tmp_path / "config.json").symlink_to(reference.folder / "config.json")
     extra = {"talker.model.layers.0.mlp.experts.99.up_proj.weight": torch.zeros(2, 2)}
-    reference.save({**published(reference.talker.state_dict()), **extra}, tmp_path)
+    reference.save({**published_weights(reference.talker.state_dict()), **extra}, tmp_path)
     with pytest.raises(BadCheckpoint, match=r"experts\.99\.up_proj"):
         load(tmp_path)
 
@@ -487,7 +487,7 @@ async def pictured(talker: Qwen3Talker, reference: TalkerReference, seed: int, a
 async def test_the_shared_expert_is_heard(reference: TalkerReference, talker: Qwen3Talker, tmp_path: Path, seed: int) -> None:
     """Where it adds nothing, another speech is made: the comparisons above would see a Talker without it."""
     (tmp_path / "config.json").symlink_to(reference.folder / "config.json")
-    weights = published(reference.talker.state_dict())
+    weights = published_weights(reference.talker.state_dict())
     reference.save({name: value * (".shared_expert.down_proj." not in name) for name, value in weights.items()}, tmp_path)
     other = load(tmp_path)
     assert await pictured(other, reference, seed) != await pictured(talker, reference, seed)

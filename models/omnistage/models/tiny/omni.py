@@ -101,7 +101,7 @@ def added_gains(config: Mapping[str, Any], decoders: Mapping[str, tuple[str, ...
     return {prefix: 2 / reduce(getitem, path, config)["num_hidden_layers"] for prefix, path in decoders.items() if path[0] in config}
 
 
-def published(name: str) -> str:
+def published_name(name: str) -> str:
     """The name in the published files of a weight of Transformers."""
     begin = next((begin for begin in RENAMED if name.startswith(begin)), "")
     return RENAMED.get(begin, "") + name.removeprefix(begin)

@@ -15,7 +15,7 @@ from omnistage.cli.bench.sample import Failure, Sample, take
 from omnistage.cli.bench.stop import Stop
 from omnistage.cli.bench.summary import Summary
 from omnistage.cli.bench.watching import watched
-from omnistage.cli.connect import connected
+from omnistage.cli.connect import connect_client
 from omnistage.cli.interruptible import Interrupted
 from omnistage.cli.where import Where
 from omnistage.client.async_omni import AsyncOmni
@@ -81,7 +81,7 @@ async def run(plan: Plan, audience: Audience | None, verbose: bool) -> Result:
     measured."""
     stop = Stop()
     try:
-        async with connected(plan.where, plan.timeout_s, verbose, is_quiet=True) as omni:
+        async with connect_client(plan.where, plan.timeout_s, verbose, is_quiet=True) as omni:
             return await _measure(plan, omni, stop, audience)
     except asyncio.CancelledError:
         if not stop.came:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from omnistage.cli.bench.question import Question
-from omnistage.cli.wording import told
+from omnistage.cli.wording import word_error
 from omnistage.client.async_omni import AsyncOmni
 from omnistage.client.errors import OmniError, ProtocolError, RequestError, UnavailableError
 from omnistage.client.events import Done, Picture, Progress, TextDelta, ThoughtDelta
@@ -71,7 +71,7 @@ class Failure:
         retry_s = None
         if isinstance(error, UnavailableError):
             retry_s = RETRY_S if error.retry_delay_s is None else error.retry_delay_s
-        return cls(type(error).__name__, error.reason, *told(error), retry_s, isinstance(error, RequestError))
+        return cls(type(error).__name__, error.reason, *word_error(error), retry_s, isinstance(error, RequestError))
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ class Stop:
         self._task = asyncio.current_task()
         self._measuring: asyncio.Task[None] | None = None
         loop = asyncio.get_running_loop()
-        for number in interrupt.heeded():
+        for number in interrupt.heeded_signals():
             loop.add_signal_handler(number, self._signalled, number)
 
     @property

@@ -16,7 +16,7 @@ import torch
 from transformers import Qwen2_5OmniConfig, Qwen2_5OmniForConditionalGeneration
 
 from omnistage.models.common.progress import Progress
-from omnistage.models.tiny.omni import added_gains, published
+from omnistage.models.tiny.omni import added_gains, published_name
 from omnistage.models.tiny.random_weights import noise
 from omnistage.models.tiny.weights import state_of, write_weights
 
@@ -38,7 +38,7 @@ DECODERS = {"thinker.model.": ("thinker_config", "text_config"), "talker.model."
 def shapes(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
     """Published name -> shape of every weight of a checkpoint with that config.json."""
     state = state_of(lambda: Qwen2_5OmniForConditionalGeneration(Qwen2_5OmniConfig(**config)))
-    return {published(name): tuple(value.shape) for name, value in state.items()}
+    return {published_name(name): tuple(value.shape) for name, value in state.items()}
 
 
 def write(directory: Path, config: Mapping[str, Any], seed: int, dtype: torch.dtype, progress: Progress) -> None:

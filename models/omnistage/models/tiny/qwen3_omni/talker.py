@@ -76,9 +76,9 @@ def config(size: TalkerSize, thinker_hidden: int, accept_hidden_layer: int, ids:
 def weights(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
     """Published name -> shape of every weight. config: as above."""
     state = state_of(lambda: Qwen3OmniMoeTalkerForConditionalGeneration(Qwen3OmniMoeTalkerConfig(**config)))
-    return {name: tuple(value.shape) for name, value in published(state).items()}
+    return {name: tuple(value.shape) for name, value in published_weights(state).items()}
 
 
-def published(state: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+def published_weights(state: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """The weights of Transformers' Talker by their published names."""
     return experts_apart({f"talker.{name}": value for name, value in state.items()})

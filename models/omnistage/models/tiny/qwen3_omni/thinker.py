@@ -12,7 +12,7 @@ from typing import Any
 from transformers.models.qwen3_omni_moe.configuration_qwen3_omni_moe import Qwen3OmniMoeThinkerConfig
 from transformers.models.qwen3_omni_moe.modeling_qwen3_omni_moe import Qwen3OmniMoeThinkerForConditionalGeneration
 
-from omnistage.models.tiny.omni import published
+from omnistage.models.tiny.omni import published_name
 from omnistage.models.tiny.qwen3_omni.experts import experts_apart
 from omnistage.models.tiny.qwen3_omni.sizes import MEL_BINS, AudioSize, TextSize, ThinkerSize, VisionSize
 from omnistage.models.tiny.qwen3_omni.tokenizer import MAX_TOKENS, Ids
@@ -46,7 +46,7 @@ def weights(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
     state = state_of(lambda: Qwen3OmniMoeThinkerForConditionalGeneration(Qwen3OmniMoeThinkerConfig(**config)))
     return {
         name: tuple(value.shape)
-        for name, value in experts_apart({published(f"thinker.{name}"): value for name, value in state.items()}).items()
+        for name, value in experts_apart({published_name(f"thinker.{name}"): value for name, value in state.items()}).items()
     }
 
 
