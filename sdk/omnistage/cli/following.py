@@ -8,7 +8,7 @@ from contextlib import aclosing, suppress
 
 from omnistage.cli.screen import TURNS_PER_S, Screen, Spoken
 from omnistage.client.errors import ProtocolError
-from omnistage.client.events import Alignment, AudioChunk, Done, Event, Picture, TextDelta, ThoughtDelta, VideoDelta
+from omnistage.client.events import Alignment, AudioChunk, Done, Event, Picture, TextDelta, ThoughtDelta
 
 
 async def follow(
@@ -44,8 +44,6 @@ async def follow(
                             spoken.words += event.words
                         case Picture():
                             spoken.pictures += event.preview_step is None
-                        case VideoDelta():
-                            spoken.frames += event.frames
                         case Done():
                             return spoken, event
             finally:

@@ -39,14 +39,13 @@ FEWEST_ROWS, FEWEST_COLUMNS = 3, 8
 @dataclass(slots=True)
 class Spoken:
     """An answer so far. sounds is filled only if a file is wanted, words if captions are. thought: the model's thoughts before the answer.
-    tokens: of the text and the thoughts. pictures: how many, of a prompt that was drawn; frames: of a film of it."""
+    tokens: of the text and the thoughts. pictures: how many, of a prompt that was drawn."""
 
     text: str = ""
     thought: str = ""
     tokens: int = 0
     audio_s: float = 0.0
     pictures: int = 0
-    frames: int = 0
     sounds: list[AudioChunk] = field(default_factory=list)
     words: list[SpokenWord] = field(default_factory=list)
 
