@@ -160,7 +160,7 @@ def test_a_question_makes_no_film_and_says_what_does(tmp_path: Path) -> None:
         loaded = omnistage("bench", "--draw", "-c", "1", "-n", "2", "--address", omni.address)
     told = " ".join(asked.stderr.split())
     assert asked.returncode == 1 and "2 of 2 completed" in loaded.stdout + loaded.stderr
-    assert "own makes films and does not answer" in told and "`omnistage film PROMPT --out F.webm`" in told
+    assert "error: own makes films and does not answer" in told and "`omnistage film PROMPT --out F.webm`" in told
 
 
 def test_without_a_router_the_pipelines_that_can_are_named(tmp_path: Path) -> None:
@@ -332,6 +332,16 @@ def test_a_file_grows_at_its_place_and_what_came_stays(tmp_path: Path) -> None:
     with GrowingFile(out, "--out", KINDS):
         pass
     assert out.read_bytes() == b"onetwo" and names(tmp_path) == ["x.webm"]
+
+
+def test_a_file_that_was_removed_while_it_grew_is_not_begun_anew_without_its_head(tmp_path: Path) -> None:
+    out = tmp_path / "x.webm"
+    with GrowingFile(out, "--out", KINDS) as file:
+        file.append(b"one")
+        out.unlink()
+        with pytest.raises(RequestError, match="x.webm"):
+            file.append(b"two")
+    assert names(tmp_path) == []
 
 
 def test_the_head_of_a_film_says_its_size(film_address: str) -> None:

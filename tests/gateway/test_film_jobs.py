@@ -293,3 +293,64 @@ def test_a_folder_keeps_jobs_in_order_and_no_files_of_others(tmp_path: Path) -> 
     assert again.jobs() == jobs[:2] and again.secret == secret
     assert {path.name for path in tmp_path.iterdir()} >= {"notes.txt"} and not (tmp_path / f"video_{'z' * 32}.webm").exists()
     again.close()
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """The database of a folder while another process writes it."""
+    database = sqlite3.connect(folder / "films" / DATABASE, isolation_level=None)
+    database.execute("BEGIN EXCLUSIVE")
+    try:
+        yield
+    finally:
+        database.execute("ROLLBACK")
+        database.close()
+
+
+async def test_a_film_that_cannot_be_deleted_is_still_there_and_can_be_deleted_later(film_maker: servers.Stack, tmp_path: Path) -> None:
+    with kept(film_maker.address, tmp_path) as (url, _):
+        name = (await over(url, ask(url, steps=1).json()["id"]))["id"]
+        with locked(tmp_path):
+            refused = httpx2.delete(f"{url}/v1/videos/{name}", headers=by("ann"), timeout=60)
+            unkept = httpx2.post(f"{url}/v1/videos", json={"prompt": "a cat"}, headers=by("ann"), timeout=60)
+        for answer, told in ((refused, "cannot delete a video"), (unkept, "cannot keep a video")):
+            error = answer.json()["error"]
+            assert (answer.status_code, error["code"]) == (503, "not_written") and told in error["message"]
+        assert [job["id"] for job in get(url).json()["data"]] == [name]
+        assert httpx2.delete(f"{url}/v1/videos/{name}", headers=by("ann")).status_code == 200
+        assert get(url, f"/{name}").status_code == 404 and left(tmp_path) == set()
+
+
+async def test_a_film_whose_file_was_removed_by_hand_has_failed(film_maker: servers.Stack, tmp_path: Path) -> None:
+    with kept(film_maker.address, tmp_path) as (url, _):
+        name = (await over(url, ask(url, steps=1).json()["id"]))["id"]
+        for path in (tmp_path / "films").glob(f"{name}.*"):
+            path.unlink()
+        answer = get(url, f"/{name}/content")
+        assert (answer.status_code, answer.json()["error"]["code"]) == (404, "file_lost")
+        shown = get(url, f"/{name}").json()
+        assert (shown["status"], shown["error"]["code"], shown["bytes"]) == ("failed", "file_lost", 0)
+
+
+async def test_a_range_that_is_none_is_refused_in_the_shape_of_the_interface(film_maker: servers.Stack, tmp_path: Path) -> None:
+    with kept(film_maker.address, tmp_path) as (url, _):
+        shown = await over(url, ask(url, steps=1).json()["id"])
+        place, size = f"/{shown['id']}/content", shown["bytes"]
+        for asked, status in {
+            "bytes=5-2": 400,
+            "bytes=a-b": 400,
+            "bytes=": 400,
+            "bytes=-": 400,
+            "lines=0-1": 400,
+            f"bytes={size}-": 416,
+        }.items():
+            answer = get(url, place, Range=asked)
+            assert (answer.status_code, answer.json()["error"]["param"]) == (status, "Range"), asked
+        whole = get(url, place).content
+        for asked, part in {"bytes=3-9": whole[3:10], "bytes=-4": whole[-4:], f"bytes={size - 1}-": whole[-1:]}.items():
+            assert get(url, place, Range=asked).content == part, asked
+
+
+def test_films_are_not_kept_for_ever(film_maker: servers.Stack, tmp_path: Path) -> None:
+    with pytest.raises(NotReady, match="video-kept"), kept(film_maker.address, tmp_path, "--video-kept", "inf"):
+        pass

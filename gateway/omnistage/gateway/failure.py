@@ -52,7 +52,7 @@ HINTS: Mapping[type[OmniError], str] = {
     StageLostError: "Ask again in a while.",
     RouterLostError: "Ask again: the same seed gives the same answer.",
     UnavailableError: "Ask again in a while.",
-    DeadlineError: "Ask for less, such as fewer tokens.",
+    DeadlineError: "Ask for less, such as fewer tokens or frames.",
     SupersededError: "",
     StalledError: "Read the answer as it comes.",
     ProtocolError: "Ask again. Router and gateway may be of different versions.",

@@ -52,7 +52,7 @@ async def make_film(omni: AsyncOmni, job: Job, picture: bytes | None, limit_s: f
                 case Progress() if event.total:
                     job.progress = min(MOST_PROGRESS, 100 * event.done // event.total)
                 case VideoDelta():
-                    # With sound in it, a browser does not show what comes where only the type is said.
+                    # A browser shows no film in pieces unless it knows the codecs.
                     job.media_type = f'{event.media_type}; codecs="{event.codecs}"' if event.codecs else event.media_type
                     job.frames += event.frames
                     yield event.data
@@ -111,6 +111,8 @@ class Growing:
             while True:
                 while place < self.written and attempt == self._attempt:
                     piece = await beside(os.pread, descriptor, min(PIECE_BYTES, self.written - place), place)
+                    if not piece:  # Somebody has cut the file.
+                        raise BrokenOff
                     place += len(piece)
                     yield piece
                 if self._is_whole:

@@ -56,6 +56,8 @@ MOST_PAUSE_S = 20.0
 
 FULL_AGAIN_S = 30.0
 
+LOST = "the file of this film is gone; ask for it again"
+
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 """Errors of the system that say that there is no room."""
 
@@ -63,13 +65,15 @@ FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 @dataclass(slots=True)
 class _Run:
     """A job that waits or runs. omni: asks in the name of the client that sent the job; if an earlier process took the job, in the name
-    that the job gives that client. not_before: on the clock of the event loop."""
+    that the job gives that client. not_before: on the clock of the event loop. is_kept: whether the disk has the job; else it must not
+    begin."""
 
     job: Job
     omni: AsyncOmni
     growing: Growing
     task: asyncio.Task[None] | None = None
     not_before: float = 0.0
+    is_kept: bool = True
 
 
 class Jobs:
@@ -91,7 +95,7 @@ class Jobs:
         for job in await asyncio.to_thread(store.jobs):
             self._jobs[job.id] = job
             if job.status == "completed" and not store.film(job).is_file():
-                await self._end(job, "failed", {"code": "file_lost", "message": "the file of this film is gone; ask for it again"})
+                await self._lose(job)
             elif not job.is_over:
                 job.status, job.progress = "queued", 0
                 self._wait(job, self._omni.as_client(job.who))
@@ -144,9 +148,17 @@ class Jobs:
     def expires_at(self, job: Job) -> float | None:
         return None if job.ended_at is None else job.ended_at + self._settings.video_kept
 
-    def film(self, job: Job) -> str:
-        """Path of the file of a completed film."""
-        return str(self.kept.film(job))
+    async def film(self, job: Job) -> str:
+        """Path of the file of a completed film. Raises ApiError 404 if somebody has removed the file."""
+        path = self.kept.film(job)
+        if not await asyncio.to_thread(path.is_file):
+            await self._lose(job)
+            raise ApiError(404, LOST, code="file_lost")
+        return str(path)
+
+    async def _lose(self, job: Job) -> None:
+        job.size_bytes = 0
+        await self._end(job, "failed", {"code": "file_lost", "message": LOST})
 
     def growing(self, job: Job) -> Growing | None:
         """The growing file of a job that waits or runs; None for others."""
@@ -169,43 +181,49 @@ class Jobs:
             hint = "Ask again when one of them is finished, or delete one."
             raise ApiError(503, told, code="overloaded", reason="OVERLOADED", hint=hint, retry_after_s=FULL_AGAIN_S)
         self._jobs[job.id] = job
-        self._wait(job, omni)
+        run = self._wait(job, omni, is_kept=False)
         try:
             async with self._writing:
                 await beside(self.kept.put_new, job, picture)
         except (OSError, sqlite3.Error) as error:
-            del self._jobs[job.id], self._runs[job.id]
-            log.warning("film.not_kept", job=job.id, why=str(error))
-            hint = "Whoever runs the gateway has to make room in its --video-folder."
-            raise ApiError(
-                503, f"the gateway cannot keep a video: {error}", code="disk_full", hint=hint, retry_after_s=FULL_AGAIN_S
-            ) from None
+            self._jobs.pop(job.id, None)
+            self._runs.pop(job.id, None)
+            raise _unwritten(job, "keep", error) from None
+        run.is_kept = True
         self._fill()
 
     async def delete(self, job: Job) -> None:
-        """Delete a job, and end its run."""
-        run = self._runs.pop(job.id, None)
-        self._jobs.pop(job.id, None)  # Now, so that what still runs of it is neither put down nor begun again.
+        """Delete a job, and end its run. Raises ApiError if the disk or the database keeps the job; then the client has it still."""
+        run = self._runs.pop(job.id, None)  # Now, so that a run that was cancelled does not begin again.
         if run is not None:
-            run.growing.end()
             if run.task is not None:
                 run.task.cancel()
                 await asyncio.gather(run.task, return_exceptions=True)
+            run.growing.end()  # Behind its last write.
             self._metrics.films_ended.labels("deleted", "CANCELLED").inc()
-        await self._remove(job)
-        self._fill()
+        try:
+            await self._remove(job)
+        except (OSError, sqlite3.Error) as error:
+            failure = _unwritten(job, "delete", error)
+            if not job.is_over:
+                job.status, job.error, job.ended_at = "failed", _told(failure), time.time()
+            raise failure from None
+        finally:
+            self._fill()
 
     async def _remove(self, job: Job) -> None:
-        self._jobs.pop(job.id, None)
+        """Raises OSError, sqlite3.Error; then the job is still there, so that its bytes count and it can be removed later."""
         async with self._writing:
             await beside(self.kept.remove, job)
+            self._jobs.pop(job.id, None)
         self._count()
 
     # Making ------------------------------------------------------------------------------------------------------------------------
 
-    def _wait(self, job: Job, omni: AsyncOmni) -> None:
-        self._runs[job.id] = _Run(job, omni, Growing(self.kept.file(job, GROWING)))
+    def _wait(self, job: Job, omni: AsyncOmni, *, is_kept: bool = True) -> _Run:
+        run = self._runs[job.id] = _Run(job, omni, Growing(self.kept.file(job, GROWING)), is_kept=is_kept)
         self._count()
+        return run
 
     def _fill(self) -> None:
         """Begin as many jobs as may run: of those whose time has come, the oldest of the client that has the fewest running."""
@@ -215,7 +233,7 @@ class Jobs:
         now = asyncio.get_running_loop().time()
         while not self._closes:
             running = [run for run in self._runs.values() if run.task is not None]
-            waiting = [run for run in self._runs.values() if run.task is None and run.job.id in self._jobs]
+            waiting = [run for run in self._runs.values() if run.task is None and run.is_kept]
             due = [run for run in waiting if run.not_before <= now]
             if len(running) >= self._settings.video_runs or not due:
                 break
@@ -303,8 +321,8 @@ class Jobs:
             if oldest is None:
                 told = f"the film has more bytes than there is room for: the films of this gateway have {most >> 20} MiB together"
                 raise ApiError(507, told, code="too_large", hint="Ask for a shorter or smaller film.")
-            log.info("film.made_way", job=oldest.id, bytes=oldest.size_bytes)
             await self._remove(oldest)
+            log.info("film.made_way", job=oldest.id, bytes=oldest.size_bytes)
 
     async def _end(self, job: Job, status: Any, error: dict[str, str] | None) -> None:
         job.status, job.error, job.ended_at = status, error, time.time()
@@ -366,6 +384,15 @@ def pause_s(error: OmniError, job: Job) -> float | None:
             return None
         return AGAIN_S if has_run else min(AGAIN_S * 2 ** (job.tries - 1), MOST_PAUSE_S)
     return error.retry_delay_s or AGAIN_S
+
+
+def _unwritten(job: Job, what: str, error: OSError | sqlite3.Error) -> ApiError:
+    """The refusal of a job that the disk or the database did not take. what: keep or delete."""
+    log.warning("film.not_kept" if what == "keep" else "film.not_removed", job=job.id, why=str(error))
+    code, hint = _code_of(error), "Ask again; if it fails again, whoever runs the gateway has to look into its --video-folder."
+    if code == "disk_full":
+        hint = "Whoever runs the gateway has to make room in its --video-folder."
+    return ApiError(503, f"the gateway cannot {what} a video: {error}", code=code, hint=hint, retry_after_s=FULL_AGAIN_S)
 
 
 def _code_of(error: OSError | sqlite3.Error) -> str:

@@ -135,11 +135,11 @@ class Store:
             raise
 
     def remove(self, job: Job) -> None:
-        """Remove a job and its files. Raises OSError, sqlite3.Error."""
+        """Remove a job's files, then the job. Raises OSError, sqlite3.Error; then the row is still there, perhaps without its files."""
+        for end in (*ENDS.values(), GROWING, BEGINNING, "bin"):  # First: a full disk has no room for the database's own writes.
+            self.remove_file(job, end)
         with self._lock:
             self._database.execute("DELETE FROM jobs WHERE id = ?", (job.id,))
-        for end in (*ENDS.values(), GROWING, BEGINNING, "bin"):
-            self.remove_file(job, end)
 
     def file(self, job: Job, end: str) -> Path:
         return self.folder / f"{job.id}.{end}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import secrets
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
@@ -29,8 +30,10 @@ from omnistage.gateway.pictures_schema import sides_of
 
 MOST_LISTED = 100
 
-NUMBERS = {"width", "height", "steps", "guidance_scale", "guidance_scale_2", "flow_shift"}
+NUMBERS = {"width", "height", "steps", "frames_per_second", "guidance_scale", "guidance_scale_2", "flow_shift"}
 """Options whose ranges the client library checks."""
+
+RANGE = re.compile(r"([0-9]{0,18})-([0-9]{0,18})")
 
 AUTO = "auto"
 """A size and a length that the model chooses; a whole film shows its own."""
@@ -181,7 +184,9 @@ async def _content(door: Door, request: Request, job: Job, is_streamed: bool) ->
         raise ApiError(404, "there is no such video: it failed", code="video_failed", hint=hint)
     growing = door.jobs.growing(job)
     if growing is None or job.status == "completed":  # The file is in its place before the job is called completed.
-        return FileResponse(door.jobs.film(job), media_type=job.media_type, headers=FILE_HEADERS)
+        path = await door.jobs.film(job)
+        check_range(request, job.size_bytes)
+        return FileResponse(path, media_type=job.media_type, headers=FILE_HEADERS)
     if not is_streamed:
         hint = "Ask again when its status is completed, or with ?stream=true for what there is."
         raise ApiError(409, f"this video is {job.status}", code="not_ready", hint=hint, headers={"X-Should-Retry": "false"})
@@ -189,6 +194,20 @@ async def _content(door: Door, request: Request, job: Job, is_streamed: bool) ->
     answer = await stream_response(request, pieces, FIELDS, media_type=job.media_type, telling=None)
     answer.headers.update(FILE_HEADERS)
     return answer
+
+
+def check_range(request: Request, size: int) -> None:
+    """Refuse a range that is none, or of which the file has no byte, in the shape of this interface. Raises ApiError 400 or 416."""
+    asked = request.headers.get("range")
+    if asked is None:
+        return
+    unit, _, rest = asked.partition("=")
+    parts = [RANGE.fullmatch(part.strip()) for part in rest.split(",")] if unit == "bytes" else [None]
+    if not all(part and (part[1] or part[2]) and not (part[1] and part[2] and int(part[1]) > int(part[2])) for part in parts):
+        raise invalid("Range", f"{asked[:64]!r} is no range of bytes, such as bytes=0-1023")
+    if any(part and part[1] and int(part[1]) >= size for part in parts):
+        told = {"Content-Range": f"bytes */{size}"}
+        raise ApiError(416, f"the file has {size} bytes, and none in {asked[:64]!r}", param="Range", code="no_such_range", headers=told)
 
 
 def _shown(door: Door, job: Job) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from omnistage.gateway.pictures_schema import FILE, SIZE, PictureReference, Pipe
 
 MOST_SECONDS = 3600
 MOST_FRAMES = 1 << 16
-MOST_RATE_HZ = 120
+LEAST_RATE_HZ, MOST_RATE_HZ = 0.1, 120
 
 MEDIA_TYPES = {"webm": "video/webm", "mp4": "video/mp4", "mp4-h264": 'video/mp4; codecs="avc1"'}
 """The media type of a format, by the stages' name."""
@@ -29,7 +29,7 @@ class FilmRequest(Body):
     safety_identifier: Ignored = None
 
     frames: Annotated[int, Field(ge=1, le=MOST_FRAMES)] | None = None
-    frames_per_second: Annotated[float, Field(gt=0, le=MOST_RATE_HZ, allow_inf_nan=False)] | None = None
+    frames_per_second: Annotated[float, Field(ge=LEAST_RATE_HZ, le=MOST_RATE_HZ, allow_inf_nan=False)] | None = None
     steps: int | None = None
     seed: Seed | None = None
     negative_prompt: str | None = None

@@ -73,7 +73,11 @@ class GatewaySettings(ServerSettings):
         json_schema_extra={"metavar": "DIR"},
     )
     video_kept: float = Field(
-        86_400.0, gt=0, description="seconds after which a film is deleted, from its end on", json_schema_extra={"metavar": "SECONDS"}
+        86_400.0,
+        gt=0,
+        allow_inf_nan=False,
+        description="seconds after which a film is deleted, from its end on",
+        json_schema_extra={"metavar": "SECONDS"},
     )
     video_bytes: int = Field(
         8 << 30,

@@ -85,7 +85,8 @@ class GrowingFile(OutputFile):
         """Append the next piece; the first one replaces an existing file. Raises RequestError if it cannot be written."""
         try:
             if self._grows:
-                with self._place.open("ab") as file:
+                with self._place.open("r+b") as file:  # Not to append: that would begin anew a file that somebody has removed.
+                    file.seek(0, os.SEEK_END)
                     file.write(data)
             else:
                 self._draft.path.write_bytes(data)

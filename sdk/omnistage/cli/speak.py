@@ -218,6 +218,8 @@ def _refusals(question: Question) -> Iterator[None]:
         if [violation.field for violation in error.fields] != ["outputs"]:
             raise
         option, hint = "--out", "Leave --out out for the text alone."
+        if not question.options.get("outputs"):
+            raise RequestError(SHELL.message(error.message.partition(": ")[2])) from error
         if question.out is None and question.captions is None:
             option, hint = "--text-only", "Leave --text-only out."
         elif question.captions is not None and "'alignment'" in error.message:

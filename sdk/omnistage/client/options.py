@@ -148,7 +148,7 @@ class Options(TypedDict, total=False):
         ),
     ]
     frames: Annotated[int, About("Frames of a film.", MODEL, Range(1, 1 << 16))]
-    frames_per_second: Annotated[float, About("Frames a second of a film.", MODEL, Range(0, 120, is_above=True))]
+    frames_per_second: Annotated[float, About("Frames a second of a film.", MODEL, Range(0.1, 120))]
     seconds: Annotated[float, About("Of sound; of a film, where frames do not say how long it is.", MODEL, Range(0, 3600, is_above=True))]
     begin_s: Annotated[float, About("Seconds of a longer sound that come before what is made.", "0", Range(0, 3600))]
     guidance_scale_2: Annotated[float, About("The same where a second transformer takes over.", "guidance_scale", Range(0, 100))]

@@ -151,7 +151,7 @@ class SoundPieces:
 def check_sound(request: DrawRequest, model: str) -> None:
     """Raises BadRequest for a request of something else than a sound. model: its name."""
     if request.frames:
-        raise BadRequest("diffusion.frames", f"{model} makes sound and no films: leave it out, and give duration_s")
+        raise BadRequest("diffusion.frames", f"{model} makes sound and no films: leave it out, and say how long the sound is")
     for field in ("width", "height"):
         if getattr(request, field):
             raise BadRequest(f"diffusion.{field}", f"{model} makes sound and no pictures: leave it out")
