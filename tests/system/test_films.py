@@ -99,10 +99,10 @@ async def test_one_is_killed_and_the_other_goes_on(house: Fleet, seed: int, cell
         answer.check_whole()
         assert len(answer.failovers) == 1
         file, whole = file_of(answer, made.port), file_of(await ask(stub, asked), made.port)
-        if (name, moment) != ("film", "decoding"):
-            assert len(file) > 1000 and file == whole
-            return
-        # Where a film goes on there is a key frame, and behind it the frames are encoded anew.
-        shown, expected = (np.stack(frames_of(data)[0]).astype(np.int16) for data in (file, whole))
-        assert len(shown) == len(expected) == made.asked["frames"] and expected.std() > 5
-        assert np.abs(shown - expected).mean((1, 2, 3)).max() < 4
+        assert len(file) > 1000
+        if made.port == "video" and moment == "decoding":  # The rest begins with a key frame.
+            (shown, _), (expected, _) = frames_of(file), frames_of(whole)
+            assert len(shown) == len(expected) == made.asked["frames"]
+            assert max(np.abs(one.astype(int) - other.astype(int)).mean() for one, other in zip(shown, expected, strict=True)) < 8
+        else:
+            assert file == whole

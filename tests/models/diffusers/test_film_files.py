@@ -9,6 +9,7 @@ from typing import Any
 import av
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from helpers.artists import Drawing, draw, model_of
 from helpers.drawings import checkpoint
@@ -59,10 +60,35 @@ async def test_pixels_and_bytes_of_a_frame_leave_before_the_next_is_encoded(aske
 @pytest.mark.parametrize("asked", ["", "video/mp4", AVC])
 async def test_who_has_some_of_a_film_gets_the_rest_of_its_file(asked: str, seed: int) -> None:
     async with model_of(checkpoint("wan2.2-t2v"), **FILM) as model:
-        whole = clips_of(await draw(model, "a dog", ports={"video": 0}, seed=seed, frames=9, media_type=asked))
-        for first in (1, 4, 8):
+        drawing = await draw(model, "a dog", ports={"video": 0, "pixels": 0}, seed=seed, frames=9, media_type=asked)
+        whole, pixels = clips_of(drawing), drawing.rows("pixels").reshape(9, FILM_SIDE, FILM_SIDE, 3)
+        for first in (1, 4, 8, 9):
             rest = clips_of(await draw(model, "a dog", ports={"video": first}, seed=seed, frames=9, media_type=asked))
-            assert rest == whole[first:]
+            frames, _ = frames_of(b"".join(clip.data for clip in whole[:first] + rest))
+            assert len(rest) == 9 - first and len(frames) == 9
+            for frame, expected in zip(frames, pixels, strict=True):
+                assert np.abs(frame.mean((0, 1)) - expected.mean((0, 1))).max() < 4
+
+
+@pytest.mark.parametrize("media_type", ["", "video/mp4", AVC])
+@pytest.mark.parametrize("first", [1, 7, 16, 23])
+def test_the_rest_of_a_file_goes_with_what_was_drawn_in_other_company(media_type: str, first: int) -> None:
+    """A few pixels are then a level apart, which decoders of frames that follow on others cannot bear."""
+    draws, (rows, columns) = np.random.default_rng(first), np.mgrid[:160, :256]
+    frames = [_waves(rows, columns, number) for number in range(24)]
+    apart = [np.where(draws.random(frame.shape) < 0.001, frame + 1, frame).astype(np.uint8) for frame in frames]
+    begun, rest = (Clips(film_plan(24, media_type), 16, place) for place in (0, first))
+    whole = [clip for frame in frames for clip in begun.with_frame(frame)]
+    pieces = whole[:first] + [clip for frame in apart for clip in rest.with_frame(frame)]
+    shown, _ = frames_of(b"".join(clip.data for clip in pieces))
+    assert len(shown) == 24 and sum(clip.frames for clip in pieces) == 24
+    assert max(np.abs(one.astype(int) - frame).mean() for one, frame in zip(shown, frames, strict=True)) < 8
+
+
+def _waves(rows: NDArray[np.intp], columns: NDArray[np.intp], number: int) -> NDArray[np.uint8]:
+    """[height, width, 3], with edges, which move."""
+    waves = 120 + 60 * np.sin((columns + 3 * number) / 17) + 40 * np.sign(np.cos((rows - 2 * number) / 11))
+    return np.stack([waves, waves[::-1], waves[:, ::-1]], 2).astype(np.uint8)
 
 
 @pytest.mark.parametrize(

@@ -122,7 +122,9 @@ class Films:
 
 
 class Clips:
-    """Pieces of the file of a film, as messages. rate_hz: of its frames. first: the frame from which on they are wanted."""
+    """Pieces of the file of a film, as messages. rate_hz: of its frames. first: the frame from which on they are wanted. What is wanted
+    begins with a key frame, and not with what would follow on frames that are with the reader: those may have been drawn in other company,
+    and a level of one pixel is enough to make a decoder read everything behind it wrong."""
 
     def __init__(self, plan: Plan, rate_hz: float, first: int, track: Track | None = None) -> None:
         kind = film_kind(plan.media_type)
@@ -135,7 +137,10 @@ class Clips:
         """What there is with the next frame. A large one waits for others, for each message has one: what has none would come twice in a
         session that goes on elsewhere. Raises Failed for a film whose frames are so large that this does not help."""
         self._left -= 1
-        if piece := self._writer.write(frame):
+        joins = self._first > 0 and self._place >= self._first and not self._data
+        if joins:
+            self._first = 0
+        if piece := self._writer.write(frame, is_key=joins):
             self._data += piece.data
             self._frames += piece.frames
         count = -(-len(self._data) // MAX_CLIP_BYTES)

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import av
 import numpy as np
+from av.video.frame import PictureType
 from av.video.reformatter import ColorPrimaries, ColorRange, Colorspace, ColorTrc, VideoReformatter
 from numpy.typing import NDArray
 
@@ -79,7 +80,7 @@ H264 = FilmKind(
     ("avc1", "h264"),
     2,
     "libx264",
-    {"preset": "faster", "crf": "20", "tune": "zerolatency"},
+    {"preset": "faster", "crf": "20", "tune": "zerolatency", "forced-idr": "1"},
     with_lengths,
     fragment,
 )
@@ -148,8 +149,9 @@ class FilmWriter:
         first frame."""
         return ", ".join([self._word] + ["opus"] * (self._audio is not None))
 
-    def write(self, pixels: NDArray[np.uint8]) -> FilmPiece | None:
-        """What there is with the next frame; with the last one, all. pixels: [height, width, 3], RGB; all of a size."""
+    def write(self, pixels: NDArray[np.uint8], *, is_key: bool = False) -> FilmPiece | None:
+        """What there is with the next frame; with the last one, all. pixels: [height, width, 3], RGB; all of a size. is_key: whether it has
+        to be shown without those before it, as others are at times."""
         pixels = self._padded(pixels)
         if self._video is None:
             self._open(*pixels.shape[:2])
@@ -163,6 +165,8 @@ class FilmWriter:
             threads=1,
         )
         frame.pts, frame.time_base = self._given, 1 / self._rate
+        if is_key:
+            frame.pict_type = PictureType.I
         self._given += 1
         is_last = self._given == self._frames
         packets = self._video.encode(frame) + (self._video.encode(None) if is_last else [])
