@@ -52,7 +52,7 @@ MAX_SIGMA = 1e6
 MAX_OPTION_CHARACTERS = 20_000
 OPTION_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
 MAX_PART_BYTES = 1 << 20
-"""Of one chunk of an encoded picture; stated in chunk.proto."""
+"""Most bytes of one chunk of an encoded picture; stated in chunk.proto."""
 
 
 class DiffusionStage(ModelStage[DiffusionModel[P]]):
