@@ -22,7 +22,7 @@ DRAWING = {
     "video": ("make films", "makes films", "makes no films"),
     "audio": ("make sound of a prompt", "makes sound of a prompt", "makes no sound of a prompt"),
 }
-"""The ability to draw, by the wanted output: of several pipelines, of one, and of one that lacks it. `PICTURES` has the words for any other output."""
+"""Words for the ability to draw, by the wanted output: of several pipelines, of one, and of one that lacks it. Any other output: PICTURES."""
 PICTURES = ("draw", "draws", "does not draw")
 
 MOST_NAMED = 8

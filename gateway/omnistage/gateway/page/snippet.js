@@ -16,7 +16,7 @@ const quote = (text) => text.replaceAll("'", "'\\''");
 
 const url = (path) => new URL(path, document.baseURI).href;
 
-const FIELDS = { "v1/videos": "input_reference" }; // The lines for a picture in a form.
+const FIELDS = { "v1/videos": "input_reference" }; // The field of a picture in a form, by the path.
 
 export function curl({ path, body, files }) {
   const start = [`curl --no-buffer ${url(path)} \\`, '  -H "Authorization: Bearer $OMNISTAGE_API_KEY" \\'];
