@@ -22,7 +22,7 @@ DRAWING = {
     "video": ("make films", "makes films", "makes no films"),
     "audio": ("make sound of a prompt", "makes sound of a prompt", "makes no sound of a prompt"),
 }
-"""Words for the ability to draw, by the wanted output: of several pipelines, of one, and of one that lacks it. Any other output: PICTURES."""
+"""Words for the ability to draw, by the wanted output: of several pipelines, of one, of one that lacks it. Other outputs: PICTURES."""
 PICTURES = ("draw", "draws", "does not draw")
 
 MOST_NAMED = 8
