@@ -1,4 +1,4 @@
-"""What any test may use: a free port, the processes it started, a checkpoint. Its random numbers are of helpers/randomness."""
+"""Fixtures for any test: a free port, the processes that it started, a checkpoint. Random numbers come from helpers/randomness."""
 
 from __future__ import annotations
 

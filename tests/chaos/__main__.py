@@ -36,7 +36,8 @@ CLIENTS = 8
 SAMPLE_PERIOD_S = 2.0
 SETTLE_LIMIT_S = 60.0
 LEAST_ANSWERED = 0.5
-"""Of the requests that no client left. Errors are allowed, but a house that only makes errors has survived nothing."""
+"""The least share of answered requests, among those that no client left. Errors are allowed, but a house that only makes errors has
+survived nothing."""
 
 PRIVATE = "--on-private-mount"
 
@@ -84,7 +85,7 @@ async def _run(seed: int, seconds: float, logs: Path, family: Family, *, can_fil
     spool = (MOUNT if can_fill else logs) / "spool"
     spool.mkdir()
     with house(logs, spool) as running:
-        # The seed alone decides what is disturbed and when. What a client does next depends on when it has its answer.
+        # The seed alone decides what is disturbed and when. A client's next action depends on when it has its answer.
         disturbances = plan(seed, seconds, running.names, can_fill=can_fill)
         load = Load(running, random.Random(seed))
         async with load.connected():

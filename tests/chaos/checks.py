@@ -1,4 +1,4 @@
-"""What must be true when the load is over: nothing is held, nothing lies around, and no log tells of a bug."""
+"""The checks when the load is over: nothing is held, nothing lies around, and no log tells of a bug."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ IDLE_LIMIT_S = 30.0
 
 BUGS = re.compile(r'Traceback|session\.bug|request\.bug|never retrieved|never awaited|Task was destroyed|"level": "(error|critical)"')
 LEFT = "raised in core by servicer method"
-"""What gRPC says, with a traceback, when the other end goes away while the status is sent to it."""
+"""A message that gRPC logs with a traceback when the other end goes away while the status is sent to it."""
 
 CUT = "drain.cut"
 
@@ -89,7 +89,7 @@ def _is_alive(arena: str) -> bool:
 
 
 def logged(folder: Path) -> list[str]:
-    """What the logs tell of bugs, each one once."""
+    """The signs of bugs in the logs, each one once."""
     found: dict[str, list[str]] = {}
     for path in sorted(folder.glob("*.log")):
         for line in path.read_text(errors="replace").splitlines():

@@ -27,12 +27,12 @@ from omnistage.v1 import omni_pb2, omni_pb2_grpc
 
 TIMEOUT_S = 60.0
 RETRY_DELAY_S = 1.0
-"""What the servers say, or a little more."""
+"""The delay that the servers name in a refusal, or a little more."""
 
 RETRYABLE = frozenset({"STAGE_LOST", "OVERLOADED", "DRAINING", "STARTING"})
 BROKEN = frozenset({grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN})
 NARROW = [*CLIENT_OPTIONS, ("grpc.http2.bdp_probe", 0)]
-"""Of a client that does not read: the window of its connection stays as small as it begins."""
+"""The options of a client that does not read: the window of its connection stays as small as it begins."""
 
 LARGE = "library, a large film"
 IN_REQUEST = "stub, media in the request"
@@ -45,7 +45,7 @@ ANSWERED, CANCELLED, ROUTER_LOST, WRONG = "answered", "left by its client", "rou
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of one request. result: ANSWERED, CANCELLED, ROUTER_LOST, a reason of the contract, or WRONG with what is wrong."""
+    """The fate of one request. result: ANSWERED, CANCELLED, ROUTER_LOST, a reason of the contract, or WRONG with what is wrong."""
 
     client: str
     result: str

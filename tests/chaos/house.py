@@ -101,7 +101,7 @@ class House:
         return not known or known[-1].ended < math.inf
 
     def pids(self) -> dict[str, int]:
-        """Of the processes that are up now."""
+        """The ids of the processes that are up now."""
         return {name: self.fleet.server(name).pid for name in self.names if self.is_up(name)}
 
     async def trim(self) -> None:

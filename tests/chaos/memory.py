@@ -1,4 +1,4 @@
-"""What the processes hold, sampled while they are under load and once at rest: private memory, open files and threads."""
+"""The private memory, open files and threads of the processes, sampled while they are under load and once at rest."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 ALLOWED_BYTES = 16 << 20
 ALLOWED_FILES = 60
 ALLOWED_THREADS = 12
-"""What a process may hold at the end beyond what it held at most before it was warm."""
+"""The number of threads that a process may have at the end beyond the most that it had before it was warm."""
 
 
 @dataclass(frozen=True, slots=True)

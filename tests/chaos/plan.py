@@ -1,4 +1,4 @@
-"""What is done to the processes and when: a function of the seed alone."""
+"""The plan of a run: which disturbance hits which process, and when. It is a function of the seed alone."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ FILLED_AT = 0.3
 
 
 class Action(Enum):
-    """What happens to a victim."""
+    """The disturbance of a victim."""
 
     KILL = "SIGKILL"
     TERMINATE = "SIGTERM"

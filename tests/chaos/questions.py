@@ -1,4 +1,4 @@
-"""What is asked, and what every part of a right answer must be: text, sound and pictures by the formulas of the toy models."""
+"""The questions, and the right values of every part of an answer: text, sound and pictures by the formulas of the toy models."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from omnistage.v1 import chunk_pb2, omni_pb2, stage_pb2
 
 SAMPLES_PER_FRAME = 960
 SIDE = 48
-"""Of a picture that is drawn, in pixels."""
+"""The side of a drawn picture, in pixels."""
 
 LIVE = "microphone"
 """The port of live sound."""
@@ -102,7 +102,7 @@ class Looking:
         return [_medium(kind, rng, self.film_bytes) for kind in self.kinds]
 
     def _ports(self) -> Mapping[str, Medium]:
-        """What is streamed, and where."""
+        """The streamed ports, each with its medium."""
         named = {LIVE if kind == LIVE else f"media{n}": medium for n, (kind, medium) in enumerate(zip(self.kinds, self.media, strict=True))}
         return {port: medium for port, medium in named.items() if self.streamed or port == LIVE}
 
@@ -120,7 +120,7 @@ class Looking:
         return omni_pb2.GenerateRequest(model="toy-media", seed=self.seed, thinker=thinker)
 
     def pieces(self) -> dict[str, Pieces]:
-        """What is streamed, by port, in pieces of any size."""
+        """The streamed content by port, in pieces of any size."""
         chance = random.Random(self.seed)
         cut: dict[str, Pieces] = {}
         for port, medium in self._ports().items():

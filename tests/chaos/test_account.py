@@ -50,7 +50,7 @@ def test_the_right_answer_is_right() -> None:
 
 
 def looked(kinds: tuple[str, ...], *, streamed: bool) -> list[omni_pb2.GenerateResponse]:
-    """What a toy says to these media, as the only chunk of an answer; a question with the same media is to find it right."""
+    """The answer of a toy to these media, as the only chunk; a question with the same media must accept it as right."""
     question = Looking(5, 8, kinds, streamed, 1000)
     text = chunk_pb2.TextChunk(text="".join(map(formulas.word, question.tokens)), token_ids=question.tokens)
     chunk = chunk_pb2.Chunk(port="text", count=8, last=True, text=text)

@@ -45,7 +45,7 @@ TAIL = 3
 """Frames after the last row."""
 MOST = 500
 OPENING = Prompt(prompt_items([1, 2, 3]))
-"""What every speech begins with."""
+"""The beginning of every speech."""
 
 
 class OnEngine(EngineModel):
@@ -87,7 +87,7 @@ class ArithmeticThinker(OnEngine):
         return Prepared(request, asked)
 
     def asked(self, request: TextRequest) -> SequenceRequest:
-        """What the engine is asked. Raises Unfit, or BadRequest."""
+        """The request that the engine gets. Raises Unfit, or BadRequest."""
         parts = [part for turn in request.turns for part in turn.parts]
         seen = [_read(part) if isinstance(part, Media) else str(part) for part in parts]
         places = formulas.items(seen)
@@ -187,5 +187,5 @@ class ArithmeticTalker(OnEngine):
 
 
 def frames_by_hand(rows: np.ndarray, seed: int) -> list[tuple[int, ...]]:
-    """What the Talker says for rows."""
+    """The codes that the Talker says for rows."""
     return arithmetic.answer(OPENING, seed, len(rows) + TAIL, rows.tolist())[0]

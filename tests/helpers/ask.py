@@ -78,7 +78,7 @@ class Answer:
                 first += chunk.count
 
     def check_unspoken(self, every: int) -> None:
-        """What a toy Talker told that has no sound for every so many-th word. All words were wanted."""
+        """Checks what a toy Talker told that has no sound for each `every`-th word. All words were wanted."""
         words = [formulas.word(token).strip() for token in self.tokens()[::every]]
         assert self.usage is not None
         (talker,) = (report for report in self.usage.stages if report.kind == stage_pb2.STAGE_KIND_TALKER)

@@ -1,4 +1,4 @@
-"""What `pip install omnistage` gives: this checkout and its core dependencies, and none of the packages of an extra."""
+"""An installation as `pip install omnistage` makes it: this checkout and its core dependencies, and none of the packages of an extra."""
 
 from __future__ import annotations
 

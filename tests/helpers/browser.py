@@ -34,7 +34,7 @@ FLAGS = (
 )
 
 RATE_HZ = 24_000
-"""Of sound in OpenAI's interface."""
+"""The rate of sound in OpenAI's interface."""
 
 WAIT_MS = 90_000
 """For anything that is waited for: an end, on a machine that is busy."""
@@ -138,7 +138,8 @@ async def heard(page: Page, samples: NDArray[np.float32]) -> None:
 
 
 async def serious_faults(page: Page) -> list[str]:
-    """What axe-core finds for people who cannot see or click well, of what is serious. Skips the test where npm cannot bring it."""
+    """The serious faults of a page for people who cannot see or click well, as axe-core finds them. Skips the test where npm cannot bring
+    axe-core."""
     if shutil.which("npm") is None:
         pytest.skip("needs npm, which brings axe-core")
     await page.evaluate((axe_folder() / "axe.min.js").read_text(encoding="utf-8"))
@@ -148,7 +149,7 @@ async def serious_faults(page: Page) -> list[str]:
 
 
 def axe_folder() -> Path:
-    """Of axe-core, which is fetched once."""
+    """The folder of axe-core, which is fetched once."""
     folder = BUILT / "axe"
     install_modules(PACKAGES, folder)
     return folder / "node_modules" / "axe-core"

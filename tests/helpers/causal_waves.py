@@ -153,5 +153,5 @@ def shrunk(scale: int) -> CausalNet:
 
 
 def published_config() -> WaveConfig:
-    """Of the default values of Transformers, which are those of the published checkpoints."""
+    """The config with the default values of Transformers, which are those of the published checkpoints."""
     return wave_config(Config(Qwen3OmniMoeCode2WavConfig().to_dict(), "published"))

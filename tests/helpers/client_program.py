@@ -64,7 +64,7 @@ def ask(omni: Omni, film: Path, folder: Path) -> dict[str, object]:
 
 
 def go_wrong(omni: Omni) -> list[str]:
-    """What each error says of itself, from the details of the call and from the client."""
+    """Causes each error, and returns what it says of itself: the details of the call and the client's own text."""
     told = []
     try:
         omni.draw("a hill", steps=100_000)

@@ -24,7 +24,7 @@ Response = trace_service_pb2.ExportTraceServiceResponse
 
 @dataclass(frozen=True)
 class Event:
-    """Of a span."""
+    """An event of a span."""
 
     name: str
     at_ns: int

@@ -14,7 +14,7 @@ from helpers.program import Program, start
 from helpers.surroundings import usual_variables
 
 STARTS = ("omnistage.cli",)
-"""What it runs: `make test-near` reads it."""
+"""The program that it runs: `make test-near` reads this name."""
 TIMEOUT_S = 110.0
 
 
@@ -45,6 +45,6 @@ def _file(name: str) -> IO[bytes]:
 
 
 def _text(file: IO[bytes]) -> str:
-    """What was written, with the ends of lines as text has them."""
+    """The text that was written to the file, with the ends of lines as text has them."""
     file.seek(0)
     return io.TextIOWrapper(io.BytesIO(file.read()), encoding="utf-8").read()

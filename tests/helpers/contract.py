@@ -1,7 +1,6 @@
-"""What a model of every family and kind must do: one suite, run for each case that helpers/families.py registers.
+"""The contract of a model of any family and kind: one suite, run for each case that helpers/families.py registers.
 
-A check takes a loaded model behind its stage and a sample of what it is asked; it needs no server. `CHECKS` are all of them.
-"""
+A check takes a loaded model behind its stage and a sample of what it is asked; it needs no server. `CHECKS` are all of them."""
 
 from __future__ import annotations
 
@@ -173,11 +172,11 @@ def payload_of(part: Sequence[str] | bytes | Array, port: stage_pb2.Port) -> Inp
     return part
 
 
-# What came out, however it was cut -----------------------------------------------------------------------------------------------------
+# Output, however it was cut ------------------------------------------------------------------------------------------------------------
 
 
 def content(outputs: Sequence[Output], port: str) -> object:
-    """All that a port carried, comparable. What is no item, progress and previews, is left out."""
+    """All that a port carried, comparable. Progress and previews, which are no items, are left out."""
     mine = [output for output in outputs if output.port == port]
     texts = [output.payload for output in mine if isinstance(output.payload, chunk_pb2.TextChunk)]
     if texts:
@@ -212,8 +211,8 @@ def contents(made: Made) -> dict[str, object]:
 
 
 def cut_after(loaded: Loaded, made: Made, count: int, rng: random.Random) -> tuple[Start, dict[str, object]]:
-    """Where a session goes on that was lost after so many outputs, and what had come by then. Of a port that goes to the next stage, which
-    says where it needs it, some of that may be wanted again."""
+    """The point where a session goes on that was lost after so many outputs, and what had come by then. On a port to the next stage, which
+    says where it needs the port, some of that may be wanted again."""
     before = [output for output in made.outputs[:count] if isinstance(output, Output)]
     held: dict[str, list[Output]] = {port: [output for output in before if output.port == port] for port in loaded.produces}
     for port, outputs in held.items():
@@ -240,7 +239,7 @@ def history_of(port: str, outputs: Sequence[Output]) -> chunk_pb2.Chunk:
 
 
 def joined(before: object, after: object) -> object:
-    """What had come and what came then."""
+    """The outputs before a loss and those after it, as one."""
     if isinstance(before, tuple) and isinstance(after, tuple):
         return tuple(one + other for one, other in zip(before, after, strict=True))
     return after if not before else before if not after else before + after  # type: ignore[operator]
@@ -424,7 +423,7 @@ async def check_what_it_cannot_do_is_refused_and_the_next_one_is_served(loaded: 
 
 
 def beyond(loaded: Loaded) -> list[tuple[stage_pb2.StageParams, str]]:
-    """What a model of the kind that says so of itself cannot do."""
+    """The params that a model of the kind cannot do by its own account, each with what it cannot."""
     said, kind = loaded.logic.description, loaded.case.kind
     asks: list[tuple[stage_pb2.StageParams, str]] = []
 
@@ -469,7 +468,7 @@ def beyond(loaded: Loaded) -> list[tuple[stage_pb2.StageParams, str]]:
 
 
 async def check_another_replica_is_the_same(loaded: Loaded, rng: random.Random) -> None:
-    """Of equal revision, so that a session may go on there."""
+    """Another replica has an equal revision, so that a session may go on there."""
     other = loaded.case.load()
     try:
         assert other.description.revision == loaded.logic.description.revision
@@ -480,8 +479,8 @@ async def check_another_replica_is_the_same(loaded: Loaded, rng: random.Random) 
 
 
 async def check_what_it_tells_of_an_answer_is_true(loaded: Loaded, rng: random.Random) -> None:
-    """Where a seed is said not to matter, another one gives the same. What was not spoken is that of the whole, also of an answer of which
-    nothing is left to do."""
+    """Where a seed is said not to matter, another seed gives the same. The unspoken words are those of the whole answer, also for an answer
+    of which nothing is left to do."""
     one, other = await run(loaded, rng, seed=5), await run(loaded, rng, seed=6)
     assert one.told.drew == other.told.drew
     if one.told.drew is False:

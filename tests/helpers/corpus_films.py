@@ -16,7 +16,8 @@ from helpers.corpus import Maker, Sample, cut
 
 H264 = ("-c:v", "libx264", "-preset", "ultrafast", "-threads", "1")
 LIKE = 0.02
-"""Of full scale, on the average: colours are converted by two versions of a library, sound is decoded by two of another."""
+"""The allowed mean difference, as a share of full scale: two versions of a library convert colours, and two versions of another decode
+sound."""
 
 SCALED = 0.06
 """Where FFmpeg scales, too, in its own way."""
@@ -89,7 +90,7 @@ EVEN = (10, 12, 15, 24, 25, 30)
 
 @dataclass(frozen=True, slots=True)
 class Scene:
-    """What is filmed: pictures in raw bytes, at an even rate."""
+    """The content of a film: pictures in raw bytes, at an even rate."""
 
     pixels: bytes
     frames: int
@@ -126,7 +127,7 @@ def _scene(chance: random.Random, frames: int = 0) -> Scene:
 
 
 def _tone(chance: random.Random, seconds: float) -> str:
-    """What ffmpeg is to hear beside the pictures."""
+    """The sound beside the pictures, as a source that ffmpeg reads."""
     hz = chance.randint(200, 800)
     return f"aevalsrc=0.3*sin({hz}*2*PI*t)+0.2*sin({hz}*2*PI*t*t):s=48000:d={seconds:.3f}"
 
@@ -193,7 +194,7 @@ def _delayed_picture(form: Form, chance: random.Random) -> Sample:
 
 
 def _late(form: Form, chance: random.Random) -> Sample:
-    """Of a recording that goes on for hours, cut into parts."""
+    """A part of a recording that goes on for hours."""
     return _sample(_file(form, _scene(chance), "-output_ts_offset", str(chance.randint(100, 20_000))))
 
 
@@ -253,7 +254,7 @@ def _dropped(form: Form, chance: random.Random) -> Sample:
 
 
 def _colours(form: Form, chance: random.Random) -> Sample:
-    """What the numbers of a pixel mean."""
+    """A film with a drawn meaning of the numbers of a pixel."""
     space = chance.choice(["bt709", "smpte170m", "bt2020nc"])
     pixel_format = chance.choice(["yuv420p", "yuv422p", "yuv444p", "yuv420p10le"])
     full = chance.choice(["pc", "tv"])

@@ -26,7 +26,7 @@ MODES: dict[str, tuple[str, ...]] = {
     "AVIF": ("L", "RGB", "RGBA"),
 }
 DEEP = ("rgb48be", "rgba64be", "gray16be", "ya16be")
-"""Of 16 bits a sample: Pillow writes none of them, ffmpeg does."""
+"""The pixel formats of 16 bits a sample: Pillow writes none of them, ffmpeg does."""
 UPRIGHTS = ("JPEG", "PNG", "TIFF", "WEBP")
 OPTIONS: dict[str, list[dict[str, object]]] = {
     "TIFF": [{}, {"compression": "tiff_lzw"}, {"compression": "tiff_adobe_deflate"}, {"compression": "packbits"}],
@@ -84,7 +84,7 @@ _TURNS: dict[int, Callable[..., np.ndarray[tuple[int, ...], np.dtype[np.uint8]]]
     7: lambda rgb: rgb[::-1, ::-1].transpose(1, 0, 2),
     8: lambda rgb: np.rot90(rgb, 1),
 }
-"""What EXIF means by each number."""
+"""The meaning of each number in EXIF."""
 
 
 def _image(mode: str, chance: random.Random) -> tuple[Image.Image, dict[str, object]]:

@@ -71,11 +71,11 @@ FORMS = {
     "wma": Form(("-c:a", "wmav2", "-f", "asf"), HIGH, tells=True, seeks=True),
     "flv-aac": Form(("-c:a", "aac", "-f", "flv"), HIGH, seeks=True),
 }
-"""What can be joined by `cat`: each part has all that a decoder needs."""
+"""The forms that can be joined by `cat`: each part has all that a decoder needs."""
 JOINS = ("mp3-cbr", "mp3-vbr", "mp3-no-xing", "adts", "ac3", "eac3", "mp2", "ts-aac", "ts-mp2", "ogg-vorbis", "ogg-opus")
 APART = ("mp3-cbr", "mp3-vbr", "mp3-no-xing", "ogg-vorbis", "ogg-opus")
-"""Of these, FFmpeg's command keeps silence that encoders put around each, or leaves out samples. The noise of others goes on from one to
-the next."""
+"""The forms where FFmpeg's command keeps the silence that encoders put around each part, or leaves out samples. The noise of other forms
+goes on from one part to the next."""
 RIFFS = ("wav-u8", "wav-s16le", "wav-s24le", "wav-f32le", "wav-mulaw", "wav-adpcm_ms")
 XINGS = ("mp3-cbr", "mp3-vbr")
 TAGGED = (*JOINS[:6], "flac")
@@ -83,7 +83,7 @@ PLACEHOLDERS = (0, 0xFFFFFFFF, 0x7FFFFFFF, 0x7FFFF000, 0x7FFF0000, 2_000_000_000
 ALIGNED = 8
 """Where samples end between two places at which chunks may begin, nothing but their length tells what is a sample."""
 LOSS = 0.01
-"""Of full scale, on the average: two decoders of one stream are far closer, and another sound is far from it."""
+"""The allowed mean difference, as a share of full scale: two decoders of one stream are far closer, and another sound is far from it."""
 
 
 def cases() -> dict[str, Maker]:

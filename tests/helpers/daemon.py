@@ -1,8 +1,7 @@
 """A docker daemon of the test's own, in namespaces of its own: nothing of it outlives it, and nobody else's docker is touched.
 
-Its network, mounts and processes are not those of the machine, so bridges, firewall rules, forwarding and mounts end with it. Its
-network has no way out. What it writes outside of its folder goes into a layer of memory over /etc, /run and /opt that it alone sees.
-"""
+Its network, mounts and processes are not those of the machine, so bridges, firewall rules, forwarding and mounts end with it. Its network
+has no way out. Writes outside of its folder go into a layer of memory over /etc, /run and /opt that it alone sees."""
 
 from __future__ import annotations
 
@@ -25,7 +24,8 @@ ROOT = Path(__file__).resolve().parents[2]
 PROGRAMS = ("dockerd", "containerd", "runc", "docker", "iptables", "ip", "mount", "setpriv", "unshare", "nsenter", "make")
 UNSHARED = ("unshare", "--net", "--mount", "--pid", "--ipc", "--fork", "--kill-child=KILL", "--mount-proc", "--propagation", "private")
 FREE_BYTES = 10 << 30
-"""Of the disk; of the memory, where that much is free: layers are written, read and removed there in a fraction of the time."""
+"""The free bytes of the disk that the daemon needs. Where that much memory is free, the layers lie in memory: they are written, read and
+removed there in a fraction of the time."""
 START_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 60.0
 
@@ -90,7 +90,7 @@ class Daemon:
         }
         self._unshare: subprocess.Popen[bytes] | None = None
         self.pid = 0
-        """Of dockerd, as this machine sees it."""
+        """The process id of dockerd, as this machine sees it."""
 
     def start(self) -> None:
         """Return when it takes calls. Raises AssertionError with its log."""
@@ -119,7 +119,7 @@ class Daemon:
         return self.log_path.read_text(errors="replace")[-4000:]
 
     def run(self, *command: str, timeout_s: float = 60.0, environment: Mapping[str, str] | None = None) -> str:
-        """What a command prints that talks to this daemon. Raises AssertionError with all of it if it fails."""
+        """The output of a command that talks to this daemon. Raises AssertionError with all of it if the command fails."""
         done = subprocess.run(
             command,
             cwd=ROOT,

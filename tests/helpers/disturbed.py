@@ -22,7 +22,7 @@ Whoever strikes there first asks every replica which of them has the session, on
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What to do, once, when the answer has come to a point. Nothing is read meanwhile."""
+    """An action that is done once, when the answer has come to a point. Nothing is read meanwhile."""
 
     when: Callable[[Answer], bool]
     act: Callable[[], Awaitable[None]]

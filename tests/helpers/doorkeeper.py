@@ -1,4 +1,4 @@
-"""Who stands before a server of this process, and notes each call and whose it is."""
+"""A doorkeeper in front of a server of this process: it notes each call, and from which client it came."""
 
 from __future__ import annotations
 

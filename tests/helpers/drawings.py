@@ -14,9 +14,9 @@ NAMES = (
     *("qwen-image", "qwen-image-edit", "qwen-image-edit-plus", "qwen-image-layered"),
     *("z-image", "longcat-image", "longcat-image-edit"),
 )
-"""What `make-tiny` can make that draws pictures."""
+"""The checkpoints of `make-tiny` that draw pictures."""
 MOVING = ("wan2.2-t2v", "wan2.2-ti2v", "wan2.2-i2v", "stable-audio")
-"""What it can make of films and sounds."""
+"""The checkpoints of `make-tiny` that make films and sounds."""
 
 
 def checkpoint(name: str, size: str = "tiny") -> Path:

@@ -1,5 +1,5 @@
 """A Thinker that sees and a Talker that starves, as a family on the real engine that a test can serve: those of arithmetic_models.py, with
-a Talker that takes the rows of the prompt too. What they say is worked out by hand, by `Reply` and `speech`."""
+a Talker that takes the rows of the prompt too. `Reply` and `speech` work out by hand what these models say."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ TAIL = 5
 
 @dataclass(frozen=True)
 class Reply:
-    """What the Thinker says to a prompt, and all rows that it gives."""
+    """The text that the Thinker says to a prompt, and all rows that it gives."""
 
     text: str
     prompt: NDArray[np.float32]

@@ -27,7 +27,7 @@ ROWS = np.stack([formulas.row(formulas.token(3, PROMPT, n)) for n in range(formu
 
 
 def smol_features() -> np.ndarray:
-    """What the default Talker says."""
+    """The features that the default Talker says."""
 
     async def speak() -> np.ndarray:
         logic = family_logic("smol", "talker")
@@ -189,7 +189,7 @@ def until_a_seven() -> Sample:
 
 
 def spoken_on_the_engine() -> Sample:
-    """What a Talker with prompt rows says: the rows of a reply of 40 tokens."""
+    """The speech of a Talker with prompt rows: it says the rows of a reply of 40 tokens."""
     from helpers.engine_family import Reply
 
     reply = Reply.to(("Say it.",), 5, 40)

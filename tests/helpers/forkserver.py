@@ -53,7 +53,7 @@ def _fork(connection: socket.socket, descriptors: list[int]) -> dict[str, Any]:
 
 
 def _import_for(words: Sequence[str]) -> None:
-    """What a model of the family needs, once."""
+    """Imports once what a model of the family needs."""
     if "--family" not in words:
         return
     from omnistage.models.registry import FAMILIES
@@ -82,7 +82,7 @@ def _become(asked: Mapping[str, Any], given: Sequence[int]) -> NoReturn:
     for descriptor in safe:
         os.close(descriptor)
     _open_streams()
-    # What the imports have set here, they would set there.
+    # Variables that the imports have set here, they would set there.
     by_imports = {name: value for name, value in os.environ.items() if BEGUN.get(name) != value}
     os.environ.clear()
     os.environ.update({**by_imports, **asked["variables"]})

@@ -85,10 +85,11 @@ class Asked:
 
 
 class HubServer:
-    """What it has by name, what it was asked, and how it fails.
+    """A hub. It records the requests, and says what it has by name and how it fails.
 
     cut: files that end too early, by path: after how many bytes, each once. stall: the same, but the connection stays, and silent. damaged:
-    files that come with other bytes. is_nonsense: it answers with a page that is no hub's. status: of all answers; 0: as they are."""
+    files that come with other bytes. is_nonsense: the server answers with a page that no hub has. status: the status of all answers; 0: as
+    they are."""
 
     def __init__(self) -> None:
         self.repositories: dict[str, Repository] = {}
@@ -158,7 +159,7 @@ def fetching(environment: Mapping[str, str], *names: str) -> Started[str]:
 
 
 def fetched(environment: Mapping[str, str], *names: str) -> list[dict[str, Any]]:
-    """What it tells of each name. It writes nothing to stderr."""
+    """Fetches each name, and returns what the program tells of it. The program writes nothing to stderr."""
     with fetching(environment, *names) as run:
         out, err = run.communicate(timeout=60)
     assert (run.returncode, err) == (0, "")

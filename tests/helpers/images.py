@@ -91,8 +91,8 @@ def write_image(stream: IO[bytes], *, environment: bool = False) -> None:
 
 
 def files(wheels: Path, *, environment: bool = False) -> Iterator[tuple[Path, str]]:
-    """What is laid into an image: files of this machine, and their paths in the image. environment: with the packages of this environment
-    that images with torch install, where they would install them."""
+    """The files of this machine that are laid into an image, and their paths there. environment: adds the packages of this environment that
+    images with torch install, where they would install them."""
     for wheel in wheels.iterdir():
         yield wheel, f"wheels/{wheel.name}"
     if environment:

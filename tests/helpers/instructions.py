@@ -12,7 +12,7 @@ _ONEDNN = (
     ("AVX2", "avx2"),
     ("SSE41", "sse4_1"),
 )
-"""What oneDNN calls them, downwards, and the flag of a processor that has them."""
+"""The names of instruction sets in oneDNN, from the highest down, each with the flag of a processor that has it."""
 
 
 def _below() -> tuple[str, ...]:

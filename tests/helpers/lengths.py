@@ -28,7 +28,7 @@ def one_or_all(name: str, values: Iterable[str], *, indirect: bool = False) -> p
 def draw(value: str, values: Iterable[str], seed: int) -> str:
     """The value that `one_or_all` gave, or the one of this seed; printed, so that a failure shows it."""
     cells = sorted(values)
-    # Of two matrices of one test each has draws of its own.
+    # If a test has two matrices, each one has draws of its own.
     drawn = value or random.Random(f"{seed} {cells}").choice(cells)
     print(drawn)
     return drawn

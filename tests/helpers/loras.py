@@ -25,7 +25,7 @@ def random_lora(
     seed: int = 0,
     said: dict[str, Any] | None = None,
 ) -> Path:
-    """Of the layers of one part whose names end so, which it changes by much. said: of itself."""
+    """Writes a LoRA that changes, by this much, the layers of one part whose names end like this. said: what the file says of itself."""
     draws, weights = torch.Generator().manual_seed(seed), Weights()
     for name, module in getattr(pipe, part).named_modules():
         if name.endswith(layers):
@@ -36,7 +36,7 @@ def random_lora(
 
 
 def changes(pipe: Any) -> Weights:
-    """What the one LoRA of a pipeline adds to each of its layers."""
+    """The change that the only LoRA of a pipeline adds to each of its layers."""
     found = {}
     for part, model in pipe.components.items():
         for layer, module in model.named_modules() if isinstance(model, torch.nn.Module) else ():

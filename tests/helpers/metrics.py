@@ -16,12 +16,12 @@ PROCESS = "process"
 """The label that a launcher adds to every sample."""
 
 PARTS = ("_bucket", "_sum", "_count")
-"""Of histograms and summaries, each of which is a series of its own in a query."""
+"""The suffixes of histograms and summaries, each of which is a series of its own in a query."""
 
 
 @dataclass(frozen=True)
 class Described:
-    """Of one metric, in a query's name of it: its type, and the labels of its samples, le left out."""
+    """The type of one metric and the labels of its samples, le left out; the metric is named as in a query."""
 
     type: str
     labels: frozenset[str]
@@ -80,7 +80,8 @@ def fetched(address: str) -> list[Metric]:
 
 
 def described(families: Iterable[Metric], without: Collection[str] = ()) -> dict[str, Described]:
-    """What the families show, by the names of `documented`. All samples of one must have the same labels. without: labels to leave out."""
+    """The metrics that the families show, by the names of `documented`. All samples of one must have the same labels. without: labels to
+    leave out."""
     found: dict[str, Described] = {}
     for family in families:
         name = f"{family.name}_total" if family.type == "counter" else family.name
@@ -91,7 +92,7 @@ def described(families: Iterable[Metric], without: Collection[str] = ()) -> dict
 
 
 def value(families: Iterable[Metric], sample: str, **labels: str) -> float:
-    """Of the one sample with this name and these labels, perhaps beside others."""
+    """The value of the one sample with this name and these labels; it may have others beside them."""
     (found,) = [
         each.value for family in families for each in family.samples if each.name == sample and labels.items() <= each.labels.items()
     ]

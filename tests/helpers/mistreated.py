@@ -106,7 +106,7 @@ def mistreated() -> Iterator[Mistreated]:
 
 
 class _Errors(logging.Handler):
-    """What the libraries complain of: an exception that a handler let through, a task whose error nobody looked at."""
+    """The complaints of the libraries: an exception that a handler let through, a task whose error nobody looked at."""
 
     def __init__(self, problems: list[object]) -> None:
         super().__init__(logging.ERROR)

@@ -9,7 +9,7 @@ from omnistage.models.interface import P, Rows, TextPiece, TextRequest, ThinkerM
 
 
 async def said(model: ThinkerModel[P], request: TextRequest, wanted: Wanted | None = None) -> AsyncGenerator[TextPiece | Rows, None]:
-    """What a Thinker gives for a request: its text after the history, where nothing else is wanted."""
+    """The output of a Thinker for a request: its text after the history, where nothing else is wanted."""
     given = model.generate(await model.prepare(request), no_inputs(), wanted or {"text": len(request.history)})
     async with aclosing(given) as pieces:
         async for piece in pieces:

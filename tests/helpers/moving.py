@@ -40,7 +40,7 @@ from omnistage.models.diffusers.quiet import quiet
 
 FILM_SIDE, FRAMES, RATE_HZ, CHANNELS = 32, 5, 1600, 1
 FILM_RATE_HZ, FILM_CHANNELS = 8000, 2
-"""Of the sound of a film."""
+"""The rate and the channels of the sound of a film."""
 ENCODER = {"d_model": 32, "d_kv": 8, "d_ff": 32, "num_layers": 1, "num_heads": 4, "vocab_size": 100}
 
 
@@ -139,7 +139,8 @@ def heard_film_maker() -> Path:
 
 
 def streams_of(data: bytes) -> tuple[tuple[int, float], tuple[NDArray[np.float32], int]]:
-    """Of a file: how many frames there are and how many seconds they last, and its samples, [samples, channels], with their rate."""
+    """The streams of a file: how many frames there are and how many seconds they last, and the samples, [samples, channels], with their
+    rate."""
     with av.open(io.BytesIO(data), "r") as container:
         (video,), (audio,) = container.streams.video, container.streams.audio
         rate_hz, frames, samples = video.average_rate, 0, list[NDArray[np.generic]]()

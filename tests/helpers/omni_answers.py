@@ -31,7 +31,7 @@ from omnistage.v1 import chunk_pb2, omni_pb2, omni_pb2_grpc, stage_pb2
 TOKENS = 24
 
 LEAST_S = 1.05
-"""Of a sound beside others: Transformers computes a shorter one of Qwen3-Omni otherwise than alone."""
+"""The least length of a sound beside others: Transformers computes a shorter one of Qwen3-Omni otherwise than alone."""
 
 CLOSE = 1e-4
 """Two codes of Qwen3-Omni whose logits are nearer to each other are almost equally good."""
@@ -42,7 +42,7 @@ CASES = {
     "a sound, after a picture and an answer": ("audio", True),
     "everything, after a picture and an answer": ("everything", True),
 }
-"""What is asked, and whether something was said before."""
+"""The media of a question, and whether something was said before."""
 
 VOICES = ("Chelsie", "Ethan")
 
@@ -78,7 +78,7 @@ class Expected:
 
 
 class Answers(ABC):
-    """What Transformers makes of a checkpoint in float32."""
+    """The answers that Transformers gives with a checkpoint in float32."""
 
     reference: OmniReference
     tokenizer: ChatTokenizer
@@ -89,7 +89,8 @@ class Answers(ABC):
     def read_tokenizer(folder: Path) -> ChatTokenizer: ...
 
     async def expected(self, case: str, frames: int, source: random.Random) -> Expected:
-        """Of a question of this case that has one answer: nothing in it was chosen from two that were almost equally good."""
+        """The expected answer to a question of this case that has only one answer: nothing in it was chosen from two that were almost
+        equally good."""
         kind, later = CASES[case]
         never = self.tokenizer.unsayable | self.tokenizer.ends
         while True:
@@ -109,7 +110,7 @@ class Answers(ABC):
 
     @abstractmethod
     def sound(self, codes: Sequence[Sequence[int]], voice: str, seed: int) -> NDArray[np.float32]:
-        """Of all frames at once."""
+        """The sound of all frames at once."""
 
 
 class Qwen25Answers(Answers):
@@ -188,5 +189,5 @@ def messages(turns: Sequence[Turn]) -> list[stage_pb2.Message]:
 
 
 def samples(answer: Answer) -> NDArray[np.float32]:
-    """Of an answer in float32."""
+    """The samples of an answer in float32."""
     return np.frombuffer(b"".join(chunk.audio.data for chunk in answer.of("audio")), "<f4")

@@ -29,7 +29,7 @@ defaults:
 """
 
 STEPS = 1
-"""Of the flow of Qwen2.5-Omni: what is lost and found again has nothing to do with how many there are."""
+"""The steps of the flow of Qwen2.5-Omni: losing and finding a stage has nothing to do with their number."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ class OmniFamily:
     args_of: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
     def samples(self, frames: int) -> int:
-        """Of a speech of so many frames."""
+        """The samples of a speech of so many frames."""
         size, missing = self.frame
         return max(size * frames - missing, 0)
 
@@ -57,7 +57,7 @@ class OmniFamily:
         return str(path)
 
     def endless(self, **sampling: Any) -> stage_pb2.Sampling:
-        """Of speech that lasts as long as is asked for."""
+        """The sampling of a speech that lasts as long as is asked for."""
         return stage_pb2.Sampling(logit_bias=dict.fromkeys(self.ends, -100.0), **sampling)
 
 

@@ -65,7 +65,7 @@ def _film(source: random.Random, *, heard: bool, least_s: float = 0.1) -> Media:
 
 
 def parts(kind: str, source: random.Random, least_s: float = 0.1) -> tuple[Part, ...]:
-    """What is asked, with words between media. least_s: of each of several sounds."""
+    """The parts of a question, with words between media. least_s: the least length of each of several sounds."""
     match kind:
         case "text":
             return (_words(source, source.randint(1, 20)),)
@@ -91,7 +91,7 @@ def parts(kind: str, source: random.Random, least_s: float = 0.1) -> tuple[Part,
 
 
 def earlier(source: random.Random) -> list[Turn]:
-    """Of a conversation that went on for a while."""
+    """The turns of a conversation that went on for a while."""
     return [Turn("user", (_words(source, 3), _picture(source))), Turn("assistant", (_words(source, 4),))]
 
 

@@ -1,8 +1,8 @@
-"""What Transformers makes of a checkpoint of Qwen2.5-Omni: the reference for the Thinker.
+"""The reference for the Thinker: Transformers with a checkpoint of Qwen2.5-Omni.
 
 Pixels of films come from our decoder on both sides, since Transformers' own needs torchvision; those of pictures from
-`Qwen2VLImageProcessorPil`, spectrograms from `WhisperFeatureExtractor`, and the prompt is written and filled in as its processor does it.
-"""
+`Qwen2VLImageProcessorPil`, spectrograms from `WhisperFeatureExtractor`, and the prompt is written and filled in as its processor does
+it."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from omnistage.models.qwen2_5_omni.config import read_thinker_config
 RATE_HZ = 16_000
 
 Seen = tuple[list[Film], list[Sound]]
-"""What there is to see and hear in a conversation."""
+"""The films and sounds of a conversation."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ class OmniReference:
     whole_of: ClassVar[Any] = Qwen2_5OmniForConditionalGeneration
     config_of: ClassVar[Callable[[Path], Any]] = read_thinker_config
     loading: ClassVar[Mapping[str, Any]] = {}
-    """What else it is loaded with."""
+    """The further arguments of its loading."""
 
     def __init__(self, folder: Path) -> None:
         # Their annotations are narrower than what they take.
@@ -74,8 +74,8 @@ class OmniReference:
         self.model = self.whole.thinker
 
     async def read(self, turns: Sequence[Turn], decoder: MediaDecoder | None = None) -> Seen:
-        """What there is to see and hear in a conversation, films before sounds, as the model's own decoder gives it. decoder: one that runs
-        already, for many conversations."""
+        """The films and then the sounds of a conversation, as the model's own decoder gives them. decoder: one that runs already, for many
+        conversations."""
         context = self._config.text.context
         asks = preprocessing_of(self._config, self._preparation, RATE_HZ, min(MEDIUM_ROWS["cpu"], context), context)
         used = decoder or MediaDecoder()
@@ -174,7 +174,7 @@ class OmniReference:
         return text
 
     def sound_rows(self, frames: int) -> int:
-        """Of so many frames of a spectrogram."""
+        """The rows of a sound with so many frames of a spectrogram."""
         return ((frames - 1) // 2 + 1) // 2
 
     def film(self, inputs: dict[str, Any], place: int, sound: int) -> str:

@@ -1,4 +1,5 @@
-"""What OpenAI's published interface document says of an answer. It is no part of this repository: a variable says where it lies."""
+"""Checks of an answer against OpenAI's published interface document. The document is no part of this repository: a variable says where it
+lies."""
 
 from __future__ import annotations
 
@@ -37,7 +38,7 @@ class Document:
         self._check(value, self._of_its_kind(value, f"#/{place}/responses/200/content/{media}/schema"))
 
     def _of_its_kind(self, value: object, pointer: str) -> str:
-        """Of the schemas of all events the one of this type: it tells what is wrong."""
+        """Says what is wrong by the schema that has the type of this event, among the schemas of all events."""
         schema = self._at(pointer)
         while "$ref" in schema:
             pointer = schema["$ref"]

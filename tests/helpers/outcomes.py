@@ -41,7 +41,8 @@ class Outcomes:
         self._collected: set[str] = set()
         self._failed: dict[str, dict[str, str]] = {}
         self._raised: list[tuple[BaseException, str]] = []
-        """What a fixture raised, and which. pytest raises the same again in every test that asks for it."""
+        """The exceptions that fixtures raised, each with its fixture. pytest raises the same one again in every test that asks for that
+        fixture."""
 
     @pytest.hookimpl(wrapper=True)
     def pytest_fixture_setup(self, fixturedef: pytest.FixtureDef[Any], request: pytest.FixtureRequest) -> Generator[None, object, object]:

@@ -42,12 +42,12 @@ class Asked:
 
 
 class PackageIndex:
-    """What it has by the names of files, what it was asked, and how it behaves.
+    """An index of packages. It has files by name, records the requests, and behaves as its fields say.
 
-    has_metadata: it tells what is in a wheel beside it. has_ranges: files can be had in parts. is_shifted: parts begin one byte too early.
-    has_sizes: it tells how large a file is. has_redirects: its links lead to the storage by a redirection. login: name:password of who gets
-    anything, empty: everybody. stops: where answers with a whole
-    file, or the rest of one, stop, each once, in order. hashes: what it says of files in place of what is so; empty: it says nothing."""
+    has_metadata: the index gives the metadata of a wheel in a file beside it. has_ranges: files can be had in parts. is_shifted: parts
+    begin one byte too early. has_sizes: the index gives the size of a file. has_redirects: its links lead to the storage by a redirection.
+    login: the name:password that a client needs for anything; empty: none. stops: the places where answers with a whole file, or with the
+    rest of one, stop, each once, in order. hashes: the hashes that it gives for files in place of the true ones; empty: it gives none."""
 
     def __init__(self) -> None:
         self.files: dict[str, bytes] = {}

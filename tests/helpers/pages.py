@@ -16,7 +16,7 @@ def has_huge_pages() -> bool:
 
 
 def huge_kib(pid: int) -> tuple[int, int]:
-    """Of the private memory without a file of a process, in KiB: what is in huge pages, and how much could be, by where it lies."""
+    """Two shares of a process's private memory without a file, in KiB: what is in huge pages, and how much could be, by where it lies."""
     held = possible = 0
     whole = 0
     for line in Path(f"/proc/{pid}/smaps").read_text().splitlines():

@@ -72,7 +72,7 @@ class Pair:
         return self.painter.limits.images[1]
 
     def plan(self, prompt: str, images: Sequence[Pixels] = (), **asked: Any) -> Plan:
-        """Of a small picture. images: [height, width, 4], which `published` gets as they are."""
+        """The plan of a small picture. images: [height, width, 4], which `published` gets as they are."""
         media = tuple(Media("image/png", b"-") for _ in images)
         request = replace(DrawRequest(seed=0, prompt=prompt, images=media), **asked)
         if not self.edits and not request.width:
@@ -163,7 +163,7 @@ def apart(made: torch.Tensor, reference: torch.Tensor) -> float:
 
 @contextmanager
 def _last_latents(pipe: Any) -> Iterator[Callable[[], torch.Tensor]]:
-    """What the scheduler of a pipeline made last: two of them show it in no other way."""
+    """The latents that the scheduler of a pipeline made last: two of the schedulers show them in no other way."""
     scheduler, made = pipe.scheduler, list[torch.Tensor]()
     step = scheduler.step
 

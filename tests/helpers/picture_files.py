@@ -25,7 +25,7 @@ def _chunk(name: bytes, data: bytes) -> bytes:
 
 
 def gif(screen: tuple[int, int], box: tuple[int, int, int, int], indices: Sequence[int], transparent: int | None = None) -> bytes:
-    """Of the colours 0: green, 1: 20 40 60 (hexadecimal). box: left, top, width and height of the one picture in it."""
+    """A GIF with the colours 0: green, 1: 20 40 60 (hexadecimal). box: left, top, width and height of the one picture in it."""
     control = b"" if transparent is None else b"\x21\xf9\x04\x01\0\0" + bytes([transparent, 0])
     codes = [code for index in indices for code in (4, index)]  # Begun anew before each: codes stay three bits long.
     bits = "".join(f"{code:03b}"[::-1] for code in (*codes, 5))

@@ -36,7 +36,7 @@ END_S = 10.0
 
 @dataclass(frozen=True)
 class Program:
-    """What is to run: `python -m MODULE WORDS`. streams: descriptors of ours that become its first three. passed: further ones, which
+    """A program to run: `python -m MODULE WORDS`. streams: descriptors of ours that become its first three. passed: further ones, which
     keep their numbers. folder: in which it runs, ours by default. terminal: a descriptor of the terminal that becomes its own, as that of a
     person who types it."""
 

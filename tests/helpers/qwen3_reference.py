@@ -1,4 +1,4 @@
-"""What Transformers makes of a checkpoint of Qwen3-Omni: the reference for the Thinker, as helpers/omni_reference.py."""
+"""The reference for the Thinker: Transformers with a checkpoint of Qwen3-Omni, as in helpers/omni_reference.py."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a whole checkpoint of Qwen3-Omni says and how that sounds, by two references: one after the other from the rows of Transformers'
+"""The speech of a whole checkpoint of Qwen3-Omni and its sound, by two references: one after the other from the rows of Transformers'
 Thinker, with positions of the Talker as the Thinker counts its own; and Transformers' own `generate`, which cannot speak of sound beside
 pictures and leaves out that a film is heard."""
 
@@ -34,7 +34,7 @@ class Qwen3Speech(Qwen3Reference, TalkerLoop):
         self.talker = self.whole.talker
 
     def given_to(self, turns: Sequence[Turn], seen: Seen, tokens: Sequence[int], voice: str) -> Given:
-        """What the Talker is given for an answer. tokens: of it, but for the one that was drawn last."""
+        """The input of the Talker for an answer. tokens: those of the answer, but for the one that was drawn last."""
         ids, inputs = self.inputs(turns, seen)
         config, thinker = self.whole.config, self.model
         both = torch.cat([ids, torch.tensor([list(tokens)])], 1)

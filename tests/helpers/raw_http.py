@@ -27,7 +27,7 @@ class Heard:
 
     @property
     def error(self) -> dict[str, Any]:
-        """What it says, in OpenAI's form."""
+        """The error of the answer, in OpenAI's form."""
         told = json.loads(self.body)
         assert set(told) == {"error"} and {"message", "type", "param", "code"} <= set(told["error"]), told
         error: dict[str, Any] = told["error"]
@@ -40,7 +40,7 @@ class Heard:
 
 
 def head(method: str, path: str, headers: Mapping[str, str], *, version: str = "1.1") -> bytes:
-    """Of a request."""
+    """The head of a request."""
     lines = [f"{method} {path} HTTP/{version}", *(f"{name}: {value}" for name, value in headers.items())]
     return "".join(f"{line}\r\n" for line in [*lines, ""]).encode("latin-1")
 
@@ -75,7 +75,8 @@ def heard(connection: socket.socket, method: str = "GET") -> Heard:
 
 
 def answer(url: str, *pieces: bytes, method: str = "GET", source: str = "127.0.0.1") -> Heard:
-    """What a connection of its own gets for these bytes. source: the address it calls from. method: HEAD, where the answer has no body."""
+    """The answer to these bytes on a connection of its own. source: the address of the caller. method: HEAD, where the answer has no
+    body."""
     with connected(url, source) as connection:
         try:
             for piece in pieces:

@@ -50,9 +50,9 @@ VARIANTS = ("published", "changed", "built")
 """The processor of SOURCE; the same with other limits and another template; and one put together of new parts."""
 
 UNREADABLE = {("4.57", "built")}
-"""What a version saves and cannot read again: the file of one part was written over that of another."""
+"""The processors that a version saves and cannot read again: it writes the file of one part over that of another."""
 HALF_READ = {("4.57", "changed")}
-"""What a version saves and reads for pictures alone, while 4.52 and 5 read it for films as well."""
+"""The processors that a version saves and reads for pictures alone, while 4.52 and 5 read them for films as well."""
 
 
 def main(source: Path, out: Path) -> None:
@@ -96,7 +96,7 @@ def save(source: Path, folder: Path, variant: str) -> None:
 
 
 def ids(processor: Any, conversation: Conversation) -> list[int]:
-    """Of a prompt."""
+    """The ids of a prompt."""
     import transformers
 
     said = [{"role": turn["role"], "content": [content(part) for part in turn["parts"]]} for turn in conversation]

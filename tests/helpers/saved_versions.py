@@ -1,8 +1,7 @@
-"""What versions of Transformers save of a Qwen2.5-Omni processor, and which prompts they make with it: kept in files, for tests that have
-no other version than ours.
+"""The files that versions of Transformers save of a Qwen2.5-Omni processor, and the prompts that they make with it. Both are kept in files,
+for tests that have no other version than ours.
 
-`python -m helpers.saved_versions` in tests/ writes the files anew: it installs each version into a folder of its own.
-"""
+`python -m helpers.saved_versions` in tests/ writes the files anew: it installs each version into a folder of its own."""
 
 from __future__ import annotations
 
@@ -30,7 +29,7 @@ VERSIONS = {
 
 KEPT = Path(__file__).parents[1] / "models" / "qwen2_5_omni" / "saved"
 NOT_READ = {"merges.txt", "vocab.json", "added_tokens.json", "special_tokens_map.json"}
-"""Of the tokenizer, beside the file that has all of it."""
+"""The files of a tokenizer beside the one that has all of it."""
 
 Variant = dict[str, Any]
 """The files of a folder by name, JSON as values; EXPECTED is among them."""

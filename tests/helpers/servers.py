@@ -46,13 +46,13 @@ from omnistage.wire.kinds import kind_name
 from omnistage.wire.token import Token
 
 STARTS = ("omnistage.router", "omnistage.thinker", "omnistage.talker", "omnistage.code2wav", "omnistage.diffusion")
-"""What runs as a process: `make test-near` reads it."""
+"""The servers that run as processes: `make test-near` reads this name."""
 STAGES: Mapping[str, type[ModelStage[Any]]] = {
     kind_name(stage.kind): stage for stage in (ThinkerStage, TalkerStage, Code2WavStage, DiffusionStage)
 }
 KINDS = tuple(STAGES)
 CREDENTIALS = Credentials()
-"""Of the process of the tests, for all that it serves and calls, unless a test has others."""
+"""The credentials of the test process for all that it serves and calls, unless a test has others."""
 CHAIN = ("thinker", "talker", "code2wav")
 READY_TIMEOUT_S = 100.0
 LOOK_S = 0.05
@@ -171,7 +171,7 @@ class Stack:
 
     @property
     def addresses(self) -> dict[str, str]:
-        """Of the stages, by kind."""
+        """The addresses of the stages, by kind."""
         return {kind: server.address for kind, server in self.stages.items()}
 
     def processes(self) -> list[ServerProcess]:

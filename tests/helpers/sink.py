@@ -30,7 +30,7 @@ BLOCK = struct.Struct("=dddq")
 
 @dataclass(frozen=True)
 class Block:
-    """What was taken at once. Monotonic times. late_s: how much later than it wanted to it was woken for it."""
+    """The samples that were taken at once. Times are monotonic. late_s: how much later than it wanted the sink was woken for this block."""
 
     taken_at: float
     starts_at: float
@@ -60,7 +60,7 @@ class Sink:
 
     @property
     def pid(self) -> int:
-        """Of the process that began last; 0 before there is one."""
+        """The id of the process that began last; 0 before there is one."""
         written = self._folder / "pid"
         return int(written.read_text()) if written.exists() else 0
 

@@ -46,7 +46,7 @@ class RowInputs:
 async def speak(
     thinker: ThinkerModel[Any], talker: TalkerModel[Any], asked: TextRequest, speech: SpeechRequest, wanted: Mapping[str, int] | None = None
 ) -> Said:
-    """What both say. wanted: of the Thinker."""
+    """The outputs of a Thinker and a Talker. wanted: those that the Thinker is asked for."""
     said, line = Said(), RowInputs()
     begun = [0 if speech.history is None else len(speech.history)]
 

@@ -45,7 +45,7 @@ async def words_of(talker: SmolTalker, *texts: str, request: SpeechRequest | Non
 
 
 async def unspoken_of(talker: SmolTalker, *texts: str, request: SpeechRequest | None = None, **wanted: int) -> list[str]:
-    """What is told as not spoken, whatever is wanted."""
+    """The words that are told as not spoken, whatever is wanted."""
     made = await _all_of(talker, *texts, request=request, wanted=wanted)
     return [run for one in made if isinstance(one, Unspoken) for run in one.runs]
 

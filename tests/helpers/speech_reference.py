@@ -1,5 +1,5 @@
-"""What the Talker of Qwen2.5-Omni says, by two references: a loop over Transformers' layers that computes all rows anew for each code, and
-Transformers' own `generate` with the mask that it drops."""
+"""The speech of the Talker of Qwen2.5-Omni, by two references: a loop over Transformers' layers that computes all rows anew for each code,
+and Transformers' own `generate` with the mask that it drops."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Spoken:
 
 
 class SpeechReference(OmniReference):
-    """Greedy speech of a checkpoint in float32. Of what is no code Transformers bans only the id that stands before the first one: its
+    """Greedy speech of a checkpoint in float32. Transformers bans only one of the ids that are no codes, the one before the first code. Its
     Code2Wav would fail at the others, which are banned here."""
 
     def __init__(self, folder: Path) -> None:
@@ -37,9 +37,9 @@ class SpeechReference(OmniReference):
         self._silent = sorted(read_talker_config(folder).silent)
 
     def rows(self, turns: Sequence[Turn], seen: Seen, tokens: Sequence[int], voice: str) -> dict[str, Any]:
-        """What the Talker is given for an answer whose last drawn token, an end or not, is left out of `tokens`: `inputs_embeds` of the
+        """The Talker's input for an answer whose last drawn token, an end or not, is left out of `tokens`: `inputs_embeds` of the
         conversation, the voice and the first token, without codes, [1, n, width]; `reply` of the other tokens and what follows, [1, m,
-        width]; `ids` of the text, and what `get_rope_index` needs to know of media."""
+        width]; `ids` of the text, and the facts about media that `get_rope_index` needs."""
         ids, inputs = self.inputs(turns, seen)
         answer = torch.tensor([list(tokens)])
         with torch.inference_mode():

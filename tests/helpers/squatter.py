@@ -1,8 +1,7 @@
 """`python -m helpers.squatter ADDRESS...`: another user of this host who tries to listen where servers of ours belong.
 
 For every line on stdin one round of tries, each address with each choice of options; then one line on stdout, `took ADDRESS` for each that
-worked, separated by blanks, or `refused`. What was taken is kept.
-"""
+worked, separated by blanks, or `refused`. The squatter keeps each address that it took."""
 
 from __future__ import annotations
 
@@ -50,7 +49,7 @@ class Squatter:
         self._process = process
 
     def tries(self) -> str:
-        """What one more round gave."""
+        """The line of one more round."""
         assert self._process.stdin is not None and self._process.stdout is not None
         self._process.stdin.write("\n")
         self._process.stdin.flush()

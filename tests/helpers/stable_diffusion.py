@@ -19,7 +19,7 @@ from transformers import CLIPTextConfig, CLIPTextModel, CLIPTokenizer
 from omnistage.models.diffusers.quiet import quiet
 
 SIDE = 64
-"""Of what it draws by default, in pixels."""
+"""The side of the picture that the model draws by default, in pixels."""
 
 
 @cache

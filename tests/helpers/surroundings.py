@@ -1,9 +1,9 @@
-"""A plugin of pytest: what a program that a test starts has from the process of the tests, and whether the test has changed anything of it.
+"""A plugin of pytest that guards the surroundings: everything that a program started by a test gets from the process of the tests. It finds
+the test that changed any of them.
 
-Between two tests none of them has changed anything, nor has a fixture of the whole session, as one that makes a checkpoint. What is other
-than at the beginning then, libraries and models have set in this process, for themselves. A family of processes, which are found by a
-variable that they started with, has surroundings of its own.
-"""
+Between two tests nothing has changed the surroundings, neither a test nor a fixture of the whole session, such as one that makes a
+checkpoint. Any difference from the beginning was then made by libraries and models, which have set it in this process for themselves. A
+family of processes has surroundings of its own; its processes are found by a variable that they started with."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def pytest_configure() -> None:
 def pytest_fixture_setup(fixturedef: pytest.FixtureDef[object]) -> Generator[None, object, object]:
     if fixturedef.scope != "session":
         return (yield)
-    # What the test before it has set is the test's: the loop of the session is made after the fixtures of the first test that waits.
+    # Changes of the test before it belong to the test: the loop of the session is made after the fixtures of the first test that waits.
     before, inherited = dict(os.environ), _inherited()
     made = yield
     _ours.set_since = {**_ours.set_since, **{name: value for name, value in os.environ.items() if before.get(name) != value}}
@@ -87,7 +87,8 @@ def _fixed(variables: Mapping[str, str]) -> dict[str, str]:
 
 
 def _inherited() -> Sequence[str]:
-    """What else a process has from the one that starts it: limits, processors, the mask of new files, signals that are ignored."""
+    """Further surroundings that a process has from the one that starts it: limits, processors, the mask of new files, signals that are
+    ignored."""
     status = Path("/proc/thread-self/status").read_text().splitlines()
     kept = [line for line in status if line.startswith(("Umask", "SigIgn", "SigBlk", "Cpus_allowed:"))]
     return [*kept, Path("/proc/self/limits").read_text()]

@@ -38,7 +38,7 @@ class Said:
 
 @dataclass(frozen=True, slots=True)
 class Heard:
-    """Of the rows of the users' turns: hidden rows of the Thinker and its embeddings, [1, n, row_size], and which are of media."""
+    """The rows of the users' turns: hidden rows of the Thinker and its embeddings, [1, n, row_size], and which of them belong to media."""
 
     hidden: torch.Tensor
     embedded: torch.Tensor
@@ -115,7 +115,7 @@ class TalkerLoop:
         return tuple(codes), torch.cat(embedded, 1).sum(1, keepdim=True), min(gaps)
 
     def frame_logits(self, hidden: torch.Tensor, embedded: Sequence[torch.Tensor], codebook: int) -> torch.Tensor:
-        """Of one codebook behind the first one, counted from 0: all rows of the frame again."""
+        """The logits of one codebook behind the first one, counted from 0: all rows of the frame are computed again."""
         predictor = self.talker.code_predictor
         with torch.inference_mode():
             last = predictor.model(inputs_embeds=torch.cat([hidden, *embedded], 1)).last_hidden_state[0, -1]

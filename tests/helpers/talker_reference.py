@@ -28,7 +28,7 @@ from omnistage.models.tiny.qwen3_omni.sizes import TalkerSize
 from omnistage.models.tiny.qwen3_omni.talker import config, published_weights
 
 TOKENS = 90
-"""Of the Thinker."""
+"""The number of the Thinker's tokens."""
 
 TTS = {"tts_bos_token_id": 80, "tts_eos_token_id": 81, "tts_pad_token_id": 82}
 IDS = {
@@ -39,7 +39,7 @@ IDS = {
     "audio_start_token_id": 87,
 }
 CHAT = (88, 89, 79)
-"""Of the beginning of an answer."""
+"""The tokens at the beginning of an answer."""
 
 TINY = TalkerSize()
 OTHER = TalkerSize(
@@ -126,10 +126,10 @@ class TalkerReference(TalkerLoop):
         tensors = {name: value.contiguous().clone() for name, value in parts.items()}
         save_file(tensors, (folder or self.folder) / "model.safetensors", {"format": "pt"})
 
-    # What is asked --------------------------------------------------------------------------------------------------------------------
+    # Questions ------------------------------------------------------------------------------------------------------------------------
 
     def asked(self, seed: int, *, picture: bool = False, sound: bool = False, tokens: int = 12, words: int = 20) -> Asked:
-        """Of random words, a picture or a sound, and a random answer of so many tokens."""
+        """A question of random words, a picture or a sound, and a random answer of so many tokens."""
         source = random.Random(seed)
         ids, media = [source.randrange(70) for _ in range(words)], dict[str, Any]()
         if picture:
@@ -146,7 +146,7 @@ class TalkerReference(TalkerLoop):
         return Asked(ids, media, [source.randrange(70) for _ in range(tokens)], hidden, voice)
 
     def rows(self, asked: Asked) -> list[Rows]:
-        """What a Thinker gives the Talker."""
+        """The rows that a Thinker gives the Talker."""
         embedded = self.embedding[[*asked.ids, *CHAT]]
         is_medium = np.isin([*asked.ids, *CHAT], [IDS[f"{kind}_token_id"] for kind in ("audio", "image", "video")])
         padded = torch.cat((asked.hidden, torch.zeros(len(CHAT), self.row_size)))
@@ -159,10 +159,10 @@ class TalkerReference(TalkerLoop):
             Rows("hidden", self.embedding[asked.reply].numpy(), last=True),
         ]
 
-    # What Transformers says -----------------------------------------------------------------------------------------------------------
+    # Speech of Transformers -----------------------------------------------------------------------------------------------------------
 
     def positions(self, asked: Asked) -> torch.Tensor:
-        """Of all rows up to the first token of the answer, [3, 1, rows]."""
+        """The positions of all rows up to the first token of the answer, [3, 1, rows]."""
         ids = torch.tensor([[*asked.ids, *[TTS["tts_pad_token_id"]] * 9]])
         if not asked.media:
             return torch.arange(ids.shape[1]).expand(3, 1, -1)
@@ -172,7 +172,7 @@ class TalkerReference(TalkerLoop):
         return places
 
     def given_to(self, asked: Asked) -> Given:
-        """What Transformers gives its Talker."""
+        """The input that Transformers gives its Talker."""
         values = {**self.whole, "talker_config": self.talker.config}
         model = SimpleNamespace(config=SimpleNamespace(**values), talker=self.talker)
         is_medium = torch.isin(torch.tensor([asked.ids]), torch.tensor([IDS[f"{kind}_token_id"] for kind in ("audio", "image", "video")]))
@@ -209,5 +209,5 @@ class TalkerReference(TalkerLoop):
 
 
 def _sound_rows(frames: int) -> int:
-    """Of the encoder of sound, by Transformers' own count."""
+    """The rows of the encoder of sound, by Transformers' own count."""
     return int(_get_feat_extract_output_lengths(torch.tensor(frames)))

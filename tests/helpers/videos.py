@@ -38,7 +38,7 @@ def by(key: str) -> dict[str, str]:
 
 
 async def over(url: str, name: str, key: str = "ann") -> dict[str, Any]:
-    """What is told of a job when it has ended."""
+    """The last state of a job, when it has ended."""
     return await until_it_is(("completed", "failed"), url, name, key)
 
 

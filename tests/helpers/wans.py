@@ -34,8 +34,8 @@ from omnistage.models.diffusers.wan import WanPainter
 from omnistage.models.interface import DrawRequest
 
 KINDS = ("t2v", "one", "ti2v", "ti2v-i2v", "i2v", "i2v-clip", "flf")
-"""Of words, by two experts or one; TI2V by the names of both pipelines; I2V of two experts; with an encoder of pictures; from one picture
-to another with that."""
+"""The kinds of pipelines. t2v, one: a film from words, by two experts or by one. ti2v, ti2v-i2v: TI2V by the names of both its pipelines.
+i2v: from a picture, by two experts. i2v-clip: with an encoder of pictures. flf: from one picture to another, with that encoder."""
 FLOW = {"prediction_type": "flow_prediction", "use_flow_sigmas": True, "flow_shift": 3.0}
 SAMPLERS: Mapping[str, tuple[Any, Mapping[str, Any]]] = {
     "unipc": (UniPCMultistepScheduler, FLOW),
@@ -43,7 +43,7 @@ SAMPLERS: Mapping[str, tuple[Any, Mapping[str, Any]]] = {
     "dpm": (DPMSolverMultistepScheduler, FLOW),
 }
 PICTURE_TOKENS = 5
-"""Of the encoder of pictures."""
+"""The tokens that the encoder of pictures makes."""
 
 pipeline_wan_i2v.prompt_clean = pipeline_wan.prompt_clean  # Its own needs ftfy, whether that is installed or not.
 
@@ -173,7 +173,7 @@ def pipeline(kind: str, seed: int, sampler: str = "unipc", **changed: Any) -> An
 
 
 def photo(seed: int, width: int, height: int) -> Image.Image:
-    """Of large patches."""
+    """A picture of large patches."""
     draws = np.random.default_rng(seed)
     return Image.fromarray(draws.integers(0, 256, (5, 7, 3), dtype=np.uint8)).resize((width, height), Image.Resampling.BICUBIC)
 
@@ -200,7 +200,7 @@ def _vae(rng: random.Random, is_residual: bool, adds: bool, changed: Mapping[str
 
 
 def _encoder() -> Any:
-    """Of 16 by 16 pixels in four patches."""
+    """An encoder of pictures of 16 by 16 pixels in four patches."""
     sizes: dict[str, Any] = {"hidden_size": 24, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2}
     return CLIPVisionModel(CLIPVisionConfig(**sizes, image_size=16, patch_size=8))
 

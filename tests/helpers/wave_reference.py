@@ -1,4 +1,4 @@
-"""What Transformers makes of codes of Qwen2.5-Omni, with the noise that it would draw given to it."""
+"""The reference for Code2Wav of Qwen2.5-Omni: the sound that Transformers makes of codes, when it is given the noise that it would draw."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ Codes = NDArray[np.uint32]
 Samples = NDArray[np.float32]
 
 SAMPLES = 480
-"""Of a code."""
+"""The samples of a code."""
 BLOCK = 12
 ENDS = (8292, 8294)
 STREAMED = ("latency", "balanced", "quality")
@@ -81,5 +81,5 @@ def sounded(model: FlowCode2Wav, vocoding: Vocoding) -> Sound:
 
 
 def decibels(made: Samples, expected: Samples) -> float:
-    """Of the signal over what differs."""
+    """The decibels of the signal over the difference."""
     return float(10 * np.log10((expected.astype(np.float64) ** 2).mean() / ((made.astype(np.float64) - expected) ** 2).mean()))

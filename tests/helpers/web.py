@@ -31,7 +31,7 @@ class Web:
     over: threading.Event = field(default_factory=threading.Event)
 
     def lay(self, path: str, data: bytes, media_type: str = "application/octet-stream") -> None:
-        """What lies there."""
+        """Lays data at a path."""
 
         def answer(handler: BaseHTTPRequestHandler) -> None:
             handler.send_response(200)
@@ -43,7 +43,7 @@ class Web:
         self.places[path] = answer
 
     def send_on(self, path: str, to: str) -> None:
-        """Who asks there is sent on."""
+        """Sends each client that asks for a path on to another one."""
 
         def answer(handler: BaseHTTPRequestHandler) -> None:
             handler.send_response(302)

@@ -52,7 +52,7 @@ def house() -> Iterator[Mistreated]:
 
 
 async def heard(address: str, messages: list[bytes]) -> list[str]:
-    """What came of the turns, and how the call ended: reasons, OK for an answer and a good end."""
+    """The results of the turns, and the end of the call: reasons, or OK for an answer and for a good end."""
     async with grpc.aio.insecure_channel(address, options=CLIENT_OPTIONS) as channel:
         multi: grpc.aio.StreamStreamMultiCallable[bytes, bytes] = channel.stream_stream(CONVERSE)
         call = multi(timeout=60)

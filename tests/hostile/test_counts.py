@@ -1,7 +1,6 @@
 """Requests of little bytes and millions of elements: refused by name before they are built, at a router and a stage of their own process.
 
-What the process needs at most is read from the kernel; other clients are answered meanwhile.
-"""
+The kernel says how much memory the process needs at most; other clients are answered meanwhile."""
 
 from __future__ import annotations
 
@@ -134,7 +133,7 @@ async def test_millions_of_one_field_at_a_router(standing: Stack, name: str):
 
 
 async def test_millions_of_one_field_in_a_conversation(standing: Stack):
-    """Of a turn as of a request; and of a chunk, which comes before there is a turn."""
+    """The limit holds for a turn as for a request, and for a chunk, which comes before there is a turn."""
     assert standing.router is not None
     peak = Peak(standing.router.pid)
     for path in [*CONVERSE_PATHS[:4], *(path for path in CONVERSE_PATHS if str(path) in ("chunk.codes.codes", "chunk.tensor.shape"))]:

@@ -55,7 +55,7 @@ def hop(house: Mistreated, kind: str, port: str) -> stage_pb2.Hop:
 
 
 def held(*ports: str) -> stage_pb2.Resume:
-    """What a caller may hold of each port, four tokens, frames or so."""
+    """The items of each port that a caller may hold: about four tokens, frames and so on."""
     resume = stage_pb2.Resume()
     for port in ports:
         resume.positions.add(port=port, seq=2, first=4)

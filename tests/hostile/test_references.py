@@ -104,7 +104,7 @@ def test_any_field_of_a_tensor(house: Mistreated, arena: Arena, shared: bool) ->
 
 @pytest.mark.slow
 def test_any_field_of_an_offer(house: Mistreated, arena: Arena) -> None:
-    """What cannot be proven is not used."""
+    """An offer that cannot be proven is not used."""
 
     async def offer(change: Callable[[tensor_pb2.Offer], tensor_pb2.Offer]) -> None:
         async with session(house, "talker", arena) as (call, sender):

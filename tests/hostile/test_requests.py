@@ -37,7 +37,7 @@ def house() -> Iterator[Mistreated]:
 
 
 def held(text: int, samples: int) -> stage_pb2.Resume:
-    """What a client has of the answer to `request()`: so many tokens and samples."""
+    """The part of the answer to `request()` that a client has: so many tokens and samples."""
     resume = stage_pb2.Resume()
     if text:
         tokens = [formulas.token(1, "hello", n) for n in range(text)]

@@ -43,8 +43,8 @@ def piece(kind: str, seq: int, first: int, count: int, last: bool) -> stage_pb2.
 
 @st.composite
 def a_story(draw: st.DrawFn, kind: str, opening: stage_pb2.Open) -> list[bytes | None]:
-    """What a caller does: mostly an Open first, then anything; good chunks are numbered as they should be. With stages behind, credit is
-    for ports that the chain has: a stage does not know the ports of the others and must take it for good to the end of its time."""
+    """The messages of a caller: mostly an Open first, then anything; good chunks are numbered as they should be. With stages behind, credit
+    is for ports that the chain has: a stage does not know the ports of the others and must take it for good to the end of its time."""
     steps: list[bytes | None] = []
     seq = first = 0
     if draw(st.integers(0, 9)):
@@ -94,7 +94,7 @@ def hop(house: Mistreated, kind: str, port: str) -> stage_pb2.Hop:
 
 
 def openings(house: Mistreated, kind: str) -> dict[str, stage_pb2.Open]:
-    """Of a stage alone, with little credit, going on, and with the rest of the chain behind it."""
+    """The openings of a stage: alone, with little credit, going on, and with the rest of the chain behind it."""
     stage = house.stages[kind]
     opens = {"alone": stage.open(), "no credit": stage.open(credits={}), "again": stage.open(resume=stage_pb2.Resume())}
     if kind in ("thinker", "talker"):

@@ -35,7 +35,7 @@ Line = MutableMapping[str, Any]
 
 @pytest.fixture
 def lines() -> Iterator[list[Line]]:
-    """What is logged meanwhile, by router and stages, as it comes."""
+    """The log lines of router and stages meanwhile, as they come."""
     with structlog.testing.capture_logs() as logged:
         yield logged
     text = repr(logged)
@@ -43,12 +43,12 @@ def lines() -> Iterator[list[Line]]:
 
 
 def ends(lines: Sequence[Line]) -> list[Line]:
-    """Of requests."""
+    """The lines that end requests."""
     return [line for line in lines if line["event"] in ("answer.done", "request.refused")]
 
 
 def the_end(lines: Sequence[Line], event: str, reason: str) -> Line:
-    """Of the only request that there was."""
+    """The last line of the only request that there was."""
     (line,) = ends(lines)
     assert (line["event"], line["reason"], line["log_level"]) == (event, reason, "info")
     more = {"message", "field", "stage"} if reason != "OK" else set()
@@ -274,7 +274,7 @@ async def test_an_error_of_the_call_between_turns_has_a_line_of_its_own(steady: 
 
 
 async def test_many_requests_at_once_have_a_line_each(steady: Stack, lines: list[Line]) -> None:
-    """Of every line the figures are those of its own answer."""
+    """The figures in every line are those of its own answer."""
     asked = {f"r-{n}": request(f"prompt {n}", n, request_id=f"r-{n}", thinker={"max_tokens": n + 1, "ignore_eos": True}) for n in range(12)}
     answers = await asyncio.gather(*(ask(steady.stub, one) for one in asked.values()))
     told = {line["request_id"]: (line["session_id"], line["tokens"]) for line in ends(lines)}

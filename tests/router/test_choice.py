@@ -131,7 +131,7 @@ def test_where_none_can_each_one_says_what_it_lacks(asked: omni_pb2.GenerateRequ
     ],
 )
 def test_who_asks_for_a_drawing_is_told_who_draws_such(asked: omni_pb2.GenerateRequest, table: list[str], told: str) -> None:
-    """Who speaks gives sound too, and not of a prompt."""
+    """A pipeline that speaks gives sound too, but not from a prompt."""
     with pytest.raises(StageError) as raised:
         choice(asked, table)
     assert raised.value.message.endswith(f"; {told}")

@@ -1,4 +1,4 @@
-"""What the router tells clients apart by."""
+"""The properties of calls by which the router tells clients apart."""
 
 from __future__ import annotations
 

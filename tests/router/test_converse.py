@@ -96,7 +96,7 @@ def cuts(chance: random.Random, size: int) -> list[int]:
     return [min(chance.randint(1, max(size // 10, 1)), PIECE) for _ in range(20)]
 
 
-# What it answers -----------------------------------------------------------------------------------------------------------------------
+# Answers -------------------------------------------------------------------------------------------------------------------------------
 
 
 async def test_it_sees_and_hears_what_is_streamed_however_it_is_cut(seed: int):
@@ -154,7 +154,7 @@ async def test_an_interrupted_turn_ends_and_the_next_one_is_answered():
         conversation.call.cancel()
 
 
-# What it refuses -----------------------------------------------------------------------------------------------------------------------
+# Refusals ------------------------------------------------------------------------------------------------------------------------------
 
 
 async def test_generate_names_converse():
@@ -207,7 +207,7 @@ def piece(seq: int = 0, first: int = 0, *, port: str = "media0", last: bool = Fa
 
 FILM_TURN = Event(turn=question(with_parts(on_port("media0", "video/mp4")), 1))
 HURRIED = Event(turn=FILM_TURN.turn)
-"""What comes behind it does not wait for the first room."""
+"""An event that takes room. A turn behind it does not wait for the first room."""
 
 BROKEN: dict[str, tuple[list[Event | None], str]] = {
     "nothing at all": ([None], "OK"),
@@ -316,7 +316,7 @@ async def test_clients_that_vanish_in_the_middle_leave_nothing():
         await all_free([local.address for local, _ in running])
 
 
-# What holds for Generate too -------------------------------------------------------------------------------------------------------------
+# Rules of Generate that hold here too ----------------------------------------------------------------------------------------------------
 
 
 async def test_turns_are_counted_as_requests_are(steady: Stack):
@@ -381,12 +381,12 @@ async def test_a_router_that_drains_finishes_turns_and_ends_conversations(runnin
             assert refusal(ended_.value).reason == "DRAINING"
 
 
-# Who is lost -----------------------------------------------------------------------------------------------------------------------------
+# Losses ----------------------------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("size", [1 << 20, 24 << 20], ids=["small", "large"])
 async def test_a_thinker_that_is_lost_while_it_is_sent_a_film(size: int):
-    """What the router still has goes to another one; a film of which more is gone has to be sent again, and the client is told so."""
+    """The router sends what it still has to another Thinker. If more of a film is gone, the client has to send it again, and is told so."""
     async with house(2) as (stub, running):
         conversation = Conversation(stub)
         held = asyncio.Event()

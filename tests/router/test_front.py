@@ -1,4 +1,4 @@
-"""What clients may ask of a router, and what they are told when they may not."""
+"""The requests that clients may send to a router, and the refusals of all others."""
 
 from __future__ import annotations
 
@@ -275,7 +275,7 @@ SEEING = Pipeline(
 
 @pytest.mark.parametrize("most", [1 << 20, 64 << 20])
 async def test_the_largest_request_that_a_router_takes_reaches_the_stage(most: int):
-    """What the router adds to it has room on the hop: the Thinker itself says that it reads no such picture."""
+    """The hop has room for what the router adds to a request: the Thinker itself says that it reads no such picture."""
     asked = request()
     part = asked.thinker.messages[0].parts.add()
     part.media.media_type = "image/png"
@@ -294,7 +294,7 @@ async def test_the_largest_request_that_a_router_takes_reaches_the_stage(most: i
         assert answer.text()
 
 
-# What is passed on ---------------------------------------------------------------------------------------------------------------------
+# Fields that are passed on -------------------------------------------------------------------------------------------------------------
 
 
 async def test_the_clients_deadline_ends_the_work_everywhere(stack: Stack):

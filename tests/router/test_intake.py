@@ -13,7 +13,7 @@ from omnistage.v1 import stage_pb2
 
 
 def test_what_is_kept_for_replays_is_bounded_together() -> None:
-    """Who comes when all is taken keeps nothing: its turn ends where its stage is lost."""
+    """A client that comes when all memory is taken keeps nothing: its turn ends where its stage is lost."""
     room = ReplayRoom(REPLAY_BYTES * 5 // 2)
     given = [room.take() for _ in range(4)]
     assert given == [REPLAY_BYTES, REPLAY_BYTES, REPLAY_BYTES // 2, 0]

@@ -39,7 +39,7 @@ REFUSED = [
 
 
 def kept(*own: object) -> list[str]:
-    """What holds a large prompt now, and by which type, but for the test's own."""
+    """The types of the objects that hold a large prompt now, without the test's own."""
     mine = {id(PROMPT), *map(id, own), *(id(each.values[0]) for each in REFUSED)}
     holders = [each for each in gc.get_objects() if not issubclass(type(each), Message)]
     # First the few that are found at all, in one go: there are millions, and hardly ever one is a prompt.

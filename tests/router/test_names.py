@@ -86,7 +86,7 @@ async def test_a_name_that_does_not_exist_is_an_error():
 
 
 async def test_replicas_come_and_go_with_the_addresses_of_their_name(tmp_path: Path):
-    """What DNS says decides who gets a session; a session runs on where it is; silence of DNS changes nothing."""
+    """DNS decides which replica gets a session; a session runs on where it is; silence of DNS changes nothing."""
     zone = Zone()
     with thinker(tmp_path) as one, thinker(tmp_path) as other:
         one.wait_ready()

@@ -18,7 +18,7 @@ from omnistage.v1 import omni_pb2, omni_pb2_grpc, stage_pb2
 LENGTH = 40
 
 Running = dict[str, list[tuple[Local, AsyncExitStack]]]
-"""Of each kind its replicas, with what ends them."""
+"""The replicas of each kind, each with the stack that ends it."""
 
 
 @asynccontextmanager

@@ -1,4 +1,4 @@
-"""Who gets a session, and what a router says that has nobody yet."""
+"""The choice of the replica that gets a session, and the router's answer while it has no replica."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class OtherHost(grpc.aio.ServerInterceptor):
 
 
 class _Moved:
-    """What a server has of the call; all but `write` is gRPC's own."""
+    """The part of a call that a server uses; all but `write` is gRPC's own."""
 
     def __init__(self, context: Any, boot_id: str) -> None:
         self._context, self._boot_id = context, boot_id
@@ -272,7 +272,7 @@ async def test_unused_replicas_are_not_listened_to_until_somebody_asks() -> None
         assert not placement.all()[0].load.sessions, "nobody has told it of that"
         placement.place("thinker")
         await waiting.until(lambda: placement.all()[0].load.sessions)
-        await waiting.until(lambda: (first.now, second.now) == (1, 1))  # Of all of them, as long as one has a session.
+        await waiting.until(lambda: (first.now, second.now) == (1, 1))  # All of them count, as long as one has a session.
         caller.call.cancel()
         await waiting.until(lambda: all(replica.rests for replica in placement.all()))
         assert not placement.all()[0].load.sessions

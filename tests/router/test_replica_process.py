@@ -1,4 +1,4 @@
-"""What the log says of the process of a replica that fell silent, and of which process it says nothing."""
+"""The log names the process of a replica that fell silent, and says nothing about some processes."""
 
 from __future__ import annotations
 

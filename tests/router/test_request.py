@@ -185,7 +185,7 @@ def test_an_unknown_model_is_told_what_there_is():
 
 
 def test_text_that_is_given_is_no_markdown() -> None:
-    """What a Thinker writes may be; a client may say that it is not."""
+    """A Thinker may write Markdown; a client may say that its text is none."""
     for verbatim, said, plain in (("5 * 3", False, True), ("", False, False), ("", True, True)):
         turns = [] if verbatim else messages("hi")
         asked = omni_pb2.GenerateRequest(

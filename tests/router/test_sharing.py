@@ -1,4 +1,5 @@
-"""Who gets the places of a router: full ones are told at once, clients have shares, and nobody ends the request of another."""
+"""The places of a router: a client that finds them all taken is told at once, clients have shares, and no client ends the request of
+another."""
 
 from __future__ import annotations
 
@@ -183,7 +184,7 @@ async def test_a_draining_router_finishes_and_refuses(stack: Stack):
 
 
 async def test_two_keys_share_no_prompts_that_were_computed_and_no_key_is_told() -> None:
-    """What a stage gets as the scope of its prefix cache: one for each key, in a call and in a conversation, and none without a key."""
+    """The scope of the prefix cache that a stage gets: one for each key, in a call and in a conversation, and none without a key."""
     scopes: list[str] = []
     logic = toy_logic("thinker")
     prepare = logic.prepare

@@ -1,4 +1,4 @@
-"""Who gave a link further behind no sign of life is asked last by the router too, whenever that was found."""
+"""The router, too, asks a replica last that gave a link further behind no sign of life, whenever that was found."""
 
 from __future__ import annotations
 

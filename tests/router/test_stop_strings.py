@@ -1,4 +1,4 @@
-"""What a stop string cuts off the text is not spoken either."""
+"""Text that a stop string cuts off is not spoken either."""
 
 from __future__ import annotations
 

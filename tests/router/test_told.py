@@ -1,4 +1,4 @@
-"""What stages tell whoever asked: what was not spoken, notes, and whether the seed mattered."""
+"""Facts that stages tell the client: the words that were not spoken, notes, and whether the seed mattered."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ COUNTED = "omnistage_stage_unspoken_characters_total"
 
 
 def drew(answer: Answer) -> list[bool | None]:
-    """Of each stage, in pipeline order."""
+    """Whether the seed mattered, for each stage in pipeline order."""
     assert answer.usage is not None
     return [report.drew if report.HasField("drew") else None for report in answer.usage.stages]
 

@@ -1,4 +1,5 @@
-"""What of a client's trace context goes on to the stages: never so much that a hop refuses it, which would look like a lost stage."""
+"""The part of a client's trace context that goes on to the stages: never so much that a hop refuses it, which would look like a lost
+stage."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""What every kind of stage must do over gRPC, whatever model family it runs: described in full, usable and resumed by a plain stub.
+"""The contract of every kind of stage over gRPC, whatever model family it runs: it is described in full, and a plain stub can use and
+resume it.
 
-What models do behind it is asked of each family by the suite of helpers/contract.py.
-"""
+The suite of helpers/contract.py asks each family for what the models behind it must do."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Served:
         return open_of(self.description, params=self.sample.params, seed=seed, resume=resume)
 
     def inputs(self, source: random.Random) -> list[chunk_pb2.Chunk]:
-        """What the stage before this one would send, cut at random."""
+        """The chunks that the stage before this one would send, cut at random."""
         chunks = []
         for port in self.description.accepts:
             whole = self.sample.inputs[port.name]
@@ -100,7 +100,7 @@ async def test_a_plain_stub_runs_the_stage_alone(served: Served, seed: int):
 
 
 def content(heard: Heard, port: str) -> bytes:
-    """What a port carried, however it was cut."""
+    """The content of a port, however it was cut."""
     return b"".join(map(_bytes, heard.of(port)))
 
 
@@ -144,7 +144,7 @@ async def test_a_plain_stub_resumes_the_stage(served: Served, seed: int):
 
 
 def resume_of(served: Served, held: Mapping[str, Sequence[chunk_pb2.Chunk]]) -> stage_pb2.Resume:
-    """What a caller says that holds these chunks."""
+    """The Resume of a caller that holds these chunks."""
     compact = {port.name for port in served.description.produces if port.compact}
     return stage_pb2.Resume(
         positions=[

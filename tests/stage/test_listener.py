@@ -1,4 +1,4 @@
-"""What the account of a Code2Wav says of its listener: who lacked sound that was made too late, and not who paused."""
+"""A Code2Wav's account of its listener counts the sound that came too late, and no pause of the listener."""
 
 from __future__ import annotations
 

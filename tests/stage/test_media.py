@@ -125,7 +125,7 @@ async def test_other_parameters_of_it_are_refused(said: str):
 
 
 async def test_a_ground_is_a_colour_and_is_for_what_is_seen():
-    """Of media in a message and on a port, of conversations and of drawings."""
+    """The rule holds for media in a message and on a port, of conversations and of drawings."""
     shown = [stage_pb2.Media(data=b"x", media_type=kind, background="#1eC85a") for kind in ("image/png", "video/mp4")]
     parts = [*(stage_pb2.Part(media=one) for one in shown), stage_pb2.Part(port="media0", media_type="image/gif", background="#000000")]
     request = await asked(said_by("user", *parts, media(b"x")))

@@ -1,4 +1,4 @@
-"""What a session sends goes out in order, one message at a time, and small chunks together where the stream is slower than their maker."""
+"""A session sends its chunks in order, one message at a time, and small chunks together where the stream is slower than their maker."""
 
 from __future__ import annotations
 
@@ -163,7 +163,7 @@ async def test_a_flush_waits_for_what_was_put_before_it_and_not_for_what_others_
 
 @pytest.mark.parametrize(("error", "told"), [(CallerGone(), CallerGone), (ValueError("a bug"), StageError)])
 async def test_an_error_of_the_stream_reaches_whoever_puts_waits_or_flushes(error: Exception, told: type[Exception]):
-    """Who has left is no bug; whatever else fails is one, and said in the log."""
+    """A caller that has left is no bug; any other failure is one, and the log says so."""
     wire = Wire(error=error)
     outbox = outbox_on(wire)
     await begun(outbox)

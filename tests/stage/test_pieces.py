@@ -133,7 +133,7 @@ def tensors(name: str, rows: Array, element_type: tensor_pb2.ElementType) -> lis
 
 
 def speech(hidden: Array, element_type: tensor_pb2.ElementType) -> list[chunk_pb2.Chunk]:
-    """What goes into the Talker that hears prompts."""
+    """The chunks that go into the Talker that hears prompts."""
     return [
         *tensors("prompt", formulas.prompt_rows(ITEMS), tensor_pb2.ELEMENT_TYPE_BFLOAT16),
         *tensors("places", ITEMS, tensor_pb2.ELEMENT_TYPE_INT64),

@@ -35,11 +35,11 @@ FLOAT32 = chunk_pb2.AUDIO_ENCODING_FLOAT32
 SOURCES_HZ = (16000, 22050, 24000, 44100, 48000)
 PAIRS = [(source, rate) for source, rate in itertools.product(SOURCES_HZ, RATES_HZ) if source != rate]
 BOUND = 10 ** (-110 / 20)
-"""Of full scale."""
+"""The allowed difference: -110 dB of full scale."""
 
 
 def noise(rng: random.Random, samples: int, channels: int = 1) -> Samples:
-    """What lies between two of these samples may be twice as loud, and is not clipped even then."""
+    """Random samples. The signal between two of them may be twice as loud, and is not clipped even then."""
     return np.random.default_rng(rng.getrandbits(64)).uniform(-0.25, 0.25, (samples, channels)).astype(np.float32)
 
 
@@ -107,7 +107,7 @@ def test_short_sounds_have_the_stated_length(source: int, rate: int, seed: int) 
 
 @pytest.mark.parametrize(("rate", "held_back_ms"), [(8000, 20), (11025, 27), (16000, 10), (22050, 14), (44100, 10), (48000, 10)])
 def test_little_is_held_back(rate: int, held_back_ms: int) -> None:
-    """Of a chunk of 200 ms, the first of the default voice."""
+    """The bound is for a chunk of 200 ms, the first chunk of the default voice."""
     conversion = Conversion(24000, rate)
     given = Resampler(conversion, 1, 0).push(np.zeros((4800, 1), np.float32))
     assert 200 - len(given) / rate * 1000 <= held_back_ms

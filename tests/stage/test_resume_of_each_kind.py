@@ -203,7 +203,7 @@ async def test_a_talker_that_has_said_all_gives_nothing(family: str, port: str, 
 
 
 SPEECH: dict[str, NDArray[np.generic]] = {}
-"""What the Talker of a family says, once computed."""
+"""The codes that the Talker of each family says; each is computed once."""
 
 ENCODINGS = {"pcm16": chunk_pb2.AUDIO_ENCODING_PCM16, "float32": chunk_pb2.AUDIO_ENCODING_FLOAT32}
 
@@ -292,7 +292,7 @@ async def test_a_diffusion_gives_nothing_on_ports_that_have_ended():
         assert (await run_logic(logic, asked, start=start_at({"image": 2}, ended=["image"]))).ended() == ["progress"]
 
 
-# What cannot be ---------------------------------------------------------------------------------------------------------------------------
+# Resumes that are refused -----------------------------------------------------------------------------------------------------------------
 
 CODES = np.zeros((6, formulas.CODEBOOKS), np.uint32)
 

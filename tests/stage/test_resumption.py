@@ -1,4 +1,4 @@
-"""What a stage takes for the beginning of a session that was lost elsewhere, and what it refuses."""
+"""The records that a stage takes for the beginning of a session that was lost elsewhere, and those that it refuses."""
 
 from __future__ import annotations
 

@@ -240,12 +240,12 @@ async def test_a_caller_that_never_reads_holds_nothing_for_longer_than_the_hands
         assert 0 < len(caller.heard.of("audio")) < 76
 
 
-# What is left -------------------------------------------------------------------------------------------------------------------------
+# Remains ------------------------------------------------------------------------------------------------------------------------------
 
 
 async def test_an_error_that_was_told_and_what_it_came_through_are_freed_at_once():
-    """Of params that are bad, of a message that is, and of an input that ends too early: though the collector rests, as it does in a server
-    for hundreds of requests."""
+    """The cases: bad params, a bad message, and an input that ends too early. All is freed although the collector rests, as it does in a
+    server for hundreds of requests."""
     async with stage_of("talker") as stage:
         gc.collect()
         before = _errors()  # such as the parameters of tests

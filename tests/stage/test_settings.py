@@ -1,4 +1,4 @@
-"""What a stage chose is told once in its log, in its description and to the clients of its router."""
+"""The choices of a stage are told once in its log, in its description and to the clients of its router."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who may call a stage: a caller that shows the token of the stack; a link that shows another one says so, and ends."""
+"""A stage takes calls from a caller that shows the token of the stack; a link that shows another token says so, and ends."""
 
 from __future__ import annotations
 
@@ -235,7 +235,7 @@ async def test_a_router_with_another_token_says_so_once_and_finds_the_stage_when
     assert TOKEN.secret not in str(logs) and OTHER.secret not in str(logs)
 
 
-# What is a token, and who needs one -------------------------------------------------------------------------------------------------------
+# The form of a token, and the addresses that need one -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,7 @@ TOKENS = 100
 
 
 async def question(stub: omni_pb2_grpc.OmniServiceAsyncStub, number: int) -> str:
-    """What became of it: answered, refused with a delay, or something that must not be."""
+    """The result of a question: answered, refused with a delay, or something that must not be."""
     try:
         answer = await ask(stub, request(f"question {number}", number, thinker=SHORT), timeout_s=PATIENCE_S)
     except grpc.aio.AioRpcError as error:

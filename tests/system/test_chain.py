@@ -23,7 +23,8 @@ from omnistage.v1 import stage_pb2, tensor_pb2
 
 AHEAD = MAX_UNSENT + WINDOW
 """Rows between the Thinker and a sound that nobody takes, with one row to a chunk: what the link to the Talker keeps, and the Talker's
-window. What becomes codes at the next edge is less than the half of it at which credit is renewed. Each stage works on one more."""
+window. The rows that become codes at the next edge are fewer than the half of that window, at which credit is renewed. Each stage works on
+one more."""
 
 LONG = AHEAD + 100
 """Tokens: more than may run ahead."""

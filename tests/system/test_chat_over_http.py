@@ -1,5 +1,5 @@
-"""What only a model with a tokenizer shows over HTTP: how likely tokens were, texts that keep to something, and pictures. Its weights are
-random, so words mean nothing."""
+"""Features over HTTP that only a model with a tokenizer shows: how likely tokens were, texts that follow a constraint, and pictures. Its
+weights are random, so words mean nothing."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(400), pytest.mark.asyncio(lo
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def address() -> AsyncIterator[str]:
-    """Of a stack as the command starts it: its tensors are small enough to travel inline."""
+    """The address of a stack as the command starts it: its tensors are small enough to travel inline."""
     stack = Stack(layout_of(Choice(["smol"])))
     await stack.start()
     try:
@@ -55,7 +55,7 @@ async def ask(omni: AsyncOmni, question: str, seed: int) -> Answer:
 
 @dataclass(frozen=True)
 class Alone:
-    """What each question is answered when nobody else asks, with this seed."""
+    """The answer to each question when nobody else asks, with this seed."""
 
     seed: int
     answers: list[Answer]

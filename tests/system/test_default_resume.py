@@ -77,7 +77,7 @@ class Replicas:
 
 
 def digest(answer: Answer) -> str:
-    """Of the text, its tokens and the samples, however they were cut."""
+    """The digest of the text, its tokens and the samples, however they were cut."""
     tokens = [token for chunk in answer.of("text") for token in chunk.text.token_ids]
     for chunks in answer.chunks.values():
         assert [chunk.seq for chunk in chunks] == list(range(len(chunks)))

@@ -1,4 +1,4 @@
-"""What makes a healthy process look lost, and must not: each cause that was found by a drill, one test."""
+"""Events that make a healthy process look lost, and must not: each cause that was found by a drill, one test."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ LOST = ("link.lost", "link.open_failed", "replica.lost")
 
 
 def lines_of(running: Fleet) -> list[str]:
-    """Of all logs, those that say that somebody was lost."""
+    """The lines of all logs that report a lost process."""
     return [line for line in running.logs().splitlines() if any(word in line for word in LOST)]
 
 

@@ -25,7 +25,7 @@ STEPS = 12
 
 
 class Made(NamedTuple):
-    """What a pipeline makes. port: of its items."""
+    """The product of a pipeline. port: the port of its items."""
 
     checkpoint: str
     port: str

@@ -103,7 +103,7 @@ async def test_it_begins_with_a_picture(url: str) -> None:
 
 
 async def test_it_can_be_seen_before_it_is_whole(url: str) -> None:
-    """What has come of a film at any moment is a film."""
+    """The part of a film that has come at any moment is a film."""
     asked = {"prompt": "a boat", "size": "256x256", "steps": 1, "frames": 41, "seed": 3}
     name = httpx2.post(f"{url}/v1/videos", json=asked, headers=by("ann")).json()["id"]
     begun, pieces = b"", 0

@@ -1,4 +1,4 @@
-"""What every server process does the same way: start, be asked how it is, drain, stop."""
+"""The behaviour that all server processes share: start, be asked how it is, drain, stop."""
 
 from __future__ import annotations
 
@@ -64,8 +64,8 @@ def test_the_ready_line_and_the_log_say_the_same(pair: Stack):
 
 @pytest.mark.skipif(not has_huge_pages(), reason="this kernel has no huge pages that can be asked for")
 async def test_a_server_that_is_ready_soon_has_its_memory_in_huge_pages(pair: Stack):
-    """So that a killed one is gone, and noticed, at once: the kernel frees memory before it closes sockets. Of private memory without a
-    file as much as lies in whole blocks of a huge page: where in a mapping of a few MiB these begin is chance."""
+    """Huge pages make a killed server gone, and noticed, at once: the kernel frees memory before it closes sockets. The test counts private
+    memory without a file as far as it lies in whole blocks of a huge page: where in a mapping of a few MiB these begin is chance."""
 
     def is_mostly(pid: int) -> bool:
         held, possible = huge_kib(pid)

@@ -1,7 +1,6 @@
-"""What somebody has who was given the two wheels and no checkout: pip's line of the package's page, and then a spoken answer and a picture.
+"""An installation from the two wheels without a checkout: pip's line of the package's page, and then a spoken answer and a picture.
 
-In an environment, a home and a folder of its own. The default model is the one of this machine, so that it is not fetched again.
-"""
+It has an environment, a home and a folder of its own. The default model is the one of this machine, so that it is not fetched again."""
 
 from __future__ import annotations
 
@@ -43,7 +42,7 @@ class Installed:
 
 
 def lines_of(program: str) -> list[list[str]]:
-    """What the page has people type, as words."""
+    """The lines that the page has people type, as words."""
     return [shlex.split(line) for line in PAGE.read_text(encoding="utf-8").splitlines() if line.startswith(f"{program} ")]
 
 

@@ -36,7 +36,7 @@ def film(size: int, *, said: bool) -> omni_pb2.GenerateRequest:
 
 
 def seen(size: int) -> str:
-    """What is answered to a film of zeros."""
+    """The answer to a film of zeros."""
     digest = hashlib.sha256()
     for _ in range(size // PIECE):
         digest.update(bytes(PIECE))

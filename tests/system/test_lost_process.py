@@ -1,5 +1,5 @@
-"""Lost processes. One that stops (SIGSTOP) keeps its connections and answers nothing. What happens when the only replica of a stage is
-killed is in test_escalation.py, and where there is another one in test_frozen.py."""
+"""Lost processes. One that stops (SIGSTOP) keeps its connections and answers nothing. The loss of a stage's only replica is in
+test_escalation.py, and the loss of one with another beside it in test_frozen.py."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ def toys(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
 async def cut_off(
     running: Fleet, stub: omni_pb2_grpc.OmniServiceAsyncStub, asked: omni_pb2.GenerateRequest, when: Callable[[Answer], bool]
 ) -> Answer:
-    """What came of an answer whose router was killed at this point; the router is back."""
+    """The answer whose router was killed at this point; the router is back."""
     answer = Answer()
     with pytest.raises(grpc.aio.AioRpcError) as failed:
         async for event in stub.Generate(asked, timeout=60, wait_for_ready=True):

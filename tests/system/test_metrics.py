@@ -1,4 +1,4 @@
-"""What processes show to Prometheus: exactly what docs/metrics.md says, at each of them and at the launcher of a stack."""
+"""The metrics that processes show to Prometheus: exactly those of docs/metrics.md, at each process and at the launcher of a stack."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ async def talkers_of(stack: Launched) -> list[int]:
 
 
 def of_process(page: list[Metric], process: str) -> list[Metric]:
-    """What a process shows, of the page of its launcher."""
+    """The metrics of one process, from the page of its launcher."""
     found = []
     for family in page:
         own = Metric(family.name, family.documentation, family.type)
@@ -102,7 +102,7 @@ def of_process(page: list[Metric], process: str) -> list[Metric]:
 
 
 def said(*sections: str, who: set[str] | None = None) -> dict[str, object]:
-    """What the page of the documents says of some sections, and in that of the stages of those that are meant."""
+    """The metrics in some sections of the document; in the section of the stages, those of the stages that are meant."""
     return {
         row.name: row.described
         for row in documented()

@@ -1,4 +1,4 @@
-"""What a person does with a checkpoint of an omni model: a stack for its folder, questions about pictures, sounds and films, in Python and
+"""The use of a checkpoint of an omni model by a person: a stack for its folder, questions about pictures, sounds and films, in Python and
 on the command line. Its weights are random, so words mean nothing; equal questions have equal logprobs, others have not."""
 
 from __future__ import annotations

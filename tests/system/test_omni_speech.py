@@ -165,7 +165,7 @@ async def test_eight_speak_at_once_in_bfloat16(omni_family: OmniFamily, omni_fol
 
 
 async def check_eight(address: str, omni_family: OmniFamily, seed: int) -> None:
-    """Of other media, voices, seeds, lengths and profiles."""
+    """Checks eight answers with other media, voices, seeds, lengths and profiles."""
     asked = list[omni_pb2.GenerateRequest]()
     for n in range(8):
         one = question(omni_family, seed + n, *seen(seed + n)[: n % 4], tokens=20 + n, frames=(4 + n) * omni_family.frames[1] // 4)

@@ -27,7 +27,7 @@ pytestmark = pytest.mark.slow
 TOKENS, FRAMES = 150, 300
 DRAWN = stage_pb2.Sampling(temperature=1, top_p=0.9, repetition_penalty=1.05)
 ENDS = dict.fromkeys((8292, 8294), -100.0)
-"""Of speech: never drawn, so that it lasts as long as is asked for."""
+"""The bias for the ends of speech: they are never drawn, so that it lasts as long as is asked for."""
 Moment = Callable[[Answer], bool]
 
 

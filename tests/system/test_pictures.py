@@ -94,7 +94,7 @@ def of_checkpoint(name: str) -> list[str]:
 
 
 def router_flags(running: Fleet, folder: Path, *pipelines: str) -> list[str]:
-    """Of a router that serves these; the first is its default."""
+    """The options of a router that serves these pipelines; the first is its default."""
     kinds = {name: "thinker" if name == "words" else "diffusion" for name in pipelines}
     stages = [f"{name}/{kind}={running.address(replica)}" for name, kind in kinds.items() for replica in running.of(name)]
     files = [str(folder / f"{name}.yaml") for name in pipelines]
@@ -371,7 +371,7 @@ async def test_one_router_serves_words_and_pictures(house: Fleet, seed: int) -> 
     with ServerProcess("omnistage.router", *flags, log_folder=folder) as router:
         router.wait_ready()
         async with AsyncOmni(address=router.address) as omni:
-            # What is ready stands first.
+            # A pipeline that is ready stands first.
             assert {(one.name, one.draws, one.only_draws) for one in await omni.pipelines()} == {
                 ("words", False, False),
                 ("painter", True, True),

@@ -1,6 +1,6 @@
 """A Thinker of two ranks as a real stage: one rank that ends or stops ends all of it, and its answers go on elsewhere.
 
-Of one of the families, which the seed of the run says."""
+The seed of the run chooses one of the families."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ README = (ROOT / "README.md").read_text(encoding="utf-8")
 LIMIT_S = 280.0
 BENCH, SHORT_BENCH = "--concurrency 1,4", "--concurrency 1,2 --requests 2 --warmup 0"
 SHORT_ANSWER = "--max-tokens 4 --max-frames 24"
-"""Of random weights, which otherwise speak on until they may not."""
+"""The limits for random weights, which otherwise speak on until they may not."""
 PLAYER = "#!/bin/sh\ncat > played.wav\n"
 """In place of `aplay`, which a machine without sound lacks."""
 INSTALLS = ("make wheels", "pip install", "pipx install")

@@ -39,7 +39,7 @@ TOKENS = 150
 LONG = {"max_tokens": TOKENS, "ignore_eos": True}
 
 MUTE_EVERY = 10
-"""Of the words of an answer, the Talkers tell these as not spoken."""
+"""The Talkers tell one of so many words of an answer as not spoken."""
 
 PAIRS = {f"{first}-{second}": (first, second) for first, second in itertools.product(CHAIN, CHAIN)}
 
@@ -72,7 +72,8 @@ async def test_a_stage_is_killed(toys: Fleet, kind: str, moment: str, seed: int)
 
 @lengths.one_or_all("rate", ["8000", "16000", "44100"])
 async def test_sound_at_another_rate_goes_on_after_a_kill(toys: Fleet, rate: str, seed: int) -> None:
-    """What it was converted from has to be there again, with what lies around it: the same samples as undisturbed, which soxr has too."""
+    """The samples before the conversion have to be there again, with those around them: the result has the same samples as undisturbed, and
+    the same as soxr."""
     rate_hz = int(lengths.draw(rate, ["8000", "16000", "44100"], seed))
     soxr = pytest.importorskip("soxr", reason="the models extra is not installed")
     code2wav = stage_pb2.Code2WavParams(sample_rate_hz=rate_hz, encoding=chunk_pb2.AUDIO_ENCODING_FLOAT32)

@@ -40,7 +40,7 @@ def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def whole(house: Fleet) -> Answer:
-    """What `question` is answered where nothing happens."""
+    """The answer to `question` where nothing happens."""
     async with omni_stub(house.address("router")) as stub:
         return await ask(stub, question())
 

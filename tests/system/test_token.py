@@ -124,7 +124,7 @@ def test_serve_makes_a_token_that_no_command_line_and_no_log_shows(family: Famil
 
 
 def variable(pid: int, name: str) -> str:
-    """Of the environment that a process began with."""
+    """A variable of the environment that a process began with."""
     found = dict(entry.partition("=")[::2] for entry in Path(f"/proc/{pid}/environ").read_bytes().decode().split("\0"))
     return found.get(name, "")
 

@@ -48,7 +48,7 @@ def traced(folder: Path, url: str, **options: Any) -> Iterator[Stack]:
 
 
 def lines(server: ServerProcess, event: str) -> list[Mapping[str, Any]]:
-    """What a server logged of this."""
+    """The lines in which a server logged this event."""
     logged = [json.loads(line) for line in server.log().splitlines()]
     return [line for line in logged if line["event"] == event]
 
@@ -64,8 +64,8 @@ def chain(spans: Collector, root: Span) -> list[Span]:
 
 @dataclass(frozen=True)
 class Told:
-    """What a chain told of several requests, one after the other: `given` below a span of its client, three without one, some that their
-    client does not record, and two that were refused."""
+    """The records of a chain about several requests, one after the other: `given` below a span of its client, three without one, some that
+    their client does not record, and two that were refused."""
 
     chain: Stack
     spans: Collector
@@ -156,7 +156,7 @@ def test_without_a_span_of_the_client_the_router_begins_a_trace(told: Told) -> N
 
 
 def test_what_the_client_does_not_record_nobody_records(told: Told) -> None:
-    """Of eight requests six are known, with all of their stages."""
+    """Six of eight requests are known, with all of their stages."""
     roots = told.spans.of("omnistage-router", "generate")
     assert len(roots) == 6
     recorded = {root.trace_id for root in roots}
@@ -217,7 +217,7 @@ async def test_a_stack_of_the_command_gives_its_servers_the_collector_and_the_in
 
 @pytest.mark.slow
 async def test_a_killed_stage_is_an_event_where_it_was_replaced(tmp_path: Path, seed: int) -> None:
-    """And in the line of the answer. What the killed process knew is gone with it."""
+    """The answer's line in the log names it too. The records of the killed process are gone with it."""
     killed: list[str] = []
     with collector() as spans:
         arguments = ["--otlp", spans.url]
@@ -290,7 +290,7 @@ def _check_no_tracebacks(server: ServerProcess) -> None:
     assert [line for line in _warnings(server) if "exception" in line] == []
 
 
-# What it costs where it is off -----------------------------------------------------------------------------------------------------------
+# The cost of tracing that is off ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("otlp", [False, True])

@@ -39,7 +39,7 @@ with Omni(address=sys.argv[1]) as omni:
 pictures = [[picture.data for picture in one.pictures] for one in drawn]
 sys.stdout.write(f"{ready} {answer.text} {[len(one) for one in pictures]} {pictures[0] == pictures[1]}")
 """
-"""What can be asked of a router in front of pipelines that answer, that draw, and that start."""
+"""The requests to a router in front of pipelines that answer, that draw, and that start."""
 
 DRAWN = """
 import sys
@@ -163,7 +163,7 @@ async def test_the_last_client_asks_a_router_whose_pipelines_answer_draw_and_sta
 
 
 async def _client(address: str, seed: int, environment: Mapping[str, str], program: str = CLIENT) -> str:
-    """What the client of a version got."""
+    """The output of the client of a version."""
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-c", program, address, str(seed), env={**os.environ, **environment}, stdout=asyncio.subprocess.PIPE
     )

@@ -22,7 +22,8 @@ DRAWING = {
     "video": ("make films", "makes films", "makes no films"),
     "audio": ("make sound of a prompt", "makes sound of a prompt", "makes no sound of a prompt"),
 }
-"""Words for the ability to draw, by the wanted output: of several pipelines, of one, of one that lacks it. Other outputs: PICTURES."""
+"""The phrases of a refusal for pipelines that draw, by the output that is wanted: what such pipelines do, what one of them does, and what
+one does not. An output that is not listed here counts as a picture."""
 PICTURES = ("draw", "draws", "does not draw")
 
 MOST_NAMED = 8

@@ -50,7 +50,7 @@ LACKING_TO_DRAW = (*LACKING, "outputs")
 """Fields that a router blames when it has no pipeline for the request, and for a drawing."""
 
 MAKERS = {"image": "draws pictures, such as Qwen-Image", "video": "makes films, such as Wan", "audio": "makes sound, such as Stable Audio"}
-"""The ability of a checkpoint that is to be served for a drawing, by the one port that is wanted."""
+"""The ability that a checkpoint needs to be served for a drawing, by the one port that is wanted."""
 
 LENGTHS = {"video": "{frames}, {steps}", "audio": "{seconds}, {steps}"}
 """The options that make a drawing smaller, by its port."""
