@@ -31,7 +31,7 @@ def row(place: int) -> np.ndarray:
 
 
 class Heard:
-    """What came out of an answer."""
+    """The outputs of an answer."""
 
     def __init__(self) -> None:
         self.text, self.tokens, self.rows = "", list[int](), list[int]()
@@ -77,7 +77,7 @@ def test_what_a_stop_string_cuts_off_has_no_rows() -> None:
 
 
 def test_a_token_that_is_cut_in_the_middle_is_said() -> None:
-    """Of `bc` the `b` is read, so it is heard too."""
+    """The `b` of `bc` is read, so it is heard too."""
     answer, heard = answer_of(BOTH, ["c."]), Heard()
     for place, token in enumerate([5, 6, 3]):
         answer.token(token)

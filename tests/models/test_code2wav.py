@@ -145,7 +145,7 @@ def test_another_noise_changes_nothing_else(net: SpectrumNet, rows: Array) -> No
 
 
 async def test_all_seeds_sound_alike(code2wav: SmolCode2Wav, rows: Array) -> None:
-    """Who asks for a seed means the words: the noise of a voice is always the same."""
+    """A client that asks for a seed means the words: the noise of a voice is always the same."""
     one, other = [await samples_of(code2wav, rows, request=WaveRequest(seed=seed)) for seed in (1, 2)]
     assert np.array_equal(one, other) and code2wav.info.draws is False
 

@@ -1,4 +1,4 @@
-"""What a config.json says of positions is what Transformers reads in it."""
+"""The positions that config.json sets are those that Transformers reads in it."""
 
 from __future__ import annotations
 

@@ -59,7 +59,7 @@ def partial(cache: Path, sha256: str = SHA256) -> Path:
 
 
 def begin(cache: Path, content: bytes, sha256: str = SHA256) -> None:
-    """What a run has left that was ended in the middle."""
+    """Lays the files down that a run has left when it was ended in the middle."""
     partial(cache, sha256).parent.mkdir(parents=True)
     partial(cache, sha256).write_bytes(content)
 
@@ -84,7 +84,7 @@ def check_whole(root: Path) -> None:
     assert sorted(path.name for path in root.parent.iterdir()) == [".lock", root.name]
 
 
-# What came is kept ----------------------------------------------------------------------------------------------------------------------
+# Parts that came are kept ---------------------------------------------------------------------------------------------------------------
 
 
 def test_bytes_are_told_as_they_come(index: PackageIndex, cache: Path) -> None:
@@ -157,7 +157,7 @@ def test_what_is_there_needs_no_room(index: PackageIndex, cache: Path) -> None:
     assert index.asked == [], "a whole wheel needs no index"
 
 
-# What may lie there, and what a server may do -------------------------------------------------------------------------------------------
+# Files that may lie there, and faults of a server ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -219,7 +219,7 @@ def test_a_wrong_file_is_refused_before_its_download_or_after_it(index: PackageI
     assert not partial(cache).exists()
 
 
-# What pip is needed for -----------------------------------------------------------------------------------------------------------------
+# The need for pip -----------------------------------------------------------------------------------------------------------------------
 
 
 def test_an_index_without_metadata_is_asked_for_the_end_of_the_wheel(index: PackageIndex, cache: Path) -> None:

@@ -108,7 +108,7 @@ def put(values: Any, at: tuple[Any, ...], value: object) -> None:
 
 
 def with_number(part: str, seed: int, value: object, omni: Path, default_model: Path, folder: Path) -> Callable[[], object]:
-    """What loads a checkpoint of a part, one of whose numbers, by the seed, is this."""
+    """The function that loads a checkpoint of a part, one of whose numbers, chosen by the seed, is this one."""
     if part.endswith("of qwen"):
         made, file, kind = linked(omni, folder / "m"), "config.json", ("qwen2_5_omni", part.split()[0])
     elif part.endswith("of smol"):
@@ -192,7 +192,7 @@ KINDS = {"eyes": "thinker", "ears": "thinker", "vocoder": "code2wav", "voices": 
 
 
 def with_a_weight(part: str, value: float, omni: Path, default_model: Path, folder: Path) -> tuple[str, Callable[[], object]]:
-    """What loads a checkpoint one of whose weights, of a part, has this number; and the weight's name."""
+    """The function that loads a checkpoint in which one weight of a part has this number; and the weight's name."""
     family = part.rpartition(" ")[2]
     if family == "qwen":
         made, (file, name) = linked(omni, folder / "m"), shard_with(omni, FILES[part])
@@ -327,7 +327,7 @@ REPORT: dict[str, list[str]] = {"missing_keys": [], "unexpected_keys": []}
 
 
 def test_whole_numbers_are_packed_weights_only_where_weights_should_be(tmp_path: Path) -> None:
-    """What decides is the model that is loaded, whatever its library puts in front of the names."""
+    """The model that is loaded decides, whatever its library puts in front of the names."""
     model = masked(torch.nn.Sequential(masked(torch.nn.Linear(2, 2), places=torch.zeros(2, dtype=torch.int32))))
 
     def check(report: dict[str, list[str]] = REPORT, /, **stored: str) -> None:

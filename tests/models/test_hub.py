@@ -69,7 +69,7 @@ UNWANTED_PARTS = {
     "examples/cat.png": File(b"a picture"),
 }
 PART = 10 * BLOCK
-"""What huggingface_hub writes at once: of a file that was cut nothing else is left."""
+"""The bytes that huggingface_hub writes at once: nothing else is left of a file that was cut."""
 
 LARGE = random.Random(1).randbytes(PART + 2 * BLOCK)
 CUT = PART + BLOCK
@@ -250,7 +250,7 @@ def test_a_file_that_is_never_as_long_as_the_hub_says_is_told(hub: HubServer, tm
     assert said["error"] == "HubError" and said["text"].startswith("merges.txt of org/words@main is not 4 bytes long, as the hub says")
 
 
-# What cannot be had ---------------------------------------------------------------------------------------------------------------------
+# Names that cannot be had ---------------------------------------------------------------------------------------------------------------
 
 
 def test_what_cannot_be_had_is_told_in_one_line(hub: HubServer, tmp_path: Path) -> None:
@@ -314,7 +314,7 @@ def test_a_list_that_cannot_be_is_no_hubs(hub: HubServer, tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("path", ["model.safetensors", "tokenizer.json"])
 def test_no_more_is_written_than_the_hub_has_told(hub: HubServer, monkeypatch: pytest.MonkeyPatch, path: str) -> None:
-    """What comes at once, which is PART at most, is held and not written."""
+    """The bytes that come at once, which are PART at most, are held and not written."""
     hub.add("org/words", words() | {path: File(LARGE, told_size=BLOCK)})
     for name, value in hub.environment(Path("/dev/shm/home")).items():
         monkeypatch.setenv(name, value)

@@ -1,4 +1,4 @@
-"""What is kept of results is never more than is allowed, and what was used last."""
+"""The results that are kept are never more than is allowed, and are those that were used last."""
 
 from __future__ import annotations
 

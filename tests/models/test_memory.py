@@ -1,4 +1,4 @@
-"""What servers that start beside each other on one device take of it, in any order, is there."""
+"""Servers that start beside each other on one device take only memory that is there, in any order."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ WEIGHTS = 7 * GIB
 
 
 def taken(order: list[int], device: str, share: float) -> dict[int, int]:
-    """What each server takes. order: a server comes first when its weights are loaded, and again when it measures and takes."""
+    """The memory that each server takes. order: a server comes first when its weights are loaded, and again when it measures and takes."""
     free, loaded, found = TOTAL, set[int](), dict[int, int]()
     for server in order:
         if server not in loaded:

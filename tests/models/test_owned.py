@@ -47,7 +47,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 @pytest.mark.parametrize("what", ["file", "folder"])
 @pytest.mark.parametrize("moment", ["later", "in the middle"])
 def test_what_a_killed_process_leaves_goes_with_the_next_one(moment: str, what: str, tmp_path: Path) -> None:
-    """Whenever it was killed. What has no name yet may be of one that lives, so it stays for a minute."""
+    """The process may be killed at any moment. A file without a name may belong to a process that lives, so it stays for a minute."""
     done = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path), moment, what], timeout=60)
     assert done.returncode == -signal.SIGKILL
     assert len(list(tmp_path.iterdir())) == 4 + (moment == "in the middle")

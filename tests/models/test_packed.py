@@ -118,12 +118,12 @@ def test_what_does_not_fit_is_named(name: str, seed: int, tmp_path: Path) -> Non
         weights.check_read()
 
 
-# What compressed-tensors writes ---------------------------------------------------------------------------------------------------------
+# Weights that compressed-tensors writes -------------------------------------------------------------------------------------------------
 
 INT4: dict[str, Any] = {"num_bits": 4, "type": "int", "symmetric": True, "strategy": "group", "group_size": 16, "dynamic": False}
 FLOAT8: dict[str, Any] = {"num_bits": 8, "type": "float", "symmetric": True, "strategy": "channel", "dynamic": False}
 ROUNDED: dict[str, Any] = {"num_bits": 8, "type": "float", "symmetric": True, "strategy": "token", "dynamic": True}
-"""Of activations, which are left as they are here."""
+"""The scheme of activations, which are left as they are here."""
 
 WAYS: dict[str, tuple[str, dict[str, Any], dict[str, Any] | None]] = {
     "int4 in groups": ("pack-quantized", INT4, None),
@@ -143,7 +143,7 @@ def said_of(form: str, weights: dict[str, Any], activations: dict[str, Any] | No
 
 
 def scales_of(weight: torch.Tensor, args: dict[str, Any]) -> Tensors:
-    """Of one weight."""
+    """The scales of one weight."""
     rows, columns = weight.shape
     sides: dict[str, Any] = {
         "group": (1, args.get("group_size")),
@@ -268,7 +268,7 @@ def test_that_scales_are_of_groups_need_not_be_said(seed: int, tmp_path: Path) -
 
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int64], ids=str)
 def test_an_order_of_columns_is_told(dtype: torch.dtype, seed: int, tmp_path: Path) -> None:
-    """Of which config.json says nothing."""
+    """The order is in the weights; config.json says nothing of it."""
     said = said_of("pack-quantized", INT4)
     stored = {**compressed(drawn(seed, 96, 80), said), f"{NAME}_g_idx": torch.arange(80).to(dtype)}
     with pytest.raises(BadCheckpoint, match="weight_g_idx"), Weights(written(tmp_path, stored, said)) as weights:
@@ -338,7 +338,7 @@ def test_a_net_has_its_packed_weights_by_their_own_names(way: str, seed: int, tm
 @pytest.mark.parametrize("way", ["fp8", "int4 in groups", "fp8 by channel"])
 @pytest.mark.parametrize("end", ["input_scale", "input_zero_point", "output_scale", "output_zero_point", "activation_scale"])
 def test_what_rounds_activations_is_left_out(way: str, end: str, seed: int, tmp_path: Path) -> None:
-    """Of packed weights. Nobody knows what it is beside others."""
+    """It is left out beside packed weights. Beside other weights nobody knows what it is, and it is named."""
     stored, said = either(way, drawn(seed, 96, 80))
     rounds = torch.ones(1, dtype=torch.int8 if "zero" in end else torch.float32)
     assert read(written(tmp_path, {**stored, f"{NAME.removesuffix('weight')}{end}": rounds}, said)).keys() == {NAME}

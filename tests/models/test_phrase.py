@@ -23,7 +23,7 @@ def phrases(*pieces: str) -> list[Phrase]:
 
 
 def given_phrases(*pieces: str) -> list[Phrase]:
-    """Of a text that is no Markdown."""
+    """The phrases of a text that is no Markdown."""
     cutter = PhraseCutter(plain=True)
     return [phrase for piece in pieces for phrase in cutter.feed(piece)] + list(cutter.flush())
 

@@ -1,4 +1,4 @@
-"""What the default Thinker does before a run: on a thread of its own that is watched, once, and not on the loop."""
+"""The work of the default Thinker before a run: on a thread of its own that is watched, once, and not on the loop."""
 
 from __future__ import annotations
 

@@ -243,7 +243,7 @@ def test_a_family_with_weights_and_no_checkpoint_of_its_own_asks_for_one(tmp_pat
         load("brought", "thinker", LoadOptions())
 
 
-# What cannot be loaded ------------------------------------------------------------------------------------------------------------------
+# Models that cannot be loaded -----------------------------------------------------------------------------------------------------------
 
 Change = Callable[[Path], object]
 

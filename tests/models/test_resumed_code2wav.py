@@ -48,7 +48,7 @@ def cut(rows: Array, draw: random.Random) -> list[Array]:
 
 
 def needs_of(sounds: list[Sound], sample: int) -> int:
-    """What whoever has heard the sound up to a sample was told to keep."""
+    """The `needs` that a listener who has heard the sound up to a sample was told last."""
     heard, needs = 0, 0
     for sound in sounds:
         heard += len(sound.samples)
@@ -121,7 +121,7 @@ async def test_needs_are_where_the_phrase_of_the_next_sample_begins(code2wav: Sm
 
 
 async def test_only_the_end_of_what_is_known_is_computed(net: SpectrumNet, rows: Array) -> None:
-    """Of 200 rows of a phrase that the listener has heard, the net sees the last few; the phrases before it not at all."""
+    """The listener has heard 200 rows of a phrase. The net sees the last few of them, and nothing of the phrases before it."""
     seen = 0
 
     def count(_: nn.Module, arguments: tuple[Tensor]) -> None:

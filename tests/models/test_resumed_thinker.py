@@ -74,7 +74,7 @@ async def answer(model: SmolThinker, request: TextRequest) -> Answer:
 
 
 def texts(model: SmolThinker, request: TextRequest, tokens: tuple[int, ...]) -> list[str]:
-    """What an undisturbed run has said after each number of tokens, before it ends."""
+    """The text that an undisturbed run has said after each number of tokens, before it ends."""
     detokenizer = Detokenizer(model.tokenizer.piece, request.stop)
     said = [""]
     for token in tokens:

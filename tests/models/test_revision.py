@@ -42,7 +42,7 @@ def told(environment: Mapping[str, str], *kinds: str) -> Told:
 
 @pytest.fixture(scope="module")
 def machines(default_model: Path) -> Callable[[int], list[Told]]:
-    """What this machine tells, and so many others: each is asked once, for all kinds."""
+    """The facts that this machine tells, and so many others: each is asked once, for all kinds."""
     known: list[Told] = []
 
     def first(count: int) -> list[Told]:

@@ -1,4 +1,4 @@
-"""What a setting names is what it changes: seen from outside of the default Thinker, in its load and in the steps of its thread."""
+"""A setting changes what it names: seen from outside of the default Thinker, in its load and in the steps of its thread."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def ask(text: str, max_tokens: int) -> TextRequest:
 
 
 def steps(model: ThinkerModel[Any]) -> int:
-    """Of the engine's thread; now and then one in which nothing was to do is among them."""
+    """The steps of the engine's thread; now and then one in which nothing was to do is among them."""
     (engine,) = [thread for thread in model.threads if thread.name == "omnistage-engine"]
     return engine.steps
 
@@ -57,7 +57,7 @@ async def steps_of(model: ThinkerModel[Any], *asked: tuple[str, int]) -> int:
 
 
 async def begun_before_one_ends(model: ThinkerModel[Any], asked: int, max_tokens: int) -> int:
-    """How many of the answers have begun with the last piece of the first that ends. What has not ended then is cancelled."""
+    """How many of the answers have begun with the last piece of the first that ends. The answers that have not ended then are cancelled."""
     begun: set[int] = set()
 
     async def write(number: int) -> int:

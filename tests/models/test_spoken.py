@@ -1,4 +1,4 @@
-"""What is written, in words: a table of written forms, and what holds for any text."""
+"""Written forms in words: a table of the forms, and the rules that hold for any text."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_a_form_is_read_alike_wherever_it_stands(before: str, behind: str) -> No
 
 
 def test_a_phrase_may_end_where_no_form_is_open() -> None:
-    """What stands before such a place and what stands behind it are read alike apart and together."""
+    """The text before such a place and the text behind it are read alike apart and together."""
     for written in WRITTEN:
         words = f"They say {written} in the end".split(" ")
         whole = words_of(" ".join(words))
@@ -67,7 +67,7 @@ def test_a_phrase_may_end_where_no_form_is_open() -> None:
 
 
 def test_a_number_behind_in_and_a_month_counts() -> None:
-    """Of a day one says "on"; "in May" has no day."""
+    """Before a day one says "on"; "in May" has no day."""
     assert words_of("In May 5 new shops opened.") == "in may five new shops opened"
     assert words_of("On May 5 new shops opened.") == "on may fifth new shops opened"
     assert words_of("the July 4 celebrations") == "the july fourth celebrations"
@@ -263,7 +263,7 @@ def test_any_text_of_forms_is_read_without_a_digit_or_a_sign_left(text: str) -> 
 def test_no_digit_vanishes(text: str, draw: random.Random) -> None:
     """With another digit in its place the text is read otherwise.
 
-    What a web address asks for, and the place in its page, is not read at all."""
+    The query of a web address, and the place in its page, are not read at all."""
     places = [match.start() for match in re.finditer("[1-9]", text)]
     if not places or re.search(r"\?|/\S*#", text):
         return
@@ -373,7 +373,7 @@ def test_time_is_linear_in_any_text(unit: str) -> None:
 NOT_HEARD = frozenset(("Cc", "Cf", "Cs", "Zs", "Zl", "Zp", "Mn", "Mc", "Me", "Pc", "Pd", "Ps", "Pe", "Pi", "Pf", "Po"))
 """Kinds of characters that are spaces, punctuation, or parts of others."""
 LIKE_PUNCTUATION = "`\u1fef｀´\u1ffdʼʹ\u0374|｜∶"
-"""Of the rest those that are written for an apostrophe, a prime, a colon or a pause."""
+"""Those of the remaining characters that are written for an apostrophe, a prime, a colon or a pause."""
 
 
 def test_every_letter_number_and_symbol_is_spoken_or_told() -> None:

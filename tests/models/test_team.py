@@ -84,7 +84,7 @@ def alone(settings: LoadOptions) -> tuple[Engine, list[torch.Tensor]]:
 
 @contextmanager
 def engine_of(settings: LoadOptions, pages: int = 64) -> Iterator[tuple[Engine, Team]]:
-    """Of several ranks."""
+    """An engine of several ranks."""
     with team_of(settings) as team:
         decoder = read_random(Path(), settings, team.group)
         team.connect(torch.device("cpu"))
@@ -169,8 +169,9 @@ async def test_what_a_row_becomes_does_not_depend_on_the_others(case: str, seed:
 
 @lengths.one_or_all("toy", TOYS)
 async def test_ranks_of_other_parts_say_what_one_says_and_a_row_does_not_depend_on_the_others(toy: str, seed: int) -> None:
-    """Cross-attention in one, experts in the other: what one rank says, and the same bits alone and where requests make way for each other.
-    What is compared with one rank is always the same: a row between two experts would go to the other one now and then."""
+    """One toy has cross-attention, the other has experts. Several ranks say what one rank says, and give the same bits alone and where
+    requests make way for each other. The requests that are compared with one rank are always the same: a row between two experts would go
+    to the other one now and then."""
     name = lengths.draw(toy, TOYS, seed)
     parts, settings = TOYS[name], LoadOptions(dtype="float32", tensor_parallel_size=2, family={"seed": 5, "toy": name})
     fixed, asked = toy_requests(parts, 5, (1, 40), 20), toy_requests(parts, seed, (61, 60), 80, DRAWN)
@@ -381,7 +382,7 @@ def test_without_descriptors_it_is_told_that_no_rank_can_be_started(seed: int) -
 
 @pytest.fixture
 def ended(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What ended a thread of this process."""
+    """The errors that ended a thread of this process."""
     told: list[str] = []
     monkeypatch.setattr(threading, "excepthook", lambda each: told.append(f"{each.exc_type.__name__}: {each.exc_value}"))
     return told
@@ -473,7 +474,7 @@ def variables(process: int) -> list[str]:
 
 
 def opened(process: int) -> Iterator[str]:
-    """What its descriptors are."""
+    """The files that the descriptors of a process name."""
     for descriptor in list(Path(f"/proc/{process}/fd").iterdir()):
         with suppress(FileNotFoundError):  # That of the list itself.
             yield str(descriptor.readlink())

@@ -1,4 +1,4 @@
-"""What a model thinks before it answers: where it begins and ends, what of it is text, and that it has no rows."""
+"""The thoughts of a model before it answers: where they begin and end, which part of them is text, and that they have no rows."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ OPENED, FREE = Marks(OPENS, CLOSES, is_open=True), Marks(OPENS, CLOSES, is_open=
 
 
 def row(place: int) -> np.ndarray:
-    """Of the token at a place: it says the place."""
+    """The row of the token at a place: its numbers are the place."""
     return np.full((1, 2), place, np.float32)
 
 
@@ -53,7 +53,7 @@ def assembler(marks: Marks, *, stop: tuple[str, ...] = (), rows: bool = False, *
 
 
 def told(marks: Marks, tokens: list[int], *, every: int = 1, reason: FinishReason = FinishReason.STOP, **given: object) -> Told:
-    """Of an answer that is taken after each `every`-th token."""
+    """The outputs of an answer that is taken after each `every`-th token."""
     answer, heard = assembler(marks, **given), Told()  # type: ignore[arg-type]
     for place, token in enumerate(tokens):
         answer.token(token, -float(place))
@@ -143,7 +143,7 @@ def test_an_answer_goes_on_anywhere_as_if_it_had_not_stopped(marks: Marks, is_ma
 
 
 def answer_text(marks: Marks, tokens: list[int]) -> str:
-    """What of the text is out after these tokens."""
+    """The part of the text that is out after these tokens."""
     answer, heard = assembler(marks), Told()
     for token in tokens:
         answer.token(token)

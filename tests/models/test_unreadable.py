@@ -24,7 +24,7 @@ except LoadError as error:
 
 
 def told(path: Path | None = None, cache: Path | None = None) -> str:
-    """What whoever loads a Talker is told, in a process whom the rights of files bind, as they do not bind root."""
+    """The error of a program that loads a Talker, in a process which the rights of files bind, as they do not bind root."""
     bound = ["setpriv", "--bounding-set=-dac_override,-dac_read_search"] if os.geteuid() == 0 else []
     environment = {**os.environ, **({"OMNISTAGE_CACHE": str(cache)} if cache else {})}
     command = [*bound, sys.executable, "-c", LOAD, str(path or "")]

@@ -1,4 +1,4 @@
-"""What of a text is not spoken is told, wherever it stands, and once."""
+"""Words of a text that are not spoken are told, wherever they stand, and once."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ RUNS = ["你好", "🙂", "🎉", "世界", "∯", "✨", "🙃"]
     ],
 )
 async def test_each_kind_of_cut_tells_it(talker: SmolTalker, text: str, runs: list[str]) -> None:
-    """What Markdown leaves out was not to be read, and is not told."""
+    """Marks that Markdown leaves out were not to be read, and are not told."""
     assert await unspoken_of(talker, text) == runs
 
 

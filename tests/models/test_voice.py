@@ -120,8 +120,9 @@ async def test_what_is_heard_is_the_text(talker: SmolTalker, code2wav: SmolCode2
 
 @lengths.rounds(4, 60)
 async def test_written_forms_are_heard_as_their_words(talker: SmolTalker, code2wav: SmolCode2Wav, seed: int, rounds: int) -> None:
-    """Of a sentence with a form drawn from the table the recogniser hears what it hears of the same sentence with the words written out,
-    but for an error in eight words: it is a small one. A quarter of the sentences it may hear as it likes: some it hears in two ways."""
+    """A sentence has a form drawn from the table. The recogniser hears in it what it hears in the same sentence with the words written out,
+    but for an error in eight words: it is a small recogniser. A quarter of the sentences it may hear as it likes: some it hears in two
+    ways."""
     model, pairs = recogniser(), []
     # Without those that have pauses or letters of their own, which a recogniser writes as it likes.
     forms = [(written, said) for written, said in FORMS if reader.spoken(written).text.lower() == said]

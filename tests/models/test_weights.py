@@ -23,7 +23,7 @@ PAGE = 4096
 
 
 def shared_in(folder: Path) -> dict[str, int]:
-    """What the kernel says of the files of a folder in this process, in bytes: proc(5), smaps."""
+    """The shares of a folder's files in the memory of this process that the kernel tells, in bytes: proc(5), smaps."""
     files, found, is_ours = {str(path.resolve()) for path in folder.iterdir()}, dict.fromkeys(("Size", "Rss", "Pss", "Anonymous"), 0), False
     for line in Path("/proc/self/smaps").read_text().splitlines():
         name, _, value = line.partition(":")

@@ -23,7 +23,7 @@ ENOUGH = 0.9
 KINDS = 0.8
 """The same of the kinds of shapes."""
 THINGS = ("1", "2")
-"""Of a scene."""
+"""The numbers of things in a scene."""
 
 
 @pytest.fixture(scope="module")

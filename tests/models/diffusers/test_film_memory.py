@@ -1,4 +1,4 @@
-"""What films take of memory and of work, told when a model is loaded and refused before any of it is taken."""
+"""The memory and the work of films, told when a model is loaded and refused before any of it is taken."""
 
 from __future__ import annotations
 

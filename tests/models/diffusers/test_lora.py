@@ -173,7 +173,7 @@ Change = Callable[[Weights], Weights]
 
 
 def loaded(folder: Path, weights: Weights, file: Path) -> Weights:
-    """What they change, which is what the loader of Diffusers changes by itself."""
+    """The changes of a file's weights, which equal those that the loader of Diffusers makes by itself."""
     save_file(weights, file)
     ours, theirs = load_pipeline(folder, torch.float32), load_pipeline(folder, torch.float32)
     add_loras(ours, [Lora(file)])

@@ -32,7 +32,7 @@ from omnistage.models.registry import check
 SAME = 1e-6
 SMALL: dict[str, Any] = {"condition_area": 64 * 64}
 NEAR = {"float8_e4m3fn": 0.15, "float8_e5m2": 0.3}
-"""Of the largest latent, in the mean: 3 and 2 bits of the fraction of a weight are kept."""
+"""The allowed mean difference, as a share of the largest latent: these types keep 3 and 2 bits of the fraction of a weight."""
 
 
 @pytest.fixture(autouse=True)

@@ -252,7 +252,7 @@ def test_options_with_which_the_usual_picture_cannot_be_drawn_are_refused(option
 
 
 async def test_a_side_that_the_transformer_has_no_places_for_is_refused(model: Model) -> None:
-    """Of Z-Image's table; what fits is drawn."""
+    """The places are those of Z-Image's table; a picture that fits is drawn."""
     painter: PicturePainter = model._artist._painter  # type: ignore[attr-defined]
     most = painter.limits.max_side
     assert most == painter.limits.multiple * min(painter.pipe.transformer.axes_lens[1:])
@@ -310,7 +310,7 @@ async def test_every_family_shows_previews(name: str, seed: int) -> None:
 
 
 async def test_eight_of_two_sizes_in_words_and_guidance_of_their_own_draw_at_once(seed: int) -> None:
-    """Of a family whose passes are of one size."""
+    """The family computes only passes of one size."""
     asked: list[dict[str, Any]] = [
         {"prompt": "hill " * (n + 1), "seed": seed + n, "steps": 2 + n % 4, "guidance_scale": 1 + n % 3, "width": (64, 96)[n // 4]}
         for n in range(8)

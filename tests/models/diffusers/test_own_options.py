@@ -1,4 +1,4 @@
-"""What requests say that only some pipelines know: sigmas, strength, masks, control images, and options of a pipeline's own."""
+"""Options that only some pipelines know: sigmas, strength, masks, control images, and options of a pipeline's own."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ FOLLOWED = {
     "z-image": [{"cfg_normalization": "true"}, {"cfg_truncation": "0.1"}, {"max_sequence_length": "7"}],
     "longcat-image": [{"enable_cfg_renorm": "false"}, {"cfg_renorm_min": "0.9"}],
 }
-"""What loops here follow, as requests say it."""
+"""The options that loops here follow, as requests name them."""
 
 
 def signature_of(

@@ -36,7 +36,7 @@ def both(request: pytest.FixtureRequest) -> Pair:
 
 
 def plans(both: Pair, seed: int, count: int = 3) -> list[Plan]:
-    """Of different words, seeds, steps and guidance, the first without."""
+    """Plans with different words, seeds, steps and guidance, the first without guidance."""
     rng = random.Random(seed)
     shapes = [(90, 120), (100, 80)][: min(both.edits, 2)]
     images = [picture(seed + n, *shape, opaque=both.name != "qwen-image-layered") for n, shape in enumerate(shapes)]
@@ -66,7 +66,7 @@ def test_a_picture_is_that_of_the_pipeline(both: Pair, seed: int) -> None:
 
 @lengths.one_or_all("name", NAMES)
 def test_a_picture_of_many_words_is_that_of_the_pipeline(name: str, seed: int) -> None:
-    """Of as many as are taken, which is more than some pipelines draw."""
+    """The prompt has as many words as are taken, which is more than some pipelines draw."""
     check_many_words(lengths.draw(name, NAMES, seed), seed)
 
 
@@ -114,12 +114,12 @@ ALWAYS: dict[str, dict[str, object]] = {
     "ZImagePipeline": {"cfg_normalization": False, "cfg_truncation": 1.0, "max_sequence_length": 512},
     "LongCatImagePipeline": {"enable_cfg_renorm": True, "cfg_renorm_min": 0.0, "enable_prompt_rewrite": True},
 }
-"""What a painter does in any case, as its pipeline does where nothing is said; but for the rewriting of prompts, of which docs/diffusion.md
-tells."""
+"""The options that a painter follows in any case, as its pipeline does by default; the rewriting of prompts is not among them
+(docs/diffusion.md)."""
 
 
 def test_what_is_done_where_nothing_is_said_is_what_the_pipeline_does(both: Pair) -> None:
-    """Of the installed diffusers: a release with another default, or with one more, has to be looked at."""
+    """The defaults are those of the installed diffusers: a release with another default, or with one more, has to be looked at."""
     limits, kind = both.painter.limits, type(both.pipe)
     qwen = kind.__name__.startswith("QwenImage")
     here: dict[str, object] = {"num_inference_steps": limits.steps, "true_cfg_scale" if qwen else "guidance_scale": limits.guidance}

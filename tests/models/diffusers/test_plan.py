@@ -1,4 +1,4 @@
-"""What is refused before anything is drawn, and what the rest becomes."""
+"""Requests that are refused before anything is drawn, and the plans that the others become."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What LongCat-Image reads letter by letter: as Diffusers finds it, where that finds what was said."""
+"""The words that LongCat-Image reads letter by letter: as Diffusers finds them, where it finds the quoted words."""
 
 from __future__ import annotations
 

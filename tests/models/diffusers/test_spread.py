@@ -51,7 +51,7 @@ def _surroundings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[N
 
 @pytest.fixture
 def ended(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What ended a thread of this process, as it would end a server."""
+    """The errors that ended a thread of this process, as they would end a server."""
     told: list[str] = []
     monkeypatch.setattr(threading, "excepthook", lambda each: told.append(f"{each.exc_type.__name__}: {each.exc_value}"))
     return told

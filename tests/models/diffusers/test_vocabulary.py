@@ -1,4 +1,4 @@
-"""What a checkpoint of few words says of itself, and what is told of a prompt that has none of them."""
+"""The description of a checkpoint of few words, and the answer to a prompt that has none of them."""
 
 from __future__ import annotations
 
@@ -110,7 +110,8 @@ def test_what_is_typed_tells_what_can_be_drawn() -> None:
 
 
 def test_the_pages_have_the_default_model_draw_what_it_can(shipped: Vocabulary) -> None:
-    """Who copies a line without a pipeline or pictures of their own, or tries the example of the HTTP interface, gets no blank paper."""
+    """A user who copies a line without a pipeline or pictures of their own, or tries the example of the HTTP interface, gets no blank
+    paper."""
     lines = [line for page in PAGES for line in page.read_text(encoding="utf-8").splitlines()]
     typed = [re.search(r'omnistage draw "([^"]+)"', line) for line in lines if not re.search("--pipeline|--image", line)]
     sent = [re.search(r'images/generations .*"prompt": "([^"]+)"', line) for line in lines]

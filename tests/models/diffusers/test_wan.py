@@ -38,7 +38,7 @@ def one_thread() -> None:
 
 
 def size(both: Wan, rng: random.Random) -> dict[str, int]:
-    """Of a small film, of sides that differ where they are small."""
+    """The size of a small film, with sides that differ where they are small."""
     multiple, limits = both.painter.limits.multiple, both.painter.limits
     sides = (multiple, 2 * multiple) if multiple >= limits.min_side else (2 * multiple, 4 * multiple)
     least = (limits.frames - 1) % limits.frame_multiple + 1
@@ -46,7 +46,7 @@ def size(both: Wan, rng: random.Random) -> dict[str, int]:
 
 
 def plans(both: Wan, seed: int, count: int = 3, pictures: int | None = None) -> list[Plan]:
-    """Of one size, but of different words, pictures, seeds, steps and guidance, the first without."""
+    """Plans of one size, but with different words, pictures, seeds, steps and guidance, the first without guidance."""
     rng = random.Random(seed)
     shape, made = size(both, rng), []
     for number in range(count):
@@ -293,13 +293,13 @@ def test_on_a_gpu_films_are_decoded_in_tiles_only_where_that_was_chosen(above: i
     assert (is_tiled(both.pipe.vae, large), is_tiled(both.pipe.vae, small)) == (above != UNSAID, False)
 
 
-# What is refused -----------------------------------------------------------------------------------------------------------------------
+# Refusals ------------------------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("kind", "changed", "told"),
     [
-        ("t2v", {"second": {"num_attention_heads": 2}}, ""),  # What steps do not depend on may differ.
+        ("t2v", {"second": {"num_attention_heads": 2}}, ""),  # Settings that steps do not depend on may differ.
         ("t2v", {"second": {"patch_size": (1, 4, 4)}, "transformer": {"patch_size": (1, 2, 2)}}, "patch_size .* give two that go together"),
         ("t2v", {"transformer": {"in_channels": 5}}, "in_channels is 5"),
         ("t2v", {"transformer": {"out_channels": 5}}, "out_channels is 5"),

@@ -36,7 +36,7 @@ VAE: dict[str, Any] = {"temperal_downsample": [False, True, True], "dim_mult": [
 
 
 def folder(kind: str, place: Path, seed: int = 0) -> Path:
-    """Of four frames of the film for one of the latents."""
+    """A checkpoint with four frames of the film for one of the latents."""
     vae = VAE | {"scale_factor_spatial": 16 if kind.startswith("ti2v") else 8}
     boundary = 0.7 if kind in ("t2v", "i2v") else None
     changed: dict[str, Any] = {"vae": vae, "transformer": {"patch_size": (1, 2, 2)}, "boundary_ratio": boundary}
@@ -55,14 +55,14 @@ def place(kind: str) -> Path:
 
 @pytest.fixture
 async def model() -> AsyncIterator[Model]:
-    """Of TI2V, which draws with a picture and without."""
+    """The model of TI2V, which draws with a picture and without."""
     async with model_of(place("ti2v"), **USUAL) as made:
         yield made
 
 
 @pytest.fixture
 async def experts() -> AsyncIterator[Model]:
-    """Of words, by two."""
+    """The model that draws from words, with two experts."""
     async with model_of(place("t2v"), **USUAL) as made:
         yield made
 

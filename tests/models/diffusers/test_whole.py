@@ -223,7 +223,7 @@ def test_the_seven_have_loops_of_their_own() -> None:
     assert read_index(stable_diffusion()).class_name not in PAINTERS
 
 
-# What users give ---------------------------------------------------------------------------------------------------------------------
+# Pictures of users -------------------------------------------------------------------------------------------------------------------
 
 
 def colours(seed: int, width: int, height: int) -> Image.Image:
@@ -238,7 +238,7 @@ def published(folder: Path, seed: int, **said: Any) -> Any:
 
 @pytest.mark.parametrize("class_name", ["ZImageImg2ImgPipeline", "ZImageInpaintPipeline"])
 async def test_a_pipeline_that_does_not_resize_gets_pictures_as_large_as_what_is_drawn(class_name: str, tmp_path: Path, seed: int) -> None:
-    """Of its own accord it fails for any other."""
+    """The pipeline fails by itself for pictures of any other size."""
     folder = changed("z-image", tmp_path / "other", class_name)
     image, mask = colours(seed, 90, 70), Image.new("L", (90, 70))
     mask.paste(255, (45, 0, 90, 70))

@@ -47,7 +47,7 @@ def queue_of(worker: Worker, encode: Doubling, *, most_size: int = 3, together: 
 
 
 async def all_of(queue: EncoderQueue[int], encode: Doubling, *media: Sequence[int]) -> list[list[int] | BaseException]:
-    """What becomes of media that wait while the first piece of the first one is computed."""
+    """The results of media that wait while the first piece of the first one is computed."""
     tasks = [asyncio.create_task(queue.rows(pieces)) for pieces in media]
     await asyncio.to_thread(encode.begun.wait, 60)
     encode.may_go.set()

@@ -24,7 +24,7 @@ from omnistage.models.media.errors import BadMedia, NoRoom
 from omnistage.models.media.preprocessing import FilmPreprocessing, PicturePreprocessing, SoundPreprocessing
 
 SIDE, RATE_HZ, HOP = 10, 8000, 1000
-"""Of a patch, which is a row; of sound; and samples of a frame of its spectrogram, two of which are a row."""
+"""The side of a patch, which is a row; the rate of sound; and the samples of a frame of its spectrogram, two of which are a row."""
 
 
 def grid_of(pixels: Pixels) -> Grid:

@@ -181,6 +181,6 @@ LARGE: dict[str, Callable[[], bytes]] = {
 
 @lengths.one_or_all("kind", LARGE)
 async def test_the_largest_picture_of_a_kind_has_room(decoder: MediaDecoder, seed: int, kind: str) -> None:
-    """Of what a process may have: what is made on the way is a few times the picture."""
+    """The process may have that much memory: all that is made on the way is a few times the picture."""
     data = LARGE[lengths.draw(kind, LARGE, seed)]()
     assert (await decoder.picture(data, PicturePreprocessing(max_pixels=16 * 784))).pixels.min() == 255

@@ -1,4 +1,4 @@
-"""What a process can do that has taken in a medium and been taken over by it: nothing that others notice."""
+"""A process that has read a medium and been taken over by it can do nothing that others notice."""
 
 from __future__ import annotations
 
@@ -82,7 +82,8 @@ def test_the_kernel_refuses_files_sockets_processes_and_signals(tmp_path: Path) 
 
 
 def test_the_kernel_refuses_every_command_that_reaches_beyond_the_process(tmp_path: Path) -> None:
-    """Of each call that has commands, all; and each call that is not on the list, also by its number in the x32 ABI."""
+    """The test tries all commands of each call that has commands, and each call that is not on the list, also by its number in the x32
+    ABI."""
     assert said(CALLS, tmp_path) == "all tried\n"
 
 

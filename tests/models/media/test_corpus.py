@@ -36,7 +36,7 @@ EDGE_S = 0.06
 LEFT_OUT = 64
 """Samples at the end: fewer than any codec has in a frame."""
 EVEN = 0.5
-"""Of the time from frame to frame: so far from its place a frame of a film with an even rate may be."""
+"""The share of the time between two frames by which a frame of a film with an even rate may be off its place."""
 CLOSE_S = 0.012
 """Times are rounded in files: those of a GIF to hundredths of a second."""
 GAP_S = 0.1
@@ -151,6 +151,6 @@ def shown(times: list[float], gap: float, moment: float, number: int) -> Iterato
 
 
 def difference(seen: NDArray[np.uint8], wanted: ffmpeg.Frame, height: int, width: int) -> float:
-    """Of full scale, on the average."""
+    """The mean difference, as a share of full scale."""
     resized = np.asarray(Image.fromarray(wanted.pixels).resize((width, height), Image.Resampling.BICUBIC))
     return float(np.abs(resized.astype(int) - seen).mean() / 255)

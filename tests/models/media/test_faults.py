@@ -59,7 +59,7 @@ print(json.dumps(reached))
 
 
 def pictures(seed: int) -> dict[str, bytes]:
-    """Of every format in every mode that it has, and with what libraries look at besides."""
+    """Pictures of every format in every mode that it has, and with the notes that libraries look at."""
     image = Image.fromarray(media_files.pixels(seed, 30, 40))
     found = {}
     for form in FORMS:
@@ -154,7 +154,8 @@ class ResampleStream:
         does[rate - 8000]()
         fails(ValueError("the samples are odd"))
 """
-"""In place of the one that resamples, which is called in the middle of a sound. What it does goes by the rate of that."""
+"""A library in place of the one that resamples, which is called in the middle of a sound. The rate of the sound decides what the function
+does."""
 
 REFUSED, SHORT = range(8001, 8008), range(8008, 8010)
 

@@ -53,7 +53,7 @@ def tone(seconds: float, channels: int = 2, rate_hz: int = 44_100) -> Track:
 
 
 def probed(data: bytes, folder: Path) -> dict[str, Any]:
-    """What FFmpeg's own command says of a file."""
+    """The facts that FFmpeg's own command tells of a file."""
     path = folder / "film"
     path.write_bytes(data)
     asked = ["-count_frames", "-show_entries", "stream:format=duration", "-of", "json", str(path)]
@@ -134,7 +134,7 @@ def test_edges_of_odd_sides_are_there(kind: FilmKind) -> None:
 @kinds
 @pytest.mark.parametrize("track", [None, tone(1.3)], ids=["silent", "heard"])
 def test_the_same_frames_make_the_same_pieces(kind: FilmKind, track: Track | None) -> None:
-    """Who goes on with a film elsewhere gets the rest of the file that he has."""
+    """A client that goes on with a film elsewhere gets the rest of its own file."""
     frames = list(moving(20))
     assert written(kind, frames, 16, track) == written(kind, frames, 16, track)
     frames[3] = 255 - frames[3]

@@ -36,8 +36,8 @@ SINGLE_PRECISION = 16_384
 
 
 def published_sample(frames: int, rate_hz: float) -> list[int]:
-    """What `Qwen2VLVideoProcessor.sample_frames` does for 2 frames a second; its own class needs torchvision. It may
-    return one too many."""
+    """The frames that `Qwen2VLVideoProcessor.sample_frames` takes for 2 frames a second; its own class needs torchvision. It may return one
+    too many."""
     most = math.floor(min(768, frames) / 2) * 2
     count = math.floor(min(max(frames / rate_hz * 2.0, 4), most, frames) / 2) * 2
     taken: list[int] = torch.arange(0, frames, frames / count).int().tolist()

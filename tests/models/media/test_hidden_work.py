@@ -147,7 +147,7 @@ def test_bytes_of_any_kind_are_counted_to_an_end(seed: int) -> None:
 
 
 async def test_a_picture_has_the_time_of_its_size() -> None:
-    """Of the processor: whatever else the machine does, and however long it may take by the clock."""
+    """The time is that of the processor: the rest of the machine's work, and the time by the clock, do not count."""
     slow = media_files.encoded(Image.new("RGB", (6000, 6000)), "PNG", compress_level=1)
     decoder = MediaDecoder(MediaLimits(picture_least_s=0.05, megapixel_s=0.1, picture_mebibyte_s=0.0))
     try:

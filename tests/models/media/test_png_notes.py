@@ -1,4 +1,4 @@
-"""What a PNG has beside its pixels: read where it changes the picture, passed over where it does not, and never much work."""
+"""The parts of a PNG beside its pixels: they are read where they change the picture, passed over where they do not, and never much work."""
 
 from __future__ import annotations
 

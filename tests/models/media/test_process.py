@@ -47,7 +47,7 @@ async def decoding(limits: MediaLimits | None = None, processes: int = 1, max_wa
 
 
 def children() -> set[int]:
-    """Of this process, those included that ended and were not waited for."""
+    """The children of this process, with those that ended and were not waited for."""
     found: set[int] = set()
     for task in Path("/proc/self/task").iterdir():
         found |= {int(word) for word in (task / "children").read_text().split()}
@@ -55,7 +55,7 @@ def children() -> set[int]:
 
 
 def descriptors(pid: int | None = None) -> int:
-    """Of a process, this one if none is named."""
+    """The number of descriptors of a process; this one if none is named."""
     return len(list(Path(f"/proc/{pid or 'self'}/fd").iterdir()))
 
 
@@ -175,7 +175,7 @@ if not once.exists():
     once.touch()
     {does}
 """
-"""Of a library that the process loads while it starts."""
+"""A library that the process loads while it starts."""
 
 
 async def test_a_client_leaves_a_process_to_others(picture: bytes) -> None:

@@ -21,7 +21,7 @@ from omnistage.models.media.joined import joined_sounds
 from omnistage.models.media.limits import MediaLimits
 
 RATE_HZ = 16_000
-"""Of sounds here unless said otherwise, and of what is made of them: nothing is resampled."""
+"""The rate of sounds here unless said otherwise, and of the decoded samples: nothing is resampled."""
 
 HEAD = 44
 """Bytes of a WAV before its samples."""
@@ -32,7 +32,7 @@ ID3 = b"ID3\x04\0\0\0\0\0\x0a" + bytes(10)
 NOISE = np.random.default_rng(1).bytes(500)
 
 UNKNOWN = [0, 0xFFFFFFFF, 0xFFFFFFFF - 36, 0x7FFFFFFF, 0x80000000, 2_000_000_000, 1 << 30, 256 << 20]
-"""What is written for a length that nobody knows."""
+"""The values that programs write for a length that nobody knows."""
 
 
 def put(data: bytes, *, at: int, value: int, form: str = "<I") -> bytes:
@@ -51,7 +51,7 @@ def chunk_size(data: bytes, name: bytes, value: int, form: str) -> bytes:
 
 
 class Pipe(io.BytesIO):
-    """What is written into it cannot be corrected."""
+    """A pipe: bytes that were written into it cannot be corrected."""
 
     def seekable(self) -> bool:
         return False
@@ -191,7 +191,7 @@ async def test_a_sound_that_was_cut_off_is_refused_where_anything_tells_it(decod
 
 
 async def test_sounds_of_chunks_one_behind_the_other_are_all_heard(decoder: MediaDecoder) -> None:
-    """What is made of several files without loss is what is made of each."""
+    """Several files that are joined without loss give the samples of each."""
     for form in ("WAV", "AIFF", "W64", "RF64", "CAF", "FLAC", "AU"):
         files = [media_files.sound(seed, 0.5, form=form) for seed in (1, 2, 3)]
         each = [(await decoder.sound(data)).samples for data in files]
@@ -213,7 +213,7 @@ async def test_files_of_no_length_one_behind_the_other_are_all_heard(decoder: Me
 
 
 async def test_sounds_of_several_formats_one_behind_the_other_are_all_heard(decoder: MediaDecoder) -> None:
-    """What is made of several files is what is made of each, whatever stands in front of the first: a tag, or what nobody knows."""
+    """Several joined files give the samples of each, whatever stands in front of the first: a tag, or bytes that nobody knows."""
     sound = media_files.sound(1, 0.5)
     files = {
         "wav": sound,
@@ -340,7 +340,7 @@ async def test_the_number_of_frames_in_an_mp3_is_no_end(decoder: MediaDecoder) -
 
 
 async def test_a_guess_of_the_length_refuses_nothing() -> None:
-    """Of silence at first FFmpeg and libsndfile guess that all of it has as few bytes a second."""
+    """After silence at the beginning, FFmpeg and libsndfile guess that all of a sound has as few bytes a second."""
     quiet = np.concatenate([np.zeros((2 * RATE_HZ, 1)), media_files.samples(1, 6.0)]).astype(np.float32)
     sound = media_files.written(quiet, RATE_HZ)
     decoder = MediaDecoder(MediaLimits(sound_s=10.0))

@@ -78,7 +78,7 @@ async def test_whole_numbers_in_floats_are_refused_with_what_to_do(decoder: Medi
 
 
 def published(data: bytes, rate_hz: int) -> NDArray[np.float32]:
-    """What Transformers makes of a file."""
+    """The samples that Transformers makes of a file."""
     samples: NDArray[np.float32] = load_audio(base64.b64encode(data).decode(), rate_hz, backend="soundfile")
     return samples
 

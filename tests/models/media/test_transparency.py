@@ -1,4 +1,4 @@
-"""What is transparent lies on white, or on the colour that was asked for: in every format, as a page shows it."""
+"""Transparent pixels lie on white, or on the colour that was asked for: in every format, as a page shows them."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ async def test_every_format_lies_on_white_or_on_the_colour_that_is_asked_for(dec
 
 
 async def test_it_is_laid_down_before_it_is_resized(decoder: MediaDecoder, seed: int) -> None:
-    """What hides under transparency is mixed into nothing. As qwen-omni-utils does it, which then resizes."""
+    """Colours that hide under transparency are mixed into nothing. qwen-omni-utils does the same, and then resizes."""
     image = stickers(seed)
     asked = PicturePreprocessing(max_pixels=4 * 784)
     flat = Image.fromarray(on(image, (255, 255, 255)))

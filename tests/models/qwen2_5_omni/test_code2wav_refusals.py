@@ -1,4 +1,5 @@
-"""What a Code2Wav of Qwen2.5-Omni refuses: codes, voices, options and checkpoints, each with what is wrong; and what its revision tells."""
+"""The refusals of a Code2Wav of Qwen2.5-Omni: codes, voices, options and checkpoints, each with what is wrong; and the facts in its
+revision."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a Code2Wav computes ahead, on how many threads, and in how much memory: none of it changes a bit."""
+"""The work that a Code2Wav does ahead, on how many threads, and in how much memory: none of it changes a bit."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ async def test_what_is_kept_of_a_speech_does_not_grow(quick: FlowCode2Wav, seed:
     for number in range(3000 // BLOCK):
         speech.feed(number * BLOCK, drawn(source, BLOCK), last=False)
         while (job := speech.next()) is not None:
-            # What it is computed from is what is asked here, not its sound: noise is as good as what is made of it.
+            # The test looks at the input of the computation, not at its sound: noise is as good as any other input.
             job.prepare(quick.windows.solver)
             speech.solved(job)
             if number > 100:

@@ -1,4 +1,4 @@
-"""What a checkpoint lacks or has too much is named, and a Thinker takes what there is of the memory that is free."""
+"""A part that a checkpoint lacks or has too much is named, and a Thinker takes its share of the memory that is free."""
 
 from __future__ import annotations
 
@@ -195,7 +195,7 @@ def test_what_is_free_decides(config: ThinkerConfig) -> None:
 
 
 def test_replicas_with_about_as_much_memory_have_the_same_context(config: ThinkerConfig) -> None:
-    """It decides when an answer ends. What somebody asks for is taken as it is where there is room."""
+    """The context decides when an answer ends. A context that somebody asks for is taken as it is where there is room."""
     contexts = [sizes(config, free << 20).cache.context for free in range(90, 3000, 7)]
     assert sorted(set(contexts)) == [1 << power for power in range(10, 16)] and contexts == sorted(contexts)
     assert sizes(config, GIB, family={"context": 5000}).cache.context == 5000

@@ -1,7 +1,6 @@
 """Every parameter of a Thinker that the contract has does what its line there says: a new one without a test here is told.
 
-What each one should do to the next token is worked out in numpy from logits that Transformers computes.
-"""
+Each test works out in numpy, from logits that Transformers computes, what the parameter should do to the next token."""
 
 from __future__ import annotations
 
@@ -55,7 +54,7 @@ class House:
     heard: Sequence[int]
 
     def logits(self, *history: int, words: str = WORDS) -> Numbers:
-        """Of the token behind the prompt and these."""
+        """The logits of the token behind the prompt and these tokens."""
         ids, _ = self.reference.inputs([Turn("user", (words,))], ([], []))
         with torch.inference_mode():
             logits = self.reference.model(input_ids=torch.cat((ids, torch.tensor([history], dtype=torch.int64)), 1)).logits
@@ -112,7 +111,7 @@ def house(omni_checkpoint: Path) -> Iterator[House]:
 
 
 def shares(temperature: float) -> Numbers:
-    """Of the pool."""
+    """The shares of the tokens of the pool."""
     weights = np.exp(SCORES / temperature)
     return np.asarray(weights / weights.sum())
 
@@ -143,7 +142,7 @@ async def min_p(house: House) -> None:
 
 
 async def repetition_penalty(house: House) -> None:
-    """Of tokens of the prompt, and of one of the answer."""
+    """It counts tokens of the prompt, and one of the answer."""
     likely, unlikely = (house.logits()[token] for token in house.heard)
     assert unlikely < 0 < likely
     for token, history in (*((token, ()) for token in house.heard), (house.usual[1], (house.usual[1], house.usual[2]))):
@@ -181,7 +180,7 @@ async def max_tokens(house: House) -> None:
 
 
 async def ends_at_once(house: House, **fields: Any) -> Made:
-    """What comes where nothing is as likely as the end."""
+    """The answer where no token is as likely as the end."""
     return await house.answer(max_tokens=6, sampling=stage_pb2.Sampling(logit_bias={house.end: 100}), **fields)
 
 
@@ -261,7 +260,7 @@ async def verbatim(house: House) -> None:
 
 
 async def kept(house: House, **form: Any) -> list[str]:
-    """What is said with a constraint, by chance."""
+    """The texts that are said with a constraint, by chance."""
     asked: dict[str, Any] = {"max_tokens": 40, "sampling": stage_pb2.Sampling(temperature=1), "constraint": stage_pb2.Constraint(**form)}
     return [made.text() for made in await asyncio.gather(*(house.answer(seed, **asked) for seed in range(12)))]
 

@@ -81,7 +81,7 @@ async def test_greedy_text_is_that_of_transformers(rounds: int, omni_checkpoint:
         assert sum(ties) + sum(again) <= 0.01 * TOKENS * (len(asked) + 4)
 
 
-# What it must see ---------------------------------------------------------------------------------------------------------------------
+# Faults that it must see --------------------------------------------------------------------------------------------------------------
 
 
 def _wrong_sections(patch: pytest.MonkeyPatch) -> None:

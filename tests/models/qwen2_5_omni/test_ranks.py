@@ -25,7 +25,7 @@ from omnistage.models.registry import load
 
 PORTS = ("text", "prompt", "places", "hidden")
 ALMOST = 1.5
-"""Of a difference of log-probabilities; other tokens of such a place have some 5 less."""
+"""The allowed difference of log-probabilities; other tokens at such a place have some 5 less."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,8 +116,8 @@ def check_near(found: Answer, expected: Answer, dtype: str) -> None:
 
 @lengths.one_or_all("name", CASES)
 async def test_several_ranks_say_what_one_says(name: str, request: pytest.FixtureRequest, tmp_path: Path, seed: int) -> None:
-    """At once and going on. What is drawn does not depend on what is beside, nor on another model, which a process that has one of several
-    ranks refuses."""
+    """They say it at once and when an answer goes on. A drawn token does not depend on the requests beside it. It does not depend on
+    another model either; a process that has one of several ranks refuses that model."""
     case = CASES[name or lengths.draw(name, [each for each in CASES if CASES[each].ranks == 2], seed)]
     folder = made(tmp_path, case.variant, 0) if case.variant else request.getfixturevalue(FIXTURES[case.family])
     # A row that is almost between two experts would go to the other one now and then.

@@ -33,7 +33,7 @@ CELLS = [(version, variant) for version in saved_versions.VERSIONS for variant i
 
 
 class Reader:
-    """What a Thinker reads of a folder before its weights."""
+    """The settings that a Thinker reads in a folder before its weights."""
 
     def __init__(self, folder: Path) -> None:
         self.config = read_thinker_config(folder)
@@ -120,7 +120,7 @@ def folder(published: Path, tmp_path: Path) -> Path:
 
 
 def any_settings(source: random.Random) -> dict[str, Any]:
-    """Of pictures: limits by old names and new ones, by both, by none, with nulls, and colours or none."""
+    """Settings of pictures: limits by old names and new ones, by both, by none, with nulls, and colours or none."""
     names = {"shortest_edge": source.randint(1000, 5000), "longest_edge": source.randint(6000, 9000)}
     limits = {"min_pixels": source.randint(2000, 6000), "max_pixels": source.randint(6000, 20_000)}
     settings: dict[str, Any] = {"size": source.choice([names, None])}

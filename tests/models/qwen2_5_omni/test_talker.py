@@ -84,7 +84,8 @@ async def test_the_row_of_a_token_comes_with_the_next_token(thinker: Qwen2_5Thin
 
 
 async def test_a_code_comes_with_its_row_and_the_next_one_is_waited_for(thinker: Qwen2_5Thinker, talker: Qwen2_5Talker, seed: int) -> None:
-    """Who waits has its pages and no place in a step, and is woken by the row. Behind the first one codes are put out by the block."""
+    """A waiting speech has its pages and no place in a step, and the row wakes it. Behind the first code, codes are put out by the
+    block."""
     *conversation, hidden = joined(await rows_of(thinker, asked(seed, tokens=5 * BLOCK // 2)))
     line, heard, codec = RowInputs(), list[int](), talker.config.codec
     for piece in conversation:
@@ -174,7 +175,7 @@ def in_parts(rows: list[Rows], source: random.Random) -> list[Rows]:
 
 
 WORDS = "What is it, and what else? " * 12
-"""Of more rows than a few pages have."""
+"""A text of more rows than a few pages have."""
 
 
 async def test_a_conversation_is_read_while_it_comes(thinker: Qwen2_5Thinker, talker: Qwen2_5Talker, seed: int) -> None:
@@ -350,7 +351,7 @@ async def test_places_beyond_the_context_are_refused(talker: Qwen2_5Talker, past
 
 
 def row_bytes(talker: Qwen2_5Talker) -> int:
-    """Of keys and values, and of the row that was given."""
+    """The bytes of the keys and values of a row, and of the row that was given."""
     return page_bytes(talker.engine.spec) // PAGE_ROWS + talker.config.row_size * talker.engine.spec.dtype.itemsize
 
 

@@ -121,7 +121,7 @@ async def rows(thinker: Qwen2_5Thinker, request: TextRequest) -> tuple[int, dict
 
 
 async def rows_of(thinker: Qwen2_5Thinker, request: TextRequest, ports: tuple[str, ...]) -> dict[str, np.ndarray]:
-    """What is wanted beside the text."""
+    """The rows that are wanted beside the text."""
     made: dict[str, list[np.ndarray]] = {port: [] for port in ports}
     async with aclosing(said(thinker, request, dict.fromkeys(ports, 0))) as pieces:
         async for piece in pieces:

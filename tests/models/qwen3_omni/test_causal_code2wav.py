@@ -188,7 +188,7 @@ async def test_what_is_kept_of_a_speech_does_not_grow(wave: CausalCode2Wav, seed
 
 
 async def test_a_window_is_made_while_one_is_on_its_way_and_no_more(wave: CausalCode2Wav, seed: int) -> None:
-    """Who does not take its sound holds up who makes the codes."""
+    """A listener who does not take the sound holds up the stage that makes the codes."""
     codes, taken = drawn(wave, random.Random(seed), 60), 0
     prepared = await wave.prepare(WaveRequest(seed, Profile.QUALITY))
 

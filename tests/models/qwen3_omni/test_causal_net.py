@@ -52,7 +52,7 @@ def apart(made: torch.Tensor, expected: torch.Tensor) -> float:
 @pytest.mark.parametrize("kind", KINDS)
 @lengths.rounds(2, 20)
 def test_it_is_the_net_of_transformers(wave_folders: dict[str, Path], kind: str, seed: int, rounds: int) -> None:
-    """Of one frame, and of more than all layers look back."""
+    """The codes are one frame, and more frames than all layers look back."""
     source, net = random.Random(seed), net_of(wave_folders[kind], torch.float32)
     published = reference(wave_folders[kind], torch.float32)
     for frames in (1, *(source.randint(2, 2 * net.config.frames_before) for _ in range(rounds))):

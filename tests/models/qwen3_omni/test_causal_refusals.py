@@ -1,4 +1,4 @@
-"""What a Code2Wav of Qwen3-Omni refuses: codes, options and checkpoints, each with what is wrong; and what its revision tells."""
+"""The refusals of a Code2Wav of Qwen3-Omni: codes, options and checkpoints, each with what is wrong; and the facts in its revision."""
 
 from __future__ import annotations
 

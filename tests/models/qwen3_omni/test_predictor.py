@@ -84,7 +84,7 @@ def draws_of(source: random.Random, count: int, temperature: float = 0.9) -> lis
 
 
 def test_logits_of_each_codebook_are_those_of_transformers(loaded: Loaded, seed: int) -> None:
-    """Of speakers who are at it together, each with codes of his own."""
+    """Several speakers are at it together, each with codes of his own."""
     source, talker, count = random.Random(seed), loaded.reference.talker, 3
     hidden = loaded.rows(count, seed)
     items = [tuple(source.randrange(loaded.reference.size.codes) for _ in range(loaded.groups)) for _ in range(count)]
@@ -99,7 +99,8 @@ def test_logits_of_each_codebook_are_those_of_transformers(loaded: Loaded, seed:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
 def test_a_frame_is_the_same_in_any_company(loaded: Loaded, seed: int, dtype: torch.dtype) -> None:
-    """Of any number of speakers, at any place among them, whoever used the cache before, and where attention takes one after the other."""
+    """The company is any number of speakers, each at any place among them, whoever used the cache before, and where attention takes one
+    after the other."""
     loaded = replace(loaded, parts=read(loaded.folder, dtype))
     source, predictor = random.Random(seed), loaded.predictor()
     head, hidden, draws = loaded.head(predictor), loaded.rows(SPEAKERS, seed).to(dtype), draws_of(source, SPEAKERS)

@@ -71,7 +71,7 @@ def test_what_versions_save_prepares_media_alike(qwen3_checkpoint: Path, limits:
     found = made[0].pictures
     wanted = tuple(limits.values()) if limits else (3136, 12845056)
     assert (found.min_pixels, found.max_pixels) == wanted
-    # Of films where nobody wants others: those of the published processor, which no file says.
+    # The limits of films where nobody wants others: those of the published processor, which no file says.
     assert (found.film_min_pixels, found.film_max_pixels) == (wanted if limits else (128 * 32 * 32, 768 * 32 * 32))
     if not limits:
         assert found == read(qwen3_checkpoint).pictures

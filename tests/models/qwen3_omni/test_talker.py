@@ -76,7 +76,7 @@ def some(reference: TalkerReference, seed: int, count: int) -> list[Asked]:
     return [reference.asked(seed + n, tokens=3 + 5 * n % 17, words=2 + 31 * n % 75, **kinds[n % 3]) for n in range(count)]
 
 
-# What Transformers says --------------------------------------------------------------------------------------------------------------
+# Speech of Transformers --------------------------------------------------------------------------------------------------------------
 
 
 @lengths.rounds(2, 12)
@@ -213,7 +213,7 @@ async def test_a_conversation_that_goes_on_is_not_read_again(reference: TalkerRe
 
 
 async def test_a_speech_ends_with_its_end(reference: TalkerReference, talker: Qwen3Talker, seed: int) -> None:
-    """Of which nothing is put out."""
+    """Nothing of the end is put out."""
     asked = reference.asked(seed)
     ended = speech(seed, asked, sampling=replace(GREEDY, logit_bias={talker.config.codec.eos: 100.0}))
     assert await spoken(talker, reference.rows(asked), ended) == []
@@ -276,7 +276,7 @@ async def test_a_checkpoint_may_have_one_voice(reference: TalkerReference, tmp_p
     await talker.close()
 
 
-# What it refuses ---------------------------------------------------------------------------------------------------------------------
+# Refusals ----------------------------------------------------------------------------------------------------------------------------
 
 
 async def test_what_it_cannot_do_is_told_before_anything_is_read(reference: TalkerReference, talker: Qwen3Talker) -> None:
@@ -301,7 +301,7 @@ async def test_what_it_cannot_do_is_told_before_anything_is_read(reference: Talk
 
 
 async def test_a_conversation_beyond_its_context_is_refused(reference: TalkerReference, seed: int) -> None:
-    """What is added to it and the first frame count as well."""
+    """The rows that are added to it and the first frame count as well."""
     small = load(reference.folder, family={"context": 64})
     asked = reference.asked(seed, words=90)
     places, prompt, reply = reference.rows(asked)
@@ -422,7 +422,7 @@ def test_a_weight_that_is_missing_is_named(reference: TalkerReference, tmp_path:
 
 
 def test_an_expert_of_another_shape_is_named(reference: TalkerReference, tmp_path: Path) -> None:
-    """Of all together too: one too many would not be missed."""
+    """The check is of all experts together too: one too many would not be missed."""
     name = "talker.model.layers.1.mlp.experts.2.up_proj.weight"
     (tmp_path / "config.json").symlink_to(reference.folder / "config.json")
     weights = published_weights(reference.talker.state_dict())

@@ -68,6 +68,6 @@ async def test_rows_are_given_to_the_experts_that_transformers_chooses(
             torch.testing.assert_close(found, expected, atol=1e-4, rtol=0)
             with torch.inference_mode():
                 _, weights, chosen = gates[layer](torch.cat(rows[layer :: len(gates)]))
-            # Of the same rows, without what they differ by rounding in the layers before.
+            # Both are computed from the same rows, without the differences by rounding in the layers before.
             torch.testing.assert_close(found, spread(weights, chosen, config.experts.experts), atol=1e-5, rtol=0)
     await model.close()

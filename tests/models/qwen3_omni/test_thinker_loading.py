@@ -1,4 +1,4 @@
-"""What a checkpoint lacks or has too much is named, and what any version of Transformers saved is read."""
+"""A part that a checkpoint lacks or has too much is named, and a file that any version of Transformers saved is read."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ ATTENTION = "thinker.model.layers.0.self_attn.q_proj.weight"
 EXPERT = "thinker.model.layers.1.mlp.experts.3.up_proj.weight"
 
 BLOCK = (32, 48)
-"""Of numbers with the same scale: some blocks are whole."""
+"""The block of numbers with the same scale: some blocks are whole."""
 
 
 @pytest.fixture
@@ -196,7 +196,7 @@ def together(weights: Weights) -> Weights:
 
 
 def results(folder: Path) -> list[torch.Tensor]:
-    """Of fixed tokens, pictures and sounds."""
+    """The results for fixed tokens, pictures and sounds."""
     config = read_thinker_config(folder)
     parts = WEIGHTS.read_parts(folder, config, torch.float32, torch.device("cpu"))
     made = fixed_results(parts.decoder, parts.decoder.logits, choose_backend(parts.decoder.spec).backend)

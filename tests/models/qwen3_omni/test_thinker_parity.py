@@ -34,7 +34,7 @@ DRAWN = 8
 """Requests to each checkpoint, in one setting: 24 of the 288 cases that the long form has."""
 
 LEAST_S = 1.05
-"""Of a sound beside others: Transformers computes a shorter one otherwise than alone."""
+"""The least length of a sound beside others: Transformers computes a shorter one otherwise than alone."""
 
 
 def loaded(folder: Path, **settings: Any) -> Qwen3Thinker:
@@ -62,7 +62,7 @@ async def test_greedy_text_is_that_of_transformers(variant: str, rounds: int, tm
         assert sum(ties) <= 0.01 * TOKENS * len(asked)
 
 
-# What it must see ---------------------------------------------------------------------------------------------------------------------
+# Faults that it must see --------------------------------------------------------------------------------------------------------------
 
 
 def _wrong_axes(patch: pytest.MonkeyPatch) -> None:
@@ -71,7 +71,7 @@ def _wrong_axes(patch: pytest.MonkeyPatch) -> None:
 
 
 def _wrong_layer(patch: pytest.MonkeyPatch) -> None:
-    """What belongs behind one layer is added behind the next one."""
+    """Adds the output that belongs behind one layer behind the next one."""
     build = deepstack
 
     def wrong(layers: int) -> Any:

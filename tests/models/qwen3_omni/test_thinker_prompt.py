@@ -84,7 +84,7 @@ def _extents(kinds: Sequence[str], source: random.Random, *, heard: bool) -> tup
 def _positions(
     reference: Qwen3Reference, ids: np.ndarray, extents: Sequence[Extent], frames: Sequence[int], *, heard: bool
 ) -> torch.Tensor:
-    """What Transformers makes of a prompt with such media, [3, rows]; the last one is what is behind it."""
+    """The positions that Transformers gives a prompt with such media, [3, rows]; the last one is the position behind the prompt."""
     grids = {
         kind: [[each.grid.frames, each.grid.height, each.grid.width] for each in extents if each.grid and bool(each.seconds) == is_film]
         for kind, is_film in (("image", False), ("video", True))

@@ -1,4 +1,4 @@
-"""What a speech begins with takes no more time and memory than its rows need, however they come."""
+"""The beginning of a speech takes no more time and memory than its rows need, however they come."""
 
 from __future__ import annotations
 

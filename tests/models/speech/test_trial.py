@@ -1,4 +1,4 @@
-"""What a Code2Wav finds out about itself, of nets whose answers are known."""
+"""The facts that a Code2Wav finds out about itself, with nets whose answers are known."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Who steps next: within its budget, in groups, who is due first, and nobody waits longer than the bound, whatever else comes and goes."""
+"""The choice of the jobs that step next: within the budget, in groups, the most due first, and no job waits longer than the bound, whatever
+else comes and goes."""
 
 from __future__ import annotations
 
@@ -279,7 +280,7 @@ class Machine(RuleBasedStateMachine):
         if self.due[chosen[0]] > min(self.due[job] for job in able):
             assert self.keys[chosen[0]] is None, "only to be with others after that"
             return
-        # Who waits for room is passed by nobody in the reserve: that room would not be its own.
+        # No job in the reserve passes one that waits for room: that room would not be its own.
         for job in (able if chosen[0] in self.reserved else able | self.waiting) - set(chosen):
             if chosen[0] > job and job not in self.blocked:
                 passed = self.passed[job]

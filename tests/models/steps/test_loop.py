@@ -33,8 +33,8 @@ class Counted:
 
 
 class Countdown:
-    """What a step does: counts down, and writes down who was in it, and whether there was a second thread. It waits for `go`. fails: which
-    of its functions raises the error for a bad job."""
+    """A step that counts down, and writes down which jobs were in it, and whether there was a second thread. It waits for `go`. fails:
+    which of its functions raises the error for a bad job."""
 
     def __init__(self, fails: str = "", error: type[Exception] = ArithmeticError) -> None:
         self.fails, self.error = fails, error

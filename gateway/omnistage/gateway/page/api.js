@@ -1,6 +1,6 @@
 // The gateway's interface: JSON, and server-sent events.
 
-const MOST_CHARACTERS = 64 * 1024 * 1024; // The bound of one event: a large picture.
+const MOST_CHARACTERS = 64 * 1024 * 1024; // The most characters of one event: a large picture.
 const PASSING = [408, 429, 502, 503, 504]; // Statuses of what passes,
 const AGAIN_S = 3; // and when to ask again where that is not said.
 
@@ -49,7 +49,7 @@ async function checked(response) {
   const otherwise = PASSING.includes(status) ? AGAIN_S : null;
   const body = await ofJson(response).catch((error) => {
     if (error.name === "AbortError") throw error;
-    return null; // The answer of something in between, such as HTML.
+    return null; // The body came from something in between, such as HTML.
   });
   throw ofError(body?.error ?? `The gateway answered with status ${status}.`, Number.isNaN(after) ? otherwise : after, status);
 }
