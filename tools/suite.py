@@ -16,6 +16,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,6 +25,7 @@ from typing import IO, Any
 from tools.costs import LAST, ROOT, Cost, Costs, text_of
 
 SEED = "OMNISTAGE_TEST_SEED"
+TEMPORARY = "PYTEST_DEBUG_TEMPROOT"
 WITHOUT_TORCH = ("wire", "link", "router", "connector", "client", "cli", "house")
 """Folders whose tests import no torch, which takes seconds and memory of each worker. Together they take as long as each of the workers
 with the other ones."""
@@ -113,6 +115,7 @@ class Suite:
         self._marks = [FORMS[form], f"({marks})" if marks else ""]
         self.seed = seed
         self._asked = asked
+        self._temporary = list[str]()
 
     def begin(self) -> None:
         """Remove the results of the last run, and keep the seed of this one."""
@@ -152,8 +155,19 @@ class Suite:
         marks, asked = ("", ()) if part.marks is None else (" and ".join(filter(None, [part.marks, *self._marks])), self._asked)
         command = [str(Path(sys.executable).with_name("pytest")), "-m", marks, f"--outcomes={outcomes}", f"--hypothesis-seed={self.seed}"]
         # Otherwise every Python that a test starts would compile our modules anew.
-        environment = {**os.environ, SEED: self.seed, "PYTHONDONTWRITEBYTECODE": ""}
+        environment = {**os.environ, SEED: self.seed, "PYTHONDONTWRITEBYTECODE": "", TEMPORARY: self._temporary_folder()}
         return subprocess.Popen([*command, *part.options, *asked], cwd=self.root, env=environment, stdout=log, stderr=log)
+
+    def _temporary_folder(self) -> str:
+        """A new folder for the files of one part. In the folder that all runs of pytest share, one run removes old files while another one
+        does, and then fails at its end. The name is short, for some tests put sockets there."""
+        self._temporary.append(tempfile.mkdtemp(prefix="ot-"))
+        return self._temporary[-1]
+
+    def tidy(self) -> None:
+        """Remove the files of the tests."""
+        for folder in self._temporary:
+            shutil.rmtree(folder, ignore_errors=True)
 
     def _read_outcomes(self, part: Part, status: int) -> Ended:
         path = self._outcomes(part)
@@ -230,7 +244,10 @@ def main() -> int:
         return 130
     whole = whole and not ended.broken and not ended.failed
     (suite.folder / LAST.name).write_text(text_of(ended.costs, whole=whole), encoding="utf-8")
-    return judge(suite, ended, again=options.again)
+    status = judge(suite, ended, again=options.again)
+    if not status:  # The files of a failed run tell why it failed.
+        suite.tidy()
+    return status
 
 
 if __name__ == "__main__":

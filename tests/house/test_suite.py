@@ -15,7 +15,7 @@ from helpers import command, lengths
 from helpers.meter import Meter
 from tools import costs
 from tools.costs import ROOT, Cost
-from tools.suite import Ended, Failure, defects
+from tools.suite import Ended, Failure, Suite, defects
 
 SETTINGS = f"""
 [tool.pytest.ini_options]
@@ -310,3 +310,13 @@ def test_only_a_whole_run_becomes_the_table(tmp_path: Path, monkeypatch: pytest.
 def test_the_table_names_files_that_there_are() -> None:
     assert costs.TABLE.exists()
     assert [file for file in costs.read(costs.TABLE) if not (ROOT / file).is_file()] == []
+
+
+def test_each_part_has_files_of_its_own_and_takes_them_along(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs that share a folder would remove old files in it at the same time."""
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    suite = Suite(tmp_path, "short", "1", "", ())
+    parts = {suite._temporary_folder() for _ in range(2)}
+    assert {str(path) for path in tmp_path.iterdir()} == parts and len(parts) == 2
+    suite.tidy()
+    assert list(tmp_path.iterdir()) == []
