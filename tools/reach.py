@@ -46,6 +46,7 @@ READ: Mapping[str, Collection[str]] = {
     "LICENSE": (_TREE,),
     "NOTICE": (_TREE,),
     "docs/images/*.png": (_TREE,),
+    "docs/images/*.svg": (_TREE,),
     "tests/models/written_forms.tsv": ("tests/models/test_spoken.py", "tests/models/test_voice.py"),
     ".gitignore": (_TREE,),
     ".ci/run": ("tests/house/test_reach.py",),
