@@ -41,7 +41,8 @@ OUT_OF_MEMORY = errno.ENOMEM
 
 MESSAGE_BYTES = 1 << 16
 READY, UNCONFINED = b"ready", b"unconfined"
-"""What it says when it can take a medium. The second: where the kernel has no filter of calls, it can do more than it should."""
+"""The words by which the process says that it can take a medium. It says the second one where the kernel has no filter of calls: the
+process can do more than it should."""
 
 TAKEN = b"taken"
 """Whatever happens from here on is the medium's doing."""
@@ -50,7 +51,7 @@ FILES = 32
 """Descriptors that it may have."""
 
 GRACE_S = 5.0
-"""Of processor time beyond the time on the clock, for what has no limit of its own."""
+"""Processor time beyond the time on the clock, for kinds of media without a limit of their own."""
 
 
 def serve(channel: socket.socket, limits: MediaLimits, *, confined: bool) -> None:
@@ -69,7 +70,7 @@ def serve(channel: socket.socket, limits: MediaLimits, *, confined: bool) -> Non
 
 
 def answer(request: dict[str, Any], file: BinaryIO, output: Output, limits: MediaLimits) -> dict[str, Any]:
-    """What was made, or why it was not."""
+    """The description of the result, or the reason why there is none."""
     try:
         try:
             check_whole(file, limits.of(request["kind"])[0])
@@ -114,7 +115,8 @@ def _allow(seconds: float) -> None:
 
 
 def load() -> None:
-    """What libraries load or take when they first need it. Once the process is confined they would fail, and the medium be blamed."""
+    """Load all that libraries load or take when they first need it. Once the process is confined they would fail, and the medium be
+    blamed."""
     Image.init()
     read_few_notes()
     AvifImagePlugin.DEFAULT_MAX_THREADS = 1
@@ -125,7 +127,8 @@ def load() -> None:
 
 
 def main() -> None:
-    """All that is needed is loaded, then the limits close behind it. What libraries print would be a stranger's words in our log."""
+    """All that is needed is loaded, then the limits close behind it. Words that libraries print are not shown: they would be a stranger's
+    words in our log."""
     descriptor, parent, words = sys.argv[1:]
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != int(parent):

@@ -1,7 +1,8 @@
 """Sounds in files of chunks, WAV, RF64, W64, AIFF and CAF: where their samples end. Runs in the decoding process.
 
-Who writes into a pipe cannot go back, so such a file says any length: none, the largest, or that of a first block. FFmpeg and libsndfile
-believe most of them. Here what is there decides: samples end where the file or other known chunks say so too, else they go on to the end.
+A program that writes into a pipe cannot go back, so such a file says any length: none, the largest, or that of a first block. FFmpeg and
+libsndfile believe most of them. Here the bytes that are there decide: samples end where the file or other known chunks say so too, else
+they go on to the end.
 """
 
 from __future__ import annotations
@@ -20,23 +21,23 @@ MOST = 100
 """Chunks that follow each other, of which any is looked at."""
 
 FEW = 1.0
-"""Of the samples: unknown bytes behind them, if so few, are no samples where the file says twice that it ended before. Who writes
-sizes before he knows them writes those of a first block, which is far less."""
+"""A part of the samples: unknown bytes behind the samples, if they are so few, are no samples where the file says twice that it ended
+before. A writer that writes sizes before it knows them writes those of a first block, which is far less."""
 
 CHUNKS = (b"LIST", b"id3 ", b"ID3 ", b"bext", b"iXML", b"_PMX", b"PEAK", b"cue ", b"smpl", b"inst", b"JUNK", b"NAME", b"ANNO", b"info")
 TAGS = (b"ID3", b"TAG", b"APETAGEX", b"LYRICSBEGIN")
-"""What is put behind samples: chunks, which may be cut off, and tags that are none."""
+"""Names of things that are put behind samples: chunks, which may be cut off, and tags, which are no chunks."""
 
 MARKS = re.compile(b"|".join((*CHUNKS, b"RIFF", b"RF64", b"BW64", b"RIFX", b"FORM", b"riff\x2e", b"caff\0")))
 """So begins whatever may follow samples of which nobody says how many they are."""
 
 MARK_BYTES = 5
-"""Of the longest of them."""
+"""Bytes of the longest of them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Of a format. first: where its first chunk is. name_bytes: of a chunk's name. size: form of its size, and own: bytes of the
+    """The layout of a format. first: where its first chunk is. name_bytes: of a chunk's name. size: form of its size, and own: bytes of the
     chunk's head that its size includes. align: chunks begin at multiples of it. whole: where the size of the file
     is, 0 for nowhere. samples: name of the chunk that has them."""
 
@@ -84,7 +85,7 @@ class Extent:
 
 
 def layout(file: BinaryIO, at: int) -> Layout | None:
-    """Of the file of chunks that begins there, None if none does."""
+    """The layout of the file of chunks that begins there; None if none does."""
     file.seek(at)
     head = file.read(16)
     if head[8:12] == b"WAVE" and head[:4] in (b"RIFF", *WIDE):
@@ -99,8 +100,8 @@ def layout(file: BinaryIO, at: int) -> Layout | None:
 
 
 def extent(file: BinaryIO, form: Layout, most_bytes: int, search: Search) -> Extent:
-    """Of the first sound in a file that begins with one of this layout. most_bytes: that a file may have at all. Raises BadMedia for one
-    that was cut off."""
+    """The extent of the first sound in a file that begins with this layout. most_bytes: that a file may have at all. Raises BadMedia for
+    one that was cut off."""
     end = file.seek(0, io.SEEK_END)
     samples = next((chunk for chunk in _chunks(file, form.first, end, form) if chunk.name == form.samples), None)
     if samples is None:
@@ -124,7 +125,7 @@ def extent(file: BinaryIO, form: Layout, most_bytes: int, search: Search) -> Ext
     other[samples.start - struct.calcsize(form.size)] = struct.pack(form.size, size + form.own)
     if form.whole:
         other[form.whole] = struct.pack(form.size, then if form is W64 else then - 8)
-    # Of no samples at all FFmpeg thinks that they go on to the end.
+    # FFmpeg takes a size of no samples for samples that go on to the end.
     return Extent(then if size else samples.start, then, other)
 
 

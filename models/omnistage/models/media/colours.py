@@ -21,10 +21,11 @@ STRAIGHT = {"La": "LA", "RGBa": "RGBA", "PA": "RGBA"}
 """Modes that Pillow makes others of in one step alone."""
 
 KEY_BITS = {"L;2": 2, "L;4": 4}
-"""Of a grey that is transparent, by the form of samples in the file. Pillow spreads samples over 8 bits, and leaves this one as it is."""
+"""Bits of a grey that is transparent, by the form of samples in the file. Pillow spreads samples over 8 bits, and leaves this one as it
+is."""
 
 PROFILE_BYTES = 4 << 20
-"""Of a colour profile that is used. Those of printers have two million."""
+"""Most bytes of a colour profile that is used. Profiles of printers have two million."""
 
 PROFILE_MODES = {"RGB ": "RGB", "GRAY": "L", "CMYK": "CMYK"}
 SAME_LEVELS = 3
@@ -51,7 +52,8 @@ def laid(colours: Image.Image, opacity: Image.Image, background: Colour) -> Imag
 
 
 def shown(image: ImageFile.ImageFile, file: BinaryIO) -> Shown:
-    """Of a picture that was opened from the file and not loaded yet. Raises BadMedia, or whatever Pillow raises for what is damaged."""
+    """The look of a picture that was opened from the file and not loaded yet. Raises BadMedia, or whatever Pillow raises for what is
+    damaged."""
     tiles = list(image.tile)
     image.load()
     opacity = _opacity(image, str(tiles[0].args) if tiles else "", file)
@@ -149,7 +151,7 @@ def _by_table(grey: NDArray[np.uint16], bits: int) -> NDArray[np.uint8]:
 
 
 def _by_range(samples: NDArray[np.generic], low: float, high: float) -> NDArray[np.uint8]:
-    """What is no number is black."""
+    """Levels of samples between low and high. A sample that is no number is black."""
     scaled = np.nan_to_num(samples.astype(np.float64), copy=False, nan=low, posinf=high, neginf=low)
     scaled -= low
     scaled *= 255 / (high - low)

@@ -19,13 +19,13 @@ AUDIT_ARCH_X86_64 = 0xC000003E
 SECCOMP_RET_ALLOW = 0x7FFF0000
 SECCOMP_RET_ERRNO = 0x00050000
 LOAD, JUMP_EQUAL, JUMP_ANY, RETURN = 0x20, 0x15, 0x45, 0x06
-"""Of the kernel's packet filters: load 32 bits, compare with a constant, look for any bit of one, return one."""
+"""Codes of the kernel's packet filters: load 32 bits, compare with a constant, look for any bit of one, return one."""
 
 Instruction = tuple[int, int, int, int]
-"""What to do, how many to skip if so and if not, and the constant."""
+"""The code, how many instructions to skip if it is so and if it is not, and the constant."""
 
 REFUSED = errno.EACCES
-"""What a call that is not let through fails with. Nothing else here does: FFmpeg says EPERM, which is 1, of much that is damaged."""
+"""The error of a call that is not let through. Nothing else here fails with it: FFmpeg says EPERM, which is 1, of much that is damaged."""
 
 ALLOW: Instruction = (RETURN, 0, 0, SECCOMP_RET_ALLOW)
 REFUSE: Instruction = (RETURN, 0, 0, SECCOMP_RET_ERRNO | REFUSED)
@@ -39,8 +39,8 @@ CALLS = (
     *(35, 230, 228, 96, 201),  # nanosleep clock_nanosleep clock_gettime gettimeofday time
     *(39, 186, 98, 99, 318),  # getpid gettid getrusage sysinfo getrandom
 )
-"""What decoding needs, whatever is asked of it. None of them opens or names a file, begins a process or a thread, or sends a signal; each
-acts on this process and on the descriptors that it was given."""
+"""Calls that decoding needs, whatever is asked of it. None of them opens or names a file, begins a process or a thread, or sends a signal;
+each acts on this process and on the descriptors that it was given."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ class Only:
 
 
 _WAIT_AND_WAKE = tuple(one | flags for one in (0, 1, 9, 10) for flags in (0, 128, 256, 128 | 256))
-"""Of futex, with and without a set of bits; flags: for one process, by the clock of the day."""
+"""Operations of futex, with and without a set of bits; flags: for one process, by the clock of the day."""
 
 LIMITED = (
     # Memory that runs as code is what was there before. Memory that is shared is not freed with the addresses that it had, so that the
@@ -88,7 +88,7 @@ def confine() -> bool:
 
 
 def _filter() -> list[Instruction]:
-    """What the kernel runs before every call. Numbers of the x32 ABI have a bit that none here has."""
+    """The program that the kernel runs before every call. Numbers of the x32 ABI have a bit that none here has."""
     code = [
         (LOAD, 0, 0, 4),  # which kind of machine the call is for: the others' numbers mean something else
         (JUMP_EQUAL, 1, 0, AUDIT_ARCH_X86_64),

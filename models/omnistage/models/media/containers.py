@@ -27,7 +27,7 @@ VIDEO_DECODERS = (
     *("prores", "wmv1", "wmv2", "wmv3", "vc1", "msmpeg4", "msmpeg4v1", "msmpeg4v2", "rawvideo", "png", "ffv1"),
 )
 ALPHA_DECODERS = {"vp8": "libvpx", "vp9": "libvpx-vp9"}
-"""Of those codecs, where a film says that it has transparency."""
+"""Decoders of these codecs where a film says that it has transparency."""
 AUDIO_DECODERS = (
     *("aac", "mp3float", "mp3", "mp2float", "mp2", "opus", "libopus", "vorbis", "libvorbis", "flac", "alac", "ac3", "eac3"),
     *("wmav1", "wmav2", "amrnb", "amrwb", "libopencore_amrnb", "libopencore_amrwb", "gsm", "gsm_ms", "speex", "libspeex"),
@@ -46,7 +46,7 @@ FOUND_BY_A_MARK = ("mp3float", "mp3", "mp2float", "mp2", "aac", "ac3", "eac3")
 joined, or a recording begins, some frames cannot be decoded though nothing is damaged."""
 
 UNDECODED = 0.1
-"""Of their frames, which may be so."""
+"""The part of their frames that may be so."""
 
 
 def opened(file: BinaryIO, limits: MediaLimits) -> InputContainer | None:
@@ -88,8 +88,8 @@ def _is_default(stream: Any) -> bool:
 
 
 def packets(container: InputContainer, *streams: Any) -> Iterator[Any]:
-    """Of these streams, on one clock; the last of each is empty. Recordings that were joined have a clock each: the next goes on where
-    the one before it ended."""
+    """The packets of these streams, on one clock; the last one of each stream is empty. Recordings that were joined have a clock each: the
+    next goes on where the one before it ended."""
     restarts = bool(container.format.flags & cast(int, Flags.ts_discont.value))
     shift = Fraction(0)
     before: dict[int, tuple[Fraction, Fraction]] = {}
@@ -144,7 +144,7 @@ def _decoder(stream: Any) -> Any:
 
 
 def check_listed(container: InputContainer, file: BinaryIO) -> None:
-    """Raises BadMedia if some of what it lists lies behind its end. Of formats without a list of all nothing is said."""
+    """Raises BadMedia if some of what it lists lies behind its end. A format without a list of everything is not checked."""
     if container.format.name not in LISTING:
         return
     place = file.tell()  # FFmpeg goes on reading there.

@@ -1,4 +1,4 @@
-"""What comes out of a medium."""
+"""The forms of a decoded medium."""
 
 from __future__ import annotations
 

@@ -66,7 +66,7 @@ class MediaDecoder:
 
     @property
     def pids(self) -> list[int]:
-        """Of the processes there are."""
+        """The ids of the processes that there are."""
         return [process.pid for process in (*self._busy, *self._idle)]
 
     async def picture(self, source: Source, ask: PicturePreprocessing | None = None, *, client: str = "") -> Picture:
@@ -213,7 +213,7 @@ def _distrust() -> Iterator[None]:
 
 
 def _refusal(said: dict[str, Any]) -> Exception | None:
-    """What the process answers in place of a medium."""
+    """The error for an answer of the process in place of a medium."""
     if "no_room" in said:
         return NoRoom(str(said["no_room"]))
     if "bad" in said:

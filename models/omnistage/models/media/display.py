@@ -1,6 +1,6 @@
 """How a frame of a film is shown: upright, as wide as it is meant to be, and on a ground where it is transparent.
 
-What containers say of it is done here as FFmpeg's command and players do it.
+This module does what containers say of it as FFmpeg's command and players do.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ STRAIGHT = math.tan(math.radians(1.0))
 """A camera that was held askew by less than a degree was held straight."""
 
 FINEST_ASPECT = 200
-"""Of a pixel: whoever says more cannot mean it."""
+"""The longest shape of a pixel: a file that says more cannot mean it."""
 
 
 def pixel_aspect(stream: Any) -> float:

@@ -1,4 +1,4 @@
-"""What can be wrong with a medium, and with the process that decodes it."""
+"""The errors of a medium, and with the process that decodes it."""
 
 from __future__ import annotations
 

@@ -13,10 +13,10 @@ import av
 from omnistage.models.media.confinement import REFUSED
 
 SHORTAGES = (errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.EIO)
-"""Of the machine: the same medium may go through later."""
+"""Errors of the machine: the same medium may go through later."""
 
 OF_SYSTEM = (errno.EPERM, errno.ENOSYS, errno.EFBIG, errno.EROFS)
-"""Only of a call of the system: FFmpeg says the same numbers of what is in a file."""
+"""Errors of calls of the system alone: FFmpeg says the same numbers of what is in a file."""
 
 MOST_TOLD = 1000
 """Characters."""
@@ -44,7 +44,7 @@ def is_refusal(error: BaseException) -> bool:
 
 
 def words(error: BaseException) -> str:
-    """What a library says of damaged bytes. Some decoders of FFmpeg answer -1, which is the number of a call that is not permitted."""
+    """The words of a library for damaged bytes. Some decoders of FFmpeg answer -1, which is the number of a call that is not permitted."""
     if isinstance(error, av.error.FFmpegError) and error.errno == errno.EPERM:
         return "a decoder makes no sense of it"
     return getattr(error, "strerror", None) or str(error) or type(error).__name__

@@ -89,7 +89,7 @@ KINDS = (VP9, AV1, H264)
 
 
 def film_kind(media_type: str) -> FilmKind | None:
-    """Of a media type as clients ask for it. None for one that is not made."""
+    """The kind of a media type as clients ask for it. None for a type that is not made."""
     if not media_type:
         return KINDS[0]
     asked = ASKED.fullmatch(media_type.strip().lower())
@@ -116,7 +116,7 @@ class FilmPiece(NamedTuple):
 
 
 def encoders() -> str:
-    """What decides the bytes of a file, beside its frames."""
+    """The versions that decide the bytes of a file, beside its frames."""
     return f"PyAV {av.__version__} FFmpeg {av.ffmpeg_version_info}"
 
 
@@ -127,7 +127,7 @@ def told_kinds() -> str:
 
 class FilmWriter:
     """Frames in, bytes out: the file can be cut after each piece, and plays up to there. The same frames make the same pieces on the same
-    machine. What is in memory does not grow with the film."""
+    machine. Its memory does not grow with the film."""
 
     def __init__(self, kind: FilmKind, rate_hz: float, frames: int, track: Track | None = None) -> None:
         """rate_hz: MIN_RATE_HZ to MAX_RATE_HZ. frames: that there will be, at least one. Raises ValueError for a missing encoder."""
@@ -145,13 +145,13 @@ class FilmWriter:
 
     @property
     def codecs(self) -> str:
-        """What a browser has to know beside the media type before the first piece (RFC 6381), such as "av01.0.04M.08, opus"; known with the
-        first frame."""
+        """The codecs, which a browser has to know beside the media type before the first piece (RFC 6381), such as "av01.0.04M.08, opus";
+        known with the first frame."""
         return ", ".join([self._word] + ["opus"] * (self._audio is not None))
 
     def write(self, pixels: NDArray[np.uint8], *, is_key: bool = False) -> FilmPiece | None:
-        """What there is with the next frame; with the last one, all. pixels: [height, width, 3], RGB; all of a size. is_key: whether it has
-        to be shown without those before it, as others are at times."""
+        """Encode the next frame, and return the bytes that there are with it; with the last frame, all. pixels: [height, width, 3], RGB;
+        all of a size. is_key: whether the frame has to be shown without those before it, as others are at times."""
         pixels = self._padded(pixels)
         if self._video is None:
             self._open(*pixels.shape[:2])

@@ -1,7 +1,7 @@
 """A film decoded, by FFmpeg: read once for the times of its frames, which headers tell wrong or not at all, then decoded, frame by frame.
 
 Which frames are taken: of a film with an even rate those with the numbers that `sampled_frames` says, in the order in which they are shown.
-Of one without, those that are shown at the same number of evenly spaced moments.
+Without an even rate, those that are shown at the same number of evenly spaced moments.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from omnistage.models.media.pictures import resized
 from omnistage.models.media.preprocessing import FilmPreprocessing, check_room, ground, sampled_frames, smart_resize
 
 USUAL_RATE_HZ = 25.0
-"""Of frames, where a file says nothing about time."""
+"""The rate of frames where a file says nothing about time."""
 
 CLOSE = 0.01
 """The rate in the header counts where it is so close to the one that was found: times in a file are rounded."""
@@ -29,7 +29,7 @@ BACK_S = 1
 """Less than that is a mistake of the program that wrote it."""
 
 COMPLETE = 0.9
-"""Of the frames that are wanted so many must be decoded: else it is damaged."""
+"""The part of the wanted frames that must be decoded: a film with fewer is damaged."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +128,8 @@ def _stream(container: Any, limits: MediaLimits) -> Any:
 
 
 def _times(container: Any, stream: Any, ask: FilmPreprocessing, limits: MediaLimits) -> Times:
-    """Reads all of the file and decodes nothing of it. What is not shown has no time: an edit list leaves it out, or a recorder lost it."""
+    """Reads all of the file and decodes nothing of it. A frame that is not shown has no time: an edit list leaves it out, or a recorder
+    lost it."""
     moments: list[int | None] = []
     orders: list[int | None] = []
     sound_end_s = 0.0
@@ -156,7 +157,8 @@ def _times(container: Any, stream: Any, ask: FilmPreprocessing, limits: MediaLim
 
 
 def _check_goes_on(orders: list[int | None], unit: Fraction) -> None:
-    """Raises BadMedia where times go back so far that another film begins. Of which formats that is no harm `containers.packets` knows."""
+    """Raises BadMedia where times go back so far that another film begins. `containers.packets` knows the formats of which that is no
+    harm."""
     before, last = ([None, *orders])[-2:]
     if before is not None and last is not None and (before - last) * unit > BACK_S:
         raise BadMedia("its times go back in the middle, as where films were joined: send each of them by itself")

@@ -1,4 +1,4 @@
-"""What a file is that was sent as something else. Runs in the decoding process."""
+"""The format of a file that was sent as something else. Runs in the decoding process."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ AVIF_BRANDS = (b"avif", b"avis")
 
 
 def advice(file: BinaryIO, limits: MediaLimits) -> str | None:
-    """What it is and how to send it; None if that cannot be told."""
+    """The name of the format and how to send it; None if that cannot be told."""
     file.seek(0)
     head = file.read(12)
     if head[4:8] == b"ftyp" and head[8:] in HEIF_BRANDS:

@@ -16,7 +16,8 @@ EBML_KEY = 0x80
 
 
 class Sample(NamedTuple):
-    """What an encoder made of a frame, or of some sound. track: from 1 on, as in the head of the file. time, duration: in its ticks."""
+    """The bytes that an encoder made of a frame, or of some sound. track: from 1 on, as in the head of the file. time, duration: in its
+    ticks."""
 
     track: int
     time: int
@@ -30,7 +31,7 @@ Wrap = Callable[[int, Sequence[Sample]], bytes]
 
 
 def fragment(number: int, samples: Sequence[Sample]) -> bytes:
-    """Of MP4. Times are not negative."""
+    """A fragment of MP4. Times are not negative."""
     tracks = [(track, list(group)) for track, group in groupby(samples, key=lambda sample: sample.track)]
     blank = _moof(number, tracks, 0)
     moof = _moof(number, tracks, len(blank) + 8)
@@ -55,7 +56,7 @@ def _box(name: bytes, body: bytes) -> bytes:
 
 
 def cluster(number: int, samples: Sequence[Sample]) -> bytes:
-    """Of WebM. Times are milliseconds, at most 32 s apart. Browsers take no block that is earlier than the one before it."""
+    """A cluster of WebM. Times are milliseconds, at most 32 s apart. Browsers take no block that is earlier than the one before it."""
     in_turn = sorted(samples, key=lambda sample: sample.time)
     begin = in_turn[0].time
     blocks = [_element(0xE7, begin.to_bytes(8))]

@@ -21,13 +21,13 @@ HEAD_BYTES = 20
 
 CANDIDATES = re.compile(HEAD.pattern + b"|" + mp3.BEGINNING.pattern + b"|" + mp3.TAGGED.pattern, re.DOTALL)
 CANDIDATE_BYTES = 42
-"""Of the longest: HEAD, or the head of an MP3, which has to be looked at again."""
+"""Bytes of the longest candidate: HEAD, or the head of an MP3, which has to be looked at again."""
 
 MOST = 10_000
 """Candidates of a file that are looked at."""
 
 FIRST_BLOCK, BLOCK = 1 << 12, 1 << 20
-"""Bytes that are searched at once. What is searched for is often near."""
+"""Bytes that are searched at once. The place that is searched for is often near."""
 
 
 def begins(file: BinaryIO, at: int) -> bool:
@@ -43,11 +43,11 @@ class Search:
         self._left = MOST
 
     def next_begin(self, file: BinaryIO, begin: int) -> int | None:
-        """Of the first that begins there or behind; None if none does."""
+        """The place of the first sound that begins there or behind; None if none does."""
         return next((at for at in self.candidates(file, begin, CANDIDATES, CANDIDATE_BYTES) if begins(file, at)), None)
 
     def next_head(self, file: BinaryIO, begin: int, end: int) -> int | None:
-        """Of the first between the two that begins with a head of its own."""
+        """The place of the first sound between the two that begins with a head of its own."""
         return next((at for at in self.candidates(file, begin, HEAD, HEAD_BYTES) if at < end), None)
 
     def candidates(self, file: BinaryIO, begin: int, head: re.Pattern[bytes], most_bytes: int) -> Iterator[int]:

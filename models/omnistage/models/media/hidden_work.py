@@ -33,10 +33,10 @@ TIFF_PIECES = 1 << 16
 """Strips or tiles."""
 
 BMP_RUN_BYTES = 8 << 20
-"""Of a BMP that is compressed, which is unpacked run by run."""
+"""Most bytes of a compressed BMP, which is unpacked run by run."""
 
 MOST_READ = 64 << 20
-"""Of a JPEG, which may be sent as a film: of that a header is looked at, to say what it is."""
+"""Most bytes of a JPEG that are read. A film may be sent as a JPEG; its header is looked at, to say what it is."""
 
 _MARKER = re.compile(rb"\xff[^\x00\xff\xd0-\xd7]")
 """Not a byte of the samples, nor a mark between them."""

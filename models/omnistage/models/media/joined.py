@@ -1,7 +1,7 @@
 """The sounds of which a file consists, each as a file of its own whose lengths are right. Runs in the decoding process.
 
 Sounds that are made piece by piece are sent as files one behind the other. FFmpeg goes on by itself where frames follow frames, as in ADTS,
-and in MP3 with the silence that encoders put around each. Of WAV, M4A and the like it would play the first alone, and Ogg and FLAC wrongly
+and in MP3 with the silence that encoders put around each. It would play the first alone of WAV, M4A and the like, and Ogg and FLAC wrongly
 where the rate changes.
 """
 
@@ -20,7 +20,7 @@ from omnistage.models.media.heads import HEAD, HEAD_BYTES, Search, begins, found
 from omnistage.models.media.wholeness import EBML, boxes, cut_off, matroska_bytes
 
 PAGE = struct.Struct("<4sBBqIIIB")
-"""Of Ogg (RFC 3533): mark, version, flags, place in the sound, stream, number, checksum, how many lengths follow."""
+"""The head of a page of Ogg (RFC 3533): mark, version, flags, place in the sound, stream, number, checksum, how many lengths follow."""
 
 OGG = re.compile(rb"OggS")
 BEGINS, ENDS = 2, 4
@@ -81,7 +81,7 @@ def _behind_tags(file: BinaryIO) -> int:
 
 
 def _extent(file: BinaryIO, most_bytes: int, search: Search) -> chunks.Extent:
-    """Of the first sound. Where a format has an order, what stands behind it is looked at, else all that may be a head."""
+    """The extent of the first sound. Where a format has an order, the bytes behind the sound are looked at, else all that may be a head."""
     if (layout := chunks.layout(file, 0)) is not None:
         return chunks.extent(file, layout, most_bytes, search)
     end = file.seek(0, io.SEEK_END)
@@ -115,7 +115,7 @@ def _next_matroska(file: BinaryIO, end: int) -> int:
 
 
 def _mended_au(head: bytes, end: int) -> Mapping[int, bytes]:
-    """Of an AU whose samples are not as many as it says, the word for an unknown length: FFmpeg takes no other for that."""
+    """The word for an unknown length, for an AU whose samples are not as many as it says: FFmpeg takes no other word for that."""
     mark, before, count = struct.unpack(">4sII", head)
     return {8: b"\xff" * 4} if mark == b".snd" and not 0 < count <= end - before else {}
 

@@ -1,5 +1,5 @@
-"""What one medium may cost. Looked at in the header of pictures and films before anything is decoded, and again while media are decoded,
-since headers lie."""
+"""The limits of the cost of one medium. They are compared with the header of pictures and films before anything is decoded, and again while
+media are decoded, since headers lie."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _MIB = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class MediaLimits:
-    """Of one medium.
+    """The limits of one medium.
 
     Sizes of files: picture_bytes, sound_bytes, film_bytes. picture_pixels: of a picture as it is stored. sound_s: of a sound, and of the
     sound of a film, which is as much as the feature extractor of a Whisper-like encoder is built for. sound_rate_hz: of its samples;
@@ -51,7 +51,7 @@ class MediaLimits:
         return self.sound_least_s + self.sound_mebibyte_s * size / _MIB
 
     def of(self, kind: str) -> tuple[int, float]:
-        """Of a file of a kind, image, audio or video: the bytes that it may have, and the seconds that its decoding may take."""
+        """The limits of a file of a kind, image, audio or video: the bytes that it may have, and the seconds that its decoding may take."""
         return {
             "image": (self.picture_bytes, self.picture_time_s),
             "audio": (self.sound_bytes, self.sound_time_s),

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from typing import BinaryIO
 
 TAGS = 100
-"""Of ID3 that are passed over, one behind the other."""
+"""Most tags of ID3 that are passed over, one behind the other."""
 
 FEW_TAGS = 2
-"""Of ID3 in front of an MP3 that stands behind another."""
+"""Most tags of ID3 in front of an MP3 that stands behind another one."""
 
 FIRST_BYTES = 200
-"""Of the first frame: the header is in them."""
+"""Bytes of the first frame: the header is in them."""
 
 LEAST_FRAME = 24
 """Bytes."""
@@ -42,7 +42,7 @@ class Header:
 
     def tells(self, there: int, most_bytes: int) -> bool:
         """Whether the end of a file of so many bytes may be missing, where it has fewer frames than it says. If the header says a number of
-        bytes, that decides. What no file of most_bytes can have tells nothing."""
+        bytes, that decides. A number that no file of most_bytes can have tells nothing."""
         return there < self.end <= most_bytes if self.end else self.frames * LEAST_FRAME <= most_bytes
 
 

@@ -1,4 +1,4 @@
-"""What the decoding process makes: arrays one after another in memory that is handed to the stage, not copied."""
+"""The results of the decoding process: arrays one after another in memory that is handed to the stage, not copied."""
 
 from __future__ import annotations
 

@@ -60,8 +60,8 @@ def decoded(file: BinaryIO, image: ImageFile.ImageFile, ask: PicturePreprocessin
 
 
 def opened(file: BinaryIO) -> ImageFile.ImageFile | None:
-    """A picture of which the header has been read, None for what is no picture. Of a picture that moves it is the first frame. Raises
-    BadMedia for one of too many parts, some of which are read with the header."""
+    """A picture whose header has been read; None if the file is no picture. A picture that moves gives its first frame. Raises BadMedia for
+    a picture of too many parts, some of which are read with the header."""
     check_hidden_work(file)
     file.seek(0)
     try:
@@ -75,7 +75,7 @@ def _turn(image: Image.Image) -> Image.Transpose | None:
     try:
         return UPRIGHT.get(image.getexif().get(ExifTags.Base.Orientation, 1))
     except (ArithmeticError, LookupError, StructError, SyntaxError, TypeError, ValueError):
-        return None  # What Pillow makes of notes that are broken. The pixels are not, and nobody sees the notes.
+        return None  # Pillow raises these for broken notes. The pixels are not broken, and nobody sees the notes.
 
 
 def resized(image: Image.Image, height: int, width: int) -> NDArray[np.uint8]:

@@ -1,5 +1,5 @@
-"""What is read of a PNG beside its pixels. Texts and profiles are packed: a small file may have gigabytes of them. Those that change
-how the picture looks are read, each once, and all else is passed over.
+"""The parts of a PNG that are read beside its pixels. Texts and profiles are packed: a small file may have gigabytes of them. Those that
+change how the picture looks are read, each once, and all else is passed over.
 
 `read_few_notes` puts this in the place of what Pillow does. Runs in the decoding process.
 """
@@ -12,7 +12,7 @@ from typing import IO
 from PIL import ImageFile, PngImagePlugin
 
 NOTE_BYTES = 4 << 20
-"""Of a note, unpacked. A longer one is passed over, too."""
+"""Most bytes of a note, unpacked. A longer note is passed over, too."""
 
 PICTURE = frozenset((b"IHDR", b"PLTE", b"tRNS", b"IDAT", b"IEND", b"acTL", b"fcTL", b"fdAT"))
 """Without these there is no picture, or another one: what is wrong with them is told."""
@@ -48,14 +48,14 @@ class Chunks(PngImagePlugin.PngStream):
             return b""
 
     def crc(self, cid: bytes, data: bytes) -> None:
-        """Of notes it has been looked at, and what is passed over may be as it likes."""
+        """The sums of notes have been looked at, and a chunk that is passed over may have any sum."""
         if cid in PICTURE:
             super().crc(cid, data)
         else:
             self.crc_skip(cid, data)
 
     def _note(self, cid: bytes, pos: int, length: int) -> bytes:
-        """What a chunk notes, of that which matters; empty for all else."""
+        """The keyword of a note that matters; empty for all other chunks."""
         if cid not in TEXTS:
             return cid if cid in WHOLE_NOTES else b""
         assert self.fp is not None

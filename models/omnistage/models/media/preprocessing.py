@@ -15,7 +15,7 @@ FACTOR = 28
 Colour = tuple[int, int, int]
 """Red, green and blue, 0 to 255 each, of sRGB."""
 WHITE: Colour = (255, 255, 255)
-"""What transparent pictures lie on where nothing else is asked for: so a page shows them, and so Qwen's own tools do."""
+"""The ground of transparent pictures where no other one is asked for: so a page shows them, and so Qwen's own tools do."""
 
 MOST_ASPECT = 200
 UNBOUNDED = 1 << 40
@@ -69,7 +69,7 @@ class FilmPreprocessing:
     background: Colour | None = None
 
     def tokens(self, frames: int, height: int, width: int, sound_s: float) -> int:
-        """Of so many frames of a film whose pictures have this size as they are stored, and of its sound."""
+        """Tokens of so many frames of a film whose pictures have this size as they are stored, and of its sound."""
         rows, columns = smart_resize(height, width, self.factor, self.min_pixels, self.frame_pixels(frames))
         seen = -(-frames // self.frames_multiple) * (rows // self.factor) * (columns // self.factor)
         return seen + int(sound_s * self.sound_tokens_hz)
@@ -94,7 +94,7 @@ class FilmPreprocessing:
 
 
 def ground(background: Sequence[int] | None) -> Colour:
-    """What is transparent lies on it."""
+    """The colour that transparent pixels lie on."""
     red, green, blue = background or WHITE
     return red, green, blue
 

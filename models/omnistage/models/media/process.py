@@ -30,17 +30,17 @@ OUT_OF_MEMORY = errno.ENOMEM
 """Status with which it ends when memory is short; child.py, which loads what only decoding needs, says the same."""
 
 TIME_IS_UP = signal.SIGPROF
-"""What ends it when it has used the processor time that its medium may have."""
+"""The signal that ends the process when it has used the processor time that its medium may have."""
 
 LIFE = 200
-"""Media after which it is replaced: what libraries leak is gone with it."""
+"""Media after which the process is replaced: the memory that libraries leak is gone with it."""
 
 MESSAGE_BYTES = 1 << 16
 UNCONFINED = b"unconfined"
-"""What it says in place of that it is ready where the kernel has no filter of calls; child.py says the same."""
+"""The word that it says in place of "ready" where the kernel has no filter of calls; child.py has the same."""
 
 KEPT_ENVIRONMENT = ("PATH", "HOME", "PYTHONPATH", "LD_LIBRARY_PATH", "LANG", "LC_ALL")
-"""What it needs to find its code. Tokens and keys of the stage are not for it."""
+"""Variables that it needs to find its code. Tokens and keys of the stage are not for it."""
 
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 
@@ -82,8 +82,8 @@ class DecodingProcess:
         return self._decoded >= LIFE
 
     async def decode(self, request: dict[str, Any], file: int, result: int, limit_s: float) -> bytes:
-        """What it answers, as JSON; what it makes is written into `result`. Raises BadMedia when the process dies or time is up, NotTaken
-        when that was so before it began; then, and when this is cancelled, it is of no use any more."""
+        """The answer of the process, as JSON; its result is written into `result`. Raises BadMedia when the process dies or time is up,
+        NotTaken when that was so before it began; then, and when this is cancelled, it is of no use any more."""
         await self._start()
         await self._give(json.dumps(request | {"limit_s": limit_s}).encode(), file, result)
         try:
@@ -158,7 +158,7 @@ class DecodingProcess:
             loop.remove_reader(descriptor)
 
     def _fatal(self) -> str:
-        """What the medium did that it decoded. It has ended."""
+        """The fault of the medium that ended the process."""
         match self._process.wait():
             case status if status == OUT_OF_MEMORY:
                 return f"decoding it takes more memory than the {bytes_told(self._memory_bytes)} there are: send a smaller one"

@@ -37,7 +37,7 @@ def decoded(file: BinaryIO, ask: SoundPreprocessing, limits: MediaLimits) -> NDA
         if container is None and mixer.seconds:
             raise BadMedia(f"what follows after {mixer.seconds:.1f} s is damaged: send all of it, or encode it anew")
         if container is None:
-            continue  # What stands in front of the first sound is passed over.
+            continue  # Bytes in front of the first sound are passed over.
         with container:
             if containers.video_stream(container) is not None:
                 raise BadMedia("it is a film, not a sound: send it as video/*, with use_audio, or only its sound")
@@ -113,7 +113,7 @@ def _samples(frame: Any) -> NDArray[np.float32]:
 
 class Mixer:
     """Blocks of many channels and any rate in, mono at one rate out: the mean of the channels, resampled by soxr in its high quality, as
-    Transformers' `load_audio` does it, to the bit. What is louder than full scale stays so. Raises BadMedia."""
+    Transformers' `load_audio` does it, to the bit. Samples that are louder than full scale stay so. Raises BadMedia."""
 
     def __init__(self, rate_hz: int, limits: MediaLimits) -> None:
         self._rate_hz, self._limits = rate_hz, limits
@@ -168,7 +168,7 @@ class Mixer:
             raise BadMedia(f"its sound lasts {seconds:.0f} s or more, and at most {self._limits.sound_s:g} s may be: send a part of it")
 
     def _begin(self, source_hz: int) -> None:
-        """What comes has another rate than what came."""
+        """Begin samples of another rate than those before."""
         if not 0 < source_hz <= self._limits.sound_rate_hz:
             most = self._limits.sound_rate_hz
             raise BadMedia(f"it has {source_hz} samples per second, and at most {most} may be: convert it to {self._rate_hz}")
@@ -178,7 +178,7 @@ class Mixer:
             self._resampler = soxr.ResampleStream(source_hz, self._rate_hz, 1, dtype="float32", quality="HQ")
 
     def _end(self) -> None:
-        """Of what has one rate."""
+        """End the samples of one rate."""
         if not self._count:
             return
         if self._resampler:

@@ -1,4 +1,4 @@
-"""Who is served next: clients in turn, each first come, first served."""
+"""The order in which clients are served: in turn, and each client's media as they came."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from omnistage.models.media.errors import DecoderFull
 
 
 class Turns:
-    """So many places, and so many that may wait for one. Of several places a client holds all but one at most, so that one client alone
-    keeps nobody waiting. Where all wait that may, the end of the longest line gives way to a client with a shorter one."""
+    """So many places, and so many that may wait for one. If there are several places, one client holds all but one at most, so that one
+    client alone keeps nobody waiting. Where all wait that may, the end of the longest line gives way to a client with a shorter one."""
 
     def __init__(self, places: int, max_waiting: int) -> None:
         self._free = places
@@ -23,7 +23,7 @@ class Turns:
 
     @property
     def waiting(self) -> int:
-        """Of all clients."""
+        """How many wait, of all clients."""
         return sum(map(len, self._lines.values()))
 
     @asynccontextmanager

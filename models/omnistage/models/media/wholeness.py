@@ -1,8 +1,9 @@
 """Whether all of a file came, by what its own header says of its length. Runs in the decoding process.
 
-Decoders take a part for the whole: half of a film is one of half the length. Of formats that have no length, such as MPEG-TS and ADTS,
-nothing can be said. This module compares bytes. What else tells is asked where it is known: sizes of chunks, as in WAV, in `chunks`; the
-last page of an Ogg in `joined`; frames of an MP3 and samples of a FLAC in `sounds`; the list of an MP4 or AVI in `containers`.
+Decoders take a part for the whole: half of a film is one of half the length. Nothing can be said of formats that
+have no length, such as MPEG-TS and ADTS. This module compares bytes. Other signs are looked at where they are known: sizes of chunks, as in
+WAV, in `chunks`; the last page of an Ogg in `joined`; frames of an MP3 and samples of a FLAC in `sounds`; the list of an MP4 or AVI in
+`containers`.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ SLACK = 64
 """Bytes that may be missing: some count a head twice."""
 
 BOXES = 10_000
-"""Of an MP4 that are looked at: each fragment of a film has some."""
+"""Most boxes of an MP4 that are looked at: each fragment of a film has some."""
 
 BOX_TYPES = frozenset(
     (b"ftyp", b"styp", b"moov", b"moof", b"mdat", b"mfra", b"meta", b"sidx", b"free", b"skip", b"wide", b"uuid", b"pnot", b"udta")
@@ -26,7 +27,7 @@ BOX_TYPES = frozenset(
 EBML, SEGMENT = b"\x1a\x45\xdf\xa3", b"\x18\x53\x80\x67"
 ASF_HEAD, ASF_FILE = b"\x30\x26\xb2\x75\x8e\x66\xcf\x11", b"\xa1\xdc\xab\x8c\x47\xa9\xcf\x11"
 ASF_BYTES = 1 << 16
-"""Of its beginning, in which that is looked for."""
+"""Bytes of the beginning in which the head is looked for."""
 
 ASF_LIVE = 1
 """Flag of one that was sent while it was made: what it says of its size is nothing."""
@@ -62,7 +63,7 @@ def _said(file: BinaryIO, most_bytes: int) -> int:
 
 
 def _known(before: int, count: int, most_bytes: int) -> int:
-    """Who writes into a pipe cannot know the length, and writes none, or one that is beyond all that may be."""
+    """The length; 0 for unknown. A program that writes into a pipe cannot know it, and writes none, or one that no file may have."""
     return before + count if count <= most_bytes else 0
 
 
@@ -95,8 +96,8 @@ def boxes(file: BinaryIO) -> Iterator[tuple[bytes, int, int]]:
 
 
 def matroska_bytes(file: BinaryIO) -> int:
-    """Of the whole, 0 where the file does not tell. RFC 8794: an element has its name, its size and its content. The first is a header, the
-    second is all else."""
+    """Bytes of the whole file; 0 if the file does not tell. RFC 8794: an element has its name, its size and its content. The first is a
+    header, the second is all else."""
     file.seek(len(EBML))
     header = _size(file)
     file.seek(header or 0, io.SEEK_CUR)
