@@ -69,7 +69,8 @@ class Call:
 
     @property
     def _cpu_s(self) -> float:
-        """Of the thread. One that hangs is found by whoever watches the thread that waits for it: that one rests then too."""
+        """Seconds of a CPU that the thread has used. A thread that hangs is found by the watch of the thread that waits for it: that one
+        rests then too."""
         thread = self._thread
         assert thread is not None and thread.ident is not None
         return time.clock_gettime(time.pthread_getcpuclockid(thread.ident)) if thread.is_alive() else 0.0
@@ -137,7 +138,7 @@ def _watched(scheduler: Any) -> Any:
     def checked(*arguments: Any, **named: Any) -> None:
         if isinstance(named.get("sigmas"), list):
             named["sigmas"] = np.array(named["sigmas"])  # Each takes a list but UniPC, which computes with what it is given.
-        with np.errstate(all="ignore"):  # What becomes no number is refused below.
+        with np.errstate(all="ignore"):  # A value that becomes no number is refused below.
             set_timesteps(*arguments, **named)
         levels = torch.as_tensor(scheduler.sigmas)
         check(len(scheduler.timesteps) > 0 and bool(torch.isfinite(levels).all() and levels[:-1].diff().all()))

@@ -1,7 +1,7 @@
 """States of drawings on the way, kept by the caller, so that a replica which takes over goes on at a step and not at the first one.
 
 They are bits of float32 values, as codes, for codes are what callers keep. A few times for a picture, and only as many as fit into the
-message that opens the next session. Of each picture stand there its latents, what its sampler remembers, filled up to the most that it ever
+message that opens the next session. Each picture has there its latents, the history of its sampler, filled up to the most that it ever
 does, and the state of its noise.
 """
 
@@ -20,9 +20,9 @@ from omnistage.models.interface import BadRequest
 
 CHECKPOINT = "checkpoint"
 MOST = 3
-"""Of one picture."""
+"""Most states of one picture."""
 WORDS = 1 << 18
-"""Of all checkpoints of a session together; a word takes up to five bytes of a message."""
+"""Most words of all checkpoints of a session together; a word takes up to five bytes of a message."""
 NOISE_WORDS = NOISE_BYTES // 4
 
 
@@ -37,7 +37,7 @@ class Layout:
         self.rows = -(-words // width) * plan.results
         count = 0 if plan.step_cache else min(MOST, WORDS // (self.rows * width), plan.steps - 1)
         self.steps = tuple(-(-plan.steps * number // (count + 1)) for number in range(1, count + 1))
-        """After which states are kept, evenly spread. What a step cache knows is not kept: with one there are none."""
+        """After which states are kept, evenly spread. The knowledge of a step cache is not kept: with a cache there are no states."""
 
     def check(self, history: NDArray[np.uint32]) -> None:
         """Raises BadRequest for what this plan cannot have put out."""

@@ -90,7 +90,7 @@ class StepDrawing:
         return 1 + job.plan.steps
 
     def key(self, job: Job) -> Hashable | None:
-        """What is encoded is encoded alone."""
+        """A job that is encoded is encoded alone."""
         return ("step", self._painter.group(job.canvases[0])) if job.encoded and job.canvases else None
 
     @torch.inference_mode()

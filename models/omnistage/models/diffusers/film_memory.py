@@ -1,5 +1,5 @@
-"""What films take of the memory above their weights, known before any of it is taken: what one keeps from its first step to its last, what
-a step computes with, and what the decoder holds for a frame and for what it remembers of those before it."""
+"""The memory that films take above their weights, known before any of it is taken: what a film keeps from its first step to its last, what
+a step computes with, and what the decoder holds for a frame and remembers of those before it."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ GRIDS = ((6, 6), (10, 10))
 LATENT_FRAMES = 3
 """After which the decoder remembers as much as it ever does."""
 COPIES = 4
-"""Of latents in float32: as they are, what the transformer is given and what it makes of them, and one as the VAE takes them."""
+"""Copies of latents in float32: as they are, what the transformer is given and what it makes of them, and one as the VAE takes them."""
 FRAME_BYTES = 3 * (3 * 4 + 1)
-"""Of a pixel on its way out: as the VAE has it, from 0 to 1, times 255, and as a byte."""
+"""Bytes of a pixel on its way out: as the VAE has it, from 0 to 1, times 255, and as a byte."""
 BLOCK_ROWS, INNER_ROWS = 8, 2
 """Rows as wide as the transformer, and as its MLP, that a block has of each token at most: some of them in float32."""
 WORDS = 512
@@ -53,7 +53,7 @@ class Taken:
 
 
 class FilmMemory:
-    """Of one painter. budget: bytes that a film may take above the weights."""
+    """The memory of the films of one painter. budget: bytes that a film may take above the weights."""
 
     def __init__(self, painter: FilmPainter, budget: int) -> None:
         self._painter, self.budget = painter, budget

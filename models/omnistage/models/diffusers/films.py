@@ -41,11 +41,11 @@ class FilmPainter(Painter):
     """A loop of films. Latents: [1, channels, frames, height, width], of a causal VAE."""
 
     def frames(self, plan: Plan) -> int:
-        """Of the latents: the first is one frame of the film, each other one some together."""
+        """Frames of the latents: the first is one frame of the film, each other one some together."""
         return 1 + (plan.frames - 1) // int(self.pipe.vae_scale_factor_temporal)
 
     def grid_places(self, plan: Plan) -> int:
-        """Of one frame of the latents."""
+        """Places of one frame of the latents."""
         side = int(self.pipe.vae_scale_factor_spatial)
         return plan.height // side * (plan.width // side)
 
@@ -122,8 +122,8 @@ class Films:
 
 
 class Clips:
-    """Pieces of the file of a film, as messages. rate_hz: of its frames. first: the frame from which on they are wanted. What is wanted
-    begins with a key frame, and not with what would follow on frames that are with the reader: those may have been drawn in other company,
+    """Pieces of the file of a film, as messages. rate_hz: of its frames. first: the frame from which on they are wanted. The wanted part
+    begins with a key frame, for the frames that the reader has may have been drawn in other company,
     and a level of one pixel is enough to make a decoder read everything behind it wrong."""
 
     def __init__(self, plan: Plan, rate_hz: float, first: int, track: Track | None = None) -> None:
@@ -134,8 +134,8 @@ class Clips:
         self._data, self._frames = bytearray(), 0
 
     def with_frame(self, frame: Frame) -> Iterator[Clip]:
-        """What there is with the next frame. A large one waits for others, for each message has one: what has none would come twice in a
-        session that goes on elsewhere. Raises Failed for a film whose frames are so large that this does not help."""
+        """The pieces that there are with the next frame. A large frame waits for others, for each message has one: a piece without any
+        would come twice in a session that goes on elsewhere. Raises Failed for a film whose frames are so large that this does not help."""
         self._left -= 1
         joins = self._first > 0 and self._place >= self._first and not self._data
         if joins:

@@ -42,7 +42,7 @@ KINDS: Mapping[str, tuple[type, ...]] = {
         ImageProcessingMixin,
     ),
 }
-"""What a part may be, by the library that has its class."""
+"""Classes that a part may be of, by the library that has its class."""
 WEIGHTS = {"diffusers": "diffusion_pytorch_model.safetensors", "transformers": "model.safetensors"}
 PREPROCESSOR = ("preprocessor_config.json", "processor_config.json")
 CONFIGS: tuple[tuple[type, tuple[str, ...]], ...] = (
@@ -62,14 +62,14 @@ SAFE_WEIGHTS: Mapping[str, Any] = {
     "output_loading_info": True,
     "ignore_mismatched_sizes": True,
 }
-"""Of shapes is said what is wrong with them below: the libraries write most of it to the log."""
+"""Wrong shapes are told below: the libraries write most of it to the log."""
 NONE: Mapping[str, Any] = {}
 
 
 @dataclass(frozen=True, slots=True)
 class Index:
-    """What model_index.json says: the pipeline's class, the library and class of each part but those that are left out, and the values of
-    its other arguments."""
+    """The contents of model_index.json: the pipeline's class, the library and class of each part but those that are left out, and the
+    values of its other arguments."""
 
     class_name: str
     components: Mapping[str, tuple[str, str]]
@@ -199,7 +199,7 @@ def _part(folder: Path, library: str, name: str, dtype: torch.dtype, more: Mappi
         with _translated(folder), bounded(header, folder):
             model, report = kind.from_pretrained(folder, **SAFE_WEIGHTS, **word, **more)
     except BadCheckpoint:
-        check_unpacked(header, folder)  # Of packed weights a library says what it stumbled over, not what they are.
+        check_unpacked(header, folder)  # A library says of packed weights what it stumbled over, not what they are.
         raise
     check_stored(header, model, report, folder)
     _check_weights(folder, model, report)
@@ -239,7 +239,7 @@ def _check_tokens(folder: Path, tokenizer: Any, encoder: Any) -> None:
 
 
 def _check_files(folder: Path, weights: str) -> dict[str, Stored]:
-    """What the headers of the files say, of which no more is read. Raises BadCheckpoint for the first file that is missing or not whole."""
+    """The headers of the files, of which no more is read. Raises BadCheckpoint for the first file that is missing or not whole."""
     header: dict[str, Stored] = {}
     for path, names in _files(folder, weights).items():
         if not path.is_file():
@@ -321,7 +321,7 @@ def _translated(place: Path) -> Iterator[None]:
 
 
 def _line(error: Exception) -> str:
-    """What an error says, in one line that is not endless."""
+    """The text of an error, in one line that is not endless."""
     text = " ".join(str(error).split())
     return f"{text[:300]}…" if len(text) > 300 else text or type(error).__name__
 

@@ -77,14 +77,15 @@ CODE_REVISION = "5"
 
 DTYPES: Mapping[str, torch.dtype] = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 ADMITTED_STEPS = 4
-"""What is drawn at once has so many times the latent tokens of one step, or those of the largest picture that may be asked for: latents are
-small beside what a step computes."""
+"""All that is drawn at once has so many times the latent tokens of one step, or those of the largest picture that may be asked for: latents
+are small beside what a step computes."""
 BATCH = 8
 """Pictures of the usual size, with guidance, that share a step where nobody says otherwise."""
 CPU_STEP_TOKENS = 256
 """On a CPU a step of more is hardly cheaper for each picture in it, and they end all together, and late, instead of one after another."""
 PASS_LIMIT_S = 1800.0
-"""Of one pass, or of the VAE: a processor takes minutes for a large picture. What hangs and computes nothing is found in seconds."""
+"""The limit of one pass, or of the VAE: a processor takes minutes for a large picture. A process that hangs and computes nothing is found
+in seconds."""
 IMAGE_AREAS = 4
 """A pipeline that draws in the size of the picture that it edits gets so many times the usual pixels; a larger one is made smaller."""
 
@@ -224,8 +225,8 @@ def _kept_told(chosen: DiffusersOptions, options: LoadOptions) -> str:
 def _trial_plan(
     artist: StepDrawing | WholeDrawing, name: str, *, side: int = 0, steps: int = 0, count: int = 0, is_smallest: bool = False
 ) -> Plan:
-    """Of a picture of these sides in so many steps, from so many others; 0: as usual. One that is edited is grey, and as large as what is
-    drawn where that can be asked for. is_smallest: see `smallest`."""
+    """The plan of a picture of these sides in so many steps, from so many others; 0: as usual. A picture that is edited is grey, and as
+    large as what is drawn where that can be asked for. is_smallest: see `smallest`."""
     limits = artist.limits
     count = count or limits.images[0]
     request = DrawRequest(seed=0, prompt="a red circle", images=(Media(PNG, b"-"),) * count, steps=steps)
@@ -242,14 +243,14 @@ def _trial_plan(
 
 
 def _largest_plan(artist: StepDrawing | WholeDrawing, name: str) -> Plan:
-    """Of one picture of as many pixels as may be asked for, from as many others, with guidance."""
+    """The plan of one picture of as many pixels as may be asked for, from as many others, with guidance."""
     limits = artist.limits
     side = max(min(math.isqrt(limits.max_pixels), limits.max_side) // limits.multiple * limits.multiple, limits.min_side)
     return replace(_trial_plan(artist, name, side=side, steps=limits.min_steps, count=limits.images[1]), negative="")
 
 
 def _trial(artist: StepDrawing | WholeDrawing, name: str) -> list[NDArray[np.generic] | Tensor]:
-    """What comes of the smallest picture after the fewest steps that there are."""
+    """The results of the smallest picture after the fewest steps that there are."""
     return _tried(artist, _smallest_plan(artist, name))
 
 

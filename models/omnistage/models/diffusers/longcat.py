@@ -28,7 +28,7 @@ from omnistage.models.diffusers.stepcache import StepCache
 mend(pipeline_longcat_image, pipeline_longcat_image_edit)
 
 CHANNELS = 16
-"""Of the latents; the pipelines know no other number."""
+"""Channels of the latents; the pipelines know no other number."""
 
 
 class LongCatPainter(PicturePainter):
@@ -41,7 +41,7 @@ class LongCatPainter(PicturePainter):
         return Limits(multiple=multiple, width=1024, height=1024, steps=50, guidance=4.5, min_steps=min_steps(self.pipe.scheduler))
 
     def text_tokens(self, text: str) -> tuple[int, int]:
-        """What stands in quotation marks is read letter by letter. Each is a token at least: of a text with too many of them they are all
+        """Text in quotation marks is read letter by letter. Each is a token at least: of a text with too many of them they are all
         that is counted."""
         most = int(self.pipe.tokenizer_max_length)
         parts = Counter(part for words, quoted in split_quotation(text) for part in (words if quoted else [words]))

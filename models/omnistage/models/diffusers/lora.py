@@ -28,10 +28,10 @@ from omnistage.models.errors import LoadError
 
 MOST = 16
 PARTS = ("transformer", "transformer_2")
-"""Of pipelines of two experts, the first for what is mostly noise."""
+"""Parts of pipelines of two experts; the first one is for steps of much noise."""
 WHICH = "the first has the steps of high noise, the second those of low"
 SECOND = "load_into_transformer_2"
-"""Of Diffusers' loader."""
+"""The name of the second part for Diffusers' loader."""
 MOST_SCALE = 100.0
 DOWN = re.compile(r"[._]lora(_A|_down|\d*\.down|_linear_layer\.down)\b")
 """In names of weights that lead from a layer to few numbers, as many as the rank; the first of their two sides in all ways to write it."""
@@ -72,7 +72,7 @@ class Lora:
 
 
 def read_loras(text: str) -> tuple[Lora, ...]:
-    """Of FILE[@PART][=SCALE], with commas between several. Raises LoadError."""
+    """The LoRAs of a text FILE[@PART][=SCALE], with commas between several. Raises LoadError."""
     loras = []
     for word in filter(None, text.split(",")):
         name, _, scale = word.rpartition("=") if "=" in word and not Path(word).is_file() else (word, "", "1")
@@ -188,7 +188,7 @@ def _is_rank(value: object, ranks: Collection[int]) -> bool:
 
 
 def _are_names(value: object, ranks: Collection[int]) -> bool:
-    """Of layers. One text would be a regular expression."""
+    """Whether the value is a list of names of layers. One text would be a regular expression."""
     return isinstance(value, list) and all(isinstance(name, str) and PLAIN.fullmatch(name) for name in value)
 
 
@@ -200,7 +200,8 @@ SAID: Mapping[str, Any] = {
     "target_modules": _are_names,
     **dict.fromkeys(("lora_bias", "use_rslora", "use_dora"), lambda value, ranks: isinstance(value, bool)),
 }
-"""What a file can say of itself, as a LoraConfig of peft has it; all else is left out, for some of it changes other weights too."""
+"""Values that a file can say of itself, as a LoraConfig of peft has them; all others are left out, for some of it changes other weights
+too."""
 
 
 def _by_layer(value: object, ranks: Collection[int], is_fit: Any) -> bool:
@@ -209,7 +210,7 @@ def _by_layer(value: object, ranks: Collection[int], is_fit: Any) -> bool:
 
 @dataclass(slots=True)
 class _Given:
-    """What the loader made of a file. names: all of it. values: marks of its weights. alphas: by which numbers changes are scaled, of files
+    """The loader's reading of a file. names: all of it. values: marks of its weights. alphas: by which numbers changes are scaled, of files
     that have them beside their weights. passed: those of the names that it gave to models. models: what each got, by its own names, and the
     alphas of its layers."""
 
@@ -318,8 +319,8 @@ def _mark(value: torch.Tensor) -> bytes:
 
 
 def _check_loaded(model: torch.nn.Module, path: Path, name: str, weights: Mapping[str, torch.Tensor]) -> None:
-    """Raises BadCheckpoint unless a model has just the weights of the file, and numbers in them. What is not in the file, the libraries
-    would make up."""
+    """Raises BadCheckpoint unless a model has just the weights of the file, and numbers in them. The libraries would make up weights that
+    are not in the file."""
     kind, given = type(model).__name__, {weight.removesuffix(".weight"): values for weight, values in weights.items()}
     loaded = {
         weight.replace(f".{name}.", ".").removesuffix(".weight"): values

@@ -46,7 +46,7 @@ QUANTIZERS: Mapping[str, Quantizer] = {
 
 @dataclass(frozen=True, slots=True)
 class MemoryPlan:
-    """What was chosen, for a device. dtype: that is computed in. ranks: processes that the transformer is spread over."""
+    """The choices for a device. dtype: that is computed in. ranks: processes that the transformer is spread over."""
 
     chosen: DiffusersOptions
     device: str
@@ -217,7 +217,7 @@ def is_tiled(vae: Any, latents: torch.Tensor) -> bool:
 
 
 def _decoded(vae: Any, decode: Any, latents: torch.Tensor, *others: Any, **more: Any) -> Any:
-    """What a VAE makes of latents, in tiles where those are to be. Said for this one alone: whoever is decoded next may be small."""
+    """The VAE's result for latents, in tiles where those are wanted. Tiles are set for these latents alone: the next ones may be small."""
     if vae.use_tiling or not is_tiled(vae, latents):
         return decode(latents, *others, **more)
     vae.enable_tiling()

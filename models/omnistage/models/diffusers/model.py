@@ -59,13 +59,13 @@ MAX_FITTING = 256
 """Pictures that wait to be decoded and resized."""
 NOTHING_DRAWN = "the mask is black all over, so nothing is drawn anew: give one that is white, or transparent, where to draw"
 HELD_BYTES = 1 << 30
-"""Of all pictures that wait to be edited, as they are kept."""
+"""Most bytes of all pictures that wait to be edited, as they are kept."""
 
 J = TypeVar("J")
 
 
 class Artist(Drawing[J], Protocol[J]):
-    """Who draws: step by step with a loop of its own, or by a whole call of the pipeline."""
+    """The one that draws: step by step with a loop of its own, or by a whole call of the pipeline."""
 
     @property
     def limits(self) -> Limits: ...
@@ -76,7 +76,7 @@ class Artist(Drawing[J], Protocol[J]):
         """With the size that follows from its images."""
 
     def edited(self, plan: Plan, image: Image) -> EditedPicture:
-        """What is kept of a picture that is edited, RGB or RGBA. On any thread. Raises BadMedia."""
+        """The kept form of a picture that is edited, RGB or RGBA. It may be called on any thread. Raises BadMedia."""
 
     @property
     def draws_its_image(self) -> bool:

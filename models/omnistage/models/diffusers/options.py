@@ -1,4 +1,4 @@
-"""What pipelines of pictures can be told beside what all models can. No torch."""
+"""Options of pipelines of pictures beside those of all models. No torch."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ CHOICES: Mapping[str, tuple[str, ...]] = {
     "quantization": ("bitsandbytes_4bit", "bitsandbytes_8bit", "torchao_int8", "quanto_int8"),
     "context_parallel": ("ulysses",),
 }
-"""What options that are words can be, beside nothing."""
+"""Values of options that are words; an option may be empty too."""
 
 REFUSED: Mapping[str, str] = {
     "ring": "its attention has to tell how much weight it gave, which that of torch does not, and it takes no prompts of unequal lengths",
@@ -45,7 +45,7 @@ EXCLUSIONS = (
 """Options that cannot be chosen together, and why."""
 
 UNSAID = -1
-"""Of vae_tiling_above: as the device wants it."""
+"""The value of vae_tiling_above that stands for: as the device wants it."""
 
 
 @dataclass(frozen=True, slots=True)

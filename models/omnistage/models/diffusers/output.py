@@ -12,7 +12,7 @@ from PIL.Image import Image
 from omnistage.models.diffusers.plan import JPEG, PNG, WEBP, Plan
 
 KEY = "parameters"
-"""Of a PNG's text chunk, where people look for it."""
+"""The keyword of a PNG's text chunk, where people look for it."""
 DESCRIPTION = 0x010E
 """EXIF's ImageDescription, for the formats that have no such chunk."""
 MOST_SAID = 60_000

@@ -55,7 +55,7 @@ class OwnOption:
     most: float = MOST_NUMBER
 
     def __str__(self) -> str:
-        """What it may be, in words."""
+        """The permitted values, in words."""
         bounded = self.kind in (int, float) and (self.least, self.most) != (-MOST_NUMBER, MOST_NUMBER)
         return f"{KINDS[self.kind]} from {self.least:g} to {self.most:g}" if bounded else KINDS[self.kind]
 
@@ -76,11 +76,12 @@ class OwnOption:
 
 
 def own_options(call: Callable[..., Any], guidance: str | None, followed: Mapping[str, Range] | None = None) -> tuple[OwnOption, ...]:
-    """Of a pipeline's `__call__`. guidance: its parameter that the request's guidance_scale sets. followed: those that a loop here follows,
-    with their bounds; None: all, by a whole call of the pipeline. A count costs memory, so it is bounded by what is usual for it."""
+    """The own options of a pipeline's `__call__`. guidance: its parameter that the request's guidance_scale sets. followed: those that a
+    loop here follows, with their bounds; None: all, by a whole call of the pipeline. A count costs memory, so it is bounded by what is
+    usual for it."""
     try:
         hints = typing.get_type_hints(call)
-    except (NameError, TypeError):  # Of types that a module imports for type checkers alone.
+    except (NameError, TypeError):  # Types that a module imports for type checkers alone are not there.
         hints = {}
     found = list[OwnOption]()
     for name, parameter in inspect.signature(call).parameters.items():
@@ -90,7 +91,7 @@ def own_options(call: Callable[..., Any], guidance: str | None, followed: Mappin
         option = OwnOption(name, kind)
         if kind is int:
             usual = parameter.default if isinstance(parameter.default, int) else 0
-            # Of what is counted from 1 none is nothing that a pipeline is made for.
+            # No pipeline is made for 0 of things that are counted from 1.
             option = replace(option, least=1 if usual > 0 else usual, most=max(2 * usual, MOST_COUNT))
         if followed is None:
             found.append(option)
@@ -121,7 +122,7 @@ def _instead(name: str, options: Collection[str]) -> str:
 
 
 def _kind(annotation: Any, default: Any) -> type | None:
-    """Of the values that a parameter takes, as far as they can be said in a request; None: it takes others alone."""
+    """The type of the values that a parameter takes, as far as a request can say them; None: it takes other values alone."""
     union = typing.get_origin(annotation) in (typing.Union, types.UnionType)
     able: tuple[Any, ...] = typing.get_args(annotation) if union else (annotation,)
     if annotation is inspect.Parameter.empty or isinstance(annotation, str):

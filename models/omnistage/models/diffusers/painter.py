@@ -54,7 +54,7 @@ def check_followed(pipe: Any, followed: Container[str]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Conditions:
-    """What a plan's words and pictures became.
+    """The encoded words and pictures of a plan.
 
     positive, negative: [tokens, width], rows of the text encoder; negative is None without guidance. images: [tokens, channels], latents of
     the pictures that are edited, packed as the transformer takes them; of a film, see its painter. shapes: of what is drawn and of those,
@@ -80,7 +80,7 @@ class Canvas:
     velocity: Tensor | None = None
     estimate: Tensor | None = None
     residuals: tuple[Residuals, Residuals] = field(init=False)
-    """Of the row with the prompt, and of that with what guidance leads away from."""
+    """The residuals of the row with the prompt, and of the row that guidance leads away from."""
 
     def __post_init__(self) -> None:
         self.residuals = (Residuals(self.plan.step_cache), Residuals(self.plan.step_cache))
@@ -102,11 +102,11 @@ class Result(Product[Plan, Sequence[Canvas]], Protocol):
         """The first result that is still to be drawn: those before it are with whoever asks."""
 
     def preview(self, canvas: Canvas) -> Sequence[Preview]:
-        """Of the step that was taken, if one is due."""
+        """The previews of the step that was taken, if one is due."""
 
 
 class Row(NamedTuple):
-    """What one row of a batch is computed from. text: [tokens, width]."""
+    """The inputs of one row of a batch. text: [tokens, width]."""
 
     canvas: Canvas
     text: Tensor
@@ -118,7 +118,7 @@ class Painter(ABC):
     but on no event loop: a long text takes its time."""
 
     followed: ClassVar[frozenset[str]]
-    """What the loop does as the pipeline does it, where a config says so, as part.name. Schedulers are those of Diffusers with all they
+    """Values of configs that the loop follows as the pipeline does, as part.name. Schedulers are those of Diffusers with all they
     say."""
     follows: ClassVar[Mapping[str, Range]] = {}
     """Options of the pipeline's own that its loop here follows exactly, with the least and the most of each number."""
@@ -148,7 +148,7 @@ class Painter(ABC):
         return self._limits
 
     def _default(self, name: str) -> Any:
-        """What the pipeline takes for a parameter of its `__call__` that is left out; its other functions may have other defaults."""
+        """The pipeline's value for a parameter of its `__call__` that is left out; its other functions may have other defaults."""
         return inspect.signature(type(self.pipe).__call__).parameters[name].default
 
     @abstractmethod
@@ -204,7 +204,7 @@ class Painter(ABC):
         """[tokens, width] of some words, with the pictures of the plan where the encoder sees those too."""
 
     def texts(self, plan: Plan) -> tuple[Tensor, Tensor | None]:
-        """Of the prompt, and of what guidance leads away from; kept for who asks again."""
+        """The rows of the prompt, and of the text that guidance leads away from; both are kept for later requests."""
         positive, negative = (
             None if text is None else self._texts.get((text, plan.sources, self.words_drawn(plan)), partial(self.text, plan, text))
             for text in (plan.prompt, plan.negative)
@@ -218,11 +218,11 @@ class Painter(ABC):
 
     @abstractmethod
     def noise(self, plan: Plan, conditions: Conditions, generator: torch.Generator) -> Tensor:
-        """What a picture begins with."""
+        """The noise that a picture begins with."""
 
     @abstractmethod
     def sigmas(self, steps: int) -> Any:
-        """Of so many steps before the scheduler shifts them, as the pipeline gives them."""
+        """The sigmas of so many steps before the scheduler shifts them, as the pipeline gives them."""
 
     @abstractmethod
     def shift(self, plan: Plan) -> float:
@@ -290,10 +290,10 @@ class Painter(ABC):
 
     @abstractmethod
     def velocities(self, rows: Sequence[Row]) -> list[Tensor]:
-        """What the transformer makes of each row, in the shape of its latents: the way from the picture to the noise."""
+        """The transformer's result for each row, in the shape of its latents: the way from the picture to the noise."""
 
     def guided(self, positive: Tensor, negative: Tensor, canvas: Canvas) -> Tensor:
-        """Of both velocities, the one to go on with (Ho and Salimans 2022, classifier-free guidance)."""
+        """The velocity to go on with, from both velocities (Ho and Salimans 2022, classifier-free guidance)."""
         return negative + canvas.plan.guidance * (positive - negative)
 
     def is_guided(self, canvas: Canvas) -> bool:
@@ -330,15 +330,15 @@ class Painter(ABC):
     @property
     @abstractmethod
     def channels(self) -> int:
-        """Of latents as the VAE has them."""
+        """Channels of latents as the VAE has them."""
 
     @abstractmethod
     def values(self, plan: Plan) -> int:
-        """Of the latents of one result."""
+        """The number of values in the latents of one result."""
 
     @abstractmethod
     def product(self, model: str) -> Result:
-        """What comes of its latents. model: its name, for what files say of themselves."""
+        """The product of its latents. model: its name, for what files say of themselves."""
 
 
 def with_images(row: Row) -> Tensor:

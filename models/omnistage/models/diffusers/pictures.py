@@ -61,7 +61,7 @@ class PicturePainter(Painter):
 
     @property
     def samples(self) -> int:
-        """Of a pixel: 3, or 4 where it says how opaque it is."""
+        """Samples of a pixel: 3, or 4 where it says how opaque it is."""
         return 4 if self.pipe.vae.config.get("input_channels") == 4 else 3
 
     def frames(self, plan: Plan) -> int:
@@ -130,7 +130,7 @@ class Pictures:
         return min((wanted[port] * plan.results // count for port, count in counts.items() if port in wanted), default=0)
 
     def preview(self, canvas: Canvas) -> Sequence[Preview]:
-        """Of the step that was taken, if one is due."""
+        """The preview of the step that was taken, if one is due."""
         plan, sampler = canvas.plan, canvas.sampler
         if not is_due(sampler.step, sampler.steps, plan.previews):
             return []

@@ -1,4 +1,4 @@
-"""What is asked of a pipeline of pictures, checked whole before anything of it runs: the first of the four phases.
+"""The request to a pipeline of pictures, checked whole before anything of it runs: the first of the four phases.
 
     DrawRequest --planned--> Plan --encode--> Conditions --step, step, ...--> Canvas --decode--> pictures
 
@@ -31,7 +31,7 @@ GUIDES = {
 """Fields of pictures that only some pipelines want, and then always, and what they tell."""
 NOTHING = DrawRequest(seed=0, prompt="")
 MIDDLE = 128
-"""Of the levels of a channel: from here on it is white, and opaque."""
+"""A level of a channel: from here on it is white, and opaque."""
 SMALLEST_S = 1.0
 MAX_SIDE = 16384
 WEBP_SIDE = 16383
@@ -40,7 +40,7 @@ WEBP_SIDE = 16383
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What one pipeline can be asked, and what it takes where nothing is said.
+    """The bounds of requests to one pipeline, and its usual values.
 
     multiple: of the sides, in pixels. width, height: 0 where the size follows from the picture that is edited. min_side, max_side,
     max_pixels: of one picture. min_steps to max_steps: where nobody says how strong; scheduled_steps: fewest that its scheduler can be set
@@ -181,15 +181,15 @@ class Plan:
 
     @property
     def picture_type(self) -> str:
-        """Of the files of pictures."""
+        """The media type of the files of pictures."""
         return self.media_type or PNG
 
     def seed_of(self, number: int) -> int:
-        """Of the picture with that number: who asks for three gets what who asks with three seeds gets."""
+        """The seed of the picture with that number: a request for three pictures gives those of three requests with a seed each."""
         return (self.seed + number) % SEEDS
 
     def option(self, name: str, usual: Value) -> Value:
-        """Of the pipeline's own; the usual one where none was given."""
+        """The value of an option of the pipeline's own; the usual one where none was given."""
         return dict(self.options).get(name, usual)
 
 
@@ -237,8 +237,8 @@ def planned(request: DrawRequest, limits: Limits, name: str) -> Plan:
 
 
 def check_size(plan: Plan, limits: Limits, name: str, decided_by: str = "") -> None:
-    """Of sides, pixels, and pixels times steps; once more where the size is known only from the images. decided_by: the field that a wrong
-    size comes from, if it is not the longer side itself. Raises BadRequest."""
+    """Check sides, pixels, and pixels times steps; once more where the size is known only from the images. decided_by: the field that a
+    wrong size comes from, if it is not the longer side itself. Raises BadRequest."""
     width, height = plan.width, plan.height
     field = decided_by or ("width" if width >= height else "height")
     if max(width, height) > limits.max_side:
@@ -256,7 +256,7 @@ def check_size(plan: Plan, limits: Limits, name: str, decided_by: str = "") -> N
 
 
 def _less_film(plan: Plan, limits: Limits, name: str, side: str) -> tuple[str, str]:
-    """Of a film that is too much work: the field that is furthest above the usual, with how low it has to be. side: field of its size."""
+    """For a film that is too much work: the field that is furthest above the usual, with how low it has to be. side: field of its size."""
     pixels, usual = plan.width * plan.height, limits.width * limits.height
     work = pixels * plan.frames * plan.steps
     asked = {"frames": plan.frames / limits.frames, side: pixels / usual if usual else 1.0, "steps": plan.steps / limits.steps}
@@ -291,7 +291,7 @@ def _size(request: DrawRequest, limits: Limits, name: str) -> tuple[int, int]:
         if value < limits.min_side:
             raise _bad(side, f"{name} draws {limits.min_side} pixels at least, not {value}")
     if request.images and (bool(request.width) != bool(request.height) or limits.shaped):
-        return request.width, request.height  # What is 0 follows: see in_shape.
+        return request.width, request.height  # A side of 0 follows: see in_shape.
     return request.width or limits.width, request.height or limits.height
 
 
@@ -334,7 +334,7 @@ def _check_pictures(request: DrawRequest, limits: Limits, name: str) -> None:
 
 
 def _check_known(request: DrawRequest, limits: Limits, name: str) -> None:
-    """Of what only films or sounds have."""
+    """Check the fields that only films or sounds have."""
     known = {
         "guidance_scale_2": limits.second_guidance,
         "frames_per_second": bool(limits.rate_hz),
@@ -402,7 +402,7 @@ def _frames_of_seconds(request: DrawRequest, limits: Limits, name: str) -> int:
 
 
 def _seconds(request: DrawRequest, limits: Limits, name: str) -> float:
-    if limits.frames and not limits.max_seconds:  # Of a film, whose frames say how long it is.
+    if limits.frames and not limits.max_seconds:  # The frames of a film say how long it is.
         if request.seconds and request.frames:
             raise _bad("duration_s", f"frames say how long the film of {name} is: give one of them")
         return 0.0

@@ -1,6 +1,6 @@
 """Pictures of how far a drawing is, without the VAE.
 
-What is shown is the estimate x0 = x - sigma v of the picture without its noise, not the noisy latents, which are noise until the last steps
+A preview shows the estimate x0 = x - sigma v of the picture without its noise, not the noisy latents, which are noise until the last steps
 through any map. Each place of the latents becomes one pixel by a linear map, which is fitted to the pictures that were served: latents in,
 mean colours of the pixels under them out. Until there is one picture the VAE decodes the estimate, which costs as much as a picture.
 """
@@ -16,7 +16,7 @@ from torch import Tensor
 RIDGE = 1e-3
 """Added to the squares: latents of one flat picture alone would tell nothing of a map."""
 MEMORY = 0.9
-"""Of all pictures before one, against that one."""
+"""The weight of all pictures before one, against that one."""
 SIDE = 256
 """The longer side of a preview, unless somebody asks for another; never more than the picture's."""
 

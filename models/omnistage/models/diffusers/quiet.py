@@ -15,7 +15,8 @@ import transformers.utils.logging
 LIBRARIES: tuple[Any, ...] = (diffusers.utils.logging, transformers.utils.logging)
 
 _lock = threading.RLock()
-"""What it changes belongs to the process, as does what the libraries change while they load: the default dtype, how weights begin."""
+"""The state that it changes belongs to the process, as does the state that the libraries change while they load: the default dtype, how
+weights begin."""
 
 
 def silence() -> None:

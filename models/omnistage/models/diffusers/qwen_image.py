@@ -23,7 +23,7 @@ from omnistage.models.diffusers.sampler import min_steps
 from omnistage.models.diffusers.stepcache import StepCache
 
 MOST_TOKENS = 1024
-"""Of a prompt, without its template: its text encoder gets no more. What is drawn may get less, see Limits.prompt_tokens."""
+"""Most tokens of a prompt, without its template: its text encoder gets no more. A drawing may get less, see Limits.prompt_tokens."""
 SEEN_AREA = 384 * 384
 """Pixels of a picture that EditPlus shows its text encoder, for AREA of those that its transformer gets."""
 MOST_IMAGES = 8
@@ -183,7 +183,7 @@ class QwenImageEditPainter(_FromPictures):
     follows: ClassVar[Mapping[str, Range]] = {}
 
     def _own_limits(self) -> Limits:
-        """Of a prompt beside a picture the pipelines cut nothing."""
+        """The pipelines cut nothing of a prompt beside a picture."""
         return replace(super()._own_limits(), width=0, height=0, images=(1, 1), prompt_tokens=0)
 
     def sized(self, plan: Plan) -> Plan:
@@ -213,7 +213,7 @@ class QwenImageEditPlusPainter(QwenImageEditPainter):
 
 
 class QwenImageLayeredPainter(_FromPictures):
-    """A picture taken apart into layers with transparency. What is drawn has one frame more: the whole picture, which comes first."""
+    """A picture taken apart into layers with transparency. The drawing has one frame more: the whole picture, which comes first."""
 
     follows: ClassVar[Mapping[str, Range]] = {CUT: (1, MOST_TOKENS), "cfg_normalize": (0, 1)}
 

@@ -1,5 +1,5 @@
-"""What whole calls of a pipeline return, as products: pictures, a film, or sound. Which one, its parameters say; its parts, whether a film
-has sound."""
+"""The results of whole calls of a pipeline, as products: pictures, a film, or sound. Which one, its parameters say; its parts, whether a
+film has sound."""
 
 from __future__ import annotations
 
@@ -42,13 +42,13 @@ SOUNDING = "sample_audio"
 USUAL_RATE_HZ = 16.0
 """Frames a second of a pipeline that does not say; that of Wan."""
 SOUND_RATES = ("output_sampling_rate", "sampling_rate", "sample_rate")
-"""Of a VAE or vocoder: samples a second."""
+"""Names in the config of a VAE or vocoder: samples a second."""
 MAX_CHANNELS = 2
-"""Of the sound of a film, in its file."""
+"""Most channels of the sound of a film, in its file."""
 USUAL_SECONDS, MAX_SECONDS = 5.0, 600.0
 MAX_FRAMES = 1024
 PIECE_S = 0.5
-"""Of sound."""
+"""Seconds of a piece of sound."""
 
 
 class Results(Product[Plan, Sequence[Any]], Protocol):
@@ -68,8 +68,8 @@ class Results(Product[Plan, Sequence[Any]], Protocol):
 
 
 def results_of(pipe: DiffusionPipeline, takes: Mapping[str, Any], model: str) -> Results:
-    """Of a pipeline. takes: parameters of its call. model: its name, for what is told. Raises LoadError for one that makes nothing from
-    words."""
+    """The results of a pipeline. takes: parameters of its call. model: its name, for what is told. Raises LoadError for one that makes
+    nothing from words."""
     if "prompt" not in takes:
         raise LoadError(f"{type(pipe).__name__} makes nothing from words: it cannot be served here")
     if count := next((name for name in COUNTS if name in takes), None):
@@ -204,7 +204,8 @@ class WholeSound:
 
 
 def _sound_of_film(pipe: DiffusionPipeline) -> PortSpec | None:
-    """Of a pipeline that has a vocoder. Raises LoadError where it does not say its rate, or has more channels than the file of a film."""
+    """The port for the sound of a pipeline that has a vocoder. Raises LoadError where it does not say its rate, or has more channels than
+    the file of a film."""
     if getattr(pipe, "vocoder", None) is None:
         return None
     rate_hz, channels = _sound_rate_hz(pipe, ("vocoder", "audio_vae")), int(_config(pipe, "vocoder").get("out_channels") or 1)
@@ -229,7 +230,7 @@ def _config(pipe: DiffusionPipeline, part: str) -> Mapping[str, Any]:
 
 
 def _samples(made: Any, channels: int, count: int) -> NDArray[np.float32]:
-    """[count, channels] of [channels, samples] or [samples]. What is longer is cut, what is shorter ends in silence: a model makes whole
+    """[count, channels] of [channels, samples] or [samples]. A longer sound is cut, a shorter one ends in silence: a model makes whole
     latents. Raises Failed for other channels than were told, and for what is no number."""
     rows = np.atleast_2d(made.float().cpu().numpy() if isinstance(made, Tensor) else np.asarray(made, np.float32))[:, :count]
     if len(rows) != channels:

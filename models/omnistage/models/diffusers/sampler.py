@@ -35,8 +35,8 @@ NOISE_BYTES = 5056
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """Of one picture after so many steps. history: tensors that the scheduler remembers and that depend on the picture, in a fixed order.
-    noise: uint8 [NOISE_BYTES], of the generator that draws the noise of the next steps; None where they draw none."""
+    """The state of one picture after so many steps. history: tensors that the scheduler remembers and that depend on the picture, in a
+    fixed order. noise: uint8 [NOISE_BYTES], of the generator that draws the noise of the next steps; None where they draw none."""
 
     step: int
     latents: Tensor
@@ -46,7 +46,7 @@ class State:
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """What a kind of scheduler remembers. tensors: most of the size of latents. draws: whether its steps draw noise."""
+    """The memory of a kind of scheduler. tensors: most of the size of latents. draws: whether its steps draw noise."""
 
     tensors: int
     draws: bool
@@ -75,7 +75,7 @@ def min_steps(scheduler: Any) -> int:
 
 
 def memory_of(scheduler: Any, device: torch.device | str = "cpu") -> Memory:
-    """What a scheduler remembers: found out by steps with few numbers. scheduler: with `tried_steps` timesteps set on the device, for
+    """The memory of a scheduler, found out by steps with few numbers. scheduler: with `tried_steps` timesteps set on the device, for
     nothing else. Raises ValueError for one whose steps make no number."""
     sampler, latents, most = Sampler(scheduler, torch.Generator("cpu").manual_seed(0)), torch.zeros(1, 3, 5, device=device), 0
     before = sampler.generator.get_state()
@@ -121,7 +121,7 @@ class Sampler:
 
     @property
     def noise_scale(self) -> float:
-        """What noise is multiplied by before the first step; 1 of a flow."""
+        """The factor of the noise before the first step; 1 for a flow."""
         return float(getattr(self.scheduler, "init_noise_sigma", 1.0))
 
     def scaled(self, latents: Tensor) -> Tensor:
@@ -157,7 +157,7 @@ class Sampler:
             self.generator.set_state(state.noise)
 
     def remembered(self, shape: torch.Size) -> Iterator[Tensor]:
-        """What of its history is of that shape."""
+        """The tensors of its history that have this shape."""
         for _, value in self._history():
             yield from (
                 each for each in (value if isinstance(value, list) else [value]) if isinstance(each, Tensor) and each.shape == shape

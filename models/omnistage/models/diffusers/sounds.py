@@ -45,17 +45,17 @@ class SoundPainter(Painter):
     @property
     @abstractmethod
     def sound_channels(self) -> int:
-        """Of each sample."""
+        """Channels of each sample."""
 
     @property
     @abstractmethod
     def latent_length(self) -> int:
-        """Of the latents."""
+        """The length of the latents."""
 
     @property
     @abstractmethod
     def upsampling(self) -> Upsampling:
-        """Of the VAE's decoder."""
+        """The upsampling of the VAE's decoder."""
 
     @abstractmethod
     def samples(self, latents: Tensor) -> Tensor:
@@ -198,7 +198,7 @@ class Upsampling:
         return count
 
     def latents(self, first: int, end: int) -> tuple[int, int]:
-        """Of the samples from one to behind another: the first latent that has a part in them, and the one behind the last. Some lie
+        """For the samples from one to behind another: the first latent that has a part in them, and the one behind the last. Some lie
         outside of what there is."""
         last = end - 1
         for each in reversed(self._chain):

@@ -74,7 +74,7 @@ class Spread:
     """Passes of a transformer, computed by all ranks: it takes the place of its `forward`."""
 
     def __init__(self, transformer: Any, team: Team, least: int) -> None:
-        """Of the first rank, whose team is connected. least: tokens of words, and of pictures, that a pass has."""
+        """The transformer of the first rank, whose team is connected. least: tokens of words, and of pictures, that a pass has."""
         self._forward, self._team, self._least = transformer.forward, team, least
         self._apart = ""
         transformer.forward = self

@@ -25,7 +25,7 @@ from omnistage.models.diffusers.sounds import SoundPainter, Upsampling
 from omnistage.models.diffusers.stepcache import StepCache
 
 USUAL_S = 10.0
-"""Of a model that can make longer ones: the pipeline makes the longest, which takes its time."""
+"""Usual seconds of a model that can make more: the pipeline makes the most, which takes its time."""
 
 # The first level of noise, the last one and the 0 behind it lie beside the ends of the tree of noise, which takes its ends for them.
 warnings.filterwarnings("ignore", "Should have t[ab]", UserWarning, "torchsde")
@@ -78,7 +78,7 @@ class StableAudioPainter(SoundPainter):
         return self.latent_length + 1
 
     def _conditions(self, plan: Plan) -> Conditions:
-        """What guidance leads away from is nothing at all where nobody says what it is: not even a length."""
+        """Guidance leads away from nothing at all where no negative prompt is given: not even from a length."""
         times = torch.cat(self.pipe.encode_duration(plan.begin_s, plan.begin_s + plan.seconds, self.device, False, 1), dim=1)[0]
         positive = torch.cat([self._words(plan, plan.prompt), times])
         if plan.negative is None:
@@ -101,7 +101,7 @@ class StableAudioPainter(SoundPainter):
         return steps
 
     def shift(self, plan: Plan) -> float:
-        """Of no use: this is no flow."""
+        """A shift has no use here: this is no flow."""
         return 0.0
 
     def _scheduled(self, sigmas: Any, mu: float, device: torch.device | str) -> Any:

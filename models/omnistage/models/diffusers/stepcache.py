@@ -6,7 +6,7 @@ that need the other blocks go through them together without the rest. The hooks 
 module, where pictures that join and leave would get each other's.
 
 Whoever wants it says how much the residual may change, in parts of itself; the more, the fewer blocks are computed and the further is the
-picture from the one without. What was left out is told with the picture.
+picture from the one without. The steps that were left out are told with the picture.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from torch import Tensor, nn
 
 @dataclass(eq=False, slots=True)
 class Residuals:
-    """Of one row, over its steps. threshold: largest change at which a step is not computed whole; 0: all are. first: what the first block
-    added in the last step that was computed whole, rest: what the others did, both [tokens, width]. reused: so many steps were not computed
-    whole, largest: the largest change among those."""
+    """The residuals of one row, over its steps. threshold: largest change at which a step is not computed whole; 0: all are. first: what
+    the first block added in the last step that was computed whole, rest: what the others did, both [tokens, width]. reused: so many steps
+    were not computed whole, largest: the largest change among those."""
 
     threshold: float
     first: Tensor | None = None
@@ -33,7 +33,7 @@ class Residuals:
     largest: float = 0.0
 
     def change(self, first: Tensor) -> float:
-        """Of the first block's residual, in parts of the last one; infinite where there was none."""
+        """The change of the first block's residual, in parts of the last one; infinite where there was none."""
         if self.first is None or self.rest is None:
             return float("inf")
         return float((first - self.first).abs().mean() / self.first.abs().mean().clamp(min=1e-12))
@@ -60,7 +60,7 @@ class _Pass:
 
 
 class StepCache:
-    """Of one transformer. Outside of `applied` its blocks compute as ever.
+    """The step cache of one transformer. Outside of `applied` its blocks compute as ever.
 
     blocks: all of them, in order; each gets the rows first, by position or as `hidden_states`, and returns them, or what its pipeline has
     beside them and then them. batched: names and positions of its other arguments that have a row for each row, or two.

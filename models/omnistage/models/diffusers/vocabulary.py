@@ -1,4 +1,4 @@
-"""What a checkpoint of few words says of itself in its `omnistage.json`: what it draws, which words it knows, and whether its size can be
+"""The description of a checkpoint of few words in its `omnistage.json`: what it draws, which words it knows, and whether its size can be
 changed. No torch."""
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from omnistage.models.diffusers.options import DEFAULTS_FILE
 
 MAX_WHAT_CHARACTERS = 100
 MOST_WORDS = 12
-"""Of one kind, that a note names."""
+"""Most words of one kind that a note names."""
 _WORD = re.compile(r"[^\W\d_]+")
 
 
@@ -47,7 +47,7 @@ class Vocabulary:
         return prompt.lower() if self.lower_case else prompt
 
     def notes(self, prompt: str, size: tuple[int, int], usual: tuple[int, int]) -> Iterator[str]:
-        """What whoever asked should know. size: width and height that are drawn."""
+        """Notes for the client that asked. size: width and height that are drawn."""
         missing = [name for name, words in self.words.items() if not _names_one(prompt, words)]
         if missing:
             told = "none of them" if missing[0] == next(iter(self.words)) else _none_of(self.words[missing[0]])

@@ -1,6 +1,6 @@
 """Films by Wan 2.1 and 2.2 (Wan et al. 2025): from words, from a picture and words, by one transformer or two.
 
-Of two transformers the first one has the steps of much noise and the second one those of little (`boundary_ratio`). A picture is the
+With two transformers, the first one has the steps of much noise and the second one those of little (`boundary_ratio`). A picture is the
 first frame. A checkpoint of `expand_timesteps` (TI2V) draws with it or without: its latents are then the first frame in every step, which
 has no noise. Others (I2V) see it beside what is drawn, as channels: which frames are given, and the latents of a film of those and of
 grey. Some of them see it through an encoder of pictures too.
@@ -35,7 +35,7 @@ from omnistage.models.media.errors import BadMedia
 
 MOST_TOKENS = 512
 RATE_HZ, EXPANDED_RATE_HZ = 16.0, 24.0
-"""Frames a second, as published: no file says it. Of TI2V, the second one."""
+"""Frames a second, as published: no file says it. The second one is that of TI2V."""
 MAX_FRAMES = 1024
 ENCODED_FRAMES = 4
 """That the VAE takes together, whatever it makes of them."""
@@ -43,12 +43,12 @@ SIDES = 16
 """The pipelines refuse sides that are no multiple of it."""
 FROM_PICTURES = "WanImageToVideoPipeline"
 ALIKE = ("patch_size", "in_channels", "out_channels", "text_dim", "image_dim")
-"""What both transformers have in common."""
+"""Values of their configs that both transformers have in common."""
 
 
 class WanPainter(FilmPainter):
-    """Of words, and of a picture or two. Conditions.images: latents [1, channels, frames, height, width], of TI2V the first frame alone, of
-    I2V all frames with their mask before them."""
+    """The loop of films from words, and from a picture or two. Conditions.images: latents [1, channels, frames, height, width], of TI2V the
+    first frame alone, of I2V all frames with their mask before them."""
 
     followed: ClassVar[frozenset[str]] = frozenset(
         (
@@ -189,8 +189,8 @@ class WanPainter(FilmPainter):
         return mean, std
 
     def _mask(self, latents: Tensor, count: int) -> Tensor:
-        """Of so many pictures, as channels: 1 in each frame of the film that is given. The first frame of the latents is one of those, four
-        times; others are four together."""
+        """The mask of so many pictures, as channels: 1 in each frame of the film that is given. The first frame of the latents is one of
+        those, four times; others are four together."""
         mask = latents.new_zeros(1, int(self.pipe.vae_scale_factor_temporal), *latents.shape[2:])
         mask[:, :, 0] = 1
         if count > 1:
@@ -250,7 +250,7 @@ class WanPainter(FilmPainter):
         return self.pipe.transformer_2, canvas.plan.guidance_2
 
     def group(self, canvas: Canvas) -> Hashable:
-        """Of one transformer and one size, whose words are filled up alike."""
+        """The group of a film: one transformer and one size, whose words are filled up alike."""
         return self._expert(canvas)[0] is self.pipe.transformer, canvas.latents.shape, len(canvas.conditions.positive)
 
     def own_step_cache(self) -> StepCache:
@@ -269,7 +269,7 @@ class WanPainter(FilmPainter):
         return [each[None] for each in made.float()]
 
     def _entered(self, canvas: Canvas) -> Tensor:
-        """What the transformer is given of it."""
+        """The input of the transformer for it."""
         images = canvas.conditions.images
         return torch.cat([canvas.latents, images], dim=1) if self._adds_channels and images is not None else self.finished(canvas)
 

@@ -35,7 +35,7 @@ UNABLE = (AttributeError, ImportError, NameError, TypeError)
 TRIED: Mapping[type, Value] = {bool: False, int: 0, float: 0.0, str: "a"}
 FAULTS = (Failed, torch.OutOfMemoryError, torch.AcceleratorError)
 NO_MEMORY = re.compile(r"allocate memory|CUDA error|CUBLAS|CUDNN", re.IGNORECASE)
-"""What errors say that torch has no type for."""
+"""Words of errors that torch has no type for."""
 ANY_SIGMA = 1e6
 """Schedulers that are no flow have large ones."""
 
@@ -134,7 +134,8 @@ class WholeDrawing:
 
     @cached_property
     def _multiple(self) -> int:
-        """Of the sides: as the pipeline's processor of pictures says, or the VAE's scale, of films times the patch of their model."""
+        """The multiple of the sides: as the pipeline's processor of pictures says, or the VAE's scale, of films times the patch of their
+        model."""
         pipe = self._pipe
         if (processor := getattr(pipe, "image_processor", None)) is not None:
             return int(processor.config.vae_scale_factor)
@@ -144,7 +145,7 @@ class WholeDrawing:
 
     @property
     def _least_places(self) -> int:
-        """Of a side of the latents: convolutions that pad by reflection need more places than they add."""
+        """The least places of a side of the latents: convolutions that pad by reflection need more places than they add."""
         parts = getattr(self._pipe, "vae", None)
         padded = [part for part in parts.modules() if getattr(part, "padding_mode", "") == "reflect"] if parts is not None else []
         return 1 + max((max(part.padding) for part in padded if isinstance(part.padding, tuple)), default=0)
@@ -160,7 +161,7 @@ class WholeDrawing:
         return next((name for name in GUIDANCE if name in self._takes), None)
 
     def _usual_side(self, name: str) -> int:
-        """What the call takes, or what its model was made for. name: of its parameter."""
+        """The call's default, or the side that its model was made for. name: of its parameter."""
         if name in self._takes and isinstance(usual := self._takes[name].default, int):
             return usual
         size = getattr(self._pipe, "default_sample_size", None) or (self._inner and self._inner.config.get("sample_size"))
@@ -203,7 +204,7 @@ class WholeDrawing:
         return job.plan.steps
 
     def key(self, job: Job) -> Hashable:
-        """Who shares a call, or could: an image is for one, and so is a text beside the prompt."""
+        """The key of jobs that can share a call: an image is for one job, and so is a text beside the prompt."""
         if job.call is not None:
             return ("call", id(job.call))
         plan = job.plan

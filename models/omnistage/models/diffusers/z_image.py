@@ -16,7 +16,7 @@ from omnistage.models.diffusers.sampler import min_steps
 from omnistage.models.diffusers.stepcache import StepCache
 
 MOST_TOKENS = 512
-"""Of a prompt with its template, as the pipeline has it."""
+"""Most tokens of a prompt with its template, as the pipeline has it."""
 PAD = 32
 """The transformer rounds numbers of tokens up to it."""
 
