@@ -55,7 +55,7 @@ def recogniser() -> WhisperModel:
 
 
 def heard(model: WhisperModel, samples: NDArray[np.float32], rate_hz: int) -> str:
-    """What the recogniser hears in mono samples [n] or [n, 1] at `rate_hz`, greedy."""
+    """The words that the recogniser hears in mono samples [n] or [n, 1] at `rate_hz`, greedy."""
     mono = samples.reshape(-1)
     places = np.arange(int(len(mono) * RATE_HZ / rate_hz)) * (rate_hz / RATE_HZ)
     resampled = np.interp(places, np.arange(len(mono)), mono).astype(np.float32)

@@ -1,6 +1,6 @@
 """The floor below the chain: the same messages through as many processes that only read bytes and write them on, with gRPC alone.
 
-Without link, shell or protobuf. What a wake-up costs differs from machine to machine by more than all that we add to it, so figures of
+Without link, shell or protobuf. The cost of a wake-up differs from machine to machine by more than all that we add to it, so figures of
 the chain are given as ratios to these, measured in the same run.
 """
 
@@ -25,7 +25,7 @@ RELAYS = 3
 
 _METHOD = "/omnistage.bench.Bare/Run"
 _ORDER = struct.Struct("<IId")
-"""What the client asks for: messages, messages at a time, seconds between those times."""
+"""The client's order: messages, messages at a time, seconds between those times."""
 _STAMP = struct.Struct("<d")
 _MESSAGE_BYTES = 120
 

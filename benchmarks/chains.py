@@ -38,14 +38,14 @@ from omnistage.models.tiny.qwen3_omni.sizes import SIZES, SPECIAL
 from omnistage.v1 import stage_pb2
 
 TOKENS, CHARACTERS = 40, 80
-"""Of an answer, and of a question."""
+"""Tokens of an answer, and characters of a question."""
 
 
 class SoundPath(ABC):
     """The longest chain of calls of which each needs the one before it, from a question to the first sound: of models in this process."""
 
     frames: ClassVar[int]
-    """Of the first sound."""
+    """Frames of the first sound."""
     late: ClassVar[int]
     """Steps of the Thinker between the token of a row and the row."""
 
@@ -88,7 +88,7 @@ class SoundPath(ABC):
 
 
 class FlowPath(SoundPath):
-    """Of Qwen2.5-Omni: 24 codes, and a window of Code2Wav."""
+    """The path of Qwen2.5-Omni: 24 codes, and a window of Code2Wav."""
 
     frames = 24
     late = 1
@@ -112,7 +112,7 @@ class FlowPath(SoundPath):
 
 
 class CausalPath(SoundPath):
-    """Of Qwen3-Omni: one frame."""
+    """The path of Qwen3-Omni: one frame."""
 
     frames = 1
     late = 0
@@ -164,7 +164,7 @@ def _asked2_5(config: Any) -> Mapping[str, Any]:
 
 
 def _asked3(config: Any) -> Mapping[str, Any]:
-    """Of so many new tokens it makes one frame less."""
+    """It makes one frame less than so many new tokens."""
     count = CHAINS["qwen3_omni"].frames + 1
     return {"talker_max_new_tokens": count, "talker_min_new_tokens": count}
 

@@ -43,10 +43,10 @@ TEXTS = (
 CAUSAL_SCALE = 8
 AGAIN_FRAMES = 25
 SAME_DB = 120.0
-"""What differs by less are roundings of float32."""
+"""Smaller differences are roundings of float32."""
 LOOK_S = 0.001
 LATE_S = 5.0
-"""What is heard so late is left out of the picture."""
+"""Sound that is heard so late is left out of the picture."""
 PAGE = Path(__file__).parent.parent / "docs" / "latency-and-quality.md"
 PICTURE = PAGE.parent / "images" / "latency-and-quality.png"
 
@@ -89,7 +89,7 @@ async def sounded(model: Code2WavModel[Any], request: WaveRequest, items: Array)
         nonlocal came
         for came in range(1, len(items) + 1):
             yield Piece(port, came - 1, came == len(items), items[came - 1 : came].copy())
-            while True:  # What is computed ahead of who listens is computed here too before the next one comes.
+            while True:  # Sound that is computed ahead of the listener is computed here too before the next piece comes.
                 await asyncio.sleep(LOOK_S)
                 if not model.load().queued:
                     break
@@ -104,7 +104,7 @@ async def sounded(model: Code2WavModel[Any], request: WaveRequest, items: Array)
 
 
 def decibels(made: NDArray[np.float32], whole: NDArray[np.float32]) -> float:
-    """Of the signal over what differs; 150 where that is nothing."""
+    """The signal over the difference; 150 where there is no difference."""
     noise = ((made.astype(np.float64) - whole) ** 2).mean()
     return min(float(10 * np.log10((whole.astype(np.float64) ** 2).mean() / max(noise, 1e-30))), 150.0)
 
@@ -231,7 +231,7 @@ async def all_s(model: Code2WavModel[Any], requests: Sequence[WaveRequest], item
 
 
 async def default_voice(report: Report) -> list[Line]:
-    """What is spoken is heard by a recogniser."""
+    """A recogniser hears the speech."""
     folder = model_directory()
     talker, model = load_talker(folder / "talker"), load_smol_code2wav(folder / "code2wav")
     speeches = [await rows_of(talker, text) for text in TEXTS]

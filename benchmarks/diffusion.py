@@ -37,11 +37,11 @@ REQUESTS = 8
 PREVIEWS = 8
 AT_ONCE = 4
 GOALS = {"qwen-image": ">= 1.3", "z-image": ">= 1.1"}
-"""Of throughput, for the two families that are held against the pipelines."""
+"""The goals of throughput, for the two families that are held against the pipelines."""
 FAMILIES = ("qwen-image", "qwen-image-edit", "qwen-image-edit-plus", "qwen-image-layered", "z-image", "longcat-image", "longcat-image-edit")
 EDITED_AREA = 128 * 128
 SAME = 2
-"""Of 255: by how much a colour of the two may be off. They compute the same; the order in which they add is another one."""
+"""The difference of 255 that a colour of the two may have. They compute the same; the order in which they add is another one."""
 
 
 # Beside Diffusers ------------------------------------------------------------------------------------------------------------------
@@ -162,7 +162,7 @@ def by_hand(studio: Studio, plan: Plan) -> None:
 
 
 async def overhead(studio: Studio, side: int, *, guided: bool, clock: Callable[[], float]) -> tuple[float, str]:
-    """What the engine adds to a step, as a share of it, and both in milliseconds: of pictures in turn, each drawn by both."""
+    """The time that the engine adds to a step, as a share of it, and both times in milliseconds; pictures are drawn by both in turn."""
     with_engine, without = list[float](), list[float]()
 
     async def drawn(engine: bool, request: DrawRequest) -> None:
@@ -203,7 +203,7 @@ async def engine_overhead(report: Report, folder: Path, side: int = SIDES[-1]) -
 
 
 async def prompt_cache(report: Report, folder: Path) -> None:
-    """What a prompt saves that was asked before, under another seed."""
+    """The time that a prompt saves that was asked before, under another seed."""
     for name in ("qwen-image", "z-image", "qwen-image-edit"):
         studio = Studio(name, folder, family={"condition_area": EDITED_AREA})
         saved, kept = list[float](), list[int]()

@@ -1,4 +1,4 @@
-"""What a layer of experts costs at the published widths of Qwen3-Omni's Thinker, beside a dense layer of as many columns as a row is given
+"""The cost of a layer of experts at the published widths of Qwen3-Omni's Thinker, beside a dense layer of as many columns as a row is given
 to. Random weights: each expert has memory of its own, though all have the same numbers."""
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def drawn(rows: int, columns: int) -> torch.Tensor:
 
 
 def weight(name: str) -> torch.Tensor | None:
-    """Of a layer of experts or of a dense one."""
+    """A weight of a layer of experts or of a dense layer."""
     hidden, heads, kv = CONFIG.hidden_size, *(count * CONFIG.head_size for count in (CONFIG.query_heads, CONFIG.kv_heads))
     size = SIZES.size if ".experts." in name else CONFIG.ffn_size
     if name.endswith("norm.weight"):
@@ -76,14 +76,14 @@ class Steps:
         return cls(engine, running(engine, requests, range(CONFIG.vocab_size)))
 
     def seconds(self) -> float:
-        """Of this thread's processor, for one step: others on the machine do not count."""
+        """Seconds of this thread's processor for one step: others on the machine do not count."""
         begun = time.thread_time()
         by_hand.run(self.engine, self.runs)
         return time.thread_time() - begun
 
 
 def shared_bytes() -> int:
-    """Of the weights that both layers have, the router included."""
+    """Bytes of the weights that both layers have, the router included."""
     names = (*(f"self_attn.{name}_proj" for name in "qkvo"), "mlp.gate", "embed_tokens")
     return sum(values.nbytes for name in names if (values := weight(f"layers.0.{name}.weight")) is not None)
 

@@ -107,7 +107,7 @@ class Report:
 
 
 def arguments(description: str | None) -> argparse.ArgumentParser:
-    """What every benchmark's command line takes. Its terminal is guarded from here on."""
+    """The arguments that every benchmark's command line takes. Its terminal is guarded from here on."""
     guard_standard_streams()
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--report", action="store_true", help="print the figures only: exit status 0 though a goal is missed")

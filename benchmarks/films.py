@@ -46,7 +46,7 @@ REQUESTS = 4
 STEPS = 20
 DRAWN_FRAMES = 9
 SAME = 2
-"""Of 255: by how much a colour of the two may be off, as for pictures."""
+"""The difference of 255 that a colour of the two may have, as for pictures."""
 
 PIPELINE = """
 name: film
@@ -223,8 +223,8 @@ async def memory(report: Report, folder: Path) -> None:
 
 
 def _measured(made: Path, frames: int, streamed: bool) -> int:
-    """In a process of its own, so that no one finds memory of another one. What is freed there goes back to the system at once: else it is
-    measured how the C library keeps it."""
+    """In a process of its own, so that no one finds memory of another one. Freed memory goes back to the system at once there: else the
+    figure shows how the C library keeps it."""
     freed = {"MALLOC_MMAP_THRESHOLD_": str(128 << 10)}
     with patch.dict(os.environ, freed), ProcessPoolExecutor(1, get_context("spawn")) as pool:
         return pool.submit(peak_of, made, frames, streamed).result()

@@ -69,7 +69,7 @@ def written(folder: Path) -> Path:
     pool = torch.randn(1 << 22, generator=torch.Generator().manual_seed(0)).bfloat16()
     source, tensors = np.random.default_rng(0), {"thinker.model.embed_tokens.weight": torch.zeros(TOKENS, ROW_SIZE).bfloat16()}
     for name, shape in tiny.weights(config).items():
-        # Of equal weights some would share their place in the caches of the processor, so each begins elsewhere.
+        # Some of several equal weights would share their place in the caches of the processor, so each begins elsewhere.
         size, begin = int(np.prod(shape)), int(source.integers(len(pool)))
         drawn = pool.roll(begin).repeat(-(-size // len(pool)))[:size].reshape(shape)
         tensors[name] = torch.ones(shape).bfloat16() if "norm" in name else drawn * (1.0 if "embedding" in name else shape[-1] ** -0.5)

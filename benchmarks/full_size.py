@@ -74,7 +74,7 @@ class Easel:
         return time.perf_counter() - begun
 
     async def step_s(self, count: int, side: int, seed: int) -> float:
-        """Of that many pictures through the model."""
+        """Seconds of a step of that many pictures through the model."""
         with looked_at(self.studio.painter, "velocities", time.perf_counter) as calls:
             await self.studio.together([self.request(seed + n, side) for n in range(count)])
         return median(calls.between_s)

@@ -41,14 +41,14 @@ SETTLE_S = 30.0
 IDLE_S = 30.0
 
 BYTES_OF_SECOND = 2 * 24_000
-"""Of raw sound over HTTP."""
+"""Bytes of a second of raw sound over HTTP."""
 
 SPEAKS = {"modalities": ["text", "audio"], "audio": {"voice": "alloy", "format": "pcm16"}}
 
 
 @dataclass
 class Heard:
-    """Of one streamed answer: seconds from its question."""
+    """Times of one streamed answer, in seconds from its question."""
 
     ttft_s: float = 0.0
     ttfa_s: float = 0.0

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 BYSTANDERS = 8
 LATE = 0.8
-"""Of the tokens have come when the stage is killed."""
+"""The part of the tokens that has come when the stage is killed."""
 
 TIMEOUT_S = 300.0
 ATTEMPTS = 3

@@ -31,7 +31,7 @@ BEHIND = {"thinker": ("text", "audio"), "talker": ("audio",), "code2wav": ("audi
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """What is done: signal to the replica of a kind that has the session, when so many chunks of a port have come."""
+    """The deed: signal to the replica of a kind that has the session, when so many chunks of a port have come."""
 
     kind: str
     number: signal.Signals
@@ -41,11 +41,11 @@ class Case:
 
 @dataclass(slots=True)
 class Loss:
-    """What followed. closed_s: the kernel closed the connections of the process; infinite for one that was frozen. noticed_s: the
-    caller's link saw it. reopened_s: the next replica was open and had what it needs. resumed_s: the client read the first chunk made after
-    that. delay_s: how much later than in the undisturbed answer this chunk came. gap_s: silence of a player that starts with half a second
-    of sound. held_s: sound that the player had not played yet at the signal. sound_s: when the first sound came that was made after the
-    loss; more than held_s of it is heard, whoever noticed the loss."""
+    """The events after the signal. closed_s: the kernel closed the connections of the process; infinite for one that was frozen. noticed_s:
+    the caller's link saw it. reopened_s: the next replica was open and had what it needs. resumed_s: the client read the first chunk made
+    after that. delay_s: how much later than in the undisturbed answer this chunk came. gap_s: silence of a player that starts with half a
+    second of sound. held_s: sound that the player had not played yet at the signal. sound_s: when the first sound came that was made after
+    the loss; more than held_s of it is heard, whoever noticed the loss."""
 
     case: Case
     victim: str
@@ -79,7 +79,7 @@ class Hearing:
 
     @property
     def tokens(self) -> int:
-        """Of text, that have come."""
+        """Tokens of text that have come."""
         return sum(event.chunk.count for _, event in self.events if event.HasField("chunk") and event.chunk.port == "text")
 
     @property

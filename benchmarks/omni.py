@@ -171,7 +171,7 @@ async def pictures(model: MediaThinker, report: Report) -> None:
 
 
 async def overhead(model: MediaThinker, report: Report) -> None:
-    """What is between the calls of the model, of the time of the steps."""
+    """The time between the calls of the model, as a part of the time of the steps."""
     source = random.Random(2)
     runner = model.engine._runner
     spent = {"calls": 0.0}

@@ -33,13 +33,13 @@ from omnistage.wire.batches import chunks_of
 ROUNDS = 3
 AT_ONCE = 8
 SOUND_S = 5.0
-"""Of a question that is a sound."""
+"""Seconds of a question that is a sound."""
 
 
 @dataclass
 class Heard:
-    """Of one answer, seconds after it was asked for. waited_s: that the server told a player to wait. late_s: by how much sound came too
-    late for who did."""
+    """Times of one answer, in seconds after it was asked for. waited_s: that the server told a player to wait. late_s: by how much sound
+    came too late for who did."""
 
     first_s: float = 0.0
     total_s: float = 0.0
@@ -127,7 +127,7 @@ class Sequential:
             )
         taken = time.perf_counter() - begun
         torch.set_num_threads(1)
-        # Of Qwen2.5-Omni, without what cannot be a code of its own, `generate` drops the last one.
+        # `generate` of Qwen2.5-Omni drops the last code unless it cannot be a code of its own.
         assert abs(sound.numel() - self._chain.samples) <= self._chain.samples // self._chain.frames + 1, sound.numel()
         return taken
 

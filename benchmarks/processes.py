@@ -1,4 +1,4 @@
-"""What the kernel says of a process: CPU time, memory, wake-ups, and the processes that it started."""
+"""The kernel's facts of a process: CPU time, memory, wake-ups, and the processes that it started."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is asked: plain questions whose answers are spoken, and one whose answer takes about six seconds."""
+"""The questions: plain questions whose answers are spoken, and one whose answer takes about six seconds."""
 
 from __future__ import annotations
 

@@ -142,7 +142,7 @@ def _check_cadence(undisturbed: Hearing, case: Case) -> None:
 
 
 def _kill_figures(model: Model, losses: Sequence[Loss]) -> list[Figure]:
-    """What a client notices of one kind being killed at one moment."""
+    """The figures that a client notices when one kind is killed at one moment."""
     case = losses[0].case
     name = f"{model.name}_{case.kind}_killed_in_mid_{'text' if case.port == 'text' else 'speech'}"
     goal = "<= 300" if model.name == "smol" else ""
@@ -214,7 +214,7 @@ async def _throughput(report: Report, house: Fleet, stub: Stub, model: Model, ki
 
 
 async def _requests_per_second(stub: Stub, model: Model, loop_s: float) -> float:
-    """Of a closed loop. What is under way when the time is over counts by the part of it that fell into the time."""
+    """The requests of a closed loop. A request that is under way when the time is over counts by the part of it that fell into the time."""
     begun = time.monotonic()
     end = begun + loop_s
 

@@ -1,5 +1,5 @@
 """`python -m benchmarks.soak`: memory of the default stack in half an hour of questions of all lengths, as benchmarks/out/soak.json
-and as a table. What else runs costs questions, not memory."""
+and as a table. Other work on the machine costs questions, not memory."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ PROMPT_WORDS = (3, 8, 20, 60, 200, 600)
 ANSWER_TOKENS = (4, 16, 40)
 SPOKEN_PART = 0.3
 THIRDS = 3
-"""Of the time. In the first, caches fill and the allocator finds its size."""
+"""Parts of the time. In the first, caches fill and the allocator finds its size."""
 
 
 def main() -> int:
@@ -74,7 +74,7 @@ def anonymous_mib(pid: int) -> float:
 
 
 def _kind(pid: int) -> str:
-    """Of a server, by its command line."""
+    """The kind of a server, by its command line."""
     words = Path(f"/proc/{pid}/cmdline").read_text().split("\0")
     return next(word.removeprefix("omnistage.") for word in words if word.startswith("omnistage."))
 

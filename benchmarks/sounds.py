@@ -16,7 +16,7 @@ from omnistage.models.diffusers.quiet import quiet
 from omnistage.models.diffusers.sounds import SoundPieces, Upsampling
 
 CHANNELS, LATENTS, LONGEST = 32, 64, 1024
-"""Of the decoder: a quarter of the published width, in every stage; the published latents, and how many 47 s have."""
+"""Sizes of the decoder: a quarter of the published width, in every stage; the published latents, and how many 47 s have."""
 ASKED_S = 10.0
 ROUNDS = 3
 

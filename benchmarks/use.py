@@ -23,7 +23,7 @@ ROOT = Path(__file__).resolve().parents[1]
 COMMAND = [sys.executable, "-m", "omnistage.cli"]
 QUESTION = ("ask", "--text-only", "What is a kite?")
 ONE_TOKEN = ("--max-tokens", "1")
-"""Of the answer: what is left then is the command, the stack and the way to it."""
+"""Options for an answer of one token: the rest is the command, the stack and the way to it."""
 
 COMMANDS = 20
 STARTS = 5

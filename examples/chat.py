@@ -12,7 +12,7 @@ from omnistage.client import AudioChunk, Omni, OverloadedError, Player, TextDelt
 
 
 def questions() -> Iterator[str]:
-    """Of a person, or of a pipe."""
+    """The questions of a person, or of a pipe."""
     prompt = "> " if sys.stdin.isatty() else ""
     with suppress(EOFError):
         while True:

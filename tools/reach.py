@@ -34,6 +34,7 @@ STARTED: Mapping[str, Collection[str]] = {
 
 _STUBS = "sdk/omnistage/v1/*_pb2*.py"
 _TREE = "tests/house/test_tree.py"
+_SENTENCES = "tests/house/test_sentences.py"
 _IMAGES = ("tests/house/test_containers.py", "tests/system/test_compose.py")
 _BY_LANGUAGES = ("tests/client/test_languages.py",)
 
@@ -61,7 +62,7 @@ READ: Mapping[str, Collection[str]] = {
     "sdk/omnistage/v1/*.pyi": (_STUBS,),
     "*/py.typed": ("tests/house/test_wheel.py", "tests/client/test_documents.py"),
     "deploy/pipelines/*.yaml": ("router/omnistage/router/pipeline.py", "tests/router/test_pipeline.py", "tests/house/test_wheel.py"),
-    "gateway/omnistage/gateway/page/*": ("gateway/omnistage/gateway/page.py", "tests/house/test_wheel.py"),
+    "gateway/omnistage/gateway/page/*": ("gateway/omnistage/gateway/page.py", "tests/house/test_wheel.py", _SENTENCES),
     "deploy/grafana/*.json": ("tests/house/test_queries.py",),
     "deploy/prometheus/*.yml": ("tests/house/test_queries.py",),
     ".dockerignore": _IMAGES,
@@ -76,7 +77,7 @@ READ: Mapping[str, Collection[str]] = {
     "tests/models/qwen2_5_omni/saved/*.json": ("tests/helpers/saved_versions.py",),
     "tests/families.dist-info/*": ("tests/helpers/engine_family.py", "tests/helpers/loading.py", "tests/models/test_registry.py"),
     ORDER: ("tests/house/test_suite.py",),
-    "*.py": ("tests/house/test_imports.py", _TREE),
+    "*.py": ("tests/house/test_imports.py", _SENTENCES, _TREE),
 }
 """Files that are not Python, or not imported, by pattern, and their readers, as patterns too. A reader that names a file by a literal needs
 no row here."""

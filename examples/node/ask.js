@@ -12,7 +12,7 @@ const options = { includeDirs: [process.env.PROTOS ?? 'protos'], defaults: true,
 const types = loader.loadSync(files, options);
 const { OmniService } = grpc.loadPackageDefinition(types).omnistage.v1;
 
-// What went wrong: the reason, and when to ask again, are in a google.rpc.Status in the trailing metadata.
+// The reason of a failure, and when to ask again, are in a google.rpc.Status in the trailing metadata.
 function explain(error) {
   let [reason, more] = [grpc.status[error.code], ''];
   const [packed] = error.metadata.get('grpc-status-details-bin');
@@ -37,7 +37,7 @@ const [address, question, seed, model, outputs] = process.argv.slice(2);
 if (!question) throw new Error('usage: node ask.js HOST:PORT QUESTION [SEED [MODEL [OUTPUT,...]]]');
 const client = new OmniService(address, grpc.credentials.createInsecure());
 const thinker = { messages: [{ role: 'user', parts: [{ text: question }] }] };
-// Who wants a picture says so; what draws it, the router finds.
+// A client that wants a picture says so; the router finds the pipeline that draws it.
 const call = client.Generate({ model, seed, thinker, outputs: outputs?.split(',') }, { deadline: Date.now() + 120_000 });
 process.on('SIGINT', () => call.cancel());
 const [sound, picture] = [[], []];

@@ -74,8 +74,8 @@ FORMS = {
 JOINS = ("mp3-cbr", "mp3-vbr", "mp3-no-xing", "adts", "ac3", "eac3", "mp2", "ts-aac", "ts-mp2", "ogg-vorbis", "ogg-opus")
 """The forms that can be joined by `cat`: each part has all that a decoder needs."""
 APART = ("mp3-cbr", "mp3-vbr", "mp3-no-xing", "ogg-vorbis", "ogg-opus")
-"""Those of them where FFmpeg's command keeps the silence that encoders put around each part, or leaves out samples. The noise of other
-forms goes on from one part to the next."""
+"""Those of them where FFmpeg's command keeps the silence that encoders put around each part, or leaves out samples. The noise of the
+others goes on from one part to the next."""
 RIFFS = ("wav-u8", "wav-s16le", "wav-s24le", "wav-f32le", "wav-mulaw", "wav-adpcm_ms")
 XINGS = ("mp3-cbr", "mp3-vbr")
 TAGGED = (*JOINS[:6], "flac")

@@ -207,7 +207,7 @@ def piece(seq: int = 0, first: int = 0, *, port: str = "media0", last: bool = Fa
 
 FILM_TURN = Event(turn=question(with_parts(on_port("media0", "video/mp4")), 1))
 HURRIED = Event(turn=FILM_TURN.turn)
-"""An event that takes room. A turn behind it does not wait for the first room."""
+"""The same turn as another object: events behind it are sent without waiting for the first room."""
 
 BROKEN: dict[str, tuple[list[Event | None], str]] = {
     "nothing at all": ([None], "OK"),

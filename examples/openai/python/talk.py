@@ -16,7 +16,7 @@ import openai
 
 def main(url: str, question: str, model: str = "") -> None:
     client = openai.OpenAI(base_url=url, api_key=os.environ.get("OPENAI_API_KEY", "nobody"))
-    # What each of them gives stands beside what OpenAI tells of a model.
+    # The outputs of each model stand beside OpenAI's own fields.
     gives: dict[str, Any] = {one.id: one.to_dict()["outputs"] for one in client.models.list()}
     chunks = client.chat.completions.create(
         model=model or next(name for name, outputs in gives.items() if "audio" in outputs),
