@@ -183,6 +183,8 @@ async def test_it_makes_5_seconds_where_nobody_says(model: DrawnModel[Any]) -> N
         ({"width": 32}, "width", "64 pixels at least"),
         ({"seconds": 1.0}, "duration_s", "frames say how long"),
         ({"begin_s": 1.0}, "begin_s", "leave it out"),
+        ({"frames": 65, "frames_per_second": 0.1}, "frames_per_second", "at most 600 s of film with sound, these are 650"),
+        ({"frames": 0, "seconds": 601.0, "frames_per_second": 1.0}, "duration_s", "at most 600 s"),
         ({"options": {"min_seconds": "2"}}, "options", "the request has frames"),
     ],
 )

@@ -20,6 +20,7 @@ from omnistage.models.diffusers.plan import Limits, Plan
 from omnistage.models.diffusers.sounds import AUDIO, check_sound
 from omnistage.models.errors import LoadError
 from omnistage.models.interface import (
+    BadRequest,
     Content,
     Drawn,
     DrawRequest,
@@ -135,7 +136,13 @@ class WholeFilm:
         return {self._count: plan.frames, **({self._rate: plan.rate_hz} if self._rate else {}), **self._said}
 
     def check(self, request: DrawRequest) -> None:
+        """And for a film of so few frames a second that it has more sound than other pipelines may be asked for: a step makes all of it."""
         check_film(request, self._model)
+        seconds = request.seconds or (request.frames or self._usual) / (request.frames_per_second or self._rate_hz)
+        if self._sound and seconds > MAX_SECONDS:
+            field = "duration_s" if request.seconds else "frames_per_second" if request.frames_per_second else "frames"
+            told = f"{self._model} makes at most {MAX_SECONDS:g} s of film with sound, these are {seconds:g}"
+            raise BadRequest(f"diffusion.{field}", f"{told}: ask for fewer, or for more frames a second")
 
     def items(self, plan: Plan) -> Mapping[str, int]:
         """The sound is as long as the frames."""
