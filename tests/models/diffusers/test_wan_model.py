@@ -174,6 +174,7 @@ async def test_a_film_goes_on_from_what_was_kept_with_the_same_bits(model: Model
         ({"images": pictures(0, 2)}, "images", "and 2 came"),
         ({"strength": 0.5}, "strength", "knows none"),
         ({"previews": 2}, "previews", "shows none"),
+        ({"flow_shift": 1e-30}, "flow_shift", "give one nearer to 1, not 1e-30"),
     ],
 )
 async def test_what_it_cannot_be_is_refused_and_the_next_is_made(model: Model, asked: dict[str, Any], field: str, told: str) -> None:

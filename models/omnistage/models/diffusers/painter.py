@@ -252,6 +252,8 @@ class Painter(ABC):
             told = f"{type(self.pipe.scheduler).__name__} makes no noise levels of them that fall"
             if plan.sigmas:
                 raise BadRequest("diffusion.sigmas", f"{told}: give fewer, further from each other and from 0, or steps alone")
+            if plan.flow_shift:
+                raise BadRequest("diffusion.flow_shift", f"{told}: give one nearer to 1, not {plan.flow_shift:g}, or leave it out")
             raise BadRequest("diffusion.steps", f"{told}: ask for more or fewer than {plan.steps}")
 
     def _tried_memory(self) -> Memory:
