@@ -46,7 +46,8 @@ async def line(server: servers.ServerProcess, heard: Heard, event: str = "http.d
     wanted = heard.header("x-request-id")
 
     def found() -> list[dict[str, Any]]:
-        lines = [json.loads(line) for line in server.log().splitlines()]
+        # gRPC writes lines of its own, and the last line may not be whole yet.
+        lines = [json.loads(line) for line in server.log().splitlines() if line.startswith("{") and line.endswith("}")]
         return [line for line in lines if line["event"] == event and line.get(name) == wanted]
 
     await until(found)

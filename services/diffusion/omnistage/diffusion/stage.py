@@ -43,7 +43,7 @@ MAX_PREVIEWS = 16
 MAX_PREVIEW_SIDE = 1024
 MAX_FRAMES = 1 << 16
 MAX_SECONDS = 3600
-MAX_RATE_HZ = 120
+MIN_RATE_HZ, MAX_RATE_HZ = 0.1, 120
 MAX_FLOW_SHIFT = 100
 MAX_LAYERS = 64
 MIN_SIGMA = 1e-6
@@ -153,7 +153,7 @@ def parse(params: stage_pb2.DiffusionParams, seed: int) -> DrawRequest:
     _at_most(params.frames, MAX_FRAMES, "frames", least=1)
     _at_most(params.layers, MAX_LAYERS, "layers")
     _at_most(params.duration_s, MAX_SECONDS, "duration_s")
-    _at_most(params.frames_per_second, MAX_RATE_HZ, "frames_per_second")
+    _at_most(params.frames_per_second, MAX_RATE_HZ, "frames_per_second", least=MIN_RATE_HZ)
     _at_most(params.flow_shift, MAX_FLOW_SHIFT, "flow_shift")
     _at_most(params.begin_s, MAX_SECONDS, "begin_s")
     for name in ("guidance_scale", "guidance_scale_2"):
@@ -211,7 +211,7 @@ def _check_options(options: Mapping[str, str]) -> None:
             raise bad_request("diffusion.options", f"{name} has {len(value)} characters: give at most {MAX_OPTION_CHARACTERS}")
 
 
-def _at_most(value: float, most: float, name: str, *, least: int = 0) -> None:
-    """least: that there may be of it; on the wire 0 says that it was left out. NaN is in no range."""
-    if not math.isfinite(value) or not 0 <= value <= most:
+def _at_most(value: float, most: float, name: str, *, least: float = 0) -> None:
+    """Check a value against its range, from `least` on; 0 on the wire says that the field was left out. NaN is in no range."""
+    if not math.isfinite(value) or (value and not least <= value <= most):
         raise bad_request(f"diffusion.{name}", f"must be from {least} to {most}")
