@@ -14,7 +14,7 @@ THRESHOLD = 32768 * 10 ** (-40 / 20)
 
 
 @dataclass
-class Arrivals:
+class EventArrivals:
     """(seconds after the call, event) of one answer, in order."""
 
     events: list[tuple[float, omni_pb2.GenerateResponse]] = field(default_factory=list)
@@ -55,11 +55,11 @@ class RawClient:
         grpc.channel_ready_future(self._channel).result(timeout=10)
         self._stub = omni_pb2_grpc.OmniServiceStub(self._channel)
 
-    def ask(self, question: str, *, seed: int, max_tokens: int) -> Arrivals:
+    def ask(self, question: str, *, seed: int, max_tokens: int) -> EventArrivals:
         message = stage_pb2.Message(role="user", parts=[stage_pb2.Part(text=question)])
         thinker = stage_pb2.ThinkerParams(messages=[message], max_tokens=max_tokens, ignore_eos=True)
         request = omni_pb2.GenerateRequest(seed=seed, thinker=thinker)
-        arrivals = Arrivals()
+        arrivals = EventArrivals()
         begun = time.perf_counter()
         for event in self._stub.Generate(request, timeout=60):
             arrivals.events.append((time.perf_counter() - begun, event))

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from omnistage.models.common.cache import cache_directory
 from omnistage.models.common.fetch import Recipe, fetched
 from omnistage.models.common.packages import Package
-from omnistage.models.common.progress import Progress
+from omnistage.models.common.progress import ShowProgress
 from omnistage.models.smol.spoken.reader import spoken
 
 FILES = ("config.json", "model.bin", "tokenizer.json", "vocabulary.txt")
@@ -118,7 +118,7 @@ def _edits(wanted: list[str], got: list[str]) -> int:
     return row[-1]
 
 
-def _copy(sources: Path, out: Path, progress: Progress) -> None:
+def _copy(sources: Path, out: Path, progress: ShowProgress) -> None:
     for name in FILES:
         shutil.move(sources / name, out / name)
     progress("unpacking the recogniser", 1.0)

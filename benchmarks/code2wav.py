@@ -29,7 +29,7 @@ from omnistage.models.qwen2_5_omni.wave.loading import load_code2wav
 from omnistage.models.smol.code2wav import load_code2wav as load_smol_code2wav
 from omnistage.models.smol.store import model_directory
 from omnistage.models.smol.talker import load_talker
-from omnistage.models.tiny.makers import Order, make_tiny
+from omnistage.models.tiny.makers import CheckpointOrder, make_tiny
 
 ROUNDS = 3
 CODES = 500
@@ -66,7 +66,7 @@ class Sounded:
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class ProfileFigures:
     """A profile: seconds of speech that have come before there is a sound, seconds of computing then, signal over difference from the whole
     in dB, log-spectral distance in dB, cost over the whole, word error rate."""
 
@@ -121,7 +121,7 @@ def spectral_distance(made: NDArray[np.float32], whole: NDArray[np.float32]) -> 
 
 async def lines(
     voice: str, model: Code2WavModel[Any], speeches: Sequence[Array], seconds_of_item: float
-) -> tuple[list[Line], Mapping[str, list[Sounded]]]:
+) -> tuple[list[ProfileFigures], Mapping[str, list[Sounded]]]:
     """Each profile beside the whole; costs are medians of rounds in turn."""
     made: dict[str, list[Sounded]] = {profile: [] for profile in Profile}
     await sounded(model, WaveRequest(0), speeches[0])
@@ -137,7 +137,7 @@ async def lines(
     for profile in Profile:
         pairs = [(one.samples, whole.samples) for one, whole in zip(made[profile], made["offline"], strict=True)]
         found.append(
-            Line(
+            ProfileFigures(
                 voice,
                 profile,
                 median([one.first_items for one in made[profile]]) * seconds_of_item,
@@ -150,9 +150,9 @@ async def lines(
     return found, made
 
 
-async def flow(report: Report, folder: Path) -> list[Line]:
+async def flow(report: Report, folder: Path) -> list[ProfileFigures]:
     """Qwen2.5-Omni's."""
-    make_tiny("qwen2.5-omni", folder, Order(size="small"))
+    make_tiny("qwen2.5-omni", folder, CheckpointOrder(size="small"))
     # One thread: what streaming costs is asked, not on how many cores it is paid.
     model = load_code2wav(folder, LoadOptions(path=folder, family={"workers": 1}))
     source = np.random.default_rng(0)
@@ -230,7 +230,7 @@ async def all_s(model: Code2WavModel[Any], requests: Sequence[WaveRequest], item
     return time.perf_counter() - begun
 
 
-async def default_voice(report: Report) -> list[Line]:
+async def default_voice(report: Report) -> list[ProfileFigures]:
     """A recogniser hears the speech."""
     folder = model_directory()
     talker, model = load_talker(folder / "talker"), load_smol_code2wav(folder / "code2wav")
@@ -250,7 +250,7 @@ async def default_voice(report: Report) -> list[Line]:
 # The page --------------------------------------------------------------------------------------------------------------------------
 
 
-def table(found: Sequence[Line]) -> str:
+def table(found: Sequence[ProfileFigures]) -> str:
     head = "| voice | profile | speech before the first sound | computing | of the whole | spectral distance | cost | words heard wrong |"
     rows = [head, "|---|---|---|---|---|---|---|---|"]
     for line in found:
@@ -261,7 +261,7 @@ def table(found: Sequence[Line]) -> str:
     return "\n".join(rows) + "\n"
 
 
-def draw(path: Path, found: Sequence[Line]) -> None:
+def draw(path: Path, found: Sequence[ProfileFigures]) -> None:
     """First sound against cost, with how near it is to the whole."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure as Drawing
@@ -285,7 +285,7 @@ def draw(path: Path, found: Sequence[Line]) -> None:
     drawing.savefig(path)
 
 
-def write(found: Sequence[Line], *, docs: bool) -> None:
+def write(found: Sequence[ProfileFigures], *, docs: bool) -> None:
     """docs: into the page too, between its marks."""
     OUT.mkdir(exist_ok=True)
     (OUT / "latency-and-quality.md").write_text(table(found))
@@ -302,7 +302,7 @@ def main() -> int:
     given = parser.parse_args()
     report = Report("code2wav")
     torch.set_num_threads(1)
-    found: list[Line] = []
+    found: list[ProfileFigures] = []
     with report.part("causal"):
         causal(report)
     with tempfile.TemporaryDirectory() as folder, report.part("flow"):

@@ -23,10 +23,10 @@ from benchmarks import films
 from benchmarks.figures import OUT, Figure, Report, arguments, median
 from benchmarks.full_size import on_gpu
 from benchmarks.sounds import first_sound
-from benchmarks.studio import STEPS, Pipeline, Studio, Watched, looked_at, most_apart
-from omnistage.models.diffusers.painter import Row
+from benchmarks.studio import STEPS, DiffusersPipeline, RequestTimes, Studio, looked_at, most_apart
+from omnistage.models.diffusers.painter import BatchRow
 from omnistage.models.diffusers.pictures import Pictures
-from omnistage.models.diffusers.plan import Plan
+from omnistage.models.diffusers.plan import DrawingPlan
 from omnistage.models.diffusers.previews import LinearMap
 from omnistage.models.interface import DrawRequest
 
@@ -56,7 +56,7 @@ def one_by_one_s(arrived: Sequence[float], durations: Sequence[float]) -> list[f
     return latencies
 
 
-class Beside(NamedTuple):
+class SpeedUp(NamedTuple):
     """How many times the throughput is, and how many times shorter the mean latency and that of the last request are."""
 
     speed: float
@@ -64,14 +64,14 @@ class Beside(NamedTuple):
     last: float
 
 
-async def beside(studio: Studio, pipeline: Pipeline, side: int) -> Beside:
+async def beside(studio: Studio, pipeline: DiffusersPipeline, side: int) -> SpeedUp:
     """Medians of rounds in turn."""
     step_s = pipeline.step_s(studio.request(0, side, guided=False))
     await studio.watched(studio.request(0, side, guided=True))
-    rounds = list[Beside]()
+    rounds = list[SpeedUp]()
     for turn in range(1, 1 + ROUNDS):
         asked = [studio.request(100 * turn + n, side, guided=n % 2 == 1) for n in range(REQUESTS)]
-        ours: list[Watched] = []
+        ours: list[RequestTimes] = []
         if turn % 2:
             ours = await studio.together(asked, step_s)
         theirs = [pipeline.called(request) for request in asked]
@@ -84,13 +84,13 @@ async def beside(studio: Studio, pipeline: Pipeline, side: int) -> Beside:
         durations = [taken for taken, _ in theirs]
         waited = one_by_one_s([seen.arrived_s - begun for seen in ours], durations)
         rounds.append(
-            Beside(
+            SpeedUp(
                 sum(durations) / (max(seen.done_s for seen in ours) - begun),
                 sum(waited) / sum(seen.taken_s for seen in ours),
                 waited[-1] / ours[-1].taken_s,
             )
         )
-    return Beside(*(median(each) for each in zip(*rounds, strict=True)))
+    return SpeedUp(*(median(each) for each in zip(*rounds, strict=True)))
 
 
 async def throughput(report: Report, folder: Path) -> None:
@@ -146,13 +146,13 @@ async def first_preview(report: Report, folder: Path, side: int = SIDES[-1]) -> 
     report.add(Figure("first_preview_over_e2e", found[worst], "", "<= 0.15", f"{note} {first / STEPS:g} of the steps"))
 
 
-def by_hand(studio: Studio, plan: Plan) -> None:
+def by_hand(studio: Studio, plan: DrawingPlan) -> None:
     """The steps of one picture with nothing around them: transformer, guidance and scheduler, as a pipeline of Diffusers has them."""
     painter = studio.painter
     with torch.inference_mode():
         canvas = painter.canvas(plan, painter.encode(plan), 0)
         texts = [text for text in (canvas.conditions.positive, canvas.conditions.negative) if text is not None]
-        rows = [Row(canvas, text, residuals) for text, residuals in zip(texts, canvas.residuals, strict=False)]
+        rows = [BatchRow(canvas, text, residuals) for text, residuals in zip(texts, canvas.residuals, strict=False)]
         while not canvas.is_drawn:
             made = painter.velocities(rows)
             velocity = painter.guided(made[0], made[1], canvas) if len(made) == 2 else made[0]

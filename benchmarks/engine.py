@@ -23,7 +23,7 @@ from omnistage.engine.head import TokenHead
 from omnistage.engine.kv import page_bytes
 from omnistage.engine.request import Prompt, SequenceRequest
 from omnistage.engine.sampler import Draws, sample
-from omnistage.engine.scheduler import Limits, Run
+from omnistage.engine.scheduler import Run, SchedulerLimits
 from omnistage.engine.stream import SequenceStream
 from omnistage.engine.types import Sampling
 from omnistage.models.common.weights import Weights
@@ -233,7 +233,7 @@ async def slowest_first(engine: Engine) -> float:
 
 
 def new_engine(decoder: PackedDecoder) -> Engine:
-    limits = Limits(max_sequences=64, max_waiting=2 * SMALL)
+    limits = SchedulerLimits(max_sequences=64, max_waiting=2 * SMALL)
     return Engine(decoder, TokenHead(decoder.logits), pages=KV_BYTES // page_bytes(decoder.spec), limits=limits, kept_pages=0)
 
 

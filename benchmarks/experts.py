@@ -65,14 +65,14 @@ def weight(name: str) -> torch.Tensor | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Steps:
+class MeasuredSteps:
     """Steps of so many requests, each in the middle of its answer."""
 
     engine: Engine
     runs: list[Run]
 
     @classmethod
-    def of(cls, engine: Engine, requests: int) -> Steps:
+    def of(cls, engine: Engine, requests: int) -> MeasuredSteps:
         return cls(engine, running(engine, requests, range(CONFIG.vocab_size)))
 
     def seconds(self) -> float:
@@ -88,7 +88,7 @@ def shared_bytes() -> int:
     return sum(values.nbytes for name in names if (values := weight(f"layers.0.{name}.weight")) is not None)
 
 
-def in_use(steps: Steps) -> int:
+def in_use(steps: MeasuredSteps) -> int:
     """Experts that some row of a step is given to."""
     found, route = list[int](), Experts._route
 
@@ -118,7 +118,12 @@ def measure(report: Report) -> None:
     one = 3 * SIZES.size * CONFIG.hidden_size * torch.float32.itemsize
     with torch.inference_mode():
         for requests in REQUESTS:
-            sparse, whole, ratios, taken = Steps.of(mixed, requests), Steps.of(dense, requests), list[float](), list[float]()
+            sparse, whole, ratios, taken = (
+                MeasuredSteps.of(mixed, requests),
+                MeasuredSteps.of(dense, requests),
+                list[float](),
+                list[float](),
+            )
             used = in_use(sparse)
             whole.seconds()
             for _ in range(ROUNDS):

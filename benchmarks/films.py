@@ -30,11 +30,10 @@ from omnistage.models.diffusers.films import PIXELS
 from omnistage.models.diffusers.folder import load_pipeline
 from omnistage.models.diffusers.model import DrawnModel
 from omnistage.models.diffusers.quiet import quiet
-from omnistage.models.interface import DrawRequest, Rows, no_inputs
-from omnistage.models.interface import Progress as Step
+from omnistage.models.interface import DrawRequest, StepsDone, TensorRows, no_inputs
 from omnistage.models.options import LoadOptions
 from omnistage.models.registry import load
-from omnistage.models.tiny.makers import Order, make_tiny
+from omnistage.models.tiny.makers import CheckpointOrder, make_tiny
 
 SIDE = 64
 """Pixels of a frame each way, where decoding is measured: its parts grow alike with the pixels."""
@@ -61,7 +60,7 @@ Frames = NDArray[np.uint8]
 
 
 @dataclass(slots=True)
-class Seen:
+class FilmTimes:
     """When what happened to a film, in seconds of a CPU of this process, and its frames."""
 
     arrived_s: float
@@ -78,15 +77,15 @@ class Camera:
         options = LoadOptions(path=folder, dtype="float32", family={"width": side, "height": side})
         self.model = cast(DrawnModel[Any], load("diffusers", "diffusion", options))
 
-    async def film(self, request: DrawRequest, after_s: float = 0.0) -> Seen:
+    async def film(self, request: DrawRequest, after_s: float = 0.0) -> FilmTimes:
         """Its frames, as they leave the model before they are encoded. Asked for after so many seconds."""
         await asyncio.sleep(after_s)
-        seen, rows = Seen(time.process_time()), list[Any]()
+        seen, rows = FilmTimes(time.process_time()), list[Any]()
         prepared = await self.model.prepare(request)
         async for piece in self.model.draw(prepared, no_inputs(), {PIXELS: 0, PROGRESS: 0}):
-            if isinstance(piece, Step):
+            if isinstance(piece, StepsDone):
                 seen.drawn_s = time.process_time()
-            elif isinstance(piece, Rows):
+            elif isinstance(piece, TensorRows):
                 seen.first_s = seen.first_s or time.process_time()
                 rows.append(piece.rows)
         seen.done_s = time.process_time()
@@ -97,7 +96,7 @@ class Camera:
         """How many frames there were: none of them is kept."""
         prepared, count = await self.model.prepare(request), 0
         async for piece in self.model.draw(prepared, no_inputs(), {PIXELS: 0}):
-            count += len(piece.rows) if isinstance(piece, Rows) else 0
+            count += len(piece.rows) if isinstance(piece, TensorRows) else 0
         return count // (prepared.height * prepared.width)
 
 
@@ -137,7 +136,7 @@ def called(pipe: Any, request: DrawRequest) -> tuple[float, Frames]:
 
 async def throughput(report: Report, folder: Path, side: int = SIDE) -> None:
     made = folder / "wan-small"
-    make_tiny("wan2.2-t2v", made, Order(size="small"))
+    make_tiny("wan2.2-t2v", made, CheckpointOrder(size="small"))
     camera, pipe, speeds = Camera(made, side), load_pipeline(made, torch.float32), list[float]()
     pipe.set_progress_bar_config(disable=True)
     step_s = called(pipe, asked(0, side, DRAWN_FRAMES))[0] / STEPS
@@ -165,7 +164,7 @@ def published_decoder(folder: Path) -> Path:
     made = folder / "wan-decoder"
     if made.exists():
         return made
-    make_tiny("wan2.2-t2v", made, Order(size="tiny"))
+    make_tiny("wan2.2-t2v", made, CheckpointOrder(size="tiny"))
     with quiet():
         AutoencoderKLWan().save_pretrained(made / "vae")
     return made

@@ -27,7 +27,7 @@ from omnistage.engine.scheduler import Run
 from omnistage.engine.sequence import Sequence
 from omnistage.engine.types import Sampling
 from omnistage.models.common.weights import Weights
-from omnistage.models.qwen3_omni.loading_talker import Parts, read_parts
+from omnistage.models.qwen3_omni.loading_talker import TalkerParts, read_parts
 from omnistage.models.qwen3_omni.predictor import FrameHead, Predictor
 from omnistage.models.qwen3_omni.talker_config import TalkerConfig, read_talker_config
 from omnistage.models.tiny.qwen3_omni import code2wav
@@ -81,7 +81,7 @@ def written(folder: Path) -> Path:
     return folder
 
 
-def read(folder: Path, config: TalkerConfig, dtype: torch.dtype) -> Parts:
+def read(folder: Path, config: TalkerConfig, dtype: torch.dtype) -> TalkerParts:
     with Weights(folder, ("thinker.", "code2wav.")) as weights:
         return read_parts(weights, config, dtype, torch.device("cpu"))
 
@@ -107,10 +107,10 @@ def products(call: Callable[[], object]) -> Callable[[], None]:
     return run
 
 
-class Frames:
+class SpeakerFrames:
     """Frames of some speakers at once, by the engine: one for each call. layers: of the Talker."""
 
-    def __init__(self, config: TalkerConfig, parts: Parts, head: FrameHead) -> None:
+    def __init__(self, config: TalkerConfig, parts: TalkerParts, head: FrameHead) -> None:
         self._config, self._at = config, CONVERSATION
         self._engine = Engine(parts.decoder, head, pages=SPEAKERS * (CONVERSATION // PAGE_ROWS + 4))
         self._sequences = [self._begun(seed) for seed in range(SPEAKERS)]
@@ -162,8 +162,8 @@ def frames(report: Report, folder: Path, dtype: torch.dtype) -> None:
             products(passes),
             passes,
             lambda: head.further(hidden, [*range(SPEAKERS)], draws),
-            Frames(one, read(folder, one, dtype), head),
-            Frames(config, parts, head),
+            SpeakerFrames(one, read(folder, one, dtype), head),
+            SpeakerFrames(config, parts, head),
         ]
         costs = np.array([cpu_s(calls) for _ in range(ROUNDS + 1)])[1:]
     bare, given, whole, of_one, of_some = costs.T

@@ -47,7 +47,7 @@ SPEAKS = {"modalities": ["text", "audio"], "audio": {"voice": "alloy", "format":
 
 
 @dataclass
-class Heard:
+class StreamTimes:
     """Times of one streamed answer, in seconds from its question."""
 
     ttft_s: float = 0.0
@@ -69,11 +69,11 @@ class Http:
         host, _, port = address.rpartition(":")
         return cls(*await asyncio.open_connection(host, int(port), limit=1 << 24))
 
-    async def ask(self, **fields: Any) -> Heard:
+    async def ask(self, **fields: Any) -> StreamTimes:
         """A streamed answer of POST /v1/chat/completions."""
         body = json.dumps({"stream": True, **fields}).encode()
         lines = ["POST /v1/chat/completions HTTP/1.1", "Host: localhost", "Content-Type: application/json", f"Content-Length: {len(body)}"]
-        heard, begun = Heard(), time.perf_counter()
+        heard, begun = StreamTimes(), time.perf_counter()
         last = begun
         self._writer.write("\r\n".join([*lines, "", ""]).encode() + body)
         status = await self._reader.readuntil(b"\r\n\r\n")
@@ -111,9 +111,9 @@ class Http:
         await self._writer.wait_closed()
 
 
-async def by_grpc(omni: AsyncOmni, seed: int, **options: Any) -> Heard:
+async def by_grpc(omni: AsyncOmni, seed: int, **options: Any) -> StreamTimes:
     """The same by the Python client."""
-    heard, begun = Heard(), time.perf_counter()
+    heard, begun = StreamTimes(), time.perf_counter()
     async for event in omni.stream_chat([{"role": "user", "content": QUESTION}], seed=seed, **options):
         now = time.perf_counter() - begun
         if isinstance(event, TextDelta):
@@ -247,7 +247,7 @@ async def _many(report: Report, stack: Stack, address: str, pid: int) -> None:
     spent = meter.spent()
     for client in clients:
         await client.close()
-    whole = [each for each in heard if isinstance(each, Heard) and each.is_whole]
+    whole = [each for each in heard if isinstance(each, StreamTimes) and each.is_whole]
     text = max((each.text for each in whole), key=len, default="")
     dropped = STREAMS - sum(each.text == text for each in whole)
     pieces = STREAMS * STREAM_TOKENS

@@ -30,7 +30,7 @@ BEHIND = {"thinker": ("text", "audio"), "talker": ("audio",), "code2wav": ("audi
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
+class LossCase:
     """The deed: signal to the replica of a kind that has the session, when so many chunks of a port have come."""
 
     kind: str
@@ -40,14 +40,14 @@ class Case:
 
 
 @dataclass(slots=True)
-class Loss:
+class MeasuredLoss:
     """The events after the signal. closed_s: the kernel closed the connections of the process; infinite for one that was frozen. noticed_s:
     the caller's link saw it. reopened_s: the next replica was open and had what it needs. resumed_s: the client read the first chunk made
     after that. delay_s: how much later than in the undisturbed answer this chunk came. gap_s: silence of a player that starts with half a
     second of sound. held_s: sound that the player had not played yet at the signal. sound_s: when the first sound came that was made after
     the loss; more than held_s of it is heard, whoever noticed the loss."""
 
-    case: Case
+    case: LossCase
     victim: str
     closed_s: float
     noticed_s: float
@@ -143,8 +143,8 @@ async def hear(stub: omni_pb2_grpc.OmniServiceAsyncStub, request: omni_pb2.Gener
 
 
 async def lose(
-    fleet: Fleet, stub: omni_pb2_grpc.OmniServiceAsyncStub, request: omni_pb2.GenerateRequest, case: Case, undisturbed: Hearing
-) -> tuple[Loss, Hearing]:
+    fleet: Fleet, stub: omni_pb2_grpc.OmniServiceAsyncStub, request: omni_pb2.GenerateRequest, case: LossCase, undisturbed: Hearing
+) -> tuple[MeasuredLoss, Hearing]:
     """The answer with the case in it; a replica that was stopped goes on again afterwards. Raises NothingLost."""
     hearing = Hearing()
     signalling: asyncio.Task[tuple[str, float, float]] | None = None
@@ -162,7 +162,7 @@ async def lose(
     undisturbed_s = undisturbed.arrival(chunk.port, item=chunk.first) - undisturbed.events[0][0]
     delay_s = resumed_at - hearing.events[0][0] - undisturbed_s
     noticed_s, reopened_s = _logged(fleet, fleet.address(victim), time.time() - (time.monotonic() - at))
-    loss = Loss(
+    loss = MeasuredLoss(
         case,
         victim,
         closed_s,
@@ -177,7 +177,7 @@ async def lose(
     return loss, hearing
 
 
-async def _signal(fleet: Fleet, case: Case) -> tuple[str, float, float]:
+async def _signal(fleet: Fleet, case: LossCase) -> tuple[str, float, float]:
     """The replica that had the session, the time of the signal, and how many seconds later its connections were closed."""
     try:
         victim = await holder(fleet, case.kind)

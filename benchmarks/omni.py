@@ -28,7 +28,7 @@ from omnistage.models.interface import TextPiece, TextRequest, no_inputs
 from omnistage.models.options import LoadOptions
 from omnistage.models.qwen2_5_omni import loading as qwen2_5_omni
 from omnistage.models.qwen3_omni import loading as qwen3_omni
-from omnistage.models.tiny.makers import Order, make_tiny
+from omnistage.models.tiny.makers import CheckpointOrder, make_tiny
 
 ROUNDS = 3
 AT_ONCE, ITEMS = 8, 48
@@ -39,7 +39,7 @@ BEGIN, END = 10, 400
 
 
 @dataclass(frozen=True, slots=True)
-class Family:
+class MeasuredFamily:
     """maker, size: of the checkpoint. load: the Thinker here. whole: the class of Transformers, loaded with `how`. figure, goal: of
     `throughput`."""
 
@@ -52,8 +52,10 @@ class Family:
     how: Mapping[str, Any] = field(default_factory=dict)
 
 
-QWEN2_5 = Family("qwen2.5-omni", "100m", qwen2_5_omni.load_thinker, Qwen2_5OmniForConditionalGeneration, "x_one_by_one_8_bf16", ">= 5.0")
-QWEN3 = Family(
+QWEN2_5 = MeasuredFamily(
+    "qwen2.5-omni", "100m", qwen2_5_omni.load_thinker, Qwen2_5OmniForConditionalGeneration, "x_one_by_one_8_bf16", ">= 5.0"
+)
+QWEN3 = MeasuredFamily(
     "qwen3-omni",
     "small",
     qwen3_omni.load_thinker,
@@ -65,11 +67,11 @@ QWEN3 = Family(
 
 
 @contextmanager
-def running(family: Family, dtype: str) -> Iterator[tuple[MediaThinker, Any]]:
+def running(family: MeasuredFamily, dtype: str) -> Iterator[tuple[MediaThinker, Any]]:
     """The Thinker here, and that of Transformers on the same files."""
     with tempfile.TemporaryDirectory() as folder:
         made = Path(folder) / "made"
-        make_tiny(family.maker, made, Order(size=family.size))
+        make_tiny(family.maker, made, CheckpointOrder(size=family.size))
         model = family.load(made, LoadOptions(path=made, dtype=dtype))
         yield model, family.whole.from_pretrained(made, dtype=getattr(torch, dtype), **family.how).thinker.eval()
 
@@ -107,7 +109,7 @@ def theirs(reference: Any, asked: Sequence[Sequence[int]], items: int) -> tuple[
     return time.perf_counter() - started, made[:, longest:].tolist()
 
 
-async def throughput(family: Family, model: MediaThinker, reference: Any, report: Report) -> None:
+async def throughput(family: MeasuredFamily, model: MediaThinker, reference: Any, report: Report) -> None:
     ratios, source, same = [], random.Random(0), list[bool]()
     theirs(reference, prompts(source, 1), ITEMS)
     for _ in range(ROUNDS):

@@ -21,9 +21,9 @@ from omnistage.models.interface import (
     Code2WavModel,
     Frames,
     Piece,
-    Rows,
     SpeechRequest,
     TalkerModel,
+    TensorRows,
     TextPiece,
     TextRequest,
     ThinkerModel,
@@ -74,7 +74,7 @@ class OneProcess:
         audio_s = samples / self._code2wav.info.produces[0].rate_hz
         return {"ttft_s": self._ttft_s, "ttfa_s": first_sound, "audio_s": audio_s, "rtf": last_sound / audio_s}
 
-    async def _noted(self, pieces: AsyncIterator[TextPiece | Rows]) -> AsyncIterator[Piece]:
+    async def _noted(self, pieces: AsyncIterator[TextPiece | TensorRows]) -> AsyncIterator[Piece]:
         """The Thinker runs ahead of the Talker, as it does behind its own server."""
         queue: asyncio.Queue[TextPiece | None] = asyncio.Queue(256)
 

@@ -26,7 +26,7 @@ from helpers.omni_answers import messages
 from helpers.omni_reference import Seen
 from helpers.servers import CHAIN, omni_stub
 from omnistage.models.conversation import Media, Turn
-from omnistage.models.tiny.makers import Order, make_tiny
+from omnistage.models.tiny.makers import CheckpointOrder, make_tiny
 from omnistage.v1 import omni_pb2, omni_pb2_grpc, stage_pb2
 from omnistage.wire.batches import chunks_of
 
@@ -37,7 +37,7 @@ SOUND_S = 5.0
 
 
 @dataclass
-class Heard:
+class SpeechTimes:
     """Times of one answer, in seconds after it was asked for. waited_s: that the server told a player to wait. late_s: by how much sound
     came too late for who did."""
 
@@ -87,9 +87,9 @@ def question(chain: Chain, seed: int, asked: Sequence[Turn]) -> omni_pb2.Generat
     )
 
 
-async def answered(stub: omni_pb2_grpc.OmniServiceAsyncStub, chain: Chain, seed: int, asked: Sequence[Turn] = ()) -> Heard:
+async def answered(stub: omni_pb2_grpc.OmniServiceAsyncStub, chain: Chain, seed: int, asked: Sequence[Turn] = ()) -> SpeechTimes:
     """asked: by default a question of words."""
-    request, heard = question(chain, seed, asked or conversation(seed)), Heard()
+    request, heard = question(chain, seed, asked or conversation(seed)), SpeechTimes()
     async for event in stub.Generate(request, timeout=600):
         heard.take(event)
     heard.end(chain.samples)
@@ -157,9 +157,9 @@ async def beside_transformers(chain: Chain, running: Fleet, folder: Path, report
 
 async def in_turns(
     stub: omni_pb2_grpc.OmniServiceAsyncStub, chain: Chain, sequential: Sequential, *, heard: bool
-) -> tuple[list[Heard], list[float]]:
+) -> tuple[list[SpeechTimes], list[float]]:
     """Answers here, and seconds of the same ones in Transformers."""
-    mine, others = list[Heard](), list[float]()
+    mine, others = list[SpeechTimes](), list[float]()
     for seed in range(1, 1 + ROUNDS):
         asked = conversation(seed, heard=heard)
         others.append(await sequential.answer_s(seed, asked))
@@ -167,7 +167,7 @@ async def in_turns(
     return mine, others
 
 
-async def at_once(stub: omni_pb2_grpc.OmniServiceAsyncStub, chain: Chain) -> tuple[float, list[Heard]]:
+async def at_once(stub: omni_pb2_grpc.OmniServiceAsyncStub, chain: Chain) -> tuple[float, list[SpeechTimes]]:
     """Seconds of several answers at once, and these."""
     begun = time.perf_counter()
     together = await asyncio.gather(*(answered(stub, chain, 100 + n) for n in range(AT_ONCE)))
@@ -180,7 +180,7 @@ def told(chain: Chain, sequential: Sequential, theirs: float) -> str:
     return f"{size}; median of {ROUNDS}; Transformers: {theirs:.1f} s on {sequential.threads} threads"
 
 
-def over_transformers(chain: Chain, asked: str, mine: Sequence[Heard], others: Sequence[float], how: str) -> Iterator[Figure]:
+def over_transformers(chain: Chain, asked: str, mine: Sequence[SpeechTimes], others: Sequence[float], how: str) -> Iterator[Figure]:
     """asked: in the names of the figures."""
     pairs = list(zip(mine, others, strict=True))
     yield chain.figure(f"ttfa_over_hf_e2e{asked}", median([a.first_s / b for a, b in pairs]), "", chain.goal, how)
@@ -232,7 +232,7 @@ def serving(chain: Chain, folder: Path, replicas: Mapping[str, int]) -> Abstract
 
 
 async def _measure(chain: Chain, report: Report, folder: Path) -> None:
-    make_tiny(chain.maker, folder / "small", Order(size="small"))
+    make_tiny(chain.maker, folder / "small", CheckpointOrder(size="small"))
     with serving(chain, folder, {}) as running:
         with report.part("critical path"):
             await critical_path(chain, running, folder / "small", report)

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from benchmarks import lengths
 from benchmarks.figures import Figure, Report, arguments, median, percentile
-from benchmarks.loss import Case, Hearing, Loss, NothingLost, hear, lose
+from benchmarks.loss import Hearing, LossCase, MeasuredLoss, NothingLost, hear, lose
 from benchmarks.prompts import SPOKEN
 from helpers.disturbed import found, restore
 from helpers.fleet import Fleet, fleet
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Model:
+class MeasuredPipeline:
     """A pipeline to measure. tokens: of every answer. text, sound: chunks of it that come before a loss in mid text or in mid speech."""
 
     name: str
@@ -60,27 +60,27 @@ class Model:
 
 MODELS = {
     # A token every 10 ms is twenty of sound: the chain and the player are never far from each other.
-    "toy": Model("toy", 150, 10, 40, {"interval_s": 0.01, "samples_per_frame": 240}),
-    "smol": Model("smol", 40, 20, 4),
+    "toy": MeasuredPipeline("toy", 150, 10, 40, {"interval_s": 0.01, "samples_per_frame": 240}),
+    "smol": MeasuredPipeline("smol", 40, 20, 4),
 }
 
 
-async def measure(report: Report, model: Model, kinds: Sequence[str], kills: int, stops: int, loop_s: float) -> None:
+async def measure(report: Report, model: MeasuredPipeline, kinds: Sequence[str], kills: int, stops: int, loop_s: float) -> None:
     """All figures of one model."""
     async with _house(model) as (house, stub):
         moments = (("text", model.text), ("audio", model.sound))
         for kind in kinds:
-            killed: list[Loss] = []
+            killed: list[MeasuredLoss] = []
             for port, chunks in moments:
                 with report.part(f"{model.name}: {kind} killed after {chunks} chunks of {port}"):
-                    losses = [await _loss(house, stub, model, Case(kind, signal.SIGKILL, port, chunks), n) for n in range(kills)]
+                    losses = [await _loss(house, stub, model, LossCase(kind, signal.SIGKILL, port, chunks), n) for n in range(kills)]
                     report.add(*_kill_figures(model, losses))
                     killed += losses
             with report.part(f"{model.name}: {kind} noticed"):
                 report.add(*_notice_figures(model, kind, killed))
             for way, number in WAYS.items():
                 with report.part(f"{model.name}: {kind} {way}"):
-                    frozen = [await _loss(house, stub, model, Case(kind, number, *moments[n % 2]), n) for n in range(stops)]
+                    frozen = [await _loss(house, stub, model, LossCase(kind, number, *moments[n % 2]), n) for n in range(stops)]
                     report.add(*_freeze_figures(model, kind, way, frozen))
         if loop_s:
             with report.part(f"{model.name}: throughput"):
@@ -100,12 +100,12 @@ async def measure_lengths(report: Report, kinds: Sequence[str], answers: Sequenc
                     report.add(await lengths.measure(house, stub, request, kind, tokens, kills))
 
 
-def _fleet(logs: Path, model: Model) -> AbstractContextManager[Fleet]:
+def _fleet(logs: Path, model: MeasuredPipeline) -> AbstractContextManager[Fleet]:
     return fleet(logs, pipeline=model.name, family=model.name, options=model.options, can_hang=True)
 
 
 @asynccontextmanager
-async def _house(model: Model) -> AsyncIterator[tuple[Fleet, Stub]]:
+async def _house(model: MeasuredPipeline) -> AsyncIterator[tuple[Fleet, Stub]]:
     with tempfile.TemporaryDirectory() as logs, _fleet(Path(logs), model) as running:
         async with omni_stub(running.address("router")) as stub:
             await found(running, stub)
@@ -114,7 +114,7 @@ async def _house(model: Model) -> AsyncIterator[tuple[Fleet, Stub]]:
             yield running, stub
 
 
-async def _loss(house: Fleet, stub: Stub, model: Model, case: Case, number: int) -> Loss:
+async def _loss(house: Fleet, stub: Stub, model: MeasuredPipeline, case: LossCase, number: int) -> MeasuredLoss:
     """One loss; the answer must be the undisturbed one, and then everything is as before."""
     undisturbed = await hear(stub, model.request(number))
     try:
@@ -128,7 +128,7 @@ async def _loss(house: Fleet, stub: Stub, model: Model, case: Case, number: int)
     return loss
 
 
-def _line(loss: Loss) -> str:
+def _line(loss: MeasuredLoss) -> str:
     case = loss.case
     times = {"closed": loss.closed_s, "noticed": loss.noticed_s, "open": loss.reopened_s, "first chunk": loss.resumed_s}
     times |= {"later than undisturbed": loss.delay_s, "gap": loss.gap_s}
@@ -136,12 +136,12 @@ def _line(loss: Loss) -> str:
     return f"{case.number.name} {loss.victim} after {case.chunks} of {case.port}, ms: {told}"
 
 
-def _check_cadence(undisturbed: Hearing, case: Case) -> None:
+def _check_cadence(undisturbed: Hearing, case: LossCase) -> None:
     if undisturbed.chunks(case.port) <= case.chunks:
         raise NothingLost(f"the answer has only {undisturbed.chunks(case.port)} chunks of {case.port}")
 
 
-def _kill_figures(model: Model, losses: Sequence[Loss]) -> list[Figure]:
+def _kill_figures(model: MeasuredPipeline, losses: Sequence[MeasuredLoss]) -> list[Figure]:
     """The figures that a client notices when one kind is killed at one moment."""
     case = losses[0].case
     name = f"{model.name}_{case.kind}_killed_in_mid_{'text' if case.port == 'text' else 'speech'}"
@@ -164,7 +164,7 @@ def _kill_figures(model: Model, losses: Sequence[Loss]) -> list[Figure]:
     ]
 
 
-def _notice_figures(model: Model, kind: str, killed: Sequence[Loss]) -> list[Figure]:
+def _notice_figures(model: MeasuredPipeline, kind: str, killed: Sequence[MeasuredLoss]) -> list[Figure]:
     if not killed:
         return []
     noticed = [1e3 * loss.noticed_s for loss in killed]
@@ -179,7 +179,7 @@ def _notice_figures(model: Model, kind: str, killed: Sequence[Loss]) -> list[Fig
     ]
 
 
-def _freeze_figures(model: Model, kind: str, way: str, frozen: Sequence[Loss]) -> list[Figure]:
+def _freeze_figures(model: MeasuredPipeline, kind: str, way: str, frozen: Sequence[MeasuredLoss]) -> list[Figure]:
     if not frozen:
         return []
     left = [loss.noticed_s for loss in frozen]
@@ -199,7 +199,7 @@ def _freeze_figures(model: Model, kind: str, way: str, frozen: Sequence[Loss]) -
     ]
 
 
-async def _throughput(report: Report, house: Fleet, stub: Stub, model: Model, kinds: Sequence[str], loop_s: float) -> None:
+async def _throughput(report: Report, house: Fleet, stub: Stub, model: MeasuredPipeline, kinds: Sequence[str], loop_s: float) -> None:
     """Requests a second of a closed loop, with both replicas and while one is down, in turns."""
     both = [await _requests_per_second(stub, model, loop_s)]
     for kind in kinds:
@@ -213,7 +213,7 @@ async def _throughput(report: Report, house: Fleet, stub: Stub, model: Model, ki
         report.add(Figure(f"{model.name}_throughput_lost_without_a_{kind}", 100 * (1 - one / with_two), "%", "", note))
 
 
-async def _requests_per_second(stub: Stub, model: Model, loop_s: float) -> float:
+async def _requests_per_second(stub: Stub, model: MeasuredPipeline, loop_s: float) -> float:
     """The requests of a closed loop. A request that is under way when the time is over counts by the part of it that fell into the time."""
     begun = time.monotonic()
     end = begun + loop_s

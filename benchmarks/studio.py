@@ -24,10 +24,10 @@ from omnistage.models.diffusers.folder import load_pipeline
 from omnistage.models.diffusers.model import DrawnModel
 from omnistage.models.diffusers.pictures import IMAGE, PicturePainter
 from omnistage.models.diffusers.plan import PNG
-from omnistage.models.interface import DrawRequest, Picture, Preview, no_inputs
+from omnistage.models.interface import DrawRequest, EncodedPicture, Preview, no_inputs
 from omnistage.models.options import LoadOptions
 from omnistage.models.registry import load
-from omnistage.models.tiny.makers import Order, make_tiny
+from omnistage.models.tiny.makers import CheckpointOrder, make_tiny
 
 STEPS = 20
 GUIDANCE = 4.0
@@ -37,7 +37,7 @@ Clock = Callable[[], float]
 
 
 @dataclass(slots=True)
-class Watched:
+class RequestTimes:
     """When what happened to one request, by the clock that it was watched with."""
 
     arrived_s: float
@@ -90,7 +90,7 @@ class Studio:
     ) -> None:
         self.name, self._folder = name, folder / name
         if not self._folder.exists():
-            make_tiny(name, self._folder, Order(size="small"))
+            make_tiny(name, self._folder, CheckpointOrder(size="small"))
         options = LoadOptions(path=self._folder, device=device, dtype=dtype, family=family or {})
         self.model = cast(DrawnModel[Any], load("diffusers", "diffusion", options))
         self.drawing = cast(StepDrawing, self.model._artist)
@@ -121,30 +121,30 @@ class Studio:
 
     # Ours
 
-    async def watched(self, request: DrawRequest, after_s: float = 0.0, clock: Clock = time.process_time) -> Watched:
+    async def watched(self, request: DrawRequest, after_s: float = 0.0, clock: Clock = time.process_time) -> RequestTimes:
         """Ask after so many seconds."""
         await asyncio.sleep(after_s)
-        seen = Watched(clock())
+        seen = RequestTimes(clock())
         prepared = await self.model.prepare(request)
         async for piece in self.model.draw(prepared, no_inputs(), {IMAGE: 0, PROGRESS: 0}):
             if isinstance(piece, Preview) and not seen.first_preview_s:
                 seen.first_preview_s = clock()
-            if isinstance(piece, Picture):
+            if isinstance(piece, EncodedPicture):
                 seen.data = piece.data
         seen.done_s = clock()
         return seen
 
-    async def together(self, requests: Sequence[DrawRequest], apart_s: float = 0.0) -> list[Watched]:
+    async def together(self, requests: Sequence[DrawRequest], apart_s: float = 0.0) -> list[RequestTimes]:
         """Each comes so many seconds after the one before it."""
         return list(await asyncio.gather(*(self.watched(request, n * apart_s) for n, request in enumerate(requests))))
 
     # Diffusers'
 
-    def pipeline(self) -> Pipeline:
-        return Pipeline(self._folder)
+    def pipeline(self) -> DiffusersPipeline:
+        return DiffusersPipeline(self._folder)
 
 
-class Pipeline:
+class DiffusersPipeline:
     """The pipeline of Diffusers as it is, for pictures from words."""
 
     def __init__(self, folder: Path) -> None:

@@ -19,7 +19,7 @@ import torch
 from benchmarks import by_hand
 from benchmarks.figures import Figure, Report, arguments, median
 from helpers.fleet import Fleet, fleet
-from helpers.run import Caller, messages, open_of, run_once
+from helpers.run import RunStream, messages, open_of, run_once
 from helpers.servers import omni_stub, stage_stub
 from helpers.speaking import ROW_PORTS, RowInputs
 from helpers.waiting import until
@@ -29,13 +29,13 @@ from omnistage.engine.request import Given, Prompt, SequenceRequest
 from omnistage.engine.scheduler import Run
 from omnistage.models.common.arrays import array_of
 from omnistage.models.conversation import Turn
-from omnistage.models.interface import Rows, Sampling, SpeechRequest, TextRequest
+from omnistage.models.interface import Sampling, SpeechRequest, TensorRows, TextRequest
 from omnistage.models.options import LoadOptions
 from omnistage.models.qwen2_5_omni.config import TalkerConfig
 from omnistage.models.qwen2_5_omni.loading import load_thinker
 from omnistage.models.qwen2_5_omni.loading_talker import load_talker
 from omnistage.models.qwen2_5_omni.talker import Qwen2_5Talker
-from omnistage.models.tiny.makers import Order, make_tiny
+from omnistage.models.tiny.makers import CheckpointOrder, make_tiny
 from omnistage.v1 import chunk_pb2, omni_pb2, stage_pb2
 
 ROUNDS = 5
@@ -77,14 +77,14 @@ async def timed(call: Callable[[], Awaitable[object]]) -> float:
 # Processes -----------------------------------------------------------------------------------------------------------------------------
 
 
-class Alone:
+class StageAlone:
     """Each stage by itself: a caller in the place of its neighbours."""
 
     def __init__(self, running: Fleet) -> None:
         self._addresses = {kind: running.address(f"{kind}-0") for kind in ("thinker", "talker")}
         self._stack = AsyncExitStack()
 
-    async def __aenter__(self) -> Alone:
+    async def __aenter__(self) -> StageAlone:
         self._stubs = {kind: await self._stack.enter_async_context(stage_stub(address)) for kind, address in self._addresses.items()}
         self._said = {kind: await stub.Describe(stage_pb2.DescribeRequest(), timeout=10) for kind, stub in self._stubs.items()}
         return self
@@ -99,7 +99,7 @@ class Alone:
         return [chunk for port in ROW_PORTS for chunk in heard.of(port)]
 
     async def speak(self, rows: Sequence[chunk_pb2.Chunk], seed: int, frames: int) -> None:
-        caller = Caller(self._stubs["talker"])
+        caller = RunStream(self._stubs["talker"])
         await caller.send(open=open_of(self._said["talker"], seed=seed, params=stage_pb2.StageParams(talker=talker_params(frames))))
         await caller.opened()
         for chunk in rows:
@@ -111,7 +111,7 @@ class Alone:
 
 async def overlap(running: Fleet, report: Report) -> None:
     """The chain beside its stages one after the other. The number of frames is found first: speech takes about as long as the text."""
-    async with Alone(running) as alone, omni_stub(running.address("router")) as stub:
+    async with StageAlone(running) as alone, omni_stub(running.address("router")) as stub:
         rows = await alone.think(0)
         await alone.speak(rows, 0, TOKENS)
         text_s, speech_s = await timed(lambda: alone.think(1)), await timed(lambda: alone.speak(rows, 1, TOKENS))
@@ -221,16 +221,16 @@ def steps_s(engine: Engine, request: SequenceRequest, steps: int, given: torch.T
 # The Talker alone ----------------------------------------------------------------------------------------------------------------------
 
 
-class Speaker:
+class MeasuredSpeech:
     """A speech whose rows are there, all or only the first."""
 
     def __init__(self, talker: Qwen2_5Talker, seed: int, rows: int) -> None:
         source = np.random.default_rng(seed)
         self._talker, self._request, self._line = talker, SpeechRequest(seed, sampling=SPOKEN, max_frames=FRAMES), RowInputs()
         values = torch.from_numpy(source.standard_normal((40 + rows, talker.config.row_size), np.float32)).to(talker.engine.spec.dtype)
-        self._line.put(Rows("prompt", array_of(values[:40]), last=True))
-        self._line.put(Rows("places", np.repeat(np.arange(40, dtype=np.int32)[:, None], 3, 1), last=True))
-        self._line.put(Rows("hidden", array_of(values[40:]), last=rows > 1))
+        self._line.put(TensorRows("prompt", array_of(values[:40]), last=True))
+        self._line.put(TensorRows("places", np.repeat(np.arange(40, dtype=np.int32)[:, None], 3, 1), last=True))
+        self._line.put(TensorRows("hidden", array_of(values[40:]), last=rows > 1))
 
     async def speak(self) -> int:
         codes = 0
@@ -243,7 +243,7 @@ class Speaker:
 async def rate(talker: Qwen2_5Talker, seeds: Sequence[int]) -> float:
     """Codes a second of speeches that are asked for at once."""
     started = time.perf_counter()
-    codes = await asyncio.gather(*(Speaker(talker, seed, FRAMES).speak() for seed in seeds))
+    codes = await asyncio.gather(*(MeasuredSpeech(talker, seed, FRAMES).speak() for seed in seeds))
     assert codes == [FRAMES] * len(seeds)
     return sum(codes) / (time.perf_counter() - started)
 
@@ -256,7 +256,7 @@ async def speakers(talker: Qwen2_5Talker, report: Report) -> None:
         alone = [await rate(talker, [seed]) for seed in seeds]
         ready = await rate(talker, seeds)
         together.append(ready / median(alone))
-        waiting = [asyncio.ensure_future(Speaker(talker, seed + 50, 1).speak()) for seed in seeds]
+        waiting = [asyncio.ensure_future(MeasuredSpeech(talker, seed + 50, 1).speak()) for seed in seeds]
         await until(lambda: talker.engine.stats().starved == SPEAKERS)
         starved.append(await rate(talker, seeds) / ready)
         for task in waiting:
@@ -271,7 +271,7 @@ async def speakers(talker: Qwen2_5Talker, report: Report) -> None:
 
 async def _measure(report: Report, folder: Path) -> None:
     for size in ("small", "100m"):
-        make_tiny("qwen2.5-omni", folder / size, Order(size=size))
+        make_tiny("qwen2.5-omni", folder / size, CheckpointOrder(size=size))
     (folder / "logs").mkdir()
     with (
         report.part("processes"),

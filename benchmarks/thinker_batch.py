@@ -26,7 +26,7 @@ ROUNDS = 5
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class AnswerTimes:
     """Seconds from the question to the first text and to the end, and how many tokens there were."""
 
     first_s: float
@@ -34,7 +34,7 @@ class Answer:
     tokens: int
 
 
-async def answer(model: SmolThinker, index: int) -> Answer:
+async def answer(model: SmolThinker, index: int) -> AnswerTimes:
     """Ask one question; each index asks another one."""
     question = f"Tell me fact number {index} about {SUBJECTS[index % len(SUBJECTS)]}."
     request = TextRequest(
@@ -50,7 +50,7 @@ async def answer(model: SmolThinker, index: int) -> Answer:
         async for piece in pieces:
             first_s = first_s or time.perf_counter() - started
             tokens += len(piece.token_ids) if isinstance(piece, TextPiece) else 0
-    return Answer(first_s, time.perf_counter() - started, tokens)
+    return AnswerTimes(first_s, time.perf_counter() - started, tokens)
 
 
 async def rate(model: SmolThinker, concurrent: int, first: int) -> float:
@@ -83,7 +83,7 @@ async def _speed(model: SmolThinker, report: Report) -> None:
     report.add(Figure("thinker_peak_memory", peak_mib, "MiB", "", "resident, the whole process"))
 
 
-def _token_ms(answers: Sequence[Answer]) -> float:
+def _token_ms(answers: Sequence[AnswerTimes]) -> float:
     return median([(one.whole_s - one.first_s) / (one.tokens - 1) * 1000 for one in answers])
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-from helpers.processes import MARK, Family
+from helpers.processes import MARK, ProcessFamily
 from omnistage.models.devices import check_possible
 from omnistage.models.errors import LoadError
 
@@ -77,9 +77,9 @@ def qwen3_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def family(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Family]:
+def family(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProcessFamily]:
     """Whatever the test starts; ended after it, so that a failure leaves nothing either."""
-    family = Family()
+    family = ProcessFamily()
     monkeypatch.setenv(MARK, family.mark)
     monkeypatch.setenv("TMPDIR", str(tmp_path_factory.mktemp("logs")))  # a killed launcher cannot remove its own
     yield family

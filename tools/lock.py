@@ -63,7 +63,7 @@ class LockError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Package:
+class LockedPackage:
     """A package that pip chose. name: in its own spelling. needs: the lines Requires-Dist of its metadata."""
 
     name: str
@@ -139,7 +139,7 @@ def pin_apart(root: Path, core: Iterable[str]) -> dict[str, str]:
         lines = []
         for (name, version), needing in sorted(pythons.items()):
             hashes = find_hashes({name: (version, needing)})[name]
-            lines.append(entry(Package(name, version, ()), needing, hashes))
+            lines.append(entry(LockedPackage(name, version, ()), needing, hashes))
         lists[group] = "".join(lines)
     return lists
 
@@ -153,7 +153,7 @@ def oldest(finder: PackageFinder, requirement: Requirement, python: str) -> str:
     return str(fitting[0])
 
 
-def resolve(roots: Iterable[str], constraints: Path | None) -> dict[str, Package]:
+def resolve(roots: Iterable[str], constraints: Path | None) -> dict[str, LockedPackage]:
     """The packages that pip would install for `roots` on any of the Pythons, by canonical name.
 
     pip follows the markers of the Python that it runs on. Further needs of another Python are asked for as if they stood in `roots`, until
@@ -169,13 +169,15 @@ def resolve(roots: Iterable[str], constraints: Path | None) -> dict[str, Package
     raise LockError(f"no versions fit Python {', '.join(PYTHONS)} at once: {', '.join(lacking)} is asked for and does not get in.")
 
 
-def _dry_run(roots: Iterable[str], constraints: Path | None) -> dict[str, Package]:
+def _dry_run(roots: Iterable[str], constraints: Path | None) -> dict[str, LockedPackage]:
     with tempfile.TemporaryDirectory() as folder:
         words = [f"--constraint={constraints}"] if constraints and constraints.exists() else []
         stand_ins = [stand_in(Path(folder))] if any(Requirement(one).name == "torch" for one in roots) else []
         words += [*map(str, stand_ins), *(one for one in roots if not stand_ins or Requirement(one).name != "torch")]
         chosen = _report(words)
-    return {canonicalize_name(one["name"]): Package(one["name"], one["version"], tuple(one.get("requires_dist", ()))) for one in chosen}
+    return {
+        canonicalize_name(one["name"]): LockedPackage(one["name"], one["version"], tuple(one.get("requires_dist", ()))) for one in chosen
+    }
 
 
 def _report(words: Sequence[str]) -> list[dict[str, Any]]:
@@ -213,7 +215,7 @@ def stand_in(folder: Path) -> Path:
     return wheel
 
 
-def follow(roots: Iterable[str], packages: Mapping[str, Package]) -> Closure:
+def follow(roots: Iterable[str], packages: Mapping[str, LockedPackage]) -> Closure:
     """Everything that `roots` need, on each of the Pythons."""
     closure: Closure = {}
     for python in PYTHONS:
@@ -222,7 +224,7 @@ def follow(roots: Iterable[str], packages: Mapping[str, Package]) -> Closure:
     return closure
 
 
-def find_unmet(roots: Iterable[str], packages: Mapping[str, Package], python: str) -> list[str]:
+def find_unmet(roots: Iterable[str], packages: Mapping[str, LockedPackage], python: str) -> list[str]:
     """Requirements that `packages` does not have, or has in a version that does not fit."""
     found = []
     for requirement in _walk(roots, packages, python):
@@ -233,7 +235,7 @@ def find_unmet(roots: Iterable[str], packages: Mapping[str, Package], python: st
     return found
 
 
-def _walk(roots: Iterable[str], packages: Mapping[str, Package], python: str) -> list[Requirement]:
+def _walk(roots: Iterable[str], packages: Mapping[str, LockedPackage], python: str) -> list[Requirement]:
     """Every requirement that counts on this Python, from `roots` down; each package and each of its extras once."""
     environment = {
         "implementation_name": "cpython",
@@ -323,7 +325,7 @@ def torch_table(known: Mapping[str, Mapping[str, list[str]]]) -> dict[str, dict[
     return table
 
 
-def entry(package: Package, pythons: set[str], hashes: Iterable[str]) -> str:
+def entry(package: LockedPackage, pythons: set[str], hashes: Iterable[str]) -> str:
     """The lines of one package in a list."""
     marker = "" if pythons == set(PYTHONS) else " ; " + " or ".join(f'python_version == "{python}"' for python in sorted(pythons))
     return f"{package.name}=={package.version}{marker}" + "".join(f" \\\n    --hash=sha256:{one}" for one in hashes) + "\n"

@@ -35,7 +35,7 @@ class NearError(Exception):
 
 
 @dataclass
-class Choice:
+class ChoiceOfTests:
     """The files that run and those that do not, the nearest first."""
 
     costs: Mapping[str, Cost]
@@ -69,10 +69,10 @@ def is_drill(one: Reached) -> bool:
     return one.test.startswith(DRILLS)
 
 
-def choose(reached: Collection[Reached], costs: Mapping[str, Cost]) -> Choice:
+def choose(reached: Collection[Reached], costs: Mapping[str, Cost]) -> ChoiceOfTests:
     """Choose the nearest of them, as many as the budgets hold; among equally near ones first the tests of the part that changed, and the
     cheapest first. Tests that changed themselves always run."""
-    choice = Choice(costs)
+    choice = ChoiceOfTests(costs)
     for one in sorted(reached, key=lambda one: (one.distance, not one.is_at_home, choice.seconds([one]), one.test)):
         (choice.chosen if one.distance == 0 or choice.fits(one) else choice.left_out).append(one)
     return choice
@@ -115,7 +115,9 @@ def all_files(root: Path) -> set[str]:
 # Report --------------------------------------------------------------------------------------------------------------------------------
 
 
-def report(base: str, changed: Collection[str], reached_by: Mapping[str, int], choice: Choice, known: Collection[Reached]) -> list[str]:
+def report(
+    base: str, changed: Collection[str], reached_by: Mapping[str, int], choice: ChoiceOfTests, known: Collection[Reached]
+) -> list[str]:
     """Lines for people. reached_by: how many files of tests a change reaches, by the file that changed. known: all tests."""
     if not changed:
         return [f"nothing changed since {base[:12]}"]

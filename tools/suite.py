@@ -42,7 +42,7 @@ FORMS = {"short": "not long", "all": "", "long": "long"}
 
 
 @dataclass(frozen=True)
-class Part:
+class SuitePart:
     """One run of pytest. marks: chooses tests, in addition to their form and the command's words; none if `options` names the tests."""
 
     name: str
@@ -51,12 +51,12 @@ class Part:
 
 
 BESIDE = (
-    Part("without torch", "not serial", ("--torch=without",)),
-    Part(
+    SuitePart("without torch", "not serial", ("--torch=without",)),
+    SuitePart(
         "with torch", "not serial", ("--torch=with", f"-n{WORKERS}", "--max-worker-restart=2", "--dist=loadfile", "--no-loadscope-reorder")
     ),
 )
-SERIAL = Part("serial", "serial")
+SERIAL = SuitePart("serial", "serial")
 
 
 CRASHED = "???"
@@ -68,7 +68,7 @@ SHOWN = 300
 
 
 @dataclass(frozen=True)
-class Failure:
+class FailedTest:
     """A failure of one test. when: in its setup, call or teardown. fixture: the one that raised; empty if it was none. message: the first
     line."""
 
@@ -82,7 +82,7 @@ class Ended:
     """How runs of pytest ended. failed: by test. broken: parts that did not come to their end. costs: by file."""
 
     passed: set[str] = field(default_factory=set)
-    failed: dict[str, Failure] = field(default_factory=dict)
+    failed: dict[str, FailedTest] = field(default_factory=dict)
     broken: list[str] = field(default_factory=list)
     costs: Costs = field(default_factory=dict)
 
@@ -95,7 +95,7 @@ class Ended:
             self.costs.setdefault(file, Cost()).add(cost)
 
 
-def defects(failed: dict[str, Failure]) -> int:
+def defects(failed: dict[str, FailedTest]) -> int:
     """Number of failed things: tests, and fixtures, however many tests they failed."""
     return len({failure.fixture or test for test, failure in failed.items()})
 
@@ -146,11 +146,11 @@ class Suite:
 
     def run_again(self, tests: Iterable[str]) -> Ended:
         """Run these tests alone, one after the other."""
-        part = Part("again", None, tuple(tests))
+        part = SuitePart("again", None, tuple(tests))
         with self._start(part) as again:
             return self._read_outcomes(part, _status(again))
 
-    def _start(self, part: Part, log: IO[bytes] | None = None) -> subprocess.Popen[bytes]:
+    def _start(self, part: SuitePart, log: IO[bytes] | None = None) -> subprocess.Popen[bytes]:
         outcomes = self._outcomes(part)
         marks, asked = ("", ()) if part.marks is None else (" and ".join(filter(None, [part.marks, *self._marks])), self._asked)
         command = [str(Path(sys.executable).with_name("pytest")), "-m", marks, f"--outcomes={outcomes}", f"--hypothesis-seed={self.seed}"]
@@ -169,20 +169,20 @@ class Suite:
         for folder in self._temporary:
             shutil.rmtree(folder, ignore_errors=True)
 
-    def _read_outcomes(self, part: Part, status: int) -> Ended:
+    def _read_outcomes(self, part: SuitePart, status: int) -> Ended:
         path = self._outcomes(part)
         if not path.exists():
             return Ended(broken=[part.name])
         told: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         missing = told["missing"]
-        failed = {test: Failure(**failure) for test, failure in told["failed"].items()}
+        failed = {test: FailedTest(**failure) for test, failure in told["failed"].items()}
         # A test that fails by something outside of it, such as a warning at its end, has not passed.
         whole = not missing and (status in (0, NO_TESTS) or (status == 1 and bool(failed)))
         said = f", {len(missing)} tests did not run, the first of them {missing[0]}" if missing else ""
         broken = [] if whole else [f"{part.name}{said}"]
         return Ended({*told["passed"]}, failed, broken, {file: Cost(**cost) for file, cost in told["costs"].items()})
 
-    def _outcomes(self, part: Part) -> Path:
+    def _outcomes(self, part: SuitePart) -> Path:
         return self.folder / f"{part.name.replace(' ', '-')}.json"
 
 

@@ -26,11 +26,11 @@ from rich.console import Console
 from rich.table import Table
 
 from chaos import checks
-from chaos.clients import ANSWERED, CANCELLED, WRONG, Load, Outcome
+from chaos.clients import ANSWERED, CANCELLED, WRONG, ClientLoad, Outcome
 from chaos.house import MOUNT, MOUNT_BYTES, House, house
-from chaos.memory import ALLOWED_BYTES, Memory
+from chaos.memory import ALLOWED_BYTES, MemoryOfHouse
 from chaos.plan import Disturbance, plan
-from helpers.processes import MARK, Family
+from helpers.processes import MARK, ProcessFamily
 
 CLIENTS = 8
 SAMPLE_PERIOD_S = 2.0
@@ -53,7 +53,7 @@ def main() -> int:
     seed = secrets.randbits(32) if given.seed is None else given.seed
     logs = Path(tempfile.mkdtemp(prefix="omnistage-chaos-"))
     print(f"{given.seconds:g} seconds of chaos, seed {seed}, logs in {logs}", flush=True)
-    family = Family()
+    family = ProcessFamily()
     os.environ[MARK] = family.mark
     wrong = asyncio.run(_run(seed, given.seconds, logs, family, can_fill=given.on_private_mount))
     for line, times in Counter(wrong).items():
@@ -78,16 +78,16 @@ def _again_on_private_mount() -> int:
     os.execvp(command[0], command)
 
 
-async def _run(seed: int, seconds: float, logs: Path, family: Family, *, can_fill: bool) -> list[str]:
+async def _run(seed: int, seconds: float, logs: Path, family: ProcessFamily, *, can_fill: bool) -> list[str]:
     """The whole of it; what was wrong."""
     before = checks.files()
-    memory = Memory(warm_s=max(15.0, min(60.0, seconds / 4)))
+    memory = MemoryOfHouse(warm_s=max(15.0, min(60.0, seconds / 4)))
     spool = (MOUNT if can_fill else logs) / "spool"
     spool.mkdir()
     with house(logs, spool) as running:
         # The seed alone decides what is disturbed and when. A client's next action depends on when it has its answer.
         disturbances = plan(seed, seconds, running.names, can_fill=can_fill)
-        load = Load(running, random.Random(seed))
+        load = ClientLoad(running, random.Random(seed))
         async with load.connected():
             await _storm(running, load, disturbances, seconds, memory)
             wrong = await _clean_round(load)
@@ -106,7 +106,7 @@ async def _run(seed: int, seconds: float, logs: Path, family: Family, *, can_fil
     return wrong
 
 
-async def _storm(running: House, load: Load, disturbances: list[Disturbance], seconds: float, memory: Memory) -> None:
+async def _storm(running: House, load: ClientLoad, disturbances: list[Disturbance], seconds: float, memory: MemoryOfHouse) -> None:
     """Load and disturbances together; returns when all processes are up and all requests have ended."""
     stopped = asyncio.Event()
     async with asyncio.TaskGroup() as group:
@@ -127,7 +127,7 @@ async def _storm(running: House, load: Load, disturbances: list[Disturbance], se
         watching.cancel()
 
 
-async def _watch(running: House, memory: Memory) -> None:
+async def _watch(running: House, memory: MemoryOfHouse) -> None:
     while True:
         running.watch_lives()
         running.most_segments = max(running.most_segments, sum(not name.endswith("-live") for name in checks.files()))
@@ -135,7 +135,7 @@ async def _watch(running: House, memory: Memory) -> None:
         await asyncio.sleep(SAMPLE_PERIOD_S)
 
 
-async def _clean_round(load: Load) -> list[str]:
+async def _clean_round(load: ClientLoad) -> list[str]:
     """When all are up again, one request of every client must do; one that was refused in the aftermath is asked again."""
     wrong = []
     for client in load.clients:
@@ -157,7 +157,7 @@ def _wrong_answers(outcomes: list[Outcome]) -> list[str]:
     return wrong
 
 
-def _print(running: House, outcomes: list[Outcome], memory: Memory) -> None:
+def _print(running: House, outcomes: list[Outcome], memory: MemoryOfHouse) -> None:
     console = Console(width=150)
     results = [ANSWERED, *sorted({outcome.result for outcome in outcomes} - {ANSWERED})]
     table = Table(title="requests")

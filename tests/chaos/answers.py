@@ -5,12 +5,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from chaos.questions import Drawing, Looking, Question, Speech, check_text, expect
+from chaos.questions import DrawingQuestion, LookingQuestion, Question, SpeechQuestion, check_text, expect
 from omnistage.client import AudioChunk, Done, Event, Picture, TextDelta
 from omnistage.v1 import chunk_pb2, omni_pb2
 
 
-class Heard:
+class EventsOfAnswer:
     """One answer of a bare stub, event by event."""
 
     def __init__(self, question: Question) -> None:
@@ -64,13 +64,13 @@ class Collected:
     def take(self, event: Event) -> None:
         """Raises WrongAnswer."""
         match event, self._question:
-            case TextDelta(), (Speech() | Looking()) as question:
+            case TextDelta(), (SpeechQuestion() | LookingQuestion()) as question:
                 begin, end = self._move("text", event.first_token, len(event.token_ids))
                 check_text(question.tokens, begin, end - begin, event.text, event.token_ids)
-            case AudioChunk(), Speech() as question:
+            case AudioChunk(), SpeechQuestion() as question:
                 begin, end = self._move("audio", event.first_sample, len(event.samples))
                 expect(np.array_equal(event.samples * 32768, question.samples[begin:end]), f"samples {begin} to {end} are wrong")
-            case Picture(), Drawing() as question if event.preview_step is None:
+            case Picture(), DrawingQuestion() as question if event.preview_step is None:
                 number, _ = self._move("image", event.index, 1)
                 expect(event.data == question.picture(number), f"picture {number} is wrong")
             case Done(), _:

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 import grpc
 import grpc.aio
 
-from chaos.answers import Collected, Heard
+from chaos.answers import Collected, EventsOfAnswer
 from chaos.conversations import stopped_streaming, two_turns
 from chaos.house import House
-from chaos.questions import LIVE, SIDE, Drawing, Looking, Question, Speech
+from chaos.questions import LIVE, SIDE, DrawingQuestion, LookingQuestion, Question, SpeechQuestion
 from helpers.ask import GenerateCall, refusal
 from helpers.converse import TurnFailed
 from helpers.peer import Wire
@@ -56,7 +56,7 @@ class Outcome:
     retry_delay_s: float = 0.0
 
 
-class Load:
+class ClientLoad:
     """Clients by name; `ask` is one request of one of them."""
 
     def __init__(self, house: House, rng: random.Random) -> None:
@@ -124,16 +124,16 @@ class Load:
     def _question(self, client: str) -> Question:
         self._number += 1
         if client == LARGE:
-            return Looking(self._number, 40, ("video",), True, LEAST_BYTES)
+            return LookingQuestion(self._number, 40, ("video",), True, LEAST_BYTES)
         if client in (IN_REQUEST, *CONVERSING):
             kinds = self._rng.sample(("image", "audio", "video", *[LIVE] * (client != IN_REQUEST)), self._rng.randint(1, 3))
             film_bytes = self._rng.choice(FILM_BYTES if client != IN_REQUEST else FILM_BYTES[:2])
-            return Looking(self._number, self._rng.choice((1, 10, 40, 100)), tuple(kinds), client != IN_REQUEST, film_bytes)
+            return LookingQuestion(self._number, self._rng.choice((1, 10, 40, 100)), tuple(kinds), client != IN_REQUEST, film_bytes)
         if "pictures" in client:
-            return Drawing(self._number, self._rng.randint(1, 4), self._rng.randint(0, 3), self._rng.randint(2, 40))
+            return DrawingQuestion(self._number, self._rng.randint(1, 4), self._rng.randint(0, 3), self._rng.randint(2, 40))
         outputs = {"stub, text only": ("text",), "stub, sound only": ("audio",)}.get(client, ("text", "audio"))
         length = 400 if client == "stops reading" else self._rng.choice((1, 10, 40, 100, 200))
-        return Speech(f"question {self._number}", self._rng.randrange(1 << 32), length, outputs)
+        return SpeechQuestion(f"question {self._number}", self._rng.randrange(1 << 32), length, outputs)
 
     # Judging -------------------------------------------------------------------------------------------------------------------------
 
@@ -178,7 +178,7 @@ class Load:
     # Clients. Each returns the failovers it was told of, and the routers it lost --------------------------------------------------------
 
     async def _stub(self, question: Question) -> tuple[int, int]:
-        heard = Heard(question)
+        heard = EventsOfAnswer(question)
         async for event in self._shared.Generate(question.request(), timeout=TIMEOUT_S):
             heard.take(event)
         heard.check_whole()
@@ -187,10 +187,10 @@ class Load:
     async def _library(self, question: Question) -> tuple[int, int]:
         collected = Collected(question)
         options = Options(seed=question.seed, timeout_s=TIMEOUT_S)
-        if isinstance(question, Speech):
+        if isinstance(question, SpeechQuestion):
             options.update({"outputs": question.outputs, "max_tokens": question.length, "ignore_eos": True})
             events = self._omni.stream(question.prompt, **options)
-        elif isinstance(question, Looking):
+        elif isinstance(question, LookingQuestion):
             options.update({"pipeline": "toy-media", "max_tokens": question.length, "ignore_eos": True})
             events = self._omni.stream("?", videos=[medium.data for medium in question.media], **options)
         else:
@@ -203,7 +203,7 @@ class Load:
         return collected.failovers, collected.router_losses
 
     async def _slow(self, question: Question) -> tuple[int, int]:
-        heard = Heard(question)
+        heard = EventsOfAnswer(question)
         async for event in self._shared.Generate(question.request(), timeout=TIMEOUT_S):
             heard.take(event)
             await asyncio.sleep(self._rng.uniform(0, 0.05))
@@ -211,7 +211,7 @@ class Load:
         return heard.failovers, 0
 
     async def _stops_reading(self, question: Question) -> tuple[int, int]:
-        heard = Heard(question)
+        heard = EventsOfAnswer(question)
         async with grpc.aio.insecure_channel(self._house.router, options=NARROW) as channel:
             call = omni_pb2_grpc.OmniServiceStub(channel).Generate(question.request(), timeout=TIMEOUT_S)
             reads = self._rng.randrange(60)
@@ -225,17 +225,17 @@ class Load:
 
     async def _cancels(self, question: Question) -> tuple[int, int]:
         call = self._shared.Generate(question.request(), timeout=TIMEOUT_S)
-        return await self._read_for_a_while(call, Heard(question), lambda: None)
+        return await self._read_for_a_while(call, EventsOfAnswer(question), lambda: None)
 
     async def _vanishes(self, question: Question) -> tuple[int, int]:
         """The connection breaks without a word."""
         async with self._behind_a_wire() as (stub, wire):
-            return await self._read_for_a_while(stub.Generate(question.request(), timeout=TIMEOUT_S), Heard(question), wire.cut)
+            return await self._read_for_a_while(stub.Generate(question.request(), timeout=TIMEOUT_S), EventsOfAnswer(question), wire.cut)
 
     async def _goes_silent(self, question: Question) -> tuple[int, int]:
         """The connection stands and nothing comes any more, as behind a cable that was pulled."""
         async with self._behind_a_wire() as (stub, wire):
-            heard = Heard(question)
+            heard = EventsOfAnswer(question)
             try:
                 return await self._read_for_a_while(stub.Generate(question.request(), timeout=TIMEOUT_S), heard, wire.mute)
             except _Left:
@@ -243,16 +243,16 @@ class Load:
                 raise
 
     async def _converses(self, question: Question) -> tuple[int, int]:
-        assert isinstance(question, Looking)
+        assert isinstance(question, LookingQuestion)
         return await two_turns(self._shared, question, TIMEOUT_S), 0
 
     async def _stops_streaming(self, question: Question) -> tuple[int, int]:
-        assert isinstance(question, Looking)
+        assert isinstance(question, LookingQuestion)
         await stopped_streaming(self._shared, question, TIMEOUT_S)
         return 0, 0
 
     async def _vanishes_streaming(self, question: Question) -> tuple[int, int]:
-        assert isinstance(question, Looking)
+        assert isinstance(question, LookingQuestion)
         async with self._behind_a_wire() as (stub, wire):
             talking = asyncio.create_task(two_turns(stub, question, TIMEOUT_S))
             await asyncio.wait({talking}, timeout=self._rng.expovariate(1 / 0.3))
@@ -263,7 +263,7 @@ class Load:
             await asyncio.wait({talking})
             raise _Left
 
-    async def _read_for_a_while(self, call: GenerateCall, heard: Heard, leave: Callable[[], None]) -> tuple[int, int]:
+    async def _read_for_a_while(self, call: GenerateCall, heard: EventsOfAnswer, leave: Callable[[], None]) -> tuple[int, int]:
         """Read an answer, leave it at a random moment. Raises _Left; returns if it was over before."""
         try:
             async with asyncio.timeout(self._rng.expovariate(1 / 0.7)):

@@ -9,24 +9,24 @@ from dataclasses import replace
 import grpc
 import grpc.aio
 
-from chaos.answers import Heard
-from chaos.questions import Looking, expect
-from helpers.converse import Conversation, Pause, TurnFailed
+from chaos.answers import EventsOfAnswer
+from chaos.questions import LookingQuestion, expect
+from helpers.converse import ConverseStream, Pause, TurnFailed
 from omnistage.v1 import omni_pb2_grpc
 
 SECOND = 1 << 20
 """Added to the seed of the first turn."""
 
-Turn = tuple[Looking, Pause | None]
+Turn = tuple[LookingQuestion, Pause | None]
 """A question, and what is waited for before every piece of its media."""
 
 
-async def two_turns(stub: omni_pb2_grpc.OmniServiceAsyncStub, question: Looking, timeout_s: float) -> int:
+async def two_turns(stub: omni_pb2_grpc.OmniServiceAsyncStub, question: LookingQuestion, timeout_s: float) -> int:
     """Failovers that were told. Raises WrongAnswer, AioRpcError for the call, and TurnFailed for a turn."""
     return await _converse(stub, [(question, None), (_second(question), None)], timeout_s)
 
 
-async def stopped_streaming(stub: omni_pb2_grpc.OmniServiceAsyncStub, question: Looking, timeout_s: float) -> None:
+async def stopped_streaming(stub: omni_pb2_grpc.OmniServiceAsyncStub, question: LookingQuestion, timeout_s: float) -> None:
     """One piece, if that is not all, and then nothing more for ever, though there is room: the turn has to fail, and the next one is asked
     in the same call. Raises as `two_turns`."""
     pieces = sum(1 for cut in question.pieces().values() for _ in cut)
@@ -40,13 +40,13 @@ async def stopped_streaming(stub: omni_pb2_grpc.OmniServiceAsyncStub, question: 
     expect(False, "an answer to media that were not sent")
 
 
-def _second(question: Looking) -> Looking:
+def _second(question: LookingQuestion) -> LookingQuestion:
     return replace(question, seed=question.seed + SECOND)
 
 
 async def _converse(stub: omni_pb2_grpc.OmniServiceAsyncStub, turns: Sequence[Turn], timeout_s: float) -> int:
     """A turn that failed is followed by the next one all the same, when it said that: its error is raised at the end."""
-    conversation = Conversation(stub, timeout_s)
+    conversation = ConverseStream(stub, timeout_s)
     failovers, failure = 0, None
     try:
         for question, pause in turns:
@@ -68,8 +68,8 @@ async def _converse(stub: omni_pb2_grpc.OmniServiceAsyncStub, turns: Sequence[Tu
     return failovers
 
 
-async def _turn(conversation: Conversation, question: Looking, pause: Pause | None) -> int:
-    heard = Heard(question)
+async def _turn(conversation: ConverseStream, question: LookingQuestion, pause: Pause | None) -> int:
+    heard = EventsOfAnswer(question)
     conversation.room.clear()
     await conversation.send(turn=question.request())
     async with conversation.streaming(question.pieces(), pause):

@@ -29,7 +29,7 @@ OPTIONS = {"interval_s": 0.02, "width": 4096, "samples_per_frame": SAMPLES_PER_F
 
 
 @dataclass(frozen=True, slots=True)
-class Stage:
+class HouseStage:
     """One stage of a pipeline, of which there are REPLICAS."""
 
     pipeline: str
@@ -39,11 +39,11 @@ class Stage:
 
 
 STAGES = {
-    "thinker": Stage("toy", "thinker"),
-    "talker": Stage("toy", "talker"),
-    "code2wav": Stage("toy", "code2wav"),
-    "diffusion": Stage("toy-picture", "diffusion"),
-    "looker": Stage("toy-media", "thinker", "toy-omni", {"interval_s": 0.02, "films": True, "microphone": True}),
+    "thinker": HouseStage("toy", "thinker"),
+    "talker": HouseStage("toy", "talker"),
+    "code2wav": HouseStage("toy", "code2wav"),
+    "diffusion": HouseStage("toy-picture", "diffusion"),
+    "looker": HouseStage("toy-media", "thinker", "toy-omni", {"interval_s": 0.02, "films": True, "microphone": True}),
 }
 """By the name of their processes, which a number follows."""
 

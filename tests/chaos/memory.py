@@ -14,7 +14,7 @@ ALLOWED_THREADS = 12
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
+class MemorySample:
     """age_s: of the process, since its first sample. private_bytes: RssAnon of proc(5); shared memory is counted by leases."""
 
     age_s: float
@@ -24,12 +24,12 @@ class Sample:
 
 
 @dataclass
-class Memory:
+class MemoryOfHouse:
     """Samples of every process that was ever seen. warm_s: age from which on it must not grow any more."""
 
     warm_s: float
     _begun: dict[int, float] = field(default_factory=dict)
-    samples: dict[tuple[str, int], list[Sample]] = field(default_factory=dict)
+    samples: dict[tuple[str, int], list[MemorySample]] = field(default_factory=dict)
 
     def sample(self, pids: dict[str, int]) -> None:
         """Look at the processes by name."""
@@ -41,10 +41,10 @@ class Memory:
             except (FileNotFoundError, ProcessLookupError):
                 continue  # It ended in between.
             if "RssAnon" in status:
-                sample = Sample(age_s, int(status["RssAnon"].split()[0]) * 1024, files, int(status["Threads"]))
+                sample = MemorySample(age_s, int(status["RssAnon"].split()[0]) * 1024, files, int(status["Threads"]))
                 self.samples.setdefault((name, pid), []).append(sample)
 
-    def grown(self) -> list[tuple[str, Sample, Sample, bool]]:
+    def grown(self) -> list[tuple[str, MemorySample, MemorySample, bool]]:
         """Every process that lived for twice the time it takes to get warm: its name, the most before that, its end, whether it is flat."""
         found = []
         for (name, pid), samples in self.samples.items():
@@ -60,8 +60,8 @@ class Memory:
         return found
 
 
-def _most(samples: Sequence[Sample]) -> Sample:
-    return Sample(
+def _most(samples: Sequence[MemorySample]) -> MemorySample:
+    return MemorySample(
         max(sample.age_s for sample in samples),
         max(sample.private_bytes for sample in samples),
         max(sample.files for sample in samples),

@@ -42,7 +42,7 @@ def check_text(tokens: Sequence[int], first: int, count: int, text: str, token_i
 
 
 @dataclass(frozen=True)
-class Speech:
+class SpeechQuestion:
     """A question to the speaking pipeline. length: tokens of its answer. outputs: the ports wanted."""
 
     prompt: str
@@ -77,7 +77,7 @@ class Speech:
 
 
 @dataclass(frozen=True)
-class Medium:
+class ShownMedium:
     """One that is shown. media_type: empty for live sound. seen: what the toy makes of it."""
 
     media_type: str
@@ -86,7 +86,7 @@ class Medium:
 
 
 @dataclass(frozen=True)
-class Looking:
+class LookingQuestion:
     """A question to the pipeline that sees and hears. kinds: of its media, in order: image, audio, video, and LIVE once at most. streamed:
     all of them come on ports; live sound always does. film_bytes: of a film."""
 
@@ -97,11 +97,11 @@ class Looking:
     film_bytes: int
 
     @cached_property
-    def media(self) -> list[Medium]:
+    def media(self) -> list[ShownMedium]:
         rng = np.random.default_rng(self.seed)
         return [_medium(kind, rng, self.film_bytes) for kind in self.kinds]
 
-    def _ports(self) -> Mapping[str, Medium]:
+    def _ports(self) -> Mapping[str, ShownMedium]:
         """The streamed ports, each with its medium."""
         named = {LIVE if kind == LIVE else f"media{n}": medium for n, (kind, medium) in enumerate(zip(self.kinds, self.media, strict=True))}
         return {port: medium for port, medium in named.items() if self.streamed or port == LIVE}
@@ -143,19 +143,19 @@ class Looking:
         check_text(self.tokens, chunk.first, chunk.count, chunk.text.text, chunk.text.token_ids)
 
 
-def _medium(kind: str, rng: np.random.Generator, film_bytes: int) -> Medium:
+def _medium(kind: str, rng: np.random.Generator, film_bytes: int) -> ShownMedium:
     if kind == "image":
         pixels = rng.integers(0, 256, rng.integers(1, 65, 2), np.uint8)
-        return Medium("image/png", png(pixels), pixels)
+        return ShownMedium("image/png", png(pixels), pixels)
     if kind == "video":
         data = b"\0\0\0\x10ftypisom" + rng.bytes(film_bytes)
-        return Medium("video/mp4", data, formulas.film(hashlib.sha256(data).digest()))
+        return ShownMedium("video/mp4", data, formulas.film(hashlib.sha256(data).digest()))
     sound: NDArray[np.int16] = rng.integers(-2000, 2000, rng.integers(1, 20_000), np.int16)
-    return Medium("audio/wav" if kind == "audio" else "", wav(sound, formulas.SAMPLE_RATE_HZ), sound)
+    return ShownMedium("audio/wav" if kind == "audio" else "", wav(sound, formulas.SAMPLE_RATE_HZ), sound)
 
 
 @dataclass(frozen=True)
-class Drawing:
+class DrawingQuestion:
     """A question to the drawing pipeline."""
 
     seed: int
@@ -181,4 +181,4 @@ class Drawing:
             expect(chunk.image.data.data == self.picture(chunk.first), f"picture {chunk.first} is wrong")
 
 
-Question = Speech | Drawing | Looking
+Question = SpeechQuestion | DrawingQuestion | LookingQuestion

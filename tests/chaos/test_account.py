@@ -9,15 +9,15 @@ import numpy as np
 import pytest
 
 from chaos import checks
-from chaos.answers import Collected, Heard
-from chaos.memory import ALLOWED_BYTES, Memory, Sample
+from chaos.answers import Collected, EventsOfAnswer
+from chaos.memory import ALLOWED_BYTES, MemoryOfHouse, MemorySample
 from chaos.plan import ENDS, Action, is_spared, plan
-from chaos.questions import LIVE, Looking, Speech, WrongAnswer
+from chaos.questions import LIVE, LookingQuestion, SpeechQuestion, WrongAnswer
 from omnistage.client import AudioChunk, TextDelta
 from omnistage.models.toy import formulas
 from omnistage.v1 import chunk_pb2, omni_pb2
 
-QUESTION = Speech("hello", 5, 8)
+QUESTION = SpeechQuestion("hello", 5, 8)
 NAMES = ["thinker-0", "thinker-1", "router"]
 
 
@@ -39,7 +39,7 @@ def answer() -> list[omni_pb2.GenerateResponse]:
 
 
 def take(events: list[omni_pb2.GenerateResponse]) -> None:
-    heard = Heard(QUESTION)
+    heard = EventsOfAnswer(QUESTION)
     for event in events:
         heard.take(event)
     heard.check_whole()
@@ -51,7 +51,7 @@ def test_the_right_answer_is_right() -> None:
 
 def looked(kinds: tuple[str, ...], *, streamed: bool) -> list[omni_pb2.GenerateResponse]:
     """The answer of a toy to these media, as the only chunk; a question with the same media must accept it as right."""
-    question = Looking(5, 8, kinds, streamed, 1000)
+    question = LookingQuestion(5, 8, kinds, streamed, 1000)
     text = chunk_pb2.TextChunk(text="".join(map(formulas.word, question.tokens)), token_ids=question.tokens)
     chunk = chunk_pb2.Chunk(port="text", count=8, last=True, text=text)
     events = [omni_pb2.GenerateResponse(started=omni_pb2.Started()), omni_pb2.GenerateResponse(chunk=chunk)]
@@ -61,8 +61,8 @@ def looked(kinds: tuple[str, ...], *, streamed: bool) -> list[omni_pb2.GenerateR
 def test_an_answer_to_other_media_is_seen() -> None:
     shown = ("image", "video", LIVE, "audio")
     for streamed in (True, False):
-        question = Looking(5, 8, shown, streamed, 1000)
-        heard = Heard(question)
+        question = LookingQuestion(5, 8, shown, streamed, 1000)
+        heard = EventsOfAnswer(question)
         for event in looked(shown, streamed=not streamed):
             heard.take(event)
         heard.check_whole()
@@ -71,7 +71,7 @@ def test_an_answer_to_other_media_is_seen() -> None:
         for other in (shown[1:], (shown[1], shown[0], *shown[2:])):
             events = looked(other, streamed=streamed)
             with pytest.raises(WrongAnswer):
-                wrong = Heard(question)
+                wrong = EventsOfAnswer(question)
                 for event in events:
                     wrong.take(event)
 
@@ -143,13 +143,13 @@ def test_a_schedule_has_every_action_and_spares_some_in_its_second_part(seed: in
     assert not any(disturbance.action is Action.FILL for disturbance in plan(seed, 6000, NAMES, can_fill=False))
 
 
-def samples(*bytes_by_age: int) -> Iterator[Sample]:
+def samples(*bytes_by_age: int) -> Iterator[MemorySample]:
     for age, held in enumerate(bytes_by_age):
-        yield Sample(float(age), held, 10, 10)
+        yield MemorySample(float(age), held, 10, 10)
 
 
 def test_growth_after_the_warm_up_is_seen_and_growth_in_it_is_not() -> None:
-    memory = Memory(warm_s=2.0)
+    memory = MemoryOfHouse(warm_s=2.0)
     memory.samples["flat", 1] = list(samples(0, 1 << 30, 1 << 30, 1 << 30, 1 << 30))
     memory.samples["grown", 2] = list(samples(0, 1, 1, 1, ALLOWED_BYTES + 2))
     memory.samples["young", 3] = list(samples(0, 1 << 30))

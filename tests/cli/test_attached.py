@@ -14,7 +14,7 @@ import pytest
 
 from helpers.command import omnistage
 from helpers.families import PICTURE, SOUND
-from helpers.processes import Started
+from helpers.processes import StartedProcess
 from helpers.terminal import CTRL_C, Terminal, words_of
 from omnistage.cli.attached import Attached
 from omnistage.cli.pipelines import layout_for
@@ -103,7 +103,7 @@ def test_standard_input_that_is_no_medium(words: tuple[str, ...], text: bytes, c
 
 
 def test_an_endless_pipe_is_too_much() -> None:
-    with Started[bytes]([*COMMAND, "ask", "--image", "-"], stdin=subprocess.PIPE, stderr=subprocess.PIPE) as asking:
+    with StartedProcess[bytes]([*COMMAND, "ask", "--image", "-"], stdin=subprocess.PIPE, stderr=subprocess.PIPE) as asking:
         assert asking.stdin is not None and asking.stderr is not None
         with pytest.raises(BrokenPipeError):
             while True:

@@ -18,7 +18,7 @@ from omnistage.cli.bench.arrivals import due_times_s
 from omnistage.cli.bench.distribution import Distribution
 from omnistage.cli.bench.level import Closed, Extent, Level, Open, pause_s
 from omnistage.cli.bench.objectives import Objectives
-from omnistage.cli.bench.prompts import QUESTIONS, WORDS, Prompt, RandomWords, Span, built_in, of_file
+from omnistage.cli.bench.prompts import QUESTIONS, WORDS, BenchPrompt, NumberRange, RandomWords, built_in, of_file
 from omnistage.cli.bench.question import LAST_SEED, Questions
 from omnistage.cli.bench.sample import Failure, Measured, Sample, TokenArrival, per_token_s, take
 from omnistage.cli.bench.summary import Summary
@@ -77,7 +77,7 @@ async def test_what_came_in_one_message_came_at_one_time() -> None:
     for place, chunk in enumerate(chunks):
         batches[place * 2 // len(chunks)].chunks.chunks.append(chunk)
     question = Questions("ask", built_in(to_draw=False), {}).at(0)
-    router = peer.Peer(None, [peer.event(peer.STARTED), *batches, peer.event(peer.USAGE)])
+    router = peer.PlayingPeer(None, [peer.event(peer.STARTED), *batches, peer.event(peer.USAGE)])
     async with peer.listening(router) as wire, AsyncOmni(address=wire.address) as omni:
         one_by_one, together = [(await take(omni, question, 0.0, 0.0)).outcome for _ in range(2)]
     assert isinstance(one_by_one, Measured) and isinstance(together, Measured)
@@ -265,12 +265,12 @@ async def test_failures_are_counted_by_kind_and_goodput_by_all_limits() -> None:
 
 
 def test_words_are_the_same_for_the_same_seed_and_number() -> None:
-    prompts = RandomWords(Span(5, 9), 3)
+    prompts = RandomWords(NumberRange(5, 9), 3)
     texts = [prompts.at(number).text for number in range(200)]
-    assert texts == [RandomWords(Span(5, 9), 3).at(number).text for number in range(200)]
+    assert texts == [RandomWords(NumberRange(5, 9), 3).at(number).text for number in range(200)]
     assert {len(text.split()) for text in texts} == {5, 6, 7, 8, 9}
     assert len(set(texts)) == 200 and {word for text in texts for word in text.split()} <= set(WORDS)
-    assert texts != [RandomWords(Span(5, 9), 4).at(number).text for number in range(200)]
+    assert texts != [RandomWords(NumberRange(5, 9), 4).at(number).text for number in range(200)]
 
 
 def test_built_in_prompts_differ() -> None:
@@ -282,9 +282,9 @@ def test_prompts_of_a_file(tmp_path: Path) -> None:
     lines, objects = tmp_path / "lines.txt", tmp_path / "objects.jsonl"
     lines.write_text('One?\n\n  \n{"prompt": "no object here"}\n')
     objects.write_text('{"prompt": "Long?", "max_tokens": 64}\n{"prompt": "Short?", "id": 7}\n')
-    assert of_file(lines).prompts == [Prompt("One?"), Prompt('{"prompt": "no object here"}')]
+    assert of_file(lines).prompts == [BenchPrompt("One?"), BenchPrompt('{"prompt": "no object here"}')]
     found = of_file(objects)
-    assert [found.at(number) for number in range(3)] == [Prompt("Long?", 64), Prompt("Short?"), Prompt("Long?", 64)]
+    assert [found.at(number) for number in range(3)] == [BenchPrompt("Long?", 64), BenchPrompt("Short?"), BenchPrompt("Long?", 64)]
     asked = Questions("ask", found, {"max_tokens": 10}, seed=LAST_SEED - 1)
     assert [(asked.at(number).text, asked.at(number).options["max_tokens"], asked.at(number).seed) for number in (0, 1)] == [
         ("Long?", 64, LAST_SEED - 1),
@@ -310,6 +310,6 @@ def test_a_file_without_prompts_says_where(tmp_path: Path, text: str, told: str)
 
 
 def test_each_answer_is_made_as_long_as_was_said() -> None:
-    asked = Questions("ask", built_in(to_draw=False), {"max_tokens": 3}, tokens=Span(10, 12))
+    asked = Questions("ask", built_in(to_draw=False), {"max_tokens": 3}, tokens=NumberRange(10, 12))
     options = [asked.at(number).options for number in range(100)]
     assert {(one["max_tokens"], one["min_tokens"], one["ignore_eos"]) for one in options} == {(n, n, True) for n in (10, 11, 12)}

@@ -15,7 +15,7 @@ import pytest
 import soundfile
 
 from helpers.command import omnistage
-from helpers.processes import Started
+from helpers.processes import StartedProcess
 from helpers.sink import Sink
 from helpers.talking import CTRL_D, ENTER, PROMPT, alone_here, talk
 from helpers.terminal import CTRL_C, words_of
@@ -161,7 +161,7 @@ def test_a_broken_conversation_is_told(toy_address: str, alone: Path) -> None:
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_chat_that_waits_for_a_pipe_can_be_ended(toy_address: str, alone: Path, number: signal.Signals) -> None:
     command = [sys.executable, "-m", "omnistage.cli", "chat", "--address", toy_address]
-    with Started(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as chatting:
+    with StartedProcess(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as chatting:
         assert chatting.stdin is not None and chatting.stderr is not None
         chatting.stdin.write("Hi\n")
         chatting.stdin.flush()

@@ -15,7 +15,7 @@ from helpers.command import omnistage
 from helpers.families import PICTURE, SOUND
 from helpers.talking import ALT_ENTER, CTRL_D, ENTER, PASTE, PASTED, PROMPT, alone_here, talk
 from helpers.terminal import words_of
-from omnistage.cli.mentioned import Shown, find_files, find_named_file
+from omnistage.cli.mentioned import MentionedFile, find_files, find_named_file
 from omnistage.cli.talk import WORDS, help_lines
 from omnistage.client import BadRequestError, Omni
 from omnistage.models.toy import formulas
@@ -283,10 +283,10 @@ def test_paths_in_a_message(files: Path, typed: str, shown: list[str], words: st
 
 
 def test_paths_behind_a_word(files: Path) -> None:
-    mine = Shown("image", str(files / "my cat.png"))
+    mine = MentionedFile("image", str(files / "my cat.png"))
     for typed in ("my cat.png What?", "'my cat.png' What?", "my\\ cat.png What?", f"{files}/my cat.png What?"):
         assert find_named_file("image", typed) == (mine, "What?")
-    assert find_named_file("image", "cat.png") == (Shown("image", str(files / "cat.png")), "")
+    assert find_named_file("image", "cat.png") == (MentionedFile("image", str(files / "cat.png")), "")
     for typed in ("nope.png What?", "'nope.png' What?", "'", "\0", "question.wav"):
         with pytest.raises(BadRequestError):
             find_named_file("image", typed)

@@ -13,7 +13,7 @@ import pytest
 import soundfile
 
 from helpers.command import omnistage
-from helpers.peer import TEXT, Peer, answer, listening
+from helpers.peer import TEXT, PlayingPeer, answer, listening
 from helpers.terminal import Terminal
 from omnistage.models.toy import formulas
 from omnistage.v1 import omni_pb2, stage_pb2
@@ -61,7 +61,7 @@ async def test_a_loss_is_told_in_a_line(tmp_path: Path) -> None:
     events = list(answer(omni_pb2.GenerateRequest()))
     events.insert(3, omni_pb2.GenerateResponse(failover=told))
     picture = tmp_path / "rescue.png"
-    async with listening(Peer(events, events)) as wire:
+    async with listening(PlayingPeer(events, events)) as wire:
         words = ("ask", "Hi", "--address", wire.address)
         for_people = await asyncio.to_thread(omnistage, *words, "--timeline", picture)
         for_scripts = await asyncio.to_thread(omnistage, *words, "--json")

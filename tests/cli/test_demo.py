@@ -16,7 +16,7 @@ import pytest
 
 from helpers import lengths
 from helpers.command import omnistage
-from helpers.processes import Family
+from helpers.processes import ProcessFamily
 from omnistage.cli.served import Served, all_served, register_stack
 from tools.demo import IDLE_LIMIT_S, find_serving, tell
 
@@ -27,7 +27,7 @@ ELSEWHERE = ("no terminal", "CI")
 
 
 @pytest.fixture(autouse=True)
-def alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, family: Family) -> None:
+def alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, family: ProcessFamily) -> None:
     """Stacks of this test, at ports of their own."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("OMNISTAGE_STATE", str(tmp_path / "state"))
@@ -53,7 +53,7 @@ def on_terminal() -> str:
     return shown.decode()
 
 
-def test_on_a_terminal_its_stack_stays_and_is_used_again(family: Family, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_on_a_terminal_its_stack_stays_and_is_used_again(family: ProcessFamily, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Beside whatever has the usual port."""
     with socket.create_server(("127.0.0.1", 0)) as other:
         usual = f"127.0.0.1:{other.getsockname()[1]}"
@@ -102,7 +102,7 @@ def test_only_a_stack_that_serves_the_same_is_used_again(change: dict[str, Any],
 
 
 @lengths.one_or_all("where", ELSEWHERE)
-def test_elsewhere_nothing_is_left(family: Family, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str, seed: int) -> None:
+def test_elsewhere_nothing_is_left(family: ProcessFamily, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str, seed: int) -> None:
     if lengths.draw(where, ELSEWHERE, seed) == "CI":
         monkeypatch.setenv("CI", "true")
         assert "browser" not in on_terminal()

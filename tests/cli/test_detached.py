@@ -17,7 +17,7 @@ import pytest
 
 from helpers import lengths
 from helpers.command import omnistage
-from helpers.processes import Family, Started, wait_end
+from helpers.processes import ProcessFamily, StartedProcess, wait_end
 from helpers.terminal import CTRL_C, Terminal
 from helpers.toy_pipeline import toy_pipeline
 from omnistage.cli.served import Served, StackEnd, all_served, folder, register_stack
@@ -43,10 +43,10 @@ def slow(tmp_path: Path) -> str:
 
 
 @contextmanager
-def answering(address: str) -> Iterator[Started[str]]:
+def answering(address: str) -> Iterator[StartedProcess[str]]:
     """A client in the middle of an answer that takes minutes."""
     command = [sys.executable, "-m", "omnistage.cli", "ask", "Hi", "--address", address, "--max-tokens", "4000", "--timeout", "600"]
-    with Started(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as asking:
+    with StartedProcess(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as asking:
         assert asking.stdout is not None
         assert asking.stdout.read(1)
         try:
@@ -60,7 +60,7 @@ def read_by_others(folder: Path) -> list[Path]:
     return [path for path in folder.rglob("*") if not path.is_symlink() and path.stat().st_mode & 0o077]
 
 
-def test_a_stack_stays_when_its_command_ends(family: Family, free_port: int, tmp_path: Path) -> None:
+def test_a_stack_stays_when_its_command_ends(family: ProcessFamily, free_port: int, tmp_path: Path) -> None:
     address = f"127.0.0.1:{free_port}"
     done = omnistage("serve", "toy", "--detach", "--address", address)
     assert done.returncode == 0, done.stderr
@@ -94,7 +94,7 @@ def test_what_a_launcher_leaves_that_was_killed_before_it_was_registered_goes_wi
     assert list(folder().iterdir()) == [young]
 
 
-def test_what_cannot_be_served_is_told_by_the_command(family: Family, tmp_path: Path, slow: str) -> None:
+def test_what_cannot_be_served_is_told_by_the_command(family: ProcessFamily, tmp_path: Path, slow: str) -> None:
     done = omnistage("serve", "nothing", "--detach")
     assert done.returncode == 1
     assert "no pipeline 'nothing', and no folder or model of this name" in done.stderr
@@ -106,7 +106,7 @@ def test_what_cannot_be_served_is_told_by_the_command(family: Family, tmp_path: 
 
 
 @pytest.mark.parametrize("size", [(80, 24), (40, 10)], ids=lambda size: f"{size[0]}x{size[1]}")
-def test_what_serve_warns_of_is_told_with_detach_too(family: Family, quick: str, size: tuple[int, int]) -> None:
+def test_what_serve_warns_of_is_told_with_detach_too(family: ProcessFamily, quick: str, size: tuple[int, int]) -> None:
     """An open address, and a setting without an effect; and what can be asked is an address of this machine."""
     words = ("serve", quick, "--address", "0.0.0.0:0", "--no-http", "--gpu-memory-utilization", "thinker=0.5")
     in_front, detached = Terminal(*size), Terminal(*size)
@@ -141,7 +141,7 @@ def ends_when(seen: bytes, keys: bytes) -> Callable[[Terminal], None]:
     return press
 
 
-def test_one_of_several_is_named(family: Family, quick: str) -> None:
+def test_one_of_several_is_named(family: ProcessFamily, quick: str) -> None:
     for _ in range(2):
         assert omnistage("serve", quick, "--detach", "--address", "127.0.0.1:0").returncode == 0
     try:
@@ -166,7 +166,7 @@ def test_nothing_to_stop_is_told() -> None:
         assert "no stack of yours serves on this machine" in done.stderr
 
 
-def test_stop_now_waits_for_no_answer(family: Family, slow: str) -> None:
+def test_stop_now_waits_for_no_answer(family: ProcessFamily, slow: str) -> None:
     assert omnistage("serve", slow, "--detach", "--address", "127.0.0.1:0", "--grace", "600").returncode == 0
     [served] = all_served()
     with answering(served.address):
@@ -186,7 +186,7 @@ class Keys:
             terminal.press(self._steps.pop(0)[1])
 
 
-def test_ctrl_c_says_what_it_waits_for_and_a_second_one_ends_it(family: Family, slow: str, free_port: int) -> None:
+def test_ctrl_c_says_what_it_waits_for_and_a_second_one_ends_it(family: ProcessFamily, slow: str, free_port: int) -> None:
     address = f"127.0.0.1:{free_port}"
     terminal = Terminal(120)
     clients: list[subprocess.Popen[str]] = []
@@ -228,7 +228,7 @@ with register_stack(Served("127.0.0.1:5", os.getpid(), "toy", "", 1.0)):
 
 
 def test_a_killed_launcher_serves_nothing() -> None:
-    with Started([sys.executable, "-c", HELD], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as launcher:
+    with StartedProcess([sys.executable, "-c", HELD], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as launcher:
         assert launcher.stdout is not None
         assert launcher.stdout.readline() == "held\n"
         [served] = all_served()
@@ -265,7 +265,7 @@ sys.stdin.read()
 def test_what_another_version_wrote_is_left_out(said: str) -> None:
     boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     command = [sys.executable, "-c", HELD_OTHER, str(folder() / f"{boot}-1.json"), said]
-    with Started(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
+    with StartedProcess(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
         assert other.stdout is not None
         assert other.stdout.readline() == "held\n"
         assert all_served() == []
@@ -277,7 +277,7 @@ def test_what_a_newer_version_says_beside_is_no_matter() -> None:
     boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     said = json.dumps({"address": "x:1", "pid": 1, "pipeline": "toy", "log_folder": "", "grace_s": 2, "since": 7})
     command = [sys.executable, "-c", HELD_OTHER, str(folder() / f"{boot}-1.json"), said]
-    with Started(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
+    with StartedProcess(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
         assert other.stdout is not None
         assert other.stdout.readline() == "held\n"
         assert all_served() == [Served("x:1", 1, "toy", "", 2.0)]
@@ -307,10 +307,10 @@ def test_a_full_disk_costs_only_the_file(tmp_path: Path) -> None:
 
 
 @lengths.rounds(1, 10)
-def test_two_signals_at_once_end_it_without_a_word_of_crashes(family: Family, quick: str, rounds: int) -> None:
+def test_two_signals_at_once_end_it_without_a_word_of_crashes(family: ProcessFamily, quick: str, rounds: int) -> None:
     for _ in range(rounds):
         command = [sys.executable, "-m", "omnistage.cli", "serve", quick, "--address", "127.0.0.1:0"]
-        with Started(command, stderr=subprocess.PIPE, text=True) as serving:
+        with StartedProcess(command, stderr=subprocess.PIPE, text=True) as serving:
             assert serving.stderr is not None and serving.stderr.readline().startswith("serving on")
             serving.send_signal(signal.SIGINT)
             serving.send_signal(signal.SIGTERM)
@@ -321,10 +321,10 @@ def test_two_signals_at_once_end_it_without_a_word_of_crashes(family: Family, qu
     assert family.pids() == []
 
 
-def test_a_second_signal_ends_a_start_that_hangs(family: Family, quick: str) -> None:
+def test_a_second_signal_ends_a_start_that_hangs(family: ProcessFamily, quick: str) -> None:
     """A stage that heeds no signal, as one in the middle of native code."""
     command = [sys.executable, "-m", "omnistage.cli", "serve", quick, "--address", "127.0.0.1:0", "--grace", "600"]
-    with Started(command, stderr=subprocess.PIPE, text=True) as serving:
+    with StartedProcess(command, stderr=subprocess.PIPE, text=True) as serving:
         deadline = time.monotonic() + 60
         while not (stages := [pid for pid in family.pids() if b"omnistage.thinker" in Path(f"/proc/{pid}/cmdline").read_bytes()]):
             assert time.monotonic() < deadline
@@ -337,7 +337,7 @@ def test_a_second_signal_ends_a_start_that_hangs(family: Family, quick: str) -> 
     assert family.pids() == []
 
 
-def test_stop_now_ends_one_that_was_started_in_the_background(family: Family, slow: str) -> None:
+def test_stop_now_ends_one_that_was_started_in_the_background(family: ProcessFamily, slow: str) -> None:
     """A shell has a job in the background ignore SIGINT."""
     script = '"$@" >/dev/null 2>&1 &'
     command = ["sh", "-c", script, "sh", sys.executable, "-m", "omnistage.cli", "serve", slow, "--address", "127.0.0.1:0", "--grace", "600"]

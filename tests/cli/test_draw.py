@@ -25,8 +25,8 @@ from typer.testing import CliRunner
 from helpers import media_files
 from helpers.command import omnistage
 from helpers.drawings import checkpoint
-from helpers.peer import Peer, listening
-from helpers.processes import Family, Started
+from helpers.peer import PlayingPeer, listening
+from helpers.processes import ProcessFamily, StartedProcess
 from helpers.terminal import CTRL_C, Terminal
 from omnistage.cli import drawing
 from omnistage.cli.layout import Layout
@@ -166,7 +166,7 @@ def test_a_picture_without_a_name_gets_one_of_its_prompt(film_address: str, tmp_
 def test_calls_at_once_with_one_prompt_write_a_file_each(film_address: str, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "omnistage.cli", "draw", "A red circle", "--address", film_address]
     with ExitStack() as stack:
-        calls = [stack.enter_context(Started([*command, "--seed", str(seed)], cwd=tmp_path)) for seed in range(3)]
+        calls = [stack.enter_context(StartedProcess([*command, "--seed", str(seed)], cwd=tmp_path)) for seed in range(3)]
         assert [call.wait(100) for call in calls] == [0, 0, 0]
     assert names(tmp_path) == ["red-circle-2.png", "red-circle-3.png", "red-circle.png"]
     assert len({path.read_bytes() for path in tmp_path.iterdir()}) == 3
@@ -306,7 +306,7 @@ async def test_every_field_of_a_drawing_can_be_typed(tmp_path: Path) -> None:
     words += " --sigmas 1,0.5,0.25,0.125,0.1 --strength 0.6 --option cfg_truncation=0.5 --option prompt_2=a=b"
     files: tuple[str | Path, ...] = ("--mask", tmp_path / "before.png", "--control", tmp_path / "before.png")
     files += ("--image", tmp_path / "before.png", "--background", "#202020", "--out", tmp_path / "x.webp")
-    peer = Peer()
+    peer = PlayingPeer()
     async with listening(peer) as wire:
         done = await asyncio.to_thread(draw, "a hill", *words.split(), *files, "--address", wire.address)
     assert done.stderr.startswith("error: the drawing ended without a picture")
@@ -392,7 +392,7 @@ def test_a_terminal_without_colours_shows_the_steps_alone(film_address: str, tmp
     assert figures.startswith("wrote ")
 
 
-def test_ctrl_c_ends_the_drawing_and_its_stack(family: Family, tmp_path: Path) -> None:
+def test_ctrl_c_ends_the_drawing_and_its_stack(family: ProcessFamily, tmp_path: Path) -> None:
     pipeline = tmp_path / "slow.yaml"
     pipeline.write_text(OWN.replace("FAMILY", "toy-film").replace("OPTIONS", "interval_s: 0.1"))
     terminal, pressed = Terminal(100, 30), list[bool]()
@@ -413,7 +413,7 @@ DEMO = "demo.png"
 
 
 @pytest.mark.slow
-def test_the_demo_draws_with_nothing_but_its_words(family: Family, tmp_path: Path) -> None:
+def test_the_demo_draws_with_nothing_but_its_words(family: ProcessFamily, tmp_path: Path) -> None:
     """`make demo-draw` types no more than a prompt, a file and a seed."""
     dry = subprocess.run(["make", "--dry-run", "--no-print-directory", "demo-draw"], cwd=ROOT, capture_output=True, text=True, timeout=60)
     command, *words = shlex.split(dry.stdout.splitlines()[-1])
@@ -439,7 +439,7 @@ def test_the_default_takes_no_picture(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_checkpoint_makes_layers_of_a_picture_and_needs_one(family: Family, tmp_path: Path) -> None:
+def test_a_checkpoint_makes_layers_of_a_picture_and_needs_one(family: ProcessFamily, tmp_path: Path) -> None:
     (tmp_path / "poster.png").write_bytes(media_files.picture(2, 64, 64))
     folder = checkpoint("qwen-image-layered")
     layout = target_for(Need(["text", "image"], ["image"], "diffusion"), None, str(folder)).at

@@ -14,8 +14,8 @@ import pytest
 
 from helpers import fetching
 from helpers.brought import bring
-from helpers.package_index import PackageIndex, Stop, package_index
-from helpers.processes import Started
+from helpers.package_index import CutAnswer, PackageIndex, package_index
+from helpers.processes import StartedProcess
 from helpers.terminal import CTRL_C, Terminal
 from helpers.waiting import until
 from omnistage.cli import fetch as cli_fetch
@@ -74,8 +74,8 @@ def partial(tmp_path: Path) -> int:
     return sum(path.stat().st_size for path in (tmp_path / "cache").glob(".downloads-test/*"))
 
 
-def command() -> Started[str]:
-    return Started([sys.executable, "-c", FETCHING], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+def command() -> StartedProcess[str]:
+    return StartedProcess([sys.executable, "-c", FETCHING], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
 def on_terminal(press_at: str = "") -> tuple[Terminal, list[str]]:
@@ -94,7 +94,7 @@ def on_terminal(press_at: str = "") -> tuple[Terminal, list[str]]:
 
 
 def test_a_bar_has_bytes_and_a_rate_and_goes_on_where_ctrl_c_stopped_it(index: PackageIndex, tmp_path: Path) -> None:
-    index.stops[FILE] = [Stop(FIRST, stays=True)]
+    index.stops[FILE] = [CutAnswer(FIRST, stays=True)]
     moving = rf"{re.escape(LABEL)} .*{re.escape(TOLD)} +\d[\d.]* .?i?B/s +\d\d:\d\d"
     terminal, shown = on_terminal(press_at=moving)
     assert terminal.exit_code == 130
@@ -130,7 +130,7 @@ def test_an_error_says_how_to_go_on(index: PackageIndex, tmp_path: Path) -> None
 
 
 async def test_a_second_fetch_says_at_once_that_it_waits(index: PackageIndex, tmp_path: Path) -> None:
-    index.stops[FILE] = [Stop(FIRST, stays=True)]
+    index.stops[FILE] = [CutAnswer(FIRST, stays=True)]
     with command() as first:
         await until(lambda: partial(tmp_path) == FIRST)
         with command() as second:

@@ -16,7 +16,7 @@ import pytest
 from helpers import lengths
 from helpers.command import omnistage
 from helpers.mounts import need_namespace
-from helpers.peer import STARTED, TEXT, USAGE, Peer, event, listening
+from helpers.peer import STARTED, TEXT, USAGE, PlayingPeer, event, listening
 from omnistage.cli.output import OutputFile
 from omnistage.client.errors import RequestError
 from omnistage.models.toy import formulas
@@ -88,7 +88,7 @@ async def test_a_file_keeps_its_mode_and_links_stay_links(tmp_path: Path) -> Non
     target.write_bytes(b"old")
     target.chmod(0o640)
     link.symlink_to(target)
-    async with listening(Peer()) as wire:
+    async with listening(PlayingPeer()) as wire:
         assert (await said(wire.address, "--out", link)).returncode == 0
     assert link.is_symlink()
     assert stat.S_IMODE(target.stat().st_mode) == 0o640
@@ -99,7 +99,7 @@ async def test_a_file_keeps_its_mode_and_links_stay_links(tmp_path: Path) -> Non
 async def test_an_answer_that_fails_leaves_the_old_file(tmp_path: Path) -> None:
     old = tmp_path / "x.wav"
     old.write_bytes(b"old")
-    async with listening(Peer(5)) as wire:
+    async with listening(PlayingPeer(5)) as wire:
         done = await said(wire.address, "--out", old, "--timeline", tmp_path / "x.png", "--timeout", "1")
     assert done.returncode == 1
     assert old.read_bytes() == b"old"
@@ -206,7 +206,7 @@ def silent_answer() -> list[omni_pb2.GenerateResponse]:
 
 @pytest.mark.parametrize("command", ["ask", "say"])
 async def test_what_cannot_be_spoken_is_an_error_where_a_file_was_wanted(tmp_path: Path, command: str) -> None:
-    async with listening(Peer(silent_answer())) as wire:
+    async with listening(PlayingPeer(silent_answer())) as wire:
         words = (command, "什么是火山?", "--out", str(tmp_path / "x.wav"), "--address", wire.address)
         done = await asyncio.to_thread(omnistage, *words)
     assert done.returncode == 1
@@ -217,14 +217,14 @@ async def test_what_cannot_be_spoken_is_an_error_where_a_file_was_wanted(tmp_pat
 
 
 async def test_what_cannot_be_spoken_is_an_error_where_a_pipe_waits_for_its_sound() -> None:
-    async with listening(Peer(silent_answer())) as wire:
+    async with listening(PlayingPeer(silent_answer())) as wire:
         done = await asyncio.to_thread(omnistage, "ask", "什么是火山?", "--out", "-", "--address", wire.address)
     assert (done.returncode, done.stdout) == (1, "")
     assert "nothing of the answer could be spoken" in done.stderr
 
 
 async def test_an_answer_without_sound_is_one_where_no_file_was_wanted() -> None:
-    async with listening(Peer(silent_answer())) as wire:
+    async with listening(PlayingPeer(silent_answer())) as wire:
         done = await asyncio.to_thread(omnistage, "ask", "Hi", "--address", wire.address)
     assert (done.returncode, done.stdout) == (0, f"{TEXT}\n")
     assert "no audio" in done.stderr
@@ -232,7 +232,7 @@ async def test_an_answer_without_sound_is_one_where_no_file_was_wanted() -> None
 
 async def test_the_draft_of_a_killed_call_goes_with_the_next_one(tmp_path: Path) -> None:
     """And not that of one that lives."""
-    async with listening(Peer(6, 6)) as wire:
+    async with listening(PlayingPeer(6, 6)) as wire:
         command = [*COMMAND, "say", "Hi", "--address", wire.address, "--out", str(tmp_path / "x.wav")]
         calls = [await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE) for _ in range(2)]
         for call in calls:

@@ -17,7 +17,7 @@ import pytest
 from helpers.command import omnistage
 from helpers.drawings import checkpoint
 from helpers.media_files import picture
-from helpers.peer import Peer, listening
+from helpers.peer import PlayingPeer, listening
 from omnistage.cli.film_size import size_of
 from omnistage.cli.filming import out_of
 from omnistage.cli.output import GrowingFile
@@ -231,7 +231,7 @@ async def test_every_field_of_a_film_and_of_a_sound_can_be_typed(tmp_path: Path)
     sound, of_sound = ["--seconds", "2.5", "--begin", "0.5", "--out", str(tmp_path / "x.wav")], {"duration_s": 2.5, "begin_s": 0.5}
     typed = set[str]()
     for command, more, fields, port in (("film", film, of_film, "video"), ("sound", sound, of_sound, "audio")):
-        peer = Peer()
+        peer = PlayingPeer()
         async with listening(peer) as wire:
             done = await asyncio.to_thread(omnistage, command, "a hill", *words, *more, "--address", wire.address)
         told = "error: the drawing ended without a film: peer made none of this prompt" if command == "film" else "wrote "

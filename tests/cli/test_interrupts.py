@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from helpers import lengths
-from helpers.peer import Peer, listening
-from helpers.processes import Family
+from helpers.peer import PlayingPeer, listening
+from helpers.processes import ProcessFamily
 from helpers.terminal import CTRL_C, Terminal
 from omnistage.models.toy import formulas
 
@@ -101,7 +101,7 @@ def wait_for_first_line(pid: int) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @lengths.rounds(3, MOMENTS)
-def test_moments_in_the_life_of_a_call(family: Family, tmp_path: Path, rounds: int) -> None:
+def test_moments_in_the_life_of_a_call(family: ProcessFamily, tmp_path: Path, rounds: int) -> None:
     """Shares of the time that a whole call took just before: the start of the stack, the answer, the files, the end of the stack."""
     outcomes = []
     whole_s = 0.0
@@ -131,7 +131,7 @@ def test_moments_in_the_life_of_a_call(family: Family, tmp_path: Path, rounds: i
     assert outcomes[:2] == [0, 130]
 
 
-def test_when_the_answer_is_there_it_stays(family: Family, tmp_path: Path) -> None:
+def test_when_the_answer_is_there_it_stays(family: ProcessFamily, tmp_path: Path) -> None:
     """A person presses Ctrl-C when the figures stand there, as the stack is being stopped."""
     out = tmp_path / "x.wav"
     seen = b""
@@ -157,7 +157,7 @@ def test_when_the_answer_is_there_it_stays(family: Family, tmp_path: Path) -> No
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 async def test_in_the_middle_of_an_answer(tmp_path: Path, number: signal.Signals) -> None:
     """Also for those who end it otherwise: a closed terminal, a supervisor."""
-    async with listening(Peer(6)) as wire:
+    async with listening(PlayingPeer(6)) as wire:
         words = ("ask", "Hi", "--out", str(tmp_path / "x.wav"), "--timeline", str(tmp_path / "x.png"), "--address", wire.address)
         call = await asyncio.create_subprocess_exec(*COMMAND, *words, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE)
         assert call.stdout is not None

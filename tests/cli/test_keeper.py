@@ -28,7 +28,7 @@ QUESTIONS = liveness.MAX_UNANSWERED + 2
 """That a sound process is asked: more than would end one that hangs."""
 
 
-class Kept:
+class KeptTalker:
     """A toy Talker with its keeper. told: what the keeper said."""
 
     def __init__(self, child: Child, told: asyncio.Queue[tuple[str, str]]) -> None:
@@ -42,7 +42,7 @@ class Kept:
 
 
 @asynccontextmanager
-async def kept(log: Path, environment: Mapping[str, str] = ENDING) -> AsyncIterator[Kept]:
+async def kept(log: Path, environment: Mapping[str, str] = ENDING) -> AsyncIterator[KeptTalker]:
     child = Child(
         "talker",
         "helpers.hanging",
@@ -58,7 +58,7 @@ async def kept(log: Path, environment: Mapping[str, str] = ENDING) -> AsyncItera
         await child.start(lifeline[0])
         keeping = asyncio.create_task(Keeper(child, lifeline[0], lambda what, text: told.put_nowait((what, text))).keep())
         try:
-            yield Kept(child, told)
+            yield KeptTalker(child, told)
         finally:
             keeping.cancel()
             await asyncio.wait({keeping})

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from helpers.command import omnistage
-from helpers.processes import Family, Started
+from helpers.processes import ProcessFamily, StartedProcess
 from helpers.toy_pipeline import toy_pipeline
 from omnistage.models.common.owned import PREFIX
 
@@ -26,7 +26,9 @@ def folders() -> list[Path]:
 @contextmanager
 def answering(folder: Path) -> Iterator[subprocess.Popen[bytes]]:
     """A call with a stack of its own, stopped at its first word."""
-    with Started[bytes]([sys.executable, "-m", "omnistage.cli", *words(folder)], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as call:
+    with StartedProcess[bytes](
+        [sys.executable, "-m", "omnistage.cli", *words(folder)], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+    ) as call:
         assert call.stdout is not None
         assert call.stdout.read(1)
         call.send_signal(signal.SIGSTOP)
@@ -39,7 +41,7 @@ def ask(folder: Path, *more: str) -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_the_logs_of_a_call_stay_while_it_runs_and_go_with_the_next_one_when_it_was_killed(family: Family, tmp_path: Path) -> None:
+def test_the_logs_of_a_call_stay_while_it_runs_and_go_with_the_next_one_when_it_was_killed(family: ProcessFamily, tmp_path: Path) -> None:
     with answering(tmp_path) as call:
         (mine,) = folders()
         ask(tmp_path)

@@ -16,7 +16,7 @@ from helpers import lengths
 from helpers.brought import bring
 from helpers.command import omnistage
 from helpers.hub_server import BLOCK, File, HubServer, hub_server
-from helpers.processes import Family, Started
+from helpers.processes import ProcessFamily, StartedProcess
 from helpers.terminal import CTRL_C, Terminal
 from helpers.waiting import until
 from omnistage.client import BadRequestError, Omni, StackError, UnknownModelError
@@ -205,9 +205,9 @@ async def test_a_second_fetch_says_at_once_that_it_waits(hub: HubServer, tmp_pat
     def partial() -> int:
         return sum(path.stat().st_size for path in (tmp_path / "home").glob("hub/models--*/blobs/*.incomplete"))
 
-    with Started(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as first:
+    with StartedProcess(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as first:
         await until(lambda: partial() == PART)
-        with Started(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as second:
+        with StartedProcess(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as second:
             assert second.stderr is not None
             lines = [second.stderr.readline() for _ in range(3)]
             assert lines[1].startswith("2 MiB to fetch of 12 MiB; ")
@@ -219,14 +219,16 @@ async def test_a_second_fetch_says_at_once_that_it_waits(hub: HubServer, tmp_pat
     assert [asked.range for asked in hub.asked if asked.host == "storage"] == ["", f"bytes={PART}-"]
 
 
-async def test_a_fetch_ends_with_the_program_that_wanted_it(hub: HubServer, family: Family) -> None:
+async def test_a_fetch_ends_with_the_program_that_wanted_it(hub: HubServer, family: ProcessFamily) -> None:
     hub.add("org/smol", {**SMOL, "model.safetensors": File(LARGE)})
     hub.stall["model.safetensors"] = PART + BLOCK
 
     def ranges() -> list[str]:
         return [asked.range for asked in hub.asked if asked.host == "storage"]
 
-    with Started([sys.executable, "-c", "from omnistage.client import Omni; Omni(model_path='org/smol')"], stderr=subprocess.PIPE) as owner:
+    with StartedProcess(
+        [sys.executable, "-c", "from omnistage.client import Omni; Omni(model_path='org/smol')"], stderr=subprocess.PIPE
+    ) as owner:
         await until(ranges)
         owner.kill()
     assert family.wait_ended() == []
@@ -247,13 +249,13 @@ def test_what_is_no_name_is_told_by_the_client(hub: HubServer, monkeypatch: pyte
     "named", [pytest.param("qwen2_5_omni-text", id="its thinker alone"), pytest.param("", id="all of it", marks=lengths.LONG)]
 )
 def test_a_model_is_served_by_its_name_and_again_without_network(
-    hub: HubServer, family: Family, omni_checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, named: str
+    hub: HubServer, family: ProcessFamily, omni_checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, named: str
 ) -> None:
     """Where nobody names a pipeline, in that of its family. Names in requests are those of pipelines only."""
     commit = hub.add("org/Omni-1B", {path.name: File(path) for path in omni_checkpoint.iterdir()})
     words = [named, "--checkpoint", "org/Omni-1B"] if named else ["org/Omni-1B"]
     command = [sys.executable, "-m", "omnistage.cli", "serve", *words, "--address", "127.0.0.1:0"]
-    with Started(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as server:
+    with StartedProcess(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as server:
         assert server.stderr is not None
         lines = [server.stderr.readline() for _ in range(3)]
         assert lines[0] == f"org/Omni-1B@main is {commit}\n" and lines[2].startswith("serving on "), lines

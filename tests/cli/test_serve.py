@@ -19,17 +19,17 @@ import pytest
 from helpers import lengths
 from helpers.command import omnistage
 from helpers.header_bomb import header_bomb
-from helpers.processes import Family, Started, wait_end
+from helpers.processes import ProcessFamily, StartedProcess, wait_end
 from helpers.toy_pipeline import toy_pipeline
 from omnistage.cli.bounds import STAGE_OOM_SCORE, Bounds, for_router, memory_of_machine
 from omnistage.client import Omni
 from omnistage.client.listing import Replica
 
 
-def serve(*words: str, through: Sequence[str] = ()) -> Started[str]:
+def serve(*words: str, through: Sequence[str] = ()) -> StartedProcess[str]:
     """through: a command that runs the command that follows it."""
     command = [*through, sys.executable, "-m", "omnistage.cli", "serve", *words]
-    return Started(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    return StartedProcess(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
 @pytest.fixture
@@ -54,7 +54,7 @@ def told(server: subprocess.Popen[str], what: str) -> str:
     raise AssertionError(f"the server ended and never said {what!r}")
 
 
-def pid_of(module: str, family: Family) -> int:
+def pid_of(module: str, family: ProcessFamily) -> int:
     return next(pid for pid in family.pids() if module.encode() in Path(f"/proc/{pid}/cmdline").read_bytes())
 
 
@@ -89,7 +89,7 @@ def take_over(replica: Replica, taken: ExitStack) -> None:
 
 
 @lengths.one_or_all("name", ["SIGTERM", "SIGINT", "SIGHUP"])
-def test_it_serves_until_it_is_told_to_end(family: Family, alone: str, name: str, seed: int) -> None:
+def test_it_serves_until_it_is_told_to_end(family: ProcessFamily, alone: str, name: str, seed: int) -> None:
     number = signal.Signals[lengths.draw(name, ["SIGTERM", "SIGINT", "SIGHUP"], seed)]
     with serve(alone, "--address", "127.0.0.1:0") as server:
         address = read_address(server)
@@ -103,7 +103,7 @@ def test_it_serves_until_it_is_told_to_end(family: Family, alone: str, name: str
 
 
 @lengths.one_or_all("name", ["SIGHUP", "SIGINT"])
-def test_a_signal_that_was_ignored_before_stays_ignored(family: Family, alone: str, name: str, seed: int) -> None:
+def test_a_signal_that_was_ignored_before_stays_ignored(family: ProcessFamily, alone: str, name: str, seed: int) -> None:
     """So nohup says that a job outlives its terminal, and a shell that a job in the background outlives Ctrl-C."""
     number = signal.Signals[lengths.draw(name, ["SIGHUP", "SIGINT"], seed)]
     ignoring = ["sh", "-c", f'trap "" {number.name.removeprefix("SIG")}; exec "$@"', "sh"]
@@ -118,7 +118,7 @@ def test_a_signal_that_was_ignored_before_stays_ignored(family: Family, alone: s
     assert family.pids() == []
 
 
-def test_a_stack_outlives_whoever_read_its_output(family: Family, alone: str) -> None:
+def test_a_stack_outlives_whoever_read_its_output(family: ProcessFamily, alone: str) -> None:
     with serve(alone, "--address", "127.0.0.1:0", "--replicas", "thinker=2") as server:
         address = read_address(server)
         assert server.stderr is not None
@@ -133,7 +133,7 @@ def test_a_stack_outlives_whoever_read_its_output(family: Family, alone: str) ->
     assert family.pids() == []
 
 
-def test_a_second_server_on_the_same_port_says_who_has_it(family: Family, alone: str, free_port: int, tmp_path: Path) -> None:
+def test_a_second_server_on_the_same_port_says_who_has_it(family: ProcessFamily, alone: str, free_port: int, tmp_path: Path) -> None:
     address = f"127.0.0.1:{free_port}"
     logs = tmp_path / "not" / "yet"
     with serve(alone, "--address", address) as first:
@@ -152,7 +152,7 @@ def test_a_second_server_on_the_same_port_says_who_has_it(family: Family, alone:
     assert family.pids() == []
 
 
-def test_what_dies_is_started_again_at_its_address(family: Family, tmp_path: Path) -> None:
+def test_what_dies_is_started_again_at_its_address(family: ProcessFamily, tmp_path: Path) -> None:
     """One of two replicas. Each has a log of its own."""
     with serve("toy", "--address", "127.0.0.1:0", "--replicas", "talker=2", "--log-dir", str(tmp_path / "logs")) as server:
         address = read_address(server)
@@ -172,7 +172,7 @@ def test_what_dies_is_started_again_at_its_address(family: Family, tmp_path: Pat
     assert family.pids() == []
 
 
-def test_what_drains_is_not_called_lost(family: Family, alone: str) -> None:
+def test_what_drains_is_not_called_lost(family: ProcessFamily, alone: str) -> None:
     """An operator ends a stage with SIGTERM, which is how it is told to finish what runs."""
     with serve(alone, "--address", "127.0.0.1:0") as server:
         [thinker] = replicas_once_serving(read_address(server))
@@ -189,7 +189,7 @@ def test_what_drains_is_not_called_lost(family: Family, alone: str) -> None:
     assert family.pids() == []
 
 
-def test_a_router_that_dies_is_started_again_at_its_port(family: Family, alone: str) -> None:
+def test_a_router_that_dies_is_started_again_at_its_port(family: ProcessFamily, alone: str) -> None:
     with serve(alone, "--address", "127.0.0.1:0") as server:
         address = read_address(server)
         for _ in range(2):
@@ -217,7 +217,7 @@ def test_no_router_has_a_bound_that_a_busy_one_needs_or_that_the_machine_has_not
     assert for_router(int(gib * (1 << 30))) == bounds
 
 
-def test_a_router_that_needs_more_memory_than_it_may_have_ends_alone(family: Family, alone: str) -> None:
+def test_a_router_that_needs_more_memory_than_it_may_have_ends_alone(family: ProcessFamily, alone: str) -> None:
     """By headers that grow in it a thousandfold. Its stages stay, who started it is told why, and it is there again."""
     with serve(alone, "--address", "127.0.0.1:0") as server:
         address = read_address(server)
@@ -244,7 +244,7 @@ def test_a_router_that_needs_more_memory_than_it_may_have_ends_alone(family: Fam
 
 
 @lengths.one_or_all("delay", ["0", "0.05", "0.15", "0.4"])
-def test_the_end_wins_over_a_start(family: Family, alone: str, delay: str, seed: int) -> None:
+def test_the_end_wins_over_a_start(family: ProcessFamily, alone: str, delay: str, seed: int) -> None:
     """Whatever is being started again when the stack is told to end: nothing is left."""
     delay_s = float(lengths.draw(delay, ["0", "0.05", "0.15", "0.4"], seed))
     with serve(alone, "--address", "127.0.0.1:0") as server:
@@ -258,7 +258,7 @@ def test_the_end_wins_over_a_start(family: Family, alone: str, delay: str, seed:
 
 
 @pytest.mark.slow
-def test_a_process_that_cannot_start_again_is_given_up(family: Family, alone: str) -> None:
+def test_a_process_that_cannot_start_again_is_given_up(family: ProcessFamily, alone: str) -> None:
     """Its port is taken by another one. The stack goes on with the second replica of its kind, and ends with the last one."""
     with serve(alone, "--address", "127.0.0.1:0", "--replicas", "thinker=2") as server, ExitStack() as taken:
         address = read_address(server)
@@ -282,7 +282,7 @@ def test_a_process_that_cannot_start_again_is_given_up(family: Family, alone: st
     assert family.pids() == []
 
 
-def test_a_killed_launcher_takes_its_processes_along(family: Family, alone: str) -> None:
+def test_a_killed_launcher_takes_its_processes_along(family: ProcessFamily, alone: str) -> None:
     with serve(alone, "--address", "127.0.0.1:0") as server:
         read_address(server)
         others = [pid for pid in family.pids() if pid != server.pid]
@@ -293,11 +293,11 @@ def test_a_killed_launcher_takes_its_processes_along(family: Family, alone: str)
     assert family.wait_ended() == []
 
 
-def test_the_ready_line_and_the_lifeline(family: Family, alone: str) -> None:
+def test_the_ready_line_and_the_lifeline(family: ProcessFamily, alone: str) -> None:
     ready_read, ready_write = os.pipe()
     lifeline_read, lifeline_write = os.pipe()
     words = ["serve", alone, "--address", "127.0.0.1:0", "--ready-fd", str(ready_write), "--lifeline-fd", str(lifeline_read)]
-    with Started([sys.executable, "-m", "omnistage.cli", *words], pass_fds=(ready_write, lifeline_read)) as server:
+    with StartedProcess([sys.executable, "-m", "omnistage.cli", *words], pass_fds=(ready_write, lifeline_read)) as server:
         os.close(ready_write)
         os.close(lifeline_read)
         with os.fdopen(ready_read) as ready:
@@ -309,7 +309,7 @@ def test_the_ready_line_and_the_lifeline(family: Family, alone: str) -> None:
     assert family.pids() == []
 
 
-def test_a_stack_that_others_reach_says_so(family: Family, alone: str) -> None:
+def test_a_stack_that_others_reach_says_so(family: ProcessFamily, alone: str) -> None:
     """Its page is told by its address on this machine."""
     with serve(alone, "--address", "0.0.0.0:0", "--http", "0.0.0.0:0") as server:
         assert server.stderr is not None

@@ -18,7 +18,7 @@ import pytest
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
 from helpers.command import omnistage
-from helpers.processes import Family, Started
+from helpers.processes import ProcessFamily, StartedProcess
 from helpers.toy_pipeline import toy_pipeline
 from omnistage.cli.announcement import open_page
 from omnistage.cli.checks import check
@@ -34,12 +34,12 @@ from omnistage.models.toy import formulas
 LIMIT_S = 100.0
 
 
-def serve(*words: str) -> Started[str]:
+def serve(*words: str) -> StartedProcess[str]:
     command = [sys.executable, "-m", "omnistage.cli", "serve", *words, "--address", "127.0.0.1:0"]
-    return Started(command, stderr=subprocess.PIPE, text=True)
+    return StartedProcess(command, stderr=subprocess.PIPE, text=True)
 
 
-def told(server: Started[str], start: str) -> str:
+def told(server: StartedProcess[str], start: str) -> str:
     """The rest of the next line that begins so."""
     assert server.stderr is not None
     for line in server.stderr:
@@ -69,7 +69,7 @@ def answered(page: str, name: str) -> str:
     return text
 
 
-def test_it_takes_http_at_one_port_for_as_long_as_it_serves(family: Family, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_takes_http_at_one_port_for_as_long_as_it_serves(family: ProcessFamily, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The gateway is kept and watched as every process is; a status names it; its answers are those of the router. A port that is taken is
     not in its way, and its own is still its own when it is started again. Variables tell it what no option of `serve` does."""
     monkeypatch.setenv("OMNISTAGE_ALLOWED_HOSTS", "box.example.com")
@@ -101,7 +101,7 @@ def test_it_takes_http_at_one_port_for_as_long_as_it_serves(family: Family, tmp_
     assert family.pids() == []
 
 
-def test_an_answer_over_http_ends_before_the_stack_does(family: Family, tmp_path: Path) -> None:
+def test_an_answer_over_http_ends_before_the_stack_does(family: ProcessFamily, tmp_path: Path) -> None:
     """Its router is there until then, and its stages."""
     with serve(toy_pipeline(tmp_path, interval_s=0.05), "--http", "127.0.0.1:0", "--grace", "100") as server:
         page = told(server, "page: ").split()[0]
@@ -121,7 +121,7 @@ def test_an_answer_over_http_ends_before_the_stack_does(family: Family, tmp_path
     assert family.pids() == []
 
 
-def test_a_stack_whose_gateway_cannot_start_goes_on_without(family: Family, tmp_path: Path) -> None:
+def test_a_stack_whose_gateway_cannot_start_goes_on_without(family: ProcessFamily, tmp_path: Path) -> None:
     host = ".".join(["127", *(str(secrets.randbelow(254) + 1) for _ in range(3))])
     with socket.create_server((host, 65535)), serve(toy_pipeline(tmp_path), "--http", f"{host}:65535") as server:
         assert told(server, "given up ").startswith(f"gateway cannot start: cannot listen on {host}:65535: the port is taken by ")
@@ -133,7 +133,7 @@ def test_a_stack_whose_gateway_cannot_start_goes_on_without(family: Family, tmp_
     assert family.pids() == []
 
 
-def test_a_detached_one_that_nobody_asks_ends_by_itself(family: Family, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_detached_one_that_nobody_asks_ends_by_itself(family: ProcessFamily, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMNISTAGE_STATE", str(tmp_path / "state"))
     words = ("--detach", "--address", "127.0.0.1:0", "--http", "127.0.0.1:0", "--idle-limit", "1")
     done = omnistage("serve", toy_pipeline(tmp_path), *words, "--log-dir", str(tmp_path / "logs"))

@@ -17,7 +17,7 @@ import yaml
 from helpers.command import omnistage
 from helpers.hanging import ENVIRONMENT
 from helpers.loading import loading_pipeline, reading
-from helpers.processes import Family, Started
+from helpers.processes import ProcessFamily, StartedProcess
 from omnistage.cli.announcement import announce
 from omnistage.cli.layout import Layout, PipelineLayout, ServerOptions, StageLayout, by_stage
 from omnistage.cli.notices import Notices
@@ -39,12 +39,12 @@ def write(folder: Path, name: str, *, length: int = 24, family: str = "toy") -> 
     return str(path)
 
 
-def serve(*words: str, environment: Mapping[str, str] | None = None) -> Started[str]:
+def serve(*words: str, environment: Mapping[str, str] | None = None) -> StartedProcess[str]:
     command = [sys.executable, "-m", "omnistage.cli", "serve", *words, "--address", "127.0.0.1:0"]
-    return Started(command, stderr=subprocess.PIPE, text=True, env={**os.environ, **(environment or {})})
+    return StartedProcess(command, stderr=subprocess.PIPE, text=True, env={**os.environ, **(environment or {})})
 
 
-def told(server: Started[str], start: str) -> str:
+def told(server: StartedProcess[str], start: str) -> str:
     """The rest of the next line that begins so."""
     assert server.stderr is not None
     for line in server.stderr:
@@ -53,11 +53,11 @@ def told(server: Started[str], start: str) -> str:
     raise AssertionError(f"it ended without {start!r}")
 
 
-def address_of(server: Started[str]) -> str:
+def address_of(server: StartedProcess[str]) -> str:
     return told(server, "serving on ").split()[0]
 
 
-def test_one_address_answers_and_draws(family: Family) -> None:
+def test_one_address_answers_and_draws(family: ProcessFamily) -> None:
     """Each in its turn; nobody names a pipeline."""
     with serve("toy", "toy-picture", "--replicas", "talker=2") as server:
         with Omni(address=address_of(server)) as omni:
@@ -70,7 +70,7 @@ def test_one_address_answers_and_draws(family: Family) -> None:
     assert family.pids() == []
 
 
-def test_the_first_serves_while_the_next_one_is_loaded(family: Family, tmp_path: Path) -> None:
+def test_the_first_serves_while_the_next_one_is_loaded(family: ProcessFamily, tmp_path: Path) -> None:
     file, pipe = loading_pipeline(tmp_path)
     with serve("toy", str(file), environment=ENVIRONMENT) as server:
         address = address_of(server)
@@ -85,7 +85,7 @@ def test_the_first_serves_while_the_next_one_is_loaded(family: Family, tmp_path:
     assert family.pids() == []
 
 
-def test_the_end_takes_a_pipeline_along_that_is_starting(family: Family, tmp_path: Path) -> None:
+def test_the_end_takes_a_pipeline_along_that_is_starting(family: ProcessFamily, tmp_path: Path) -> None:
     file, pipe = loading_pipeline(tmp_path)
     with serve("toy", str(file), environment=ENVIRONMENT) as server:
         address_of(server)
@@ -95,7 +95,7 @@ def test_the_end_takes_a_pipeline_along_that_is_starting(family: Family, tmp_pat
     assert family.pids() == []
 
 
-def test_one_that_cannot_start_is_told_and_the_others_go_on(family: Family, tmp_path: Path) -> None:
+def test_one_that_cannot_start_is_told_and_the_others_go_on(family: ProcessFamily, tmp_path: Path) -> None:
     file, pipe = loading_pipeline(tmp_path)
     pipe.unlink()  # The file that its model is to read is missing.
     with serve(write(tmp_path, "one"), str(file), write(tmp_path, "two"), environment=ENVIRONMENT) as server:
@@ -114,7 +114,7 @@ def test_one_that_cannot_start_is_told_and_the_others_go_on(family: Family, tmp_
 
 @pytest.mark.long
 @pytest.mark.slow
-def test_one_that_was_given_up_is_started_again(family: Family, tmp_path: Path) -> None:
+def test_one_that_was_given_up_is_started_again(family: ProcessFamily, tmp_path: Path) -> None:
     file, pipe = loading_pipeline(tmp_path)
     with serve("toy-picture", str(file), environment=ENVIRONMENT) as server:
         address = address_of(server)
@@ -140,7 +140,7 @@ def test_one_that_was_given_up_is_started_again(family: Family, tmp_path: Path) 
     assert family.pids() == []
 
 
-def test_equal_stages_of_two_pipelines_are_the_same_processes(family: Family, tmp_path: Path) -> None:
+def test_equal_stages_of_two_pipelines_are_the_same_processes(family: ProcessFamily, tmp_path: Path) -> None:
     words = (write(tmp_path, "one"), write(tmp_path, "two"), write(tmp_path, "three", length=5))
     with serve(*words, "--log-dir", str(tmp_path / "logs")) as server:
         address = address_of(server)
@@ -265,14 +265,14 @@ def test_several_pipelines_are_a_setting_like_any_other(tmp_path: Path) -> None:
     assert printed("--config", str(again)) == said
 
 
-def test_an_owner_asks_for_pipelines_and_hears_of_each(family: Family, tmp_path: Path) -> None:
+def test_an_owner_asks_for_pipelines_and_hears_of_each(family: ProcessFamily, tmp_path: Path) -> None:
     ready_read, ready_write = os.pipe()
     lifeline_read, lifeline_write = os.pipe()
     words = ["serve", "toy-picture", write(tmp_path, "one"), "--address", "127.0.0.1:0"]
     words += ["--ready-fd", str(ready_write), "--lifeline-fd", str(lifeline_read)]
     environment = {**os.environ, "OMNISTAGE_SERVE_NO_HTTP": "false"}  # All the same it takes none: it has an owner.
     command = [sys.executable, "-m", "omnistage.cli", *words]
-    with Started(command, pass_fds=(ready_write, lifeline_read), env=environment) as server:
+    with StartedProcess(command, pass_fds=(ready_write, lifeline_read), env=environment) as server:
         os.close(ready_write)
         os.close(lifeline_read)
         with os.fdopen(ready_read) as ready:

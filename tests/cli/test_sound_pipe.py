@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import soundfile
 
-from helpers.processes import Started
+from helpers.processes import StartedProcess
 from helpers.terminal import Terminal
 from helpers.toy_pipeline import toy_pipeline
 from omnistage.client import Omni
@@ -28,9 +28,9 @@ def loud_address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         yield omni.address
 
 
-def ask(address: str, *words: str) -> Started[bytes]:
+def ask(address: str, *words: str) -> StartedProcess[bytes]:
     command = [sys.executable, "-m", "omnistage.cli", "ask", "Hi", "--seed", "1", "--out", "-", "--address", address, *words]
-    return Started(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    return StartedProcess(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
 
 
 def samples(data: bytes) -> tuple[np.ndarray, int]:
@@ -134,7 +134,7 @@ def test_a_pipe_that_does_not_wait_gets_all_of_it(loud_address: str, whole: np.n
     os.set_blocking(writing, False)
     words = ["--seed", "1", "--out", "-", "--address", loud_address, "--max-tokens", "40"]
     command = [sys.executable, "-m", "omnistage.cli", "ask", "Hi", *words]
-    with Started(command, stdout=writing, stderr=subprocess.DEVNULL) as asking, os.fdopen(reading, "rb") as pipe:
+    with StartedProcess(command, stdout=writing, stderr=subprocess.DEVNULL) as asking, os.fdopen(reading, "rb") as pipe:
         os.close(writing)
         data = pipe.read()
         assert asking.wait(60) == 0

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from helpers.command import omnistage
-from helpers.processes import Family
+from helpers.processes import ProcessFamily
 from helpers.terminal import Terminal
 from omnistage.cli.served import Served, register_stack
 from omnistage.cli.show import settings_lines
@@ -58,7 +58,7 @@ def objects(done: subprocess.CompletedProcess[str], key: str) -> list[dict[str, 
     return found
 
 
-def test_status_where_nothing_runs(family: Family, free_port: int) -> None:
+def test_status_where_nothing_runs(family: ProcessFamily, free_port: int) -> None:
     done = watched(f"127.0.0.1:{free_port}", "status")
     assert (done.returncode, done.stdout) == (1, "")
     error, hint = done.stderr.splitlines()
@@ -67,7 +67,7 @@ def test_status_where_nothing_runs(family: Family, free_port: int) -> None:
 
 
 def test_status_where_nothing_runs_names_stacks_elsewhere(
-    family: Family, free_port: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    family: ProcessFamily, free_port: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The stacks of this user are named; a look at them that fails only costs the hint."""
     monkeypatch.setenv("OMNISTAGE_STATE", str(tmp_path / "state"))
@@ -79,7 +79,7 @@ def test_status_where_nothing_runs_names_stacks_elsewhere(
         assert done.stderr.splitlines()[-1].endswith(", or OMNISTAGE_ROUTER.")
 
 
-def test_models_where_nothing_runs_are_those_that_come_with_it(family: Family, free_port: int) -> None:
+def test_models_where_nothing_runs_are_those_that_come_with_it(family: ProcessFamily, free_port: int) -> None:
     done = watched(f"127.0.0.1:{free_port}", "pipelines", "--json")
     models = {model["name"]: model for model in objects(done, "pipelines")}
     assert list(models) == [

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import soundfile
 
-from helpers.processes import Family
+from helpers.processes import ProcessFamily
 from helpers.sink import Sink
 from helpers.terminal import CTRL_C, Terminal, words_of
 from helpers.toy_pipeline import toy_pipeline
@@ -44,7 +44,7 @@ def test_the_answer_grows_above_a_line_that_shows_the_sound(toy_address: str) ->
     assert words_of(answer) == formulas.text(1, "Hi", formulas.NATURAL_LENGTH).split()
 
 
-def test_starting_a_stack_shows_each_process(family: Family) -> None:
+def test_starting_a_stack_shows_each_process(family: ProcessFamily) -> None:
     terminal = Terminal()
     assert terminal.run(("ask", "Hi", "--pipeline", "toy", "--text-only")) == 0
     for name in (b"thinker", b"talker", b"code2wav", b"router"):
@@ -52,7 +52,7 @@ def test_starting_a_stack_shows_each_process(family: Family) -> None:
     assert family.pids() == []
 
 
-def test_ctrl_c_ends_the_call_and_its_stack(family: Family, tmp_path: Path) -> None:
+def test_ctrl_c_ends_the_call_and_its_stack(family: ProcessFamily, tmp_path: Path) -> None:
     terminal = Terminal()
     assert terminal.run(("ask", "Hi", "--pipeline", toy_pipeline(tmp_path), "--max-tokens", "32768"), Press("router")) == 130
     assert b"Traceback" not in terminal.written

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from helpers.command import omnistage
-from helpers.peer import Peer, answer, listening
+from helpers.peer import PlayingPeer, answer, listening
 from helpers.terminal import Terminal, words_of
 from omnistage.cli.figures import brief_figures, figures, remarks
 from omnistage.client.events import Done
@@ -95,7 +95,7 @@ async def test_the_seed_is_shown_unless_none_was_drawn_with(reports: list[stage_
 async def test_scripts_get_all_of_it() -> None:
     drawing = stage_pb2.Report(kind=stage_pb2.STAGE_KIND_DIFFUSION, notes=[NOTE], drew=True)
     events = told(talker("你好", 2), drawing)
-    async with listening(Peer(events, events)) as wire:
+    async with listening(PlayingPeer(events, events)) as wire:
         for_scripts = await asyncio.to_thread(omnistage, "ask", "Hi", "--json", "--address", wire.address)
         for_people = await asyncio.to_thread(omnistage, "ask", "Hi", "--address", wire.address)
     result = json.loads(for_scripts.stdout)
@@ -108,7 +108,7 @@ async def test_scripts_get_all_of_it() -> None:
 async def test_on_a_terminal_it_steers_nothing(columns: int, rows: int) -> None:
     terminal = Terminal(columns, rows)
     drawing = stage_pb2.Report(kind=stage_pb2.STAGE_KIND_DIFFUSION, notes=[NOTE])
-    async with listening(Peer(told(talker(STEERING, len(STEERING)), drawing))) as wire:
+    async with listening(PlayingPeer(told(talker(STEERING, len(STEERING)), drawing))) as wire:
         assert await asyncio.to_thread(terminal.run, ("ask", "Hi", "--no-play", "--address", wire.address)) == 0
     shown = " ".join(words_of(terminal.lines))
     assert "not spoken: 你好\\x1b[2J (6 characters)" in shown
@@ -117,7 +117,7 @@ async def test_on_a_terminal_it_steers_nothing(columns: int, rows: int) -> None:
 
 
 async def test_a_conversation_tells_it_too(tmp_path: Path) -> None:
-    async with listening(Peer(told(thinker(False), talker("你好", 2)))) as wire:
+    async with listening(PlayingPeer(told(thinker(False), talker("你好", 2)))) as wire:
         variables = {"OMNISTAGE_STATE": str(tmp_path), "OMNISTAGE_PLAYER": "none"}
         chat = partial(omnistage, "chat", "--address", wire.address, text="Hi\n", variables=variables)
         done = await asyncio.to_thread(chat)

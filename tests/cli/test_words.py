@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from helpers.command import omnistage
-from helpers.processes import Started
+from helpers.processes import StartedProcess
 from helpers.terminal import Terminal, words_of
 from omnistage.client.request import MAX_TEXT_CHARACTERS
 
@@ -68,7 +68,9 @@ def test_standard_output_that_is_closed(toy_address: str, tmp_path) -> None:
 
 def test_a_reader_that_has_seen_enough(toy_address: str) -> None:
     text = " ".join(["words"] * 250)
-    with Started([*COMMAND, "say", text, "--address", toy_address], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as call:
+    with StartedProcess(
+        [*COMMAND, "say", text, "--address", toy_address], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as call:
         assert call.stdout is not None
         assert call.stderr is not None
         call.stdout.read(1)

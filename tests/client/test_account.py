@@ -8,7 +8,7 @@ from contextlib import aclosing
 
 import pytest
 
-from helpers.peer import TEXT, Peer, answer, event, listening
+from helpers.peer import TEXT, PlayingPeer, answer, event, listening
 from helpers.servers import Local, local_chain, local_router
 from omnistage.client import AsyncOmni, Done, Omni, ProtocolError
 from omnistage.v1 import omni_pb2
@@ -61,7 +61,7 @@ async def test_whole_answers_and_streams_without_asyncio(router: Local) -> None:
 
 async def test_a_status_that_does_not_come_is_not_waited_for() -> None:
     whole = list(answer(omni_pb2.GenerateRequest()))
-    peer = Peer(whole)  # it sends these and then nothing more, no status either
+    peer = PlayingPeer(whole)  # it sends these and then nothing more, no status either
     async with listening(peer) as wire, AsyncOmni(address=wire.address) as omni:
         assert (await omni.generate("Hi")).text == TEXT
         async with asyncio.timeout(30):
@@ -70,6 +70,6 @@ async def test_a_status_that_does_not_come_is_not_waited_for() -> None:
 
 async def test_what_comes_after_the_account_is_an_error() -> None:
     whole = list(answer(omni_pb2.GenerateRequest()))
-    async with listening(Peer([*whole, event(omni_pb2.Usage())])) as wire, AsyncOmni(address=wire.address) as omni:
+    async with listening(PlayingPeer([*whole, event(omni_pb2.Usage())])) as wire, AsyncOmni(address=wire.address) as omni:
         with pytest.raises(ProtocolError, match="after its account"):
             await omni.generate("Hi")

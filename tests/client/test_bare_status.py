@@ -8,7 +8,7 @@ from typing import Any
 import grpc
 import pytest
 
-from helpers.peer import TEXT, Bare, Peer, listening
+from helpers.peer import TEXT, Bare, PlayingPeer, listening
 from omnistage.client import AsyncOmni, DeadlineError, Omni, OmniError, RouterLostError, UnavailableError
 from omnistage.client.errors import BROKEN
 
@@ -34,7 +34,7 @@ async def asked(client: type[Any], address: str, what: str, **options: Any) -> A
 @pytest.mark.parametrize("after", [0, 6])
 @pytest.mark.parametrize("code", sorted(BROKEN, key=str))
 async def test_an_answer_that_is_cut_off_goes_on(code: grpc.StatusCode, after: int, client: type[Any]):
-    peer = Peer(Bare(code, after))
+    peer = PlayingPeer(Bare(code, after))
     async with listening(peer) as wire:
         answer = await asked(client, wire.address, "generate", prompt="Hi")
     assert answer.text == TEXT and len(peer.requests) == 2
@@ -43,7 +43,7 @@ async def test_an_answer_that_is_cut_off_goes_on(code: grpc.StatusCode, after: i
 @CLIENTS
 @pytest.mark.parametrize("code", sorted(BROKEN, key=str))
 async def test_an_answer_that_is_cut_off_twice_may_be_asked_again(code: grpc.StatusCode, client: type[Any]):
-    async with listening(Peer(Bare(code, 6), Bare(code, 6))) as wire:
+    async with listening(PlayingPeer(Bare(code, 6), Bare(code, 6))) as wire:
         with pytest.raises(RouterLostError) as told:
             await asked(client, wire.address, "generate", prompt="Hi")
     assert told.value.code is code and code.name in str(told.value) and "Ask again" in told.value.hint
@@ -53,7 +53,7 @@ async def test_an_answer_that_is_cut_off_twice_may_be_asked_again(code: grpc.Sta
 @pytest.mark.parametrize("code", CODES)
 async def test_every_status_is_an_error_that_says_what_to_do(code: grpc.StatusCode, client: type[Any]):
     """For whoever asks once; the task that asks is cancelled by none of them."""
-    async with listening(Peer(Bare(code))) as wire:
+    async with listening(PlayingPeer(Bare(code))) as wire:
         with pytest.raises(OmniError) as told:
             await asked(client, wire.address, "pipelines")
     error = told.value
@@ -67,7 +67,7 @@ async def test_every_status_is_an_error_that_says_what_to_do(code: grpc.StatusCo
 
 @CLIENTS
 async def test_a_time_limit_that_is_not_the_clients_is_not_told_as_its_own(client: type[Any]):
-    async with listening(Peer(Bare(grpc.StatusCode.DEADLINE_EXCEEDED))) as wire:
+    async with listening(PlayingPeer(Bare(grpc.StatusCode.DEADLINE_EXCEEDED))) as wire:
         with pytest.raises(DeadlineError, match="before its own time limit of 60 s") as told:
             await asked(client, wire.address, "generate", prompt="Hi", timeout_s=60)
     assert "proxy" in told.value.hint

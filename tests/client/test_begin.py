@@ -13,7 +13,7 @@ import pytest
 
 from helpers.hanging import ENVIRONMENT
 from helpers.loading import loading_pipeline, reading
-from helpers.processes import Family
+from helpers.processes import ProcessFamily
 from helpers.waiting import until
 from omnistage.client import ClosedError, Omni, StackError
 from omnistage.client.private_stack import BEGIN_THREAD, PrivateStack, StackPlan
@@ -35,7 +35,7 @@ def is_refused(stack: PrivateStack, pipeline: str) -> bool:
     return False
 
 
-def test_it_is_started_once_for_all_threads_that_ask(family: Family) -> None:
+def test_it_is_started_once_for_all_threads_that_ask(family: ProcessFamily) -> None:
     stack = PrivateStack(StackPlan({"pipeline": ("toy-picture", "toy"), "device": {"toy-picture/diffusion": "cpu"}}))
     try:
         with Omni(address=stack.start()) as omni:
@@ -50,7 +50,7 @@ def test_it_is_started_once_for_all_threads_that_ask(family: Family) -> None:
     assert family.pids() == []
 
 
-def test_one_that_cannot_start_is_told_each_time_and_the_first_goes_on(family: Family, tmp_path: Path) -> None:
+def test_one_that_cannot_start_is_told_each_time_and_the_first_goes_on(family: ProcessFamily, tmp_path: Path) -> None:
     file, pipe = loading_pipeline(tmp_path)
     pipe.unlink()
     stack = PrivateStack(StackPlan({"pipeline": ("toy-picture", str(file))}))
@@ -69,7 +69,7 @@ def test_one_that_cannot_start_is_told_each_time_and_the_first_goes_on(family: F
     assert family.pids() == []
 
 
-async def test_stopping_ends_one_that_is_starting(family: Family, tmp_path: Path) -> None:
+async def test_stopping_ends_one_that_is_starting(family: ProcessFamily, tmp_path: Path) -> None:
     """For all who wait, which is the work of one thread."""
     file, pipe = loading_pipeline(tmp_path)
     stack = PrivateStack(StackPlan({"pipeline": ("toy-picture", str(file))}))
@@ -87,7 +87,7 @@ async def test_stopping_ends_one_that_is_starting(family: Family, tmp_path: Path
         stack.begin("loading")
 
 
-def test_who_asks_for_it_waits_until_it_serves(family: Family, tmp_path: Path) -> None:
+def test_who_asks_for_it_waits_until_it_serves(family: ProcessFamily, tmp_path: Path) -> None:
     file, pipe = loading_pipeline(tmp_path)
     stack = PrivateStack(StackPlan({"pipeline": ("toy-picture", str(file))}))
     try:
@@ -105,7 +105,7 @@ def test_who_asks_for_it_waits_until_it_serves(family: Family, tmp_path: Path) -
     assert family.pids() == []
 
 
-def test_one_that_was_given_up_is_started_again_when_it_is_asked(family: Family, tmp_path: Path) -> None:
+def test_one_that_was_given_up_is_started_again_when_it_is_asked(family: ProcessFamily, tmp_path: Path) -> None:
     file, pipe = loading_pipeline(tmp_path)
     stack = PrivateStack(StackPlan({"pipeline": ("toy-picture", str(file))}))
     try:

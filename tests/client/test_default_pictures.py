@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from helpers.processes import Family
+from helpers.processes import ProcessFamily
 from omnistage.client import AsyncOmni, BadRequestError, DeadlineError
 
 pytestmark = pytest.mark.slow
@@ -13,7 +13,7 @@ pytestmark = pytest.mark.slow
 PROMPT = "a large red circle on a blue background"
 
 
-async def test_the_default_stack_answers_and_draws(family: Family) -> None:
+async def test_the_default_stack_answers_and_draws(family: ProcessFamily) -> None:
     """The picture model starts with the first drawing, which waits for it; where the call's time is over before, the next one finds it."""
     omni = AsyncOmni(api_key="swordfish")
     try:

@@ -10,7 +10,7 @@ import textwrap
 from pathlib import Path
 
 from helpers import lengths
-from helpers.processes import Family, wait_end
+from helpers.processes import ProcessFamily, wait_end
 from helpers.toy_pipeline import toy_pipeline
 
 PATIENCE_S = 60.0
@@ -214,7 +214,7 @@ LIVES_ON = """
 
 
 @lengths.one_or_all("name", ["SIGKILL", "SIGTERM"])
-def test_a_stack_ends_with_its_owner_though_a_child_lives_on(family: Family, tmp_path: Path, name: str, seed: int) -> None:
+def test_a_stack_ends_with_its_owner_though_a_child_lives_on(family: ProcessFamily, tmp_path: Path, name: str, seed: int) -> None:
     number = signal.Signals[lengths.draw(name, ["SIGKILL", "SIGTERM"], seed)]
     command = [sys.executable, "-c", program(TELL, LIVES_ON, "sys.stdin.read()"), toy_pipeline(tmp_path)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as owner:
@@ -229,7 +229,7 @@ def test_a_stack_ends_with_its_owner_though_a_child_lives_on(family: Family, tmp
     assert wait_end(child, PATIENCE_S)
 
 
-def test_a_stack_outlives_the_children_of_its_owner(family: Family, tmp_path: Path) -> None:
+def test_a_stack_outlives_the_children_of_its_owner(family: ProcessFamily, tmp_path: Path) -> None:
     code = """
         omni = Omni(pipeline=sys.argv[1])
         for end in (lambda: os._exit(0), lambda: sys.exit(0), omni.close, lambda: gc.collect()):

@@ -17,7 +17,7 @@ import grpc
 import pytest
 
 from helpers.chain import addresses_of
-from helpers.processes import Started
+from helpers.processes import StartedProcess
 from helpers.servers import family_logic, local_chain, local_router, local_stage, toy_logic
 from helpers.squatter import squatter
 from helpers.toy_pipeline import toy_pipeline
@@ -25,7 +25,7 @@ from omnistage.cli import options, targets
 from omnistage.cli.layout import DEFAULT_ADDRESS, Layout
 from omnistage.cli.targets import Need, must_run, running, target_for
 from omnistage.client import AsyncOmni, Omni, Options, UnavailableError, found, request
-from omnistage.client.channel import OPTIONS, Credentials
+from omnistage.client.channel import OPTIONS, ClientCredentials
 from omnistage.client.connection import Connection
 from omnistage.client.errors import BadRequestError, DeadlineError, RequestError, UnknownModelError
 from omnistage.client.found import OFF, VARIABLE, Found, find_router
@@ -145,7 +145,7 @@ def test_a_router_that_was_found_is_not_trusted_for_ever(looking: pytest.MonkeyP
     address = f"127.0.0.1:{free_port}"
     looking.setattr(found, "LOCAL_ADDRESS", address)
     command = [sys.executable, "-m", "omnistage.cli", "serve", toy_pipeline(tmp_path), "--address", address]
-    with Started(command, stderr=subprocess.PIPE, text=True) as serving, ExitStack() as others:
+    with StartedProcess(command, stderr=subprocess.PIPE, text=True) as serving, ExitStack() as others:
         assert serving.stderr is not None and serving.stderr.readline().startswith("serving on")
         omni = others.enter_context(Omni(resume_timeout_s=0))
         assert omni.address == address and omni.generate("Hi").text
@@ -268,7 +268,7 @@ def test_what_says_nothing_is_what_has_no_settings() -> None:
     assert not StackPlan({}, None, 2).says_nothing
 
 
-class Noted(Credentials):
+class Noted(ClientCredentials):
     """Credentials that note where they are used."""
 
     addresses: ClassVar[list[str]] = []

@@ -19,8 +19,8 @@ from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
 
-from helpers.ask import Answer, Refusal, refusal
-from helpers.run import Caller
+from helpers.ask import Refusal, WholeAnswer, refusal
+from helpers.run import RunStream
 from helpers.servers import ServerProcess, stage_stub
 from omnistage.models.toy import formulas
 from omnistage.v1 import omni_pb2, omni_pb2_grpc, stage_pb2
@@ -62,8 +62,8 @@ async def refused(router: omni_pb2_grpc.OmniServiceAsyncStub, request: omni_pb2.
     return refusal(raised.value)
 
 
-def whole(events: list[omni_pb2.GenerateResponse]) -> Answer:
-    answer = Answer()
+def whole(events: list[omni_pb2.GenerateResponse]) -> WholeAnswer:
+    answer = WholeAnswer()
     for event in events:
         answer.take(event)
     answer.check_toy(7, "Hi")
@@ -169,7 +169,7 @@ async def test_a_conversation_goes_on_after_a_turn_that_failed(router: omni_pb2_
     assert isinstance(failed, omni_pb2.ConverseResponse)
     assert (failed.turn_failed.reason, failed.turn_failed.metadata["field"]) == ("BAD_REQUEST", "thinker.max_tokens")
     await call.write(GOOD_TURN)
-    answer = Answer()
+    answer = WholeAnswer()
     while answer.usage is None:
         event = await call.read()
         assert isinstance(event, omni_pb2.ConverseResponse)
@@ -206,7 +206,7 @@ def thinker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 async def test_a_thinker_alone(thinker: str) -> None:
     async with stage_stub(thinker) as stub:
-        caller = Caller(stub)
+        caller = RunStream(stub)
         await caller.call.write(THINKER_OPEN)
         await caller.opened()
         await caller.until(lambda heard: len(heard.of("text")) == 2)
@@ -225,7 +225,7 @@ async def test_tensors_come_inline_to_who_takes_no_offer(thinker: str) -> None:
     del request.open.credits[:]
     request.open.credits.extend(stage_pb2.Credit(port=port, total=1000) for port in ("text", "hidden"))
     async with stage_stub(thinker) as stub:
-        caller = Caller(stub)
+        caller = RunStream(stub)
         await caller.call.write(request)
         assert (await caller.opened()).offers
         heard = await caller.finish()
@@ -235,7 +235,7 @@ async def test_tensors_come_inline_to_who_takes_no_offer(thinker: str) -> None:
 
 async def test_an_interrupt_ends_a_session_well(thinker: str) -> None:
     async with stage_stub(thinker) as stub:
-        caller = Caller(stub)
+        caller = RunStream(stub)
         await caller.call.write(THINKER_OPEN)
         await caller.until(lambda heard: len(heard.of("text")) == 2)
         await caller.send(interrupt=stage_pb2.Interrupt())
@@ -248,7 +248,7 @@ async def test_an_interrupt_ends_a_session_well(thinker: str) -> None:
 async def test_a_code2wav_alone(tmp_path: Path) -> None:
     with by_hand("code2wav", tmp_path) as address:
         async with stage_stub(address) as stub:
-            caller = Caller(stub)
+            caller = RunStream(stub)
             await caller.call.write(CODE2WAV_OPEN)
             (credit,) = (await caller.opened()).credits
             assert (credit.port, credit.total > 0) == ("codes", True)

@@ -14,19 +14,19 @@ import pytest
 
 from helpers.hanging import ENVIRONMENT
 from helpers.loading import loading_pipeline, reading
-from helpers.processes import Family, Started
+from helpers.processes import ProcessFamily, StartedProcess
 from omnistage.client import AsyncOmni, ClosedError
 from omnistage.models.toy import formulas
 
 PRELUDE = """
 import asyncio, os, sys
-from helpers.processes import MARK, Family
+from helpers.processes import MARK, ProcessFamily
 from omnistage.client import AsyncOmni, Omni
 
 settings = {"pipeline": sys.argv[1]}
 
 def tell():
-    family = Family()
+    family = ProcessFamily()
     family.mark = os.environ[MARK]
     print("interrupted, left:", family.pids(), flush=True)
 """
@@ -61,11 +61,11 @@ OWNERS = {
 }
 
 
-def interrupt(family: Family, owner: str, pipeline: Path, pipe: Path) -> str:
+def interrupt(family: ProcessFamily, owner: str, pipeline: Path, pipe: Path) -> str:
     """Interrupt an owner whose stack reads the pipe, which has no end before the owner has one. Returns what it printed."""
     words = [sys.executable, "-c", PRELUDE + textwrap.dedent(OWNERS[owner]), str(pipeline)]
     environment = {**family.environment, **ENVIRONMENT}
-    with Started(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment) as process, reading(pipe):
+    with StartedProcess(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment) as process, reading(pipe):
         process.send_signal(signal.SIGINT)
         out, err = process.communicate(timeout=60)
     assert process.returncode == -signal.SIGINT, err
@@ -76,13 +76,13 @@ def interrupt(family: Family, owner: str, pipeline: Path, pipe: Path) -> str:
 
 
 @pytest.mark.parametrize("owner", OWNERS)
-def test_it_ends_a_stack_whose_model_is_being_loaded(family: Family, tmp_path: Path, owner: str) -> None:
+def test_it_ends_a_stack_whose_model_is_being_loaded(family: ProcessFamily, tmp_path: Path, owner: str) -> None:
     file, pipe = loading_pipeline(tmp_path)
     out = interrupt(family, owner, file, pipe)
     assert out == ("" if owner == "a call of nobody's" else "interrupted, left: []\n")
 
 
-def test_it_ends_a_launcher_that_has_started_nothing_yet(family: Family, tmp_path: Path) -> None:
+def test_it_ends_a_launcher_that_has_started_nothing_yet(family: ProcessFamily, tmp_path: Path) -> None:
     pipe = tmp_path / "pipeline.yaml"
     os.mkfifo(pipe)
     assert interrupt(family, "sync", pipe, pipe) == "interrupted, left: []\n"
@@ -96,7 +96,7 @@ def tests_found(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("tests_found")
-async def test_a_call_that_is_cancelled_leaves_the_start_to_the_next_one(family: Family, tmp_path: Path) -> None:
+async def test_a_call_that_is_cancelled_leaves_the_start_to_the_next_one(family: ProcessFamily, tmp_path: Path) -> None:
     file, pipe = loading_pipeline(tmp_path)
     omni = AsyncOmni(pipeline=str(file))
     first = asyncio.create_task(omni.generate("Hi", seed=1))
@@ -114,7 +114,7 @@ async def test_a_call_that_is_cancelled_leaves_the_start_to_the_next_one(family:
 
 
 @pytest.mark.usefixtures("tests_found")
-async def test_closing_ends_a_start_that_another_call_waits_for(family: Family, tmp_path: Path) -> None:
+async def test_closing_ends_a_start_that_another_call_waits_for(family: ProcessFamily, tmp_path: Path) -> None:
     file, pipe = loading_pipeline(tmp_path)
     omni = AsyncOmni(pipeline=str(file))
     call = asyncio.create_task(omni.generate("Hi"))

@@ -21,8 +21,8 @@ import typer
 from helpers.chain import addresses_of
 from helpers.command import omnistage
 from helpers.doorkeeper import Doorkeeper
-from helpers.peer import Peer, Wire, listening
-from helpers.processes import Family
+from helpers.peer import PlayingPeer, Wire, listening
+from helpers.processes import ProcessFamily
 from helpers.servers import all_free, family_logic, local_chain, local_router, local_stage
 from helpers.toy_pipeline import toy_pipeline
 from omnistage.cli.main import app
@@ -93,7 +93,7 @@ async def test_it_goes_with_every_call(lines: list[MutableMapping[str, Any]], tm
 
 
 async def test_an_answer_that_goes_on_is_the_same_clients() -> None:
-    peer = Peer(6)
+    peer = PlayingPeer(6)
     async with listening(peer) as wire, AsyncOmni(address=wire.address, api_key=SECRET) as omni, aclosing(omni.stream("Hi")) as events:
         heard = 0
         async for _ in events:
@@ -139,7 +139,7 @@ async def test_a_view_ends_with_the_client_that_it_is_of(toy_address: str) -> No
 
 async def test_a_visitor_without_a_key_has_that_of_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(VARIABLE, OTHER)
-    peer = Peer()
+    peer = PlayingPeer()
     async with listening(peer) as wire, AsyncOmni(address=wire.address) as omni:
         for client in (omni, omni.as_client(None), omni.as_client(SECRET).as_client(None)):
             await client.generate("Hi")
@@ -151,7 +151,7 @@ def test_views_beside_each_other_on_threads() -> None:
     found: list[set[object]] = []
 
     async def serve(ready: threading.Event, done: threading.Event, addresses: list[str]) -> None:
-        peer = Peer()
+        peer = PlayingPeer()
         async with listening(peer) as wire:
             addresses.append(wire.address)
             ready.set()
@@ -264,7 +264,7 @@ async def test_it_is_in_nothing_that_is_printed_or_kept(toy_address: str, caplog
         await client.close()
 
 
-def test_no_process_of_a_private_stack_has_it_on_its_command_line(family: Family, tmp_path: Path) -> None:
+def test_no_process_of_a_private_stack_has_it_on_its_command_line(family: ProcessFamily, tmp_path: Path) -> None:
     with Omni(pipeline=toy_pipeline(tmp_path), api_key=SECRET) as omni:
         assert omni.generate("Hi").text
         lines = [Path(f"/proc/{pid}/cmdline").read_bytes() for pid in family.pids()]

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from helpers.peer import Peer, listening
+from helpers.peer import PlayingPeer, listening
 from omnistage.client import AsyncOmni, BadRequestError, DeadlineError, Omni, UnavailableError
 from omnistage.wire.errors import StageError
 
@@ -56,7 +56,7 @@ async def test_an_address_that_may_be_one(address: str) -> None:
 
 
 async def test_a_host_that_nobody_knows() -> None:
-    async with listening(Peer()) as wire:
+    async with listening(PlayingPeer()) as wire:
         with pytest.raises(UnavailableError, match=r"no such host: absent\.invalid:1") as caught:
             await AsyncOmni(address="absent.invalid:1", connect_timeout_s=60.0).start()
         assert "spelling" in caught.value.hint
@@ -66,7 +66,7 @@ async def test_a_host_that_nobody_knows() -> None:
 
 @pytest.mark.parametrize("timeout_s", [0, -1, float("nan"), float("inf"), "soon", True])
 async def test_a_time_limit_that_is_none(timeout_s: Any) -> None:
-    async with listening(Peer()) as wire, AsyncOmni(address=wire.address) as omni:
+    async with listening(PlayingPeer()) as wire, AsyncOmni(address=wire.address) as omni:
         for act in (omni.generate("Hi", timeout_s=timeout_s), omni.pipelines(timeout_s=timeout_s), omni.replicas(timeout_s=timeout_s)):
             with pytest.raises(BadRequestError, match=r"timeout_s: is .*; give a number of seconds above 0"):
                 await act
@@ -81,13 +81,13 @@ async def test_a_time_limit_that_is_none(timeout_s: Any) -> None:
                 with pytest.raises(BadRequestError, match="timeout_s"):
                     act()
 
-    async with listening(Peer()) as wire:
+    async with listening(PlayingPeer()) as wire:
         await asyncio.to_thread(ask)
 
 
 @pytest.mark.parametrize("timeout_s", [0.01, 0.05, 0.2])
 async def test_a_time_limit_that_passes(timeout_s: float) -> None:
-    async with listening(Peer(3, 0)) as wire, AsyncOmni(address=wire.address) as omni:
+    async with listening(PlayingPeer(3, 0)) as wire, AsyncOmni(address=wire.address) as omni:
         for _ in range(2):
             with pytest.raises(DeadlineError) as caught:
                 await omni.generate("Hi", timeout_s=timeout_s)
@@ -105,7 +105,7 @@ async def test_a_time_limit_that_passes_before_there_is_a_connection(free_port: 
 
 
 async def test_a_router_that_ends_is_not_called_absent() -> None:
-    async with listening(Peer(StageError("DRAINING", "this router ends", retry_delay_s=1.0))) as wire:
+    async with listening(PlayingPeer(StageError("DRAINING", "this router ends", retry_delay_s=1.0))) as wire:
         omni = AsyncOmni(address=wire.address, max_retries=0)
         with pytest.raises(UnavailableError, match="this router ends") as caught:
             await omni.generate("Hi")

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from helpers.processes import Started
+from helpers.processes import StartedProcess
 from helpers.sink import Sink
 from helpers.waiting import until
 from omnistage.client import Audio, NotAvailableError, Player, RequestError, find_loudspeaker
@@ -184,7 +184,7 @@ def pulse_recording(silent: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[b
     command += ["-L", f"module-native-protocol-unix socket={silent}/run/native auth-anonymous=1"]
     monkeypatch.setenv("HOME", str(silent / "run"))
     monkeypatch.delenv("PULSE_SERVER")
-    with Started(command, stderr=subprocess.PIPE) as server:
+    with StartedProcess(command, stderr=subprocess.PIPE) as server:
         deadline = threading.Timer(PATIENCE_S, server.kill)
         deadline.start()
         assert server.stderr is not None

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from PIL import Image, ImageOps
 
 from helpers.media_files import film, picture, sound
-from helpers.peer import Peer, listening
+from helpers.peer import PlayingPeer, listening
 from omnistage.client import AsyncOmni, Audio, BadRequestError, DeadlineError, Video
 from omnistage.client import media as client_media
 from omnistage.client import request as requests
@@ -319,14 +319,14 @@ def test_what_is_no_medium_of_its_kind_is_told(source: Any, kind: str, told: str
 
 
 def test_a_file_that_may_not_be_read_is_named(tmp_path: Path) -> None:
-    class Broken(io.BytesIO):
+    class BrokenFile(io.BytesIO):
         name = "tape.wav"
 
         def read(self, size: int | None = -1, /) -> bytes:
             raise OSError(5, "Input/output error")
 
     with pytest.raises(BadRequestError, match=r"audios\[0\]: cannot read tape.wav: Input/output error"):
-        to_part(Broken(), "audio", "audios[0]")
+        to_part(BrokenFile(), "audio", "audios[0]")
     (tmp_path / "cat.png").write_bytes(WAV)
     with pytest.raises(BadRequestError, match=r"images\[1\]: .*/cat.png is audio/wav, not a picture"):
         requests.for_prompt("x", [PNG, tmp_path / "cat.png"], (), (), Options()).complete()
@@ -415,7 +415,7 @@ def test_what_is_larger_than_a_request_is_told_with_its_size(tmp_path: Path) -> 
 async def test_the_event_loop_goes_on_while_media_are_read(tmp_path: Path) -> None:
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
-    peer = Peer()
+    peer = PlayingPeer()
     async with listening(peer) as wire, AsyncOmni(address=wire.address) as omni:
         asked = asyncio.create_task(omni.generate("What is this?", images=[pipe]))
         await asyncio.to_thread(pipe.write_bytes, PNG)  # ends only when somebody reads

@@ -111,8 +111,8 @@ def test_the_oldest_packages_need_nothing_beside_them_and_are_what_pyproject_beg
     found = {canonicalize_name(one.name): one for one in distributions(path=[str(folder)])}
     core = {canonicalize_name(Requirement(line).name): Requirement(line) for line in read_groups(apart.ROOT)[CORE]}
     assert found.keys() == core.keys()
-    packages: dict[str, lock.Package] = {
-        name: lock.Package(one.name, one.version, tuple(one.requires or ())) for name, one in found.items()
+    packages: dict[str, lock.LockedPackage] = {
+        name: lock.LockedPackage(one.name, one.version, tuple(one.requires or ())) for name, one in found.items()
     }
     assert lock.find_unmet(map(str, core.values()), packages, PYTHON) == []
     for name, one in found.items():

@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from helpers.processes import Family, Started, wait_end
+from helpers.processes import ProcessFamily, StartedProcess, wait_end
 from helpers.sink import BLOCK_S, BUFFER_S, Sink
 from helpers.waiting import until
 from omnistage.client import AsyncOmni, Audio, AudioChunk, Loudspeaker, Omni, Player, PlayerLostError, RequestError
@@ -400,7 +400,7 @@ def write(seconds):
 @contextmanager
 def program(sink: Sink, code: str) -> Iterator[subprocess.Popen[str]]:
     """A program of its own, in a process group of its own, which a terminal would send Ctrl-C to."""
-    with Started(
+    with StartedProcess(
         [sys.executable, "-c", PROGRAM + textwrap.dedent(code)],
         env={**os.environ, "OMNISTAGE_PLAYER": sink.variable},
         stdout=subprocess.PIPE,
@@ -418,7 +418,7 @@ def ended(process: subprocess.Popen[str]) -> str:
     return printed
 
 
-async def test_ctrl_c_is_for_the_program_and_not_for_its_player(tmp_path: Path, family: Family) -> None:
+async def test_ctrl_c_is_for_the_program_and_not_for_its_player(tmp_path: Path, family: ProcessFamily) -> None:
     sink = Sink(tmp_path / "sink")
     code = """
     signal.signal(signal.SIGINT, lambda number, frame: print("not now", flush=True))
@@ -433,7 +433,7 @@ async def test_ctrl_c_is_for_the_program_and_not_for_its_player(tmp_path: Path, 
     assert family.wait_ended() == []
 
 
-async def test_stop_may_be_called_from_the_handler_of_a_signal(tmp_path: Path, family: Family) -> None:
+async def test_stop_may_be_called_from_the_handler_of_a_signal(tmp_path: Path, family: ProcessFamily) -> None:
     sink = Sink(tmp_path / "sink")
     code = """
     signal.signal(signal.SIGINT, lambda number, frame: player.stop())
@@ -447,7 +447,7 @@ async def test_stop_may_be_called_from_the_handler_of_a_signal(tmp_path: Path, f
     assert family.wait_ended() == []
 
 
-async def test_stop_from_a_handler_gets_through_wherever_it_comes(tmp_path: Path, family: Family) -> None:
+async def test_stop_from_a_handler_gets_through_wherever_it_comes(tmp_path: Path, family: ProcessFamily) -> None:
     code = """
     stopped = []
     def stop(number, frame):
@@ -466,7 +466,7 @@ async def test_stop_from_a_handler_gets_through_wherever_it_comes(tmp_path: Path
     assert family.wait_ended() == []
 
 
-async def test_a_killed_program_leaves_no_player(tmp_path: Path, family: Family) -> None:
+async def test_a_killed_program_leaves_no_player(tmp_path: Path, family: ProcessFamily) -> None:
     sink = Sink(tmp_path / "sink")
     with program(sink, "write(600.0)\nplayer.finish()") as process:
         await until(sink.blocks)
@@ -476,7 +476,7 @@ async def test_a_killed_program_leaves_no_player(tmp_path: Path, family: Family)
     assert len(sink.samples()) < 600 * RATE
 
 
-async def test_a_program_that_just_ends_leaves_no_player(tmp_path: Path, family: Family) -> None:
+async def test_a_program_that_just_ends_leaves_no_player(tmp_path: Path, family: ProcessFamily) -> None:
     sink = Sink(tmp_path / "sink")
     with program(sink, f"write(600.0)\nwhile not os.path.exists({str(tmp_path / 'go')!r}): time.sleep(0.01)") as process:
         await until(sink.blocks)
@@ -485,7 +485,7 @@ async def test_a_program_that_just_ends_leaves_no_player(tmp_path: Path, family:
     assert family.wait_ended() == []
 
 
-async def test_a_fork_does_not_keep_the_player_alive(tmp_path: Path, family: Family) -> None:
+async def test_a_fork_does_not_keep_the_player_alive(tmp_path: Path, family: ProcessFamily) -> None:
     sink = Sink(tmp_path / "sink")
     code = """
     import warnings

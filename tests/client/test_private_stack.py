@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from helpers import lengths
-from helpers.processes import Family, wait_end
+from helpers.processes import ProcessFamily, wait_end
 from helpers.toy_pipeline import toy_pipeline
 from omnistage.client import AsyncOmni, Omni, OverloadedError, Picture, StackError
 from omnistage.models.toy import formulas
@@ -34,7 +34,7 @@ def start_owner(pipeline: str, code: str) -> subprocess.Popen[str]:
     return subprocess.Popen(command, stdout=subprocess.PIPE, stdin=subprocess.PIPE, text=True)
 
 
-def test_others_can_use_a_stack_and_closing_leaves_no_process(family: Family) -> None:
+def test_others_can_use_a_stack_and_closing_leaves_no_process(family: ProcessFamily) -> None:
     code = "import sys, json; from omnistage.client import Omni; print(json.dumps(Omni(address=sys.argv[1]).generate('Hi', seed=1).text))"
     with Omni(pipeline="toy") as omni:
         assert omni.generate("Hi", seed=1).text == formulas.text(1, "Hi", formulas.NATURAL_LENGTH)
@@ -44,7 +44,7 @@ def test_others_can_use_a_stack_and_closing_leaves_no_process(family: Family) ->
     assert family.pids() == []
 
 
-def test_settings_reach_the_stages_or_are_refused(family: Family) -> None:
+def test_settings_reach_the_stages_or_are_refused(family: ProcessFamily) -> None:
     with Omni(pipeline="toy", gpu_memory_utilization=0.5, max_sessions=1, max_retries=0) as omni:
         told = [replica.settings["gpu_memory_utilization"] for replica in omni.replicas()]
         stream = omni.stream("Hi", max_tokens=32768, ignore_eos=True)
@@ -62,14 +62,14 @@ def test_settings_reach_the_stages_or_are_refused(family: Family) -> None:
     assert family.pids() == []
 
 
-async def test_the_async_client_owns_a_stack_too(family: Family, alone: str) -> None:
+async def test_the_async_client_owns_a_stack_too(family: ProcessFamily, alone: str) -> None:
     async with AsyncOmni(pipeline=alone, replicas={"thinker": 2}) as omni:
         assert [replica.stage for replica in await omni.replicas()] == ["thinker", "thinker"]
         assert (await omni.generate("Hi", seed=1)).text == formulas.text(1, "Hi", formulas.NATURAL_LENGTH)
     assert family.pids() == []
 
 
-def test_an_owner_that_never_closes_leaves_no_process(family: Family, alone: str) -> None:
+def test_an_owner_that_never_closes_leaves_no_process(family: ProcessFamily, alone: str) -> None:
     code = """
         import sys
         from omnistage.client import Omni
@@ -84,7 +84,7 @@ def test_an_owner_that_never_closes_leaves_no_process(family: Family, alone: str
 
 
 @lengths.one_or_all("name", ["SIGKILL", "SIGTERM", "SIGINT"])
-def test_an_owner_that_is_killed_leaves_no_process(family: Family, alone: str, name: str, seed: int) -> None:
+def test_an_owner_that_is_killed_leaves_no_process(family: ProcessFamily, alone: str, name: str, seed: int) -> None:
     number = signal.Signals[lengths.draw(name, ["SIGKILL", "SIGTERM", "SIGINT"], seed)]
     code = """
         import sys
@@ -102,7 +102,7 @@ def test_an_owner_that_is_killed_leaves_no_process(family: Family, alone: str, n
     assert family.wait_ended() == []
 
 
-def test_an_owner_killed_in_the_middle_of_the_start_leaves_no_process(family: Family, alone: str) -> None:
+def test_an_owner_killed_in_the_middle_of_the_start_leaves_no_process(family: ProcessFamily, alone: str) -> None:
     code = """
         import sys, threading
         from omnistage.client import Omni
@@ -118,7 +118,7 @@ def test_an_owner_killed_in_the_middle_of_the_start_leaves_no_process(family: Fa
     assert family.wait_ended() == []
 
 
-def test_a_killed_launcher_takes_its_processes_along(family: Family, alone: str) -> None:
+def test_a_killed_launcher_takes_its_processes_along(family: ProcessFamily, alone: str) -> None:
     with Omni(pipeline=alone) as omni:
         stages = {replica.pid for replica in omni.replicas()}
         launcher = next(pid for pid in family.pids() if pid not in stages and b"serve" in Path(f"/proc/{pid}/cmdline").read_bytes())
@@ -128,7 +128,7 @@ def test_a_killed_launcher_takes_its_processes_along(family: Family, alone: str)
     assert family.wait_ended() == []
 
 
-def test_a_stack_that_cannot_start_says_why_and_leaves_nothing(family: Family, tmp_path: Path) -> None:
+def test_a_stack_that_cannot_start_says_why_and_leaves_nothing(family: ProcessFamily, tmp_path: Path) -> None:
     broken = tmp_path / "broken.yaml"
     broken.write_text(
         "name: broken\ndescription: x\ninputs: [text]\noutputs: [text]\n"
@@ -139,20 +139,20 @@ def test_a_stack_that_cannot_start_says_why_and_leaves_nothing(family: Family, t
     assert family.pids() == []
 
 
-def test_an_unknown_pipeline_is_told_once(family: Family, capfd: pytest.CaptureFixture[str]) -> None:
+def test_an_unknown_pipeline_is_told_once(family: ProcessFamily, capfd: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(StackError, match="no pipeline 'absent'"):
         Omni(pipeline="absent")
     assert capfd.readouterr().err == "", "the launcher leaves the telling to who started it"
     assert family.pids() == []
 
 
-def test_a_start_that_takes_too_long_ends(family: Family) -> None:
+def test_a_start_that_takes_too_long_ends(family: ProcessFamily) -> None:
     with pytest.raises(StackError, match="not ready within"):
         Omni(pipeline="toy", start_timeout_s=0.01)
     assert family.pids() == []
 
 
-def test_a_stage_that_is_killed_is_started_again_and_a_call_waits_for_that(family: Family) -> None:
+def test_a_stage_that_is_killed_is_started_again_and_a_call_waits_for_that(family: ProcessFamily) -> None:
     with Omni(pipeline="toy") as omni:
         before = {replica.stage: replica for replica in omni.replicas()}
         os.kill(before["talker"].pid, signal.SIGKILL)
@@ -165,7 +165,7 @@ def test_a_stage_that_is_killed_is_started_again_and_a_call_waits_for_that(famil
     assert family.pids() == []
 
 
-def test_a_drawing_pipeline_gives_pictures(family: Family) -> None:
+def test_a_drawing_pipeline_gives_pictures(family: ProcessFamily) -> None:
     with Omni(pipeline="toy-picture") as omni:
         answer = omni.draw("a kite", seed=1)
         assert len(answer.pictures) == 1

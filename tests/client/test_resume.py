@@ -10,7 +10,7 @@ import grpc
 import numpy as np
 import pytest
 
-from helpers.peer import SAMPLES, STARTED, TEXT, USAGE, Peer, Wire, answer, event, listening
+from helpers.peer import SAMPLES, STARTED, TEXT, USAGE, PlayingPeer, Wire, answer, event, listening
 from omnistage.client import (
     AsyncOmni,
     AudioChunk,
@@ -61,7 +61,7 @@ def assert_whole(events: list[Event]) -> None:
 
 
 async def test_a_broken_connection_is_not_heard() -> None:
-    peer = Peer(SENT)
+    peer = PlayingPeer(SENT)
     async with listening(peer) as wire, AsyncOmni(address=wire.address) as omni:
         events = await hear(omni, {SENT - 1: wire.cut})
         address = wire.address
@@ -76,7 +76,7 @@ async def test_a_broken_connection_is_not_heard() -> None:
 
 
 async def test_the_rest_is_asked_for_by_position() -> None:
-    peer = Peer(SENT)
+    peer = PlayingPeer(SENT)
     async with listening(peer) as wire, AsyncOmni(address=wire.address) as omni:
         await hear(omni, {SENT - 1: wire.cut})
     first, second = peer.requests
@@ -108,7 +108,7 @@ def test_the_history_of_a_text_that_is_over_says_so() -> None:
 
 
 async def test_before_the_start_it_is_the_same_request_again() -> None:
-    peer = Peer(0)
+    peer = PlayingPeer(0)
     async with listening(peer) as wire, AsyncOmni(address=wire.address) as omni:
         hearing = asyncio.create_task(hear(omni, {}, seed=5))
         await peer.asked(1)
@@ -120,7 +120,7 @@ async def test_before_the_start_it_is_the_same_request_again() -> None:
 
 
 async def test_the_sync_client_does_the_same() -> None:
-    peer = Peer(SENT)
+    peer = PlayingPeer(SENT)
 
     def listen(address: str, cut: Callable[[], object]) -> list[Event]:
         events: list[Event] = []
@@ -139,7 +139,7 @@ async def test_the_sync_client_does_the_same() -> None:
 
 
 async def test_a_second_loss_is_an_error() -> None:
-    peer = Peer(SENT, 2)
+    peer = PlayingPeer(SENT, 2)
     async with listening(peer) as wire, AsyncOmni(address=wire.address) as omni:
         with pytest.raises(RouterLostError, match=wire.address):
             await hear(omni, {SENT - 1: wire.cut, SENT + 1: wire.cut})
@@ -148,7 +148,7 @@ async def test_a_second_loss_is_an_error() -> None:
 
 
 async def test_without_patience_the_first_loss_is_an_error() -> None:
-    peer = Peer(SENT)
+    peer = PlayingPeer(SENT)
     async with listening(peer) as wire, AsyncOmni(address=wire.address, resume_timeout_s=0) as omni:
         with pytest.raises(RouterLostError, match=f"{wire.address} broke: "):
             await hear(omni, {SENT - 1: wire.cut})
@@ -157,7 +157,7 @@ async def test_without_patience_the_first_loss_is_an_error() -> None:
 
 async def test_an_error_that_the_router_tells_is_not_a_loss() -> None:
     lost = StageError("STAGE_LOST", "gone", metadata={"stage": "talker"}, retry_delay_s=0.1)
-    peer = Peer(lost, StageError("", "a bug"), StageError("DRAINING", "ends", retry_delay_s=0.1))
+    peer = PlayingPeer(lost, StageError("", "a bug"), StageError("DRAINING", "ends", retry_delay_s=0.1))
     async with listening(peer) as wire, AsyncOmni(address=wire.address, max_retries=0) as omni:
         with pytest.raises(StageLostError, match="gone"):
             await omni.generate("Hi")
@@ -178,7 +178,7 @@ async def test_an_error_that_the_router_tells_is_not_a_loss() -> None:
     ],
 )
 async def test_a_refusal_to_go_on_is_the_error(refusal: StageError, kind: type[Exception]) -> None:
-    peer = Peer(SENT, refusal)
+    peer = PlayingPeer(SENT, refusal)
     async with listening(peer) as wire, AsyncOmni(address=wire.address) as omni:
         with pytest.raises(kind, match=refusal.message):
             await hear(omni, {SENT - 1: wire.cut})
@@ -186,7 +186,7 @@ async def test_a_refusal_to_go_on_is_the_error(refusal: StageError, kind: type[E
 
 
 async def test_a_router_that_is_not_ready_yet_is_asked_again() -> None:
-    peer = Peer(SENT, StageError("DRAINING", "waits", retry_delay_s=0.01), StageError("OVERLOADED", "full", retry_delay_s=0.01), 0)
+    peer = PlayingPeer(SENT, StageError("DRAINING", "waits", retry_delay_s=0.01), StageError("OVERLOADED", "full", retry_delay_s=0.01), 0)
     async with listening(peer) as wire, AsyncOmni(address=wire.address) as omni:
         hearing = asyncio.create_task(hear(omni, {SENT - 1: wire.cut}))
         await peer.asked(4)
@@ -202,7 +202,7 @@ AWAY_S = 0.5
 
 
 async def test_a_router_that_comes_back_later_gets_the_time_that_is_left() -> None:
-    peer = Peer(SENT)
+    peer = PlayingPeer(SENT)
     async with listening(peer) as wire, AsyncOmni(address=wire.address, resume_timeout_s=60) as omni:
         tasks: list[asyncio.Task[None]] = []
 
@@ -226,13 +226,13 @@ async def gone(wire: Wire, omni: AsyncOmni, **options: float) -> None:
 
 
 async def test_a_router_that_does_not_come_back() -> None:
-    async with listening(Peer(SENT)) as wire, AsyncOmni(address=wire.address, resume_timeout_s=0.3) as omni:
+    async with listening(PlayingPeer(SENT)) as wire, AsyncOmni(address=wire.address, resume_timeout_s=0.3) as omni:
         with pytest.raises(RouterLostError, match=r"none was there to go on within 0\.3 s"):
             await gone(wire, omni)
 
 
 async def test_the_time_limit_is_that_of_the_whole_answer() -> None:
-    peer = Peer(SENT)
+    peer = PlayingPeer(SENT)
     async with listening(peer) as wire, AsyncOmni(address=wire.address, resume_timeout_s=60) as omni:
         with pytest.raises(DeadlineError):
             await gone(wire, omni, timeout_s=1.0)
@@ -240,7 +240,7 @@ async def test_the_time_limit_is_that_of_the_whole_answer() -> None:
 
 @pytest.mark.parametrize("gone", [True, False])
 async def test_the_next_of_several_addresses_goes_on(free_port: int, gone: bool) -> None:
-    first, second = Peer(SENT), Peer()
+    first, second = PlayingPeer(SENT), PlayingPeer()
     async with listening(first) as one, listening(second) as two:
         addresses = f"127.0.0.1:{free_port}, {one.address},{two.address}"
         async with AsyncOmni(address=addresses) as omni:
@@ -284,7 +284,7 @@ def continued(**changes: object) -> list[omni_pb2.GenerateResponse]:
     ],
 )
 async def test_a_router_that_goes_on_elsewhere_is_caught(changes: dict[str, object], told: str) -> None:
-    async with listening(Peer(SENT, continued(**changes))) as wire, AsyncOmni(address=wire.address) as omni:
+    async with listening(PlayingPeer(SENT, continued(**changes))) as wire, AsyncOmni(address=wire.address) as omni:
         with pytest.raises(ProtocolError, match=told):
             await hear(omni, {SENT - 1: wire.cut})
 
@@ -292,7 +292,7 @@ async def test_a_router_that_goes_on_elsewhere_is_caught(changes: dict[str, obje
 async def test_an_answer_that_was_over_but_for_its_account() -> None:
     whole = list(answer(omni_pb2.GenerateRequest()))
     without_reason = [event(STARTED), omni_pb2.GenerateResponse(usage=omni_pb2.Usage())]
-    peer = Peer(len(whole) - 1, without_reason)
+    peer = PlayingPeer(len(whole) - 1, without_reason)
     async with listening(peer) as wire, AsyncOmni(address=wire.address) as omni:
         events = await hear(omni, {len(whole) - 2: wire.cut})
     assert_whole(events)
@@ -316,7 +316,7 @@ async def test_a_picture_of_which_a_piece_had_come_begins_anew() -> None:
     # The word behind the piece tells that the piece had come.
     before = [event(STARTED), picture(0, b"old", 0, 3, 1), picture(1, b"abc", 0, 6), word(0)]
     images = [picture(2, b"old", 0, 3, 1), picture(3, b"new", 0, 3, 2), picture(4, b"abcd", 0, 6), picture(5, b"ef", 4, 6)]
-    peer = Peer(before, [event(STARTED), *images, word(1, last=True), event(USAGE)])
+    peer = PlayingPeer(before, [event(STARTED), *images, word(1, last=True), event(USAGE)])
     async with listening(peer) as wire, AsyncOmni(address=wire.address) as omni:
         events = await hear(omni, {2: wire.cut})
     assert [event.data for event in events if isinstance(event, Picture)] == [b"old", b"new", b"abcdef"]
@@ -329,7 +329,7 @@ async def test_stages_that_were_replaced_are_told() -> None:
     told.pause.FromMilliseconds(35)
     whole = list(answer(omni_pb2.GenerateRequest()))
     whole.insert(3, omni_pb2.GenerateResponse(failover=told))
-    async with listening(Peer(whole)) as wire, AsyncOmni(address=wire.address) as omni:
+    async with listening(PlayingPeer(whole)) as wire, AsyncOmni(address=wire.address) as omni:
         got = await omni.generate("Hi")
     (failover,) = got.failovers
     assert (failover.stage, failover.lost, failover.replica, failover.reason, failover.pause_s) == ("talker", "a:1", "b:2", "killed", 0.035)
@@ -337,7 +337,7 @@ async def test_stages_that_were_replaced_are_told() -> None:
 
 
 async def test_closing_the_client_ends_its_search_for_a_router() -> None:
-    async with listening(Peer(SENT)) as wire:
+    async with listening(PlayingPeer(SENT)) as wire:
         omni = AsyncOmni(address=wire.address, resume_timeout_s=60)
         lost = asyncio.Event()
 
@@ -356,7 +356,7 @@ async def test_closing_the_client_ends_its_search_for_a_router() -> None:
 
 
 async def test_leaving_a_stream_that_went_on_frees_the_router() -> None:
-    peer = Peer(SENT, 4)
+    peer = PlayingPeer(SENT, 4)
     async with listening(peer) as wire, AsyncOmni(address=wire.address) as omni:
         async with aclosing(omni.stream("Hi")) as stream:
             count = 0
@@ -373,13 +373,13 @@ async def test_leaving_a_stream_that_went_on_frees_the_router() -> None:
 
 async def test_what_grpc_says_of_a_server_that_stops_is_a_loss() -> None:
     """A router that is told to end cancels what is still running after its grace: for a client it is gone like any other."""
-    peer = Peer(SENT)
+    peer = PlayingPeer(SENT)
     server = grpc.aio.server()
     omni_pb2_grpc.add_OmniServiceServicer_to_server(peer, server)
     address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
     await server.start()
     tasks: list[asyncio.Task[None]] = []
-    async with listening(Peer()) as wire, AsyncOmni(address=f"{address},{wire.address}") as omni:
+    async with listening(PlayingPeer()) as wire, AsyncOmni(address=f"{address},{wire.address}") as omni:
         events = await hear(omni, {SENT - 1: lambda: tasks.append(asyncio.create_task(server.stop(0)))})
         await asyncio.gather(*tasks)
     assert_whole(events)

@@ -11,7 +11,7 @@ import grpc
 import numpy as np
 import pytest
 
-from helpers.peer import SAMPLES, STARTED, TEXT, Bare, Events, Failing, Peer, Play, answer, event, listening
+from helpers.peer import SAMPLES, STARTED, TEXT, Bare, Events, Failing, Play, PlayingPeer, answer, event, listening
 from helpers.talking import CTRL_D, ENTER, PROMPT, Person, alone_here
 from helpers.terminal import Terminal
 from omnistage.client import (
@@ -44,7 +44,7 @@ def full(retry_delay_s: float = SOON_S) -> StageError:
 
 async def test_what_passes_is_not_seen(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO", "omnistage.client")
-    peer = Peer(lost(0.2), full(0.2))
+    peer = PlayingPeer(lost(0.2), full(0.2))
     async with listening(peer) as wire, AsyncOmni(address=wire.address) as omni:
         got = await omni.generate("Hi", timeout_s=20.0)
     assert (got.text, got.failovers) == (TEXT, ())
@@ -57,7 +57,7 @@ async def test_what_passes_is_not_seen(caplog: pytest.LogCaptureFixture) -> None
 
 
 async def test_the_last_error_says_how_often_it_was_asked() -> None:
-    peer = Peer(full(), lost(), lost())
+    peer = PlayingPeer(full(), lost(), lost())
     async with listening(peer) as wire, AsyncOmni(address=wire.address) as omni:
         with pytest.raises(StageLostError) as caught:
             await omni.generate("Hi")
@@ -68,7 +68,7 @@ async def test_the_last_error_says_how_often_it_was_asked() -> None:
 
 @pytest.mark.parametrize(("client", "call", "asked"), [(0, None, 1), (2, 0, 1), (0, 1, 2), (5, None, 6)])
 async def test_how_often_is_said_by_the_call_or_else_by_the_client(client: int, call: int | None, asked: int) -> None:
-    peer = Peer(*[lost(0.001) for _ in range(8)])
+    peer = PlayingPeer(*[lost(0.001) for _ in range(8)])
     async with listening(peer) as wire, AsyncOmni(address=wire.address, max_retries=client) as omni:
         with pytest.raises(StageLostError) as caught:
             await (omni.generate("Hi") if call is None else omni.generate("Hi", max_retries=call))
@@ -77,7 +77,7 @@ async def test_how_often_is_said_by_the_call_or_else_by_the_client(client: int, 
 
 
 async def test_the_sync_client_does_the_same() -> None:
-    peer = Peer(lost(), lost())
+    peer = PlayingPeer(lost(), lost())
 
     def ask(address: str) -> str:
         with Omni(address=address, max_retries=1) as omni:
@@ -96,7 +96,7 @@ async def test_what_is_no_number_of_times(value: object) -> None:
 
 
 async def test_a_pause_that_the_time_limit_has_no_room_for_is_not_begun() -> None:
-    peer = Peer(lost(30.0))
+    peer = PlayingPeer(lost(30.0))
     async with listening(peer) as wire, AsyncOmni(address=wire.address) as omni:
         with pytest.raises(StageLostError) as caught:
             await omni.generate("Hi", timeout_s=20.0)
@@ -108,7 +108,7 @@ NEVER = sorted(name for name, reason in REASONS.items() if reason.retry_delay_s 
 
 @pytest.mark.parametrize("reason", [*NEVER, ""])
 async def test_what_does_not_say_when_is_not_asked_again(reason: str) -> None:
-    peer = Peer(StageError(reason, "so it is"))
+    peer = PlayingPeer(StageError(reason, "so it is"))
     async with listening(peer) as wire, AsyncOmni(address=wire.address) as omni:
         with pytest.raises(OmniError) as caught:
             await omni.generate("Hi")
@@ -116,7 +116,7 @@ async def test_what_does_not_say_when_is_not_asked_again(reason: str) -> None:
 
 
 async def test_a_proxy_that_does_not_say_when_is_not_asked_again() -> None:
-    peer = Peer(Bare(grpc.StatusCode.RESOURCE_EXHAUSTED))
+    peer = PlayingPeer(Bare(grpc.StatusCode.RESOURCE_EXHAUSTED))
     async with listening(peer) as wire, AsyncOmni(address=wire.address) as omni:
         with pytest.raises(OverloadedError):
             await omni.generate("Hi")
@@ -142,7 +142,7 @@ def failover() -> omni_pb2.GenerateResponse:
 @pytest.mark.parametrize("before", [[event(STARTED)], [event(STARTED), progress(), failover()]], ids=["its start", "progress"])
 async def test_what_is_no_output_binds_nobody(before: Events) -> None:
     """The answer begins anew, and is whole."""
-    peer = Peer(Failing(before, lost()))
+    peer = PlayingPeer(Failing(before, lost()))
     async with listening(peer) as wire, AsyncOmni(address=wire.address) as omni:
         events = [heard async for heard in omni.stream("Hi")]
     assert "".join(heard.text for heard in events if isinstance(heard, TextDelta)) == TEXT
@@ -152,7 +152,7 @@ async def test_what_is_no_output_binds_nobody(before: Events) -> None:
 
 
 async def test_what_the_caller_has_of_an_answer_is_not_given_twice() -> None:
-    peer = Peer(Failing(some(2), lost()))
+    peer = PlayingPeer(Failing(some(2), lost()))
     heard = []
     async with listening(peer) as wire, AsyncOmni(address=wire.address) as omni:
         with pytest.raises(StageLostError):
@@ -165,7 +165,7 @@ async def test_what_the_caller_has_of_an_answer_is_not_given_twice() -> None:
 async def test_what_is_given_whole_begins_anew_whatever_had_come(count: int) -> None:
     """The caller has none of it: text that had come is not there twice."""
     for ask in ("generate", "say", "chat"):
-        peer = Peer(Failing(some(count), lost()), full(), Failing(some(count), lost()))
+        peer = PlayingPeer(Failing(some(count), lost()), full(), Failing(some(count), lost()))
         words = [{"role": "user", "content": "Hi"}] if ask == "chat" else "Hi"
         async with listening(peer) as wire, AsyncOmni(address=wire.address, max_retries=3) as omni:
             got = await getattr(omni, ask)(words)
@@ -175,7 +175,7 @@ async def test_what_is_given_whole_begins_anew_whatever_had_come(count: int) -> 
 
 
 async def test_what_is_given_whole_still_goes_on_after_a_loss_of_the_router() -> None:
-    peer = Peer(Failing(some(2), lost()), 4)
+    peer = PlayingPeer(Failing(some(2), lost()), 4)
     async with listening(peer) as wire, AsyncOmni(address=wire.address) as omni:
         asking = asyncio.create_task(omni.generate("Hi"))
         await peer.asked(2)
@@ -186,14 +186,14 @@ async def test_what_is_given_whole_still_goes_on_after_a_loss_of_the_router() ->
 
 async def test_a_loss_of_the_router_is_no_retry_and_stands_beside_them() -> None:
     """The connection breaks, the router that goes on has lost its stage, and it breaks once more, which is one loss too many."""
-    peer = Peer(0, lost(), None)
+    peer = PlayingPeer(0, lost(), None)
     async with listening(peer) as wire, AsyncOmni(address=wire.address) as omni:
         asking = asyncio.create_task(omni.generate("Hi"))
         await peer.asked(1)
         wire.cut()
         assert (await asking).text == TEXT
     assert len(peer.requests) == 3
-    peer = Peer(0, lost(), 0)
+    peer = PlayingPeer(0, lost(), 0)
     async with listening(peer) as wire, AsyncOmni(address=wire.address) as omni:
         asking = asyncio.create_task(omni.generate("Hi"))
         for count in (1, 3):
@@ -204,14 +204,14 @@ async def test_a_loss_of_the_router_is_no_retry_and_stands_beside_them() -> None
 
 
 async def test_a_router_that_ends_is_left_for_another_one() -> None:
-    ends, serves = Peer(StageError("DRAINING", "this router ends", retry_delay_s=SOON_S)), Peer()
+    ends, serves = PlayingPeer(StageError("DRAINING", "this router ends", retry_delay_s=SOON_S)), PlayingPeer()
     async with listening(ends) as one, listening(serves) as other, AsyncOmni(address=f"{one.address},{other.address}") as omni:
         assert (await omni.generate("Hi")).text == TEXT
     assert (len(ends.requests), len(serves.requests)) == (1, 1)
 
 
 async def test_who_waits_can_be_cancelled() -> None:
-    peer = Peer(lost(20.0))
+    peer = PlayingPeer(lost(20.0))
     async with listening(peer) as wire, AsyncOmni(address=wire.address) as omni:
         waiting = asyncio.create_task(omni.generate("Hi"))
         await peer.asked(1)
@@ -240,7 +240,7 @@ async def test_a_retry_draws_nothing_of_what_a_program_draws(seed: int) -> None:
     random.seed(seed)
     np.random.seed(seed)  # The one that all share.
     before = random.getstate(), str(np.random.get_state())
-    peer = Peer(lost(), full())
+    peer = PlayingPeer(lost(), full())
     async with listening(peer) as wire, AsyncOmni(address=wire.address) as omni:
         await omni.generate("Hi")
     assert len(peer.requests) == 3 and (random.getstate(), str(np.random.get_state())) == before
@@ -276,7 +276,7 @@ WAITS = [
 
 @pytest.mark.parametrize(("prompt", "play", "most"), WAITS, ids=["full", "lost", "starting", "one of a list", "a list"])
 async def test_the_close_ends_who_waits(prompt: str | list[str], play: StageError, most: int) -> None:
-    peer = Peer(play, play)
+    peer = PlayingPeer(play, play)
     async with listening(peer) as wire:
         omni = AsyncOmni(address=wire.address)
         begun = asyncio.get_running_loop().time()
@@ -293,7 +293,7 @@ async def test_the_close_ends_who_waits(prompt: str | list[str], play: StageErro
 
 
 async def test_the_close_ends_the_search_for_a_router() -> None:
-    peer = Peer(2, StageError("DRAINING", "not ready", retry_delay_s=LONG_S))
+    peer = PlayingPeer(2, StageError("DRAINING", "not ready", retry_delay_s=LONG_S))
     async with listening(peer) as wire:
         omni = AsyncOmni(address=wire.address, resume_timeout_s=2 * LONG_S)
         begun = asyncio.get_running_loop().time()
@@ -325,7 +325,7 @@ async def test_the_close_ends_the_reading_of_a_medium(tmp_path: Path) -> None:
 async def test_the_words_of_a_router_stand_in_the_log_as_text(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO", "omnistage.client")
     words = "full\x1b[2J\x9b1m\nINFO all is well\u202e\r\u2028end \N{SNOWMAN}"
-    peer = Peer(StageError("OVERLOADED", words, retry_delay_s=SOON_S), starting(SOON_S))
+    peer = PlayingPeer(StageError("OVERLOADED", words, retry_delay_s=SOON_S), starting(SOON_S))
     async with listening(peer) as wire, AsyncOmni(address=wire.address) as omni:
         await omni.generate("Hi")
     assert len(peer.requests) == 3 and len(caplog.messages) == 2
@@ -341,8 +341,8 @@ def test_every_log_of_the_client_is_such_a_one() -> None:
 # The command ---------------------------------------------------------------------------------------------------------------------------
 
 
-async def commanded(plays: list[Play], words: list[str]) -> tuple[Terminal, int, Peer]:
-    peer = Peer(*plays)
+async def commanded(plays: list[Play], words: list[str]) -> tuple[Terminal, int, PlayingPeer]:
+    peer = PlayingPeer(*plays)
     async with listening(peer) as wire:
         terminal = Terminal(120, 30)
         code = await asyncio.to_thread(terminal.run, [*words, "--address", wire.address])
@@ -368,7 +368,7 @@ async def test_a_line_of_a_retry_is_broken_between_words_and_stays_dim(
     """Whatever a server says, and however wide the terminal is."""
     alone_here(tmp_path, monkeypatch)
     said = "all places of the pipeline are taken by others who asked before, [red]and[/] nobody has left"
-    peer = Peer(StageError("OVERLOADED", said, retry_delay_s=SOON_S))
+    peer = PlayingPeer(StageError("OVERLOADED", said, retry_delay_s=SOON_S))
     terminal = Terminal(*size)
     steps = [(PROMPT, b"Hi" + ENTER), ("(1 of 2)", b""), ("ttft", b""), (PROMPT, CTRL_D)] if words[0] == "chat" else []
     async with listening(peer) as wire:

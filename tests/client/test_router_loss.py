@@ -15,8 +15,8 @@ import pytest
 
 from helpers import lengths
 from helpers.hanging import ENDING, HANG
-from helpers.processes import Family, wait_end
-from helpers.servers import ServerProcess, Stack, all_free, stack
+from helpers.processes import ProcessFamily, wait_end
+from helpers.servers import ServerProcess, ServerProcesses, all_free, stack
 from helpers.toy_pipeline import toy_pipeline
 from omnistage.client import AsyncOmni, AudioChunk, Done, Event, Failover, Omni, RouterLostError, TextDelta
 from omnistage.host.process import BROKEN
@@ -36,16 +36,16 @@ ENDS = {"killed": signal.SIGKILL, "drained": signal.SIGTERM, "stopped": signal.S
 
 
 @pytest.fixture(scope="module")
-def stages(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+def stages(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcesses]:
     options = {"interval_s": INTERVAL_S, "length": LENGTH}
     with stack(tmp_path_factory.mktemp("stages"), options=options, router_args=None) as running:
         yield running
 
 
-class Routers:
+class LosableRouters:
     """Router processes in front of the same stages."""
 
-    def __init__(self, stages: Stack, folder: Path, exits: ExitStack) -> None:
+    def __init__(self, stages: ServerProcesses, folder: Path, exits: ExitStack) -> None:
         self._stages = ",".join(f"{kind}={address}" for kind, address in stages.addresses.items())
         self._folder = folder
         self._exits = exits
@@ -59,9 +59,9 @@ class Routers:
 
 
 @pytest.fixture
-def routers(stages: Stack, tmp_path: Path) -> Iterator[Routers]:
+def routers(stages: ServerProcesses, tmp_path: Path) -> Iterator[LosableRouters]:
     with ExitStack() as exits:
-        yield Routers(stages, tmp_path, exits)
+        yield LosableRouters(stages, tmp_path, exits)
 
 
 def kill(server: ServerProcess, number: signal.Signals = signal.SIGKILL) -> None:
@@ -91,7 +91,7 @@ def assert_whole(events: list[Event], seed: int) -> Done:
 
 
 @lengths.one_or_all("moment", MOMENTS)
-async def test_a_router_that_is_killed_and_started_again(stages: Stack, routers: Routers, moment: str, seed: int) -> None:
+async def test_a_router_that_is_killed_and_started_again(stages: ServerProcesses, routers: LosableRouters, moment: str, seed: int) -> None:
     what, count = MOMENTS[lengths.draw(moment, MOMENTS, seed)]
     router = routers.start()
 
@@ -109,7 +109,7 @@ async def test_a_router_that_is_killed_and_started_again(stages: Stack, routers:
         await all_free(list(stages.addresses.values()))
 
 
-async def test_an_answer_without_a_seed_goes_on_with_its_own(routers: Routers) -> None:
+async def test_an_answer_without_a_seed_goes_on_with_its_own(routers: LosableRouters) -> None:
     router = routers.start()
 
     def restart() -> None:
@@ -122,7 +122,7 @@ async def test_an_answer_without_a_seed_goes_on_with_its_own(routers: Routers) -
     assert_whole(events, events[-1].seed)
 
 
-async def test_text_alone(routers: Routers) -> None:
+async def test_text_alone(routers: LosableRouters) -> None:
     router = routers.start()
 
     def restart() -> None:
@@ -135,7 +135,7 @@ async def test_text_alone(routers: Routers) -> None:
     assert "".join(event.text for event in events if isinstance(event, TextDelta)) == formulas.text(5, "Hi", 300)
 
 
-async def test_sound_alone(routers: Routers) -> None:
+async def test_sound_alone(routers: LosableRouters) -> None:
     router = routers.start()
 
     def restart() -> None:
@@ -149,7 +149,7 @@ async def test_sound_alone(routers: Routers) -> None:
 
 
 @lengths.one_or_all("end", ENDS)
-async def test_the_other_router_goes_on(routers: Routers, end: str, seed: int) -> None:
+async def test_the_other_router_goes_on(routers: LosableRouters, end: str, seed: int) -> None:
     """Drained: the grace is over before the answer is. Hung: gRPC's threads answer the client's pings, until the process ends itself."""
     number = ENDS[lengths.draw(end, ENDS, seed)]
     one, two = routers.start(grace_s=0.05), routers.start()
@@ -164,7 +164,7 @@ async def test_the_other_router_goes_on(routers: Routers, end: str, seed: int) -
         assert wedged["thread"] == "event loop"
 
 
-async def test_many_answers_at_once(stages: Stack, routers: Routers) -> None:
+async def test_many_answers_at_once(stages: ServerProcesses, routers: LosableRouters) -> None:
     router = routers.start()
 
     async def one(omni: AsyncOmni, seed: int) -> Done:
@@ -182,7 +182,7 @@ async def test_many_answers_at_once(stages: Stack, routers: Routers) -> None:
         await all_free(list(stages.addresses.values()))
 
 
-async def test_a_second_kill_is_an_error(stages: Stack, routers: Routers) -> None:
+async def test_a_second_kill_is_an_error(stages: ServerProcesses, routers: LosableRouters) -> None:
     router = routers.start()
 
     def restart() -> None:
@@ -203,7 +203,7 @@ async def test_a_second_kill_is_an_error(stages: Stack, routers: Routers) -> Non
         await all_free(list(stages.addresses.values()))
 
 
-def test_the_sync_client_hears_an_answer_through(routers: Routers) -> None:
+def test_the_sync_client_hears_an_answer_through(routers: LosableRouters) -> None:
     router = routers.start()
     heard: list[Event] = []
     with Omni(address=router.address, resume_timeout_s=PATIENCE_S) as omni:
@@ -217,7 +217,7 @@ def test_the_sync_client_hears_an_answer_through(routers: Routers) -> None:
         assert omni.generate("Hi", seed=6).failovers == ()
 
 
-async def test_without_another_router_the_error_has_a_type(stages: Stack, routers: Routers) -> None:
+async def test_without_another_router_the_error_has_a_type(stages: ServerProcesses, routers: LosableRouters) -> None:
     router = routers.start()
     async with AsyncOmni(address=router.address, resume_timeout_s=1.0) as omni:
         with pytest.raises(RouterLostError):
@@ -225,7 +225,7 @@ async def test_without_another_router_the_error_has_a_type(stages: Stack, router
     await all_free(list(stages.addresses.values()))
 
 
-def test_a_private_stack_starts_its_router_again(family: Family, tmp_path: Path) -> None:
+def test_a_private_stack_starts_its_router_again(family: ProcessFamily, tmp_path: Path) -> None:
     heard: list[Event] = []
     pipeline = toy_pipeline(tmp_path, interval_s=INTERVAL_S, length=LENGTH, samples_per_frame=formulas.SAMPLES_PER_FRAME)
     with Omni(pipeline=pipeline, resume_timeout_s=PATIENCE_S) as omni:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from helpers.peer import TEXT, Events, Peer, answer, event, listening
+from helpers.peer import TEXT, Events, PlayingPeer, answer, event, listening
 from omnistage.client import AsyncOmni, Done, Event, NotSpokenError, Omni, TextDelta
 from omnistage.v1 import chunk_pb2, omni_pb2
 
@@ -24,7 +24,7 @@ EMPTY: Events = [*MUTE[:-1], event(chunk_pb2.Chunk(port="audio", last=True)), MU
 
 @pytest.mark.parametrize(("events", "why"), [(MUTE, "it has no Talker"), (CODED, "it has no Code2Wav"), (EMPTY, "no sound came")])
 async def test_what_cannot_be_spoken_is_an_error_with_a_name(events: Events, why: str) -> None:
-    async with listening(Peer(events)) as wire, AsyncOmni(address=wire.address) as omni:
+    async with listening(PlayingPeer(events)) as wire, AsyncOmni(address=wire.address) as omni:
         with pytest.raises(NotSpokenError, match=f"nothing of this text could be spoken by peer: {why}") as caught:
             await omni.say("...")
         assert "voice" in caught.value.hint
@@ -33,7 +33,7 @@ async def test_what_cannot_be_spoken_is_an_error_with_a_name(events: Events, why
 
 async def test_a_stream_tells_it_at_its_end_instead_of_done() -> None:
     heard: list[Event] = []
-    async with listening(Peer(MUTE)) as wire, AsyncOmni(address=wire.address) as omni, aclosing(omni.stream_say("...")) as stream:
+    async with listening(PlayingPeer(MUTE)) as wire, AsyncOmni(address=wire.address) as omni, aclosing(omni.stream_say("...")) as stream:
         with pytest.raises(NotSpokenError):
             async for told in stream:
                 heard.append(told)
@@ -46,12 +46,12 @@ async def test_the_sync_client_tells_it_too() -> None:
         with Omni(address=address) as omni, pytest.raises(NotSpokenError):
             omni.say("...", outputs=["text", "audio"])
 
-    async with listening(Peer(MUTE)) as wire:
+    async with listening(PlayingPeer(MUTE)) as wire:
         await asyncio.to_thread(say, wire.address)
 
 
 async def test_who_asked_for_no_sound_misses_none(tmp_path: Path) -> None:
-    async with listening(Peer(MUTE, MUTE)) as wire, AsyncOmni(address=wire.address) as omni:
+    async with listening(PlayingPeer(MUTE, MUTE)) as wire, AsyncOmni(address=wire.address) as omni:
         assert (await omni.say("...", outputs=["text"])).text == TEXT
         answered = await omni.generate("Hi")
     assert answered.audio is None  # an answer is worth having without its sound

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from helpers.peer import TEXT, Peer, listening
+from helpers.peer import TEXT, PlayingPeer, listening
 from helpers.servers import local_router, local_stage, toy_logic
 from helpers.terminal import Terminal
 from omnistage.client import AsyncOmni, Failover, StartingError, UnavailableError
@@ -28,7 +28,7 @@ WAITS = "film is still starting; waiting up to 30 s"
 
 async def test_it_is_asked_again_until_it_answers(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO", "omnistage.client")
-    peer = Peer(starts(0.02), starts(0.02))
+    peer = PlayingPeer(starts(0.02), starts(0.02))
     async with listening(peer) as wire, AsyncOmni(address=wire.address) as omni:
         answer = await omni.generate("Hi", max_tokens=5)
     assert (answer.text, answer.failovers) == (TEXT, ())
@@ -40,7 +40,7 @@ async def test_it_is_asked_again_until_it_answers(caplog: pytest.LogCaptureFixtu
 @pytest.mark.parametrize(("delay_s", "timeout_s"), [(START_PATIENCE_S + 1, 120.0), (5.0, 4.0)], ids=["patience", "limit"])
 async def test_the_refusal_stands_where_it_would_take_too_long(delay_s: float, timeout_s: float) -> None:
     """At once: nobody is to wait for what cannot come in time."""
-    peer = Peer(starts(delay_s))
+    peer = PlayingPeer(starts(delay_s))
     async with listening(peer) as wire, AsyncOmni(address=wire.address) as omni:
         with pytest.raises(StartingError, match="film starts") as refused:
             await omni.generate("Hi", timeout_s=timeout_s)
@@ -52,19 +52,19 @@ async def test_the_refusal_stands_where_it_would_take_too_long(delay_s: float, t
 async def test_a_terminal_shows_what_is_waited_for(tmp_path: Path) -> None:
     """Once, above the answer; a script is not told."""
     for words in (["ask", "Hi", "--no-play"], ["draw", "Hi", "--out", str(tmp_path / "x.png")]):
-        peer = Peer(starts(0.02), starts(0.02))
+        peer = PlayingPeer(starts(0.02), starts(0.02))
         async with listening(peer) as wire:
             terminal = Terminal(120, 30)
             await asyncio.to_thread(terminal.run, [*words, "--address", wire.address])
             assert len(peer.requests) == 3 and terminal.lines.count(WAITS) == 1 and terminal.lines[0] == WAITS
-    async with listening(Peer(starts(0.02))) as wire:
+    async with listening(PlayingPeer(starts(0.02))) as wire:
         terminal = Terminal(120, 30)
         assert await asyncio.to_thread(terminal.run, ["ask", "Hi", "--json", "--address", wire.address]) == 0
         assert WAITS not in terminal.lines
 
 
 async def test_who_waits_can_be_cancelled() -> None:
-    peer = Peer(starts(20))
+    peer = PlayingPeer(starts(20))
     async with listening(peer) as wire, AsyncOmni(address=wire.address) as omni:
         waiting = asyncio.create_task(omni.generate("Hi"))
         await peer.asked(1)
@@ -76,7 +76,7 @@ async def test_who_waits_can_be_cancelled() -> None:
 
 async def test_a_router_that_came_back_and_is_not_ready_is_waited_for() -> None:
     """In the middle of an answer, which goes on then."""
-    peer = Peer(6, starts(0.02), starts(0.02))
+    peer = PlayingPeer(6, starts(0.02), starts(0.02))
     async with listening(peer) as wire, AsyncOmni(address=wire.address) as omni:
         text, failovers = "", []
         async for event in omni.stream("Hi"):

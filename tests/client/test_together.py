@@ -20,7 +20,7 @@ ENDLESS = 32768
 ANSWER = Answer.__new__(Answer)
 
 
-class Places:
+class PlacesTogether:
     """Something to ask, with as many places as it says. others: how many of them somebody else has."""
 
     def __init__(self, places: int, wrong: Sequence[str] = (), others: int = 0, delay_s: float | None = 0.0) -> None:
@@ -50,7 +50,7 @@ class Places:
 
 @pytest.mark.parametrize("places", [1, 2, 3, 7, 200])
 async def test_all_are_answered_however_few_places_there_are(places: int) -> None:
-    asked = Places(places)
+    asked = PlacesTogether(places)
     texts = [str(i) for i in range(200)]
     assert len(await Together(asked.ask, 60.0).answers(texts)) == 200
     assert sorted(asked.ended) == sorted(texts)
@@ -61,10 +61,10 @@ async def test_all_are_answered_however_few_places_there_are(places: int) -> Non
 async def test_a_moment_without_places_does_not_bind_the_rest() -> None:
     """All have places but the first ones: at the beginning, and once more in the middle."""
     for full in ({*range(4)}, {*range(150, 170)}):
-        asked = Places(1 << 30)
+        asked = PlacesTogether(1 << 30)
         count = 0
 
-        async def ask(text: str, full: set[int] = full, asked: Places = asked) -> Answer:
+        async def ask(text: str, full: set[int] = full, asked: PlacesTogether = asked) -> Answer:
             nonlocal count
             count += 1
             if count - 1 in full:
@@ -80,31 +80,31 @@ async def test_a_moment_without_places_does_not_bind_the_rest() -> None:
 
 
 async def test_each_time_that_places_are_tried_out_again_is_rarer() -> None:
-    asked = Places(1)
+    asked = PlacesTogether(1)
     await Together(asked.ask, 60.0).answers([str(i) for i in range(2000)])
     assert asked.refused <= FIRST + 4 + 2000 // MOST
 
 
 async def test_places_that_are_known_are_not_tried_out() -> None:
-    asked = Places(2)
+    asked = PlacesTogether(2)
     await Together(asked.ask, 60.0, 2).answers([str(i) for i in range(20)])
     assert (asked.most, asked.refused) == (2, 0)
 
 
 async def test_what_others_have_is_waited_for() -> None:
-    asked = Places(3, others=3)
+    asked = PlacesTogether(3, others=3)
     assert len(await Together(asked.ask, 60.0).answers(["a", "b", "c"])) == 3
 
 
 async def test_patience_ends() -> None:
-    asked = Places(0, others=1 << 30, delay_s=5.0)
+    asked = PlacesTogether(0, others=1 << 30, delay_s=5.0)
     with pytest.raises(OverloadedError) as refused:
         await Together(asked.ask, 1.0).answers(["a", "b"])
     assert refused.value.answers == [None, None]
 
 
 async def test_the_first_error_of_the_list_comes_when_all_have_ended_with_the_answers_that_came() -> None:
-    asked = Places(100, wrong=["7", "3"])
+    asked = PlacesTogether(100, wrong=["7", "3"])
     with pytest.raises(BadRequestError, match="3 is wrong") as refused:
         await Together(asked.ask, 60.0).answers([str(i) for i in range(10)])
     assert len(asked.ended) == 10
@@ -113,7 +113,7 @@ async def test_the_first_error_of_the_list_comes_when_all_have_ended_with_the_an
 
 
 async def test_what_is_no_error_of_an_answer_ends_all_at_once() -> None:
-    asked = Places(100)
+    asked = PlacesTogether(100)
 
     async def ask(text: str) -> Answer:
         if text == "2":

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from helpers.servers import Stack, all_free, local_router, omni_stub, stack
+from helpers.servers import ServerProcesses, all_free, local_router, omni_stub, stack
 from omnistage.client import AsyncOmni, BadRequestError, Done, Omni, TextDelta, Video
 from omnistage.client import request as requests
 from omnistage.client.request import Options
@@ -35,7 +35,7 @@ def test_the_ports_of_a_client_are_those_of_the_models() -> None:
 
 
 @pytest.fixture(scope="module")
-def standing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+def standing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcesses]:
     seeing = {"thinker": {"films": True, "interval_s": 0.01}}
     with stack(tmp_path_factory.mktemp("uploads"), pipeline="toy-omni", family="toy-omni", options_of=seeing) as running:
         yield running
@@ -76,7 +76,7 @@ def test_what_is_streamed_and_what_is_not(films: list[Path]) -> None:
         requests.for_prompt("x", [films[0]], (), (), Options()).complete()
 
 
-async def test_large_films_are_seen_beside_small_ones(standing: Stack, films: list[Path]) -> None:
+async def test_large_films_are_seen_beside_small_ones(standing: ServerProcesses, films: list[Path]) -> None:
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     async with AsyncOmni(address=standing.address) as omni:
         for _ in range(2):
@@ -87,7 +87,7 @@ async def test_large_films_are_seen_beside_small_ones(standing: Stack, films: li
     await all_free(list(standing.addresses.values()))
 
 
-def test_what_is_refused_is_told_as_by_generate(standing: Stack, films: list[Path], tmp_path: Path) -> None:
+def test_what_is_refused_is_told_as_by_generate(standing: ServerProcesses, films: list[Path], tmp_path: Path) -> None:
     huge = tmp_path / "huge.mp4"
     huge.write_bytes(MP4)
     os.truncate(huge, 1 << 30)
@@ -104,7 +104,7 @@ def test_what_is_refused_is_told_as_by_generate(standing: Stack, films: list[Pat
         assert omni.generate("?", videos=[films[1]], seed=4, max_tokens=LENGTH).text == said([digest_of(films[1]), "?"], 4)
 
 
-async def test_a_file_that_gets_shorter_or_goes_away_meanwhile_is_told(standing: Stack, tmp_path: Path) -> None:
+async def test_a_file_that_gets_shorter_or_goes_away_meanwhile_is_told(standing: ServerProcesses, tmp_path: Path) -> None:
     film = tmp_path / "film.mp4"
     for change in (lambda: os.truncate(film, 18 << 20), film.unlink):
         film.write_bytes(MP4)
@@ -121,7 +121,7 @@ async def test_a_file_that_gets_shorter_or_goes_away_meanwhile_is_told(standing:
     await all_free(list(standing.addresses.values()))
 
 
-async def test_a_router_that_is_lost_is_replaced_and_sent_the_file_again(standing: Stack, films: list[Path]) -> None:
+async def test_a_router_that_is_lost_is_replaced_and_sent_the_file_again(standing: ServerProcesses, films: list[Path]) -> None:
     """In the middle of the answer, which goes on where it stopped."""
     async with AsyncExitStack() as first:
         lost = await first.enter_async_context(local_router(standing.addresses, load_pipeline("toy-omni")))
@@ -137,7 +137,7 @@ async def test_a_router_that_is_lost_is_replaced_and_sent_the_file_again(standin
     await all_free(list(standing.addresses.values()))
 
 
-async def test_who_leaves_in_the_middle_leaves_nothing(standing: Stack, films: list[Path]) -> None:
+async def test_who_leaves_in_the_middle_leaves_nothing(standing: ServerProcesses, films: list[Path]) -> None:
     async with AsyncOmni(address=standing.address) as omni:
         stream = omni.stream("?", videos=[films[0]], max_tokens=LENGTH)
         await anext(stream)

@@ -22,7 +22,7 @@ def names_of(arena: Arena) -> list[str]:
 
 
 @dataclass
-class Pair:
+class ConnectorPair:
     """Both ends of one direction of one stream, joined by real serialisation."""
 
     sender: Sender
@@ -70,7 +70,7 @@ def make_arena() -> Iterator[Callable[..., Arena]]:
 
 
 @pytest.fixture
-def make_pair(make_arena: Callable[..., Arena]) -> Callable[..., Pair]:
+def make_pair(make_arena: Callable[..., Arena]) -> Callable[..., ConnectorPair]:
     """A joined pair over shared memory, with the settings of the sender and receiver that a test asks for."""
 
     def make(
@@ -80,11 +80,11 @@ def make_pair(make_arena: Callable[..., Arena]) -> Callable[..., Pair]:
         share: Share | None = None,
         byte_limit: int = 1 << 30,
         copy: bool = False,
-    ) -> Pair:
+    ) -> ConnectorPair:
         arena = arena or make_arena()
         before = settled(arena).leases
         sender = Sender(arena, inline_limit=inline_limit, share=share)
-        pair = Pair(sender, Receiver(byte_limit=byte_limit, copy=copy), arena)
+        pair = ConnectorPair(sender, Receiver(byte_limit=byte_limit, copy=copy), arena)
         pair.sender.accept(pair.receiver.answer(pair.sender.offers()))
         assert pair.sender.transport == tensor_pb2.TRANSPORT_KIND_SHARED_MEMORY, pair.sender.reason
         assert settled(arena).leases == before
@@ -94,10 +94,10 @@ def make_pair(make_arena: Callable[..., Arena]) -> Callable[..., Pair]:
 
 
 @pytest.fixture(params=["inline", "shared", "shared_default", "copied"])
-def pair(request: pytest.FixtureRequest, make_pair: Callable[..., Pair]) -> Pair:
+def pair(request: pytest.FixtureRequest, make_pair: Callable[..., ConnectorPair]) -> ConnectorPair:
     """The same pair for every transport: each claim of the test must hold for all."""
     if request.param == "inline":
-        inline_pair = Pair(Sender(None), Receiver(), None)
+        inline_pair = ConnectorPair(Sender(None), Receiver(), None)
         inline_pair.sender.accept(inline_pair.receiver.answer(inline_pair.sender.offers()))
         return inline_pair
     return make_pair(inline_limit=65536 if request.param == "shared_default" else 0, copy=request.param == "copied")

@@ -191,7 +191,7 @@ def test_a_block_that_is_free_cannot_be_held(make_arena: Callable[..., Arena]) -
 
 
 @dataclass
-class Model:
+class HoldersOfBlocks:
     """The holders of each block, written down without the connector: the log of a parcel, streams that have not given it back, and ends of
     graces."""
 
@@ -215,7 +215,7 @@ def test_any_story_ends_with_every_block_free(make_arena: Callable[..., Arena], 
     pairs = [make_pair(arena=arena) for _ in range(4)]
     parcels: list[Parcel] = []
     views: dict[tuple[int, int], TensorView] = {}
-    model = Model()
+    model = HoldersOfBlocks()
     for step, number in story:
         if step == "store":
             model.logged.add(len(parcels))

@@ -16,7 +16,7 @@ from omnistage.engine.decoder import EMBEDDING, PackedDecoder
 from omnistage.engine.engine import Engine
 from omnistage.engine.head import TokenHead
 from omnistage.engine.request import DeadEnd, Prompt, SequenceEvent, SequenceFailed, SequenceRequest
-from omnistage.engine.scheduler import Limits
+from omnistage.engine.scheduler import SchedulerLimits
 from omnistage.engine.types import FinishReason, Sampling
 
 END = 3
@@ -30,12 +30,12 @@ class Sentences:
     history: tuple[int, ...] = ()
     vocabulary: int = TINY.vocab_size
 
-    def begin(self) -> Said:
-        return Said(self.sentences, list(self.history))
+    def begin(self) -> ConstrainedAnswer:
+        return ConstrainedAnswer(self.sentences, list(self.history))
 
 
 @dataclass
-class Said:
+class ConstrainedAnswer:
     """Implements `Walk`."""
 
     sentences: tuple[tuple[int, ...], ...]
@@ -66,7 +66,7 @@ class Said:
 
 def engine(pages: int = 200, *, nan: bool = False, **limits: int) -> Engine:
     decoder = tiny_decoder(nan=nan)
-    return Engine(decoder, TokenHead(decoder.logits), pages=pages, limits=Limits(**limits), poison=True)
+    return Engine(decoder, TokenHead(decoder.logits), pages=pages, limits=SchedulerLimits(**limits), poison=True)
 
 
 def ask(prompt: tuple[int, ...] = (1, 2, 3), **changes: object) -> SequenceRequest:

@@ -29,7 +29,7 @@ from omnistage.engine.materials import DecoderConfig, Materials
 from omnistage.engine.norm import head_rms_norm
 from omnistage.engine.request import Given, Prompt, SequenceRequest
 from omnistage.engine.rope import contiguous, rotary
-from omnistage.engine.scheduler import Limits
+from omnistage.engine.scheduler import SchedulerLimits
 
 Thinker = Qwen2_5OmniThinkerForConditionalGeneration
 Talker = Qwen2_5OmniTalkerForConditionalGeneration
@@ -101,7 +101,7 @@ async def test_greedy_tokens_are_those_of_transformers(seed: int) -> None:
     rng = random.Random(seed)
     oracle = thinker()
     decoder = PackedDecoder(SIZES, weights_of(oracle).get)
-    engine = Engine(decoder, TokenHead(decoder.logits), pages=60, limits=Limits(max_rows=64), poison=True)
+    engine = Engine(decoder, TokenHead(decoder.logits), pages=60, limits=SchedulerLimits(max_rows=64), poison=True)
     for length in (1, 2, 31, 32, 33, 64, 150):
         prompt = [rng.randrange(280) for _ in range(length)]
         assert await answer(engine, prompt, 40) == generated(oracle, prompt, 40)
@@ -140,7 +140,7 @@ async def test_greedy_tokens_of_qwen3_are_those_of_transformers(seed: int) -> No
     weights = oracle.model.state_dict() | {"lm_head.weight": oracle.lm_head.weight.detach()}
     decoder = PackedDecoder(sizes, weights.get, DecoderParts(head_norm=head_rms_norm))
     assert decoder.spec.head_size == 48 != SIZES.hidden_size // SIZES.query_heads
-    engine = Engine(decoder, TokenHead(decoder.logits), pages=60, limits=Limits(max_rows=64), poison=True)
+    engine = Engine(decoder, TokenHead(decoder.logits), pages=60, limits=SchedulerLimits(max_rows=64), poison=True)
     for length in (1, 33, 100):
         prompt = [rng.randrange(300) for _ in range(length)]
         assert await answer(engine, prompt, 40) == generated(oracle, prompt, 40)
@@ -188,7 +188,7 @@ async def test_codes_of_a_talker_are_those_of_transformers(seed: int) -> None:
         return lambda rows, embedded: project(embedded if rows.given is None else embedded + rows.given)
 
     decoder = PackedDecoder(replace(SIZES, vocab_size=301, embedding_width=80, given_width=80), weights.get, DecoderParts(entry=entry))
-    engine = Engine(decoder, TokenHead(decoder.logits), pages=60, limits=Limits(max_rows=64), poison=True)
+    engine = Engine(decoder, TokenHead(decoder.logits), pages=60, limits=SchedulerLimits(max_rows=64), poison=True)
     generator = torch.Generator().manual_seed(seed)
     for length in (2, 33, 70):
         prompt, reply = torch.randn(length, 80, generator=generator), torch.randn(20, 80, generator=generator)

@@ -20,7 +20,7 @@ from omnistage.engine.pages import PAGE_ROWS, PagePool, PrefixCache
 from omnistage.engine.request import Given, Prompt, SequenceRequest, Taps
 from omnistage.engine.results import fixed_results
 from omnistage.engine.runner import Runner
-from omnistage.engine.scheduler import Limits, Scheduler
+from omnistage.engine.scheduler import Scheduler, SchedulerLimits
 from omnistage.engine.sequence import Sequence
 from omnistage.engine.types import Item, Sampling
 
@@ -63,7 +63,7 @@ def asked() -> list[SequenceRequest]:
 def answers(decoder: PackedDecoder, device: Device) -> tuple[list[list[Item]], list[list[Taps]], list[float]]:
     """Items and taps of all requests, and the logprobs, as the engine makes them."""
     pool = PagePool(40)
-    scheduler, cache = Scheduler(pool, PrefixCache(pool, 0), Limits()), KVCache(decoder.spec, 40)
+    scheduler, cache = Scheduler(pool, PrefixCache(pool, 0), SchedulerLimits()), KVCache(decoder.spec, 40)
     runner = Runner(decoder, TokenHead(decoder.logits), cache, choose_backend(decoder.spec).backend)
     sequences = [Sequence(request) for request in asked()]
     taps: dict[Sequence, list[Taps]] = {sequence: [] for sequence in sequences}

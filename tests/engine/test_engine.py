@@ -23,7 +23,7 @@ from omnistage.engine.engine import Engine
 from omnistage.engine.head import TokenHead
 from omnistage.engine.pages import pages_for
 from omnistage.engine.request import EngineClosed, EngineFull, Given, Prompt, SequenceEvent, SequenceFailed, SequenceRequest
-from omnistage.engine.scheduler import Limits
+from omnistage.engine.scheduler import SchedulerLimits
 from omnistage.engine.sequence import MAX_UNREAD
 from omnistage.engine.types import FinishReason, Item, Sampling, Unfit
 
@@ -31,7 +31,7 @@ BUDGETS = ("1", "41", "512")
 
 
 def on(decoder: PackedDecoder, pages: int = 200, **limits: int) -> Engine:
-    return Engine(decoder, TokenHead(decoder.logits), pages=pages, limits=Limits(**limits), poison=True)
+    return Engine(decoder, TokenHead(decoder.logits), pages=pages, limits=SchedulerLimits(**limits), poison=True)
 
 
 def engine(pages: int = 200, dtype: torch.dtype = torch.float32, **limits: int) -> Engine:
@@ -70,7 +70,9 @@ def random_requests(rng: random.Random, count: int, prompt: int = 120, answer: i
 
 async def alone(requests: list[SequenceRequest], dtype: torch.dtype = torch.float32) -> list[list[SequenceEvent]]:
     """The answer to each request by an engine that runs one request at a time and keeps nothing."""
-    single = Engine(tiny_decoder(dtype), TokenHead(tiny_decoder(dtype).logits), pages=200, limits=Limits(max_sequences=1), kept_pages=0)
+    single = Engine(
+        tiny_decoder(dtype), TokenHead(tiny_decoder(dtype).logits), pages=200, limits=SchedulerLimits(max_sequences=1), kept_pages=0
+    )
     answers = [await read(single.submit(request)) for request in requests]
     await single.close()
     return answers
@@ -114,7 +116,7 @@ async def test_the_budget_of_a_step_changes_no_bit(budget: str, dtype: torch.dty
     requests = random_requests(random.Random(seed), 12, prompt=300, answer=20)
     expected = await alone(requests, dtype)
     decoder = tiny_decoder(dtype)
-    running = Engine(decoder, TokenHead(decoder.logits), pages=200, limits=Limits(max_rows=max_rows), step_s=None, poison=True)
+    running = Engine(decoder, TokenHead(decoder.logits), pages=200, limits=SchedulerLimits(max_rows=max_rows), step_s=None, poison=True)
     for answer, events in zip(expected, await asyncio.gather(*(read(running.submit(request)) for request in requests)), strict=True):
         assert drawn(events) == drawn(answer)
     await running.close()
@@ -317,7 +319,7 @@ async def test_a_step_that_raises_fails_only_the_sequence_that_caused_it() -> No
     await expected.close()
 
 
-class Broken(PackedDecoder):
+class BrokenDecoder(PackedDecoder):
     """Ends the engine's thread once every request was made: its error is not that of a step."""
 
     everyone_asked = threading.Event()
@@ -329,9 +331,9 @@ class Broken(PackedDecoder):
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 async def test_nobody_waits_for_ever_if_the_thread_ends() -> None:
-    running = on(Broken(TINY, tiny_weights(torch.float32)), 100)
+    running = on(BrokenDecoder(TINY, tiny_weights(torch.float32)), 100)
     streams = [running.submit(ask()) for _ in range(3)]
-    Broken.everyone_asked.set()
+    BrokenDecoder.everyone_asked.set()
     for stream in streams:
         with pytest.raises(EngineClosed, match="gone"):
             await stream.take()

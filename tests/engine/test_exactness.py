@@ -24,7 +24,7 @@ from omnistage.engine.attention import (
 from omnistage.engine.decoder import PackedDecoder
 from omnistage.engine.kv import KVCache
 from omnistage.engine.pages import PAGE_ROWS, PagePool, pages_for
-from omnistage.engine.plan import Plan, PlannedRun
+from omnistage.engine.plan import PlannedRun, StepPlan
 from omnistage.engine.request import Prompt, SequenceRequest
 from omnistage.engine.runner import Runner
 from omnistage.engine.sampler import Draws
@@ -32,7 +32,7 @@ from omnistage.engine.scheduler import Run
 from omnistage.engine.sequence import Sequence
 
 
-class Reading:
+class LogitsHead:
     """A head that draws nothing and keeps the logits."""
 
     def __init__(self, decoder: PackedDecoder) -> None:
@@ -51,7 +51,7 @@ class Bench:
         decoder = tiny_decoder(dtype)
         self.pool = PagePool(pages)
         self.cache = KVCache(decoder.spec, pages, poison=True)
-        self.head = Reading(decoder)
+        self.head = LogitsHead(decoder)
         self.runner = Runner(decoder, self.head, self.cache, choose_backend(decoder.spec).backend)  # type: ignore[arg-type]
 
     def sequence(self, prompt: list[int], answer: int, history: list[int] | None = None) -> Sequence:
@@ -218,7 +218,7 @@ def test_a_row_attends_alike_in_any_run_company_and_place(
 class Company(PagedAttention):
     """A wrong backend: the result of a row depends on the number of rows."""
 
-    def bind(self, cache: KVCache, spec: DecoderSpec, plan: Plan) -> Attention:
+    def bind(self, cache: KVCache, spec: DecoderSpec, plan: StepPlan) -> Attention:
         bound = super().bind(cache, spec, plan)
         return lambda layer, queries, stored: bound(layer, queries, stored) * (1 + len(queries))
 
@@ -226,16 +226,16 @@ class Company(PagedAttention):
 class Long(PagedAttention):
     """A wrong backend: the result of a row depends on the number of rows if there are 29 of them, and many pages."""
 
-    def bind(self, cache: KVCache, spec: DecoderSpec, plan: Plan) -> Attention:
+    def bind(self, cache: KVCache, spec: DecoderSpec, plan: StepPlan) -> Attention:
         bound = super().bind(cache, spec, plan)
         wrong = plan.count == 29 and len(plan.runs[0].pages) == 16
         return lambda layer, queries, stored: bound(layer, queries, stored) * (2 if wrong else 1)
 
 
-class Batch(PagedAttention):
+class WrongBackend(PagedAttention):
     """A wrong backend: the result of a row depends on whether its run is the first."""
 
-    def bind(self, cache: KVCache, spec: DecoderSpec, plan: Plan) -> Attention:
+    def bind(self, cache: KVCache, spec: DecoderSpec, plan: StepPlan) -> Attention:
         bound = super().bind(cache, spec, plan)
 
         def attended(layer: int, queries: torch.Tensor, keys_values: torch.Tensor) -> torch.Tensor:
@@ -247,7 +247,7 @@ class Batch(PagedAttention):
         return attended
 
 
-class Loose(Batch):
+class Loose(WrongBackend):
     """A backend that claims nothing."""
 
     name = "loose"
@@ -261,7 +261,7 @@ def test_every_backend_of_the_processor_keeps_its_claim(dtype: torch.dtype) -> N
     assert isinstance(choose_backend(spec).backend, PagedAttention)
 
 
-@pytest.mark.parametrize("broken", [Company, Long, Batch])
+@pytest.mark.parametrize("broken", [Company, Long, WrongBackend])
 def test_a_backend_that_breaks_its_claim_is_found_out_and_told(
     broken: type[PagedAttention], dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -15,9 +15,9 @@ from omnistage.engine.decoder import PackedDecoder
 from omnistage.engine.linear import (
     Fixed,
     Linear,
+    LinearProduct,
     Linears,
     Packed,
-    Product,
     RowsDiffer,
     in_blocks,
     multiplies_bfloat16,
@@ -60,7 +60,7 @@ def test_the_library_keeps_its_promise_for_any_weight(dtype: torch.dtype, shape:
 
 
 @pytest.mark.parametrize("product", [Packed(), replace(Packed(), most=8), *FIXED], ids=lambda product: f"{product.name} {product.most}")
-def test_any_number_of_rows_runs_in_blocks_that_the_backend_takes(dtype: torch.dtype, product: Product) -> None:
+def test_any_number_of_rows_runs_in_blocks_that_the_backend_takes(dtype: torch.dtype, product: LinearProduct) -> None:
     generator = torch.Generator().manual_seed(1)
     weight, bias = torch.randn(24, 40, generator=generator).to(dtype), torch.randn(24, generator=generator).to(dtype)
     made, ran = Linear(weight, bias, product), list[int]()
@@ -76,7 +76,7 @@ def test_any_number_of_rows_runs_in_blocks_that_the_backend_takes(dtype: torch.d
 
 
 @pytest.mark.parametrize("product", FIXED, ids=lambda product: product.name)
-def test_a_product_of_one_size_needs_no_claim_about_sizes(dtype: torch.dtype, product: Product, seed: int) -> None:
+def test_a_product_of_one_size_needs_no_claim_about_sizes(dtype: torch.dtype, product: LinearProduct, seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     weight = torch.randn(96, 80, generator=generator).to(dtype)
     made = Linear(weight, None, product)

@@ -22,7 +22,7 @@ from transformers.models.qwen3_vl_moe.modeling_qwen3_vl_moe import Qwen3VLMoeTex
 from transformers.models.whisper.modeling_whisper import WhisperDecoder
 
 from helpers import lengths
-from helpers.parts import CROSSING, EXPERTS, MIXED, POSITIONS, SECTIONS, STACKED, TOYS, Toy, mixed_shapes, requests
+from helpers.parts import CROSSING, EXPERTS, MIXED, POSITIONS, SECTIONS, STACKED, TOYS, ToyPart, mixed_shapes, requests
 from helpers.sequences import items, read
 from helpers.tiny import TAPPED, TINY, tiny_decoder, tiny_weights
 from omnistage.engine.adapter import DrawnItem, StepRows
@@ -40,7 +40,7 @@ from omnistage.engine.pages import PAGE_ROWS, pages_for
 from omnistage.engine.request import Given, Prompt, SequenceEvent, SequenceRequest
 from omnistage.engine.results import fixed_results
 from omnistage.engine.rope import interleaved, rotary
-from omnistage.engine.scheduler import Limits
+from omnistage.engine.scheduler import SchedulerLimits
 from omnistage.engine.sequence import Sequence
 from omnistage.engine.tap import embedding_or_hidden, hidden_of, hidden_state
 from omnistage.engine.types import Sampling, Unfit
@@ -61,7 +61,7 @@ def taps(events: list[SequenceEvent]) -> torch.Tensor:
 
 
 def running(decoder: PackedDecoder, pages: int = 80, max_rows: int = 64, kept: int | None = 0) -> Engine:
-    return Engine(decoder, TokenHead(decoder.logits), pages=pages, limits=Limits(max_rows=max_rows), kept_pages=kept, poison=True)
+    return Engine(decoder, TokenHead(decoder.logits), pages=pages, limits=SchedulerLimits(max_rows=max_rows), kept_pages=kept, poison=True)
 
 
 async def answered(engine: Engine, asked: list[SequenceRequest]) -> list[list[SequenceEvent]]:
@@ -181,7 +181,7 @@ async def test_a_mixture_of_experts_says_what_transformers_says() -> None:
     await engine.close()
 
 
-def materials(toy: Toy, weights: dict[str, torch.Tensor], dtype: torch.dtype) -> Materials:
+def materials(toy: ToyPart, weights: dict[str, torch.Tensor], dtype: torch.dtype) -> Materials:
     """The materials, with products that keep their claims."""
 
     def build(linear: Linears) -> Materials:
@@ -388,7 +388,7 @@ def summed(materials: Materials) -> Enter:
     return lambda rows, embedded: embedded + sum(functional.embedding(rows.items[:, 1 + n], table) for n, table in enumerate(TABLES))
 
 
-class FrameHead(TokenHead):
+class FollowingCodesHead(TokenHead):
     """The further codes of a frame follow from its first code."""
 
     def draw(self, *asked: Any) -> list[DrawnItem | None]:
@@ -399,7 +399,7 @@ class FrameHead(TokenHead):
 def frames_engine() -> Engine:
     decoder = PackedDecoder(FRAMES, tiny_weights(torch.float32), DecoderParts(entry=summed))
     assert all(torch.isfinite(result).all() for result in fixed_results(decoder, decoder.logits, RowAttention()))
-    return Engine(decoder, FrameHead(decoder.logits), pages=80, limits=Limits(max_rows=33), kept_pages=0, poison=True)
+    return Engine(decoder, FollowingCodesHead(decoder.logits), pages=80, limits=SchedulerLimits(max_rows=33), kept_pages=0, poison=True)
 
 
 async def test_an_item_may_be_a_frame_of_many_codes(seed: int) -> None:

@@ -180,7 +180,7 @@ def any_sampling(rng: random.Random) -> Sampling:
     )
 
 
-class Kept:
+class AllowedTokens:
     """A walk that allows these tokens at its place."""
 
     complete = must_end = False
@@ -213,7 +213,7 @@ def test_a_draw_is_the_one_that_the_whole_vocabulary_gives(vocab: int, rounds: i
         never = [set(ids) for ids in suppressed]
         for place in rng.sample(range(rows), rows // 3):
             allowed = rng.sample(range(vocab), k=rng.choice([1, 2, 40, 300]))
-            given[place].walk = Kept(allowed, vocab)
+            given[place].walk = AllowedTokens(allowed, vocab)
             suppressed[place] = tuple(never[place] - {allowed[0]})
             never[place] = {*suppressed[place], *(set(range(vocab)) - set(allowed))}
         for index, drawn in enumerate(sample(logits, given, suppressed)):
@@ -359,7 +359,7 @@ def test_a_constraint_hides_no_number_that_is_none_and_leaves_nothing_where_it_a
     for sampling in (Sampling(), Sampling(1.0), Sampling(1.0, top_k=30, top_p=0.9)):
         rows = [draws(sampling) for _ in range(5)]
         for row, allowed in zip(rows, ([1, 2], [1, 2], [], [31, 32, 99], None), strict=True):
-            row.walk = None if allowed is None else Kept(allowed, 100)
+            row.walk = None if allowed is None else AllowedTokens(allowed, 100)
         drawn = sample(logits, rows, [()] * 5)
         assert drawn[:3] == [None] * 3
         assert drawn[3] is not None and drawn[3].token_id in (31, 32, 99)
@@ -378,7 +378,7 @@ def test_logprobs_are_those_of_the_models_own_logits(vocab: int, seed: int) -> N
         nothing = frozenset(np.argsort(-logits[place].numpy())[:: rng.choice([1, 2, 3])][: rng.choice([0, 3])].tolist())
         row = Draws(any_sampling(rng), rng.getrandbits(64), count is not None, {1, 2}, top_logprobs=count or 0, tokenless=nothing)
         row.note(3)
-        row.walk = Kept(rng.sample(range(vocab), 2), vocab) if place % 3 == 0 else None
+        row.walk = AllowedTokens(rng.sample(range(vocab), 2), vocab) if place % 3 == 0 else None
         row.bias_ids.remainder_(vocab)
         rows.append(row)
     for place, (row, drawn) in enumerate(zip(rows, sample(logits, rows, [()] * 12), strict=True)):

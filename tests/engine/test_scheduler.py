@@ -5,16 +5,16 @@ from __future__ import annotations
 import pytest
 import torch
 
-from helpers.scheduling import PAGES, STEP_S, House, request
+from helpers.scheduling import PAGES, STEP_S, SchedulerHouse, request
 from omnistage.engine.pages import PAGE_ROWS
-from omnistage.engine.scheduler import IDLE_S, MAX_PASSED, MAX_WAITED, Limits
+from omnistage.engine.scheduler import IDLE_S, MAX_PASSED, MAX_WAITED, SchedulerLimits
 from omnistage.engine.sequence import MAX_UNREAD
 
 ROW = torch.zeros(1, 1)
 
 
 def test_a_large_request_is_passed_a_bounded_number_of_times() -> None:
-    house = House(max_sequences=4)
+    house = SchedulerHouse(max_sequences=4)
     runner = house.add(request(32, 400))
     house.step()
     large = house.add(request(PAGES * PAGE_ROWS - 10, 10, start=5000))
@@ -31,7 +31,7 @@ def test_a_large_request_is_passed_a_bounded_number_of_times() -> None:
 def test_a_small_request_waits_for_a_prompt_of_half_the_cache_no_longer_than_others_have_rows_left() -> None:
     """While the prompt runs, the small request begins at once. While the prompt cannot begin, it does so too, until the prompt is overdue;
     then it begins within as many steps as the running ones have rows left."""
-    house = House(kept=0)
+    house = SchedulerHouse(kept=0)
     half = PAGES // 2 * PAGE_ROWS
     large = house.add(request(half, 60))
     for index in range(40):
@@ -58,7 +58,7 @@ def test_a_small_request_waits_for_a_prompt_of_half_the_cache_no_longer_than_oth
 
 
 def test_decoding_goes_on_while_prompts_are_computed() -> None:
-    house = House()
+    house = SchedulerHouse()
     first = house.add(request(3, 100))
     house.step()
     house.add(request(200, 5))
@@ -68,7 +68,7 @@ def test_decoding_goes_on_while_prompts_are_computed() -> None:
 
 
 def test_a_short_prompt_goes_before_a_long_one_and_the_long_one_is_not_passed_for_ever() -> None:
-    house = House(max_sequences=60, pages=300)
+    house = SchedulerHouse(max_sequences=60, pages=300)
     long = house.add(request(320, 1))
     house.step(most_rows=PAGE_ROWS)
     steps_without = 0
@@ -88,7 +88,7 @@ def test_a_short_prompt_goes_before_a_long_one_and_the_long_one_is_not_passed_fo
 
 def test_prompts_that_come_together_are_read_one_after_the_other() -> None:
     """However long that takes: if all of them were read a little, all of them would wait for the last."""
-    house = House(max_sequences=60, pages=300)
+    house = SchedulerHouse(max_sequences=60, pages=300)
     prompts = [house.add(request(40, 100, start=50 * index)) for index in range(30)]
     while not all(prompt.items for prompt in prompts):
         house.step(most_rows=7)
@@ -97,7 +97,7 @@ def test_prompts_that_come_together_are_read_one_after_the_other() -> None:
 
 
 def test_a_sequence_whose_row_has_not_come_has_no_place() -> None:
-    house = House(max_sequences=4, pages=400)
+    house = SchedulerHouse(max_sequences=4, pages=400)
     starved = [house.add(request(40, 100, start=100 * index, client="a", appended=True)) for index in range(4)]
     house.step(most_rows=512)
     assert all(sequence.starved for sequence in starved)
@@ -109,7 +109,7 @@ def test_a_sequence_whose_row_has_not_come_has_no_place() -> None:
 
 def test_a_request_that_is_not_admitted_costs_nobody_its_pages() -> None:
     """Neither a client with more sequences, nor one that starves at every other step, loses pages."""
-    house = House(max_sequences=8, pages=24)
+    house = SchedulerHouse(max_sequences=8, pages=24)
     running = [house.add(request(32, 200, start=1000 * index, client="a")) for index in range(2)]
     starving = house.add(request(32, 200, start=5000, client="a", appended=True))
     house.step()
@@ -125,7 +125,7 @@ def test_a_request_that_is_not_admitted_costs_nobody_its_pages() -> None:
 
 
 def test_who_is_idle_for_a_moment_keeps_its_pages_and_who_is_for_long_does_not() -> None:
-    house = House(pages=24)
+    house = SchedulerHouse(pages=24)
     starving = house.add(request(500, 20, appended=True))
     house.step(most_rows=512)
     waiting = house.add(request(500, 20, start=2000))
@@ -140,7 +140,7 @@ def test_who_is_idle_for_a_moment_keeps_its_pages_and_who_is_for_long_does_not()
 
 def test_more_that_woke_than_there_are_places_go_on_in_turns() -> None:
     """The first client has three times as many sequences as the second, and both get the same rows."""
-    house = House(max_sequences=4, pages=400)
+    house = SchedulerHouse(max_sequences=4, pages=400)
     mine, yours = [
         [house.add(request(8, 400, client=client, appended=True)) for _ in range(count)] for client, count in (("a", 12), ("b", 4))
     ]
@@ -158,7 +158,7 @@ def test_more_that_woke_than_there_are_places_go_on_in_turns() -> None:
 
 
 def test_clients_take_turns_whatever_one_of_them_asks() -> None:
-    house = House(max_sequences=8, pages=400)
+    house = SchedulerHouse(max_sequences=8, pages=400)
     for index in range(6):
         house.add(request(320, 1, start=400 * index, client="greedy"))
     house.step(most_rows=PAGE_ROWS)
@@ -171,7 +171,7 @@ def test_clients_take_turns_whatever_one_of_them_asks() -> None:
 
 
 def test_a_client_with_less_gets_a_place_of_the_one_that_has_more_and_no_more_than_its_share() -> None:
-    house = House(max_sequences=4, pages=400)
+    house = SchedulerHouse(max_sequences=4, pages=400)
     greedy = [house.add(request(3, 400, client="greedy")) for _ in range(20)]
     for _ in range(5):
         house.step()
@@ -189,7 +189,7 @@ def test_a_client_with_less_gets_a_place_of_the_one_that_has_more_and_no_more_th
 
 
 def test_a_client_with_less_gets_pages_of_the_one_that_has_more() -> None:
-    house = House(max_sequences=8, pages=16, kept=0)
+    house = SchedulerHouse(max_sequences=8, pages=16, kept=0)
     for index in range(4):
         house.add(request(100, 300, start=1000 * index, client="greedy"))
     for _ in range(20):
@@ -201,7 +201,7 @@ def test_a_client_with_less_gets_pages_of_the_one_that_has_more() -> None:
 
 
 def test_small_requests_run_beside_giants_whose_answers_would_fill_the_cache() -> None:
-    house = House(max_sequences=8)
+    house = SchedulerHouse(max_sequences=8)
     for index in range(3):
         house.add(request(10, PAGES * PAGE_ROWS - 20, start=100 * index))
     house.step()
@@ -212,7 +212,7 @@ def test_small_requests_run_beside_giants_whose_answers_would_fill_the_cache() -
 
 
 def test_the_youngest_loses_its_pages_and_idle_ones_before_it() -> None:
-    house = House(max_sequences=4, pages=12, kept=0)
+    house = SchedulerHouse(max_sequences=4, pages=12, kept=0)
     oldest, idle, youngest = (house.add(request(100, 200, start=1000 * index)) for index in range(3))
     for _ in range(8):
         house.step(most_rows=512)
@@ -236,4 +236,4 @@ def test_the_youngest_loses_its_pages_and_idle_ones_before_it() -> None:
 def test_limits_are_checked() -> None:
     for wrong in ({"max_rows": 0}, {"max_sequences": 0}, {"max_waiting": 0}):
         with pytest.raises(ValueError, match="must"):
-            Limits(**wrong)
+            SchedulerLimits(**wrong)

@@ -10,7 +10,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from helpers.scheduling import PAGES, House, request
+from helpers.scheduling import PAGES, SchedulerHouse, request
 from omnistage.engine import scheduler as policy
 from omnistage.engine.pages import PAGE_ROWS, pages_for
 from omnistage.engine.request import Given, SequenceRequest
@@ -38,7 +38,7 @@ class Scheduling(RuleBasedStateMachine):
         super().__init__()
         # With the usual number no request would be overdue in so short a life.
         policy.MAX_PASSED = 2
-        self.house = House()
+        self.house = SchedulerHouse()
         self.alive: list[Sequence] = []
         self.fed: set[Sequence] = set()
         """Sequences whose last row has come."""

@@ -76,7 +76,7 @@ def some_runs(source: random.Random, count: int) -> list[PlannedRun]:
     return runs
 
 
-class Bench:
+class RandomRuns:
     """Random numbers for some runs, in layer 1. Values that no run may read are NaN."""
 
     def __init__(self, spec: DecoderSpec, runs: list[PlannedRun], seed: int) -> None:
@@ -129,7 +129,7 @@ class Bench:
 )
 def test_rows_are_those_of_sdpa(heads: tuple[int, int, int], dtype: torch.dtype, count: int, seed: int) -> None:
     """Heads of any shape, in any pages, beside values that mean nothing."""
-    bench = Bench(sizes(*heads, dtype), some_runs(random.Random(seed), count), seed)
+    bench = RandomRuns(sizes(*heads, dtype), some_runs(random.Random(seed), count), seed)
     result, expected = bench.attended(), bench.expected()
     assert not result[-3:].any()
     differences = (result[:-3].float() - expected[:-3]).norm(dim=-1) / expected[:-3].norm(dim=-1)
@@ -139,7 +139,7 @@ def test_rows_are_those_of_sdpa(heads: tuple[int, int, int], dtype: torch.dtype,
 @pytest.mark.parametrize(("heads", "dtype"), [((7, 1, 64), torch.bfloat16), ((4, 2, 80), torch.float32)], ids=str)
 def test_a_row_has_the_same_bits_alone_in_company_and_in_a_run(heads: tuple[int, int, int], dtype: torch.dtype, seed: int) -> None:
     source = random.Random(seed)
-    bench = Bench(sizes(*heads, dtype), some_runs(source, 6), seed)
+    bench = RandomRuns(sizes(*heads, dtype), some_runs(source, 6), seed)
     together = bench.attended()
     for run in bench.runs:
         assert torch.equal(bench.attended([run])[: run.count], together[run.first : run.first + run.count])
@@ -151,7 +151,7 @@ def test_a_row_has_the_same_bits_alone_in_company_and_in_a_run(heads: tuple[int,
 def test_without_rows_nothing_is_attended(seed: int) -> None:
     """And a run without any rows changes nothing for the others."""
     runs = some_runs(random.Random(seed), 2)
-    bench = Bench(sizes(3, 1, 64, torch.float32), runs, seed)
+    bench = RandomRuns(sizes(3, 1, 64, torch.float32), runs, seed)
     nothing = [PlannedRun(0, 0, 0, (0,)), PlannedRun(0, 0, 0, (0,))]
     assert not bench.attended(nothing).any()
     assert torch.equal(bench.attended([nothing[0], *runs, nothing[1]]), bench.attended())

@@ -12,14 +12,14 @@ from helpers.gateway import gateway
 
 
 @pytest.fixture(scope="session")
-def toy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[servers.Stack]:
+def toy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[servers.ServerProcesses]:
     """A toy chain and its router, as processes, for all tests that only ask. The first word of an answer has no sound."""
     with servers.stack(tmp_path_factory.mktemp("toy"), options_of={"talker": {"mute_every": 1000}}) as stack:
         yield stack
 
 
 @pytest.fixture(scope="session")
-def url(toy: servers.Stack, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def url(toy: servers.ServerProcesses, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """Where the gateway in front of it listens."""
     with gateway(toy.address, tmp_path_factory.mktemp("gateway")) as server:
         yield f"http://{server.address}"

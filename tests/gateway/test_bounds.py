@@ -20,7 +20,7 @@ from helpers.gateway import gateway, local_gateway
 from helpers.raw_http import CHAT, QUESTION, answer, connected, head, heard, post
 from helpers.waiting import until
 from omnistage.gateway.answering import as_event
-from omnistage.gateway.guard import Guard
+from omnistage.gateway.guard import HttpGuard
 from omnistage.gateway.port import READ_BYTES
 
 MIB = 1 << 20
@@ -31,7 +31,7 @@ DESCRIPTORS = 128
 
 
 @pytest.fixture(scope="module")
-def narrow(toy: servers.Stack, tmp_path_factory: pytest.TempPathFactory) -> Iterator[servers.ServerProcess]:
+def narrow(toy: servers.ServerProcesses, tmp_path_factory: pytest.TempPathFactory) -> Iterator[servers.ServerProcess]:
     """A gateway that takes bodies of 1 MiB."""
     with gateway(toy.address, tmp_path_factory.mktemp("narrow"), "--max-message-bytes", str(MIB)) as server:
         yield server
@@ -124,7 +124,7 @@ def test_what_names_something_may_be_of_any_type(url: str, path: str, value: obj
         assert (told.status, told.error["type"]) == (400, "invalid_request_error")
 
 
-async def test_what_is_refused_is_not_told_of_each_value(toy: servers.Stack, tmp_path: Path) -> None:
+async def test_what_is_refused_is_not_told_of_each_value(toy: servers.ServerProcesses, tmp_path: Path) -> None:
     """Each number here would be an error of a KiB."""
     bodies = [
         (CHAT, {**QUESTION, "choice": [1] * 100_000}),
@@ -262,7 +262,7 @@ def test_a_body_of_many_tiny_chunks_is_refused(url: str) -> None:
             assert heard(connection).status == 200
 
 
-async def test_nobody_has_more_than_a_little_in_one_turn(toy: servers.Stack, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_nobody_has_more_than_a_little_in_one_turn(toy: servers.ServerProcesses, monkeypatch: pytest.MonkeyPatch) -> None:
     sizes: list[int] = []
     receive = H11Protocol.data_received
 
@@ -295,7 +295,7 @@ def test_no_client_ends_a_line_within_an_event(end: str) -> None:
     assert json.loads(lines[1].removeprefix("data: ")) == data
 
 
-async def test_a_body_is_parsed_once_however_large_it_is(toy: servers.Stack, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_body_is_parsed_once_however_large_it_is(toy: servers.ServerProcesses, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("starlette.requests.json", None)
     async with local_gateway(toy.address) as (url, _):
         for size in (1, MIB):
@@ -334,7 +334,7 @@ def test_what_is_refused_takes_no_memory(narrow: servers.ServerProcess) -> None:
     assert is_answered(url)
 
 
-async def test_many_values_at_once_take_little_memory(url: str, toy: servers.Stack, tmp_path: Path) -> None:
+async def test_many_values_at_once_take_little_memory(url: str, toy: servers.ServerProcesses, tmp_path: Path) -> None:
     """Each of them would be 40 MiB of objects."""
     body = asked(messages=[{"role": "user", "content": [[]] * 250_000}]).replace(b" ", b"")
     with gateway(toy.address, tmp_path) as server:
@@ -347,7 +347,7 @@ async def test_many_values_at_once_take_little_memory(url: str, toy: servers.Sta
         assert is_answered(url)
 
 
-async def test_a_head_that_drips_in_is_not_waited_for(toy: servers.Stack, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_head_that_drips_in_is_not_waited_for(toy: servers.ServerProcesses, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("omnistage.gateway.port.HEAD_LIMIT_S", 0.5)
     async with local_gateway(toy.address) as (url, _):
         await asyncio.gather(asyncio.to_thread(_drip, url), asyncio.to_thread(_say_nothing, url))
@@ -366,7 +366,7 @@ def _say_nothing(url: str) -> None:
         assert connection.recv(1) == b""
 
 
-async def test_a_connection_without_a_request_is_kept_for_a_while(toy: servers.Stack, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_connection_without_a_request_is_kept_for_a_while(toy: servers.ServerProcesses, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("omnistage.gateway.port.KEPT_LIMIT_S", 1)
     async with local_gateway(toy.address) as (url, _):
 
@@ -380,7 +380,7 @@ async def test_a_connection_without_a_request_is_kept_for_a_while(toy: servers.S
         await asyncio.to_thread(twice)
 
 
-async def test_a_body_that_drips_in_is_not_waited_for(toy: servers.Stack, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_body_that_drips_in_is_not_waited_for(toy: servers.ServerProcesses, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("omnistage.gateway.guard.BODY_LIMIT_S", 0.3)
     async with local_gateway(toy.address) as (url, _):
         told = await asyncio.to_thread(answer, url, head("POST", CHAT, {**JSON, "Content-Length": "10"}) + b"{")
@@ -388,17 +388,19 @@ async def test_a_body_that_drips_in_is_not_waited_for(toy: servers.Stack, monkey
         assert await asyncio.to_thread(is_answered, url)
 
 
-async def test_all_bodies_together_have_a_bound_and_one_host_a_share_of_it(toy: servers.Stack, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_all_bodies_together_have_a_bound_and_one_host_a_share_of_it(
+    toy: servers.ServerProcesses, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("omnistage.gateway.guard.BODIES_BYTES", 4 * MIB)
     half = head("POST", CHAT, {**JSON, "Content-Length": str(2 * MIB)}) + b" " * (2 * MIB - 64 * 1024)
     taken: list[int] = []
-    take = Guard._take
+    take = HttpGuard._take
 
-    def noting(self: Guard, host: str, size: int) -> None:
+    def noting(self: HttpGuard, host: str, size: int) -> None:
         take(self, host, size)
         taken.append(size)
 
-    monkeypatch.setattr(Guard, "_take", noting)
+    monkeypatch.setattr(HttpGuard, "_take", noting)
     async with local_gateway(toy.address) as (url, door):
         with connected(url) as holder:
             await asyncio.to_thread(holder.sendall, half)
@@ -412,21 +414,21 @@ async def test_all_bodies_together_have_a_bound_and_one_host_a_share_of_it(toy: 
         assert told.status == 400, "what the others held is free again"
 
 
-def test_a_gateway_does_not_start_with_fewer_descriptors_than_it_needs(toy: servers.Stack, tmp_path: Path) -> None:
+def test_a_gateway_does_not_start_with_fewer_descriptors_than_it_needs(toy: servers.ServerProcesses, tmp_path: Path) -> None:
     with poor(toy, tmp_path, 64) as server:
         with pytest.raises(servers.NotReady, match="ulimit -n") as refused:
             server.wait_ready()
         assert refused.value.exit_code == 1
 
 
-def poor(toy: servers.Stack, tmp_path: Path, descriptors: int) -> servers.ServerProcess:
+def poor(toy: servers.ServerProcesses, tmp_path: Path, descriptors: int) -> servers.ServerProcess:
     """A gateway that has only so many."""
     environment = {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")])}
     words = ("omnistage.gateway", str(descriptors), "", "--router", toy.address)
     return servers.ServerProcess("helpers.poor", *words, log_folder=tmp_path, environment=environment)
 
 
-def test_one_host_does_not_take_all_connections(toy: servers.Stack, tmp_path: Path) -> None:
+def test_one_host_does_not_take_all_connections(toy: servers.ServerProcesses, tmp_path: Path) -> None:
     with poor(toy, tmp_path, DESCRIPTORS) as server:
         server.wait_ready()
         url = f"http://{server.address}"
@@ -439,7 +441,9 @@ def test_one_host_does_not_take_all_connections(toy: servers.Stack, tmp_path: Pa
         assert is_answered(url)
 
 
-async def test_a_bug_of_the_gateway_is_told_as_one_and_costs_no_other_request(toy: servers.Stack, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_bug_of_the_gateway_is_told_as_one_and_costs_no_other_request(
+    toy: servers.ServerProcesses, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def fails(*_: object) -> None:
         raise RuntimeError("a secret of the log")
 

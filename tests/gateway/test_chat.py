@@ -47,7 +47,7 @@ async def test_the_client_for_asyncio_gets_the_same(url: str) -> None:
     assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == whole.choices[0].message.content
 
 
-def test_text_and_samples_are_those_over_grpc(client: openai.OpenAI, toy: servers.Stack) -> None:
+def test_text_and_samples_are_those_over_grpc(client: openai.OpenAI, toy: servers.ServerProcesses) -> None:
     answer = client.chat.completions.create(model="toy", messages=HELLO, seed=5, **SPOKEN)
     with Omni(address=toy.address) as omni:
         same = omni.chat(HELLO, seed=5)

@@ -20,7 +20,7 @@ ENDLESS = {"interval_s": 0.05, "length": 10_000}
 
 
 @pytest.mark.parametrize("stream", [True, False], ids=["streamed", "whole"])
-async def test_who_leaves_ends_all_of_several_answers(toy: servers.Stack, url: str, stream: bool) -> None:
+async def test_who_leaves_ends_all_of_several_answers(toy: servers.ServerProcesses, url: str, stream: bool) -> None:
     async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="leaving", max_retries=0) as client:
         wanted: Any = {"n": 3, "stream": stream, "max_tokens": 32_768, "extra_body": {"ignore_eos": True}}
         asking = asyncio.create_task(client.chat.completions.create(model="toy", messages=HELLO, **wanted))
@@ -35,7 +35,7 @@ async def test_who_leaves_ends_all_of_several_answers(toy: servers.Stack, url: s
 
 
 @pytest.fixture
-def slow(tmp_path: Path) -> Iterator[tuple[servers.Stack, openai.OpenAI]]:
+def slow(tmp_path: Path) -> Iterator[tuple[servers.ServerProcesses, openai.OpenAI]]:
     """A chain whose answers take minutes, and a client in front of it."""
     with (
         servers.stack(tmp_path, options=ENDLESS) as stack,
@@ -45,7 +45,7 @@ def slow(tmp_path: Path) -> Iterator[tuple[servers.Stack, openai.OpenAI]]:
         yield stack, client
 
 
-def test_a_stage_that_is_lost_in_the_middle_ends_a_stream_with_why(slow: tuple[servers.Stack, openai.OpenAI]) -> None:
+def test_a_stage_that_is_lost_in_the_middle_ends_a_stream_with_why(slow: tuple[servers.ServerProcesses, openai.OpenAI]) -> None:
     stack, client = slow
     wanted: dict[str, Any] = {"model": "toy", "extra_body": {"ignore_eos": True}, "max_tokens": 10_000}
     chat = client.chat.completions.create(messages=HELLO, stream=True, n=2, **wanted)

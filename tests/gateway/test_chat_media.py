@@ -55,7 +55,7 @@ def said(*seen: Any) -> str:
 
 
 @pytest.fixture(scope="module")
-def seeing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[servers.Stack]:
+def seeing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[servers.ServerProcesses]:
     """A chain that takes all media, and its Thinker alone as a pipeline without sound."""
     folder = tmp_path_factory.mktemp("seeing")
     for name, text in (("speaking", PIPELINE), ("text", TEXT_ALONE)):
@@ -88,7 +88,7 @@ def _endless(handler: BaseHTTPRequestHandler) -> None:
 
 
 @pytest.fixture(scope="module")
-def client(seeing: servers.Stack, there: Web, tmp_path_factory: pytest.TempPathFactory) -> Iterator[openai.OpenAI]:
+def client(seeing: servers.ServerProcesses, there: Web, tmp_path_factory: pytest.TempPathFactory) -> Iterator[openai.OpenAI]:
     """A client of a gateway that may ask that host by its address, and by a name that leads into this machine."""
     flags = ("--media-hosts", f"127.0.0.1:{there.port},localhost:{there.port}", "--max-message-bytes", str(MIB))
     folder: Path = tmp_path_factory.mktemp("gateway")
@@ -221,7 +221,7 @@ def test_what_was_fetched_counts_no_longer_when_its_answer_has_ended(client: ope
         assert asked(client, cat) == said(PICTURE)
 
 
-def test_who_does_not_trust_its_authority_fetches_nothing(seeing: servers.Stack, there: Web, tmp_path: Path) -> None:
+def test_who_does_not_trust_its_authority_fetches_nothing(seeing: servers.ServerProcesses, there: Web, tmp_path: Path) -> None:
     with (
         gateway(seeing.address, tmp_path, "--media-hosts", f"127.0.0.1:{there.port}") as server,
         openai.OpenAI(base_url=f"http://{server.address}/v1", api_key="test", max_retries=0) as client,

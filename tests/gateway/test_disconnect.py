@@ -22,7 +22,7 @@ from helpers import lengths, servers
 from helpers.gateway import gateway, local_gateway
 from helpers.metrics import fetched
 from helpers.ports import take_address
-from helpers.raw_http import CHAT, QUESTION, Heard, answer, connected, head, heard, post
+from helpers.raw_http import CHAT, QUESTION, HttpAnswer, answer, connected, head, heard, post
 from helpers.waiting import until
 from omnistage.models.toy import formulas
 
@@ -35,7 +35,7 @@ SAMPLES = 1200
 
 
 @pytest.fixture(scope="module")
-def slow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[servers.Stack]:
+def slow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[servers.ServerProcesses]:
     """A chain that speaks for minutes, with two places."""
     options = {"interval_s": 0.02, "length": 100_000}
     with servers.stack(
@@ -45,13 +45,13 @@ def slow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[servers.Stack]:
 
 
 @pytest.fixture(scope="module")
-def front(slow: servers.Stack, tmp_path_factory: pytest.TempPathFactory) -> Iterator[servers.ServerProcess]:
+def front(slow: servers.ServerProcesses, tmp_path_factory: pytest.TempPathFactory) -> Iterator[servers.ServerProcess]:
     with gateway(slow.address, tmp_path_factory.mktemp("front")) as server:
         yield server
 
 
 @pytest.fixture
-def fast(tmp_path: Path) -> Iterator[servers.Stack]:
+def fast(tmp_path: Path) -> Iterator[servers.ServerProcesses]:
     """A chain that speaks for long as fast as it can, whose router waits for four seconds where nobody reads."""
     many = ("--max-sessions", "512")
     options = {"length": 100_000, "samples_per_frame": SAMPLES}
@@ -67,7 +67,7 @@ def inflight(server: servers.ServerProcess) -> float:
     return found.samples[0].value
 
 
-async def all_free(stack: servers.Stack, front: servers.ServerProcess) -> None:
+async def all_free(stack: servers.ServerProcesses, front: servers.ServerProcess) -> None:
     """Return when nothing of any request is left."""
     assert stack.router is not None
     for server in (front, stack.router):
@@ -100,7 +100,9 @@ MOMENTS = ("while its body arrives", "in the queue", "before the first byte", "i
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("moment", MOMENTS)
-async def test_a_client_that_leaves_frees_all_that_it_had(slow: servers.Stack, front: servers.ServerProcess, moment: str, way: str) -> None:
+async def test_a_client_that_leaves_frees_all_that_it_had(
+    slow: servers.ServerProcesses, front: servers.ServerProcess, moment: str, way: str
+) -> None:
     assert slow.router is not None
     url = f"http://{front.address}"
     with ExitStack() as opened:
@@ -129,7 +131,7 @@ async def test_a_client_that_leaves_frees_all_that_it_had(slow: servers.Stack, f
 
 
 @lengths.rounds(16, 200)
-async def test_clients_that_do_not_read_hold_little(fast: servers.Stack, tmp_path: Path, rounds: int) -> None:
+async def test_clients_that_do_not_read_hold_little(fast: servers.ServerProcesses, tmp_path: Path, rounds: int) -> None:
     """The router soon has nothing to do with them: it has given all of an answer, or broken it off by its own rule."""
     assert fast.router is not None
     with gateway(fast.address, tmp_path) as front, ExitStack() as opened:
@@ -157,7 +159,7 @@ def _is_answered_at_last(url: str) -> None:
         assert (told.status, told.header("retry-after")) == (503, "1")
 
 
-async def test_who_reads_nothing_at_all_loses_the_connection(fast: servers.Stack, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_who_reads_nothing_at_all_loses_the_connection(fast: servers.ServerProcesses, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("omnistage.gateway.port.UNREAD_LIMIT_S", 0.5)
     async with local_gateway(fast.address) as (url, door):
         with connected(url) as reader:
@@ -170,7 +172,7 @@ async def test_who_reads_nothing_at_all_loses_the_connection(fast: servers.Stack
     await until(partial(_is_idle, fast.router))
 
 
-async def test_the_router_gives_up_who_does_not_listen(fast: servers.Stack, tmp_path: Path) -> None:
+async def test_the_router_gives_up_who_does_not_listen(fast: servers.ServerProcesses, tmp_path: Path) -> None:
     """Sound is more than all that lies between holds; the gateway would still wait."""
     spoken = {**STREAM, "modalities": ["text", "audio"]}
     with gateway(fast.address, tmp_path) as front:
@@ -185,12 +187,12 @@ async def test_the_router_gives_up_who_does_not_listen(fast: servers.Stack, tmp_
         assert (await asyncio.to_thread(answer, url, post())).status == 200
 
 
-async def test_who_reads_slowly_gets_all_of_a_whole_answer(fast: servers.Stack, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_who_reads_slowly_gets_all_of_a_whole_answer(fast: servers.ServerProcesses, monkeypatch: pytest.MonkeyPatch) -> None:
     """It takes longer than a client may read nothing."""
     monkeypatch.setattr("omnistage.gateway.port.UNREAD_LIMIT_S", 0.2)
     async with local_gateway(fast.address) as (url, _):
 
-        def slowly() -> Heard:
+        def slowly() -> HttpAnswer:
             with connected(url) as reader:
                 reader.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
                 reader.sendall(post({**QUESTION, "max_tokens": 32_768}))
@@ -198,13 +200,13 @@ async def test_who_reads_slowly_gets_all_of_a_whole_answer(fast: servers.Stack, 
                 while not whole.endswith(b"}"):
                     whole += reader.recv(8192)
                     time.sleep(0.02)
-            return Heard(body=bytes(whole).partition(b"\r\n\r\n")[2])
+            return HttpAnswer(body=bytes(whole).partition(b"\r\n\r\n")[2])
 
         told = await asyncio.to_thread(slowly)
         assert json.loads(told.body)["choices"][0]["message"]["content"] == formulas.text(5, "Hello", 32_768)
 
 
-async def test_a_gateway_that_is_told_to_end_lets_answers_end(slow: servers.Stack, tmp_path: Path) -> None:
+async def test_a_gateway_that_is_told_to_end_lets_answers_end(slow: servers.ServerProcesses, tmp_path: Path) -> None:
     with gateway(slow.address, tmp_path, "--grace", "60") as front:
         url = f"http://{front.address}"
         with connected(url) as connection:
@@ -221,7 +223,7 @@ async def test_a_gateway_that_is_told_to_end_lets_answers_end(slow: servers.Stac
         assert await asyncio.to_thread(front.wait) == 0
 
 
-async def test_after_its_grace_it_breaks_them_off(slow: servers.Stack, tmp_path: Path) -> None:
+async def test_after_its_grace_it_breaks_them_off(slow: servers.ServerProcesses, tmp_path: Path) -> None:
     with gateway(slow.address, tmp_path, "--grace", "0.2") as front, connected(f"http://{front.address}") as connection:
         connection.sendall(post(STREAM))
         await until(lambda: inflight(front) == 1)
@@ -233,7 +235,7 @@ async def test_after_its_grace_it_breaks_them_off(slow: servers.Stack, tmp_path:
 
 
 @pytest.mark.parametrize("blow", [signal.SIGKILL, signal.SIGSTOP])
-async def test_a_gateway_that_is_lost_holds_no_place(fast: servers.Stack, tmp_path: Path, blow: signal.Signals) -> None:
+async def test_a_gateway_that_is_lost_holds_no_place(fast: servers.ServerProcesses, tmp_path: Path, blow: signal.Signals) -> None:
     assert fast.router is not None
     with gateway(fast.address, tmp_path) as front, connected(f"http://{front.address}") as connection:
         connection.sendall(post(STREAM))
@@ -279,7 +281,7 @@ def resident_bytes(pid: int) -> int:
 
 
 @lengths.rounds(400, 10_000)
-async def test_requests_leave_nothing_behind(toy: servers.Stack, tmp_path: Path, rounds: int) -> None:
+async def test_requests_leave_nothing_behind(toy: servers.ServerProcesses, tmp_path: Path, rounds: int) -> None:
     """Good ones, bad ones, streams, by connections that are kept and by new ones."""
     bodies = [
         json.dumps(body).encode()

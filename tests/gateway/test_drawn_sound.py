@@ -26,13 +26,13 @@ SECONDS = 1.5
 
 
 @pytest.fixture(scope="module")
-def film_maker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[servers.Stack]:
+def film_maker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[servers.ServerProcesses]:
     with servers.stack(tmp_path_factory.mktemp("film"), kinds=["diffusion"], pipeline="toy-film", family="toy-film") as stack:
         yield stack
 
 
 @pytest.fixture(scope="module")
-def url(film_maker: servers.Stack, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def url(film_maker: servers.ServerProcesses, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     with gateway(film_maker.address, tmp_path_factory.mktemp("gateway")) as server:
         yield f"http://{server.address}"
 
@@ -110,7 +110,7 @@ def test_what_cannot_be_made_is_refused_by_name(asked: dict[str, Any], param: st
     assert (answer.status_code, error["param"]) == (400, param) and param in error["message"]
 
 
-def test_who_makes_no_sound_of_a_prompt_says_so(toy: servers.Stack, tmp_path: Path) -> None:
+def test_who_makes_no_sound_of_a_prompt_says_so(toy: servers.ServerProcesses, tmp_path: Path) -> None:
     """A pipeline that speaks does not."""
     with gateway(toy.address, tmp_path) as server:
         answer = post(f"http://{server.address}", model="toy")

@@ -10,7 +10,7 @@ import pytest
 from pydantic import BaseModel
 
 from helpers.gateway import local_gateway
-from helpers.peer import Peer, listening
+from helpers.peer import PlayingPeer, listening
 from helpers.raw_http import connected, heard, post
 from omnistage.client.errors import BY_CODE, BY_REASON, NotAvailableError, NotSpokenError, OmniError, RouterLostError
 from omnistage.client.events import StageReport, Usage
@@ -19,7 +19,7 @@ from omnistage.gateway.chat_schema import ChatRequest
 from omnistage.gateway.failure import of_omni
 from omnistage.gateway.pictures_schema import PictureRequest
 from omnistage.gateway.responses_schema import ResponsesRequest
-from omnistage.gateway.speech import SpeechRequest
+from omnistage.gateway.speech import SpeechBody
 from omnistage.gateway.usage import audio_tokens, chat_usage, speech_usage
 from omnistage.v1 import omni_pb2, stage_pb2
 from omnistage.wire.errors import REASONS, StageError
@@ -44,8 +44,8 @@ ASKED = [
         responses.FIELDS,
         ("request", "conversation", "pipeline", "outputs", "talker", "thinker.constraint", "seed", "top_p"),
     ),
-    (SpeechRequest, speech.FIELDS, ("request", "text", "pipeline", "outputs", "thinker", "talker", "code2wav", "thinker.verbatim")),
-    (SpeechRequest, speech.FIELDS, ("talker.voice", "talker.speed", "code2wav.profile", "code2wav.sample_rate_hz", "thinker.messages")),
+    (SpeechBody, speech.FIELDS, ("request", "text", "pipeline", "outputs", "thinker", "talker", "code2wav", "thinker.verbatim")),
+    (SpeechBody, speech.FIELDS, ("talker.voice", "talker.speed", "code2wav.profile", "code2wav.sample_rate_hz", "thinker.messages")),
     (PictureRequest, pictures.FIELDS, ("request", "prompt", "pipeline", "outputs", "diffusion", "width", "diffusion.height", "results")),
     (PictureRequest, pictures.FIELDS, ("diffusion.media_type", "diffusion.previews", "diffusion.steps", "diffusion.layers", "previews")),
 ]
@@ -78,7 +78,7 @@ PATHS = {
 PASSES = sorted(name for name, reason in REASONS.items() if reason.retry_delay_s is not None)
 
 
-class Offering(Peer):
+class Offering(PlayingPeer):
     """A router with one pipeline, which could do all of it."""
 
     async def ListModels(

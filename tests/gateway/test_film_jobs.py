@@ -24,7 +24,7 @@ from helpers.videos import SEED, ask, by, frames, get, over, until_it_is
 from helpers.waiting import until
 from omnistage.client.errors import OverloadedError, RequestError, StageLostError, StartingError, UnavailableError
 from omnistage.gateway.film_jobs import AGAIN_S, pause_s
-from omnistage.gateway.film_store import DATABASE, Job, Store
+from omnistage.gateway.film_store import DATABASE, FilmJob, Store
 from omnistage.host.errors import StartError
 from omnistage.models.toy.files import png
 
@@ -37,7 +37,7 @@ LARGE: dict[str, Any] = {"size": "128x128", "frames": 40, "steps": 1}
 
 
 @pytest.fixture(scope="module")
-def film_maker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[servers.Stack]:
+def film_maker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[servers.ServerProcesses]:
     """It pauses before each step."""
     folder = tmp_path_factory.mktemp("film")
     chain: dict[str, Any] = {"kinds": ["diffusion"], "pipeline": "toy-film", "family": "toy-film", "options": {"interval_s": 0.1}}
@@ -63,7 +63,7 @@ def temporary(folder: Path) -> list[Path]:
 
 @pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
 @pytest.mark.parametrize("key", ["ann", ""])
-async def test_films_outlive_their_gateway(how: signal.Signals, key: str, film_maker: servers.Stack, tmp_path: Path) -> None:
+async def test_films_outlive_their_gateway(how: signal.Signals, key: str, film_maker: servers.ServerProcesses, tmp_path: Path) -> None:
     """One is finished, one is made, two wait, one of them with a picture. Whoever gave no key is known by his address."""
     sketch = np.arange(64, dtype=np.uint8).reshape(8, 8)
     with kept(film_maker.address, tmp_path, "--video-runs", "1") as (url, server):
@@ -94,7 +94,7 @@ async def test_films_outlive_their_gateway(how: signal.Signals, key: str, film_m
         assert left(tmp_path) == {".bin"}
 
 
-async def test_a_film_that_is_read_while_its_gateway_ends_is_finished(film_maker: servers.Stack, tmp_path: Path) -> None:
+async def test_a_film_that_is_read_while_its_gateway_ends_is_finished(film_maker: servers.ServerProcesses, tmp_path: Path) -> None:
     """As every answer that runs is, within the grace; one that nobody reads is left to the next process."""
     with kept(film_maker.address, tmp_path) as (url, server):
         read, unread = (ask(url, steps=steps).json()["id"] for steps in (10, 60))
@@ -106,7 +106,7 @@ async def test_a_film_that_is_read_while_its_gateway_ends_is_finished(film_maker
         assert dict(database.execute("SELECT id, status FROM jobs")) == {read: "completed", unread: "in_progress"}
 
 
-async def test_a_film_is_deleted_when_its_time_has_come(film_maker: servers.Stack, tmp_path: Path) -> None:
+async def test_a_film_is_deleted_when_its_time_has_come(film_maker: servers.ServerProcesses, tmp_path: Path) -> None:
     with kept(film_maker.address, tmp_path, "--video-kept", "2") as (url, server):
         shown = await over(url, ask(url, steps=1).json()["id"])
         assert get(url, f"/{shown['id']}/content").status_code == 200
@@ -117,7 +117,7 @@ async def test_a_film_is_deleted_when_its_time_has_come(film_maker: servers.Stac
         await until(lambda: value(fetched(server.metrics_address), "omnistage_gateway_film_bytes") == 0)
 
 
-async def test_the_oldest_films_make_way(film_maker: servers.Stack, tmp_path: Path) -> None:
+async def test_the_oldest_films_make_way(film_maker: servers.ServerProcesses, tmp_path: Path) -> None:
     with kept(film_maker.address, tmp_path, "--video-bytes", str(MIB)) as (url, server):
         names = []
         for seed in (1, 2):
@@ -133,7 +133,7 @@ async def test_the_oldest_films_make_way(film_maker: servers.Stack, tmp_path: Pa
         assert left(tmp_path) == set()
 
 
-async def test_one_that_is_deleted_is_made_no_more(film_maker: servers.Stack, tmp_path: Path) -> None:
+async def test_one_that_is_deleted_is_made_no_more(film_maker: servers.ServerProcesses, tmp_path: Path) -> None:
     metrics = film_maker.stages["diffusion"].metrics_address
 
     def drawn() -> float:
@@ -152,7 +152,7 @@ async def test_one_that_is_deleted_is_made_no_more(film_maker: servers.Stack, tm
         assert value(fetched(server.metrics_address), "omnistage_gateway_films_ended_total", status="deleted", code="CANCELLED") == 2
 
 
-async def test_only_so_many_wait_and_one_client_has_a_part_of_them(film_maker: servers.Stack, tmp_path: Path) -> None:
+async def test_only_so_many_wait_and_one_client_has_a_part_of_them(film_maker: servers.ServerProcesses, tmp_path: Path) -> None:
     with kept(film_maker.address, tmp_path, "--video-jobs", "4", "--video-runs", "1") as (url, _):
         names = [ask(url, "ann", **LONG).json()["id"] for _ in range(3)]
         refused = ask(url, "ann", **LONG)
@@ -163,7 +163,7 @@ async def test_only_so_many_wait_and_one_client_has_a_part_of_them(film_maker: s
         assert ask(url, "cat", steps=1).status_code == 200
 
 
-async def test_clients_take_turns(film_maker: servers.Stack, tmp_path: Path) -> None:
+async def test_clients_take_turns(film_maker: servers.ServerProcesses, tmp_path: Path) -> None:
     """One of two places is for a client that has none, however many films another one asked for before."""
     with kept(film_maker.address, tmp_path, "--video-runs", "2") as (url, _):
         long = [ask(url, "ann", **LONG).json()["id"] for _ in range(2)]
@@ -176,7 +176,7 @@ async def test_clients_take_turns(film_maker: servers.Stack, tmp_path: Path) -> 
         assert get(url, f"/{later}").json()["progress"] < 100
 
 
-async def test_a_film_for_which_there_is_no_place_waits(film_maker: servers.Stack, tmp_path: Path) -> None:
+async def test_a_film_for_which_there_is_no_place_waits(film_maker: servers.ServerProcesses, tmp_path: Path) -> None:
     stages = f"diffusion={film_maker.addresses['diffusion']}"
     flags = ("--pipeline", "toy-film", "--stages", stages, "--max-sessions", "1", "--grace", "5")
     with ServerProcess("omnistage.router", *flags, log_folder=tmp_path) as router:
@@ -190,7 +190,7 @@ async def test_a_film_for_which_there_is_no_place_waits(film_maker: servers.Stac
             assert {line["reason"] for line in waited} == {"OVERLOADED"}
 
 
-async def test_a_film_waits_for_a_router_that_is_away(film_maker: servers.Stack, tmp_path: Path) -> None:
+async def test_a_film_waits_for_a_router_that_is_away(film_maker: servers.ServerProcesses, tmp_path: Path) -> None:
     flags = ("--pipeline", "toy-film", "--stages", f"diffusion={film_maker.addresses['diffusion']}", "--grace", "0")
     with ServerProcess("omnistage.router", *flags, log_folder=tmp_path) as first:
         first.wait_ready()
@@ -225,7 +225,7 @@ async def test_a_film_whose_stage_is_lost_is_made_when_it_is_back(tmp_path: Path
 
 def test_a_film_that_ends_servers_is_not_begun_for_ever() -> None:
     given: dict[str, Any] = {"created_at": 1, "prompt": "a cat", "options": {}, "model": "", "size": "", "seconds": ""}
-    loses, waits, busy = (Job("video_1", "ann", **given) for _ in range(3))
+    loses, waits, busy = (FilmJob("video_1", "ann", **given) for _ in range(3))
     loses.progress = 5
     assert [pause_s(StageLostError("lost"), loses) for _ in range(3)] == [AGAIN_S, AGAIN_S, None]
     pauses = [pause_s(StageLostError("none is reachable"), waits) for _ in range(24)]
@@ -235,7 +235,7 @@ def test_a_film_that_ends_servers_is_not_begun_for_ever() -> None:
     assert pause_s(RequestError("no"), busy) is None
 
 
-async def test_a_full_disk_costs_one_film_alone(film_maker: servers.Stack, tmp_path: Path) -> None:
+async def test_a_full_disk_costs_one_film_alone(film_maker: servers.ServerProcesses, tmp_path: Path) -> None:
     with kept(film_maker.address, tmp_path) as (url, server):
         before = await over(url, ask(url, steps=1).json()["id"])
         resource.prlimit(server.pid, resource.RLIMIT_FSIZE, (MIB // 2, resource.RLIM_INFINITY))
@@ -251,14 +251,16 @@ async def test_a_full_disk_costs_one_film_alone(film_maker: servers.Stack, tmp_p
         assert (await over(url, ask(url, **LARGE).json()["id"]))["status"] == "completed"
 
 
-async def test_a_folder_is_of_one_gateway(film_maker: servers.Stack, tmp_path: Path) -> None:
+async def test_a_folder_is_of_one_gateway(film_maker: servers.ServerProcesses, tmp_path: Path) -> None:
     with kept(film_maker.address, tmp_path), pytest.raises(NotReady, match="another gateway has it"), kept(film_maker.address, tmp_path):
         pass
     with kept(film_maker.address, tmp_path) as (url, _):
         assert get(url).json()["data"] == []
 
 
-async def test_without_a_folder_nothing_is_left(film_maker: servers.Stack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_without_a_folder_nothing_is_left(
+    film_maker: servers.ServerProcesses, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     with gateway(film_maker.address, tmp_path) as server:
         url = f"http://{server.address}"
@@ -279,7 +281,7 @@ def test_a_folder_of_another_version_is_left_alone(tmp_path: Path) -> None:
 def test_a_folder_keeps_jobs_in_order_and_no_files_of_others(tmp_path: Path) -> None:
     store = Store(str(tmp_path))
     given: dict[str, Any] = {"created_at": 1, "prompt": "a cat", "options": {"seed": SEED}, "model": "", "size": "", "seconds": ""}
-    jobs = [Job(f"video_{letter * 32}", "ann", **given) for letter in "cab"]
+    jobs = [FilmJob(f"video_{letter * 32}", "ann", **given) for letter in "cab"]
     for job in jobs:
         store.put(job)
     jobs[1].status = "failed"
@@ -307,7 +309,9 @@ def locked(folder: Path) -> Iterator[None]:
         database.close()
 
 
-async def test_a_film_that_cannot_be_deleted_is_still_there_and_can_be_deleted_later(film_maker: servers.Stack, tmp_path: Path) -> None:
+async def test_a_film_that_cannot_be_deleted_is_still_there_and_can_be_deleted_later(
+    film_maker: servers.ServerProcesses, tmp_path: Path
+) -> None:
     with kept(film_maker.address, tmp_path) as (url, _):
         name = (await over(url, ask(url, steps=1).json()["id"]))["id"]
         with locked(tmp_path):
@@ -321,7 +325,7 @@ async def test_a_film_that_cannot_be_deleted_is_still_there_and_can_be_deleted_l
         assert get(url, f"/{name}").status_code == 404 and left(tmp_path) == set()
 
 
-async def test_a_film_whose_file_was_removed_by_hand_has_failed(film_maker: servers.Stack, tmp_path: Path) -> None:
+async def test_a_film_whose_file_was_removed_by_hand_has_failed(film_maker: servers.ServerProcesses, tmp_path: Path) -> None:
     with kept(film_maker.address, tmp_path) as (url, _):
         name = (await over(url, ask(url, steps=1).json()["id"]))["id"]
         for path in (tmp_path / "films").glob(f"{name}.*"):
@@ -332,7 +336,7 @@ async def test_a_film_whose_file_was_removed_by_hand_has_failed(film_maker: serv
         assert (shown["status"], shown["error"]["code"], shown["bytes"]) == ("failed", "file_lost", 0)
 
 
-async def test_a_range_that_is_none_is_refused_in_the_shape_of_the_interface(film_maker: servers.Stack, tmp_path: Path) -> None:
+async def test_a_range_that_is_none_is_refused_in_the_shape_of_the_interface(film_maker: servers.ServerProcesses, tmp_path: Path) -> None:
     with kept(film_maker.address, tmp_path) as (url, _):
         shown = await over(url, ask(url, steps=1).json()["id"])
         place, size = f"/{shown['id']}/content", shown["bytes"]
@@ -351,6 +355,6 @@ async def test_a_range_that_is_none_is_refused_in_the_shape_of_the_interface(fil
             assert get(url, place, Range=asked).content == part, asked
 
 
-def test_films_are_not_kept_for_ever(film_maker: servers.Stack, tmp_path: Path) -> None:
+def test_films_are_not_kept_for_ever(film_maker: servers.ServerProcesses, tmp_path: Path) -> None:
     with pytest.raises(NotReady, match="video-kept"), kept(film_maker.address, tmp_path, "--video-kept", "inf"):
         pass

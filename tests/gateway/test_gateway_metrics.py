@@ -16,7 +16,7 @@ from omnistage.cli.idleness import LOOKING, asks
 ENDED = "omnistage_gateway_requests_total"
 
 
-async def test_both_pages_show_what_the_document_says(toy: servers.Stack, tmp_path: Path) -> None:
+async def test_both_pages_show_what_the_document_says(toy: servers.ServerProcesses, tmp_path: Path) -> None:
     with gateway(toy.address, tmp_path) as front:
         assert answer(f"http://{front.address}", post()).status == 200
         said = {row.name: row.described for row in documented() if row.section in ("Gateway", "Every process")}

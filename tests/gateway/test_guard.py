@@ -12,7 +12,7 @@ import pytest
 
 from helpers import servers
 from helpers.gateway import gateway
-from helpers.raw_http import CHAT, QUESTION, Heard, answer, head, post
+from helpers.raw_http import CHAT, QUESTION, HttpAnswer, answer, head, post
 from helpers.waiting import until
 
 APP = "https://app.example.com"
@@ -21,27 +21,27 @@ ENDPOINTS = (CHAT, "/v1/responses", "/v1/audio/speech", "/v1/images/generations"
 
 
 @pytest.fixture(scope="module")
-def front(toy: servers.Stack, tmp_path_factory: pytest.TempPathFactory) -> Iterator[servers.ServerProcess]:
+def front(toy: servers.ServerProcesses, tmp_path_factory: pytest.TempPathFactory) -> Iterator[servers.ServerProcess]:
     """A gateway of these tests, whose log they read."""
     with gateway(toy.address, tmp_path_factory.mktemp("front")) as server:
         yield server
 
 
 @pytest.fixture(scope="module")
-def open_front(toy: servers.Stack, tmp_path_factory: pytest.TempPathFactory) -> Iterator[servers.ServerProcess]:
+def open_front(toy: servers.ServerProcesses, tmp_path_factory: pytest.TempPathFactory) -> Iterator[servers.ServerProcess]:
     """One behind a proxy on this host, which pages of another host may call."""
     flags = ("--allowed-origins", f"{APP}/", "--allowed-hosts", "Api.Example.com", "--trusted-proxies", "127.0.0.1")
     with gateway(toy.address, tmp_path_factory.mktemp("open"), *flags) as server:
         yield server
 
 
-def ask(server: servers.ServerProcess, method: str = "GET", path: str = "/v1/models", **headers: str) -> Heard:
+def ask(server: servers.ServerProcess, method: str = "GET", path: str = "/v1/models", **headers: str) -> HttpAnswer:
     """headers: _ in a name is written as -."""
     given = {name.replace("_", "-"): value for name, value in {"Host": "localhost", **headers}.items()}
     return answer(f"http://{server.address}", head(method, path, given), method=method)
 
 
-async def line(server: servers.ServerProcess, heard: Heard, event: str = "http.done", name: str = "request_id") -> dict[str, Any]:
+async def line(server: servers.ServerProcess, heard: HttpAnswer, event: str = "http.done", name: str = "request_id") -> dict[str, Any]:
     """The line of the log about this answer."""
     wanted = heard.header("x-request-id")
 
@@ -132,7 +132,7 @@ def test_our_own_page_may_call(front: servers.ServerProcess) -> None:
     assert answer(f"http://{front.address}", post(Host=front.address, Origin=f"http://{front.address.upper()}")).status == 200
 
 
-def test_an_address_of_ipv6_is_a_name_too(toy: servers.Stack, tmp_path: Path) -> None:
+def test_an_address_of_ipv6_is_a_name_too(toy: servers.ServerProcesses, tmp_path: Path) -> None:
     with gateway(toy.address, tmp_path, "--address", "[::1]:0") as server:
         url = f"http://{server.address}"
         assert server.address.startswith("[::1]:")
@@ -258,7 +258,7 @@ def test_what_is_json_is_read_by_its_own_rules(front: servers.ServerProcess, kin
     assert (heard.status, heard.error["code"]) == (400, "invalid_json")
 
 
-async def test_a_key_is_told_nowhere(front: servers.ServerProcess, toy: servers.Stack) -> None:
+async def test_a_key_is_told_nowhere(front: servers.ServerProcess, toy: servers.ServerProcesses) -> None:
     url, key = f"http://{front.address}", "sk-never-to-be-seen"
     heard = [
         answer(url, post(body, Authorization=f"Bearer {key}")) for body in (QUESTION, {"model": "none"}, {**QUESTION, "model": key[::-1]})
@@ -271,7 +271,7 @@ async def test_a_key_is_told_nowhere(front: servers.ServerProcess, toy: servers.
         assert key.encode() not in told
 
 
-async def test_visitors_without_a_key_share_nothing_with_others(front: servers.ServerProcess, toy: servers.Stack) -> None:
+async def test_visitors_without_a_key_share_nothing_with_others(front: servers.ServerProcess, toy: servers.ServerProcesses) -> None:
     """The router's account says whose answer it was; who that is has what a prompt left for himself alone."""
     url = f"http://{front.address}"
     asked = [
@@ -289,7 +289,7 @@ async def test_visitors_without_a_key_share_nothing_with_others(front: servers.S
     assert all(client.startswith("key:") for client in clients), "one who has no key can be taken for one who has"
 
 
-async def test_a_trusted_proxy_says_who_asks(open_front: servers.ServerProcess, toy: servers.Stack) -> None:
+async def test_a_trusted_proxy_says_who_asks(open_front: servers.ServerProcess, toy: servers.ServerProcesses) -> None:
     """The client is the last address of a chain that is no trusted proxy: anybody can write those before it."""
     url = f"http://{open_front.address}"
     chains = ["10.9.8.7", "1.2.3.4, 10.9.8.7", "10.9.8.7, 127.0.0.1", "2001:db8:0:1::5", "2001:db8:0:1:ffff::6", "2001:db8:0:2::5"]

@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-from omnistage.gateway.kept import Kept
+from omnistage.gateway.kept import ExpiringCache
 
 
 def test_it_is_found_by_its_name_alone() -> None:
-    kept: Kept[str] = Kept(100)
+    kept: ExpiringCache[str] = ExpiringCache(100)
     names = {kept.put("picture", 10)[0] for _ in range(5)}
     assert len(names) == 5 and all(kept.get(name) == "picture" for name in names)
     assert kept.get("picture") is None
 
 
 def test_the_oldest_make_way() -> None:
-    kept: Kept[int] = Kept(100)
+    kept: ExpiringCache[int] = ExpiringCache(100)
     names = [kept.put(number, 40)[0] for number in range(4)]
     assert [kept.get(name) for name in names] == [None, None, 2, 3]
 
 
 def test_what_is_larger_than_all_is_not_kept() -> None:
-    kept: Kept[str] = Kept(100)
+    kept: ExpiringCache[str] = ExpiringCache(100)
     name, _ = kept.put("film", 101)
     assert kept.get(name) is None
     small, _ = kept.put("picture", 100)
@@ -27,7 +27,7 @@ def test_what_is_larger_than_all_is_not_kept() -> None:
 
 
 def test_its_time_ends() -> None:
-    kept: Kept[str] = Kept(100, kept_s=0)
+    kept: ExpiringCache[str] = ExpiringCache(100, kept_s=0)
     name, _ = kept.put("picture", 100)
     assert kept.get(name) is None
     kept.put("another", 100)

@@ -68,7 +68,7 @@ def test_a_model_that_is_not_there_is_told_which_are(client: openai.OpenAI) -> N
     assert (refused.value.param, refused.value.code) == ("model", "model_not_found")
 
 
-async def test_names_that_are_given_add_to_those_that_are_known(toy: servers.Stack) -> None:
+async def test_names_that_are_given_add_to_those_that_are_known(toy: servers.ServerProcesses) -> None:
     """And a pipeline's own name is always its own."""
     asked = [("tts-1", "alloy"), ("mine", "bob"), ("toy", "bob"), ("tts-1-hd", "alloy"), ("tts-1", "ash"), ("elsewhere", "alloy")]
     names = {"model_names": "mine=toy, toy=none, elsewhere=none, tts-1-hd=-", "voice_names": "bob=toy,ash=-"}

@@ -26,14 +26,14 @@ OPENAI = ROOT / "examples" / "openai"
 
 
 @pytest.fixture(scope="module")
-def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[servers.Stack]:
+def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[servers.ServerProcesses]:
     """Toys that speak, always the same, and that draw."""
     with servers.stack(tmp_path_factory.mktemp("stack"), kinds=servers.KINDS, pipeline="toy,toy-picture") as stack:
         yield stack
 
 
 @pytest.fixture(scope="module")
-def url(stack: servers.Stack, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def url(stack: servers.ServerProcesses, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     with gateway(stack.address, tmp_path_factory.mktemp("gateway")) as server:
         yield f"http://{server.address}/v1"
 
@@ -79,7 +79,7 @@ def run(command: Sequence[str], folder: Path) -> subprocess.CompletedProcess[str
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120, stdin=subprocess.DEVNULL, check=False)
 
 
-def test_it_talks_speaks_and_draws(command: list[str], url: str, stack: servers.Stack, tmp_path: Path) -> None:
+def test_it_talks_speaks_and_draws(command: list[str], url: str, stack: servers.ServerProcesses, tmp_path: Path) -> None:
     done = run([*command, url, QUESTION], tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
     # Nobody gives a seed: the toy's first word tells it.

@@ -63,14 +63,14 @@ def test_its_files_name_no_other_host_and_make_no_html_of_text() -> None:
 
 
 @pytest.fixture(scope="module")
-def slow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[servers.Stack]:
+def slow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[servers.ServerProcesses]:
     """A chain that says a word in each second."""
     with servers.stack(tmp_path_factory.mktemp("slow"), options_of={"thinker": {"interval_s": 1.0, "max_chunk": 1}}) as stack:
         yield stack
 
 
 @needs_chromium
-async def test_it_talks_and_stops(url: str, slow: servers.Stack, tmp_path: Path) -> None:
+async def test_it_talks_and_stops(url: str, slow: servers.ServerProcesses, tmp_path: Path) -> None:
     async with browser() as context:
         watched = await opened(context, url)
         page = watched.page
@@ -104,7 +104,7 @@ async def said_all(page: Page, folder: Path) -> None:
         assert file.readframes(file.getnframes()) == to_pcm16(formulas.audio(SEED, "Hello", LENGTH)[:, 0])
 
 
-async def it_stops(page: Page, stack: servers.Stack) -> None:
+async def it_stops(page: Page, stack: servers.ServerProcesses) -> None:
     """Output that has come moves the timeline; then Stop ends the answer, here and in the stages, and the next question can be asked."""
     await ask(page, "Hello", SEED)
     marks = page.locator("#timeline .marks.thinker")

@@ -69,7 +69,7 @@ pytestmark = needs_chromium
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class GatewayInUse:
     """A gateway, and a folder of the test's own. router: in front of which it is."""
 
     url: str
@@ -99,12 +99,12 @@ def router(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 @pytest.fixture
-def place(router: str, tmp_path: Path) -> Iterator[Place]:
+def place(router: str, tmp_path: Path) -> Iterator[GatewayInUse]:
     with gateway(router, tmp_path) as server:
-        yield Place(f"http://{server.address}", router, tmp_path)
+        yield GatewayInUse(f"http://{server.address}", router, tmp_path)
 
 
-async def it_draws(place: Place) -> None:
+async def it_draws(place: GatewayInUse) -> None:
     """Previews come and go; the last one makes way for the picture that the same seed gives whoever asks. All are seen, on a phone too."""
     async with browser(**PHONE) as context:
         watched = await opened(context, place.url)
@@ -129,7 +129,7 @@ async def it_draws(place: Place) -> None:
         await watched.check(place.url)
 
 
-async def it_sees(place: Place) -> None:
+async def it_sees(place: GatewayInUse) -> None:
     """A picture that was chosen goes with the question, and with a drawing."""
     picture = files.png(np.arange(64, dtype=np.uint8).reshape(8, 8))
     async with browser() as context:
@@ -156,7 +156,7 @@ async def it_sees(place: Place) -> None:
         await watched.check(place.url)
 
 
-async def it_makes_sound(place: Place) -> None:
+async def it_makes_sound(place: GatewayInUse) -> None:
     """The page asks for a described sound; all of it goes to the loudspeaker."""
     async with browser() as context:
         watched = await opened(context, place.url)
@@ -173,7 +173,7 @@ async def it_makes_sound(place: Place) -> None:
         await watched.check(place.url)
 
 
-async def it_plays_the_mean_of_two_channels(place: Place) -> None:
+async def it_plays_the_mean_of_two_channels(place: GatewayInUse) -> None:
     """As many samples as each channel has: the router's models have one, so the answer is that of another gateway."""
     whole = formulas.film_sound(SEED, 0, 0, formulas.SAMPLE_RATE_HZ // 2)
     encoder = SoundEncoder(".wav", formulas.SAMPLE_RATE_HZ, channels=2)
@@ -199,7 +199,7 @@ async def with_frames(route: Route) -> None:
     await route.continue_(post_data={**asked, "frames": FRAMES})
 
 
-async def listed(place: Place, count: int) -> list[dict[str, Any]]:
+async def listed(place: GatewayInUse, count: int) -> list[dict[str, Any]]:
     """The films, newest first, when there are so many."""
     found: list[dict[str, Any]] = []
 
@@ -211,7 +211,7 @@ async def listed(place: Place, count: int) -> list[dict[str, Any]]:
     return found
 
 
-async def it_makes_films(place: Place) -> None:
+async def it_makes_films(place: GatewayInUse) -> None:
     """The page asks for a film that no browser plays: the file is there to be saved. A stopped film is deleted."""
     async with browser() as context:
         watched = await opened(context, place.url)
@@ -239,15 +239,15 @@ async def it_makes_films(place: Place) -> None:
         await watched.check(place.url)
 
 
-async def it_fits_a_phone(place: Place) -> None:
+async def it_fits_a_phone(place: GatewayInUse) -> None:
     await _looks(place, {**PHONE, "color_scheme": "light"})
 
 
-async def it_is_dark_where_that_is_wanted(place: Place) -> None:
+async def it_is_dark_where_that_is_wanted(place: GatewayInUse) -> None:
     await _looks(place, {"color_scheme": "dark", "reduced_motion": "reduce"})
 
 
-async def _looks(place: Place, options: Mapping[str, Any]) -> None:
+async def _looks(place: GatewayInUse, options: Mapping[str, Any]) -> None:
     async with browser(**options) as context:
         watched = await opened(context, place.url)
         page = watched.page
@@ -262,7 +262,7 @@ async def _looks(place: Place, options: Mapping[str, Any]) -> None:
         await watched.check(place.url)
 
 
-async def it_speaks_over_plain_http(place: Place) -> None:
+async def it_speaks_over_plain_http(place: GatewayInUse) -> None:
     """As on a phone: by a name that is not of this machine no page has a worklet. It says so, and is heard all the same."""
     name = "omnistage.example.com"
     with gateway(place.router, place.folder, "--allowed-hosts", name) as server:
@@ -278,7 +278,7 @@ async def it_speaks_over_plain_http(place: Place) -> None:
             await watched.check(url)
 
 
-async def it_remembers_all_but_the_key(place: Place) -> None:
+async def it_remembers_all_but_the_key(place: GatewayInUse) -> None:
     async with browser() as context:
         watched = await opened(context, place.url)
         page = watched.page
@@ -308,7 +308,7 @@ async def it_remembers_all_but_the_key(place: Place) -> None:
         await watched.check(place.url)
 
 
-async def it_opens_without_its_gateway(place: Place) -> None:
+async def it_opens_without_its_gateway(place: GatewayInUse) -> None:
     async with browser() as context:
         with gateway(place.router, place.folder) as server:
             page = (await opened(context, f"http://{server.address}")).page
@@ -320,7 +320,7 @@ async def it_opens_without_its_gateway(place: Place) -> None:
         await expect(page.locator("#state")).to_have_text("The gateway cannot be reached.")
 
 
-async def it_says_what_went_wrong(place: Place) -> None:
+async def it_says_what_went_wrong(place: GatewayInUse) -> None:
     """An error is told in words; the same question is asked again when it may be."""
     async with browser() as context:
         with servers.stack(place.folder) as stack, gateway(stack.address, place.folder) as server:
@@ -340,7 +340,7 @@ async def it_says_what_went_wrong(place: Place) -> None:
                 await expect(failure).to_have_count(0)
 
 
-async def it_goes_on_when_a_conversation_is_too_long(place: Place) -> None:
+async def it_goes_on_when_a_conversation_is_too_long(place: GatewayInUse) -> None:
     """Without its oldest turns, also when the page is opened again. A question that is too long is told, and leaves the rest."""
     room = 2 * len(TEXT)
     async with browser() as context:
@@ -368,7 +368,7 @@ def _turns(request: Request) -> int:
     return len(json.loads(request.post_data or "{}")["messages"])
 
 
-async def it_tells_when_the_sound_runs_dry(place: Place) -> None:
+async def it_tells_when_the_sound_runs_dry(place: GatewayInUse) -> None:
     """A word in a fifth of a second is 5 ms of sound: it waits for more, says so, and in the end nothing is missing."""
     async with browser() as context:
         options = {"thinker": {"interval_s": 0.2, "max_chunk": 1}}
@@ -379,7 +379,7 @@ async def it_tells_when_the_sound_runs_dry(place: Place) -> None:
             await expect(page.locator("[data-figure=underruns] dd")).to_have_text(re.compile("^[1-9]"))
 
 
-async def it_waits_as_it_was_told(place: Place) -> None:
+async def it_waits_as_it_was_told(place: GatewayInUse) -> None:
     """Sound that came earlier than it can be played without a gap is held back for as long as the server said."""
     async with browser() as context:
         options: Mapping[str, Mapping[str, object]] = {
@@ -399,7 +399,7 @@ async def it_waits_as_it_was_told(place: Place) -> None:
             await page.keyboard.press("Escape")
 
 
-async def it_falls_silent(place: Place) -> None:
+async def it_falls_silent(place: GatewayInUse) -> None:
     """Stop ends a sound that has come as a whole; it can be heard again from its beginning."""
     async with browser() as context:
         loud = {kind: {"samples_per_frame": 12_000} for kind in ("talker", "code2wav")}
@@ -418,7 +418,7 @@ async def it_falls_silent(place: Place) -> None:
                 await again.click()
 
 
-async def it_shows_a_loss(place: Place) -> None:
+async def it_shows_a_loss(place: GatewayInUse) -> None:
     """A Talker is killed in the middle: the timeline and a note tell of it, and of text and sound nothing is missing."""
     async with browser() as context:
         slow = {"thinker": {"interval_s": 1.0, "max_chunk": 1}}
@@ -438,7 +438,7 @@ async def it_shows_a_loss(place: Place) -> None:
             await expect(page.locator(".assistant:not(.live) .body")).to_have_text(TEXT)
 
 
-async def it_is_used_by_keys_alone(place: Place) -> None:
+async def it_is_used_by_keys_alone(place: GatewayInUse) -> None:
     """All that can be done is reached by Tab, in the order in which it is seen; Escape stops."""
     async with browser() as context:
         with (
@@ -462,7 +462,7 @@ async def it_is_used_by_keys_alone(place: Place) -> None:
             await servers.all_free(list(stack.addresses.values()))
 
 
-async def its_snippets_run(place: Place) -> None:
+async def its_snippets_run(place: GatewayInUse) -> None:
     """A copied snippet asks the same, and gets the same answer."""
     async with browser(permissions=["clipboard-read", "clipboard-write"]) as context:
         watched = await opened(context, place.url)
@@ -484,14 +484,14 @@ async def its_snippets_run(place: Place) -> None:
         await watched.check(place.url)
 
 
-async def its_picture_is_taken(place: Place) -> None:
+async def its_picture_is_taken(place: GatewayInUse) -> None:
     """As for the readme."""
     path = place.folder / "page.png"
     await take_picture(place.url, path)
     assert 10_000 < path.stat().st_size <= MOST_PICTURE_BYTES
 
 
-DEEDS: tuple[Callable[[Place], Awaitable[None]], ...] = (
+DEEDS: tuple[Callable[[GatewayInUse], Awaitable[None]], ...] = (
     it_draws,
     it_sees,
     it_makes_sound,
@@ -516,5 +516,5 @@ BY_NAME = {deed.__name__: deed for deed in DEEDS}
 
 
 @lengths.one_or_all("deed", BY_NAME)
-async def test_the_page_in_use(deed: str, place: Place, seed: int) -> None:
+async def test_the_page_in_use(deed: str, place: GatewayInUse, seed: int) -> None:
     await BY_NAME[lengths.draw(deed, BY_NAME, seed)](place)

@@ -67,7 +67,7 @@ pytestmark = needs_chromium
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class GatewayOfMishaps:
     """A gateway in front of a toy chain, and a folder of the test's own."""
 
     url: str
@@ -75,7 +75,7 @@ class Place:
 
 
 @asynccontextmanager
-async def page_of(place: Place, **chain: Any) -> AsyncIterator[Page]:
+async def page_of(place: GatewayOfMishaps, **chain: Any) -> AsyncIterator[Page]:
     """A page in front of a chain of its own."""
     async with browser() as context:
         with servers.stack(place.folder, **chain) as stack, gateway(stack.address, place.folder) as server:
@@ -120,7 +120,7 @@ def chats(page: Page) -> list[list[str]]:
     return told
 
 
-async def it_forgets_in_the_middle_of_an_answer(place: Place) -> None:
+async def it_forgets_in_the_middle_of_an_answer(place: GatewayOfMishaps) -> None:
     async with page_of(place, options_of=SLOW) as page:
         faults = thrown(page)
         await ask(page, "Forget me", SEED)
@@ -137,7 +137,7 @@ async def it_forgets_in_the_middle_of_an_answer(place: Place) -> None:
         assert (told, faults) == ([["Hello"]], [])
 
 
-async def it_stops_at_any_moment(place: Place) -> None:
+async def it_stops_at_any_moment(place: GatewayOfMishaps) -> None:
     """Before anything came, in the middle, and while it is asked again; afterwards the next question is answered."""
     async with page_of(place, options_of=SLOW) as page:
         faults = thrown(page)
@@ -160,7 +160,7 @@ async def it_stops_at_any_moment(place: Place) -> None:
         assert faults == []
 
 
-async def it_keeps_what_was_cut_off(place: Place) -> None:
+async def it_keeps_what_was_cut_off(place: GatewayOfMishaps) -> None:
     """Opened anew in the middle of an answer, it shows the question and what was said until then: nothing, or a part."""
     async with page_of(place, options_of={"thinker": {"interval_s": 2.0, "max_chunk": 1}}) as page:
         await ask(page, "Early", SEED)
@@ -175,7 +175,7 @@ async def it_keeps_what_was_cut_off(place: Place) -> None:
         assert said and TEXT.startswith(said)
 
 
-async def it_asks_again_at_the_end(place: Place) -> None:
+async def it_asks_again_at_the_end(place: GatewayOfMishaps) -> None:
     """Whatever is chosen meanwhile: "Try again" moves its question behind all others, for the model and for who reads."""
     async with browser() as context:
         page = (await opened(context, place.url)).page
@@ -203,7 +203,7 @@ async def it_asks_again_at_the_end(place: Place) -> None:
         assert (earlier[0], earlier[1].strip(), newest, faults) == ("Hello", TEXT, "First", [])
 
 
-async def it_tells_what_makes_no_sense(place: Place) -> None:
+async def it_tells_what_makes_no_sense(place: GatewayOfMishaps) -> None:
     """An answer of something in between is told in words, and asked for again."""
     async with browser() as context:
         page = (await opened(context, place.url)).page
@@ -224,7 +224,7 @@ async def it_tells_what_makes_no_sense(place: Place) -> None:
         assert faults == []
 
 
-async def its_tabs_share_what_is_kept(place: Place) -> None:
+async def its_tabs_share_what_is_kept(place: GatewayOfMishaps) -> None:
     """Questions and answers of each of two tabs stay; if one tab forgets them the other does, too."""
     async with browser() as context:
         pages = [(await opened(context, place.url)).page for _ in range(2)]
@@ -242,7 +242,7 @@ async def its_tabs_share_what_is_kept(place: Place) -> None:
         await expect(questions(pages[1])).to_have_count(0)
 
 
-async def it_opens_on_a_full_disk(place: Place) -> None:
+async def it_opens_on_a_full_disk(place: GatewayOfMishaps) -> None:
     """Where the browser has no room for files, nor for the conversation, all else works."""
     async with browser() as context:
         page = (await opened(context, place.url)).page
@@ -260,7 +260,7 @@ async def it_opens_on_a_full_disk(place: Place) -> None:
         assert faults == []
 
 
-async def it_is_heard_without_its_worklet(place: Place) -> None:
+async def it_is_heard_without_its_worklet(place: GatewayOfMishaps) -> None:
     async with browser() as context:
         await context.add_init_script(NO_WORKLET)
         page = (await opened(context, place.url)).page
@@ -270,7 +270,7 @@ async def it_is_heard_without_its_worklet(place: Place) -> None:
         await expect(page.locator("#plain")).to_contain_text("played in another way")
 
 
-async def it_sends_large_pictures_once(place: Place) -> None:
+async def it_sends_large_pictures_once(place: GatewayOfMishaps) -> None:
     """A later question has no room for them, and says so; small ones go with it. The toy reads no large ones: another server does."""
     small = files.png(np.arange(64, dtype=np.uint8).reshape(8, 8))
     large = small + bytes(7 << 20)
@@ -295,7 +295,7 @@ def _pictures(request: Request) -> list[int]:
     return [len(part["image_url"]["url"]) for part in parts if part["type"] == "image_url"]
 
 
-async def it_holds_many_turns(place: Place) -> None:
+async def it_holds_many_turns(place: GatewayOfMishaps) -> None:
     async with browser() as context:
         page = (await opened(context, place.url)).page
         await page.evaluate(TURNS, 1000)
@@ -322,7 +322,7 @@ def answering(odd: dict[str, Any]) -> Callable[[Route], Awaitable[None]]:
     return answer
 
 
-DEEDS: tuple[Callable[[Place], Awaitable[None]], ...] = (
+DEEDS: tuple[Callable[[GatewayOfMishaps], Awaitable[None]], ...] = (
     it_forgets_in_the_middle_of_an_answer,
     it_stops_at_any_moment,
     it_keeps_what_was_cut_off,
@@ -339,4 +339,4 @@ BY_NAME = {deed.__name__: deed for deed in DEEDS}
 
 @lengths.one_or_all("deed", BY_NAME)
 async def test_the_page_when_something_goes_wrong(deed: str, url: str, tmp_path: Path, seed: int) -> None:
-    await BY_NAME[lengths.draw(deed, BY_NAME, seed)](Place(url, tmp_path))
+    await BY_NAME[lengths.draw(deed, BY_NAME, seed)](GatewayOfMishaps(url, tmp_path))

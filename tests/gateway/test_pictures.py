@@ -31,13 +31,13 @@ URL_OF_SKETCH = "data:image/png;base64," + b64encode(png(SKETCH)).decode()
 
 
 @pytest.fixture(scope="module")
-def film_maker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[servers.Stack]:
+def film_maker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[servers.ServerProcesses]:
     with servers.stack(tmp_path_factory.mktemp("film"), kinds=["diffusion"], pipeline="toy-film", family="toy-film") as stack:
         yield stack
 
 
 @pytest.fixture(scope="module")
-def url(film_maker: servers.Stack, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def url(film_maker: servers.ServerProcesses, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """A gateway in front of the film maker."""
     with gateway(film_maker.address, tmp_path_factory.mktemp("gateway")) as server:
         yield f"http://{server.address}"
@@ -62,7 +62,7 @@ def post(url: str, path: str, **body: Any) -> httpx2.Response:
     )
 
 
-def test_a_model_is_refused_for_what_it_cannot_do_by_name_and_told_who_can(url: str, toy: servers.Stack, tmp_path: Path) -> None:
+def test_a_model_is_refused_for_what_it_cannot_do_by_name_and_told_who_can(url: str, toy: servers.ServerProcesses, tmp_path: Path) -> None:
     misfits = [
         (url, "/v1/audio/speech", {"model": "toy-film", "input": "Hello"}, "speak"),
         (url, "/v1/audio/speech", {"model": "tts-1", "input": "Hello"}, "no pipeline here can speak"),
@@ -193,7 +193,9 @@ def test_an_edit_in_json(url: str) -> None:
     np.testing.assert_array_equal(pixels(answer.json()["data"][0]["b64_json"]), drawn(shown=int(SKETCH.sum())))
 
 
-def test_an_edit_of_what_lies_on_a_host_that_is_named(film_maker: servers.Stack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_edit_of_what_lies_on_a_host_that_is_named(
+    film_maker: servers.ServerProcesses, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with web(tmp_path) as there:
         there.lay("/sketch.png", png(SKETCH), "image/png")
         monkeypatch.setenv("SSL_CERT_FILE", str(there.authority))

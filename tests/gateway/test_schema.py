@@ -27,7 +27,7 @@ LIMIT_S = 60.0
 
 
 @pytest.fixture(scope="module")
-def hurried(toy: servers.Stack, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def hurried(toy: servers.ServerProcesses, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """Where a gateway listens that gives no answer more than two seconds."""
     with gateway(toy.address, tmp_path_factory.mktemp("hurried"), "--session-limit", "2") as server:
         yield f"http://{server.address}"

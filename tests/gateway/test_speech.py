@@ -42,7 +42,7 @@ def decoded(data: bytes, form: str) -> tuple[NDArray[np.float64], int]:
     return samples.astype(np.float64) / (32768 if samples.dtype == np.int16 else 1), rate_hz
 
 
-async def spoken(toy: servers.Stack, text: str, seed: int) -> NDArray[np.int16]:
+async def spoken(toy: servers.ServerProcesses, text: str, seed: int) -> NDArray[np.int16]:
     """The samples that gRPC gives."""
     async with AsyncOmni(address=toy.address) as omni:
         answer = await omni.say(text, seed=seed)
@@ -51,7 +51,9 @@ async def spoken(toy: servers.Stack, text: str, seed: int) -> NDArray[np.int16]:
 
 
 @pytest.mark.parametrize("form", MEDIA_TYPES)
-async def test_every_format_holds_the_samples_that_grpc_gives(form: str, toy: servers.Stack, client: openai.OpenAI, seed: int) -> None:
+async def test_every_format_holds_the_samples_that_grpc_gives(
+    form: str, toy: servers.ServerProcesses, client: openai.OpenAI, seed: int
+) -> None:
     expected = await spoken(toy, TEXT, seed) / 32768
     answer = client.audio.speech.create(model="tts-1", voice="alloy", input=TEXT, response_format=form, extra_body={"seed": seed})  # type: ignore[arg-type]
     assert answer.response.headers["content-type"] == MEDIA_TYPES[form]
@@ -94,7 +96,7 @@ def test_other_rates_are_asked_for_by_name(client: openai.OpenAI) -> None:
     assert (rate_hz, len(samples)) == (8000, 3200)
 
 
-async def test_it_comes_while_it_is_made(toy: servers.Stack, url: str, seed: int) -> None:
+async def test_it_comes_while_it_is_made(toy: servers.ServerProcesses, url: str, seed: int) -> None:
     """Read piece by piece, by the asynchronous client."""
     async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="test", max_retries=0) as client:
         asked = client.audio.speech.with_streaming_response.create(
@@ -107,7 +109,7 @@ async def test_it_comes_while_it_is_made(toy: servers.Stack, url: str, seed: int
 
 
 @pytest.mark.parametrize("form", ["pcm", "opus"])
-async def test_events_hold_the_same_bytes_and_what_they_cost(form: str, toy: servers.Stack, url: str, seed: int) -> None:
+async def test_events_hold_the_same_bytes_and_what_they_cost(form: str, toy: servers.ServerProcesses, url: str, seed: int) -> None:
     asked = {"model": "tts-1", "voice": "alloy", "input": TEXT, "response_format": form, "stream_format": "sse", "seed": seed}
     answer = httpx2.post(f"{url}/v1/audio/speech", json=asked, verify=False)
     assert answer.headers["content-type"].partition(";")[0] == "text/event-stream"

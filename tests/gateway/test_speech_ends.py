@@ -15,7 +15,7 @@ import pytest
 from helpers import servers
 from helpers.gateway import gateway
 from helpers.openai_document import events_of
-from helpers.servers import ServerProcess, Stack, all_free, watch_until
+from helpers.servers import ServerProcess, ServerProcesses, all_free, watch_until
 from helpers.waiting import until
 
 SLOW_S = 0.05
@@ -24,7 +24,7 @@ ENDLESS = " ".join(["word"] * 20_000)
 
 
 @pytest.fixture
-def slow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Stack, ServerProcess]]:
+def slow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[ServerProcesses, ServerProcess]]:
     """A toy that speaks slowly, of its own for each test, and a gateway."""
     folder = tmp_path_factory.mktemp("slow")
     with servers.stack(folder, options={"interval_s": SLOW_S}) as stack, gateway(stack.address, folder) as door:
@@ -41,7 +41,7 @@ def ends(door: ServerProcess) -> list[tuple[int, str]]:
     return [(line["status"], line["reason"]) for line in lines if line["event"] == "http.done"]
 
 
-async def test_who_leaves_in_mid_speech_frees_the_stages(slow: tuple[Stack, ServerProcess]) -> None:
+async def test_who_leaves_in_mid_speech_frees_the_stages(slow: tuple[ServerProcesses, ServerProcess]) -> None:
     stack, door = slow
     async with httpx2.AsyncClient(base_url=f"http://{door.address}", timeout=60) as client:
         for stream_format in ("audio", "sse"):
@@ -51,7 +51,7 @@ async def test_who_leaves_in_mid_speech_frees_the_stages(slow: tuple[Stack, Serv
     await until(lambda: ends(door) == [(200, "CANCELLED")] * 2)
 
 
-async def test_what_a_lost_stage_cuts_off_is_not_taken_for_the_whole(slow: tuple[Stack, ServerProcess]) -> None:
+async def test_what_a_lost_stage_cuts_off_is_not_taken_for_the_whole(slow: tuple[ServerProcesses, ServerProcess]) -> None:
     """A file has no words for it: its connection breaks. Events have."""
     stack, door = slow
     heard: list[bytes] = []

@@ -30,14 +30,14 @@ ASKED: dict[str, Any] = {"model": "toy", "messages": HELLO, "seed": 5}
 
 
 @pytest.fixture(scope="module")
-def thinking(tmp_path_factory: pytest.TempPathFactory) -> Iterator[servers.Stack]:
+def thinking(tmp_path_factory: pytest.TempPathFactory) -> Iterator[servers.ServerProcesses]:
     """A chain whose Thinker thinks before it answers."""
     with servers.stack(tmp_path_factory.mktemp("thinking"), options_of={"thinker": {"thinks": THINKS}}) as stack:
         yield stack
 
 
 @pytest.fixture(scope="module")
-def thinking_url(thinking: servers.Stack, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def thinking_url(thinking: servers.ServerProcesses, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     with gateway(thinking.address, tmp_path_factory.mktemp("gateway")) as server:
         yield f"http://{server.address}/v1"
 
@@ -48,7 +48,7 @@ def asking(thinking_url: str) -> Iterator[openai.OpenAI]:
         yield client
 
 
-def test_a_client_of_ours_gets_thought_and_answer(thinking: servers.Stack) -> None:
+def test_a_client_of_ours_gets_thought_and_answer(thinking: servers.ServerProcesses) -> None:
     with Omni(address=thinking.address) as omni:
         answer = omni.chat(HELLO, seed=5)
         events = list(omni.stream_chat(HELLO, seed=5))

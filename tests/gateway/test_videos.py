@@ -21,7 +21,7 @@ from helpers.videos import FRAMES, PROMPT, SEED, ask, by, frames, get, over
 from omnistage.gateway.answering import BrokenOff
 from omnistage.gateway.failure import ApiError
 from omnistage.gateway.film_growing import Growing
-from omnistage.gateway.film_store import Job, Store
+from omnistage.gateway.film_store import FilmJob, Store
 from omnistage.models.toy.files import png
 from omnistage.models.toy.products import FILM
 
@@ -30,14 +30,14 @@ URL_OF_SKETCH = "data:image/png;base64," + b64encode(png(SKETCH)).decode()
 
 
 @pytest.fixture(scope="module")
-def film_maker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[servers.Stack]:
+def film_maker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[servers.ServerProcesses]:
     """A piece of a film is one frame to four."""
     with servers.stack(tmp_path_factory.mktemp("film"), kinds=["diffusion"], pipeline="toy-film", family="toy-film") as stack:
         yield stack
 
 
 @pytest.fixture(scope="module")
-def url(film_maker: servers.Stack, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def url(film_maker: servers.ServerProcesses, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     with gateway(film_maker.address, tmp_path_factory.mktemp("gateway")) as server:
         yield f"http://{server.address}"
 
@@ -130,11 +130,11 @@ async def test_it_is_read_while_it_is_made(slow: str) -> None:
         assert "content-length" not in answer.headers and answer.headers["x-content-type-options"] == "nosniff"
 
 
-async def test_a_film_that_is_called_completed_can_be_had(film_maker: servers.Stack, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_film_that_is_called_completed_can_be_had(film_maker: servers.ServerProcesses, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also while that is still being written into the database."""
     goes_on, put = threading.Event(), Store.put
 
-    def slow_put(store: Store, job: Job) -> None:
+    def slow_put(store: Store, job: FilmJob) -> None:
         if job.status == "completed":
             goes_on.wait(60)
         put(store, job)
@@ -301,7 +301,7 @@ def test_remixes_are_not_offered(url: str) -> None:
     assert (answer.status_code, answer.json()["error"]["code"]) == (404, "not_offered")
 
 
-def test_who_makes_no_films_says_so(toy: servers.Stack, tmp_path: Path) -> None:
+def test_who_makes_no_films_says_so(toy: servers.ServerProcesses, tmp_path: Path) -> None:
     with gateway(toy.address, tmp_path) as server:
         for asked, told in (({}, "no pipeline here can make films"), ({"model": "toy"}, "toy cannot make films")):
             answer = ask(f"http://{server.address}", **asked)

@@ -17,7 +17,7 @@ from omnistage.engine.adapter import Attention, DecoderSpec, DrawnItem, Hidden, 
 from omnistage.engine.engine import Engine
 from omnistage.engine.request import Prompt
 from omnistage.engine.sampler import Draws
-from omnistage.engine.scheduler import Limits
+from omnistage.engine.scheduler import SchedulerLimits
 from omnistage.engine.types import Item
 
 MODULUS = 61
@@ -85,7 +85,7 @@ class CountingHead:
 
 
 def engine(pages: int = 100, kept_pages: int | None = None, **limits: int) -> Engine:
-    return Engine(CountingDecoder(), CountingHead(), pages=pages, limits=Limits(**limits), kept_pages=kept_pages, poison=True)
+    return Engine(CountingDecoder(), CountingHead(), pages=pages, limits=SchedulerLimits(**limits), kept_pages=kept_pages, poison=True)
 
 
 def prompt_items(first: Sequence[int]) -> NDArray[np.int64]:

@@ -19,7 +19,7 @@ from omnistage.engine.stream import SequenceStream
 from omnistage.models.common.answer import AnswerAssembler, EngineStream, answer_pieces
 from omnistage.models.common.arrays import array_of
 from omnistage.models.common.engine_model import EngineModel
-from omnistage.models.common.feed import Feed
+from omnistage.models.common.feed import PortFeed
 from omnistage.models.common.requests import check_constraint, check_parts, refuse_unfit
 from omnistage.models.conversation import Media
 from omnistage.models.interface import (
@@ -30,8 +30,8 @@ from omnistage.models.interface import (
     ModelInfo,
     Piece,
     PortSpec,
-    Rows,
     SpeechRequest,
+    TensorRows,
     TextPiece,
     TextRequest,
     Wanted,
@@ -59,7 +59,7 @@ class OnEngine(EngineModel):
 
 
 @dataclass(frozen=True, slots=True)
-class Prepared:
+class PreparedArithmetic:
     """asked: as if all was wanted."""
 
     request: TextRequest
@@ -74,7 +74,7 @@ class ArithmeticThinker(OnEngine):
         rows = (PortSpec(name, Content.TENSOR, width=TAPS) for name in ("prompt", "hidden"))
         super().__init__(ModelInfo("arithmetic-thinker", "1", (), (text, *rows), SESSIONS, inputs=("text", "image"), draws=True), own)
 
-    async def prepare(self, request: TextRequest) -> Prepared:
+    async def prepare(self, request: TextRequest) -> PreparedArithmetic:
         check_parts(request, self.info)
         check_constraint(request, self.info)
         if request.verbatim:
@@ -84,7 +84,7 @@ class ArithmeticThinker(OnEngine):
         with refuse_unfit("thinker"):
             asked = self.asked(request)
             self.engine.check(asked)
-        return Prepared(request, asked)
+        return PreparedArithmetic(request, asked)
 
     def asked(self, request: TextRequest) -> SequenceRequest:
         """The request that the engine gets. Raises Unfit, or BadRequest."""
@@ -114,7 +114,9 @@ class ArithmeticThinker(OnEngine):
         """The items of the engine as the tokens of the answer."""
         return _Tokens(stream)
 
-    async def generate(self, prepared: Prepared, inputs: AsyncIterator[Piece], wanted: Wanted) -> AsyncGenerator[TextPiece | Rows, None]:
+    async def generate(
+        self, prepared: PreparedArithmetic, inputs: AsyncIterator[Piece], wanted: Wanted
+    ) -> AsyncGenerator[TextPiece | TensorRows, None]:
         request = prepared.request
         answer = AnswerAssembler(
             Detokenizer(lambda token_id: f"{token_id} ".encode(), request.stop),
@@ -174,7 +176,7 @@ class ArithmeticTalker(OnEngine):
     async def speak(self, prepared: SequenceRequest, inputs: AsyncIterator[Piece], wanted: Wanted) -> AsyncGenerator[Frames, None]:
         made, whole = len(prepared.history), MOST
         async with aclosing(self.engine.submit(prepared)) as stream:
-            feed = Feed(stream, inputs, "hidden")
+            feed = PortFeed(stream, inputs, "hidden")
             async with feed.feeding():
                 while made < whole:
                     items = [event.item for event in await feed.take() if event.item is not None]

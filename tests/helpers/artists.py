@@ -18,7 +18,7 @@ from helpers.painting import SMALL_AREA
 from omnistage.models import registry
 from omnistage.models.conversation import Media
 from omnistage.models.diffusers.model import DrawnModel
-from omnistage.models.interface import Drawn, DrawRequest, Note, Picture, Preview, Progress, Rows, no_inputs
+from omnistage.models.interface import Drawn, DrawRequest, EncodedPicture, Note, Preview, StepsDone, TensorRows, no_inputs
 from omnistage.models.options import LoadOptions
 
 USUAL = {"width": 64, "height": 64, "steps": 4}
@@ -26,22 +26,22 @@ EDITING = {"steps": 3, "condition_area": SMALL_AREA}
 
 
 @dataclass
-class Drawing:
+class PiecesOfDrawing:
     """All pieces of one drawing, in order."""
 
     pieces: list[Drawn] = field(default_factory=list)
 
     @property
     def steps(self) -> list[int]:
-        return [piece.step for piece in self.pieces if isinstance(piece, Progress)]
+        return [piece.step for piece in self.pieces if isinstance(piece, StepsDone)]
 
     @property
     def previews(self) -> list[Preview]:
         return [piece for piece in self.pieces if isinstance(piece, Preview)]
 
     @property
-    def pictures(self) -> list[Picture]:
-        return [piece for piece in self.pieces if isinstance(piece, Picture)]
+    def pictures(self) -> list[EncodedPicture]:
+        return [piece for piece in self.pieces if isinstance(piece, EncodedPicture)]
 
     @property
     def notes(self) -> list[str]:
@@ -49,7 +49,7 @@ class Drawing:
 
     def rows(self, port: str) -> NDArray[np.generic]:
         """All rows of a tensor port."""
-        return np.concatenate([piece.rows for piece in self.pieces if isinstance(piece, Rows) and piece.port == port])
+        return np.concatenate([piece.rows for piece in self.pieces if isinstance(piece, TensorRows) and piece.port == port])
 
     @property
     def pixels(self) -> NDArray[np.int64]:
@@ -94,16 +94,16 @@ async def draw(
     until: int = 1 << 30,
     ports: Mapping[str, int] | None = None,
     **asked: Any,
-) -> Drawing:
+) -> PiecesOfDrawing:
     """first: picture from which on it is wanted. until: step after which the reader goes away. ports: that are wanted instead, and from
     which item on. images: PNG. backgrounds: that they lie on."""
     media = (Media("image/png", image, background=ground) for image, ground in zip_longest(images, backgrounds))
     request = replace(DrawRequest(seed=0, prompt=prompt, images=tuple(media)), **asked)
-    drawing = Drawing()
+    drawing = PiecesOfDrawing()
     prepared = await model.prepare(request)
     async with aclosing(model.draw(prepared, no_inputs(), ports or {"image": first, "progress": 0})) as pieces:
         async for piece in pieces:
             drawing.pieces.append(piece)
-            if isinstance(piece, Progress) and piece.step >= until:
+            if isinstance(piece, StepsDone) and piece.step >= until:
                 break
     return drawing

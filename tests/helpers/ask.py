@@ -29,7 +29,7 @@ def request(
 
 
 @dataclass
-class Answer:
+class WholeAnswer:
     """One whole answer."""
 
     started: omni_pb2.Started | None = None
@@ -103,9 +103,9 @@ async def ask(
     *,
     timeout_s: float = TIMEOUT_S,
     metadata: Sequence[tuple[str, str]] = (),
-) -> Answer:
+) -> WholeAnswer:
     """The whole answer. Raises AioRpcError."""
-    answer = Answer()
+    answer = WholeAnswer()
     async for event in stub.Generate(asked, timeout=timeout_s, metadata=tuple(metadata)):
         answer.take(event)
     assert answer.usage is not None

@@ -32,7 +32,7 @@ def ask(omni: Omni, pause: int = 0, save: str = "", held: bool = False, **asked:
     texts: list[str] = []
     sounds: list[AudioChunk] = []
     failovers: list[dict[str, str]] = []
-    paused: Pause | None = None
+    paused: AskerPause | None = None
     for event in omni.stream(**asked):
         if paused and paused.is_over():
             paused = None
@@ -42,7 +42,7 @@ def ask(omni: Omni, pause: int = 0, save: str = "", held: bool = False, **asked:
             case AudioChunk():
                 sounds.append(event)
                 if pause and len(sounds) == 1:
-                    paused = Pause(omni, pause)
+                    paused = AskerPause(omni, pause)
             case Failover():
                 failovers.append({"stage": event.stage, "lost": event.lost, "replica": event.replica, "reason": event.reason})
             case Done():
@@ -61,7 +61,7 @@ def ask(omni: Omni, pause: int = 0, save: str = "", held: bool = False, **asked:
     raise AssertionError("the stream ended without its account")
 
 
-class Pause:
+class AskerPause:
     """Tells the addresses of the Talkers that have a session, once the router knows of so many, and is over when a line has come."""
 
     def __init__(self, omni: Omni, talkers: int) -> None:

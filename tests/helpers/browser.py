@@ -67,7 +67,7 @@ AudioNode.prototype.connect = function (target, ...rest) {
 
 
 @dataclass
-class Watched:
+class BrowserPage:
     """A page, and what went wrong in it. hosts: it asked these. urls: all that it asked for."""
 
     page: Page
@@ -112,9 +112,9 @@ async def browser(*flags: str, **options: Any) -> AsyncIterator[BrowserContext]:
             await running.close()
 
 
-async def opened(context: BrowserContext, url: str) -> Watched:
+async def opened(context: BrowserContext, url: str) -> BrowserPage:
     """The page of a gateway, when it knows its models."""
-    watched = Watched(await context.new_page())
+    watched = BrowserPage(await context.new_page())
     await watched.page.goto(url)
     await watched.page.locator("#state.ready").wait_for()
     return watched

@@ -9,7 +9,7 @@ from helpers.servers import Local
 from omnistage.v1 import omni_pb2, omni_pb2_grpc
 
 
-class Stack:
+class RouterAndStages:
     """A router and the stages behind it, by kind."""
 
     def __init__(self, stages: Mapping[str, Local], router: Local, stub: omni_pb2_grpc.OmniServiceAsyncStub) -> None:

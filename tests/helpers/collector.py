@@ -32,7 +32,7 @@ class Event:
 
 
 @dataclass(frozen=True)
-class Span:
+class CollectedSpan:
     """One span. service: its process's `service.name`. ids: hex digits; parent: empty for none. error: the description of its status, empty
     where it has none."""
 
@@ -52,7 +52,7 @@ class Span:
         (found,) = [event for event in self.events if event.name == name]
         return found
 
-    def holds(self, other: Span) -> bool:
+    def holds(self, other: CollectedSpan) -> bool:
         """Whether the other one began and ended while this one ran."""
         return self.begun_ns <= other.begun_ns <= other.ended_ns <= self.ended_ns
 
@@ -65,7 +65,7 @@ class Collector(trace_service_pb2_grpc.TraceServiceServicer):
         self._over = threading.Event()
         self._came = threading.Condition()
         self.url = ""
-        self.spans: list[Span] = []
+        self.spans: list[CollectedSpan] = []
         self.asked = threading.Event()
         """Set when the first call came."""
 
@@ -78,22 +78,22 @@ class Collector(trace_service_pb2_grpc.TraceServiceServicer):
             self._came.notify_all()
         return Response()
 
-    def wait_for(self, enough: Callable[[Sequence[Span]], bool]) -> list[Span]:
+    def wait_for(self, enough: Callable[[Sequence[CollectedSpan]], bool]) -> list[CollectedSpan]:
         """The spans, when there are enough. Raises AssertionError with those that are there after a bounded time."""
         with self._came:
             assert self._came.wait_for(lambda: enough(self.spans), LIMIT_S), [(span.service, span.name) for span in self.spans]
             return list(self.spans)
 
-    def of(self, service: str, name: str) -> list[Span]:
+    def of(self, service: str, name: str) -> list[CollectedSpan]:
         """Those of one kind, in the order in which they began."""
         found = [span for span in self.spans if (span.service, span.name) == (service, name)]
         return sorted(found, key=lambda span: span.begun_ns)
 
-    def one(self, service: str, name: str) -> Span:
+    def one(self, service: str, name: str) -> CollectedSpan:
         (found,) = self.of(service, name)
         return found
 
-    def below(self, span: Span) -> dict[str, Span]:
+    def below(self, span: CollectedSpan) -> dict[str, CollectedSpan]:
         """The spans right below one, by their names, of its own process."""
         return {other.name: other for other in self.spans if other.parent == span.id and other.service == span.service}
 
@@ -119,12 +119,12 @@ def collector(*, silent: bool = False) -> Iterator[Collector]:
         server.stop(None).wait()
 
 
-def _spans(request: Any) -> Iterator[Span]:
+def _spans(request: Any) -> Iterator[CollectedSpan]:
     for process in request.resource_spans:
         resource = _attributes(process.resource.attributes)
         for scope in process.scope_spans:
             for span in scope.spans:
-                yield Span(
+                yield CollectedSpan(
                     service=str(resource["service.name"]),
                     name=span.name,
                     trace_id=span.trace_id.hex(),

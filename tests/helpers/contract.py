@@ -22,7 +22,7 @@ from helpers.servers import family_logic
 from omnistage.diffusion.stage import MAX_PART_BYTES
 from omnistage.models.conversation import Medium
 from omnistage.models.interface import MAX_CLIP_BYTES
-from omnistage.stage.logic import Input, InputPayload, Kept, Output, StageLogic, Start, Timing
+from omnistage.stage.logic import Input, InputPayload, Kept, Output, SessionTiming, StageLogic, Start
 from omnistage.stage.pieces import MAX_ROW_BYTES
 from omnistage.v1 import chunk_pb2, stage_pb2, tensor_pb2
 from omnistage.wire.errors import StageError
@@ -40,7 +40,7 @@ LONGEST_S = 60.0
 
 
 @dataclass(frozen=True)
-class Sample:
+class SampleRequest:
     """A request that the model answers, and all that goes into its input ports."""
 
     params: stage_pb2.StageParams
@@ -56,7 +56,7 @@ class Case:
 
     family: str
     kind: str
-    sample: Callable[[], Sample]
+    sample: Callable[[], SampleRequest]
     refused: Sequence[tuple[stage_pb2.StageParams, str]] = ()
     options: Mapping[str, object] = field(default_factory=dict)
     name: str = ""
@@ -79,7 +79,7 @@ class Loaded:
 
     case: Case
     logic: StageLogic
-    sample: Sample
+    sample: SampleRequest
 
     @property
     def produces(self) -> Mapping[str, stage_pb2.Port]:
@@ -92,11 +92,11 @@ Check = Callable[[Loaded, random.Random], Awaitable[None]]
 
 
 @dataclass
-class Made:
+class SessionOutput:
     """All that a session gave, in order, and what it told of itself."""
 
     outputs: list[Output | Kept] = field(default_factory=list)
-    told: Timing = field(default_factory=Timing)
+    told: SessionTiming = field(default_factory=SessionTiming)
 
     def ports(self) -> set[str]:
         return {output.port for output in self.outputs if isinstance(output, Output)}
@@ -104,7 +104,7 @@ class Made:
 
 async def run(
     loaded: Loaded, rng: random.Random, start: Start | None = None, *, seed: int = 5, stop_after: int = 1 << 30, inputs: int = 1 << 30
-) -> Made:
+) -> SessionOutput:
     """One session, as the shell runs it; `stop_after` so many outputs its caller goes away. inputs: so many pieces come in, and no end."""
     start = start or Start()
     known = {name for name, port in loaded.produces.items() if port.payload != stage_pb2.PAYLOAD_TENSOR}
@@ -112,7 +112,7 @@ async def run(
     async with asyncio.timeout(LONGEST_S):
         work = await loaded.logic.prepare(stage_pb2.Open(params=loaded.sample.params, seed=seed), before)
         kept = work.needs if start.first else {}
-        made = Made()
+        made = SessionOutput()
         async with aclosing(work.run(arriving(cut(loaded, rng, kept)[:inputs]), made.told, start)) as outputs:
             async for output in outputs:
                 made.outputs.append(output)
@@ -205,12 +205,12 @@ def _bytes(output: Output) -> bytes:
     return b""
 
 
-def contents(made: Made) -> dict[str, object]:
+def contents(made: SessionOutput) -> dict[str, object]:
     outputs = [output for output in made.outputs if isinstance(output, Output)]
     return {port: content(outputs, port) for port in sorted(made.ports())}
 
 
-def cut_after(loaded: Loaded, made: Made, count: int, rng: random.Random) -> tuple[Start, dict[str, object]]:
+def cut_after(loaded: Loaded, made: SessionOutput, count: int, rng: random.Random) -> tuple[Start, dict[str, object]]:
     """The point where a session goes on that was lost after so many outputs, and what had come by then. On a port to the next stage, which
     says where it needs the port, some of that may be wanted again."""
     before = [output for output in made.outputs[:count] if isinstance(output, Output)]
@@ -366,7 +366,7 @@ async def check_a_session_that_is_given_up_leaves_nothing(loaded: Loaded, rng: r
         for task in tasks:
             task.cancel()
         for ended in await asyncio.gather(*tasks, return_exceptions=True):
-            assert isinstance(ended, Made | asyncio.CancelledError), ended
+            assert isinstance(ended, SessionOutput | asyncio.CancelledError), ended
         assert_free(loaded)
     assert contents(await run(loaded, rng)) == contents(made)
 
@@ -413,7 +413,7 @@ async def check_what_it_cannot_do_is_refused_and_the_next_one_is_served(loaded: 
         with pytest.raises(StageError) as refused:
             work = await loaded.logic.prepare(stage_pb2.Open(params=params, seed=1), Start())
             assert named == "thinker.messages.parts.media", named
-            async with aclosing(work.run(arriving(()), Timing(), Start())) as outputs:
+            async with aclosing(work.run(arriving(()), SessionTiming(), Start())) as outputs:
                 assert [output async for output in outputs] == []
         assert refused.value.reason == "BAD_REQUEST", refused.value
         assert refused.value.metadata["field"] == named

@@ -11,8 +11,8 @@ import grpc.aio
 import numpy as np
 from numpy.typing import NDArray
 
-from helpers.ask import TIMEOUT_S, Answer
-from helpers.disturbed import Step, Steps
+from helpers.ask import TIMEOUT_S, WholeAnswer
+from helpers.disturbed import DisturbanceStep, DisturbanceSteps
 from omnistage.models.toy import formulas
 from omnistage.v1 import chunk_pb2, omni_pb2, omni_pb2_grpc, stage_pb2
 from omnistage.wire.tasks import look_at_error
@@ -34,7 +34,7 @@ class TurnFailed(Exception):
         self.reason = failed.reason
 
 
-class Conversation:
+class ConverseStream:
     """One call. Use `turn` for whole turns; `send` and `read` for anything else."""
 
     def __init__(self, stub: omni_pb2_grpc.OmniServiceAsyncStub, timeout_s: float = TIMEOUT_S, *, key: str = "") -> None:
@@ -66,8 +66,8 @@ class Conversation:
         asked: omni_pb2.GenerateRequest,
         media: Mapping[str, Pieces] | None = None,
         pause: Pause | None = None,
-        *steps: Step,
-    ) -> Answer:
+        *steps: DisturbanceStep,
+    ) -> WholeAnswer:
         """Ask, stream the media, and read the whole answer, each step taken in its turn. pause: before every chunk. Raises TurnFailed, and
         AssertionError if the answer ends before the last step."""
         self.room.clear()
@@ -88,9 +88,9 @@ class Conversation:
                 with suppress(asyncio.CancelledError, grpc.aio.AioRpcError, asyncio.InvalidStateError):
                     await task
 
-    async def answer(self, *steps: Step) -> Answer:
+    async def answer(self, *steps: DisturbanceStep) -> WholeAnswer:
         """The rest of a turn, each step taken in its turn. Raises TurnFailed, and AssertionError if it ends before the last step."""
-        answer, planned = Answer(), Steps(*steps)
+        answer, planned = WholeAnswer(), DisturbanceSteps(*steps)
         async for event in self.events():
             answer.take(event)
             await planned.take(answer)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
+class CorpusFile:
     """file: as somebody sends it. plain: what a reference is to decode: the same file, or one that shows the same and does not lie. then:
     what comes after it, if that is a file of its own. cut: the end of the file is missing and something in it tells, so that it has to be
     refused. torn: nothing tells, and the last of what is there may be in part. alike: how far values may be from those of the reference on
@@ -26,7 +26,7 @@ class Sample:
     use_audio: bool = False
 
 
-Maker = Callable[[random.Random], Sample]
+Maker = Callable[[random.Random], CorpusFile]
 
 
 def cut(file: bytes, chance: random.Random, *, tells: bool) -> bytes:

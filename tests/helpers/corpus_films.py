@@ -12,7 +12,7 @@ from functools import partial
 import numpy as np
 
 from helpers import ffmpeg, media_files
-from helpers.corpus import Maker, Sample, cut
+from helpers.corpus import CorpusFile, Maker, cut
 
 H264 = ("-c:v", "libx264", "-preset", "ultrafast", "-threads", "1")
 LIKE = 0.02
@@ -26,7 +26,7 @@ TILTED = 0.08
 
 
 @dataclass(frozen=True, slots=True)
-class Form:
+class FilmForm:
     """words: of ffmpeg, up to the file. sound: its codec. tells: whether a part can be told from the whole. seeks: cannot be made in a
     pipe. of: what its container can say."""
 
@@ -39,9 +39,9 @@ class Form:
 
 def _form(
     codec: str, container: str, sound: str = "", *of: str, tells: bool = True, seeks: bool = False, words: tuple[str, ...] = ()
-) -> Form:
+) -> FilmForm:
     coding = H264 if codec == "libx264" else ("-c:v", codec)
-    return Form((*coding, *words, "-f", container), sound, tells, seeks, frozenset(of))
+    return FilmForm((*coding, *words, "-f", container), sound, tells, seeks, frozenset(of))
 
 
 MP4 = ("matrix", "edits", "shape", "late", "cover")
@@ -89,7 +89,7 @@ EVEN = (10, 12, 15, 24, 25, 30)
 
 
 @dataclass(frozen=True, slots=True)
-class Scene:
+class FilmedScene:
     """The content of a film: pictures in raw bytes, at an even rate."""
 
     pixels: bytes
@@ -116,14 +116,14 @@ def _cases() -> Iterator[tuple[str, Maker]]:
                 yield f"film-{name}-{feature}", partial(make, form)
 
 
-def _scene(chance: random.Random, frames: int = 0) -> Scene:
+def _scene(chance: random.Random, frames: int = 0) -> FilmedScene:
     """Waves that move, of no symmetry."""
     frames, rate_hz = frames or chance.randint(8, 20), chance.choice(EVEN)
     height, width = (2 * chance.randint(24, 40) for _ in range(2))
     picture = media_files.pixels(chance.getrandbits(32), height, width)
     picture[: height // 4, : width // 4] = 255
     moved = [np.roll(picture, (number, 2 * number), axis=(0, 1)) for number in range(frames)]
-    return Scene(np.stack(moved).tobytes(), frames, height, width, rate_hz)
+    return FilmedScene(np.stack(moved).tobytes(), frames, height, width, rate_hz)
 
 
 def _tone(chance: random.Random, seconds: float) -> str:
@@ -133,8 +133,8 @@ def _tone(chance: random.Random, seconds: float) -> str:
 
 
 def _file(
-    form: Form,
-    scene: Scene,
+    form: FilmForm,
+    scene: FilmedScene,
     *words: str,
     sound: tuple[str, ...] = (),
     shift: tuple[str, ...] = (),
@@ -149,56 +149,56 @@ def _file(
     return ffmpeg.made(*raw, *shift, "-i", "pipe:0", *heard, *usual, *words, *form.words, *after, "-strict", "-2", out, data=scene.pixels)
 
 
-def _pixel_format(form: Form) -> str:
+def _pixel_format(form: FilmForm) -> str:
     return "yuvj420p" if "mjpeg" in form.words else "yuv420p"
 
 
-def _sample(file: bytes, *, use_audio: bool = False) -> Sample:
-    return Sample(file, file, alike=LIKE, use_audio=use_audio)
+def _sample(file: bytes, *, use_audio: bool = False) -> CorpusFile:
+    return CorpusFile(file, file, alike=LIKE, use_audio=use_audio)
 
 
 def _tones(chance: random.Random, seconds: float) -> tuple[str, ...]:
     return ("-f", "lavfi", "-i", _tone(chance, seconds))
 
 
-def _plain(form: Form, chance: random.Random) -> Sample:
+def _plain(form: FilmForm, chance: random.Random) -> CorpusFile:
     return _sample(_file(form, _scene(chance)))
 
 
-def _heard(form: Form, chance: random.Random) -> Sample:
+def _heard(form: FilmForm, chance: random.Random) -> CorpusFile:
     scene = _scene(chance)
     return _sample(_file(form, scene, sound=_tones(chance, scene.seconds)), use_audio=True)
 
 
-def _live(form: Form, chance: random.Random) -> Sample:
+def _live(form: FilmForm, chance: random.Random) -> CorpusFile:
     return _sample(_file(form, _scene(chance), pipe=True))
 
 
-def _cut(form: Form, chance: random.Random) -> Sample:
+def _cut(form: FilmForm, chance: random.Random) -> CorpusFile:
     file = cut(_file(form, _scene(chance, frames=30), "-g", "5"), chance, tells=form.tells)
     if "frag_keyframe+empty_moov" in form.words:  # between two fragments nothing would tell
         file = file[: file.rindex(b"mdat") + 10]
     return replace(_sample(file), cut=form.tells, torn=not form.tells)
 
 
-def _delayed_sound(form: Form, chance: random.Random) -> Sample:
+def _delayed_sound(form: FilmForm, chance: random.Random) -> CorpusFile:
     scene = _scene(chance)
     late = ("-itsoffset", f"{chance.uniform(0.3, 1.5):.2f}", *_tones(chance, scene.seconds))
     return _sample(_file(form, scene, sound=late), use_audio=True)
 
 
-def _delayed_picture(form: Form, chance: random.Random) -> Sample:
+def _delayed_picture(form: FilmForm, chance: random.Random) -> CorpusFile:
     scene = _scene(chance)
     shift = ("-itsoffset", f"{chance.uniform(0.3, 1.5):.2f}")
     return _sample(_file(form, scene, sound=_tones(chance, scene.seconds + 1.5), shift=shift), use_audio=True)
 
 
-def _late(form: Form, chance: random.Random) -> Sample:
+def _late(form: FilmForm, chance: random.Random) -> CorpusFile:
     """A part of a recording that goes on for hours."""
     return _sample(_file(form, _scene(chance), "-output_ts_offset", str(chance.randint(100, 20_000))))
 
 
-def _trimmed(form: Form, chance: random.Random, *, middle: bool, heard: bool) -> Sample:
+def _trimmed(form: FilmForm, chance: random.Random, *, middle: bool, heard: bool) -> CorpusFile:
     """Without encoding: packets before the first that is shown stay in the file, and an edit list says where it begins."""
     scene = _scene(chance, frames=30)
     sound = _tones(chance, scene.seconds) if heard else ()
@@ -218,42 +218,42 @@ def with_matrix(file: bytes, matrix: tuple[float, float, float, float]) -> bytes
     return file[:at] + struct.pack(">9i", a, b, 0, c, d, 0, 0, 0, 1 << 30) + file[at + 36 :]
 
 
-def _turned(form: Form, chance: random.Random) -> Sample:
+def _turned(form: FilmForm, chance: random.Random) -> CorpusFile:
     matrix = chance.choice([(0, 1, -1, 0), (-1, 0, 0, -1), (0, -1, 1, 0)])
     return _sample(with_matrix(_file(form, _scene(chance)), matrix))
 
 
-def _mirrored(form: Form, chance: random.Random) -> Sample:
+def _mirrored(form: FilmForm, chance: random.Random) -> CorpusFile:
     """A camera that looks at its owner; also turned."""
     matrix = chance.choice([(-1, 0, 0, 1), (1, 0, 0, -1), (0, 1, 1, 0), (0, -1, -1, 0)])
     return _sample(with_matrix(_file(form, _scene(chance)), matrix))
 
 
-def _tilted(form: Form, chance: random.Random) -> Sample:
+def _tilted(form: FilmForm, chance: random.Random) -> CorpusFile:
     angle = math.radians(chance.choice([5, 12, 45, 100, 200, 300]))
     matrix = (math.cos(angle), math.sin(angle), -math.sin(angle), math.cos(angle))
     return replace(_sample(with_matrix(_file(form, _scene(chance)), matrix)), alike=TILTED)
 
 
-def _shape(form: Form, chance: random.Random, *, matrix: bool = False) -> Sample:
+def _shape(form: FilmForm, chance: random.Random, *, matrix: bool = False) -> CorpusFile:
     """Pixels that are wider than high, or higher."""
     file = _file(form, _scene(chance), "-vf", f"setsar={chance.choice(['4/3', '2/1', '8/9', '16/11', '1/2', '64/45'])}")
     return _sample(with_matrix(file, (0, 1, -1, 0)) if matrix else file)
 
 
-def _varied(form: Form, chance: random.Random) -> Sample:
+def _varied(form: FilmForm, chance: random.Random) -> CorpusFile:
     """No even rate: as screens and telephones record."""
     wobble = f"setpts='(N+floor(N/{chance.randint(3, 5)})*{chance.randint(2, 9)})/{chance.choice(EVEN)}/TB'"
     return _sample(_file(form, _scene(chance), "-vf", wobble, "-vsync", "vfr"))
 
 
-def _dropped(form: Form, chance: random.Random) -> Sample:
+def _dropped(form: FilmForm, chance: random.Random) -> CorpusFile:
     """A recorder that could not follow: for a frame that it lost it writes an empty packet, or none."""
     kept = f"select='not(mod(n\\,{chance.randint(2, 4)}))+lt(n\\,3)'"
     return _sample(_file(form, _scene(chance, frames=24), "-vf", kept, "-vsync", "vfr"))
 
 
-def _colours(form: Form, chance: random.Random) -> Sample:
+def _colours(form: FilmForm, chance: random.Random) -> CorpusFile:
     """A film with a drawn meaning of the numbers of a pixel."""
     space = chance.choice(["bt709", "smpte170m", "bt2020nc"])
     pixel_format = chance.choice(["yuv420p", "yuv422p", "yuv444p", "yuv420p10le"])
@@ -262,7 +262,7 @@ def _colours(form: Form, chance: random.Random) -> Sample:
     return replace(_sample(_file(form, _scene(chance), *how, "-pix_fmt", pixel_format)), alike=1.5 * LIKE)
 
 
-def _cover(form: Form, chance: random.Random) -> Sample:
+def _cover(form: FilmForm, chance: random.Random) -> CorpusFile:
     """A picture of the film for shelves, which is no part of it, stands before it."""
     shelf = ("-f", "lavfi", "-i", "testsrc=s=160x120:d=0.1", "-map", "1:v", "-map", "0:v")
     file = _file(
@@ -274,14 +274,14 @@ def _cover(form: Form, chance: random.Random) -> Sample:
     return _sample(file)
 
 
-def _several(form: Form, chance: random.Random) -> Sample:
+def _several(form: FilmForm, chance: random.Random) -> CorpusFile:
     """Two films, of which the second is the one to be shown."""
     scene = _scene(chance)
     split = ("-filter_complex", "[0:v]split[a][b];[a]hflip[c]", "-map", "[c]", "-map", "[b]")
     return _sample(_file(form, scene, *split, "-disposition:v:0", "0", "-disposition:v:1", "default"))
 
 
-def _sizes(form: Form, chance: random.Random) -> Sample:
+def _sizes(form: FilmForm, chance: random.Random) -> CorpusFile:
     """The size changes in the middle, as of a call whose line became worse."""
     scene = _scene(chance)
     first = _file(form, scene)
@@ -290,7 +290,7 @@ def _sizes(form: Form, chance: random.Random) -> Sample:
     return replace(_sample(first + second), alike=SCALED)
 
 
-def _joined(form: Form, chance: random.Random, *, heard: bool) -> Sample:
+def _joined(form: FilmForm, chance: random.Random, *, heard: bool) -> CorpusFile:
     """Two recordings in one file; the clock of the second begins anew."""
     one = _scene(chance, frames=20)
     sound = _tones(chance, one.seconds) if heard else ()
@@ -298,7 +298,7 @@ def _joined(form: Form, chance: random.Random, *, heard: bool) -> Sample:
     return _sample(file, use_audio=heard)
 
 
-FEATURES: dict[str, tuple[set[str], Callable[[Form, random.Random], Sample]]] = {
+FEATURES: dict[str, tuple[set[str], Callable[[FilmForm, random.Random], CorpusFile]]] = {
     "plain": (set(), _plain),
     "heard": (set(), _heard),
     "live": (set(), _live),

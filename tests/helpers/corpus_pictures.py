@@ -11,7 +11,7 @@ import numpy as np
 from PIL import Image, ImageCms
 
 from helpers import ffmpeg, media_files
-from helpers.corpus import Maker, Sample, cut
+from helpers.corpus import CorpusFile, Maker, cut
 
 ORIENTATION = 0x0112
 """The number of that entry in EXIF."""
@@ -111,35 +111,35 @@ def _image(mode: str, chance: random.Random) -> tuple[Image.Image, dict[str, obj
     return image, {"transparency": image.getpixel(place)}
 
 
-def _sample(file: bytes) -> Sample:
-    return Sample(file, file, alike=ROUNDED)
+def _sample(file: bytes) -> CorpusFile:
+    return CorpusFile(file, file, alike=ROUNDED)
 
 
-def _plain(form: str, mode: str, chance: random.Random) -> Sample:
+def _plain(form: str, mode: str, chance: random.Random) -> CorpusFile:
     image, said = _image(mode, chance)
     return _sample(media_files.encoded(image, form, **said, **chance.choice(OPTIONS.get(form, [{}]))))
 
 
-def _deep(pixel_format: str, chance: random.Random) -> Sample:
+def _deep(pixel_format: str, chance: random.Random) -> CorpusFile:
     image, _ = _image("RGBA", chance)
     words = ("-f", "png_pipe", "-i", "pipe:0", "-pix_fmt", pixel_format, "-c:v", "png", "-f", "image2", "{out}")
     return _sample(ffmpeg.made(*words, data=media_files.encoded(image), name="deep.png"))
 
 
-def _held(form: str, orientation: int, chance: random.Random) -> Sample:
+def _held(form: str, orientation: int, chance: random.Random) -> CorpusFile:
     image, _ = _image("RGB", chance)
     exif = Image.Exif()
     exif[ORIENTATION] = orientation
     return _sample(media_files.encoded(image, form, exif=exif, **chance.choice(OPTIONS.get(form, [{}]))))
 
 
-def _cut(form: str, chance: random.Random) -> Sample:
+def _cut(form: str, chance: random.Random) -> CorpusFile:
     image, _ = _image("RGB", chance)
     file = cut(media_files.encoded(image, form), chance, tells=True)
-    return Sample(file, file, cut=True)
+    return CorpusFile(file, file, cut=True)
 
 
-def _profiled(form: str, chance: random.Random) -> Sample:
+def _profiled(form: str, chance: random.Random) -> CorpusFile:
     """With a profile of colours that changes none."""
     image, _ = _image("RGB", chance)
     profile = ImageCms.ImageCmsProfile(ImageCms.createProfile("sRGB")).tobytes()

@@ -11,7 +11,7 @@ from functools import partial
 import numpy as np
 
 from helpers import ffmpeg, media_files
-from helpers.corpus import Maker, Sample, cut
+from helpers.corpus import CorpusFile, Maker, cut
 
 ANY = (8_000, 11_025, 16_000, 22_050, 44_100, 48_000)
 HIGH = (32_000, 44_100, 48_000)
@@ -19,7 +19,7 @@ OPUS = (48_000,)
 
 
 @dataclass(frozen=True, slots=True)
-class Form:
+class SoundForm:
     """words: of ffmpeg, up to the file. tells: whether a part of it can be told from the whole. seeks: cannot be made in a pipe. unplayed:
     FFmpeg 5.1 cannot play what it wrote into one. packed: loses something, and decoders may differ a little."""
 
@@ -31,45 +31,45 @@ class Form:
     packed: bool = True
 
 
-def _wav(codec: str, *more: str, packed: bool = False) -> Form:
-    return Form(("-c:a", codec, *more, "-f", "wav"), tells=True, packed=packed)
+def _wav(codec: str, *more: str, packed: bool = False) -> SoundForm:
+    return SoundForm(("-c:a", codec, *more, "-f", "wav"), tells=True, packed=packed)
 
 
 FORMS = {
     **{f"wav-{codec}": _wav(f"pcm_{codec}") for codec in ("u8", "s16le", "s24le", "s32le", "f32le", "f64le", "mulaw", "alaw")},
     **{f"wav-{codec}": _wav(codec, packed=True) for codec in ("adpcm_ms", "adpcm_ima_wav")},
     "rf64": replace(_wav("pcm_s16le", "-rf64", "always"), unplayed=True),
-    "w64": Form(("-c:a", "pcm_s16le", "-f", "w64"), tells=True, unplayed=True, packed=False),
+    "w64": SoundForm(("-c:a", "pcm_s16le", "-f", "w64"), tells=True, unplayed=True, packed=False),
     **{
-        f"aiff-{codec}": Form(("-c:a", f"pcm_{codec}", "-f", "aiff"), tells=True, unplayed=True, packed=False)
+        f"aiff-{codec}": SoundForm(("-c:a", f"pcm_{codec}", "-f", "aiff"), tells=True, unplayed=True, packed=False)
         for codec in ("s16be", "s24be", "f32be")
     },
-    "au": Form(("-c:a", "pcm_s16be", "-f", "au"), tells=True, packed=False),
-    "caf": Form(("-c:a", "pcm_s16be", "-f", "caf"), tells=True, packed=False),
-    "flac": Form(("-c:a", "flac", "-f", "flac"), tells=True, packed=False),
-    "mp3-cbr": Form(("-c:a", "libmp3lame", "-b:a", "64k", "-f", "mp3"), tells=True),
-    "mp3-vbr": Form(("-c:a", "libmp3lame", "-q:a", "5", "-f", "mp3"), tells=True),
-    "mp3-no-xing": Form(("-c:a", "libmp3lame", "-q:a", "2", "-write_xing", "0", "-f", "mp3")),
-    "ogg-vorbis": Form(("-c:a", "libvorbis", "-f", "ogg"), tells=True),
-    "ogg-opus": Form(("-c:a", "libopus", "-f", "ogg"), OPUS, tells=True),
-    "ogg-flac": Form(("-c:a", "flac", "-f", "ogg"), tells=True, packed=False),
-    "adts": Form(("-c:a", "aac", "-f", "adts")),
-    "m4a": Form(("-c:a", "aac", "-f", "ipod"), tells=True, seeks=True),
-    "m4a-faststart": Form(("-c:a", "aac", "-movflags", "faststart", "-f", "ipod"), tells=True, seeks=True),
-    "m4a-fragmented": Form(("-c:a", "aac", "-movflags", "frag_keyframe+empty_moov", "-f", "mp4"), tells=True),
-    "m4a-alac": Form(("-c:a", "alac", "-f", "ipod"), tells=True, seeks=True, packed=False),
-    "mov-pcm": Form(("-c:a", "pcm_s16le", "-f", "mov"), tells=True, seeks=True, packed=False),
-    "mka-aac": Form(("-c:a", "aac", "-f", "matroska"), tells=True),
-    "mka-flac": Form(("-c:a", "flac", "-f", "matroska"), tells=True, packed=False),
-    "webm-opus": Form(("-c:a", "libopus", "-f", "webm"), OPUS, tells=True),
-    "webm-vorbis": Form(("-c:a", "libvorbis", "-f", "webm"), tells=True),
-    "ac3": Form(("-c:a", "ac3", "-f", "ac3"), HIGH),
-    "eac3": Form(("-c:a", "eac3", "-f", "eac3"), HIGH),
-    "mp2": Form(("-c:a", "mp2", "-f", "mp2"), HIGH),
-    "ts-aac": Form(("-c:a", "aac", "-f", "mpegts"), HIGH),
-    "ts-mp2": Form(("-c:a", "mp2", "-f", "mpegts"), HIGH),
-    "wma": Form(("-c:a", "wmav2", "-f", "asf"), HIGH, tells=True, seeks=True),
-    "flv-aac": Form(("-c:a", "aac", "-f", "flv"), HIGH, seeks=True),
+    "au": SoundForm(("-c:a", "pcm_s16be", "-f", "au"), tells=True, packed=False),
+    "caf": SoundForm(("-c:a", "pcm_s16be", "-f", "caf"), tells=True, packed=False),
+    "flac": SoundForm(("-c:a", "flac", "-f", "flac"), tells=True, packed=False),
+    "mp3-cbr": SoundForm(("-c:a", "libmp3lame", "-b:a", "64k", "-f", "mp3"), tells=True),
+    "mp3-vbr": SoundForm(("-c:a", "libmp3lame", "-q:a", "5", "-f", "mp3"), tells=True),
+    "mp3-no-xing": SoundForm(("-c:a", "libmp3lame", "-q:a", "2", "-write_xing", "0", "-f", "mp3")),
+    "ogg-vorbis": SoundForm(("-c:a", "libvorbis", "-f", "ogg"), tells=True),
+    "ogg-opus": SoundForm(("-c:a", "libopus", "-f", "ogg"), OPUS, tells=True),
+    "ogg-flac": SoundForm(("-c:a", "flac", "-f", "ogg"), tells=True, packed=False),
+    "adts": SoundForm(("-c:a", "aac", "-f", "adts")),
+    "m4a": SoundForm(("-c:a", "aac", "-f", "ipod"), tells=True, seeks=True),
+    "m4a-faststart": SoundForm(("-c:a", "aac", "-movflags", "faststart", "-f", "ipod"), tells=True, seeks=True),
+    "m4a-fragmented": SoundForm(("-c:a", "aac", "-movflags", "frag_keyframe+empty_moov", "-f", "mp4"), tells=True),
+    "m4a-alac": SoundForm(("-c:a", "alac", "-f", "ipod"), tells=True, seeks=True, packed=False),
+    "mov-pcm": SoundForm(("-c:a", "pcm_s16le", "-f", "mov"), tells=True, seeks=True, packed=False),
+    "mka-aac": SoundForm(("-c:a", "aac", "-f", "matroska"), tells=True),
+    "mka-flac": SoundForm(("-c:a", "flac", "-f", "matroska"), tells=True, packed=False),
+    "webm-opus": SoundForm(("-c:a", "libopus", "-f", "webm"), OPUS, tells=True),
+    "webm-vorbis": SoundForm(("-c:a", "libvorbis", "-f", "webm"), tells=True),
+    "ac3": SoundForm(("-c:a", "ac3", "-f", "ac3"), HIGH),
+    "eac3": SoundForm(("-c:a", "eac3", "-f", "eac3"), HIGH),
+    "mp2": SoundForm(("-c:a", "mp2", "-f", "mp2"), HIGH),
+    "ts-aac": SoundForm(("-c:a", "aac", "-f", "mpegts"), HIGH),
+    "ts-mp2": SoundForm(("-c:a", "mp2", "-f", "mpegts"), HIGH),
+    "wma": SoundForm(("-c:a", "wmav2", "-f", "asf"), HIGH, tells=True, seeks=True),
+    "flv-aac": SoundForm(("-c:a", "aac", "-f", "flv"), HIGH, seeks=True),
 }
 JOINS = ("mp3-cbr", "mp3-vbr", "mp3-no-xing", "adts", "ac3", "eac3", "mp2", "ts-aac", "ts-mp2", "ogg-vorbis", "ogg-opus")
 """The forms that can be joined by `cat`: each part has all that a decoder needs."""
@@ -110,7 +110,7 @@ def _cases() -> Iterator[tuple[str, Maker]]:
         yield f"sound-{name}-id3", partial(_lie, FORMS[name], _id3)
 
 
-def _content(form: Form, chance: random.Random, quiet_s: float = 0.0) -> tuple[bytes, int, int]:
+def _content(form: SoundForm, chance: random.Random, quiet_s: float = 0.0) -> tuple[bytes, int, int]:
     """Samples in 32-bit floats, their rate and channels."""
     rate_hz, channels = chance.choice(form.rates), chance.choice((1, 2))
     loud = media_files.samples(chance.getrandbits(32), chance.uniform(0.8, 2.0), rate_hz, channels)
@@ -119,50 +119,50 @@ def _content(form: Form, chance: random.Random, quiet_s: float = 0.0) -> tuple[b
     return both[: len(both) // ALIGNED * ALIGNED].tobytes(), rate_hz, channels
 
 
-def _file(form: Form, content: tuple[bytes, int, int], *, pipe: bool = False) -> bytes:
+def _file(form: SoundForm, content: tuple[bytes, int, int], *, pipe: bool = False) -> bytes:
     data, rate_hz, channels = content
     return ffmpeg.made(
         *("-f", "f32le", "-ar", str(rate_hz), "-ac", str(channels), "-i", "pipe:0", *form.words, "pipe:1" if pipe else "{out}"), data=data
     )
 
 
-def _sample(form: Form, file: bytes) -> Sample:
-    return Sample(file, file, alike=LOSS if form.packed else 0.0)
+def _sample(form: SoundForm, file: bytes) -> CorpusFile:
+    return CorpusFile(file, file, alike=LOSS if form.packed else 0.0)
 
 
-def _plain(form: Form, chance: random.Random) -> Sample:
+def _plain(form: SoundForm, chance: random.Random) -> CorpusFile:
     return _sample(form, _file(form, _content(form, chance)))
 
 
-def _quiet(form: Form, chance: random.Random) -> Sample:
+def _quiet(form: SoundForm, chance: random.Random) -> CorpusFile:
     """A guess of the length by the first packets is far too long."""
     return _sample(form, _file(form, _content(form, chance, quiet_s=chance.uniform(2, 5))))
 
 
-def _cut(form: Form, chance: random.Random) -> Sample:
+def _cut(form: SoundForm, chance: random.Random) -> CorpusFile:
     file = cut(_file(form, _content(form, chance)), chance, tells=form.tells)
     if "frag_keyframe+empty_moov" in form.words:  # between two fragments nothing would tell
         file = file[: file.rindex(b"mdat") + 10]
     return replace(_sample(form, file), cut=form.tells, torn=not form.tells)
 
 
-def _odd(form: Form, chance: random.Random) -> Sample:
+def _odd(form: SoundForm, chance: random.Random) -> CorpusFile:
     """One byte behind the end."""
     sample = _plain(form, chance)
     return replace(sample, file=sample.file + b"\0")
 
 
-FEATURES: dict[str, Callable[[Form, random.Random], Sample]] = {"plain": _plain, "quiet-start": _quiet, "cut": _cut, "odd": _odd}
+FEATURES: dict[str, Callable[[SoundForm, random.Random], CorpusFile]] = {"plain": _plain, "quiet-start": _quiet, "cut": _cut, "odd": _odd}
 
 
-def _pipe(form: Form, chance: random.Random) -> Sample:
+def _pipe(form: SoundForm, chance: random.Random) -> CorpusFile:
     """Whoever writes into a pipe cannot go back to say how long it became."""
     content = _content(form, chance)
     piped = _file(form, content, pipe=True)
     return replace(_sample(form, _file(form, content) if form.unplayed else piped), file=piped)
 
 
-def _joined(form: Form, apart: bool, chance: random.Random) -> Sample:
+def _joined(form: SoundForm, apart: bool, chance: random.Random) -> CorpusFile:
     one, rate_hz, channels = _content(form, chance)
     two = media_files.samples(chance.getrandbits(32), chance.uniform(0.5, 1.5), rate_hz, channels).astype("<f4").tobytes()
     files = [_file(form, (part, rate_hz, channels)) for part in (one, two)]
@@ -170,7 +170,7 @@ def _joined(form: Form, apart: bool, chance: random.Random) -> Sample:
     return replace(sample, plain=files[0], then=files[1]) if apart else sample
 
 
-def _lie(form: Form, tell: Callable[[bytes, random.Random], bytes], chance: random.Random) -> Sample:
+def _lie(form: SoundForm, tell: Callable[[bytes, random.Random], bytes], chance: random.Random) -> CorpusFile:
     """The reference decodes the file that does not lie."""
     sample = _plain(form, chance)
     return replace(sample, file=tell(sample.file, chance))

@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator, AsyncIterator
 import numpy as np
 from numpy.typing import NDArray
 
-from omnistage.models.interface import Piece, Rows, TextPiece, TextRequest, Wanted
+from omnistage.models.interface import Piece, TensorRows, TextPiece, TextRequest, Wanted
 from omnistage.models.toy.stages import ToyThinker
 
 
@@ -24,7 +24,7 @@ class CountingThinker(ToyThinker):
         self.clients.append(request.client)
         return await super().prepare(request)
 
-    def generate(self, prepared: TextRequest, inputs: AsyncIterator[Piece], wanted: Wanted) -> AsyncGenerator[TextPiece | Rows, None]:
+    def generate(self, prepared: TextRequest, inputs: AsyncIterator[Piece], wanted: Wanted) -> AsyncGenerator[TextPiece | TensorRows, None]:
         self.wanted.append(wanted)
         return super().generate(prepared, inputs, wanted)
 

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
-from helpers.ask import TIMEOUT_S, Answer, ask, request
+from helpers.ask import TIMEOUT_S, WholeAnswer, ask, request
 from helpers.fleet import Fleet
 from helpers.run import PLENTY, params
 from helpers.servers import all_free, omni_stub, stage_stub, until_serving
@@ -21,53 +21,53 @@ Whoever strikes there first asks every replica which of them has the session, on
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class DisturbanceStep:
     """An action that is done once, when the answer has come to a point. Nothing is read meanwhile."""
 
-    when: Callable[[Answer], bool]
+    when: Callable[[WholeAnswer], bool]
     act: Callable[[], Awaitable[None]]
 
 
-class Steps:
+class DisturbanceSteps:
     """To be taken one after the other, as an answer comes."""
 
-    def __init__(self, *steps: Step) -> None:
+    def __init__(self, *steps: DisturbanceStep) -> None:
         self._left = deque(steps)
 
-    async def take(self, answer: Answer) -> None:
+    async def take(self, answer: WholeAnswer) -> None:
         """Those that are due."""
         while self._left and self._left[0].when(answer):
             await self._left.popleft().act()
 
-    def check_taken(self, answer: Answer) -> None:
+    def check_taken(self, answer: WholeAnswer) -> None:
         """The answer is over: an assertion error if it was too early."""
         chunks = f"{len(answer.of('text'))} and {len(answer.of('audio'))} chunks"
         assert not self._left, f"the answer ended {len(self._left)} steps too early: {chunks}"
 
 
-def begun(answer: Answer) -> bool:
+def begun(answer: WholeAnswer) -> bool:
     """Opened everywhere, and no output yet."""
     return answer.started is not None
 
 
-def text_chunks(count: int) -> Callable[[Answer], bool]:
+def text_chunks(count: int) -> Callable[[WholeAnswer], bool]:
     return lambda answer: len(answer.of("text")) >= count
 
 
-def audio_chunks(count: int) -> Callable[[Answer], bool]:
+def audio_chunks(count: int) -> Callable[[WholeAnswer], bool]:
     return lambda answer: len(answer.of("audio")) >= count
 
 
-def after_text(count: int) -> Callable[[Answer], bool]:
+def after_text(count: int) -> Callable[[WholeAnswer], bool]:
     """The text is whole, and so many chunks of sound have come."""
     return lambda answer: bool(answer.of("text")) and answer.of("text")[-1].last and len(answer.of("audio")) >= count
 
 
 async def ask_through(
-    stub: omni_pb2_grpc.OmniServiceAsyncStub, asked: omni_pb2.GenerateRequest, *steps: Step, timeout_s: float = TIMEOUT_S
-) -> Answer:
+    stub: omni_pb2_grpc.OmniServiceAsyncStub, asked: omni_pb2.GenerateRequest, *steps: DisturbanceStep, timeout_s: float = TIMEOUT_S
+) -> WholeAnswer:
     """The whole answer, each step taken in its turn. Raises AioRpcError, and AssertionError if the answer ends before the last step."""
-    answer, planned = Answer(), Steps(*steps)
+    answer, planned = WholeAnswer(), DisturbanceSteps(*steps)
     async for event in stub.Generate(asked, timeout=timeout_s):
         answer.take(event)
         await planned.take(answer)
@@ -102,7 +102,7 @@ def opening(fleet: Fleet, seed: int, tokens: int, prompt: str = "hello", **field
     return request
 
 
-def continued(asked: omni_pb2.GenerateRequest, answer: Answer) -> omni_pb2.GenerateRequest:
+def continued(asked: omni_pb2.GenerateRequest, answer: WholeAnswer) -> omni_pb2.GenerateRequest:
     """The request for the rest of an answer, of which so much has come."""
     assert answer.started is not None
     again = omni_pb2.GenerateRequest(seed=answer.started.seed, revisions=answer.started.revisions)
@@ -115,10 +115,12 @@ def continued(asked: omni_pb2.GenerateRequest, answer: Answer) -> omni_pb2.Gener
     return again
 
 
-def joined(begin: Answer, rest: Answer) -> Answer:
+def joined(begin: WholeAnswer, rest: WholeAnswer) -> WholeAnswer:
     """An answer and what came when it was continued."""
     ports = begin.chunks.keys() | rest.chunks.keys()
-    return Answer(begin.started, {port: begin.of(port) + rest.of(port) for port in ports}, rest.usage, begin.failovers + rest.failovers)
+    return WholeAnswer(
+        begin.started, {port: begin.of(port) + rest.of(port) for port in ports}, rest.usage, begin.failovers + rest.failovers
+    )
 
 
 async def report_of(address: str) -> stage_pb2.WatchResponse:
@@ -193,7 +195,7 @@ async def disturbed(
         raise
 
 
-MOMENTS: dict[str, Callable[[Answer], bool]] = {
+MOMENTS: dict[str, Callable[[WholeAnswer], bool]] = {
     "before the first output": begun,
     "in mid text": text_chunks(20),
     "in mid speech": after_text(10),

@@ -8,7 +8,7 @@ import tempfile
 from functools import cache
 from pathlib import Path
 
-from omnistage.models.tiny.makers import Order, make_tiny
+from omnistage.models.tiny.makers import CheckpointOrder, make_tiny
 
 NAMES = (
     *("qwen-image", "qwen-image-edit", "qwen-image-edit-plus", "qwen-image-layered"),
@@ -27,7 +27,7 @@ def checkpoint(name: str, size: str = "tiny") -> Path:
 @cache
 def _made(name: str, size: str) -> Path:
     folder = _home() / f"{name}-{size}"
-    make_tiny(name, folder, Order(size=size))
+    make_tiny(name, folder, CheckpointOrder(size=size))
     return folder
 
 

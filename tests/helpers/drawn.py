@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from PIL import Image
 
-from helpers.ask import Answer
+from helpers.ask import WholeAnswer
 from omnistage.models.diffusers.processor import load_processor
 from omnistage.models.diffusers.quiet import quiet
 from omnistage.v1 import omni_pb2, stage_pb2
@@ -23,7 +23,7 @@ def drawing(prompt: str = "a hill", seed: int = 1, pipeline: str = "painter", **
     return omni_pb2.GenerateRequest(model=pipeline, seed=seed, diffusion=params)
 
 
-def files_of(answer: Answer) -> list[bytes]:
+def files_of(answer: WholeAnswer) -> list[bytes]:
     """The pictures that are whole, without previews. One that was cut begins anew with a piece at 0."""
     files, begun = list[bytes](), b""
     for chunk in answer.of("image"):
@@ -36,7 +36,7 @@ def files_of(answer: Answer) -> list[bytes]:
     return files
 
 
-def steps_of(answer: Answer) -> list[tuple[int, int]]:
+def steps_of(answer: WholeAnswer) -> list[tuple[int, int]]:
     return [(chunk.progress.done, chunk.progress.total) for chunk in answer.of("progress") if chunk.HasField("progress")]
 
 

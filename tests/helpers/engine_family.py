@@ -19,8 +19,8 @@ from helpers.arithmetic_models import SESSIONS, ArithmeticThinker, OnEngine
 from omnistage.engine.adapter import Attention, Hidden, StepRows
 from omnistage.engine.engine import Engine
 from omnistage.engine.request import Given, Prompt, SequenceRequest
-from omnistage.engine.scheduler import Limits
-from omnistage.models.common.feed import Feed, next_rows
+from omnistage.engine.scheduler import SchedulerLimits
+from omnistage.models.common.feed import PortFeed, next_rows
 from omnistage.models.common.requests import refuse_unfit
 from omnistage.models.family import Family, ModelEntry
 from omnistage.models.interface import (
@@ -115,7 +115,11 @@ class _SlowDecoder(CountingDecoder):
 def _engine(options: LoadOptions) -> Engine:
     decoder = _SlowDecoder(OmniOptions.from_settings(dict(options.family)).interval_s)
     return Engine(
-        decoder, CountingHead(), pages=PAGES, limits=Limits(max_sequences=SESSIONS, max_waiting=with_resumed(SESSIONS)), poison=True
+        decoder,
+        CountingHead(),
+        pages=PAGES,
+        limits=SchedulerLimits(max_sequences=SESSIONS, max_waiting=with_resumed(SESSIONS)),
+        poison=True,
     )
 
 
@@ -153,7 +157,7 @@ class StarvingTalker(OnEngine):
         with refuse_unfit("talker"):
             asked = self._asked(prepared, _spoken_prompt(prompt, voice, prepared.scope))
         async with aclosing(self.engine.submit(asked)) as stream:
-            feed = Feed(stream, inputs, HIDDEN.name)
+            feed = PortFeed(stream, inputs, HIDDEN.name)
             feed.give(torch.from_numpy(early), last=ended)
             made = len(history)
             async with feed.feeding():

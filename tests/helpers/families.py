@@ -7,7 +7,7 @@ import asyncio
 import numpy as np
 
 from helpers import media_files
-from helpers.contract import Case, Sample
+from helpers.contract import Case, SampleRequest
 from helpers.logic import run_logic
 from helpers.run import params
 from helpers.servers import family_logic
@@ -59,24 +59,24 @@ def looked_at() -> list[stage_pb2.Message]:
     return [stage_pb2.Message(role="user", parts=parts)]
 
 
-def heard_live() -> Sample:
+def heard_live() -> SampleRequest:
     """A question whose sound is streamed."""
     parts = [stage_pb2.Part(text="What is "), stage_pb2.Part(port="microphone")]
     sound = SOUND[:, None].astype(np.float32) / np.float32(32768)
-    return Sample(params("thinker", messages=[stage_pb2.Message(role="user", parts=parts)]), {"microphone": sound})
+    return SampleRequest(params("thinker", messages=[stage_pb2.Message(role="user", parts=parts)]), {"microphone": sound})
 
 
-def streamed() -> Sample:
+def streamed() -> SampleRequest:
     """A question whose media, of every kind, are streamed."""
     media = [("image/png", png(PICTURE)), ("audio/wav", wav(SOUND, formulas.SAMPLE_RATE_HZ)), ("video/mp4", bytes(range(250)) * 3)]
     parts = [stage_pb2.Part(port=f"media{n}", media_type=kind, total_bytes=len(data)) for n, (kind, data) in enumerate(media)]
     inputs = {f"media{n}": data for n, (_, data) in enumerate(media)}
-    return Sample(params("thinker", messages=[stage_pb2.Message(role="user", parts=parts)]), inputs)
+    return SampleRequest(params("thinker", messages=[stage_pb2.Message(role="user", parts=parts)]), inputs)
 
 
-def spoken_rows() -> Sample:
+def spoken_rows() -> SampleRequest:
     rows = formulas.omni_rows(TOKENS)
-    return Sample(params("talker"), {"prompt": formulas.prompt_rows(ITEMS), "places": ITEMS, "hidden": rows})
+    return SampleRequest(params("talker"), {"prompt": formulas.prompt_rows(ITEMS), "places": ITEMS, "hidden": rows})
 
 
 def unreadable(data: bytes, media_type: str = "image/png") -> stage_pb2.StageParams:
@@ -94,10 +94,10 @@ BAD_MEDIA = (
 )
 
 
-def edited() -> Sample:
+def edited() -> SampleRequest:
     """Pictures that begin with a picture."""
     image = stage_pb2.Media(data=png(PICTURE), media_type="image/png")
-    return Sample(params("diffusion", "a hill", images=[image], results=2, width=40, height=24, steps=9))
+    return SampleRequest(params("diffusion", "a hill", images=[image], results=2, width=40, height=24, steps=9))
 
 
 BAD_FILMS = (
@@ -177,26 +177,26 @@ def stable_audio() -> StageLogic:
     return family_logic("diffusers", "diffusion", {"max_tokens": 130}, checkpoint("stable-audio"))
 
 
-def looked_only() -> Sample:
+def looked_only() -> SampleRequest:
     """A question with a picture, whose answer has many rows."""
     given = [stage_pb2.Message(role="user", parts=looked_at()[0].parts[:3])]
-    return Sample(params("thinker", messages=given, max_tokens=40))
+    return SampleRequest(params("thinker", messages=given, max_tokens=40))
 
 
-def until_a_seven() -> Sample:
+def until_a_seven() -> SampleRequest:
     """An answer that ends with a stop string, in the middle of a token's text or of several."""
-    return Sample(params("thinker", PROMPT, max_tokens=60, stop=["7 1", "00"]))
+    return SampleRequest(params("thinker", PROMPT, max_tokens=60, stop=["7 1", "00"]))
 
 
-def spoken_on_the_engine() -> Sample:
+def spoken_on_the_engine() -> SampleRequest:
     """The speech of a Talker with prompt rows: it says the rows of a reply of 40 tokens."""
     from helpers.engine_family import Reply
 
     reply = Reply.to(("Say it.",), 5, 40)
-    return Sample(params("talker"), {"prompt": reply.prompt, "hidden": reply.hidden})
+    return SampleRequest(params("talker"), {"prompt": reply.prompt, "hidden": reply.hidden})
 
 
-def seen_and_heard() -> Sample:
+def seen_and_heard() -> SampleRequest:
     """A picture, a sound, and a film with its sound."""
     media = (
         stage_pb2.Media(data=media_files.picture(1), media_type="image/png"),
@@ -205,7 +205,7 @@ def seen_and_heard() -> Sample:
     )
     parts = [stage_pb2.Part(text="What is this?"), *(stage_pb2.Part(media=one) for one in media)]
     message = stage_pb2.Message(role="user", parts=parts)
-    return Sample(params("thinker", messages=[message], max_tokens=12, sampling=SAMPLING, ignore_eos=True))
+    return SampleRequest(params("thinker", messages=[message], max_tokens=12, sampling=SAMPLING, ignore_eos=True))
 
 
 SAMPLING = stage_pb2.Sampling(temperature=1)
@@ -218,17 +218,17 @@ BAD_PARTS = (
 )
 
 
-def spoken_by_qwen() -> Sample:
+def spoken_by_qwen() -> SampleRequest:
     """Rows of any kind, on places as a picture has them: a few pages, which are read as they come."""
     source = np.random.default_rng(7)
     rows = source.standard_normal((110, SIZES["tiny"].thinker.hidden), np.float32)
     places = np.stack([np.arange(100) // 10, np.arange(100) % 10, np.arange(100)], 1).astype(np.int32)
     drawn = stage_pb2.Sampling(temperature=1, top_k=40, repetition_penalty=1.05)
     inputs = {"prompt": rows[:100], "places": places, "hidden": rows[100:]}
-    return Sample(params("talker", voice="Ethan", max_frames=40, sampling=drawn), inputs)
+    return SampleRequest(params("talker", voice="Ethan", max_frames=40, sampling=drawn), inputs)
 
 
-def spoken_by_qwen3() -> Sample:
+def spoken_by_qwen3() -> SampleRequest:
     """Rows of text, with those of a picture among them."""
     source = np.random.default_rng(7)
     rows = source.standard_normal((110, QWEN3_SIZES["tiny"].thinker.text.hidden), np.float32)
@@ -236,20 +236,20 @@ def spoken_by_qwen3() -> Sample:
     places = np.stack([np.arange(100) // 10, np.arange(100) % 10, np.arange(100), seen], 1).astype(np.int32)
     drawn = stage_pb2.Sampling(temperature=1, top_k=50, repetition_penalty=1.05)
     inputs = {"prompt": rows[:100], "places": places, "hidden": rows[100:]}
-    return Sample(params("talker", voice="ethan", max_frames=20, sampling=drawn), inputs)
+    return SampleRequest(params("talker", voice="ethan", max_frames=20, sampling=drawn), inputs)
 
 
-def coded_by_qwen() -> Sample:
+def coded_by_qwen() -> SampleRequest:
     """Codes of some windows."""
     codes = np.random.default_rng(8).integers(0, 8193, (90, 1)).astype(np.uint32)
-    return Sample(params("code2wav", voice="Ethan"), {"codes": codes})
+    return SampleRequest(params("code2wav", voice="Ethan"), {"codes": codes})
 
 
-def framed_by_qwen() -> Sample:
+def framed_by_qwen() -> SampleRequest:
     """More frames than the last one's samples depend on."""
     talker = QWEN3_SIZES["tiny"].talker
     codes = np.random.default_rng(9).integers(0, talker.codes, (110, talker.groups)).astype(np.uint32)
-    return Sample(params("code2wav"), {"codes": codes})
+    return SampleRequest(params("code2wav"), {"codes": codes})
 
 
 BAD_SOUND = (
@@ -264,53 +264,57 @@ BAD_SPEECH = (
 )
 
 CASES = (
-    Case("toy", "thinker", lambda: Sample(params("thinker", PROMPT))),
-    Case("toy", "thinker", lambda: Sample(params("thinker", PROMPT, stop=["7 w", "never"])), name="toy-thinker-stop"),
-    Case("toy", "thinker", lambda: Sample(params("thinker", verbatim="Say exactly this, please.")), name="toy-thinker-verbatim"),
-    Case("toy", "thinker", lambda: Sample(params("thinker", PROMPT, stop=["7 w"])), options={"thinks": 9}, name="toy-thinker-thinks"),
-    Case("toy", "talker", lambda: Sample(params("talker"), {"hidden": ROWS})),
-    Case("toy", "talker", lambda: Sample(params("talker", max_frames=17), {"hidden": ROWS}), name="toy-talker-limited"),
-    Case("toy", "talker", lambda: Sample(params("talker"), {"hidden": ROWS}), options={"mute_every": 3}, name="toy-talker-mute"),
+    Case("toy", "thinker", lambda: SampleRequest(params("thinker", PROMPT))),
+    Case("toy", "thinker", lambda: SampleRequest(params("thinker", PROMPT, stop=["7 w", "never"])), name="toy-thinker-stop"),
+    Case("toy", "thinker", lambda: SampleRequest(params("thinker", verbatim="Say exactly this, please.")), name="toy-thinker-verbatim"),
+    Case(
+        "toy", "thinker", lambda: SampleRequest(params("thinker", PROMPT, stop=["7 w"])), options={"thinks": 9}, name="toy-thinker-thinks"
+    ),
+    Case("toy", "talker", lambda: SampleRequest(params("talker"), {"hidden": ROWS})),
+    Case("toy", "talker", lambda: SampleRequest(params("talker", max_frames=17), {"hidden": ROWS}), name="toy-talker-limited"),
+    Case("toy", "talker", lambda: SampleRequest(params("talker"), {"hidden": ROWS}), options={"mute_every": 3}, name="toy-talker-mute"),
     Case(
         "toy",
         "talker",
-        lambda: Sample(params("talker", max_frames=17), {"hidden": ROWS}),
+        lambda: SampleRequest(params("talker", max_frames=17), {"hidden": ROWS}),
         options={"mute_every": 3},
         name="toy-talker-mute-limited",
     ),
-    Case("toy", "code2wav", lambda: Sample(params("code2wav"), {"codes": formulas.frames(ROWS)})),
+    Case("toy", "code2wav", lambda: SampleRequest(params("code2wav"), {"codes": formulas.frames(ROWS)})),
     Case(
         "toy",
         "code2wav",
-        lambda: Sample(params("code2wav", sample_rate_hz=16000), {"codes": formulas.frames(ROWS)}),
+        lambda: SampleRequest(params("code2wav", sample_rate_hz=16000), {"codes": formulas.frames(ROWS)}),
         name="toy-code2wav-16000",
     ),
-    Case("toy", "diffusion", lambda: Sample(params("diffusion", "a hill", results=3, steps=4, previews=2))),
-    Case("toy-omni", "thinker", lambda: Sample(params("thinker", messages=looked_at())), refused=BAD_MEDIA),
-    Case("toy-omni", "thinker", lambda: Sample(params("thinker", PROMPT, stop=["7 w"])), name="toy-omni-thinker-stop"),
+    Case("toy", "diffusion", lambda: SampleRequest(params("diffusion", "a hill", results=3, steps=4, previews=2))),
+    Case("toy-omni", "thinker", lambda: SampleRequest(params("thinker", messages=looked_at())), refused=BAD_MEDIA),
+    Case("toy-omni", "thinker", lambda: SampleRequest(params("thinker", PROMPT, stop=["7 w"])), name="toy-omni-thinker-stop"),
     Case("toy-omni", "thinker", heard_live, options={"microphone": True}, name="toy-omni-thinker-live"),
     Case("toy-omni", "thinker", streamed, options={"films": True}, name="toy-omni-thinker-streamed"),
     Case("toy-omni", "talker", spoken_rows),
-    Case("toy-omni", "code2wav", lambda: Sample(params("code2wav"), {"codes": formulas.omni_frames(ITEMS, TOKENS)})),
-    Case("toy-film", "diffusion", lambda: Sample(params("diffusion", "a hill", layers=3, results=2, previews=3)), refused=BAD_FILMS),
+    Case("toy-omni", "code2wav", lambda: SampleRequest(params("code2wav"), {"codes": formulas.omni_frames(ITEMS, TOKENS)})),
+    Case("toy-film", "diffusion", lambda: SampleRequest(params("diffusion", "a hill", layers=3, results=2, previews=3)), refused=BAD_FILMS),
     Case("toy-film", "diffusion", edited, name="toy-film-edited"),
     Case(
         "toy-film",
         "diffusion",
-        lambda: Sample(params("diffusion", "a hill", results=2, steps=7, previews=2, width=24, height=16)),
+        lambda: SampleRequest(params("diffusion", "a hill", results=2, steps=7, previews=2, width=24, height=16)),
         options={"experts": 2, "multistep": True, "workers": 2},
         name="toy-film-experts",
     ),
     Case(
         "toy-film",
         "diffusion",
-        lambda: Sample(params("diffusion", "a walk", frames=23, duration_s=0.4, negative_prompt="rain", guidance_scale=7, previews=2)),
+        lambda: SampleRequest(
+            params("diffusion", "a walk", frames=23, duration_s=0.4, negative_prompt="rain", guidance_scale=7, previews=2)
+        ),
         name="toy-film-with-sound",
     ),
     Case(
         "diffusers",
         "diffusion",
-        lambda: Sample(params("diffusion", "a hill", steps=4, previews=2, width=64, height=64, negative_prompt="rain")),
+        lambda: SampleRequest(params("diffusion", "a hill", steps=4, previews=2, width=64, height=64, negative_prompt="rain")),
         refused=BAD_PICTURES,
         # One at a time: beside others a picture is the same to rounding only.
         options={"width": 64, "height": 64, "max_tokens": 64},
@@ -319,7 +323,7 @@ CASES = (
     Case(
         "diffusers",
         "diffusion",
-        lambda: Sample(params("diffusion", "a walk", steps=4, negative_prompt="rain", guidance_scale_2=2)),
+        lambda: SampleRequest(params("diffusion", "a walk", steps=4, negative_prompt="rain", guidance_scale_2=2)),
         refused=BAD_WAN_FILMS,
         slow=True,
         own=wan,
@@ -329,7 +333,7 @@ CASES = (
     Case(
         "diffusers",
         "diffusion",
-        lambda: Sample(params("diffusion", "rain", steps=4, duration_s=1.3, negative_prompt="wind")),
+        lambda: SampleRequest(params("diffusion", "rain", steps=4, duration_s=1.3, negative_prompt="wind")),
         refused=BAD_SOUNDS,
         slow=True,
         own=stable_audio,
@@ -338,15 +342,20 @@ CASES = (
     Case(
         "toy-film",
         "diffusion",
-        lambda: Sample(params("diffusion", "a walk", frames=24, width=256, height=256)),
+        lambda: SampleRequest(params("diffusion", "a walk", frames=24, width=256, height=256)),
         options={"max_chunk": 24},
         name="toy-film-large",
     ),
     Case("arithmetic", "thinker", looked_only, refused=BAD_MEDIA[:3], slow=True, own=arithmetic_thinker),
     Case("arithmetic", "thinker", until_a_seven, slow=True, own=arithmetic_thinker, name="arithmetic-thinker-stop"),
-    Case("arithmetic", "talker", lambda: Sample(params("talker"), {"hidden": SMALL_ROWS}), slow=True, own=arithmetic_talker),
+    Case("arithmetic", "talker", lambda: SampleRequest(params("talker"), {"hidden": SMALL_ROWS}), slow=True, own=arithmetic_talker),
     Case(
-        "tiny", "thinker", lambda: Sample(params("thinker", PROMPT, max_tokens=20)), slow=True, own=tiny_thinker, name="tiny-thinker-bf16"
+        "tiny",
+        "thinker",
+        lambda: SampleRequest(params("thinker", PROMPT, max_tokens=20)),
+        slow=True,
+        own=tiny_thinker,
+        name="tiny-thinker-bf16",
     ),
     Case("test-engine", "thinker", looked_only, slow=True),
     Case("test-engine", "talker", spoken_on_the_engine, slow=True),
@@ -354,7 +363,7 @@ CASES = (
     Case(
         "qwen2_5_omni",
         "thinker",
-        lambda: Sample(params("thinker", PROMPT, max_tokens=40, stop=["e"], ignore_eos=True)),
+        lambda: SampleRequest(params("thinker", PROMPT, max_tokens=40, stop=["e"], ignore_eos=True)),
         slow=True,
         fixture="omni_checkpoint",
         name="qwen2_5_omni-thinker-stop",
@@ -362,7 +371,7 @@ CASES = (
     Case(
         "qwen2_5_omni",
         "thinker",
-        lambda: Sample(params("thinker", PROMPT, verbatim="It is as far as the eye can see, and a mile more.")),
+        lambda: SampleRequest(params("thinker", PROMPT, verbatim="It is as far as the eye can see, and a mile more.")),
         slow=True,
         fixture="omni_checkpoint",
         name="qwen2_5_omni-thinker-verbatim",
@@ -383,7 +392,7 @@ CASES = (
     Case(
         "qwen3_omni",
         "thinker",
-        lambda: Sample(params("thinker", PROMPT, max_tokens=40, stop=["e"], ignore_eos=True)),
+        lambda: SampleRequest(params("thinker", PROMPT, max_tokens=40, stop=["e"], ignore_eos=True)),
         slow=True,
         fixture="qwen3_checkpoint",
         name="qwen3_omni-thinker-stop",
@@ -391,18 +400,18 @@ CASES = (
     Case(
         "qwen3_omni",
         "thinker",
-        lambda: Sample(params("thinker", PROMPT, verbatim="It is as far as the eye can see, and a mile more.")),
+        lambda: SampleRequest(params("thinker", PROMPT, verbatim="It is as far as the eye can see, and a mile more.")),
         slow=True,
         fixture="qwen3_checkpoint",
         name="qwen3_omni-thinker-verbatim",
     ),
-    Case("smol", "thinker", lambda: Sample(params("thinker", PROMPT, max_tokens=12, sampling=SAMPLING, ignore_eos=True)), slow=True),
-    Case("smol", "talker", lambda: Sample(params("talker"), {"text": SPOKEN}), slow=True),
-    Case("smol", "code2wav", lambda: Sample(params("code2wav"), {"features": smol_features()}), slow=True),
+    Case("smol", "thinker", lambda: SampleRequest(params("thinker", PROMPT, max_tokens=12, sampling=SAMPLING, ignore_eos=True)), slow=True),
+    Case("smol", "talker", lambda: SampleRequest(params("talker"), {"text": SPOKEN}), slow=True),
+    Case("smol", "code2wav", lambda: SampleRequest(params("code2wav"), {"features": smol_features()}), slow=True),
     Case(
         "smol",
         "code2wav",
-        lambda: Sample(params("code2wav", sample_rate_hz=16000), {"features": smol_features()}),
+        lambda: SampleRequest(params("code2wav", sample_rate_hz=16000), {"features": smol_features()}),
         slow=True,
         name="smol-code2wav-16000",
     ),

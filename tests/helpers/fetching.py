@@ -10,7 +10,7 @@ from pathlib import Path
 
 from omnistage.models.common.fetch import Recipe, fetched
 from omnistage.models.common.packages import Package
-from omnistage.models.common.progress import Progress, Unit
+from omnistage.models.common.progress import ShowProgress, Unit
 
 NAME = "omnistage-test-weights"
 WEIGHTS = bytes(range(256)) * 40_000
@@ -49,7 +49,7 @@ def recipe(sha256: str, revision: str, version: str = "1.0", more: tuple[Package
     return Recipe("test", revision, (package(sha256, version=version), *more), _split, space)
 
 
-def _split(sources: Path, out: Path, progress: Progress) -> None:
+def _split(sources: Path, out: Path, progress: ShowProgress) -> None:
     weights = (sources / "weights.bin").read_bytes()
     size = -(-len(weights) // PARTS)
     for index in range(PARTS):
@@ -58,7 +58,7 @@ def _split(sources: Path, out: Path, progress: Progress) -> None:
         progress("splitting", (index + 1) / PARTS)
 
 
-class Seen:
+class NotedProgress:
     """Progress that is noted down: label, done, total, unit."""
 
     def __init__(self) -> None:

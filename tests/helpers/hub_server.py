@@ -22,7 +22,7 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from helpers.http_servers import running
-from helpers.processes import Started
+from helpers.processes import StartedProcess
 
 LARGE = (".safetensors", ".bin", ".pt")
 BLOCK = 1 << 20
@@ -73,7 +73,7 @@ class Repository:
 
 
 @dataclass(frozen=True)
-class Asked:
+class HubRequest:
     """One request. host: "hub" or "storage". what: the file, or the route of the API. range: as it was asked for, empty: none."""
 
     host: str
@@ -93,7 +93,7 @@ class HubServer:
 
     def __init__(self) -> None:
         self.repositories: dict[str, Repository] = {}
-        self.asked: list[Asked] = []
+        self.asked: list[HubRequest] = []
         self.cut: dict[str, int] = {}
         self.stall: dict[str, int] = {}
         self.damaged: set[str] = set()
@@ -151,11 +151,11 @@ for text in sys.argv[1:]:
 variables once."""
 
 
-def fetching(environment: Mapping[str, str], *names: str) -> Started[str]:
+def fetching(environment: Mapping[str, str], *names: str) -> StartedProcess[str]:
     """That program. environment: in place of all variables that steer huggingface_hub."""
     others = {name: value for name, value in os.environ.items() if not name.startswith("HF_")}
     command = [sys.executable, "-c", FETCHING, *names]
-    return Started(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**others, **environment})
+    return StartedProcess(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**others, **environment})
 
 
 def fetched(environment: Mapping[str, str], *names: str) -> list[dict[str, Any]]:
@@ -248,7 +248,7 @@ class _Handler(BaseHTTPRequestHandler):
             self.connection.shutdown(socket.SHUT_RDWR)
 
     def _note(self, what: str) -> None:
-        asked = Asked(self.server.host, self.command, what, self.headers.get("Range", ""), self._token(), self.headers["User-Agent"])
+        asked = HubRequest(self.server.host, self.command, what, self.headers.get("Range", ""), self._token(), self.headers["User-Agent"])
         self.server.hub.asked.append(asked)
 
     def _token(self) -> str:

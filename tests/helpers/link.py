@@ -100,7 +100,7 @@ def failovers_of(events: Sequence[stage_pb2.RunResponse]) -> list[stage_pb2.Fail
 # Replicas -------------------------------------------------------------------------------------------------------------------------------
 
 
-class Replica:
+class StoppableReplica:
     """A stage in this loop that can be stopped in the middle of its sessions, as if it were killed."""
 
     def __init__(self, server: Local, stack: AsyncExitStack) -> None:
@@ -113,18 +113,20 @@ class Replica:
 
 
 @asynccontextmanager
-async def replicas(kind: str, count: int = 2, options: Mapping[str, object] | None = None, **settings: Any) -> AsyncIterator[list[Replica]]:
+async def replicas(
+    kind: str, count: int = 2, options: Mapping[str, object] | None = None, **settings: Any
+) -> AsyncIterator[list[StoppableReplica]]:
     async with AsyncExitStack() as everything:
         running = []
         for _ in range(count):
             stack = AsyncExitStack()
             server = await stack.enter_async_context(local_stage(toy_logic(kind, options), **settings))
             everything.push_async_callback(stack.aclose)
-            running.append(Replica(server, stack))
+            running.append(StoppableReplica(server, stack))
         yield running
 
 
-class Listener:
+class LinkListener:
     """The messages that came up a link so far."""
 
     def __init__(self, link: Link) -> None:

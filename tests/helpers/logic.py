@@ -10,14 +10,14 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from omnistage.stage.logic import Input, Kept, Output, StageLogic, Start, Timing
+from omnistage.stage.logic import Input, Kept, Output, SessionTiming, StageLogic, Start
 from omnistage.v1 import chunk_pb2, stage_pb2
 
 Array = NDArray[np.generic]
 
 
 @dataclass
-class Made:
+class LogicOutput:
     """All that a session gave. kept: input port, first item, and how many items of the only output port came before it was said."""
 
     needs: Mapping[str, int]
@@ -81,14 +81,14 @@ async def run_logic(
     *,
     seed: int = 5,
     scope: str = "",
-) -> Made:
+) -> LogicOutput:
     """Prepare a session and run it to its end, as the shell does: what only the next hop names is unknown when it is prepared."""
     start = start or Start()
     hidden = {"hidden", "features"}
     known = Start({port: first for port, first in start.first.items() if port not in hidden}, start.ended - hidden, start.history)
     work = await logic.prepare(stage_pb2.Open(params=params, seed=seed, scope=scope), known)
-    made = Made(work.needs)
-    async with aclosing(work.run(_each(inputs), Timing(), start)) as outputs:
+    made = LogicOutput(work.needs)
+    async with aclosing(work.run(_each(inputs), SessionTiming(), start)) as outputs:
         async for output in outputs:
             if isinstance(output, Kept):
                 made.kept.append((output.port, output.first, sum(one.count for one in made.outputs)))

@@ -15,7 +15,7 @@ from helpers.processes import FORKED
 from tools.costs import Cost, Costs
 
 
-class Meter:
+class CostMeter:
     """A plugin of pytest: measures in every worker, and adds up in the process that leads them."""
 
     def __init__(self) -> None:

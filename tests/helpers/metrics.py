@@ -28,7 +28,7 @@ class Described:
 
 
 @dataclass(frozen=True)
-class Row:
+class MetricsRow:
     """One row of the page. section: its heading. who: of the stages that have it, in the words of the page."""
 
     name: str
@@ -37,9 +37,9 @@ class Row:
     described: Described
 
 
-def documented() -> list[Row]:
+def documented() -> list[MetricsRow]:
     """All rows of the page, in its order."""
-    rows: list[Row] = []
+    rows: list[MetricsRow] = []
     section, columns = "", list[str]()
     for line in PAGE.read_text(encoding="utf-8").splitlines():
         if line.startswith("## "):
@@ -53,7 +53,7 @@ def documented() -> list[Row]:
         elif columns[0] == "metric" and not cells[0].startswith("-"):
             row = dict(zip(columns, cells, strict=True))
             labels = frozenset(filter(None, (label.strip() for label in row["labels"].split(","))))
-            rows.append(Row(row["metric"].strip("`"), section, row.get("who", ""), Described(row["type"], labels)))
+            rows.append(MetricsRow(row["metric"].strip("`"), section, row.get("who", ""), Described(row["type"], labels)))
     assert rows
     return rows
 

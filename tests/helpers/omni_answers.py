@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from helpers.ask import Answer, ask
+from helpers.ask import WholeAnswer, ask
 from helpers.omni_family import STEPS, OmniFamily
 from helpers.omni_parity import DISTINCT, earlier, parts
 from helpers.omni_reference import OmniReference, Seen
@@ -48,7 +48,7 @@ VOICES = ("Chelsie", "Ethan")
 
 
 @dataclass(frozen=True, slots=True)
-class Expected:
+class ExpectedSpeech:
     """seed: of the sound. codes: of all frames, one behind the other. rel: by how much sound may differ, of its loudest sample."""
 
     turns: tuple[Turn, ...]
@@ -88,7 +88,7 @@ class Answers(ABC):
     @abstractmethod
     def read_tokenizer(folder: Path) -> ChatTokenizer: ...
 
-    async def expected(self, case: str, frames: int, source: random.Random) -> Expected:
+    async def expected(self, case: str, frames: int, source: random.Random) -> ExpectedSpeech:
         """The expected answer to a question of this case that has only one answer: nothing in it was chosen from two that were almost
         equally good."""
         kind, later = CASES[case]
@@ -102,7 +102,7 @@ class Answers(ABC):
             codes = self.codes(turns, seen, answer.tokens, voice, frames)
             if codes:
                 sound = self.sound(codes, voice, seed)
-                return Expected(turns, voice, seed, answer.tokens, frames, np.ravel(codes).tolist(), sound, self.rel)
+                return ExpectedSpeech(turns, voice, seed, answer.tokens, frames, np.ravel(codes).tolist(), sound, self.rel)
 
     @abstractmethod
     def codes(self, turns: Sequence[Turn], seen: Seen, tokens: Sequence[int], voice: str, count: int) -> Sequence[Sequence[int]]:
@@ -188,6 +188,6 @@ def messages(turns: Sequence[Turn]) -> list[stage_pb2.Message]:
     ]
 
 
-def samples(answer: Answer) -> NDArray[np.float32]:
+def samples(answer: WholeAnswer) -> NDArray[np.float32]:
     """The samples of an answer in float32."""
     return np.frombuffer(b"".join(chunk.audio.data for chunk in answer.of("audio")), "<f4")

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from omnistage.models.tiny.makers import Order, make_tiny
+from omnistage.models.tiny.makers import CheckpointOrder, make_tiny
 
 
-def omni_checkpoint(factory: pytest.TempPathFactory, order: Order | None = None) -> Path:
+def omni_checkpoint(factory: pytest.TempPathFactory, order: CheckpointOrder | None = None) -> Path:
     """Its folder, which nobody may write to. All processes of a run get the same one for the same order."""
-    order = order or Order()
+    order = order or CheckpointOrder()
     base = factory.getbasetemp()
     shared = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
     folder = shared / f"omni-{order.size}-{order.seed}-{order.tokenizer}-{order.dtype or 'default'}"

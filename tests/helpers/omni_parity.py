@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from helpers import media_files
 from helpers.models import text_pieces
-from helpers.omni_reference import Expected, OmniReference
+from helpers.omni_reference import ExpectedAnswer, OmniReference
 from omnistage.models.common.encoders.thinker import MediaThinker
 from omnistage.models.conversation import Media, Part, Turn
 from omnistage.models.interface import Sampling, TextRequest
@@ -36,10 +36,10 @@ KINDS = (
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class ParityQuestion:
     kind: str
     request: TextRequest
-    expected: Expected
+    expected: ExpectedAnswer
 
 
 def _words(source: random.Random, count: int) -> str:
@@ -107,9 +107,9 @@ def turns(kind: str, source: random.Random, least_s: float = 0.1) -> tuple[Turn,
 
 async def requests(
     kinds: list[str], reference: OmniReference, never: frozenset[int], source: random.Random, least_s: float = 0.1
-) -> list[Asked]:
+) -> list[ParityQuestion]:
     """Questions and their answers, each with enough different tokens. least_s: see parts."""
-    made, decoder = list[Asked](), MediaDecoder()
+    made, decoder = list[ParityQuestion](), MediaDecoder()
     for number, kind in enumerate(kinds):
         penalty = 1.3 if number % 3 == 0 else 1.0
         while True:
@@ -120,12 +120,12 @@ async def requests(
                 break
         drawn = Sampling(repetition_penalty=penalty)
         asked = TextRequest(conversation, seed=0, sampling=drawn, max_tokens=TOKENS, ignore_eos=True, logprobs=True)
-        made.append(Asked(kind, asked, expected))
+        made.append(ParityQuestion(kind, asked, expected))
     await decoder.close()
     return made
 
 
-async def agreement(model: MediaThinker, asked: Asked) -> int:
+async def agreement(model: MediaThinker, asked: ParityQuestion) -> int:
     """Tokens at which the model went another way than the reference, where two were almost equally good. After each it goes on from the
     token of the reference. All others are the same, and so are their logprobs."""
     history, ties = tuple[int, ...](), 0

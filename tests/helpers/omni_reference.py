@@ -30,19 +30,19 @@ from omnistage.models.common.encoders.patches import grid_of, patches_of
 from omnistage.models.common.encoders.pictures import read_pictures
 from omnistage.models.common.encoders.sizes import MEDIUM_ROWS
 from omnistage.models.conversation import Media, Part, Turn
-from omnistage.models.media.decoded import Film, Sound
+from omnistage.models.media.decoded import DecodedFilm, DecodedSound
 from omnistage.models.media.decoder import MediaDecoder
 from omnistage.models.media.preprocessing import FilmPreprocessing, SoundPreprocessing
 from omnistage.models.qwen2_5_omni.config import read_thinker_config
 
 RATE_HZ = 16_000
 
-Seen = tuple[list[Film], list[Sound]]
+Seen = tuple[list[DecodedFilm], list[DecodedSound]]
 """The films and sounds of a conversation."""
 
 
 @dataclass(frozen=True, slots=True)
-class Expected:
+class ExpectedAnswer:
     """ids: of the prompt. tokens: of the answer. close: which of them were chosen from two that were almost equally good. logprobs: of the
     tokens, before penalties."""
 
@@ -79,7 +79,7 @@ class OmniReference:
         context = self._config.text.context
         asks = preprocessing_of(self._config, self._preparation, RATE_HZ, min(MEDIUM_ROWS["cpu"], context), context)
         used = decoder or MediaDecoder()
-        films, sounds = list[Film](), list[Sound]()
+        films, sounds = list[DecodedFilm](), list[DecodedSound]()
         for part in _media(turns):
             ask = asks.of(_kind(part), use_audio=part.use_audio)
             if isinstance(ask, FilmPreprocessing):
@@ -90,7 +90,7 @@ class OmniReference:
             await used.close()
         return films, sounds
 
-    def answer(self, turns: Sequence[Turn], seen: Seen, count: int, never: Collection[int], **how: Any) -> Expected:
+    def answer(self, turns: Sequence[Turn], seen: Seen, count: int, never: Collection[int], **how: Any) -> ExpectedAnswer:
         """So many tokens. never: ids that are not drawn. how: goes to `generate`."""
         ids, inputs = self.inputs(turns, seen)
         with torch.inference_mode():
@@ -113,7 +113,7 @@ class OmniReference:
             close.append(best - second < 1e-5 * abs(best))
         tokens = made.sequences[0, ids.shape[1] :].tolist()
         told = [logits[0].float().log_softmax(-1)[token].item() for logits, token in zip(made.logits, tokens, strict=True)]
-        return Expected(ids[0].tolist(), tokens, close, told)
+        return ExpectedAnswer(ids[0].tolist(), tokens, close, told)
 
     def inputs(self, turns: Sequence[Turn], seen: Seen) -> tuple[torch.Tensor, dict[str, Any]]:
         """Ids of the prompt, [1, rows], and what else `generate` takes."""
@@ -216,7 +216,7 @@ def _typed(part: Part) -> dict[str, str]:
     return {"type": _kind(part)}
 
 
-def _in_order(turns: Sequence[Turn], films: Sequence[Film], sounds: Sequence[Sound]) -> list[Sound]:
+def _in_order(turns: Sequence[Turn], films: Sequence[DecodedFilm], sounds: Sequence[DecodedSound]) -> list[DecodedSound]:
     """All that is heard, that of films included."""
     shown, heard = iter(films), iter(sounds)
     kinds = [_kind(part) for part in _media(turns)]

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from helpers.meter import Meter
+from helpers.meter import CostMeter
 
 FIXTURE = "failed_fixture"
 """An attribute of a report that says which fixture raised; it comes along from the workers."""
@@ -25,7 +25,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     if config.option.outcomes is not None:
-        meter = Meter()
+        meter = CostMeter()
         config.pluginmanager.register(meter)
         config.pluginmanager.register(Outcomes(config.option.outcomes, meter))
 
@@ -33,7 +33,7 @@ def pytest_configure(config: pytest.Config) -> None:
 class Outcomes:
     """The first failure of each test, in the process that leads the run."""
 
-    def __init__(self, path: Path, meter: Meter) -> None:
+    def __init__(self, path: Path, meter: CostMeter) -> None:
         self._path = path
         self._meter = meter
         self._passed: set[str] = set()

@@ -24,7 +24,7 @@ RANGE = re.compile(r"bytes=(?P<first>\d*)-(?P<last>\d*)")
 
 
 @dataclass(frozen=True)
-class Stop:
+class CutAnswer:
     """An answer that ends after some bytes of its file. stays: the connection is not closed, but silent until it is over."""
 
     after: int
@@ -32,7 +32,7 @@ class Stop:
 
 
 @dataclass(frozen=True)
-class Asked:
+class IndexRequest:
     """One request. range: as it was asked for, empty: none. agent: what asks, "pip" or another program."""
 
     method: str
@@ -51,14 +51,14 @@ class PackageIndex:
 
     def __init__(self) -> None:
         self.files: dict[str, bytes] = {}
-        self.asked: list[Asked] = []
+        self.asked: list[IndexRequest] = []
         self.has_metadata = True
         self.has_ranges = True
         self.is_shifted = False
         self.has_sizes = True
         self.has_redirects = True
         self.login = ""
-        self.stops: dict[str, list[Stop]] = {}
+        self.stops: dict[str, list[CutAnswer]] = {}
         self.hashes: dict[str, str] = {}
         self.over = threading.Event()
         self.address = ""
@@ -69,7 +69,7 @@ class PackageIndex:
         self.files[name] = content
         return hashlib.sha256(content).hexdigest()
 
-    def gets(self, name: str) -> list[Asked]:
+    def gets(self, name: str) -> list[IndexRequest]:
         """How a wheel was asked for, by programs other than pip."""
         return [asked for asked in self.asked if asked.method == "GET" and asked.path == f"/files/{name}" and asked.agent != "pip"]
 
@@ -128,7 +128,7 @@ class _Handler(BaseHTTPRequestHandler):
     def _answer(self) -> None:
         index, path = self.server.index, urlsplit(self.path).path
         agent = self.headers["User-Agent"].partition("/")[0]
-        index.asked.append(Asked(self.command, path, self.headers.get("Range", ""), agent))
+        index.asked.append(IndexRequest(self.command, path, self.headers.get("Range", ""), agent))
         if index.login and self.headers.get("Authorization", "") != f"Basic {base64.b64encode(index.login.encode()).decode()}":
             return self._send(401, b"", {"WWW-Authenticate": "Basic"})
         folder, _, name = path.strip("/").rpartition("/")

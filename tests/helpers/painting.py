@@ -25,7 +25,7 @@ from omnistage.models.diffusers.loading import PAINTERS
 from omnistage.models.diffusers.options import AREA, Defaults, DiffusersOptions
 from omnistage.models.diffusers.painter import Canvas
 from omnistage.models.diffusers.pictures import PicturePainter
-from omnistage.models.diffusers.plan import Plan, Source, planned
+from omnistage.models.diffusers.plan import DrawingPlan, SourcePicture, planned
 from omnistage.models.interface import DrawRequest
 
 CLOSE = 1e-5
@@ -57,13 +57,13 @@ def changed(
 
 
 @dataclass(frozen=True)
-class Pair:
+class PipelinePair:
     """Both compute with the same modules in float32."""
 
     name: str
     pipe: Any
     painter: PicturePainter
-    sent: dict[tuple[Source, ...], tuple[Pixels, ...]] = field(default_factory=dict)
+    sent: dict[tuple[SourcePicture, ...], tuple[Pixels, ...]] = field(default_factory=dict)
     """Pictures of plans, by their sources."""
 
     @property
@@ -71,7 +71,7 @@ class Pair:
         """Most pictures that it begins from."""
         return self.painter.limits.images[1]
 
-    def plan(self, prompt: str, images: Sequence[Pixels] = (), **asked: Any) -> Plan:
+    def plan(self, prompt: str, images: Sequence[Pixels] = (), **asked: Any) -> DrawingPlan:
         """The plan of a small picture. images: [height, width, 4], which `published` gets as they are."""
         media = tuple(Media("image/png", b"-") for _ in images)
         request = replace(DrawRequest(seed=0, prompt=prompt, images=media), **asked)
@@ -79,7 +79,7 @@ class Pair:
             request = replace(request, width=SIDE, height=SIDE)
         plan = planned(request, self.painter.limits, self.name)
         given = tuple(self.painter.edited(plan, self._shown(image)) for image in images)
-        made = self.painter.sized(replace(plan, images=given, sources=tuple(Source(image.tobytes()[:999]) for image in images)))
+        made = self.painter.sized(replace(plan, images=given, sources=tuple(SourcePicture(image.tobytes()[:999]) for image in images)))
         self.painter.check_steps(made)
         self.sent[made.sources] = tuple(images)
         return made
@@ -88,10 +88,10 @@ class Pair:
         """As a decoder gives it."""
         return Image.fromarray(image) if self.name == "qwen-image-layered" else Image.fromarray(image).convert("RGB")
 
-    def begun(self, plan: Plan, number: int = 0) -> Canvas:
+    def begun(self, plan: DrawingPlan, number: int = 0) -> Canvas:
         return self.painter.canvas(plan, self.painter.encode(plan), number)
 
-    def drawn(self, *plans: Plan, together: bool = True) -> list[Canvas]:
+    def drawn(self, *plans: DrawingPlan, together: bool = True) -> list[Canvas]:
         """All of them, each joining one step after the one before it; or one after the other."""
         if not together:
             return [canvas for plan in plans for canvas in self.drawn(plan)]
@@ -110,7 +110,7 @@ class Pair:
         with torch.inference_mode():
             return list(self.painter.images(self.painter.grids(canvas.latents, canvas.plan)))
 
-    def published(self, plan: Plan) -> tuple[torch.Tensor, list[Image.Image]]:
+    def published(self, plan: DrawingPlan) -> tuple[torch.Tensor, list[Image.Image]]:
         """Final latents and pictures of the pipeline itself."""
         said: dict[str, Any] = {
             "prompt": plan.prompt,
@@ -137,7 +137,7 @@ class Pair:
 
 
 @cache
-def pair(name: str, folder: Path | None = None) -> Pair:
+def pair(name: str, folder: Path | None = None) -> PipelinePair:
     """One of drawings.NAMES. folder: of another checkpoint of it."""
     folder = folder or checkpoint(name)
     pipe = load_pipeline(folder, torch.float32)
@@ -145,7 +145,7 @@ def pair(name: str, folder: Path | None = None) -> Pair:
     defaults = Defaults.of(folder, DiffusersOptions(condition_area=SMALL_AREA))
     painter = PAINTERS[read_index(folder).class_name](pipe, TensorCache(1 << 26), TensorCache(1 << 26), defaults)
     assert isinstance(painter, PicturePainter)
-    return Pair(name, pipe, painter)
+    return PipelinePair(name, pipe, painter)
 
 
 def picture(seed: int, height: int, width: int, *, opaque: bool = True) -> Pixels:

@@ -40,7 +40,7 @@ def last_rows(materials: Materials) -> Tap:
 
 
 @dataclass(frozen=True)
-class Toy:
+class ToyPart:
     """plan: how its weights are cut for ranks. cut: what of it, see `config_of_part`. prompt: one of so many tokens."""
 
     config: DecoderConfig
@@ -175,7 +175,7 @@ HEADS = {
 """How the heads and the tokens of both are cut."""
 
 TOYS = {
-    "beside an encoder": Toy(
+    "beside an encoder": ToyPart(
         CROSSING,
         DecoderParts(
             entry=learned_positions("embed_positions.weight"),
@@ -192,7 +192,7 @@ TOYS = {
         None,
         crossing_prompt,
     ),
-    "experts": Toy(
+    "experts": ToyPart(
         MIXED,
         DecoderParts(
             rope=rotary(5000.0, interleaved(SECTIONS)),
@@ -217,7 +217,7 @@ TOYS = {
 }
 
 
-def requests(toy: Toy, seed: int, lengths: tuple[int, ...], items: int, sampling: Sampling | None = None) -> list[SequenceRequest]:
+def requests(toy: ToyPart, seed: int, lengths: tuple[int, ...], items: int, sampling: Sampling | None = None) -> list[SequenceRequest]:
     """One for each length of a prompt, with all taps."""
     rng = random.Random(seed)
     return [

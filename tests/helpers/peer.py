@@ -96,7 +96,7 @@ def _pieces(port: str, position: object, size: int) -> Iterator[chunk_pb2.Chunk]
         seq, first = seq + 1, first + count
 
 
-class Peer(omni_pb2_grpc.OmniServiceServicer):
+class PlayingPeer(omni_pb2_grpc.OmniServiceServicer):
     """Plays `plays`, one for each request, in order; further requests are answered whole."""
 
     def __init__(self, *plays: Play) -> None:
@@ -236,7 +236,7 @@ async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
 
 
 @asynccontextmanager
-async def listening(peer: Peer) -> AsyncIterator[Wire]:
+async def listening(peer: PlayingPeer) -> AsyncIterator[Wire]:
     """The peer, serving behind a wire."""
     server = grpc.aio.server(options=server_options(1 << 26))
     omni_pb2_grpc.add_OmniServiceServicer_to_server(peer, server)

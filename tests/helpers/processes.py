@@ -29,7 +29,7 @@ class ForkedUsage:
 FORKED = ForkedUsage()
 
 
-class Family:
+class ProcessFamily:
     """All processes that have the mark in their environment: children inherit it. Give `environment` to the first of them."""
 
     def __init__(self) -> None:
@@ -70,7 +70,7 @@ class Family:
         return line, done.stdout
 
 
-class Started(subprocess.Popen[AnyStr]):
+class StartedProcess(subprocess.Popen[AnyStr]):
     """A process that ends with a test that fails; by itself `with` would wait for its end, for ever."""
 
     def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from helpers import surroundings
-from helpers.processes import FORKED, Started
+from helpers.processes import FORKED, StartedProcess
 
 STARTS = ()
 """Nothing by itself: `helpers/servers.py` and `helpers/command.py` say what they run."""
@@ -167,7 +167,7 @@ _turns = itertools.cycle(range(SEEDS))
 _lock = threading.Lock()
 
 
-def start(program: Program, starts: Sequence[str], under: Sequence[str] = ()) -> ForkedProcess | Started[bytes]:
+def start(program: Program, starts: Sequence[str], under: Sequence[str] = ()) -> ForkedProcess | StartedProcess[bytes]:
     """Start a program, forked where that is the same as a Python of its own. starts: the programs of which this is one, which one fork
     server has. under: a command that runs it."""
     begun = surroundings.begun()
@@ -183,7 +183,7 @@ def start(program: Program, starts: Sequence[str], under: Sequence[str] = ()) ->
     return _start_python(program, under)
 
 
-def _start_python(program: Program, under: Sequence[str]) -> Started[bytes]:
+def _start_python(program: Program, under: Sequence[str]) -> StartedProcess[bytes]:
     stdin, stdout, stderr = program.streams
     passed = list(program.passed)
     command = [*under, sys.executable, "-m", program.module, *program.words]
@@ -193,4 +193,4 @@ def _start_python(program: Program, under: Sequence[str]) -> Started[bytes]:
             command = [sys.executable, "-c", take, str(stdin), *command]
             passed, stdin = [*passed, stdin], program.terminal
         command = ["setsid", "--ctty", *command]
-    return Started(command, stdin=stdin, stdout=stdout, stderr=stderr, pass_fds=passed, env=program.variables, cwd=program.folder)
+    return StartedProcess(command, stdin=stdin, stdout=stdout, stderr=stderr, pass_fds=passed, env=program.variables, cwd=program.folder)

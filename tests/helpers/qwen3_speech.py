@@ -16,7 +16,7 @@ from transformers import LogitsProcessorList, RepetitionPenaltyLogitsProcessor
 
 from helpers.omni_reference import Seen
 from helpers.qwen3_reference import Qwen3Reference
-from helpers.talker_loop import PENALTY, Given, Heard, TalkerLoop
+from helpers.talker_loop import PENALTY, GivenRows, RowsOfUsers, TalkerLoop
 from omnistage.models.conversation import Turn
 
 Frame = tuple[int, ...]
@@ -33,7 +33,7 @@ class Qwen3Speech(Qwen3Reference, TalkerLoop):
         super().__init__(folder)
         self.talker = self.whole.talker
 
-    def given_to(self, turns: Sequence[Turn], seen: Seen, tokens: Sequence[int], voice: str) -> Given:
+    def given_to(self, turns: Sequence[Turn], seen: Seen, tokens: Sequence[int], voice: str) -> GivenRows:
         """The input of the Talker for an answer. tokens: those of the answer, but for the one that was drawn last."""
         ids, inputs = self.inputs(turns, seen)
         config, thinker = self.whole.config, self.model
@@ -46,7 +46,7 @@ class Qwen3Speech(Qwen3Reference, TalkerLoop):
             ids[:, kept], torch.tensor([getattr(config.thinker_config, f"{k}_token_id") for k in ("audio", "image", "video")])
         )
         embedded, hidden = made.hidden_states[0], made.hidden_states[config.talker_config.accept_hidden_layer]
-        heard = Heard(hidden[:, kept], embedded[:, kept], media)
+        heard = RowsOfUsers(hidden[:, kept], embedded[:, kept], media)
         said = torch.cat([ids[:, kept], torch.full((1, 9), config.tts_pad_token_id)], 1)
         lengths = inputs["feature_attention_mask"].sum(-1) if "feature_attention_mask" in inputs else None
         places, _ = thinker.get_rope_index(

@@ -18,7 +18,7 @@ QUESTION = {"model": "toy", "messages": [{"role": "user", "content": "Hello"}], 
 
 
 @dataclass(frozen=True)
-class Heard:
+class HttpAnswer:
     """An answer. headers: by their names in lower case. status: 0 where the connection was closed without one."""
 
     status: int = 0
@@ -63,18 +63,18 @@ def connected(url: str, source: str = "127.0.0.1") -> Iterator[socket.socket]:
         yield connection
 
 
-def heard(connection: socket.socket, method: str = "GET") -> Heard:
+def heard(connection: socket.socket, method: str = "GET") -> HttpAnswer:
     """The next answer there; one that was broken off counts as none."""
     response = HTTPResponse(connection, method=method)
     try:
         response.begin()
         body = response.read()
     except (HTTPException, ConnectionError):
-        return Heard()
-    return Heard(response.status, {name.lower(): value for name, value in response.getheaders()}, body)
+        return HttpAnswer()
+    return HttpAnswer(response.status, {name.lower(): value for name, value in response.getheaders()}, body)
 
 
-def answer(url: str, *pieces: bytes, method: str = "GET", source: str = "127.0.0.1") -> Heard:
+def answer(url: str, *pieces: bytes, method: str = "GET", source: str = "127.0.0.1") -> HttpAnswer:
     """The answer to these bytes on a connection of its own. source: the address of the caller. method: HEAD, where the answer has no
     body."""
     with connected(url, source) as connection:

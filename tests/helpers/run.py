@@ -67,7 +67,7 @@ def open_of(description: stage_pb2.DescribeResponse, credits: Mapping[str, int] 
 
 
 @dataclass
-class Heard:
+class RunAnswer:
     """All that came up a stream. code: of the gRPC status."""
 
     opened: stage_pb2.Opened | None = None
@@ -115,7 +115,7 @@ class Heard:
         assert self.reports
 
 
-class Caller:
+class RunStream:
     """One `Run` stream. Reads only when it is told to."""
 
     def __init__(
@@ -124,7 +124,7 @@ class Caller:
         self.call: grpc.aio.StreamStreamCall[stage_pb2.RunRequest, stage_pb2.RunResponse] = stub.Run(
             timeout=timeout_s, metadata=tuple(metadata)
         )
-        self.heard = Heard()
+        self.heard = RunAnswer()
         self._reading: asyncio.Future[object] | None = None
 
     async def send(self, **event: object) -> None:
@@ -172,12 +172,12 @@ class Caller:
         assert message is not None and message.HasField("opened"), message
         return message.opened
 
-    async def until(self, condition: Callable[[Heard], bool]) -> None:
+    async def until(self, condition: Callable[[RunAnswer], bool]) -> None:
         """Read until the condition holds."""
         while not condition(self.heard):
             assert await self.read() is not None, f"the stream ended first: {self.heard.ended}"
 
-    async def finish(self, pause: Callable[[], Awaitable[object]] | None = None) -> Heard:
+    async def finish(self, pause: Callable[[], Awaitable[object]] | None = None) -> RunAnswer:
         """Read up to Ended, half-close, take the status. pause: awaited before every read."""
         while self.heard.ended is None:
             if pause is not None:
@@ -200,9 +200,11 @@ class Caller:
         return heard.ended
 
 
-async def run_once(stub: stage_pb2_grpc.StageServiceAsyncStub, opening: stage_pb2.Open, inputs: Sequence[chunk_pb2.Chunk] = ()) -> Heard:
+async def run_once(
+    stub: stage_pb2_grpc.StageServiceAsyncStub, opening: stage_pb2.Open, inputs: Sequence[chunk_pb2.Chunk] = ()
+) -> RunAnswer:
     """A whole good session: Open, all inputs within the credit, everything up to the status."""
-    caller = Caller(stub)
+    caller = RunStream(stub)
     await caller.send(open=opening)
     await caller.opened()
     for chunk in inputs:
@@ -211,9 +213,9 @@ async def run_once(stub: stage_pb2_grpc.StageServiceAsyncStub, opening: stage_pb
     return await caller.finish()
 
 
-async def run_interrupted(stub: stage_pb2_grpc.StageServiceAsyncStub, opening: stage_pb2.Open, port: str) -> Heard:
+async def run_interrupted(stub: stage_pb2_grpc.StageServiceAsyncStub, opening: stage_pb2.Open, port: str) -> RunAnswer:
     """As `run_once`, but interrupted when the first of a port has come."""
-    caller = Caller(stub)
+    caller = RunStream(stub)
     await caller.send(open=opening)
     await caller.until(lambda heard: bool(heard.of(port)))
     await caller.send(interrupt=stage_pb2.Interrupt())

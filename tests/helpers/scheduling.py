@@ -8,7 +8,7 @@ from dataclasses import replace
 from omnistage.engine import scheduler as policy
 from omnistage.engine.pages import PAGE_ROWS, PagePool, PrefixCache, pages_for
 from omnistage.engine.request import Prompt, SequenceRequest
-from omnistage.engine.scheduler import IDLE_S, MAX_TRIED, Limits, Run, Scheduler, Step
+from omnistage.engine.scheduler import IDLE_S, MAX_TRIED, Run, Scheduler, SchedulerLimits, Step
 from omnistage.engine.sequence import Sequence
 
 PAGES = 24
@@ -29,11 +29,11 @@ def request(
     )
 
 
-class House:
+class SchedulerHouse:
     """A scheduler whose steps cost nothing: what a runner would do to the sequences, and the rules it relies on."""
 
     def __init__(self, max_sequences: int = 8, pages: int = PAGES, kept: int = 8) -> None:
-        self.limits = Limits(max_sequences=max_sequences)
+        self.limits = SchedulerLimits(max_sequences=max_sequences)
         self.pool = PagePool(pages)
         self.prefixes = PrefixCache(self.pool, kept)
         self.now_s = 0.0

@@ -29,7 +29,7 @@ from omnistage.host.settings import ServerSettings
 from omnistage.models.options import LoadOptions
 from omnistage.models.registry import load
 from omnistage.router.metrics import RouterMetrics
-from omnistage.router.pipeline import Pipeline, load_pipeline
+from omnistage.router.pipeline import PipelineFile, load_pipeline
 from omnistage.router.server import RouterServer
 from omnistage.router.settings import RouterSettings
 from omnistage.stage.logic import StageLogic
@@ -157,7 +157,7 @@ class ServerProcess:
 
 
 @dataclass
-class Stack:
+class ServerProcesses:
     """Processes that belong together. stages: by kind. router: None where there is none."""
 
     stages: dict[str, ServerProcess] = field(default_factory=dict)
@@ -194,10 +194,10 @@ def stack(
     options_of: Mapping[str, Mapping[str, object]] | None = None,
     stage_args: Sequence[str] = (),
     router_args: Sequence[str] | None = (),
-) -> Iterator[Stack]:
+) -> Iterator[ServerProcesses]:
     """Stage processes, started in parallel, and a router in front of them. options_of: further options of a kind. router_args: None for no
     router. Raises NotReady."""
-    running = Stack()
+    running = ServerProcesses()
     try:
         for kind in kinds:
             own = {**(options or {}), **(options_of or {}).get(kind, {})}
@@ -276,8 +276,8 @@ def is_busy(local: Local) -> bool:
 @asynccontextmanager
 async def local_router(
     stages: Mapping[str, str] | Sequence[tuple[str, str]],
-    pipeline: Pipeline | None = None,
-    *others: Pipeline,
+    pipeline: PipelineFile | None = None,
+    *others: PipelineFile,
     interceptors: Sequence[grpc.aio.ServerInterceptor] = (),
     credentials: Credentials = CREDENTIALS,
     token: Token | None = None,

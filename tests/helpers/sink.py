@@ -29,7 +29,7 @@ BLOCK = struct.Struct("=dddq")
 
 
 @dataclass(frozen=True)
-class Block:
+class TakenBlock:
     """The samples that were taken at once. Times are monotonic. late_s: how much later than it wanted the sink was woken for this block."""
 
     taken_at: float
@@ -76,10 +76,10 @@ class Sink:
         written = self._folder / "sound"
         return np.frombuffer(written.read_bytes() if written.exists() else b"", "<f4")
 
-    def blocks(self) -> Sequence[Block]:
+    def blocks(self) -> Sequence[TakenBlock]:
         written = self._folder / "blocks"
         data = written.read_bytes() if written.exists() else b""
-        return [Block(*fields) for fields in BLOCK.iter_unpack(data[: len(data) // BLOCK.size * BLOCK.size])]
+        return [TakenBlock(*fields) for fields in BLOCK.iter_unpack(data[: len(data) // BLOCK.size * BLOCK.size])]
 
     def played(self, at: float) -> float:
         """Samples that were heard until a moment, if it lived so long."""

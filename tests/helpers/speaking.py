@@ -8,13 +8,23 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any
 
-from omnistage.models.interface import Frames, Piece, Rows, SpeechRequest, TalkerModel, TextPiece, TextRequest, ThinkerModel, no_inputs
+from omnistage.models.interface import (
+    Frames,
+    Piece,
+    SpeechRequest,
+    TalkerModel,
+    TensorRows,
+    TextPiece,
+    TextRequest,
+    ThinkerModel,
+    no_inputs,
+)
 
 ROW_PORTS = ("prompt", "places", "hidden")
 
 
 @dataclass(slots=True)
-class Said:
+class SaidAnswer:
     """tokens, codes: of the answer. events: names of what came, in order."""
 
     tokens: list[int] = field(default_factory=list)
@@ -30,7 +40,7 @@ class RowInputs:
         self.rows = dict.fromkeys(ROW_PORTS, 0)
         """That were put, by port."""
 
-    def put(self, rows: Rows) -> None:
+    def put(self, rows: TensorRows) -> None:
         self._pieces.put_nowait(Piece(rows.port, self.rows[rows.port], rows.last, rows.rows))
         self.rows[rows.port] += len(rows.rows)
 
@@ -45,9 +55,9 @@ class RowInputs:
 
 async def speak(
     thinker: ThinkerModel[Any], talker: TalkerModel[Any], asked: TextRequest, speech: SpeechRequest, wanted: Mapping[str, int] | None = None
-) -> Said:
+) -> SaidAnswer:
     """The outputs of a Thinker and a Talker. wanted: those that the Thinker is asked for."""
-    said, line = Said(), RowInputs()
+    said, line = SaidAnswer(), RowInputs()
     begun = [0 if speech.history is None else len(speech.history)]
 
     async def think() -> None:

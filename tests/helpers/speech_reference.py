@@ -19,7 +19,7 @@ PENALTY = 1.05
 
 
 @dataclass(frozen=True, slots=True)
-class Spoken:
+class SpokenCodes:
     """codes: of the speech. gaps: by how much the end was less likely than each of them, in logits. close: which of them were chosen from
     two that were almost equally good."""
 
@@ -66,7 +66,7 @@ class SpeechReference(OmniReference):
             "media": {**grids, **lengths, **films, "use_audio_in_video": inputs.get("use_audio_in_video", False)},
         }
 
-    def spoken(self, given: Mapping[str, Any], count: int) -> Spoken:
+    def spoken(self, given: Mapping[str, Any], count: int) -> SpokenCodes:
         """So many codes, unless speech ends before. Every step computes all rows again."""
         talker = self.whole.talker
         special = talker.codec_mask_token, talker.codec_pad_token, talker.codec_bos_token
@@ -87,7 +87,7 @@ class SpeechReference(OmniReference):
             x[:, -1] += embed(torch.tensor([special[2]]))
         start, reply = x.shape[1], given["reply"]
         penalty = RepetitionPenaltyLogitsProcessor(PENALTY)
-        made = Spoken([], [], [])
+        made = SpokenCodes([], [], [])
         while len(made.codes) < count:
             with torch.inference_mode():
                 hidden = talker.model(inputs_embeds=talker.thinker_to_talker_proj(x), position_ids=places).last_hidden_state

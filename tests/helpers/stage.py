@@ -10,7 +10,7 @@ import grpc
 import grpc.aio
 import numpy as np
 
-from helpers.run import Caller, code_chunks, open_of, row_chunks, run_once, tensor_of
+from helpers.run import RunStream, code_chunks, open_of, row_chunks, run_once, tensor_of
 from helpers.servers import all_free, local_stage, stage_stub, toy_logic
 from omnistage.models.toy import formulas
 from omnistage.v1 import chunk_pb2, stage_pb2, stage_pb2_grpc
@@ -33,10 +33,10 @@ class Stage:
     def open(self, **fields: object) -> stage_pb2.Open:
         return open_of(self.description, **fields)  # type: ignore[arg-type]
 
-    def caller(self, timeout_s: float | None = 30.0) -> Caller:
-        return Caller(self.stub, timeout_s)
+    def caller(self, timeout_s: float | None = 30.0) -> RunStream:
+        return RunStream(self.stub, timeout_s)
 
-    async def opened(self, **fields: object) -> Caller:
+    async def opened(self, **fields: object) -> RunStream:
         caller = self.caller()
         await caller.send(open=self.open(**fields))
         await caller.opened()

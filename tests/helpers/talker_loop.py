@@ -16,7 +16,7 @@ PENALTY = 1.05
 
 
 @dataclass(frozen=True, slots=True)
-class Given:
+class GivenRows:
     """rows: up to the first token of the answer; behind: what follows it; pad: what follows that for ever: [1, n, hidden] each. places: of
     the rows, [3, 1, n]."""
 
@@ -27,7 +27,7 @@ class Given:
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
+class SpokenFrames:
     """frames: [n, groups]. logprobs: of the first codes, [n, items]. gaps: by how much each frame was better than the next best one, in
     logits: the least of its codes."""
 
@@ -37,7 +37,7 @@ class Said:
 
 
 @dataclass(frozen=True, slots=True)
-class Heard:
+class RowsOfUsers:
     """The rows of the users' turns: hidden rows of the Thinker and its embeddings, [1, n, row_size], and which of them belong to media."""
 
     hidden: torch.Tensor
@@ -50,7 +50,9 @@ class TalkerLoop:
 
     talker: Any
 
-    def given(self, model: Any, heard: Heard, answer: torch.Tensor, special: torch.Tensor, voice: str, places: torch.Tensor) -> Given:
+    def given(
+        self, model: Any, heard: RowsOfUsers, answer: torch.Tensor, special: torch.Tensor, voice: str, places: torch.Tensor
+    ) -> GivenRows:
         """By the methods of Transformers' whole model. model: what these ask of themselves. answer, special: embeddings of the Thinker, of
         what opens the answer and its tokens, and of what begins, ends and fills up text."""
         whole: Any = Qwen3OmniMoeForConditionalGeneration
@@ -59,7 +61,7 @@ class TalkerLoop:
             bos, eos, pad = self.talker.text_projection(special).chunk(3, dim=1)
             user = whole._get_talker_user_parts(model, 0, heard.media.shape[1], heard.media, heard.hidden, heard.embedded)
             begun, _, behind = whole._get_talker_assistant_parts(model, 0, answer.shape[1], speaker, answer, pad, bos, eos)
-        return Given(torch.cat((user, begun), 1), behind, pad, places)
+        return GivenRows(torch.cat((user, begun), 1), behind, pad, places)
 
     @property
     def end(self) -> int:
@@ -72,9 +74,9 @@ class TalkerLoop:
         size = self.talker.config.text_config.vocab_size
         return [item for item in range(size - RESERVED, size) if item != self.end]
 
-    def said(self, given: Given, count: int) -> Said:
+    def said(self, given: GivenRows, count: int) -> SpokenFrames:
         """So many greedy frames, unless speech ends before. Every step computes all rows again."""
-        talker, said, logprobs = self.talker, Said([], torch.zeros(0), []), list[torch.Tensor]()
+        talker, said, logprobs = self.talker, SpokenFrames([], torch.zeros(0), []), list[torch.Tensor]()
         x, places, penalty = given.rows, given.places, RepetitionPenaltyLogitsProcessor(PENALTY)
         banned, first = self.silent, torch.zeros(1, 0, dtype=torch.int64)
         while len(said.frames) < count:

@@ -21,8 +21,8 @@ from transformers.models.qwen3_omni_moe.modeling_qwen3_omni_moe import (
     _get_feat_extract_output_lengths,
 )
 
-from helpers.talker_loop import PENALTY, Given, Heard, Said, TalkerLoop
-from omnistage.models.interface import Rows
+from helpers.talker_loop import PENALTY, GivenRows, RowsOfUsers, SpokenFrames, TalkerLoop
+from omnistage.models.interface import TensorRows
 from omnistage.models.tiny.qwen3_omni import code2wav
 from omnistage.models.tiny.qwen3_omni.sizes import TalkerSize
 from omnistage.models.tiny.qwen3_omni.talker import config, published_weights
@@ -85,7 +85,7 @@ def values(shapes: Mapping[str, torch.Tensor], seed: int) -> dict[str, torch.Ten
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class TalkerConversation:
     """A conversation as a Talker sees it. ids: of the rows of the users' turns. media: what `get_rope_index` needs to know of media. reply:
     tokens of the answer, without the last one. hidden: [n, row_size], of which rows of media are taken."""
 
@@ -128,7 +128,7 @@ class TalkerReference(TalkerLoop):
 
     # Questions ------------------------------------------------------------------------------------------------------------------------
 
-    def asked(self, seed: int, *, picture: bool = False, sound: bool = False, tokens: int = 12, words: int = 20) -> Asked:
+    def asked(self, seed: int, *, picture: bool = False, sound: bool = False, tokens: int = 12, words: int = 20) -> TalkerConversation:
         """A question of random words, a picture or a sound, and a random answer of so many tokens."""
         source = random.Random(seed)
         ids, media = [source.randrange(70) for _ in range(words)], dict[str, Any]()
@@ -143,9 +143,9 @@ class TalkerReference(TalkerLoop):
         ids += [source.randrange(70) for _ in range(source.randrange(3, 9))]
         hidden = torch.randn(len(ids), self.row_size, generator=torch.Generator().manual_seed(seed))
         voice = source.choice(sorted(self.config["speaker_id"]))
-        return Asked(ids, media, [source.randrange(70) for _ in range(tokens)], hidden, voice)
+        return TalkerConversation(ids, media, [source.randrange(70) for _ in range(tokens)], hidden, voice)
 
-    def rows(self, asked: Asked) -> list[Rows]:
+    def rows(self, asked: TalkerConversation) -> list[TensorRows]:
         """The rows that a Thinker gives the Talker."""
         embedded = self.embedding[[*asked.ids, *CHAT]]
         is_medium = np.isin([*asked.ids, *CHAT], [IDS[f"{kind}_token_id"] for kind in ("audio", "image", "video")])
@@ -154,14 +154,14 @@ class TalkerReference(TalkerLoop):
         places = self.positions(asked)[:, 0, : len(prompt)].T.numpy()
         kinds = np.concatenate((places, is_medium[:, None]), axis=1)
         return [
-            Rows("places", np.ascontiguousarray(kinds, np.int32), last=True),
-            Rows("prompt", prompt.numpy(), last=True),
-            Rows("hidden", self.embedding[asked.reply].numpy(), last=True),
+            TensorRows("places", np.ascontiguousarray(kinds, np.int32), last=True),
+            TensorRows("prompt", prompt.numpy(), last=True),
+            TensorRows("hidden", self.embedding[asked.reply].numpy(), last=True),
         ]
 
     # Speech of Transformers -----------------------------------------------------------------------------------------------------------
 
-    def positions(self, asked: Asked) -> torch.Tensor:
+    def positions(self, asked: TalkerConversation) -> torch.Tensor:
         """The positions of all rows up to the first token of the answer, [3, 1, rows]."""
         ids = torch.tensor([[*asked.ids, *[TTS["tts_pad_token_id"]] * 9]])
         if not asked.media:
@@ -171,16 +171,16 @@ class TalkerReference(TalkerLoop):
         places: torch.Tensor = self.talker.get_rope_index(ids, grids, None, torch.ones_like(ids), False, lengths, None)[0]
         return places
 
-    def given_to(self, asked: Asked) -> Given:
+    def given_to(self, asked: TalkerConversation) -> GivenRows:
         """The input that Transformers gives its Talker."""
         values = {**self.whole, "talker_config": self.talker.config}
         model = SimpleNamespace(config=SimpleNamespace(**values), talker=self.talker)
         is_medium = torch.isin(torch.tensor([asked.ids]), torch.tensor([IDS[f"{kind}_token_id"] for kind in ("audio", "image", "video")]))
-        heard = Heard(asked.hidden[None], self.embedding[asked.ids][None], is_medium)
+        heard = RowsOfUsers(asked.hidden[None], self.embedding[asked.ids][None], is_medium)
         special = self.embedding[[TTS[f"tts_{name}_token_id"] for name in ("bos", "eos", "pad")]][None]
         return self.given(model, heard, self.embedding[[*CHAT, *asked.reply]][None], special, asked.voice, self.positions(asked))
 
-    def generated(self, asked: Asked, count: int) -> list[tuple[int, ...]]:
+    def generated(self, asked: TalkerConversation, count: int) -> list[tuple[int, ...]]:
         """The greedy frames of Transformers' `generate` with so many new tokens."""
         given, talker = self.given_to(asked), self.talker
         talker.rope_deltas = None
@@ -203,7 +203,7 @@ class TalkerReference(TalkerLoop):
             )
         return [tuple(step[-1][0].tolist()) for step in made.hidden_states if step[-1] is not None]
 
-    def spoken(self, asked: Asked, count: int) -> Said:
+    def spoken(self, asked: TalkerConversation, count: int) -> SpokenFrames:
         """See TalkerLoop.said."""
         return self.said(self.given_to(asked), count)
 

@@ -10,7 +10,7 @@ from omnistage.engine.decoder import PackedDecoder
 from omnistage.engine.engine import Engine
 from omnistage.engine.head import TokenHead
 from omnistage.engine.request import Prompt, SequenceRequest
-from omnistage.engine.scheduler import Limits
+from omnistage.engine.scheduler import SchedulerLimits
 from omnistage.engine.stream import SequenceStream
 from omnistage.models.common.answer import EngineStream
 from omnistage.models.interface import Content, ElementType, ModelInfo, PortSpec, TextRequest
@@ -19,7 +19,7 @@ from omnistage.models.options import with_resumed
 
 def engine() -> Engine:
     decoder = PackedDecoder(TINY, tiny_weights(torch.bfloat16), TAPPED)
-    limits = Limits(max_sequences=8, max_waiting=with_resumed(SESSIONS))
+    limits = SchedulerLimits(max_sequences=8, max_waiting=with_resumed(SESSIONS))
     return Engine(decoder, TokenHead(decoder.logits), pages=100, limits=limits, poison=True)
 
 

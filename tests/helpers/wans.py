@@ -29,7 +29,7 @@ from omnistage.models.common.lru import TensorCache
 from omnistage.models.conversation import Media
 from omnistage.models.diffusers.options import Defaults, DiffusersOptions
 from omnistage.models.diffusers.painter import Canvas
-from omnistage.models.diffusers.plan import Plan, Source, planned
+from omnistage.models.diffusers.plan import DrawingPlan, SourcePicture, planned
 from omnistage.models.diffusers.wan import WanPainter
 from omnistage.models.interface import DrawRequest
 
@@ -57,21 +57,21 @@ class Wan:
     kind: str
     pipe: Any
     painter: WanPainter
-    sent: dict[tuple[Source, ...], Sequence[Image.Image]] = field(default_factory=dict)
+    sent: dict[tuple[SourcePicture, ...], Sequence[Image.Image]] = field(default_factory=dict)
 
-    def plan(self, prompt: str, images: Sequence[Image.Image] = (), **asked: Any) -> Plan:
+    def plan(self, prompt: str, images: Sequence[Image.Image] = (), **asked: Any) -> DrawingPlan:
         media = tuple(Media("image/png", b"-") for _ in images)
         plan = planned(replace(DrawRequest(seed=0, prompt=prompt, images=media), **asked), self.painter.limits, "wan")
         given = tuple(self.painter.edited(plan, image) for image in images)
-        made = self.painter.sized(replace(plan, images=given, sources=tuple(Source(image.tobytes()[:999]) for image in images)))
+        made = self.painter.sized(replace(plan, images=given, sources=tuple(SourcePicture(image.tobytes()[:999]) for image in images)))
         self.painter.check_steps(made)
         self.sent[made.sources] = images
         return made
 
-    def begun(self, plan: Plan) -> Canvas:
+    def begun(self, plan: DrawingPlan) -> Canvas:
         return self.painter.canvas(plan, self.painter.encode(plan), 0)
 
-    def drawn(self, *plans: Plan, late: int = 1) -> list[Canvas]:
+    def drawn(self, *plans: DrawingPlan, late: int = 1) -> list[Canvas]:
         """Each joins so many steps after the one before it. Those of a group share a pass."""
         with torch.inference_mode():
             canvases, steps = [self.begun(plan) for plan in plans], 0
@@ -92,7 +92,7 @@ class Wan:
         with torch.inference_mode():
             return np.stack(list(self.painter.shown(self.painter.finished(canvas))))
 
-    def published(self, plan: Plan) -> tuple[torch.Tensor, Pixels]:
+    def published(self, plan: DrawingPlan) -> tuple[torch.Tensor, Pixels]:
         """Final latents and frames of the pipeline itself."""
         kind = WanImageToVideoPipeline if plan.images else WanPipeline
         pipe: Any = self.pipe

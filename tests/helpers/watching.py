@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from helpers.run import Caller, open_of
+from helpers.run import RunStream, open_of
 from helpers.servers import ServerProcess, stage_flags
 from omnistage.host.names import Resolver
 from omnistage.link.channels import Channels
@@ -45,9 +45,9 @@ def thinker(log_folder: Path, address: str = "127.0.0.1:0") -> ServerProcess:
     return ServerProcess("omnistage.thinker", *stage_flags(), "--address", address, log_folder=log_folder)
 
 
-async def waiting_session(stub: stage_pb2_grpc.StageServiceAsyncStub) -> Caller:
+async def waiting_session(stub: stage_pb2_grpc.StageServiceAsyncStub) -> RunStream:
     """A session that is open and gets no credit, so that it lasts until it is left."""
-    caller = Caller(stub)
+    caller = RunStream(stub)
     await caller.send(open=open_of(await stub.Describe(stage_pb2.DescribeRequest(), timeout=SETTLE_S), credits={}))
     await caller.opened()
     return caller

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from helpers.processes import Family
+from helpers.processes import ProcessFamily
 
 STARTS = ("omnistage.thinker", "omnistage.talker", "omnistage.code2wav", "omnistage.diffusion", "omnistage.router")
 
@@ -23,7 +23,7 @@ finally:
 """
 
 
-def refused(family: Family, module: str, *words: str, environment: Mapping[str, str] | None = None) -> str:
+def refused(family: ProcessFamily, module: str, *words: str, environment: Mapping[str, str] | None = None) -> str:
     """The reason in the one line with which a server of this module ends. The server has not imported torch."""
     line, printed = family.refused(RUN_AND_LOOK, f"omnistage.{module}", *words, environment=environment)
     entry = json.loads(line)
@@ -70,12 +70,12 @@ def refused(family: Family, module: str, *words: str, environment: Mapping[str, 
         ("router", ["--address", "localhost"], "'localhost' has no port"),
     ],
 )
-def test_a_mistake_is_told_in_one_line(family: Family, module: str, words: list[str], told: str) -> None:
+def test_a_mistake_is_told_in_one_line(family: ProcessFamily, module: str, words: list[str], told: str) -> None:
     assert told in refused(family, module, *words)
 
 
 @pytest.mark.parametrize("module", ["thinker", "talker", "code2wav"])
-def test_a_folder_that_is_no_model(family: Family, tmp_path: Path, module: str) -> None:
+def test_a_folder_that_is_no_model(family: ProcessFamily, tmp_path: Path, module: str) -> None:
     told = refused(family, module, "--family", "smol", "--checkpoint", str(tmp_path))
     assert f"{tmp_path / module / 'config.json'} is missing" in told
     (tmp_path / module).mkdir()
@@ -87,13 +87,13 @@ def test_a_folder_that_is_no_model(family: Family, tmp_path: Path, module: str) 
 
 
 @pytest.mark.parametrize("module", ["thinker", "router"])
-def test_a_bad_variable_of_the_environment_is_named(family: Family, module: str) -> None:
+def test_a_bad_variable_of_the_environment_is_named(family: ProcessFamily, module: str) -> None:
     told = refused(family, module, *(["--family", "smol"] if module == "thinker" else []), environment={"OMNISTAGE_LOG_LEVEL": "loud"})
     assert told.startswith("OMNISTAGE_LOG_LEVEL: is 'loud'; it must be 'debug', 'info', 'warning' or 'error'")
 
 
 @pytest.mark.parametrize("option", ["--address", "--metrics-address"])
-def test_a_taken_port_is_found_before_the_model_is_loaded(family: Family, option: str) -> None:
+def test_a_taken_port_is_found_before_the_model_is_loaded(family: ProcessFamily, option: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         address = f"127.0.0.1:{server.getsockname()[1]}"
         told = refused(family, "thinker", "--family", "smol", option, address)

@@ -27,7 +27,7 @@ HASHES = 20_000
 """Rounds that take some hundredths of a second, without Python's lock."""
 
 
-class Worker:
+class SteppedThread:
     """A thread that does the steps which the test gives it."""
 
     def __init__(self, step_limit_s: float = 600.0) -> None:
@@ -71,7 +71,7 @@ class Worker:
 
 
 @contextmanager
-def watched(worker: Worker) -> Iterator[Future[str]]:
+def watched(worker: SteppedThread) -> Iterator[Future[str]]:
     """A future that is done with the reason when the worker was said to hang."""
     verdict: Future[str] = Future()
     with Watchdog([worker.activity], lambda thread, reason: verdict.set_result(f"{thread.name}: {reason}")):
@@ -142,7 +142,7 @@ def looks(count: int) -> float:
 
 @pytest.mark.parametrize("first", [0, 3])
 def test_a_thread_that_sleeps_in_its_step_hangs(first: int):
-    worker, go = Worker(), threading.Event()
+    worker, go = SteppedThread(), threading.Event()
     with watched(worker) as verdict:
         for _ in range(first):
             worker.do(lambda: None)
@@ -154,7 +154,7 @@ def test_a_thread_that_sleeps_in_its_step_hangs(first: int):
 
 
 def test_a_thread_that_waits_for_a_lock_in_its_step_hangs():
-    worker, lock = Worker(), threading.Lock()
+    worker, lock = SteppedThread(), threading.Lock()
     with watched(worker) as verdict:
         with lock:
             worker.do(lock.acquire)
@@ -163,14 +163,14 @@ def test_a_thread_that_waits_for_a_lock_in_its_step_hangs():
 
 
 def test_a_step_that_computes_longer_than_it_may_hangs():
-    worker = Worker(step_limit_s=0.5)
+    worker = SteppedThread(step_limit_s=0.5)
     with watched(worker) as verdict:
         worker.do(lambda: compute(verdict.done))
         assert "may take 0.5 s" in verdict.result(LIMIT_S)
 
 
 def test_a_thread_that_computes_for_long_does_not_hang():
-    worker = Worker()
+    worker = SteppedThread()
     with watched(worker) as verdict:
         worker.do(compute_for_long)
         worker.finished()
@@ -178,7 +178,7 @@ def test_a_thread_that_computes_for_long_does_not_hang():
 
 
 def test_a_thread_that_takes_small_steps_and_sleeps_does_not_hang():
-    worker = Worker()
+    worker = SteppedThread()
     with watched(worker) as verdict:
         for _ in range(12):
             worker.do(lambda: time.sleep(PERIOD_S))
@@ -192,7 +192,7 @@ def test_a_thread_that_takes_small_steps_and_sleeps_does_not_hang():
 def test_on_a_full_machine_neither_a_long_step_nor_one_that_waits_for_a_thread_hangs():
     """Each thread gets a fifth of a core or less. The limit of a step counts the step's own time. The step may wait for any thread of the
     process: here for a thread of Python, which is no excuse while it has a CPU."""
-    computing, joining = Worker(step_limit_s=0.6 * LONG_S), Worker()
+    computing, joining = SteppedThread(step_limit_s=0.6 * LONG_S), SteppedThread()
     helper = threading.Thread(target=compute_for_long)
     with busy_cores(), watched(computing) as one, watched(joining) as other:
         helper.start()
@@ -205,7 +205,7 @@ def test_on_a_full_machine_neither_a_long_step_nor_one_that_waits_for_a_thread_h
 
 @pytest.mark.parametrize("pause_s", [0.0, 0.002])
 def test_a_thread_that_hangs_beside_a_busy_event_loop_hangs(pause_s: float):
-    worker, go = Worker(), threading.Event()
+    worker, go = SteppedThread(), threading.Event()
     with watched(worker) as verdict, spinning(pause_s):
         worker.do(go.wait)
         assert "used no CPU" in verdict.result(LIMIT_S)
@@ -214,7 +214,7 @@ def test_a_thread_that_hangs_beside_a_busy_event_loop_hangs(pause_s: float):
 
 def test_a_step_that_only_ever_wakes_and_sleeps_hangs():
     """The thread uses a CPU in every look, but hardly any of it."""
-    worker, go = Worker(step_limit_s=1.0), threading.Event()
+    worker, go = SteppedThread(step_limit_s=1.0), threading.Event()
 
     def wait_in_pieces() -> None:
         while not go.wait(PERIOD_S / 10):
@@ -228,7 +228,7 @@ def test_a_step_that_only_ever_wakes_and_sleeps_hangs():
 
 def test_a_thread_that_shares_pythons_lock_with_a_busy_one_does_not_hang():
     """The thread waits for the lock almost all of the time, and uses hundredths of a CPU."""
-    worker = Worker()
+    worker = SteppedThread()
     with watched(worker) as verdict, spinning():
         worker.do(take_and_give_the_lock_for_long)
         worker.finished()
@@ -237,7 +237,7 @@ def test_a_thread_that_shares_pythons_lock_with_a_busy_one_does_not_hang():
 
 def test_a_thread_whose_native_helper_computes_does_not_hang():
     """So does a thread of torch that waits for the others of its pool."""
-    worker = Worker()
+    worker = SteppedThread()
     with watched(worker) as verdict, native(compute_much) as join:
         worker.do(join)
         worker.finished()
@@ -248,7 +248,7 @@ def test_a_thread_whose_native_helper_computes_does_not_hang():
 def test_a_thread_that_waits_for_another_process_hangs_when_that_does_nothing(computes: bool):
     """So does one of several ranks of a model: the other ranks compute, or hang."""
     code = f"import time; end = time.process_time() + {LONG_S}\nwhile time.process_time() < end: pass" if computes else "input()"
-    worker = Worker()
+    worker = SteppedThread()
     with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE) as other:
         worker.activity.processes = (other.pid,)
         with watched(worker) as verdict:
@@ -265,7 +265,7 @@ def test_a_thread_that_waits_for_another_process_hangs_when_that_does_nothing(co
 def test_a_thread_that_waits_for_a_process_that_waits_for_a_disk_does_not_hang():
     """The state is the same for a thread that called vfork, until the child ends."""
     code = f"import ctypes, time; libc = ctypes.PyDLL(None); libc.vfork() or (libc.usleep({int(LONG_S * 1e6)}), libc._exit(0))"
-    worker = Worker()
+    worker = SteppedThread()
     with subprocess.Popen([sys.executable, "-c", code]) as other:
         worker.activity.processes = (other.pid,)
         with watched(worker) as verdict:
@@ -276,7 +276,7 @@ def test_a_thread_that_waits_for_a_process_that_waits_for_a_disk_does_not_hang()
 
 def test_a_call_that_keeps_pythons_lock_makes_nobody_hang():
     """All threads of the process are held up then, the watchdog too: its look comes late, and finds a thread that did nothing."""
-    worker, begun, go = Worker(), threading.Event(), threading.Event()
+    worker, begun, go = SteppedThread(), threading.Event(), threading.Event()
 
     def wait() -> None:
         begun.set()
@@ -295,7 +295,7 @@ def test_a_call_that_keeps_pythons_lock_makes_nobody_hang():
 
 def test_a_thread_without_work_is_left_alone_and_costs_nothing():
     """The watchdog sleeps: it does not run once while another thread waits for ten of its looks."""
-    worker = Worker()
+    worker = SteppedThread()
     before = {folder.name for folder in Path("/proc/self/task").iterdir()}
     with watched(worker) as verdict:
         (own,) = {folder.name for folder in Path("/proc/self/task").iterdir()} - before
@@ -324,7 +324,7 @@ def test_where_the_kernel_counts_no_waits_a_hang_is_found(monkeypatch: pytest.Mo
 
 def test_where_the_kernel_counts_no_waits_whoever_runs_may_wait_for_a_cpu(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(kernel_threads, "DELAYS_ARE_TOLD", False)
-    worker = Worker()
+    worker = SteppedThread()
     helper = threading.Thread(target=compute_for_long)
     with watched(worker) as verdict:
         helper.start()

@@ -17,7 +17,7 @@ from helpers.ask import ask, refusal, request
 from helpers.mistreated import RUN
 from helpers.peak import Peak
 from helpers.run import open_of
-from helpers.servers import CLIENT_OPTIONS, Stack, all_free, omni_stub, stack, stage_stub
+from helpers.servers import CLIENT_OPTIONS, ServerProcesses, all_free, omni_stub, stack, stage_stub
 from omnistage.v1 import omni_pb2, omni_pb2_grpc, stage_pb2
 from omnistage.wire.limits import MAX_FIELDS, TEXT_REQUEST_BYTES
 
@@ -37,7 +37,7 @@ STAGE_PATHS = wire.repeated(wire.root_of(stage_pb2.RunRequest))
 
 
 @pytest.fixture(scope="module")
-def standing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+def standing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcesses]:
     with stack(tmp_path_factory.mktemp("counts")) as running:
         yield running
 
@@ -83,7 +83,7 @@ async def streamed(address: str, method: str, data: bytes) -> tuple[grpc.StatusC
         return await call.code(), await call.details() or ""
 
 
-class Beside:
+class ToyClient:
     """Another client, which asks one toy question after the other; each answer must be whole."""
 
     def __init__(self, stub: omni_pb2_grpc.OmniServiceAsyncStub) -> None:
@@ -105,10 +105,10 @@ class Beside:
 
 
 @asynccontextmanager
-async def beside(address: str) -> AsyncIterator[Beside]:
+async def beside(address: str) -> AsyncIterator[ToyClient]:
     """It asks as long as the block runs."""
     async with omni_stub(address) as stub:
-        other = Beside(stub)
+        other = ToyClient(stub)
         asking = asyncio.create_task(other.go_on())
         try:
             async with asyncio.timeout(60):
@@ -120,7 +120,7 @@ async def beside(address: str) -> AsyncIterator[Beside]:
 
 
 @lengths.some_or_all("name", AT_ROUTER, DRAWN)
-async def test_millions_of_one_field_at_a_router(standing: Stack, name: str):
+async def test_millions_of_one_field_at_a_router(standing: ServerProcesses, name: str):
     path = AT_ROUTER[lengths.draw_of(name, AT_ROUTER, DRAWN, "router")]
     assert standing.router is not None
     async with beside(standing.address) as other:
@@ -132,7 +132,7 @@ async def test_millions_of_one_field_at_a_router(standing: Stack, name: str):
         await other.is_answered(1)
 
 
-async def test_millions_of_one_field_in_a_conversation(standing: Stack):
+async def test_millions_of_one_field_in_a_conversation(standing: ServerProcesses):
     """The limit holds for a turn as for a request, and for a chunk, which comes before there is a turn."""
     assert standing.router is not None
     peak = Peak(standing.router.pid)
@@ -144,7 +144,7 @@ async def test_millions_of_one_field_in_a_conversation(standing: Stack):
 
 
 @lengths.some_or_all("name", AT_STAGE, DRAWN)
-async def test_millions_of_one_field_at_a_stage(standing: Stack, name: str):
+async def test_millions_of_one_field_at_a_stage(standing: ServerProcesses, name: str):
     """As the first message of a session, which is refused for its count and not for its place."""
     path = AT_STAGE[lengths.draw_of(name, AT_STAGE, DRAWN, "stage")]
     stage = standing.stages["thinker"]
@@ -159,7 +159,7 @@ async def test_millions_of_one_field_at_a_stage(standing: Stack, name: str):
 
 
 @pytest.mark.parametrize("name", ["release.slots", "chunk.tensor.shape", "chunk.codes.codes", "chunk.text.token_ids"])
-async def test_millions_of_one_field_in_a_session(standing: Stack, name: str):
+async def test_millions_of_one_field_in_a_session(standing: ServerProcesses, name: str):
     """After a good Open it is the bug of a sender."""
     stage = standing.stages["talker"]
     path = next(path for path in STAGE_PATHS if str(path) == name)
@@ -178,7 +178,7 @@ async def test_millions_of_one_field_in_a_session(standing: Stack, name: str):
     await all_free([stage.address])
 
 
-async def test_many_such_requests_at_once_leave_room_for_others(standing: Stack):
+async def test_many_such_requests_at_once_leave_room_for_others(standing: ServerProcesses):
     """The worst that is let through to the walk: as many fields as it may look at, from eight clients at once."""
     assert standing.router is not None
     data = wire.field(99, b"") * ((TEXT_REQUEST_BYTES - 64) // 3)
@@ -191,7 +191,7 @@ async def test_many_such_requests_at_once_leave_room_for_others(standing: Stack)
         await other.is_answered(1)
 
 
-async def test_large_requests_of_one_client_are_not_all_read_before_that_of_another(standing: Stack):
+async def test_large_requests_of_one_client_are_not_all_read_before_that_of_another(standing: ServerProcesses):
     """The thread that reads them takes them in turns: of the flood, most is still to be read when the other one is answered."""
     data = wire.field(99, b"") * (MAX_FIELDS + 1)
     turns = [stage_pb2.Message(role="user", parts=[stage_pb2.Part(text="a"), stage_pb2.Part(text="b")]) for _ in range(1000)]
@@ -206,7 +206,7 @@ async def test_large_requests_of_one_client_are_not_all_read_before_that_of_anot
     assert read < 15
 
 
-async def test_a_request_for_text_is_read_up_to_eight_mebibytes(standing: Stack):
+async def test_a_request_for_text_is_read_up_to_eight_mebibytes(standing: ServerProcesses):
     error = await asked(standing.address, wire.field(99, bytes(TEXT_REQUEST_BYTES)))
     assert error.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
     error = await asked(standing.address, wire.field(99, bytes(TEXT_REQUEST_BYTES - 64)))

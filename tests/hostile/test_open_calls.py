@@ -13,7 +13,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from helpers import lengths
 from helpers.ask import ask, refusal, refused, request
-from helpers.servers import CLIENT_OPTIONS, Stack, omni_stub, stack
+from helpers.servers import CLIENT_OPTIONS, ServerProcesses, omni_stub, stack
 from helpers.waiting import until
 from omnistage.v1 import omni_pb2_grpc
 from omnistage.wire.limits import MAX_CALLS
@@ -30,13 +30,13 @@ Call = grpc.aio.StreamStreamCall[bytes, bytes]
 
 
 @pytest.fixture(scope="module")
-def standing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+def standing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcesses]:
     with stack(tmp_path_factory.mktemp("calls")) as running:
         yield running
 
 
 @lengths.one_or_all("name", METHODS)
-async def test_idle_calls_of_one_client_are_not_all_calls_of_a_router(standing: Stack, name: str, seed: int):
+async def test_idle_calls_of_one_client_are_not_all_calls_of_a_router(standing: ServerProcesses, name: str, seed: int):
     """The first message never comes, but that of a watch."""
     method = METHODS[lengths.draw(name, METHODS, seed)]
     async with (

@@ -11,7 +11,7 @@ import grpc.aio
 import numpy as np
 import pytest
 
-from helpers.run import Caller, code_chunks, row_chunks, run_once
+from helpers.run import RunStream, code_chunks, row_chunks, run_once
 from helpers.servers import CLIENT_OPTIONS, all_free, watch_until
 from helpers.stage import INVALID, ROWS, Stage, chunk, stage_of
 from omnistage.models.toy import formulas
@@ -104,20 +104,20 @@ async def test_callers_that_never_half_close_are_left_after_the_handshake(monkey
             assert {await caller.call.code() for caller in callers} == {grpc.StatusCode.OK}
 
 
-async def _nothing(caller: Caller, stage: Stage) -> None:
+async def _nothing(caller: RunStream, stage: Stage) -> None:
     return
 
 
-async def _open(caller: Caller, stage: Stage) -> None:
+async def _open(caller: RunStream, stage: Stage) -> None:
     await caller.send(open=stage.open())
 
 
-async def _opened(caller: Caller, stage: Stage) -> None:
+async def _opened(caller: RunStream, stage: Stage) -> None:
     await _open(caller, stage)
     await caller.opened()
 
 
-async def _half_an_input(caller: Caller, stage: Stage) -> None:
+async def _half_an_input(caller: RunStream, stage: Stage) -> None:
     await _opened(caller, stage)
     data = ROWS.astype("<f4").tobytes()
     inline = tensor_pb2.InlinePart(data=data[:100], offset=0, total_bytes=len(data))
@@ -125,25 +125,25 @@ async def _half_an_input(caller: Caller, stage: Stage) -> None:
     await caller.send(chunk=chunk_pb2.Chunk(port="hidden", tensor=tensor))
 
 
-async def _output(caller: Caller, stage: Stage) -> None:
+async def _output(caller: RunStream, stage: Stage) -> None:
     await _opened(caller, stage)
     await caller.send(chunk=chunk())
     await caller.until(lambda heard: bool(heard.of("codes")))
 
 
-async def _unread_output(caller: Caller, stage: Stage) -> None:
+async def _unread_output(caller: RunStream, stage: Stage) -> None:
     await _opened(caller, stage)
     for n in range(WINDOW):
         await caller.send(chunk=chunk(seq=n, first=8 * n, rows=8))
 
 
-async def _ended(caller: Caller, stage: Stage) -> None:
+async def _ended(caller: RunStream, stage: Stage) -> None:
     await _opened(caller, stage)
     await caller.send(chunk=chunk(last=True))
     await caller.until(lambda heard: heard.ended is not None)
 
 
-async def _half_closed(caller: Caller, stage: Stage) -> None:
+async def _half_closed(caller: RunStream, stage: Stage) -> None:
     await _opened(caller, stage)
     await caller.send(chunk=chunk(last=True))
     await caller.call.done_writing()
@@ -153,12 +153,12 @@ PHASES = [_nothing, _open, _opened, _half_an_input, _output, _unread_output, _en
 
 
 @pytest.mark.parametrize("phase", PHASES, ids=lambda phase: phase.__name__.strip("_"))
-async def test_callers_whose_connection_is_gone_leave_nothing(phase: Callable[[Caller, Stage], Awaitable[None]]):
+async def test_callers_whose_connection_is_gone_leave_nothing(phase: Callable[[RunStream, Stage], Awaitable[None]]):
     async with stage_of("talker", arena_bytes=1 << 28) as stage:
 
         async def vanish() -> None:
             channel = grpc.aio.insecure_channel(stage.address, options=CLIENT_OPTIONS)
-            await phase(Caller(stage_pb2_grpc.StageServiceStub(channel)), stage)
+            await phase(RunStream(stage_pb2_grpc.StageServiceStub(channel)), stage)
             await channel.close()
 
         await asyncio.gather(*[vanish() for _ in range(20)])
@@ -171,7 +171,7 @@ async def test_a_caller_that_reads_nothing_does_not_slow_the_others(monkeypatch:
     async with stage_of("code2wav", {"samples_per_frame": 100_000, "max_chunk": 1}) as stage:
         codes = np.ones((100, formulas.CODEBOOKS), np.uint32)
         channel = grpc.aio.insecure_channel(stage.address, options=CLIENT_OPTIONS)
-        deaf = Caller(stage_pb2_grpc.StageServiceStub(channel))
+        deaf = RunStream(stage_pb2_grpc.StageServiceStub(channel))
         await deaf.send(open=stage.open())
         await deaf.opened()
         await deaf.send(chunk=code_chunks(codes, [100])[0])

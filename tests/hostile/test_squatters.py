@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from helpers.processes import Family, wait_end
+from helpers.processes import ProcessFamily, wait_end
 from helpers.squatter import squatter
 from omnistage.cli.ports import Ports
 from omnistage.client import Omni
@@ -48,7 +48,7 @@ def test_a_port_is_kept_as_long_as_a_process_that_inherited_it_lives(ports: Port
 
 
 @pytest.mark.slow
-def test_a_stage_that_was_killed_gets_its_port_back_and_nobody_else_does(family: Family) -> None:
+def test_a_stage_that_was_killed_gets_its_port_back_and_nobody_else_does(family: ProcessFamily) -> None:
     command = [sys.executable, "-m", "omnistage.cli", "serve", "toy", "--address", "127.0.0.1:0"]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as server:
         try:

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from benchmarks.figures import Figure, Report
-from helpers.processes import Started
+from helpers.processes import StartedProcess
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -101,7 +101,7 @@ signal.pause()
 
 def test_a_run_that_is_killed_leaves_what_it_measured(tmp_path: Path) -> None:
     command = [sys.executable, "-c", WAITING, str(tmp_path)]
-    with Started(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as run:
+    with StartedProcess(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as run:
         assert run.stdout is not None
         assert any(line == "measured\n" for line in run.stdout)
         os.kill(run.pid, signal.SIGKILL)

@@ -75,7 +75,7 @@ WITHOUT_TORCH = (
 
 
 @dataclass(frozen=True)
-class Import:
+class FoundImport:
     """One import statement: the module that it names, and where it stands."""
 
     package: str
@@ -94,14 +94,14 @@ def sources() -> dict[Path, str]:
     return found
 
 
-def imports(source: str, dotted: str, place: str, *, is_package: bool = False) -> Iterator[Import]:
+def imports(source: str, dotted: str, place: str, *, is_package: bool = False) -> Iterator[FoundImport]:
     """Every import of a source text, also relative ones, those inside functions, and import_module with a literal name."""
     package = dotted.split(".")[1]
     for one in read(source, dotted, is_package).imports:
-        yield Import(package, one.module, f"{place}:{one.line}", one.in_function)
+        yield FoundImport(package, one.module, f"{place}:{one.line}", one.in_function)
 
 
-def all_imports() -> list[Import]:
+def all_imports() -> list[FoundImport]:
     """The imports of all our source files."""
     return [
         found
@@ -115,7 +115,7 @@ def all_imports() -> list[Import]:
     ]
 
 
-def forbidden(found: Import) -> bool:
+def forbidden(found: FoundImport) -> bool:
     """Whether the import goes from one of our packages to another along an edge that is not in the table."""
     parts = found.module.split(".")
     if parts[0] != "omnistage":
@@ -218,7 +218,7 @@ def families() -> set[str]:
     return {model.loader.split(".")[2] for family in FAMILIES.values() for model in family.models.values()}
 
 
-def is_of_a_sister(found: Import, families: set[str]) -> bool:
+def is_of_a_sister(found: FoundImport, families: set[str]) -> bool:
     """Whether a module of omnistage.models imports code of a family that it does not belong to. Code for several families is in a folder
     beside them, and a family knows nothing of the makers of its checkpoints with random weights."""
     source, target = (_place_among_families(parts, families) for parts in (found.place.split("/")[3:], found.module.split(".")[2:]))
@@ -254,7 +254,7 @@ def test_no_family_imports_another_one() -> None:
     ],
 )
 def test_what_belongs_to_a_sister_is_seen(place: str, module: str) -> None:
-    one = Import("models", f"omnistage.models.{module}", f"models/omnistage/models/{place}.py:1", in_function=False)
+    one = FoundImport("models", f"omnistage.models.{module}", f"models/omnistage/models/{place}.py:1", in_function=False)
     assert is_of_a_sister(one, {"old", "new"})
 
 
@@ -270,7 +270,7 @@ def test_what_belongs_to_a_sister_is_seen(place: str, module: str) -> None:
     ],
 )
 def test_what_is_shared_and_what_is_its_own_passes(place: str, module: str) -> None:
-    one = Import("models", f"omnistage.models.{module}", f"models/omnistage/models/{place}.py:1", in_function=False)
+    one = FoundImport("models", f"omnistage.models.{module}", f"models/omnistage/models/{place}.py:1", in_function=False)
     assert not is_of_a_sister(one, {"old", "new"})
 
 

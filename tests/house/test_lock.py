@@ -76,10 +76,12 @@ def test_the_lists_hold_what_pyproject_needs_and_no_more() -> None:
     cuda = read(setup.list_of(setup.CUDA_LIST)).keys()
     here = [
         # The further needs of the build for CUDA have a list of their own.
-        lock.Package(one.name, one.version, tuple(need for need in one.requires or () if one.name != "torch" or named(need) not in cuda))
+        lock.LockedPackage(
+            one.name, one.version, tuple(need for need in one.requires or () if one.name != "torch" or named(need) not in cuda)
+        )
         for one in importlib.metadata.distributions()
     ]
-    packages: dict[str, lock.Package] = {canonicalize_name(package.name): package for package in here}
+    packages: dict[str, lock.LockedPackage] = {canonicalize_name(package.name): package for package in here}
     groups = lock.read_groups(setup.ROOT)
     core = read(setup.list_of("core")).keys()
     for group, roots in groups.items():
@@ -95,13 +97,13 @@ def test_what_stands_apart_is_in_the_versions_that_pyproject_names_and_for_every
         text = setup.list_of(group).read_text(encoding="utf-8")
         for python in lock.PYTHONS:
             listed = [one for one in ENTRY.finditer(text) if not one[3] or Marker(one[3]).evaluate({"python_version": python})]
-            packages: dict[str, lock.Package] = {canonicalize_name(one[1]): lock.Package(one[1], one[2], ()) for one in listed}
+            packages: dict[str, lock.LockedPackage] = {canonicalize_name(one[1]): lock.LockedPackage(one[1], one[2], ()) for one in listed}
             assert len(packages) == len(listed) == len(roots)
             assert lock.find_unmet(roots, packages, python) == []
 
 
 def test_every_version_fits_what_pyproject_asks_for() -> None:
-    packages = {name: lock.Package(name, version, ()) for name, version in constraints(setup.ROOT).items()}
+    packages = {name: lock.LockedPackage(name, version, ()) for name, version in constraints(setup.ROOT).items()}
     roots = [one for roots in lock.read_groups(setup.ROOT).values() for one in roots]
     assert {python: lock.find_unmet(roots, packages, python) for python in lock.PYTHONS} == {python: [] for python in lock.PYTHONS}
 

@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 from helpers import command, lengths
-from helpers.meter import Meter
+from helpers.meter import CostMeter
 from tools import costs
 from tools.costs import ROOT, Cost
-from tools.suite import Ended, Failure, Suite, defects
+from tools.suite import Ended, FailedTest, Suite, defects
 
 SETTINGS = f"""
 [tool.pytest.ini_options]
@@ -257,7 +257,7 @@ def test_of_several_drawn_cells_none_is_the_same(seed: int) -> None:
 
 
 def test_what_a_forked_program_needs_is_in_the_costs() -> None:
-    meter = Meter()
+    meter = CostMeter()
     before = meter._now()
     assert command.omnistage("pipelines").returncode == 0
     after = meter._now()
@@ -265,9 +265,9 @@ def test_what_a_forked_program_needs_is_in_the_costs() -> None:
 
 
 def test_tests_that_fail_by_one_fixture_are_one_defect() -> None:
-    failed = {f"a{number}": Failure("setup", "tests/x.py::server[0]", "OSError") for number in range(9)}
+    failed = {f"a{number}": FailedTest("setup", "tests/x.py::server[0]", "OSError") for number in range(9)}
     assert defects(failed) == 1
-    failed |= {"b": Failure("setup", "tests/x.py::server[1]", "OSError"), "c": Failure("call", "", "AssertionError")}
+    failed |= {"b": FailedTest("setup", "tests/x.py::server[1]", "OSError"), "c": FailedTest("call", "", "AssertionError")}
     assert defects(failed) == 3
 
 

@@ -72,7 +72,7 @@ class Sleeper:
 
 
 @dataclass
-class Growing:
+class GrowingRoute:
     """A route that finds another replica while an answer runs, as the router's route does."""
 
     addresses: list[str]
@@ -132,7 +132,7 @@ async def test_the_log_tells_where_the_wait_begins_and_where_it_ends(when: str, 
     with capture_logs(processors=[structlog.contextvars.merge_contextvars]) as lines:
         async with (
             bare_peer(peer, peer.beats) as address,
-            link_by(Growing([address]), opening(checkpoints=["codes"]), within_s=30.0 if wakes else 2.5) as link,
+            link_by(GrowingRoute([address]), opening(checkpoints=["codes"]), within_s=30.0 if wakes else 2.5) as link,
         ):
             link.search._channels.pulses.of(address).attend(lambda why: None)  # Another session was there before.
             structlog.contextvars.bind_contextvars(session_id="this one")
@@ -171,7 +171,7 @@ async def test_it_is_named_when_the_time_of_the_request_is_over(when: str) -> No
 async def test_it_is_left_as_soon_as_there_is_another_one(when: str) -> None:
     sleeper = Sleeper(when)
     async with bare_peer(sleeper, sleeper.beats) as one, bare_peer(goes_on, steady_beat) as other:
-        route = Growing([one])
+        route = GrowingRoute([one])
         async with link_by(route, opening(checkpoints=["codes"])) as link:
             hearing = asyncio.create_task(answer(link))
             await quiet_for(link, one, LONG)

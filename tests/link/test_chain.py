@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import pytest
 
-from helpers.link import Listener, Replica, chunks_of, failovers_of, link_by, opening, replicas, route_to, samples_of
+from helpers.link import LinkListener, StoppableReplica, chunks_of, failovers_of, link_by, opening, replicas, route_to, samples_of
 from helpers.run import PLENTY, params
 from helpers.servers import all_free
 from omnistage.link.link import Link
@@ -23,12 +23,12 @@ KINDS = {"thinker": stage_pb2.STAGE_KIND_THINKER, "talker": stage_pb2.STAGE_KIND
 
 
 @dataclass
-class Chain:
+class LinkedChain:
     """Replicas of every kind, a link to a Thinker whose route has the other stages, and the output that the link gets."""
 
-    replicas: Mapping[str, Sequence[Replica]]
+    replicas: Mapping[str, Sequence[StoppableReplica]]
     link: Link
-    listener: Listener
+    listener: LinkListener
     killed: set[str] = field(default_factory=set)
 
     async def kill(self, kind: str, number: int = 0) -> None:
@@ -57,11 +57,11 @@ class Chain:
 
 
 @asynccontextmanager
-async def chain(counts: Mapping[str, int] | None = None, short: Collection[str] = ()) -> AsyncIterator[Chain]:
+async def chain(counts: Mapping[str, int] | None = None, short: Collection[str] = ()) -> AsyncIterator[LinkedChain]:
     """An open session whose sound is not read yet. counts: replicas by kind, two by default. short: kinds that keep almost nothing of what
     they sent."""
     async with AsyncExitStack() as stack:
-        running: dict[str, list[Replica]] = {}
+        running: dict[str, list[StoppableReplica]] = {}
         for kind in ("thinker", "talker", "code2wav"):
             count = (counts or {}).get(kind, 2)
             settings = {"replay_limit": 1} if kind in short else {}
@@ -83,7 +83,7 @@ async def chain(counts: Mapping[str, int] | None = None, short: Collection[str] 
         route = route_to(*addresses, kind="thinker", behind=behind, places_anew=True, patience_s=5.0)
         link = await stack.enter_async_context(link_by(route, request))
         await link.open()
-        yield Chain(running, link, Listener(link))
+        yield LinkedChain(running, link, LinkListener(link))
 
 
 @pytest.mark.parametrize("frames", [0, 1, 20, 119, 120])

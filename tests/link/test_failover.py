@@ -14,7 +14,7 @@ from helpers.link import (
     ENDED,
     Behaviour,
     Context,
-    Listener,
+    LinkListener,
     bare_peer,
     chunk,
     chunks_of,
@@ -83,7 +83,7 @@ async def test_credit_counts_the_chunks_of_the_new_stream():
     peer = Attempts(goes_on(3, end=False), takes_credit)
     async with bare_peer(peer) as address, link_by(route_to(address), opening(credits=4, checkpoints=["codes"])) as link:
         await link.open()
-        listener = Listener(link)
+        listener = LinkListener(link)
         await listener.chunks("codes", 4)
         await link.grant("codes", 5)
         assert len(codes_of(await listener.finish())) == 5
@@ -303,7 +303,7 @@ async def test_a_session_that_kills_its_replicas_slowly_ends_too():
     peer = Attempts(one_more)
     async with bare_peer(peer) as address, link_by(route_to(address), opening(checkpoints=["codes"])) as link:
         await link.open()
-        listener = Listener(link)
+        listener = LinkListener(link)
         with pytest.raises(StageError, match="STAGE_LOST"):
             await listener.finish()
         assert codes_of(listener.heard) == list(range(1 + MAX_LOSSES))

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from helpers.link import (
-    Listener,
+    LinkListener,
     chunks_of,
     codes_of,
     failovers_of,
@@ -49,7 +49,7 @@ async def test_a_talker_is_killed_and_the_next_one_says_the_rest(moment: int):
         link_by(route_to(first.address, second.address), opening(checkpoints=["codes"])) as link,
     ):
         await link.open()
-        listener = Listener(link)
+        listener = LinkListener(link)
         for n in range(before):
             await link.feed.send(Output("hidden", 1, ROWS[n : n + 1]))
         await listener.until(lambda events: len([event for event in events if event.HasField("chunk")]) >= moment)
@@ -79,7 +79,7 @@ async def test_a_code2wav_is_killed_and_the_next_one_gets_the_window_that_it_nee
         link_by(route_to(first.address, second.address, kind="code2wav"), opening("code2wav", credits=moment)) as link,
     ):
         await link.open()
-        listener = Listener(link)
+        listener = LinkListener(link)
         sending = asyncio.create_task(send_codes(link))
         await listener.chunks("audio", moment)
         await first.kill()
@@ -100,7 +100,7 @@ async def test_a_thinker_is_killed_and_the_next_one_has_the_same_text_and_rows(m
         link_by(route_to(first.address, second.address, kind="thinker"), request) as link,
     ):
         await link.open()
-        listener = Listener(link)
+        listener = LinkListener(link)
         await listener.chunks("hidden", moment)
         await first.kill()
         await link.grant("hidden", PLENTY)
@@ -117,7 +117,7 @@ async def test_every_replica_is_lost_in_turn_and_each_item_comes_once():
         link_by(route_to(*[talker.address for talker in talkers]), opening(checkpoints=["codes"])) as link,
     ):
         await link.open()
-        listener = Listener(link)
+        listener = LinkListener(link)
         for number, talker in enumerate(talkers[:-1], start=1):
             for n in range(10 * (number - 1), 10 * number):
                 await link.feed.send(Output("hidden", 1, ROWS[n : n + 1]))
@@ -144,7 +144,7 @@ async def test_tensors_in_shared_memory_are_sent_again_and_all_free_in_the_end(a
         ) as link,
     ):
         await link.open()
-        listener = Listener(link)
+        listener = LinkListener(link)
         for n in range(len(ROWS)):
             await link.feed.send(Output("hidden", 1, ROWS[n : n + 1]))
         await listener.chunks("codes", moment)
@@ -168,7 +168,7 @@ async def test_a_sender_that_waits_for_room_goes_on_with_the_next_replica():
         link_by(route_to(first.address, second.address), opening(credits=0, checkpoints=["codes"]), max_unsent=2) as link,
     ):
         await link.open()
-        listener = Listener(link)
+        listener = LinkListener(link)
         sending = asyncio.create_task(send_rows(link))
         await link.grant("codes", 1)
         await listener.chunks("codes", 1)

@@ -196,7 +196,7 @@ def content(port: str, first: int, count: int) -> dict[str, Any]:
     return {"audio": chunk_pb2.AudioChunk(data=bytes(n % 256 for n in items))} if count else {}
 
 
-class Source:
+class ChunkSource:
     """Makes the chunks of a port, in pieces of any size."""
 
     def __init__(self, port: str) -> None:
@@ -220,7 +220,7 @@ def test_an_account_is_what_came(steps: list[tuple[str, int, bool]], moves: list
     """Any chunks of any ports come, over any number of streams. At some moments the account becomes the beginning of another link, as when
     its caller is replaced too."""
     account = OutputAccount(PORTS, ("text", "codes"))
-    sources = {port: Source(port) for port in PORTS}
+    sources = {port: ChunkSource(port) for port in PORTS}
     on_link, on_stream = dict.fromkeys(PORTS, 0), dict.fromkeys(PORTS, 0)
     for number, (port, count, last) in enumerate(steps):
         if number in moves and granted:
@@ -252,15 +252,15 @@ def test_an_account_is_what_came(steps: list[tuple[str, int, bool]], moves: list
     assert {chunk.port: chunk for chunk in resume.history} == {port: _whole(begun[port]) for port in ("text", "codes") if port in begun}
 
 
-def _whole(source: Source) -> chunk_pb2.Chunk:
-    chunk = Source(source.port).next(source.first, last=source.ended)
+def _whole(source: ChunkSource) -> chunk_pb2.Chunk:
+    chunk = ChunkSource(source.port).next(source.first, last=source.ended)
     chunk.seq = 0
     return chunk
 
 
 @given(port=st.sampled_from(["text", "codes"]), cuts=st.lists(st.integers(0, 5), min_size=1, max_size=20), data=st.data())
 def test_merging_is_the_same_in_one_go_or_several(port: str, cuts: Sequence[int], data: st.DataObject) -> None:
-    source = Source(port)
+    source = ChunkSource(port)
     chunks = [source.next(count, last=number == len(cuts) - 1) for number, count in enumerate(cuts)]
     expected = _whole(source)
     together = [*chunks]

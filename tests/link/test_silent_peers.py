@@ -21,7 +21,7 @@ from omnistage.wire.errors import StageError
 OPENED = stage_pb2.RunResponse(opened=stage_pb2.Opened())
 
 
-class Asked:
+class NotedOpens:
     """The Run of a peer. It notes every Open, in a list that peers share, and whether the Open was withdrawn. It answers only if it may."""
 
     def __init__(self, name: str, notes: list[str], answers: bool) -> None:
@@ -47,7 +47,7 @@ def link_of(channels: Channels, addresses: Sequence[str], **options: object) -> 
 
 async def test_an_open_without_a_beat_is_asked_elsewhere_and_nobody_asks_there_again() -> None:
     notes: list[str] = []
-    hung, well = Asked("hung", notes, False), Asked("well", notes, True)
+    hung, well = NotedOpens("hung", notes, False), NotedOpens("well", notes, True)
     async with bare_peer(hung, no_beat) as one, bare_peer(well, steady_beat) as other, Channels(CREDENTIALS) as channels:
         for number in range(4):
             link = link_of(channels, [one, other])
@@ -62,7 +62,7 @@ async def test_an_open_without_a_beat_is_asked_elsewhere_and_nobody_asks_there_a
 
 
 async def test_a_silent_peer_is_left_even_if_no_open_may_be_hedged_any_more() -> None:
-    hung, well = Asked("hung", [], False), Asked("well", [], True)
+    hung, well = NotedOpens("hung", [], False), NotedOpens("well", [], True)
     async with bare_peer(hung, no_beat) as one, bare_peer(well, steady_beat) as other, Channels(CREDENTIALS) as channels:
         while channels.hedges.take():
             pass
@@ -85,7 +85,7 @@ async def test_an_open_that_takes_long_is_waited_for_while_there_are_beats() -> 
 
     async with (
         bare_peer(slow, steady_beat) as one,
-        bare_peer(Asked("well", notes, True), steady_beat) as other,
+        bare_peer(NotedOpens("well", notes, True), steady_beat) as other,
         Channels(CREDENTIALS) as channels,
     ):
         link = link_of(channels, [one, other])
@@ -101,7 +101,7 @@ async def test_a_silent_peer_behind_a_stage_is_told_of_and_the_stage_is_not_blam
     hop = stage_pb2.Hop(kind=stage_pb2.STAGE_KIND_TALKER, model="toy-talker", takes=["hidden"], params=params("talker"))
     notes: list[str] = []
     async with (
-        bare_peer(Asked("hung", notes, False), no_beat) as hung,
+        bare_peer(NotedOpens("hung", notes, False), no_beat) as hung,
         local_stage(toy_logic("talker")) as talker,
         local_stage(toy_logic("thinker")) as thinker,
         Channels(CREDENTIALS) as channels,
@@ -121,7 +121,7 @@ async def test_the_stage_that_does_not_answer_is_blamed_by_name() -> None:
     says so."""
     hop = stage_pb2.Hop(kind=stage_pb2.STAGE_KIND_TALKER, model="toy-talker", takes=["hidden"], params=params("talker"))
     async with (
-        bare_peer(Asked("hung", [], False), no_beat) as hung,
+        bare_peer(NotedOpens("hung", [], False), no_beat) as hung,
         local_stage(toy_logic("thinker")) as thinker,
         Channels(CREDENTIALS) as channels,
     ):

@@ -11,7 +11,7 @@ import pytest
 from omnistage.models.common.ahead import make_ahead
 
 
-class Source:
+class NumberSource:
     """Numbers. made: so many were asked for."""
 
     def __init__(self, count: int, error: Exception | None = None) -> None:
@@ -37,13 +37,13 @@ async def turns(count: int = 20) -> None:
 
 async def test_it_gives_what_the_source_gives() -> None:
     for count in (0, 1, 2, 30):
-        source = Source(count)
+        source = NumberSource(count)
         assert [number async for number in make_ahead(source.numbers())] == list(range(count))
         assert source.closed
 
 
 async def test_the_next_is_made_while_one_is_looked_at_and_none_behind_it() -> None:
-    source = Source(30)
+    source = NumberSource(30)
     async with aclosing(make_ahead(source.numbers())) as made:
         for number in range(10):
             assert await anext(made) == number
@@ -53,7 +53,7 @@ async def test_the_next_is_made_while_one_is_looked_at_and_none_behind_it() -> N
 
 
 async def test_an_error_comes_behind_what_was_made() -> None:
-    source = Source(3, ArithmeticError("three"))
+    source = NumberSource(3, ArithmeticError("three"))
     seen = list[int]()
     with pytest.raises(ArithmeticError, match="three"):
         async for number in make_ahead(source.numbers()):
@@ -63,14 +63,14 @@ async def test_an_error_comes_behind_what_was_made() -> None:
 
 
 async def test_who_leaves_leaves_nothing_behind() -> None:
-    source = Source(30)
+    source = NumberSource(30)
     async with aclosing(make_ahead(source.numbers())) as made:
         await anext(made)
     assert source.closed and len(asyncio.all_tasks()) == 1
 
 
 async def test_two_in_a_row_make_two_ahead() -> None:
-    source = Source(30)
+    source = NumberSource(30)
     async with aclosing(make_ahead(source.numbers())) as one, aclosing(make_ahead(one)) as two:
         assert await anext(two) == 0
         await turns()

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from omnistage.engine.detokenizer import Detokenizer
 from omnistage.models.common.answer import AnswerAssembler
-from omnistage.models.interface import BadRequest, FinishReason, Rows, TextPiece
+from omnistage.models.interface import BadRequest, FinishReason, TensorRows, TextPiece
 
 WORDS = [" red", " green", " blue", ".", "\n", " a", "bc", "", "\U0001f600", "é"]
 PIECES = [*(word.encode() for word in WORDS), *(bytes([byte]) for byte in "é\U0001f600".encode())]
@@ -30,7 +30,7 @@ def row(place: int) -> np.ndarray:
     return np.full((1, 2), place, np.float32)
 
 
-class Heard:
+class PiecesOfAnswer:
     """The outputs of an answer."""
 
     def __init__(self) -> None:
@@ -46,14 +46,14 @@ class Heard:
                 self.tokens += piece.token_ids
                 self.reason = piece.finish_reason
             else:
-                assert isinstance(piece, Rows) and not self.rows_ended, "rows after their end"
+                assert isinstance(piece, TensorRows) and not self.rows_ended, "rows after their end"
                 assert len(piece.rows) or piece.last
                 self.rows += piece.rows[:, 0].astype(int).tolist() if len(piece.rows) else []
                 self.rows_ended = piece.last
 
 
 def test_a_row_waits_until_a_stop_string_can_no_longer_come() -> None:
-    answer, heard = answer_of(BOTH, [" green blue"]), Heard()
+    answer, heard = answer_of(BOTH, [" green blue"]), PiecesOfAnswer()
     for place, token in enumerate([0, 1]):
         answer.token(token)
         answer.rows(row(place))
@@ -66,7 +66,7 @@ def test_a_row_waits_until_a_stop_string_can_no_longer_come() -> None:
 
 
 def test_what_a_stop_string_cuts_off_has_no_rows() -> None:
-    answer, heard = answer_of(BOTH, [" blue"]), Heard()
+    answer, heard = answer_of(BOTH, [" blue"]), PiecesOfAnswer()
     for place, token in enumerate([0, 1, 2, 3]):
         answer.token(token)
         answer.rows(row(place))
@@ -78,7 +78,7 @@ def test_what_a_stop_string_cuts_off_has_no_rows() -> None:
 
 def test_a_token_that_is_cut_in_the_middle_is_said() -> None:
     """The `b` of `bc` is read, so it is heard too."""
-    answer, heard = answer_of(BOTH, ["c."]), Heard()
+    answer, heard = answer_of(BOTH, ["c."]), PiecesOfAnswer()
     for place, token in enumerate([5, 6, 3]):
         answer.token(token)
         answer.rows(row(place))
@@ -87,7 +87,7 @@ def test_a_token_that_is_cut_in_the_middle_is_said() -> None:
 
 
 def test_rows_may_come_later_than_their_tokens() -> None:
-    answer, heard = answer_of(BOTH), Heard()
+    answer, heard = answer_of(BOTH), PiecesOfAnswer()
     answer.token(0)
     heard.take(answer)
     assert heard.rows == []
@@ -109,7 +109,7 @@ def test_the_token_that_was_drawn_last_has_no_row_where_that_is_not_wanted(end: 
     """Unless an end was drawn after it; and the row port ends all the same, here and where the answer is gone on with."""
     most, stop = 3 if end == "no room" else 9, ("c",) if end == "a stop string" else ()
     tokens = [0, 1, PIECES.index(b"bc")]  # A stop string cuts the last one in the middle.
-    answer, heard = answer_of(BOTH, stop, most=most, last_row=False), Heard()
+    answer, heard = answer_of(BOTH, stop, most=most, last_row=False), PiecesOfAnswer()
     for place, token in enumerate(tokens):
         answer.token(token, complete=end == "a constraint" and place == 2)
         heard.take(answer)
@@ -123,7 +123,7 @@ def test_the_token_that_was_drawn_last_has_no_row_where_that_is_not_wanted(end: 
     assert answer.complete
     heard.take(answer)
     assert (heard.rows, heard.rows_ended) == (rows, True)
-    again, rest = answer_of({"rows": 1}, stop, most=most, last_row=False, history=tokens, finished=heard.reason), Heard()
+    again, rest = answer_of({"rows": 1}, stop, most=most, last_row=False, history=tokens, finished=heard.reason), PiecesOfAnswer()
     again.rows(row(1))
     again.rows(row(2))
     assert again.complete
@@ -132,14 +132,14 @@ def test_the_token_that_was_drawn_last_has_no_row_where_that_is_not_wanted(end: 
 
 
 def test_an_answer_without_text_ends_both_ports() -> None:
-    answer, heard = answer_of(BOTH), Heard()
+    answer, heard = answer_of(BOTH), PiecesOfAnswer()
     answer.end(FinishReason.STOP)
     heard.take(answer)
     assert (heard.reason, heard.rows_ended, answer.complete) == (FinishReason.STOP, True, True)
 
 
 def test_rows_that_nobody_wants_are_not_kept() -> None:
-    answer, heard = answer_of({"text": 0}), Heard()
+    answer, heard = answer_of({"text": 0}), PiecesOfAnswer()
     answer.token(0)
     answer.rows(row(0))
     answer.end(FinishReason.STOP)
@@ -148,7 +148,7 @@ def test_rows_that_nobody_wants_are_not_kept() -> None:
 
 
 def test_rows_of_the_prompt_alone_need_no_token() -> None:
-    answer, heard = answer_of({"prompt": 1}, most=9, prompt_port="prompt", prompt_rows=3), Heard()
+    answer, heard = answer_of({"prompt": 1}, most=9, prompt_port="prompt", prompt_rows=3), PiecesOfAnswer()
     assert (answer.items, answer.first_slot, answer.complete) == (1, 1, False)
     answer.rows_at(0, np.concatenate([row(0), row(1), row(2)]))
     assert answer.complete and not answer.ended
@@ -182,7 +182,7 @@ TOKENS = st.lists(st.integers(0, len(PIECES) - 1), max_size=24)
 STOPS = st.lists(st.sampled_from([" green blue", ".", "\n a", "bc", "c red", "é", "�"]), max_size=3)
 
 
-def run(answer: AnswerAssembler, tokens: Sequence[int], places: Sequence[int], rng: random.Random, heard: Heard) -> None:
+def run(answer: AnswerAssembler, tokens: Sequence[int], places: Sequence[int], rng: random.Random, heard: PiecesOfAnswer) -> None:
     """All tokens, and the rows of `places`, each some steps late, taken at random moments."""
     waiting = list(places)
     known = places[0] if places else 0
@@ -206,7 +206,7 @@ def run(answer: AnswerAssembler, tokens: Sequence[int], places: Sequence[int], r
 
 @given(TOKENS, STOPS, st.integers(0, 1 << 32))
 def test_rows_are_those_of_the_text_that_is_out_at_any_time(tokens: list[int], stop: list[str], seed: int) -> None:
-    rng, heard, answer = random.Random(seed), Heard(), answer_of(BOTH, stop)
+    rng, heard, answer = random.Random(seed), PiecesOfAnswer(), answer_of(BOTH, stop)
     run(answer, tokens, range(len(tokens)), rng, heard)
     assert heard.rows == list(range(len(heard.rows))) and heard.rows_ended
     said = b"".join(PIECES[token] for token in tokens[: len(heard.rows)]).decode(errors="replace")
@@ -220,19 +220,19 @@ def test_rows_are_those_of_the_text_that_is_out_at_any_time(tokens: list[int], s
 
 @given(TOKENS, STOPS, st.integers(0, 1 << 32), st.data())
 def test_an_answer_goes_on_with_the_rows_that_it_would_have_had(tokens: list[int], stop: list[str], seed: int, data: st.DataObject) -> None:
-    rng, whole = random.Random(seed), Heard()
+    rng, whole = random.Random(seed), PiecesOfAnswer()
     run(answer_of(BOTH, stop), tokens, range(len(tokens)), rng, whole)
     known = data.draw(st.integers(0, max(len(whole.tokens) - 1, 0)))
     first = data.draw(st.integers(0, min(known, len(whole.rows))))
     before = Detokenizer(PIECES.__getitem__, stop)
     text = "".join(before.push(token) for token in tokens[:known])
-    rest = Heard()
+    rest = PiecesOfAnswer()
     again = answer_of({"text": known, "rows": first}, stop, history=tokens[:known])
     run(again, tokens[known:], range(first, len(tokens)), rng, rest)
     assert text + rest.text == whole.text
     assert rest.tokens == whole.tokens[known:]
     assert rest.rows == whole.rows[first:]
     assert rest.reason == whole.reason
-    ended = Heard()
+    ended = PiecesOfAnswer()
     run(answer_of({"rows": first}, stop, history=whole.tokens, finished=whole.reason), [], range(first, len(tokens)), rng, ended)
     assert (ended.rows, ended.reason, ended.rows_ended) == (whole.rows[first:], None, True)

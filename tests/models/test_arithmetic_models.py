@@ -22,7 +22,7 @@ from helpers.run import params
 from helpers.waiting import until
 from omnistage.engine.pages import PAGE_ROWS
 from omnistage.models.conversation import Media, Turn
-from omnistage.models.interface import BadRequest, FinishReason, Piece, Rows, Sampling, SpeechRequest, TextPiece, TextRequest
+from omnistage.models.interface import BadRequest, FinishReason, Piece, Sampling, SpeechRequest, TensorRows, TextPiece, TextRequest
 from omnistage.models.toy.files import png
 from omnistage.talker.stage import TalkerStage
 from omnistage.thinker.stage import parse
@@ -57,7 +57,7 @@ async def test_text_prompt_rows_and_reply_rows_are_those_of_the_engine(thinker: 
 
 async def test_rows_that_nobody_wants_are_not_asked_of_the_engine(thinker: ArithmeticThinker) -> None:
     pieces = [piece async for piece in said(thinker, LOOK, {"text": 0})]
-    assert not any(isinstance(piece, Rows) for piece in pieces)
+    assert not any(isinstance(piece, TensorRows) for piece in pieces)
     assert isinstance(pieces[-1], TextPiece) and pieces[-1].finish_reason is FinishReason.LENGTH
 
 
@@ -71,8 +71,8 @@ async def test_an_answer_that_nobody_wants_is_not_made(
 ) -> None:
     request = replace(LOOK, history=tuple(range(history)), finished=finished)
     pieces = [piece async for piece in said(thinker, request, wanted)]
-    assert all(isinstance(piece, Rows) for piece in pieces)
-    assert sum(len(piece.rows) for piece in pieces if isinstance(piece, Rows)) == rows
+    assert all(isinstance(piece, TensorRows) for piece in pieces)
+    assert sum(len(piece.rows) for piece in pieces if isinstance(piece, TensorRows)) == rows
     assert thinker.engine.stats().items <= 1
 
 

@@ -17,7 +17,7 @@ from omnistage.engine.constraint import Constraint as EngineConstraint
 from omnistage.engine.constraint import Walk
 from omnistage.models.common.constraint import FORMS, Constraints
 from omnistage.models.common.thought import Marks
-from omnistage.models.conversation import Constraint, Turn
+from omnistage.models.conversation import TextConstraint, Turn
 from omnistage.models.interface import BadRequest, TextRequest
 
 END, OTHER_END, TURN = 600, 601, 602
@@ -62,7 +62,7 @@ def constraints() -> Iterator[Constraints]:
     asyncio.run(made.close())
 
 
-async def grammar(constraints: Constraints, constraint: Constraint, history: tuple[int, ...] = ()) -> EngineConstraint:
+async def grammar(constraints: Constraints, constraint: TextConstraint, history: tuple[int, ...] = ()) -> EngineConstraint:
     made = await constraints.of(TextRequest((Turn("user", ("x",)),), 1, constraint=constraint, history=history))
     assert made is not None
     return made
@@ -170,7 +170,7 @@ async def test_text_that_keeps_to_a_schema_is_json_that_does(constraints: Constr
     rng, whole = random.Random(seed), 0
     for _ in range(rounds):
         schema = any_schema(rng)
-        made = await grammar(constraints, Constraint("json_schema", json.dumps(schema)))
+        made = await grammar(constraints, TextConstraint("json_schema", json.dumps(schema)))
         for _ in range(3):
             ids, _ = drawn(made, rng)
             if ids:
@@ -196,7 +196,7 @@ REGEXES = [
 @pytest.mark.parametrize("regex", REGEXES)
 async def test_text_that_keeps_to_an_expression_matches_it(constraints: Constraints, regex: str, seed: int) -> None:
     rng = random.Random(seed)
-    made = await grammar(constraints, Constraint("regex", regex))
+    made = await grammar(constraints, TextConstraint("regex", regex))
     answers = [text_of(drawn(made, rng)[0]) for _ in range(60)]
     assert all(re.fullmatch(regex, answer) for answer in answers if answer), answers
     assert len(set(answers)) > 1
@@ -205,7 +205,7 @@ async def test_text_that_keeps_to_an_expression_matches_it(constraints: Constrai
 async def test_one_of_the_choices_is_said_and_each_can_be(constraints: Constraints, seed: int) -> None:
     rng = random.Random(seed)
     choices = ("a", "ab", "abc", "日本", "日", 'q"\\/\n\t', "(a|b)*", "\x00\x1f", "x" * 150, "\U0001f600 ok")
-    made = await grammar(constraints, Constraint("choice", choices=choices))
+    made = await grammar(constraints, TextConstraint("choice", choices=choices))
     said = set()
     for _ in range(5_000):  # Some are said once in fifty times.
         said.add(text_of(drawn(made, rng)[0]))
@@ -219,9 +219,9 @@ async def test_a_walk_begins_anywhere_in_an_answer(constraints: Constraints, see
     rng = random.Random(seed)
     schema = {"type": "array", "items": any_schema(rng), "minItems": 3, "maxItems": 5}
     for constraint in (
-        Constraint("json_schema", json.dumps(schema)),
-        Constraint("regex", REGEXES[6]),
-        Constraint("choice", choices=("a日", "a日b")),
+        TextConstraint("json_schema", json.dumps(schema)),
+        TextConstraint("regex", REGEXES[6]),
+        TextConstraint("choice", choices=("a日", "a日b")),
     ):
         ids: list[int] = []
         while not ids:
@@ -260,16 +260,16 @@ async def test_a_walk_begins_anywhere_in_an_answer(constraints: Constraints, see
 )
 async def test_what_cannot_be_is_refused_with_a_short_reason(constraints: Constraints, form: str, text: str) -> None:
     with pytest.raises(BadRequest) as refused:
-        await grammar(constraints, Constraint(form, text))
+        await grammar(constraints, TextConstraint(form, text))
     assert refused.value.field == f"thinker.constraint.{form}"
     assert 5 < len(refused.value.description) <= 200 and "\n" not in refused.value.description
-    assert (await grammar(constraints, Constraint("choice", choices=("a",)))).begin().allowed().any()
+    assert (await grammar(constraints, TextConstraint("choice", choices=("a",)))).begin().allowed().any()
 
 
 @pytest.mark.parametrize("regex", ["(((a?){100}){100}){100}", "(x|a)a{1000000}", ".*".join(["(\\w{1,50}|\\d{3})"] * 10)])
 async def test_what_becomes_too_much_on_the_way_leads_nowhere(constraints: Constraints, regex: str) -> None:
     """In bounded time, and it is not asked for ever."""
-    walk = (await grammar(constraints, Constraint("regex", regex))).begin()
+    walk = (await grammar(constraints, TextConstraint("regex", regex))).begin()
     for _ in range(300):
         if not walk.allowed().any():
             break
@@ -278,7 +278,7 @@ async def test_what_becomes_too_much_on_the_way_leads_nowhere(constraints: Const
 
 
 async def test_a_request_without_use_for_one_has_no_grammar(constraints: Constraints) -> None:
-    bad = Constraint("regex", "(")
+    bad = TextConstraint("regex", "(")
     for asked in (TextRequest((), 1), TextRequest((), 1, verbatim="Say this.", constraint=bad)):
         assert await constraints.of(asked) is None
     assert set(FORMS) == {"json_schema", "regex", "choice"}
@@ -290,7 +290,7 @@ async def test_what_is_thought_before_an_answer_is_kept_to_nothing(constraints: 
     thought, said = encode("cc"), encode("c")
 
     async def walk(*history: int) -> Walk:
-        request = TextRequest((Turn("user", ("x",)),), 1, constraint=Constraint("choice", choices=("c",)), history=history)
+        request = TextRequest((Turn("user", ("x",)),), 1, constraint=TextConstraint("choice", choices=("c",)), history=history)
         made = await constraints.of(request, marks)
         assert made is not None
         return made.begin()

@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from helpers import fetching
-from helpers.fetching import Seen
-from helpers.package_index import PackageIndex, Stop, package_index
-from helpers.processes import Started
+from helpers.fetching import NotedProgress
+from helpers.package_index import CutAnswer, PackageIndex, package_index
+from helpers.processes import StartedProcess
 from helpers.waiting import until
 from omnistage.models.common import download
 from omnistage.models.common.fetch import fetched, verify
@@ -72,9 +72,9 @@ def ranges(index: PackageIndex) -> list[str]:
     return [asked.range for asked in index.gets(FILE)]
 
 
-def start(cache: Path) -> Started[str]:
+def start(cache: Path) -> StartedProcess[str]:
     command = [sys.executable, fetching.__file__, str(cache), SHA256, "r1"]
-    return Started(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    return StartedProcess(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
 def check_whole(root: Path) -> None:
@@ -88,7 +88,7 @@ def check_whole(root: Path) -> None:
 
 
 def test_bytes_are_told_as_they_come(index: PackageIndex, cache: Path) -> None:
-    seen = Seen()
+    seen = NotedProgress()
     check_whole(fetched(fetching.recipe(SHA256, "r1"), cache, seen))
     came = [(done, total) for label, done, total, unit in seen.told if (label, unit) == (LABEL, "bytes")]
     assert came[:2] == [(0, None), (0, SIZE)] and came[-1] == (SIZE, SIZE)
@@ -97,19 +97,19 @@ def test_bytes_are_told_as_they_come(index: PackageIndex, cache: Path) -> None:
 
 
 def test_goes_on_after_breaks_of_the_connection(index: PackageIndex, cache: Path) -> None:
-    index.stops[FILE] = [Stop(FIRST), Stop(SECOND)]
-    seen = Seen()
+    index.stops[FILE] = [CutAnswer(FIRST), CutAnswer(SECOND)]
+    seen = NotedProgress()
     check_whole(fetched(fetching.recipe(SHA256, "r1"), cache, seen))
     assert ranges(index) == ["", f"bytes={FIRST}-", f"bytes={SECOND}-"]
     assert {total for label, _, total, _ in seen.told if label == LABEL} == {None, SIZE}
 
 
 async def test_goes_on_after_it_was_killed_in_the_middle(index: PackageIndex, cache: Path) -> None:
-    index.stops[FILE] = [Stop(FIRST, stays=True)]
+    index.stops[FILE] = [CutAnswer(FIRST, stays=True)]
     with start(cache) as run:
         await until(lambda: size(partial(cache)) == FIRST)
         run.kill()
-    seen = Seen()
+    seen = NotedProgress()
     check_whole(fetched(fetching.recipe(SHA256, "r1"), cache, seen))
     assert ranges(index) == ["", f"bytes={FIRST}-"]
     assert seen.told[0] == (LABEL, FIRST, None, "bytes"), "the bar begins where it stopped"
@@ -129,7 +129,7 @@ def test_whole_wheels_outlive_a_later_failure(index: PackageIndex, cache: Path) 
 
 def test_gives_up_after_many_breaks_and_goes_on_next_time(index: PackageIndex, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(download, "PAUSE_S", 0.0)
-    stops = [Stop(FIRST + number) for number in range(1 + download.BREAKS)]
+    stops = [CutAnswer(FIRST + number) for number in range(1 + download.BREAKS)]
     index.stops[FILE] = list(stops)
     with pytest.raises(FetchError, match=r"the connection to 127\.0\.0\.1 broke off 6 times .* 2\.861 MiB are there and are kept"):
         fetched(fetching.recipe(SHA256, "r1"), cache)
@@ -178,7 +178,7 @@ def test_a_wrong_beginning_is_thrown_away_once(index: PackageIndex, cache: Path,
 def test_a_server_without_ranges_gives_all_of_it(index: PackageIndex, cache: Path) -> None:
     index.has_ranges = False
     begin(cache, WHEEL[:FIRST])
-    seen = Seen()
+    seen = NotedProgress()
     check_whole(fetched(fetching.recipe(SHA256, "r1"), cache, seen))
     assert (ranges(index), index.by_pip(FILE)) == ([f"bytes={FIRST}-"], 0)
     assert (LABEL, 0, SIZE, "bytes") in seen.told, "the bar begins anew"
@@ -193,7 +193,7 @@ def test_a_part_from_elsewhere_is_not_taken(index: PackageIndex, cache: Path) ->
 
 def test_a_server_that_tells_no_size(index: PackageIndex, cache: Path) -> None:
     index.has_sizes = False
-    seen = Seen()
+    seen = NotedProgress()
     check_whole(fetched(fetching.recipe(SHA256, "r1"), cache, seen))
     assert [told for told in seen.told if told[0] == LABEL][-1] == (LABEL, SIZE, SIZE, "bytes")
     assert index.by_pip(FILE) == 0
@@ -249,10 +249,10 @@ def test_pip_downloads_what_we_cannot(index: PackageIndex, cache: Path, tmp_path
         index.use(monkeypatch)
     else:
         index.has_metadata = index.has_ranges = False
-        index.stops[FILE] = [Stop(FIRST, stays=True)]  # so that it cannot come before anybody sees that it comes
+        index.stops[FILE] = [CutAnswer(FIRST, stays=True)]  # so that it cannot come before anybody sees that it comes
     monkeypatch.setenv("PIP_REQUIRE_VIRTUALENV", "1")
     monkeypatch.setenv("PIP_CACHE_DIR", str(tmp_path / "pip"))
-    seen = Seen()
+    seen = NotedProgress()
     check_whole(fetched(fetching.recipe(SHA256, "r1"), cache, seen))
     assert seen.told[0] == (LABEL, 0, None, "bytes") and (LABEL, SIZE, SIZE, "bytes") in seen.told
     assert index.by_pip(FILE) >= 1
@@ -262,7 +262,7 @@ def test_pip_downloads_what_we_cannot(index: PackageIndex, cache: Path, tmp_path
 
 def test_the_file_that_pip_writes_is_told(index: PackageIndex, cache: Path) -> None:
     index.has_metadata = index.has_ranges = False
-    index.stops[FILE] = [Stop(FIRST, stays=True), Stop(SECOND, stays=True)]
+    index.stops[FILE] = [CutAnswer(FIRST, stays=True), CutAnswer(SECOND, stays=True)]
     script = f"""
 import sys
 sys.path.insert(0, {str(Path(fetching.__file__).parents[1])!r})
@@ -271,7 +271,7 @@ from helpers import fetching
 from omnistage.models.common.fetch import fetched
 fetched(fetching.recipe({SHA256!r}, "r1"), Path({str(cache)!r}), lambda *told: print(*told, flush=True))
 """
-    with Started([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True) as run:
+    with StartedProcess([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True) as run:
         assert run.stdout is not None
         told = re.compile(f"{LABEL} (\\d+) None bytes\n")
         counts = (int(match[1]) for line in iter(run.stdout.readline, "") if (match := told.fullmatch(line)))
@@ -283,8 +283,8 @@ fetched(fetching.recipe({SHA256!r}, "r1"), Path({str(cache)!r}), lambda *told: p
 
 
 async def test_who_waits_for_another_sees_what_that_one_has_and_takes_over(index: PackageIndex, cache: Path) -> None:
-    index.stops[FILE] = [Stop(FIRST, stays=True)]
-    seen = Seen()
+    index.stops[FILE] = [CutAnswer(FIRST, stays=True)]
+    seen = NotedProgress()
     with start(cache) as first:
         await until(lambda: size(partial(cache)) == FIRST)
 

@@ -262,7 +262,7 @@ def test_what_cannot_be_had_is_told_in_one_line(hub: HubServer, tmp_path: Path) 
         "org/words@v2": ("UnknownName", "org/words has no revision 'v2': give a branch, a tag or a whole commit of it"),
         f"org/words@{'0' * 40}": ("UnknownName", f"org/words has no revision '{'0' * 40}'"),
         "org/pickled": ("NoWeights", "org/pickled@main has no weights as safetensors, and no others are read"),
-        "org/huge": ("NoRoom", f"org/huge@main: 1073741824 GiB are to be fetched, and {tmp_path}/hub has "),
+        "org/huge": ("DiskFull", f"org/huge@main: 1073741824 GiB are to be fetched, and {tmp_path}/hub has "),
     }
     for name, said in zip(told, fetched(hub.environment(tmp_path), *told), strict=True):
         error, text = told[name]
@@ -279,7 +279,7 @@ def test_a_disk_that_is_too_small_is_told_before_and_one_that_fills_is_told_then
     for name, value in hub.environment(Path("/dev/shm/home")).items():
         monkeypatch.setenv(name, value)
     before, then = map(json.loads, run_on_mount("4m", FETCHING, arguments=["org/words", "org/larger"]).splitlines())
-    assert before["error"] == then["error"] == "NoRoom"
+    assert before["error"] == then["error"] == "DiskFull"
     assert before["text"].startswith("org/words@main: 12 MiB are to be fetched, and /dev/shm/home/hub has 4 MiB free: make room, or set")
     assert then["text"].startswith("the disk of /dev/shm/home/hub is full: make room, or set HF_HOME")
     assert "merges.txt" not in hub.fetched()

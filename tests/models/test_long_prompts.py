@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from helpers.link import opening
-from helpers.run import Caller, params
+from helpers.run import RunStream, params
 from helpers.servers import all_free, local_stage, stage_stub
 from helpers.waiting import turning
 from omnistage.models.conversation import Turn
@@ -50,7 +50,7 @@ async def test_a_huge_prompt_is_refused_and_the_short_ones_beside_it_go_on(think
     async with local_stage(ThinkerStage(thinker)) as stage, stage_stub(stage.address) as stub:
         callers = []
         for number, text in enumerate(["Hello!", EMOJI * 1_000_000, "Hi!"]):
-            caller = Caller(stub)
+            caller = RunStream(stub)
             given = params("thinker", text, max_tokens=3, ignore_eos=True)
             await caller.send(open=opening("thinker", {"text": 64}, session_id=f"s{number}", model=thinker.info.name, params=given))
             callers.append(caller)

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from helpers.contract import CHECKS
-from helpers.processes import Family as Processes
-from helpers.processes import Started
+from helpers.processes import ProcessFamily as Processes
+from helpers.processes import StartedProcess
 
 ROOT = Path(__file__).resolve().parents[2]
 SNIPPET = re.compile(r"(?ms)^```(\w+)(?: (\S+))?\n(.*?)^```$")
@@ -89,7 +89,7 @@ def test_it_passes_the_contract_suite(page: Page, package: Path, installed: str)
 def test_it_is_served_and_answers_as_the_page_says(page: Page, package: Path, installed: str, family: Processes) -> None:
     environment = {**os.environ, "PYTHONPATH": installed}
     _, _, serve, ask = page.typed
-    with Started(ours(serve), cwd=package, env=environment, stderr=subprocess.PIPE, text=True) as server:
+    with StartedProcess(ours(serve), cwd=package, env=environment, stderr=subprocess.PIPE, text=True) as server:
         assert server.stderr is not None
         line = server.stderr.readline()
         assert line.startswith("serving on "), line + server.stderr.read()

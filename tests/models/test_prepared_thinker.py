@@ -15,7 +15,7 @@ from omnistage.engine.constraint import Constraint
 from omnistage.models.conversation import Turn
 from omnistage.models.interface import TextRequest
 from omnistage.models.options import LoadOptions
-from omnistage.models.smol.thinker import Prepared, SmolThinker, load_thinker
+from omnistage.models.smol.thinker import PreparedAnswer, SmolThinker, load_thinker
 
 
 class Hanging(SmolThinker):
@@ -24,7 +24,7 @@ class Hanging(SmolThinker):
     go: threading.Event
     asked = 0
 
-    def _tokenized(self, request: TextRequest, grammar: Constraint | None) -> Prepared:
+    def _tokenized(self, request: TextRequest, grammar: Constraint | None) -> PreparedAnswer:
         self.asked += 1
         assert self.go.wait(60)
         return super()._tokenized(request, grammar)

@@ -53,7 +53,7 @@ def thinker(loaded: Callable[[str], SmolThinker], request: pytest.FixtureRequest
 
 
 @dataclass(frozen=True)
-class Answer:
+class PartOfAnswer:
     """An answer or the rest of one."""
 
     text: str
@@ -62,10 +62,10 @@ class Answer:
     finish_reasons: tuple[FinishReason, ...]
 
 
-async def answer(model: SmolThinker, request: TextRequest) -> Answer:
+async def answer(model: SmolThinker, request: TextRequest) -> PartOfAnswer:
     pieces = await text_pieces(model, request)
     assert pieces[-1].finish_reason is not None
-    return Answer(
+    return PartOfAnswer(
         "".join(piece.text for piece in pieces),
         tuple(token for piece in pieces for token in piece.token_ids),
         tuple(logprob for piece in pieces for logprob in piece.logprobs),
@@ -82,7 +82,7 @@ def texts(model: SmolThinker, request: TextRequest, tokens: tuple[int, ...]) -> 
     return said
 
 
-async def check_cuts(model: SmolThinker, request: TextRequest, most: int = sys.maxsize, seed: int = 0) -> Answer:
+async def check_cuts(model: SmolThinker, request: TextRequest, most: int = sys.maxsize, seed: int = 0) -> PartOfAnswer:
     """Go on after every number of tokens, all at once; returns the undisturbed answer. most: so many, drawn; 0 and the last are in."""
     whole = await answer(model, request)
     said = texts(model, request, whole.tokens)

@@ -21,7 +21,7 @@ from helpers.models import said, text_pieces
 from omnistage.engine.detokenizer import Detokenizer
 from omnistage.engine.sequence import MAX_UNREAD
 from omnistage.engine.types import FinishReason, Sampling
-from omnistage.models.conversation import Constraint, Media, Streamed, Turn
+from omnistage.models.conversation import Media, Streamed, TextConstraint, Turn
 from omnistage.models.interface import BadRequest, TextPiece, TextRequest
 from omnistage.models.options import LoadOptions
 from omnistage.models.smol.thinker import DEFAULT_SYSTEM, SmolThinker, load_thinker, read_decoder
@@ -193,7 +193,7 @@ async def test_a_reader_that_stops_bounds_the_work_and_closing_frees_all(thinker
         (ask("x" * (8 * 8192 + 1)), "thinker.messages"),
         (TextRequest((Turn("user", ("x", Media("image/png", b"x"))),), 0), "thinker.messages.parts.media"),
         (TextRequest((Turn("user", ("x", Streamed("microphone"))),), 0), "thinker.messages.parts.port"),
-        (ask("x", constraint=Constraint("regex", "(")), "thinker.constraint.regex"),
+        (ask("x", constraint=TextConstraint("regex", "(")), "thinker.constraint.regex"),
         (ask("x", sampling=Sampling(logit_bias={49152: 1.0})), "thinker.sampling.logit_bias"),
     ],
 )
@@ -209,11 +209,11 @@ async def test_kept_answers_stand_beside_free_ones_and_change_nothing_of_them(th
     alone = [await text_pieces(thinker, request) for request in free]
     warm = Sampling(temperature=1.5)
     kept = [
-        ask("Is water wet?", constraint=Constraint("choice", choices=("Yes", "No", "Yes, it is.", "日本")), sampling=warm),
-        ask("Say a number.", constraint=Constraint("regex", "[0-9]{3}é"), ignore_eos=True, sampling=warm),
-        ask("Bob is 5.", constraint=Constraint("json_schema", '{"enum": ["Bob", 5, null]}'), min_tokens=20, sampling=warm),
+        ask("Is water wet?", constraint=TextConstraint("choice", choices=("Yes", "No", "Yes, it is.", "日本")), sampling=warm),
+        ask("Say a number.", constraint=TextConstraint("regex", "[0-9]{3}é"), ignore_eos=True, sampling=warm),
+        ask("Bob is 5.", constraint=TextConstraint("json_schema", '{"enum": ["Bob", 5, null]}'), min_tokens=20, sampling=warm),
     ]
-    nowhere = ask("x", constraint=Constraint("regex", "(x|a)a{1000000}"), sampling=warm)
+    nowhere = ask("x", constraint=TextConstraint("regex", "(x|a)a{1000000}"), sampling=warm)
     together = await asyncio.gather(*(text_pieces(thinker, each) for each in (*free, *kept, nowhere)), return_exceptions=True)
     beside = [answer for answer in together[:2] if not isinstance(answer, BaseException)]
     assert [made_of(answer) for answer in beside] == [made_of(answer) for answer in alone]

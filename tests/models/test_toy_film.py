@@ -15,12 +15,24 @@ from numpy.typing import NDArray
 from helpers.families import PICTURE
 from omnistage.models.conversation import Media
 from omnistage.models.errors import LoadError
-from omnistage.models.interface import BadRequest, Clip, Drawn, DrawRequest, Picture, Preview, Progress, Rows, Sound, Wanted, no_inputs
+from omnistage.models.interface import (
+    BadRequest,
+    Clip,
+    Drawn,
+    DrawRequest,
+    EncodedPicture,
+    Preview,
+    Sound,
+    StepsDone,
+    TensorRows,
+    Wanted,
+    no_inputs,
+)
 from omnistage.models.steps.interface import Aside
 from omnistage.models.steps.session import MAX_UNREAD
 from omnistage.models.toy import formulas
 from omnistage.models.toy.files import pixels_of, png
-from omnistage.models.toy.film import FilmMaker, FilmOptions, Job
+from omnistage.models.toy.film import FilmMaker, FilmOptions, ToyFilmJob
 from omnistage.models.toy.products import FILM
 
 ALL = {"image": 0, "video": 0, "audio": 0, "progress": 0}
@@ -28,23 +40,23 @@ HILL = DrawRequest(seed=7, prompt="a hill", width=40, height=24, steps=5)
 
 
 @dataclass
-class Shown:
+class FilmOutput:
     """All that came of a request."""
 
     progress: list[int] = field(default_factory=list)
     previews: list[Preview] = field(default_factory=list)
-    pictures: list[Picture] = field(default_factory=list)
+    pictures: list[EncodedPicture] = field(default_factory=list)
     film: bytes = b""
     frames: int = 0
     sound: list[NDArray[np.float32]] = field(default_factory=list)
 
     def take(self, piece: Drawn) -> None:
         match piece:
-            case Progress(step, _):
+            case StepsDone(step, _):
                 self.progress.append(step)
             case Preview():
                 self.previews.append(piece)
-            case Picture():
+            case EncodedPicture():
                 self.pictures.append(piece)
             case Clip(data, media_type, frames):
                 assert media_type == FILM
@@ -54,8 +66,8 @@ class Shown:
                 self.sound.append(samples)
 
 
-async def draw(maker: FilmMaker, request: DrawRequest, wanted: Wanted = ALL) -> Shown:
-    shown = Shown()
+async def draw(maker: FilmMaker, request: DrawRequest, wanted: Wanted = ALL) -> FilmOutput:
+    shown = FilmOutput()
     async with aclosing(maker.draw(await maker.prepare(request), no_inputs(), wanted)) as pieces:
         async for piece in pieces:
             shown.take(piece)
@@ -117,7 +129,7 @@ async def test_those_of_one_size_share_their_steps_and_each_is_what_it_is_alone(
     alone = [(await draw(FilmMaker(FilmOptions()), request)).pictures for request in requests]
     maker = FilmMaker(FilmOptions())
 
-    async def late(n: int) -> list[Picture]:
+    async def late(n: int) -> list[EncodedPicture]:
         for _ in range(3 * n):
             await asyncio.sleep(0)
         return (await draw(maker, requests[n])).pictures
@@ -138,7 +150,7 @@ async def test_one_that_is_given_up_at_any_step_leaves_the_others_alone() -> Non
         given_up = maker.draw(await maker.prepare(replace(HILL, seed=9)), no_inputs(), ALL)
         while True:
             piece = await anext(given_up)
-            if isinstance(piece, Picture) or piece.step >= step:  # type: ignore[union-attr]
+            if isinstance(piece, EncodedPicture) or piece.step >= step:  # type: ignore[union-attr]
                 break
         await given_up.aclose()
         assert maker.sessions.running <= 1
@@ -168,7 +180,7 @@ async def test_one_who_does_not_read_holds_only_itself_up() -> None:
 class Choking(FilmMaker):
     """Cannot draw a plane of ones: the step of every group that it is in fails."""
 
-    def step(self, jobs: Sequence[Job], aside: Aside | None) -> None:
+    def step(self, jobs: Sequence[ToyFilmJob], aside: Aside | None) -> None:
         if any(job.scene.request.prompt == "choke" for job in jobs):
             raise FloatingPointError("a latent is not finite")
         super().step(jobs, aside)
@@ -181,7 +193,7 @@ async def test_one_that_fails_ends_alone() -> None:
         draw(maker, HILL), draw(maker, replace(HILL, prompt="choke")), draw(maker, HILL), return_exceptions=True
     )
     assert isinstance(bad, FloatingPointError)
-    assert isinstance(good, Shown) and isinstance(other, Shown) and good.pictures == other.pictures == whole
+    assert isinstance(good, FilmOutput) and isinstance(other, FilmOutput) and good.pictures == other.pictures == whole
     assert (maker.sessions.running, maker.load().queued) == (0, 0)
 
 
@@ -203,7 +215,7 @@ async def test_a_loop_that_ends_leaves_nothing_for_the_next(interval_s: float) -
     """As tests have them: a model outlives the event loop of its callers."""
     maker = FilmMaker(FilmOptions(interval_s=interval_s))
 
-    def elsewhere() -> list[Picture]:
+    def elsewhere() -> list[EncodedPicture]:
         return asyncio.run(draw(maker, HILL)).pictures
 
     first = await asyncio.to_thread(elsewhere)
@@ -213,7 +225,7 @@ async def test_a_loop_that_ends_leaves_nothing_for_the_next(interval_s: float) -
 class Misgrouping(FilmMaker):
     """Has a bug: nobody can say any more who steps with whom."""
 
-    def key(self, job: Job) -> tuple[int, int]:
+    def key(self, job: ToyFilmJob) -> tuple[int, int]:
         raise AssertionError("told to fail")
 
 
@@ -288,11 +300,11 @@ async def test_a_drawing_goes_on_in_the_middle_of_its_steps(multistep: bool) -> 
     request = replace(HILL, steps=8, results=2)
     async with aclosing(maker.draw(await maker.prepare(request), no_inputs(), {"image": 0, "checkpoint": 0})) as pieces:
         made = [piece async for piece in pieces]
-    rows = [piece.rows for piece in made if isinstance(piece, Rows)]
+    rows = [piece.rows for piece in made if isinstance(piece, TensorRows)]
     assert len(rows) == 1 and len(rows[0]) == (1 + multistep) * 2 * 24 * 40
     steps = maker.sessions.steps
     again = await draw(maker, replace(request, history=rows[0].astype(np.uint32)), {"image": 0})
-    assert again.pictures == [piece for piece in made if isinstance(piece, Picture)]
+    assert again.pictures == [piece for piece in made if isinstance(piece, EncodedPicture)]
     assert maker.sessions.steps - steps == 4 + 2 + 1, "half of the steps, the pictures, and their end"
     with pytest.raises(BadRequest, match="at most"):
         await maker.prepare(replace(request, history=np.zeros((9999, 1), np.uint32)))

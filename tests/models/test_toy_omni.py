@@ -15,7 +15,7 @@ from helpers.families import ITEMS, PICTURE, SEEN, SOUND, TOKENS
 from helpers.models import said
 from helpers.waiting import turning
 from omnistage.models.conversation import Media, Turn
-from omnistage.models.interface import FinishReason, Piece, Rows, SpeechRequest, TextPiece, TextRequest, no_inputs
+from omnistage.models.interface import FinishReason, Piece, SpeechRequest, TensorRows, TextPiece, TextRequest, no_inputs
 from omnistage.models.toy import formulas
 from omnistage.models.toy.files import png, wav
 from omnistage.models.toy.omni import OmniOptions, OmniTalker, OmniThinker, OmniThinkerOptions
@@ -85,7 +85,7 @@ async def test_it_says_the_formula_of_what_it_sees_and_hears() -> None:
 async def test_rows_of_the_prompt_alone_take_no_token() -> None:
     """A token would take an hour."""
     pieces = [piece async for piece in said(OmniThinker(OmniThinkerOptions(interval_s=3600)), LOOK, {"prompt": 0, "places": 0})]
-    assert {piece.port for piece in pieces if isinstance(piece, Rows) and piece.last} == {"prompt", "places"}
+    assert {piece.port for piece in pieces if isinstance(piece, TensorRows) and piece.last} == {"prompt", "places"}
 
 
 async def test_a_pixel_and_its_place_count() -> None:
@@ -106,7 +106,7 @@ async def test_the_row_of_a_token_comes_a_step_after_the_token() -> None:
     given = said(OmniThinker(OmniThinkerOptions(max_chunk=1)), LOOK, {"text": 0, "hidden": 0})
     first, second, third = [await anext(given) for _ in range(3)]
     await given.aclose()
-    assert isinstance(first, TextPiece) and isinstance(second, TextPiece) and isinstance(third, Rows) and len(third.rows) == 1
+    assert isinstance(first, TextPiece) and isinstance(second, TextPiece) and isinstance(third, TensorRows) and len(third.rows) == 1
 
 
 # The Talker ------------------------------------------------------------------------------------------------------------------------------

@@ -22,7 +22,7 @@ async def worker() -> AsyncIterator[Worker]:
     await one.close()
 
 
-class Gate:
+class GatedUnit:
     """A unit of work that runs until it is let go."""
 
     def __init__(self) -> None:
@@ -48,7 +48,7 @@ async def test_returns_the_result_and_raises_the_error(worker: Worker) -> None:
 
 
 async def test_urgent_units_overtake_a_bounded_number(worker: Worker) -> None:
-    gate, order = Gate(), list[str]()
+    gate, order = GatedUnit(), list[str]()
     holding = asyncio.create_task(worker.run(gate))
     await gate.running()
     async with asyncio.TaskGroup() as group:
@@ -65,7 +65,7 @@ async def test_urgent_units_overtake_a_bounded_number(worker: Worker) -> None:
 
 
 async def test_cancelled_unit_in_the_queue_never_runs(worker: Worker) -> None:
-    gate, ran = Gate(), list[int]()
+    gate, ran = GatedUnit(), list[int]()
     holding = asyncio.create_task(worker.run(gate))
     await gate.running()
     waiting = asyncio.create_task(worker.run(lambda: ran.append(1)))
@@ -88,7 +88,7 @@ async def test_two_threads_share_work_and_both_are_done_when_one_fails(worker: W
 
     await asyncio.to_thread(by_two, worker.aside, partial(note, "here"), partial(note, "there"))
     assert threads["there"] == "test" != threads["here"]
-    gate = Gate()
+    gate = GatedUnit()
 
     def held() -> None:
         gate()
@@ -109,7 +109,7 @@ async def test_two_threads_share_work_and_both_are_done_when_one_fails(worker: W
 
 
 async def test_cancelling_waits_for_the_unit_that_runs(worker: Worker) -> None:
-    gate = Gate()
+    gate = GatedUnit()
     task = asyncio.create_task(worker.run(gate))
     await gate.running()
     for _ in range(3):

@@ -12,9 +12,9 @@ import grpc.aio
 import pytest
 import structlog
 
-from helpers.ask import Answer, ask, read, refused, request
-from helpers.chain import Stack, addresses_of, good
-from helpers.converse import Conversation, TurnFailed
+from helpers.ask import WholeAnswer, ask, read, refused, request
+from helpers.chain import RouterAndStages, addresses_of, good
+from helpers.converse import ConverseStream, TurnFailed
 from helpers.servers import Local, all_free, family_logic, local_chain, local_router, local_stage, omni_stub
 from helpers.waiting import until
 from omnistage.models.toy import formulas
@@ -74,7 +74,7 @@ def check_counted(router: Local, lines: Sequence[Line]) -> None:
 # Answers -------------------------------------------------------------------------------------------------------------------------------
 
 
-async def test_a_whole_answer(steady: Stack, lines: list[Line]) -> None:
+async def test_a_whole_answer(steady: RouterAndStages, lines: list[Line]) -> None:
     answer = await ask(steady.stub, request("what is a kite?", 3, request_id="r-1"), metadata=[("x-api-key", "swordfish")])
     answer.check_toy(3, "what is a kite?")
     line = the_end(lines, "answer.done", "OK")
@@ -98,7 +98,7 @@ async def test_a_whole_answer(steady: Stack, lines: list[Line]) -> None:
     check_counted(steady.router, lines)
 
 
-async def test_text_alone_has_no_sound_and_needs_one_stage(steady: Stack, lines: list[Line]) -> None:
+async def test_text_alone_has_no_sound_and_needs_one_stage(steady: RouterAndStages, lines: list[Line]) -> None:
     await ask(steady.stub, request("what is a kite?", 3, outputs=["text"], thinker={"max_tokens": 5}))
     line = the_end(lines, "answer.done", "OK")
     assert (line["finish_reason"], line["tokens"], line["audio_s"], line["ttfa_s"]) == ("length", 5, 0, None)
@@ -106,7 +106,7 @@ async def test_text_alone_has_no_sound_and_needs_one_stage(steady: Stack, lines:
     assert (line["client"], line["request_id"]) == ("127.0.0.1", None)
 
 
-async def test_tokens_of_a_text_that_nobody_asked_for_are_counted(steady: Stack, lines: list[Line]) -> None:
+async def test_tokens_of_a_text_that_nobody_asked_for_are_counted(steady: RouterAndStages, lines: list[Line]) -> None:
     await ask(steady.stub, request("what is a kite?", 3, outputs=["audio"]))
     line = the_end(lines, "answer.done", "OK")
     assert (line["tokens"], line["ttft_s"]) == (formulas.NATURAL_LENGTH, None) and line["ttfa_s"] > 0
@@ -132,16 +132,16 @@ async def test_pictures_and_frames_are_counted_and_previews_are_not(lines: list[
 # Other ends ----------------------------------------------------------------------------------------------------------------------------
 
 
-async def cancelled(stack: Stack, request_id: str = "") -> None:
+async def cancelled(stack: RouterAndStages, request_id: str = "") -> None:
     """An answer whose client leaves once it has heard something."""
     call = stack.stub.Generate(request("tell nobody", 3, thinker=LONG, request_id=request_id), timeout=60)
-    answer = Answer()
+    answer = WholeAnswer()
     while not answer.of("audio"):
         answer.take(await read(call))
     call.cancel()
 
 
-async def test_a_client_that_leaves(steady: Stack, lines: list[Line]) -> None:
+async def test_a_client_that_leaves(steady: RouterAndStages, lines: list[Line]) -> None:
     await cancelled(steady)
     await until(lambda: ends(lines))
     line = the_end(lines, "answer.done", "CANCELLED")
@@ -161,7 +161,7 @@ async def test_an_answer_that_takes_too_long(lines: list[Line]) -> None:
         await all_free(list(addresses_of(stages).values()))
 
 
-async def test_a_request_that_is_asked_again(steady: Stack, lines: list[Line]) -> None:
+async def test_a_request_that_is_asked_again(steady: RouterAndStages, lines: list[Line]) -> None:
     older = steady.stub.Generate(request("tell nobody", 3, thinker=LONG, request_id=UUID), timeout=60)
     assert (await read(older)).HasField("started")
     await ask(steady.stub, request("tell nobody", 3, request_id=UUID))
@@ -175,7 +175,7 @@ async def test_a_request_that_is_asked_again(steady: Stack, lines: list[Line]) -
     check_counted(steady.router, lines)
 
 
-async def test_what_a_stage_refuses_is_an_answer_that_failed(steady: Stack, lines: list[Line]) -> None:
+async def test_what_a_stage_refuses_is_an_answer_that_failed(steady: RouterAndStages, lines: list[Line]) -> None:
     """Its message may quote the request: the log has the field alone, here and at the stage."""
     await refused(steady.stub, request("tell nobody", thinker={"stop": ["STOP-HERE" * 99]}))
     line = the_end(lines, "answer.done", "BAD_REQUEST")
@@ -197,7 +197,7 @@ async def test_what_a_stage_refuses_is_an_answer_that_failed(steady: Stack, line
     ],
 )
 async def test_what_the_router_itself_refuses(
-    steady: Stack, lines: list[Line], asked: omni_pb2.GenerateRequest, reason: str, field: str | None
+    steady: RouterAndStages, lines: list[Line], asked: omni_pb2.GenerateRequest, reason: str, field: str | None
 ) -> None:
     await refused(steady.stub, asked)
     line = the_end(lines, "request.refused", reason)
@@ -206,7 +206,7 @@ async def test_what_the_router_itself_refuses(
 
 
 @pytest.mark.parametrize("stack", [{"max_sessions": 1, "client_share": 1}], indirect=True)
-async def test_a_request_for_which_there_is_no_place(stack: Stack, lines: list[Line]) -> None:
+async def test_a_request_for_which_there_is_no_place(stack: RouterAndStages, lines: list[Line]) -> None:
     running = stack.stub.Generate(request("tell nobody", thinker=LONG), timeout=60)
     assert (await read(running)).HasField("started")
     await refused(stack.stub, good())
@@ -219,7 +219,7 @@ async def test_a_request_for_which_there_is_no_place(stack: Stack, lines: list[L
 
 
 @pytest.mark.parametrize("stack", [{"max_sessions": 1}], indirect=True)
-async def test_a_client_that_leaves_while_it_waits(stack: Stack, lines: list[Line]) -> None:
+async def test_a_client_that_leaves_while_it_waits(stack: RouterAndStages, lines: list[Line]) -> None:
     running = stack.stub.Generate(request("tell nobody", thinker=LONG), timeout=60)
     assert (await read(running)).HasField("started")
     waiting = stack.stub.Generate(good(), timeout=60, metadata=[("x-api-key", "swordfish")])
@@ -234,8 +234,8 @@ async def test_a_client_that_leaves_while_it_waits(stack: Stack, lines: list[Lin
 # Conversations -------------------------------------------------------------------------------------------------------------------------
 
 
-async def test_every_turn_of_a_conversation_has_its_line(steady: Stack, lines: list[Line]) -> None:
-    conversation = Conversation(steady.stub)
+async def test_every_turn_of_a_conversation_has_its_line(steady: RouterAndStages, lines: list[Line]) -> None:
+    conversation = ConverseStream(steady.stub)
     answers = [await conversation.turn(request("what is a kite?", seed)) for seed in (1, 2)]
     with pytest.raises(TurnFailed):
         await conversation.turn(request("tell nobody", model="gpt"))
@@ -249,8 +249,8 @@ async def test_every_turn_of_a_conversation_has_its_line(steady: Stack, lines: l
     assert not [line for line in lines if line["event"] == "conversation.failed"]
 
 
-async def test_an_error_of_the_call_within_a_turn_is_told_once(steady: Stack, lines: list[Line]) -> None:
-    conversation = Conversation(steady.stub)
+async def test_an_error_of_the_call_within_a_turn_is_told_once(steady: RouterAndStages, lines: list[Line]) -> None:
+    conversation = ConverseStream(steady.stub)
     for _ in range(2):
         await conversation.send(turn=request("tell nobody", thinker=LONG))
     with pytest.raises(grpc.aio.AioRpcError, match="INVALID_ARGUMENT"):
@@ -260,8 +260,8 @@ async def test_an_error_of_the_call_within_a_turn_is_told_once(steady: Stack, li
     assert not [line for line in lines if line["event"] == "conversation.failed"]
 
 
-async def test_an_error_of_the_call_between_turns_has_a_line_of_its_own(steady: Stack, lines: list[Line]) -> None:
-    conversation = Conversation(steady.stub)
+async def test_an_error_of_the_call_between_turns_has_a_line_of_its_own(steady: RouterAndStages, lines: list[Line]) -> None:
+    conversation = ConverseStream(steady.stub)
     await conversation.send(interrupt=stage_pb2.Interrupt())
     with pytest.raises(grpc.aio.AioRpcError, match="INVALID_ARGUMENT"):
         await conversation.read()
@@ -273,7 +273,7 @@ async def test_an_error_of_the_call_between_turns_has_a_line_of_its_own(steady: 
 # Many ----------------------------------------------------------------------------------------------------------------------------------
 
 
-async def test_many_requests_at_once_have_a_line_each(steady: Stack, lines: list[Line]) -> None:
+async def test_many_requests_at_once_have_a_line_each(steady: RouterAndStages, lines: list[Line]) -> None:
     """The figures in every line are those of its own answer."""
     asked = {f"r-{n}": request(f"prompt {n}", n, request_id=f"r-{n}", thinker={"max_tokens": n + 1, "ignore_eos": True}) for n in range(12)}
     answers = await asyncio.gather(*(ask(steady.stub, one) for one in asked.values()))

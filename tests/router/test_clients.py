@@ -13,7 +13,7 @@ from omnistage.router.clients import client_of, client_text, name_of, request_of
 
 
 @dataclass(frozen=True)
-class Call:
+class FactsOfCall:
     address: str
     key: str = ""
 
@@ -31,80 +31,95 @@ UUID = "322e3fe2cf6c4976a0f411505a32621c"
 @pytest.mark.parametrize(
     ("first", "second", "same"),
     [
-        (Call(ONE), Call(SAME_HOST), True),
-        (Call(ONE), Call(OTHER_HOST), False),
-        (Call("ipv6:%5B::1%5D:1"), Call("ipv6:%5B::1%5D:2"), True),
-        (Call("ipv6:%5B2001:db8:1:2::1%5D:1"), Call("ipv6:%5B2001:db8:1:2:ffff::9%5D:1"), True),
-        (Call("ipv6:[2001:db8:1:2::1]:1"), Call("ipv6:%5B2001:db8:1:2::2%5D:1"), True),
-        (Call("ipv6:%5B2001:db8:1:2::1%5D:1"), Call("ipv6:%5B2001:db8:1:3::1%5D:1"), False),
-        (Call("ipv6:%5Bfe80::1%25eth0%5D:1"), Call("ipv6:%5Bfe80::2%25eth0%5D:1"), True),
-        (Call("ipv6:%5B::ffff:10.0.0.1%5D:1"), Call(ONE), True),
-        (Call("ipv6:%5B::ffff:10.0.0.1%5D:1"), Call("ipv6:%5B::ffff:10.0.0.2%5D:1"), False),
-        (Call("unix:"), Call("unix:"), True),
-        (Call(ONE, "a"), Call(OTHER_HOST, "a"), True),
-        (Call(ONE, "a"), Call(ONE, "b"), False),
-        (Call(ONE, "a"), Call(ONE), False),
+        (FactsOfCall(ONE), FactsOfCall(SAME_HOST), True),
+        (FactsOfCall(ONE), FactsOfCall(OTHER_HOST), False),
+        (FactsOfCall("ipv6:%5B::1%5D:1"), FactsOfCall("ipv6:%5B::1%5D:2"), True),
+        (FactsOfCall("ipv6:%5B2001:db8:1:2::1%5D:1"), FactsOfCall("ipv6:%5B2001:db8:1:2:ffff::9%5D:1"), True),
+        (FactsOfCall("ipv6:[2001:db8:1:2::1]:1"), FactsOfCall("ipv6:%5B2001:db8:1:2::2%5D:1"), True),
+        (FactsOfCall("ipv6:%5B2001:db8:1:2::1%5D:1"), FactsOfCall("ipv6:%5B2001:db8:1:3::1%5D:1"), False),
+        (FactsOfCall("ipv6:%5Bfe80::1%25eth0%5D:1"), FactsOfCall("ipv6:%5Bfe80::2%25eth0%5D:1"), True),
+        (FactsOfCall("ipv6:%5B::ffff:10.0.0.1%5D:1"), FactsOfCall(ONE), True),
+        (FactsOfCall("ipv6:%5B::ffff:10.0.0.1%5D:1"), FactsOfCall("ipv6:%5B::ffff:10.0.0.2%5D:1"), False),
+        (FactsOfCall("unix:"), FactsOfCall("unix:"), True),
+        (FactsOfCall(ONE, "a"), FactsOfCall(OTHER_HOST, "a"), True),
+        (FactsOfCall(ONE, "a"), FactsOfCall(ONE, "b"), False),
+        (FactsOfCall(ONE, "a"), FactsOfCall(ONE), False),
     ],
 )
-def test_places_are_counted_by_key_or_else_by_host(first: Call, second: Call, same: bool):
+def test_places_are_counted_by_key_or_else_by_host(first: FactsOfCall, second: FactsOfCall, same: bool):
     assert (client_of(first) == client_of(second)) == same
 
 
 def test_the_key_itself_is_kept_nowhere():
-    call = Call(ONE, "secret")
+    call = FactsOfCall(ONE, "secret")
     assert "secret" not in f"{client_of(call)} {request_of(call, UUID)}"
 
 
 @pytest.mark.parametrize(
     ("first", "second", "request_id", "same"),
     [
-        (Call(ONE), Call(ONE), "1", True),
-        (Call(ONE), Call(SAME_HOST), "1", False),
-        (Call(ONE), Call(OTHER_HOST), "1", False),
-        (Call(ONE), Call(OTHER_HOST), UUID, True),
-        (Call(ONE, "a"), Call(OTHER_HOST, "a"), "1", True),
-        (Call(ONE, "a"), Call(ONE, "b"), "1", False),
-        (Call(ONE, "a"), Call(ONE, "b"), UUID, False),
-        (Call(ONE, "a"), Call(ONE), UUID, False),
+        (FactsOfCall(ONE), FactsOfCall(ONE), "1", True),
+        (FactsOfCall(ONE), FactsOfCall(SAME_HOST), "1", False),
+        (FactsOfCall(ONE), FactsOfCall(OTHER_HOST), "1", False),
+        (FactsOfCall(ONE), FactsOfCall(OTHER_HOST), UUID, True),
+        (FactsOfCall(ONE, "a"), FactsOfCall(OTHER_HOST, "a"), "1", True),
+        (FactsOfCall(ONE, "a"), FactsOfCall(ONE, "b"), "1", False),
+        (FactsOfCall(ONE, "a"), FactsOfCall(ONE, "b"), UUID, False),
+        (FactsOfCall(ONE, "a"), FactsOfCall(ONE), UUID, False),
     ],
 )
-def test_a_request_is_the_same_only_where_no_stranger_can_have_asked_it(first: Call, second: Call, request_id: str, same: bool):
+def test_a_request_is_the_same_only_where_no_stranger_can_have_asked_it(
+    first: FactsOfCall, second: FactsOfCall, request_id: str, same: bool
+):
     assert (request_of(first, request_id) == request_of(second, request_id)) == same
 
 
 @pytest.mark.parametrize(
     ("call", "expected"),
     [
-        (Call(ONE), "10.0.0.1"),
-        (Call("ipv6:%5B::ffff:10.0.0.1%5D:1"), "10.0.0.1"),
-        (Call("ipv6:%5B2001:db8:1:2:ffff::9%5D:1"), "2001:db8:1:2::/64"),
-        (Call("ipv6:%5B::1%5D:1"), "::/64"),
-        (Call("unix:"), "local"),
-        (Call(ONE, "secret"), "key:2bb80d537b1da3e3"),
+        (FactsOfCall(ONE), "10.0.0.1"),
+        (FactsOfCall("ipv6:%5B::ffff:10.0.0.1%5D:1"), "10.0.0.1"),
+        (FactsOfCall("ipv6:%5B2001:db8:1:2:ffff::9%5D:1"), "2001:db8:1:2::/64"),
+        (FactsOfCall("ipv6:%5B::1%5D:1"), "::/64"),
+        (FactsOfCall("unix:"), "local"),
+        (FactsOfCall(ONE, "secret"), "key:2bb80d537b1da3e3"),
     ],
 )
-def test_logs_show_a_host_a_network_or_the_beginning_of_a_digest(call: Call, expected: str) -> None:
+def test_logs_show_a_host_a_network_or_the_beginning_of_a_digest(call: FactsOfCall, expected: str) -> None:
     assert client_text(client_of(call)) == expected
 
 
 def test_a_name_is_the_same_for_a_client_and_for_nobody_else() -> None:
-    one = name_of(client_of(Call(ONE)))
-    assert name_of(client_of(Call(SAME_HOST))) == one
+    one = name_of(client_of(FactsOfCall(ONE)))
+    assert name_of(client_of(FactsOfCall(SAME_HOST))) == one
     assert (
-        len({one, name_of(client_of(Call(OTHER_HOST))), name_of(client_of(Call(ONE, "key"))), name_of(client_of(Call(ONE, "other")))}) == 4
+        len(
+            {
+                one,
+                name_of(client_of(FactsOfCall(OTHER_HOST))),
+                name_of(client_of(FactsOfCall(ONE, "key"))),
+                name_of(client_of(FactsOfCall(ONE, "other"))),
+            }
+        )
+        == 4
     )
     assert len(one) == 16 and "10.0.0.1" not in one
 
 
 def test_a_scope_is_that_of_a_key_and_all_without_one_share_theirs() -> None:
-    one, other = (scope_of(client_of(Call(ONE, key))) for key in ("a", "b"))
-    assert one == scope_of(client_of(Call(OTHER_HOST, "a"))) != other
+    one, other = (scope_of(client_of(FactsOfCall(ONE, key))) for key in ("a", "b"))
+    assert one == scope_of(client_of(FactsOfCall(OTHER_HOST, "a"))) != other
     assert one and other and one != "a"
-    assert scope_of(client_of(Call(ONE))) == scope_of(client_of(Call(OTHER_HOST))) == scope_of(client_of(Call("unix:"))) == ""
+    assert (
+        scope_of(client_of(FactsOfCall(ONE)))
+        == scope_of(client_of(FactsOfCall(OTHER_HOST)))
+        == scope_of(client_of(FactsOfCall("unix:")))
+        == ""
+    )
 
 
 def test_whoever_knows_an_address_does_not_know_its_name() -> None:
     """It is another one in another process."""
     program = "from omnistage.router.clients import name_of; print(name_of(('host', '10.0.0.1')))"
     other = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.strip()
-    assert len(other) == 16 and other != name_of(client_of(Call(ONE)))
+    assert len(other) == 16 and other != name_of(client_of(FactsOfCall(ONE)))

@@ -14,9 +14,9 @@ import grpc
 import grpc.aio
 import pytest
 
-from helpers.ask import Answer, ask, refusal, refused, request
-from helpers.chain import Stack
-from helpers.converse import PIECE, Conversation, Pieces, TurnFailed, file_chunks, on_port, sound_chunks, zeros
+from helpers.ask import WholeAnswer, ask, refusal, refused, request
+from helpers.chain import RouterAndStages
+from helpers.converse import PIECE, ConverseStream, Pieces, TurnFailed, file_chunks, on_port, sound_chunks, zeros
 from helpers.families import PICTURE, SOUND
 from helpers.run import messages
 from helpers.servers import CHAIN, Local, all_free, family_logic, is_busy, local_chain, local_router, local_stage, omni_stub
@@ -55,7 +55,7 @@ async def house(
         served = await everything.enter_async_context(local_router(addresses, load_pipeline("toy-omni"), **(router or {})))
         stub = await everything.enter_async_context(omni_stub(served.address))
         yield stub, running
-        check((await Conversation(stub).turn(question(messages("Well?"), 3))), ("u", "Well?"), 3)
+        check((await ConverseStream(stub).turn(question(messages("Well?"), 3))), ("u", "Well?"), 3)
         await all_free([address for _, address in addresses if address not in lost])
 
 
@@ -68,7 +68,7 @@ def with_parts(*parts: stage_pb2.Part) -> list[stage_pb2.Message]:
     return [stage_pb2.Message(role="user", parts=parts)]
 
 
-def check(answer: Answer, seen: tuple[formulas.Seen, ...], seed: int) -> None:
+def check(answer: WholeAnswer, seen: tuple[formulas.Seen, ...], seed: int) -> None:
     answer.check_whole()
     items = formulas.items(seen)
     assert answer.text() == "".join(formulas.word(formulas.omni_token(seed, items, n)) for n in range(LENGTH))
@@ -103,7 +103,7 @@ async def test_it_sees_and_hears_what_is_streamed_however_it_is_cut(seed: int):
     """Several ports at once, interleaved, one turn after the other in one conversation; between them one without media."""
     chance = random.Random(seed)
     async with house() as (stub, _):
-        conversation = Conversation(stub)
+        conversation = ConverseStream(stub)
         for n in range(3):
             check(await conversation.turn(question(ASKED, n), streams(chance)), SEEN, n)
             check(await conversation.turn(question(messages("Only words."), n)), ("u", "Only words."), n)
@@ -112,7 +112,7 @@ async def test_it_sees_and_hears_what_is_streamed_however_it_is_cut(seed: int):
 
 async def test_the_account_says_what_came_in(seed: int):
     async with house() as (stub, _):
-        answer = await Conversation(stub).turn(question(ASKED, 1), streams(random.Random(seed)))
+        answer = await ConverseStream(stub).turn(question(ASKED, 1), streams(random.Random(seed)))
         assert answer.usage is not None
         sizes = {port: len(data) for port, (_, data) in MEDIA.items()} | {MICROPHONE: 777}
         assert {port: n for port, n in answer.usage.stages[0].input_items.items() if n} == sizes
@@ -122,8 +122,8 @@ async def test_slow_clients_are_waited_for_and_others_answered_meanwhile():
     waiting, film = asyncio.Event(), with_parts(on_port("media0", "video/mp4"))
     async with house() as (stub, _):
         pieces = {"media0": file_chunks("media0", b"slow", [1])}
-        answering = asyncio.create_task(Conversation(stub).turn(question(film, 1), pieces, waiting.wait))
-        answer = await Conversation(stub).turn(question(film, 2), {"media0": file_chunks("media0", b"fast")})
+        answering = asyncio.create_task(ConverseStream(stub).turn(question(film, 1), pieces, waiting.wait))
+        answer = await ConverseStream(stub).turn(question(film, 2), {"media0": file_chunks("media0", b"fast")})
         check(answer, seen_film(b"fast"), 2)
         check(await ask(stub, question(messages("hm"), 3)), ("u", "hm"), 3)
         waiting.set()
@@ -136,7 +136,7 @@ def seen_film(data: bytes) -> tuple[formulas.Seen, ...]:
 
 async def test_an_interrupted_turn_ends_and_the_next_one_is_answered():
     async with house(interval_s=0.05, length=400) as (stub, _):
-        conversation = Conversation(stub)
+        conversation = ConverseStream(stub)
         await conversation.send(turn=question(messages("Go on and on."), 1, 400))
         while not (await conversation.read()).HasField("chunk"):
             pass
@@ -179,7 +179,7 @@ async def test_generate_names_converse():
 )
 async def test_a_turn_that_asks_badly_fails_before_anything_is_streamed(parts: list[stage_pb2.Part], field: str):
     async with house() as (stub, _):
-        conversation = Conversation(stub)
+        conversation = ConverseStream(stub)
         with pytest.raises(TurnFailed) as told:
             await conversation.turn(question(with_parts(*parts), 1))
         assert (told.value.reason, told.value.failed.code) == ("BAD_REQUEST", grpc.StatusCode.INVALID_ARGUMENT.value[0])
@@ -189,7 +189,7 @@ async def test_a_turn_that_asks_badly_fails_before_anything_is_streamed(parts: l
 
 async def test_a_film_that_turns_out_too_large_fails_and_the_rest_of_it_is_passed_over():
     async with house() as (stub, _):
-        conversation = Conversation(stub)
+        conversation = ConverseStream(stub)
         picture = on_port("media0", "image/png")
         with pytest.raises(TurnFailed) as told:
             await conversation.turn(question(with_parts(picture), 1), {"media0": zeros("media0", 64 << 20)})
@@ -237,7 +237,7 @@ async def test_who_breaks_the_rules_is_told(what: str):
     """Sent as soon as the first room is given, or at once."""
     events, reason = BROKEN[what]
     async with house(interval_s=0.05) as (stub, _):
-        conversation = Conversation(stub)
+        conversation = ConverseStream(stub)
         heard: list[omni_pb2.ConverseResponse] = []
         try:
             for event in events:
@@ -264,7 +264,7 @@ async def test_who_breaks_the_rules_is_told(what: str):
 async def test_who_sends_nothing_is_left():
     """With room and a port that waits; who waits between two turns is not."""
     async with house(router={"stall_limit": 0.5}) as (stub, running):
-        conversation = Conversation(stub)
+        conversation = ConverseStream(stub)
         await conversation.send(turn=question(with_parts(on_port("media0", "video/mp4")), 1))
         with pytest.raises(TurnFailed) as left:
             await conversation.answer()
@@ -276,7 +276,7 @@ async def test_who_sends_nothing_is_left():
 async def test_a_router_that_was_held_up_blames_no_client():
     """It was stopped for twice the time that a client has; what was sent meanwhile it has not read yet."""
     async with house(router={"stall_limit": 0.5}) as (stub, running):
-        conversation = Conversation(stub)
+        conversation = ConverseStream(stub)
         await conversation.send(turn=question(ASKED, 1))
         async with conversation.streaming(streams(random.Random(1))):
             for _ in range(3):
@@ -294,7 +294,7 @@ async def test_who_reads_nothing_is_left():
         local_router({kind: stage.address for kind, stage in stages.items()}, stall_limit=0.5) as router,
         omni_stub(router.address) as stub,
     ):
-        conversation = Conversation(stub)
+        conversation = ConverseStream(stub)
         await conversation.send(turn=request("Say much.", 1))
         ended = {"pipeline": "toy", "reason": "CLIENT_STALLED"}
         await until(lambda: router.registry.get_sample_value("omnistage_router_requests_total", ended))
@@ -307,7 +307,7 @@ async def test_who_reads_nothing_is_left():
 async def test_clients_that_vanish_in_the_middle_leave_nothing():
     async with house() as (stub, running):
         for moment in range(6):
-            conversation = Conversation(stub)
+            conversation = ConverseStream(stub)
             await conversation.send(turn=question(ASKED, 1))
             async with conversation.streaming(streams(random.Random(moment))):
                 for _ in range(2 * moment):
@@ -319,11 +319,11 @@ async def test_clients_that_vanish_in_the_middle_leave_nothing():
 # Rules of Generate that hold here too ----------------------------------------------------------------------------------------------------
 
 
-async def test_turns_are_counted_as_requests_are(steady: Stack):
+async def test_turns_are_counted_as_requests_are(steady: RouterAndStages):
     def counted(reason: str) -> float:
         return steady.router.registry.get_sample_value("omnistage_router_requests_total", {"pipeline": "toy", "reason": reason}) or 0
 
-    conversation = Conversation(steady.stub)
+    conversation = ConverseStream(steady.stub)
     for seed in range(3):
         (await conversation.turn(request("How?", seed))).check_toy(seed, "How?")
     with pytest.raises(TurnFailed, match="BAD_REQUEST"):
@@ -334,7 +334,7 @@ async def test_turns_are_counted_as_requests_are(steady: Stack):
 
 async def test_a_deadline_ends_the_call_and_frees_everything():
     async with house() as (stub, running):
-        conversation = Conversation(stub, timeout_s=1)
+        conversation = ConverseStream(stub, timeout_s=1)
         await conversation.send(turn=question(with_parts(on_port("media0", "video/mp4")), 1))
         # The clock of the session may be a moment before that of the call: then the turn is told to have failed first.
         with pytest.raises((TurnFailed, grpc.aio.AioRpcError), match="DEADLINE"):
@@ -348,7 +348,7 @@ async def test_a_turn_that_is_asked_again_is_answered_once():
     async with house() as (stub, _):
         asked = question(with_parts(on_port("media0", "video/mp4")), 1)
         asked.request_id = "0123456789abcdef" * 2
-        older, newer = Conversation(stub), Conversation(stub)
+        older, newer = ConverseStream(stub), ConverseStream(stub)
         await older.send(turn=asked)
         while not (await older.read()).HasField("credit"):
             pass
@@ -364,7 +364,7 @@ async def test_a_router_that_drains_finishes_turns_and_ends_conversations(runnin
         local_router({kind: stage.address for kind, stage in stages.items()}) as router,
         omni_stub(router.address) as stub,
     ):
-        conversation = Conversation(stub)
+        conversation = ConverseStream(stub)
         (await conversation.turn(request("How?", 1))).check_toy(1, "How?")
         if running:
             await conversation.send(turn=request("And now?", 2))
@@ -372,7 +372,7 @@ async def test_a_router_that_drains_finishes_turns_and_ends_conversations(runnin
         async with asyncio.TaskGroup() as group:
             group.create_task(router.service.drain(30))
             if running:
-                answer = Answer(started=omni_pb2.Started())
+                answer = WholeAnswer(started=omni_pb2.Started())
                 async for event in conversation.events():
                     answer.take(event)
                 answer.check_toy(2, "And now?")
@@ -388,7 +388,7 @@ async def test_a_router_that_drains_finishes_turns_and_ends_conversations(runnin
 async def test_a_thinker_that_is_lost_while_it_is_sent_a_film(size: int):
     """The router sends what it still has to another Thinker. If more of a film is gone, the client has to send it again, and is told so."""
     async with house(2) as (stub, running):
-        conversation = Conversation(stub)
+        conversation = ConverseStream(stub)
         held = asyncio.Event()
         held.set()
         sent = 0

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from helpers.ask import Answer, ask, read, read_all, refused
+from helpers.ask import WholeAnswer, ask, read, read_all, refused
 from helpers.servers import Local, all_free, family_logic, is_busy, local_router, local_stage, omni_stub
 from omnistage.models.toy import formulas
 from omnistage.models.toy.film import SIDE, STEPS
@@ -24,7 +24,7 @@ def film(seed: int, **fields: object) -> omni_pb2.GenerateRequest:
     return omni_pb2.GenerateRequest(seed=seed, diffusion=stage_pb2.DiffusionParams(**asked))  # type: ignore[arg-type]
 
 
-def check(answer: Answer, seed: int) -> None:
+def check(answer: WholeAnswer, seed: int) -> None:
     answer.check_whole()
     steer = formulas.steer("a walk", "rain", 3)
     places = (np.arange(FRAMES), np.arange(SIDE), np.arange(SIDE))
@@ -71,7 +71,7 @@ async def two_film_makers(**options: object) -> AsyncIterator[tuple[list[tuple[L
 
 async def test_a_film_maker_that_is_lost_in_mid_film_leaves_no_gap(seed: int):
     async with two_film_makers(interval_s=0.06, max_chunk=1) as (running, stub):
-        answer = Answer()
+        answer = WholeAnswer()
         call = stub.Generate(film(seed), timeout=60)
         while len(answer.of("video")) < 5:
             answer.take(await read(call))
@@ -83,7 +83,7 @@ async def test_a_film_maker_that_is_lost_in_mid_film_leaves_no_gap(seed: int):
         assert len(answer.failovers) == 1
 
 
-def steps_shown(answer: Answer) -> list[int]:
+def steps_shown(answer: WholeAnswer) -> list[int]:
     return [chunk.progress.done for chunk in answer.of("progress") if chunk.HasField("progress")]
 
 
@@ -93,7 +93,7 @@ async def test_a_drawing_that_is_lost_between_steps_goes_on_with_all_that_its_sa
         seed=seed, diffusion=stage_pb2.DiffusionParams(prompt="a hill", width=24, height=16, steps=20, results=2)
     )
     async with two_film_makers(interval_s=0.05, experts=2, multistep=True) as (running, stub):
-        answer = Answer()
+        answer = WholeAnswer()
         call = stub.Generate(asked, timeout=60)
         while 12 not in steps_shown(answer):
             answer.take(await read(call))

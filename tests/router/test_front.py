@@ -14,7 +14,7 @@ import grpc.aio
 import pytest
 
 from helpers.ask import ask, read, refused, request
-from helpers.chain import Stack, good
+from helpers.chain import RouterAndStages, good
 from helpers.run import messages
 from helpers.servers import (
     CHAIN,
@@ -29,7 +29,7 @@ from helpers.servers import (
     watch_until,
 )
 from omnistage.models.toy import formulas
-from omnistage.router.pipeline import Pipeline, StageSpec, load_pipeline
+from omnistage.router.pipeline import PipelineFile, StageSpec, load_pipeline
 from omnistage.v1 import chunk_pb2, omni_pb2, omni_pb2_grpc, stage_pb2
 
 INVALID = grpc.StatusCode.INVALID_ARGUMENT
@@ -41,7 +41,7 @@ Continuation = Callable[[grpc.HandlerCallDetails], Awaitable[Any]]
 # Answers -------------------------------------------------------------------------------------------------------------------------------
 
 
-async def test_text_and_sound_and_the_account(stack: Stack, seed: int):
+async def test_text_and_sound_and_the_account(stack: RouterAndStages, seed: int):
     answer = await ask(stack.stub, request("What now?", seed))
     answer.check_toy(seed, "What now?")
     assert answer.started is not None and answer.usage is not None
@@ -54,7 +54,7 @@ async def test_text_and_sound_and_the_account(stack: Stack, seed: int):
     assert dict(usage.stages[2].output_items) == {"audio": len(answer.samples())}
 
 
-async def test_two_at_once_hear_their_own_answers(stack: Stack):
+async def test_two_at_once_hear_their_own_answers(stack: RouterAndStages):
     prompts = [f"prompt {n}" for n in range(20)]
     answers = await asyncio.gather(*[ask(stack.stub, request(prompt, n)) for n, prompt in enumerate(prompts)])
     for n, (prompt, answer) in enumerate(zip(prompts, answers, strict=True)):
@@ -62,7 +62,7 @@ async def test_two_at_once_hear_their_own_answers(stack: Stack):
     assert len({answer.started.session_id for answer in answers if answer.started}) == 20
 
 
-async def test_without_a_seed_each_answer_draws_its_own_and_says_which(stack: Stack):
+async def test_without_a_seed_each_answer_draws_its_own_and_says_which(stack: RouterAndStages):
     answers = [await ask(stack.stub, request("hm", None)) for _ in range(2)]
     seeds = [answer.started.seed for answer in answers if answer.started]
     assert seeds[0] != seeds[1]
@@ -70,7 +70,7 @@ async def test_without_a_seed_each_answer_draws_its_own_and_says_which(stack: St
         answer.check_toy(seed, "hm")
 
 
-async def test_text_alone_uses_the_thinker_alone(stack: Stack):
+async def test_text_alone_uses_the_thinker_alone(stack: RouterAndStages):
     before = {kind: _sessions_ended(stage) for kind, stage in stack.stages.items()}
     answer = await ask(stack.stub, request("hm", 3, outputs=["text"]))
     answer.check_toy(3, "hm")
@@ -86,7 +86,7 @@ def _sessions_ended(stage: Local) -> float:
     return sum(sample.value for sample in families["omnistage_stage_sessions"].samples if sample.name.endswith("_total"))
 
 
-async def test_sound_alone_leaves_the_text_out(stack: Stack):
+async def test_sound_alone_leaves_the_text_out(stack: RouterAndStages):
     answer = await ask(stack.stub, request("hm", 3, outputs=["audio"]))
     assert set(answer.chunks) == {"audio"}
     assert answer.samples().tolist() == (formulas.audio(3, "hm", formulas.NATURAL_LENGTH)[:, 0] * 32768).tolist()
@@ -97,23 +97,23 @@ async def test_sound_alone_leaves_the_text_out(stack: Stack):
     ["x" * 20_000, "\N{GRINNING FACE}" * 40, "\N{ZERO WIDTH JOINER}", "a\x00b", "\N{RIGHT-TO-LEFT OVERRIDE}"],
     ids=["20000", "emoji", "joiner", "nul", "bidi"],
 )
-async def test_odd_texts_get_an_answer(stack: Stack, prompt: str):
+async def test_odd_texts_get_an_answer(stack: RouterAndStages, prompt: str):
     (await ask(stack.stub, request(prompt, 7))).check_toy(7, prompt)
 
 
-async def test_pipeline_defaults_hold_unless_the_client_says_otherwise(stack: Stack):
+async def test_pipeline_defaults_hold_unless_the_client_says_otherwise(stack: RouterAndStages):
     """The toy pipeline's default of max_tokens is 256, far above the natural length; a client's own value wins."""
     answer = await ask(stack.stub, request("hm", 3, thinker={"max_tokens": 5}))
     answer.check_toy(3, "hm", 5)
     assert answer.usage is not None and answer.usage.finish_reason == chunk_pb2.FINISH_REASON_LENGTH
 
 
-async def test_verbatim_text_is_said_as_it_is(stack: Stack):
+async def test_verbatim_text_is_said_as_it_is(stack: RouterAndStages):
     asked = omni_pb2.GenerateRequest(seed=1, thinker=stage_pb2.ThinkerParams(verbatim="one two three"))
     assert (await ask(stack.stub, asked)).text() == "one two three "
 
 
-async def test_times_to_the_first_text_and_sound_are_measured(stack: Stack):
+async def test_times_to_the_first_text_and_sound_are_measured(stack: RouterAndStages):
     await ask(stack.stub, request("hm", 3))
     await ask(stack.stub, request("hm", 3, outputs=["text"]))
     counts = {
@@ -131,7 +131,7 @@ async def test_times_to_the_first_text_and_sound_are_measured(stack: Stack):
     }
 
 
-async def test_metrics_tell_which_pipeline_has_which_models(stack: Stack):
+async def test_metrics_tell_which_pipeline_has_which_models(stack: RouterAndStages):
     """So a dashboard finds the stages' own metrics, which have labels `stage` and `model`, from those of a pipeline."""
     await ask(stack.stub, request("hm", 3))
     replicas = {
@@ -147,13 +147,13 @@ async def test_metrics_tell_which_pipeline_has_which_models(stack: Stack):
     assert (stack.router.registry.get_sample_value("omnistage_router_requests_total", ended) or 0) >= 1
 
 
-async def test_list_models(stack: Stack):
+async def test_list_models(stack: RouterAndStages):
     (model,) = (await stack.stub.ListModels(omni_pb2.ListModelsRequest(), timeout=10)).models
     assert (model.name, list(model.stages), list(model.inputs)) == ("toy", [1, 2, 3], ["text"])
     assert (list(model.outputs), list(model.voices)) == (["text", "audio"], ["toy"]) and model.description
 
 
-async def test_list_replicas(stack: Stack):
+async def test_list_replicas(stack: RouterAndStages):
     replicas = (await stack.stub.ListReplicas(omni_pb2.ListReplicasRequest(), timeout=10)).replicas
     assert [(replica.pipeline, replica.kind, replica.model) for replica in replicas] == [
         ("toy", 1, "toy-thinker"),
@@ -241,21 +241,21 @@ BAD_REQUESTS = [
 
 
 @pytest.mark.parametrize(("asked", "field"), BAD_REQUESTS, ids=lambda value: value if isinstance(value, str) else "")
-async def test_a_bad_field_is_named(steady: Stack, asked: omni_pb2.GenerateRequest, field: str):
+async def test_a_bad_field_is_named(steady: RouterAndStages, asked: omni_pb2.GenerateRequest, field: str):
     refusal = await refused(steady.stub, asked)
     assert (refusal.code, refusal.reason, refusal.fields) == (INVALID, "BAD_REQUEST", [field])
     assert refusal.message and refusal.retry_delay_s is None
     (await ask(steady.stub, good())).check_toy(5, "good")
 
 
-async def test_an_unknown_model(stack: Stack):
+async def test_an_unknown_model(stack: RouterAndStages):
     refusal = await refused(stack.stub, request(model="gpt"))
     assert (refusal.code, refusal.reason) == (grpc.StatusCode.NOT_FOUND, "UNKNOWN_MODEL")
     assert "toy" in refusal.message
 
 
 @pytest.mark.parametrize("stack", [{"max_message_bytes": 1 << 20}], indirect=True)
-async def test_a_request_above_the_size_limit(stack: Stack):
+async def test_a_request_above_the_size_limit(stack: RouterAndStages):
     """gRPC refuses it before our code sees it, so there are no details."""
     with pytest.raises(grpc.aio.AioRpcError) as raised:
         await ask(stack.stub, request("x" * (2 << 20)))
@@ -263,7 +263,7 @@ async def test_a_request_above_the_size_limit(stack: Stack):
     assert re.search(r"larger than max \(\d+ vs\. 1048576\)", raised.value.details() or "")
 
 
-SEEING = Pipeline(
+SEEING = PipelineFile(
     name="seeing",
     description="A Thinker that takes pictures.",
     inputs=("text", "image"),
@@ -297,7 +297,7 @@ async def test_the_largest_request_that_a_router_takes_reaches_the_stage(most: i
 # Fields that are passed on -------------------------------------------------------------------------------------------------------------
 
 
-async def test_the_clients_deadline_ends_the_work_everywhere(stack: Stack):
+async def test_the_clients_deadline_ends_the_work_everywhere(stack: RouterAndStages):
     with pytest.raises(grpc.aio.AioRpcError) as raised:
         await ask(stack.stub, request(thinker={"max_tokens": 20_000, "ignore_eos": True}), timeout_s=0.4)
     assert raised.value.code() == grpc.StatusCode.DEADLINE_EXCEEDED
@@ -305,12 +305,12 @@ async def test_the_clients_deadline_ends_the_work_everywhere(stack: Stack):
 
 
 @pytest.mark.parametrize("stack", [{"session_limit": 3.0}], indirect=True)
-async def test_the_router_has_a_deadline_of_its_own(stack: Stack):
+async def test_the_router_has_a_deadline_of_its_own(stack: RouterAndStages):
     refusal = await refused(stack.stub, request(thinker={"max_tokens": 20_000, "ignore_eos": True}))
     assert (refusal.code, refusal.reason) == (grpc.StatusCode.DEADLINE_EXCEEDED, "DEADLINE")
 
 
-async def test_a_client_that_goes_away_ends_the_work_everywhere(stack: Stack):
+async def test_a_client_that_goes_away_ends_the_work_everywhere(stack: RouterAndStages):
     call = stack.stub.Generate(request(thinker={"max_tokens": 20_000, "ignore_eos": True}), timeout=60)
     assert (await read(call)).HasField("started")
     for address in stack.addresses:
@@ -320,7 +320,7 @@ async def test_a_client_that_goes_away_ends_the_work_everywhere(stack: Stack):
         await watch_until(address, is_free)
 
 
-class Seen(grpc.aio.ServerInterceptor):
+class NotedRuns(grpc.aio.ServerInterceptor):
     """Notes down with how much time and what metadata a `Run` came in."""
 
     def __init__(self) -> None:
@@ -342,7 +342,7 @@ class Seen(grpc.aio.ServerInterceptor):
 
 async def test_deadline_and_trace_reach_every_stage():
     trace = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
-    seen = {kind: Seen() for kind in CHAIN}
+    seen = {kind: NotedRuns() for kind in CHAIN}
     async with AsyncExitStack() as servers:
         stages = {
             kind: (await servers.enter_async_context(local_stage(toy_logic(kind), interceptors=[seen[kind]]))).address for kind in CHAIN

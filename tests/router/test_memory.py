@@ -15,8 +15,8 @@ from google.protobuf.message import Message
 
 from helpers import lengths
 from helpers.ask import ask, read, refused, request
-from helpers.chain import Stack, addresses_of
-from helpers.converse import Conversation, TurnFailed
+from helpers.chain import RouterAndStages, addresses_of
+from helpers.converse import ConverseStream, TurnFailed
 from helpers.run import messages
 from helpers.servers import local_chain, local_router, local_stage, omni_stub, toy_logic
 from omnistage.v1 import omni_pb2, stage_pb2
@@ -76,18 +76,18 @@ async def none_kept(*own: object) -> None:
 
 
 @pytest.mark.parametrize(("asked", "field"), REFUSED)
-async def test_a_refused_request(steady: Stack, asked: omni_pb2.GenerateRequest, field: str) -> None:
+async def test_a_refused_request(steady: RouterAndStages, asked: omni_pb2.GenerateRequest, field: str) -> None:
     assert (await refused(steady.stub, asked)).fields == [field]
     await none_kept(asked)
 
 
-async def test_an_answered_request(steady: Stack) -> None:
+async def test_an_answered_request(steady: RouterAndStages) -> None:
     asked = request(PROMPT, 5)
     (await ask(steady.stub, asked)).check_toy(5, PROMPT)
     await none_kept(asked)
 
 
-async def test_a_request_that_its_client_takes_back(steady: Stack) -> None:
+async def test_a_request_that_its_client_takes_back(steady: RouterAndStages) -> None:
     asked = request(PROMPT, thinker=ENDLESS)
     call = steady.stub.Generate(asked, timeout=60)
     assert (await read(call)).HasField("started")
@@ -97,7 +97,7 @@ async def test_a_request_that_its_client_takes_back(steady: Stack) -> None:
 
 
 @lengths.rounds(24, 60)
-async def test_requests_that_are_taken_back_at_any_moment(steady: Stack, seed: int, rounds: int) -> None:
+async def test_requests_that_are_taken_back_at_any_moment(steady: RouterAndStages, seed: int, rounds: int) -> None:
     """Also while each task of their sessions reads, writes or ends; every other one is asked twice, and its first call is superseded."""
     rng = random.Random(seed)
     for number in range(rounds):
@@ -114,7 +114,7 @@ async def test_requests_that_are_taken_back_at_any_moment(steady: Stack, seed: i
 
 
 @lengths.rounds(15, 60)
-async def test_requests_whose_time_is_over_at_any_moment(steady: Stack, seed: int, rounds: int) -> None:
+async def test_requests_whose_time_is_over_at_any_moment(steady: RouterAndStages, seed: int, rounds: int) -> None:
     """Also while their sessions are being opened, and some of them are taken back then; three at a time."""
     rng = random.Random(seed)
     asked = request(PROMPT, thinker=ENDLESS)
@@ -140,7 +140,7 @@ async def test_requests_whose_time_is_over_at_any_moment(steady: Stack, seed: in
     await none_kept(asked)
 
 
-async def test_a_request_that_is_asked_again(steady: Stack) -> None:
+async def test_a_request_that_is_asked_again(steady: RouterAndStages) -> None:
     asked = request(PROMPT, thinker=ENDLESS, request_id="a" * 32)
     first = steady.stub.Generate(asked, timeout=60)
     assert (await read(first)).HasField("started")
@@ -172,10 +172,10 @@ async def test_a_request_whose_stage_is_lost() -> None:
             await none_kept(asked)
 
 
-async def test_turns_of_a_conversation_that_is_open(steady: Stack) -> None:
+async def test_turns_of_a_conversation_that_is_open(steady: RouterAndStages) -> None:
     asked = request(PROMPT, 5)
     wrong = request(PROMPT, outputs=["video"])
-    conversation = Conversation(steady.stub)
+    conversation = ConverseStream(steady.stub)
     with pytest.raises(TurnFailed, match="BAD_REQUEST"):
         await conversation.turn(wrong)
     await none_kept(asked, wrong)

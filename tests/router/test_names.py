@@ -19,7 +19,7 @@ from omnistage.router.placement import DRAINING, SERVING, Placement
 from omnistage.router.settings import RouterSettings
 
 
-class Zone:
+class ZoneOfNames:
     """The addresses of every name, as a test sets them; None: no answer. asked: set at every lookup."""
 
     def __init__(self) -> None:
@@ -87,7 +87,7 @@ async def test_a_name_that_does_not_exist_is_an_error():
 
 async def test_replicas_come_and_go_with_the_addresses_of_their_name(tmp_path: Path):
     """DNS decides which replica gets a session; a session runs on where it is; silence of DNS changes nothing."""
-    zone = Zone()
+    zone = ZoneOfNames()
     with thinker(tmp_path) as one, thinker(tmp_path) as other:
         one.wait_ready()
         other.wait_ready()

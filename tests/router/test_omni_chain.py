@@ -8,7 +8,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 import numpy as np
 import pytest
 
-from helpers.ask import Answer, ask, read, read_all, refused
+from helpers.ask import WholeAnswer, ask, read, read_all, refused
 from helpers.families import PICTURE, SEEN, looked_at
 from helpers.run import messages
 from helpers.servers import CHAIN, Local, all_free, family_logic, is_busy, local_router, local_stage, omni_stub
@@ -42,7 +42,7 @@ def question(given: list[stage_pb2.Message], seed: int) -> omni_pb2.GenerateRequ
     return omni_pb2.GenerateRequest(seed=seed, thinker=stage_pb2.ThinkerParams(messages=given))
 
 
-def check(answer: Answer, seen: tuple[formulas.Seen, ...], seed: int) -> None:
+def check(answer: WholeAnswer, seen: tuple[formulas.Seen, ...], seed: int) -> None:
     answer.check_whole()
     items = formulas.items(seen)
     tokens = [formulas.omni_token(seed, items, n) for n in range(formulas.NATURAL_LENGTH)]
@@ -75,7 +75,7 @@ async def test_prompt_rows_of_megabytes_go_down_in_pieces(seed: int):
 @pytest.mark.parametrize("lost", CHAIN)
 async def test_a_stage_that_is_lost_in_mid_speech_leaves_no_gap(lost: str, seed: int):
     async with house({lost: 2}, interval_s=0.15) as (stub, running):
-        answer = Answer()
+        answer = WholeAnswer()
         call = stub.Generate(question(looked_at(), seed), timeout=60)
         while len(answer.of("audio")) < 3:
             answer.take(await read(call))

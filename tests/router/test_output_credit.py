@@ -10,8 +10,8 @@ import grpc
 import grpc.aio
 import pytest
 
-from helpers.ask import Answer, refusal, request
-from helpers.converse import Conversation
+from helpers.ask import WholeAnswer, refusal, request
+from helpers.converse import ConverseStream
 from helpers.servers import CHAIN, Local, all_free, is_busy, local_router, local_stage, omni_stub, toy_logic
 from omnistage.v1 import omni_pb2, omni_pb2_grpc, stage_pb2
 
@@ -44,14 +44,14 @@ def sound(total: int) -> stage_pb2.Credit:
     return stage_pb2.Credit(port="audio", total=total)
 
 
-def is_whole(answer: Answer, port: str) -> bool:
+def is_whole(answer: WholeAnswer, port: str) -> bool:
     return bool(answer.of(port)) and answer.of(port)[-1].last
 
 
-async def heard(conversation: Conversation, given: int) -> Answer:
+async def heard(conversation: ConverseStream, given: int) -> WholeAnswer:
     """A whole answer. given: chunks in earlier turns, all that there was room for. There is one more whenever all is used up and the text
     is whole, and nothing may come without room."""
-    answer, room = Answer(), 0
+    answer, room = WholeAnswer(), 0
     async for event in conversation.events():
         answer.take(event)
         assert len(answer.of("audio")) <= room
@@ -64,7 +64,7 @@ async def heard(conversation: Conversation, given: int) -> Answer:
 async def test_sound_comes_as_there_is_room_and_text_does_not_wait_for_it():
     """Two turns: room is counted over the whole conversation."""
     async with house() as (stub, running):
-        conversation = Conversation(stub)
+        conversation = ConverseStream(stub)
         await conversation.send(credit=sound(0))
         given = 0
         for seed in (1, 2):
@@ -79,7 +79,7 @@ async def test_sound_comes_as_there_is_room_and_text_does_not_wait_for_it():
 
 async def test_without_any_room_said_the_router_grants_as_it_writes():
     async with house() as (stub, _):
-        conversation = Conversation(stub)
+        conversation = ConverseStream(stub)
         await conversation.send(turn=question(1))
         (await conversation.answer()).check_toy(1, "How?", LENGTH)
         await conversation.send(credit=sound(1 << 40))
@@ -91,10 +91,10 @@ async def test_without_any_room_said_the_router_grants_as_it_writes():
 @pytest.mark.parametrize("lost", CHAIN)
 async def test_a_stage_that_is_lost_while_sound_waits_for_room_leaves_no_gap(lost: str):
     async with house(2) as (stub, running):
-        conversation = Conversation(stub)
+        conversation = ConverseStream(stub)
         await conversation.send(credit=sound(3))
         await conversation.send(turn=question(1))
-        answer = Answer()
+        answer = WholeAnswer()
         async for event in conversation.events():
             answer.take(event)
             if len(answer.of("audio")) == 3 and is_whole(answer, "text") and not answer.failovers:
@@ -108,7 +108,7 @@ async def test_a_stage_that_is_lost_while_sound_waits_for_room_leaves_no_gap(los
 @pytest.mark.parametrize(("given", "reason"), [(5, "HALF_CLOSED"), (1000, "OK")])
 async def test_who_half_closes_gives_no_more(given: int, reason: str):
     async with house() as (stub, running):
-        conversation = Conversation(stub)
+        conversation = ConverseStream(stub)
         await conversation.send(credit=sound(given))
         await conversation.send(turn=question(1))
         await conversation.call.done_writing()
@@ -123,14 +123,14 @@ async def test_who_half_closes_gives_no_more(given: int, reason: str):
 
 async def test_who_gives_no_room_loses_its_place_to_one_who_waits():
     async with house(max_sessions=1) as (stub, _):
-        conversation = Conversation(stub)
+        conversation = ConverseStream(stub)
         await conversation.send(credit=sound(1))
         await conversation.send(turn=question(1))
-        answer = Answer()
+        answer = WholeAnswer()
         events = conversation.events()
         while not answer.of("audio"):
             answer.take(await anext(events))
-        (await Conversation(stub, key="another").turn(question(2))).check_toy(2, "How?", LENGTH)
+        (await ConverseStream(stub, key="another").turn(question(2))).check_toy(2, "How?", LENGTH)
         with pytest.raises(Exception, match="CLIENT_STALLED"):
             async for event in events:
                 answer.take(event)

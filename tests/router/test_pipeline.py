@@ -10,7 +10,7 @@ import yaml
 
 from helpers.servers import CHAIN, local_router, local_stage, toy_logic
 from omnistage.host.errors import StartError
-from omnistage.router.pipeline import Pipeline, PipelineError, check_pipeline, load_pipeline, shipped_pipelines
+from omnistage.router.pipeline import PipelineError, PipelineFile, check_pipeline, load_pipeline, shipped_pipelines
 from omnistage.v1 import stage_pb2, tensor_pb2
 
 FILE: dict[str, object] = {
@@ -92,8 +92,8 @@ def described(kind: str) -> stage_pb2.DescribeResponse:
     return copy
 
 
-def check(pipeline: Pipeline | None = None, **changed: stage_pb2.DescribeResponse) -> None:
-    check_pipeline(pipeline or Pipeline.model_validate(FILE), {kind: changed.get(kind) or described(kind) for kind in CHAIN})
+def check(pipeline: PipelineFile | None = None, **changed: stage_pb2.DescribeResponse) -> None:
+    check_pipeline(pipeline or PipelineFile.model_validate(FILE), {kind: changed.get(kind) or described(kind) for kind in CHAIN})
 
 
 def test_the_toy_chain_fits():
@@ -107,7 +107,7 @@ def test_a_server_of_another_kind():
 
 def test_a_port_that_the_stage_before_does_not_have():
     with pytest.raises(PipelineError, match=r"talker needs the ports \['hidden'\], the file gives it \['text'\]"):
-        check(Pipeline.model_validate({**FILE, "stages": stages(talker=["text"])}))
+        check(PipelineFile.model_validate({**FILE, "stages": stages(talker=["text"])}))
     thinker = described("thinker")
     del thinker.produces[1]
     with pytest.raises(PipelineError, match="thinker has no output 'hidden' for talker"):
@@ -147,13 +147,13 @@ def test_two_stages_with_a_port_of_one_name():
 
 def test_an_output_that_nobody_makes():
     with pytest.raises(PipelineError, match="no stage produces the output 'video'"):
-        check(Pipeline.model_validate({**FILE, "outputs": ["text", "video"]}))
+        check(PipelineFile.model_validate({**FILE, "outputs": ["text", "video"]}))
     with pytest.raises(PipelineError, match="no stage produces the output 'alignment'"):
-        check(Pipeline.model_validate({**FILE, "on_request": ["alignment"]}))
+        check(PipelineFile.model_validate({**FILE, "on_request": ["alignment"]}))
 
 
 def test_what_a_pipeline_may_give_it_gives_where_a_stage_has_it():
-    pipeline = Pipeline.model_validate({**FILE, "on_request": ["hidden"], "may_give": ["codes", "latents"]})
+    pipeline = PipelineFile.model_validate({**FILE, "on_request": ["hidden"], "may_give": ["codes", "latents"]})
     check(pipeline)
     assert (pipeline.offered, pipeline.could_give) == (("text", "audio", "hidden"), ("hidden", "codes", "latents"))
     settled = pipeline.settled({kind: described(kind) for kind in CHAIN})
@@ -162,12 +162,12 @@ def test_what_a_pipeline_may_give_it_gives_where_a_stage_has_it():
 
 
 def test_outputs_that_vary_are_those_that_a_stage_has():
-    pipeline = Pipeline.model_validate({**FILE, "outputs": ["text", "video", "audio"], "outputs_vary": True})
+    pipeline = PipelineFile.model_validate({**FILE, "outputs": ["text", "video", "audio"], "outputs_vary": True})
     check(pipeline)
     assert pipeline.unsettled.outputs == ("text", "video", "audio")
     assert pipeline.settled({kind: described(kind) for kind in CHAIN}).outputs == ("text", "audio")
     with pytest.raises(PipelineError, match="no stage produces the output 'video'"):
-        check(Pipeline.model_validate({**FILE, "outputs": ["video"], "outputs_vary": True}))
+        check(PipelineFile.model_validate({**FILE, "outputs": ["video"], "outputs_vary": True}))
 
 
 def test_a_first_stage_that_needs_input():

@@ -25,7 +25,7 @@ from omnistage.router.front import Front
 from omnistage.router.metrics import RouterMetrics
 from omnistage.router.pipeline import load_pipeline
 from omnistage.router.placement import DRAINING, LOST, SERVING, STARTING, Placement
-from omnistage.router.served import Served
+from omnistage.router.served import ServedPipeline
 from omnistage.v1 import stage_pb2
 from omnistage.wire.credentials import Credentials
 from omnistage.wire.errors import StageError
@@ -225,7 +225,7 @@ async def test_a_stopped_replica_is_left_and_comes_back(tmp_path: Path) -> None:
 # At rest -----------------------------------------------------------------------------------------------------------------------------
 
 
-class Listeners(grpc.aio.ServerInterceptor):
+class ListenerCount(grpc.aio.ServerInterceptor):
     """Counts who listens to the reports of a stage. now: at this moment. ever: since it began."""
 
     def __init__(self) -> None:
@@ -258,7 +258,7 @@ def rests_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("rests_at_once")
 async def test_unused_replicas_are_not_listened_to_until_somebody_asks() -> None:
-    first, second = Listeners(), Listeners()
+    first, second = ListenerCount(), ListenerCount()
     async with (
         local_stage(toy_logic("thinker"), interceptors=[first]) as one,
         local_stage(toy_logic("thinker"), interceptors=[second]) as other,
@@ -307,7 +307,7 @@ async def test_a_router_without_stages_says_come_again() -> None:
     server = grpc.aio.server()
     channels = Channels(Credentials())
     pipeline = load_pipeline("toy")
-    served = {"toy": Served(pipeline, Placement(channels, {kind: [take_address()] for kind in CHAIN}))}
+    served = {"toy": ServedPipeline(pipeline, Placement(channels, {kind: [take_address()] for kind in CHAIN}))}
     front = Front(served, channels, Admission(lambda: 4, 1.0), RouterMetrics(), stall_limit_s=1, session_limit_s=5)
     front.register(server)
     port = server.add_insecure_port("127.0.0.1:0")

@@ -83,7 +83,7 @@ def test_more_places_are_given_to_who_waits():
     assert places.fill() == [waiting]
 
 
-class House(RuleBasedStateMachine):
+class PlacesHouse(RuleBasedStateMachine):
     """Clients that come, wait, are served and leave in any order, at a router whose places change."""
 
     def __init__(self) -> None:
@@ -148,5 +148,5 @@ class House(RuleBasedStateMachine):
             assert not self.waiting or self.places.taken >= self.places.limit, "a place is free and somebody waits"
 
 
-TestHouse = House.TestCase
+TestHouse = PlacesHouse.TestCase
 TestHouse.settings = settings(max_examples=200, stateful_step_count=60)

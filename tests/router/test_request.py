@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from helpers.run import messages
-from omnistage.router.pipeline import Pipeline, load_pipeline
+from omnistage.router.pipeline import PipelineFile, load_pipeline
 from omnistage.router.request import validate
 from omnistage.v1 import chunk_pb2, omni_pb2, stage_pb2
 from omnistage.wire.errors import StageError
@@ -30,7 +30,7 @@ FILE = {
         "talker": {"voice": "anna", "speed": 1.25, "sampling": {"temperature": 0.9, "top_k": 40, "top_p": 0.8, "repetition_penalty": 1.05}},
     },
 }
-PIPELINES = {"speaker": Pipeline.model_validate(FILE), "other": Pipeline.model_validate({**FILE, "name": "other", "defaults": {}})}
+PIPELINES = {"speaker": PipelineFile.model_validate(FILE), "other": PipelineFile.model_validate({**FILE, "name": "other", "defaults": {}})}
 
 
 def thinker(**fields: object) -> stage_pb2.ThinkerParams:
@@ -78,7 +78,7 @@ def test_a_constraint_of_the_client_takes_the_place_of_the_pipelines():
     """Another form, or an empty one for free text; a choice is not added to the pipeline's."""
     default = stage_pb2.Constraint(choice=stage_pb2.Choices(texts=["yes", "no"]))
     file = {**FILE, "defaults": {"thinker": {"constraint": {"choice": {"texts": ["yes", "no"]}}}}}
-    pipelines = {"speaker": Pipeline.model_validate(file)}
+    pipelines = {"speaker": PipelineFile.model_validate(file)}
 
     def constraint(given: stage_pb2.Constraint | None = None) -> stage_pb2.Constraint:
         asked = omni_pb2.GenerateRequest(thinker=stage_pb2.ThinkerParams(messages=messages("hi"), constraint=given))
@@ -105,7 +105,7 @@ def test_outputs_and_model_default_to_the_pipelines():
 
 
 def test_what_is_given_on_request_is_given_to_who_names_it():
-    pipelines = {"speaker": Pipeline.model_validate({**FILE, "on_request": ["alignment"]}), "other": PIPELINES["other"]}
+    pipelines = {"speaker": PipelineFile.model_validate({**FILE, "on_request": ["alignment"]}), "other": PIPELINES["other"]}
     assert validate(omni_pb2.GenerateRequest(), pipelines).outputs == {"text", "audio"}
     named = validate(omni_pb2.GenerateRequest(outputs=["audio", "alignment"]), pipelines)
     assert named.outputs == {"audio", "alignment"} and named.pipeline.name == "speaker"

@@ -12,8 +12,8 @@ import pytest
 
 from helpers.ask import GenerateCall, ask, read, read_all, refused, request
 from helpers.ask import refusal as refusal_of
-from helpers.chain import Stack, addresses_of, good
-from helpers.converse import Conversation
+from helpers.chain import RouterAndStages, addresses_of, good
+from helpers.converse import ConverseStream
 from helpers.servers import all_free, local_chain, local_router, local_stage, omni_stub, toy_logic
 from helpers.waiting import until
 from omnistage.v1 import stage_pb2
@@ -22,7 +22,7 @@ LONG = {"max_tokens": 20_000, "ignore_eos": True}
 
 
 @pytest.mark.parametrize("stack", [{"max_sessions": 2, "client_share": 1}], indirect=True)
-async def test_a_router_whose_places_are_taken_says_so_at_once_and_when_to_come_again(stack: Stack):
+async def test_a_router_whose_places_are_taken_says_so_at_once_and_when_to_come_again(stack: RouterAndStages):
     long = request("long", 1, thinker={"max_tokens": 20_000, "ignore_eos": True})
     running = [stack.stub.Generate(long, timeout=60) for _ in range(2)]
     for call in running:
@@ -57,7 +57,7 @@ def by(key: str) -> list[tuple[str, str]]:
     return [("x-api-key", key)]
 
 
-async def started(stack: Stack, key: str = "", request_id: str = "") -> GenerateCall:
+async def started(stack: RouterAndStages, key: str = "", request_id: str = "") -> GenerateCall:
     """A long answer that runs, of a client with this key."""
     call = stack.stub.Generate(request("long", 1, thinker=LONG, request_id=request_id), timeout=60, metadata=by(key) if key else ())
     assert (await read(call)).HasField("started")
@@ -65,7 +65,7 @@ async def started(stack: Stack, key: str = "", request_id: str = "") -> Generate
 
 
 @pytest.mark.parametrize("stack", [{"max_sessions": 4}], indirect=True)
-async def test_one_client_cannot_hold_all_places(stack: Stack):
+async def test_one_client_cannot_hold_all_places(stack: RouterAndStages):
     running = [await started(stack, "greedy") for _ in range(3)]
     with pytest.raises(grpc.aio.AioRpcError) as raised:
         await started(stack, "greedy")
@@ -79,7 +79,7 @@ async def test_one_client_cannot_hold_all_places(stack: Stack):
 
 
 @pytest.mark.parametrize("stack", [{"max_sessions": 2, "client_share": 1}], indirect=True)
-async def test_another_client_gets_the_next_place_that_becomes_free(stack: Stack):
+async def test_another_client_gets_the_next_place_that_becomes_free(stack: RouterAndStages):
     running = [await started(stack, "greedy") for _ in range(2)]
     waiting = asyncio.create_task(ask(stack.stub, good(), metadata=by("other")))
     await until(lambda: stack.router.registry.get_sample_value("omnistage_router_waiting") == 1)
@@ -118,9 +118,9 @@ async def test_a_client_that_does_not_read_loses_its_place_to_one_that_waits():
         await all_free([stage.address for stage in stages.values()])
 
 
-async def test_two_clients_with_one_request_id_do_not_end_each_other(stack: Stack):
+async def test_two_clients_with_one_request_id_do_not_end_each_other(stack: RouterAndStages):
     async with omni_stub(stack.router.address) as another_connection:
-        stranger = Stack(stack.stages, stack.router, another_connection)
+        stranger = RouterAndStages(stack.stages, stack.router, another_connection)
         running = [
             await started(stack, "one", "1"),
             await started(stack, "two", "1"),
@@ -136,10 +136,10 @@ async def test_two_clients_with_one_request_id_do_not_end_each_other(stack: Stac
 
 
 @pytest.mark.parametrize(("key", "request_id"), [("mine", "1"), ("", "0123456789abcdef0123456789abcdef")], ids=["key", "long id"])
-async def test_a_client_that_comes_back_over_another_connection_takes_its_request_over(stack: Stack, key: str, request_id: str):
+async def test_a_client_that_comes_back_over_another_connection_takes_its_request_over(stack: RouterAndStages, key: str, request_id: str):
     async with omni_stub(stack.router.address) as another_connection:
         older = await started(stack, key, request_id)
-        newer = await started(Stack(stack.stages, stack.router, another_connection), key, request_id)
+        newer = await started(RouterAndStages(stack.stages, stack.router, another_connection), key, request_id)
         with pytest.raises(grpc.aio.AioRpcError) as raised:
             async for _ in read_all(older):
                 pass
@@ -165,7 +165,7 @@ async def test_the_places_are_those_of_the_scarcest_stage_with_all_its_replicas(
             assert router.registry.get_sample_value("omnistage_router_places") == 9
 
 
-async def test_a_draining_router_finishes_and_refuses(stack: Stack):
+async def test_a_draining_router_finishes_and_refuses(stack: RouterAndStages):
     running = stack.stub.Generate(request("run", 2, thinker={"max_tokens": 600, "ignore_eos": True}), timeout=60)
     assert (await read(running)).HasField("started")
     async with local_router(addresses_of(stack.stages)) as other, omni_stub(other.address) as stub:
@@ -205,7 +205,7 @@ async def test_two_keys_share_no_prompts_that_were_computed_and_no_key_is_told()
         for key in ("one", "two", ""):
             for _ in range(2):
                 (await ask(stub, asked, metadata=by(key) if key else ())).check_toy(5, "good")
-            conversation = Conversation(stub, key=key)
+            conversation = ConverseStream(stub, key=key)
             (await conversation.turn(asked)).check_toy(5, "good")
             assert await conversation.end() == grpc.StatusCode.OK
     one, two, nobody = scopes[:3], scopes[3:6], scopes[6:]

@@ -9,7 +9,7 @@ import pytest
 
 from helpers.ask import ask, refused, request
 from helpers.chain import addresses_of, good
-from helpers.converse import Conversation, TurnFailed
+from helpers.converse import ConverseStream, TurnFailed
 from helpers.ports import take_address
 from helpers.servers import Local, family_logic, local_chain, local_router, local_stage, omni_stub, toy_logic
 from helpers.waiting import LIMIT_S, LOOK_S
@@ -84,7 +84,7 @@ async def test_a_turn_for_a_pipeline_that_starts_fails_and_the_conversation_goes
         local_router(stages_with(chain, take_address()), TOY, PICTURE) as router,
         omni_stub(router.address) as stub,
     ):
-        conversation = Conversation(stub)
+        conversation = ConverseStream(stub)
         with pytest.raises(TurnFailed) as raised:
             await conversation.turn(DRAWN)
         failed = raised.value.failed

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import structlog
 
-from helpers.ask import Answer, ask, request
+from helpers.ask import WholeAnswer, ask, request
 from helpers.chain import addresses_of
-from helpers.converse import Conversation
+from helpers.converse import ConverseStream
 from helpers.servers import local_chain, local_router, omni_stub
 from omnistage.models.toy import formulas
-from omnistage.stage.logic import Timing
+from omnistage.stage.logic import SessionTiming
 
 COUNTED = "omnistage_stage_unspoken_characters_total"
 
 
-def drew(answer: Answer) -> list[bool | None]:
+def drew(answer: WholeAnswer) -> list[bool | None]:
     """Whether the seed mattered, for each stage in pipeline order."""
     assert answer.usage is not None
     return [report.drew if report.HasField("drew") else None for report in answer.usage.stages]
@@ -32,7 +32,7 @@ async def test_what_is_not_spoken_is_told_to_the_client_and_counted_for_all_othe
             answer.check_unspoken(5)
             unheard = await ask(stub, request("hello", 3, outputs=["audio"]))
             given = await ask(stub, request("", 3, thinker={"messages": [], "verbatim": "one two three"}))
-            conversation = Conversation(stub)
+            conversation = ConverseStream(stub)
             (await conversation.turn(request("hello", 3))).check_unspoken(5)
             await conversation.end()
             assert answer.usage is not None and unheard.usage is not None
@@ -49,7 +49,7 @@ async def test_what_is_not_spoken_is_told_to_the_client_and_counted_for_all_othe
 
 
 def test_what_is_told_has_a_bound() -> None:
-    timing = Timing()
+    timing = SessionTiming()
     for number in range(9):
         timing.note(f"{number}" * 300)
         timing.note(f"{number}" * 300)

@@ -12,7 +12,7 @@ import grpc
 import pytest
 from pydantic import ValidationError
 
-from helpers.run import Caller, open_of
+from helpers.run import RunStream, open_of
 from helpers.servers import local_stage, stage_stub, toy_logic
 from omnistage.host.names import Name
 from omnistage.stage.allowlist import AllowList
@@ -46,7 +46,7 @@ from omnistage.v1 import stage_pb2
     ],
 )
 async def test_what_is_allowed(entries: list[str], address: str, allowed: bool):
-    assert await AllowList(entries, Zone({})).allows(address) is allowed
+    assert await AllowList(entries, ZoneOfAnswers({})).allows(address) is allowed
 
 
 @pytest.mark.parametrize("entry", ["*", "*:50051", "127.0.0.1:*", "10.0.0.*:50051", "talker-?.svc:50051", "dns:///*:50051"])
@@ -79,7 +79,7 @@ def test_what_is_no_address_is_no_entry(entry: str):
 # Names ---------------------------------------------------------------------------------------------------------------------------------
 
 
-class Zone:
+class ZoneOfAnswers:
     """Answers about names, as a test sets them, and how often each was asked for."""
 
     def __init__(self, addresses: dict[str, list[str]]) -> None:
@@ -95,7 +95,7 @@ class Zone:
 
 @pytest.mark.parametrize("entry", ["talker:50051", "dns:///talker:50051"])
 async def test_every_address_that_a_name_has_is_allowed_and_no_other(entry: str):
-    allow = AllowList(["10.9.9.9:1", entry], Zone({"talker": ["10.0.0.1", "10.0.0.2"], "other": ["10.0.0.3"]}))
+    allow = AllowList(["10.9.9.9:1", entry], ZoneOfAnswers({"talker": ["10.0.0.1", "10.0.0.2"], "other": ["10.0.0.3"]}))
     for address in ("10.0.0.1:50051", "10.0.0.2:50051", "10.9.9.9:1"):
         assert await allow.allows(address), address
     for address in ("10.0.0.1:50052", "10.0.0.3:50051", "10.9.9.9:50051", "10.0.0.1:5005", "other:50051"):
@@ -104,7 +104,7 @@ async def test_every_address_that_a_name_has_is_allowed_and_no_other(entry: str)
 
 async def test_a_container_that_comes_is_allowed_and_one_that_went_is_not():
     now = 0.0
-    zone = Zone({"talker": ["10.0.0.1"]})
+    zone = ZoneOfAnswers({"talker": ["10.0.0.1"]})
     allow = AllowList(["talker:50051"], zone, clock=lambda: now)
     assert await allow.allows("10.0.0.1:50051") and not await allow.allows("10.0.0.2:50051")
     zone.addresses = {"talker": ["10.0.0.2"]}
@@ -116,7 +116,7 @@ async def test_a_container_that_comes_is_allowed_and_one_that_went_is_not():
 
 async def test_a_name_that_cannot_be_looked_up_has_the_addresses_that_it_had():
     now = 0.0
-    zone = Zone({"talker": ["10.0.0.1"]})
+    zone = ZoneOfAnswers({"talker": ["10.0.0.1"]})
     allow = AllowList(["talker:50051"], zone, clock=lambda: now)
     assert await allow.allows("10.0.0.1:50051")
     zone.addresses, now = {}, 5.0
@@ -183,7 +183,7 @@ async def test_an_address_that_is_not_allowed_is_never_dialled(tmp_path: Path):
             address = attempt.format(port=port, path=tmp_path / "ear")
             for addresses in ([address], ["10.9.8.7:1", address]):
                 hop = stage_pb2.Hop(kind=stage_pb2.STAGE_KIND_CODE2WAV, model="toy-code2wav", addresses=addresses, takes=["codes"])
-                caller = Caller(stub)
+                caller = RunStream(stub)
                 await caller.send(open=open_of(description, route=[hop]))
                 ended = await caller.expect("BAD_REQUEST", grpc.StatusCode.INVALID_ARGUMENT)
                 assert ended.metadata["field"] == "open.route.addresses" and "--allow" in ended.message
@@ -200,7 +200,7 @@ async def test_an_address_that_is_allowed_is_dialled(tmp_path: Path, host: str):
     ):
         description = await stub.Describe(stage_pb2.DescribeRequest(), timeout=10)
         hop = stage_pb2.Hop(kind=stage_pb2.STAGE_KIND_CODE2WAV, model="toy-code2wav", addresses=[f"127.0.0.1:{port}"], takes=["codes"])
-        caller = Caller(stub)
+        caller = RunStream(stub)
         await caller.send(open=open_of(description, route=[hop]))
         # It says nothing, and is the only one: the stage waits for it as long as it may.
         async with asyncio.timeout(30):

@@ -17,9 +17,9 @@ import pytest
 import pytest_asyncio
 from numpy.typing import NDArray
 
-from helpers.contract import Sample, pieces_of
+from helpers.contract import SampleRequest, pieces_of
 from helpers.families import CASES
-from helpers.run import Caller, Heard, code_chunks, open_of, params, row_chunks, run_once, tensor_of
+from helpers.run import RunAnswer, RunStream, code_chunks, open_of, params, row_chunks, run_once, tensor_of
 from helpers.servers import family_logic, local_stage, stage_stub
 from omnistage.models.toy import formulas
 from omnistage.stage.logic import Input
@@ -32,10 +32,10 @@ FAMILY_KINDS = {f"{case.family}-{case.kind}": case for case in reversed(CASES) i
 SPOKEN = "Hello there, and good morning."
 
 
-class Served:
+class ServedKind:
     """One kind of one family behind a real server."""
 
-    def __init__(self, sample: Sample, stub: stage_pb2_grpc.StageServiceAsyncStub, description: stage_pb2.DescribeResponse) -> None:
+    def __init__(self, sample: SampleRequest, stub: stage_pb2_grpc.StageServiceAsyncStub, description: stage_pb2.DescribeResponse) -> None:
         self.sample = sample
         self.stub = stub
         self.description = description
@@ -67,14 +67,14 @@ def chunk_of(piece: Input, seq: int) -> chunk_pb2.Chunk:
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module", params=FAMILY_KINDS)
-async def served(request: pytest.FixtureRequest) -> AsyncIterator[Served]:
+async def served(request: pytest.FixtureRequest) -> AsyncIterator[ServedKind]:
     case = FAMILY_KINDS[request.param]
     async with local_stage(case.load(), max_sessions=4) as server, stage_stub(server.address) as stub:
         await server.service.start()
-        yield Served(case.sample(), stub, await stub.Describe(stage_pb2.DescribeRequest(), timeout=10))
+        yield ServedKind(case.sample(), stub, await stub.Describe(stage_pb2.DescribeRequest(), timeout=10))
 
 
-async def test_describe_is_complete(served: Served):
+async def test_describe_is_complete(served: ServedKind):
     said = served.description
     assert said.model and said.revision
     assert said.max_sessions == 4 and said.pid and len(said.boot_id) == 36
@@ -82,7 +82,7 @@ async def test_describe_is_complete(served: Served):
     assert said.produces and all(port.replay != stage_pb2.REPLAY_UNSPECIFIED for port in said.accepts)
 
 
-async def test_a_plain_stub_runs_the_stage_alone(served: Served, seed: int):
+async def test_a_plain_stub_runs_the_stage_alone(served: ServedKind, seed: int):
     heard = await run_once(served.stub, served.opening(seed), served.inputs(random.Random(seed)))
     produced = {port.name: port for port in served.description.produces}
     heard.check_whole([*produced])
@@ -99,7 +99,7 @@ async def test_a_plain_stub_runs_the_stage_alone(served: Served, seed: int):
             assert chunk.WhichOneof("payload") in ((carried,) if chunk.count else (carried, None))
 
 
-def content(heard: Heard, port: str) -> bytes:
+def content(heard: RunAnswer, port: str) -> bytes:
     """The content of a port, however it was cut."""
     return b"".join(map(_bytes, heard.of(port)))
 
@@ -123,7 +123,7 @@ def _bytes(chunk: chunk_pb2.Chunk) -> bytes:
     return b""
 
 
-async def test_a_plain_stub_resumes_the_stage(served: Served, seed: int):
+async def test_a_plain_stub_resumes_the_stage(served: ServedKind, seed: int):
     """Lost after a few chunks of every port, opened again with what had come: it goes on there, and both parts are the whole."""
     source = random.Random(seed)
     inputs = served.inputs(source)
@@ -139,11 +139,11 @@ async def test_a_plain_stub_resumes_the_stage(served: Served, seed: int):
         rest = heard.of(port)
         assert (rest[0].seq, rest[0].first) == (len(chunks), sum(chunk.count for chunk in chunks)), port
         assert [chunk.last for chunk in rest] == [False] * (len(rest) - 1) + [True], port
-        assert content(Heard(chunks={port: [*chunks, *rest]}), port) == content(whole, port), port
+        assert content(RunAnswer(chunks={port: [*chunks, *rest]}), port) == content(whole, port), port
     assert any(content(whole, port) for port in held)
 
 
-def resume_of(served: Served, held: Mapping[str, Sequence[chunk_pb2.Chunk]]) -> stage_pb2.Resume:
+def resume_of(served: ServedKind, held: Mapping[str, Sequence[chunk_pb2.Chunk]]) -> stage_pb2.Resume:
     """The Resume of a caller that holds these chunks."""
     compact = {port.name for port in served.description.produces if port.compact}
     return stage_pb2.Resume(
@@ -161,7 +161,7 @@ async def test_the_times_of_words_keep_to_their_credit_and_are_not_sent_to_who_d
         description = await stub.Describe(stage_pb2.DescribeRequest(), timeout=10)
         text = [chunk_pb2.Chunk(port="text", count=4, last=True, text=chunk_pb2.TextChunk(text=SPOKEN, token_ids=[1, 2, 3, 4]))]
         plenty = {"features": 1 << 20}
-        caller = Caller(stub)
+        caller = RunStream(stub)
         await caller.send(open=open_of(description, {**plenty, "alignment": 1}))
         await caller.opened()
         await caller.send(chunk=text[0])
@@ -180,22 +180,22 @@ async def test_the_times_of_words_keep_to_their_credit_and_are_not_sent_to_who_d
 
 
 @dataclass
-class Toy:
+class ToyOfKind:
     """The toy of a kind behind a real server."""
 
     kind: str
     stub: stage_pb2_grpc.StageServiceAsyncStub
     description: stage_pb2.DescribeResponse
 
-    async def run(self, seed: int, prompt: str, inputs: Sequence[chunk_pb2.Chunk]) -> Heard:
+    async def run(self, seed: int, prompt: str, inputs: Sequence[chunk_pb2.Chunk]) -> RunAnswer:
         return await run_once(self.stub, open_of(self.description, params=params(self.kind, prompt), seed=seed), inputs)
 
 
 @pytest_asyncio.fixture(loop_scope="module")
-async def toy(request: pytest.FixtureRequest) -> AsyncIterator[Toy]:
+async def toy(request: pytest.FixtureRequest) -> AsyncIterator[ToyOfKind]:
     kind = request.param
     async with local_stage(family_logic("toy", kind)) as server, stage_stub(server.address) as stub:
-        yield Toy(kind, stub, await stub.Describe(stage_pb2.DescribeRequest(), timeout=10))
+        yield ToyOfKind(kind, stub, await stub.Describe(stage_pb2.DescribeRequest(), timeout=10))
 
 
 def random_cuts(total: int, source: random.Random) -> list[int]:
@@ -208,7 +208,7 @@ def random_cuts(total: int, source: random.Random) -> list[int]:
 
 @pytest.mark.parametrize("toy", ["thinker"], indirect=True)
 @pytest.mark.parametrize("prompt", ["hi", "What is the sum?", "\N{GRINNING FACE}\N{SLICE OF PIZZA}", "x" * 20_000])
-async def test_toy_thinker_says_the_formula(toy: Toy, prompt: str, seed: int):
+async def test_toy_thinker_says_the_formula(toy: ToyOfKind, prompt: str, seed: int):
     heard = await toy.run(seed, prompt, [])
     length = formulas.NATURAL_LENGTH
     tokens = [formulas.token(seed, prompt, n) for n in range(length)]
@@ -219,7 +219,7 @@ async def test_toy_thinker_says_the_formula(toy: Toy, prompt: str, seed: int):
 
 
 @pytest.mark.parametrize("toy", ["talker"], indirect=True)
-async def test_toy_talker_makes_the_formula(toy: Toy, seed: int):
+async def test_toy_talker_makes_the_formula(toy: ToyOfKind, seed: int):
     rows = np.stack([formulas.row(formulas.token(seed, "hm", n)) for n in range(50)])
     heard = await toy.run(seed, "", row_chunks("hidden", rows, random_cuts(50, random.Random(seed))))
     np.testing.assert_array_equal(heard.codes(), formulas.frames(rows))
@@ -227,14 +227,14 @@ async def test_toy_talker_makes_the_formula(toy: Toy, seed: int):
 
 
 @pytest.mark.parametrize("toy", ["code2wav"], indirect=True)
-async def test_toy_code2wav_sounds_like_the_formula(toy: Toy, seed: int):
+async def test_toy_code2wav_sounds_like_the_formula(toy: ToyOfKind, seed: int):
     codes = np.random.default_rng(seed).integers(0, 1024, (100, formulas.CODEBOOKS), np.uint32)
     heard = await toy.run(seed, "", code_chunks(codes, random_cuts(100, random.Random(seed))))
     np.testing.assert_array_equal(heard.samples(), formulas.samples(codes)[:, 0] * 32768)
 
 
 @pytest.mark.parametrize("toy", ["diffusion"], indirect=True)
-async def test_toy_diffusion_draws_the_formula(toy: Toy, seed: int):
+async def test_toy_diffusion_draws_the_formula(toy: ToyOfKind, seed: int):
     seed %= 1000
     opening = open_of(toy.description, params=params("diffusion", "a hill", width=40, height=24, results=2, steps=7), seed=seed)
     heard = await run_once(toy.stub, opening)
@@ -250,8 +250,8 @@ async def test_toy_diffusion_draws_the_formula(toy: Toy, seed: int):
 
 
 @pytest.mark.parametrize("toy", ["diffusion"], indirect=True)
-async def test_progress_without_credit_is_dropped_and_the_picture_still_comes(toy: Toy):
-    caller = Caller(toy.stub)
+async def test_progress_without_credit_is_dropped_and_the_picture_still_comes(toy: ToyOfKind):
+    caller = RunStream(toy.stub)
     await caller.send(open=open_of(toy.description, {"image": 8, "progress": 1}))
     await caller.until(lambda heard: bool(heard.of("image")))
     assert [chunk.progress.done for chunk in caller.heard.of("progress")] == [1]

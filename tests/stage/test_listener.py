@@ -11,7 +11,7 @@ import pytest
 
 from omnistage.code2wav.stage import Code2WavStage
 from omnistage.models.interface import Content, Load, ModelInfo, Piece, PortSpec, Sound, Wanted, WaveRequest
-from omnistage.stage.logic import Start, Timing
+from omnistage.stage.logic import SessionTiming, Start
 from omnistage.v1 import stage_pb2
 
 RATE_HZ = 8000
@@ -56,9 +56,9 @@ async def nothing() -> AsyncIterator[object]:
     yield
 
 
-async def heard(late_s: float, pause_s: float, prebuffer_s: float | None = None) -> Timing:
+async def heard(late_s: float, pause_s: float, prebuffer_s: float | None = None) -> SessionTiming:
     """pause_s: before each sound is taken."""
-    stage, timing = Code2WavStage(Late(late_s, prebuffer_s)), Timing()
+    stage, timing = Code2WavStage(Late(late_s, prebuffer_s)), SessionTiming()
     opened = stage_pb2.Open(params=stage_pb2.StageParams(code2wav=stage_pb2.Code2WavParams()))
     work = await stage.prepare(opened, Start())
     async with aclosing(work.run(nothing(), timing, Start())) as outputs:  # type: ignore[arg-type]

@@ -12,37 +12,37 @@ import pytest
 from helpers.run import params
 from helpers.servers import family_logic
 from omnistage.diffusion.stage import DiffusionStage
-from omnistage.models.conversation import Constraint, Media, Streamed, Turn
+from omnistage.models.conversation import Media, Streamed, TextConstraint, Turn
 from omnistage.models.interface import DrawRequest, TextRequest
 from omnistage.models.toy.film import FilmMaker, FilmOptions
-from omnistage.models.toy.omni import OmniThinker, OmniThinkerOptions, Prepared
-from omnistage.models.toy.products import Scene
+from omnistage.models.toy.omni import OmniThinker, OmniThinkerOptions, PreparedToy
+from omnistage.models.toy.products import ToyScene
 from omnistage.stage.logic import Start
 from omnistage.thinker.stage import MAX_CONSTRAINT_CHARACTERS, ThinkerStage
 from omnistage.v1 import stage_pb2
 from omnistage.wire.errors import StageError
 
 
-class Listening(OmniThinker):
+class ListeningThinker(OmniThinker):
     """Keeps what it is asked."""
 
     asked: TextRequest
 
-    async def prepare(self, request: TextRequest) -> Prepared:
+    async def prepare(self, request: TextRequest) -> PreparedToy:
         self.asked = request
-        return Prepared(request, ())
+        return PreparedToy(request, ())
 
 
-class Looking(FilmMaker):
+class LookingFilmMaker(FilmMaker):
     """Keeps what it is asked."""
 
     asked: DrawRequest
 
-    async def prepare(self, request: DrawRequest) -> Scene:
+    async def prepare(self, request: DrawRequest) -> ToyScene:
         self.asked = request
-        return cast(Scene, None)
+        return cast(ToyScene, None)
 
-    def items(self, prepared: Scene) -> Mapping[str, int]:
+    def items(self, prepared: ToyScene) -> Mapping[str, int]:
         return {}
 
 
@@ -59,7 +59,7 @@ def media(data: bytes, media_type: str = "image/png", *, use_audio: bool = False
 
 
 async def asked(*messages: stage_pb2.Message, **fields: object) -> TextRequest:
-    model = Listening(OmniThinkerOptions())
+    model = ListeningThinker(OmniThinkerOptions())
     request = stage_pb2.Open(params=params("thinker", "", messages=messages, **fields), seed=3, client="somebody", scope="some key")
     await ThinkerStage(model).prepare(request, Start())
     return model.asked
@@ -77,7 +77,7 @@ async def test_parts_come_in_their_order():
         Turn("user", (Media("video/mp4", b"zz", use_audio=True),)),
     )
     assert request.turns[1].text == "ab"
-    assert (request.constraint, request.client, request.seed) == (Constraint("regex", "[ab]+"), "somebody", 3)
+    assert (request.constraint, request.client, request.seed) == (TextConstraint("regex", "[ab]+"), "somebody", 3)
     assert (request.scope, request.logprobs, request.top_logprobs) == ("some key", True, 5)
 
 
@@ -87,7 +87,7 @@ async def test_a_media_type_is_the_same_in_capitals():
     picture, film = request.turns[0].parts
     assert picture == Media("image/png", b"xy") and film == Streamed("media0", "video/mp4", use_audio=True)
     assert (picture.kind, film.kind) == ("image", "video")
-    model = Looking(FilmOptions())
+    model = LookingFilmMaker(FilmOptions())
     await DiffusionStage(model).prepare(stage_pb2.Open(params=params("diffusion", "a hill", media_type="VIDEO/X-grey8")), Start())
     assert model.asked.media_type == "video/x-grey8"
 
@@ -101,7 +101,7 @@ async def test_a_media_type_is_the_same_in_capitals():
     ],
 )
 async def test_codecs_of_what_is_to_be_made_reach_the_model(said: str, asked: str):
-    model = Looking(FilmOptions())
+    model = LookingFilmMaker(FilmOptions())
     await DiffusionStage(model).prepare(stage_pb2.Open(params=params("diffusion", "a hill", media_type=said)), Start())
     assert model.asked.media_type == asked
 
@@ -120,7 +120,9 @@ async def test_codecs_of_what_is_to_be_made_reach_the_model(said: str, asked: st
 )
 async def test_other_parameters_of_it_are_refused(said: str):
     with pytest.raises(StageError) as refused:
-        await DiffusionStage(Looking(FilmOptions())).prepare(stage_pb2.Open(params=params("diffusion", "a hill", media_type=said)), Start())
+        await DiffusionStage(LookingFilmMaker(FilmOptions())).prepare(
+            stage_pb2.Open(params=params("diffusion", "a hill", media_type=said)), Start()
+        )
     assert (refused.value.reason, refused.value.metadata["field"]) == ("BAD_REQUEST", "diffusion.media_type")
 
 
@@ -135,7 +137,7 @@ async def test_a_ground_is_a_colour_and_is_for_what_is_seen():
         (0, 0, 0),
         None,
     ]
-    model = Looking(FilmOptions())
+    model = LookingFilmMaker(FilmOptions())
     await DiffusionStage(model).prepare(stage_pb2.Open(params=params("diffusion", "a hill", images=shown[:1])), Start())
     assert model.asked.images[0].background == (30, 200, 90)
 
@@ -151,7 +153,9 @@ async def test_a_ground_that_is_no_colour_is_refused_by_field(background: str):
             await asked(said_by("user", part))
         assert (refused.value.reason, refused.value.metadata["field"]) == ("BAD_REQUEST", f"{field}.background")
     with pytest.raises(StageError) as refused:
-        await DiffusionStage(Looking(FilmOptions())).prepare(stage_pb2.Open(params=params("diffusion", "a hill", images=[shown])), Start())
+        await DiffusionStage(LookingFilmMaker(FilmOptions())).prepare(
+            stage_pb2.Open(params=params("diffusion", "a hill", images=[shown])), Start()
+        )
     assert refused.value.metadata["field"] == "diffusion.images.background"
 
 
@@ -169,7 +173,7 @@ async def test_choices_come_as_they_are_and_too_much_is_refused():
         return stage_pb2.Constraint(choice=stage_pb2.Choices(texts=texts))
 
     request = await asked(user, constraint=choices("yes", "no", "yes "))
-    assert request.constraint == Constraint("choice", choices=("yes", "no", "yes "))
+    assert request.constraint == TextConstraint("choice", choices=("yes", "no", "yes "))
     assert (request.logprobs, request.top_logprobs) == (False, 0)
     most = MAX_CONSTRAINT_CHARACTERS
     for form, bad in (
@@ -223,7 +227,7 @@ async def test_a_model_that_takes_text_says_so_of_everything_else():
 
 
 async def test_everything_of_a_drawing_request_reaches_the_model():
-    model = Looking(FilmOptions())
+    model = LookingFilmMaker(FilmOptions())
     given = params(
         "diffusion",
         "a hill",
@@ -274,7 +278,7 @@ async def test_everything_of_a_drawing_request_reaches_the_model():
 
 @pytest.mark.parametrize("sigmas", [[1.0, 1 - 1e-12], [1.0, 1e-50], [1e-7], [1e7, 1.0], [float("nan")], [0.5, 1.0]])
 async def test_sigmas_that_are_none_in_float32_do_not_reach_the_model(sigmas: list[float]):
-    model = Looking(FilmOptions())
+    model = LookingFilmMaker(FilmOptions())
     with pytest.raises(StageError) as refused:
         await DiffusionStage(model).prepare(stage_pb2.Open(params=params("diffusion", "a hill", sigmas=sigmas)), Start())
     assert refused.value.metadata["field"] == "diffusion.sigmas"

@@ -43,7 +43,7 @@ def parts(message: stage_pb2.RunResponse) -> list[object]:
     return list(one) if isinstance(one, list) else [one]
 
 
-class Wire:
+class HeldStream:
     """A stream that takes a message only when it is told to."""
 
     def __init__(self, *, is_open: bool = False, error: Exception | None = None) -> None:
@@ -67,7 +67,7 @@ class Wire:
         return [shape(message) for message in self.written]
 
 
-def outbox_on(wire: Wire, *, batches: bool = True) -> Outbox:
+def outbox_on(wire: HeldStream, *, batches: bool = True) -> Outbox:
     outbox = Outbox(wire.write)
     outbox.batches = batches
     return outbox
@@ -80,7 +80,7 @@ async def begun(outbox: Outbox) -> None:
 
 
 async def test_a_stream_that_keeps_up_gets_each_chunk_by_itself():
-    wire = Wire(is_open=True)
+    wire = HeldStream(is_open=True)
     outbox = outbox_on(wire)
     for seq in range(5):
         await outbox.put(chunk(seq))
@@ -89,7 +89,7 @@ async def test_a_stream_that_keeps_up_gets_each_chunk_by_itself():
 
 
 async def test_what_waits_for_a_write_goes_together_and_in_order():
-    wire = Wire()
+    wire = HeldStream()
     outbox = outbox_on(wire)
     await begun(outbox)
     for message in (chunk(1), chunk(2, port="text"), KEEP, chunk(3), several(4, 5), chunk(6)):
@@ -100,7 +100,7 @@ async def test_what_waits_for_a_write_goes_together_and_in_order():
 
 
 async def test_a_caller_that_takes_one_chunk_a_message_gets_them_so_even_from_a_batch():
-    wire = Wire()
+    wire = HeldStream()
     outbox = outbox_on(wire, batches=False)
     await begun(outbox)
     for message in (chunk(1), several(2, 3), KEEP):
@@ -111,7 +111,7 @@ async def test_a_caller_that_takes_one_chunk_a_message_gets_them_so_even_from_a_
 
 
 async def test_batches_are_bounded_in_chunks_and_in_bytes():
-    wire = Wire()
+    wire = HeldStream()
     outbox = outbox_on(wire)
     await begun(outbox)
     await outbox.put(several(*range(1, MAX_BATCH)))
@@ -125,7 +125,7 @@ async def test_batches_are_bounded_in_chunks_and_in_bytes():
 
 
 async def test_a_fast_producer_waits_while_the_outbox_is_full():
-    wire = Wire()
+    wire = HeldStream()
     outbox = outbox_on(wire)
     await begun(outbox)
     for seq in range(1, MAX_WAITING + 1):
@@ -140,7 +140,7 @@ async def test_a_fast_producer_waits_while_the_outbox_is_full():
 
 
 async def test_a_flush_waits_for_what_was_put_before_it_and_not_for_what_others_put_meanwhile():
-    wire = Wire(is_open=True)
+    wire = HeldStream(is_open=True)
 
     async def write(message: stage_pb2.RunResponse) -> None:
         await asyncio.sleep(0)
@@ -164,7 +164,7 @@ async def test_a_flush_waits_for_what_was_put_before_it_and_not_for_what_others_
 @pytest.mark.parametrize(("error", "told"), [(CallerGone(), CallerGone), (ValueError("a bug"), StageError)])
 async def test_an_error_of_the_stream_reaches_whoever_puts_waits_or_flushes(error: Exception, told: type[Exception]):
     """A caller that has left is no bug; any other failure is one, and the log says so."""
-    wire = Wire(error=error)
+    wire = HeldStream(error=error)
     outbox = outbox_on(wire)
     await begun(outbox)
     for seq in range(1, MAX_WAITING + 1):
@@ -183,12 +183,12 @@ async def test_an_error_of_the_stream_reaches_whoever_puts_waits_or_flushes(erro
 
 @pytest.mark.usefixtures("collected_by_hand")
 async def test_an_error_of_the_stream_keeps_nothing_of_those_it_reached():
-    wire = Wire(is_open=True, error=CallerGone())
+    wire = HeldStream(is_open=True, error=CallerGone())
     outbox = outbox_on(wire)
     await begun(outbox)
 
-    async def told() -> weakref.ref[Wire]:
-        of_the_session = Wire()
+    async def told() -> weakref.ref[HeldStream]:
+        of_the_session = HeldStream()
         with pytest.raises(CallerGone):
             await outbox.flush()
         return weakref.ref(of_the_session)
@@ -197,7 +197,7 @@ async def test_an_error_of_the_stream_keeps_nothing_of_those_it_reached():
 
 
 async def test_after_cancel_nothing_is_written_and_nobody_waits():
-    wire = Wire()
+    wire = HeldStream()
     outbox = outbox_on(wire)
     await begun(outbox)
     await outbox.put(chunk(1))
@@ -213,7 +213,7 @@ async def test_after_cancel_nothing_is_written_and_nobody_waits():
 
 async def test_any_messages_over_any_stream_come_out_as_they_went_in(seed: int):
     rng = random.Random(seed)
-    wire = Wire(is_open=True)
+    wire = HeldStream(is_open=True)
 
     async def write(message: stage_pb2.RunResponse) -> None:
         for _ in range(rng.randrange(4)):

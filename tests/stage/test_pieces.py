@@ -10,7 +10,7 @@ import pytest
 from numpy.typing import NDArray
 
 from helpers.families import ITEMS, TOKENS
-from helpers.run import Caller, open_of, row_chunks, run_once
+from helpers.run import RunStream, open_of, row_chunks, run_once
 from helpers.servers import all_free, family_logic, local_stage, stage_stub
 from omnistage.connector.arena import Arena
 from omnistage.connector.transport import Receiver, Sender
@@ -148,7 +148,7 @@ async def test_rows_of_another_type_are_refused_and_the_right_ones_are_spoken(el
     rows = formulas.omni_rows(TOKENS)
     wrong = rows.astype(np.int32) if element_type == tensor_pb2.ELEMENT_TYPE_INT32 else rows
     async with local_stage(logic) as stage, stage_stub(stage.address) as stub:
-        caller = Caller(stub)
+        caller = RunStream(stub)
         await caller.send(open=open_of(logic.description))
         await caller.opened()
         for chunk in speech(wrong, element_type):

@@ -6,11 +6,11 @@ import random
 
 import pytest
 
-from omnistage.code2wav.player import GRACE_S, Player
+from omnistage.code2wav.player import GRACE_S, Playhead
 
 
 def test_who_always_has_something_to_play_is_not_starved() -> None:
-    player = Player()
+    player = Playhead()
     for now, seconds in ((1.0, 0.5), (1.4, 0.2), (1.7 + GRACE_S / 2, 0.3)):
         player.hear(now, seconds)
     assert (player.underruns, player.starved_s) == (0, 0.0)
@@ -22,7 +22,7 @@ def test_silence_is_counted_as_often_and_as_long_as_it_is(seed: int) -> None:
     for _ in range(50):
         wait_s, now = source.choice([0.0, 0.3]), 0
         sounds = [(now := now + source.randint(1, 500), source.randint(1, 500)) for _ in range(30)]
-        player = Player()
+        player = Playhead()
         for at, length in sounds:
             player.hear(at / 1000, length / 1000, wait_s)
         begins, held, silences = sounds[0][0] + round(1000 * wait_s), 0, list[int]()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from helpers.link import Context, bare_peer, listen, opening
-from helpers.run import Caller
+from helpers.run import RunStream
 from helpers.servers import all_free, local_stage, stage_stub, watch_until
 from omnistage.models.interface import TextRequest
 from omnistage.models.toy.stages import ToyOptions, ToyThinker
@@ -29,7 +29,7 @@ class Slow(ToyThinker):
 async def test_a_session_has_its_place_while_it_is_prepared():
     model = Slow(ToyOptions())
     async with local_stage(ThinkerStage(model), max_sessions=1) as stage, stage_stub(stage.address) as stub:
-        first, second = Caller(stub), Caller(stub)
+        first, second = RunStream(stub), RunStream(stub)
         await first.send(open=opening("thinker", session_id="first"))
         async with asyncio.timeout(60):
             await model.asked.wait()
@@ -45,7 +45,7 @@ async def test_a_session_has_its_place_while_it_is_prepared():
 async def test_a_session_that_is_never_prepared_ends_with_its_deadline():
     model = Slow(ToyOptions())
     async with local_stage(ThinkerStage(model), session_limit=0.5) as stage, stage_stub(stage.address) as stub:
-        caller = Caller(stub)
+        caller = RunStream(stub)
         await caller.send(open=opening("thinker"))
         ended = (await caller.finish()).ended
         assert ended is not None and ended.reason == "DEADLINE"
@@ -55,7 +55,7 @@ async def test_a_session_that_is_never_prepared_ends_with_its_deadline():
 async def test_a_session_that_is_prepared_and_opened_again_gives_its_place_to_the_newer_one():
     model = Slow(ToyOptions())
     async with local_stage(ThinkerStage(model)) as stage, stage_stub(stage.address) as stub:
-        older, newer = Caller(stub), Caller(stub)
+        older, newer = RunStream(stub), RunStream(stub)
         await older.send(open=opening("thinker", session_id="same", attempts=[0]))
         async with asyncio.timeout(60):
             await model.asked.wait()
@@ -80,7 +80,7 @@ async def test_a_session_whose_stage_behind_does_not_answer_and_that_is_opened_a
     model.go.set()
     async with bare_peer(behind) as address, local_stage(ThinkerStage(model)) as stage, stage_stub(stage.address) as stub:
         hop = stage_pb2.Hop(kind=stage_pb2.STAGE_KIND_TALKER, model="toy-talker", addresses=[address], takes=["hidden"])
-        older, newer = Caller(stub), Caller(stub)
+        older, newer = RunStream(stub), RunStream(stub)
         await older.send(open=opening("thinker", session_id="same", attempts=[0], route=[hop]))
         async with asyncio.timeout(60):
             await silent.wait()

@@ -17,13 +17,13 @@ import pytest
 from numpy.typing import NDArray
 
 from helpers.bare import bare_environment, bare_python
-from helpers.contract import Case, Loaded, Sample, Whole, arriving, cut, run
+from helpers.contract import Case, Loaded, SampleRequest, Whole, arriving, cut, run
 from helpers.families import CASES
 from helpers.run import params
 from omnistage.code2wav.resampling import RATES_HZ, Conversion, Resampler, convert_sounds, possible_rates_hz
 from omnistage.models.interface import BadRequest, Sound
 from omnistage.models.toy import formulas
-from omnistage.stage.logic import Kept, Output, StageLogic, Start, Timing
+from omnistage.stage.logic import Kept, Output, SessionTiming, StageLogic, Start
 from omnistage.v1 import chunk_pb2, stage_pb2
 from omnistage.wire.errors import StageError
 
@@ -148,7 +148,7 @@ VOICES = [case for case in CASES if str(case) in ("toy-code2wav", "smol-code2wav
 
 
 @dataclass(frozen=True)
-class Voice:
+class LoadedVoice:
     """A loaded Code2Wav and what it speaks."""
 
     case: Case
@@ -157,14 +157,14 @@ class Voice:
 
     def at(self, rate_hz: int) -> Loaded:
         """0: at the model's own rate."""
-        return Loaded(self.case, self.logic, Sample(params("code2wav", sample_rate_hz=rate_hz, encoding=FLOAT32), self.inputs))
+        return Loaded(self.case, self.logic, SampleRequest(params("code2wav", sample_rate_hz=rate_hz, encoding=FLOAT32), self.inputs))
 
 
 @pytest.fixture(scope="module", params=[pytest.param(case, id=str(case), marks=[pytest.mark.slow] if case.slow else []) for case in VOICES])
-def voice(request: pytest.FixtureRequest) -> Iterator[Voice]:
+def voice(request: pytest.FixtureRequest) -> Iterator[LoadedVoice]:
     case: Case = request.param
     logic = case.load()
-    yield Voice(case, logic, case.sample().inputs)
+    yield LoadedVoice(case, logic, case.sample().inputs)
     asyncio.run(logic.close())
 
 
@@ -178,7 +178,7 @@ def heard(outputs: Sequence[Output | Kept], rate_hz: int) -> Samples:
     return np.concatenate(sounds)
 
 
-async def test_a_stage_goes_on_at_any_sample(voice: Voice, seed: int) -> None:
+async def test_a_stage_goes_on_at_any_sample(voice: LoadedVoice, seed: int) -> None:
     """Bit for bit, with no more of its input than `Work.needs` says."""
     rng = random.Random(seed)
     rate_hz = rng.choice([rate for rate in RATES_HZ if rate != 24000])
@@ -192,7 +192,7 @@ async def test_a_stage_goes_on_at_any_sample(voice: Voice, seed: int) -> None:
         assert np.array_equal(heard(rest.outputs, rate_hz), whole[first:]), (rate_hz, first)
 
 
-async def test_what_it_says_is_needless_is(voice: Voice, seed: int) -> None:
+async def test_what_it_says_is_needless_is(voice: LoadedVoice, seed: int) -> None:
     """Wherever a stage says that nobody needs some of its input any more, another one goes on from the rest of it."""
     rng = random.Random(seed)
     loaded = voice.at(rate_hz := rng.choice([8000, 11025, 44100]))
@@ -205,7 +205,7 @@ async def test_what_it_says_is_needless_is(voice: Voice, seed: int) -> None:
         kept.append(output.first)
         work = await loaded.logic.prepare(stage_pb2.Open(params=loaded.sample.params, seed=5), Start({"audio": given}))
         async with aclosing(
-            work.run(arriving(cut(loaded, rng, {output.port: output.first})), Timing(), Start({"audio": given}))
+            work.run(arriving(cut(loaded, rng, {output.port: output.first})), SessionTiming(), Start({"audio": given}))
         ) as outputs:
             rest = [output async for output in outputs]
         assert np.array_equal(heard(rest, rate_hz), whole[given:]), (output, given)
@@ -213,7 +213,7 @@ async def test_what_it_says_is_needless_is(voice: Voice, seed: int) -> None:
 
 
 async def test_no_frames_give_no_samples() -> None:
-    voice = Voice(VOICES[0], VOICES[0].load(), {"codes": np.empty((0, formulas.CODEBOOKS), np.uint32)})
+    voice = LoadedVoice(VOICES[0], VOICES[0].load(), {"codes": np.empty((0, formulas.CODEBOOKS), np.uint32)})
     for rate_hz in (8000, 24000, 44100):
         assert (await run(voice.at(rate_hz), random.Random(0))).outputs == [Output("audio", 0, None, last=True)]
 

@@ -8,7 +8,7 @@ import grpc
 import numpy as np
 import pytest
 
-from helpers.run import Caller, code_chunks, params, row_chunks
+from helpers.run import RunStream, code_chunks, params, row_chunks
 from helpers.stage import EXHAUSTED, INVALID, ROWS, Stage, chunk, stage_of
 from omnistage.models.toy import formulas
 from omnistage.v1 import chunk_pb2, stage_pb2
@@ -174,7 +174,7 @@ async def test_many_credits_are_refused():
 # Being superseded ----------------------------------------------------------------------------------------------------------------------
 
 
-async def _say_all(caller: Caller) -> None:
+async def _say_all(caller: RunStream) -> None:
     await caller.send(chunk=chunk(rows=8, last=True))
     heard = await caller.finish()
     assert heard.ended is not None and heard.ended.code == 0
@@ -240,7 +240,7 @@ async def test_the_stage_behind_is_superseded_with_it():
             kind=stage_pb2.STAGE_KIND_CODE2WAV, model="toy-code2wav", addresses=[behind.address], takes=["codes"], params=params("code2wav")
         )
 
-        async def opened(stage: Stage, **fields: object) -> Caller:
+        async def opened(stage: Stage, **fields: object) -> RunStream:
             return await stage.opened(session_id="same", route=[hop], credits={"audio": 1 << 20}, checkpoints=["codes"], **fields)
 
         older = await opened(stage, attempts=[0])

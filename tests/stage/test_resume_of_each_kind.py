@@ -13,7 +13,7 @@ import pytest
 from numpy.typing import NDArray
 
 from helpers import lengths
-from helpers.logic import Made, history_of_codes, history_of_text, pieces_of, run_logic, start_at
+from helpers.logic import LogicOutput, history_of_codes, history_of_text, pieces_of, run_logic, start_at
 from helpers.run import params
 from helpers.servers import family_logic, toy_logic
 from omnistage.models.toy import formulas
@@ -67,7 +67,7 @@ def equal(got: NDArray[np.generic] | None, expected: NDArray[np.generic] | None,
 # Thinker ----------------------------------------------------------------------------------------------------------------------------------
 
 
-def text_of_tokens(whole: Made) -> Callable[[int], str]:
+def text_of_tokens(whole: LogicOutput) -> Callable[[int], str]:
     """How much text an undisturbed toy Thinker had given with its first n tokens."""
     words = whole.text().split(" ")
     return lambda n: "".join(f"{word} " for word in words[:n])

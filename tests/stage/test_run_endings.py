@@ -12,7 +12,7 @@ import grpc.aio
 import numpy as np
 import pytest
 
-from helpers.run import Heard, code_chunks, params
+from helpers.run import RunAnswer, code_chunks, params
 from helpers.servers import all_free, local_stage, stage_stub, toy_logic, watch_until
 from helpers.stage import EXHAUSTED, INVALID, PRECONDITION, ROWS, Stage, chunk, stage_of
 from omnistage.models.toy import formulas
@@ -107,7 +107,7 @@ async def test_the_callers_deadline_ends_the_session():
         caller = stage.caller(timeout_s=1.0)
         await caller.send(open=stage.open())
         await caller.opened()
-        heard = Heard()
+        heard = RunAnswer()
         try:
             heard = await caller.finish()
         except grpc.aio.AioRpcError as error:

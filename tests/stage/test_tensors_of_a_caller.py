@@ -6,7 +6,7 @@ import grpc
 import numpy as np
 import pytest
 
-from helpers.run import Caller, open_of, row_chunks
+from helpers.run import RunStream, open_of, row_chunks
 from helpers.servers import all_free, family_logic, local_stage, stage_stub, toy_logic
 from omnistage.connector.transport import Receiver
 from omnistage.v1 import stage_pb2
@@ -26,7 +26,7 @@ async def test_rows_that_the_model_refuses_are_a_bad_request(what: str) -> None:
     else:
         rows[:, -1] = 1e6
     async with local_stage(logic) as stage, stage_stub(stage.address) as stub:
-        caller = Caller(stub)
+        caller = RunStream(stub)
         await caller.send(open=open_of(logic.description))
         await caller.opened()
         for chunk in row_chunks(port.name, rows, [4]):
@@ -40,7 +40,7 @@ async def test_a_caller_that_half_closes_and_keeps_its_rows_does_not_hold_the_se
     """No Release can come any more: the end of the stream gives the blocks back."""
     logic = toy_logic("thinker", {"max_chunk": 1})
     async with local_stage(logic, arena_bytes=256 << 20, inline_limit=0) as stage, stage_stub(stage.address) as stub:
-        caller = Caller(stub)
+        caller = RunStream(stub)
         await caller.send(open=open_of(logic.description))
         opened = await caller.opened()
         receiver = Receiver()

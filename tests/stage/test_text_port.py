@@ -7,14 +7,14 @@ from dataclasses import replace
 
 import pytest
 
-from helpers.ask import Answer, ask, request
+from helpers.ask import WholeAnswer, ask, request
 from helpers.run import open_of, run_interrupted
 from helpers.servers import local_router, local_stage, omni_stub, stage_stub, toy_logic
 from omnistage.client.received import Received
-from omnistage.models.interface import Piece, Rows, TextPiece, TextRequest, Wanted
+from omnistage.models.interface import Piece, TensorRows, TextPiece, TextRequest, Wanted
 from omnistage.models.toy import formulas
 from omnistage.models.toy.stages import ToyOptions, ToyThinker
-from omnistage.router.pipeline import Pipeline
+from omnistage.router.pipeline import PipelineFile
 from omnistage.thinker.stage import ThinkerStage
 from omnistage.v1 import chunk_pb2
 
@@ -40,11 +40,11 @@ class SayingWords(ToyThinker):
         text, hidden = self.info.produces
         self.info = replace(self.info, produces=(replace(text, name="words"), hidden))
 
-    def generate(self, prepared: TextRequest, inputs: AsyncIterator[Piece], wanted: Wanted) -> AsyncGenerator[TextPiece | Rows, None]:
+    def generate(self, prepared: TextRequest, inputs: AsyncIterator[Piece], wanted: Wanted) -> AsyncGenerator[TextPiece | TensorRows, None]:
         return super().generate(prepared, inputs, {"text" if port == "words" else port: first for port, first in wanted.items()})
 
 
-def words(answer: Answer) -> str:
+def words(answer: WholeAnswer) -> str:
     return "".join(chunk.text.text for chunk in answer.of("words"))
 
 
@@ -71,7 +71,7 @@ async def test_an_answer_is_timed_and_gone_on_with_whatever_the_port_of_its_text
         local_stage(toy_logic("talker")) as talker,
         local_stage(toy_logic("code2wav")) as code2wav,
         local_router(
-            {"thinker": thinker.address, "talker": talker.address, "code2wav": code2wav.address}, Pipeline.model_validate(PIPELINE)
+            {"thinker": thinker.address, "talker": talker.address, "code2wav": code2wav.address}, PipelineFile.model_validate(PIPELINE)
         ) as router,
         omni_stub(router.address) as stub,
     ):

@@ -15,7 +15,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1.health import aio as health
 
 from helpers.ask import ask, refusal, request
-from helpers.run import Caller, open_of
+from helpers.run import RunStream, open_of
 from helpers.servers import CHAIN, CLIENT_OPTIONS, Local, local_router, local_stage, omni_stub, stage_stub, toy_logic
 from helpers.watching import SETTLE_S
 from omnistage.host.errors import StartError
@@ -50,7 +50,7 @@ async def stage(kind: str = "talker") -> AsyncIterator[tuple[Local, stage_pb2_gr
     """A stage with the token; in the end a caller that shows it is still taken."""
     async with local_stage(toy_logic(kind), token=TOKEN) as server, stage_stub(server.address) as stub:
         yield server, stub
-        caller = Caller(stub, metadata=TOKEN.metadata)
+        caller = RunStream(stub, metadata=TOKEN.metadata)
         await caller.send(open=open_of(await stub.Describe(stage_pb2.DescribeRequest(), timeout=10, metadata=TOKEN.metadata)))
         await caller.opened()
         caller.call.cancel()
@@ -68,7 +68,7 @@ async def test_a_call_without_the_token_is_refused_with_a_typed_error(shown: Met
             told = refusal(failed)
             assert (told.code, told.reason) == (UNAUTHENTICATED, "UNAUTHENTICATED")
             assert "OMNISTAGE_TOKEN" in (failed.details() or "") and TOKEN.secret not in str(failed)
-        caller = Caller(stub, metadata=shown)
+        caller = RunStream(stub, metadata=shown)
         await caller.send(open=open_of(good))
         ended = await caller.expect("UNAUTHENTICATED", UNAUTHENTICATED)
         assert TOKEN.secret not in ended.message
@@ -207,7 +207,7 @@ async def test_a_replica_that_refuses_is_passed_over_for_one_that_does_not():
         hop = stage_pb2.Hop(
             kind=stage_pb2.STAGE_KIND_TALKER, model="toy-talker", addresses=[addresses["talker"], other.address], takes=["hidden"]
         )
-        caller = Caller(thinker)
+        caller = RunStream(thinker)
         await caller.send(open=open_of(await thinker.Describe(stage_pb2.DescribeRequest(), timeout=10), route=[hop]))
         await caller.opened()
         caller.call.cancel()

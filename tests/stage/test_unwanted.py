@@ -9,7 +9,7 @@ import pytest
 
 from helpers.counting import CountingThinker
 from helpers.link import ENDED, Context, bare_peer, listen, say
-from helpers.run import Caller, Heard, open_of, run_interrupted, run_once
+from helpers.run import RunAnswer, RunStream, open_of, run_interrupted, run_once
 from helpers.servers import all_free, local_stage, stage_stub
 from omnistage.models.toy import formulas
 from omnistage.models.toy.stages import ToyOptions
@@ -99,9 +99,9 @@ async def test_what_nobody_wants_of_the_hops_behind_and_who_asks_is_passed_on():
 async def test_what_cannot_be_unwanted_is_refused_and_the_next_session_works(fields: dict[str, object], field: str):
     logic = ThinkerStage(CountingThinker(ToyOptions()))
     async with local_stage(logic) as stage, stage_stub(stage.address) as stub:
-        caller = Caller(stub)
+        caller = RunStream(stub)
         await caller.send(open=open_of(logic.description, **fields))  # type: ignore[arg-type]
         ended = await caller.expect("BAD_REQUEST", grpc.StatusCode.INVALID_ARGUMENT)
         assert ended.metadata["field"] == field
-        heard: Heard = await run_once(stub, open_of(logic.description))
+        heard: RunAnswer = await run_once(stub, open_of(logic.description))
         heard.check_whole(["text", "hidden"])

@@ -19,7 +19,7 @@ from PIL import Image
 
 from helpers.command import omnistage
 from helpers.gateway import gateway
-from helpers.processes import Family, Started
+from helpers.processes import ProcessFamily, StartedProcess
 from helpers.waiting import until
 from omnistage.client import AsyncOmni, Omni
 from omnistage.client.wav import to_pcm16
@@ -36,9 +36,9 @@ SEED = 7
 @pytest.fixture(scope="module")
 def address() -> Iterator[str]:
     """HOST:PORT of a stack of both, when both are ready."""
-    family = Family()
+    family = ProcessFamily()
     command = [sys.executable, "-m", "omnistage.cli", "serve", "smol", "picture", "--address", "127.0.0.1:0"]
-    with Started(command, stderr=subprocess.PIPE, text=True, env=family.environment) as server:
+    with StartedProcess(command, stderr=subprocess.PIPE, text=True, env=family.environment) as server:
         assert server.stderr is not None
         line = server.stderr.readline()
         assert line.startswith("serving on "), line + server.stderr.read()

@@ -12,7 +12,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from helpers.breaking import BREAK, FAIL
-from helpers.run import Caller, open_of, params
+from helpers.run import RunStream, open_of, params
 from helpers.servers import CLIENT_OPTIONS, ServerProcess, stage_stub, watch_until
 from omnistage.host.process import BROKEN
 from omnistage.v1 import stage_pb2
@@ -29,10 +29,10 @@ async def test_a_broken_engine_ends_its_process_and_no_session_ends_as_if_it_wer
             health = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest(), timeout=60)
             assert (await health.read()).status == health_pb2.HealthCheckResponse.SERVING
 
-            under_way = Caller(stub)
+            under_way = RunStream(stub)
             await under_way.send(open=open_of(described, credits={"text": 1}))
             await under_way.until(lambda heard: bool(heard.of("text")))
-            breaking = Caller(stub)
+            breaking = RunStream(stub)
             await breaking.send(open=open_of(described, session_id="other", params=params("thinker", BREAK)))
 
             for caller in (breaking, under_way):
@@ -52,7 +52,7 @@ async def test_a_request_whose_step_fails_leaves_the_process_alone(tmp_path: Pat
         server.wait_ready()
         async with stage_stub(server.address) as stub:
             described = await stub.Describe(stage_pb2.DescribeRequest(), timeout=30)
-            caller = Caller(stub)
+            caller = RunStream(stub)
             await caller.send(open=open_of(described, params=params("thinker", FAIL)))
             heard = await caller.finish()
             assert heard.ended is not None

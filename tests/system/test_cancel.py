@@ -12,7 +12,7 @@ import grpc.aio
 from helpers import lengths
 from helpers.ask import ask, request
 from helpers.run import PLENTY, params
-from helpers.servers import Stack, all_free, is_free, omni_stub, stack, stage_stub, watch_until
+from helpers.servers import ServerProcesses, all_free, is_free, omni_stub, stack, stage_stub, watch_until
 from helpers.shared_memory import files_of, left_of
 from omnistage.v1 import omni_pb2, omni_pb2_grpc, stage_pb2, stage_pb2_grpc
 
@@ -64,7 +64,7 @@ def _generate(stub: omni_pb2_grpc.OmniServiceAsyncStub) -> Begin:
     return lambda: stub.Generate(asked, timeout=60)
 
 
-def _run(stub: stage_pb2_grpc.StageServiceAsyncStub, running: Stack) -> Begin:
+def _run(stub: stage_pb2_grpc.StageServiceAsyncStub, running: ServerProcesses) -> Begin:
     """A session straight at the Thinker, with no room for sound: its rows stay leased until it is cancelled."""
     route = [
         stage_pb2.Hop(kind=kind, model=f"toy-{name}", addresses=[running.addresses[name]], takes=[port], params=params(name))

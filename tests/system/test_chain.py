@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 from helpers.ask import ask, read_all, request
-from helpers.run import PLENTY, Caller, Heard, params
-from helpers.servers import Stack, all_free, omni_stub, stack, stage_stub, watch_until
+from helpers.run import PLENTY, RunAnswer, RunStream, params
+from helpers.servers import ServerProcesses, all_free, omni_stub, stack, stage_stub, watch_until
 from omnistage.link.feed import MAX_UNSENT, MAX_UNSENT_CODES
 from omnistage.models.toy import formulas
 from omnistage.stage.inputs import CODES_WINDOW, WINDOW
@@ -41,14 +41,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def chain(folder: Path) -> Iterator[Stack]:
+def chain(folder: Path) -> Iterator[ServerProcesses]:
     """Three stages and a router; one token, row or frame to a chunk."""
     with stack(folder, options={"max_chunk": 1}) as running:
         yield running
 
 
 @contextmanager
-def variant(folder: Path, stage_args: Sequence[str] = (), options: Mapping[str, object] | None = None) -> Iterator[Stack]:
+def variant(folder: Path, stage_args: Sequence[str] = (), options: Mapping[str, object] | None = None) -> Iterator[ServerProcesses]:
     with stack(folder, options={"max_chunk": 1, **(options or {})}, stage_args=stage_args) as running:
         yield running
 
@@ -58,7 +58,7 @@ async def _describe(address: str) -> stage_pb2.DescribeResponse:
         return await stub.Describe(stage_pb2.DescribeRequest(), timeout=10)
 
 
-def opening(running: Stack, seed: int, prompt: str, tokens: int, *, audio: int, text: int = PLENTY) -> stage_pb2.Open:
+def opening(running: ServerProcesses, seed: int, prompt: str, tokens: int, *, audio: int, text: int = PLENTY) -> stage_pb2.Open:
     """A session at the Thinker with the other two as its route."""
     hops = [("talker", stage_pb2.STAGE_KIND_TALKER, "hidden"), ("code2wav", stage_pb2.STAGE_KIND_CODE2WAV, "codes")]
     return stage_pb2.Open(
@@ -74,14 +74,14 @@ def opening(running: Stack, seed: int, prompt: str, tokens: int, *, audio: int, 
     )
 
 
-async def held_back(running: Stack, caller: Caller, seed: int, prompt: str, tokens: int) -> None:
+async def held_back(running: ServerProcesses, caller: RunStream, seed: int, prompt: str, tokens: int) -> None:
     """Open with no room for sound, and read until the text stands still: the Thinker's next hop takes no more."""
     await caller.send(open=opening(running, seed, prompt, tokens, audio=0))
     await caller.opened()
     await caller.until_silent()
 
 
-def whole(heard: Heard, seed: int, prompt: str, tokens: int) -> None:
+def whole(heard: RunAnswer, seed: int, prompt: str, tokens: int) -> None:
     heard.check_whole(["text", "audio"])
     assert heard.text() == formulas.text(seed, prompt, tokens)
     np.testing.assert_array_equal(heard.samples(), formulas.audio(seed, prompt, tokens)[:, 0] * 32768)
@@ -90,7 +90,7 @@ def whole(heard: Heard, seed: int, prompt: str, tokens: int) -> None:
 # The same samples ----------------------------------------------------------------------------------------------------------------------
 
 
-async def test_many_at_once_each_hear_their_own_answer(chain: Stack, seed: int):
+async def test_many_at_once_each_hear_their_own_answer(chain: ServerProcesses, seed: int):
     async with omni_stub(chain.address) as stub:
         answers = await asyncio.gather(*[ask(stub, request(f"prompt {n}", seed + n)) for n in range(16)])
         for n, answer in enumerate(answers):
@@ -114,11 +114,11 @@ async def test_every_tensor_through_shared_memory_gives_the_same_samples(folder:
         await _rows_are_leased(running, seed)
 
 
-async def _rows_are_leased(running: Stack, seed: int) -> None:
+async def _rows_are_leased(running: ServerProcesses, seed: int) -> None:
     """While sound is held back, the rows on their way are leased blocks of the Thinker; they came to the Talker by shared memory."""
     thinker = running.stages["thinker"]
     async with stage_stub(thinker.address) as stub:
-        caller = Caller(stub)
+        caller = RunStream(stub)
         await held_back(running, caller, seed, "lease", LONG)
         report = await watch_until(thinker.address, lambda report: report.leases >= MAX_UNSENT)
         assert report.arena_bytes_used > 0 and report.arena_bytes_total > report.arena_bytes_used
@@ -143,7 +143,7 @@ async def test_without_an_arena_everything_goes_inline_and_sounds_the_same(folde
         assert list((await _describe(running.addresses["thinker"])).transports) == [tensor_pb2.TRANSPORT_KIND_INLINE]
         async with omni_stub(running.address) as stub, stage_stub(running.addresses["thinker"]) as thinker:
             (await ask(stub, request("inline", seed))).check_toy(seed, "inline")
-            caller = Caller(thinker)
+            caller = RunStream(thinker)
             await held_back(running, caller, seed, "inline", LONG)
             report = await watch_until(running.addresses["thinker"], lambda report: report.sessions == 1)
             assert (report.leases, report.arena_bytes_total) == (0, 0)
@@ -170,9 +170,9 @@ async def test_large_rows_go_through_shared_memory_by_default(folder: Path, seed
 # Credit --------------------------------------------------------------------------------------------------------------------------------
 
 
-async def test_text_runs_ahead_of_sound_that_nobody_takes_up_to_the_stated_bound(chain: Stack, seed: int):
+async def test_text_runs_ahead_of_sound_that_nobody_takes_up_to_the_stated_bound(chain: ServerProcesses, seed: int):
     async with stage_stub(chain.addresses["thinker"]) as stub:
-        caller = Caller(stub)
+        caller = RunStream(stub)
         await held_back(chain, caller, seed, "ahead", LONG)
         ahead = sum(chunk.count for chunk in caller.heard.of("text"))
         print(f"text ran {ahead} tokens ahead; the bound is {AHEAD}")
@@ -185,9 +185,9 @@ async def test_text_runs_ahead_of_sound_that_nobody_takes_up_to_the_stated_bound
     await all_free(list(chain.addresses.values()))
 
 
-async def test_a_short_text_is_whole_before_the_first_sound_is_taken(chain: Stack, seed: int):
+async def test_a_short_text_is_whole_before_the_first_sound_is_taken(chain: ServerProcesses, seed: int):
     async with stage_stub(chain.addresses["thinker"]) as stub:
-        caller = Caller(stub)
+        caller = RunStream(stub)
         await caller.send(open=opening(chain, seed, "short", 150, audio=0))
         await caller.until(lambda heard: any(chunk.last for chunk in heard.of("text")))
         assert caller.heard.text() == formulas.text(seed, "short", 150)
@@ -195,18 +195,18 @@ async def test_a_short_text_is_whole_before_the_first_sound_is_taken(chain: Stac
         whole(await caller.finish(), seed, "short", 150)
 
 
-async def test_text_that_nobody_takes_holds_the_session_back_and_it_goes_on(chain: Stack, seed: int):
+async def test_text_that_nobody_takes_holds_the_session_back_and_it_goes_on(chain: ServerProcesses, seed: int):
     async with stage_stub(chain.addresses["thinker"]) as stub:
-        caller = Caller(stub)
+        caller = RunStream(stub)
         await caller.send(open=opening(chain, seed, "mute", 100, audio=PLENTY, text=3))
         await caller.until(lambda heard: len(heard.of("text")) == 3 and len(heard.of("audio")) == 6)
         await caller.send(credit=stage_pb2.Credit(port="text", total=PLENTY))
         whole(await caller.finish(), seed, "mute", 100)
 
 
-async def test_half_close_with_no_room_for_sound_ends_every_stage(chain: Stack):
+async def test_half_close_with_no_room_for_sound_ends_every_stage(chain: ServerProcesses):
     async with stage_stub(chain.addresses["thinker"]) as stub:
-        caller = Caller(stub)
+        caller = RunStream(stub)
         await caller.send(open=opening(chain, 1, "half", LONG, audio=0))
         await caller.opened()
         await caller.call.done_writing()

@@ -68,16 +68,16 @@ def test_tokens_are_told_with_their_texts_and_how_likely_they_were(
     assert [piece.to_dict() for piece in pieces] == [row.to_dict() for row in rows]
 
 
-class Person(BaseModel):
+class PersonSchema(BaseModel):
     is_tall: bool
     kind: Literal["child", "adult"]
 
 
 def test_a_text_keeps_to_a_schema(client: openai.OpenAI, model: str) -> None:
-    answer = client.chat.completions.parse(model=model, messages=HELLO, response_format=Person, temperature=0.9)
-    assert isinstance(answer.choices[0].message.parsed, Person) and answer.choices[0].finish_reason == "stop"
-    response = client.responses.parse(model=model, input="Who?", text_format=Person, temperature=0.9)
-    assert isinstance(response.output_parsed, Person) and response.status == "completed"
+    answer = client.chat.completions.parse(model=model, messages=HELLO, response_format=PersonSchema, temperature=0.9)
+    assert isinstance(answer.choices[0].message.parsed, PersonSchema) and answer.choices[0].finish_reason == "stop"
+    response = client.responses.parse(model=model, input="Who?", text_format=PersonSchema, temperature=0.9)
+    assert isinstance(response.output_parsed, PersonSchema) and response.status == "completed"
 
 
 def test_a_text_keeps_to_a_choice_and_to_json(client: openai.OpenAI, model: str) -> None:

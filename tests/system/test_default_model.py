@@ -39,7 +39,7 @@ async def address() -> AsyncIterator[str]:
 
 
 @pytest.fixture(scope="module")
-def sharing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[servers.Stack]:
+def sharing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[servers.ServerProcesses]:
     """Every tensor goes through shared memory, of which no segment is left when the servers are gone."""
     logs = tmp_path_factory.mktemp("logs")
     with servers.stack(logs, pipeline="smol", family="smol", stage_args=["--inline-limit", "0"]) as running:
@@ -54,7 +54,7 @@ async def ask(omni: AsyncOmni, question: str, seed: int) -> Answer:
 
 
 @dataclass(frozen=True)
-class Alone:
+class AnswersAlone:
     """The answer to each question when nobody else asks, with this seed."""
 
     seed: int
@@ -62,10 +62,10 @@ class Alone:
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def alone(address: str) -> Alone:
+async def alone(address: str) -> AnswersAlone:
     seed = random.getrandbits(32)
     async with AsyncOmni(address=address) as omni:
-        return Alone(seed, [await ask(omni, question, seed) for question in QUESTIONS])
+        return AnswersAlone(seed, [await ask(omni, question, seed) for question in QUESTIONS])
 
 
 def sound(answer: Answer) -> np.ndarray:
@@ -73,7 +73,7 @@ def sound(answer: Answer) -> np.ndarray:
     return answer.audio.samples
 
 
-async def test_every_tensor_through_shared_memory_gives_the_same_samples(alone: Alone, sharing: servers.Stack) -> None:
+async def test_every_tensor_through_shared_memory_gives_the_same_samples(alone: AnswersAlone, sharing: servers.ServerProcesses) -> None:
     async with AsyncOmni(address=sharing.address) as omni:
         events = omni.stream(QUESTIONS[0], seed=alone.seed, max_tokens=MAX_TOKENS, temperature=0.7)
         shared = [await anext(events)]
@@ -100,7 +100,7 @@ async def check_heard(answer: Answer) -> None:
     assert word_error_rate([pair]) <= 0.1, pair
 
 
-async def test_two_who_ask_at_once_each_hear_their_own_answer(address: str, alone: Alone) -> None:
+async def test_two_who_ask_at_once_each_hear_their_own_answer(address: str, alone: AnswersAlone) -> None:
     """Bit-equal to what each hears alone: neighbours in a batch change nothing."""
     async with AsyncOmni(address=address) as omni:
         together = await asyncio.gather(*(ask(omni, question, alone.seed) for question in QUESTIONS))
@@ -132,7 +132,7 @@ async def test_strange_texts_are_answered_or_refused_with_a_reason_and_the_next_
 
 
 @lengths.rounds(20, 60)
-async def test_after_cancels_nothing_is_held(sharing: servers.Stack, seed: int, rounds: int) -> None:
+async def test_after_cancels_nothing_is_held(sharing: servers.ServerProcesses, seed: int, rounds: int) -> None:
     """Pages, sessions, leases: all zero when the last cancelled answer is gone."""
     async with AsyncOmni(address=sharing.address) as omni:
         rng = np.random.default_rng(seed)

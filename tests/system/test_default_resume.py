@@ -11,8 +11,8 @@ from itertools import permutations
 import pytest
 
 from helpers import lengths
-from helpers.ask import Answer, ask, request
-from helpers.disturbed import Step, ask_through, audio_chunks, begun, holder, killed_holder, nothing_left, restore, text_chunks
+from helpers.ask import WholeAnswer, ask, request
+from helpers.disturbed import DisturbanceStep, ask_through, audio_chunks, begun, holder, killed_holder, nothing_left, restore, text_chunks
 from helpers.fleet import Fleet, fleet
 from helpers.servers import CHAIN, omni_stub
 from omnistage.engine.linear import multiplies_bfloat16
@@ -49,7 +49,7 @@ class Replicas:
         self.dtype = dtype
         self._undisturbed = ""
 
-    async def ask_through_all(self, *steps: Step) -> None:
+    async def ask_through_all(self, *steps: DisturbanceStep) -> None:
         """Ask; whatever the steps do, the answer is that of the undisturbed run. Afterwards everything is restored and nothing is left."""
         try:
             async with omni_stub(self.fleet.address("router")) as stub:
@@ -67,7 +67,7 @@ class Replicas:
 
     async def kill_in_turn(self, kinds: Sequence[str]) -> None:
         moments = (begun, text_chunks(20), audio_chunks(15))
-        await self.ask_through_all(*[Step(moment, self.kill(kind)) for moment, kind in zip(moments, kinds, strict=True)])
+        await self.ask_through_all(*[DisturbanceStep(moment, self.kill(kind)) for moment, kind in zip(moments, kinds, strict=True)])
 
     def kill(self, kind: str) -> Callable[[], Awaitable[None]]:
         async def act() -> None:
@@ -76,7 +76,7 @@ class Replicas:
         return act
 
 
-def digest(answer: Answer) -> str:
+def digest(answer: WholeAnswer) -> str:
     """The digest of the text, its tokens and the samples, however they were cut."""
     tokens = [token for chunk in answer.of("text") for token in chunk.text.token_ids]
     for chunks in answer.chunks.values():
@@ -112,7 +112,7 @@ async def test_more_than_one_is_killed(replicas: Replicas, order: str, seed: int
         return
     if order == "the next one":
         kill = replicas.kill("thinker")
-        await replicas.ask_through_all(Step(text_chunks(10), kill), Step(text_chunks(40), kill))
+        await replicas.ask_through_all(DisturbanceStep(text_chunks(10), kill), DisturbanceStep(text_chunks(40), kill))
         return
     chance = random.Random(seed)
     first, second = chance.choice(list(permutations(CHAIN, 2)))
@@ -124,4 +124,4 @@ async def test_more_than_one_is_killed(replicas: Replicas, order: str, seed: int
         replicas.fleet.kill(victims[1])
 
     print(first, second)
-    await replicas.ask_through_all(Step(text_chunks(20), kill_both))
+    await replicas.ask_through_all(DisturbanceStep(text_chunks(20), kill_both))

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from helpers import lengths
-from helpers.ask import Answer, ask, read
-from helpers.disturbed import Step, ask_through, audio_chunks, begun, continued, disturbed, joined, killed_holder, text_chunks
+from helpers.ask import WholeAnswer, ask, read
+from helpers.disturbed import DisturbanceStep, ask_through, audio_chunks, begun, continued, disturbed, joined, killed_holder, text_chunks
 from helpers.engine_family import Reply, speech
 from helpers.families import PICTURE, looked_only
 from helpers.fleet import Fleet, fleet
@@ -22,7 +22,7 @@ from omnistage.models.toy import formulas
 from omnistage.v1 import omni_pb2
 
 TOKENS = 150
-Moment = Callable[[Answer], bool]
+Moment = Callable[[WholeAnswer], bool]
 
 MOMENTS: dict[str, Moment] = {"as it begins": begun, "in speech": audio_chunks(2), "late": text_chunks(60)}
 LEAVES: dict[str, Moment] = {"text": text_chunks(1), "sound": audio_chunks(1), "later": text_chunks(70)}
@@ -71,7 +71,7 @@ def question(seed: int, tokens: int = TOKENS) -> omni_pb2.GenerateRequest:
     return asked
 
 
-def check(answer: Answer, seed: int, tokens: int = TOKENS) -> Reply:
+def check(answer: WholeAnswer, seed: int, tokens: int = TOKENS) -> Reply:
     answer.check_whole()
     reply = Reply.to(SEEN, seed, tokens)
     assert answer.text() == reply.text
@@ -111,7 +111,7 @@ async def test_one_on_the_engine_is_killed(house: Fleet, kind: str, moment: str,
         await killed_holder(house, kind)
 
     async with disturbed(house, alike=False) as stub:
-        answer = await ask_through(stub, question(seed), Step(strikes, kill))
+        answer = await ask_through(stub, question(seed), DisturbanceStep(strikes, kill))
         check(answer, seed)
         assert len(answer.failovers) == 1
 
@@ -124,7 +124,9 @@ async def test_both_are_killed_one_after_the_other(house: Fleet, seed: int) -> N
         await killed_holder(house, "thinker")
 
     async with disturbed(house, alike=False) as stub:
-        answer = await ask_through(stub, question(seed), Step(text_chunks(20), kill_talker), Step(text_chunks(60), kill_thinker))
+        answer = await ask_through(
+            stub, question(seed), DisturbanceStep(text_chunks(20), kill_talker), DisturbanceStep(text_chunks(60), kill_thinker)
+        )
         check(answer, seed)
         assert len(answer.failovers) == 2
 
@@ -133,7 +135,7 @@ async def test_both_are_killed_one_after_the_other(house: Fleet, seed: int) -> N
 async def test_a_client_that_comes_back_hears_the_rest(house: Fleet, moment: str, seed: int) -> None:
     leaves = LEAVES[lengths.draw(moment, LEAVES, seed)]
     async with omni_stub(house.address("router")) as stub:
-        call, begin = stub.Generate(question(seed), timeout=60), Answer()
+        call, begin = stub.Generate(question(seed), timeout=60), WholeAnswer()
         while not leaves(begin):
             begin.take(await read(call))
         call.cancel()

@@ -14,9 +14,9 @@ import pytest
 
 from helpers import lengths
 from helpers.ask import ask, read, read_all, refusal, request
-from helpers.disturbed import Step, ask_through, disturbed, found, killed_holder, nothing_left, opening, text_chunks
+from helpers.disturbed import DisturbanceStep, ask_through, disturbed, found, killed_holder, nothing_left, opening, text_chunks
 from helpers.fleet import Fleet, fleet
-from helpers.run import Caller, Heard
+from helpers.run import RunAnswer, RunStream
 from helpers.servers import CHAIN, stage_stub
 from omnistage.models.toy import formulas
 from omnistage.models.toy.stages import DIFFERENCE
@@ -44,7 +44,7 @@ async def test_a_talker_is_lost_whose_input_was_forgotten(tmp_path: Path, way: s
             await killed_holder(running, "talker")
 
         async with disturbed(running) as stub:
-            answer = await ask_through(stub, request("hello", seed, thinker=LONG), Step(text_chunks(40), kill))
+            answer = await ask_through(stub, request("hello", seed, thinker=LONG), DisturbanceStep(text_chunks(40), kill))
             answer.check_toy(seed, "hello", TOKENS)
             (failover,) = answer.failovers
             assert failover.kind == stage_pb2.STAGE_KIND_THINKER
@@ -56,7 +56,7 @@ async def test_a_talker_that_samples_differently_leaves_one_splice(tmp_path: Pat
     options_of = {"talker-1": {"differs": True}}
     with fleet(tmp_path, replicas={"talker": 2}, options=SLOW, options_of=options_of) as running:
         async with disturbed(running, alike=False), stage_stub(running.address("thinker-0")) as stub:
-            caller = Caller(stub)
+            caller = RunStream(stub)
             await caller.send(open=opening(running, seed, TOKENS))
             await caller.until(lambda heard: len(heard.of("audio")) >= 40)
             lost = await killed_holder(running, "talker")
@@ -65,7 +65,7 @@ async def test_a_talker_that_samples_differently_leaves_one_splice(tmp_path: Pat
             _check_splice(heard, seed, begins_different=lost == "talker-1")
 
 
-def _check_splice(heard: Heard, seed: int, *, begins_different: bool) -> None:
+def _check_splice(heard: RunAnswer, seed: int, *, begins_different: bool) -> None:
     rows = np.stack([formulas.row(formulas.token(seed, "hello", n)) for n in range(TOKENS)])
     same = formulas.frames(rows)
     parts = [same, (same + np.uint32(DIFFERENCE)) % np.uint32(1024)]

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from helpers import lengths
-from helpers.ask import Answer, request
-from helpers.disturbed import Step, ask_through, disturbed, text_chunks
+from helpers.ask import WholeAnswer, request
+from helpers.disturbed import DisturbanceStep, ask_through, disturbed, text_chunks
 from helpers.fleet import Fleet, fleet
 from helpers.hanging import HOLD_ON
 from helpers.servers import CHAIN
@@ -31,7 +31,7 @@ def lines_of(running: Fleet) -> list[str]:
     return [line for line in running.logs().splitlines() if any(word in line for word in LOST)]
 
 
-async def answer_through(stub: omni_pb2_grpc.OmniServiceAsyncStub, step: Step, seed: int) -> Answer:
+async def answer_through(stub: omni_pb2_grpc.OmniServiceAsyncStub, step: DisturbanceStep, seed: int) -> WholeAnswer:
     """An answer that is disturbed in the middle, and right."""
     answer = await ask_through(stub, request("hello", seed, thinker={"max_tokens": TOKENS, "ignore_eos": True}), step)
     answer.check_toy(seed, "hello", TOKENS)
@@ -58,7 +58,7 @@ async def test_nobody_is_lost_when_all_were_stopped(tmp_path: Path, seed: int) -
                 await asyncio.sleep(STOPPED_S)
 
         async with disturbed(running) as stub:
-            answer = await answer_through(stub, Step(text_chunks(10), stop), seed)
+            answer = await answer_through(stub, DisturbanceStep(text_chunks(10), stop), seed)
         assert not answer.failovers and not lines_of(running)
 
 
@@ -72,6 +72,6 @@ async def test_a_lone_process_whose_python_is_held_for_seconds_is_waited_for(tmp
             running.signal(name, HOLD_ON)
 
         async with disturbed(running) as stub:
-            answer = await answer_through(stub, Step(text_chunks(10), hold), seed)
+            answer = await answer_through(stub, DisturbanceStep(text_chunks(10), hold), seed)
         assert not answer.failovers
         assert not [line for line in lines_of(running) if "link." in line]

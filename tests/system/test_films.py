@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from helpers import lengths
-from helpers.ask import Answer, ask
-from helpers.disturbed import Step, ask_through, begun, disturbed, killed_holder
+from helpers.ask import WholeAnswer, ask
+from helpers.disturbed import DisturbanceStep, ask_through, begun, disturbed, killed_holder
 from helpers.drawings import checkpoint
 from helpers.drawn import drawing, steps_of
 from helpers.fleet import Fleet
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.slow
 STEPS = 12
 
 
-class Made(NamedTuple):
+class FilmPort(NamedTuple):
     """The product of a pipeline. port: the port of its items."""
 
     checkpoint: str
@@ -33,16 +33,16 @@ class Made(NamedTuple):
 
 
 MADE = {
-    "film": Made("wan2.2-t2v", "video", {"width": 128, "height": 128, "frames": 49, "steps": STEPS, "guidance_scale_2": 3.0}),
-    "sound": Made("stable-audio", "audio", {"duration_s": 2.9, "steps": STEPS}),
+    "film": FilmPort("wan2.2-t2v", "video", {"width": 128, "height": 128, "frames": 49, "steps": STEPS, "guidance_scale_2": 3.0}),
+    "sound": FilmPort("stable-audio", "audio", {"duration_s": 2.9, "steps": STEPS}),
 }
 
 
-def steps(count: int) -> Callable[[Answer], bool]:
+def steps(count: int) -> Callable[[WholeAnswer], bool]:
     return lambda answer: bool(steps_of(answer)) and steps_of(answer)[-1][0] >= count
 
 
-def decoded(port: str) -> Callable[[Answer], bool]:
+def decoded(port: str) -> Callable[[WholeAnswer], bool]:
     """A piece of the file has come, and not the last one."""
     return lambda answer: bool(answer.of(port)) and not answer.of(port)[-1].last
 
@@ -80,7 +80,7 @@ def router_flags(running: Fleet, folder: Path) -> list[str]:
     return ["--pipeline", ",".join(files), "--stages", ",".join(stages), "--grace", "5"]
 
 
-def file_of(answer: Answer, port: str) -> bytes:
+def file_of(answer: WholeAnswer, port: str) -> bytes:
     return b"".join(getattr(chunk, port).data for chunk in answer.of(port) if chunk.count)
 
 
@@ -95,7 +95,7 @@ async def test_one_is_killed_and_the_other_goes_on(house: Fleet, seed: int, cell
         await killed_holder(house, name)
 
     async with disturbed(house, alike=False, after=drawing("after", 2, name, **made.asked)) as stub:
-        answer = await ask_through(stub, asked, Step(MOMENTS.get(moment) or decoded(made.port), kill))
+        answer = await ask_through(stub, asked, DisturbanceStep(MOMENTS.get(moment) or decoded(made.port), kill))
         answer.check_whole()
         assert len(answer.failovers) == 1
         file, whole = file_of(answer, made.port), file_of(await ask(stub, asked), made.port)

@@ -14,11 +14,11 @@ import grpc
 import pytest
 
 from helpers import lengths
-from helpers.ask import Answer, ask, request
-from helpers.disturbed import MOMENTS, Step, ask_through, disturbed, found, holder, nothing_left, opening, text_chunks
+from helpers.ask import WholeAnswer, ask, request
+from helpers.disturbed import MOMENTS, DisturbanceStep, ask_through, disturbed, found, holder, nothing_left, opening, text_chunks
 from helpers.fleet import Fleet, fleet
 from helpers.hanging import HANG, WAKE
-from helpers.run import Caller
+from helpers.run import RunStream
 from helpers.servers import CHAIN, LOOK_S, stage_stub
 from omnistage.v1 import omni_pb2, omni_pb2_grpc, stage_pb2
 
@@ -87,7 +87,7 @@ async def no_more_serving(stub: omni_pb2_grpc.OmniServiceAsyncStub, address: str
             await asyncio.sleep(LOOK_S)
 
 
-def left(answer: Answer) -> bool:
+def left(answer: WholeAnswer) -> bool:
     return bool(answer.failovers)
 
 
@@ -103,7 +103,7 @@ async def test_a_frozen_replica_is_left_and_the_answer_goes_on(toys: Fleet, kind
 
     async with frozen(toys, kind, way) as (stub, freeze):
         asked = request("hello", seed, thinker=LONG)
-        answer = await ask_through(stub, asked, Step(MOMENTS[moment], freeze.stop), Step(left, note))
+        answer = await ask_through(stub, asked, DisturbanceStep(MOMENTS[moment], freeze.stop), DisturbanceStep(left, note))
         answer.check_toy(seed, "hello", TOKENS)
         assert [failover.lost for failover in answer.failovers] == [toys.address(freeze.name)]
         print(f"{kind}, {way}, {moment}: left after {moments[0] - freeze.at:.3f} s")
@@ -135,7 +135,7 @@ async def test_a_stopped_and_a_hung_replica_at_once(toys: Fleet, seed: int) -> N
             await thinker.stop()
 
         try:
-            answer = await ask_through(stub, request("hello", seed, thinker=LONG), Step(text_chunks(10), both))
+            answer = await ask_through(stub, request("hello", seed, thinker=LONG), DisturbanceStep(text_chunks(10), both))
         finally:
             await code2wav.wake()
         answer.check_toy(seed, "hello", TOKENS)
@@ -146,7 +146,7 @@ async def test_a_thinker_that_wakes_while_another_speaks_is_not_heard(toys: Flee
     """Its Talker has ended the session, or has it from the other Thinker now: nothing of the sleeper arrives anywhere twice."""
     async with frozen(toys, "thinker") as (stub, freeze):
         asked = request("hello", seed, thinker=LONG)
-        answer = await ask_through(stub, asked, Step(text_chunks(10), freeze.stop), Step(left, freeze.wake))
+        answer = await ask_through(stub, asked, DisturbanceStep(text_chunks(10), freeze.stop), DisturbanceStep(left, freeze.wake))
         answer.check_toy(seed, "hello", TOKENS)
         assert toys.address(freeze.name) in [failover.lost for failover in answer.failovers]
         await nothing_left(toys)
@@ -169,7 +169,7 @@ async def test_a_thinker_that_wakes_at_any_moment_is_not_heard(toys: Fleet, thir
             await freeze.stop()
             waking.append(asyncio.create_task(wake_later()))
 
-        answer = await ask_through(stub, request("hello", seed, thinker=LONG), Step(text_chunks(10), doze))
+        answer = await ask_through(stub, request("hello", seed, thinker=LONG), DisturbanceStep(text_chunks(10), doze))
         await asyncio.gather(*waking)
         answer.check_toy(seed, "hello", TOKENS)
         print(f"asleep for {asleep_s:.3f} s: {[failover.reason for failover in answer.failovers] or 'nobody missed it'}")
@@ -180,7 +180,7 @@ async def test_a_thinker_whose_session_was_opened_again_elsewhere_gets_aborted(t
     """Two Thinkers and one Talker for one session: the Talker listens to the one that opened it last, and the other one is told."""
     thinkers = [toys.address(name) for name in toys.of("thinker")]
     async with disturbed(toys), stage_stub(thinkers[0]) as old_stub, stage_stub(thinkers[1]) as new_stub:
-        old, new = Caller(old_stub), Caller(new_stub)
+        old, new = RunStream(old_stub), RunStream(new_stub)
         await old.send(open=opening(toys, seed, TOKENS, attempts=[0]))
         await old.until(lambda heard: len(heard.of("text")) >= 10 and len(heard.of("audio")) >= 10)
         ends = {port: chunks[-1] for port, chunks in old.heard.chunks.items()}
@@ -193,5 +193,5 @@ async def test_a_thinker_whose_session_was_opened_again_elsewhere_gets_aborted(t
         await old.expect("SUPERSEDED", grpc.StatusCode.ABORTED)
         heard = await new.finish()
         held = {port: old.heard.of(port)[: end.seq + 1] for port, end in ends.items()}
-        answer = Answer(omni_pb2.Started(), {port: held[port] + heard.of(port) for port in held}, omni_pb2.Usage())
+        answer = WholeAnswer(omni_pb2.Started(), {port: held[port] + heard.of(port) for port in held}, omni_pb2.Usage())
         answer.check_toy(seed, "hello", TOKENS)

@@ -13,7 +13,7 @@ PREAMBLE = """
     import os
     import sys
     from pathlib import Path
-    from helpers.ask import Answer, ask, read, read_all, request
+    from helpers.ask import WholeAnswer, ask, read, read_all, request
     from helpers.mounts import BALLAST, leave_free
     from helpers.servers import all_free, omni_stub, stack, watch_until
 
@@ -44,7 +44,7 @@ FULL_WHILE_RUNNING = """
                 before = (await watch_until(thinker.address, lambda report: not report.leases)).arena_bytes_total
                 assert before > 0
 
-                call, answer = stub.Generate(request("fills", SEED, thinker=answer_of(150)), timeout=60), Answer()
+                call, answer = stub.Generate(request("fills", SEED, thinker=answer_of(150)), timeout=60), WholeAnswer()
                 for _ in range(20):
                     answer.take(await read(call))
                 leave_free(0)

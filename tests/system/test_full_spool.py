@@ -21,7 +21,7 @@ STORY = """
     import grpc
 
     from helpers import media_files
-    from helpers.converse import PIECE, Conversation, TurnFailed, file_chunks, on_port
+    from helpers.converse import PIECE, ConverseStream, TurnFailed, file_chunks, on_port
     from helpers.mounts import BALLAST, leave_free
     from helpers.servers import all_free, omni_stub, stack
     from helpers.waiting import until
@@ -86,7 +86,7 @@ STORY = """
         with stack(FOLDER, kinds=("thinker",), pipeline="qwen2_5_omni-text", family="qwen2_5_omni", stage_args=arguments) as running:
             thinker = running.stages["thinker"]
             async with omni_stub(running.address) as stub:
-                conversation = Conversation(stub)
+                conversation = ConverseStream(stub)
                 leave_free(0)
                 await is_told(conversation)  # The very first medium of this process.
                 tokens = (await conversation.turn(IN_REQUEST)).tokens()
@@ -96,7 +96,7 @@ STORY = """
                 leave_free(1 << 20)
                 free = used()
                 gate = Gate(1)
-                held = asyncio.create_task(Conversation(stub).turn(STREAMED, streamed(FILM, len(FILM) // 2), gate.wait))
+                held = asyncio.create_task(ConverseStream(stub).turn(STREAMED, streamed(FILM, len(FILM) // 2), gate.wait))
                 await until(lambda: used() > free)  # A part of its film is there.
                 for _ in range(2):
                     await is_told(conversation)
@@ -112,7 +112,7 @@ STORY = """
                 await until(lambda: sum(descriptors(decoding).values()) == 3)
                 empty = used()  # A file that was removed takes its room until nobody has it open.
 
-                lost = asyncio.create_task(Conversation(stub).turn(STREAMED, streamed(LARGE), Gate(3).wait))
+                lost = asyncio.create_task(ConverseStream(stub).turn(STREAMED, streamed(LARGE), Gate(3).wait))
                 await until(lambda: used() >= empty + 3 * PIECE)
                 os.kill(thinker.pid, signal.SIGKILL)
                 try:

@@ -23,8 +23,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from helpers import waiting
 from helpers.pages import has_huge_pages, huge_kib
-from helpers.run import Caller, open_of, row_chunks
-from helpers.servers import NotReady, ServerProcess, Stack, stack, stage_flags, stage_stub, watch_until
+from helpers.run import RunStream, open_of, row_chunks
+from helpers.servers import NotReady, ServerProcess, ServerProcesses, stack, stage_flags, stage_stub, watch_until
 from omnistage.models.smol.store import model_directory
 from omnistage.models.toy import formulas
 from omnistage.v1 import stage_pb2
@@ -35,13 +35,13 @@ NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 
 
 @pytest.fixture(scope="module")
-def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcesses]:
     """A stage and a router."""
     with stack(tmp_path_factory.mktemp("logs"), kinds=("diffusion",), pipeline="toy-picture") as running:
         yield running
 
 
-def servers(pair: Stack) -> list[tuple[ServerProcess, str]]:
+def servers(pair: ServerProcesses) -> list[tuple[ServerProcess, str]]:
     assert pair.router is not None
     return [(pair.stages["diffusion"], "omnistage.v1.StageService"), (pair.router, "omnistage.v1.OmniService")]
 
@@ -55,7 +55,7 @@ def fails_to_start(folder: Path, module: str, *flags: str) -> NotReady:
 # Starting ------------------------------------------------------------------------------------------------------------------------------
 
 
-def test_the_ready_line_and_the_log_say_the_same(pair: Stack):
+def test_the_ready_line_and_the_log_say_the_same(pair: ServerProcesses):
     for server, _ in servers(pair):
         lines = [json.loads(line) for line in server.log().splitlines() if line.startswith("{")]
         (ready,) = [line for line in lines if line["event"] == "server.ready"]
@@ -63,7 +63,7 @@ def test_the_ready_line_and_the_log_say_the_same(pair: Stack):
 
 
 @pytest.mark.skipif(not has_huge_pages(), reason="this kernel has no huge pages that can be asked for")
-async def test_a_server_that_is_ready_soon_has_its_memory_in_huge_pages(pair: Stack):
+async def test_a_server_that_is_ready_soon_has_its_memory_in_huge_pages(pair: ServerProcesses):
     """Huge pages make a killed server gone, and noticed, at once: the kernel frees memory before it closes sockets. The test counts private
     memory without a file as far as it lies in whole blocks of a huge page: where in a mapping of a few MiB these begin is chance."""
 
@@ -75,7 +75,7 @@ async def test_a_server_that_is_ready_soon_has_its_memory_in_huge_pages(pair: St
         await waiting.until(partial(is_mostly, server.pid))
 
 
-def test_a_second_server_on_a_taken_port_says_so(pair: Stack, tmp_path: Path):
+def test_a_second_server_on_a_taken_port_says_so(pair: ServerProcesses, tmp_path: Path):
     taken = pair.stages["diffusion"]
     failure = fails_to_start(tmp_path, "omnistage.diffusion", "--family", "toy", "--address", taken.address)
     assert failure.exit_code == 1
@@ -97,7 +97,7 @@ def test_weights_that_are_damaged_are_one_line_and_no_traceback(tmp_path: Path):
 # Being asked ---------------------------------------------------------------------------------------------------------------------------
 
 
-async def test_health_and_reflection_answer(pair: Stack):
+async def test_health_and_reflection_answer(pair: ServerProcesses):
     for server, service in servers(pair):
         async with grpc.aio.insecure_channel(server.address) as channel:
             health = health_pb2_grpc.HealthStub(channel)
@@ -131,7 +131,7 @@ async def test_channelz_answers_on_a_port_of_its_own(tmp_path: Path):
             assert len(listed.server) == 2
 
 
-async def test_health_check_command(pair: Stack, free_port: int):
+async def test_health_check_command(pair: ServerProcesses, free_port: int):
     for address, code in ((pair.address, 0), (pair.addresses["diffusion"], 0), (f"127.0.0.1:{free_port}", 1)):
         command = [sys.executable, "-m", "omnistage.host.healthcheck", address]
         process = await asyncio.create_subprocess_exec(*command, stderr=subprocess.DEVNULL)
@@ -139,7 +139,7 @@ async def test_health_check_command(pair: Stack, free_port: int):
             assert await process.wait() == code
 
 
-async def test_metrics_page_shows_every_family(pair: Stack):
+async def test_metrics_page_shows_every_family(pair: ServerProcesses):
     expected = {
         "stage": {
             "omnistage_stage_inflight",
@@ -165,7 +165,7 @@ async def test_metrics_page_shows_every_family(pair: Stack):
     }
     async with stage_stub(pair.addresses["diffusion"]) as stub:
         description = await stub.Describe(stage_pb2.DescribeRequest(), timeout=10)
-        caller = Caller(stub)
+        caller = RunStream(stub)
         await caller.send(open=open_of(description))
         (await caller.finish()).check_whole(["image", "progress"])
     for server, _ in servers(pair):
@@ -190,7 +190,7 @@ async def test_sigterm_lets_a_running_session_end_and_refuses_a_new_one(tmp_path
         await asyncio.to_thread(server.wait_ready)
         async with stage_stub(server.address) as stub, grpc.aio.insecure_channel(server.address) as channel:
             description = await stub.Describe(stage_pb2.DescribeRequest(), timeout=10)
-            running = Caller(stub)
+            running = RunStream(stub)
             await running.send(open=open_of(description))
             await running.opened()
             health = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest(), timeout=30)
@@ -199,7 +199,7 @@ async def test_sigterm_lets_a_running_session_end_and_refuses_a_new_one(tmp_path
             server.terminate()
             assert (await health.read()).status == NOT_SERVING
             assert (await watch_until(server.address, lambda report: report.draining)).sessions == 1
-            refused = Caller(stub)
+            refused = RunStream(stub)
             await refused.send(open=open_of(description))
             await refused.expect("DRAINING", grpc.StatusCode.UNAVAILABLE)
 
@@ -214,7 +214,7 @@ async def test_a_session_that_outlasts_the_grace_is_cut(tmp_path: Path):
     with ServerProcess("omnistage.talker", *stage_flags(), "--grace", "0.3", log_folder=tmp_path) as server:
         await asyncio.to_thread(server.wait_ready)
         async with stage_stub(server.address) as stub:
-            running = Caller(stub)
+            running = RunStream(stub)
             await running.send(open=open_of(await stub.Describe(stage_pb2.DescribeRequest(), timeout=10)))
             await running.opened()
             server.terminate()

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from helpers.converse import PIECE, Conversation, TurnFailed, on_port, zeros
+from helpers.converse import PIECE, ConverseStream, TurnFailed, on_port, zeros
 from helpers.lengths import LONG
 from helpers.peak import Peak
-from helpers.servers import Stack, all_free, omni_stub, stack
+from helpers.servers import ServerProcesses, all_free, omni_stub, stack
 from omnistage.models.toy import formulas
 from omnistage.v1 import omni_pb2, stage_pb2
 
@@ -24,7 +24,7 @@ LENGTH = 12
 
 
 @pytest.fixture(scope="module")
-def standing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+def standing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcesses]:
     films = {"thinker": {"films": True}}
     with stack(tmp_path_factory.mktemp("media"), pipeline="toy-omni", family="toy-omni", options_of=films) as running:
         yield running
@@ -44,14 +44,14 @@ def seen(size: int) -> str:
     return "".join(formulas.word(formulas.omni_token(1, items, n)) for n in range(LENGTH))
 
 
-def peaks(standing: Stack) -> list[Peak]:
+def peaks(standing: ServerProcesses) -> list[Peak]:
     assert standing.router is not None
     return [Peak(server.pid) for server in (standing.router, standing.stages["thinker"])]
 
 
-async def test_300_mb_pass_in_little_memory(standing: Stack):
+async def test_300_mb_pass_in_little_memory(standing: ServerProcesses):
     async with omni_stub(standing.address) as stub:
-        conversation = Conversation(stub)
+        conversation = ConverseStream(stub)
         await conversation.turn(film(PIECE, said=True), {"media0": zeros("media0", PIECE)})
         before = peaks(standing)
         answer = await conversation.turn(film(300 << 20, said=True), {"media0": zeros("media0", 300 << 20)})
@@ -61,10 +61,10 @@ async def test_300_mb_pass_in_little_memory(standing: Stack):
 
 
 @pytest.mark.parametrize("said", [pytest.param(True, id="said before"), pytest.param(False, id="found on the way", marks=LONG)])
-async def test_a_film_of_1_gib_is_refused_by_its_limit_and_not_by_memory(standing: Stack, said: bool):
+async def test_a_film_of_1_gib_is_refused_by_its_limit_and_not_by_memory(standing: ServerProcesses, said: bool):
     """It is 512 MiB: one that says its size is refused before a byte of it is sent, another one there."""
     async with omni_stub(standing.address) as stub:
-        conversation = Conversation(stub)
+        conversation = ConverseStream(stub)
         before = peaks(standing)
         with pytest.raises(TurnFailed) as told:
             await conversation.turn(film(1 << 30, said=said), {"media0": zeros("media0", 1 << 30)})

@@ -14,8 +14,8 @@ import grpc.aio
 import pytest
 
 from helpers import lengths
-from helpers.ask import Answer, GenerateCall, ask, read, refusal, request
-from helpers.disturbed import Step, ask_through, disturbed, found, text_chunks
+from helpers.ask import GenerateCall, WholeAnswer, ask, read, refusal, request
+from helpers.disturbed import DisturbanceStep, ask_through, disturbed, found, text_chunks
 from helpers.fleet import Fleet, fleet
 from helpers.servers import CHAIN, LOOK_S, ServerProcess, all_free
 from omnistage.v1 import omni_pb2, omni_pb2_grpc
@@ -65,14 +65,14 @@ async def test_the_only_replica_is_waited_for_while_it_is_stopped(toys: Fleet, k
     """In the middle of an answer, and by one that is asked meanwhile. The router has found long before that it gives no sign of life."""
     name = f"{lengths.draw(kind, CHAIN, seed)}-0"
     async with disturbed(toys) as stub:
-        asked: list[asyncio.Task[Answer]] = []
+        asked: list[asyncio.Task[WholeAnswer]] = []
 
         async def doze() -> None:
             with stopped(toys.server(name)):
                 await told_lost(stub, toys.address(name))
                 asked.append(asyncio.create_task(ask(stub, request("meanwhile", seed), timeout_s=60)))
 
-        answer = await ask_through(stub, request("hello", seed, thinker=LONG), Step(text_chunks(10), doze))
+        answer = await ask_through(stub, request("hello", seed, thinker=LONG), DisturbanceStep(text_chunks(10), doze))
         answer.check_toy(seed, "hello", TOKENS)
         assert toys.address(name) not in [failover.lost for failover in answer.failovers]
         (await asked[0]).check_toy(seed, "meanwhile")

@@ -9,7 +9,7 @@ import grpc
 import grpc.aio
 import pytest
 
-from helpers.ask import Answer, ask, read, read_all, refusal, request
+from helpers.ask import WholeAnswer, ask, read, read_all, refusal, request
 from helpers.disturbed import MOMENTS, SLOW, SLOWER_SOUND, audio_chunks, continued, disturbed, joined
 from helpers.fleet import Fleet, fleet
 from omnistage.v1 import omni_pb2, omni_pb2_grpc
@@ -27,10 +27,10 @@ def toys(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
 
 
 async def cut_off(
-    running: Fleet, stub: omni_pb2_grpc.OmniServiceAsyncStub, asked: omni_pb2.GenerateRequest, when: Callable[[Answer], bool]
-) -> Answer:
+    running: Fleet, stub: omni_pb2_grpc.OmniServiceAsyncStub, asked: omni_pb2.GenerateRequest, when: Callable[[WholeAnswer], bool]
+) -> WholeAnswer:
     """The answer whose router was killed at this point; the router is back."""
-    answer = Answer()
+    answer = WholeAnswer()
     with pytest.raises(grpc.aio.AioRpcError) as failed:
         async for event in stub.Generate(asked, timeout=60, wait_for_ready=True):
             answer.take(event)
@@ -67,7 +67,7 @@ async def test_a_request_that_is_asked_again_ends_the_older_one(toys: Fleet, see
     """As when only the connection was lost and the router does not know it yet."""
     async with disturbed(toys) as stub:
         asked = request("hello", seed, thinker=LONG, request_id="asked-again")
-        begin, old = Answer(), stub.Generate(asked, timeout=60)
+        begin, old = WholeAnswer(), stub.Generate(asked, timeout=60)
         while len(begin.of("audio")) < 10:
             begin.take(await read(old))
         rest = await ask(stub, continued(asked, begin))

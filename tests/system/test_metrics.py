@@ -16,11 +16,11 @@ from prometheus_client import Metric, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from helpers.ask import ask, request
-from helpers.disturbed import SLOW, Step, ask_through, audio_chunks, disturbed, killed_holder
+from helpers.disturbed import SLOW, DisturbanceStep, ask_through, audio_chunks, disturbed, killed_holder
 from helpers.engine_family import load_thinker
 from helpers.fleet import fleet
 from helpers.metrics import PROCESS, described, documented, fetched, value
-from helpers.processes import Started
+from helpers.processes import StartedProcess
 from helpers.servers import STAGES, family_logic, local_router, local_stage, omni_stub, toy_logic
 from helpers.waiting import until
 from omnistage.client import AsyncOmni
@@ -78,7 +78,7 @@ class Launched:
 
 @pytest.fixture(scope="module")
 def stack() -> Iterator[Launched]:
-    with Started([sys.executable, "-m", "omnistage.cli", *SERVE], stderr=subprocess.PIPE, text=True) as launcher:
+    with StartedProcess([sys.executable, "-m", "omnistage.cli", *SERVE], stderr=subprocess.PIPE, text=True) as launcher:
         yield Launched(launcher)
         launcher.terminate()
         assert launcher.wait(60) == 0
@@ -204,7 +204,7 @@ async def test_lost_replicas_are_counted_at_the_router(tmp_path: Path) -> None:
                 await killed_holder(running, "talker")
 
             asked = request("hello", 3, thinker={"max_tokens": 150, "ignore_eos": True})
-            answer = await ask_through(stub, asked, Step(audio_chunks(2), kill))
+            answer = await ask_through(stub, asked, DisturbanceStep(audio_chunks(2), kill))
             assert answer.failovers
             address = running.server("router").metrics_address
             page = await asyncio.to_thread(fetched, address)

@@ -17,9 +17,20 @@ import pytest_asyncio
 import soundfile
 
 from helpers import lengths, media_files
-from helpers.ask import Answer, ask, refused
+from helpers.ask import WholeAnswer, ask, refused
 from helpers.command import omnistage
-from helpers.disturbed import Step, after_text, ask_through, audio_chunks, begun, disturbed, found, holder, killed_holder, text_chunks
+from helpers.disturbed import (
+    DisturbanceStep,
+    after_text,
+    ask_through,
+    audio_chunks,
+    begun,
+    disturbed,
+    found,
+    holder,
+    killed_holder,
+    text_chunks,
+)
 from helpers.fleet import Fleet, fleet
 from helpers.hanging import HANG, WAKE
 from helpers.omni_answers import ANSWERS, CASES
@@ -55,14 +66,14 @@ def house(tmp_path_factory: pytest.TempPathFactory, omni_family: OmniFamily, omn
 
 
 @dataclass(frozen=True)
-class Whole:
+class WholeSpeech:
     """A long answer to which nothing happened, and what was asked."""
 
     family: OmniFamily
     asked: omni_pb2.GenerateRequest
-    answer: Answer
+    answer: WholeAnswer
 
-    def check_same(self, answer: Answer, losses: int = 1) -> None:
+    def check_same(self, answer: WholeAnswer, losses: int = 1) -> None:
         assert len(answer.failovers) == losses
         assert (self.answer.text(), self.answer.codes()) == (answer.text(), answer.codes())
         assert len(answer.codes()) == self.family.groups * self.family.frames[0]
@@ -70,10 +81,10 @@ class Whole:
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def whole(house: Fleet, omni_family: OmniFamily) -> Whole:
+async def whole(house: Fleet, omni_family: OmniFamily) -> WholeSpeech:
     asked = question(omni_family, random.getrandbits(32), tokens=TOKENS, frames=omni_family.frames[0])
     async with omni_stub(house.address("router")) as stub:
-        return Whole(omni_family, asked, await ask(stub, asked))
+        return WholeSpeech(omni_family, asked, await ask(stub, asked))
 
 
 def brief(omni_family: OmniFamily, seed: int) -> omni_pb2.GenerateRequest:
@@ -94,7 +105,7 @@ async def test_text_codes_and_sound_are_those_of_transformers(
 
 async def test_the_first_sound_comes_while_text_is_being_written(house: Fleet, omni_family: OmniFamily, seed: int) -> None:
     async with omni_stub(house.address("router")) as stub:
-        answer, heard_at = Answer(), None
+        answer, heard_at = WholeAnswer(), None
         async for event in stub.Generate(question(omni_family, seed, tokens=800, frames=60), timeout=60):
             answer.take(event)
             if heard_at is None and answer.of("audio"):
@@ -105,7 +116,7 @@ async def test_the_first_sound_comes_while_text_is_being_written(house: Fleet, o
         assert len(answer.samples()) == omni_family.samples(60)
 
 
-async def test_a_player_is_told_how_long_to_wait(whole: Whole) -> None:
+async def test_a_player_is_told_how_long_to_wait(whole: WholeSpeech) -> None:
     """With the first sound; and the account says whether who waited so had something to play at any time, as it says itself."""
     first, *others = [chunk for chunk in whole.answer.of("audio") if chunk.count]
     assert first.audio.HasField("prebuffer_ms") and not any(chunk.audio.HasField("prebuffer_ms") for chunk in others)
@@ -182,7 +193,7 @@ async def check_eight(address: str, omni_family: OmniFamily, seed: int) -> None:
 
 @lengths.one_or_all("kind", KINDS)
 @lengths.one_or_all("moment", MOMENTS)
-async def test_one_of_them_is_killed(house: Fleet, omni_family: OmniFamily, whole: Whole, kind: str, moment: str, seed: int) -> None:
+async def test_one_of_them_is_killed(house: Fleet, omni_family: OmniFamily, whole: WholeSpeech, kind: str, moment: str, seed: int) -> None:
     kind = lengths.draw(kind, KINDS, seed)
     strikes = MOMENTS[lengths.draw(moment, MOMENTS, seed)]
 
@@ -190,11 +201,11 @@ async def test_one_of_them_is_killed(house: Fleet, omni_family: OmniFamily, whol
         await killed_holder(house, kind)
 
     async with disturbed(house, alike=False, after=brief(omni_family, seed)) as stub:
-        answer = await ask_through(stub, whole.asked, Step(strikes, kill))
+        answer = await ask_through(stub, whole.asked, DisturbanceStep(strikes, kill))
         whole.check_same(answer)
 
 
-async def test_two_of_them_are_killed_one_after_the_other(house: Fleet, omni_family: OmniFamily, whole: Whole, seed: int) -> None:
+async def test_two_of_them_are_killed_one_after_the_other(house: Fleet, omni_family: OmniFamily, whole: WholeSpeech, seed: int) -> None:
     first, second = random.Random(seed).sample(KINDS, 2)
     print(first, second)
 
@@ -202,13 +213,13 @@ async def test_two_of_them_are_killed_one_after_the_other(house: Fleet, omni_fam
         await killed_holder(house, kind)
 
     async with disturbed(house, alike=False, after=brief(omni_family, seed)) as stub:
-        steps = Step(text_chunks(10), partial(kill, first)), Step(audio_chunks(4), partial(kill, second))
+        steps = DisturbanceStep(text_chunks(10), partial(kill, first)), DisturbanceStep(audio_chunks(4), partial(kill, second))
         answer = await ask_through(stub, whole.asked, *steps)
         whole.check_same(answer, losses=2)
 
 
 @lengths.one_or_all("kind", KINDS)
-async def test_the_event_loop_of_one_of_them_hangs(house: Fleet, omni_family: OmniFamily, whole: Whole, kind: str, seed: int) -> None:
+async def test_the_event_loop_of_one_of_them_hangs(house: Fleet, omni_family: OmniFamily, whole: WholeSpeech, kind: str, seed: int) -> None:
     kind, hung = lengths.draw(kind, KINDS, seed), list[str]()
 
     async def hang() -> None:
@@ -217,7 +228,7 @@ async def test_the_event_loop_of_one_of_them_hangs(house: Fleet, omni_family: Om
 
     async with disturbed(house, alike=False, after=brief(omni_family, seed)) as stub:
         try:
-            answer = await ask_through(stub, whole.asked, Step(audio_chunks(2), hang))
+            answer = await ask_through(stub, whole.asked, DisturbanceStep(audio_chunks(2), hang))
         finally:
             for name in hung:
                 if house.server(name).alive:
@@ -226,7 +237,7 @@ async def test_the_event_loop_of_one_of_them_hangs(house: Fleet, omni_family: Om
         whole.check_same(answer)
 
 
-def check_sound(omni_family: OmniFamily, answer: Answer, same: Answer) -> None:
+def check_sound(omni_family: OmniFamily, answer: WholeAnswer, same: WholeAnswer) -> None:
     answer.check_whole()
     assert np.array_equal(same.samples(), answer.samples())
     assert len(same.samples()) == omni_family.samples(len(same.codes()) // omni_family.groups)

@@ -13,8 +13,8 @@ import pytest
 import pytest_asyncio
 
 from helpers import lengths
-from helpers.ask import Answer, ask
-from helpers.disturbed import Step, ask_through, begun, disturbed, found, holder, killed_holder
+from helpers.ask import WholeAnswer, ask
+from helpers.disturbed import DisturbanceStep, ask_through, begun, disturbed, found, holder, killed_holder
 from helpers.fleet import Fleet, fleet
 from helpers.hanging import HANG, WAKE
 from helpers.omni_family import seen
@@ -28,7 +28,7 @@ TOKENS, FRAMES = 150, 300
 DRAWN = stage_pb2.Sampling(temperature=1, top_p=0.9, repetition_penalty=1.05)
 ENDS = dict.fromkeys((8292, 8294), -100.0)
 """The bias for the ends of speech: they are never drawn, so that it lasts as long as is asked for."""
-Moment = Callable[[Answer], bool]
+Moment = Callable[[WholeAnswer], bool]
 
 
 def tokens(count: int) -> Moment:
@@ -74,23 +74,23 @@ def question(
 
 
 @dataclass(frozen=True)
-class Whole:
+class WholeTalk:
     """An answer about a picture, a sound and a film to which nothing happened, and what was asked."""
 
     asked: omni_pb2.GenerateRequest
-    answer: Answer
+    answer: WholeAnswer
 
-    def check_same(self, answer: Answer) -> None:
+    def check_same(self, answer: WholeAnswer) -> None:
         answer.check_whole()
         assert (answer.text(), answer.codes()) == (self.answer.text(), self.answer.codes())
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def whole(house: Fleet) -> Whole:
+async def whole(house: Fleet) -> WholeTalk:
     seed = random.getrandbits(32)
     asked = question(seed, *seen(seed))
     async with omni_stub(house.address("router")) as stub:
-        return Whole(asked, await ask(stub, asked))
+        return WholeTalk(asked, await ask(stub, asked))
 
 
 async def test_what_was_seen_and_heard_is_spoken_of(house: Fleet, seed: int) -> None:
@@ -107,7 +107,7 @@ async def test_what_was_seen_and_heard_is_spoken_of(house: Fleet, seed: int) -> 
 
 @lengths.one_or_all("kind", ["thinker", "talker"])
 @lengths.one_or_all("moment", MOMENTS)
-async def test_one_of_them_is_killed(house: Fleet, whole: Whole, kind: str, moment: str, seed: int) -> None:
+async def test_one_of_them_is_killed(house: Fleet, whole: WholeTalk, kind: str, moment: str, seed: int) -> None:
     kind = lengths.draw(kind, ["thinker", "talker"], seed)
     strikes = MOMENTS[lengths.draw(moment, MOMENTS, seed)]
 
@@ -115,13 +115,13 @@ async def test_one_of_them_is_killed(house: Fleet, whole: Whole, kind: str, mome
         await killed_holder(house, kind)
 
     async with disturbed(house, alike=False, after=question(seed, tokens=5, frames=5)) as stub:
-        answer = await ask_through(stub, whole.asked, Step(strikes, kill))
+        answer = await ask_through(stub, whole.asked, DisturbanceStep(strikes, kill))
         assert len(answer.failovers) == 1
         whole.check_same(answer)
 
 
 @lengths.one_or_all("kind", ["thinker", "talker"])
-async def test_the_event_loop_of_one_of_them_hangs(house: Fleet, whole: Whole, kind: str, seed: int) -> None:
+async def test_the_event_loop_of_one_of_them_hangs(house: Fleet, whole: WholeTalk, kind: str, seed: int) -> None:
     kind = lengths.draw(kind, ["thinker", "talker"], seed)
     hung = list[str]()
 
@@ -131,7 +131,7 @@ async def test_the_event_loop_of_one_of_them_hangs(house: Fleet, whole: Whole, k
 
     async with disturbed(house, alike=False, after=question(seed, tokens=5, frames=5)) as stub:
         try:
-            answer = await ask_through(stub, whole.asked, Step(codes(30), hang))
+            answer = await ask_through(stub, whole.asked, DisturbanceStep(codes(30), hang))
         finally:
             for name in hung:
                 if house.server(name).alive:

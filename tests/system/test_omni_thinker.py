@@ -13,9 +13,9 @@ import pytest
 import pytest_asyncio
 
 from helpers import lengths, media_files
-from helpers.ask import Answer, ask, refused
-from helpers.converse import Conversation, TurnFailed, file_chunks, on_port
-from helpers.disturbed import Step, ask_through, begun, disturbed, killed_holder, text_chunks
+from helpers.ask import WholeAnswer, ask, refused
+from helpers.converse import ConverseStream, TurnFailed, file_chunks, on_port
+from helpers.disturbed import DisturbanceStep, ask_through, begun, disturbed, killed_holder, text_chunks
 from helpers.fleet import Fleet, fleet
 from helpers.servers import all_free, omni_stub
 from omnistage.client import AsyncOmni, Video
@@ -62,14 +62,14 @@ def long_film(seed: int) -> stage_pb2.Media:
     "moment",
     [pytest.param(begun, id="while it reads"), pytest.param(text_chunks(5), id="while it writes", marks=lengths.LONG)],
 )
-async def test_a_thinker_is_killed(house: Fleet, moment: Callable[[Answer], bool], seed: int) -> None:
+async def test_a_thinker_is_killed(house: Fleet, moment: Callable[[WholeAnswer], bool], seed: int) -> None:
     asked = question(seed, long_film(seed), stage_pb2.Media(data=media_files.picture(seed), media_type="image/png"))
 
     async def kill() -> None:
         await killed_holder(house, "thinker")
 
     async with disturbed(house, alike=False, after=question(seed, tokens=5)) as stub:
-        answer = await ask_through(stub, asked, Step(moment, kill))
+        answer = await ask_through(stub, asked, DisturbanceStep(moment, kill))
         answer.check_whole()
         assert len(answer.failovers) == 1
         assert answer.text() == (await ask(stub, asked)).text()
@@ -77,7 +77,7 @@ async def test_a_thinker_is_killed(house: Fleet, moment: Callable[[Answer], bool
 
 
 @dataclass(frozen=True)
-class Streamed:
+class StreamedAnswer:
     """A long answer to a picture that is in the request and to a film that is streamed, where nothing happens; and what was asked."""
 
     asked: omni_pb2.GenerateRequest
@@ -86,15 +86,15 @@ class Streamed:
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def streamed(house: Fleet) -> Streamed:
+async def streamed(house: Fleet) -> StreamedAnswer:
     seed = random.getrandbits(32)
     picture = stage_pb2.Part(media=stage_pb2.Media(data=media_files.picture(seed), media_type="image/png"))
     asked, film = question(seed, tokens=LONG_ANSWER), media_files.film(seed, sound_s=2)
     asked.thinker.messages[0].parts.extend([picture, on_port("media0", "video/mp4")])
     async with omni_stub(house.address("router")) as stub:
-        answer = await Conversation(stub).turn(asked, {"media0": file_chunks("media0", film)})
+        answer = await ConverseStream(stub).turn(asked, {"media0": file_chunks("media0", film)})
     answer.check_whole()
-    return Streamed(asked, film, answer.tokens())
+    return StreamedAnswer(asked, film, answer.tokens())
 
 
 def with_nothing(film: bytes, nothing: int) -> bytes:
@@ -102,20 +102,20 @@ def with_nothing(film: bytes, nothing: int) -> bytes:
     return film + (nothing + 8).to_bytes(4, "big") + b"free" + bytes(nothing)
 
 
-async def test_a_thinker_is_killed_while_it_writes_of_what_was_streamed(house: Fleet, streamed: Streamed, seed: int) -> None:
+async def test_a_thinker_is_killed_while_it_writes_of_what_was_streamed(house: Fleet, streamed: StreamedAnswer, seed: int) -> None:
     async def kill() -> None:
         await killed_holder(house, "thinker")
 
     async with disturbed(house, alike=False, after=question(seed, tokens=5)) as stub:
         sent = {"media0": file_chunks("media0", streamed.film, [10_000])}
-        answer = await Conversation(stub).turn(streamed.asked, sent, None, Step(text_chunks(5), kill))
+        answer = await ConverseStream(stub).turn(streamed.asked, sent, None, DisturbanceStep(text_chunks(5), kill))
         answer.check_whole()
         assert [failover.kind for failover in answer.failovers] == [stage_pb2.STAGE_KIND_THINKER]
         assert answer.tokens() == streamed.tokens
     await all_free([house.address(name) for name in house.stages])
 
 
-async def test_a_thinker_is_killed_and_more_was_streamed_to_it_than_is_kept(house: Fleet, streamed: Streamed, seed: int) -> None:
+async def test_a_thinker_is_killed_and_more_was_streamed_to_it_than_is_kept(house: Fleet, streamed: StreamedAnswer, seed: int) -> None:
     """The client is told what was lost, when to ask again, and what to do; it does so, and in the same call."""
     large = with_nothing(streamed.film, REPLAY_BYTES)
 
@@ -123,9 +123,9 @@ async def test_a_thinker_is_killed_and_more_was_streamed_to_it_than_is_kept(hous
         await killed_holder(house, "thinker")
 
     async with disturbed(house, alike=False, after=question(seed, tokens=5)) as stub:
-        conversation = Conversation(stub)
+        conversation = ConverseStream(stub)
         with pytest.raises(TurnFailed) as told:
-            await conversation.turn(streamed.asked, {"media0": file_chunks("media0", large)}, None, Step(text_chunks(5), kill))
+            await conversation.turn(streamed.asked, {"media0": file_chunks("media0", large)}, None, DisturbanceStep(text_chunks(5), kill))
         failed = told.value.failed
         assert (failed.reason, failed.code, failed.metadata["stage"]) == ("STAGE_LOST", grpc.StatusCode.UNAVAILABLE.value[0], "thinker")
         assert failed.retry_delay.ToTimedelta().total_seconds() > 0 and "ask and stream it again" in failed.message

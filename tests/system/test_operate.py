@@ -15,7 +15,7 @@ import typer.main
 
 from helpers.command import omnistage
 from helpers.ports import take_address
-from helpers.processes import Family, Started
+from helpers.processes import ProcessFamily, StartedProcess
 from omnistage.cli.main import app
 from omnistage.client import Omni
 from omnistage.router.settings import RouterSettings
@@ -32,7 +32,7 @@ def block(heading: str) -> list[str]:
     return [line for line in found[1].splitlines() if line and not line.startswith("#")]
 
 
-def test_two_hosts_by_hand(family: Family, tmp_path: Path) -> None:
+def test_two_hosts_by_hand(family: ProcessFamily, tmp_path: Path) -> None:
     """Two addresses of the loopback network stand for the hosts, free ports for the ports, and the toy for the model."""
     commands = block("## Two hosts by hand")
     ports = {port: take_address().rpartition(":")[2] for port in ("50050", "50051", "50052", "50053")}
@@ -53,7 +53,7 @@ def test_two_hosts_by_hand(family: Family, tmp_path: Path) -> None:
         started = []
         for number, line in enumerate(servers):
             log = running.enter_context((tmp_path / f"{number}.log").open("wb"))
-            started.append(running.enter_context(Started(shlex.split(line), cwd=tmp_path, env=environment, stdout=log, stderr=log)))
+            started.append(running.enter_context(StartedProcess(shlex.split(line), cwd=tmp_path, env=environment, stdout=log, stderr=log)))
         try:
             with Omni(address=f"127.0.0.1:{ports['50050']}", connect_timeout_s=60) as omni:
                 deadline = time.monotonic() + 60

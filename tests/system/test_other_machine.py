@@ -11,7 +11,7 @@ import pytest
 
 from helpers.instructions import OLDER_PROCESSORS
 from helpers.ports import take_address
-from helpers.run import Heard, params
+from helpers.run import RunAnswer, params
 from helpers.servers import ServerProcess, stage_flags, stage_stub
 from helpers.stage import Stage
 from omnistage.v1 import chunk_pb2, stage_pb2
@@ -19,7 +19,7 @@ from omnistage.v1 import chunk_pb2, stage_pb2
 TOKENS = 30
 
 
-def token_ids(heard: Heard) -> list[int]:
+def token_ids(heard: RunAnswer) -> list[int]:
     return [token_id for chunk in heard.of("text") for token_id in chunk.text.token_ids]
 
 

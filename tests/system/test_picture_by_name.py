@@ -13,7 +13,7 @@ import pytest
 from PIL import Image
 
 from helpers.drawings import writable
-from helpers.processes import Family
+from helpers.processes import ProcessFamily
 
 pytestmark = pytest.mark.slow
 
@@ -25,7 +25,7 @@ Omni(model_path="Qwen/Qwen-Image", tensor_parallel_size=1).generate("a photo of 
 """
 
 
-def test_the_cat_gets_its_hat(family: Family, tmp_path: Path) -> None:
+def test_the_cat_gets_its_hat(family: ProcessFamily, tmp_path: Path) -> None:
     """By the name of a checkpoint that is in the cache of this user, without a hub."""
     store = tmp_path / "home" / "hub" / "models--Qwen--Qwen-Image"
     commit = "0123456789abcdef" * 2 + "01234567"

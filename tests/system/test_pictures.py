@@ -20,8 +20,8 @@ import torch
 from PIL import Image
 
 from helpers import lengths, media_files
-from helpers.ask import Answer, ask, read, refused
-from helpers.disturbed import Step, ask_through, disturbed, holder, killed_holder
+from helpers.ask import WholeAnswer, ask, read, refused
+from helpers.disturbed import DisturbanceStep, ask_through, disturbed, holder, killed_holder
 from helpers.drawings import checkpoint
 from helpers.drawn import check_near, drawing, drawn_by_diffusers, files_of, pixels, steps_of
 from helpers.fleet import Fleet
@@ -182,7 +182,7 @@ async def test_who_goes_away_is_not_drawn_for_any_more(house: Fleet, seed: int, 
                     break
     else:
         async with omni_stub(house.address("router")) as stub:
-            call, answer = stub.Generate(endless, timeout=120), Answer()
+            call, answer = stub.Generate(endless, timeout=120), WholeAnswer()
             while len(steps_of(answer)) < 2:
                 answer.take(await read(call))
             drawing_one = await holder(house, "painter")
@@ -229,7 +229,9 @@ async def test_one_is_killed_in_mid_picture(house: Fleet, seed: int, killed_at: 
         await killed_holder(house, "painter")
 
     async with disturbed(house, alike=False, after=drawing("after")) as stub:
-        answer = await ask_through(stub, asked, Step(lambda answer: bool(steps_of(answer)) and steps_of(answer)[-1][0] >= at, kill))
+        answer = await ask_through(
+            stub, asked, DisturbanceStep(lambda answer: bool(steps_of(answer)) and steps_of(answer)[-1][0] >= at, kill)
+        )
         answer.check_whole()
         assert len(answer.failovers) == 1
         steps = [done for done, _ in steps_of(answer)]
@@ -249,7 +251,7 @@ async def test_those_of_one_that_is_killed_go_on_beside_those_of_the_other(house
         await killed_holder(house, "painter")
 
     async with disturbed(house, alike=False, after=drawing("after")) as stub:
-        halfway = Step(lambda answer: bool(steps_of(answer)) and steps_of(answer)[-1][0] >= 30, kill)
+        halfway = DisturbanceStep(lambda answer: bool(steps_of(answer)) and steps_of(answer)[-1][0] >= 30, kill)
         answers = await asyncio.gather(ask_through(stub, asked[0], halfway), *(ask(stub, one) for one in asked[1:]))
         assert 0 < sum(len(answer.failovers) for answer in answers) < 4
         for one, answer in zip(asked, answers, strict=True):
@@ -269,7 +271,10 @@ async def test_one_is_killed_after_the_first_of_three_pictures(house: Fleet, see
         house.kill(drawing_one[0])
 
     async with disturbed(house, alike=False, after=drawing("after")) as stub:
-        steps = Step(lambda answer: bool(steps_of(answer)), look), Step(lambda answer: len(files_of(answer)) == 1, kill)
+        steps = (
+            DisturbanceStep(lambda answer: bool(steps_of(answer)), look),
+            DisturbanceStep(lambda answer: len(files_of(answer)) == 1, kill),
+        )
         answer = await ask_through(stub, asked, *steps)
         answer.check_whole()
         assert len(answer.failovers) == 1

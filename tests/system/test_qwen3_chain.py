@@ -17,8 +17,8 @@ import openai
 import pytest
 
 from helpers import lengths, media_files
-from helpers.ask import Answer, ask
-from helpers.disturbed import Step, ask_through, audio_chunks, continued, joined, report_of
+from helpers.ask import WholeAnswer, ask
+from helpers.disturbed import DisturbanceStep, ask_through, audio_chunks, continued, joined, report_of
 from helpers.fleet import Fleet, fleet
 from helpers.gateway import gateway
 from helpers.omni_answers import CASES, Qwen3Answers
@@ -70,7 +70,7 @@ async def test_speakers_are_spread_over_talkers_and_code2wavs(house: Fleet, seed
 
     async with omni_stub(house.address("router")) as stub:
         asked = [question(FAMILY, seed + n, tokens=20, frames=2000) for n in range(SPEAKERS)]
-        calls = [asyncio.create_task(ask_through(stub, one, Step(audio_chunks(1), wait))) for one in asked]
+        calls = [asyncio.create_task(ask_through(stub, one, DisturbanceStep(audio_chunks(1), wait))) for one in asked]
         await asyncio.wait_for(speaking.wait(), 60)
         sessions = {name: (await report_of(house.address(name))).sessions for name in house.stages}
         for call in calls:
@@ -88,7 +88,7 @@ async def test_a_client_goes_on_with_what_it_has(house: Fleet, seed: int) -> Non
         assert len(whole.codes()) == 40 * FAMILY.groups and len(whole.samples()) == FAMILY.samples(40)
         for outputs in (["text", "audio"], ["text", "codes", "audio"]):
             asked.outputs[:] = outputs
-            begin, call = Answer(), stub.Generate(asked, timeout=60)
+            begin, call = WholeAnswer(), stub.Generate(asked, timeout=60)
             async for event in call:
                 begin.take(event)
                 if audio_chunks(2)(begin):

@@ -14,7 +14,7 @@ import pytest
 
 from helpers import lengths
 from helpers.ask import ask
-from helpers.disturbed import Step, ask_through, disturbed, holder, text_chunks
+from helpers.disturbed import DisturbanceStep, ask_through, disturbed, holder, text_chunks
 from helpers.fleet import Fleet, fleet
 from helpers.processes import wait_end
 from helpers.randomness import SEED
@@ -69,7 +69,7 @@ async def test_a_rank_is_lost(house: Fleet, how: str, seed: int) -> None:
         os.kill(lost[name][1], blow)
 
     async with disturbed(house, alike=False, after=question(seed, 5)) as stub:
-        answer = await ask_through(stub, question(seed), Step(text_chunks(5), strike))
+        answer = await ask_through(stub, question(seed), DisturbanceStep(text_chunks(5), strike))
         answer.check_whole()
         assert len(answer.failovers) == 1
         whole = await ask(stub, question(seed))
@@ -101,7 +101,7 @@ async def test_a_stage_that_is_told_to_end_lets_its_answers_finish_and_ends_its_
         house.server(name).terminate()
 
     async with disturbed(house, alike=False, after=question(seed, 5)) as stub:
-        answer = await ask_through(stub, question(seed, 60), Step(text_chunks(3), end))
+        answer = await ask_through(stub, question(seed, 60), DisturbanceStep(text_chunks(3), end))
         answer.check_whole()
         assert not answer.failovers
         ((name, rank),) = ending.items()

@@ -14,7 +14,7 @@ import pytest
 from helpers import lengths
 from helpers.drawings import checkpoint
 from helpers.media_files import picture
-from helpers.processes import Family
+from helpers.processes import ProcessFamily
 from helpers.surroundings import usual_variables
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -44,7 +44,7 @@ def commands() -> list[str]:
 
 
 @pytest.fixture
-def reader(tmp_path: Path, family: Family, free_port: int) -> Iterator[Path]:
+def reader(tmp_path: Path, family: ProcessFamily, free_port: int) -> Iterator[Path]:
     """A folder that looks like a checkout to who types there, with a picture of a cat."""
     for path in ROOT.iterdir():
         if path.name not in (".git", ".venv", "build"):

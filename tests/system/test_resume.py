@@ -14,12 +14,12 @@ import numpy as np
 import pytest
 
 from helpers import lengths
-from helpers.ask import Answer, read, request
+from helpers.ask import WholeAnswer, read, request
 from helpers.disturbed import (
     MOMENTS,
     SLOW,
     SLOWER_SOUND,
-    Step,
+    DisturbanceStep,
     ask_through,
     begun,
     disturbed,
@@ -63,7 +63,7 @@ async def test_a_stage_is_killed(toys: Fleet, kind: str, moment: str, seed: int)
         lost.append(toys.address(await killed_holder(toys, kind)))
 
     async with disturbed(toys) as stub:
-        answer = await ask_through(stub, request("hello", seed, thinker=LONG), Step(MOMENTS[moment], kill))
+        answer = await ask_through(stub, request("hello", seed, thinker=LONG), DisturbanceStep(MOMENTS[moment], kill))
         answer.check_toy(seed, "hello", TOKENS)
         answer.check_unspoken(MUTE_EVERY)
         assert [failover.lost for failover in answer.failovers] == lost
@@ -83,7 +83,7 @@ async def test_sound_at_another_rate_goes_on_after_a_kill(toys: Fleet, rate: str
         await killed_holder(toys, "code2wav")
 
     async with disturbed(toys) as stub:
-        answers = [await ask_through(stub, asked), await ask_through(stub, asked, Step(MOMENTS["in mid speech"], kill))]
+        answers = [await ask_through(stub, asked), await ask_through(stub, asked, DisturbanceStep(MOMENTS["in mid speech"], kill))]
         for answer in answers:
             answer.check_whole()
             assert {chunk.audio.sample_rate_hz for chunk in answer.of("audio") if chunk.count} == {rate_hz}
@@ -101,7 +101,9 @@ async def test_a_stage_is_killed_and_then_the_one_that_replaced_it(toys: Fleet, 
         await killed_holder(toys, kind)
 
     async with disturbed(toys) as stub:
-        answer = await ask_through(stub, request("hello", seed, thinker=LONG), Step(text_chunks(5), kill), Step(text_chunks(25), kill))
+        answer = await ask_through(
+            stub, request("hello", seed, thinker=LONG), DisturbanceStep(text_chunks(5), kill), DisturbanceStep(text_chunks(25), kill)
+        )
         answer.check_toy(seed, "hello", TOKENS)
         assert len(answer.failovers) == 2
 
@@ -121,7 +123,7 @@ async def test_a_second_kill_hits_the_resume(toys: Fleet, pair: str, seed: int) 
         toys.signal(other, signal.SIGKILL)
 
     async with disturbed(toys) as stub:
-        answer = await ask_through(stub, request("hello", seed, thinker=LONG), Step(MOMENTS[moment], kill_both))
+        answer = await ask_through(stub, request("hello", seed, thinker=LONG), DisturbanceStep(MOMENTS[moment], kill_both))
         answer.check_toy(seed, "hello", TOKENS)
         assert answer.failovers
         print(moment, [(failover.lost, failover.pause.ToMilliseconds()) for failover in answer.failovers])
@@ -138,7 +140,10 @@ async def test_a_thinker_is_lost_and_then_a_talker(toys: Fleet, seed: int) -> No
         lost.append(toys.address(await killed_holder(toys, "talker")))
 
     async with disturbed(toys) as stub:
-        steps = [Step(text_chunks(10), kill_thinker), Step(lambda answer: text_chunks(30)(answer) and bool(answer.failovers), kill_talker)]
+        steps = [
+            DisturbanceStep(text_chunks(10), kill_thinker),
+            DisturbanceStep(lambda answer: text_chunks(30)(answer) and bool(answer.failovers), kill_talker),
+        ]
         answer = await ask_through(stub, request("hello", seed, thinker=LONG), *steps)
         answer.check_toy(seed, "hello", TOKENS)
         assert [failover.lost for failover in answer.failovers] == lost
@@ -152,7 +157,7 @@ async def test_cancels_during_a_resume_leave_nothing(toys: Fleet, seed: int, rou
         async with disturbed(toys) as stub:
             for kind in chance.sample(CHAIN, 3):
                 call = stub.Generate(request("hello", seed, thinker=LONG), timeout=60)
-                answer = Answer()
+                answer = WholeAnswer()
                 while not MOMENTS["in mid text"](answer):
                     answer.take(await read(call))
                 await killed_holder(toys, kind)
@@ -173,7 +178,7 @@ async def test_a_diffusion_is_killed(tmp_path: Path, steps_done: str, seed: int)
         params = stage_pb2.DiffusionParams(prompt="grey", width=8, height=8, steps=6, results=2)
         asked = omni_pb2.GenerateRequest(seed=seed, diffusion=params)
         async with omni_stub(running.address("router")) as stub:
-            moment = Step(lambda answer: begun(answer) and len(answer.of("progress")) >= done, kill)
+            moment = DisturbanceStep(lambda answer: begun(answer) and len(answer.of("progress")) >= done, kill)
             answer = await ask_through(stub, asked, moment)
             assert len(answer.failovers) == 1
             pictures = [chunk.image.data.data for chunk in answer.of("image") if chunk.count]

@@ -11,9 +11,20 @@ import pytest
 import pytest_asyncio
 
 from helpers import lengths
-from helpers.ask import Answer, ask, refused, request
-from helpers.converse import Conversation
-from helpers.disturbed import Step, after_text, ask_through, audio_chunks, begun, continued, disturbed, joined, killed_holder, text_chunks
+from helpers.ask import WholeAnswer, ask, refused, request
+from helpers.converse import ConverseStream
+from helpers.disturbed import (
+    DisturbanceStep,
+    after_text,
+    ask_through,
+    audio_chunks,
+    begun,
+    continued,
+    disturbed,
+    joined,
+    killed_holder,
+    text_chunks,
+)
 from helpers.fleet import Fleet, fleet
 from helpers.servers import omni_stub
 from omnistage.client import Alignment, AsyncOmni, AudioChunk, Failover, SpokenWord, TextDelta
@@ -39,7 +50,7 @@ def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def whole(house: Fleet) -> Answer:
+async def whole(house: Fleet) -> WholeAnswer:
     """The answer to `question` where nothing happens."""
     async with omni_stub(house.address("router")) as stub:
         return await ask(stub, question())
@@ -53,7 +64,7 @@ def verbatim(text: str, *outputs: str) -> omni_pb2.GenerateRequest:
     return omni_pb2.GenerateRequest(seed=1, outputs=outputs or ALL, thinker=stage_pb2.ThinkerParams(verbatim=text))
 
 
-def words(answer: Answer) -> list[chunk_pb2.SpokenWord]:
+def words(answer: WholeAnswer) -> list[chunk_pb2.SpokenWord]:
     """All of them, with whole chunks and in their order."""
     for chunk in answer.of("alignment"):
         assert len(chunk.alignment.words) == chunk.count
@@ -64,7 +75,7 @@ def words(answer: Answer) -> list[chunk_pb2.SpokenWord]:
     return told
 
 
-def check_same(answer: Answer, whole: Answer) -> None:
+def check_same(answer: WholeAnswer, whole: WholeAnswer) -> None:
     answer.check_whole()
     assert answer.text() == whole.text() and len(answer.tokens()) == TOKENS
     assert words(answer) == words(whole) and len(words(whole)) > 15
@@ -73,7 +84,7 @@ def check_same(answer: Answer, whole: Answer) -> None:
 
 @lengths.one_or_all("kind", KINDS)
 @lengths.one_or_all("moment", MOMENTS)
-async def test_words_are_the_same_whoever_is_killed(house: Fleet, whole: Answer, kind: str, moment: str, seed: int) -> None:
+async def test_words_are_the_same_whoever_is_killed(house: Fleet, whole: WholeAnswer, kind: str, moment: str, seed: int) -> None:
     kind = lengths.draw(kind, KINDS, seed)
 
     async def kill() -> None:
@@ -81,17 +92,17 @@ async def test_words_are_the_same_whoever_is_killed(house: Fleet, whole: Answer,
 
     strikes = MOMENTS[lengths.draw(moment, MOMENTS, seed)]
     async with disturbed(house, alike=False, after=question(tokens=5)) as stub:
-        answer = await ask_through(stub, question(), Step(strikes, kill))
+        answer = await ask_through(stub, question(), DisturbanceStep(strikes, kill))
         assert len(answer.failovers) == 1
         check_same(answer, whole)
 
 
 @pytest.mark.long
-async def test_a_client_goes_on_with_words_at_the_next_router(house: Fleet, whole: Answer) -> None:
+async def test_a_client_goes_on_with_words_at_the_next_router(house: Fleet, whole: WholeAnswer) -> None:
     """From any place, with fewer of them than of sound or more; the text is whole by then or not."""
     async with omni_stub(house.address("router")) as stub:
         for moment in (text_chunks(15), audio_chunks(5), after_text(1)):
-            begin, call = Answer(), stub.Generate(question(), timeout=60)
+            begin, call = WholeAnswer(), stub.Generate(question(), timeout=60)
             async for event in call:
                 begin.take(event)
                 if moment(begin):
@@ -112,7 +123,7 @@ async def test_every_word_of_what_is_said_is_told_with_its_place(house: Fleet) -
         assert [(stage.unspoken, stage.unspoken_words) for stage in answer.usage.stages] == [(0, ""), (1, "🍞"), (0, "")]
 
 
-async def test_who_does_not_ask_is_told_nothing_and_hears_the_same(house: Fleet, whole: Answer) -> None:
+async def test_who_does_not_ask_is_told_nothing_and_hears_the_same(house: Fleet, whole: WholeAnswer) -> None:
     async with omni_stub(house.address("router")) as stub:
         asked = question()
         del asked.outputs[:]
@@ -123,7 +134,7 @@ async def test_who_does_not_ask_is_told_nothing_and_hears_the_same(house: Fleet,
         assert [stage.output_items.get("alignment", 0) for stage in usual.usage.stages] == [0, 0, 0]
 
 
-async def test_words_alone_need_no_sound(house: Fleet, whole: Answer) -> None:
+async def test_words_alone_need_no_sound(house: Fleet, whole: WholeAnswer) -> None:
     async with omni_stub(house.address("router")) as stub:
         alone = await ask(stub, question("alignment"))
         assert words(alone) == words(whole) and list(alone.chunks) == ["alignment"]
@@ -132,9 +143,9 @@ async def test_words_alone_need_no_sound(house: Fleet, whole: Answer) -> None:
         assert talker.output_items["features"] == 0 and talker.output_items["alignment"] == len(words(alone))
 
 
-async def test_a_turn_of_a_conversation_tells_them_too(house: Fleet, whole: Answer) -> None:
+async def test_a_turn_of_a_conversation_tells_them_too(house: Fleet, whole: WholeAnswer) -> None:
     async with omni_stub(house.address("router")) as stub:
-        talk = Conversation(stub)
+        talk = ConverseStream(stub)
         first = await talk.turn(question())
         second = await talk.turn(question("text", "audio", tokens=10))
         await talk.send(credit=stage_pb2.Credit(port="alignment", total=1 << 20))
@@ -147,12 +158,12 @@ async def test_a_turn_of_a_conversation_tells_them_too(house: Fleet, whole: Answ
 
 async def test_an_interrupted_turn_ends_them_too(house: Fleet) -> None:
     async with omni_stub(house.address("router")) as stub:
-        talk = Conversation(stub)
+        talk = ConverseStream(stub)
 
         async def interrupt() -> None:
             await talk.send(interrupt=stage_pb2.Interrupt())
 
-        cut = await talk.turn(question(tokens=200), None, None, Step(audio_chunks(2), interrupt))
+        cut = await talk.turn(question(tokens=200), None, None, DisturbanceStep(audio_chunks(2), interrupt))
         await talk.call.done_writing()
         cut.check_whole()
         assert cut.of("alignment")[-1].last and cut.of("text")[-1].text.finish_reason == chunk_pb2.FINISH_REASON_INTERRUPTED
@@ -197,7 +208,7 @@ async def test_the_client_gives_words_with_their_text_and_tokens_their_times(hou
         check_words_come_before_their_sound(events)
 
 
-async def test_the_client_goes_on_with_words_when_its_router_is_killed(house: Fleet, whole: Answer) -> None:
+async def test_the_client_goes_on_with_words_when_its_router_is_killed(house: Fleet, whole: WholeAnswer) -> None:
     async with AsyncOmni(address=house.address("router"), resume_timeout_s=60) as omni:
         told: list[SpokenWord] = []
         lost, killed = list[str](), False

@@ -13,7 +13,7 @@ import grpc.aio
 from helpers.ask import ask, read, read_all, refusal, request
 from helpers.servers import ServerProcess, all_free, local_stage, omni_stub, stack
 from omnistage.link.feed import MAX_UNSENT, MAX_UNSENT_CODES
-from omnistage.models.interface import Piece, Rows, TextPiece, TextRequest, Wanted
+from omnistage.models.interface import Piece, TensorRows, TextPiece, TextRequest, Wanted
 from omnistage.models.toy import formulas
 from omnistage.models.toy.stages import ToyOptions, ToyThinker
 from omnistage.router.answer import WINDOW as CLIENT_WINDOW
@@ -28,12 +28,14 @@ OPTIONS = {"samples_per_frame": SAMPLES, "max_chunk": 1}
 STALL_S = 1
 
 
-class CountingThinker(ToyThinker):
+class EndlessThinker(ToyThinker):
     """The toy Thinker, and how many tokens of its endless answers were ever made."""
 
     made = 0
 
-    async def generate(self, prepared: TextRequest, inputs: AsyncIterator[Piece], wanted: Wanted) -> AsyncGenerator[TextPiece | Rows, None]:
+    async def generate(
+        self, prepared: TextRequest, inputs: AsyncIterator[Piece], wanted: Wanted
+    ) -> AsyncGenerator[TextPiece | TensorRows, None]:
         async with aclosing(super().generate(prepared, inputs, wanted)) as pieces:
             async for piece in pieces:
                 if prepared.ignore_eos and isinstance(piece, TextPiece):
@@ -42,9 +44,9 @@ class CountingThinker(ToyThinker):
 
 
 @asynccontextmanager
-async def house(folder: Path) -> AsyncIterator[tuple[CountingThinker, str, list[str]]]:
+async def house(folder: Path) -> AsyncIterator[tuple[EndlessThinker, str, list[str]]]:
     """Talker, Code2Wav and router as processes, the Thinker here, where it can be counted: the Thinker, the router, all stages."""
-    thinker = CountingThinker(ToyOptions.from_settings(OPTIONS))
+    thinker = EndlessThinker(ToyOptions.from_settings(OPTIONS))
     with stack(folder, kinds=("talker", "code2wav"), options=OPTIONS, router_args=None) as running:
         async with local_stage(ThinkerStage(thinker)) as local:
             addresses = {"thinker": local.address, **running.addresses}

@@ -16,7 +16,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from helpers.ask import ask, request
-from helpers.processes import Family, Started
+from helpers.processes import ProcessFamily, StartedProcess
 from helpers.servers import CLIENT_OPTIONS, NotReady, ServerProcess, omni_stub, stack, stage_stub
 from omnistage.client import Omni
 from omnistage.v1 import stage_pb2, stage_pb2_grpc
@@ -95,12 +95,12 @@ async def test_stages_and_a_router_with_one_token_answer(tmp_path: Path, monkeyp
             assert SECRET not in server.log()
 
 
-def test_serve_makes_a_token_that_no_command_line_and_no_log_shows(family: Family, tmp_path: Path):
+def test_serve_makes_a_token_that_no_command_line_and_no_log_shows(family: ProcessFamily, tmp_path: Path):
     """And that nobody else has: a caller from outside is refused by every stage."""
     logs = tmp_path / "logs"
     logs.mkdir()
     command = [sys.executable, "-m", "omnistage.cli", "serve", "toy", "--address", "127.0.0.1:0", "--log-dir", str(logs)]
-    with Started(command, stderr=subprocess.PIPE, text=True) as launcher:
+    with StartedProcess(command, stderr=subprocess.PIPE, text=True) as launcher:
         assert launcher.stderr is not None
         try:
             line = launcher.stderr.readline()

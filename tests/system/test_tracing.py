@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from helpers.ask import Answer, ask, read, read_all, refused, request
-from helpers.collector import Collector, Span, collector
-from helpers.disturbed import SLOW, SLOWER_SOUND, Step, ask_through, killed_holder, text_chunks
+from helpers.ask import WholeAnswer, ask, read, read_all, refused, request
+from helpers.collector import CollectedSpan, Collector, collector
+from helpers.disturbed import SLOW, SLOWER_SOUND, DisturbanceStep, ask_through, killed_holder, text_chunks
 from helpers.fleet import fleet
 from helpers.ports import take_address
-from helpers.servers import CHAIN, ServerProcess, Stack, omni_stub, stack
+from helpers.servers import CHAIN, ServerProcess, ServerProcesses, omni_stub, stack
 from omnistage.cli.layout import ServerOptions
 from omnistage.cli.pipelines import Choice, layout_of
 from omnistage.cli.stack import Stack as LaunchedStack
@@ -39,7 +39,7 @@ GIVEN = (*below(TRACE), ("tracestate", "a=b"))
 
 
 @contextmanager
-def traced(folder: Path, url: str, **options: Any) -> Iterator[Stack]:
+def traced(folder: Path, url: str, **options: Any) -> Iterator[ServerProcesses]:
     """A toy chain that sends its spans there; when this returns, its processes have ended, and sent all."""
     router_args = ["--otlp", url, *options.pop("router_args", ())]
     with stack(folder, stage_args=["--otlp", url], router_args=router_args, **options) as running:
@@ -53,7 +53,7 @@ def lines(server: ServerProcess, event: str) -> list[Mapping[str, Any]]:
     return [line for line in logged if line["event"] == event]
 
 
-def chain(spans: Collector, root: Span) -> list[Span]:
+def chain(spans: Collector, root: CollectedSpan) -> list[CollectedSpan]:
     """The span of a router and those of the stages behind it, each below the one before."""
     found = [root]
     for kind in CHAIN:
@@ -63,22 +63,22 @@ def chain(spans: Collector, root: Span) -> list[Span]:
 
 
 @dataclass(frozen=True)
-class Told:
+class TracedChain:
     """The records of a chain about several requests, one after the other: `given` below a span of its client, three without one, some that
     their client does not record, and two that were refused."""
 
-    chain: Stack
+    chain: ServerProcesses
     spans: Collector
-    given: Answer
+    given: WholeAnswer
 
-    def root(self, trace_id: str) -> Span:
+    def root(self, trace_id: str) -> CollectedSpan:
         """The router's span of the request that brought this trace."""
         (found,) = [span for span in self.spans.of("omnistage-router", "generate") if span.trace_id == trace_id]
         return found
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def told(tmp_path_factory: pytest.TempPathFactory) -> Told:
+async def told(tmp_path_factory: pytest.TempPathFactory) -> TracedChain:
     folder = tmp_path_factory.mktemp("logs")
     with collector() as spans, traced(folder, spans.url, options=SLOW) as running:
         async with omni_stub(running.address) as stub:
@@ -90,13 +90,13 @@ async def told(tmp_path_factory: pytest.TempPathFactory) -> Told:
             await ask(stub, request("hello", 3), metadata=below("0" * 32))  # Not a possible one.
             await refused(stub, request("tell nobody", model="gpt"), metadata=below(UNKNOWN))
             await refused(stub, request("tell nobody", thinker={"stop": ["tell nobody" * 99]}), metadata=below(BAD))
-    return Told(running, spans, given)
+    return TracedChain(running, spans, given)
 
 
 # One request -----------------------------------------------------------------------------------------------------------------------------
 
 
-def test_a_request_is_one_tree_below_the_span_of_its_client(told: Told) -> None:
+def test_a_request_is_one_tree_below_the_span_of_its_client(told: TracedChain) -> None:
     answer, running, spans = told.given, told.chain, told.spans
     answer.check_toy(3, "hello")
     root = told.root(TRACE)
@@ -121,7 +121,7 @@ def test_a_request_is_one_tree_below_the_span_of_its_client(told: Told) -> None:
     assert line["trace_id"] == TRACE
 
 
-def _check_router(spans: Collector, root: Span, session_id: str) -> None:
+def _check_router(spans: Collector, root: CollectedSpan, session_id: str) -> None:
     told = {"session_id": session_id, "request_id": "r-1", "pipeline": "toy", "client": "127.0.0.1", "finish_reason": "stop"}
     assert {name: root.attributes[f"omnistage.{name}"] for name in told} == told
     assert root.attributes["gen_ai.usage.output_tokens"] == formulas.NATURAL_LENGTH
@@ -130,7 +130,7 @@ def _check_router(spans: Collector, root: Span, session_id: str) -> None:
     assert opened.ended_ns <= text.at_ns <= audio.at_ns <= root.ended_ns
 
 
-def _check_stage(spans: Collector, span: Span, further: set[str]) -> None:
+def _check_stage(spans: Collector, span: CollectedSpan, further: set[str]) -> None:
     parts = spans.below(span)
     assert set(parts) == STAGE_PHASES | further
     opened, prefill, generate = (parts[name] for name in ("open", "prefill", "generate"))
@@ -143,19 +143,19 @@ def _check_stage(spans: Collector, span: Span, further: set[str]) -> None:
         assert sum(_sent(parts["transfer"]).values()) == span.attributes["omnistage.output.hidden"] * formulas.WIDTH * 4
 
 
-def _sent(transfer: Span) -> dict[str, Any]:
+def _sent(transfer: CollectedSpan) -> dict[str, Any]:
     """Bytes by the way they went."""
     return {name: value for name, value in transfer.attributes.items() if name.startswith("omnistage.bytes.")}
 
 
-def test_without_a_span_of_the_client_the_router_begins_a_trace(told: Told) -> None:
+def test_without_a_span_of_the_client_the_router_begins_a_trace(told: TracedChain) -> None:
     roots = [span for span in told.spans.of("omnistage-router", "generate") if not span.parent]
     assert len(roots) == 3 and len({root.trace_id for root in roots}) == 3
     for root in roots:
         assert {span.trace_id for span in chain(told.spans, root)} == {root.trace_id}
 
 
-def test_what_the_client_does_not_record_nobody_records(told: Told) -> None:
+def test_what_the_client_does_not_record_nobody_records(told: TracedChain) -> None:
     """Six of eight requests are known, with all of their stages."""
     roots = told.spans.of("omnistage-router", "generate")
     assert len(roots) == 6
@@ -164,7 +164,7 @@ def test_what_the_client_does_not_record_nobody_records(told: Told) -> None:
     chain(told.spans, told.root(TRACE))
 
 
-def test_an_error_is_on_the_span_of_who_found_it_and_of_who_passed_it_on(told: Told) -> None:
+def test_an_error_is_on_the_span_of_who_found_it_and_of_who_passed_it_on(told: TracedChain) -> None:
     spans, unknown, bad = told.spans, told.root(UNKNOWN), told.root(BAD)
     assert (unknown.error, unknown.attributes["error.type"], spans.below(unknown)) == ("UNKNOWN_MODEL", "UNKNOWN_MODEL", {})
     assert (bad.error, bad.attributes["omnistage.field"]) == ("BAD_REQUEST", "thinker.stop")
@@ -230,7 +230,7 @@ async def test_a_killed_stage_is_an_event_where_it_was_replaced(tmp_path: Path, 
 
             async with omni_stub(toys.address("router")) as stub:
                 asked = request("hello", seed, thinker={"max_tokens": 150, "ignore_eos": True})
-                answer = await ask_through(stub, asked, Step(text_chunks(5), kill))
+                answer = await ask_through(stub, asked, DisturbanceStep(text_chunks(5), kill))
         (line,) = lines(toys.server("router"), "answer.done")
         answer.check_toy(seed, "hello", 150)
         (other,) = [toys.address(name) for name in toys.of("talker") if toys.address(name) not in killed]

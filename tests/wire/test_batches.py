@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from helpers.ask import Answer, read_all, request
+from helpers.ask import WholeAnswer, read_all, request
 from helpers.link import ENDED, Context, bare_peer, chunk, hear, heard, link_by, listen, opening, route_to, say, says
 from helpers.servers import Local, all_free, local_chain, local_router, omni_stub
 from omnistage.client import AsyncOmni
@@ -101,11 +101,11 @@ def test_no_message_of_a_router_is_beyond_the_bounds():
     assert [message.chunk for message in singly] == pieces
 
 
-async def _ask(router: Local, *, batches: bool) -> tuple[Answer, int]:
+async def _ask(router: Local, *, batches: bool) -> tuple[WholeAnswer, int]:
     """Ask for an answer of three tokens of sound. Returns the answer, and in how many messages it came."""
     asked = request("batches", 3, thinker={"max_tokens": 3})
     asked.batches = batches
-    answer, messages = Answer(), 0
+    answer, messages = WholeAnswer(), 0
     async with omni_stub(router.address) as stub:
         async for event in read_all(stub.Generate(asked, timeout=60)):
             answer.take(event)

@@ -18,9 +18,9 @@ import structlog.testing
 
 from helpers.ask import request
 from helpers.chain import addresses_of
-from helpers.converse import Conversation
+from helpers.converse import ConverseStream
 from helpers.leaving import Leaving
-from helpers.run import Caller, open_of, params
+from helpers.run import RunStream, open_of, params
 from helpers.servers import Local, all_free, local_chain, local_router, local_stage, omni_stub, stage_stub, toy_logic
 from helpers.waiting import until
 from omnistage.v1 import omni_pb2, stage_pb2
@@ -193,11 +193,11 @@ async def test_nothing_is_kept_of_a_first_message_that_could_not_be_written() ->
 
 
 @asynccontextmanager
-async def running(stage: Local, tokens: int) -> AsyncIterator[Caller]:
+async def running(stage: Local, tokens: int) -> AsyncIterator[RunStream]:
     """A session of this many tokens."""
     async with stage_stub(stage.address) as stub:
         description = await stub.Describe(stage_pb2.DescribeRequest(), timeout=10)
-        caller = Caller(stub)
+        caller = RunStream(stub)
         await caller.send(open=open_of(description, params=params("thinker", max_tokens=tokens, ignore_eos=True)))
         yield caller
         caller.call.cancel()
@@ -254,7 +254,7 @@ async def test_a_write_that_finds_no_client_ends_an_answer_and_is_no_bug(method:
             local_router(addresses_of(stages), interceptors=[leaving]) as router,
             omni_stub(router.address) as stub,
         ):
-            call = Conversation(stub).call if method == "Converse" else stub.Generate(endless, timeout=60)
+            call = ConverseStream(stub).call if method == "Converse" else stub.Generate(endless, timeout=60)
             if isinstance(call, grpc.aio.StreamStreamCall):
                 await call.write(omni_pb2.ConverseRequest(turn=endless))
             for _ in range(last):

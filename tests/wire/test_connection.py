@@ -7,7 +7,7 @@ import asyncio
 import grpc.aio
 
 from helpers.ports import take_address
-from omnistage.wire.channel import Connection, client_options, connect, server_options
+from omnistage.wire.channel import ConnectionWatch, client_options, connect, server_options
 
 
 async def test_it_is_lost_when_the_server_ends_and_not_before() -> None:
@@ -16,7 +16,7 @@ async def test_it_is_lost_when_the_server_ends_and_not_before() -> None:
     await server.start()
     async with grpc.aio.insecure_channel(f"127.0.0.1:{port}", options=client_options()) as channel:
         await connect(channel, 30.0)
-        with Connection(channel) as connection:
+        with ConnectionWatch(channel) as connection:
             lost = connection.lost
             assert connection.lost is lost and not connection.is_lost
             await server.stop(0)
@@ -27,7 +27,7 @@ async def test_it_is_lost_when_the_server_ends_and_not_before() -> None:
 
 async def test_where_there_is_none_it_is_lost() -> None:
     async with grpc.aio.insecure_channel(take_address(), options=client_options()) as channel:
-        with Connection(channel) as connection:
+        with ConnectionWatch(channel) as connection:
             async with asyncio.timeout(30):
                 await connection.lost
             assert connection.is_lost

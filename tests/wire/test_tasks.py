@@ -12,7 +12,7 @@ from omnistage.wire.errors import StageError
 from omnistage.wire.tasks import within
 
 
-class Request:
+class HeldRequest:
     """An object that may be large."""
 
 
@@ -69,11 +69,11 @@ async def test_a_cancelled_task_stays_cancelled() -> None:
 
 @pytest.mark.usefixtures("collected_by_hand")
 async def test_a_task_that_ends_with_its_error_keeps_no_request() -> None:
-    async def serve(request: Request) -> None:
+    async def serve(request: HeldRequest) -> None:
         async with within(0.01, late):
             await asyncio.Event().wait()
 
-    kept = weakref.ref(request := Request())
+    kept = weakref.ref(request := HeldRequest())
     task = asyncio.create_task(serve(request))
     del request
     await asyncio.wait({task})

@@ -89,7 +89,7 @@ def new_transformer(channels: int) -> ZImageTransformer2DModel:
     )
 
 
-class Painter(nn.Module):
+class PainterNet(nn.Module):
     """Text encoder and transformer, which are trained together."""
 
     def __init__(self, tokenizer: Qwen2Tokenizer, text_encoder: Qwen3Model, transformer: ZImageTransformer2DModel) -> None:
@@ -99,12 +99,12 @@ class Painter(nn.Module):
         self.transformer = transformer
 
     @classmethod
-    def new(cls, channels: int, seed: int) -> Painter:
+    def new(cls, channels: int, seed: int) -> PainterNet:
         tokenizer = new_tokenizer(seed)
         return cls(tokenizer, new_text_encoder(len(tokenizer)), new_transformer(channels))
 
     @classmethod
-    def load(cls, folder: Path) -> Painter:
+    def load(cls, folder: Path) -> PainterNet:
         """The models of a saved pipeline, to be trained further."""
         pipe = ZImagePipeline.from_pretrained(folder, torch_dtype=torch.float32, local_files_only=True, use_safetensors=True)
         return cls(pipe.tokenizer, pipe.text_encoder.train(), pipe.transformer.train())
@@ -151,7 +151,7 @@ def train(vae_folder: Path, out: Path, minutes: float, size: int, rate: float, s
     torch.manual_seed(seed)
     rng = random.Random(seed)
     vae = AutoencoderKL.from_pretrained(vae_folder).eval().to(memory_format=torch.channels_last)
-    painter = Painter.new(vae.config.latent_channels, seed) if begin is None else Painter.load(begin)
+    painter = PainterNet.new(vae.config.latent_channels, seed) if begin is None else PainterNet.load(begin)
     average = copy.deepcopy(painter).requires_grad_(False)
     scenes, latents, weights = draw_encoded(vae, rng, SCENES)
     print(f"{len(scenes)} scenes, latents mean {latents.mean():.3f} std {latents.std():.3f}", flush=True)
@@ -192,7 +192,7 @@ def train(vae_folder: Path, out: Path, minutes: float, size: int, rate: float, s
     (out / "training.json").write_text(json.dumps({"steps": step, "batch": size, "cpu_minutes": minutes, "seed": seed}, indent=1) + "\n")
 
 
-def save(vae: AutoencoderKL, painter: Painter, out: Path) -> None:
+def save(vae: AutoencoderKL, painter: PainterNet, out: Path) -> None:
     """Save them as a pipeline, in bfloat16."""
     painter = copy.deepcopy(painter)
     scheduler = FlowMatchEulerDiscreteScheduler(num_train_timesteps=1000, shift=SHIFT)

@@ -26,7 +26,7 @@ SMALLEST = 60
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class RightParts:
     """The right parts of one scene: its background, and place, colour, kind and size of each thing."""
 
     background: bool
@@ -36,7 +36,7 @@ class Seen:
     size: list[bool]
 
 
-def look_at(pixels: NDArray[np.uint8], scene: Scene) -> Seen:
+def look_at(pixels: NDArray[np.uint8], scene: Scene) -> RightParts:
     """pixels: [SIDE, SIDE, 3]."""
     names, palette = list(COLOURS), np.array(list(COLOURS.values()), dtype=np.float32)
     nearest = np.square(pixels[:, :, None].astype(np.float32) - palette).sum(-1).argmin(-1)
@@ -48,7 +48,7 @@ def look_at(pixels: NDArray[np.uint8], scene: Scene) -> Seen:
     owner = far.argmin(0)
     found = [_looked_at(shapes & (owner == number), nearest, names, thing) for number, thing in enumerate(scene.things)]
     place, colour, kind, size = (list(each) for each in zip(*found, strict=True))
-    return Seen(names[background] == scene.background, place, colour, kind, size)
+    return RightParts(names[background] == scene.background, place, colour, kind, size)
 
 
 def _looked_at(shape: NDArray[np.bool_], nearest: NDArray[np.intp], names: list[str], thing: Thing) -> tuple[bool, bool, bool, bool]:

@@ -5,14 +5,14 @@ from collections.abc import Iterator
 import numpy as np
 
 from omnistage.connector.errors import InvalidReference
-from omnistage.connector.reference import Layout, Raw, header_of
+from omnistage.connector.reference import Raw, TensorLayout, header_of
 from omnistage.v1 import tensor_pb2
 
 PART_BYTES = 1 << 20
 """Most bytes of one InlinePart."""
 
 
-def split(raw: Raw, layout: Layout) -> Iterator[tensor_pb2.Tensor]:
+def split(raw: Raw, layout: TensorLayout) -> Iterator[tensor_pb2.Tensor]:
     """Yield the messages that carry `raw` (uint8, one dimension, `layout.size` long): at least one, even for a tensor of no bytes."""
     data = raw.data if layout.size else memoryview(b"")
     for offset in range(0, max(layout.size, 1), PART_BYTES):
@@ -26,7 +26,7 @@ def split(raw: Raw, layout: Layout) -> Iterator[tensor_pb2.Tensor]:
 class Assembly:
     """One tensor of which some parts have come. Each part is copied once, to its place."""
 
-    def __init__(self, layout: Layout) -> None:
+    def __init__(self, layout: TensorLayout) -> None:
         self._layout = layout
         self._bytes = np.empty(layout.size, np.uint8)  # untouched until the parts come, so a large promise costs no memory
         self._received = 0
@@ -36,7 +36,7 @@ class Assembly:
         """Bytes of the whole tensor."""
         return self._layout.size
 
-    def add(self, layout: Layout, offset: int, data: bytes) -> Raw | None:
+    def add(self, layout: TensorLayout, offset: int, data: bytes) -> Raw | None:
         """Take the next part. Return the whole tensor as uint8 in one dimension after the last part, otherwise None.
 
         Raises InvalidReference for a part of another tensor, or one that leaves a gap, comes again or runs over the end.
@@ -52,7 +52,7 @@ class Assembly:
         return self._bytes if self._received == self._layout.size else None
 
 
-def check_part(layout: Layout, total_bytes: int, data: bytes) -> None:
+def check_part(layout: TensorLayout, total_bytes: int, data: bytes) -> None:
     """Raise InvalidReference if a part by itself is wrong: too long, or its total differs from the size of the shape."""
     if total_bytes != layout.size:
         raise InvalidReference(f"the shape says {layout.size} bytes and the part says {total_bytes}")

@@ -30,7 +30,7 @@ _DTYPES: dict[tensor_pb2.ElementType, np.dtype[np.generic]] = {
 _ELEMENT_TYPES = {(dtype.kind, dtype.itemsize): kind for kind, dtype in _DTYPES.items() if kind != tensor_pb2.ELEMENT_TYPE_BFLOAT16}
 
 
-class Layout(NamedTuple):
+class TensorLayout(NamedTuple):
     """Element type, shape and size of a dense, row-major, little-endian tensor."""
 
     element_type: tensor_pb2.ElementType
@@ -40,7 +40,7 @@ class Layout(NamedTuple):
     """Bytes: product(shape) * itemsize."""
 
 
-def layout_of(array: Array, element_type: tensor_pb2.ElementType | None = None) -> Layout:
+def layout_of(array: Array, element_type: tensor_pb2.ElementType | None = None) -> TensorLayout:
     """Say how `array` travels; `element_type` is needed only for uint16 arrays, which are sent as BFLOAT16.
 
     Raises ConnectorError for a dtype that the contract does not know or more than 8 dimensions.
@@ -56,15 +56,15 @@ def layout_of(array: Array, element_type: tensor_pb2.ElementType | None = None) 
     dtype = _DTYPES.get(element_type)
     if dtype is None or kind != (dtype.kind, dtype.itemsize):
         raise ConnectorError(f"dtype {array.dtype} cannot be sent as element type {element_type}")
-    return Layout(element_type, array.shape, dtype, array.nbytes)
+    return TensorLayout(element_type, array.shape, dtype, array.nbytes)
 
 
-def header_of(layout: Layout) -> tensor_pb2.Tensor:
+def header_of(layout: TensorLayout) -> tensor_pb2.Tensor:
     """A Tensor message without a place."""
     return tensor_pb2.Tensor(element_type=layout.element_type, shape=layout.shape)
 
 
-def parse_layout(tensor: tensor_pb2.Tensor) -> Layout:
+def parse_layout(tensor: tensor_pb2.Tensor) -> TensorLayout:
     """Read element type and shape of a message from a peer. Raises InvalidReference."""
     dtype = _DTYPES.get(tensor.element_type)
     if dtype is None:
@@ -78,10 +78,10 @@ def parse_layout(tensor: tensor_pb2.Tensor) -> Layout:
         extent *= dimension or 1  # numpy refuses a huge dimension even if another one is 0
     if extent > _MAX_BYTES:
         raise InvalidReference("the shape names more bytes than can be addressed")
-    return Layout(tensor.element_type, shape, dtype, size)
+    return TensorLayout(tensor.element_type, shape, dtype, size)
 
 
-def view_bytes(raw: Raw, layout: Layout) -> Array:
+def view_bytes(raw: Raw, layout: TensorLayout) -> Array:
     """See `layout.size` bytes (uint8, one dimension) as their tensor; no copy, always read-only.
 
     Raises InvalidReference for a BOOL tensor with a byte other than 0 and 1, which NumPy would accept unchecked.

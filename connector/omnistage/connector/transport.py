@@ -22,7 +22,7 @@ from omnistage.connector.arena import Arena, Block, Share
 from omnistage.connector.errors import ArenaFull, ConnectorError, ForeignSegment, InvalidReference
 from omnistage.connector.liveness import ARENA_ID_BYTES, Peer, find_peer
 from omnistage.connector.locality import boot_id, mount_device
-from omnistage.connector.reference import Array, Layout, Raw, header_of, layout_of, parse_layout, view_bytes
+from omnistage.connector.reference import Array, Raw, TensorLayout, header_of, layout_of, parse_layout, view_bytes
 from omnistage.connector.shm import BLOCK_HEADER, READERS, copy_block
 from omnistage.v1 import tensor_pb2
 
@@ -45,7 +45,9 @@ class Parcel:
 
     __slots__ = ("_arena", "_block", "_layout", "_messages")
 
-    def __init__(self, layout: Layout, messages: list[tensor_pb2.Tensor], arena: Arena | None = None, block: Block | None = None) -> None:
+    def __init__(
+        self, layout: TensorLayout, messages: list[tensor_pb2.Tensor], arena: Arena | None = None, block: Block | None = None
+    ) -> None:
         """messages: a reference to `block`, or the whole tensor inline."""
         self._layout = layout
         self._messages = messages
@@ -220,7 +222,7 @@ class Sender:
         self._on_post(transport_name(way), parcel.size)
         return messages
 
-    def _store_shared(self, array: Array, layout: Layout) -> Parcel:
+    def _store_shared(self, array: Array, layout: TensorLayout) -> Parcel:
         assert self._arena is not None
         block = self._arena.allocate(layout.size, self.share)
         copy = np.ndarray(layout.shape, layout.dtype, block.segment.map, block.payload_offset)
@@ -400,7 +402,7 @@ class Receiver:
             return None
         return TensorView(view_bytes(raw, layout), layout.element_type)
 
-    def _unpack_inline(self, tensor: tensor_pb2.Tensor, layout: Layout, port: str) -> Raw | None:
+    def _unpack_inline(self, tensor: tensor_pb2.Tensor, layout: TensorLayout, port: str) -> Raw | None:
         assembly = self._assemblies.pop(port, None)  # a wrong part ends its tensor
         part = tensor.inline
         data = part.data  # read once: every access copies
@@ -415,7 +417,7 @@ class Receiver:
             self._assemblies[port] = assembly
         return whole
 
-    def _unpack_shared(self, slot: tensor_pb2.SharedMemorySlot, layout: Layout) -> Raw:
+    def _unpack_shared(self, slot: tensor_pb2.SharedMemorySlot, layout: TensorLayout) -> Raw:
         arena = slot.arena
         if self._arena is None or arena != self._arena:
             raise InvalidReference("the reference is not into the arena that this stream agreed on")

@@ -31,7 +31,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from omnistage.engine.adapter import Attention, DecoderSpec, StepRows
 from omnistage.engine.kv import KVCache
 from omnistage.engine.pages import PAGE_ROWS
-from omnistage.engine.plan import Plan, PlannedRun
+from omnistage.engine.plan import PlannedRun, StepPlan
 from omnistage.engine.scratch import Scratch
 from omnistage.engine.transfer import to_device
 
@@ -77,7 +77,7 @@ class AttentionBackend(Protocol):
     def is_viable(self, spec: DecoderSpec) -> bool:
         """Whether it can be used for these heads on this device."""
 
-    def bind(self, cache: KVCache, spec: DecoderSpec, plan: Plan) -> Attention:
+    def bind(self, cache: KVCache, spec: DecoderSpec, plan: StepPlan) -> Attention:
         """Attention for the rows of a plan."""
 
 
@@ -101,7 +101,7 @@ class PagedAttention:
     def is_viable(self, spec: DecoderSpec) -> bool:
         return spec.device.type == "cpu" and spec.query_heads * PAGE_ROWS * spec.head_size > _LEAST_PRODUCT
 
-    def bind(self, cache: KVCache, spec: DecoderSpec, plan: Plan) -> Attention:
+    def bind(self, cache: KVCache, spec: DecoderSpec, plan: StepPlan) -> Attention:
         return _Paged(cache, spec, plan, self._sweep.get(spec.dtype, 0), self._scratch)
 
 
@@ -122,7 +122,7 @@ class TritonAttention:
     def is_viable(self, spec: DecoderSpec) -> bool:
         return spec.device.type == "cuda" and torch.cuda.is_available() and find_spec("triton") is not None
 
-    def bind(self, cache: KVCache, spec: DecoderSpec, plan: Plan) -> Attention:
+    def bind(self, cache: KVCache, spec: DecoderSpec, plan: StepPlan) -> Attention:
         return _Triton(cache, spec, plan)
 
 
@@ -136,7 +136,7 @@ class SdpaAttention:
     def is_viable(self, spec: DecoderSpec) -> bool:
         return spec.device.type != "cpu"
 
-    def bind(self, cache: KVCache, spec: DecoderSpec, plan: Plan) -> Attention:
+    def bind(self, cache: KVCache, spec: DecoderSpec, plan: StepPlan) -> Attention:
         return _Sdpa(cache, spec, plan)
 
 
@@ -150,7 +150,7 @@ class RowAttention:
     def is_viable(self, spec: DecoderSpec) -> bool:
         return True
 
-    def bind(self, cache: KVCache, spec: DecoderSpec, plan: Plan) -> Attention:
+    def bind(self, cache: KVCache, spec: DecoderSpec, plan: StepPlan) -> Attention:
         return _RowByRow(cache, spec, plan)
 
 
@@ -166,7 +166,7 @@ ATTENTION: tuple[Callable[[], AttentionBackend], ...] = (
 class _Bound(ABC):
     """The common part of all forms: they store rows first, and neither store nor attend padding."""
 
-    def __init__(self, cache: KVCache, spec: DecoderSpec, plan: Plan) -> None:
+    def __init__(self, cache: KVCache, spec: DecoderSpec, plan: StepPlan) -> None:
         self._cache, self._spec, self._plan = cache, spec, plan
         self._group = spec.query_heads // spec.kv_heads
 
@@ -223,7 +223,7 @@ class _Tile:
         )
 
 
-def _tiles(plan: Plan, spec: DecoderSpec, sweep: int) -> Iterator[_Tile]:
+def _tiles(plan: StepPlan, spec: DecoderSpec, sweep: int) -> Iterator[_Tile]:
     """All runs of a plan, in tiles. sweep: pages up to which unlike runs share one.
 
     A call of the library costs as much as some pages do, so runs of unlike length share one as long as that changes no bit. Padding at most
@@ -244,7 +244,7 @@ def _tiles(plan: Plan, spec: DecoderSpec, sweep: int) -> Iterator[_Tile]:
 
 
 class _Paged(_Bound):
-    def __init__(self, cache: KVCache, spec: DecoderSpec, plan: Plan, sweep: int, scratch: Scratch) -> None:
+    def __init__(self, cache: KVCache, spec: DecoderSpec, plan: StepPlan, sweep: int, scratch: Scratch) -> None:
         super().__init__(cache, spec, plan)
         self._scratch = scratch
         self._tiles = tuple(_tiles(plan, spec, sweep))
@@ -288,7 +288,7 @@ def _pad(rows: torch.Tensor) -> torch.Tensor:
 
 
 class _Triton(_Bound):
-    def __init__(self, cache: KVCache, spec: DecoderSpec, plan: Plan) -> None:
+    def __init__(self, cache: KVCache, spec: DecoderSpec, plan: StepPlan) -> None:
         super().__init__(cache, spec, plan)
         from omnistage.engine import paged_kernel
 
@@ -301,7 +301,7 @@ class _Triton(_Bound):
 
 
 class _Sdpa(_Bound):
-    def __init__(self, cache: KVCache, spec: DecoderSpec, plan: Plan) -> None:
+    def __init__(self, cache: KVCache, spec: DecoderSpec, plan: StepPlan) -> None:
         super().__init__(cache, spec, plan)
         # Exactness is not claimed: any runs share a batch.
         self._tiles = [(tile, self._mask(tile)) for tile in _tiles(plan, spec, spec.context)]
@@ -325,7 +325,7 @@ class _Sdpa(_Bound):
 
 
 class _RowByRow(_Bound):
-    def __init__(self, cache: KVCache, spec: DecoderSpec, plan: Plan) -> None:
+    def __init__(self, cache: KVCache, spec: DecoderSpec, plan: StepPlan) -> None:
         super().__init__(cache, spec, plan)
         self._rows = [
             (run.first + at, run.start + at + 1, to_device(torch.tensor(run.pages), spec.device))
@@ -345,14 +345,14 @@ class _RowByRow(_Bound):
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class BackendChoice:
     """A backend, and why it was chosen."""
 
     backend: AttentionBackend
     reason: str
 
 
-def choose_backend(spec: DecoderSpec) -> Choice:
+def choose_backend(spec: DecoderSpec) -> BackendChoice:
     """Choose the best backend of this device whose claim holds for these heads."""
     refused = ""
     for make in ATTENTION:
@@ -361,9 +361,9 @@ def choose_backend(spec: DecoderSpec) -> Choice:
             continue
         fault = fault_of(backend, spec)
         if not fault:
-            return Choice(backend, f"{backend.name}: {refused}rows had equal bits in blocks, in batches and alone at load")
+            return BackendChoice(backend, f"{backend.name}: {refused}rows had equal bits in blocks, in batches and alone at load")
         if not backend.is_exact:
-            return Choice(backend, f"{backend.name}: {refused}a row that is computed again may differ in its last bits")
+            return BackendChoice(backend, f"{backend.name}: {refused}a row that is computed again may differ in its last bits")
         refused += f"not {backend.name}: {fault} at load; "
     raise ValueError(f"no way to attend on {spec.device}: {refused}")
 
@@ -478,7 +478,7 @@ def attend(
     slots = [slot for run in runs for slot in range(run.start, run.start + run.count)]
     pages = [run.pages[-1] for run in runs for _ in range(run.count)]
     nothing = torch.zeros(0, dtype=torch.int64, device=spec.device)
-    plan = Plan(
+    plan = StepPlan(
         rows=StepRows(nothing, nothing),
         pages=torch.tensor(pages, dtype=torch.int64, device=spec.device),
         places=torch.tensor(slots, dtype=torch.int64, device=spec.device) % PAGE_ROWS,

@@ -19,14 +19,14 @@ from omnistage.engine.adapter import Attention, DecoderSpec, Hidden, StepRows
 from omnistage.engine.materials import Materials
 from omnistage.engine.norm import Norm
 from omnistage.engine.pages import PAGE_ROWS, pages_for
-from omnistage.engine.plan import Plan, PlannedRun
+from omnistage.engine.plan import PlannedRun, StepPlan
 
 if TYPE_CHECKING:
     from omnistage.engine.attention import AttentionBackend
     from omnistage.engine.kv import KVCache
 
 
-def bind(backend: AttentionBackend, cache: KVCache, spec: DecoderSpec, plan: Plan) -> Attention:
+def bind(backend: AttentionBackend, cache: KVCache, spec: DecoderSpec, plan: StepPlan) -> Attention:
     """Makes the attention for the rows of a plan; a `Crossing` if the decoder attends to the rows of an encoder."""
     return Crossing(backend, cache, spec, plan) if spec.crosses else backend.bind(cache, spec, plan)
 
@@ -35,7 +35,7 @@ class Crossing:
     """Implements `Attention` of rows to each other, and `across`. Both are a backend's attention over pages: the first of a run over the
     pages behind those of the encoder, the second of each row by itself over those of the encoder, where it sees all rows."""
 
-    def __init__(self, backend: AttentionBackend, cache: KVCache, spec: DecoderSpec, plan: Plan) -> None:
+    def __init__(self, backend: AttentionBackend, cache: KVCache, spec: DecoderSpec, plan: StepPlan) -> None:
         self._own = backend.bind(cache, spec, replace(plan, runs=tuple(_own(plan.runs))))
         # It stores nothing: its keys and values were stored with the encoder's rows.
         self._across = backend.bind(
@@ -67,7 +67,7 @@ def _across(runs: Sequence[PlannedRun]) -> Iterator[PlannedRun]:
                 yield PlannedRun(row, 1, run.encoded - 1, pages)
 
 
-class Computed(Protocol):
+class ComputeLayers(Protocol):
     """Computes the layers of a decoder for some rows. between: changes hidden rows between attention and feed-forward of a layer."""
 
     def __call__(
@@ -93,7 +93,7 @@ class CrossAttention:
         self._keys_values = tuple(materials.fuse(prefix, stored, config.given_width) for prefix in prefixes)
         self._outputs = tuple(materials.fuse(prefix, {"o_proj": hidden}, queries) for prefix in prefixes)
 
-    def step(self, rows: StepRows, attention: Attention, compute: Computed) -> Hidden:
+    def step(self, rows: StepRows, attention: Attention, compute: ComputeLayers) -> Hidden:
         """Compute the rows that are not the encoder's. Rows of the encoder get zeros, and their keys and values are stored beside those of
         the others."""
         if not isinstance(attention, Crossing):

@@ -1,9 +1,9 @@
 """The autoregressive engine: requests in, streams of items out, one thread of computation.
 
 The thread's loop reads: take orders, admit, plan, compute, apply, publish. Only that thread touches the engine's state; callers live on
-event loops and leave orders in a mailbox. At most `Limits.max_waiting` requests wait, and an answer is at most `MAX_UNREAD` events ahead of
-its reader. Nothing polls: the thread sleeps while there is nothing to run, and it wakes each reader's event loop once a step for all
-streams.
+event loops and leave orders in a mailbox. At most `SchedulerLimits.max_waiting` requests wait, and an answer is at most `MAX_UNREAD` events
+ahead of its reader. Nothing polls: the thread sleeps while there is nothing to run, and it wakes each reader's event loop once a step for
+all streams.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ import torch
 
 from omnistage.engine.activity import STEP_LIMIT_S, Activity
 from omnistage.engine.adapter import Decoder, Head
-from omnistage.engine.attention import Choice, choose_backend
+from omnistage.engine.attention import BackendChoice, choose_backend
 from omnistage.engine.followers import NOBODY, Followers
 from omnistage.engine.kv import KVCache
 from omnistage.engine.pace import STEP_S, Pace
 from omnistage.engine.pages import PagePool, PrefixCache
 from omnistage.engine.request import DeadEnd, EngineClosed, EngineStats, SequenceEvent, SequenceFailed, SequenceRequest, Taps
 from omnistage.engine.runner import Computed, Runner
-from omnistage.engine.scheduler import IDLE_S, Limits, Run, Scheduler, Step
+from omnistage.engine.scheduler import IDLE_S, Run, Scheduler, SchedulerLimits, Step
 from omnistage.engine.sequence import Sequence
-from omnistage.engine.stream import End, Mailbox, Outbox, SequenceStream
+from omnistage.engine.stream import End, Mailbox, SequenceStream, StepOutputs
 from omnistage.engine.types import FinishReason, Unfit
 
 _STEP_ERRORS = (RuntimeError, ValueError, TypeError, LookupError, ArithmeticError, MemoryError)
@@ -53,15 +53,15 @@ class Engine:
         head: Head,
         *,
         pages: int,
-        limits: Limits | None = None,
+        limits: SchedulerLimits | None = None,
         kept_pages: int | None = None,
         poison: bool = False,
         step_s: float | None = STEP_S,
         step_limit_s: float = STEP_LIMIT_S,
-        attention: Choice | None = None,
+        attention: BackendChoice | None = None,
         followers: Followers = NOBODY,
     ) -> None:
-        limits = limits or Limits()
+        limits = limits or SchedulerLimits()
         self.activity = Activity("omnistage-engine", step_limit_s, followers.processes)
         self.attention = attention or choose_backend(decoder.spec)
         self.spec = decoder.spec
@@ -73,7 +73,7 @@ class Engine:
         self._runner = Runner(decoder, head, cache, self.attention.backend, followers)
         self._pace = Pace(limits.max_rows, step_s)
         self._mailbox = Mailbox(limits.max_waiting, self.activity.begin, self.activity.rest)
-        self._outbox = Outbox()
+        self._outbox = StepOutputs()
         self._streams: dict[Sequence, SequenceStream] = {}
         self._idle = True
         self._steps = self._stepped = self._rows = self._items = 0

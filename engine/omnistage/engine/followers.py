@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Protocol
 
-from omnistage.engine.plan import Plan
+from omnistage.engine.plan import StepPlan
 
 
 class Followers(Protocol):
@@ -22,7 +22,7 @@ class Followers(Protocol):
     def pages_changed(self, taken: Sequence[int], freed: Sequence[int]) -> None:
         """See KVCache.follow."""
 
-    def step(self, plan: Plan) -> AbstractContextManager[None]:
+    def step(self, plan: StepPlan) -> AbstractContextManager[None]:
         """Compute the hidden rows of a step while the caller does so inside the block: an error there becomes RanksApart."""
 
 
@@ -35,7 +35,7 @@ class Nobody:
 
     def pages_changed(self, taken: Sequence[int], freed: Sequence[int]) -> None: ...
 
-    def step(self, plan: Plan) -> AbstractContextManager[None]:
+    def step(self, plan: StepPlan) -> AbstractContextManager[None]:
         return nullcontext()
 
 

@@ -1,8 +1,8 @@
 """Matrix products whose rows do not depend on the other rows of the batch.
 
-A row of `x @ W.T` is the same number whatever the batch only if the library runs it in one way for every batch size. A `Product` is a way
-to run products, together with the sizes for which that holds; the table `PRODUCTS` has one for each library, best first. The claim of an
-entry is checked for every weight when it is loaded; if a claim fails, `build_exact` takes the next entry for all weights.
+A row of `x @ W.T` is the same number whatever the batch only if the library runs it in one way for every batch size. A `LinearProduct` is a
+way to run products, together with the sizes for which that holds; the table `PRODUCTS` has one for each library, best first. The claim of
+an entry is checked for every weight when it is loaded; if a claim fails, `build_exact` takes the next entry for all weights.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class RowsDiffer(ValueError):
     """A product gives a row other bits in other company, contrary to the claim of its backend."""
 
 
-class Product(Protocol):
+class LinearProduct(Protocol):
     """A way to run products of one weight. least, most: rows of one call of `run`; more rows run in blocks, fewer are padded."""
 
     @property
@@ -118,7 +118,7 @@ class Fixed:
         return functional.linear(x, packed, bias)
 
 
-PRODUCTS: tuple[Product, ...] = (
+PRODUCTS: tuple[LinearProduct, ...] = (
     Packed("packed to 64 rows", most=64),
     Packed(),
     Fixed("blocks of 64 rows", 64, 64, "cuda"),
@@ -130,7 +130,7 @@ WHOLE = Fixed("whole", 1, sys.maxsize)
 """Any number of rows in one product, without a claim: for a computation of its own, with the same number of rows each time."""
 
 
-def viable_products(dtype: torch.dtype, device: torch.device) -> Iterator[Product]:
+def viable_products(dtype: torch.dtype, device: torch.device) -> Iterator[LinearProduct]:
     """The ways that this machine has, best first; at least one."""
     return (product for product in PRODUCTS if product.is_viable(dtype, device))
 
@@ -148,7 +148,7 @@ class Linear:
 
     __slots__ = ("_bias", "_packed", "_product")
 
-    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, product: Product) -> None:
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, product: LinearProduct) -> None:
         self._product, self._packed, self._bias = product, product.pack(weight), None if bias is None else bias.clone()
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
@@ -173,7 +173,7 @@ class Linears:
     shape: it is tried with a fourth of the numbers.
     """
 
-    def __init__(self, product: Product) -> None:
+    def __init__(self, product: LinearProduct) -> None:
         self._product = product
         self._made: Counter[torch.Size] = Counter()
 
@@ -210,7 +210,7 @@ def build_exact(build: Callable[[Linears], Built], dtype: torch.dtype, device: t
 
 
 def rows_that_differ(
-    run: Callable[[torch.Tensor], torch.Tensor], weight: torch.Tensor, product: Product, sizes: Iterable[int] | None = None
+    run: Callable[[torch.Tensor], torch.Tensor], weight: torch.Tensor, product: LinearProduct, sizes: Iterable[int] | None = None
 ) -> int:
     """The first number of rows at which `run` gives rows other bits than at `product.most`, or in another place; 0 if there is none."""
     generator = torch.Generator().manual_seed(0)
@@ -226,7 +226,7 @@ def rows_that_differ(
     return 0
 
 
-def in_blocks(run: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor, product: Product) -> torch.Tensor:
+def in_blocks(run: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor, product: LinearProduct) -> torch.Tensor:
     """`run(x)` in blocks of at most `product.most` rows, padded to at least `product.least`. x: any number of rows; result: as many."""
     rows = x.shape[0]
     if product.least <= rows <= product.most:

@@ -28,7 +28,7 @@ class PlannedRun:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class StepPlan:
     """On the CPU until `to` moves it. rows: the decoder's input. pages, places: int64 [rows], where keys and values of each row go, without
     padding. runs: as above, in the order of the rows. drawn: int64 [n], rows from which an item is drawn."""
 
@@ -43,7 +43,7 @@ class Plan:
         """Number of rows without padding."""
         return len(self.pages)
 
-    def to(self, device: torch.device) -> Plan:
+    def to(self, device: torch.device) -> StepPlan:
         """The same on a device; vectors that an encoder left there are there already."""
         if device.type == "cpu":
             return self
@@ -63,7 +63,7 @@ class Plan:
         )
 
 
-def make_plan(runs: Many[Run], spec: DecoderSpec, least_rows: int) -> Plan:
+def make_plan(runs: Many[Run], spec: DecoderSpec, least_rows: int) -> StepPlan:
     """The plan of a step. least_rows: fewest rows of a step; if there are fewer, padding follows."""
     count = sum(run.count for run in runs)
     padded = max(count, least_rows)
@@ -88,7 +88,7 @@ def make_plan(runs: Many[Run], spec: DecoderSpec, least_rows: int) -> Plan:
         if run.draws:
             drawn.append(first - 1)
     vectors, has_given = _gather_given(given, padded, spec) if given else (None, None)
-    return Plan(
+    return StepPlan(
         rows=StepRows(
             items=torch.from_numpy(items),
             positions=torch.from_numpy(positions),
@@ -115,7 +115,7 @@ def _gather_given(parts: Many[tuple[int, torch.Tensor]], rows: int, spec: Decode
     return vectors, has_given
 
 
-def last_rows(hidden: torch.Tensor, plan: Plan) -> torch.Tensor:
+def last_rows(hidden: torch.Tensor, plan: StepPlan) -> torch.Tensor:
     """The rows from which an item is drawn, some of them repeated if there are fewer than a product takes. hidden: of all rows of the
     step."""
     last = hidden.index_select(0, plan.drawn)

@@ -14,7 +14,7 @@ from omnistage.engine.followers import NOBODY, Followers
 from omnistage.engine.kv import KVCache
 from omnistage.engine.linear import pad_rows
 from omnistage.engine.pages import PAGE_ROWS, pages_for
-from omnistage.engine.plan import Plan, PlannedRun
+from omnistage.engine.plan import PlannedRun, StepPlan
 
 FIXED_ROWS = 5 * PAGE_ROWS // 2
 """Whole pages, a part of one, and a single row: every product and the attention over one page and over several."""
@@ -56,7 +56,7 @@ def fixed_results(
     return results
 
 
-def _plan(spec: DecoderSpec, start: int, count: int) -> Plan:
+def _plan(spec: DecoderSpec, start: int, count: int) -> StepPlan:
     """Rows of the sequence from `start` on, in one page."""
     padded = max(count, pad_rows(1))
     slots = torch.arange(start, start + padded)
@@ -68,7 +68,7 @@ def _plan(spec: DecoderSpec, start: int, count: int) -> Plan:
         if start == 0:
             vectors = torch.randn(count, spec.given_width, generator=torch.Generator().manual_seed(0)).to(spec.dtype)
             rows = replace(rows, given=vectors, has_given=torch.ones(count, 1, dtype=torch.bool))
-    return Plan(
+    return StepPlan(
         rows=rows,
         pages=torch.full((count,), pages - 1),
         places=slots[:count] % PAGE_ROWS,

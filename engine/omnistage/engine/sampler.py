@@ -23,7 +23,7 @@ from omnistage.engine.transfer import to_device
 from omnistage.engine.types import Sampling
 
 
-class Tally:
+class TokenTally:
     """The ids that penalties look at, each once, and how often each stands in the answer."""
 
     __slots__ = ("_counts", "_ids", "_places")
@@ -76,7 +76,7 @@ class Draws:
         self.tokenless = tokenless
         repetition = sampling.repetition_penalty != 1
         penalised = repetition or sampling.frequency_penalty or sampling.presence_penalty
-        self.tally = Tally(seen if repetition else ()) if penalised else None
+        self.tally = TokenTally(seen if repetition else ()) if penalised else None
         self.bias_ids = torch.tensor(list(sampling.logit_bias), dtype=torch.int64)
         self.bias_amounts = torch.tensor(list(sampling.logit_bias.values()), dtype=torch.float32)
         self.walk: Walk | None = None

@@ -98,7 +98,7 @@ class Step:
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class SchedulerLimits:
     """max_sequences: of a step, and admitted while they are not idle. max_waiting: requests that wait for their first admission. max_rows:
     of a step; one row of each sequence with a place is always run, and at least one row of longer runs."""
 
@@ -124,7 +124,7 @@ class _Room:
 class Scheduler:
     """Holds waiting and running sequences; hands out pages. clock: in seconds, by which IDLE_S is measured."""
 
-    def __init__(self, pool: PagePool, prefixes: PrefixCache, limits: Limits, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, pool: PagePool, prefixes: PrefixCache, limits: SchedulerLimits, clock: Callable[[], float] = time.monotonic) -> None:
         self._pool, self._prefixes, self._limits, self._clock = pool, prefixes, limits, clock
         self._arrivals = 0
         self._waiting: list[Sequence] = []

@@ -170,7 +170,7 @@ class SequenceStream:
             self._changed.clear()
             await self._changed.wait()
 
-    def deliver(self, part: Part) -> None:
+    def deliver(self, part: StreamOutput) -> None:
         """Called on the reader's event loop."""
         self._events += part.events
         self._ended = self._ended or part.ended
@@ -179,7 +179,7 @@ class SequenceStream:
 
 
 @dataclass(slots=True)
-class Part:
+class StreamOutput:
     """The output of a step for one stream."""
 
     events: list[SequenceEvent] = field(default_factory=list)
@@ -187,17 +187,17 @@ class Part:
     error: End | None = None
 
 
-class Outbox:
+class StepOutputs:
     """The output of a step, by stream."""
 
     def __init__(self) -> None:
-        self._parts: dict[SequenceStream, Part] = {}
+        self._parts: dict[SequenceStream, StreamOutput] = {}
 
     def put(self, stream: SequenceStream, event: SequenceEvent) -> None:
-        self._parts.setdefault(stream, Part()).events.append(event)
+        self._parts.setdefault(stream, StreamOutput()).events.append(event)
 
     def end(self, stream: SequenceStream, error: End | None) -> None:
-        part = self._parts.setdefault(stream, Part())
+        part = self._parts.setdefault(stream, StreamOutput())
         part.ended, part.error = True, error
 
     def send(self) -> list[SequenceStream]:
@@ -215,6 +215,6 @@ class Outbox:
         return orphans
 
 
-def _deliver(parts: Iterable[tuple[SequenceStream, Part]]) -> None:
+def _deliver(parts: Iterable[tuple[SequenceStream, StreamOutput]]) -> None:
     for stream, part in parts:
         stream.deliver(part)

@@ -19,7 +19,7 @@ from pipecat.services.openai.tts import OpenAITTSService
 RATE_HZ = 24_000
 
 
-class Listener(FrameProcessor):
+class SoundCollector(FrameProcessor):
     """Stands at the end of the pipeline, where the sound comes out."""
 
     def __init__(self) -> None:
@@ -37,7 +37,7 @@ async def answer(url: str, model: str, question: str) -> bytes:
     """The answer as samples of 16 bit."""
     llm = OpenAILLMService(api_key="any", base_url=f"{url}/v1", settings=OpenAILLMService.Settings(model=model))
     speech = OpenAITTSService(api_key="any", base_url=f"{url}/v1", sample_rate=RATE_HZ)
-    listener = Listener()
+    listener = SoundCollector()
     task = PipelineTask(Pipeline([llm, speech, listener]), params=PipelineParams(audio_out_sample_rate=RATE_HZ))
     turns = LLMContext([{"role": "user", "content": question}])
     await task.queue_frames([LLMContextFrame(turns), EndFrame()])

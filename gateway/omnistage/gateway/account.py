@@ -24,7 +24,7 @@ MOST_CHARACTERS = 128
 """The log shows at most so many characters of a client's own words."""
 
 
-class Account:
+class HttpAccount:
     """The account of one request. endpoint: the route, without the parts that differ from call to call. client: the client, as logs write
     it. client_request_id: the client's own name for the request. at_end: called when the request has ended, to give back what it held."""
 

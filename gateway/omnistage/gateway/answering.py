@@ -13,7 +13,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from omnistage.client.errors import OmniError
-from omnistage.gateway.account import Account
+from omnistage.gateway.account import HttpAccount
 from omnistage.gateway.failure import ApiError, in_words_of, of_omni
 
 T = TypeVar("T")
@@ -85,13 +85,13 @@ async def stream_response(
 ) -> Response:
     """Send pieces as they come. An error before the first piece is raised and gets a status of its own; the last piece carries a later one.
     fields: as in `of_omni`. telling: None: the form of the answer cannot carry an error, so the connection is broken off."""
-    account: Account = request.state.account
+    account: HttpAccount = request.state.account
     with in_words_of(fields):
         first = await unless_gone(request, begin_pieces(pieces))
-    return Streamed(_with_errors(first, account, fields, telling), media_type)
+    return StreamedResponse(_with_errors(first, account, fields, telling), media_type)
 
 
-async def _with_errors(pieces: Pieces, account: Account, fields: Mapping[str, str], telling: Telling | None) -> Pieces:
+async def _with_errors(pieces: Pieces, account: HttpAccount, fields: Mapping[str, str], telling: Telling | None) -> Pieces:
     try:
         async for piece in pieces:
             yield piece
@@ -109,7 +109,7 @@ class BrokenOff(Exception):
     """An answer failed after a part of it had been sent, and its form cannot carry an error: the connection is broken off."""
 
 
-class Streamed(Response):
+class StreamedResponse(Response):
     """Sends pieces as they come. When the client leaves, or the pieces fail, they are closed; a failure breaks the connection off, so that
     no client takes the part that came for the whole."""
 

@@ -12,12 +12,12 @@ from starlette.types import ASGIApp
 from omnistage.client import __version__
 from omnistage.client.errors import OmniError
 from omnistage.gateway import chat, drawn_sound, films, listing, page, pictures, responses, speech, state
-from omnistage.gateway.account import Account
+from omnistage.gateway.account import HttpAccount
 from omnistage.gateway.answering import BrokenOff
 from omnistage.gateway.document import document
 from omnistage.gateway.door import Door
 from omnistage.gateway.failure import ApiError, of_omni, of_validation
-from omnistage.gateway.guard import BUG, Guard
+from omnistage.gateway.guard import BUG, HttpGuard
 
 LATER = {
     "/v1/audio/transcriptions": "transcription",
@@ -39,7 +39,7 @@ def new_app(door: Door) -> ASGIApp:
     app.add_exception_handler(OmniError, _failed)
     app.add_exception_handler(Exception, _broken)
     document(app)
-    return Guard(app, door)
+    return HttpGuard(app, door)
 
 
 async def _invalid(request: Request, error: Exception) -> Response:
@@ -77,6 +77,6 @@ async def _refused(request: Request, error: Exception) -> Response:
 
 
 def _answered(request: Request, error: ApiError) -> Response:
-    account: Account = request.state.account
+    account: HttpAccount = request.state.account
     account.failed(error)
     return error.response

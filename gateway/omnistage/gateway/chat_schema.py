@@ -29,7 +29,7 @@ class StreamOptions(StrictBody):
     include_events: Annotated[bool | None, Field(description="Ours: chunks that tell of servers, losses and times.")] = None
 
 
-class Sound(StrictBody):
+class SpeechOptions(StrictBody):
     """How an answer is spoken."""
 
     voice: Voice | None = None
@@ -64,7 +64,7 @@ class ChatRequest(StrictBody):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     modalities: Annotated[list[Literal["text", "audio"]], Field(min_length=1, max_length=2)] | None = None
-    audio: Sound | None = None
+    audio: SpeechOptions | None = None
     response_format: ResponseFormat | None = None
     n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
     max_tokens: Annotated[int, Field(ge=1)] | None = None

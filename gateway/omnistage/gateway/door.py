@@ -17,7 +17,7 @@ from omnistage.client import AsyncOmni
 from omnistage.client.connection import Connection
 from omnistage.client.errors import BadRequestError
 from omnistage.client.found import Found
-from omnistage.gateway.account import Account
+from omnistage.gateway.account import HttpAccount
 from omnistage.gateway.failure import ApiError
 from omnistage.gateway.fetching import Fetcher
 from omnistage.gateway.film_jobs import Jobs
@@ -37,7 +37,7 @@ class Visitor:
     under which things are kept for the sender."""
 
     omni: AsyncOmni
-    account: Account
+    account: HttpAccount
     who: str
 
 
@@ -65,7 +65,7 @@ class Door:
         await self.jobs.close()
         await self.omni.close()
 
-    def visitor(self, headers: Headers, account: Account) -> Visitor:
+    def visitor(self, headers: Headers, account: HttpAccount) -> Visitor:
         """The sender of a request: known by a key, otherwise by the address in the account. Raises ApiError 401 if the key is none."""
         key = _key(headers)
         # The address is hashed with a secret, so no key that a stranger sends can equal it.

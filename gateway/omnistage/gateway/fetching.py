@@ -11,7 +11,7 @@ from functools import partial
 
 import httpx2
 
-from omnistage.gateway.account import Account
+from omnistage.gateway.account import HttpAccount
 from omnistage.gateway.failure import ApiError
 
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
@@ -38,7 +38,7 @@ class Fetcher:
         self._held_bytes = 0
         self._trust: ssl.SSLContext | None = None
 
-    def of(self, account: Account) -> Fetch:
+    def of(self, account: HttpAccount) -> Fetch:
         """The fetch of one request; its media count against the limit until the request has ended."""
         mine = _Mine(self._most_bytes, self._take)
         account.at_end.append(mine.release)

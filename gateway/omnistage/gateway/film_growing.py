@@ -14,7 +14,7 @@ from omnistage.client import AsyncOmni
 from omnistage.client.events import Done, Event, Progress, VideoDelta
 from omnistage.gateway.answering import BrokenOff, Pieces
 from omnistage.gateway.failure import ApiError
-from omnistage.gateway.film_store import Job
+from omnistage.gateway.film_store import FilmJob
 
 T = TypeVar("T")
 
@@ -43,7 +43,7 @@ def ask_for_film(omni: AsyncOmni, prompt: str, picture: bytes | None, options: M
     return omni.stream_film(prompt, outputs=["video", "progress"], **given, **options)
 
 
-async def make_film(omni: AsyncOmni, job: Job, picture: bytes | None, limit_s: float) -> AsyncGenerator[bytes, None]:
+async def make_film(omni: AsyncOmni, job: FilmJob, picture: bytes | None, limit_s: float) -> AsyncGenerator[bytes, None]:
     """Yield the bytes of a film's file as they come, and note progress and frames in the job. Raises OmniError."""
     events = ask_for_film(omni, job.prompt, picture, {**job.options, "timeout_s": limit_s})
     async with aclosing(events):

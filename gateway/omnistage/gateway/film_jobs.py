@@ -19,7 +19,7 @@ from omnistage.client.errors import OmniError, RouterLostError, StageLostError, 
 from omnistage.gateway.failure import ApiError, of_omni
 from omnistage.gateway.fields import fields_of
 from omnistage.gateway.film_growing import Growing, beside, facts_of, make_film
-from omnistage.gateway.film_store import BEGINNING, GROWING, Job, Store, finish
+from omnistage.gateway.film_store import BEGINNING, GROWING, FilmJob, Store, finish
 from omnistage.gateway.kept import new_name
 from omnistage.gateway.metrics import GatewayMetrics
 from omnistage.gateway.settings import GatewaySettings
@@ -68,7 +68,7 @@ class _Run:
     that the job gives that client. not_before: on the clock of the event loop. is_kept: whether the disk has the job; else it must not
     begin."""
 
-    job: Job
+    job: FilmJob
     omni: AsyncOmni
     growing: Growing
     task: asyncio.Task[None] | None = None
@@ -81,7 +81,7 @@ class Jobs:
 
     def __init__(self, omni: AsyncOmni, settings: GatewaySettings, metrics: GatewayMetrics) -> None:
         self._omni, self._settings, self._metrics = omni, settings, metrics
-        self._jobs: dict[str, Job] = {}
+        self._jobs: dict[str, FilmJob] = {}
         self._runs: dict[str, _Run] = {}
         self._writing = asyncio.Lock()
         self._over = asyncio.Event()
@@ -133,11 +133,11 @@ class Jobs:
 
     # Looking up ----------------------------------------------------------------------------------------------------------------------
 
-    def of(self, who: str) -> list[Job]:
+    def of(self, who: str) -> list[FilmJob]:
         """This client's jobs, the oldest first."""
         return [job for job in self._jobs.values() if job.who == who and not self._is_past(job)]
 
-    def find(self, who: str, name: str) -> Job:
+    def find(self, who: str, name: str) -> FilmJob:
         """The job of this name. Raises ApiError 404 if there is none or it is another client's."""
         job = self._jobs.get(name)
         if job is None or job.who != who or self._is_past(job):
@@ -145,10 +145,10 @@ class Jobs:
             raise ApiError(404, f"there is no video {name[:128]}", param="video_id", code="not_found", hint=hint)
         return job
 
-    def expires_at(self, job: Job) -> float | None:
+    def expires_at(self, job: FilmJob) -> float | None:
         return None if job.ended_at is None else job.ended_at + self._settings.video_kept
 
-    async def film(self, job: Job) -> str:
+    async def film(self, job: FilmJob) -> str:
         """Path of the file of a completed film. Raises ApiError 404 if somebody has removed the file."""
         path = self.kept.film(job)
         if not await asyncio.to_thread(path.is_file):
@@ -156,22 +156,22 @@ class Jobs:
             raise ApiError(404, LOST, code="file_lost")
         return str(path)
 
-    async def _lose(self, job: Job) -> None:
+    async def _lose(self, job: FilmJob) -> None:
         job.size_bytes = 0
         await self._end(job, "failed", {"code": "file_lost", "message": LOST})
 
-    def growing(self, job: Job) -> Growing | None:
+    def growing(self, job: FilmJob) -> Growing | None:
         """The growing file of a job that waits or runs; None for others."""
         run = self._runs.get(job.id)
         return None if run is None else run.growing
 
-    def _is_past(self, job: Job) -> bool:
+    def _is_past(self, job: FilmJob) -> bool:
         expires_at = self.expires_at(job)
         return expires_at is not None and expires_at <= time.time()
 
     # Asking and deleting -------------------------------------------------------------------------------------------------------------
 
-    async def add(self, job: Job, omni: AsyncOmni, picture: bytes | None) -> None:
+    async def add(self, job: FilmJob, omni: AsyncOmni, picture: bytes | None) -> None:
         """Take a job. Raises ApiError if too many wait, or the disk has no room."""
         by_client = Counter(run.job.who for run in self._runs.values())
         most = self._settings.video_jobs
@@ -192,7 +192,7 @@ class Jobs:
         run.is_kept = True
         self._fill()
 
-    async def delete(self, job: Job) -> None:
+    async def delete(self, job: FilmJob) -> None:
         """Delete a job, and end its run. Raises ApiError if the disk or the database keeps the job; then the client has it still."""
         run = self._runs.pop(job.id, None)  # Now, so that a run that was cancelled does not begin again.
         if run is not None:
@@ -211,7 +211,7 @@ class Jobs:
         finally:
             self._fill()
 
-    async def _remove(self, job: Job) -> None:
+    async def _remove(self, job: FilmJob) -> None:
         """Raises OSError, sqlite3.Error; then the job is still there, so that its bytes count and it can be removed later."""
         async with self._writing:
             await beside(self.kept.remove, job)
@@ -220,7 +220,7 @@ class Jobs:
 
     # Making ------------------------------------------------------------------------------------------------------------------------
 
-    def _wait(self, job: Job, omni: AsyncOmni, *, is_kept: bool = True) -> _Run:
+    def _wait(self, job: FilmJob, omni: AsyncOmni, *, is_kept: bool = True) -> _Run:
         run = self._runs[job.id] = _Run(job, omni, Growing(self.kept.file(job, GROWING)), is_kept=is_kept)
         self._count()
         return run
@@ -276,7 +276,7 @@ class Jobs:
             if not self._closes:
                 self._fill()
 
-    def _tell(self, job: Job, total_s: float) -> None:
+    def _tell(self, job: FilmJob, total_s: float) -> None:
         code = "OK" if job.error is None else job.error["code"].upper()
         self._metrics.films_ended.labels(job.status, code).inc()
         made = {"frames": job.frames, "bytes": job.size_bytes, "total_s": round(total_s, 4)}
@@ -305,7 +305,7 @@ class Jobs:
         finally:
             await run.growing.reset(is_whole=job.size_bytes > 0)
 
-    async def _look_into(self, job: Job, film: Path) -> None:
+    async def _look_into(self, job: FilmJob, film: Path) -> None:
         """Copy a whole film's size and length from its file into its job."""
         facts = await asyncio.to_thread(facts_of, film)
         if facts is not None:
@@ -324,7 +324,7 @@ class Jobs:
             await self._remove(oldest)
             log.info("film.made_way", job=oldest.id, bytes=oldest.size_bytes)
 
-    async def _end(self, job: Job, status: Any, error: dict[str, str] | None) -> None:
+    async def _end(self, job: FilmJob, status: Any, error: dict[str, str] | None) -> None:
         job.status, job.error, job.ended_at = status, error, time.time()
         job.progress = 100 if status == "completed" else job.progress
         await self._put(job)
@@ -334,7 +334,7 @@ class Jobs:
             log.warning("film.not_removed", job=job.id, why=str(fault))
         self._over.set()
 
-    async def _put(self, job: Job) -> None:
+    async def _put(self, job: FilmJob) -> None:
         """Store a job's state. If that fails, only this process knows the state, and the next one asks for the film again."""
         async with self._writing:
             if job.id not in self._jobs:
@@ -369,11 +369,11 @@ class Jobs:
         self._metrics.film_bytes.set(sum(job.size_bytes for job in self._jobs.values()))
 
 
-def new_job(who: str, **given: Any) -> Job:
-    return Job(new_name("video_"), who, int(time.time()), **given)
+def new_job(who: str, **given: Any) -> FilmJob:
+    return FilmJob(new_name("video_"), who, int(time.time()), **given)
 
 
-def pause_s(error: OmniError, job: Job) -> float | None:
+def pause_s(error: OmniError, job: FilmJob) -> float | None:
     """The pause before a film is tried again; None: the film has failed."""
     if not isinstance(error, UnavailableError):
         return None
@@ -386,7 +386,7 @@ def pause_s(error: OmniError, job: Job) -> float | None:
     return error.retry_delay_s or AGAIN_S
 
 
-def _unwritten(job: Job, what: str, error: OSError | sqlite3.Error) -> ApiError:
+def _unwritten(job: FilmJob, what: str, error: OSError | sqlite3.Error) -> ApiError:
     """The refusal of a job that the disk or the database did not take. what: keep or delete."""
     log.warning("film.not_kept" if what == "keep" else "film.not_removed", job=job.id, why=str(error))
     code, hint = _code_of(error), "Ask again; if it fails again, whoever runs the gateway has to look into its --video-folder."

@@ -39,7 +39,7 @@ CREATE TABLE secret (value BLOB NOT NULL);
 
 
 @dataclass(slots=True)
-class Job:
+class FilmJob:
     """One film. who: the client that it belongs to. options: of the client library's call, with the seed and the request id. has_picture: a
     picture to begin with lies beside it. size, seconds: as clients are told. tries: counts lost servers, see `film_jobs`. ended_at: Unix
     time. frames, size_bytes: of the part of the film that is there."""
@@ -111,20 +111,20 @@ class Store:
             if _NAME.fullmatch(name) and (name not in known or end == GROWING):
                 path.unlink()
 
-    def jobs(self) -> list[Job]:
+    def jobs(self) -> list[FilmJob]:
         """All jobs, the oldest first."""
         with self._lock:
             rows = self._database.execute("SELECT job FROM jobs ORDER BY number").fetchall()
-        return [Job(**json.loads(row)) for (row,) in rows]
+        return [FilmJob(**json.loads(row)) for (row,) in rows]
 
-    def put(self, job: Job) -> None:
+    def put(self, job: FilmJob) -> None:
         """Store a job's present state. Raises sqlite3.Error."""
         row = (job.id, job.status, json.dumps(asdict(job)))
         told = "ON CONFLICT (id) DO UPDATE SET status = excluded.status, job = excluded.job"
         with self._lock:
             self._database.execute(f"INSERT INTO jobs (id, status, job) VALUES (?, ?, ?) {told}", row)
 
-    def put_new(self, job: Job, picture: bytes | None) -> None:
+    def put_new(self, job: FilmJob, picture: bytes | None) -> None:
         """Store a new job with the picture that it begins with. Raises OSError, sqlite3.Error; then nothing of it is stored."""
         try:
             if picture is not None:
@@ -134,21 +134,21 @@ class Store:
             self.remove_file(job, BEGINNING)
             raise
 
-    def remove(self, job: Job) -> None:
+    def remove(self, job: FilmJob) -> None:
         """Remove a job's files, then the job. Raises OSError, sqlite3.Error; then the row is still there, perhaps without its files."""
         for end in (*ENDS.values(), GROWING, BEGINNING, "bin"):  # First: a full disk has no room for the database's own writes.
             self.remove_file(job, end)
         with self._lock:
             self._database.execute("DELETE FROM jobs WHERE id = ?", (job.id,))
 
-    def file(self, job: Job, end: str) -> Path:
+    def file(self, job: FilmJob, end: str) -> Path:
         return self.folder / f"{job.id}.{end}"
 
-    def film(self, job: Job) -> Path:
+    def film(self, job: FilmJob) -> Path:
         """Path of the film's file when it is whole."""
         return self.file(job, ENDS.get(job.media_type.partition(";")[0].strip(), "bin"))
 
-    def remove_file(self, job: Job, end: str) -> None:
+    def remove_file(self, job: FilmJob, end: str) -> None:
         self.file(job, end).unlink(missing_ok=True)
 
     def close(self) -> None:

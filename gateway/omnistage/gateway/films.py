@@ -21,7 +21,7 @@ from omnistage.gateway.door import Door, Visitor, visitor_of
 from omnistage.gateway.failure import ApiError, in_words_of, invalid, unsupported
 from omnistage.gateway.film_growing import ask_for_film as film_asked
 from omnistage.gateway.film_jobs import FIELDS, PICTURE, new_job
-from omnistage.gateway.film_store import Job
+from omnistage.gateway.film_store import FilmJob
 from omnistage.gateway.films_schema import MEDIA_TYPES, FilmRequest, FilmRequestJson, film_bodies
 from omnistage.gateway.form import form_of, is_form, validate_body
 from omnistage.gateway.parsed import new_router
@@ -178,7 +178,7 @@ async def _picture(door: Door, visitor: Visitor, reference: bytes | str) -> byte
     return part.media.data
 
 
-async def _content(door: Door, request: Request, job: Job, is_streamed: bool) -> Response:
+async def _content(door: Door, request: Request, job: FilmJob, is_streamed: bool) -> Response:
     if job.status == "failed":
         hint = f"GET /v1/videos/{job.id} says why."
         raise ApiError(404, "there is no such video: it failed", code="video_failed", hint=hint)
@@ -210,7 +210,7 @@ def check_range(request: Request, size: int) -> None:
         raise ApiError(416, f"the file has {size} bytes, and none in {asked[:64]!r}", param="Range", code="no_such_range", headers=told)
 
 
-def _shown(door: Door, job: Job) -> dict[str, Any]:
+def _shown(door: Door, job: FilmJob) -> dict[str, Any]:
     """The job in OpenAI's shape, with our own fields beside it."""
     expires_at = door.jobs.expires_at(job)
     ours = {"seed": job.options["seed"], "frames": job.frames, "bytes": job.size_bytes, "media_type": job.media_type or None}

@@ -16,7 +16,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from omnistage.gateway.account import ANSWERS, Account
+from omnistage.gateway.account import ANSWERS, HttpAccount
 from omnistage.gateway.answering import BrokenOff
 from omnistage.gateway.door import Door, host_of, network
 from omnistage.gateway.failure import ApiError
@@ -64,7 +64,7 @@ LOCAL_NAMES = frozenset({"localhost", "127.0.0.1", "[::1]"})
 BUG = ApiError(500, "the gateway failed; its log has the cause", code="internal")
 
 
-class Guard:
+class HttpGuard:
     """The outermost app. It passes requests on to `app` with their whole body, and in `scope["state"]` the account and, below /v1, the
     visitor."""
 
@@ -82,7 +82,7 @@ class Guard:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return
-        account = Account(scope["method"], scope["path"])
+        account = HttpAccount(scope["method"], scope["path"])
         scope.setdefault("state", {})["account"] = account
         answer = _Answer(account, send)
         request = Request(scope, receive)
@@ -246,7 +246,7 @@ class _Body:
 class _Answer:
     """Sends an answer and notes in the account when it begins."""
 
-    def __init__(self, account: Account, send: Send) -> None:
+    def __init__(self, account: HttpAccount, send: Send) -> None:
         self._account, self._send = account, send
         self.has_begun = False
 

@@ -26,7 +26,7 @@ class _Entry(Generic[T]):
     expires_at: float
 
 
-class Kept(Generic[T]):
+class ExpiringCache(Generic[T]):
     """Keeps at most so many bytes of values, each for so many seconds; the oldest go first."""
 
     def __init__(self, most_bytes: int, kept_s: float = KEPT_S) -> None:

@@ -21,7 +21,7 @@ from omnistage.gateway.choices import collect_whole
 from omnistage.gateway.door import Door, visitor_of
 from omnistage.gateway.failure import ApiError, in_words_of, invalid
 from omnistage.gateway.fields import fields_of
-from omnistage.gateway.kept import KEPT_S, Kept
+from omnistage.gateway.kept import KEPT_S, ExpiringCache
 from omnistage.gateway.parsed import new_router
 from omnistage.gateway.pictures_body import GUIDES, Edit, fetch_pictures, guides_of, read_edit
 from omnistage.gateway.pictures_schema import PictureRequest, edit_bodies
@@ -66,7 +66,7 @@ class _PictureFile:
 
 def routes(door: Door) -> APIRouter:
     router = new_router("/v1/images", "pictures")
-    files: Kept[_PictureFile] = Kept(FILES_BYTES)
+    files: ExpiringCache[_PictureFile] = ExpiringCache(FILES_BYTES)
 
     @router.post("/generations", response_class=Response)
     async def generations(request: Request, asked: PictureRequest) -> Response:
@@ -98,7 +98,7 @@ def routes(door: Door) -> APIRouter:
 
 async def _drawn(
     door: Door,
-    files: Kept[_PictureFile],
+    files: ExpiringCache[_PictureFile],
     request: Request,
     asked: PictureRequest,
     guides: Mapping[str, bytes | str],
@@ -163,7 +163,7 @@ Keep = Callable[[Picture], str]
 """Keeps a picture and returns its URL."""
 
 
-def _keeper(files: Kept[_PictureFile], request: Request) -> Keep:
+def _keeper(files: ExpiringCache[_PictureFile], request: Request) -> Keep:
     def keep(picture: Picture) -> str:
         name, _ = files.put(_PictureFile(picture.data, picture.media_type), len(picture.data))
         return str(request.url_for("picture_file", name=f"{name}.{_format(picture)}"))

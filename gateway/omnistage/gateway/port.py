@@ -182,7 +182,7 @@ def _protocol(door: Door) -> type[H11Protocol]:
     most = most_connections()
     by_host: Counter[str] = Counter()
 
-    class Connection(H11Protocol):
+    class HttpConnection(H11Protocol):
         """One connection. It is closed when there are too many, when its request does not arrive, or when the client does not read."""
 
         _head: asyncio.TimerHandle | None = None
@@ -262,4 +262,4 @@ def _protocol(door: Door) -> type[H11Protocol]:
                 self._unread.cancel()
                 self._unread = None
 
-    return Connection
+    return HttpConnection

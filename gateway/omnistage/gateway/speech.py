@@ -36,7 +36,7 @@ FIXED_RATE = (*RAW, "opus")
 """Formats that are made at one rate, whatever the model's is: nothing in raw samples says the rate, and Opus has few rates."""
 
 
-class SpeechRequest(Body):
+class SpeechBody(Body):
     input: str
     model: str | None = None
     voice: Voice | None = None
@@ -53,7 +53,7 @@ def routes(door: Door) -> APIRouter:
     router = new_router("/v1", "speech")
 
     @router.post("/audio/speech", response_class=Response)
-    async def speech(request: Request, asked: SpeechRequest) -> Response:
+    async def speech(request: Request, asked: SpeechBody) -> Response:
         """Speak a text: one file while it is made, or server-sent events with its pieces."""
         visitor = visitor_of(request)
         rate_hz: int | None = asked.sample_rate_hz

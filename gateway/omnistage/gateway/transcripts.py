@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from omnistage.gateway.kept import Kept
+from omnistage.gateway.kept import ExpiringCache
 
 TRANSCRIPTS_BYTES = 16 << 20
 """Most bytes of all texts."""
@@ -15,7 +15,7 @@ class Transcripts:
     """Keeps each text for the client that heard it."""
 
     def __init__(self) -> None:
-        self._kept: Kept[tuple[str, str]] = Kept(TRANSCRIPTS_BYTES)
+        self._kept: ExpiringCache[tuple[str, str]] = ExpiringCache(TRANSCRIPTS_BYTES)
 
     def put(self, who: str, text: str, name: str = "") -> tuple[str, int]:
         """Keep a text. Returns its name, and until when it is kept, as Unix time. name: where the name had to be known before."""

@@ -74,7 +74,7 @@ class Turn:
 
 
 @dataclass(frozen=True, slots=True)
-class Constraint:
+class TextConstraint:
     """The constraint of a text. form: json_schema, regex or choice. text: the schema or expression. choices: the text is one of these."""
 
     form: str

@@ -25,7 +25,7 @@ from typing import Any
 from omnistage.models.common.checkpoint import json_object
 from omnistage.models.common.lock import hold_lock
 from omnistage.models.common.packages import file_sha256, size_of
-from omnistage.models.common.progress import Progress
+from omnistage.models.common.progress import ShowProgress
 from omnistage.models.errors import FetchError
 from omnistage.models.humans import bytes_told
 
@@ -89,7 +89,7 @@ class HubUnreachable(HubError):
     """The hub does not answer, and the cache does not have the checkpoint."""
 
 
-class NoRoom(HubError):
+class DiskFull(HubError):
     """The disk is too small."""
 
 
@@ -110,7 +110,7 @@ class HubName:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class FoundCheckpoint:
     """folder: folder of the checkpoint. commit: commit that its name stands for."""
 
     commit: str
@@ -133,7 +133,7 @@ class RemoteFile:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class FetchPlan:
     """The meaning of a name, and the files to fetch. cache: the folder. size, missing, free: bytes of all wanted files, of those that the
     cache lacks, and free bytes of its disk. is_unasked: the hub did not answer, and the cache has the checkpoint."""
 
@@ -158,7 +158,7 @@ def hub_name(text: str) -> HubName | None:
     return HubName(match["repository"], match["revision"] or constants.DEFAULT_REVISION)
 
 
-def fetch(name: HubName, check: Callable[[Path], object], tell: Callable[[Plan], object], progress: Progress) -> Found:
+def fetch(name: HubName, check: Callable[[Path], object], tell: Callable[[FetchPlan], object], progress: ShowProgress) -> FoundCheckpoint:
     """The checkpoint of a name; the parts that the cache lacks are fetched first.
 
     tell: called before anything is fetched. check: called with the folder when everything but the weights is there; its error ends the
@@ -166,22 +166,22 @@ def fetch(name: HubName, check: Callable[[Path], object], tell: Callable[[Plan],
     logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # Our own error tells each fault once.
     cache = Path(constants.HF_HUB_CACHE).expanduser().resolve()
     if COMMIT.fullmatch(name.revision) and (folder := _cached(name, knowing=True)) is not None:
-        return _unfetched(folder, Plan(name, name.revision, cache), check, tell)
+        return _unfetched(folder, FetchPlan(name, name.revision, cache), check, tell)
     try:
         commit, files = _listed(name)
     except HubUnreachable:
         if (folder := _cached(name)) is None:
             raise
-        return _unfetched(folder, Plan(name, folder.name, cache, is_unasked=not constants.HF_HUB_OFFLINE), check, tell)
+        return _unfetched(folder, FetchPlan(name, folder.name, cache, is_unasked=not constants.HF_HUB_OFFLINE), check, tell)
     with _told(name):
         return Fetch(name, commit, files, cache, progress).run(check, tell)
 
 
-def _unfetched(folder: Path, plan: Plan, check: Callable[[Path], object], tell: Callable[[Plan], object]) -> Found:
+def _unfetched(folder: Path, plan: FetchPlan, check: Callable[[Path], object], tell: Callable[[FetchPlan], object]) -> FoundCheckpoint:
     """The checkpoint from the cache."""
     tell(plan)
     check(folder)
-    return Found(plan.commit, folder)
+    return FoundCheckpoint(plan.commit, folder)
 
 
 def _listed(name: HubName) -> tuple[str, list[RemoteFile]]:
@@ -220,7 +220,7 @@ class Fetch:
     """One commit on its way into the cache, which has the layout that huggingface_hub documents: blobs by hash, snapshots of links to them
     by commit, and refs from branches and tags to commits."""
 
-    def __init__(self, name: HubName, commit: str, files: Sequence[RemoteFile], cache: Path, progress: Progress) -> None:
+    def __init__(self, name: HubName, commit: str, files: Sequence[RemoteFile], cache: Path, progress: ShowProgress) -> None:
         self._name = name
         self._commit = commit
         self._files = files
@@ -230,14 +230,14 @@ class Fetch:
         self._store = cache / repo_folder_name(repo_id=name.repository, repo_type="model")
         self._folder = self._store / "snapshots" / commit
 
-    def run(self, check: Callable[[Path], object], tell: Callable[[Plan], object]) -> Found:
+    def run(self, check: Callable[[Path], object], tell: Callable[[FetchPlan], object]) -> FoundCheckpoint:
         """Fetch the missing files; `check` and `tell` are as in `fetch`. Raises HubError and the library's errors."""
         if not any(map(_is_weights, self._files)):
             raise NoWeights(f"{self._name} has no weights as safetensors, and no others are read: look for a repository that has them")
         missing, free = self._missing(), _free(self._cache)
-        tell(Plan(self._name, self._commit, self._cache, self._size, missing, free))
+        tell(FetchPlan(self._name, self._commit, self._cache, self._size, missing, free))
         if missing > free:
-            raise NoRoom(
+            raise DiskFull(
                 f"{self._name}: {bytes_told(missing)} are to be fetched, and {self._cache} has {bytes_told(free)} free:"
                 " make room, or set HF_HOME to a folder on a larger disk"
             )
@@ -249,7 +249,7 @@ class Fetch:
             self._snapshot(self._files)
             self._check_whole()
             self._refer()
-        return Found(self._commit, self._folder)
+        return FoundCheckpoint(self._commit, self._folder)
 
     def _alone(self) -> AbstractContextManager[None]:
         """Keeps our other processes from fetching this repository meanwhile. The library's own locks are for one file each."""
@@ -463,7 +463,7 @@ def _told(name: HubName) -> Iterator[None]:
 
 def _of_disk(error: OSError, name: HubName) -> HubError:
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return NoRoom(f"the disk of {constants.HF_HUB_CACHE} is full: make room, or set HF_HOME; what was fetched is kept")
+        return DiskFull(f"the disk of {constants.HF_HUB_CACHE} is full: make room, or set HF_HOME; what was fetched is kept")
     if error.errno is None:  # The library's own error for a file that ended too early.
         return HubUnreachable(f"{name} came in part only: try again; what was fetched is kept")
     return HubError(

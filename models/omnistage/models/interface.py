@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from omnistage.engine.activity import Activity as Activity
 from omnistage.engine.types import FinishReason as FinishReason
 from omnistage.engine.types import Sampling as Sampling
-from omnistage.models.conversation import Constraint, Media, Medium, Turn
+from omnistage.models.conversation import Media, Medium, TextConstraint, Turn
 
 Array = NDArray[np.generic]
 
@@ -114,7 +114,7 @@ class ModelInfo:
     """Constant facts of a loaded model.
 
     revision: changes whenever equal input could give other output (weights, dtype, code, schedule). accepts, produces: its ports. inputs:
-    kinds of content that a message or request may hold. constraints: forms of Constraint that it supports. settings: chosen values and
+    kinds of content that a message or request may hold. constraints: forms of TextConstraint that it supports. settings: chosen values and
     reasons, by name of the setting, for humans. draws: whether another seed can give another output: always, or never. None for a Thinker
     or Talker: if a temperature is requested and, for a Thinker, no verbatim text; None for another kind: not known. tells_unspoken: a
     Talker that yields Unspoken. usual_tokens: most tokens of a Thinker's text if neither request nor pipeline says; 0: one of them must.
@@ -214,7 +214,7 @@ class TextPiece:
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
+class TensorRows:
     """Consecutive rows of a tensor port, [n, width] in the port's element type; n may be 0 only with `last`, which ends the port. A port
     counts its own rows: the row of a token may come later than the token."""
 
@@ -278,7 +278,7 @@ class TextRequest:
     logprobs: bool = False
     top_logprobs: int = 0
     verbatim: str = ""
-    constraint: Constraint | None = None
+    constraint: TextConstraint | None = None
     client: str = ""
     scope: str = ""
     history: tuple[int, ...] = ()
@@ -292,7 +292,7 @@ class ThinkerModel(Model, Protocol[P]):
         """The prepared run for `generate`. A text that is too long is refused before any work, and long work is done on a thread that
         `threads` names. Faults that only the media show may be found by `generate`, before it yields anything. Raises BadRequest."""
 
-    def generate(self, prepared: P, inputs: AsyncIterator[Piece], wanted: Wanted) -> AsyncGenerator[TextPiece | Rows, None]:
+    def generate(self, prepared: P, inputs: AsyncIterator[Piece], wanted: Wanted) -> AsyncGenerator[TextPiece | TensorRows, None]:
         """Yield pieces as they are ready; stop computing, within a stated bound, while nobody takes them. inputs: streamed media.
 
         With a history the answer goes on after it, token for token as if it had never stopped: text from the first new token on, each row
@@ -473,7 +473,7 @@ class DrawRequest:
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class StepsDone:
     """This many of the steps are done. steps: 0 if unknown."""
 
     step: int
@@ -490,7 +490,7 @@ class Preview:
 
 
 @dataclass(frozen=True, slots=True)
-class Picture:
+class EncodedPicture:
     """One encoded picture, or one layer of it: an item of the image port. layer: its index, 0 at the bottom."""
 
     data: bytes
@@ -520,7 +520,7 @@ class Note:
     text: str
 
 
-Drawn = Progress | Preview | Picture | Clip | Sound | Rows | Note
+Drawn = StepsDone | Preview | EncodedPicture | Clip | Sound | TensorRows | Note
 
 
 class DiffusionModel(Model, Protocol[P]):

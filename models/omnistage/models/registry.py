@@ -12,7 +12,7 @@ from typing import cast
 
 from omnistage.models.common.checkpoint import WEIGHTS, BadCheckpoint, Config, check_files, json_object, read_config
 from omnistage.models.common.offline import Unreachable, offline
-from omnistage.models.common.progress import Progress
+from omnistage.models.common.progress import ShowProgress
 from omnistage.models.devices import check_possible, check_there
 from omnistage.models.errors import LoadError
 from omnistage.models.family import Family, Loader, Mark, ModelEntry, OptionsReader
@@ -389,10 +389,10 @@ def missing_packages(family: str) -> list[str]:
     return [name for name in _known(family).needs if find_spec(name) is None]
 
 
-def fetch_default(family: str, progress: Progress | None = None) -> Path:
+def fetch_default(family: str, progress: ShowProgress | None = None) -> Path:
     """The folder of a family's own checkpoint, fetched first if it is not in the cache. Safe to call from several processes at once. Raises
     FetchError."""
-    return cast(Callable[[Path | None, Progress | None], Path], _named(_known(family).default))(None, progress)
+    return cast(Callable[[Path | None, ShowProgress | None], Path], _named(_known(family).default))(None, progress)
 
 
 def recognise(path: Path, among: Mapping[str, Family] | None = None, called: str = "") -> str:

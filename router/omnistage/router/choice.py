@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 
 from google.protobuf.message import Message
 
-from omnistage.router.pipeline import Pipeline
+from omnistage.router.pipeline import PipelineFile
 from omnistage.v1 import omni_pb2, stage_pb2
 from omnistage.wire.errors import StageError, bad_request
 from omnistage.wire.kinds import KINDS
@@ -30,7 +30,7 @@ MOST_NAMED = 8
 """Most pipelines that one error lists."""
 
 
-def choose_pipeline(request: omni_pb2.GenerateRequest, pipelines: Mapping[str, Pipeline]) -> Pipeline:
+def choose_pipeline(request: omni_pb2.GenerateRequest, pipelines: Mapping[str, PipelineFile]) -> PipelineFile:
     """Choose the pipeline that answers: the named one; else the first, which is the default, if it can answer or is the only one; else the
     only one that can.
 
@@ -76,7 +76,7 @@ def media(request: omni_pb2.GenerateRequest) -> list[str]:
     return sorted({_medium(media_type) for media_type in types} | ({"text"} if has_text else set()))
 
 
-def missing_ability(pipeline: Pipeline, kind: str, is_verbatim: bool = False, outputs: Collection[str] = ()) -> str:
+def missing_ability(pipeline: PipelineFile, kind: str, is_verbatim: bool = False, outputs: Collection[str] = ()) -> str:
     """The ability that a pipeline lacks without a stage of this kind, in words that need no knowledge of the contract."""
     if kind == "diffusion":
         return _drawing(outputs)[2]
@@ -85,7 +85,7 @@ def missing_ability(pipeline: Pipeline, kind: str, is_verbatim: bool = False, ou
     return "does not speak a text" if kind == "thinker" and is_verbatim else MISSING[kind]
 
 
-def stage_refusal(request: omni_pb2.GenerateRequest, pipeline: Pipeline, kind: str, pipelines: Collection[Pipeline]) -> StageError:
+def stage_refusal(request: omni_pb2.GenerateRequest, pipeline: PipelineFile, kind: str, pipelines: Collection[PipelineFile]) -> StageError:
     """The refusal of params for a stage that the pipeline lacks, with the pipelines that have that stage."""
     able = [one.name for one in pipelines if kind in one.kinds and not one.lacking(request.outputs)][:MOST_NAMED]
     others = f"{', '.join(able)} {'does' if len(able) == 1 else 'do'}" if able else "no other pipeline of this router does"
@@ -94,14 +94,14 @@ def stage_refusal(request: omni_pb2.GenerateRequest, pipeline: Pipeline, kind: s
     return StageError("BAD_REQUEST", told, metadata={"field": kind})
 
 
-def those_that_draw(pipelines: Collection[Pipeline], outputs: Collection[str]) -> str:
+def those_that_draw(pipelines: Collection[PipelineFile], outputs: Collection[str]) -> str:
     """The pipelines that draw these outputs, in words for a client that asked for them."""
     names = [pipeline.name for pipeline in pipelines if pipeline.draws and not pipeline.lacking(outputs)]
     do, does, _ = _drawing(outputs)
     return f"these {do}: {', '.join(names[:MOST_NAMED])}" if names else f"no pipeline of this router {does}"
 
 
-def check_outputs(request: omni_pb2.GenerateRequest, pipeline: Pipeline, pipelines: Collection[Pipeline]) -> frozenset[str]:
+def check_outputs(request: omni_pb2.GenerateRequest, pipeline: PipelineFile, pipelines: Collection[PipelineFile]) -> frozenset[str]:
     """The ports that the client gets. Raises BAD_REQUEST for an output that the pipeline does not give, with the pipelines that give all
     outputs of the request."""
     if request.HasField("diffusion") and not pipeline.draws:
@@ -121,7 +121,7 @@ def _drawing(outputs: Collection[str]) -> tuple[str, str, str]:
     return next((words for output, words in DRAWING.items() if output in outputs), PICTURES)
 
 
-def _only(able: Sequence[Pipeline], pipelines: Mapping[str, Pipeline]) -> Pipeline:
+def _only(able: Sequence[PipelineFile], pipelines: Mapping[str, PipelineFile]) -> PipelineFile:
     """The default if it is among the able pipelines, else the only able one. Raises BAD_REQUEST for several."""
     if able[0] is next(iter(pipelines.values())) or len(able) == 1:
         return able[0]
@@ -133,7 +133,7 @@ def _only(able: Sequence[Pipeline], pipelines: Mapping[str, Pipeline]) -> Pipeli
     )
 
 
-def _none(request: omni_pb2.GenerateRequest, lacks: Mapping[str, str], pipelines: Mapping[str, Pipeline]) -> Pipeline:
+def _none(request: omni_pb2.GenerateRequest, lacks: Mapping[str, str], pipelines: Mapping[str, PipelineFile]) -> PipelineFile:
     """Refuse a request that no pipeline can answer. Raises BAD_REQUEST with what each pipeline lacks."""
     told = "; ".join(f"{name} {lacking}" for name, lacking in list(lacks.items())[:MOST_NAMED])
     if request.HasField("diffusion"):
@@ -141,7 +141,9 @@ def _none(request: omni_pb2.GenerateRequest, lacks: Mapping[str, str], pipelines
     raise StageError("BAD_REQUEST", f"no pipeline does this: {told}", metadata={"field": "model"})
 
 
-def _lacks(pipeline: Pipeline, asked: Collection[str], given: Collection[str], outputs: Collection[str], is_verbatim: bool = False) -> str:
+def _lacks(
+    pipeline: PipelineFile, asked: Collection[str], given: Collection[str], outputs: Collection[str], is_verbatim: bool = False
+) -> str:
     """The reason why a pipeline cannot answer; empty: it can. asked: kinds of stages that the request needs. given: its media."""
     told = [missing_ability(pipeline, kind, is_verbatim, outputs) for kind in asked if kind not in pipeline.kinds]
     told += [f"takes no {_word(medium)}" for medium in given if medium not in pipeline.inputs]
@@ -149,7 +151,7 @@ def _lacks(pipeline: Pipeline, asked: Collection[str], given: Collection[str], o
     return ", ".join(told[:MOST_NAMED])
 
 
-def _only_drawing_is_meant(request: omni_pb2.GenerateRequest, pipelines: Collection[Pipeline]) -> bool:
+def _only_drawing_is_meant(request: omni_pb2.GenerateRequest, pipelines: Collection[PipelineFile]) -> bool:
     """Whether the request is a prompt whose outputs and params rule out every pipeline that answers."""
     draws = request.HasField("diffusion")
     meant = [pipeline for pipeline in pipelines if not pipeline.lacking(request.outputs) and (pipeline.draws or not draws)]
@@ -164,7 +166,7 @@ def _is_prompt(request: omni_pb2.GenerateRequest) -> bool:
     return all(part.WhichOneof("content") == "text" or _medium(_type(part)) == "image" for part in turns[0].parts)
 
 
-def _draw(request: omni_pb2.GenerateRequest, pipeline: Pipeline) -> None:
+def _draw(request: omni_pb2.GenerateRequest, pipeline: PipelineFile) -> None:
     """Turn a prompt into a drawing. Raises BAD_REQUEST for a field that a drawing has no use for, and for a film or a sound that the client
     did not name: each takes minutes, and is no answer to a question."""
     (turn,) = request.thinker.messages

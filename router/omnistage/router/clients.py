@@ -22,7 +22,7 @@ SECRET_ID_CHARACTERS = 32
 """A request id of this length, such as the 32 hex digits of a UUID, is known only to the client that made it."""
 
 
-class Caller(Protocol):
+class CallOrigin(Protocol):
     """The facts that a call tells about its other end."""
 
     def peer(self) -> str: ...
@@ -30,7 +30,7 @@ class Caller(Protocol):
     def invocation_metadata(self) -> Metadata | None: ...
 
 
-def client_of(call: Caller) -> Hashable:
+def client_of(call: CallOrigin) -> Hashable:
     """The client whose places this call counts for: all calls with one API key are one client, else all calls from one host or one IPv6
     network."""
     key = _api_key(call)
@@ -59,7 +59,7 @@ def scope_of(client: Hashable) -> str:
     return name_of(client) if isinstance(client, tuple) and client[0] == "key" else ""
 
 
-def request_of(call: Caller, request_id: str) -> Hashable:
+def request_of(call: CallOrigin, request_id: str) -> Hashable:
     """The identity of a request: a call that asks the same request again takes the place of the first call.
 
     With an API key it is the key and the id. Without a key a long id is enough, wherever the call comes from: after a lost connection a
@@ -74,7 +74,7 @@ def request_of(call: Caller, request_id: str) -> Hashable:
     return ("connection", call.peer(), request_id)
 
 
-def _api_key(call: Caller) -> str:
+def _api_key(call: CallOrigin) -> str:
     given = next((value for name, value in call.invocation_metadata() or () if name == API_KEY), "")
     if not given:
         return ""

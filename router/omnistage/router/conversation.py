@@ -36,7 +36,7 @@ Context = grpc.aio.ServicerContext[bytes, omni_pb2.ConverseResponse]
 """A call whose requests come as bytes: wire/decoding.py makes messages of them."""
 
 
-class Conversation:
+class ConverseCall:
     """The messages of one call. For every turn: `next_turn`, `begin` with the intake, `listen` while the turn is answered; `close` in any
     case."""
 

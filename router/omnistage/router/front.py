@@ -17,13 +17,13 @@ from omnistage.router.account import Account
 from omnistage.router.admission import STALLED_S, Admission, Place
 from omnistage.router.answer import AnswerLimits, Generation, Write, incoming_trace, stall_error, trace_metadata
 from omnistage.router.clients import client_of, client_text, request_of
-from omnistage.router.conversation import OF_THE_CALL, Conversation
+from omnistage.router.conversation import OF_THE_CALL, ConverseCall
 from omnistage.router.gate import REQUEST_LIMIT_S
 from omnistage.router.intake import Intake, ReplayRoom
 from omnistage.router.metrics import RouterMetrics
-from omnistage.router.pipeline import Pipeline
+from omnistage.router.pipeline import PipelineFile
 from omnistage.router.request import ValidRequest, is_id, parse, validate
-from omnistage.router.served import Served
+from omnistage.router.served import ServedPipeline
 from omnistage.router.turns import Turns
 from omnistage.v1 import omni_pb2, omni_pb2_grpc, stage_pb2
 from omnistage.wire.calls import write
@@ -46,7 +46,7 @@ class Front(omni_pb2_grpc.OmniServiceServicer):
 
     def __init__(
         self,
-        served: Mapping[str, Served],
+        served: Mapping[str, ServedPipeline],
         channels: Channels,
         admission: Admission,
         metrics: RouterMetrics,
@@ -97,7 +97,7 @@ class Front(omni_pb2_grpc.OmniServiceServicer):
     ) -> None:
         """Answer one turn after the other. An error of a turn is sent in the stream, unless it is an error of the call."""
         structlog.contextvars.clear_contextvars()
-        conversation = Conversation(context, partial(self._turns.turn, client_of(context)))
+        conversation = ConverseCall(context, partial(self._turns.turn, client_of(context)))
         try:
             limit_s = REQUEST_LIMIT_S
             in_turn = False
@@ -121,7 +121,7 @@ class Front(omni_pb2_grpc.OmniServiceServicer):
         finally:
             conversation.close()
 
-    async def _next_turn(self, conversation: Conversation, limit_s: float) -> omni_pb2.GenerateRequest | None:
+    async def _next_turn(self, conversation: ConverseCall, limit_s: float) -> omni_pb2.GenerateRequest | None:
         """The next turn of a client; None if the client wants no more turns. Raises StageError, also when this router drains."""
         draining = asyncio.create_task(self._admission.drains())
         asking = asyncio.create_task(conversation.next_turn())
@@ -142,7 +142,7 @@ class Front(omni_pb2_grpc.OmniServiceServicer):
         read: Callable[[], Awaitable[omni_pb2.GenerateRequest]],
         context: AnyContext,
         write: Write,
-        conversation: Conversation | None = None,
+        conversation: ConverseCall | None = None,
     ) -> None:
         """Answer one request, in a call of its own or in a conversation. Raises StageError for every end but a good one."""
         structlog.contextvars.clear_contextvars()
@@ -190,7 +190,7 @@ class Front(omni_pb2_grpc.OmniServiceServicer):
         place: Place,
         context: AnyContext,
         write: Write,
-        conversation: Conversation | None,
+        conversation: ConverseCall | None,
         account: Account,
     ) -> None:
         served = self._served[valid.pipeline.name]
@@ -227,7 +227,7 @@ class Front(omni_pb2_grpc.OmniServiceServicer):
             self._replay_room.give_back(replay_bytes)
             self._metrics.count_answer(valid.pipeline.name, place.queued_s, tally.first, [loss.stage for loss in tally.losses])
 
-    async def _run(self, answer: Generation, place: Place, request: Hashable | None, conversation: Conversation | None) -> None:
+    async def _run(self, answer: Generation, place: Place, request: Hashable | None, conversation: ConverseCall | None) -> None:
         """Run an answer until one of these: it ends; its place is taken back; its client asks the same request again, as after a lost
         connection, and the new call goes on instead; the client breaks the rules of a conversation."""
         run = asyncio.create_task(answer.run())
@@ -291,7 +291,7 @@ class Front(omni_pb2_grpc.OmniServiceServicer):
                 )
         return response
 
-    def _pipelines(self) -> Mapping[str, Pipeline]:
+    def _pipelines(self) -> Mapping[str, PipelineFile]:
         return {name: served.pipeline for name, served in self._served.items()}
 
 
@@ -303,7 +303,7 @@ async def _ready(request: omni_pb2.GenerateRequest) -> omni_pb2.GenerateRequest:
     return request
 
 
-def _model(served: Served) -> omni_pb2.Model:
+def _model(served: ServedPipeline) -> omni_pb2.Model:
     pipeline = served.pipeline
     return omni_pb2.Model(
         name=pipeline.name,

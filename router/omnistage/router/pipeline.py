@@ -55,7 +55,7 @@ class StageSpec(BaseModel):
     addresses: tuple[Annotated[str, AfterValidator(check_replica_address)], ...] = ()
 
 
-class Pipeline(BaseModel):
+class PipelineFile(BaseModel):
     """One pipeline file. may_take: media that the pipeline takes if its first stage does, for stages whose checkpoint decides that.
     outputs: ports that a client gets. outputs_vary: the client gets only those outputs that the stages have, as the checkpoint decides.
     on_request: ports that a client gets only if it names them. may_give: likewise, if the stages have them."""
@@ -74,7 +74,7 @@ class Pipeline(BaseModel):
     defaults: dict[Kind, dict[str, Any]] = Field(default_factory=dict)
 
     @model_validator(mode="after")
-    def _chain(self) -> Pipeline:
+    def _chain(self) -> PipelineFile:
         if len({stage.kind for stage in self.stages}) != len(self.stages):
             raise ValueError("a kind may occur once in a pipeline")
         for number, stage in enumerate(self.stages):
@@ -127,11 +127,11 @@ class Pipeline(BaseModel):
         return self.draws and "thinker" not in self.kinds
 
     @property
-    def unsettled(self) -> Pipeline:
+    def unsettled(self) -> PipelineFile:
         """The pipeline with all that it could take and give, for as long as its stages have not described themselves."""
         return self._taking(self.could_take, self.could_give)
 
-    def settled(self, descriptions: Mapping[str, stage_pb2.DescribeResponse]) -> Pipeline:
+    def settled(self, descriptions: Mapping[str, stage_pb2.DescribeResponse]) -> PipelineFile:
         """The pipeline with what it takes and gives with these stages."""
         takes = {*self.inputs, *descriptions[self.stages[0].kind].inputs}
         gives = {*self.on_request, *(port.name for described in descriptions.values() for port in described.produces)}
@@ -140,7 +140,7 @@ class Pipeline(BaseModel):
             tuple(each for each in self.could_take if each in takes), tuple(each for each in self.could_give if each in gives)
         ).model_copy(update={"outputs": outputs})
 
-    def _taking(self, inputs: tuple[str, ...], on_request: tuple[str, ...]) -> Pipeline:
+    def _taking(self, inputs: tuple[str, ...], on_request: tuple[str, ...]) -> PipelineFile:
         return self.model_copy(update={"inputs": inputs, "may_take": (), "on_request": on_request, "may_give": ()})
 
     def default_params(self) -> dict[str, stage_pb2.StageParams]:
@@ -155,7 +155,7 @@ class Pipeline(BaseModel):
         return params
 
 
-def load_pipeline(name_or_file: str) -> Pipeline:
+def load_pipeline(name_or_file: str) -> PipelineFile:
     """Read a shipped pipeline by name, or a file by path. Raises PipelineError."""
     path = Path(name_or_file)
     if path.suffix not in (".yaml", ".yml"):
@@ -164,7 +164,7 @@ def load_pipeline(name_or_file: str) -> Pipeline:
             raise PipelineError(f"no pipeline {name_or_file!r}; there are {', '.join(shipped_pipelines())}, or give a .yaml file")
         path = found[0]
     try:
-        return Pipeline.model_validate(yaml.safe_load(path.read_text(encoding="utf-8")))
+        return PipelineFile.model_validate(yaml.safe_load(path.read_text(encoding="utf-8")))
     except OSError as error:
         raise PipelineError(f"cannot read {path}: {error.strerror}") from None
     except yaml.MarkedYAMLError as error:
@@ -189,7 +189,7 @@ def shipped_pipelines() -> list[str]:
     return sorted({path.stem for folder in (_INSTALLED, _CHECKOUT) for path in folder.glob("*.yaml")})
 
 
-def check_pipeline(pipeline: Pipeline, descriptions: Mapping[str, stage_pb2.DescribeResponse]) -> None:
+def check_pipeline(pipeline: PipelineFile, descriptions: Mapping[str, stage_pb2.DescribeResponse]) -> None:
     """Type-check every edge and output against what the stages say. Raises PipelineError naming the edge."""
     seen: dict[str, str] = {}
     for stage in pipeline.stages:

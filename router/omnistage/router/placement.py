@@ -16,7 +16,7 @@ from omnistage.host.spare import SHORTAGES
 from omnistage.link.channels import Channels
 from omnistage.router.process import ReplicaProcess
 from omnistage.v1 import omni_pb2, stage_pb2, stage_pb2_grpc
-from omnistage.wire.channel import Connection
+from omnistage.wire.channel import ConnectionWatch
 from omnistage.wire.errors import StageError
 from omnistage.wire.limits import MAX_ADDRESSES
 from omnistage.wire.token import VARIABLE
@@ -51,7 +51,7 @@ STATES = {SERVING: "serving", DRAINING: "draining", LOST: "lost", STARTING: "sta
 
 
 @dataclass(slots=True, eq=False)
-class Replica:
+class PlacedReplica:
     """One stage server.
 
     name: the DNS name under which the server was found; None: the configuration has its address. listed: the name still has the address.
@@ -116,7 +116,9 @@ class Placement:
         self._lookup_period_s = lookup_period_s
         names = {kind: [(address, name_of(address)) for address in dict.fromkeys(addresses)] for kind, addresses in replicas.items()}
         self._names = [(kind, name) for kind, addresses in names.items() for _, name in addresses if name]
-        self._replicas = {kind: [Replica(kind, address) for address, name in addresses if not name] for kind, addresses in names.items()}
+        self._replicas = {
+            kind: [PlacedReplica(kind, address) for address, name in addresses if not name] for kind, addresses in names.items()
+        }
         self._pinned: Mapping[str, stage_pb2.DescribeResponse] = {}
         self._changed = asyncio.Event()
         self._used = asyncio.Event()
@@ -175,7 +177,7 @@ class Placement:
         least = min((replica.busy for replica in serving if not replica.suspect), default=0)
         close = least + 1 + least // 4
 
-        def rank(replica: Replica) -> tuple[bool, bool, int]:
+        def rank(replica: PlacedReplica) -> tuple[bool, bool, int]:
             is_neighbour = replica.boot_id == host and replica.busy <= close
             return replica.suspect, not is_neighbour, replica.busy
 
@@ -218,14 +220,14 @@ class Placement:
         may be of the next version already."""
         self._pinned = descriptions
 
-    def all(self) -> list[Replica]:
+    def all(self) -> list[PlacedReplica]:
         return [replica for replicas in self._replicas.values() for replica in replicas]
 
     def count(self, kind: str, state: omni_pb2.ReplicaState) -> int:
         """How many replicas of a kind are in a state, by their last reports. Any thread may call this."""
         return sum(replica.state == state for replica in list(self._replicas[kind]))
 
-    def _serving(self, kind: str, revision: str) -> list[Replica]:
+    def _serving(self, kind: str, revision: str) -> list[PlacedReplica]:
         """The replicas that take sessions now. Raises STAGE_LOST if there are none.
 
         If a replica has the revision, only replicas of that revision are asked, even while they are out of reach: they may be back at once.
@@ -241,7 +243,7 @@ class Placement:
             raise StageError("STAGE_LOST", f"no {kind} is reachable now{why}", metadata={"stage": kind})
         return serving
 
-    def _fits(self, replica: Replica) -> bool:
+    def _fits(self, replica: PlacedReplica) -> bool:
         pinned, own = self._pinned.get(replica.kind), replica.description
         if own is None or pinned is None:
             return own is not None
@@ -249,7 +251,7 @@ class Placement:
 
     # Watching ------------------------------------------------------------------------------------------------------------------------
 
-    async def _watch(self, replica: Replica) -> None:
+    async def _watch(self, replica: PlacedReplica) -> None:
         """Keep a replica's state until the replica is lost and its name does not list it any more.
 
         With wait_for_ready gRPC connects anew by itself, at most about a second after a replica has come back, so a replica that is away
@@ -258,7 +260,7 @@ class Placement:
         backoff = FIRST_BACKOFF_S
         channel = self._channels.get(replica.address)
         stub = stage_pb2_grpc.StageServiceStub(channel)
-        with Connection(channel) as connection:
+        with ConnectionWatch(channel) as connection:
             while True:
                 pauses = False
                 try:
@@ -282,7 +284,7 @@ class Placement:
                 await asyncio.sleep(backoff if pauses else 0.0)
                 backoff = min(2 * backoff, MAX_BACKOFF_S) if pauses else backoff
 
-    async def _listen(self, replica: Replica, stub: stage_pb2_grpc.StageServiceAsyncStub) -> bool:
+    async def _listen(self, replica: PlacedReplica, stub: stage_pb2_grpc.StageServiceAsyncStub) -> bool:
         """Take in the reports of a replica until it may rest. False: the replica ended the reports, or sent something else. Raises
         TimeoutError and AioRpcError."""
         watch = stub.Watch(stage_pb2.WatchRequest(), metadata=self._channels.metadata)
@@ -300,13 +302,13 @@ class Placement:
         finally:
             watch.cancel()
 
-    def _may_rest(self, replica: Replica) -> bool:
+    def _may_rest(self, replica: PlacedReplica) -> bool:
         """Whether the replica is well and nobody needs the state of any replica."""
         if replica.state != SERVING or any(other.busy or other.load.queued for other in self.all()):
             return False
         return asyncio.get_running_loop().time() - self._used_at >= RESTS_AFTER_S
 
-    async def _rest(self, replica: Replica, connection: Connection) -> bool:
+    async def _rest(self, replica: PlacedReplica, connection: ConnectionWatch) -> bool:
         """Wait until the replicas are used or the time for a look has come; True if the connection was lost before."""
         using = asyncio.create_task(self._used.wait())
         replica.rests = True
@@ -319,13 +321,13 @@ class Placement:
             replica.rests = False
             using.cancel()
 
-    async def _describe(self, replica: Replica, stub: stage_pb2_grpc.StageServiceAsyncStub) -> None:
+    async def _describe(self, replica: PlacedReplica, stub: stage_pb2_grpc.StageServiceAsyncStub) -> None:
         replica.description = await stub.Describe(
             stage_pb2.DescribeRequest(), timeout=DESCRIBE_TIMEOUT_S, wait_for_ready=True, metadata=self._channels.metadata
         )
         replica.process.is_at(replica.description.pid, replica.boot_id)
 
-    def _note_failure(self, replica: Replica, error: grpc.aio.AioRpcError) -> bool:
+    def _note_failure(self, replica: PlacedReplica, error: grpc.aio.AioRpcError) -> bool:
         """Note that a call failed. True: try again only after a pause."""
         self._note_refusal(replica, error)
         if error.code() == grpc.StatusCode.DEADLINE_EXCEEDED:
@@ -334,7 +336,7 @@ class Placement:
         replica.silent = False
         return True
 
-    def _note_refusal(self, replica: Replica, error: grpc.aio.AioRpcError) -> None:
+    def _note_refusal(self, replica: PlacedReplica, error: grpc.aio.AioRpcError) -> None:
         """Log once what an operator must mend. The watch goes on: the stage may be started again with another token."""
         refused = error.code() == grpc.StatusCode.UNAUTHENTICATED
         if refused and not replica.refused:
@@ -343,7 +345,7 @@ class Placement:
             self._notify()
         replica.refused = refused
 
-    def _take(self, replica: Replica, report: stage_pb2.WatchResponse) -> None:
+    def _take(self, replica: PlacedReplica, report: stage_pb2.WatchResponse) -> None:
         replica.load = report
         replica.placed = 0
         state = DRAINING if report.draining or not replica.listed else SERVING
@@ -354,14 +356,14 @@ class Placement:
         replica.suspect = replica.refused = replica.silent = False
         replica.process.heard()
 
-    def _lose(self, replica: Replica, why: str) -> None:
+    def _lose(self, replica: PlacedReplica, why: str) -> None:
         replica.load, replica.placed = stage_pb2.WatchResponse(), 0
         if replica.state != LOST and replica.description is not None:
             known = replica.process.known() if replica.silent else {}
             log.warning("replica.lost", stage=replica.kind, address=replica.address, why=why, **known)
             self._set_state(replica, LOST)
 
-    def _set_state(self, replica: Replica, state: omni_pb2.ReplicaState) -> None:
+    def _set_state(self, replica: PlacedReplica, state: omni_pb2.ReplicaState) -> None:
         replica.state = state
         self._notify()
 
@@ -391,7 +393,7 @@ class Placement:
                     group.create_task(self._watch(replica))
             await asyncio.sleep(self._lookup_period_s)
 
-    def _list(self, kind: str, name: Name, found: Sequence[str]) -> list[Replica]:
+    def _list(self, kind: str, name: Name, found: Sequence[str]) -> list[PlacedReplica]:
         """Take in the addresses of a name; returns the new replicas. A replica that the name no longer lists gets no new session, and is
         watched until it is lost."""
         replicas = self._replicas[kind]
@@ -402,16 +404,16 @@ class Placement:
                 if not replica.listed and replica.state == SERVING:
                     log.info("replica.unlisted", stage=kind, address=replica.address, name=str(name))
                     self._set_state(replica, DRAINING)
-        new = [Replica(kind, address, name) for address in found if address not in known]
+        new = [PlacedReplica(kind, address, name) for address in found if address not in known]
         replicas.extend(new)
         return new
 
-    def _forget(self, replica: Replica) -> None:
+    def _forget(self, replica: PlacedReplica) -> None:
         self._replicas[replica.kind].remove(replica)
         self._channels.forget(replica.address)
 
 
-def _refusal(replicas: Collection[Replica]) -> str:
+def _refusal(replicas: Collection[PlacedReplica]) -> str:
     """The words for a replica that refuses this router's token; empty if none refuses it."""
     refusing = next((replica.address for replica in replicas if replica.refused), "")
     return f"at {refusing} refuses this router's token ({VARIABLE})" if refusing else ""

@@ -24,7 +24,7 @@ _TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
+class ProcessSample:
     """Figures of proc(5) stat. begun: start of the process, in ticks of the kernel. at: moment of the reading, in time.monotonic()
     seconds."""
 
@@ -42,7 +42,7 @@ class ReplicaProcess:
     def __init__(self, address: str) -> None:
         self._port = address.rpartition(":")[2]
         self._pid = 0
-        self._heard: Sample | None = None
+        self._heard: ProcessSample | None = None
         self._proven = -1
 
     def is_at(self, pid: int, boot_id: str) -> None:
@@ -62,14 +62,14 @@ class ReplicaProcess:
             return {}
         return {"process": {**_told(self._heard, now), **_sleeps_in(self._pid)}, "machine": _machine()}
 
-    def _is_its(self, sample: Sample) -> bool:
+    def _is_its(self, sample: ProcessSample) -> bool:
         """Whether the process listens at the address. Looked up once for each process, because the table of sockets may be long."""
         if self._proven != sample.begun and _listens(self._pid, self._port):
             self._proven = sample.begun
         return self._proven == sample.begun
 
 
-def _told(before: Sample | None, now: Sample) -> dict[str, object]:
+def _told(before: ProcessSample | None, now: ProcessSample) -> dict[str, object]:
     told: dict[str, object] = {"state": now.state, "threads": now.threads}
     if before is not None and before.begun == now.begun:
         told["since_s"] = round(now.at - before.at, 3)
@@ -78,14 +78,14 @@ def _told(before: Sample | None, now: Sample) -> dict[str, object]:
     return told
 
 
-def _sample(pid: int) -> Sample | None:
+def _sample(pid: int) -> ProcessSample | None:
     if pid <= 0:
         return None
     try:
         # The name may contain anything; the state, field 3, follows it.
         fields = (PROC / str(pid) / "stat").read_bytes().rpartition(b")")[2].split()
         cpu_s = (int(fields[11]) + int(fields[12])) * _TICK_S
-        return Sample(fields[0].decode(), int(fields[9]), cpu_s, int(fields[17]), int(fields[19]), time.monotonic())
+        return ProcessSample(fields[0].decode(), int(fields[9]), cpu_s, int(fields[17]), int(fields[19]), time.monotonic())
     except (OSError, ValueError, IndexError):  # The process has ended, or is not ours to read.
         return None
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from google.protobuf.message import DecodeError
 
 from omnistage.router.choice import check_outputs, choose_pipeline, stage_refusal
-from omnistage.router.pipeline import Pipeline
+from omnistage.router.pipeline import PipelineFile
 from omnistage.v1 import omni_pb2, stage_pb2
 from omnistage.wire.decoding import TooLarge, decode
 from omnistage.wire.errors import bad_request
@@ -31,7 +31,7 @@ class ValidRequest:
     any. batches: the client takes several chunks in one message. ports: ports that the request's parts name; their contents are still to
     come."""
 
-    pipeline: Pipeline
+    pipeline: PipelineFile
     outputs: frozenset[str]
     seed: int
     params: Mapping[str, stage_pb2.StageParams]
@@ -60,7 +60,7 @@ def is_id(text: str) -> bool:
     return _ID.fullmatch(text) is not None
 
 
-def validate(request: omni_pb2.GenerateRequest, pipelines: Mapping[str, Pipeline]) -> ValidRequest:
+def validate(request: omni_pb2.GenerateRequest, pipelines: Mapping[str, PipelineFile]) -> ValidRequest:
     """Check what the router itself needs; a stage checks the values of its own params. `choice` chooses the pipeline, and may turn the
     request into a drawing.
 
@@ -91,7 +91,7 @@ def validate(request: omni_pb2.GenerateRequest, pipelines: Mapping[str, Pipeline
     )
 
 
-def _check_resume(request: omni_pb2.GenerateRequest, outputs: frozenset[str], pipeline: Pipeline) -> None:
+def _check_resume(request: omni_pb2.GenerateRequest, outputs: frozenset[str], pipeline: PipelineFile) -> None:
     if not request.HasField("resume"):
         if request.revisions:
             raise bad_request("revisions", "belong to a request with resume")
@@ -105,7 +105,7 @@ def _check_resume(request: omni_pb2.GenerateRequest, outputs: frozenset[str], pi
         raise bad_request("resume", f"{sorted(held - outputs)[:8]} are not among the outputs that are asked for")
 
 
-def _params(request: omni_pb2.GenerateRequest, pipeline: Pipeline) -> dict[str, stage_pb2.StageParams]:
+def _params(request: omni_pb2.GenerateRequest, pipeline: PipelineFile) -> dict[str, stage_pb2.StageParams]:
     params = pipeline.default_params()
     for kind, values in params.items():
         given = getattr(request, kind)

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from omnistage.router.pipeline import Pipeline, PipelineError, check_pipeline
+from omnistage.router.pipeline import PipelineError, PipelineFile, check_pipeline
 from omnistage.router.placement import Placement
 from omnistage.v1 import stage_pb2
 from omnistage.wire.errors import StageError
 
 
-class Served:
+class ServedPipeline:
     """pipeline: what the pipeline takes and gives; until it is ready, what it could. descriptions: what the stages said of themselves when
     the pipeline became ready. misfit: why these stages cannot serve the pipeline; empty: no reason is known."""
 
-    def __init__(self, pipeline: Pipeline, placement: Placement) -> None:
+    def __init__(self, pipeline: PipelineFile, placement: Placement) -> None:
         self.pipeline = pipeline.unsettled
         self.placement = placement
         self.descriptions: Mapping[str, stage_pb2.DescribeResponse] = {}

@@ -22,9 +22,9 @@ from omnistage.router.capacity import capacity
 from omnistage.router.front import SERVICE, Front
 from omnistage.router.gate import Gate
 from omnistage.router.metrics import RouterMetrics
-from omnistage.router.pipeline import Pipeline, PipelineError, load_pipeline
+from omnistage.router.pipeline import PipelineError, PipelineFile, load_pipeline
 from omnistage.router.placement import Placement
-from omnistage.router.served import Served
+from omnistage.router.served import ServedPipeline
 from omnistage.router.settings import RouterSettings
 from omnistage.wire.credentials import Credentials
 from omnistage.wire.limits import HOP_ROOM_BYTES, MAX_CALLS, TEXT_REQUEST_BYTES
@@ -42,7 +42,7 @@ class RouterServer:
     def __init__(
         self,
         settings: RouterSettings,
-        pipelines: Mapping[str, Pipeline],
+        pipelines: Mapping[str, PipelineFile],
         metrics: RouterMetrics,
         credentials: Credentials,
         token: Token | None = None,
@@ -55,7 +55,8 @@ class RouterServer:
         self._pipelines = pipelines
         self._metrics = metrics
         self._served = {
-            name: Served(pipeline, Placement(self._channels, _addresses(pipeline, settings))) for name, pipeline in pipelines.items()
+            name: ServedPipeline(pipeline, Placement(self._channels, _addresses(pipeline, settings)))
+            for name, pipeline in pipelines.items()
         }
         places = settings.max_sessions
         self._admission = Admission(lambda: places or capacity(self._ready_placements()), settings.client_share)
@@ -86,7 +87,7 @@ class RouterServer:
             self.lasting.start(f"watch {name}", self._watch(served, first))
         await first
 
-    async def _watch(self, served: Served, first: asyncio.Future[None]) -> None:
+    async def _watch(self, served: ServedPipeline, first: asyncio.Future[None]) -> None:
         """Watch the replicas of a pipeline, and serve it when they fit. first: set when the first pipeline is served."""
 
         def misfits(why: str) -> None:
@@ -128,7 +129,7 @@ class RouterServer:
         await self._channels.close()
 
 
-def _addresses(pipeline: Pipeline, settings: RouterSettings) -> dict[str, list[str]]:
+def _addresses(pipeline: PipelineFile, settings: RouterSettings) -> dict[str, list[str]]:
     """Replicas of every stage: from the command line, else from the file. Raises StartError for a stage without one."""
     addresses: dict[str, list[str]] = {}
     for stage in pipeline.stages:

@@ -18,7 +18,7 @@ from omnistage.models.common.lock import WAITING
 from omnistage.models.humans import bytes_told
 
 if TYPE_CHECKING:
-    from omnistage.models.common.progress import Progress as Show
+    from omnistage.models.common.progress import ShowProgress as Show
     from omnistage.models.common.progress import Unit
 
 LABEL = 32

@@ -22,7 +22,7 @@ from omnistage.cli.chat_lines import block, is_typed, read, read_typed
 from omnistage.cli.connect import connect_client
 from omnistage.cli.figures import brief_figures, cut_note, figures, fold_line, remarks
 from omnistage.cli.following import follow
-from omnistage.cli.mentioned import Shown, find_files, find_named_file
+from omnistage.cli.mentioned import MentionedFile, find_files, find_named_file
 from omnistage.cli.notices import Notices
 from omnistage.cli.report import tell
 from omnistage.cli.screen import Spoken, screen_for
@@ -86,7 +86,7 @@ async def run(chat: Chat, where: Where, verbose: bool) -> None:
         notices = Notices()
         if is_typed() and chat.is_played and loudspeaker is None and not is_silenced():
             notices.tell("[dim]no loudspeaker here: answers are shown; /save F.wav keeps the sound of one[/]")
-        session = Session(chat, omni, loudspeaker, notices, verbose)
+        session = ChatSession(chat, omni, loudspeaker, notices, verbose)
         questions = read_typed(session.take_ahead, session.silence) if is_typed() else read()
         if is_typed():
             session.remember()
@@ -106,7 +106,7 @@ async def run(chat: Chat, where: Where, verbose: bool) -> None:
             session.silence()
 
 
-class Session:
+class ChatSession:
     """One conversation with one router."""
 
     def __init__(self, chat: Chat, omni: AsyncOmni, loudspeaker: Loudspeaker | None, notices: Notices, verbose: bool) -> None:
@@ -128,7 +128,7 @@ class Session:
         self._sounds: list[AudioChunk] = []
         self._pipeline = chat.pipeline
         """The pipeline that answers; empty: the router chooses."""
-        self._shown: list[Shown] = []
+        self._shown: list[MentionedFile] = []
         """Files that go with the next message."""
 
     def remember(self) -> None:
@@ -407,7 +407,7 @@ class Session:
         if not self._tell_shown():
             self._notices.tell(f"[dim]nothing goes with the next message; /{kind} F gives a file[/]")
 
-    async def _show(self, shown: Sequence[Shown], words: str) -> None:
+    async def _show(self, shown: Sequence[MentionedFile], words: str) -> None:
         """Send files with these words, or with the next message. Raises RequestError for a kind that no pipeline here takes."""
         there = await self._pipelines()
         for kind in dict.fromkeys(one.kind for one in shown):

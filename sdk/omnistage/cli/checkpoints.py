@@ -56,8 +56,8 @@ def make_tiny(
     In the layout of a published one.
     """
     from omnistage.cli.make import make
-    from omnistage.models.tiny.makers import Order
+    from omnistage.models.tiny.makers import CheckpointOrder
 
     with errors_reported(verbose):
-        make(architecture, directory, Order(size, seed, tokenizer, dtype))
+        make(architecture, directory, CheckpointOrder(size, seed, tokenizer, dtype))
         print(directory)

@@ -13,7 +13,7 @@ from omnistage.cli.options import Address, ApiKey, Background, DrawingSeed, Json
 from omnistage.cli.report import errors_reported
 
 if TYPE_CHECKING:
-    from omnistage.cli.drawing import Order
+    from omnistage.cli.drawing import DrawingOrder
     from omnistage.client.request import Options
 
 MAX_SIDE = 16384
@@ -117,9 +117,9 @@ def draw(
     typed |= {"timeout_s": timeout, "max_retries": max_retries}
     options = cast("Options", {name: value for name, value in typed.items() if value is not None})
     devices = devices_of(device, address)
-    from omnistage.cli.drawing import Order
+    from omnistage.cli.drawing import DrawingOrder
 
-    order = Order(prompt, out or Path(), tuple(images or ()), options, preview_dir, json, sized=sized, is_unnamed=out is None)
+    order = DrawingOrder(prompt, out or Path(), tuple(images or ()), options, preview_dir, json, sized=sized, is_unnamed=out is None)
     _draw(order, address, pipeline, api_key, devices, verbose)
 
 
@@ -164,7 +164,7 @@ def sides(size: str | None, width: int | None, height: int | None) -> tuple[int 
     return width, height, True
 
 
-def _draw(order: Order, address: str | None, pipeline: str, api_key: str | None, devices: dict[str, str], verbose: bool) -> None:
+def _draw(order: DrawingOrder, address: str | None, pipeline: str, api_key: str | None, devices: dict[str, str], verbose: bool) -> None:
     from omnistage.cli.drawing import draw_order
     from omnistage.cli.interruptible import Interruptible
     from omnistage.cli.targets import Need, target_for

@@ -43,7 +43,7 @@ NEEDS_A_PICTURE = "It changes a picture: give one with --image F."
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
+class DrawingOrder:
     """A drawing as it was typed. prompt: until checked, - is standard input. images: files, and when checked, their bytes. preview_dir: the
     folder of previews; None: beside the picture. sized: width and height were typed as one. is_unnamed: no file was typed; `out` gets a
     name from `named`."""
@@ -57,7 +57,7 @@ class Order:
     sized: bool = False
     is_unnamed: bool = False
 
-    def checked(self) -> Order:
+    def checked(self) -> DrawingOrder:
         """The order with its words and pictures, standard input read. Refuses impossible orders before anything is fetched, started or
         asked. Raises RequestError."""
         check_numbers(self.options)
@@ -75,7 +75,7 @@ class Order:
         for_drawing(whole.prompt, images, options).complete()
         return whole
 
-    def named(self, files: ExitStack) -> Order:
+    def named(self, files: ExitStack) -> DrawingOrder:
         """The order with a file named after its prompt if no file was typed; no other call gets that name until `files` ends. Raises
         RequestError."""
         if not self.is_unnamed:
@@ -117,7 +117,7 @@ class Drawn:
 
 
 @dataclass(frozen=True, slots=True)
-class Written:
+class PictureFile:
     """A file of a picture. size: width and height, if they are known."""
 
     path: Path
@@ -149,7 +149,7 @@ def read_pictures(images: Sequence[str | bytes], options: Mapping[str, Any]) -> 
     return [to_part(source, "image", "--image").media.data for source in sources], cast("Options", given)
 
 
-async def draw_order(work: Interruptible, order: Order, where: Where, verbose: bool) -> None:
+async def draw_order(work: Interruptible, order: DrawingOrder, where: Where, verbose: bool) -> None:
     """Ask, show the progress, write the files, print the figures; a private stack ends after that.
 
     The JSON object goes to stdout and everything else to stderr.
@@ -185,7 +185,7 @@ def refusals(*, sized: bool, has_images: bool) -> Iterator[None]:
         raise
 
 
-def _take(event: Event, order: Order, drawn: Drawn, screen: DrawingScreen) -> None:
+def _take(event: Event, order: DrawingOrder, drawn: Drawn, screen: DrawingScreen) -> None:
     """Show a picture, and keep it; a preview is written at once."""
     if isinstance(event, Picture):
         if event.preview_step is None:
@@ -195,14 +195,14 @@ def _take(event: Event, order: Order, drawn: Drawn, screen: DrawingScreen) -> No
         screen.picture(event.data)
 
 
-def _keep_preview(order: Order, preview: Picture) -> Path:
+def _keep_preview(order: DrawingOrder, preview: Picture) -> Path:
     path = order.preview_path(preview)
     with OutputFile(path, "--previews", KINDS) as file:
         file.write(partial(_fill, preview))
     return path
 
 
-def _write(order: Order, drawn: Drawn, opened: dict[Path, OutputFile], files: ExitStack) -> list[Written]:
+def _write(order: DrawingOrder, drawn: Drawn, opened: dict[Path, OutputFile], files: ExitStack) -> list[PictureFile]:
     """Write a file for each picture. Raises ProtocolError if there is none, or one of another type."""
     if not drawn.pictures:
         raise ProtocolError("the drawing ended without a picture")
@@ -217,7 +217,7 @@ def _write(order: Order, drawn: Drawn, opened: dict[Path, OutputFile], files: Ex
         path = order.path(result, picture.layer, len(drawn.pictures) // layers, layers if layered else 0)
         file = opened.get(path) or files.enter_context(OutputFile(path, "--out", KINDS))
         file.write(partial(_fill, picture))
-        written.append(Written(path, result, picture.layer, size_of(picture.data)))
+        written.append(PictureFile(path, result, picture.layer, size_of(picture.data)))
     return written
 
 
@@ -225,7 +225,7 @@ def _fill(picture: Picture, place: Path) -> None:
     place.write_bytes(picture.data)
 
 
-def _figures(written: Sequence[Written], done: Done) -> list[str]:
+def _figures(written: Sequence[PictureFile], done: Done) -> list[str]:
     """The beginning of the line for people."""
     sizes = dict.fromkeys("×".join(map(str, file.size)) for file in written if file.size is not None)
     names = ", ".join(str(file.path) for file in written)

@@ -44,7 +44,7 @@ class DrawingScreen:
         """So much of a film or a sound has come, in words."""
 
 
-class Plain(DrawingScreen):
+class PlainDrawing(DrawingScreen):
     """Prints a line for each quarter of the steps: for pipes, files and simple terminals."""
 
     def progress(self, done: int, total: int) -> None:
@@ -52,7 +52,7 @@ class Plain(DrawingScreen):
             _write(f"step {done} of {total}\n")
 
 
-class Live(DrawingScreen):
+class LiveDrawing(DrawingScreen):
     """Draws a line that grows, and above it the newest preview. has_colours: the terminal can show pictures."""
 
     def __init__(self, has_colours: bool) -> None:
@@ -126,8 +126,8 @@ def drawing_screen_for(as_json: bool) -> DrawingScreen:
         return DrawingScreen()
     console = Console(stderr=True)
     if not console.is_terminal or console.is_dumb_terminal or not sys.stderr.isatty():
-        return Plain()
-    return Live(has_colours=console.color_system == "truecolor" and not console.no_color)
+        return PlainDrawing()
+    return LiveDrawing(has_colours=console.color_system == "truecolor" and not console.no_color)
 
 
 def _write(text: str) -> None:

@@ -18,7 +18,7 @@ from omnistage.models.registry import fetch_default, has_default, missing_packag
 from omnistage.router.pipeline import load_pipeline
 
 if TYPE_CHECKING:
-    from omnistage.models.hub import Found, HubName, Plan
+    from omnistage.models.hub import FetchPlan, FoundCheckpoint, HubName
 
 Check = Callable[[Path], object]
 """Called with the folder of a checkpoint that is being fetched, when all but its weights is there. An error from it ends the fetch."""
@@ -99,7 +99,7 @@ def hub_name(text: str) -> HubName | None:
     return hub_name(text)
 
 
-def _fetched(name: HubName, check: Check, notices: Notices) -> Found:
+def _fetched(name: HubName, check: Check, notices: Notices) -> FoundCheckpoint:
     from omnistage.models.hub import fetch as fetch_named
 
     try:
@@ -134,7 +134,7 @@ def _here() -> str:
     return f"On this machine: {', '.join(model.name for model in models_here() if model.is_here) or 'no model'}."
 
 
-def _tell(plan: Plan, notices: Notices) -> None:
+def _tell(plan: FetchPlan, notices: Notices) -> None:
     """Print the model that a name stands for, and what is to be fetched of it."""
     from omnistage.models.humans import bytes_told
 

@@ -29,7 +29,7 @@ from omnistage.cli.options import Address, ApiKey, Background, Json, MaxRetries,
 from omnistage.cli.report import errors_reported
 
 if TYPE_CHECKING:
-    from omnistage.cli.filming import Order
+    from omnistage.cli.filming import FilmOrder
     from omnistage.client.request import Options
 
 
@@ -111,15 +111,15 @@ def film(
     typed |= {"mask_image": mask, "control_image": control, "seed": seed, "timeout_s": timeout, "max_retries": max_retries}
     options = cast("Options", {name: value for name, value in typed.items() if value is not None})
     devices = devices_of(device, address)
-    from omnistage.cli.filming import Order, out_of
+    from omnistage.cli.filming import FilmOrder, out_of
 
     with errors_reported(verbose):
         path, media_type = out_of(out, codec)
-        order = Order(prompt, path, media_type, tuple(images or ()), options, json, sized=sized, is_unnamed=out is None)
+        order = FilmOrder(prompt, path, media_type, tuple(images or ()), options, json, sized=sized, is_unnamed=out is None)
         _film(order, address, pipeline, api_key, devices, verbose)
 
 
-def _film(order: Order, address: str | None, pipeline: str, api_key: str | None, devices: dict[str, str], verbose: bool) -> None:
+def _film(order: FilmOrder, address: str | None, pipeline: str, api_key: str | None, devices: dict[str, str], verbose: bool) -> None:
     from omnistage.cli.filming import make_film
     from omnistage.cli.interruptible import Interruptible
     from omnistage.cli.targets import Need, target_for

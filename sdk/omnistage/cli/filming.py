@@ -32,7 +32,7 @@ USUAL = {".webm": "vp9", ".mp4": "av1"}
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
+class FilmOrder:
     """A film as it was typed. prompt: until checked, - is standard input. media_type: the type to ask for. images: files, and when checked,
     their bytes. sized: width and height were typed as one. is_unnamed: no file was typed; `out` is only an ending until `opened` names the
     file."""
@@ -46,7 +46,7 @@ class Order:
     sized: bool = False
     is_unnamed: bool = False
 
-    def checked(self) -> Order:
+    def checked(self) -> FilmOrder:
         """The order with its words and pictures, standard input read. Refuses impossible orders before anything is fetched, started or
         asked. Raises RequestError."""
         check_numbers(self.options)
@@ -71,7 +71,7 @@ class Order:
 
 
 @dataclass(slots=True)
-class Made:
+class FilmSoFar:
     """A film so far. size: width and height, if they are known."""
 
     frames: int = 0
@@ -89,7 +89,7 @@ def out_of(out: Path | None, codec: str | None) -> tuple[Path, str]:
     return (Path(f"film{ending}") if out is None else out), media_type
 
 
-async def make_film(work: Interruptible, order: Order, where: Where, verbose: bool) -> None:
+async def make_film(work: Interruptible, order: FilmOrder, where: Where, verbose: bool) -> None:
     """Ask, show the progress, write the file while it comes, print the figures; a private stack ends after that.
 
     The JSON object goes to stdout and everything else to stderr. A film that broke off stays as far as it came.
@@ -98,7 +98,7 @@ async def make_film(work: Interruptible, order: Order, where: Where, verbose: bo
         raise RequestError(f"{where.at.names} makes no films", hint="Give another --pipeline: `omnistage pipelines`.")
     with ExitStack() as files:
         # Before anything is started or asked: a film that cannot be kept is lost.
-        file, made = order.opened(files), Made()
+        file, made = order.opened(files), FilmSoFar()
         async with connect_client(where, time_limit_s(order.options), verbose, is_quiet=order.as_json) as omni:
             events = omni.stream_film(order.prompt, image=order.images, **where.options(order.options))
             done = None
@@ -118,7 +118,7 @@ async def make_film(work: Interruptible, order: Order, where: Where, verbose: bo
             report(facts, figures, steps, done, as_json=order.as_json)
 
 
-def _take(event: Event, file: GrowingFile, made: Made, screen: DrawingScreen) -> None:
+def _take(event: Event, file: GrowingFile, made: FilmSoFar, screen: DrawingScreen) -> None:
     """Write a piece of the film, and show how much there is."""
     if isinstance(event, VideoDelta):
         file.append(event.data)
@@ -128,5 +128,5 @@ def _take(event: Event, file: GrowingFile, made: Made, screen: DrawingScreen) ->
         screen.came(_frames(made))
 
 
-def _frames(made: Made) -> str:
+def _frames(made: FilmSoFar) -> str:
     return f"{made.frames} frame{'s' * (made.frames != 1)}"

@@ -52,7 +52,7 @@ def fit_lines(text: str, columns: int) -> str:
     return "".join(f"{part}\n" for line in text.splitlines() for part in parts(line))
 
 
-class Group(TyperGroup):
+class CommandGroup(TyperGroup):
     """The group of all commands."""
 
     context_class = _Context

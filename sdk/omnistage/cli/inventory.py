@@ -15,7 +15,7 @@ from omnistage.models.common.fetch import MANIFEST
 from omnistage.models.diffusers.store import model_directory as picture_directory
 from omnistage.models.errors import LoadError
 from omnistage.models.registry import lacking, recognise
-from omnistage.router.pipeline import Pipeline, load_pipeline, shipped_pipelines
+from omnistage.router.pipeline import PipelineFile, load_pipeline, shipped_pipelines
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,13 +64,13 @@ def _of_hub() -> Iterator[Here]:
                     yield _here(f"{repository.repo_id}{at}", family, revision.size_on_disk, True, _serving(family, revision.snapshot_path))
 
 
-def _here(name: str, family: str, size: int, is_here: bool, pipelines: list[Pipeline]) -> Here:
+def _here(name: str, family: str, size: int, is_here: bool, pipelines: list[PipelineFile]) -> Here:
     takes = dict.fromkeys(medium for pipeline in pipelines for medium in pipeline.could_take)
     gives = dict.fromkeys(port for pipeline in pipelines for port in pipeline.outputs)
     return Here(name, family, size, is_here, tuple(pipeline.name for pipeline in pipelines), tuple(takes), tuple(gives))
 
 
-def _serving(family: str, folder: Path) -> list[Pipeline]:
+def _serving(family: str, folder: Path) -> list[PipelineFile]:
     """Pipelines whose stages are all of a family, and in its checkpoint."""
     pipelines = [one for one in map(load_pipeline, shipped_pipelines()) if not lacking(folder, one.models)]
     return sorted((one for one in pipelines if {stage.family for stage in one.stages} == {family}), key=lambda one: len(one.name))

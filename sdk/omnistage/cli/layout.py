@@ -76,7 +76,7 @@ class PipelineLayout:
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class StageServers:
     """The servers of one stage, of every pipeline that has it. name: of its processes, for people and for their logs; with that of the
     pipeline if there are other servers of this kind."""
 
@@ -119,14 +119,14 @@ class Layout:
         return "diffusion" in self.kinds and "thinker" not in self.kinds
 
     @property
-    def groups(self) -> list[Group]:
+    def groups(self) -> list[StageServers]:
         """The servers of all stages. Pipelines share the servers of a stage that is the same in everything."""
-        found: list[Group] = []
+        found: list[StageServers] = []
         for pipeline in self.pipelines:
             for stage in pipeline.stages:
                 same = next((index for index, group in enumerate(found) if group.stage == stage), None)
                 if same is None:
-                    found.append(Group(stage.kind, stage, (pipeline.name,)))
+                    found.append(StageServers(stage.kind, stage, (pipeline.name,)))
                 else:
                     found[same] = replace(found[same], pipelines=(*found[same].pipelines, pipeline.name))
         kinds = [group.stage.kind for group in found]

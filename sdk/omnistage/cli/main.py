@@ -14,14 +14,14 @@ from omnistage.cli.checkpoints import fetch_default, make_tiny, pull
 from omnistage.cli.config import PREFIX, Configured
 from omnistage.cli.draw import draw
 from omnistage.cli.film import film
-from omnistage.cli.helping import Command, Group, examples, show_version
+from omnistage.cli.helping import Command, CommandGroup, examples, show_version
 from omnistage.cli.launch import serve, stop
 from omnistage.cli.lists import list_models, pipelines, status, voices
 from omnistage.cli.protos import protos
 from omnistage.cli.sound import sound
 
 app = typer.Typer(
-    cls=Group,
+    cls=CommandGroup,
     help="Ask models that answer in text, sound, pictures and films, and serve them.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,

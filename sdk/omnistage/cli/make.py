@@ -7,10 +7,10 @@ from pathlib import Path
 from omnistage.cli.bars import bars
 from omnistage.client.errors import StackError
 from omnistage.models.errors import LoadError
-from omnistage.models.tiny.makers import Order, make_tiny
+from omnistage.models.tiny.makers import CheckpointOrder, make_tiny
 
 
-def make(architecture: str, directory: Path, order: Order) -> None:
+def make(architecture: str, directory: Path, order: CheckpointOrder) -> None:
     """Bars go to stderr if that is a terminal. Raises StackError that says what to do, OSError."""
     with bars() as show:
         try:

@@ -24,7 +24,7 @@ STOPS = "?!.,;:)"
 
 
 @dataclass(frozen=True, slots=True)
-class Shown:
+class MentionedFile:
     """A file that goes with a question. kind: image, audio or video. path: absolute."""
 
     kind: str
@@ -39,7 +39,7 @@ class Shown:
         return f"{Path(self.path).name} ({KINDS[self.kind]})"
 
 
-def find_named_file(kind: str, typed: str) -> tuple[Shown, str]:
+def find_named_file(kind: str, typed: str) -> tuple[MentionedFile, str]:
     """The file behind /image, /audio or /video, and the words behind it. Raises BadRequestError if it is no file of that kind."""
     ends = [len(typed), *(match.start() for match in reversed([*re.finditer(r"\s+", typed)]))]
     first = WORD.match(typed)
@@ -49,14 +49,14 @@ def find_named_file(kind: str, typed: str) -> tuple[Shown, str]:
     end = next(there, first.end() if first is not None else 0)
     path = _path(typed[:end])
     to_medium(path, kind, f"/{kind}")
-    return Shown(kind, str(path.absolute())), typed[end:].strip()
+    return MentionedFile(kind, str(path.absolute())), typed[end:].strip()
 
 
-def find_files(text: str) -> tuple[list[Shown], str]:
+def find_files(text: str) -> tuple[list[MentionedFile], str]:
     """The files of a message, and its words without them: paths at its ends are removed, and those within become their names."""
     if (alone := _shown(text)) is not None:
         return [alone], ""
-    shown, words = list[Shown](), list[str]()
+    shown, words = list[MentionedFile](), list[str]()
     at = 0
     for match, one, path_end in _found(text):
         shown.append(one)
@@ -66,7 +66,7 @@ def find_files(text: str) -> tuple[list[Shown], str]:
     return shown, "".join([*words, text[at:]]).strip()
 
 
-def _found(text: str) -> Iterator[tuple[re.Match[str], Shown, int]]:
+def _found(text: str) -> Iterator[tuple[re.Match[str], MentionedFile, int]]:
     """Each file with its word's place, and where the path in it ends."""
     for match in WORD.finditer(text):
         word = match[0]
@@ -76,7 +76,7 @@ def _found(text: str) -> Iterator[tuple[re.Match[str], Shown, int]]:
                 break
 
 
-def _shown(typed: str) -> Shown | None:
+def _shown(typed: str) -> MentionedFile | None:
     """The medium that is typed, if it is a file of one: by its content, for a container by its name too."""
     try:
         path = _path(typed)
@@ -90,7 +90,7 @@ def _shown(typed: str) -> Shown | None:
     by_name = mimetypes.guess_type(path.name)[0]
     found = by_name if by_name in types else next(iter(types), "")
     kind = found.partition("/")[0]
-    return Shown(kind, whole) if kind in KINDS else None
+    return MentionedFile(kind, whole) if kind in KINDS else None
 
 
 def _path(typed: str) -> Path:

@@ -20,7 +20,7 @@ from omnistage.client.install import install
 from omnistage.models.errors import LoadError
 from omnistage.models.options import DEFAULTS, MEMORY_SHARE
 from omnistage.models.registry import UnknownFamily, dtypes, families, has_default, has_model, lacking, missing_packages, recognise, uses
-from omnistage.router.pipeline import Pipeline, PipelineError, StageSpec, load_pipeline, shipped_pipelines
+from omnistage.router.pipeline import PipelineError, PipelineFile, StageSpec, load_pipeline, shipped_pipelines
 
 GATEWAY_NEEDS = ("fastapi", "h11", "httpx2", "python_multipart", "starlette", "uvicorn")
 """Modules that the gateway needs beside those of every server."""
@@ -218,7 +218,7 @@ def _pipeline_of(folder: Path, typed: str, choice: Choice) -> str:
     return having[0]
 
 
-def _read(name: str) -> Pipeline:
+def _read(name: str) -> PipelineFile:
     try:
         return load_pipeline(name)
     except PipelineError as error:
@@ -369,7 +369,7 @@ def _check_stages(layout: Layout, choice: Choice) -> None:
             raise BadRequestError.of(option, told)
 
 
-def _check_able(pipeline: Pipeline, choice: Choice) -> None:
+def _check_able(pipeline: PipelineFile, choice: Choice) -> None:
     for verb, wanted, there in (("takes", choice.inputs, pipeline.could_take), ("gives", choice.outputs, pipeline.offered)):
         missing = [name for name in wanted if name not in there]
         if missing:
@@ -388,7 +388,7 @@ def _told(name: str, choice: Choice) -> str:
     return f"a checkpoint of {name} that {' and '.join(told)} (its folder, or OWNER/NAME)" if told else name
 
 
-def _is_able(pipeline: Pipeline, kind: str, choice: Choice) -> bool:
+def _is_able(pipeline: PipelineFile, kind: str, choice: Choice) -> bool:
     """kind: of the first stage."""
     inputs, outputs = set(choice.inputs), set(choice.outputs)
     return pipeline.stages[0].kind == kind and inputs <= {*pipeline.could_take} and outputs <= {*pipeline.offered}

@@ -61,12 +61,12 @@ def sound(
     options = {name: value for name, value in typed.items() if value is not None}
     devices = devices_of(device, address)
     from omnistage.cli.interruptible import Interruptible
-    from omnistage.cli.sounding import Order, make_sound
+    from omnistage.cli.sounding import SoundOrder, make_sound
     from omnistage.cli.targets import Need, target_for
     from omnistage.client.request import Options
 
     with errors_reported(verbose):
-        order = Order(prompt, out, cast("Options", options), json, play).checked()
+        order = SoundOrder(prompt, out, cast("Options", options), json, play).checked()
         need = Need(["text"], ["audio"], "diffusion")
         where = target_for(need, address, pipeline, api_key, devices=devices, is_quiet=json)
         Interruptible().run(lambda work: make_sound(work, order, where, verbose))

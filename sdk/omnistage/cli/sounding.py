@@ -33,7 +33,7 @@ EXAMPLE = "rain on a tin roof"
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
+class SoundOrder:
     """A sound as it was typed. prompt: until checked, - is standard input. out: a file, or - for standard output; None: the sound is heard,
     or written to a file named after the prompt. play: whether to play it while it comes; None: if a person is there to hear it."""
 
@@ -53,7 +53,7 @@ class Order:
         """Whether to play the sound while it comes."""
         return self.play if self.play is not None else self.out is None and not self.as_json and sys.stderr.isatty()
 
-    def checked(self) -> Order:
+    def checked(self) -> SoundOrder:
         """The order with its words, standard input read. Refuses impossible orders before anything is fetched, started or asked. Raises
         RequestError."""
         check_numbers(self.options)
@@ -67,7 +67,7 @@ class Order:
 
 
 @dataclass(slots=True)
-class Made:
+class SoundSoFar:
     """A sound so far."""
 
     chunks: list[AudioChunk] = field(default_factory=list)
@@ -82,7 +82,7 @@ def open_sound_file(path: Path, files: ExitStack) -> OutputFile:
     return files.enter_context(OutputFile(path, "--out", {ending: form.name for ending, form in FORMATS.items()}))
 
 
-async def make_sound(work: Interruptible, order: Order, where: Where, verbose: bool) -> None:
+async def make_sound(work: Interruptible, order: SoundOrder, where: Where, verbose: bool) -> None:
     """Ask, show the progress, have it heard or written, print the figures; a private stack ends after that.
 
     The JSON object, or the sound, goes to stdout and everything else to stderr.
@@ -100,7 +100,7 @@ async def make_sound(work: Interruptible, order: Order, where: Where, verbose: b
         file = None if path is None else open_sound_file(path, files)
         async with connect_client(where, time_limit_s(order.options), verbose, is_quiet=order.as_json) as omni:
             ears = [hearing.write, *([pipe.write] if pipe is not None else [])]
-            screen, made = drawing_screen_for(order.as_json), Made()
+            screen, made = drawing_screen_for(order.as_json), SoundSoFar()
             events = omni.stream_sound(order.prompt, **where.options(order.options))
             steps, done = await follow(events, screen, lambda event: _take(event, made, ears, screen))
             work.complete()
@@ -116,7 +116,7 @@ async def make_sound(work: Interruptible, order: Order, where: Where, verbose: b
             await hearing.finish(work)
 
 
-def _take(event: Event, made: Made, ears: Sequence[Callable[[AudioChunk], object]], screen: DrawingScreen) -> None:
+def _take(event: Event, made: SoundSoFar, ears: Sequence[Callable[[AudioChunk], object]], screen: DrawingScreen) -> None:
     """Play and keep a piece of sound, and show how much there is."""
     if isinstance(event, AudioChunk):
         made.chunks.append(event)
@@ -125,7 +125,7 @@ def _take(event: Event, made: Made, ears: Sequence[Callable[[AudioChunk], object
         screen.came(f"{made.seconds:.1f} s of sound")
 
 
-def _write(place: Path, made: Made, kind: str) -> None:
+def _write(place: Path, made: SoundSoFar, kind: str) -> None:
     """Write the file. A kind that cannot have the model's rate gets the next rate that it can have."""
     samples = np.concatenate([chunk.samples for chunk in made.chunks])
     rate_hz, possible = made.chunks[0].sample_rate_hz, format_of(kind).rates_hz

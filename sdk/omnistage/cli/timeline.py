@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from omnistage.cli.figures import seed_told
 from omnistage.cli.rescue import pause, sentence
 from omnistage.client.events import Done, Failover, StageReport
-from omnistage.client.playback import CONTINUITY_LIMIT_S, START_BUFFER_S, Level, Played, Timing, buffer_levels, play
+from omnistage.client.playback import CONTINUITY_LIMIT_S, START_BUFFER_S, BufferLevel, Played, Timing, buffer_levels, play
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -49,7 +49,7 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True)
-class Mark:
+class Moment:
     """A moment with a label."""
 
     label: str
@@ -181,7 +181,7 @@ def _draw_playback(axes: Axes, y: int, played: Sequence[Played]) -> None:
         _at_right_edge(axes, y, -17, f"{silence_s:.2f} s of silence while waiting for sound", LOST)
 
 
-def _draw_buffer(axes: Axes, y: int, levels: Sequence[Level], done: Done, top_s: float, shown_s: float) -> None:
+def _draw_buffer(axes: Axes, y: int, levels: Sequence[BufferLevel], done: Done, top_s: float, shown_s: float) -> None:
     """Draw the sound at the player that was not played yet, as an area over the time, with a dot where a loss left it lowest."""
     from matplotlib.patches import Rectangle
 
@@ -204,13 +204,13 @@ def _draw_buffer(axes: Axes, y: int, levels: Sequence[Level], done: Done, top_s:
             axes.annotate(words, at, xytext=(7, lift), textcoords="offset points", fontsize=9, color=LOST, va="center")
 
 
-def _held(levels: Sequence[Level], done: Done) -> float:
+def _held(levels: Sequence[BufferLevel], done: Done) -> float:
     """The most that the player had held when a server was lost."""
     last_s = max((failover.at_s for failover in done.failovers), default=0.0)
     return max((level.buffered_s for level in levels if level.at_s <= last_s), default=0.0)
 
 
-def _lowest(levels: Sequence[Level], failover: Failover, timing: Timing) -> Level | None:
+def _lowest(levels: Sequence[BufferLevel], failover: Failover, timing: Timing) -> BufferLevel | None:
     """The least that the player held between a loss and the next sound; None if it had not begun to play or got no more."""
     next_s = next((chunk.arrival_s for chunk in timing.audio if chunk.samples and chunk.arrival_s >= failover.arrival_s), None)
     began_s = next((chunk.start_s for chunk in play(timing.audio, START_BUFFER_S)), None)
@@ -242,17 +242,17 @@ def _at_right_edge(axes: Axes, y: float, lift: float, text: str, colour: str) ->
     )
 
 
-def _marks(done: Done) -> list[Mark]:
+def _marks(done: Done) -> list[Moment]:
     """Moments with a dashed line and a label, from top to bottom: the firsts, then the losses."""
     timing = done.timing
     firsts = (("first text", timing.ttft_s), ("first sound", timing.ttfa_s))
-    marks = [Mark(f"{name} {at_s * 1000:.0f} ms", at_s, INK) for name, at_s in firsts if at_s is not None]
+    marks = [Moment(f"{name} {at_s * 1000:.0f} ms", at_s, INK) for name, at_s in firsts if at_s is not None]
     for failover in done.failovers[:MOST_TOLD]:
-        marks.append(Mark(f"{failover.stage} lost, went on after {pause(failover)}", failover.at_s, LOST))
+        marks.append(Moment(f"{failover.stage} lost, went on after {pause(failover)}", failover.at_s, LOST))
     return marks
 
 
-def _draw_marks(axes: Axes, marks: Sequence[Mark], rows: int, shown_s: float) -> None:
+def _draw_marks(axes: Axes, marks: Sequence[Moment], rows: int, shown_s: float) -> None:
     """Draw dashed lines; their labels stand one above the other, so that they never meet."""
     for number, mark in enumerate(marks):
         top = -0.5 - MARK * (len(marks) - number)

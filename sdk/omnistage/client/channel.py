@@ -32,7 +32,7 @@ OPTIONS: tuple[tuple[str, int], ...] = (
 
 
 @dataclass(frozen=True, slots=True)
-class Credentials:
+class ClientCredentials:
     """How a client connects to routers: without encryption."""
 
     @property
@@ -49,4 +49,4 @@ class Credentials:
         return channel
 
 
-INSECURE = Credentials()
+INSECURE = ClientCredentials()

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 
 from omnistage.client import fork
-from omnistage.client.channel import INSECURE, Credentials
+from omnistage.client.channel import INSECURE, ClientCredentials
 from omnistage.client.errors import ClosedError, OmniError, WrongLoopError
 from omnistage.client.found import Found, advise, find_router, is_ours
 from omnistage.client.key import ApiKey
@@ -39,7 +39,7 @@ class Connection:
         connect_timeout_s: float = CONNECT_TIMEOUT_S,
         *,
         start_patience_s: float = START_PATIENCE_S,
-        credentials: Credentials = INSECURE,
+        credentials: ClientCredentials = INSECURE,
         warn: Callable[[str], None] = warn,
         tell: Callable[[str], None] = tell,
     ) -> None:

@@ -16,7 +16,7 @@ from pathlib import Path
 import grpc
 
 from omnistage.client.address import split
-from omnistage.client.channel import INSECURE, Credentials
+from omnistage.client.channel import INSECURE, ClientCredentials
 from omnistage.client.errors import (
     BadRequestError,
     DeadlineError,
@@ -144,7 +144,7 @@ def is_off() -> bool:
     return os.environ.get(VARIABLE, "").strip().lower() == OFF
 
 
-async def find_router(key: ApiKey | None = None, credentials: Credentials = INSECURE) -> Found | None:
+async def find_router(key: ApiKey | None = None, credentials: ClientCredentials = INSECURE) -> Found | None:
     """The router that the variable names, without a look whether it runs; else the router of this machine, if it can be trusted and
     answers. None: there is none. key: the caller's; only a router of this machine that can be trusted sees it here. credentials: those of
     the later connection; with others the router would not answer."""

@@ -27,7 +27,7 @@ from omnistage.client.options import DRAWN, OPTIONS, SPOKEN, Options
 from omnistage.client.request import DEFAULT_TIMEOUT_S, Conversation, checked_seconds, time_limit_s
 from omnistage.client.retries import MAX_RETRIES
 from omnistage.client.settings import SETTINGS, StackSettings
-from omnistage.client.steps import Steps
+from omnistage.client.steps import AsyncSteps
 
 T = TypeVar("T")
 
@@ -291,7 +291,7 @@ class Omni:
         return self._thread.run(work, limit_s)
 
     def _iterate(self, limit_s: float, events: AsyncGenerator[Event, None]) -> Generator[Event, None, None]:
-        steps = Steps(events)
+        steps = AsyncSteps(events)
         until = time.monotonic() + limit_s
         try:
             while (event := self._run(max(until - time.monotonic(), 0.0), steps.next())) is not None:

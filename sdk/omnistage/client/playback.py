@@ -98,14 +98,14 @@ def _begin_s(chunks: Sequence[AudioArrival], start_buffer_s: float) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class Level:
+class BufferLevel:
     """Sound that the player has and has not played yet."""
 
     at_s: float
     buffered_s: float
 
 
-def buffer_levels(arrivals: Iterable[AudioArrival], start_buffer_s: float = START_BUFFER_S) -> list[Level]:
+def buffer_levels(arrivals: Iterable[AudioArrival], start_buffer_s: float = START_BUFFER_S) -> list[BufferLevel]:
     """How much sound a player holds: received minus played, as the corners of a line.
 
     The line jumps up at each arrival (two corners at one time), falls with slope 1 while sound is played, and is 0 while the listener
@@ -119,12 +119,12 @@ def buffer_levels(arrivals: Iterable[AudioArrival], start_buffer_s: float = STAR
     corners_s = np.array([(chunk.start_s, chunk.end_s) for chunk in played])
     times_s = np.unique([*arrived_s, *corners_s.ravel()])
     heard_s = np.interp(times_s, corners_s.ravel(), np.stack([received_s[:-1], received_s[1:]], axis=1).ravel())
-    levels: list[Level] = []
+    levels: list[BufferLevel] = []
     for at_s, heard, before, after in zip(
         times_s, heard_s, np.searchsorted(arrived_s, times_s, "left"), np.searchsorted(arrived_s, times_s, "right"), strict=True
     ):
         for count in (before,) if before == after else (before, after):
-            levels.append(Level(float(at_s), max(float(received_s[count] - heard), 0.0)))
+            levels.append(BufferLevel(float(at_s), max(float(received_s[count] - heard), 0.0)))
     return levels
 
 

@@ -68,7 +68,7 @@ Said = TypeVar("Said", TextDelta, ThoughtDelta)
 
 
 @dataclass(frozen=True, slots=True)
-class Loss:
+class ConnectionLoss:
     """A connection that broke in the middle of an answer. at_s: seconds after t0."""
 
     address: str
@@ -85,7 +85,7 @@ class Reader:
         self._t0 = t0
         self._due = due
         self._received = Received()
-        self._loss: Loss | None = None
+        self._loss: ConnectionLoss | None = None
         self._text: list[TextArrival] = []
         self._thought_tokens = 0
         self._unspoken: deque[str] = deque()
@@ -113,7 +113,7 @@ class Reader:
     def lose(self, address: str, reason: str) -> None:
         """Note that the connection broke. The next `read` goes on from here."""
         if self._loss is None:
-            self._loss = Loss(address, reason, time.perf_counter() - self._t0)
+            self._loss = ConnectionLoss(address, reason, time.perf_counter() - self._t0)
         self.is_started = False
         self._picture.clear()  # its pieces come again from the first
         self._tensors.lost()

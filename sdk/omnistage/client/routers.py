@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import grpc
 
 from omnistage.client.address import is_local, is_unknown, split
-from omnistage.client.channel import INSECURE, Credentials
+from omnistage.client.channel import INSECURE, ClientCredentials
 from omnistage.client.errors import ClosedError, UnavailableError
 from omnistage.client.key import ApiKey, UnencryptedKeyWarning
 from omnistage.v1 import omni_pb2_grpc
@@ -55,7 +55,7 @@ class Routers:
         address: str,
         is_trusted: Callable[[str], bool] | None = None,
         *,
-        credentials: Credentials = INSECURE,
+        credentials: ClientCredentials = INSECURE,
         warn: Callable[[str], None] = warn,
     ) -> None:
         self._addresses = split(address)

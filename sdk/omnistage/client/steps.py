@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator
 from omnistage.client.events import Event
 
 
-class Steps:
+class AsyncSteps:
     """Used on the client's loop only. `close` waits for a step that is still being cancelled."""
 
     def __init__(self, events: AsyncGenerator[Event, None]) -> None:

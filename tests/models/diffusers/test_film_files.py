@@ -11,24 +11,26 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from helpers.artists import Drawing, draw, model_of
+from helpers.artists import PiecesOfDrawing, draw, model_of
 from helpers.drawings import checkpoint
 from helpers.moving import FILM_SIDE, frames_of
 from omnistage.models.diffusers.films import Clips
-from omnistage.models.diffusers.plan import Limits, Plan, planned
-from omnistage.models.interface import MAX_CLIP_BYTES, BadRequest, Clip, DrawRequest, Failed, Rows, no_inputs
+from omnistage.models.diffusers.plan import DrawingLimits, DrawingPlan, planned
+from omnistage.models.interface import MAX_CLIP_BYTES, BadRequest, Clip, DrawRequest, Failed, TensorRows, no_inputs
 from omnistage.models.steps.session import MAX_UNREAD
 
 FILM = {"width": FILM_SIDE, "height": FILM_SIDE, "steps": 2, "max_pixels": 1 << 16}
 AVC = 'video/mp4; codecs="avc1"'
 
 
-def clips_of(drawing: Drawing) -> list[Clip]:
+def clips_of(drawing: PiecesOfDrawing) -> list[Clip]:
     return [piece for piece in drawing.pieces if isinstance(piece, Clip)]
 
 
-def film_plan(frames: int, media_type: str = "") -> Plan:
-    limits = Limits(multiple=8, width=64, height=64, steps=1, guidance=1.0, frames=frames, max_frames=1000, frame_multiple=1, rate_hz=16)
+def film_plan(frames: int, media_type: str = "") -> DrawingPlan:
+    limits = DrawingLimits(
+        multiple=8, width=64, height=64, steps=1, guidance=1.0, frames=frames, max_frames=1000, frame_multiple=1, rate_hz=16
+    )
     return planned(DrawRequest(seed=0, prompt="a dog", frames=frames, media_type=media_type), limits, "a model")
 
 
@@ -53,7 +55,7 @@ async def test_a_film_has_the_form_that_was_asked_for(asked: str, told: str, cod
 async def test_pixels_and_bytes_of_a_frame_leave_before_the_next_is_encoded(asked: str, seed: int) -> None:
     async with model_of(checkpoint("wan2.2-t2v"), **FILM) as model:
         pieces = (await draw(model, "a dog", ports={"video": 0, "pixels": 0}, seed=seed, frames=9, media_type=asked)).pieces
-        assert [type(piece) for piece in pieces] == [Rows, Clip] * 9
+        assert [type(piece) for piece in pieces] == [TensorRows, Clip] * 9
         assert [piece.frames for piece in pieces if isinstance(piece, Clip)] == [1] * 9
 
 

@@ -13,17 +13,17 @@ import torch
 from helpers.artists import draw, model_of
 from helpers.drawings import checkpoint
 from omnistage.models.common.lru import TensorCache
-from omnistage.models.diffusers.film_memory import Counted, FilmMemory
+from omnistage.models.diffusers.film_memory import FilmMemory, TensorBytes
 from omnistage.models.diffusers.films import FilmPainter
 from omnistage.models.diffusers.folder import load_pipeline, read_index
 from omnistage.models.diffusers.loading import PAINTERS
 from omnistage.models.diffusers.options import Defaults, DiffusersOptions
-from omnistage.models.diffusers.plan import EditedPicture, Limits, Plan, planned
+from omnistage.models.diffusers.plan import DrawingLimits, DrawingPlan, EditedPicture, planned
 from omnistage.models.errors import LoadError
 from omnistage.models.interface import BadRequest, DrawRequest
 
 SMALL: dict[str, Any] = {"width": 64, "height": 64, "steps": 2}
-FILM = Limits(multiple=16, width=832, height=480, steps=50, guidance=5.0, frames=81, frame_multiple=4, max_frames=1024)
+FILM = DrawingLimits(multiple=16, width=832, height=480, steps=50, guidance=5.0, frames=81, frame_multiple=4, max_frames=1024)
 
 
 def painter_of(name: str, size: str) -> FilmPainter:
@@ -34,7 +34,7 @@ def painter_of(name: str, size: str) -> FilmPainter:
     return painter
 
 
-def plan_of(painter: FilmPainter, **asked: Any) -> Plan:
+def plan_of(painter: FilmPainter, **asked: Any) -> DrawingPlan:
     return planned(replace(DrawRequest(seed=0, prompt="a dog"), **asked), painter.limits, "m")
 
 
@@ -48,7 +48,7 @@ def test_what_decoding_takes_is_known_before_for_any_size(name: str, size: str) 
         plan = plan_of(painter, width=side, height=side, frames=frames)
         grid = side // int(painter.pipe.vae_scale_factor_spatial)
         latents = torch.zeros(1, painter.channels, painter.frames(plan), grid, grid)
-        with torch.inference_mode(), Counted() as count:
+        with torch.inference_mode(), TensorBytes() as count:
             for frame in painter.shown(latents):
                 assert frame.shape == (side, side, 3)
         assert 0.95 * count.most <= memory.taken(plan).frame <= 1.4 * count.most
@@ -62,7 +62,7 @@ def test_what_a_step_takes_is_known_before(name: str) -> None:
     assert plan.negative is not None
     with torch.inference_mode():
         canvas = painter.canvas(plan, painter.encode(plan), 0)
-        with Counted() as count:
+        with TensorBytes() as count:
             painter.forward([canvas])
     taken = FilmMemory(painter, 1 << 40).taken(plan)
     assert 0.8 * count.most <= taken.step <= 2.5 * count.most
@@ -134,7 +134,7 @@ def test_too_much_work_names_the_field_that_is_furthest_above_the_usual(asked: d
 
 
 def test_options_bound_frames_seconds_and_work() -> None:
-    def applied(limits: Limits, **options: Any) -> Limits:
+    def applied(limits: DrawingLimits, **options: Any) -> DrawingLimits:
         return Defaults(DiffusersOptions.from_settings(options)).applied(limits)
 
     assert applied(FILM).max_work == 1024 * 1024 * 81 * 200

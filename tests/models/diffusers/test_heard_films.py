@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from PIL import Image
 from safetensors.torch import load_file, save_file
 
-from helpers.artists import Drawing, draw, model_of, saved
+from helpers.artists import PiecesOfDrawing, draw, model_of, saved
 from helpers.ask import ask
 from helpers.command import omnistage
 from helpers.gateway import local_gateway
@@ -37,7 +37,7 @@ from omnistage.models.diffusers.model import DrawnModel
 from omnistage.models.diffusers.results import WholeFilm, results_of
 from omnistage.models.diffusers.whole import WholeDrawing
 from omnistage.models.errors import LoadError
-from omnistage.models.interface import BadRequest, Clip, Content, DrawRequest, Failed, Progress, Sound, no_inputs
+from omnistage.models.interface import BadRequest, Clip, Content, DrawRequest, Failed, Sound, StepsDone, no_inputs
 from omnistage.models.media.film_file import FilmWriter, Track, film_kind
 from omnistage.router.pipeline import load_pipeline as load_chain
 from omnistage.v1 import omni_pb2, stage_pb2
@@ -56,15 +56,15 @@ async def model() -> AsyncIterator[DrawnModel[Any]]:
         yield loaded
 
 
-async def make(model: DrawnModel[Any], seed: int, ports: dict[str, int] = BOTH, **asked: Any) -> Drawing:
+async def make(model: DrawnModel[Any], seed: int, ports: dict[str, int] = BOTH, **asked: Any) -> PiecesOfDrawing:
     return await draw(model, "a dog", ports=ports, seed=seed, **{"frames": FRAMES, **asked})
 
 
-def file_of(drawing: Drawing) -> bytes:
+def file_of(drawing: PiecesOfDrawing) -> bytes:
     return b"".join(piece.data for piece in drawing.pieces if isinstance(piece, Clip))
 
 
-def heard(drawing: Drawing) -> NDArray[np.float32]:
+def heard(drawing: PiecesOfDrawing) -> NDArray[np.float32]:
     return np.concatenate([piece.samples for piece in drawing.pieces if isinstance(piece, Sound)])
 
 
@@ -112,9 +112,9 @@ async def test_longer_sound_than_frames_is_cut_and_shorter_ends_in_silence(model
     made = np.linspace(0.1, 0.9, FILM_CHANNELS * (count + apart), dtype=np.float32).reshape(FILM_CHANNELS, -1)
     frames = [Image.new("RGB", (SIDE, SIDE))] * FRAMES
     pieces: list[Any] = list(model._artist.product.decode(plan, [(frames, torch.from_numpy(made))], BOTH))
-    samples = heard(Drawing(pieces))
+    samples = heard(PiecesOfDrawing(pieces))
     assert len(samples) == count and np.array_equal(samples[: count + apart], made.T[:count]) and not samples[count + apart :].any()
-    (_, shown_s), (sound, rate_hz) = streams_of(file_of(Drawing(pieces)))
+    (_, shown_s), (sound, rate_hz) = streams_of(file_of(PiecesOfDrawing(pieces)))
     assert abs(len(sound) / rate_hz - shown_s) < 1 / RATE_HZ
     with pytest.raises(Failed, match="made 1 channels of sound, and its parts say 2"):
         list(model._artist.product.decode(plan, [(frames, made[:1])], BOTH))
@@ -126,7 +126,7 @@ async def test_each_port_comes_alone_or_with_the_other(model: DrawnModel[Any], s
     sound = await make(model, seed, {"audio": 0})
     assert {type(piece) for piece in film.pieces} == {Clip} and file_of(film) == file_of(both)
     assert {type(piece) for piece in sound.pieces} == {Sound} and np.array_equal(heard(sound), heard(both))
-    kinds = [type(piece) for piece in both.pieces if not isinstance(piece, Progress)]
+    kinds = [type(piece) for piece in both.pieces if not isinstance(piece, StepsDone)]
     assert Sound in kinds[: kinds.index(Sound) + 2] and Clip in kinds[kinds.index(Sound) :]  # Sound does not wait for the whole film.
     whole = [piece for piece in both.pieces if isinstance(piece, Clip)]
     rest = await make(model, seed, {"video": sum(piece.frames for piece in whole[:5]), "audio": 4567})
@@ -136,13 +136,13 @@ async def test_each_port_comes_alone_or_with_the_other(model: DrawnModel[Any], s
     assert np.array_equal(heard(rest), heard(both)[4567:])
 
 
-@pytest.mark.parametrize("kind", [Progress, Clip, Sound])
+@pytest.mark.parametrize("kind", [StepsDone, Clip, Sound])
 async def test_who_goes_away_late_leaves_nothing_behind(model: DrawnModel[Any], kind: type, seed: int) -> None:
     """After the last step, in the middle of the frames, at the first samples."""
     prepared = await model.prepare(DrawRequest(seed=seed, prompt="a cat", frames=FRAMES))
     async with aclosing(model.draw(prepared, no_inputs(), BOTH)) as pieces:
         async for piece in pieces:
-            if isinstance(piece, kind) and (not isinstance(piece, Progress) or piece.step == STEPS):
+            if isinstance(piece, kind) and (not isinstance(piece, StepsDone) or piece.step == STEPS):
                 break
     frames, track = expected(seed)
     assert file_of(await make(model, seed)) == written(frames, track, "")

@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 from helpers.artists import draw, model_of
 from helpers.drawings import checkpoint, writable
 from helpers.loras import Weights, bare, changes, kohya, of_comfy, of_peft, of_wan, old, older, random_lora
-from helpers.painting import CLOSE, Pair, apart, pair
+from helpers.painting import CLOSE, PipelinePair, apart, pair
 from helpers.stable_diffusion import SIDE, stable_diffusion
 from helpers.wans import pipeline, wan
 from omnistage.models.common.checkpoint import BadCheckpoint
@@ -31,7 +31,7 @@ pytestmark = [
 ]
 
 
-def with_loras(name: str, folder: Path, loras: list[Lora]) -> Pair:
+def with_loras(name: str, folder: Path, loras: list[Lora]) -> PipelinePair:
     """A painter with them as they are loaded here, beside the pipeline with them as Diffusers loads them."""
     made, published = pair(name, folder), load_pipeline(folder, torch.float32)
     add_loras(made.pipe, loras)

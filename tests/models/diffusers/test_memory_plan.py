@@ -16,7 +16,7 @@ from PIL import Image
 
 from helpers import lengths
 from helpers.drawings import NAMES, checkpoint
-from helpers.painting import Pair, picture
+from helpers.painting import PipelinePair, picture
 from omnistage.models.common.lru import TensorCache
 from omnistage.models.diffusers import memory_plan
 from omnistage.models.diffusers.folder import load_pipeline, read_index
@@ -47,16 +47,16 @@ def planned(device: str = "cpu", size: int = 1, **family: Any) -> MemoryPlan:
     return MemoryPlan.of(DiffusersOptions.from_settings(dict(family)), options, torch.float32)
 
 
-def pair_of(name: str, **family: Any) -> Pair:
+def pair_of(name: str, **family: Any) -> PipelinePair:
     """A painter with a pipeline that was placed so."""
     folder, plan = checkpoint(name), planned(**SMALL, **family)
     pipe: Any = plan.placed(load_pipeline(folder, torch.float32, plan.arguments()))
     painter = PAINTERS[read_index(folder).class_name](pipe, TensorCache(0), TensorCache(0), Defaults.of(folder, plan.chosen))
     assert isinstance(painter, PicturePainter)
-    return Pair(name, pipe, painter)
+    return PipelinePair(name, pipe, painter)
 
 
-def drawn(pair: Pair, **asked: Any) -> tuple[torch.Tensor, list[Image.Image]]:
+def drawn(pair: PipelinePair, **asked: Any) -> tuple[torch.Tensor, list[Image.Image]]:
     """A picture in two steps, with guidance."""
     images = [picture(3, 64, 64)] * min(pair.edits, 1)
     (canvas,) = pair.drawn(pair.plan("a red circle", images, steps=2, guidance_scale=3.0, **asked))

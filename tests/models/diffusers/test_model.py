@@ -17,7 +17,7 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file, save_file
 
-from helpers.artists import EDITING, USUAL, Drawing, draw, model_of, opened, pixels_of
+from helpers.artists import EDITING, USUAL, PiecesOfDrawing, draw, model_of, opened, pixels_of
 from helpers.drawings import checkpoint, writable
 from helpers.logic import run_logic, start_at
 from helpers.painting import picture
@@ -26,13 +26,13 @@ from helpers.servers import family_logic
 from omnistage.diffusion.stage import DiffusionStage
 from omnistage.models import registry
 from omnistage.models.conversation import Media
-from omnistage.models.diffusers.drawing import Job, StepDrawing
+from omnistage.models.diffusers.drawing import DrawingJob, StepDrawing
 from omnistage.models.diffusers.model import DrawnModel
 from omnistage.models.diffusers.output import encoded, parameters
 from omnistage.models.diffusers.pictures import PicturePainter
-from omnistage.models.diffusers.plan import MEDIA_TYPES, PNG, Limits, Plan, planned
+from omnistage.models.diffusers.plan import MEDIA_TYPES, PNG, DrawingLimits, DrawingPlan, planned
 from omnistage.models.errors import LoadError
-from omnistage.models.interface import BadRequest, DrawRequest, Failed, Rows, Wanted
+from omnistage.models.interface import BadRequest, DrawRequest, Failed, TensorRows, Wanted
 from omnistage.models.options import LoadOptions
 from omnistage.models.steps.interface import Aside
 from omnistage.v1 import stage_pb2
@@ -114,12 +114,12 @@ async def test_the_fitted_map_shows_the_last_estimate_better_than_any_flat_pictu
 async def test_who_goes_at_a_step_leaves_nothing_and_the_next_is_drawn(
     model: Model, until: int, collected_by_hand: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    jobs: list[weakref.ref[Job]] = []
+    jobs: list[weakref.ref[DrawingJob]] = []
     artist = model._artist
     assert isinstance(artist, StepDrawing)
     made = artist.job
 
-    def seen(plan: Plan, wanted: Wanted) -> Job:
+    def seen(plan: DrawingPlan, wanted: Wanted) -> DrawingJob:
         job = made(plan, wanted)
         jobs.append(weakref.ref(job))
         return job
@@ -180,7 +180,7 @@ async def test_no_more_drawings_share_a_step_than_was_said(monkeypatch: pytest.M
         groups = list[int]()
         step = small._artist.step
 
-        def counted(jobs: Sequence[Job], aside: Aside | None) -> None:
+        def counted(jobs: Sequence[DrawingJob], aside: Aside | None) -> None:
             groups.append(len(jobs))
             step(jobs, aside)
 
@@ -206,7 +206,7 @@ async def test_what_becomes_no_number_is_told_as_that_and_ends_alone(model: Mode
         draw(model, "a hill", seed=1), draw(model, "☃", seed=2), draw(model, "a hill", seed=3), return_exceptions=True
     )
     assert isinstance(bad, Failed) and "no number after step 1 of 4" in str(bad)
-    assert isinstance(good, Drawing) and isinstance(other, Drawing) and len(good.pictures) == len(other.pictures) == 1
+    assert isinstance(good, PiecesOfDrawing) and isinstance(other, PiecesOfDrawing) and len(good.pictures) == len(other.pictures) == 1
     with pytest.raises(StageError, match="INTERNAL: the picture is no number after step 1 of 4"):
         await run_logic(DiffusionStage(model), stage_pb2.StageParams(diffusion=stage_pb2.DiffusionParams(prompt="☃")))
     assert (model.sessions.running, model.load().queued) == (0, 0)
@@ -279,7 +279,7 @@ async def test_a_thin_picture_beside_another_is_refused_with_its_number() -> Non
 
 
 def test_a_long_prompt_fits_into_a_jpeg() -> None:
-    limits = Limits(multiple=8, width=32, height=32, steps=1, guidance=2.0)
+    limits = DrawingLimits(multiple=8, width=32, height=32, steps=1, guidance=2.0)
     plan = planned(DrawRequest(seed=3, prompt="é😀" * 10_000, negative_prompt="ü" * 20_000), limits, "m")
     for media_type in MEDIA_TYPES:
         image = opened(encoded(Image.new("RGB", (8, 8)), media_type, parameters(plan, 0, "m")))
@@ -466,4 +466,4 @@ async def test_a_history_that_is_none_is_refused(model: Model, shape: tuple[int,
 
 async def test_with_a_step_cache_nothing_is_kept(model: Model) -> None:
     drawing = await draw(model, "a hill", step_cache=0.5, ports={"image": 0, "checkpoint": 0})
-    assert not [piece for piece in drawing.pieces if isinstance(piece, Rows)]
+    assert not [piece for piece in drawing.pieces if isinstance(piece, TensorRows)]

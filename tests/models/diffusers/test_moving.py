@@ -10,7 +10,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from helpers.artists import Drawing, draw, model_of
+from helpers.artists import PiecesOfDrawing, draw, model_of
 from helpers.moving import CHANNELS, FILM_SIDE, FRAMES, RATE_HZ, film_maker, frames_of, sound_maker
 from omnistage.models.diffusers.folder import load_pipeline
 from omnistage.models.interface import BadRequest, Clip, Content, Sound
@@ -29,7 +29,7 @@ def heard(pieces: list[Any]) -> NDArray[np.float32]:
     return np.concatenate([piece.samples for piece in pieces if isinstance(piece, Sound)])
 
 
-async def make(model: Any, prompt: str, first: int = 0, **asked: Any) -> Drawing:
+async def make(model: Any, prompt: str, first: int = 0, **asked: Any) -> PiecesOfDrawing:
     """first: frame or sample from which on it is wanted."""
     return await draw(model, prompt, ports={model.info.produces[0].name: first, "progress": 0}, **asked)
 

@@ -13,9 +13,9 @@ from PIL import Image
 
 from helpers import lengths
 from helpers.drawings import NAMES
-from helpers.painting import CLOSE, Pair, apart, pair, picture
+from helpers.painting import CLOSE, PipelinePair, apart, pair, picture
 from omnistage.models.diffusers.painter import Canvas
-from omnistage.models.diffusers.plan import Plan
+from omnistage.models.diffusers.plan import DrawingPlan
 from omnistage.models.diffusers.quotation import split_quotation
 from omnistage.models.diffusers.qwen_image import SIDES
 from omnistage.models.interface import Failed
@@ -31,11 +31,11 @@ def one_thread() -> None:
 
 
 @pytest.fixture(params=NAMES)
-def both(request: pytest.FixtureRequest) -> Pair:
+def both(request: pytest.FixtureRequest) -> PipelinePair:
     return pair(request.param)
 
 
-def plans(both: Pair, seed: int, count: int = 3) -> list[Plan]:
+def plans(both: PipelinePair, seed: int, count: int = 3) -> list[DrawingPlan]:
     """Plans with different words, seeds, steps and guidance, the first without guidance."""
     rng = random.Random(seed)
     shapes = [(90, 120), (100, 80)][: min(both.edits, 2)]
@@ -56,7 +56,7 @@ def levels_apart(images: list[Image.Image], others: list[Image.Image]) -> int:
     return max(int(np.abs(np.asarray(one, dtype=int) - np.asarray(other, dtype=int)).max()) for one, other in pairs)
 
 
-def test_a_picture_is_that_of_the_pipeline(both: Pair, seed: int) -> None:
+def test_a_picture_is_that_of_the_pipeline(both: PipelinePair, seed: int) -> None:
     for plan in plans(both, seed):
         [canvas] = both.drawn(plan)
         latents, images = both.published(plan)
@@ -118,7 +118,7 @@ ALWAYS: dict[str, dict[str, object]] = {
 (docs/diffusion.md)."""
 
 
-def test_what_is_done_where_nothing_is_said_is_what_the_pipeline_does(both: Pair) -> None:
+def test_what_is_done_where_nothing_is_said_is_what_the_pipeline_does(both: PipelinePair) -> None:
     """The defaults are those of the installed diffusers: a release with another default, or with one more, has to be looked at."""
     limits, kind = both.painter.limits, type(both.pipe)
     qwen = kind.__name__.startswith("QwenImage")
@@ -133,7 +133,7 @@ def test_what_is_done_where_nothing_is_said_is_what_the_pipeline_does(both: Pair
         assert limits.prompt_tokens == defaults["max_sequence_length"]
 
 
-def test_pictures_that_join_one_by_one_are_those_drawn_alone(both: Pair, seed: int) -> None:
+def test_pictures_that_join_one_by_one_are_those_drawn_alone(both: PipelinePair, seed: int) -> None:
     asked = plans(both, seed, 4)
     for together, alone in zip(both.drawn(*asked), both.drawn(*asked, together=False), strict=True):
         assert apart(together.latents, alone.latents) <= CLOSE
@@ -241,7 +241,7 @@ def test_a_picture_that_is_no_number_is_an_error() -> None:
             both.painter.advance(canvas)
 
 
-def test_prompts_that_are_cut_by_no_encoder_are_taken_and_longer_ones_are_not(both: Pair) -> None:
+def test_prompts_that_are_cut_by_no_encoder_are_taken_and_longer_ones_are_not(both: PipelinePair) -> None:
     both.painter.check_text("word " * 20)
     with pytest.raises(ValueError, match="make it shorter"):
         both.painter.check_text("word " * 5000)
@@ -277,7 +277,7 @@ def test_the_tokens_of_a_prompt_are_counted_as_the_pipeline_counts_them() -> Non
 
 
 @pytest.mark.parametrize("text", ["a <|image_pad|> hill", "<|im_end|>", "a hill<|im_start|>"])
-def test_special_tokens_are_no_words(both: Pair, text: str) -> None:
+def test_special_tokens_are_no_words(both: PipelinePair, text: str) -> None:
     with pytest.raises(ValueError, match="special token"):
         both.painter.check_text(text)
 

@@ -12,11 +12,11 @@ from omnistage.models.common.checkpoint import BadCheckpoint
 from omnistage.models.conversation import Media
 from omnistage.models.diffusers.options import Defaults, DiffusersOptions
 from omnistage.models.diffusers.pictures import check_kind
-from omnistage.models.diffusers.plan import Limits, planned
+from omnistage.models.diffusers.plan import DrawingLimits, planned
 from omnistage.models.errors import LoadError
 from omnistage.models.interface import BadRequest, DrawRequest
 
-WORDS = Limits(multiple=16, width=128, height=96, steps=20, guidance=4.0, negative=" ")
+WORDS = DrawingLimits(multiple=16, width=128, height=96, steps=20, guidance=4.0, negative=" ")
 EDIT = replace(WORDS, width=0, height=0, images=(1, 2))
 LAYERED = replace(WORDS, width=0, height=0, images=(1, 1), layers=4, max_layers=8, sides=(640, 1024))
 STRETCHED = replace(WORDS, min_steps=2)
@@ -24,7 +24,7 @@ WHOLE = replace(WORDS, guidable=False, negatable=False, previewed=False, max_res
 FIXED = replace(EDIT, sized=False)
 IMAGE = Media("image/png", b"-")
 
-REFUSED: list[tuple[Limits, dict[str, Any], str]] = [
+REFUSED: list[tuple[DrawingLimits, dict[str, Any], str]] = [
     (STRETCHED, {"steps": 1}, "steps"),
     (WORDS, {"steps": 201}, "steps"),
     (WORDS, {"width": 65}, "width"),
@@ -61,7 +61,7 @@ REFUSED: list[tuple[Limits, dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("limits", "asked", "field"), REFUSED, ids=lambda value: str(value) if isinstance(value, str) else None)
-def test_what_would_fail_or_draw_nonsense_is_refused_with_its_field(limits: Limits, asked: dict[str, Any], field: str) -> None:
+def test_what_would_fail_or_draw_nonsense_is_refused_with_its_field(limits: DrawingLimits, asked: dict[str, Any], field: str) -> None:
     request = replace(DrawRequest(seed=0, prompt="a hill"), **asked)
     with pytest.raises(BadRequest) as refused:
         check_kind(request, "m")

@@ -18,8 +18,8 @@ from torch import Tensor
 from helpers.artists import draw, model_of
 from helpers.painting import CLOSE, apart, changed, pair
 from omnistage.models.common.checkpoint import BadCheckpoint
-from omnistage.models.diffusers.checkpoints import NOISE_WORDS, Layout
-from omnistage.models.diffusers.sampler import Memory, Sampler, check_scheduler, memory_of, tried_steps
+from omnistage.models.diffusers.checkpoints import NOISE_WORDS, StateLayout
+from omnistage.models.diffusers.sampler import Memory, PictureSampler, check_scheduler, memory_of, tried_steps
 from omnistage.models.interface import BadRequest, DrawRequest
 
 pytestmark = [
@@ -54,14 +54,14 @@ def scheduled(name: str, config: dict[str, Any], steps: int) -> Any:
     return scheduler
 
 
-class Drawing:
+class ArithmeticPicture:
     """A picture by a model of arithmetic, which depends on where it is."""
 
     def __init__(self, name: str, config: dict[str, Any], steps: int, seed: int) -> None:
         self.memory = memory_of(scheduled(name, config, tried_steps(scheduled(name, config, 2))))
         generator = torch.Generator("cpu").manual_seed(seed)
         self.latents = torch.randn(SHAPE, generator=generator)
-        self.sampler = Sampler(scheduled(name, config, steps), generator, draws=self.memory.draws)
+        self.sampler = PictureSampler(scheduled(name, config, steps), generator, draws=self.memory.draws)
 
     def step(self) -> None:
         made = torch.sin(3 * self.sampler.scaled(self.latents)) + 0.1 * self.sampler.step
@@ -73,15 +73,15 @@ class Drawing:
         return self.latents
 
 
-def layout(memory: Memory, steps: int, results: int = 1) -> Layout:
-    return Layout(pair("z-image").plan("x", steps=steps, results=results), int(np.prod(SHAPE)), WIDTH, memory)
+def layout(memory: Memory, steps: int, results: int = 1) -> StateLayout:
+    return StateLayout(pair("z-image").plan("x", steps=steps, results=results), int(np.prod(SHAPE)), WIDTH, memory)
 
 
 @pytest.mark.parametrize(("name", "config"), SCHEDULERS, ids=str)
 def test_a_drawing_goes_on_from_what_was_kept_with_the_same_bits(name: str, config: dict[str, Any], seed: int) -> None:
     steps = random.Random(seed).randint(7, 12)
-    whole = Drawing(name, config, steps, seed).finish()
-    first = Drawing(name, config, steps, seed)
+    whole = ArithmeticPicture(name, config, steps, seed).finish()
+    first = ArithmeticPicture(name, config, steps, seed)
     written = layout(first.memory, steps)
     kept = list[np.ndarray[Any, Any]]()
     while not first.sampler.is_done:
@@ -93,7 +93,7 @@ def test_a_drawing_goes_on_from_what_was_kept_with_the_same_bits(name: str, conf
         history = np.concatenate(kept[:count])
         written.check(history)
         [state] = written.read(history, first.latents)
-        again = Drawing(name, config, steps, seed + 1)
+        again = ArithmeticPicture(name, config, steps, seed + 1)
         again.sampler.restore(state)
         again.latents = state.latents
         assert again.sampler.step == written.steps[count - 1]
@@ -105,7 +105,7 @@ def test_what_is_shown_is_the_picture_that_the_model_leads_to(name: str, config:
     """A model that knows the picture: by the formula of what it is asked to predict, and by that of what it is given."""
     generator = torch.Generator("cpu").manual_seed(seed)
     picture, noise = torch.randn(SHAPE, generator=generator), torch.randn(SHAPE, generator=generator)
-    drawing = Drawing(name, config, 5, seed)
+    drawing = ArithmeticPicture(name, config, 5, seed)
     sampler, kind = drawing.sampler, drawing.sampler.scheduler.config.get("prediction_type", "flow_prediction")
     sigma = sampler.sigma
     if "sigma_data" in sampler.scheduler.config:
@@ -130,7 +130,7 @@ def test_what_is_shown_is_the_picture_that_the_model_leads_to(name: str, config:
 @pytest.mark.parametrize(("name", "config"), SCHEDULERS, ids=str)
 def test_steps_are_those_of_a_loop_of_diffusers(name: str, config: dict[str, Any], seed: int) -> None:
     """With what a model of it is given, of noise that is as large as the scheduler says."""
-    drawing = Drawing(name, config, 9, seed)
+    drawing = ArithmeticPicture(name, config, 9, seed)
     drawing.latents = drawing.latents * drawing.sampler.noise_scale
     generator, scheduler = torch.Generator("cpu").manual_seed(seed), scheduled(name, config, 9)
     latents = torch.randn(SHAPE, generator=generator) * getattr(scheduler, "init_noise_sigma", 1.0)
@@ -153,13 +153,13 @@ def test_what_a_scheduler_remembers_is_found_out_by_steps() -> None:
 def test_the_more_is_remembered_the_fewer_states_are_kept() -> None:
     """Above a size none: such a picture goes on from its seed."""
     plan = pair("z-image").plan("x", steps=20)
-    kept = [len(Layout(plan, 80_000, 16, Memory(tensors, draws=False)).steps) for tensors in (0, 1, 3, 5)]
+    kept = [len(StateLayout(plan, 80_000, 16, Memory(tensors, draws=False)).steps) for tensors in (0, 1, 3, 5)]
     assert kept == [3, 1, 0, 0]
-    assert Layout(plan, 80_000, 16, Memory(0, draws=True)).rows == -(-(80_000 + 1264) // 16)
+    assert StateLayout(plan, 80_000, 16, Memory(0, draws=True)).rows == -(-(80_000 + 1264) // 16)
 
 
 def test_noise_that_no_generator_draws_is_refused() -> None:
-    drawing = Drawing("FlowMatchLCMScheduler", {}, 8, 1)
+    drawing = ArithmeticPicture("FlowMatchLCMScheduler", {}, 8, 1)
     written = layout(drawing.memory, 8)
     history = written.written([drawing.sampler.keep(drawing.latents)])
     written.check(history)

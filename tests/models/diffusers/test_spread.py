@@ -17,7 +17,7 @@ import torch
 
 from helpers import lengths
 from helpers.drawings import checkpoint
-from helpers.painting import Pair, picture
+from helpers.painting import PipelinePair, picture
 from helpers.waiting import until
 from omnistage.engine.group import Distributed, RanksApart
 from omnistage.models.common.lru import TensorCache
@@ -58,7 +58,7 @@ def ended(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 @contextmanager
-def pair_of(name: str, size: int = 1, share: str = "") -> Iterator[tuple[Pair, Team | None]]:
+def pair_of(name: str, size: int = 1, share: str = "") -> Iterator[tuple[PipelinePair, Team | None]]:
     """A painter whose transformer is spread so; nothing of it runs afterwards."""
     folder = checkpoint(name)
     family = {**FAMILY, "context_parallel": share}
@@ -70,14 +70,14 @@ def pair_of(name: str, size: int = 1, share: str = "") -> Iterator[tuple[Pair, T
         pipe = placed(load_pipeline(folder, torch.float32), memory, team)
         painter = PAINTERS[read_index(folder).class_name](pipe, TensorCache(0), TensorCache(0), Defaults.of(folder, memory.chosen))
         assert isinstance(painter, PicturePainter)
-        yield Pair(name, pipe, painter), team
+        yield PipelinePair(name, pipe, painter), team
     finally:
         if team:
             team.close()
     assert not any(Path(f"/proc/{process}").exists() for process in processes)
 
 
-def drawn(pair: Pair) -> list[torch.Tensor]:
+def drawn(pair: PipelinePair) -> list[torch.Tensor]:
     """Two pictures in shared steps, the words of one of them unlike in length."""
     images = [picture(3, 64, 64)] * min(pair.edits, 1)
     plans = [pair.plan(words, images, steps=3, guidance_scale=3.0, seed=5) for words in ("a red circle", "two small houses by the sea")]

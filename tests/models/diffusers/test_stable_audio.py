@@ -12,12 +12,12 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from helpers.artists import Drawing, draw, model_of
+from helpers.artists import PiecesOfDrawing, draw, model_of
 from helpers.painting import CLOSE, apart
 from helpers.sounds import LATENTS, SAMPLERS, decoder, stable_audio
 from omnistage.models.diffusers.folder import load_pipeline
 from omnistage.models.diffusers.sounds import Upsampling
-from omnistage.models.interface import BadRequest, Content, DrawRequest, Progress, Rows, Sound, no_inputs
+from omnistage.models.interface import BadRequest, Content, DrawRequest, Sound, StepsDone, TensorRows, no_inputs
 
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.nn.utils.weight_norm` is deprecated:FutureWarning")  # of the VAE
 
@@ -25,7 +25,7 @@ ALL = {"audio": 0, "latents": 0}
 LONGEST = LATENTS / 25
 
 
-def heard(drawing: Drawing) -> NDArray[np.float32]:
+def heard(drawing: PiecesOfDrawing) -> NDArray[np.float32]:
     return np.concatenate([piece.samples for piece in drawing.pieces if isinstance(piece, Sound)])
 
 
@@ -77,7 +77,7 @@ async def test_a_sound_goes_on_from_what_was_kept_with_the_same_bits(sampler: st
     asked: dict[str, Any] = {"seed": seed, "steps": 4, "seconds": 0.5}
     async with model_of(stable_audio(tmp_path, seed, sampler)) as model:
         whole = await draw(model, "rain", ports={**ALL, "checkpoint": 0}, **asked)
-        kept = [piece.rows for piece in whole.pieces if isinstance(piece, Rows) and piece.port == "checkpoint"]
+        kept = [piece.rows for piece in whole.pieces if isinstance(piece, TensorRows) and piece.port == "checkpoint"]
         assert len(kept) == asked["steps"] - 1
     async with model_of(tmp_path) as other:
         for count in range(1, len(kept) + 1):
@@ -101,7 +101,7 @@ async def test_who_goes_at_a_step_or_while_a_sound_is_decoded_leaves_nothing(unt
         prepared = await model.prepare(DrawRequest(seed=0, prompt="rain"))
         async with aclosing(model.draw(prepared, no_inputs(), {"progress": 0, "audio": 0})) as pieces:
             async for piece in pieces:
-                if isinstance(piece, Sound) if until is None else isinstance(piece, Progress) and piece.step >= until:
+                if isinstance(piece, Sound) if until is None else isinstance(piece, StepsDone) and piece.step >= until:
                     break
         assert (model.sessions.running, model.load().queued) == (0, 0)
         assert len(heard(await draw(model, "rain", ports={"audio": 0}, seconds=0.5)))

@@ -20,7 +20,7 @@ from omnistage.models.common.checkpoint import BadCheckpoint
 from omnistage.models.common.lru import TensorCache
 from omnistage.models.diffusers.memory_plan import MemoryPlan, is_tiled
 from omnistage.models.diffusers.options import UNSAID, Defaults, DiffusersOptions
-from omnistage.models.diffusers.plan import Plan
+from omnistage.models.diffusers.plan import DrawingPlan
 from omnistage.models.diffusers.wan import WanPainter
 from omnistage.models.interface import BadRequest
 from omnistage.models.media.errors import BadMedia
@@ -45,7 +45,7 @@ def size(both: Wan, rng: random.Random) -> dict[str, int]:
     return {"width": rng.choice(sides), "height": sides[0], "frames": least + limits.frame_multiple * rng.choice([1, 2])}
 
 
-def plans(both: Wan, seed: int, count: int = 3, pictures: int | None = None) -> list[Plan]:
+def plans(both: Wan, seed: int, count: int = 3, pictures: int | None = None) -> list[DrawingPlan]:
     """Plans of one size, but with different words, pictures, seeds, steps and guidance, the first without guidance."""
     rng = random.Random(seed)
     shape, made = size(both, rng), []
@@ -66,7 +66,7 @@ def plans(both: Wan, seed: int, count: int = 3, pictures: int | None = None) -> 
     return made
 
 
-def check(both: Wan, plan: Plan) -> None:
+def check(both: Wan, plan: DrawingPlan) -> None:
     [canvas] = both.drawn(plan)
     latents, frames = both.published(plan)
     assert apart(both.painter.finished(canvas), latents) <= CLOSE

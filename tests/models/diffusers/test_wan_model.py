@@ -21,11 +21,11 @@ import torch
 from helpers.artists import draw, model_of, saved
 from helpers.painting import CLOSE, apart
 from helpers.wans import KINDS, photo, pipeline
-from omnistage.models.diffusers.drawing import Job, StepDrawing
+from omnistage.models.diffusers.drawing import DrawingJob, StepDrawing
 from omnistage.models.diffusers.model import DrawnModel
-from omnistage.models.diffusers.plan import Plan
+from omnistage.models.diffusers.plan import DrawingPlan
 from omnistage.models.diffusers.quiet import quiet
-from omnistage.models.interface import BadRequest, DrawRequest, Progress, Rows, Wanted, no_inputs
+from omnistage.models.interface import BadRequest, DrawRequest, StepsDone, TensorRows, Wanted, no_inputs
 
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy keyword")  # Diffusers with NumPy 2.
 
@@ -105,12 +105,12 @@ async def test_who_goes_at_a_step_or_while_a_film_is_decoded_leaves_nothing(
     model: Model, until: int | None, collected_by_hand: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """until: the step after which its reader goes; None: at the first frame of the film."""
-    jobs: list[weakref.ref[Job]] = []
+    jobs: list[weakref.ref[DrawingJob]] = []
     artist = model._artist
     assert isinstance(artist, StepDrawing)
     made = artist.job
 
-    def seen(plan: Plan, wanted: Wanted) -> Job:
+    def seen(plan: DrawingPlan, wanted: Wanted) -> DrawingJob:
         job = made(plan, wanted)
         jobs.append(weakref.ref(job))
         return job
@@ -119,7 +119,7 @@ async def test_who_goes_at_a_step_or_while_a_film_is_decoded_leaves_nothing(
     prepared = await model.prepare(DrawRequest(seed=0, prompt="a hill", frames=21))
     async with aclosing(model.draw(prepared, no_inputs(), {"progress": 0, "pixels": 0})) as pieces:
         async for piece in pieces:
-            if isinstance(piece, Rows) if until is None else isinstance(piece, Progress) and piece.step >= until:
+            if isinstance(piece, TensorRows) if until is None else isinstance(piece, StepsDone) and piece.step >= until:
                 break
     monkeypatch.undo()
     del prepared, piece
@@ -133,7 +133,7 @@ async def test_pixels_leave_frame_by_frame_while_another_film_is_decoded(model: 
     """And those of each are as when it is decoded alone."""
     ports = {"pixels": 0}
     alone = [await draw(model, "a dog", frames=13, seed=seed + n, steps=2, ports=ports) for n in range(2)]
-    assert all(len(piece.rows) == SIDE * SIDE for piece in alone[0].pieces if isinstance(piece, Rows))
+    assert all(len(piece.rows) == SIDE * SIDE for piece in alone[0].pieces if isinstance(piece, TensorRows))
     together = await asyncio.gather(*(draw(model, "a dog", frames=13, seed=seed + n, steps=2, ports=ports) for n in range(2)))
     for one, other in zip(alone, together, strict=True):
         assert np.abs(one.rows("pixels").astype(int) - other.rows("pixels")).max() <= 1
@@ -146,7 +146,7 @@ async def test_a_film_goes_on_from_what_was_kept_with_the_same_bits(model: Model
     for made, images in ((model, pictures(seed, 1)), (experts, ())):
         shape: dict[str, Any] = {"width": SIDE, "height": SIDE, "frames": 5, "steps": STEPS, "images": images, "seed": seed}
         whole = await draw(made, "a dog", ports={"latents": 0, "checkpoint": 0}, **shape)
-        kept = [piece.rows for piece in whole.pieces if isinstance(piece, Rows) and piece.port == "checkpoint"]
+        kept = [piece.rows for piece in whole.pieces if isinstance(piece, TensorRows) and piece.port == "checkpoint"]
         assert len(kept) == STEPS - 1
         for count in range(1, STEPS):
             history = np.concatenate(kept[:count])

@@ -19,7 +19,7 @@ import torch
 from PIL import Image
 from PIL.Image import Resampling
 
-from helpers.artists import Drawing, draw, model_of, saved
+from helpers.artists import PiecesOfDrawing, draw, model_of, saved
 from helpers.drawings import checkpoint
 from helpers.painting import changed
 from helpers.stable_diffusion import SIDE, stable_diffusion, variant
@@ -28,9 +28,9 @@ from omnistage.models.common.worker import LOOK_S
 from omnistage.models.conversation import Media
 from omnistage.models.diffusers.folder import load_pipeline, read_index
 from omnistage.models.diffusers.model import DrawnModel
-from omnistage.models.diffusers.plan import Plan
+from omnistage.models.diffusers.plan import DrawingPlan
 from omnistage.models.diffusers.whole import WholeDrawing
-from omnistage.models.interface import BadRequest, DrawRequest, Failed, Progress, no_inputs
+from omnistage.models.interface import BadRequest, DrawRequest, Failed, StepsDone, no_inputs
 
 Model = DrawnModel[Any]
 
@@ -181,8 +181,8 @@ async def test_progress_begins_anew_with_a_call_of_its_own_after_a_shared_one_fa
             shared += 1
             raise Failed("too many")
 
-    async def drawn(plan: Plan) -> Drawing:
-        return Drawing([piece async for piece in model.draw(plan, no_inputs(), {"image": 0, "progress": 0})])
+    async def drawn(plan: DrawingPlan) -> PiecesOfDrawing:
+        return PiecesOfDrawing([piece async for piece in model.draw(plan, no_inputs(), {"image": 0, "progress": 0})])
 
     # Prepared before, for only who begins at the same moment surely shares.
     plans = [await model.prepare(DrawRequest(seed=seed, prompt=prompt)) for prompt in ("a dog", "a cat")]
@@ -190,7 +190,7 @@ async def test_progress_begins_anew_with_a_call_of_its_own_after_a_shared_one_fa
         drawings = await asyncio.gather(*map(drawn, plans))
     assert shared == 4
     for drawing in drawings:
-        told = [(piece.step, piece.steps) for piece in drawing.pieces if isinstance(piece, Progress)]
+        told = [(piece.step, piece.steps) for piece in drawing.pieces if isinstance(piece, StepsDone)]
         assert told == [(step, 5) for step in (1, 2, 1, 2, 3, 4, 5)]
     assert np.array_equal(drawings[0].pixels, alone.pixels)
     assert calls(model) == 0

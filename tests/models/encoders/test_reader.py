@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 
 from helpers import media_files
-from omnistage.models.common.encoders.features import Extent, Features, Grid, Pixels
+from omnistage.models.common.encoders.features import Features, Grid, MediumExtent, Pixels
 from omnistage.models.common.encoders.queue import EncoderQueue
 from omnistage.models.common.encoders.reader import FILM_SHARE, MediaPreprocessing, MediaReader, PictureEncoding, SoundEncoding
 from omnistage.models.common.lru import LruCache
@@ -32,7 +32,7 @@ def grid_of(pixels: Pixels) -> Grid:
     return Grid(-(-frames // 2), height // SIDE, width // SIDE)
 
 
-def rows_of(extent: Extent) -> int:
+def rows_of(extent: MediumExtent) -> int:
     return (extent.grid.patches if extent.grid else 0) + extent.sound
 
 
@@ -102,7 +102,7 @@ async def features(reader: MediaReader, kind: str, data: bytes, room: int = 1000
 async def test_a_picture_is_read_once_for_all_who_ask_in_a_scope(reader: MediaReader, encoder: Averages, seed: int) -> None:
     data = media_files.picture(seed, 60, 80)
     same = await asyncio.gather(*(features(reader, "image/png", data) for _ in range(5)))
-    assert encoder.passes == 1 and same[0].extent == Extent(Grid(1, 6, 8)) and same[0].rows.shape == (48, 1)
+    assert encoder.passes == 1 and same[0].extent == MediumExtent(Grid(1, 6, 8)) and same[0].rows.shape == (48, 1)
     assert all(each is same[0] for each in same)
     assert await features(reader, "image/png", data) is same[0] and encoder.passes == 1
     other = await features(reader, "image/png", data, scope="other")
@@ -119,7 +119,7 @@ async def test_what_there_is_no_room_for_is_refused_for_that_request_alone(reade
 
 async def test_sound_becomes_rows_in_pieces_and_one_that_is_too_short_is_told_what_to_do(reader: MediaReader, seed: int) -> None:
     heard = await features(reader, "audio/wav", media_files.sound(seed, 5.0, RATE_HZ))
-    assert heard.extent == Extent(sound=20) and heard.rows.shape == (20, 1)
+    assert heard.extent == MediumExtent(sound=20) and heard.rows.shape == (20, 1)
     with pytest.raises(BadMedia, match="the sound lasts 200 ms, too short to hear anything: send 250 ms or more"):
         await features(reader, "audio/wav", media_files.sound(seed, 0.2, RATE_HZ))
     assert len((await features(reader, "audio/wav", media_files.sound(seed, 0.25, RATE_HZ))).rows) == 1

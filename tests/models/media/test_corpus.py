@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from helpers import corpus_films, corpus_pictures, corpus_sounds, ffmpeg, lengths
-from helpers.corpus import Sample
-from omnistage.models.media.decoded import Film
+from helpers.corpus import CorpusFile
+from omnistage.models.media.decoded import DecodedFilm
 from omnistage.models.media.decoder import MediaDecoder
 from omnistage.models.media.errors import BadMedia
 from omnistage.models.media.preprocessing import FilmPreprocessing, PicturePreprocessing, SoundPreprocessing
@@ -118,7 +118,7 @@ def later(heard: NDArray[np.float32], wanted: NDArray[np.float32], most: int) ->
     return int(near.argmax()) - most
 
 
-def same_frames(film: Film, wanted: list[ffmpeg.Frame], sample: Sample) -> None:
+def same_frames(film: DecodedFilm, wanted: list[ffmpeg.Frame], sample: CorpusFile) -> None:
     """Each frame is the one that is shown at its place, in the shape in which it is shown. With its sound a film begins with that, if it
     comes first, and shows its first frame so often that sound and pictures are together to half a frame."""
     times = [frame.shown_at for frame in wanted]

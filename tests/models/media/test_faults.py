@@ -30,7 +30,7 @@ from pathlib import Path
 from omnistage.models.media import child
 from omnistage.models.media.confinement import confine
 from omnistage.models.media.limits import MediaLimits
-from omnistage.models.media.output import Output
+from omnistage.models.media.output import BoundedFile
 from omnistage.models.media.preprocessing import FilmPreprocessing, PicturePreprocessing, SoundPreprocessing
 
 warnings.simplefilter("ignore")
@@ -48,7 +48,7 @@ assert not confined or confine()
 sys.addaudithook(watched)
 for now, file, result in files:
     kind = now.partition("-")[0]
-    said = child.answer({"kind": kind, "ask": asdict(asks[kind])}, file, Output(result, limits.result_bytes), limits)
+    said = child.answer({"kind": kind, "ask": asdict(asks[kind])}, file, BoundedFile(result, limits.result_bytes), limits)
     os.lseek(result, 0, os.SEEK_SET)
     made = hashlib.sha256()
     while data := os.read(result, 1 << 20):

@@ -27,7 +27,7 @@ from helpers.lengths import rounds
 from helpers.processes import wait_end
 from helpers.waiting import turning, until
 from omnistage.models.media import child
-from omnistage.models.media.decoded import Film
+from omnistage.models.media.decoded import DecodedFilm
 from omnistage.models.media.decoder import MediaDecoder
 from omnistage.models.media.errors import BadMedia, DecoderFailed, DecoderFull
 from omnistage.models.media.limits import MediaLimits
@@ -80,7 +80,7 @@ def film() -> bytes:
     return media_files.film(4, 250, rate_hz=10, numbered=True)
 
 
-async def begun(decoder: MediaDecoder, work: asyncio.Task[Film]) -> int:
+async def begun(decoder: MediaDecoder, work: asyncio.Task[DecodedFilm]) -> int:
     """The process that decodes, once it has taken processor time for it; it has decoded before."""
     (pid,) = decoder.pids
     before = _ticks(pid)

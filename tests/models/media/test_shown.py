@@ -15,7 +15,7 @@ from PIL import Image
 
 from helpers import media_files
 from helpers.corpus_films import with_matrix
-from omnistage.models.media.decoded import Film
+from omnistage.models.media.decoded import DecodedFilm
 from omnistage.models.media.decoder import MediaDecoder
 from omnistage.models.media.errors import BadMedia, NoRoom
 from omnistage.models.media.limits import MediaLimits
@@ -246,6 +246,6 @@ async def test_transparent_frames_lie_on_white(shared_decoder: MediaDecoder) -> 
     frames = [Image.new("RGBA", (32, 32), (200, 0, 0, 255 * (number % 2))) for number in range(4)]
     data = io.BytesIO()
     frames[0].save(data, "GIF", save_all=True, append_images=frames[1:], duration=100, disposal=2)
-    film: Film = await shared_decoder.film(data.getvalue(), ALL)
+    film: DecodedFilm = await shared_decoder.film(data.getvalue(), ALL)
     assert (film.frames[0] == 255).all()
     assert np.abs(film.frames[1].astype(int) - (200, 0, 0)).max() <= 8

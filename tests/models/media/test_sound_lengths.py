@@ -254,13 +254,13 @@ async def test_however_many_places_look_like_a_beginning_the_work_has_a_bound(de
         wav(sound, riff=0, samples=0) + (b"JUNK" + bytes(4)) * 40_000 + b"\1",
         ogg + page * 20_000,
     ):
-        file = Counting(data)
+        file = CountingFile(data)
         for _ in joined_sounds(file, len(data)):
             pass
         assert file.reads < 500_000
 
 
-class Counting(io.BytesIO):
+class CountingFile(io.BytesIO):
     """A file that counts how often it is read."""
 
     reads = 0

@@ -22,7 +22,7 @@ from omnistage.models.qwen2_5_omni.wave.config import read_wave_config
 from omnistage.models.qwen2_5_omni.wave.loading import read_parts
 from omnistage.models.qwen2_5_omni.wave.schedules import SCHEDULES, schedule_of
 from omnistage.models.qwen2_5_omni.wave.solver import Solver
-from omnistage.models.qwen2_5_omni.wave.speech import Prepared, Speech
+from omnistage.models.qwen2_5_omni.wave.speech import PreparedSpeech, Speech
 from omnistage.models.qwen2_5_omni.wave.vocoder import FIELD
 
 pytestmark = pytest.mark.slow
@@ -61,7 +61,7 @@ async def test_who_looks_as_far_ahead_as_anything_depends_makes_the_whole(quick:
     whole = await samples(quick, codes, WaveRequest(seed, "offline"))
     near = list[float]()
     for ahead in (1, 2, 3):
-        speech = Speech(quick.config, quick.windows, Prepared(seed, schedule_of((1, 2, 3, 6), ahead, BLOCK), speaker))
+        speech = Speech(quick.config, quick.windows, PreparedSpeech(seed, schedule_of((1, 2, 3, 6), ahead, BLOCK), speaker))
         speech.feed(0, codes, last=True)
         made = list[Sound]()
         while (job := speech.next()) is not None:

@@ -19,7 +19,7 @@ from helpers.models import text_pieces
 from omnistage.engine.attention import choose_backend
 from omnistage.engine.results import fixed_results
 from omnistage.models.common.encoders.pictures import read_pictures
-from omnistage.models.common.encoders.starting import Parts, encoded_rows
+from omnistage.models.common.encoders.starting import ThinkerParts, encoded_rows
 from omnistage.models.conversation import Media, Part, Turn
 from omnistage.models.interface import TextRequest, TokenLogprob
 from omnistage.models.options import LoadOptions
@@ -38,7 +38,7 @@ def entered() -> AbstractContextManager[object]:
     return nullcontext() if IS_THERE else Device().there()
 
 
-def computed(parts: Parts, folder: Path, config: ThinkerConfig) -> list[torch.Tensor]:
+def computed(parts: ThinkerParts, folder: Path, config: ThinkerConfig) -> list[torch.Tensor]:
     """Hidden rows and logits of fixed tokens, and rows of fixed pictures and sounds."""
     results = fixed_results(parts.decoder, parts.decoder.logits, choose_backend(parts.decoder.spec).backend)
     _, encoded = encoded_rows(parts, read_pictures(folder, config.vision).colours)
@@ -56,18 +56,18 @@ def test_rows_and_logits_of_a_device_are_those_of_the_processor(omni_checkpoint:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class DeviceAnswer:
     """tokens, and in the place of each the likeliest two."""
 
     tokens: Sequence[int]
     top: Sequence[Sequence[TokenLogprob]]
 
 
-async def answers(model: Qwen2_5Thinker, requests: Sequence[TextRequest]) -> list[Answer]:
+async def answers(model: Qwen2_5Thinker, requests: Sequence[TextRequest]) -> list[DeviceAnswer]:
     """All at once."""
     made = await asyncio.gather(*(text_pieces(model, request) for request in requests))
     return [
-        Answer([token for piece in pieces for token in piece.token_ids], [two for piece in pieces for two in piece.top_logprobs])
+        DeviceAnswer([token for piece in pieces for token in piece.token_ids], [two for piece in pieces for two in piece.top_logprobs])
         for pieces in made
     ]
 

@@ -18,7 +18,7 @@ from omnistage.models.common.encoders.features import Grid
 from omnistage.models.common.encoders.patches import grid_of, patches_of
 from omnistage.models.common.encoders.pictures import read_pictures
 from omnistage.models.common.encoders.spectrograms import Spectrograms
-from omnistage.models.common.encoders.starting import Parts
+from omnistage.models.common.encoders.starting import ThinkerParts
 from omnistage.models.qwen2_5_omni.audio import rows_of_frames
 from omnistage.models.qwen2_5_omni.config import ThinkerConfig, read_thinker_config
 from omnistage.models.qwen2_5_omni.loading import WEIGHTS
@@ -30,7 +30,7 @@ def config(omni_checkpoint: Path) -> ThinkerConfig:
 
 
 @pytest.fixture(scope="module")
-def parts(omni_checkpoint: Path, config: ThinkerConfig) -> Parts:
+def parts(omni_checkpoint: Path, config: ThinkerConfig) -> ThinkerParts:
     return WEIGHTS.read_parts(omni_checkpoint, config, torch.float32, torch.device("cpu"))
 
 
@@ -59,7 +59,7 @@ def test_patches_are_those_of_transformers_frame_by_frame(omni_checkpoint: Path,
             assert grid_of(frame, config.vision) == Grid(1, height // 14, width // 14)
 
 
-def test_pictures_and_films_have_the_rows_of_transformers(parts: Parts, reference: OmniReference, seed: int) -> None:
+def test_pictures_and_films_have_the_rows_of_transformers(parts: ThinkerParts, reference: OmniReference, seed: int) -> None:
     random = np.random.default_rng(seed)
     for _ in range(6):
         grids = [Grid(int(random.choice((1, 1, 3))), *(2 * int(side) for side in random.integers(1, 14, 2))) for _ in range(3)]
@@ -82,7 +82,7 @@ def test_pictures_and_films_have_the_rows_of_transformers(parts: Parts, referenc
         assert torch.equal(made[-1], torch.cat(by_frame))
 
 
-def test_sounds_have_the_rows_of_transformers(parts: Parts, reference: OmniReference, seed: int) -> None:
+def test_sounds_have_the_rows_of_transformers(parts: ThinkerParts, reference: OmniReference, seed: int) -> None:
     random = np.random.default_rng(seed)
     lengths = [*(int(length) for length in random.integers(3, 900, 4)), 3, 4, 199, 200, 201, 400]
     spectrograms = [torch.randn(length, 128, generator=torch.Generator().manual_seed(length)) for length in lengths]

@@ -18,9 +18,9 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from helpers.logic import Made, history_of_text, run_logic, start_at
+from helpers.logic import LogicOutput, history_of_text, run_logic, start_at
 from helpers.omni_reference import OmniReference
-from omnistage.models.common.encoders.thinker import Prepared
+from omnistage.models.common.encoders.thinker import PreparedConversation
 from omnistage.models.conversation import Turn
 from omnistage.models.options import LoadOptions
 from omnistage.models.qwen2_5_omni.loading import load_thinker
@@ -42,11 +42,11 @@ DRAWS = 200
 
 
 @dataclass
-class House:
+class ParameterHouse:
     """A Thinker behind its stage, and the same model in Transformers. usual: tokens that the prompt has not, and that are text. heard: two
     that it has, of which one is likely and one is not: a repetition penalty divides and multiplies."""
 
-    logic: ThinkerStage[Prepared]
+    logic: ThinkerStage[PreparedConversation]
     reference: OmniReference
     end: int
     usual: list[int]
@@ -65,7 +65,7 @@ class House:
         logits, pool = self.logits(), self.usual[: len(SCORES)]
         return pool, {token: HIGH + score - logits[token] for token, score in zip(pool, SCORES.tolist(), strict=True)}
 
-    async def answer(self, seed: int = 1, history: Sequence[int] = (), words: str = WORDS, **fields: Any) -> Made:
+    async def answer(self, seed: int = 1, history: Sequence[int] = (), words: str = WORDS, **fields: Any) -> LogicOutput:
         """With one token, if nothing else is said."""
         thinker = stage_pb2.ThinkerParams(**{"max_tokens": len(history) + 1, **fields})
         thinker.messages.add(role="user").parts.add(text=words)
@@ -96,14 +96,14 @@ class House:
 
 
 @pytest.fixture(scope="module")
-def house(omni_checkpoint: Path) -> Iterator[House]:
+def house(omni_checkpoint: Path) -> Iterator[ParameterHouse]:
     model = load_thinker(omni_checkpoint, LoadOptions(path=omni_checkpoint, dtype="float32", max_sessions=DRAWS))
     reference = OmniReference(omni_checkpoint)
     never = sorted(model.tokenizer.unsayable | model.tokenizer.ends)
     prompt = set(reference.inputs([Turn("user", (WORDS,))], ([], []))[0][0].tolist())
     words = {token for token in range(model.tokenizer.vocabulary) if model.tokenizer.piece(token).isalpha()}
     usual = sorted(words.difference(prompt, never))
-    house = House(ThinkerStage(model), reference, min(model.tokenizer.ends), usual, never, ())
+    house = ParameterHouse(ThinkerStage(model), reference, min(model.tokenizer.ends), usual, never, ())
     ranked = sorted(prompt.difference(never), key=house.logits().__getitem__)
     house.heard = (ranked[-1], ranked[0])
     yield house
@@ -116,7 +116,7 @@ def shares(temperature: float) -> Numbers:
     return np.asarray(weights / weights.sum())
 
 
-async def temperature(house: House) -> None:
+async def temperature(house: ParameterHouse) -> None:
     pool, _ = house.pool()
     assert (await house.drawn(temperature=0)).keys() == {pool[0]}, "greedy"
     for value in (0.7, 1.6):
@@ -125,23 +125,23 @@ async def temperature(house: House) -> None:
         assert ((counts - expected) ** 2 / expected).sum() < 35, "1 in 10^6 by chance"
 
 
-async def top_k(house: House) -> None:
+async def top_k(house: ParameterHouse) -> None:
     assert (await house.drawn(temperature=2, top_k=3)).keys() == set(house.pool()[0][:3])
 
 
-async def top_p(house: House) -> None:
+async def top_p(house: ParameterHouse) -> None:
     kept = int(np.searchsorted(np.cumsum(shares(1.5)), 0.75)) + 1
     assert 1 < kept < len(SCORES)
     assert (await house.drawn(temperature=1.5, top_p=0.75)).keys() == set(house.pool()[0][:kept])
 
 
-async def min_p(house: House) -> None:
+async def min_p(house: ParameterHouse) -> None:
     kept = int((shares(1.5) >= 0.4 * shares(1.5).max()).sum())
     assert 1 < kept < len(SCORES)
     assert (await house.drawn(temperature=1.5, min_p=0.4)).keys() == set(house.pool()[0][:kept])
 
 
-async def repetition_penalty(house: House) -> None:
+async def repetition_penalty(house: ParameterHouse) -> None:
     """It counts tokens of the prompt, and one of the answer."""
     likely, unlikely = (house.logits()[token] for token in house.heard)
     assert unlikely < 0 < likely
@@ -153,17 +153,17 @@ async def repetition_penalty(house: House) -> None:
             )
 
 
-async def presence_penalty(house: House) -> None:
+async def presence_penalty(house: ParameterHouse) -> None:
     token, other = house.usual[1:3]
     await house.check_lowers(token, 1.3, {"presence_penalty": 1.3}, (token, other, token))
 
 
-async def frequency_penalty(house: House) -> None:
+async def frequency_penalty(house: ParameterHouse) -> None:
     token, other = house.usual[1:3]
     await house.check_lowers(token, 3 * 0.6, {"frequency_penalty": 0.6}, (token, other, token, token))
 
 
-async def logit_bias(house: House) -> None:
+async def logit_bias(house: ParameterHouse) -> None:
     logits = house.logits()
     logits[house.never] = -np.inf
     best, *_, other = np.argsort(-logits)[:5].tolist()
@@ -173,38 +173,38 @@ async def logit_bias(house: House) -> None:
         assert await house.next({"logit_bias": {other: amount}}) == expected
 
 
-async def max_tokens(house: House) -> None:
+async def max_tokens(house: ParameterHouse) -> None:
     for count in (1, 7):
         made = await house.answer(max_tokens=count, ignore_eos=True)
         assert (len(made.tokens()), made.finish_reasons()) == (count, [chunk_pb2.FINISH_REASON_LENGTH])
 
 
-async def ends_at_once(house: House, **fields: Any) -> Made:
+async def ends_at_once(house: ParameterHouse, **fields: Any) -> LogicOutput:
     """The answer where no token is as likely as the end."""
     return await house.answer(max_tokens=6, sampling=stage_pb2.Sampling(logit_bias={house.end: 100}), **fields)
 
 
-async def min_tokens(house: House) -> None:
+async def min_tokens(house: ParameterHouse) -> None:
     assert (await ends_at_once(house)).tokens() == []
     made = await ends_at_once(house, min_tokens=4)
     assert (len(made.tokens()), made.finish_reasons()) == (4, [chunk_pb2.FINISH_REASON_STOP])
 
 
-async def ignore_eos(house: House) -> None:
+async def ignore_eos(house: ParameterHouse) -> None:
     assert (await ends_at_once(house)).finish_reasons() == [chunk_pb2.FINISH_REASON_STOP]
     made = await ends_at_once(house, ignore_eos=True)
     assert (len(made.tokens()), made.finish_reasons()) == (6, [chunk_pb2.FINISH_REASON_LENGTH])
     assert house.end not in made.tokens()
 
 
-async def stop(house: House) -> None:
+async def stop(house: ParameterHouse) -> None:
     whole = await house.answer(max_tokens=24, ignore_eos=True)
     middle = whole.text()[len(whole.text()) // 2 :][:3]
     made = await house.answer(max_tokens=24, ignore_eos=True, stop=["no such text", middle])
     assert (made.text(), made.finish_reasons()) == (whole.text().partition(middle)[0], [chunk_pb2.FINISH_REASON_STOP])
 
 
-def texts(made: Made) -> list[chunk_pb2.TextChunk]:
+def texts(made: LogicOutput) -> list[chunk_pb2.TextChunk]:
     return [output.payload for output in made.outputs if isinstance(output.payload, chunk_pb2.TextChunk)]
 
 
@@ -212,14 +212,14 @@ def logprobs_of(logits: Numbers) -> Numbers:
     return np.asarray(logits - logits.max() - np.log(np.exp(logits - logits.max()).sum()))
 
 
-async def logprobs(house: House) -> None:
+async def logprobs(house: ParameterHouse) -> None:
     assert not any(chunk.logprobs for chunk in texts(await house.answer(max_tokens=3, ignore_eos=True)))
     made = await house.answer(max_tokens=3, ignore_eos=True, logprobs=True, sampling=stage_pb2.Sampling(temperature=1.5, top_k=40))
     tokens, told = made.tokens(), [value for chunk in texts(made) for value in chunk.logprobs]
     assert told == pytest.approx([logprobs_of(house.logits(*tokens[:n]))[token] for n, token in enumerate(tokens)], abs=1e-3)
 
 
-async def top_logprobs(house: House) -> None:
+async def top_logprobs(house: ParameterHouse) -> None:
     assert not any(chunk.top_logprobs for chunk in texts(await house.answer(logprobs=True)))
     expected = logprobs_of(house.logits())
     tokens = sorted(house.reference.tokenizer.get_vocab().values())
@@ -230,7 +230,7 @@ async def top_logprobs(house: House) -> None:
         assert list(top.logprobs) == pytest.approx(expected[list(top.token_ids)].tolist(), abs=1e-3)
 
 
-async def likely_ids_without_a_token(house: House) -> None:
+async def likely_ids_without_a_token(house: ParameterHouse) -> None:
     """The head has more rows than the tokenizer has tokens. However likely these are, no answer has one, no table of the likeliest names
     one, and their probability is not given to others."""
     tokens = sorted(house.reference.tokenizer.get_vocab().values())
@@ -246,7 +246,7 @@ async def likely_ids_without_a_token(house: House) -> None:
         await house.answer(history=[nothing[0]])
 
 
-async def messages(house: House) -> None:
+async def messages(house: ParameterHouse) -> None:
     """Another conversation has other logits, its own."""
     for words in (WORDS, "And the hills?"):
         ((top,),) = [chunk.top_logprobs for chunk in texts(await house.answer(words=words, top_logprobs=5, ignore_eos=True))]
@@ -254,33 +254,33 @@ async def messages(house: House) -> None:
     assert abs(house.logits() - house.logits(words="And the hills?")).max() > 0.01
 
 
-async def verbatim(house: House) -> None:
+async def verbatim(house: ParameterHouse) -> None:
     made = await house.answer(max_tokens=50, verbatim="Say this, and nothing else.")
     assert (made.text(), made.finish_reasons()) == ("Say this, and nothing else.", [chunk_pb2.FINISH_REASON_STOP])
 
 
-async def kept(house: House, **form: Any) -> list[str]:
+async def kept(house: ParameterHouse, **form: Any) -> list[str]:
     """The texts that are said with a constraint, by chance."""
     asked: dict[str, Any] = {"max_tokens": 40, "sampling": stage_pb2.Sampling(temperature=1), "constraint": stage_pb2.Constraint(**form)}
     return [made.text() for made in await asyncio.gather(*(house.answer(seed, **asked) for seed in range(12)))]
 
 
-async def json_schema(house: House) -> None:
+async def json_schema(house: ParameterHouse) -> None:
     said = await kept(house, json_schema=json.dumps({"type": "array", "items": {"enum": ["sea", "hill"]}, "minItems": 1, "maxItems": 2}))
     assert len(set(said)) > 1 and all(set(json.loads(text)) <= {"sea", "hill"} for text in said)
 
 
-async def regex(house: House) -> None:
+async def regex(house: ParameterHouse) -> None:
     said = await kept(house, regex="[a-c]{2,5}!")
     assert len(set(said)) > 1 and all(re.fullmatch("[a-c]{2,5}!", text) for text in said)
 
 
-async def choice(house: House) -> None:
+async def choice(house: ParameterHouse) -> None:
     said = await kept(house, choice=stage_pb2.Choices(texts=["sea", "hill"]))
     assert set(said) == {"sea", "hill"}
 
 
-async def seed(house: House) -> None:
+async def seed(house: ParameterHouse) -> None:
     """Which is no parameter of its own, but of all."""
     sampling = stage_pb2.Sampling(temperature=1)
     said = [await house.answer(n % 8, max_tokens=12, sampling=sampling) for n in range(16)]
@@ -298,7 +298,7 @@ def parameters(message: Any, before: str = "") -> Iterator[str]:
             yield from parameters(inner, f"{before}{field.name}.")
 
 
-EFFECTS: Mapping[str, Callable[[House], Awaitable[None]]] = {
+EFFECTS: Mapping[str, Callable[[ParameterHouse], Awaitable[None]]] = {
     "messages": messages,
     "sampling.temperature": temperature,
     "sampling.top_k": top_k,
@@ -326,5 +326,5 @@ def test_every_parameter_of_the_contract_is_in_the_table() -> None:
 
 
 @pytest.mark.parametrize("effect", [*EFFECTS.values(), seed, likely_ids_without_a_token], ids=[*EFFECTS, "seed", "ids"])
-async def test_a_parameter_does_what_the_contract_says(house: House, effect: Callable[[House], Awaitable[None]]) -> None:
+async def test_a_parameter_does_what_the_contract_says(house: ParameterHouse, effect: Callable[[ParameterHouse], Awaitable[None]]) -> None:
     await effect(house)

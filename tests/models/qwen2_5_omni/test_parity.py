@@ -15,7 +15,7 @@ import torch
 
 from helpers import lengths
 from helpers.models import text_pieces
-from helpers.omni_parity import KINDS, TOKENS, Asked, agreement, requests
+from helpers.omni_parity import KINDS, TOKENS, ParityQuestion, agreement, requests
 from helpers.omni_reference import OmniReference
 from omnistage.engine import attention, sampler
 from omnistage.engine.pages import PAGE_ROWS
@@ -66,7 +66,7 @@ async def test_greedy_text_is_that_of_transformers(rounds: int, omni_checkpoint:
     settings = list(SETTINGS) if rounds > 1 else [source.choice(SETTINGS)]
     kinds = list(KINDS) if rounds > 1 else source.sample(KINDS, 7)
     reference = OmniReference(omni_checkpoint)
-    asked = list[Asked]()
+    asked = list[ParityQuestion]()
     for number, setting in enumerate(settings):
         print(setting, kinds)
         (empty := tmp_path / str(number)).mkdir()

@@ -12,7 +12,7 @@ import torch
 
 from helpers.omni_reference import OmniReference
 from omnistage.models.common.chat import ChatTemplate, ChatTokenizer
-from omnistage.models.common.encoders.features import Extent, Grid
+from omnistage.models.common.encoders.features import Grid, MediumExtent
 from omnistage.models.conversation import Media, Part, Turn
 from omnistage.models.interface import BadRequest
 from omnistage.models.qwen2_5_omni.config import ThinkerConfig, read_thinker_config
@@ -84,16 +84,16 @@ def test_what_a_template_refuses_or_leaves_out_is_told(config: ThinkerConfig) ->
         template("nothing").token_ids((Turn("user", (_medium("image"),)),), ["image"])
 
 
-def _extents(kinds: Sequence[str], source: random.Random, *, heard: bool) -> list[Extent]:
+def _extents(kinds: Sequence[str], source: random.Random, *, heard: bool) -> list[MediumExtent]:
     extents = []
     for kind in kinds:
         grid = Grid(source.randint(1, 6), 2 * source.randint(1, 6), 2 * source.randint(1, 6))
         if kind == "audio":
-            extents.append(Extent(sound=source.randint(1, 200)))
+            extents.append(MediumExtent(sound=source.randint(1, 200)))
         elif kind == "image":
-            extents.append(Extent(Grid(1, grid.height, grid.width)))
+            extents.append(MediumExtent(Grid(1, grid.height, grid.width)))
         else:
-            extents.append(Extent(grid, source.choice((0.5, 1.0, 1.3, 7.0)), source.randint(1, 200) if heard else 0))
+            extents.append(MediumExtent(grid, source.choice((0.5, 1.0, 1.3, 7.0)), source.randint(1, 200) if heard else 0))
     return extents
 
 

@@ -16,7 +16,7 @@ from helpers import lengths, media_files
 from helpers.models import said
 from helpers.qwen3_checkpoint import VARIANTS, made
 from omnistage.models.common.encoders.thinker import MediaThinker
-from omnistage.models.conversation import Constraint, Media, Part, Turn
+from omnistage.models.conversation import Media, Part, TextConstraint, Turn
 from omnistage.models.errors import LoadError
 from omnistage.models.interface import Sampling, TextPiece, TextRequest
 from omnistage.models.options import LoadOptions
@@ -29,7 +29,7 @@ ALMOST = 1.5
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
+class RankCase:
     """variant: of `qwen3_checkpoint`, where it is not the checkpoint that is there for all tests."""
 
     family: str
@@ -42,17 +42,17 @@ QWEN3 = "qwen3_omni"
 FOUR_HEADS = next(name for name, (size, *_) in VARIANTS.items() if size.text.kv_heads == 4)
 FIXTURES = {"qwen2_5_omni": "omni_checkpoint", QWEN3: "qwen3_checkpoint"}
 CASES = {
-    "Qwen2.5-Omni": Case("qwen2_5_omni"),
-    "Qwen3-Omni": Case(QWEN3),
-    "Qwen3-Omni, bfloat16": Case(QWEN3, dtype="bfloat16"),
+    "Qwen2.5-Omni": RankCase("qwen2_5_omni"),
+    "Qwen3-Omni": RankCase(QWEN3),
+    "Qwen3-Omni, bfloat16": RankCase(QWEN3, dtype="bfloat16"),
     # Five experts: two of one rank, and one of each of the others.
-    "Qwen3-Omni, four": Case(QWEN3, 4, variant=FOUR_HEADS),
-    "Qwen3-Omni, four, bfloat16": Case(QWEN3, 4, "bfloat16", FOUR_HEADS),
+    "Qwen3-Omni, four": RankCase(QWEN3, 4, variant=FOUR_HEADS),
+    "Qwen3-Omni, four, bfloat16": RankCase(QWEN3, 4, "bfloat16", FOUR_HEADS),
 }
 
 
 @asynccontextmanager
-async def loaded(folder: Path, case: Case, ranks: int) -> AsyncIterator[MediaThinker]:
+async def loaded(folder: Path, case: RankCase, ranks: int) -> AsyncIterator[MediaThinker]:
     options = LoadOptions(path=folder, dtype=case.dtype, tensor_parallel_size=ranks, kv_cache_bytes=64 << 20)
     model = load(case.family, "thinker", options)
     assert isinstance(model, MediaThinker)
@@ -73,12 +73,12 @@ def questions(seed: int) -> list[TextRequest]:
         TextRequest((Turn("user", (*parts, "What is this?")),), seed=seed, max_tokens=24, ignore_eos=True, logprobs=True, top_logprobs=20)
         for parts in kinds
     ]
-    formed = Constraint("json_schema", '{"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}')
+    formed = TextConstraint("json_schema", '{"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}')
     return [*asked, TextRequest((), seed, verbatim="All that was said."), replace(asked[0], constraint=formed, ignore_eos=False)]
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class RankAnswer:
     """likely: the likeliest tokens in the place of each."""
 
     ids: list[int]
@@ -86,7 +86,7 @@ class Answer:
     rows: dict[str, np.ndarray]
 
 
-async def answer(model: MediaThinker, request: TextRequest) -> Answer:
+async def answer(model: MediaThinker, request: TextRequest) -> RankAnswer:
     ids, likely, rows = list[int](), list[dict[int, float]](), dict[str, list[np.ndarray]]()
     async with aclosing(said(model, request, dict.fromkeys(PORTS, 0))) as pieces:
         async for piece in pieces:
@@ -95,10 +95,10 @@ async def answer(model: MediaThinker, request: TextRequest) -> Answer:
                 likely += [{one.token_id: one.logprob for one in ones} for ones in piece.top_logprobs]
             elif len(piece.rows):
                 rows.setdefault(piece.port, []).append(piece.rows.copy())
-    return Answer(ids, likely, {port: np.concatenate(parts) for port, parts in rows.items()})
+    return RankAnswer(ids, likely, {port: np.concatenate(parts) for port, parts in rows.items()})
 
 
-def check_near(found: Answer, expected: Answer, dtype: str) -> None:
+def check_near(found: RankAnswer, expected: RankAnswer, dtype: str) -> None:
     """In float32 the same tokens, and rows as near as it has them. In bfloat16 each rank rounds its part of a sum: where two tokens are
     almost equally good, the other one may be drawn, and nothing can be said of what follows."""
     if dtype == "float32":

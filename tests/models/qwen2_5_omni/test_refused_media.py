@@ -11,7 +11,7 @@ import pytest
 
 from helpers import media_files
 from helpers.models import text_pieces
-from helpers.run import Caller, open_of
+from helpers.run import RunStream, open_of
 from helpers.servers import all_free, family_logic, local_stage, stage_stub
 from omnistage.models.conversation import Media, Turn
 from omnistage.models.interface import BadRequest, Failed, TextRequest
@@ -63,7 +63,7 @@ async def test_films_that_are_refused_leave_no_pixels_in_a_server(omni_checkpoin
         for number in range(REFUSED):
             part = stage_pb2.Part(media=stage_pb2.Media(media_type="video/quicktime", data=film(seed + number), use_audio=True))
             thinker = stage_pb2.ThinkerParams(messages=[stage_pb2.Message(role="user", parts=[part])], max_tokens=4)
-            caller = Caller(stub)
+            caller = RunStream(stub)
             await caller.send(open=open_of(description, params=stage_pb2.StageParams(thinker=thinker)))
             ended = (await caller.finish()).ended
             assert ended is not None

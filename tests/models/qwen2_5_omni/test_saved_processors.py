@@ -17,7 +17,7 @@ from helpers import lengths, saved_versions
 from helpers.saved_processor import CONVERSATIONS, EXPECTED, HALF_READ, UNREADABLE, VARIANTS, Conversation
 from omnistage.models.common.chat import ChatTemplate
 from omnistage.models.common.checkpoint import BadCheckpoint
-from omnistage.models.common.encoders.features import Extent, Grid
+from omnistage.models.common.encoders.features import Grid, MediumExtent
 from omnistage.models.common.encoders.media import preprocessing_of
 from omnistage.models.common.encoders.pictures import read_pictures
 from omnistage.models.common.encoders.sizes import MEDIUM_ROWS
@@ -32,7 +32,7 @@ from omnistage.models.qwen2_5_omni.thinker import tokenizer_of
 CELLS = [(version, variant) for version in saved_versions.VERSIONS for variant in VARIANTS if (version[:4], variant) not in UNREADABLE]
 
 
-class Reader:
+class FolderReader:
     """The settings that a Thinker reads in a folder before its weights."""
 
     def __init__(self, folder: Path) -> None:
@@ -50,20 +50,20 @@ class Reader:
         ids: list[int] = lay_out(written, [self.extent(part) for part in media], self.config).ids.tolist()
         return ids
 
-    def extent(self, part: dict[str, Any]) -> Extent:
+    def extent(self, part: dict[str, Any]) -> MediumExtent:
         kind, vision = kind_of(part), self.config.vision
         sound = rows_of_frames(self.sounds.frames(part.get("sound", part.get("audio", 0))))
         ask = self.asks.of(kind, use_audio="sound" in part)
         if isinstance(ask, PicturePreprocessing):
             height, width = part["image"]
             height, width = smart_resize(height, width, ask.factor, ask.min_pixels, ask.max_pixels)
-            return Extent(Grid(1, height // vision.patch_size, width // vision.patch_size))
+            return MediumExtent(Grid(1, height // vision.patch_size, width // vision.patch_size))
         if isinstance(ask, FilmPreprocessing):
             count, height, width = part["video"]
             height, width = smart_resize(height, width, ask.factor, ask.min_pixels, ask.frame_pixels(count))
             grid = Grid(-(-count // vision.frames), height // vision.patch_size, width // vision.patch_size)
-            return Extent(grid, vision.frames * ask.told_frame_s(count, 1 / ask.fps), sound if "sound" in part else 0)
-        return Extent(sound=sound)
+            return MediumExtent(grid, vision.frames * ask.told_frame_s(count, 1 / ask.fps), sound if "sound" in part else 0)
+        return MediumExtent(sound=sound)
 
 
 def kind_of(part: dict[str, Any]) -> str:
@@ -76,7 +76,7 @@ def part_of(part: Any) -> Part:
 
 def check(version: str, variant: str, files: saved_versions.Variant, folder: Path) -> None:
     saved_versions.write(files, folder)
-    reader, expected = Reader(folder), files[EXPECTED]
+    reader, expected = FolderReader(folder), files[EXPECTED]
     assert [reader.pictures.min_pixels, reader.pictures.max_pixels] == expected["pixels"]
     assert [list(reader.pictures.colours.mean), list(reader.pictures.colours.std)] == expected["colours"]
     half = (version[:4], variant) in HALF_READ

@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 
 from helpers import lengths, media_files
 from helpers.speaking import speak
-from helpers.speech_reference import PENALTY, SpeechReference, Spoken
+from helpers.speech_reference import PENALTY, SpeechReference, SpokenCodes
 from omnistage.models.conversation import Media, Part, Turn
 from omnistage.models.interface import Sampling, SpeechRequest, TextRequest
 from omnistage.models.options import LoadOptions
@@ -27,7 +27,7 @@ KINDS = ("text", "image", "audio", "video")
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
+class SpeechCase:
     """kind: what is shown. tokens: of the answer. ends: whether it ends by itself, else it is cut there."""
 
     kind: str
@@ -35,7 +35,7 @@ class Case:
     ends: bool
 
 
-CASES = [Case(kind, tokens, ends) for kind in KINDS for tokens in (3, 24) for ends in (True, False)]
+CASES = [SpeechCase(kind, tokens, ends) for kind in KINDS for tokens in (3, 24) for ends in (True, False)]
 
 
 def parts(kind: str, source: random.Random) -> tuple[Part, ...]:
@@ -54,7 +54,7 @@ def parts(kind: str, source: random.Random) -> tuple[Part, ...]:
     return ("".join(source.choices("abcdefgh ", k=source.randint(1, 90))),)
 
 
-def check_codes(made: list[int], expected: Spoken, what: object) -> None:
+def check_codes(made: list[int], expected: SpokenCodes, what: object) -> None:
     differing = [place for place, (one, other) in enumerate(zip(made, expected.codes, strict=False)) if one != other]
     if differing and expected.close[differing[0]]:
         return  # two were almost equally good: from there on another speech is as right
@@ -132,4 +132,4 @@ async def test_codes_are_those_of_the_references(
         likelier = (expected.gaps[at] + min(expected.gaps[:at], default=expected.gaps[at] + 1)) / 2
         ending = replace(speech, sampling=replace(speech.sampling, logit_bias={CODE_END: likelier}), max_frames=0)
         said = await speak(thinker, talker, asked, ending)
-        check_codes(said.codes, Spoken(expected.codes[:at], [], expected.close), case)
+        check_codes(said.codes, SpokenCodes(expected.codes[:at], [], expected.close), case)

@@ -25,7 +25,7 @@ from omnistage.engine.kv import page_bytes
 from omnistage.engine.pages import PAGE_ROWS
 from omnistage.models.common.checkpoint import BadCheckpoint
 from omnistage.models.conversation import Turn
-from omnistage.models.interface import BadRequest, Frames, Rows, Sampling, SpeechRequest, TextPiece, TextRequest, no_inputs
+from omnistage.models.interface import BadRequest, Frames, Sampling, SpeechRequest, TensorRows, TextPiece, TextRequest, no_inputs
 from omnistage.models.options import LoadOptions
 from omnistage.models.qwen2_5_omni.config import read_talker_config
 from omnistage.models.qwen2_5_omni.loading_talker import load_talker
@@ -48,14 +48,14 @@ def speech(seed: int, voice: str = "", frames: int = FRAMES) -> SpeechRequest:
     return SpeechRequest(seed, voice, DRAWN, max_frames=frames)
 
 
-async def rows_of(thinker: Qwen2_5Thinker, request: TextRequest) -> list[Rows]:
+async def rows_of(thinker: Qwen2_5Thinker, request: TextRequest) -> list[TensorRows]:
     """All rows of an answer."""
     wanted = {"text": 0, **dict.fromkeys(ROW_PORTS, 0)}
     async with aclosing(thinker.generate(await thinker.prepare(request), no_inputs(), wanted)) as pieces:
-        return [piece async for piece in pieces if isinstance(piece, Rows)]
+        return [piece async for piece in pieces if isinstance(piece, TensorRows)]
 
 
-async def spoken(talker: Qwen2_5Talker, rows: list[Rows], request: SpeechRequest) -> list[int]:
+async def spoken(talker: Qwen2_5Talker, rows: list[TensorRows], request: SpeechRequest) -> list[int]:
     line = RowInputs()
     for piece in rows:
         line.put(piece)
@@ -101,7 +101,7 @@ async def test_a_code_comes_with_its_row_and_the_next_one_is_waited_for(thinker:
                 await spoken(talker, [*conversation, hidden], speech(seed + 1, frames=3))
                 assert not waiting.done() and talker.engine.stats().starved == 1
             made = talker.engine.stats().items
-            line.put(Rows("hidden", hidden.rows[count : count + 1]))
+            line.put(TensorRows("hidden", hidden.rows[count : count + 1]))
             await until(lambda made=made: talker.engine.stats().items == made + 1)  # type: ignore[misc]
             if count == 0 or (count + 1) % BLOCK == 0:
                 heard += (await waiting).rows[:, 0].tolist()
@@ -112,10 +112,10 @@ async def test_a_code_comes_with_its_row_and_the_next_one_is_waited_for(thinker:
     await until(lambda: talker.engine.stats().pages_used == 0)
 
 
-def joined(rows: list[Rows]) -> list[Rows]:
+def joined(rows: list[TensorRows]) -> list[TensorRows]:
     """The rows of each port in one piece, those of the answer last."""
     parts = {port: [piece.rows for piece in rows if piece.port == port and len(piece.rows)] for port in ROW_PORTS}
-    return [Rows(port, np.concatenate(parts[port]), last=True) for port in ROW_PORTS]
+    return [TensorRows(port, np.concatenate(parts[port]), last=True) for port in ROW_PORTS]
 
 
 async def test_beside_others_it_says_what_it_says_alone(
@@ -151,7 +151,7 @@ async def test_a_conversation_that_goes_on_is_not_read_again(thinker: Qwen2_5Thi
     first = await rows_of(thinker, asked(seed, 5, words))
     longer = await rows_of(thinker, asked(seed, 5, words + " And then?"))
 
-    async def computed(rows: list[Rows], scope: str) -> int:
+    async def computed(rows: list[TensorRows], scope: str) -> int:
         before = talker.engine.stats().rows
         await spoken(talker, rows, replace(speech(seed, frames=1), scope=scope))
         return talker.engine.stats().rows - before
@@ -162,13 +162,13 @@ async def test_a_conversation_that_goes_on_is_not_read_again(thinker: Qwen2_5Thi
     assert await computed(longer, "one") < 100 < length <= await computed(longer, "other")
 
 
-def in_parts(rows: list[Rows], source: random.Random) -> list[Rows]:
+def in_parts(rows: list[TensorRows], source: random.Random) -> list[TensorRows]:
     """The same rows in other pieces, those of each port in order, ports in any order."""
-    parts = dict[str, list[Rows]]()
+    parts = dict[str, list[TensorRows]]()
     for whole in joined(rows):
         cuts = sorted(source.sample(range(1, len(whole.rows)), min(source.randrange(6), len(whole.rows) - 1)))
         pieces = np.split(whole.rows, cuts)
-        parts[whole.port] = [Rows(whole.port, piece, last=number == len(cuts)) for number, piece in enumerate(pieces)]
+        parts[whole.port] = [TensorRows(whole.port, piece, last=number == len(cuts)) for number, piece in enumerate(pieces)]
     order = [port for port, pieces in parts.items() for _ in pieces]
     source.shuffle(order)
     return [parts[port].pop(0) for port in order]
@@ -184,14 +184,14 @@ async def test_a_conversation_is_read_while_it_comes(thinker: Qwen2_5Thinker, ta
     whole = await spoken(talker, [prompt, places, hidden], replace(speech(seed), scope="whole"))
     count, line, before = len(prompt.rows), RowInputs(), talker.engine.stats().rows
     assert count > 100
-    line.put(Rows("prompt", prompt.rows[:70]))
+    line.put(TensorRows("prompt", prompt.rows[:70]))
     async with aclosing(talker.speak(await talker.prepare(replace(speech(seed), scope="parts")), line.inputs(), {"codes": 0})) as frames:
         first = asyncio.ensure_future(anext(frames))
         line.put(places)
         for come in (70, 95, 96):
-            line.put(Rows("prompt", prompt.rows[line.rows["prompt"] : come]))
+            line.put(TensorRows("prompt", prompt.rows[line.rows["prompt"] : come]))
             await until(lambda come=come: talker.engine.stats().rows - before == come // PAGE_ROWS * PAGE_ROWS)  # type: ignore[misc]
-        line.put(Rows("prompt", prompt.rows[96:], last=True))
+        line.put(TensorRows("prompt", prompt.rows[96:], last=True))
         line.put(hidden)
         made = [await first, *[each async for each in frames]]
     assert np.concatenate([each.rows[:, 0] for each in made]).tolist() == whole
@@ -213,7 +213,7 @@ async def test_however_the_rows_come_it_says_the_same(
         pieces, request = in_parts(answers[n], source), replace(speech(seed, frames=20), scope=str(number))
         if number == 0:
             prompt, places, hidden = joined(answers[n])
-            pieces = [places, Rows("prompt", prompt.rows[:-1]), Rows("prompt", prompt.rows[-1:], last=True), hidden]
+            pieces = [places, TensorRows("prompt", prompt.rows[:-1]), TensorRows("prompt", prompt.rows[-1:], last=True), hidden]
         speaking = asyncio.create_task(all_of(small.speak(await small.prepare(request), line.inputs(), {"codes": 0})))
         for piece in pieces:
             if number == 0 and len(piece.rows) == 1:
@@ -237,7 +237,7 @@ async def test_an_opening_that_does_not_end_leaves_nothing(
     prompt, places, hidden = joined(await rows_of(thinker, asked(seed, words=WORDS)))
     line, rows = RowInputs(), prompt.rows[: round(share * len(prompt.rows))]
     line.put(places)
-    line.put(Rows("prompt", rows, last=share == 1))
+    line.put(TensorRows("prompt", rows, last=share == 1))
     request, before = replace(speech(seed), scope=f"{end} {share}"), talker.engine.stats().rows
     speaking = asyncio.create_task(all_of(talker.speak(await talker.prepare(request), line.inputs(), {"codes": 0})))
     await until(lambda: talker.engine.stats().rows - before == len(rows) // PAGE_ROWS * PAGE_ROWS)
@@ -246,7 +246,7 @@ async def test_an_opening_that_does_not_end_leaves_nothing(
         await asyncio.wait([speaking])
     else:
         if end == "bad":
-            line.put(Rows("prompt", np.concatenate([prompt.rows, prompt.rows[:1]])))
+            line.put(TensorRows("prompt", np.concatenate([prompt.rows, prompt.rows[:1]])))
         else:
             line.end()
         with pytest.raises(BadRequest, match="give each row one" if end == "bad" else "ended before the last one"):
@@ -259,7 +259,7 @@ async def test_an_opening_that_does_not_end_leaves_nothing(
 @pytest.mark.parametrize("places", [0, 1, 79, 81])
 async def test_rows_and_places_that_do_not_belong_together_are_refused(talker: Qwen2_5Talker, places: int, seed: int) -> None:
     rows = np.zeros((80, talker.config.row_size), np.float32)
-    given = [Rows("places", np.zeros((places, 3), np.int32), last=True), Rows("prompt", rows, last=True)]
+    given = [TensorRows("places", np.zeros((places, 3), np.int32), last=True), TensorRows("prompt", rows, last=True)]
     for order in (given, given[::-1]):
         with pytest.raises(BadRequest, match=f"80 rows has {places} places") as refused:
             await spoken(talker, order, speech(seed))
@@ -304,21 +304,25 @@ async def test_a_conversation_beyond_its_context_is_refused(thinker: Qwen2_5Thin
     rows = await rows_of(thinker, asked(seed, 5, "Far away. " * 30))
     prompt, places, hidden = joined(rows)
     for count in (63, len(prompt.rows)):
-        longer = [Rows("places", places.rows[:count], last=True), Rows("prompt", prompt.rows[:count], last=True), hidden]
+        longer = [TensorRows("places", places.rows[:count], last=True), TensorRows("prompt", prompt.rows[:count], last=True), hidden]
         for order in (longer, longer[::-1]):
             with pytest.raises(BadRequest, match="the Talker takes 62 rows") as refused:
                 await spoken(small, order, speech(seed))
             assert refused.value.field == "thinker.messages"
-    longest = [Rows("places", places.rows[:62], last=True), Rows("prompt", prompt.rows[:62], last=True), hidden]
+    longest = [TensorRows("places", places.rows[:62], last=True), TensorRows("prompt", prompt.rows[:62], last=True), hidden]
     assert len(await spoken(small, longest, speech(seed, frames=0))) == 1
     whole = await spoken(small, await rows_of(thinker, asked(seed, 5, "Far?")), speech(seed, frames=0))
     assert 0 < len(whole) < 64
     await small.close()
 
 
-def in_places(talker: Qwen2_5Talker, places: np.ndarray[Any, Any]) -> list[Rows]:
+def in_places(talker: Qwen2_5Talker, places: np.ndarray[Any, Any]) -> list[TensorRows]:
     rows = np.zeros((len(places), talker.config.row_size), np.float32)
-    return [Rows("places", places.astype(np.int32), last=True), Rows("prompt", rows, last=True), Rows("hidden", rows, last=True)]
+    return [
+        TensorRows("places", places.astype(np.int32), last=True),
+        TensorRows("prompt", rows, last=True),
+        TensorRows("hidden", rows, last=True),
+    ]
 
 
 def upto(last: int) -> np.ndarray[Any, Any]:

@@ -23,7 +23,7 @@ from helpers.waiting import until
 from omnistage.models.common.encoders.reader import OTHERS
 from omnistage.models.common.encoders.thinker import MAX_MEDIA, MEDIA_FIELD
 from omnistage.models.conversation import Media, Part, Streamed, Turn
-from omnistage.models.interface import BadRequest, FinishReason, Piece, Rows, Sampling, TextPiece, TextRequest, no_inputs
+from omnistage.models.interface import BadRequest, FinishReason, Piece, Sampling, TensorRows, TextPiece, TextRequest, no_inputs
 from omnistage.models.options import LoadOptions
 from omnistage.models.qwen2_5_omni.loading import load_thinker
 from omnistage.models.qwen2_5_omni.thinker import Qwen2_5Thinker
@@ -62,7 +62,7 @@ async def tokens(thinker: Qwen2_5Thinker, request: TextRequest) -> tuple[int, ..
     return tokens_of(await text_pieces(thinker, request))
 
 
-def tokens_of(pieces: Sequence[TextPiece | Rows]) -> tuple[int, ...]:
+def tokens_of(pieces: Sequence[TextPiece | TensorRows]) -> tuple[int, ...]:
     return tuple(token_id for piece in pieces if isinstance(piece, TextPiece) for token_id in piece.token_ids)
 
 
@@ -125,7 +125,7 @@ async def rows_of(thinker: Qwen2_5Thinker, request: TextRequest, ports: tuple[st
     made: dict[str, list[np.ndarray]] = {port: [] for port in ports}
     async with aclosing(said(thinker, request, dict.fromkeys(ports, 0))) as pieces:
         async for piece in pieces:
-            assert isinstance(piece, Rows)
+            assert isinstance(piece, TensorRows)
             if len(piece.rows):
                 made[piece.port].append(piece.rows.copy())
     return {port: np.concatenate(parts) for port, parts in made.items()}
@@ -139,14 +139,14 @@ async def test_text_that_is_given_has_the_rows_of_an_answer(thinker: Qwen2_5Thin
     pieces = [piece async for piece in said(thinker, given, {"text": 0, "prompt": 0, "hidden": 0})]
     heard = "".join(piece.text for piece in pieces if isinstance(piece, TextPiece))
     assert (heard, tokens_of(pieces)) == (text, ids)
-    assert {piece.port for piece in pieces if isinstance(piece, Rows) and piece.last} == {"prompt", "hidden"}
+    assert {piece.port for piece in pieces if isinstance(piece, TensorRows) and piece.last} == {"prompt", "hidden"}
     answer = replace(asked(seed), history=ids, finished=FinishReason.STOP, max_tokens=len(ids) + 1)
     ports = ("prompt", "hidden")
     expected, made = await rows_of(thinker, answer, ports), await rows_of(thinker, given, ports)
     assert len(made["hidden"]) == len(ids)
     assert all(np.array_equal(made[port], expected[port]) for port in ports)
     rest = [piece async for piece in said(thinker, replace(given, history=ids[:5]), {"text": 5, "hidden": 3})]
-    hidden = np.concatenate([piece.rows for piece in rest if isinstance(piece, Rows) and len(piece.rows)])
+    hidden = np.concatenate([piece.rows for piece in rest if isinstance(piece, TensorRows) and len(piece.rows)])
     assert tokens_of(rest) == ids[5:] and np.array_equal(hidden, expected["hidden"][3:])
 
 
@@ -164,7 +164,7 @@ async def test_the_token_that_was_drawn_last_has_a_row_only_where_an_end_was_dra
     drawn = thinker.engine.stats().items
     pieces = [piece async for piece in said(thinker, request, {"text": 0, "hidden": 0})]
     came, reason = tokens_of(pieces), [piece for piece in pieces if isinstance(piece, TextPiece)][-1].finish_reason
-    hidden = np.concatenate([piece.rows for piece in pieces if isinstance(piece, Rows) and len(piece.rows)])
+    hidden = np.concatenate([piece.rows for piece in pieces if isinstance(piece, TensorRows) and len(piece.rows)])
     if end == "no room":
         assert (came, reason) == (ids, FinishReason.LENGTH) and thinker.engine.stats().items == drawn + TOKENS
         assert len(hidden) == TOKENS - 1
@@ -253,7 +253,7 @@ async def test_a_transparent_picture_is_seen_on_its_ground_however_it_comes(
     assert np.array_equal(as_sent["prompt"], on_ground["prompt"])
     inputs = cut_up([sent], (0,), random.Random(seed))
     pieces = [piece async for piece in thinker.generate(await thinker.prepare(streamed), inputs, {"prompt": 0})]
-    assert np.array_equal(np.concatenate([piece.rows for piece in pieces if isinstance(piece, Rows)]), on_ground["prompt"])
+    assert np.array_equal(np.concatenate([piece.rows for piece in pieces if isinstance(piece, TensorRows)]), on_ground["prompt"])
 
 
 async def cut_up(media: list[Media], streamed: tuple[int, ...], source: random.Random) -> AsyncIterator[Piece]:

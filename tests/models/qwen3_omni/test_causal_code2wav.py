@@ -21,7 +21,7 @@ from omnistage.models.interface import Piece, Profile, WaveRequest
 from omnistage.models.qwen3_omni.wave.code2wav import CausalCode2Wav
 from omnistage.models.qwen3_omni.wave.schedules import SCHEDULES
 from omnistage.models.qwen3_omni.wave.speech import Speech
-from omnistage.models.qwen3_omni.wave.window import Job
+from omnistage.models.qwen3_omni.wave.window import WindowJob
 
 pytestmark = pytest.mark.slow
 
@@ -142,14 +142,14 @@ def test_speeches_at_different_phases_share_steps(wave: CausalCode2Wav, seed: in
     source, windows = random.Random(seed), wave.windows
     net = windows.net
 
-    def job(place: int, steps: int) -> Job:
+    def job(place: int, steps: int) -> WindowJob:
         state = net.start(place)
         for _ in range(steps):
-            one = Job(torch.from_numpy(drawn(wave, source, 4).astype(np.int64)), state)
+            one = WindowJob(torch.from_numpy(drawn(wave, source, 4).astype(np.int64)), state)
             windows.step([one])
             assert one.after is not None
             state = one.after
-        return Job(torch.from_numpy(drawn(wave, source, 4).astype(np.int64)), state)
+        return WindowJob(torch.from_numpy(drawn(wave, source, 4).astype(np.int64)), state)
 
     jobs = [job(0, 1), job(0, 8), job(100, 0), job(100, 2)]
     first = job(0, 0)
@@ -167,7 +167,7 @@ def test_speeches_at_different_phases_share_steps(wave: CausalCode2Wav, seed: in
 
 def test_what_a_silent_window_leaves_to_attention_is_the_same(wave: CausalCode2Wav, seed: int) -> None:
     codes = torch.from_numpy(drawn(wave, random.Random(seed), 6).astype(np.int64))
-    heard, silent = Job(codes, wave.windows.net.start(50)), Job(codes, wave.windows.net.start(50), silent=True)
+    heard, silent = WindowJob(codes, wave.windows.net.start(50)), WindowJob(codes, wave.windows.net.start(50), silent=True)
     for job in (heard, silent):
         wave.windows.step([job])
     assert heard.after is not None and silent.after is not None and silent.samples is not None

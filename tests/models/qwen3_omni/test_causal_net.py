@@ -12,7 +12,7 @@ import torch
 from helpers import lengths
 from helpers.causal_waves import net_of, norms_in_float64, published_config, reference
 from omnistage.models.qwen3_omni.wave.net import CausalNet
-from omnistage.models.qwen3_omni.wave.state import State
+from omnistage.models.qwen3_omni.wave.state import WaveState
 
 pytestmark = pytest.mark.slow
 
@@ -24,7 +24,7 @@ def random_codes(net: CausalNet, source: random.Random, speeches: int, frames: i
     return torch.randint(net.config.codes, (speeches, frames, net.config.codebooks), generator=generator)
 
 
-def sounded(net: CausalNet, codes: torch.Tensor, sizes: list[int], states: list[State] | None = None) -> torch.Tensor:
+def sounded(net: CausalNet, codes: torch.Tensor, sizes: list[int], states: list[WaveState] | None = None) -> torch.Tensor:
     """In chunks of these sizes."""
     states = states or [net.start() for _ in codes]
     made = []

@@ -11,7 +11,7 @@ from pathlib import Path
 from helpers.speaking import RowInputs
 from helpers.talker_reference import TalkerReference
 from helpers.waiting import until
-from omnistage.models.interface import Piece, Profile, Rows, Sampling, SpeechRequest, WaveRequest
+from omnistage.models.interface import Piece, Profile, Sampling, SpeechRequest, TensorRows, WaveRequest
 from omnistage.models.options import LoadOptions
 from omnistage.models.qwen3_omni.loading_talker import load_talker
 from omnistage.models.qwen3_omni.wave.code2wav import CausalCode2Wav
@@ -22,7 +22,7 @@ async def test_the_first_sound_comes_of_one_row_and_one_frame(wave: CausalCode2W
     reference = TalkerReference("tiny", int(os.environ["OMNISTAGE_TEST_SEED"]), tmp_path / "talker")
     talker = load_talker(reference.folder, LoadOptions(path=reference.folder, dtype="float32", max_sessions=2))
     made, line, (places, prompt, reply) = talker.engine.stats().items, RowInputs(), reference.rows(reference.asked(seed, tokens=3))
-    for piece in (places, prompt, Rows("hidden", reply.rows[:1], last=False)):
+    for piece in (places, prompt, TensorRows("hidden", reply.rows[:1], last=False)):
         line.put(piece)
     speech = await talker.prepare(SpeechRequest(seed, sampling=Sampling(logit_bias={talker.config.codec.eos: -100.0}), max_frames=4))
 
@@ -38,6 +38,6 @@ async def test_the_first_sound_comes_of_one_row_and_one_frame(wave: CausalCode2W
             assert len((await anext(sounds)).samples) == 1920 - 555
             await until(lambda: talker.engine.stats().starved == 1)
             assert talker.engine.stats().items == made + 1
-            line.put(Rows("hidden", reply.rows[1:], last=True))
+            line.put(TensorRows("hidden", reply.rows[1:], last=True))
             assert sum([len(sound.samples) async for sound in sounds]) == 3 * 1920
     await talker.close()

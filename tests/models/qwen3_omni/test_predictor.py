@@ -17,7 +17,7 @@ from omnistage.engine.adapter import DrawnItem
 from omnistage.engine.sampler import Draws, Sampler
 from omnistage.engine.types import Item, Sampling
 from omnistage.models.common.weights import Weights
-from omnistage.models.qwen3_omni.loading_talker import Parts, read_parts
+from omnistage.models.qwen3_omni.loading_talker import TalkerParts, read_parts
 from omnistage.models.qwen3_omni.predictor import DRAWN, FrameHead, Predictor, seed_of
 from omnistage.models.qwen3_omni.talker_config import read_talker_config
 
@@ -26,12 +26,12 @@ CLOSE = 1e-4
 
 
 @dataclass
-class Loaded:
+class LoadedPredictor:
     """reference: Transformers' with the same weights. end: the first code that ends a speech."""
 
     reference: TalkerReference
     folder: Path
-    parts: Parts
+    parts: TalkerParts
     groups: int
     end: int
 
@@ -64,14 +64,14 @@ class Loaded:
 
 
 @pytest.fixture(scope="module", params=sorted(SIZES))
-def loaded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Loaded:
+def loaded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> LoadedPredictor:
     folder: Path = tmp_path_factory.mktemp(request.param)
     reference = TalkerReference(request.param, int(os.environ["OMNISTAGE_TEST_SEED"]), folder)
     config = read_talker_config(folder)
-    return Loaded(reference, folder, read(folder, torch.float32), config.groups, config.codec.eos)
+    return LoadedPredictor(reference, folder, read(folder, torch.float32), config.groups, config.codec.eos)
 
 
-def read(folder: Path, dtype: torch.dtype) -> Parts:
+def read(folder: Path, dtype: torch.dtype) -> TalkerParts:
     with Weights(folder, ("thinker.", "code2wav.")) as weights:
         return read_parts(weights, read_talker_config(folder), dtype, torch.device("cpu"))
 
@@ -83,7 +83,7 @@ def draws_of(source: random.Random, count: int, temperature: float = 0.9) -> lis
     return made
 
 
-def test_logits_of_each_codebook_are_those_of_transformers(loaded: Loaded, seed: int) -> None:
+def test_logits_of_each_codebook_are_those_of_transformers(loaded: LoadedPredictor, seed: int) -> None:
     """Several speakers are at it together, each with codes of his own."""
     source, talker, count = random.Random(seed), loaded.reference.talker, 3
     hidden = loaded.rows(count, seed)
@@ -98,7 +98,7 @@ def test_logits_of_each_codebook_are_those_of_transformers(loaded: Loaded, seed:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
-def test_a_frame_is_the_same_in_any_company(loaded: Loaded, seed: int, dtype: torch.dtype) -> None:
+def test_a_frame_is_the_same_in_any_company(loaded: LoadedPredictor, seed: int, dtype: torch.dtype) -> None:
     """The company is any number of speakers, each at any place among them, whoever used the cache before, and where attention takes one
     after the other."""
     loaded = replace(loaded, parts=read(loaded.folder, dtype))
@@ -115,7 +115,7 @@ def test_a_frame_is_the_same_in_any_company(loaded: Loaded, seed: int, dtype: to
     assert alone == whole
 
 
-def test_an_end_has_no_codes_behind_it(loaded: Loaded, seed: int) -> None:
+def test_an_end_has_no_codes_behind_it(loaded: LoadedPredictor, seed: int) -> None:
     """And those beside it have theirs."""
     head, hidden = loaded.head(loaded.predictor()), loaded.rows(4, seed)
     draws = draws_of(random.Random(seed), 4)
@@ -127,7 +127,7 @@ def test_an_end_has_no_codes_behind_it(loaded: Loaded, seed: int) -> None:
     assert ended[1::2] == usual[1::2]
 
 
-def test_numbers_that_are_not_finite_hurt_nobody_else(loaded: Loaded, seed: int) -> None:
+def test_numbers_that_are_not_finite_hurt_nobody_else(loaded: LoadedPredictor, seed: int) -> None:
     """Neither those beside them nor those who have their place in the cache afterwards."""
     predictor = loaded.predictor()
     fixed = torch.zeros(4, loaded.reference.size.codes)
@@ -163,7 +163,7 @@ def test_each_codebook_has_luck_of_its_own(seed: int) -> None:
                 assert alike < frames * 2.5 / 6, (number, shift, alike)
 
 
-def test_codes_are_drawn_from_those_that_transformers_would_draw_from(loaded: Loaded, seed: int) -> None:
+def test_codes_are_drawn_from_those_that_transformers_would_draw_from(loaded: LoadedPredictor, seed: int) -> None:
     """The 50 likeliest ones, and of these as many as are 0.8 together; whatever is asked for the first code."""
     source, predictor, count = random.Random(seed), loaded.predictor(), SPEAKERS
     head, codes = loaded.head(predictor), loaded.reference.size.codes

@@ -23,11 +23,11 @@ from helpers import lengths
 from helpers.packed import in_blocks
 from helpers.speaking import RowInputs
 from helpers.talker_loop import PENALTY
-from helpers.talker_reference import CHAT, SIZES, TTS, Asked, TalkerReference
+from helpers.talker_reference import CHAT, SIZES, TTS, TalkerConversation, TalkerReference
 from helpers.waiting import until
 from omnistage.engine.request import Given, Prompt, SequenceRequest
 from omnistage.models.common.checkpoint import BadCheckpoint
-from omnistage.models.interface import BadRequest, Rows, Sampling, SpeechRequest
+from omnistage.models.interface import BadRequest, Sampling, SpeechRequest, TensorRows
 from omnistage.models.options import LoadOptions
 from omnistage.models.qwen3_omni.loading_talker import load_talker
 from omnistage.models.qwen3_omni.talker import Qwen3Talker
@@ -58,11 +58,11 @@ def load(folder: Path, **options: Any) -> Qwen3Talker:
     return load_talker(folder, LoadOptions(path=folder, **{"dtype": "float32", "max_sessions": 16, **options}))
 
 
-def speech(seed: int, asked: Asked | None = None, frames: int = FRAMES, sampling: Sampling = DRAWN) -> SpeechRequest:
+def speech(seed: int, asked: TalkerConversation | None = None, frames: int = FRAMES, sampling: Sampling = DRAWN) -> SpeechRequest:
     return SpeechRequest(seed, asked.voice if asked else "", sampling, max_frames=frames)
 
 
-async def spoken(talker: Qwen3Talker, rows: Sequence[Rows], request: SpeechRequest) -> list[Frame]:
+async def spoken(talker: Qwen3Talker, rows: Sequence[TensorRows], request: SpeechRequest) -> list[Frame]:
     line = RowInputs()
     for piece in rows:
         line.put(piece)
@@ -70,7 +70,7 @@ async def spoken(talker: Qwen3Talker, rows: Sequence[Rows], request: SpeechReque
         return [tuple(frame) async for made in frames for frame in made.rows.tolist()]
 
 
-def some(reference: TalkerReference, seed: int, count: int) -> list[Asked]:
+def some(reference: TalkerReference, seed: int, count: int) -> list[TalkerConversation]:
     """Conversations of all kinds: text, a picture, a sound."""
     kinds: tuple[dict[str, bool], ...] = ({}, {"picture": True}, {"sound": True})
     return [reference.asked(seed + n, tokens=3 + 5 * n % 17, words=2 + 31 * n % 75, **kinds[n % 3]) for n in range(count)]
@@ -150,7 +150,7 @@ async def test_beside_others_it_says_what_it_says_alone(reference: TalkerReferen
     await narrow.close()
 
 
-def wired(piece: Rows, dtype: str) -> Rows:
+def wired(piece: TensorRows, dtype: str) -> TensorRows:
     """As it comes from a Thinker that computes in that type."""
     if piece.port == "places" or dtype == "float32":
         return piece
@@ -181,7 +181,7 @@ async def test_a_frame_comes_with_its_row_and_the_next_one_is_waited_for(
     async with aclosing(talker.speak(await talker.prepare(endless(talker, seed, asked)), line.inputs(), {"codes": 0})) as frames:
         for count in range(len(reply.rows)):
             made = talker.engine.stats().items
-            line.put(Rows("hidden", reply.rows[count : count + 1], last=count == len(reply.rows) - 1))
+            line.put(TensorRows("hidden", reply.rows[count : count + 1], last=count == len(reply.rows) - 1))
             come = await anext(frames)
             assert len(come.rows) == 1 and talker.engine.stats().items >= made
             heard.append(tuple(come.rows[0].tolist()))
@@ -192,7 +192,7 @@ async def test_a_frame_comes_with_its_row_and_the_next_one_is_waited_for(
     assert heard == whole and len(whole) == FRAMES
 
 
-def endless(talker: Qwen3Talker, seed: int, asked: Asked) -> SpeechRequest:
+def endless(talker: Qwen3Talker, seed: int, asked: TalkerConversation) -> SpeechRequest:
     return speech(seed, asked, sampling=replace(DRAWN, logit_bias={talker.config.codec.eos: -100.0}))
 
 
@@ -201,7 +201,7 @@ async def test_a_conversation_that_goes_on_is_not_read_again(reference: TalkerRe
     asked = reference.asked(seed, words=200, tokens=3)
     places, *others = reference.rows(asked)
 
-    async def computed(given: Rows) -> int:
+    async def computed(given: TensorRows) -> int:
         before = talker.engine.stats().rows
         await spoken(talker, [given, *others], replace(speech(seed, asked, frames=1), scope="talk"))
         return talker.engine.stats().rows - before
@@ -223,7 +223,7 @@ async def test_a_speech_ends_with_its_end(reference: TalkerReference, talker: Qw
 
 async def test_an_answer_without_a_word_has_no_speech(reference: TalkerReference, talker: Qwen3Talker, seed: int) -> None:
     places, prompt, _ = reference.rows(reference.asked(seed))
-    nothing = Rows("hidden", np.zeros((0, reference.row_size), np.float32), last=True)
+    nothing = TensorRows("hidden", np.zeros((0, reference.row_size), np.float32), last=True)
     assert await spoken(talker, [places, prompt, nothing], speech(seed)) == []
     assert talker.engine.stats().pages_used == 0
 
@@ -307,8 +307,8 @@ async def test_a_conversation_beyond_its_context_is_refused(reference: TalkerRef
     places, prompt, reply = reference.rows(asked)
     for count in (59, len(prompt.rows)):
         with pytest.raises(BadRequest, match="the Talker takes 58 rows"):
-            await spoken(small, [Rows("places", places.rows[:count], last=True), prompt, reply], speech(seed))
-    longest = [Rows("places", places.rows[:58], last=True), Rows("prompt", prompt.rows[:58], last=True), reply]
+            await spoken(small, [TensorRows("places", places.rows[:count], last=True), prompt, reply], speech(seed))
+    longest = [TensorRows("places", places.rows[:58], last=True), TensorRows("prompt", prompt.rows[:58], last=True), reply]
     assert len(await spoken(small, longest, endless(small, seed, asked))) == 1
     assert small.engine.stats().pages_used == 0
     await small.close()
@@ -320,7 +320,7 @@ async def test_a_row_that_is_neither_text_nor_a_medium_is_refused(reference: Tal
         changed = np.array(places.rows)
         changed[-1, -1] = kind
         with pytest.raises(BadRequest, match="0 of text or 1 of a medium") as told:
-            await spoken(talker, [Rows("places", changed, last=True), prompt, reply], speech(seed))
+            await spoken(talker, [TensorRows("places", changed, last=True), prompt, reply], speech(seed))
         assert told.value.field == "talker"
 
 

@@ -21,7 +21,7 @@ from helpers.qwen3_checkpoint import VARIANTS, made
 from helpers.qwen3_reference import Qwen3Reference
 from omnistage.models.common.speech.ports import HIDDEN, PLACES, PROMPT
 from omnistage.models.conversation import Media, Part, Turn
-from omnistage.models.interface import FinishReason, Rows, Sampling, TextPiece, TextRequest, Wanted, no_inputs
+from omnistage.models.interface import FinishReason, Sampling, TensorRows, TextPiece, TextRequest, Wanted, no_inputs
 from omnistage.models.options import LoadOptions
 from omnistage.models.qwen3_omni.loading import load_thinker
 from omnistage.models.qwen3_omni.ports import MEDIUM_ROW
@@ -61,13 +61,13 @@ def questions(seed: int) -> list[TextRequest]:
     return made
 
 
-class Answer:
+class ThinkerAnswer:
     """All that came of a request."""
 
-    def __init__(self, pieces: Sequence[TextPiece | Rows]) -> None:
+    def __init__(self, pieces: Sequence[TextPiece | TensorRows]) -> None:
         self.tokens = [token_id for piece in pieces if isinstance(piece, TextPiece) for token_id in piece.token_ids]
         self.logprobs = [value for piece in pieces if isinstance(piece, TextPiece) for value in piece.logprobs]
-        self._rows = [piece for piece in pieces if isinstance(piece, Rows)]
+        self._rows = [piece for piece in pieces if isinstance(piece, TensorRows)]
 
     def rows(self, port: str) -> NDArray[np.generic]:
         of_it = [piece for piece in self._rows if piece.port == port]
@@ -75,9 +75,9 @@ class Answer:
         return np.concatenate([piece.rows for piece in of_it if len(piece.rows)])
 
 
-async def answer(model: Qwen3Thinker, request: TextRequest, wanted: Wanted = EVERY) -> Answer:
+async def answer(model: Qwen3Thinker, request: TextRequest, wanted: Wanted = EVERY) -> ThinkerAnswer:
     async with aclosing(model.generate(await model.prepare(request), no_inputs(), wanted)) as pieces:
-        return Answer([piece async for piece in pieces])
+        return ThinkerAnswer([piece async for piece in pieces])
 
 
 @lengths.one_or_all("dtype", DTYPES)

@@ -13,23 +13,23 @@ import torch
 from helpers.qwen3_checkpoint import VARIANTS, made
 from helpers.qwen3_reference import Qwen3Reference
 from omnistage.models.common.encoders.features import Grid
-from omnistage.models.common.encoders.starting import Parts
+from omnistage.models.common.encoders.starting import ThinkerParts
 from omnistage.models.qwen3_omni.config import ThinkerConfig, read_thinker_config
 from omnistage.models.qwen3_omni.loading import WEIGHTS
 
 
 @dataclass
-class Loaded:
+class LoadedEncoders:
     config: ThinkerConfig
-    parts: Parts
+    parts: ThinkerParts
     reference: Qwen3Reference
 
 
 @pytest.fixture(scope="module", params=list(VARIANTS)[:2])
-def loaded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Loaded]:
+def loaded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LoadedEncoders]:
     folder: Path = made(tmp_path_factory.mktemp("made"), request.param, 1)
     config = read_thinker_config(folder)
-    yield Loaded(config, WEIGHTS.read_parts(folder, config, torch.float32, torch.device("cpu")), Qwen3Reference(folder))
+    yield LoadedEncoders(config, WEIGHTS.read_parts(folder, config, torch.float32, torch.device("cpu")), Qwen3Reference(folder))
 
 
 def close(one: torch.Tensor, other: torch.Tensor) -> bool:
@@ -37,7 +37,7 @@ def close(one: torch.Tensor, other: torch.Tensor) -> bool:
     return one.shape == other.shape and bool((one - other).abs().max() <= 2e-5 * other.abs().max())
 
 
-def test_pictures_and_films_have_the_rows_of_transformers(loaded: Loaded, seed: int) -> None:
+def test_pictures_and_films_have_the_rows_of_transformers(loaded: LoadedEncoders, seed: int) -> None:
     random, vision = np.random.default_rng(seed), loaded.config.vision
     for _ in range(4):
         grids = [Grid(int(random.choice((1, 1, 3))), *(vision.merge * int(side) for side in random.integers(1, 14, 2))) for _ in range(3)]
@@ -58,7 +58,7 @@ def test_pictures_and_films_have_the_rows_of_transformers(loaded: Loaded, seed: 
         assert torch.equal(together[-1], torch.cat(by_frame))
 
 
-def test_sounds_have_the_rows_of_transformers(loaded: Loaded, seed: int) -> None:
+def test_sounds_have_the_rows_of_transformers(loaded: LoadedEncoders, seed: int) -> None:
     """Each alone: Transformers fills a short one up where a longer one is beside it."""
     random, audio = np.random.default_rng(seed), loaded.config.audio
     chunk, piece = audio.chunk, audio.piece
@@ -77,7 +77,7 @@ def test_sounds_have_the_rows_of_transformers(loaded: Loaded, seed: int) -> None
     assert all(map(torch.equal, together, pieces))
 
 
-def test_sounds_that_are_filled_up_have_the_rows_of_transformers_together_too(loaded: Loaded, seed: int) -> None:
+def test_sounds_that_are_filled_up_have_the_rows_of_transformers_together_too(loaded: LoadedEncoders, seed: int) -> None:
     random, audio = np.random.default_rng(seed), loaded.config.audio
     lengths = [int(length) for length in random.integers(audio.chunk + 1, 9 * audio.chunk, 4)]
     spectrograms = [torch.randn(length, audio.mel_bins, generator=torch.Generator().manual_seed(length)) for length in lengths]

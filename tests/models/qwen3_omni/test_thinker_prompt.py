@@ -12,7 +12,7 @@ import torch
 
 from helpers.qwen3_reference import Qwen3Reference
 from omnistage.models.common.chat import ChatTokenizer
-from omnistage.models.common.encoders.features import Extent, Grid
+from omnistage.models.common.encoders.features import Grid, MediumExtent
 from omnistage.models.conversation import Media, Part, Turn
 from omnistage.models.qwen3_omni.config import CHUNK_ROWS, ThinkerConfig, convolved_length, read_thinker_config
 from omnistage.models.qwen3_omni.ports import MEDIUM_ROW
@@ -61,9 +61,9 @@ def test_conversations_are_written_as_transformers_does(tokenizer: ChatTokenizer
         assert tokenizer.template.token_ids(turns, _kinds(turns)) == wanted, turns
 
 
-def _extents(kinds: Sequence[str], source: random.Random, *, heard: bool) -> tuple[list[Extent], list[int]]:
+def _extents(kinds: Sequence[str], source: random.Random, *, heard: bool) -> tuple[list[MediumExtent], list[int]]:
     """And the frames of all spectrograms."""
-    extents, frames = list[Extent](), list[int]()
+    extents, frames = list[MediumExtent](), list[int]()
 
     def sound() -> int:
         frames.append(source.randint(1, 700))
@@ -73,16 +73,16 @@ def _extents(kinds: Sequence[str], source: random.Random, *, heard: bool) -> tup
     for kind in kinds:
         grid = Grid(source.randint(1, 6), 2 * source.randint(1, 6), 2 * source.randint(1, 6))
         if kind == "audio":
-            extents.append(Extent(sound=sound()))
+            extents.append(MediumExtent(sound=sound()))
         elif kind == "image":
-            extents.append(Extent(Grid(1, grid.height, grid.width)))
+            extents.append(MediumExtent(Grid(1, grid.height, grid.width)))
         else:
-            extents.append(Extent(grid, source.choice((1.0, 2.0, 7.0)), sound() if heard else 0))
+            extents.append(MediumExtent(grid, source.choice((1.0, 2.0, 7.0)), sound() if heard else 0))
     return extents, frames
 
 
 def _positions(
-    reference: Qwen3Reference, ids: np.ndarray, extents: Sequence[Extent], frames: Sequence[int], *, heard: bool
+    reference: Qwen3Reference, ids: np.ndarray, extents: Sequence[MediumExtent], frames: Sequence[int], *, heard: bool
 ) -> torch.Tensor:
     """The positions that Transformers gives a prompt with such media, [3, rows]; the last one is the position behind the prompt."""
     grids = {
@@ -152,5 +152,5 @@ def test_the_talker_gets_what_users_said(config: ThinkerConfig, tokenizer: ChatT
 
 
 def test_a_time_between_two_positions_is_cut(config: ThinkerConfig) -> None:
-    layout = lay_out([7, config.ids.video, 8], [Extent(Grid(3, 2, 4), 0.7)], config)
+    layout = lay_out([7, config.ids.video, 8], [MediumExtent(Grid(3, 2, 4), 0.7)], config)
     assert layout.positions[0].tolist() == [0, 1, 1, 1 + 9, 1 + 9, 1 + 18, 1 + 18, 20]

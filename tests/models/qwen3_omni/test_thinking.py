@@ -19,13 +19,13 @@ from helpers.run import messages
 from omnistage.cli.pipelines import Choice, layout_of
 from omnistage.models.common.encoders.thinker import USUAL_TOKENS
 from omnistage.models.common.speech.ports import HIDDEN, PLACES, PROMPT
-from omnistage.models.conversation import Constraint, Media, Turn
-from omnistage.models.interface import FinishReason, Rows, Sampling, TextPiece, TextRequest, Wanted, no_inputs
+from omnistage.models.conversation import Media, TextConstraint, Turn
+from omnistage.models.interface import FinishReason, Sampling, TensorRows, TextPiece, TextRequest, Wanted, no_inputs
 from omnistage.models.options import LoadOptions
 from omnistage.models.qwen3_omni.config import read_thinker_config
 from omnistage.models.qwen3_omni.loading import load_thinker
 from omnistage.models.qwen3_omni.thinker import Qwen3Thinker, tokenizer_of
-from omnistage.models.tiny.makers import Order, make_tiny
+from omnistage.models.tiny.makers import CheckpointOrder, make_tiny
 from omnistage.models.tiny.qwen3_omni.tokenizer import TEMPLATE, THINKING_TEMPLATE
 from omnistage.router.pipeline import load_pipeline
 from omnistage.router.request import validate
@@ -33,14 +33,14 @@ from omnistage.thinker.stage import parse
 from omnistage.v1 import omni_pb2, stage_pb2
 
 ASKED = TextRequest((Turn("user", ("What is this?",)),), seed=1, max_tokens=60)
-LETTERS = Constraint("regex", "[a-c]{3,9}")
+LETTERS = TextConstraint("regex", "[a-c]{3,9}")
 EVERY = {"text": 0, PROMPT: 0, PLACES: 0, HIDDEN: 0}
 
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("thinking") / "made"
-    make_tiny("qwen3-omni-thinking", folder, Order())
+    make_tiny("qwen3-omni-thinking", folder, CheckpointOrder())
     return folder
 
 
@@ -66,7 +66,7 @@ def with_template(folder: Path, like: Path, template: str) -> Path:
 
 
 @dataclass
-class Said:
+class ThoughtAndAnswer:
     """All that came of a request: tokens of the thought and of the answer."""
 
     thought: str
@@ -77,11 +77,11 @@ class Said:
     rows: dict[str, int]
 
 
-async def said(model: Qwen3Thinker, request: TextRequest, wanted: Wanted | None = None) -> Said:
-    made = Said("", "", [], [], None, {})
+async def said(model: Qwen3Thinker, request: TextRequest, wanted: Wanted | None = None) -> ThoughtAndAnswer:
+    made = ThoughtAndAnswer("", "", [], [], None, {})
     async with aclosing(model.generate(await model.prepare(request), no_inputs(), wanted or {"text": 0})) as pieces:
         async for piece in pieces:
-            if isinstance(piece, Rows):
+            if isinstance(piece, TensorRows):
                 made.rows[piece.port] = made.rows.get(piece.port, 0) + len(piece.rows)
                 continue
             assert isinstance(piece, TextPiece)
@@ -146,7 +146,7 @@ async def test_an_answer_that_begins_in_a_thought_has_what_the_context_leaves(ma
 
 
 async def test_stop_strings_are_those_of_the_answer(thinker: Qwen3Thinker) -> None:
-    asked = drawn(thinker, seed=3, constraint=Constraint("regex", "abcabc"))
+    asked = drawn(thinker, seed=3, constraint=TextConstraint("regex", "abcabc"))
     thought = (await said(thinker, asked)).thought
     stopped = await said(thinker, replace(asked, stop=(thought[:1], "ca")))
     assert stopped.thought == thought != ""
@@ -191,9 +191,9 @@ async def test_what_a_text_is_kept_to_has_no_thought_that_nobody_began(made: Pat
     asked = replace(ASKED, sampling=likes, seed=seed % 1000)
     assert (await said(model, asked)).thinking
     for text in ("<think>yes", "</think>no"):
-        told = await said(model, replace(asked, constraint=Constraint("choice", choices=(text,))))
+        told = await said(model, replace(asked, constraint=TextConstraint("choice", choices=(text,))))
         assert (told.thought, told.text, told.reason) == ("", text, FinishReason.STOP)
-    told = await said(model, replace(asked, constraint=Constraint("regex", ".{1,20}")))
+    told = await said(model, replace(asked, constraint=TextConstraint("regex", ".{1,20}")))
     assert not told.thinking and 1 <= len(told.text) <= 20
     await model.close()
 

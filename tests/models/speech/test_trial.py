@@ -115,12 +115,12 @@ def test_a_shape_without_a_trial_is_computed_alone(workers: list[Worker]) -> Non
 
 
 def test_a_step_that_leaves_nothing_to_a_second_thread_is_not_tried_on_two(workers: list[Worker]) -> None:
-    class Whole(Sums):
+    class WholeSums(Sums):
         halves = False
 
         def step(self, jobs: Sequence[Job], aside: Aside | None) -> list[torch.Tensor]:
             assert aside is None
             return super().step(jobs, None)
 
-    trial = trial_of(Whole(4), workers)
+    trial = trial_of(WholeSums(4), workers)
     assert not trial.halved and set(trial.together["sing"].values()) == {tuple(SIZES["cpu"])}

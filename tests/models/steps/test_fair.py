@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, MultipleResults, RuleBasedStateMachine, consumes, invariant, multiple, rule
 
-from omnistage.models.steps.fair import Fair, TooCostly, Work
+from omnistage.models.steps.fair import Fair, JobWork, TooCostly
 
 T = TypeVar("T", bound=Hashable)
 
@@ -21,7 +21,7 @@ def admitted(costs: dict[str, int], budget: int = 100, step_budget: int = 10, cl
     """clients: a letter for each job; those without one are of nobody in particular."""
     fair = Fair[str](budget, step_budget)
     for place, (job, cost) in enumerate(costs.items()):
-        fair.submit(job, Work(cost, steps, clients[place : place + 1]))
+        fair.submit(job, JobWork(cost, steps, clients[place : place + 1]))
     fair.admit()
     return fair
 
@@ -60,19 +60,19 @@ def test_one_that_costs_more_than_a_step_may_steps_alone() -> None:
 def test_no_more_step_together_than_may() -> None:
     fair = Fair[str](100, 100, most=2)
     for job in ("a1", "a2", "a3"):
-        fair.submit(job, Work(1, 1))
+        fair.submit(job, JobWork(1, 1))
     assert run(fair, {"a1": 1, "a2": 1, "a3": 1}) == [["a1", "a2"], ["a3"]]
 
 
 def test_who_does_not_fit_yet_keeps_its_turn() -> None:
     fair = Fair[str](10, 10)
     for job, cost in (("big", 6), ("bigger", 7), ("small", 1)):
-        fair.submit(job, Work(cost, 1))
+        fair.submit(job, JobWork(cost, 1))
     assert fair.admit() == ["big"] and fair.admit() == []
     fair.withdraw("big")
     assert fair.admit() == ["bigger", "small"]
     with pytest.raises(TooCostly, match="costs 11"):
-        fair.submit("huge", Work(11, 1))
+        fair.submit("huge", JobWork(11, 1))
     fair.withdraw("huge")
     fair.withdraw("bigger")
     assert (fair.admitted, fair.waiting) == (1, 0)
@@ -81,7 +81,7 @@ def test_who_does_not_fit_yet_keeps_its_turn() -> None:
 def test_what_is_large_holds_nobody_small_up_until_it_ends() -> None:
     fair = Fair[str](budget=40, step_budget=10)
     for job, cost, client in (("large", 36, "a"), ("small", 10, "a"), ("larger", 30, "b"), ("small too", 10, "c"), ("again", 10, "c")):
-        fair.submit(job, Work(cost, 5, client))
+        fair.submit(job, JobWork(cost, 5, client))
         fair.admit()
     assert (fair.admitted, fair.waiting) == (2, 3), "the second client's is too large, and who has one admitted waits for room"
     assert [step(fair, lambda job: job) for _ in range(5)] == [["small too"]] * 5
@@ -113,11 +113,11 @@ def test_one_of_another_client_is_over_before_all_but_the_first_of_one_with_many
 def test_a_short_one_of_another_client_goes_first_but_not_for_ever() -> None:
     """When the other client has had as much work as the long one asks for, that is due."""
     fair = Fair[str](100, 10)
-    fair.submit("long", Work(10, 10, "patient"))
+    fair.submit("long", JobWork(10, 10, "patient"))
     fair.admit()
     order = list[str]()
     for number in range(30):
-        fair.submit(f"short {number}", Work(10, 1, "hasty"))
+        fair.submit(f"short {number}", JobWork(10, 1, "hasty"))
         fair.admit()
         order += step(fair, lambda job: job)
         if order[-1] != "long":
@@ -130,10 +130,10 @@ def test_a_short_one_of_another_client_goes_first_but_not_for_ever() -> None:
 def test_who_asks_again_and_again_gets_no_more_than_who_asks_at_once() -> None:
     """Each of them is due when a job of this work, begun with the first, would be."""
     fair = Fair[str](100, 10)
-    fair.submit("other", Work(10, 4, "b"))
+    fair.submit("other", JobWork(10, 4, "b"))
     led = 0
     for number in range(20):
-        fair.submit(f"mine {number}", Work(10, 1, "a"))
+        fair.submit(f"mine {number}", JobWork(10, 1, "a"))
         fair.admit()
         chosen = step(fair, lambda job: job)
         if chosen == ["other"]:
@@ -145,11 +145,11 @@ def test_who_asks_again_and_again_gets_no_more_than_who_asks_at_once() -> None:
 
 def test_what_was_not_done_of_a_job_is_not_held_against_its_client() -> None:
     fair = Fair[str](100, 10)
-    fair.submit("given up", Work(10, 1000, "a"))
-    fair.submit("behind it", Work(10, 1, "a"))
+    fair.submit("given up", JobWork(10, 1000, "a"))
+    fair.submit("behind it", JobWork(10, 1, "a"))
     fair.withdraw("given up")
-    fair.submit("again", Work(10, 2, "a"))
-    fair.submit("other", Work(10, 4, "b"))
+    fair.submit("again", JobWork(10, 2, "a"))
+    fair.submit("other", JobWork(10, 4, "b"))
     assert run(fair, {"behind it": 1, "again": 2, "other": 4}) == [["behind it"]] + [["again"]] * 2 + [["other"]] * 4
 
 
@@ -173,7 +173,7 @@ asked_jobs = st.tuples(
 """Cost, steps, group, client."""
 
 
-class Machine(RuleBasedStateMachine):
+class FairMachine(RuleBasedStateMachine):
     """Jobs come, step, stop and start to read, change their group and go; a model of the fair in exact numbers knows when each is due."""
 
     jobs: Bundle[int] = Bundle("jobs")
@@ -203,7 +203,7 @@ class Machine(RuleBasedStateMachine):
     def submit(self, asked: list[tuple[int, int, str | None, str]]) -> MultipleResults[int]:
         numbers = [next(self.numbers) for _ in asked]
         for job, (cost, steps, key, client) in zip(numbers, asked, strict=True):
-            self.fair.submit(job, Work(cost, steps, client))
+            self.fair.submit(job, JobWork(cost, steps, client))
             self.costs[job], self.left[job], self.keys[job], self.clients[job] = cost, steps, key, client
             self.due[job] = self.last[client] = max(self.now, self.last.get(client, self.now)) + cost * steps
             self.allowed[job], self.passed[job] = self.due[job] - self.now, {}
@@ -295,7 +295,7 @@ class Machine(RuleBasedStateMachine):
             )
 
 
-TestFair = Machine.TestCase
+TestFair = FairMachine.TestCase
 
 
 @given(st.lists(st.tuples(st.integers(1, 20), st.sampled_from("abc"), st.integers(1, 9)), min_size=1, max_size=20))
@@ -304,7 +304,7 @@ def test_everybody_comes_to_an_end(asked: list[tuple[int, str, int]]) -> None:
     fair = Fair[int](budget=40, step_budget=12)
     left = {}
     for job, (cost, client, steps) in enumerate(asked):
-        fair.submit(job, Work(cost, steps, client))
+        fair.submit(job, JobWork(cost, steps, client))
         left[job] = steps
     for _ in range(sum(left.values())):
         fair.admit()

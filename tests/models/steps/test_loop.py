@@ -15,7 +15,7 @@ import pytest
 from helpers.waiting import until
 from omnistage.models.common.worker import Worker
 from omnistage.models.interface import Batches, Load
-from omnistage.models.steps.fair import Fair, TooCostly, Work
+from omnistage.models.steps.fair import Fair, JobWork, TooCostly
 from omnistage.models.steps.interface import Aside
 from omnistage.models.steps.listeners import Listeners
 from omnistage.models.steps.loop import MAX_AHEAD, Loop
@@ -24,7 +24,7 @@ LIMIT_S = 60.0
 MOST = 4
 
 
-class Counted:
+class CountedJob:
     """A job of so many steps. Its key changes with each."""
 
     def __init__(self, steps: int, kind: str = "") -> None:
@@ -38,20 +38,20 @@ class Countdown:
 
     def __init__(self, fails: str = "", error: type[Exception] = ArithmeticError) -> None:
         self.fails, self.error = fails, error
-        self.groups = list[tuple[Sequence[Counted], bool]]()
+        self.groups = list[tuple[Sequence[CountedJob], bool]]()
         self.go, self.inside, self.side_by_side = threading.Event(), 0, 0
         self._lock = threading.Lock()
         self.go.set()
 
-    def _fail(self, where: str, *jobs: Counted) -> None:
+    def _fail(self, where: str, *jobs: CountedJob) -> None:
         if where == self.fails and any(job.kind == "bad" for job in jobs):
             raise self.error("told to fail")
 
-    def key(self, job: Counted) -> Hashable | None:
+    def key(self, job: CountedJob) -> Hashable | None:
         self._fail("key", job)
         return None if job.kind == "alone" else (job.kind if job.kind in ("late", "soon") else "", job.left % 2)
 
-    def step(self, jobs: Sequence[Counted], aside: Aside | None) -> None:
+    def step(self, jobs: Sequence[CountedJob], aside: Aside | None) -> None:
         assert len({self.key(job) for job in jobs}) == 1 and (self.key(jobs[0]) is not None or len(jobs) == 1)
         with self._lock:
             self.groups.append((jobs, aside is not None))
@@ -71,28 +71,28 @@ class Countdown:
             with self._lock:
                 self.inside -= 1
 
-    def take(self, job: Counted) -> int:
+    def take(self, job: CountedJob) -> int:
         self._fail("take", job)
         job.left -= 1
         return job.left
 
-    def is_done(self, job: Counted) -> bool:
+    def is_done(self, job: CountedJob) -> bool:
         self._fail("is_done", job)
         return job.left == 0
 
-    def give_up(self, job: Counted) -> None:
+    def give_up(self, job: CountedJob) -> None:
         job.given_up += 1
 
 
 @dataclass
-class House:
+class LoopHouse:
     """A loop with what it needs. ask: of the order, for a job that is due then."""
 
     steps: Countdown
-    loop: Loop[Counted, Any, int]
-    ask: Callable[[Counted, float], Any]
+    loop: Loop[CountedJob, Any, int]
+    ask: Callable[[CountedJob, float], Any]
 
-    async def run(self, job: Counted, due: float = 0.0) -> None:
+    async def run(self, job: CountedJob, due: float = 0.0) -> None:
         try:
             await self.loop.run(job, self.ask(job, due))
         finally:
@@ -102,16 +102,16 @@ class House:
 @asynccontextmanager
 async def house(
     order: str, workers: int, steps: Countdown | None = None, *, halved: bool = False, most: int = MOST
-) -> AsyncIterator[House]:
+) -> AsyncIterator[LoopHouse]:
     steps = steps or Countdown()
     made = [Worker(f"test {number}", 1) for number in range(workers)]
     try:
         if order == "fair":
-            loop: Loop[Counted, Any, int] = Loop(steps, Fair[Counted](1000, 1000, most), made, ahead=True)
-            yield House(steps, loop, lambda job, due: Work(1, job.asked, str(due)))
+            loop: Loop[CountedJob, Any, int] = Loop(steps, Fair[CountedJob](1000, 1000, most), made, ahead=True)
+            yield LoopHouse(steps, loop, lambda job, due: JobWork(1, job.asked, str(due)))
         else:
-            listeners = Listeners[Counted](lambda _, there: min(there, most), lambda _: halved)
-            yield House(steps, Loop(steps, listeners, made), lambda _, due: due)
+            listeners = Listeners[CountedJob](lambda _, there: min(there, most), lambda _: halved)
+            yield LoopHouse(steps, Loop(steps, listeners, made), lambda _, due: due)
     finally:
         for worker in made:
             await worker.close()
@@ -125,10 +125,10 @@ def order(request: pytest.FixtureRequest) -> str:
 @pytest.mark.parametrize("workers", [1, 2, 3])
 async def test_every_job_is_stepped_to_its_end(order: str, workers: int, seed: int) -> None:
     source, halved = random.Random(seed), True
-    jobs = [Counted(source.randint(1, 30), source.choice(["a", "b", "late", "alone"])) for _ in range(40)]
+    jobs = [CountedJob(source.randint(1, 30), source.choice(["a", "b", "late", "alone"])) for _ in range(40)]
     async with house(order, workers, halved=halved) as made:
 
-        async def come(job: Counted) -> None:
+        async def come(job: CountedJob) -> None:
             for _ in range(source.randint(0, 20)):
                 await asyncio.sleep(0)
             await made.run(job, source.random())
@@ -143,7 +143,7 @@ async def test_every_job_is_stepped_to_its_end(order: str, workers: int, seed: i
 
 async def test_those_who_come_at_one_moment_share_the_first_step(order: str) -> None:
     async with house(order, 1) as made:
-        await asyncio.gather(*(made.run(Counted(2)) for _ in range(3)))
+        await asyncio.gather(*(made.run(CountedJob(2)) for _ in range(3)))
         assert [len(group) for group, _ in made.steps.groups] == [3, 3]
 
 
@@ -155,9 +155,9 @@ async def test_a_job_that_fails_harms_no_other(order: str, workers: int, where: 
     steps = Countdown(where, error)
     steps.go.clear()
     async with house(order, workers, steps) as made:
-        holding = [asyncio.create_task(made.run(Counted(1, "first"))) for _ in range(workers)]
+        holding = [asyncio.create_task(made.run(CountedJob(1, "first"))) for _ in range(workers)]
         await until(lambda: steps.inside == workers or sum(len(group) for group, _ in steps.groups) == workers)
-        jobs = [Counted(3, "bad") if number == 2 else Counted(3, "good") for number in range(5)]
+        jobs = [CountedJob(3, "bad") if number == 2 else CountedJob(3, "good") for number in range(5)]
         running = [asyncio.create_task(made.run(job, 1)) for job in jobs]
         await until(lambda: len(made.loop._entries) == 5 + workers)
         steps.go.set()
@@ -166,7 +166,7 @@ async def test_a_job_that_fails_harms_no_other(order: str, workers: int, where: 
         assert ends[:2] + ends[3:] == [None] * 4
         assert isinstance(ends[2], RuntimeError if error is StopIteration else error) and "told to fail" in str(ends[2])
         assert [job.left for job in jobs] == [0, 0, 2 if where == "is_done" else 3, 0, 0]
-        await made.run(Counted(4))
+        await made.run(CountedJob(4))
         assert len(made.loop._idle) == workers
 
 
@@ -175,7 +175,7 @@ async def test_a_job_that_is_cancelled_is_in_no_step_any_more(order: str, worker
     steps = Countdown()
     steps.go.clear()
     async with house(order, workers, steps) as made:
-        job = Counted(100)
+        job = CountedJob(100)
         running = asyncio.create_task(made.run(job))
         await until(lambda: bool(steps.groups))
         for _ in range(3):
@@ -186,12 +186,12 @@ async def test_a_job_that_is_cancelled_is_in_no_step_any_more(order: str, worker
         with pytest.raises(asyncio.CancelledError):
             await running
         assert steps.inside == 0 and job.left >= 100 - MAX_AHEAD and made.loop.load.queued == 0
-        await made.run(Counted(3))
+        await made.run(CountedJob(3))
 
 
 async def test_a_job_that_may_not_go_on_holds_only_itself_up(order: str) -> None:
     async with house(order, 1) as made:
-        held, shown = Counted(20), list[int]()
+        held, shown = CountedJob(20), list[int]()
 
         def show(left: int) -> bool:
             shown.append(left)
@@ -199,7 +199,7 @@ async def test_a_job_that_may_not_go_on_holds_only_itself_up(order: str) -> None
 
         over = made.loop.submit(held, made.ask(held, 0), show)
         await until(lambda: 15 in shown)
-        await asyncio.gather(*(made.run(Counted(9)) for _ in range(3)))
+        await asyncio.gather(*(made.run(CountedJob(9)) for _ in range(3)))
         assert held.left in range(15 - MAX_AHEAD - 1, 16) and not over.done(), "at most the steps that the worker was ahead"
         while not over.done():
             made.loop.go_on(held)
@@ -211,7 +211,7 @@ async def test_a_job_that_may_not_go_on_holds_only_itself_up(order: str) -> None
 async def test_what_never_fits_is_refused_and_leaves_nothing() -> None:
     async with house("fair", 1) as made:
         with pytest.raises(TooCostly):
-            made.loop.submit(Counted(1), Work(1001, 1))
+            made.loop.submit(CountedJob(1), JobWork(1001, 1))
         assert not made.loop._entries and made.loop.load.queued == 0
 
 
@@ -225,10 +225,10 @@ async def test_an_error_of_no_job_ends_all_and_lets_none_wait_for_ever(order: st
 
     async with house(order, 2, most=3) as made, asyncio.timeout(LIMIT_S):
         monkeypatch.setattr(made.loop._order, function, failing)
-        jobs = [Counted(3) for _ in range(1 if function == "is_halved" else 3)]
+        jobs = [CountedJob(3) for _ in range(1 if function == "is_halved" else 3)]
         ends = await asyncio.gather(*map(made.run, jobs), return_exceptions=True)
         assert {type(end) for end in ends} == {RuntimeError} and "told to fail" in str(ends[0])
-        await made.run(Counted(2))
+        await made.run(CountedJob(2))
         assert len(made.loop._idle) == 2
 
 
@@ -237,7 +237,7 @@ async def test_jobs_are_spread_before_they_are_put_together(order: str) -> None:
     steps = Countdown()
     steps.go.clear()
     async with house(order, 2, steps) as made:
-        running = [asyncio.create_task(made.run(Counted(1))) for _ in range(6)]
+        running = [asyncio.create_task(made.run(CountedJob(1))) for _ in range(6)]
         await until(lambda: steps.inside == 2)
         assert [len(group) for group, _ in steps.groups] == [3, 3]
         steps.go.set()
@@ -247,7 +247,7 @@ async def test_jobs_are_spread_before_they_are_put_together(order: str) -> None:
 async def test_a_job_that_is_alone_has_a_second_thread_where_that_is_worth_it() -> None:
     for halved in (True, False):
         async with house("listeners", 2, halved=halved) as made:
-            await made.run(Counted(5))
+            await made.run(CountedJob(5))
             assert [aside for _, aside in made.steps.groups] == [halved] * 5
 
 
@@ -255,7 +255,7 @@ async def test_a_second_thread_is_for_the_next_job_first() -> None:
     steps = Countdown()
     steps.go.clear()
     async with house("listeners", 2, steps, halved=True, most=1) as made:
-        running = [asyncio.create_task(made.run(Counted(1))) for _ in range(2)]
+        running = [asyncio.create_task(made.run(CountedJob(1))) for _ in range(2)]
         await until(lambda: steps.inside == 2)
         assert not any(aside for _, aside in steps.groups)
         steps.go.set()
@@ -266,9 +266,9 @@ async def test_what_is_due_first_steps_first_with_others_of_its_key() -> None:
     steps = Countdown()
     steps.go.clear()
     async with house("listeners", 1, steps) as made:
-        running = [asyncio.create_task(made.run(Counted(1)))]
+        running = [asyncio.create_task(made.run(CountedJob(1)))]
         await until(lambda: bool(steps.groups))
-        jobs = [(Counted(1, "late"), 9.0), (Counted(1, "soon"), 1.0), (Counted(1, "late"), 2.0), (Counted(1, "soon"), 10.0)]
+        jobs = [(CountedJob(1, "late"), 9.0), (CountedJob(1, "soon"), 1.0), (CountedJob(1, "late"), 2.0), (CountedJob(1, "soon"), 10.0)]
         running += [asyncio.create_task(made.run(job, due)) for job, due in jobs]
         await until(lambda: made.loop.load.queued == 5)
         steps.go.set()

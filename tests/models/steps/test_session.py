@@ -12,7 +12,7 @@ import pytest
 
 from helpers.waiting import until
 from omnistage.models.common.worker import Worker
-from omnistage.models.interface import Drawn, Picture, Preview, Progress
+from omnistage.models.interface import Drawn, EncodedPicture, Preview, StepsDone
 from omnistage.models.steps.interface import Aside
 from omnistage.models.steps.loop import MAX_AHEAD
 from omnistage.models.steps.session import MAX_UNREAD, Sessions
@@ -22,7 +22,7 @@ T = TypeVar("T")
 LIMIT_S = 30.0
 
 
-class Job:
+class SumJob:
     """Adds its step to its value until it has taken all. gate: which step waits for the test."""
 
     def __init__(self, steps: int, *, shows: bool = False, fails_at: int = -1, gate: int = -1) -> None:
@@ -36,19 +36,19 @@ class Adder:
     """Implements Drawing. groups: jobs of each step, in order."""
 
     def __init__(self) -> None:
-        self.groups: list[tuple[Job, ...]] = []
+        self.groups: list[tuple[SumJob, ...]] = []
         self.threads: set[int] = set()
 
-    def cost(self, job: Job) -> int:
+    def cost(self, job: SumJob) -> int:
         return 1
 
-    def steps(self, job: Job) -> int:
+    def steps(self, job: SumJob) -> int:
         return job.steps
 
-    def key(self, job: Job) -> Hashable:
+    def key(self, job: SumJob) -> Hashable:
         return "all"
 
-    def step(self, jobs: Sequence[Job], aside: Aside | None) -> None:
+    def step(self, jobs: Sequence[SumJob], aside: Aside | None) -> None:
         self.groups.append(tuple(jobs))
         self.threads.add(threading.get_ident())
         for job in jobs:
@@ -59,24 +59,24 @@ class Adder:
             if job.step == job.fails_at:
                 raise ValueError(f"step {job.step}")
 
-    def take(self, job: Job) -> Sequence[Drawn]:
+    def take(self, job: SumJob) -> Sequence[Drawn]:
         job.step += 1
         job.value += job.step
         if job.shows:
             return [Preview(b"", "image/png", job.step)]
-        return [Progress(job.step, job.steps)]
+        return [StepsDone(job.step, job.steps)]
 
-    def is_done(self, job: Job) -> bool:
+    def is_done(self, job: SumJob) -> bool:
         return job.step == job.steps
 
-    def decode(self, job: Job) -> Generator[Drawn, None, None]:
-        yield Picture(str(job.value).encode(), "image/png")
+    def decode(self, job: SumJob) -> Generator[Drawn, None, None]:
+        yield EncodedPicture(str(job.value).encode(), "image/png")
 
-    def give_up(self, job: Job) -> None:
+    def give_up(self, job: SumJob) -> None:
         job.given_up = True
 
 
-class Counting(Worker):
+class CountingWorker(Worker):
     """units: of work that the thread was given."""
 
     units = 0
@@ -86,21 +86,21 @@ class Counting(Worker):
         return await super().run(call, urgent)
 
 
-class House:
+class SessionHouse:
     """Sessions on a thread."""
 
     def __init__(self) -> None:
-        self.worker, self.adder = Counting("adder", 1), Adder()
-        self.sessions = Sessions[Job](self.adder, [self.worker], budget=100, step_budget=100, ahead=True)
+        self.worker, self.adder = CountingWorker("adder", 1), Adder()
+        self.sessions = Sessions[SumJob](self.adder, [self.worker], budget=100, step_budget=100, ahead=True)
 
-    async def drawn(self, job: Job) -> list[Drawn]:
+    async def drawn(self, job: SumJob) -> list[Drawn]:
         async with aclosing(self.sessions.draw(job)) as pieces:
             return [piece async for piece in pieces]
 
 
 @asynccontextmanager
-async def house() -> AsyncIterator[House]:
-    made = House()
+async def house() -> AsyncIterator[SessionHouse]:
+    made = SessionHouse()
     try:
         yield made
     finally:
@@ -108,7 +108,7 @@ async def house() -> AsyncIterator[House]:
         assert made.sessions.running == made.sessions.load.queued == 0
 
 
-async def at_gate(job: Job) -> None:
+async def at_gate(job: SumJob) -> None:
     assert await asyncio.to_thread(job.at_gate.wait, LIMIT_S)
 
 
@@ -118,28 +118,28 @@ def picture_of(steps: int) -> bytes:
 
 async def test_who_is_alone_is_drawn_without_waiting_for_the_event_loop_after_each_step() -> None:
     async with house() as made:
-        pieces = await made.drawn(Job(500))
-        assert pieces[-1] == Picture(picture_of(500), "image/png") and Progress(500, 500) in pieces
+        pieces = await made.drawn(SumJob(500))
+        assert pieces[-1] == EncodedPicture(picture_of(500), "image/png") and StepsDone(500, 500) in pieces
         assert made.worker.units <= 500 // MAX_AHEAD + 3, "the steps, the picture, and its end"
         assert made.sessions.steps == 500 + 2 and made.adder.threads == {made.worker._thread.ident}
 
 
 async def test_who_comes_meanwhile_shares_the_next_step_but_one() -> None:
-    first, second = Job(50, gate=10), Job(10)
+    first, second = SumJob(50, gate=10), SumJob(10)
     async with house() as made, asyncio.TaskGroup() as group:
         one = group.create_task(made.drawn(first))
         await at_gate(first)
         other = group.create_task(made.drawn(second))
         await until(lambda: made.sessions.load.queued)
         first.go_on.set()
-        assert (await other)[-1] == Picture(picture_of(10), "image/png")
-        assert (await one)[-1] == Picture(picture_of(50), "image/png")
+        assert (await other)[-1] == EncodedPicture(picture_of(10), "image/png")
+        assert (await one)[-1] == EncodedPicture(picture_of(50), "image/png")
         groups = [len(jobs) for jobs in made.adder.groups]
         assert groups.index(2) in (11, 12) and groups.count(2) == 10 and len(groups) == 50
 
 
 async def test_nothing_is_done_for_whoever_goes_away() -> None:
-    job = Job(1000, gate=10)
+    job = SumJob(1000, gate=10)
     async with house() as made:
         pieces = made.sessions.draw(job)
         await anext(pieces)
@@ -150,18 +150,18 @@ async def test_nothing_is_done_for_whoever_goes_away() -> None:
         job.go_on.set()
         await closing
         assert job.given_up and job.step in (11, 12)
-        assert (await made.drawn(Job(3)))[-1] == Picture(picture_of(3), "image/png")
+        assert (await made.drawn(SumJob(3)))[-1] == EncodedPicture(picture_of(3), "image/png")
 
 
 async def test_one_that_ends_leaves_the_others_their_steps() -> None:
     async with house() as made:
-        found = await asyncio.gather(*(made.drawn(Job(steps)) for steps in (3, 30, 200)))
-        assert [pieces[-1] for pieces in found] == [Picture(picture_of(steps), "image/png") for steps in (3, 30, 200)]
+        found = await asyncio.gather(*(made.drawn(SumJob(steps)) for steps in (3, 30, 200)))
+        assert [pieces[-1] for pieces in found] == [EncodedPicture(picture_of(steps), "image/png") for steps in (3, 30, 200)]
         assert len(made.adder.groups) == 200 and made.worker.units < 100
 
 
 async def test_the_thread_waits_for_a_reader_that_does_not_read() -> None:
-    job = Job(100, shows=True)
+    job = SumJob(100, shows=True)
     async with house() as made:
         async with aclosing(made.sessions.draw(job)) as pieces:
             first = await anext(pieces)
@@ -174,7 +174,7 @@ async def test_the_thread_waits_for_a_reader_that_does_not_read() -> None:
 
 async def test_what_is_shown_is_never_far_ahead_of_a_slow_reader() -> None:
     """Each piece that it reads makes room for one."""
-    job, ahead = Job(200, shows=True), list[int]()
+    job, ahead = SumJob(200, shows=True), list[int]()
     async with house() as made, aclosing(made.sessions.draw(job)) as pieces:
         async for piece in pieces:
             if isinstance(piece, Preview):
@@ -185,7 +185,7 @@ async def test_what_is_shown_is_never_far_ahead_of_a_slow_reader() -> None:
 
 async def test_an_error_in_the_middle_ends_the_one_that_it_is_of() -> None:
     """After what it had shown before."""
-    bad, good = Job(100, shows=True, fails_at=4), Job(40)
+    bad, good = SumJob(100, shows=True, fails_at=4), SumJob(40)
     async with house() as made:
         shown = list[Drawn]()
 
@@ -196,12 +196,12 @@ async def test_an_error_in_the_middle_ends_the_one_that_it_is_of() -> None:
 
         found = await asyncio.gather(read(), made.drawn(good), return_exceptions=True)
         assert isinstance(found[0], ValueError) and [piece.step for piece in shown if isinstance(piece, Preview)] == [1, 2, 3, 4]
-        assert not isinstance(found[1], BaseException) and found[1][-1] == Picture(picture_of(40), "image/png")
+        assert not isinstance(found[1], BaseException) and found[1][-1] == EncodedPicture(picture_of(40), "image/png")
 
 
 @pytest.mark.parametrize("count", [1, 2, 5, 33])
 async def test_many_that_come_and_go_are_all_drawn(count: int) -> None:
     async with house() as made:
         for _ in range(3):
-            found = await asyncio.gather(*(made.drawn(Job(1 + number % 7)) for number in range(count)))
-            assert [pieces[-1] for pieces in found] == [Picture(picture_of(1 + number % 7), "image/png") for number in range(count)]
+            found = await asyncio.gather(*(made.drawn(SumJob(1 + number % 7)) for number in range(count)))
+            assert [pieces[-1] for pieces in found] == [EncodedPicture(picture_of(1 + number % 7), "image/png") for number in range(count)]

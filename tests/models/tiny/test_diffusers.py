@@ -21,7 +21,7 @@ from transformers import Qwen2Tokenizer
 from helpers.drawings import MOVING, NAMES, checkpoint
 from omnistage.models.diffusers import folder as folders
 from omnistage.models.tiny.diffusers.sizes import DESIGNS
-from omnistage.models.tiny.makers import MAKERS, MakeError, Order, make_tiny
+from omnistage.models.tiny.makers import MAKERS, CheckpointOrder, MakeError, make_tiny
 
 load_pipeline: Callable[[Path, torch.dtype], Any] = folders.load_pipeline
 """Untyped: a pipeline has its parts as attributes, of which its class knows nothing."""
@@ -64,8 +64,8 @@ def test_the_files_are_those_of_published_checkpoints(subtests: pytest.Subtests)
 @pytest.mark.parametrize("name", ["qwen-image-edit", "z-image"])
 def test_the_same_order_gives_the_same_bytes(name: str, tmp_path: Path) -> None:
     state = torch.get_rng_state()
-    make_tiny(name, tmp_path / "again", Order())
-    make_tiny(name, tmp_path / "other", Order(seed=1))
+    make_tiny(name, tmp_path / "again", CheckpointOrder())
+    make_tiny(name, tmp_path / "other", CheckpointOrder(seed=1))
     assert torch.equal(state, torch.get_rng_state())
     made = _files(checkpoint(name))
     assert made == _files(tmp_path / "again")
@@ -74,7 +74,7 @@ def test_the_same_order_gives_the_same_bytes(name: str, tmp_path: Path) -> None:
 
 
 def test_a_type_can_be_asked_for(tmp_path: Path) -> None:
-    make_tiny("longcat-image", tmp_path / "made", Order(dtype="bfloat16"))
+    make_tiny("longcat-image", tmp_path / "made", CheckpointOrder(dtype="bfloat16"))
     for path in (tmp_path / "made").rglob("*.safetensors"):
         with safe_open(path, "pt") as file:
             assert {file.get_tensor(name).dtype for name in file.offset_keys()} == {torch.bfloat16}
@@ -83,7 +83,7 @@ def test_a_type_can_be_asked_for(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["qwen-image", "z-image", "longcat-image"])
 def test_the_small_ones_have_a_transformer_of_eight_million_weights(name: str, tmp_path: Path) -> None:
-    make_tiny(name, tmp_path / "made", Order(size="small"))
+    make_tiny(name, tmp_path / "made", CheckpointOrder(size="small"))
     counts = {path.parent.name: _count(path) for path in (tmp_path / "made").rglob("*.safetensors")}
     assert 8e6 < counts["transformer"] < 9e6 and counts["vae"] < 1e6 and counts["text_encoder"] < 1e6
 
@@ -91,11 +91,11 @@ def test_the_small_ones_have_a_transformer_of_eight_million_weights(name: str, t
 @pytest.mark.parametrize(
     ("order", "named"),
     [
-        (Order(size="100m"), "size '100m'.*tiny, small"),
-        (Order(tokenizer="qwen"), "tokenizer 'qwen': a checkpoint of z-image can have built"),
+        (CheckpointOrder(size="100m"), "size '100m'.*tiny, small"),
+        (CheckpointOrder(tokenizer="qwen"), "tokenizer 'qwen': a checkpoint of z-image can have built"),
     ],
 )
-def test_what_cannot_be_made_leaves_nothing(order: Order, named: str, tmp_path: Path) -> None:
+def test_what_cannot_be_made_leaves_nothing(order: CheckpointOrder, named: str, tmp_path: Path) -> None:
     with pytest.raises(MakeError, match=named):
         make_tiny("z-image", tmp_path / "made", order)
     assert list(tmp_path.iterdir()) == []

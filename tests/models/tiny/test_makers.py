@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from omnistage.models.common.progress import Progress
+from omnistage.models.common.progress import ShowProgress
 from omnistage.models.tiny import makers
-from omnistage.models.tiny.makers import Maker, Order, make_tiny
+from omnistage.models.tiny.makers import CheckpointOrder, Maker, make_tiny
 
 MAKE = """
 import os, signal, sys
@@ -25,11 +25,11 @@ def killed(out, order, report):
 
 sys.modules["killed"] = sys.modules["__main__"]
 makers.MAKERS["files"] = makers.Maker("killed:killed", ("tiny",))
-makers.make_tiny("files", Path(sys.argv[1]), makers.Order())
+makers.make_tiny("files", Path(sys.argv[1]), makers.CheckpointOrder())
 """
 
 
-def weights(out: Path, order: Order, report: Progress) -> None:
+def weights(out: Path, order: CheckpointOrder, report: ShowProgress) -> None:
     """A maker: of one file."""
     (out / "weights").write_text("whole")
 
@@ -46,7 +46,7 @@ def test_a_folder_in_which_a_maker_was_killed_is_as_empty_as_before(
     assert list(tmp_path.rglob("weights")), "it was killed in the middle"
     monkeypatch.setitem(sys.modules, "weights", sys.modules[__name__])
     monkeypatch.setitem(makers.MAKERS, "files", Maker("weights:weights", ("tiny",)))
-    make_tiny("files", place, Order())
+    make_tiny("files", place, CheckpointOrder())
     assert [path.name for path in tmp_path.iterdir()] == ["checkpoint"]
     assert [(path.name, path.read_text()) for path in place.iterdir()] == [("weights", "whole")]
     umask = os.umask(0o022)

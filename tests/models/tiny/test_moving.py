@@ -20,7 +20,7 @@ from helpers.drawings import MOVING, checkpoint
 from helpers.painting import changed
 from omnistage.models.diffusers.folder import load_pipeline
 from omnistage.models.tiny.diffusers.moving_sizes import MOVING_DESIGNS, SIZES
-from omnistage.models.tiny.makers import MakeError, Order, make_tiny
+from omnistage.models.tiny.makers import CheckpointOrder, MakeError, make_tiny
 
 FILMS = [name for name in MOVING if name != "stable-audio"]
 
@@ -34,8 +34,8 @@ def test_all_of_them_can_be_made() -> None:
 @pytest.mark.parametrize("name", MOVING)
 def test_the_same_order_gives_the_same_bytes(name: str, tmp_path: Path) -> None:
     state = torch.get_rng_state()
-    make_tiny(name, tmp_path / "again", Order())
-    make_tiny(name, tmp_path / "other", Order(seed=1))
+    make_tiny(name, tmp_path / "again", CheckpointOrder())
+    make_tiny(name, tmp_path / "other", CheckpointOrder(seed=1))
     assert torch.equal(state, torch.get_rng_state())
     made = _files(checkpoint(name))
     assert made == _files(tmp_path / "again")
@@ -46,18 +46,18 @@ def test_the_same_order_gives_the_same_bytes(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", MOVING)
 def test_the_small_ones_have_a_transformer_of_eight_million_weights(name: str, tmp_path: Path) -> None:
-    make_tiny(name, tmp_path / "made", Order(size="small"))
+    make_tiny(name, tmp_path / "made", CheckpointOrder(size="small"))
     counts = {path.parent.name: _count(path) for path in (tmp_path / "made").rglob("*.safetensors")}
     assert all(8e6 < count < 9e6 for part, count in counts.items() if part.startswith("transformer"))
     assert counts["vae"] < 3e6 and counts["text_encoder"] < 1e6
 
 
 def test_a_type_can_be_asked_for_and_another_vocabulary_cannot(tmp_path: Path) -> None:
-    make_tiny("wan2.2-t2v", tmp_path / "made", Order(dtype="bfloat16"))
+    make_tiny("wan2.2-t2v", tmp_path / "made", CheckpointOrder(dtype="bfloat16"))
     pipe: Any = load_pipeline(tmp_path / "made", torch.bfloat16)
     assert {part.dtype for part in (pipe.transformer, pipe.transformer_2, pipe.vae, pipe.text_encoder)} == {torch.bfloat16}
     with pytest.raises(MakeError, match="tokenizer 'qwen': a checkpoint of stable-audio can have built"):
-        make_tiny("stable-audio", tmp_path / "none", Order(tokenizer="qwen"))
+        make_tiny("stable-audio", tmp_path / "none", CheckpointOrder(tokenizer="qwen"))
 
 
 @pytest.mark.parametrize("name", MOVING)

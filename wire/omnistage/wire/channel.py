@@ -131,7 +131,7 @@ async def is_taken(address: str) -> bool:
     return True
 
 
-class Connection:
+class ConnectionWatch:
     """Tells when a channel loses its connection, even with no call on it; a context manager.
 
     gRPC cannot stop watching a state once it was asked to. So there is one task, however often the same connection is looked at.
@@ -153,7 +153,7 @@ class Connection:
         """Whether the connection has been lost since `lost` was asked for."""
         return self._lost is not None and self._lost.done()
 
-    def __enter__(self) -> Connection:
+    def __enter__(self) -> ConnectionWatch:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:

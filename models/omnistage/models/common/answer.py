@@ -18,7 +18,7 @@ from omnistage.engine.detokenizer import Detokenizer
 from omnistage.engine.types import FinishReason
 from omnistage.models.common.requests import check_place
 from omnistage.models.common.thought import ThoughtLike
-from omnistage.models.interface import Array, Rows, TextPiece, TokenLogprob, Wanted
+from omnistage.models.interface import Array, TensorRows, TextPiece, TokenLogprob, Wanted
 
 
 class _Span(NamedTuple):
@@ -46,7 +46,7 @@ class AnswerAssembler:
         prompt_port: str = "",
         prompt_rows: int = 0,
         prompt_slots: NDArray[np.int64] | None = None,
-        ready: Sequence[Rows] = (),
+        ready: Sequence[TensorRows] = (),
         thought: ThoughtLike | None = None,
     ) -> None:
         """history: tokens of the answer so far, whose text is out. finished: the reason with which the answer ended after them; None: it
@@ -75,9 +75,9 @@ class AnswerAssembler:
         self._prompt_slots = np.arange(prompt_rows) if prompt_slots is None else prompt_slots
         self._next_prompt_row = wanted.get(prompt_port, len(self._prompt_slots))
         self._ready = list(ready)
-        self._prompt_pieces: list[Rows] = []
+        self._prompt_pieces: list[TensorRows] = []
         if prompt_port in wanted and self._next_prompt_row == len(self._prompt_slots):
-            self._prompt_pieces.append(Rows(prompt_port, np.empty((0, 0), np.float32), last=True))
+            self._prompt_pieces.append(TensorRows(prompt_port, np.empty((0, 0), np.float32), last=True))
         self._text = ""
         self._ids: list[int] = []
         self._logprobs: list[float] = []
@@ -163,7 +163,7 @@ class AnswerAssembler:
             self._next_prompt_row = end
             run = slice(int(places[0]), int(places[-1]) + 1)
             prompt = rows[run] if run.stop - run.start == len(places) else rows[places]
-            self._prompt_pieces.append(Rows(self._prompt_port, prompt, last=end >= len(self._prompt_slots)))
+            self._prompt_pieces.append(TensorRows(self._prompt_port, prompt, last=end >= len(self._prompt_slots)))
         if self._row_of is None:
             place = max(slot - self._prompt_rows, 0)
             # A row comes after its token, so it is known how many rows belong to the thought.
@@ -185,10 +185,10 @@ class AnswerAssembler:
         self._text += self._detokenizer.finish()
         self._reason = FinishReason.STOP if self._detokenizer.stopped else reason
 
-    def take(self) -> list[TextPiece | Rows]:
+    def take(self) -> list[TextPiece | TensorRows]:
         """The pieces that became final since the last call: rows of the prompt first, and text before its rows, because nobody may have
         anything that was made from a token before the caller has the token."""
-        pieces: list[TextPiece | Rows] = [*self._ready, *self._joined_prompt()]
+        pieces: list[TextPiece | TensorRows] = [*self._ready, *self._joined_prompt()]
         self._ready = []
         ends = self.ended and not self._told
         if self._wants_text:
@@ -216,12 +216,12 @@ class AnswerAssembler:
         """Number of tokens in the thought."""
         return 0 if self._thought is None else self._thought.count
 
-    def _joined_prompt(self) -> list[Rows]:
+    def _joined_prompt(self) -> list[TensorRows]:
         """The new rows of the prompt as one piece: an engine makes rows page by page, and many small pieces cost more on their way."""
         pieces, self._prompt_pieces = self._prompt_pieces, []
         if len(pieces) < 2:
             return pieces
-        return [Rows(self._prompt_port, np.concatenate([piece.rows for piece in pieces]), last=pieces[-1].last)]
+        return [TensorRows(self._prompt_port, np.concatenate([piece.rows for piece in pieces]), last=pieces[-1].last)]
 
     def _push(self, token_id: int) -> str:
         """Text of the answer that became final with a token; text of a thought is put aside."""
@@ -262,7 +262,7 @@ class AnswerAssembler:
             return True
         return self.ended and (span.begin < given or not self._detokenizer.stopped)
 
-    def _final_rows(self) -> list[Rows]:
+    def _final_rows(self) -> list[TensorRows]:
         self._settle()
         left = count = min(self._sayable, self._arrived)
         taken: list[Array] = []
@@ -277,8 +277,8 @@ class AnswerAssembler:
         self._arrived -= count
         self._rows_ended = self.ended and not self._sayable
         if not taken:
-            return [Rows(self._row_port, np.empty((0, 0), np.float32), last=True)] if self._rows_ended else []
-        return [Rows(self._row_port, np.concatenate(taken) if len(taken) > 1 else taken[0], last=self._rows_ended)]
+            return [TensorRows(self._row_port, np.empty((0, 0), np.float32), last=True)] if self._rows_ended else []
+        return [TensorRows(self._row_port, np.concatenate(taken) if len(taken) > 1 else taken[0], last=self._rows_ended)]
 
 
 # The loop ------------------------------------------------------------------------------------------------------------------------------
@@ -332,7 +332,7 @@ class EngineStream(Protocol[T]):
 
 async def answer_pieces(
     stream: EngineStream[T], answer: AnswerAssembler, array: Callable[[T], Array]
-) -> AsyncGenerator[TextPiece | Rows, None]:
+) -> AsyncGenerator[TextPiece | TensorRows, None]:
     """The pieces of an answer whose tokens are the first codes of a stream's items. array: turns the engine's rows into rows of the port.
     Ends when all wanted output has come, which may be before the stream ends: then close the stream."""
     while True:

@@ -21,7 +21,7 @@ from omnistage.engine.constraint import Walk
 from omnistage.engine.request import DeadEnd
 from omnistage.models.common.thought import Marks
 from omnistage.models.common.worker import Worker
-from omnistage.models.conversation import Constraint
+from omnistage.models.conversation import TextConstraint
 from omnistage.models.interface import BadRequest, TextRequest
 
 FORMS = ("json_schema", "regex", "choice")
@@ -176,7 +176,7 @@ class Constraints:
         bits[list(self._end_ids)] = True
         return torch.from_numpy(np.packbits(bits, bitorder="little").view(np.int32))
 
-    def _grammar(self, constraint: Constraint, history: Sequence[int]) -> Grammar:
+    def _grammar(self, constraint: TextConstraint, history: Sequence[int]) -> Grammar:
         field = f"{_FIELD}.{constraint.form}"
         try:
             source = _source(constraint)
@@ -207,7 +207,7 @@ class _Vocabulary(TokenizerWrapper):
         return list(self._encode((text if isinstance(text, str) else text.decode())[:_FORCED_CHARACTERS]))
 
 
-def _source(constraint: Constraint) -> str:
+def _source(constraint: TextConstraint) -> str:
     """The grammar in the form that llguidance reads. Raises ValueError."""
     match constraint.form:
         case "json_schema":

@@ -20,7 +20,7 @@ from omnistage.engine.followers import NOBODY
 from omnistage.engine.kv import page_bytes
 from omnistage.engine.pages import PAGE_ROWS
 from omnistage.engine.results import fixed_results
-from omnistage.engine.scheduler import Limits
+from omnistage.engine.scheduler import SchedulerLimits
 from omnistage.models.common.checkpoint import BadCheckpoint
 from omnistage.models.common.experts import expert_of_all
 from omnistage.models.common.memory import memory_texts
@@ -84,7 +84,7 @@ class Started:
         folder: Path,
         options: LoadOptions,
         *,
-        limits: Limits,
+        limits: SchedulerLimits,
         kv_bytes: int,
         poison: bool = False,
         team: Team | None = None,
@@ -144,12 +144,12 @@ def _name(dtype: torch.dtype) -> str:
     return next(name for name, known in _DTYPES.items() if known == dtype)
 
 
-def limits_of(options: LoadOptions, rows: int = 0) -> Limits:
+def limits_of(options: LoadOptions, rows: int = 0) -> SchedulerLimits:
     """The limits of the engine. rows: rows of a step if the user does not say; 0: the usual number. Raises LoadError.
 
     All sessions may wait at once, including those that another replica has lost."""
     rows = options.max_batch_tokens or rows
-    limits = Limits(max_sequences=options.max_batch_size or options.sessions, max_waiting=with_resumed(options.sessions))
+    limits = SchedulerLimits(max_sequences=options.max_batch_size or options.sessions, max_waiting=with_resumed(options.sessions))
     if not rows:
         return limits
     if rows < PAGE_ROWS:

@@ -23,7 +23,7 @@ async def next_rows(inputs: AsyncIterator[Piece]) -> Piece:
     return piece
 
 
-class Feed:
+class PortFeed:
     """Gives a sequence the rows of a port as they come, while its items are taken.
 
     rows: rows given so far, including those behind the last one. ended: whether these are all.

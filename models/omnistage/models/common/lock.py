@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TextIO
 
-from omnistage.models.common.progress import Progress
+from omnistage.models.common.progress import ShowProgress
 
 WAITING = "another process fetches; waiting"
 LOOK_S = 0.5
@@ -17,7 +17,7 @@ LOOK_S = 0.5
 
 
 @contextmanager
-def hold_lock(path: Path, progress: Progress, came: Callable[[], tuple[int, int | None]]) -> Iterator[None]:
+def hold_lock(path: Path, progress: ShowProgress, came: Callable[[], tuple[int, int | None]]) -> Iterator[None]:
     """Hold a lock file. While another process holds it, tell the progress at once and again, with `came`: the bytes that the other has by
     now, and of how many.
 

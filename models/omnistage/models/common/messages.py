@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from omnistage.engine.plan import Plan
+from omnistage.engine.plan import StepPlan
 from omnistage.models.options import LoadOptions
 
 
@@ -61,7 +61,7 @@ class PagesChanged:
 class ComputeHidden:
     """Compute the hidden rows of a step."""
 
-    plan: Plan
+    plan: StepPlan
 
 
 @dataclass(frozen=True, slots=True)

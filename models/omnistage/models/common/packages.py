@@ -21,7 +21,7 @@ from tempfile import TemporaryDirectory, TemporaryFile
 from urllib.parse import unquote, urlsplit
 from urllib.request import url2pathname
 
-from omnistage.models.common.progress import Progress
+from omnistage.models.common.progress import ShowProgress
 from omnistage.models.errors import FetchError
 
 ASK_LIMIT_S = 60.0
@@ -66,7 +66,7 @@ class Package:
 
 
 @dataclass(frozen=True, slots=True)
-class Offer:
+class WheelPlace:
     """The place of a wheel. sha256: hash that the index tells; empty: none."""
 
     url: str
@@ -77,7 +77,7 @@ class Offer:
         return unquote(urlsplit(self.url).path.rpartition("/")[2])
 
 
-def wheel(package: Package, kept: Path, scratch: Path, most: int, progress: Progress) -> Path:
+def wheel(package: Package, kept: Path, scratch: Path, most: int, progress: ShowProgress) -> Path:
     """The wheel, checked. kept: file for it; bytes in it are not fetched again, and received bytes stay if this fails. scratch: an empty
     folder for pip. most: most bytes of the wheel. Raises FetchError."""
     label, begun = f"fetching {package.name} {package.version}", size_of(kept)
@@ -123,7 +123,7 @@ def _check(package: Package, name: str, sha256: str) -> None:
         )
 
 
-def _downloaded(package: Package, offer: Offer, kept: Path, most: int, came: Came) -> Path | None:
+def _downloaded(package: Package, offer: WheelPlace, kept: Path, most: int, came: Came) -> Path | None:
     """The wheel of an offer, downloaded here. None: it cannot be downloaded here. A beginning that proves to be of another file is thrown
     away."""
     # Imported here: a user who has everything needs no client. httpx2 comes with huggingface_hub; without it there is still pip.
@@ -144,7 +144,7 @@ def _downloaded(package: Package, offer: Offer, kept: Path, most: int, came: Cam
             _check(package, offer.file, found)
 
 
-def _offer(package: Package, scratch: Path) -> Offer | None:
+def _offer(package: Package, scratch: Path) -> WheelPlace | None:
     """The wheel that pip would take. None: pip does not tell, or not without a download, which is then done once instead of twice."""
     with TemporaryDirectory(dir=scratch) as folder:
         report = Path(folder) / "report.json"
@@ -163,7 +163,7 @@ def _offer(package: Package, scratch: Path) -> Offer | None:
             return None
         (item,) = json.loads(report.read_text(encoding="utf-8"))["install"]
     place = item["download_info"]
-    return Offer(place["url"], place.get("archive_info", {}).get("hashes", {}).get("sha256", ""))
+    return WheelPlace(place["url"], place.get("archive_info", {}).get("hashes", {}).get("sha256", ""))
 
 
 def _by_pip(package: Package, kept: Path, scratch: Path, came: Came) -> Path:

@@ -42,7 +42,7 @@ _ACTIVATIONS = ("input_scale", "input_zero_point", "output_scale", "output_zero_
 
 
 @dataclass(frozen=True, slots=True)
-class Packed:
+class PackedWeight:
     """A weight. parts: names of its tensors, by the names that `unpack` uses. shape: shape of the weight."""
 
     parts: Mapping[str, str]
@@ -50,7 +50,7 @@ class Packed:
     unpack: Callable[[dict[str, torch.Tensor]], torch.Tensor]
 
 
-def packed_in(header: Mapping[str, Stored], config: Config, read: Read) -> dict[str, Packed]:
+def packed_in(header: Mapping[str, Stored], config: Config, read: Read) -> dict[str, PackedWeight]:
     """The packed weights of a checkpoint by name. Raises BadCheckpoint for weights that cannot be unpacked."""
     said = next((config.section(key) for key in QUANTIZED if config.has(key)), None)
     method = said and said.value("quant_method", str, "")
@@ -64,14 +64,14 @@ def packed_in(header: Mapping[str, Stored], config: Config, read: Read) -> dict[
     return {}
 
 
-def no_weights(packed: Mapping[str, Packed]) -> set[str]:
+def no_weights(packed: Mapping[str, PackedWeight]) -> set[str]:
     """Names of tensors that are no weights themselves: parts of packed weights, and tensors that round their activations."""
     modules = [name.removesuffix("weight") if name.endswith(".weight") else f"{name}_" for name in packed]
     parts = {part for weight in packed.values() for part in weight.parts.values()}
     return parts | {f"{module}{end}" for module in modules for end in _ACTIVATIONS}
 
 
-def _scaled(header: Mapping[str, Stored], block: Sequence[int], place: str) -> Iterator[tuple[str, Packed]]:
+def _scaled(header: Mapping[str, Stored], block: Sequence[int], place: str) -> Iterator[tuple[str, PackedWeight]]:
     for name, stored in header.items():
         scale = header.get(name + _SCALE)
         if stored.dtype != "F8_E4M3" or scale is None or scale.dtype not in COMPUTED:
@@ -80,7 +80,7 @@ def _scaled(header: Mapping[str, Stored], block: Sequence[int], place: str) -> I
         if len(stored.shape) < 2 or scale.shape != wanted:
             told = f"{name} is {list(stored.shape)}, its scales are {list(scale.shape)}"
             raise BadCheckpoint(f"{place}: {told}, and blocks of {list(block)} have {list(wanted)}")
-        yield name, Packed({"weight": name, "scale": name + _SCALE}, stored.shape, partial(_multiplied, block=block))
+        yield name, PackedWeight({"weight": name, "scale": name + _SCALE}, stored.shape, partial(_multiplied, block=block))
 
 
 def _multiplied(parts: dict[str, torch.Tensor], block: Sequence[int]) -> torch.Tensor:
@@ -91,7 +91,7 @@ def _multiplied(parts: dict[str, torch.Tensor], block: Sequence[int]) -> torch.T
     return weight * scale.repeat_interleave(min(block[1], columns), -1)[..., :columns]
 
 
-def _compressed(header: Mapping[str, Stored], said: Config, read: Read) -> Iterator[tuple[str, Packed]]:
+def _compressed(header: Mapping[str, Stored], said: Config, read: Read) -> Iterator[tuple[str, PackedWeight]]:
     scheme, decompress, names = _scheme_of(said)
     bits = scheme.weights.num_bits
     for root, stored in header.items():
@@ -108,7 +108,7 @@ def _compressed(header: Mapping[str, Stored], said: Config, read: Read) -> Itera
             if len(shape) != 2 or min(shape) < 1 or stored.shape != (shape[0], math.ceil(shape[1] * bits / 32)):
                 raise BadCheckpoint(f"{said.place}: {root} is {list(stored.shape)}, which are not numbers of {bits} bits of {list(shape)}")
         _check_scales(scheme.weights, {name: header[part].shape for name, part in parts.items()}, shape, f"{said.place}: {module}")
-        yield f"{module}.weight", Packed(parts, shape, partial(_decompressed, decompress, scheme, shape, root))
+        yield f"{module}.weight", PackedWeight(parts, shape, partial(_decompressed, decompress, scheme, shape, root))
 
 
 def _check_scales(args: Any, parts: Mapping[str, tuple[int, ...]], shape: tuple[int, ...], place: str) -> None:

@@ -7,7 +7,7 @@ from typing import Literal, Protocol
 Unit = Literal["share", "bytes"]
 
 
-class Progress(Protocol):
+class ShowProgress(Protocol):
     """Called again and again with the progress, from the thread that does the work."""
 
     def __call__(self, label: str, done: float, total: float | None = 1.0, unit: Unit = "share") -> None:

@@ -25,7 +25,7 @@ from omnistage.engine.cross_attention import bind
 from omnistage.engine.decoder import PackedDecoder
 from omnistage.engine.group import Distributed, Group, RanksApart
 from omnistage.engine.kv import KVCache
-from omnistage.engine.plan import Plan, last_rows
+from omnistage.engine.plan import StepPlan, last_rows
 from omnistage.models.common.messages import (
     ComputeHidden,
     ComputeLogits,
@@ -55,7 +55,7 @@ class Follower(Protocol):
         """Compute what the first rank computes. Raises RanksApart, and TypeError for an unknown message."""
 
 
-class Reader(Protocol):
+class RankReader(Protocol):
     """Reads a rank's part of a model."""
 
     def __call__(self, folder: Path, options: LoadOptions, group: Group) -> PackedDecoder | Follower:
@@ -68,7 +68,7 @@ class DecoderFollower:
     def __init__(self, decoder: PackedDecoder) -> None:
         self._decoder, self._spec = decoder, decoder.spec
         self._attention = choose_backend(decoder.spec).backend
-        self._cache, self._plan, self._hidden = KVCache(decoder.spec, 1), cast(Plan, None), cast(Hidden, None)
+        self._cache, self._plan, self._hidden = KVCache(decoder.spec, 1), cast(StepPlan, None), cast(Hidden, None)
 
     @property
     def device(self) -> torch.device:
@@ -142,7 +142,7 @@ def run(channel: Connection) -> None:
     torch.set_num_threads(asked.options.threads)
     group = Distributed(asked.rank, asked.size)
     module, _, name = asked.reader.partition(":")
-    reader: Reader = getattr(importlib.import_module(module), name)
+    reader: RankReader = getattr(importlib.import_module(module), name)
     try:
         part = reader(asked.folder, asked.options, group)
     # The parent tells every error: a server has one log.

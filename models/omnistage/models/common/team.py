@@ -22,7 +22,7 @@ import torch
 import torch.distributed as distributed
 
 from omnistage.engine.group import Distributed, RanksApart
-from omnistage.engine.plan import Plan
+from omnistage.engine.plan import StepPlan
 from omnistage.models.common.messages import (
     ComputeHidden,
     ComputeLogits,
@@ -159,7 +159,7 @@ class Team:
             self._tell(PagesChanged(tuple(taken), tuple(freed)))
 
     @contextmanager
-    def step(self, plan: Plan) -> Iterator[None]:
+    def step(self, plan: StepPlan) -> Iterator[None]:
         with self.together(ComputeHidden(plan)):
             yield
 

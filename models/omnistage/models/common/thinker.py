@@ -30,7 +30,7 @@ from omnistage.models.interface import (
     Load,
     ModelInfo,
     Piece,
-    Rows,
+    TensorRows,
     TextPiece,
     TextRequest,
     Wanted,
@@ -202,7 +202,7 @@ class EngineThinker(EngineModel, ABC, Generic[P]):
 
     # The run ---------------------------------------------------------------------------------------------------------------------------
 
-    async def generate(self, prepared: P, inputs: AsyncIterator[Piece], wanted: Wanted) -> AsyncGenerator[TextPiece | Rows, None]:
+    async def generate(self, prepared: P, inputs: AsyncIterator[Piece], wanted: Wanted) -> AsyncGenerator[TextPiece | TensorRows, None]:
         """Yield pieces as they are ready. The engine makes at most `sequence.MAX_UNREAD` tokens ahead of the reader. The token that ends
         the text is not among the ids; the tokens of a stop string are, but its text is not."""
         # Verbatim text needs the engine only for its rows.
@@ -211,7 +211,7 @@ class EngineThinker(EngineModel, ABC, Generic[P]):
             async for piece in pieces:
                 yield piece
 
-    async def _say(self, prepared: P, wanted: Wanted) -> AsyncGenerator[TextPiece | Rows, None]:
+    async def _say(self, prepared: P, wanted: Wanted) -> AsyncGenerator[TextPiece | TensorRows, None]:
         request = prepared.request
         answer = await self._worker.run(
             partial(AnswerAssembler, Detokenizer(self.tokenizer.piece), wanted, history=request.history, finished=request.finished)
@@ -219,7 +219,7 @@ class EngineThinker(EngineModel, ABC, Generic[P]):
         for piece in _given(answer, prepared):
             yield piece
 
-    async def _think(self, prepared: P, inputs: AsyncIterator[Piece], wanted: Wanted) -> AsyncGenerator[TextPiece | Rows, None]:
+    async def _think(self, prepared: P, inputs: AsyncIterator[Piece], wanted: Wanted) -> AsyncGenerator[TextPiece | TensorRows, None]:
         answer, asked = await self._begun(prepared, inputs, wanted)
         answer.asked_with(len(asked.prompt))
         with refuse_unfit("thinker"):
@@ -238,7 +238,7 @@ class EngineThinker(EngineModel, ABC, Generic[P]):
         or Full."""
 
 
-def _given(answer: AnswerAssembler, prepared: Tokenized) -> Iterator[TextPiece | Rows]:
+def _given(answer: AnswerAssembler, prepared: Tokenized) -> Iterator[TextPiece | TensorRows]:
     """Verbatim text, piece by piece, and its end; nothing if there is none."""
     rest = prepared.said_ids[len(prepared.request.history) :]
     for first in range(0, len(rest), _PIECE_TOKENS):

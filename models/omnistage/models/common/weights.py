@@ -28,7 +28,7 @@ from omnistage.models.common.header import (
     stored_in,
     tell_unread,
 )
-from omnistage.models.common.packed import Packed, no_weights, packed_in
+from omnistage.models.common.packed import PackedWeight, no_weights, packed_in
 
 NONE: Mapping[str, str] = MappingProxyType({})
 
@@ -66,7 +66,7 @@ class Weights:
         """All weights except those of other parts."""
         self._checked: set[tuple[str, int | None]] = set()
         self._left: set[str] = set()
-        self._packed: Mapping[str, Packed] = {}
+        self._packed: Mapping[str, PackedWeight] = {}
 
     def __enter__(self) -> Weights:
         """Raises BadCheckpoint for a missing or damaged file, for an index that does not fit its shards, and for packed weights; OSError

@@ -30,7 +30,7 @@ class _GivenUp(BaseException):
     """Nobody waits for the call. No Exception: a pipeline that catches those must not go on."""
 
 
-class Call:
+class PipelineCall:
     """listed: the results in what the pipeline returns. threads: that torch may use for it. Not begun before the first `resume`."""
 
     def __init__(self, pipe: DiffusionPipeline, arguments: dict[str, Any], listed: Callable[[Any], list[Any]], threads: int) -> None:

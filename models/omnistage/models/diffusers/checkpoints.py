@@ -14,8 +14,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from omnistage.models.diffusers.plan import Plan
-from omnistage.models.diffusers.sampler import NOISE_BYTES, Memory, State
+from omnistage.models.diffusers.plan import DrawingPlan
+from omnistage.models.diffusers.sampler import NOISE_BYTES, Memory, SamplerState
 from omnistage.models.interface import BadRequest
 
 CHECKPOINT = "checkpoint"
@@ -26,11 +26,11 @@ WORDS = 1 << 18
 NOISE_WORDS = NOISE_BYTES // 4
 
 
-class Layout:
+class StateLayout:
     """How the states of the pictures of a plan are written. values: of the latents of one picture. width: of a row; rows: of all
     pictures."""
 
-    def __init__(self, plan: Plan, values: int, width: int, memory: Memory) -> None:
+    def __init__(self, plan: DrawingPlan, values: int, width: int, memory: Memory) -> None:
         self.width, self._values, self._memory, self._pictures = width, values, memory, plan.results
         self._noise = NOISE_WORDS if memory.draws else 0
         words = values * (1 + memory.tensors) + self._noise
@@ -55,7 +55,7 @@ class Layout:
                 except RuntimeError as error:
                     raise BadRequest("resume.history", f"port {CHECKPOINT!r} has noise that no generator draws: {error}") from None
 
-    def written(self, states: Sequence[State]) -> NDArray[np.uint32]:
+    def written(self, states: Sequence[SamplerState]) -> NDArray[np.uint32]:
         """[rows, width], one picture after the other."""
         words = np.zeros((self._pictures, self.rows // self._pictures * self.width), np.uint32)
         for row, state in zip(words[-len(states) :], states, strict=True):
@@ -65,7 +65,7 @@ class Layout:
                 row[-self._noise :] = state.noise.numpy().view(np.uint32)
         return words.reshape(-1, self.width)
 
-    def read(self, history: NDArray[np.uint32], like: Tensor) -> list[State]:
+    def read(self, history: NDArray[np.uint32], like: Tensor) -> list[SamplerState]:
         """The last states in it, one of each picture; none where it has none. like: latents of the same shape and type."""
         if not (reached := len(history) // self.rows):
             return []
@@ -75,10 +75,10 @@ class Layout:
     def _by_picture(self, history: NDArray[np.uint32]) -> NDArray[np.uint32]:
         return history.reshape(-1, self.rows // self._pictures * self.width)
 
-    def _state(self, step: int, words: NDArray[np.uint32], like: Tensor) -> State:
+    def _state(self, step: int, words: NDArray[np.uint32], like: Tensor) -> SamplerState:
         count = 1 + self._memory.tensors
         values = torch.from_numpy(words[: count * self._values].copy().view(np.float32)).reshape(count, *like.shape).to(like.device)
-        return State(step, values[0].to(like), tuple(values[1:]), self._noise_of(words) if self._noise else None)
+        return SamplerState(step, values[0].to(like), tuple(values[1:]), self._noise_of(words) if self._noise else None)
 
     def _noise_of(self, words: NDArray[np.uint32]) -> Tensor:
         return torch.from_numpy(words[-self._noise :].copy().view(np.uint8))

@@ -9,21 +9,21 @@ import torch
 from PIL.Image import Image
 
 from omnistage.models.common.worker import still_working
-from omnistage.models.diffusers.checkpoints import CHECKPOINT, Layout
+from omnistage.models.diffusers.checkpoints import CHECKPOINT, StateLayout
 from omnistage.models.diffusers.film_memory import FilmMemory
 from omnistage.models.diffusers.painter import Canvas, Painter
-from omnistage.models.diffusers.plan import EditedPicture, Limits, Plan
-from omnistage.models.interface import Array, Content, Drawn, PortSpec, Progress, Rows, Wanted
+from omnistage.models.diffusers.plan import DrawingLimits, DrawingPlan, EditedPicture
+from omnistage.models.interface import Array, Content, Drawn, PortSpec, StepsDone, TensorRows, Wanted
 from omnistage.models.steps.interface import Aside
 
 PROGRESS = "progress"
 
 
-class Job:
+class DrawingJob:
     """A plan and how far it is. canvases: its pictures, none before its words and images are encoded; those that its reader has already are
     not drawn. first: of those that are. layout: of what is kept on the way. Its images are dropped when they are encoded."""
 
-    def __init__(self, plan: Plan, wanted: Wanted, cost: int, first: int, layout: Layout) -> None:
+    def __init__(self, plan: DrawingPlan, wanted: Wanted, cost: int, first: int, layout: StateLayout) -> None:
         self.plan, self.wanted, self.cost, self.first, self.layout = plan, wanted, cost, first, layout
         self.canvases: list[Canvas] = []
         self.encoded = False
@@ -38,18 +38,18 @@ class StepDrawing:
         self.product = painter.product(model)
 
     @property
-    def limits(self) -> Limits:
+    def limits(self) -> DrawingLimits:
         return self._painter.limits
 
     def check_text(self, text: str) -> None:
         """See Painter."""
         self._painter.check_text(text)
 
-    def sized(self, plan: Plan) -> Plan:
+    def sized(self, plan: DrawingPlan) -> DrawingPlan:
         """See Painter."""
         return self._painter.sized(plan)
 
-    def edited(self, plan: Plan, image: Image) -> EditedPicture:
+    def edited(self, plan: DrawingPlan, image: Image) -> EditedPicture:
         """See Painter."""
         return self._painter.edited(plan, image)
 
@@ -57,7 +57,7 @@ class StepDrawing:
     def draws_its_image(self) -> bool:
         return False
 
-    def tokens(self, plan: Plan) -> int:
+    def tokens(self, plan: DrawingPlan) -> int:
         """Latent tokens of a step, guidance counted."""
         return self._painter.tokens(plan) * plan.results * (1 if plan.negative is None else 2)
 
@@ -66,42 +66,42 @@ class StepDrawing:
         keeping = PortSpec(CHECKPOINT, Content.CODES, width=self._painter.channels, compact=True)
         return (*self.product.ports, PortSpec(PROGRESS, Content.PROGRESS), keeping)
 
-    def job(self, plan: Plan, wanted: Wanted) -> Job:
-        return Job(plan, wanted, self.tokens(plan), self.product.first(plan, wanted), self._layout(plan))
+    def job(self, plan: DrawingPlan, wanted: Wanted) -> DrawingJob:
+        return DrawingJob(plan, wanted, self.tokens(plan), self.product.first(plan, wanted), self._layout(plan))
 
-    def _layout(self, plan: Plan) -> Layout:
-        return Layout(plan, self._painter.values(plan), self._painter.channels, self._painter.memory)
+    def _layout(self, plan: DrawingPlan) -> StateLayout:
+        return StateLayout(plan, self._painter.values(plan), self._painter.channels, self._painter.memory)
 
-    def check(self, plan: Plan) -> None:
+    def check(self, plan: DrawingPlan) -> None:
         if self.memory is not None:
             self.memory.check(plan, self.limits)
         self._painter.check_steps(plan)
         if plan.history is not None:
             self._layout(plan).check(plan.history)
 
-    def give_up(self, job: Job) -> None:
+    def give_up(self, job: DrawingJob) -> None:
         """It holds nothing but its latents, which go with it."""
 
-    def cost(self, job: Job) -> int:
+    def cost(self, job: DrawingJob) -> int:
         return job.cost
 
-    def steps(self, job: Job) -> int:
+    def steps(self, job: DrawingJob) -> int:
         """And one to encode it."""
         return 1 + job.plan.steps
 
-    def key(self, job: Job) -> Hashable | None:
+    def key(self, job: DrawingJob) -> Hashable | None:
         """A job that is encoded is encoded alone."""
         return ("step", self._painter.group(job.canvases[0])) if job.encoded and job.canvases else None
 
     @torch.inference_mode()
-    def step(self, jobs: Sequence[Job], aside: Aside | None) -> None:
+    def step(self, jobs: Sequence[DrawingJob], aside: Aside | None) -> None:
         still_working()
         if jobs[0].encoded:
             self._painter.forward([canvas for job in jobs for canvas in job.canvases])
         elif jobs[0].first < jobs[0].plan.results:
             self._encode(jobs[0])
 
-    def _encode(self, job: Job) -> None:
+    def _encode(self, job: DrawingJob) -> None:
         conditions = self._painter.encode(job.plan)
         job.plan = replace(job.plan, images=())
         job.canvases = [self._painter.canvas(job.plan, conditions, number) for number in range(job.first, job.plan.results)]
@@ -112,7 +112,7 @@ class StepDrawing:
         job.plan = replace(job.plan, history=None)
 
     @torch.inference_mode()
-    def take(self, job: Job) -> Sequence[Drawn]:
+    def take(self, job: DrawingJob) -> Sequence[Drawn]:
         if not job.encoded:
             job.encoded = True
             return self._progress(job)
@@ -124,18 +124,18 @@ class StepDrawing:
         if CHECKPOINT in job.wanted and sampler.step in job.layout.steps:
             skipped = max(job.wanted[CHECKPOINT] - job.layout.steps.index(sampler.step) * job.layout.rows, 0)
             if skipped < job.layout.rows:
-                shown.append(Rows(CHECKPOINT, self._kept(job)[skipped:]))
+                shown.append(TensorRows(CHECKPOINT, self._kept(job)[skipped:]))
         return shown
 
-    def _progress(self, job: Job) -> list[Drawn]:
-        return [Progress(each.sampler.step, each.sampler.steps) for each in job.canvases[:1] if PROGRESS in job.wanted]
+    def _progress(self, job: DrawingJob) -> list[Drawn]:
+        return [StepsDone(each.sampler.step, each.sampler.steps) for each in job.canvases[:1] if PROGRESS in job.wanted]
 
-    def _kept(self, job: Job) -> Array:
+    def _kept(self, job: DrawingJob) -> Array:
         return job.layout.written([canvas.sampler.keep(canvas.latents) for canvas in job.canvases])
 
-    def is_done(self, job: Job) -> bool:
+    def is_done(self, job: DrawingJob) -> bool:
         return job.encoded and all(canvas.is_drawn for canvas in job.canvases)
 
     @torch.inference_mode()
-    def decode(self, job: Job) -> Generator[Drawn, None, None]:
+    def decode(self, job: DrawingJob) -> Generator[Drawn, None, None]:
         yield from self.product.decode(job.plan, job.canvases, job.wanted)

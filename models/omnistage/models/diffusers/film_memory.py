@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_leaves
 
 from omnistage.models.common.memory import free_bytes
 from omnistage.models.diffusers.films import FilmPainter, decoded_in_turn
-from omnistage.models.diffusers.plan import Limits, Plan
+from omnistage.models.diffusers.plan import DrawingLimits, DrawingPlan
 from omnistage.models.diffusers.quiet import quiet
 from omnistage.models.humans import bytes_told
 from omnistage.models.interface import BadRequest
@@ -58,7 +58,7 @@ class FilmMemory:
     def __init__(self, painter: FilmPainter, budget: int) -> None:
         self._painter, self.budget = painter, budget
 
-    def taken(self, plan: Plan) -> Taken:
+    def taken(self, plan: DrawingPlan) -> Taken:
         painter, rows = self._painter, 1 if plan.negative is None else 2
         config = painter.pipe.transformer.config
         width = int(config.num_attention_heads) * int(config.attention_head_dim)
@@ -83,7 +83,7 @@ class FilmMemory:
         place = -(-(second - first) // (sizes[1] - sizes[0]))
         return max(first - place * sizes[0], 0), place
 
-    def check(self, plan: Plan, limits: Limits) -> None:
+    def check(self, plan: DrawingPlan, limits: DrawingLimits) -> None:
         """Raises BadRequest for a film that takes more than it may, with what fits."""
         if (taken := self.taken(plan).total) <= self.budget:
             return
@@ -92,7 +92,7 @@ class FilmMemory:
         most = f"{bytes_told(self.budget)} may be taken (option film_bytes)"
         raise BadRequest(f"diffusion.{field}", f"{film} take {bytes_told(taken)} of memory above the weights, and {most}: {told}")
 
-    def _fitting(self, plan: Plan, limits: Limits) -> tuple[str, str]:
+    def _fitting(self, plan: DrawingPlan, limits: DrawingLimits) -> tuple[str, str]:
         """The field to lower, and how far: frames, or the size where no film of it fits."""
         fewest = (plan.frames - 1) % limits.frame_multiple + 1
         able = [count for count in range(fewest, plan.frames, limits.frame_multiple) if self._fits(replace(plan, frames=count))]
@@ -100,10 +100,10 @@ class FilmMemory:
             return "frames", f"ask for at most {able[-1]} of this size"
         return "width" if plan.width >= plan.height else "height", "ask for fewer pixels"
 
-    def _fits(self, plan: Plan) -> bool:
+    def _fits(self, plan: DrawingPlan) -> bool:
         return self.taken(plan).total <= self.budget
 
-    def told(self, plan: Plan) -> str:
+    def told(self, plan: DrawingPlan) -> str:
         """For humans, of the usual film."""
         taken = self.taken(plan)
         kept, step, frame = map(bytes_told, (taken.kept, taken.step, taken.frame))
@@ -125,13 +125,13 @@ def _decoded_bytes(vae: Any, height: int, width: int) -> int:
     with torch.device("meta"), quiet():
         empty = type(vae).from_config(vae.config).to(vae.dtype)
         latents = torch.empty(1, vae.config.z_dim, LATENT_FRAMES, height, width, dtype=vae.dtype)
-        with Counted() as count:
+        with TensorBytes() as count:
             for _ in decoded_in_turn(empty, latents):
                 pass
     return int(count.most)
 
 
-class Counted(TorchDispatchMode):  # type: ignore[no-untyped-call]  # Torch does not say what it is.
+class TensorBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]  # Torch does not say what it is.
     """Bytes of tensors that are made, as long as somebody has them. most: at one time."""
 
     def __init__(self) -> None:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from omnistage.models.diffusers.painter import Canvas, Painter
-from omnistage.models.diffusers.plan import Plan
+from omnistage.models.diffusers.plan import DrawingPlan
 from omnistage.models.interface import (
     MAX_CLIP_BYTES,
     BadRequest,
@@ -25,7 +25,7 @@ from omnistage.models.interface import (
     Failed,
     PortSpec,
     Preview,
-    Rows,
+    TensorRows,
     Wanted,
 )
 from omnistage.models.media.film_file import MAX_RATE_HZ, MIN_RATE_HZ, FilmWriter, Track, film_kind, told_kinds
@@ -40,16 +40,16 @@ Frame = NDArray[np.uint8]
 class FilmPainter(Painter):
     """A loop of films. Latents: [1, channels, frames, height, width], of a causal VAE."""
 
-    def frames(self, plan: Plan) -> int:
+    def frames(self, plan: DrawingPlan) -> int:
         """Frames of the latents: the first is one frame of the film, each other one some together."""
         return 1 + (plan.frames - 1) // int(self.pipe.vae_scale_factor_temporal)
 
-    def grid_places(self, plan: Plan) -> int:
+    def grid_places(self, plan: DrawingPlan) -> int:
         """Places of one frame of the latents."""
         side = int(self.pipe.vae_scale_factor_spatial)
         return plan.height // side * (plan.width // side)
 
-    def values(self, plan: Plan) -> int:
+    def values(self, plan: DrawingPlan) -> int:
         return self.channels * self.frames(plan) * self.grid_places(plan)
 
     def product(self, model: str) -> Films:
@@ -73,7 +73,7 @@ class FilmPainter(Painter):
 
 
 class Films:
-    """Implements `Result`. model: its name, for what is told."""
+    """Implements `CanvasProduct`. model: its name, for what is told."""
 
     def __init__(self, painter: FilmPainter, model: str) -> None:
         self._painter, self._model = painter, model
@@ -90,33 +90,33 @@ class Films:
     def check(self, request: DrawRequest) -> None:
         check_film(request, self._model)
 
-    def items(self, plan: Plan) -> Mapping[str, int]:
+    def items(self, plan: DrawingPlan) -> Mapping[str, int]:
         places = self._painter.frames(plan) * self._painter.grid_places(plan)
         return {VIDEO: plan.frames, LATENTS: places, PIXELS: plan.frames * plan.height * plan.width}
 
-    def first(self, plan: Plan, wanted: Wanted) -> int:
+    def first(self, plan: DrawingPlan, wanted: Wanted) -> int:
         have = [wanted[port] >= count for port, count in self.items(plan).items() if port in wanted]
         return int(bool(have) and all(have))  # Where only what is kept on the way is wanted, it has to be drawn.
 
     def preview(self, canvas: Canvas) -> Sequence[Preview]:
         return []
 
-    def decode(self, plan: Plan, latents: Sequence[Canvas], wanted: Wanted) -> Generator[Drawn, None, None]:
+    def decode(self, plan: DrawingPlan, latents: Sequence[Canvas], wanted: Wanted) -> Generator[Drawn, None, None]:
         for canvas in latents:
             made = self._painter.finished(canvas)
             if LATENTS in wanted:
-                yield Rows(LATENTS, _places(made)[wanted[LATENTS] :])
+                yield TensorRows(LATENTS, _places(made)[wanted[LATENTS] :])
             if VIDEO in wanted or PIXELS in wanted:
                 yield from self._film(plan, made, wanted)
 
-    def _film(self, plan: Plan, latents: Tensor, wanted: Wanted) -> Generator[Drawn, None, None]:
+    def _film(self, plan: DrawingPlan, latents: Tensor, wanted: Wanted) -> Generator[Drawn, None, None]:
         """Pixels of a frame leave before it is encoded. The file is one stream, made from its beginning also for who has some of it."""
         clips = Clips(plan, plan.rate_hz, wanted[VIDEO]) if VIDEO in wanted else None
         size = plan.height * plan.width
         for number, frame in enumerate(self._painter.shown(latents)):
             skipped = max(wanted.get(PIXELS, plan.frames * size) - number * size, 0)
             if skipped < size:
-                yield Rows(PIXELS, frame.reshape(-1, 3)[skipped:])
+                yield TensorRows(PIXELS, frame.reshape(-1, 3)[skipped:])
             if clips is not None:
                 yield from clips.with_frame(frame)
 
@@ -126,7 +126,7 @@ class Clips:
     begins with a key frame, for the frames that the reader has may have been drawn in other company,
     and a level of one pixel is enough to make a decoder read everything behind it wrong."""
 
-    def __init__(self, plan: Plan, rate_hz: float, first: int, track: Track | None = None) -> None:
+    def __init__(self, plan: DrawingPlan, rate_hz: float, first: int, track: Track | None = None) -> None:
         kind = film_kind(plan.media_type)
         assert kind is not None  # `check_film` has looked.
         self._kind, self._first, self._left, self._place = kind, first, plan.frames, 0

@@ -36,7 +36,7 @@ from omnistage.models.diffusers.memory_plan import MemoryPlan
 from omnistage.models.diffusers.model import Artist, DrawnModel
 from omnistage.models.diffusers.options import Defaults, DiffusersOptions
 from omnistage.models.diffusers.painter import Painter
-from omnistage.models.diffusers.plan import PNG, EditedPicture, Limits, Plan, Source, planned, smallest, with_guides
+from omnistage.models.diffusers.plan import PNG, DrawingLimits, DrawingPlan, EditedPicture, SourcePicture, planned, smallest, with_guides
 from omnistage.models.diffusers.quiet import silence
 from omnistage.models.diffusers.qwen_image import (
     QwenImageEditPainter,
@@ -51,7 +51,7 @@ from omnistage.models.diffusers.wan import WanPainter
 from omnistage.models.diffusers.whole import WholeDrawing
 from omnistage.models.diffusers.z_image import ZImagePainter
 from omnistage.models.errors import LoadError
-from omnistage.models.interface import BadRequest, Clip, Content, DrawRequest, Failed, ModelInfo, Picture, Sound
+from omnistage.models.interface import BadRequest, Clip, Content, DrawRequest, EncodedPicture, Failed, ModelInfo, Sound
 from omnistage.models.media.decoder import MediaDecoder
 from omnistage.models.media.film_file import encoders, told_kinds
 from omnistage.models.options import LoadOptions
@@ -196,12 +196,12 @@ def _artist(
     return drawing
 
 
-def _size_told(plan: Plan) -> str:
+def _size_told(plan: DrawingPlan) -> str:
     pixels = f"{plan.width}x{plan.height} pixels"
     return f"{plan.seconds:g} s of sound" if plan.seconds else f"{plan.frames} frames of {pixels}" if plan.frames else pixels
 
 
-def _is_shown(limits: Limits) -> bool:
+def _is_shown(limits: DrawingLimits) -> bool:
     """Whether it is ever given a picture."""
     return limits.images[1] > 0 or limits.masked or limits.controlled
 
@@ -224,7 +224,7 @@ def _kept_told(chosen: DiffusersOptions, options: LoadOptions) -> str:
 
 def _trial_plan(
     artist: StepDrawing | WholeDrawing, name: str, *, side: int = 0, steps: int = 0, count: int = 0, is_smallest: bool = False
-) -> Plan:
+) -> DrawingPlan:
     """The plan of a picture of these sides in so many steps, from so many others; 0: as usual. A picture that is edited is grey, and as
     large as what is drawn where that can be asked for. is_smallest: see `smallest`."""
     limits = artist.limits
@@ -239,10 +239,10 @@ def _trial_plan(
     images = tuple(artist.edited(plan, grey.convert("RGBA") if limits.max_layers else grey) for _ in range(count))
     mask = EditedPicture(*grey.size, (grey.convert("L"),)) if limits.masked else None
     control = EditedPicture(*grey.size, (grey,)) if limits.controlled else None
-    return artist.sized(replace(plan, images=images, sources=(Source(b""),) * count, mask=mask, control=control))
+    return artist.sized(replace(plan, images=images, sources=(SourcePicture(b""),) * count, mask=mask, control=control))
 
 
-def _largest_plan(artist: StepDrawing | WholeDrawing, name: str) -> Plan:
+def _largest_plan(artist: StepDrawing | WholeDrawing, name: str) -> DrawingPlan:
     """The plan of one picture of as many pixels as may be asked for, from as many others, with guidance."""
     limits = artist.limits
     side = max(min(math.isqrt(limits.max_pixels), limits.max_side) // limits.multiple * limits.multiple, limits.min_side)
@@ -254,22 +254,22 @@ def _trial(artist: StepDrawing | WholeDrawing, name: str) -> list[NDArray[np.gen
     return _tried(artist, _smallest_plan(artist, name))
 
 
-def _smallest_plan(artist: StepDrawing | WholeDrawing, name: str) -> Plan:
+def _smallest_plan(artist: StepDrawing | WholeDrawing, name: str) -> DrawingPlan:
     multiple = artist.limits.multiple
     side = -(-artist.limits.min_side // multiple) * multiple
     return _trial_plan(artist, name, side=side, steps=artist.limits.min_steps, is_smallest=True)
 
 
-def _tried(artist: Artist[Any], plan: Plan) -> list[NDArray[np.generic] | Tensor]:
+def _tried(artist: Artist[Any], plan: DrawingPlan) -> list[NDArray[np.generic] | Tensor]:
     job = artist.job(plan, {artist.product.ports[0].name: 0})
     with torch.inference_mode():
         while not artist.is_done(job):
             artist.step([job], None)
             artist.take(job)
-        made = [_bits(piece) for piece in artist.decode(job) if isinstance(piece, Picture | Clip | Sound)]
+        made = [_bits(piece) for piece in artist.decode(job) if isinstance(piece, EncodedPicture | Clip | Sound)]
     artist.give_up(job)
     return [*made, *(canvas.latents for canvas in getattr(job, "canvases", ()))]
 
 
-def _bits(piece: Picture | Clip | Sound) -> NDArray[np.generic]:
+def _bits(piece: EncodedPicture | Clip | Sound) -> NDArray[np.generic]:
     return piece.samples if isinstance(piece, Sound) else np.frombuffer(piece.data, np.uint8)

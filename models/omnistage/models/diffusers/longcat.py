@@ -18,9 +18,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from omnistage.models.diffusers.own_options import Range
-from omnistage.models.diffusers.painter import Canvas, Conditions, Painter, Row, linear_shift, with_images
+from omnistage.models.diffusers.painter import BatchRow, Canvas, Conditions, Painter, linear_shift, with_images
 from omnistage.models.diffusers.pictures import PicturePainter
-from omnistage.models.diffusers.plan import Limits, Plan
+from omnistage.models.diffusers.plan import DrawingLimits, DrawingPlan
 from omnistage.models.diffusers.quotation import mend, split_quotation
 from omnistage.models.diffusers.sampler import min_steps
 from omnistage.models.diffusers.stepcache import StepCache
@@ -36,9 +36,9 @@ class LongCatPainter(PicturePainter):
 
     follows: ClassVar[Mapping[str, Range]] = {"enable_cfg_renorm": (0, 1), "cfg_renorm_min": (0, 1)}
 
-    def _own_limits(self) -> Limits:
+    def _own_limits(self) -> DrawingLimits:
         multiple = self.pipe.vae_scale_factor * 2
-        return Limits(multiple=multiple, width=1024, height=1024, steps=50, guidance=4.5, min_steps=min_steps(self.pipe.scheduler))
+        return DrawingLimits(multiple=multiple, width=1024, height=1024, steps=50, guidance=4.5, min_steps=min_steps(self.pipe.scheduler))
 
     def text_tokens(self, text: str) -> tuple[int, int]:
         """Text in quotation marks is read letter by letter. Each is a token at least: of a text with too many of them they are all
@@ -49,29 +49,29 @@ class LongCatPainter(PicturePainter):
             return parts.total(), most
         return sum(times * len(self.counting(part, add_special_tokens=False)["input_ids"]) for part, times in parts.items()), most
 
-    def _shape(self, plan: Plan) -> tuple[int, int, int]:
+    def _shape(self, plan: DrawingPlan) -> tuple[int, int, int]:
         side = self.pipe.vae_scale_factor * 2
         return 1, plan.height // side, plan.width // side
 
-    def tokens(self, plan: Plan) -> int:
+    def tokens(self, plan: DrawingPlan) -> int:
         """The words as well, for they are filled up to hundreds of rows, and all of those are computed."""
         _, height, width = self._shape(plan)
         return height * width * (1 + len(plan.images)) + int(self.pipe.tokenizer_max_length)
 
     # 2: preprocess
 
-    def _conditions(self, plan: Plan) -> Conditions:
+    def _conditions(self, plan: DrawingPlan) -> Conditions:
         return Conditions(*self.texts(plan), self._image_latents(plan), (self._shape(plan),))
 
-    def text(self, plan: Plan, text: str) -> Tensor:
+    def text(self, plan: DrawingPlan, text: str) -> Tensor:
         """[512, width]: the rows of what it is filled up with are seen by the transformer too."""
         rows: Tensor = self.pipe._encode_prompt([text])[0]
         return rows
 
-    def _image_latents(self, plan: Plan) -> Tensor | None:
+    def _image_latents(self, plan: DrawingPlan) -> Tensor | None:
         return None
 
-    def noise(self, plan: Plan, conditions: Conditions, generator: torch.Generator) -> Tensor:
+    def noise(self, plan: DrawingPlan, conditions: Conditions, generator: torch.Generator) -> Tensor:
         _, height, width = conditions.shapes[0]
         shape = (1, CHANNELS, 2 * height, 2 * width)
         noise = self._drawn(shape, conditions.positive.dtype, generator).to(self.device)
@@ -84,7 +84,7 @@ class LongCatPainter(PicturePainter):
     def sigmas(self, steps: int) -> NDArray[np.float64]:
         return np.linspace(1.0, 1.0 / steps, steps)
 
-    def shift(self, plan: Plan) -> float:
+    def shift(self, plan: DrawingPlan) -> float:
         return linear_shift(self.pipe.scheduler, math.prod(self._shape(plan)))
 
     # 3: execute
@@ -98,7 +98,7 @@ class LongCatPainter(PicturePainter):
         transformer = self.pipe.transformer
         return StepCache([*transformer.transformer_blocks, *transformer.single_transformer_blocks], ("temb",))
 
-    def velocities(self, rows: Sequence[Row]) -> list[Tensor]:
+    def velocities(self, rows: Sequence[BatchRow]) -> list[Tensor]:
         length, drawn = len(rows[0].text), rows[0].canvas.latents.shape[1]
         made: Tensor = self.pipe.transformer(
             hidden_states=torch.cat([with_images(row) for row in rows]),
@@ -110,7 +110,7 @@ class LongCatPainter(PicturePainter):
         )[0]
         return list(torch.split(made[:, :drawn], 1))
 
-    def _places(self, row: Row) -> Tensor:
+    def _places(self, row: BatchRow) -> Tensor:
         """[tokens, 3]: where they stand, behind the words."""
         _, height, width = row.canvas.conditions.shapes[0]
         start = (self.pipe.tokenizer_max_length,) * 2
@@ -132,7 +132,7 @@ class LongCatPainter(PicturePainter):
     def channels(self) -> int:
         return CHANNELS
 
-    def grids(self, latents: Tensor, plan: Plan) -> Tensor:
+    def grids(self, latents: Tensor, plan: DrawingPlan) -> Tensor:
         unpacked: Tensor = self.pipe._unpack_latents(latents, plan.height, plan.width, self.pipe.vae_scale_factor)
         return unpacked
 
@@ -148,28 +148,28 @@ class LongCatEditPainter(LongCatPainter):
 
     follows: ClassVar[Mapping[str, Range]] = {}
 
-    def _own_limits(self) -> Limits:
+    def _own_limits(self) -> DrawingLimits:
         return replace(super()._own_limits(), width=0, height=0, images=(1, 1), sized=False)
 
-    def sized(self, plan: Plan) -> Plan:
+    def sized(self, plan: DrawingPlan) -> DrawingPlan:
         width, height = plan.images[0].resized[0].size
         return replace(plan, width=width, height=height)
 
-    def _fits(self, plan: Plan, ratio: float) -> list[tuple[int, int]]:
+    def _fits(self, plan: DrawingPlan, ratio: float) -> list[tuple[int, int]]:
         width, height = calculate_dimensions(self._area, ratio)
         return [(int(width), int(height))]
 
-    def text(self, plan: Plan, text: str) -> Tensor:
+    def text(self, plan: DrawingPlan, text: str) -> Tensor:
         """The text encoder gets half of each side, of what the VAE gets."""
         image = plan.images[0].resized[0]
         rows: Tensor = self.pipe._encode_prompt([text], self.pipe.image_processor.resize(image, image.height // 2, image.width // 2))[0]
         return rows
 
-    def _image_latents(self, plan: Plan) -> Tensor:
+    def _image_latents(self, plan: DrawingPlan) -> Tensor:
         key = (plan.sources, plan.width, plan.height)
         return self._pictures.get(key, partial(self._latents, plan))
 
-    def _latents(self, plan: Plan) -> Tensor:
+    def _latents(self, plan: DrawingPlan) -> Tensor:
         """[tokens, channels]."""
         pixels = self.pipe.image_processor.preprocess(plan.images[0].resized[0], plan.height, plan.width).to(self.device, self.dtype)
         latents = self.pipe._encode_vae_image(image=pixels, generator=None)
@@ -179,7 +179,7 @@ class LongCatEditPainter(LongCatPainter):
     def _drawn(self, shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Generator) -> Tensor:
         return torch.randn(shape, generator=generator, dtype=dtype)
 
-    def _places(self, row: Row) -> Tensor:
+    def _places(self, row: BatchRow) -> Tensor:
         _, height, width = row.canvas.conditions.shapes[0]
         start = (len(row.text),) * 2
         places = [prepare_pos_ids(modality_id=number, type="image", start=start, height=height, width=width) for number in (1, 2)]

@@ -21,10 +21,10 @@ from omnistage.models.diffusers.output import encoded
 from omnistage.models.diffusers.plan import (
     GUIDES,
     PNG,
+    DrawingLimits,
+    DrawingPlan,
     EditedPicture,
-    Limits,
-    Plan,
-    Source,
+    SourcePicture,
     check_size,
     draws_nothing,
     mask_of,
@@ -51,7 +51,7 @@ from omnistage.models.interface import (
 from omnistage.models.media.decoder import MediaDecoder
 from omnistage.models.media.errors import BadMedia, DecoderBroken, DecoderFailed, DecoderFull
 from omnistage.models.media.preprocessing import UNBOUNDED, PicturePreprocessing
-from omnistage.models.media.turns import Turns
+from omnistage.models.media.turns import WaitingPlaces
 from omnistage.models.steps.product import Product
 from omnistage.models.steps.session import Drawing, Sessions
 
@@ -68,32 +68,32 @@ class Artist(Drawing[J], Protocol[J]):
     """The one that draws: step by step with a loop of its own, or by a whole call of the pipeline."""
 
     @property
-    def limits(self) -> Limits: ...
+    def limits(self) -> DrawingLimits: ...
 
     def check_text(self, text: str) -> None: ...
 
-    def sized(self, plan: Plan) -> Plan:
+    def sized(self, plan: DrawingPlan) -> DrawingPlan:
         """With the size that follows from its images."""
 
-    def edited(self, plan: Plan, image: Image) -> EditedPicture:
+    def edited(self, plan: DrawingPlan, image: Image) -> EditedPicture:
         """The kept form of a picture that is edited, RGB or RGBA. It may be called on any thread. Raises BadMedia."""
 
     @property
     def draws_its_image(self) -> bool:
         """Whether what comes out is as large as the picture that is edited, whatever its size."""
 
-    def tokens(self, plan: Plan) -> int: ...
+    def tokens(self, plan: DrawingPlan) -> int: ...
 
-    def job(self, plan: Plan, wanted: Wanted) -> J: ...
+    def job(self, plan: DrawingPlan, wanted: Wanted) -> J: ...
 
-    def check(self, plan: Plan) -> None:
+    def check(self, plan: DrawingPlan) -> None:
         """Raises BadRequest for steps that cannot be taken, and for a history that the plan cannot have. On any thread. plan: whole."""
 
     @property
     def ports(self) -> tuple[PortSpec, ...]: ...
 
     @property
-    def product(self) -> Product[Plan, Any]: ...
+    def product(self) -> Product[DrawingPlan, Any]: ...
 
 
 class DrawnModel(Generic[J]):
@@ -119,7 +119,7 @@ class DrawnModel(Generic[J]):
         self._artist, self._worker, self._decoder, self._info = artist, worker, decoder, info
         self._image_pixels = image_pixels if artist.draws_its_image else UNBOUNDED
         self._max_tokens = max_tokens
-        self._fitting = Turns(1, MAX_FITTING)
+        self._fitting = WaitingPlaces(1, MAX_FITTING)
         self._held, self._held_lock = 0, threading.Lock()
         self.sessions = Sessions[J](artist, [worker], budget=max_tokens, step_budget=step_tokens, most=max_batch_size, ahead=True)
 
@@ -134,7 +134,7 @@ class DrawnModel(Generic[J]):
     def load(self) -> Load:
         return self.sessions.load
 
-    async def prepare(self, request: DrawRequest) -> Plan:
+    async def prepare(self, request: DrawRequest) -> DrawingPlan:
         """See DiffusionModel.prepare. Whatever could make a picture fail is looked at here, before any of it is drawn."""
         limits, cased = self._artist.limits, self._vocabulary.cased
         request = replace(request, prompt=cased(request.prompt), negative_prompt=cased(request.negative_prompt))
@@ -148,7 +148,7 @@ class DrawnModel(Generic[J]):
         images = [await self._edited(plan, image, number, request.client) for number, image in enumerate(request.images, 1)]
         mask, control = [await self._guide(request, plan, field, images) for field in GUIDES]
         plan = replace(plan, mask=mask, control=control)
-        sources = tuple(Source(image.digest, image.background) for image in request.images)
+        sources = tuple(SourcePicture(image.digest, image.background) for image in request.images)
         plan = self._artist.sized(replace(plan, images=tuple(images), sources=sources))
         if images and min(plan.width, plan.height) < limits.multiple:
             raise BadRequest("diffusion.images", f"a picture of {plan.width}x{plan.height} would come of it: send one that is less long")
@@ -162,10 +162,10 @@ class DrawnModel(Generic[J]):
             raise BadRequest(f"diffusion.{field}", why)
         return plan
 
-    async def _edited(self, plan: Plan, image: Media, number: int, client: str) -> EditedPicture:
+    async def _edited(self, plan: DrawingPlan, image: Media, number: int, client: str) -> EditedPicture:
         return await self._fitted(image, client, "diffusion.images", number, lambda decoded: self._artist.edited(plan, decoded))
 
-    async def _guide(self, request: DrawRequest, plan: Plan, field: str, images: Sequence[EditedPicture]) -> EditedPicture | None:
+    async def _guide(self, request: DrawRequest, plan: DrawingPlan, field: str, images: Sequence[EditedPicture]) -> EditedPicture | None:
         """A mask, or a control image, as the pipeline takes it; it resizes both by itself."""
         image: Media | None = getattr(request, field)
         if image is None:
@@ -210,10 +210,10 @@ class DrawnModel(Generic[J]):
         with self._held_lock:
             self._held -= size
 
-    def items(self, prepared: Plan) -> Mapping[str, int]:
+    def items(self, prepared: DrawingPlan) -> Mapping[str, int]:
         return self._artist.product.items(prepared)
 
-    async def draw(self, prepared: Plan, inputs: AsyncIterator[Piece], wanted: Wanted) -> AsyncGenerator[Drawn, None]:
+    async def draw(self, prepared: DrawingPlan, inputs: AsyncIterator[Piece], wanted: Wanted) -> AsyncGenerator[Drawn, None]:
         """See DiffusionModel.draw."""
         for note in self._vocabulary.notes(
             prepared.prompt, (prepared.width, prepared.height), (self._artist.limits.width, self._artist.limits.height)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from omnistage.models.common.checkpoint import BadCheckpoint, json_object
-from omnistage.models.diffusers.plan import Limits
+from omnistage.models.diffusers.plan import DrawingLimits
 from omnistage.models.errors import LoadError
 from omnistage.models.options import checked_options
 
@@ -136,7 +136,7 @@ class Defaults:
             options = replace(options, **changed)
         return cls(options)
 
-    def applied(self, limits: Limits) -> Limits:
+    def applied(self, limits: DrawingLimits) -> DrawingLimits:
         """Limits of a pipeline with these for its own. Where nobody says how much work a request may be, it is the largest picture, or the
         usual film of a million pixels, in the most steps. Raises LoadError for what it cannot draw."""
         told = self.options

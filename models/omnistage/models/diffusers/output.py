@@ -9,7 +9,7 @@ from PIL import Image as pillow
 from PIL import PngImagePlugin
 from PIL.Image import Image
 
-from omnistage.models.diffusers.plan import JPEG, PNG, WEBP, Plan
+from omnistage.models.diffusers.plan import JPEG, PNG, WEBP, DrawingPlan
 
 KEY = "parameters"
 """The keyword of a PNG's text chunk, where people look for it."""
@@ -24,7 +24,7 @@ FASTER = 4
 """zlib's level: at 6 a PNG takes twice as long and is hardly smaller."""
 
 
-def parameters(plan: Plan, number: int, model: str, reused: int = 0, largest: float = 0.0) -> str:
+def parameters(plan: DrawingPlan, number: int, model: str, reused: int = 0, largest: float = 0.0) -> str:
     """As JSON: with these, and the pictures that it was drawn from, the same model draws the picture with that number again. images: what
     SHA-256 says of their files. backgrounds: the colours that they lie on, where one was named; empty: the usual. reused, largest: see
     stepcache.Residuals."""

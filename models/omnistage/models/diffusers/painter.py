@@ -26,8 +26,8 @@ from omnistage.models.common.checkpoint import BadCheckpoint
 from omnistage.models.common.lru import TensorCache
 from omnistage.models.diffusers.options import Defaults
 from omnistage.models.diffusers.own_options import Range, own_options
-from omnistage.models.diffusers.plan import EditedPicture, Limits, Plan
-from omnistage.models.diffusers.sampler import Memory, Sampler, State, check_scheduler, memory_of, tried_steps
+from omnistage.models.diffusers.plan import DrawingLimits, DrawingPlan, EditedPicture
+from omnistage.models.diffusers.sampler import Memory, PictureSampler, SamplerState, check_scheduler, memory_of, tried_steps
 from omnistage.models.diffusers.spread import is_spread
 from omnistage.models.diffusers.stepcache import Residuals, StepCache
 from omnistage.models.interface import BadRequest, Failed, Preview, Wanted
@@ -73,10 +73,10 @@ class Canvas:
     """One picture while it is drawn, all its layers together. latents: after the steps of the sampler, as the family has them. velocity:
     what the last pass made for them; estimate: what they would become without noise if it led on straight."""
 
-    plan: Plan
+    plan: DrawingPlan
     conditions: Conditions
     latents: Tensor
-    sampler: Sampler
+    sampler: PictureSampler
     velocity: Tensor | None = None
     estimate: Tensor | None = None
     residuals: tuple[Residuals, Residuals] = field(init=False)
@@ -95,17 +95,17 @@ class Canvas:
         return self.sampler.scaled(self.latents)
 
 
-class Result(Product[Plan, Sequence[Canvas]], Protocol):
+class CanvasProduct(Product[DrawingPlan, Sequence[Canvas]], Protocol):
     """A product of steps; latents are canvases, one for each result that is not there yet."""
 
-    def first(self, plan: Plan, wanted: Wanted) -> int:
+    def first(self, plan: DrawingPlan, wanted: Wanted) -> int:
         """The first result that is still to be drawn: those before it are with whoever asks."""
 
     def preview(self, canvas: Canvas) -> Sequence[Preview]:
         """The previews of the step that was taken, if one is due."""
 
 
-class Row(NamedTuple):
+class BatchRow(NamedTuple):
     """The inputs of one row of a batch. text: [tokens, width]."""
 
     canvas: Canvas
@@ -144,7 +144,7 @@ class Painter(ABC):
     # 1: parameters
 
     @property
-    def limits(self) -> Limits:
+    def limits(self) -> DrawingLimits:
         return self._limits
 
     def _default(self, name: str) -> Any:
@@ -152,7 +152,7 @@ class Painter(ABC):
         return inspect.signature(type(self.pipe).__call__).parameters[name].default
 
     @abstractmethod
-    def _own_limits(self) -> Limits:
+    def _own_limits(self) -> DrawingLimits:
         """As the pipeline has them, before anybody chose others."""
 
     def check_text(self, text: str) -> None:
@@ -169,11 +169,11 @@ class Painter(ABC):
     def text_tokens(self, text: str) -> tuple[int, int]:
         """How many tokens words have, and how many they may have."""
 
-    def sized(self, plan: Plan) -> Plan:
+    def sized(self, plan: DrawingPlan) -> DrawingPlan:
         """With the size that follows from its images, where the family takes it from them."""
         return plan
 
-    def edited(self, plan: Plan, image: Image) -> EditedPicture:
+    def edited(self, plan: DrawingPlan, image: Image) -> EditedPicture:
         """A picture that is edited, RGB or RGBA, in the sizes that encoders take. On any thread. Raises BadMedia for one that they cannot
         look at."""
         sizes = self._fits(plan, image.width / image.height)
@@ -182,28 +182,28 @@ class Painter(ABC):
         resized = tuple(self.pipe.image_processor.resize(image, height, width) for width, height in sizes)
         return EditedPicture(image.width, image.height, resized)
 
-    def _fits(self, plan: Plan, ratio: float) -> list[tuple[int, int]]:
+    def _fits(self, plan: DrawingPlan, ratio: float) -> list[tuple[int, int]]:
         """Widths and heights that encoders take of a picture. ratio: of its width to its height."""
         raise NotImplementedError
 
     @abstractmethod
-    def tokens(self, plan: Plan) -> int:
+    def tokens(self, plan: DrawingPlan) -> int:
         """Latent tokens of one row: what is drawn and what is edited."""
 
     # 2: preprocess
 
-    def encode(self, plan: Plan) -> Conditions:
+    def encode(self, plan: DrawingPlan) -> Conditions:
         """Words and pictures through their encoders."""
         return self._conditions(plan)
 
     @abstractmethod
-    def _conditions(self, plan: Plan) -> Conditions: ...
+    def _conditions(self, plan: DrawingPlan) -> Conditions: ...
 
     @abstractmethod
-    def text(self, plan: Plan, text: str) -> Tensor:
+    def text(self, plan: DrawingPlan, text: str) -> Tensor:
         """[tokens, width] of some words, with the pictures of the plan where the encoder sees those too."""
 
-    def texts(self, plan: Plan) -> tuple[Tensor, Tensor | None]:
+    def texts(self, plan: DrawingPlan) -> tuple[Tensor, Tensor | None]:
         """The rows of the prompt, and of the text that guidance leads away from; both are kept for later requests."""
         positive, negative = (
             None if text is None else self._texts.get((text, plan.sources, self.words_drawn(plan)), partial(self.text, plan, text))
@@ -212,12 +212,12 @@ class Painter(ABC):
         assert positive is not None
         return positive, negative
 
-    def words_drawn(self, plan: Plan) -> int:
+    def words_drawn(self, plan: DrawingPlan) -> int:
         """Tokens that the pipeline reads at most, where that can be asked for."""
         return int(plan.option(CUT, self._default(CUT))) if CUT in self.follows else 0
 
     @abstractmethod
-    def noise(self, plan: Plan, conditions: Conditions, generator: torch.Generator) -> Tensor:
+    def noise(self, plan: DrawingPlan, conditions: Conditions, generator: torch.Generator) -> Tensor:
         """The noise that a picture begins with."""
 
     @abstractmethod
@@ -225,7 +225,7 @@ class Painter(ABC):
         """The sigmas of so many steps before the scheduler shifts them, as the pipeline gives them."""
 
     @abstractmethod
-    def shift(self, plan: Plan) -> float:
+    def shift(self, plan: DrawingPlan) -> float:
         """mu: how far the schedule of a picture of this size is shifted to its noise, where the config says that it is."""
 
     def _scheduled(self, sigmas: Any, mu: float, device: torch.device | str) -> Any:
@@ -234,11 +234,11 @@ class Painter(ABC):
         scheduler.set_timesteps(sigmas=sigmas, device=device, mu=mu)
         return scheduler
 
-    def _scheduled_for(self, plan: Plan, device: torch.device | str) -> Any:
+    def _scheduled_for(self, plan: DrawingPlan, device: torch.device | str) -> Any:
         # As an array: UniPC computes with what it is given.
         return self._scheduled(np.array(plan.sigmas) if plan.sigmas else self.sigmas(plan.steps), self.shift(plan), device)
 
-    def check_steps(self, plan: Plan) -> None:
+    def check_steps(self, plan: DrawingPlan) -> None:
         """Raises BadRequest for steps of which the scheduler makes no noise levels that fall. On any thread. plan: with its size."""
         try:
             with np.errstate(all="ignore"):
@@ -264,14 +264,14 @@ class Painter(ABC):
             told = f"{type(self.pipe).__name__} cannot step with {type(self.pipe.scheduler).__name__}: {' '.join(str(error).split())[:200]}"
             raise BadCheckpoint(f"scheduler/scheduler_config.json: {told}") from error
 
-    def canvas(self, plan: Plan, conditions: Conditions, number: int) -> Canvas:
+    def canvas(self, plan: DrawingPlan, conditions: Conditions, number: int) -> Canvas:
         """The picture with that number before its first step."""
         generator = torch.Generator("cpu").manual_seed(plan.seed_of(number))
         latents = self.noise(plan, conditions, generator)
-        sampler = Sampler(self._scheduled_for(plan, self.device), generator, draws=self.memory.draws)
+        sampler = PictureSampler(self._scheduled_for(plan, self.device), generator, draws=self.memory.draws)
         return Canvas(plan, conditions, latents * sampler.noise_scale, sampler)
 
-    def go_on(self, canvas: Canvas, state: State) -> None:
+    def go_on(self, canvas: Canvas, state: SamplerState) -> None:
         """With what was drawn elsewhere."""
         canvas.sampler.restore(state)
         canvas.latents = state.latents
@@ -286,12 +286,12 @@ class Painter(ABC):
     def own_step_cache(self) -> StepCache:
         """Around the blocks of the transformer."""
 
-    def length(self, row: Row) -> int | None:
+    def length(self, row: BatchRow) -> int | None:
         """Tokens of a row inside the transformer, where rows of a pass have different ones; None: all alike."""
         return None
 
     @abstractmethod
-    def velocities(self, rows: Sequence[Row]) -> list[Tensor]:
+    def velocities(self, rows: Sequence[BatchRow]) -> list[Tensor]:
         """The transformer's result for each row, in the shape of its latents: the way from the picture to the noise."""
 
     def guided(self, positive: Tensor, negative: Tensor, canvas: Canvas) -> Tensor:
@@ -304,12 +304,12 @@ class Painter(ABC):
 
     def forward(self, canvases: Sequence[Canvas]) -> None:
         """One pass for one step of all of them; only `velocity` is changed."""
-        rows = list[Row]()
+        rows = list[BatchRow]()
         for canvas in canvases:
-            rows.append(Row(canvas, canvas.conditions.positive, canvas.residuals[0]))
+            rows.append(BatchRow(canvas, canvas.conditions.positive, canvas.residuals[0]))
             if self.is_guided(canvas):
                 assert canvas.conditions.negative is not None
-                rows.append(Row(canvas, canvas.conditions.negative, canvas.residuals[1]))
+                rows.append(BatchRow(canvas, canvas.conditions.negative, canvas.residuals[1]))
         with self._step_cache.applied([row.residuals for row in rows], [self.length(row) for row in rows]):
             made = iter(self.velocities(rows))
         for canvas in canvases:
@@ -335,15 +335,15 @@ class Painter(ABC):
         """Channels of latents as the VAE has them."""
 
     @abstractmethod
-    def values(self, plan: Plan) -> int:
+    def values(self, plan: DrawingPlan) -> int:
         """The number of values in the latents of one result."""
 
     @abstractmethod
-    def product(self, model: str) -> Result:
+    def product(self, model: str) -> CanvasProduct:
         """The product of its latents. model: its name, for what files say of themselves."""
 
 
-def with_images(row: Row) -> Tensor:
+def with_images(row: BatchRow) -> Tensor:
     """[1, tokens, channels] of packed latents: what is drawn, and after it what is edited."""
     images = row.canvas.conditions.images
     return row.canvas.scaled if images is None else torch.cat([row.canvas.scaled, images[None]], dim=1)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from omnistage.models.diffusers.output import encoded, parameters
 from omnistage.models.diffusers.painter import Canvas, Painter
-from omnistage.models.diffusers.plan import MEDIA_TYPES, Plan
+from omnistage.models.diffusers.plan import MEDIA_TYPES, DrawingPlan
 from omnistage.models.diffusers.previews import LinearMap, is_due, sized
 from omnistage.models.interface import (
     Array,
@@ -23,12 +23,12 @@ from omnistage.models.interface import (
     Drawn,
     DrawRequest,
     ElementType,
+    EncodedPicture,
     Failed,
     Note,
-    Picture,
     PortSpec,
     Preview,
-    Rows,
+    TensorRows,
     Wanted,
 )
 
@@ -64,24 +64,24 @@ class PicturePainter(Painter):
         """Samples of a pixel: 3, or 4 where it says how opaque it is."""
         return 4 if self.pipe.vae.config.get("input_channels") == 4 else 3
 
-    def frames(self, plan: Plan) -> int:
+    def frames(self, plan: DrawingPlan) -> int:
         """Grids that are drawn together for one picture."""
         return 1
 
-    def values(self, plan: Plan) -> int:
+    def values(self, plan: DrawingPlan) -> int:
         return self.channels * self.grid_places(plan) * self.frames(plan)
 
-    def grid_places(self, plan: Plan) -> int:
+    def grid_places(self, plan: DrawingPlan) -> int:
         """Places of the latents of one picture or layer."""
         side = self.pipe.vae_scale_factor
         return int(plan.height // side * (plan.width // side))
 
-    def preview_grid(self, latents: Tensor, plan: Plan) -> Tensor:
+    def preview_grid(self, latents: Tensor, plan: DrawingPlan) -> Tensor:
         """[1, channels, height, width] of the one picture that a preview shows."""
         return self.grids(latents, plan)[:1]
 
     @abstractmethod
-    def grids(self, latents: Tensor, plan: Plan) -> Tensor:
+    def grids(self, latents: Tensor, plan: DrawingPlan) -> Tensor:
         """[layers or 1, channels, height, width]: latents as the VAE has them, but for mean and scale."""
 
     def images(self, grids: Tensor) -> Iterator[Image]:
@@ -102,7 +102,7 @@ class PicturePainter(Painter):
 
 
 class Pictures:
-    """Implements `Result`. model: its name, for what pictures say of themselves."""
+    """Implements `CanvasProduct`. model: its name, for what pictures say of themselves."""
 
     def __init__(self, painter: PicturePainter, model: str) -> None:
         self._painter, self._model = painter, model
@@ -120,11 +120,11 @@ class Pictures:
     def check(self, request: DrawRequest) -> None:
         check_kind(request, self._model)
 
-    def items(self, plan: Plan) -> Mapping[str, int]:
+    def items(self, plan: DrawingPlan) -> Mapping[str, int]:
         count = plan.pictures
         return {IMAGE: count, LATENTS: count * self._painter.grid_places(plan), PIXELS: count * plan.height * plan.width}
 
-    def first(self, plan: Plan, wanted: Wanted) -> int:
+    def first(self, plan: DrawingPlan, wanted: Wanted) -> int:
         """The first result that is still to be drawn: those before it are with whoever asks."""
         counts = self.items(plan)
         return min((wanted[port] * plan.results // count for port, count in counts.items() if port in wanted), default=0)
@@ -140,13 +140,13 @@ class Pictures:
         image = sized(image, plan.preview_side, plan.width, plan.height)
         return [Preview(encoded(image, plan.picture_type), plan.picture_type, sampler.step)]
 
-    def decode(self, plan: Plan, latents: Sequence[Canvas], wanted: Wanted) -> Generator[Drawn, None, None]:
+    def decode(self, plan: DrawingPlan, latents: Sequence[Canvas], wanted: Wanted) -> Generator[Drawn, None, None]:
         for number, canvas in enumerate(latents, plan.results - len(latents)):
             grids = self._painter.grids(canvas.latents, plan)
             yield from self._rows(plan, wanted, LATENTS, plan.results, number, partial(_places, grids))
             yield from self._pictures(plan, wanted, number, canvas, grids)
 
-    def _pictures(self, plan: Plan, wanted: Wanted, number: int, canvas: Canvas, grids: Tensor) -> Generator[Drawn, None, None]:
+    def _pictures(self, plan: DrawingPlan, wanted: Wanted, number: int, canvas: Canvas, grids: Tensor) -> Generator[Drawn, None, None]:
         """With their pixels, of those layers of a result that are wanted."""
         layers, counts = len(grids), self.items(plan)
         asked = {port: wanted[port] * plan.pictures // counts[port] - number * layers for port in (IMAGE, PIXELS) if port in wanted}
@@ -159,16 +159,16 @@ class Pictures:
             if layers == 1 and _is_blank(image):
                 yield Note(BLANK)
             if IMAGE in asked and layer >= asked[IMAGE]:
-                yield Picture(encoded(image, plan.picture_type, said), plan.picture_type, layer)
+                yield EncodedPicture(encoded(image, plan.picture_type, said), plan.picture_type, layer)
             yield from self._rows(plan, wanted, PIXELS, plan.pictures, number * layers + layer, partial(_pixels, image))
 
     def _rows(
-        self, plan: Plan, wanted: Wanted, port: str, parts: int, place: int, made: Callable[[], Array]
-    ) -> Generator[Rows, None, None]:
+        self, plan: DrawingPlan, wanted: Wanted, port: str, parts: int, place: int, made: Callable[[], Array]
+    ) -> Generator[TensorRows, None, None]:
         """Those of a part of the plan on a tensor port from the wanted one on, if that wants any. place: of all parts."""
         count = self.items(plan)[port] // parts
         if port in wanted and (skipped := max(wanted[port] - place * count, 0)) < count:
-            yield Rows(port, made()[skipped:])
+            yield TensorRows(port, made()[skipped:])
 
 
 def _is_blank(image: Image) -> bool:

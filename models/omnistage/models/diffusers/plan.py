@@ -1,6 +1,6 @@
 """The request to a pipeline of pictures, checked whole before anything of it runs: the first of the four phases.
 
-    DrawRequest --planned--> Plan --encode--> Conditions --step, step, ...--> Canvas --decode--> pictures
+    DrawRequest --planned--> DrawingPlan --encode--> Conditions --step, step, ...--> Canvas --decode--> pictures
 
 Diffusers checks little of this: it divides by zero steps, draws 1024 by 1024 pixels where 0 were asked for, and makes a black picture of
 one step too few.
@@ -39,7 +39,7 @@ WEBP_SIDE = 16383
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class DrawingLimits:
     """The bounds of requests to one pipeline, and its usual values.
 
     multiple: of the sides, in pixels. width, height: 0 where the size follows from the picture that is edited. min_side, max_side,
@@ -129,7 +129,7 @@ def draws_nothing(mask: EditedPicture) -> bool:
     return bool(np.asarray(mask.resized[0]).max() < MIDDLE)
 
 
-class Source(NamedTuple):
+class SourcePicture(NamedTuple):
     """Which picture is edited. digest: SHA-256 of its file. background: the colour under what is transparent; None: the usual one."""
 
     digest: bytes
@@ -137,7 +137,7 @@ class Source(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class DrawingPlan:
     """A request with its defaults filled in. width, height: of the pictures that come out. images: that are edited. sources: which
     pictures those are; caches know them by it. negative: None where there is no guidance. layers: 0 is none. step_cache: see
     stepcache.Residuals. sigmas: empty where they follow from the steps. strength: None where the pipeline has its own. mask: white where
@@ -172,7 +172,7 @@ class Plan:
     begin_s: float = 0.0
     history: NDArray[np.uint32] | None = None
     images: tuple[EditedPicture, ...] = ()
-    sources: tuple[Source, ...] = ()
+    sources: tuple[SourcePicture, ...] = ()
 
     @property
     def pictures(self) -> int:
@@ -193,7 +193,7 @@ class Plan:
         return dict(self.options).get(name, usual)
 
 
-def planned(request: DrawRequest, limits: Limits, name: str) -> Plan:
+def planned(request: DrawRequest, limits: DrawingLimits, name: str) -> DrawingPlan:
     """The plan of pictures, without its images yet. name: of the model. Raises BadRequest."""
     width, height = _size(request, limits, name)
     if request.results > limits.max_results:
@@ -206,7 +206,7 @@ def planned(request: DrawRequest, limits: Limits, name: str) -> Plan:
     _check_known(request, limits, name)
     steps, layers = _steps(request, limits, name), _layers(request, limits, name)
     guidance, negative = _guidance(request, limits, name)
-    plan = Plan(
+    plan = DrawingPlan(
         prompt=request.prompt,
         negative=negative,
         guidance=guidance,
@@ -236,7 +236,7 @@ def planned(request: DrawRequest, limits: Limits, name: str) -> Plan:
     return plan
 
 
-def check_size(plan: Plan, limits: Limits, name: str, decided_by: str = "") -> None:
+def check_size(plan: DrawingPlan, limits: DrawingLimits, name: str, decided_by: str = "") -> None:
     """Check sides, pixels, and pixels times steps; once more where the size is known only from the images. decided_by: the field that a
     wrong size comes from, if it is not the longer side itself. Raises BadRequest."""
     width, height = plan.width, plan.height
@@ -255,7 +255,7 @@ def check_size(plan: Plan, limits: Limits, name: str, decided_by: str = "") -> N
         raise _bad("steps", f"{name} draws at most {limits.max_work:.3g} pixels times steps at once, this is {work:.3g}: ask for less")
 
 
-def _less_film(plan: Plan, limits: Limits, name: str, side: str) -> tuple[str, str]:
+def _less_film(plan: DrawingPlan, limits: DrawingLimits, name: str, side: str) -> tuple[str, str]:
     """For a film that is too much work: the field that is furthest above the usual, with how low it has to be. side: field of its size."""
     pixels, usual = plan.width * plan.height, limits.width * limits.height
     work = pixels * plan.frames * plan.steps
@@ -274,7 +274,7 @@ def _less_film(plan: Plan, limits: Limits, name: str, side: str) -> tuple[str, s
     return field, f"{told}: ask for at most {most} {'pixels' if field == side else field}" if most > 0 else f"{told}: ask for less"
 
 
-def _size(request: DrawRequest, limits: Limits, name: str) -> tuple[int, int]:
+def _size(request: DrawRequest, limits: DrawingLimits, name: str) -> tuple[int, int]:
     for side, value in (("width", request.width), ("height", request.height)):
         if not value:
             continue
@@ -295,7 +295,7 @@ def _size(request: DrawRequest, limits: Limits, name: str) -> tuple[int, int]:
     return request.width or limits.width, request.height or limits.height
 
 
-def in_shape(plan: Plan, multiple: int) -> Plan:
+def in_shape(plan: DrawingPlan, multiple: int) -> DrawingPlan:
     """With both sides: of one that is asked for alone, the other follows from the shape of the last picture."""
     if bool(plan.width) == bool(plan.height):
         return plan
@@ -310,13 +310,13 @@ def _multiple(side: float, multiple: int) -> int:
     return max(round(side / multiple), 1) * multiple
 
 
-def with_guides(request: DrawRequest, limits: Limits, image: Media) -> DrawRequest:
+def with_guides(request: DrawRequest, limits: DrawingLimits, image: Media) -> DrawRequest:
     """With a mask and a control image where the pipeline wants them."""
     mask, control = (image if wanted else None for wanted in (limits.masked, limits.controlled))
     return replace(request, mask_image=mask, control_image=control)
 
 
-def _check_pictures(request: DrawRequest, limits: Limits, name: str) -> None:
+def _check_pictures(request: DrawRequest, limits: DrawingLimits, name: str) -> None:
     """How many there are to begin from, and what goes with them."""
     fewest, most = limits.images
     if not fewest <= len(request.images) <= most:
@@ -333,7 +333,7 @@ def _check_pictures(request: DrawRequest, limits: Limits, name: str) -> None:
         raise _bad("strength", f"{name} knows none: leave it out")
 
 
-def _check_known(request: DrawRequest, limits: Limits, name: str) -> None:
+def _check_known(request: DrawRequest, limits: DrawingLimits, name: str) -> None:
     """Check the fields that only films or sounds have."""
     known = {
         "guidance_scale_2": limits.second_guidance,
@@ -346,7 +346,7 @@ def _check_known(request: DrawRequest, limits: Limits, name: str) -> None:
             raise _bad(field, f"{name} knows none: leave it out")
 
 
-def _check_sigmas(request: DrawRequest, limits: Limits, name: str) -> None:
+def _check_sigmas(request: DrawRequest, limits: DrawingLimits, name: str) -> None:
     if not limits.max_sigma:
         raise _bad("sigmas", f"{name} takes none with its scheduler: leave them out, and give steps")
     if max(request.sigmas) > limits.max_sigma:
@@ -355,7 +355,7 @@ def _check_sigmas(request: DrawRequest, limits: Limits, name: str) -> None:
         raise _bad("steps", f"{len(request.sigmas)} sigmas are as many steps, not {request.steps}: leave it out")
 
 
-def _steps(request: DrawRequest, limits: Limits, name: str) -> int:
+def _steps(request: DrawRequest, limits: DrawingLimits, name: str) -> int:
     if request.sigmas:
         _check_sigmas(request, limits, name)
     steps = len(request.sigmas) or request.steps or limits.steps
@@ -369,13 +369,13 @@ def _steps(request: DrawRequest, limits: Limits, name: str) -> int:
     return steps
 
 
-def smallest(request: DrawRequest, limits: Limits) -> DrawRequest:
+def smallest(request: DrawRequest, limits: DrawingLimits) -> DrawRequest:
     """With as little film or sound as shows how one is made."""
     frames = min(limits.frames, (limits.frames - 1) % limits.frame_multiple + 1 + limits.frame_multiple)
     return replace(request, frames=frames, seconds=min(limits.seconds, SMALLEST_S))
 
 
-def _frames(request: DrawRequest, limits: Limits, name: str) -> int:
+def _frames(request: DrawRequest, limits: DrawingLimits, name: str) -> int:
     usual, multiple = limits.frames, limits.frame_multiple
     frames = request.frames or _frames_of_seconds(request, limits, name) or usual
     if frames > limits.max_frames and not request.frames:
@@ -390,7 +390,7 @@ def _frames(request: DrawRequest, limits: Limits, name: str) -> int:
     return frames
 
 
-def _frames_of_seconds(request: DrawRequest, limits: Limits, name: str) -> int:
+def _frames_of_seconds(request: DrawRequest, limits: DrawingLimits, name: str) -> int:
     """As many as fit into the seconds of a film without sound; one at least. 0: they say nothing of frames."""
     if not request.seconds or not limits.frames or limits.max_seconds:
         return 0
@@ -401,7 +401,7 @@ def _frames_of_seconds(request: DrawRequest, limits: Limits, name: str) -> int:
     return fitting if fitting > 0 else fitting + limits.frame_multiple
 
 
-def _seconds(request: DrawRequest, limits: Limits, name: str) -> float:
+def _seconds(request: DrawRequest, limits: DrawingLimits, name: str) -> float:
     if limits.frames and not limits.max_seconds:  # The frames of a film say how long it is.
         if request.seconds and request.frames:
             raise _bad("duration_s", f"frames say how long the film of {name} is: give one of them")
@@ -418,7 +418,7 @@ def _seconds(request: DrawRequest, limits: Limits, name: str) -> float:
     return seconds
 
 
-def _layers(request: DrawRequest, limits: Limits, name: str) -> int:
+def _layers(request: DrawRequest, limits: DrawingLimits, name: str) -> int:
     if not limits.max_layers and request.layers:
         raise _bad("layers", f"{name} draws no layers: leave it out")
     layers = request.layers or limits.layers
@@ -427,7 +427,7 @@ def _layers(request: DrawRequest, limits: Limits, name: str) -> int:
     return layers
 
 
-def _guidance(request: DrawRequest, limits: Limits, name: str) -> tuple[float, str | None]:
+def _guidance(request: DrawRequest, limits: DrawingLimits, name: str) -> tuple[float, str | None]:
     """The scale, and what it leads away from."""
     if request.guidance_scale is not None and not limits.guidable:
         raise _bad("guidance_scale", f"{name} knows none: leave it out")
@@ -442,7 +442,7 @@ def _guidance(request: DrawRequest, limits: Limits, name: str) -> tuple[float, s
     return scale, None
 
 
-def _scale(field: str, scale: float, limits: Limits, name: str) -> float:
+def _scale(field: str, scale: float, limits: DrawingLimits, name: str) -> float:
     if not math.isfinite(scale) or not 0 <= scale <= limits.max_guidance:
         raise _bad(field, f"{name} takes 0 to {limits.max_guidance:g}")
     return scale

@@ -16,14 +16,14 @@ from torch import Tensor
 
 from omnistage.models.diffusers.options import AREA
 from omnistage.models.diffusers.own_options import Range
-from omnistage.models.diffusers.painter import CUT, Canvas, Conditions, Painter, Row, linear_shift, padded, with_images
+from omnistage.models.diffusers.painter import CUT, BatchRow, Canvas, Conditions, Painter, linear_shift, padded, with_images
 from omnistage.models.diffusers.pictures import PicturePainter
-from omnistage.models.diffusers.plan import Limits, Plan, in_shape
+from omnistage.models.diffusers.plan import DrawingLimits, DrawingPlan, in_shape
 from omnistage.models.diffusers.sampler import min_steps
 from omnistage.models.diffusers.stepcache import StepCache
 
 MOST_TOKENS = 1024
-"""Most tokens of a prompt, without its template: its text encoder gets no more. A drawing may get less, see Limits.prompt_tokens."""
+"""Most tokens of a prompt, without its template: its text encoder gets no more. A drawing may get less, see DrawingLimits.prompt_tokens."""
 SEEN_AREA = 384 * 384
 """Pixels of a picture that EditPlus shows its text encoder, for AREA of those that its transformer gets."""
 MOST_IMAGES = 8
@@ -38,8 +38,8 @@ class QwenImagePainter(PicturePainter):
 
     follows: ClassVar[Mapping[str, Range]] = {CUT: (1, MOST_TOKENS)}
 
-    def _own_limits(self) -> Limits:
-        return Limits(
+    def _own_limits(self) -> DrawingLimits:
+        return DrawingLimits(
             multiple=self.pipe.vae_scale_factor * 2,
             width=1024,
             height=1024,
@@ -58,31 +58,31 @@ class QwenImagePainter(PicturePainter):
         side = self.pipe.vae_scale_factor * 2
         return 1, height // side, width // side
 
-    def _shapes(self, plan: Plan) -> tuple[tuple[int, int, int], ...]:
+    def _shapes(self, plan: DrawingPlan) -> tuple[tuple[int, int, int], ...]:
         return (self._shape(plan.width, plan.height),)
 
-    def tokens(self, plan: Plan) -> int:
+    def tokens(self, plan: DrawingPlan) -> int:
         return sum(frames * height * width for frames, height, width in self._shapes(plan))
 
     # 2: preprocess
 
-    def _conditions(self, plan: Plan) -> Conditions:
+    def _conditions(self, plan: DrawingPlan) -> Conditions:
         return Conditions(*self.texts(plan), self._image_latents(plan), self._shapes(plan))
 
-    def text(self, plan: Plan, text: str) -> Tensor:
+    def text(self, plan: DrawingPlan, text: str) -> Tensor:
         return self._encoded(text, plan)
 
-    def _encoded(self, text: str, plan: Plan, **seen: Any) -> Tensor:
+    def _encoded(self, text: str, plan: DrawingPlan, **seen: Any) -> Tensor:
         """As `__call__` of the pipeline asks for it: left to itself, `encode_prompt` gives rows of twice as many words. Beside a picture
         it cuts nothing."""
         cut = {} if seen else {CUT: self.words_drawn(plan)}
         rows: Tensor = self.pipe.encode_prompt(text, **cut, **seen)[0][0]
         return rows
 
-    def _image_latents(self, plan: Plan) -> Tensor | None:
+    def _image_latents(self, plan: DrawingPlan) -> Tensor | None:
         return None
 
-    def noise(self, plan: Plan, conditions: Conditions, generator: torch.Generator) -> Tensor:
+    def noise(self, plan: DrawingPlan, conditions: Conditions, generator: torch.Generator) -> Tensor:
         _, height, width = conditions.shapes[0]
         shape = (1, 1, self.channels, 2 * height, 2 * width)
         return self._packed(torch.randn(shape, generator=generator, dtype=conditions.positive.dtype).to(self.device))
@@ -95,7 +95,7 @@ class QwenImagePainter(PicturePainter):
     def sigmas(self, steps: int) -> NDArray[np.float64]:
         return np.linspace(1.0, 1 / steps, steps)
 
-    def shift(self, plan: Plan) -> float:
+    def shift(self, plan: DrawingPlan) -> float:
         return linear_shift(self.pipe.scheduler, math.prod(self._shape(plan.width, plan.height)))
 
     # 3: execute
@@ -107,7 +107,7 @@ class QwenImagePainter(PicturePainter):
     def own_step_cache(self) -> StepCache:
         return StepCache(self.pipe.transformer.transformer_blocks, ("encoder_hidden_states_mask", "temb", "modulate_index"))
 
-    def velocities(self, rows: Sequence[Row]) -> list[Tensor]:
+    def velocities(self, rows: Sequence[BatchRow]) -> list[Tensor]:
         """Words are filled up and masked; pictures of a group are equally long."""
         texts, mask = padded([row.text for row in rows])
         made: Tensor = self.pipe.transformer(
@@ -138,7 +138,7 @@ class QwenImagePainter(PicturePainter):
     def channels(self) -> int:
         return int(self.pipe.transformer.config.in_channels) // 4
 
-    def grids(self, latents: Tensor, plan: Plan) -> Tensor:
+    def grids(self, latents: Tensor, plan: DrawingPlan) -> Tensor:
         unpacked: Tensor = self.pipe._unpack_latents(latents, plan.height, plan.width, self.pipe.vae_scale_factor)
         return unpacked[:, :, 0]
 
@@ -153,22 +153,22 @@ class QwenImagePainter(PicturePainter):
 class _FromPictures(QwenImagePainter):
     """With pictures to begin from: what the VAE makes of them stands behind what is drawn."""
 
-    def _sizes(self, plan: Plan) -> list[tuple[int, int]]:
+    def _sizes(self, plan: DrawingPlan) -> list[tuple[int, int]]:
         """Width and height of each picture for the VAE."""
         return [image.resized[0].size for image in plan.images]
 
-    def _fits(self, plan: Plan, ratio: float) -> list[tuple[int, int]]:
+    def _fits(self, plan: DrawingPlan, ratio: float) -> list[tuple[int, int]]:
         width, height = calculate_dimensions(self._area, ratio)
         return [(int(width), int(height))]
 
-    def _shapes(self, plan: Plan) -> tuple[tuple[int, int, int], ...]:
+    def _shapes(self, plan: DrawingPlan) -> tuple[tuple[int, int, int], ...]:
         return (*super()._shapes(plan), *(self._shape(*size) for size in self._sizes(plan)))
 
-    def _image_latents(self, plan: Plan) -> Tensor:
+    def _image_latents(self, plan: DrawingPlan) -> Tensor:
         parts = enumerate(zip(plan.sources, self._sizes(plan), strict=True))
         return torch.cat([self._pictures.get((source, size), partial(self._latents, plan, n, size)) for n, (source, size) in parts])
 
-    def _latents(self, plan: Plan, number: int, size: tuple[int, int]) -> Tensor:
+    def _latents(self, plan: DrawingPlan, number: int, size: tuple[int, int]) -> Tensor:
         """[tokens, channels]."""
         width, height = size
         image = plan.images[number].resized[0]
@@ -182,17 +182,17 @@ class QwenImageEditPainter(_FromPictures):
 
     follows: ClassVar[Mapping[str, Range]] = {}
 
-    def _own_limits(self) -> Limits:
+    def _own_limits(self) -> DrawingLimits:
         """The pipelines cut nothing of a prompt beside a picture."""
         return replace(super()._own_limits(), width=0, height=0, images=(1, 1), prompt_tokens=0)
 
-    def sized(self, plan: Plan) -> Plan:
+    def sized(self, plan: DrawingPlan) -> DrawingPlan:
         plan = in_shape(plan, self.limits.multiple)
         width, height = self._sizes(plan)[-1]
         side = self.limits.multiple
         return replace(plan, width=(plan.width or width) // side * side, height=(plan.height or height) // side * side)
 
-    def text(self, plan: Plan, text: str) -> Tensor:
+    def text(self, plan: DrawingPlan, text: str) -> Tensor:
         """The text encoder gets the same pixels as the VAE."""
         return self._encoded(text, plan, image=plan.images[0].resized[0])
 
@@ -200,13 +200,13 @@ class QwenImageEditPainter(_FromPictures):
 class QwenImageEditPlusPainter(QwenImageEditPainter):
     """Several pictures; the result has the shape of the last one."""
 
-    def _own_limits(self) -> Limits:
+    def _own_limits(self) -> DrawingLimits:
         return replace(super()._own_limits(), images=(1, MOST_IMAGES))
 
-    def text(self, plan: Plan, text: str) -> Tensor:
+    def text(self, plan: DrawingPlan, text: str) -> Tensor:
         return self._encoded(text, plan, image=[image.resized[1] for image in plan.images])
 
-    def _fits(self, plan: Plan, ratio: float) -> list[tuple[int, int]]:
+    def _fits(self, plan: DrawingPlan, ratio: float) -> list[tuple[int, int]]:
         """For the text encoder a smaller one."""
         width, height = calculate_dimensions(self._area * SEEN_AREA // AREA, ratio)
         return [*super()._fits(plan, ratio), (int(width), int(height))]
@@ -217,7 +217,7 @@ class QwenImageLayeredPainter(_FromPictures):
 
     follows: ClassVar[Mapping[str, Range]] = {CUT: (1, MOST_TOKENS), "cfg_normalize": (0, 1)}
 
-    def _own_limits(self) -> Limits:
+    def _own_limits(self) -> DrawingLimits:
         return replace(super()._own_limits(), width=0, height=0, images=(1, 1), layers=LAYERS, max_layers=MOST_LAYERS, sides=self._sides())
 
     def _sides(self) -> tuple[int, ...]:
@@ -225,21 +225,21 @@ class QwenImageLayeredPainter(_FromPictures):
         share = (self._area / AREA) ** 0.5
         return tuple(round(side * share) for side in SIDES)
 
-    def sized(self, plan: Plan) -> Plan:
+    def sized(self, plan: DrawingPlan) -> DrawingPlan:
         side = self.limits.multiple
         width, height = self._sizes(plan)[0]
         return replace(plan, width=width // side * side, height=height // side * side)
 
-    def _fits(self, plan: Plan, ratio: float) -> list[tuple[int, int]]:
+    def _fits(self, plan: DrawingPlan, ratio: float) -> list[tuple[int, int]]:
         asked = plan.width if plan.width in self.limits.sides and plan.width == plan.height else 0
         width, height = calculate_dimensions((asked or self.limits.sides[0]) ** 2, ratio)
         return [(int(width), int(height))]
 
-    def _shapes(self, plan: Plan) -> tuple[tuple[int, int, int], ...]:
+    def _shapes(self, plan: DrawingPlan) -> tuple[tuple[int, int, int], ...]:
         drawn, *images = super()._shapes(plan)
         return (*(drawn,) * (plan.layers + 1), *images)
 
-    def noise(self, plan: Plan, conditions: Conditions, generator: torch.Generator) -> Tensor:
+    def noise(self, plan: DrawingPlan, conditions: Conditions, generator: torch.Generator) -> Tensor:
         _, height, width = conditions.shapes[0]
         shape = (1, plan.layers + 1, self.channels, 2 * height, 2 * width)
         return self._packed(torch.randn(shape, generator=generator, dtype=conditions.positive.dtype).to(self.device))
@@ -252,7 +252,7 @@ class QwenImageLayeredPainter(_FromPictures):
     def sigmas(self, steps: int) -> NDArray[np.float64]:
         return np.linspace(1.0, 0, steps + 1)[:-1]
 
-    def shift(self, plan: Plan) -> float:
+    def shift(self, plan: DrawingPlan) -> float:
         """By the picture that is taken apart, which is as large as each layer."""
         return float((math.prod(self._shape(plan.width, plan.height)) / LAYERED_SHIFT_TOKENS) ** 0.5)
 
@@ -263,16 +263,16 @@ class QwenImageLayeredPainter(_FromPictures):
         guided = QwenImagePainter.guided if canvas.plan.option("cfg_normalize", False) else Painter.guided
         return guided(self, positive, negative, canvas)
 
-    def _frames(self, latents: Tensor, plan: Plan) -> Tensor:
+    def _frames(self, latents: Tensor, plan: DrawingPlan) -> Tensor:
         """[1 + layers, channels, height, width], the whole picture first."""
         unpacked: Tensor = self.pipe._unpack_latents(latents, plan.height, plan.width, plan.layers, self.pipe.vae_scale_factor)
         return unpacked[0].transpose(0, 1)
 
-    def grids(self, latents: Tensor, plan: Plan) -> Tensor:
+    def grids(self, latents: Tensor, plan: DrawingPlan) -> Tensor:
         return self._frames(latents, plan)[1:]
 
-    def frames(self, plan: Plan) -> int:
+    def frames(self, plan: DrawingPlan) -> int:
         return plan.layers + 1
 
-    def preview_grid(self, latents: Tensor, plan: Plan) -> Tensor:
+    def preview_grid(self, latents: Tensor, plan: DrawingPlan) -> Tensor:
         return self._frames(latents, plan)[:1]

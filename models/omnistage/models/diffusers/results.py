@@ -16,7 +16,7 @@ from torch import Tensor
 from omnistage.models.diffusers.films import VIDEO, Clips, check_film
 from omnistage.models.diffusers.output import encoded, parameters
 from omnistage.models.diffusers.pictures import IMAGE, check_kind
-from omnistage.models.diffusers.plan import Limits, Plan
+from omnistage.models.diffusers.plan import DrawingLimits, DrawingPlan
 from omnistage.models.diffusers.sounds import AUDIO, check_sound
 from omnistage.models.errors import LoadError
 from omnistage.models.interface import (
@@ -24,8 +24,8 @@ from omnistage.models.interface import (
     Content,
     Drawn,
     DrawRequest,
+    EncodedPicture,
     Failed,
-    Picture,
     PortSpec,
     Sound,
     Wanted,
@@ -52,16 +52,16 @@ PIECE_S = 0.5
 """Seconds of a piece of sound."""
 
 
-class Results(Product[Plan, Sequence[Any]], Protocol):
+class Results(Product[DrawingPlan, Sequence[Any]], Protocol):
     """A product of whole calls; latents are what the call returned for a plan."""
 
     output_type: str
     """For the pipeline."""
 
-    def applied(self, limits: Limits) -> Limits:
+    def applied(self, limits: DrawingLimits) -> DrawingLimits:
         """The limits of the pipeline with its own."""
 
-    def arguments(self, plan: Plan) -> Mapping[str, Any]:
+    def arguments(self, plan: DrawingPlan) -> Mapping[str, Any]:
         """For the call, beside those that all products have."""
 
     def listed(self, output: Any) -> list[Any]:
@@ -89,24 +89,24 @@ class WholePictures:
     def __init__(self, model: str) -> None:
         self._model = model
 
-    def applied(self, limits: Limits) -> Limits:
+    def applied(self, limits: DrawingLimits) -> DrawingLimits:
         return limits
 
-    def arguments(self, plan: Plan) -> Mapping[str, Any]:
+    def arguments(self, plan: DrawingPlan) -> Mapping[str, Any]:
         return {}
 
     def check(self, request: DrawRequest) -> None:
         check_kind(request, self._model)
 
-    def items(self, plan: Plan) -> Mapping[str, int]:
+    def items(self, plan: DrawingPlan) -> Mapping[str, int]:
         return {IMAGE: plan.results}
 
     def listed(self, output: Any) -> list[Any]:
         return list(_field(output, "images"))
 
-    def decode(self, plan: Plan, latents: Sequence[Image], wanted: Wanted) -> Generator[Drawn, None, None]:
+    def decode(self, plan: DrawingPlan, latents: Sequence[Image], wanted: Wanted) -> Generator[Drawn, None, None]:
         for number in range(wanted.get(IMAGE, plan.results), plan.results):
-            yield Picture(encoded(latents[number], plan.picture_type, parameters(plan, number, self._model)), plan.picture_type)
+            yield EncodedPicture(encoded(latents[number], plan.picture_type, parameters(plan, number, self._model)), plan.picture_type)
 
 
 class WholeFilm:
@@ -127,11 +127,11 @@ class WholeFilm:
         self._said = {SOUNDING: self._sound is not None} if SOUNDING in takes else {}
         self.ports = (PortSpec(VIDEO, Content.VIDEO), *([self._sound] if self._sound else []))
 
-    def applied(self, limits: Limits) -> Limits:
+    def applied(self, limits: DrawingLimits) -> DrawingLimits:
         frames, multiple = int(self._usual), self._multiple
         return replace(limits, frames=frames, frame_multiple=multiple, max_frames=MAX_FRAMES, max_results=1, rate_hz=self._rate_hz)
 
-    def arguments(self, plan: Plan) -> Mapping[str, Any]:
+    def arguments(self, plan: DrawingPlan) -> Mapping[str, Any]:
         """The rate also where the pipeline draws by it."""
         return {self._count: plan.frames, **({self._rate: plan.rate_hz} if self._rate else {}), **self._said}
 
@@ -144,7 +144,7 @@ class WholeFilm:
             told = f"{self._model} makes at most {MAX_SECONDS:g} s of film with sound, these are {seconds:g}"
             raise BadRequest(f"diffusion.{field}", f"{told}: ask for fewer, or for more frames a second")
 
-    def items(self, plan: Plan) -> Mapping[str, int]:
+    def items(self, plan: DrawingPlan) -> Mapping[str, int]:
         """The sound is as long as the frames."""
         heard = {AUDIO: round(plan.frames / plan.rate_hz * self._sound.rate_hz)} if self._sound else {}
         return {VIDEO: plan.frames, **heard}
@@ -153,7 +153,7 @@ class WholeFilm:
         films = list(_field(output, "frames"))
         return list(zip(films, _field(output, "audio") if self._sound else [None] * len(films), strict=True))
 
-    def decode(self, plan: Plan, latents: Sequence[tuple[Sequence[Image], Any]], wanted: Wanted) -> Generator[Drawn, None, None]:
+    def decode(self, plan: DrawingPlan, latents: Sequence[tuple[Sequence[Image], Any]], wanted: Wanted) -> Generator[Drawn, None, None]:
         """Samples leave with the frames that they belong to: who takes both at the same pace waits for neither."""
         ((frames, made),) = latents
         if len(frames) != plan.frames:
@@ -188,22 +188,22 @@ class WholeSound:
         self._usual = min(_number(takes[length].default, USUAL_SECONDS), self._most)
         self.ports = (PortSpec(AUDIO, Content.AUDIO, rate_hz=self._rate_hz, width=self._channels),)
 
-    def applied(self, limits: Limits) -> Limits:
+    def applied(self, limits: DrawingLimits) -> DrawingLimits:
         return replace(limits, seconds=self._usual, max_seconds=self._most, max_results=1)
 
-    def arguments(self, plan: Plan) -> Mapping[str, Any]:
+    def arguments(self, plan: DrawingPlan) -> Mapping[str, Any]:
         return {self._length: plan.seconds}
 
     def check(self, request: DrawRequest) -> None:
         check_sound(request, self._model)
 
-    def items(self, plan: Plan) -> Mapping[str, int]:
+    def items(self, plan: DrawingPlan) -> Mapping[str, int]:
         return {AUDIO: round(plan.seconds * self._rate_hz)}
 
     def listed(self, output: Any) -> list[Any]:
         return list(_field(output, "audios"))
 
-    def decode(self, plan: Plan, latents: Sequence[Any], wanted: Wanted) -> Generator[Drawn, None, None]:
+    def decode(self, plan: DrawingPlan, latents: Sequence[Any], wanted: Wanted) -> Generator[Drawn, None, None]:
         count, (made,) = self.items(plan)[AUDIO], latents
         samples, piece = _samples(made, self._channels, count), max(round(PIECE_S * self._rate_hz), 1)
         for place in range(wanted.get(AUDIO, count), count, piece):

@@ -34,7 +34,7 @@ NOISE_BYTES = 5056
 
 
 @dataclass(frozen=True, slots=True)
-class State:
+class SamplerState:
     """The state of one picture after so many steps. history: tensors that the scheduler remembers and that depend on the picture, in a
     fixed order. noise: uint8 [NOISE_BYTES], of the generator that draws the noise of the next steps; None where they draw none."""
 
@@ -77,7 +77,7 @@ def min_steps(scheduler: Any) -> int:
 def memory_of(scheduler: Any, device: torch.device | str = "cpu") -> Memory:
     """The memory of a scheduler, found out by steps with few numbers. scheduler: with `tried_steps` timesteps set on the device, for
     nothing else. Raises ValueError for one whose steps make no number."""
-    sampler, latents, most = Sampler(scheduler, torch.Generator("cpu").manual_seed(0)), torch.zeros(1, 3, 5, device=device), 0
+    sampler, latents, most = PictureSampler(scheduler, torch.Generator("cpu").manual_seed(0)), torch.zeros(1, 3, 5, device=device), 0
     before = sampler.generator.get_state()
     while not sampler.is_done:
         latents, _ = sampler.advance(torch.zeros_like(latents), latents)
@@ -87,7 +87,7 @@ def memory_of(scheduler: Any, device: torch.device | str = "cpu") -> Memory:
     return Memory(most, draws=not torch.equal(before, sampler.generator.get_state()))
 
 
-class Sampler:
+class PictureSampler:
     """One picture's. scheduler: with its timesteps set; nobody else has it."""
 
     def __init__(self, scheduler: Any, generator: torch.Generator, *, draws: bool = True) -> None:
@@ -143,11 +143,11 @@ class Sampler:
             return output.prev_sample, lambda: ready.float()
         return output.prev_sample, lambda: latents.float() - sigma * made.float()
 
-    def keep(self, latents: Tensor) -> State:
+    def keep(self, latents: Tensor) -> SamplerState:
         noise = self.generator.get_state() if self._draws else None
-        return State(self.step, latents, tuple(self.remembered(latents.shape)), noise)
+        return SamplerState(self.step, latents, tuple(self.remembered(latents.shape)), noise)
 
-    def restore(self, state: State) -> None:
+    def restore(self, state: SamplerState) -> None:
         """Go on behind steps that were taken elsewhere. Before the first step. Raises RuntimeError for what no generator can be in."""
         self._rehearse(state.step, state.latents)
         kept = iter(state.history)

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from omnistage.models.common.checkpoint import BadCheckpoint
 from omnistage.models.diffusers.painter import Canvas, Painter
-from omnistage.models.diffusers.plan import Plan
+from omnistage.models.diffusers.plan import DrawingPlan
 from omnistage.models.interface import (
     BadRequest,
     Content,
@@ -24,8 +24,8 @@ from omnistage.models.interface import (
     Failed,
     PortSpec,
     Preview,
-    Rows,
     Sound,
+    TensorRows,
     Wanted,
 )
 
@@ -61,13 +61,13 @@ class SoundPainter(Painter):
     def samples(self, latents: Tensor) -> Tensor:
         """[1, channels of sound, samples], float32, of the latents, as the VAE decodes them."""
 
-    def window(self, plan: Plan) -> tuple[int, int]:
+    def window(self, plan: DrawingPlan) -> tuple[int, int]:
         """The first sample that is asked for, and the one behind the last."""
         most = self.upsampling.samples(self.latent_length)
         first, end = (min(int(second * self.rate_hz), most) for second in (plan.begin_s, plan.begin_s + plan.seconds))
         return first, end
 
-    def check_steps(self, plan: Plan) -> None:
+    def check_steps(self, plan: DrawingPlan) -> None:
         """And for so little sound that it has no sample."""
         super().check_steps(plan)
         first, end = self.window(plan)
@@ -75,7 +75,7 @@ class SoundPainter(Painter):
             told = f"{plan.seconds:g} s from {plan.begin_s:g} s on have no sample at {self.rate_hz} Hz"
             raise BadRequest("diffusion.duration_s", f"{told}: ask for more, or begin earlier")
 
-    def values(self, plan: Plan) -> int:
+    def values(self, plan: DrawingPlan) -> int:
         return self.channels * self.latent_length
 
     def product(self, model: str) -> Sounds:
@@ -83,7 +83,7 @@ class SoundPainter(Painter):
 
 
 class Sounds:
-    """Implements `Result`. model: its name, for what is told."""
+    """Implements `CanvasProduct`. model: its name, for what is told."""
 
     def __init__(self, painter: SoundPainter, model: str) -> None:
         self._painter, self._model = painter, model
@@ -100,21 +100,21 @@ class Sounds:
     def check(self, request: DrawRequest) -> None:
         check_sound(request, self._model)
 
-    def items(self, plan: Plan) -> Mapping[str, int]:
+    def items(self, plan: DrawingPlan) -> Mapping[str, int]:
         first, end = self._painter.window(plan)
         return {AUDIO: end - first, LATENTS: self._painter.latent_length}
 
-    def first(self, plan: Plan, wanted: Wanted) -> int:
+    def first(self, plan: DrawingPlan, wanted: Wanted) -> int:
         have = [wanted[port] >= count for port, count in self.items(plan).items() if port in wanted]
         return int(bool(have) and all(have))  # Where only what is kept on the way is wanted, it has to be drawn.
 
     def preview(self, canvas: Canvas) -> Sequence[Preview]:
         return []
 
-    def decode(self, plan: Plan, latents: Sequence[Canvas], wanted: Wanted) -> Generator[Drawn, None, None]:
+    def decode(self, plan: DrawingPlan, latents: Sequence[Canvas], wanted: Wanted) -> Generator[Drawn, None, None]:
         for canvas in latents:
             if LATENTS in wanted:
-                yield Rows(LATENTS, canvas.latents[0].T.float().cpu().numpy()[wanted[LATENTS] :])
+                yield TensorRows(LATENTS, canvas.latents[0].T.float().cpu().numpy()[wanted[LATENTS] :])
             if AUDIO in wanted:
                 pieces = SoundPieces(self._painter.samples, self._painter.upsampling)
                 for samples in pieces.decoded(canvas.latents, *self._painter.window(plan), wanted[AUDIO]):

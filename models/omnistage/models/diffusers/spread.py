@@ -47,7 +47,7 @@ class Forward:
     arguments: Mapping[str, Any]
 
 
-class Part:
+class FollowerOfDrawing:
     """Implements `Follower` of rank.py."""
 
     def __init__(self, transformer: Any, sharing: int) -> None:
@@ -133,14 +133,14 @@ def team_of(folder: Path, options: LoadOptions) -> Team | None:
     return Team(f"{__name__}:{read_part.__name__}", folder, options)
 
 
-def read_part(folder: Path, options: LoadOptions, group: Group) -> Part:
+def read_part(folder: Path, options: LoadOptions, group: Group) -> FollowerOfDrawing:
     """A `rank.Reader`."""
     dtype = dtype_of(options.device) if options.dtype == "auto" else options.dtype
     transformer = load_part(folder, TRANSFORMER, getattr(torch, dtype))
     shares = bool(DiffusersOptions.from_settings(dict(options.family)).context_parallel)
     if not shares:
         cut(transformer, group)
-    return Part(transformer.to(options.device), group.size if shares else 1)
+    return FollowerOfDrawing(transformer.to(options.device), group.size if shares else 1)
 
 
 def cut(transformer: Any, group: Group) -> None:

@@ -18,8 +18,8 @@ from torch import Tensor
 
 from omnistage.models.common.checkpoint import BadCheckpoint
 from omnistage.models.diffusers.own_options import Range
-from omnistage.models.diffusers.painter import Canvas, Conditions, Row
-from omnistage.models.diffusers.plan import Limits, Plan
+from omnistage.models.diffusers.painter import BatchRow, Canvas, Conditions
+from omnistage.models.diffusers.plan import DrawingLimits, DrawingPlan
 from omnistage.models.diffusers.sampler import min_steps
 from omnistage.models.diffusers.sounds import SoundPainter, Upsampling
 from omnistage.models.diffusers.stepcache import StepCache
@@ -52,9 +52,9 @@ class StableAudioPainter(SoundPainter):
             raise BadCheckpoint(f"transformer/config.json: {told}; is it a transformer of another pipeline?")
         super().__init__(pipe, *others)
 
-    def _own_limits(self) -> Limits:
+    def _own_limits(self) -> DrawingLimits:
         most = self.latent_length * self.upsampling.hop / self.rate_hz
-        return Limits(
+        return DrawingLimits(
             multiple=1,
             width=0,
             height=0,
@@ -74,10 +74,10 @@ class StableAudioPainter(SoundPainter):
     def text_tokens(self, text: str) -> tuple[int, int]:
         return len(self.counting(text)["input_ids"]), int(self.counting.model_max_length)
 
-    def tokens(self, plan: Plan) -> int:
+    def tokens(self, plan: DrawingPlan) -> int:
         return self.latent_length + 1
 
-    def _conditions(self, plan: Plan) -> Conditions:
+    def _conditions(self, plan: DrawingPlan) -> Conditions:
         """Guidance leads away from nothing at all where no negative prompt is given: not even from a length."""
         times = torch.cat(self.pipe.encode_duration(plan.begin_s, plan.begin_s + plan.seconds, self.device, False, 1), dim=1)[0]
         positive = torch.cat([self._words(plan, plan.prompt), times])
@@ -85,22 +85,22 @@ class StableAudioPainter(SoundPainter):
             return Conditions(positive, None)
         return Conditions(positive, torch.cat([self._words(plan, plan.negative), times]) if plan.negative else torch.zeros_like(positive))
 
-    def _words(self, plan: Plan, text: str) -> Tensor:
+    def _words(self, plan: DrawingPlan, text: str) -> Tensor:
         return self._texts.get(text, partial(self.text, plan, text))
 
-    def text(self, plan: Plan, text: str) -> Tensor:
+    def text(self, plan: DrawingPlan, text: str) -> Tensor:
         """[tokens, width], zeros behind the words."""
         rows: Tensor = self.pipe.encode_prompt(text, self.device, False)[0]
         return rows
 
-    def noise(self, plan: Plan, conditions: Conditions, generator: torch.Generator) -> Tensor:
+    def noise(self, plan: DrawingPlan, conditions: Conditions, generator: torch.Generator) -> Tensor:
         return torch.randn((1, self.channels, self.latent_length), generator=generator, dtype=torch.float32).to(self.device)
 
     def sigmas(self, steps: int) -> int:
         """The pipeline leaves them to the scheduler, and says how many."""
         return steps
 
-    def shift(self, plan: Plan) -> float:
+    def shift(self, plan: DrawingPlan) -> float:
         """A shift has no use here: this is no flow."""
         return 0.0
 
@@ -117,7 +117,7 @@ class StableAudioPainter(SoundPainter):
     def own_step_cache(self) -> StepCache:
         return StepCache((), ())
 
-    def velocities(self, rows: Sequence[Row]) -> list[Tensor]:
+    def velocities(self, rows: Sequence[BatchRow]) -> list[Tensor]:
         lasting = torch.stack([row.canvas.conditions.positive[-2:].flatten()[None] for row in rows])
         made = self.pipe.transformer(
             torch.cat([row.canvas.scaled for row in rows]).to(self.dtype),

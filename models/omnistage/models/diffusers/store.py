@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib.util import find_spec
 from pathlib import Path
 
-from omnistage.models.common.progress import Progress
+from omnistage.models.common.progress import ShowProgress
 from omnistage.models.errors import FetchError
 
 PACKAGE = "omnistage_pictures"
@@ -13,7 +13,7 @@ FOLDER = "coloured-shapes"
 """Also how the model is called."""
 
 
-def model_directory(cache: Path | None = None, progress: Progress | None = None) -> Path:
+def model_directory(cache: Path | None = None, progress: ShowProgress | None = None) -> Path:
     """The folder of the pipeline. Nothing is fetched or converted. Raises FetchError where the package is not installed."""
     spec = find_spec(PACKAGE)
     if spec is None or not spec.submodule_search_locations:

@@ -26,8 +26,8 @@ from omnistage.models.common.checkpoint import BadCheckpoint
 from omnistage.models.diffusers.films import FilmPainter, decoded_in_turn
 from omnistage.models.diffusers.memory_plan import is_tiled
 from omnistage.models.diffusers.own_options import Range
-from omnistage.models.diffusers.painter import CUT, Canvas, Conditions, Row
-from omnistage.models.diffusers.plan import MAX_SIDE, EditedPicture, Limits, Plan, in_shape
+from omnistage.models.diffusers.painter import CUT, BatchRow, Canvas, Conditions
+from omnistage.models.diffusers.plan import MAX_SIDE, DrawingLimits, DrawingPlan, EditedPicture, in_shape
 from omnistage.models.diffusers.sampler import min_steps
 from omnistage.models.diffusers.stepcache import StepCache
 from omnistage.models.interface import BadRequest
@@ -63,14 +63,14 @@ class WanPainter(FilmPainter):
         check_parts(pipe)
         super().__init__(pipe, *others)
 
-    def _own_limits(self) -> Limits:
+    def _own_limits(self) -> DrawingLimits:
         temporal, height, width = self.pipe.transformer.config.patch_size
         side, ratio = int(self.pipe.vae_scale_factor_spatial), int(self.pipe.vae_scale_factor_temporal)
         multiple, most = math.lcm(side * height, side * width, SIDES), _positions(self.pipe)
         max_side = min(MAX_SIDE, most * side * min(height, width))
         frames = min(1 + (self._default("num_frames") - 1) // ratio, most * temporal) // temporal * temporal
         multiple_frames = math.lcm(temporal * ratio, ENCODED_FRAMES) if self._adds_channels else temporal * ratio
-        return Limits(
+        return DrawingLimits(
             multiple=multiple,
             width=max(min(self._default("width"), max_side) // multiple, 1) * multiple,
             height=max(min(self._default("height"), max_side) // multiple, 1) * multiple,
@@ -128,13 +128,13 @@ class WanPainter(FilmPainter):
     def text_tokens(self, text: str) -> tuple[int, int]:
         return len(self.counting(prompt_clean(text))["input_ids"]), MOST_TOKENS
 
-    def tokens(self, plan: Plan) -> int:
+    def tokens(self, plan: DrawingPlan) -> int:
         patch: Sequence[int] = self.pipe.transformer.config.patch_size
         return self.frames(plan) * self.grid_places(plan) // math.prod(patch)
 
     # Pictures
 
-    def edited(self, plan: Plan, image: Image) -> EditedPicture:
+    def edited(self, plan: DrawingPlan, image: Image) -> EditedPicture:
         """In the size of the film, and as the encoder of pictures takes it. As large as `sized` says where this is the only one. Raises
         BadMedia for one of which too large a film would come."""
         alone = EditedPicture(image.width, image.height, ())
@@ -147,7 +147,7 @@ class WanPainter(FilmPainter):
             resized.append(pillow.fromarray(made["pixel_values"][0].transpose(1, 2, 0).astype(np.uint8)))
         return replace(alone, resized=tuple(resized))
 
-    def sized(self, plan: Plan) -> Plan:
+    def sized(self, plan: DrawingPlan) -> DrawingPlan:
         """In the shape of the picture, with as many pixels as usual, where no size is asked for."""
         if not plan.images:
             return plan
@@ -160,7 +160,7 @@ class WanPainter(FilmPainter):
         width, height = sizes.pop()
         return replace(plan, width=width, height=height)
 
-    def _size(self, plan: Plan) -> tuple[int, int]:
+    def _size(self, plan: DrawingPlan) -> tuple[int, int]:
         plan = in_shape(plan, self.limits.multiple)
         if plan.width:
             return plan.width, plan.height
@@ -169,7 +169,7 @@ class WanPainter(FilmPainter):
         width, height = (max(round((area * each) ** 0.5) // multiple, 1) * multiple for each in (1 / ratio, ratio))
         return width, height
 
-    def _latents_of(self, plan: Plan) -> Tensor:
+    def _latents_of(self, plan: DrawingPlan) -> Tensor:
         """[1, channels, frames, height, width], float32, of a film that is grey where no picture is; of TI2V, of the picture alone."""
         first, *last = (
             self.pipe.video_processor.preprocess(image.resized[0], plan.height, plan.width).unsqueeze(2) for image in plan.images
@@ -197,7 +197,7 @@ class WanPainter(FilmPainter):
             mask[:, -1, -1] = 1
         return mask
 
-    def _seen(self, plan: Plan) -> Tensor:
+    def _seen(self, plan: DrawingPlan) -> Tensor:
         """[pictures, tokens, width]."""
         images, encoder = [image.resized[1] for image in plan.images], self.pipe.image_encoder
         given = self.pipe.image_processor(images=images, do_resize=False, do_center_crop=False, return_tensors="pt").to(self.device)
@@ -206,7 +206,7 @@ class WanPainter(FilmPainter):
 
     # Steps
 
-    def _conditions(self, plan: Plan) -> Conditions:
+    def _conditions(self, plan: DrawingPlan) -> Conditions:
         positive, negative = self.texts(plan)
         if not plan.images:
             return Conditions(positive, negative)
@@ -216,13 +216,13 @@ class WanPainter(FilmPainter):
         seen = self._pictures.get(plan.sources, partial(self._seen, plan)) if self._sees else None
         return Conditions(positive, negative, latents, seen=seen)
 
-    def text(self, plan: Plan, text: str) -> Tensor:
+    def text(self, plan: DrawingPlan, text: str) -> Tensor:
         """[tokens, width], zeros behind the words: the transformer looks at those too. As both pipelines have it, but that only the one of
         words can do without ftfy."""
         rows: Tensor = WanPipeline._get_t5_prompt_embeds(self.pipe, text, 1, self.words_drawn(plan), self.device)[0]
         return rows.to(self.dtype)
 
-    def noise(self, plan: Plan, conditions: Conditions, generator: torch.Generator) -> Tensor:
+    def noise(self, plan: DrawingPlan, conditions: Conditions, generator: torch.Generator) -> Tensor:
         side = int(self.pipe.vae_scale_factor_spatial)
         shape = (1, self.channels, self.frames(plan), plan.height // side, plan.width // side)
         return torch.randn(shape, generator=generator, dtype=torch.float32).to(self.device)
@@ -231,7 +231,7 @@ class WanPainter(FilmPainter):
         """The pipeline leaves them to the scheduler, and says how many."""
         return steps
 
-    def shift(self, plan: Plan) -> float:
+    def shift(self, plan: DrawingPlan) -> float:
         return plan.flow_shift
 
     def _scheduled(self, sigmas: Any, mu: float, device: torch.device | str) -> Any:
@@ -256,7 +256,7 @@ class WanPainter(FilmPainter):
     def own_step_cache(self) -> StepCache:
         return StepCache((), ())
 
-    def velocities(self, rows: Sequence[Row]) -> list[Tensor]:
+    def velocities(self, rows: Sequence[BatchRow]) -> list[Tensor]:
         transformer, _ = self._expert(rows[0].canvas)
         seen = [row.canvas.conditions.seen for row in rows]
         made = transformer(

@@ -16,14 +16,14 @@ from diffusers import DiffusionPipeline
 from PIL.Image import Image
 
 from omnistage.models.common.worker import still_working
-from omnistage.models.diffusers.call import Call
+from omnistage.models.diffusers.call import PipelineCall
 from omnistage.models.diffusers.drawing import PROGRESS
 from omnistage.models.diffusers.options import Defaults
 from omnistage.models.diffusers.own_options import GUIDANCE, Value, own_options
-from omnistage.models.diffusers.plan import EditedPicture, Limits, Plan, in_shape
+from omnistage.models.diffusers.plan import DrawingLimits, DrawingPlan, EditedPicture, in_shape
 from omnistage.models.diffusers.results import results_of
 from omnistage.models.diffusers.sampler import min_steps
-from omnistage.models.interface import BadRequest, Content, Drawn, Failed, PortSpec, Progress, Wanted
+from omnistage.models.interface import BadRequest, Content, Drawn, Failed, PortSpec, StepsDone, Wanted
 from omnistage.models.steps.interface import Aside
 
 SCALES = ("vae_scale_factor_spatial", "vae_spatial_compression_ratio", "vae_scale_factor")
@@ -40,12 +40,12 @@ ANY_SIGMA = 1e6
 """Schedulers that are no flow have large ones."""
 
 
-class Job:
+class CallJob:
     """A plan, and its place in a call that it may share. step: that it was told of."""
 
-    def __init__(self, plan: Plan, wanted: Wanted) -> None:
+    def __init__(self, plan: DrawingPlan, wanted: Wanted) -> None:
         self.plan, self.wanted = plan, wanted
-        self.call: Call | None = None
+        self.call: PipelineCall | None = None
         self.place = 0
         self.step = 0
         self.results: Sequence[Any] | None = None
@@ -58,19 +58,19 @@ class WholeDrawing:
         self._pipe, self._threads = pipe, threads
         self._takes = inspect.signature(type(pipe).__call__).parameters
         self.product = results_of(pipe, self._takes, model)
-        self._calls: dict[Call, set[Job]] = {}
+        self._calls: dict[PipelineCall, set[CallJob]] = {}
         self._limits = defaults.applied(self.product.applied(self._own_limits()))
 
     @property
-    def limits(self) -> Limits:
+    def limits(self) -> DrawingLimits:
         return self._limits
 
-    def _own_limits(self) -> Limits:
+    def _own_limits(self) -> DrawingLimits:
         multiple, sized = self._multiple, "width" in self._takes and "height" in self._takes
         width, height = (self._usual_side(name) // multiple * multiple for name in ("width", "height"))
         guidance = self._takes[self._scale].default if self._scale else 0.0
         steps = self._takes["num_inference_steps"].default if "num_inference_steps" in self._takes else 1
-        limits = Limits(
+        limits = DrawingLimits(
             multiple=multiple,
             width=width,
             height=height,
@@ -100,7 +100,7 @@ class WholeDrawing:
         step = inspect.signature(self._pipe.scheduler.step).parameters
         return set(inspect.signature(passed).parameters) - set(step) if passed else set()
 
-    def leave_out(self, plan: Plan) -> Mapping[str, str]:
+    def leave_out(self, plan: DrawingPlan) -> Mapping[str, str]:
         """Offer no longer the options that the pipeline cannot follow. Returns them, each with why. plan: that is tried with each, up to
         its first step; options that have a value of their own are in every drawing."""
         unable = {}
@@ -108,7 +108,7 @@ class WholeDrawing:
             if self._takes[option.name].default is not None:
                 continue
             tried = replace(plan, options=((option.name, TRIED[option.kind]),))
-            call = Call(self._pipe, self._arguments([tried]), self.product.listed, self._threads)
+            call = PipelineCall(self._pipe, self._arguments([tried]), self.product.listed, self._threads)
             try:
                 call.resume()
             except Exception as error:  # what is not of the option is of this value: it may have others
@@ -170,18 +170,18 @@ class WholeDrawing:
     def check_text(self, text: str) -> None:
         """The pipeline cuts what its text encoder cannot read, as it does everywhere."""
 
-    def sized(self, plan: Plan) -> Plan:
+    def sized(self, plan: DrawingPlan) -> DrawingPlan:
         return in_shape(plan, self._multiple)
 
-    def edited(self, plan: Plan, image: Image) -> EditedPicture:
-        """As it is: the pipeline resizes it by itself, or its processor of pictures in `Call`."""
+    def edited(self, plan: DrawingPlan, image: Image) -> EditedPicture:
+        """As it is: the pipeline resizes it by itself, or its processor of pictures in `PipelineCall`."""
         return EditedPicture(image.width, image.height, (image,))
 
     @property
     def draws_its_image(self) -> bool:
         return not self._limits.sized
 
-    def tokens(self, plan: Plan) -> int:
+    def tokens(self, plan: DrawingPlan) -> int:
         """Counted as if latents were 8 times smaller and packed by two, which most are."""
         limits = self._limits
         latents = 1 + (plan.frames - 1) // limits.frame_multiple if plan.frames else 1
@@ -191,19 +191,19 @@ class WholeDrawing:
     def ports(self) -> tuple[PortSpec, ...]:
         return *self.product.ports, PortSpec(PROGRESS, Content.PROGRESS)
 
-    def check(self, plan: Plan) -> None:
-        """It has no port for a history, and its pipeline alone knows what steps become: see `Call`."""
+    def check(self, plan: DrawingPlan) -> None:
+        """It has no port for a history, and its pipeline alone knows what steps become: see `PipelineCall`."""
 
-    def job(self, plan: Plan, wanted: Wanted) -> Job:
-        return Job(plan, wanted)
+    def job(self, plan: DrawingPlan, wanted: Wanted) -> CallJob:
+        return CallJob(plan, wanted)
 
-    def cost(self, job: Job) -> int:
+    def cost(self, job: CallJob) -> int:
         return self.tokens(job.plan)
 
-    def steps(self, job: Job) -> int:
+    def steps(self, job: CallJob) -> int:
         return job.plan.steps
 
-    def key(self, job: Job) -> Hashable:
+    def key(self, job: CallJob) -> Hashable:
         """The key of jobs that can share a call: an image is for one job, and so is a text beside the prompt."""
         if job.call is not None:
             return ("call", id(job.call))
@@ -213,12 +213,12 @@ class WholeDrawing:
         size = plan.width, plan.height, plan.results, plan.frames, plan.rate_hz, plan.seconds
         return ("new", *size, plan.steps, plan.sigmas, plan.guidance, plan.negative is None, plan.options)
 
-    def step(self, jobs: Sequence[Job], aside: Aside | None) -> None:
+    def step(self, jobs: Sequence[CallJob], aside: Aside | None) -> None:
         """Those of one call; it goes on where nobody is behind it."""
         still_working()
         call = jobs[0].call
         if call is None:
-            call = Call(self._pipe, self._arguments([job.plan for job in jobs]), self.product.listed, self._threads)
+            call = PipelineCall(self._pipe, self._arguments([job.plan for job in jobs]), self.product.listed, self._threads)
             self._calls[call] = set(jobs)
             for place, job in enumerate(jobs):
                 job.call, job.place = call, place
@@ -234,7 +234,7 @@ class WholeDrawing:
                     raise BadRequest(f"diffusion.{field}", told) from error
                 raise
 
-    def _chosen(self, plan: Plan, error: BaseException) -> str:
+    def _chosen(self, plan: DrawingPlan, error: BaseException) -> str:
         """The field that only the pipeline can check, and refuses by this error; empty where there is none."""
         limits = self._limits
         if isinstance(error, FAULTS) or NO_MEMORY.search(str(error)):
@@ -245,7 +245,7 @@ class WholeDrawing:
         changed = [field for field, (asked, usual) in measures.items() if asked != usual] if isinstance(error, ValueError) else []
         return next(iter(given + changed), "")
 
-    def _arguments(self, plans: Sequence[Plan]) -> dict[str, Any]:
+    def _arguments(self, plans: Sequence[DrawingPlan]) -> dict[str, Any]:
         first = plans[0]
         generators = [torch.Generator("cpu").manual_seed(plan.seed_of(number)) for plan in plans for number in range(first.results)]
         said: dict[str, Any] = {
@@ -269,7 +269,7 @@ class WholeDrawing:
         said |= {**dict(first.options), **self.product.arguments(first)}
         return {name: value for name, value in said.items() if name in self._takes}
 
-    def take(self, job: Job) -> Sequence[Drawn]:
+    def take(self, job: CallJob) -> Sequence[Drawn]:
         call = job.call
         assert call is not None
         if call.results is not None:
@@ -277,12 +277,12 @@ class WholeDrawing:
             job.results = call.results[job.place * count : (job.place + 1) * count]
             return []
         job.step = call.step
-        return [Progress(call.step, call.steps)] if PROGRESS in job.wanted else []
+        return [StepsDone(call.step, call.steps)] if PROGRESS in job.wanted else []
 
-    def is_done(self, job: Job) -> bool:
+    def is_done(self, job: CallJob) -> bool:
         return job.results is not None
 
-    def give_up(self, job: Job) -> None:
+    def give_up(self, job: CallJob) -> None:
         """A call that nobody waits for any more ends at its step."""
         call = job.call
         if call is None or call not in self._calls:
@@ -292,6 +292,6 @@ class WholeDrawing:
             del self._calls[call]
             call.close()
 
-    def decode(self, job: Job) -> Generator[Drawn, None, None]:
+    def decode(self, job: CallJob) -> Generator[Drawn, None, None]:
         assert job.results is not None
         yield from self.product.decode(job.plan, job.results, job.wanted)

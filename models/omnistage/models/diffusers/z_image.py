@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from omnistage.models.diffusers.own_options import Range
-from omnistage.models.diffusers.painter import CUT, Canvas, Conditions, Row, linear_shift
+from omnistage.models.diffusers.painter import CUT, BatchRow, Canvas, Conditions, linear_shift
 from omnistage.models.diffusers.pictures import PicturePainter
-from omnistage.models.diffusers.plan import Limits, Plan
+from omnistage.models.diffusers.plan import DrawingLimits, DrawingPlan
 from omnistage.models.diffusers.sampler import min_steps
 from omnistage.models.diffusers.stepcache import StepCache
 
@@ -24,9 +24,9 @@ PAD = 32
 class ZImagePainter(PicturePainter):
     follows: ClassVar[Mapping[str, Range]] = {CUT: (1, MOST_TOKENS), "cfg_normalization": (0, 1), "cfg_truncation": (0, 1)}
 
-    def _own_limits(self) -> Limits:
+    def _own_limits(self) -> DrawingLimits:
         multiple = self.pipe.vae_scale_factor * 2
-        return Limits(
+        return DrawingLimits(
             multiple=multiple,
             max_side=multiple * min(self.pipe.transformer.axes_lens[1:]),
             width=1024,
@@ -42,11 +42,11 @@ class ZImagePainter(PicturePainter):
         placed = (self.pipe.transformer.axes_lens[0] - 2) // PAD * PAD
         return len(self._ids(self.counting, text)), min(MOST_TOKENS, placed)
 
-    def tokens(self, plan: Plan) -> int:
+    def tokens(self, plan: DrawingPlan) -> int:
         height, width = self._latent_size(plan)
         return -(-(height // 2) * (width // 2) // PAD) * PAD
 
-    def _conditions(self, plan: Plan) -> Conditions:
+    def _conditions(self, plan: DrawingPlan) -> Conditions:
         return Conditions(*self.texts(plan))
 
     def _ids(self, tokenizer: Any, text: str) -> list[int]:
@@ -55,17 +55,17 @@ class ZImagePainter(PicturePainter):
         ids: list[int] = tokenizer(chat)["input_ids"]
         return ids
 
-    def text(self, plan: Plan, text: str) -> Tensor:
+    def text(self, plan: DrawingPlan, text: str) -> Tensor:
         """[tokens, width]. The pipeline fills up to 512 tokens before the encoder and drops the rest after it, which changes nothing: no
         token sees those behind it."""
         ids = torch.tensor([self._ids(self.pipe.tokenizer, text)[: self.words_drawn(plan)]], device=self.pipe.text_encoder.device)
         rows: Tensor = self.pipe.text_encoder(input_ids=ids, output_hidden_states=True).hidden_states[-2][0]
         return rows.to(self.device)
 
-    def _latent_size(self, plan: Plan) -> tuple[int, int]:
+    def _latent_size(self, plan: DrawingPlan) -> tuple[int, int]:
         return plan.height // self.pipe.vae_scale_factor, plan.width // self.pipe.vae_scale_factor
 
-    def noise(self, plan: Plan, conditions: Conditions, generator: torch.Generator) -> Tensor:
+    def noise(self, plan: DrawingPlan, conditions: Conditions, generator: torch.Generator) -> Tensor:
         shape = (1, self.pipe.transformer.in_channels, *self._latent_size(plan))
         return torch.randn(shape, generator=generator, dtype=torch.float32).to(self.device)
 
@@ -73,7 +73,7 @@ class ZImagePainter(PicturePainter):
         sigmas: list[float] = torch.linspace(1.0, 1 / steps, steps).tolist()
         return sigmas
 
-    def shift(self, plan: Plan) -> float:
+    def shift(self, plan: DrawingPlan) -> float:
         height, width = self._latent_size(plan)
         return linear_shift(self.pipe.scheduler, (height // 2) * (width // 2))
 
@@ -84,11 +84,11 @@ class ZImagePainter(PicturePainter):
         """Without its refiners, which see words and pictures apart. A layer gets the rows, their mask, places and times."""
         return StepCache(self.pipe.transformer.layers, (1, 2, 3))
 
-    def length(self, row: Row) -> int:
+    def length(self, row: BatchRow) -> int:
         """Picture and words, each filled up."""
         return self.tokens(row.canvas.plan) + -(-len(row.text) // PAD) * PAD
 
-    def velocities(self, rows: Sequence[Row]) -> list[Tensor]:
+    def velocities(self, rows: Sequence[BatchRow]) -> list[Tensor]:
         """The transformer takes lists, and fills up what is shorter."""
         latents = [row.canvas.scaled[0, :, None].to(self.dtype) for row in rows]
         times = torch.stack([(1000 - row.canvas.sampler.timestep) / 1000 for row in rows])
@@ -112,7 +112,7 @@ class ZImagePainter(PicturePainter):
     def channels(self) -> int:
         return int(self.pipe.transformer.in_channels)
 
-    def grids(self, latents: Tensor, plan: Plan) -> Tensor:
+    def grids(self, latents: Tensor, plan: DrawingPlan) -> Tensor:
         return latents
 
     def decoded(self, grid: Tensor) -> Tensor:

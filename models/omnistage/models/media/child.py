@@ -30,7 +30,7 @@ from omnistage.models.media.confinement import confine
 from omnistage.models.media.errors import BadMedia, NoRoom, UnknownFormat
 from omnistage.models.media.formats import advice
 from omnistage.models.media.limits import MediaLimits
-from omnistage.models.media.output import Output
+from omnistage.models.media.output import BoundedFile
 from omnistage.models.media.png_notes import read_few_notes
 from omnistage.models.media.preprocessing import FilmPreprocessing, PicturePreprocessing, SoundPreprocessing
 from omnistage.models.media.wholeness import check_whole
@@ -65,11 +65,11 @@ def serve(channel: socket.socket, limits: MediaLimits, *, confined: bool) -> Non
         request = json.loads(message)
         _allow(request["limit_s"] + GRACE_S)
         with os.fdopen(descriptors[0], "rb") as file, os.fdopen(descriptors[1], "wb") as result:
-            said = answer(request, file, Output(result.fileno(), limits.result_bytes), limits)
+            said = answer(request, file, BoundedFile(result.fileno(), limits.result_bytes), limits)
             os.write(channel.fileno(), json.dumps(said).encode())
 
 
-def answer(request: dict[str, Any], file: BinaryIO, output: Output, limits: MediaLimits) -> dict[str, Any]:
+def answer(request: dict[str, Any], file: BinaryIO, output: BoundedFile, limits: MediaLimits) -> dict[str, Any]:
     """The description of the result, or the reason why there is none."""
     try:
         try:
@@ -91,7 +91,7 @@ def answer(request: dict[str, Any], file: BinaryIO, output: Output, limits: Medi
         return {"bad": f"it is damaged ({faults.words(error)}): send all of it, or encode it anew"}
 
 
-def _made(kind: str, ask: dict[str, Any], file: BinaryIO, output: Output, limits: MediaLimits) -> dict[str, Any]:
+def _made(kind: str, ask: dict[str, Any], file: BinaryIO, output: BoundedFile, limits: MediaLimits) -> dict[str, Any]:
     size = file.seek(0, io.SEEK_END)
     if kind == "image":
         _allow(limits.picture_least_s)

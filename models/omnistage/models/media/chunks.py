@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import BinaryIO
 
-from omnistage.models.media.heads import Search, begins
+from omnistage.models.media.heads import HeadSearch, begins
 from omnistage.models.media.wholeness import SLACK, cut_off
 
 MOST = 100
@@ -36,7 +36,7 @@ MARK_BYTES = 5
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class ChunkLayout:
     """The layout of a format. first: where its first chunk is. name_bytes: of a chunk's name. size: form of its size, and own: bytes of the
     chunk's head that its size includes. align: chunks begin at multiples of it. whole: where the size of the file
     is, 0 for nowhere. samples: name of the chunk that has them."""
@@ -54,10 +54,10 @@ class Layout:
         return self.name_bytes + struct.calcsize(self.size)
 
 
-WAV, RIFX = Layout(12, 4, "<I", 0, 2, 4), Layout(12, 4, ">I", 0, 2, 4)
-AIFF = Layout(12, 4, ">I", 0, 2, 4, b"SSND")
-W64 = Layout(40, 16, "<Q", 24, 8, 16)
-CAF = Layout(8, 4, ">q", 0, 1, 0)
+WAV, RIFX = ChunkLayout(12, 4, "<I", 0, 2, 4), ChunkLayout(12, 4, ">I", 0, 2, 4)
+AIFF = ChunkLayout(12, 4, ">I", 0, 2, 4, b"SSND")
+W64 = ChunkLayout(40, 16, "<Q", 24, 8, 16)
+CAF = ChunkLayout(8, 4, ">q", 0, 1, 0)
 WIDE = (b"RF64", b"BW64")
 """Their sizes of 64 bits are in a chunk of their own."""
 
@@ -76,7 +76,7 @@ class Chunk:
 
 
 @dataclass(frozen=True, slots=True)
-class Extent:
+class SoundExtent:
     """stop: where a sound ends. then: where the next one begins, or the end of the file. other: what its head has to say, by place."""
 
     stop: int
@@ -84,7 +84,7 @@ class Extent:
     other: Mapping[int, bytes]
 
 
-def layout(file: BinaryIO, at: int) -> Layout | None:
+def layout(file: BinaryIO, at: int) -> ChunkLayout | None:
     """The layout of the file of chunks that begins there; None if none does."""
     file.seek(at)
     head = file.read(16)
@@ -99,13 +99,13 @@ def layout(file: BinaryIO, at: int) -> Layout | None:
     return W64 if head.startswith(b"riff\x2e\x91\xcf\x11") else None
 
 
-def extent(file: BinaryIO, form: Layout, most_bytes: int, search: Search) -> Extent:
+def extent(file: BinaryIO, form: ChunkLayout, most_bytes: int, search: HeadSearch) -> SoundExtent:
     """The extent of the first sound in a file that begins with this layout. most_bytes: that a file may have at all. Raises BadMedia for
     one that was cut off."""
     end = file.seek(0, io.SEEK_END)
     samples = next((chunk for chunk in _chunks(file, form.first, end, form) if chunk.name == form.samples), None)
     if samples is None:
-        return Extent(end, end, {})
+        return SoundExtent(end, end, {})
     whole, said, other = _said(file, form, samples)
     left = end - samples.start
     stop = samples.start + said
@@ -126,10 +126,10 @@ def extent(file: BinaryIO, form: Layout, most_bytes: int, search: Search) -> Ext
     if form.whole:
         other[form.whole] = struct.pack(form.size, then if form is W64 else then - 8)
     # FFmpeg takes a size of no samples for samples that go on to the end.
-    return Extent(then if size else samples.start, then, other)
+    return SoundExtent(then if size else samples.start, then, other)
 
 
-def _said(file: BinaryIO, form: Layout, samples: Chunk) -> tuple[int, int, dict[int, bytes]]:
+def _said(file: BinaryIO, form: ChunkLayout, samples: Chunk) -> tuple[int, int, dict[int, bytes]]:
     """Where the file ends and how many bytes of samples there are, as it says; and what it has to say to be read with sizes of 32 bits."""
     file.seek(0)
     head = file.read(40).ljust(40, b"\0")
@@ -140,7 +140,7 @@ def _said(file: BinaryIO, form: Layout, samples: Chunk) -> tuple[int, int, dict[
     return whole if form is W64 else whole + 8, samples.size, {}
 
 
-def _following(file: BinaryIO, stop: int, end: int, form: Layout, *, few: bool) -> int:
+def _following(file: BinaryIO, stop: int, end: int, form: ChunkLayout, *, few: bool) -> int:
     """Where the next sound begins behind samples that end at `stop`, or the end of the file; 0 where more samples seem to follow. few: so
     few bytes are left that they are no samples."""
     for at in dict.fromkeys((_aligned(stop, form), stop)):
@@ -157,7 +157,7 @@ def _following(file: BinaryIO, stop: int, end: int, form: Layout, *, few: bool) 
     return end if few else 0
 
 
-def _searched(file: BinaryIO, start: int, end: int, form: Layout, search: Search) -> tuple[int, int]:
+def _searched(file: BinaryIO, start: int, end: int, form: ChunkLayout, search: HeadSearch) -> tuple[int, int]:
     """Bytes of samples that begin there, and where the next sound does or the file ends. They end at another file, or at chunks that
     lead to one or to the end."""
     seen = start
@@ -170,14 +170,14 @@ def _searched(file: BinaryIO, start: int, end: int, form: Layout, search: Search
     return end - start, end
 
 
-def _behind(file: BinaryIO, at: int, end: int, form: Layout) -> int:
+def _behind(file: BinaryIO, at: int, end: int, form: ChunkLayout) -> int:
     """Where the chunks that follow each other from there on end, and what is no chunk begins."""
     for chunk in _chunks(file, at, end, form):
         at = _aligned(chunk.end, form) if layout(file, chunk.end) is None else chunk.end
     return at
 
 
-def _chunks(file: BinaryIO, at: int, end: int, form: Layout) -> Iterator[Chunk]:
+def _chunks(file: BinaryIO, at: int, end: int, form: ChunkLayout) -> Iterator[Chunk]:
     """Those that follow each other from there on, as far as they are whole; of samples it may be a part, and is the last."""
     for _ in range(MOST):
         file.seek(at)
@@ -195,7 +195,7 @@ def _chunks(file: BinaryIO, at: int, end: int, form: Layout) -> Iterator[Chunk]:
         at = _aligned(chunk.end, form) if _is_name(file.read(4)) else chunk.end
 
 
-def _aligned(at: int, form: Layout) -> int:
+def _aligned(at: int, form: ChunkLayout) -> int:
     return -(-at // form.align) * form.align
 
 

@@ -33,7 +33,7 @@ SAME_LEVELS = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Shown:
+class ColoursAndOpacity:
     """colours: RGB. opacity: L, 255 for opaque; None where all is."""
 
     colours: Image.Image
@@ -51,7 +51,7 @@ def laid(colours: Image.Image, opacity: Image.Image, background: Colour) -> Imag
     return ground
 
 
-def shown(image: ImageFile.ImageFile, file: BinaryIO) -> Shown:
+def shown(image: ImageFile.ImageFile, file: BinaryIO) -> ColoursAndOpacity:
     """The look of a picture that was opened from the file and not loaded yet. Raises BadMedia, or whatever Pillow raises for what is
     damaged."""
     tiles = list(image.tile)
@@ -59,7 +59,7 @@ def shown(image: ImageFile.ImageFile, file: BinaryIO) -> Shown:
     opacity = _opacity(image, str(tiles[0].args) if tiles else "", file)
     if image.format == "GIF" and tiles:
         opacity = _drawn_part(image, tiles[0].extents, opacity)
-    return Shown(_in_srgb(_base(image), image.info.get("icc_profile")), opacity)
+    return ColoursAndOpacity(_in_srgb(_base(image), image.info.get("icc_profile")), opacity)
 
 
 def _opacity(image: Image.Image, stored: str, file: BinaryIO) -> Image.Image | None:

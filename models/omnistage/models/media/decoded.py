@@ -11,14 +11,14 @@ from numpy.typing import NDArray
 
 
 @dataclass(frozen=True, slots=True)
-class Picture:
+class DecodedPicture:
     """pixels: uint8 [height, width, 3], RGB, upright, resized."""
 
     pixels: NDArray[np.uint8]
 
 
 @dataclass(frozen=True, slots=True)
-class Sound:
+class DecodedSound:
     """samples: float32 [n], n at least 1, mono. Full scale is 1; recordings in floats may be louder. rate_hz: samples per second."""
 
     samples: NDArray[np.float32]
@@ -26,10 +26,10 @@ class Sound:
 
 
 @dataclass(frozen=True, slots=True)
-class Film:
+class DecodedFilm:
     """frames: uint8 [n, height, width, 3], RGB, upright, resized. frame_s: seconds of the film per frame here. sound: its own, if asked
     for."""
 
     frames: NDArray[np.uint8]
     frame_s: float
-    sound: Sound | None = None
+    sound: DecodedSound | None = None

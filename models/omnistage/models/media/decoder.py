@@ -18,13 +18,13 @@ import numpy as np
 import structlog
 from numpy.typing import NDArray
 
-from omnistage.models.media.decoded import Film, Picture, Sound
+from omnistage.models.media.decoded import DecodedFilm, DecodedPicture, DecodedSound
 from omnistage.models.media.errors import BadMedia, DecoderBroken, DecoderFailed, NoRoom, NotTaken
 from omnistage.models.media.limits import MediaLimits
 from omnistage.models.media.output import SEALS, aligned
 from omnistage.models.media.preprocessing import FilmPreprocessing, PicturePreprocessing, Preprocessing, SoundPreprocessing
 from omnistage.models.media.process import DecodingProcess
-from omnistage.models.media.turns import Turns
+from omnistage.models.media.turns import WaitingPlaces
 
 log = structlog.get_logger(__name__)
 
@@ -53,8 +53,8 @@ class MediaDecoder:
 
     def __init__(self, limits: MediaLimits | None = None, *, processes: int = 1, max_waiting: int = 256) -> None:
         self.limits = limits or MediaLimits()
-        self._turns = Turns(processes, max_waiting)
-        self._films = Turns(max(processes - 1, 1), max_waiting)
+        self._turns = WaitingPlaces(processes, max_waiting)
+        self._films = WaitingPlaces(max(processes - 1, 1), max_waiting)
         self._idle: list[DecodingProcess] = []
         self._busy: set[DecodingProcess] = set()
         self._ending: set[asyncio.Task[None]] = set()
@@ -69,24 +69,28 @@ class MediaDecoder:
         """The ids of the processes that there are."""
         return [process.pid for process in (*self._busy, *self._idle)]
 
-    async def picture(self, source: Source, ask: PicturePreprocessing | None = None, *, client: str = "") -> Picture:
+    async def picture(self, source: Source, ask: PicturePreprocessing | None = None, *, client: str = "") -> DecodedPicture:
         """The first picture of the file, upright, RGB or RGBA, resized."""
         ask = ask or PicturePreprocessing()
-        return await self._decode("image", source, ask, client, lambda said, made: Picture(_pixels(made, said["shape"], 3, ask.alpha)))
+        return await self._decode(
+            "image", source, ask, client, lambda said, made: DecodedPicture(_pixels(made, said["shape"], 3, ask.alpha))
+        )
 
-    async def sound(self, source: Source, ask: SoundPreprocessing | None = None, *, client: str = "") -> Sound:
+    async def sound(self, source: Source, ask: SoundPreprocessing | None = None, *, client: str = "") -> DecodedSound:
         """The sound of the file, mono, resampled."""
         ask = ask or SoundPreprocessing()
-        return await self._decode("audio", source, ask, client, lambda said, made: Sound(_samples(made, 0, said["samples"]), ask.rate_hz))
+        return await self._decode(
+            "audio", source, ask, client, lambda said, made: DecodedSound(_samples(made, 0, said["samples"]), ask.rate_hz)
+        )
 
-    async def film(self, source: Source, ask: FilmPreprocessing | None = None, *, client: str = "") -> Film:
+    async def film(self, source: Source, ask: FilmPreprocessing | None = None, *, client: str = "") -> DecodedFilm:
         """Frames of the film, evenly taken, upright, RGB, resized, and its sound if asked for."""
         ask = ask or FilmPreprocessing()
 
-        def film(said: dict[str, Any], made: mmap.mmap) -> Film:
+        def film(said: dict[str, Any], made: mmap.mmap) -> DecodedFilm:
             frames = _pixels(made, said["shape"], 4)
-            sound = Sound(_samples(made, aligned(frames.nbytes), said["samples"]), ask.rate_hz) if ask.use_audio else None
-            return Film(frames, _seconds(said["frame_s"]), sound)
+            sound = DecodedSound(_samples(made, aligned(frames.nbytes), said["samples"]), ask.rate_hz) if ask.use_audio else None
+            return DecodedFilm(frames, _seconds(said["frame_s"]), sound)
 
         return await self._decode("video", source, ask, client, film)
 

@@ -16,7 +16,7 @@ from av.video.frame import PictureType
 from av.video.reformatter import ColorPrimaries, ColorRange, Colorspace, ColorTrc, VideoReformatter
 from numpy.typing import NDArray
 
-from omnistage.models.media.fragments import Sample, Wrap, cluster, fragment, with_lengths, without_delimiter
+from omnistage.models.media.fragments import EncodedSample, Wrap, cluster, fragment, with_lengths, without_delimiter
 
 os.environ.setdefault("SVT_LOG", "0")
 """The encoder of AV1 prints its settings otherwise, past every log, and errors for a film that is given up."""
@@ -137,7 +137,7 @@ class FilmWriter:
         self._rate = Fraction(rate_hz).limit_denominator(RATE_TICKS)
         self._colours = VideoReformatter()
         self._head, self._word = b"", ""
-        self._samples: list[Sample] = []
+        self._samples: list[EncodedSample] = []
         self._given = self._heard = self._pieces = 0
         self._video: Any = None
         self._audio: Any = None
@@ -201,13 +201,13 @@ class FilmWriter:
         self._container, self._head = container, bytes(file.data)
         self._word = _codec_word(self._kind, self._head)
 
-    def _sample(self, packet: Any, stream: Any, track: int, packed: Callable[[bytes], bytes]) -> Sample:
+    def _sample(self, packet: Any, stream: Any, track: int, packed: Callable[[bytes], bytes]) -> EncodedSample:
         """In ticks of the container, which are not those of the encoder. Encoders of frames do not say how long one is shown."""
         time_s, length_s = packet.pts * packet.time_base, packet.duration * packet.time_base or 1 / self._rate
         begin, end = round(time_s / stream.time_base), round((time_s + length_s) / stream.time_base)
-        return Sample(track, begin, end - begin, packet.is_keyframe, packed(bytes(packet)))
+        return EncodedSample(track, begin, end - begin, packet.is_keyframe, packed(bytes(packet)))
 
-    def _sounds(self, is_last: bool) -> list[Sample]:
+    def _sounds(self, is_last: bool) -> list[EncodedSample]:
         """Up to the end of the frames that were given. The encoder begins with silence, at times below 0, which pieces cannot have; the
         head says how long it is."""
         if self._track is None:

@@ -15,7 +15,7 @@ from typing import Any, BinaryIO
 from omnistage.models.media import containers, display, sounds
 from omnistage.models.media.errors import BadMedia, UnknownFormat
 from omnistage.models.media.limits import MediaLimits
-from omnistage.models.media.output import Output
+from omnistage.models.media.output import BoundedFile
 from omnistage.models.media.pictures import resized
 from omnistage.models.media.preprocessing import FilmPreprocessing, check_room, ground, sampled_frames, smart_resize
 
@@ -52,7 +52,7 @@ class Times:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class FramePlan:
     """moments: of the frames to be taken, rising, in the unit of the stream. frame_s: seconds of the film per frame taken."""
 
     moments: Sequence[int]
@@ -60,15 +60,15 @@ class Plan:
 
 
 @dataclass(frozen=True, slots=True)
-class Made:
-    """Shape of the frames and number of samples that were put out, one behind the other; frame_s as in Plan."""
+class FilmSamples:
+    """Shape of the frames and number of samples that were put out, one behind the other; frame_s as in FramePlan."""
 
     shape: tuple[int, int, int, int]
     frame_s: float
     samples: int
 
 
-def decode(file: BinaryIO, ask: FilmPreprocessing, limits: MediaLimits, output: Output) -> Made:
+def decode(file: BinaryIO, ask: FilmPreprocessing, limits: MediaLimits, output: BoundedFile) -> FilmSamples:
     """Puts out the frames, and the samples of the sound if asked for. Raises BadMedia, or whatever FFmpeg raises for what is damaged."""
     heard_at = _first_heard(file, limits) if ask.use_audio else None
     with _opened(file, limits) as container:
@@ -91,11 +91,11 @@ def decode(file: BinaryIO, ask: FilmPreprocessing, limits: MediaLimits, output: 
         decoded = _decoded(container, stream, beside, None if times.told else times.shown)
         shape = _frames(_shown(decoded, plan.moments), display.pixel_aspect(stream), len(plan.moments), ask, limits, output)
     if heard_at is None:
-        return Made(shape, plan.frame_s, 0)
+        return FilmSamples(shape, plan.frame_s, 0)
     with _opened(file, limits) as container:
         samples = sounds.track(container, ask, limits, quiet_s=heard_at - begin_s, film=containers.video_stream(container))
     output.put(samples)
-    return Made(shape, plan.frame_s, len(samples))
+    return FilmSamples(shape, plan.frame_s, len(samples))
 
 
 def _first_heard(file: BinaryIO, limits: MediaLimits) -> float:
@@ -174,7 +174,7 @@ def _from(times: Times, begin_s: float, limits: MediaLimits) -> list[int]:
     return [round(first - gap * number) for number in range(again, 0, -1)] + times.shown
 
 
-def planned(times: list[int], unit: Fraction, rate_hz: float, ask: FilmPreprocessing) -> Plan:
+def planned(times: list[int], unit: Fraction, rate_hz: float, ask: FilmPreprocessing) -> FramePlan:
     """times: when each frame is shown, rising, in units of so many seconds. rate_hz: frames per second as the header says, 0 if it does
     not."""
     frames = len(times)
@@ -186,10 +186,10 @@ def planned(times: list[int], unit: Fraction, rate_hz: float, ask: FilmPreproces
     numbers = sampled_frames(frames, found_hz, ask)
     frame_s = frames / found_hz / len(numbers)
     if even:
-        return Plan([times[number] for number in numbers], frame_s)
+        return FramePlan([times[number] for number in numbers], frame_s)
     spread = Fraction(times[-1] - times[0]) * frames / (frames - 1) / len(numbers)
     at = [bisect.bisect_right(times, times[0] + number * spread) - 1 for number in range(len(numbers))]
-    return Plan([times[number] for number in at], frame_s)
+    return FramePlan([times[number] for number in at], frame_s)
 
 
 def _decoded(container: Any, stream: Any, beside: Any, order: Sequence[int] | None) -> Iterator[tuple[int, Any]]:
@@ -220,7 +220,7 @@ def _shown(decoded: Iterable[tuple[int, Any]], moments: Sequence[int]) -> Iterat
 
 
 def _frames(
-    shown: Iterable[Any], aspect: float, count: int, ask: FilmPreprocessing, limits: MediaLimits, output: Output
+    shown: Iterable[Any], aspect: float, count: int, ask: FilmPreprocessing, limits: MediaLimits, output: BoundedFile
 ) -> tuple[int, int, int, int]:
     """Puts out each frame, resized; returns the shape of all of them. aspect: of a pixel."""
     height = width = 0

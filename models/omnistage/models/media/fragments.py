@@ -15,7 +15,7 @@ KEY, DEPENDENT = 0x02000000, 0x01010000
 EBML_KEY = 0x80
 
 
-class Sample(NamedTuple):
+class EncodedSample(NamedTuple):
     """The bytes that an encoder made of a frame, or of some sound. track: from 1 on, as in the head of the file. time, duration: in its
     ticks."""
 
@@ -26,11 +26,11 @@ class Sample(NamedTuple):
     data: bytes
 
 
-Wrap = Callable[[int, Sequence[Sample]], bytes]
+Wrap = Callable[[int, Sequence[EncodedSample]], bytes]
 """number: of the piece, from 1 on. samples: by track, and by time."""
 
 
-def fragment(number: int, samples: Sequence[Sample]) -> bytes:
+def fragment(number: int, samples: Sequence[EncodedSample]) -> bytes:
     """A fragment of MP4. Times are not negative."""
     tracks = [(track, list(group)) for track, group in groupby(samples, key=lambda sample: sample.track)]
     blank = _moof(number, tracks, 0)
@@ -38,7 +38,7 @@ def fragment(number: int, samples: Sequence[Sample]) -> bytes:
     return moof + _box(b"mdat", b"".join(sample.data for sample in samples))
 
 
-def _moof(number: int, tracks: Sequence[tuple[int, Sequence[Sample]]], offset: int) -> bytes:
+def _moof(number: int, tracks: Sequence[tuple[int, Sequence[EncodedSample]]], offset: int) -> bytes:
     """offset: of the first sample, from the beginning of this box on."""
     parts = [_box(b"mfhd", struct.pack(">II", 0, number))]
     for track, samples in tracks:
@@ -55,7 +55,7 @@ def _box(name: bytes, body: bytes) -> bytes:
     return struct.pack(">I", 8 + len(body)) + name + body
 
 
-def cluster(number: int, samples: Sequence[Sample]) -> bytes:
+def cluster(number: int, samples: Sequence[EncodedSample]) -> bytes:
     """A cluster of WebM. Times are milliseconds, at most 32 s apart. Browsers take no block that is earlier than the one before it."""
     in_turn = sorted(samples, key=lambda sample: sample.time)
     begin = in_turn[0].time

@@ -36,7 +36,7 @@ def begins(file: BinaryIO, at: int) -> bool:
     return bool(HEAD.match(file.read(HEAD_BYTES))) or mp3.begins(file, at)
 
 
-class Search:
+class HeadSearch:
     """Where sounds begin in one file. However many there are, the work has a bound."""
 
     def __init__(self) -> None:

@@ -16,7 +16,7 @@ from typing import BinaryIO
 
 from omnistage.models.media import chunks, mp3
 from omnistage.models.media.errors import BadMedia
-from omnistage.models.media.heads import HEAD, HEAD_BYTES, Search, begins, found
+from omnistage.models.media.heads import HEAD, HEAD_BYTES, HeadSearch, begins, found
 from omnistage.models.media.wholeness import EBML, boxes, cut_off, matroska_bytes
 
 PAGE = struct.Struct("<4sBBqIIIB")
@@ -61,7 +61,7 @@ class Stretch(io.RawIOBase):
 def joined_sounds(file: BinaryIO, most_bytes: int) -> Iterator[BinaryIO]:
     """most_bytes: that a file may have at all. Raises BadMedia for one that was cut off."""
     end = file.seek(0, io.SEEK_END)
-    search = Search()
+    search = HeadSearch()
     begin = count = 0
     while begin < end:
         count += 1
@@ -80,7 +80,7 @@ def _behind_tags(file: BinaryIO) -> int:
     return at if at and HEAD.match(file.read(HEAD_BYTES)) else 0
 
 
-def _extent(file: BinaryIO, most_bytes: int, search: Search) -> chunks.Extent:
+def _extent(file: BinaryIO, most_bytes: int, search: HeadSearch) -> chunks.SoundExtent:
     """The extent of the first sound. Where a format has an order, the bytes behind the sound are looked at, else all that may be a head."""
     if (layout := chunks.layout(file, 0)) is not None:
         return chunks.extent(file, layout, most_bytes, search)
@@ -95,7 +95,7 @@ def _extent(file: BinaryIO, most_bytes: int, search: Search) -> chunks.Extent:
         then = _next_matroska(file, end)
     else:
         then = search.next_begin(file, mp3.behind_tags(file) + 1) or end
-    return chunks.Extent(then, then, _mended_au(head, then))
+    return chunks.SoundExtent(then, then, _mended_au(head, then))
 
 
 def _next_boxes(file: BinaryIO, end: int) -> int:

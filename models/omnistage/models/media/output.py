@@ -21,7 +21,7 @@ def aligned(size: int) -> int:
     return -(-size // ALIGNMENT) * ALIGNMENT
 
 
-class Output:
+class BoundedFile:
     """A file, by its descriptor, that grows as arrays are put in, up to `most` bytes. Raises BadMedia beyond that."""
 
     def __init__(self, file: int, most: int) -> None:

@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 from omnistage.models.media.errors import DecoderFull
 
 
-class Turns:
+class WaitingPlaces:
     """So many places, and so many that may wait for one. If there are several places, one client holds all but one at most, so that one
     client alone keeps nobody waiting. Where all wait that may, the end of the longest line gives way to a client with a shorter one."""
 

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from omnistage.models.common.encoders.features import Extent, Layout
+from omnistage.models.common.encoders.features import MediumExtent, PromptLayout
 from omnistage.models.common.encoders.prompt import PromptRows
 from omnistage.models.qwen2_5_omni.config import ThinkerConfig
 
 
-def lay_out(ids: Sequence[int], extents: Sequence[Extent], config: ThinkerConfig) -> Layout:
+def lay_out(ids: Sequence[int], extents: Sequence[MediumExtent], config: ThinkerConfig) -> PromptLayout:
     """See PromptRows.lay_out."""
     return _Rows(config).lay_out(ids, extents)
 
@@ -22,7 +22,7 @@ class _Rows(PromptRows):
         super().__init__(config)
         self._config = config
 
-    def film_with_sound(self, extent: Extent) -> None:
+    def film_with_sound(self, extent: MediumExtent) -> None:
         """Add the rows of a film and its sound: each two seconds stand together, pictures first. The marks around the sound have the
         positions of those around the film."""
         config, begin = self._config, self.next

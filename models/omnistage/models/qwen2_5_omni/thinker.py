@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from omnistage.models.common.chat import ChatTokenizer
-from omnistage.models.common.encoders.features import Extent, Layout
+from omnistage.models.common.encoders.features import MediumExtent, PromptLayout
 from omnistage.models.common.encoders.starting import Ready
 from omnistage.models.common.encoders.thinker import MediaThinker
 from omnistage.models.qwen2_5_omni.config import ThinkerConfig
@@ -23,7 +23,7 @@ class Qwen2_5Thinker(MediaThinker):
         super().__init__(ready, tokenizer)
         self.config = config
 
-    def lay_out(self, prompt_ids: Sequence[int], extents: Sequence[Extent]) -> Layout:
+    def lay_out(self, prompt_ids: Sequence[int], extents: Sequence[MediumExtent]) -> PromptLayout:
         """See MediaThinker.lay_out."""
         return lay_out(prompt_ids, extents, self.config)
 

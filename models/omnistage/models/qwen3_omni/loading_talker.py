@@ -98,7 +98,7 @@ def _added(weights: Weights, config: TalkerConfig, voices: tuple[str, ...], dtyp
 
 
 @dataclass(frozen=True, slots=True)
-class Parts:
+class TalkerParts:
     """The parts of a Talker. first: embeddings of the first codes. heads: heads of the other codebooks."""
 
     decoder: PackedDecoder
@@ -107,7 +107,7 @@ class Parts:
     heads: tuple[Logits, ...]
 
 
-def read_parts(weights: Weights, config: TalkerConfig, dtype: torch.dtype, device: torch.device) -> Parts:
+def read_parts(weights: Weights, config: TalkerConfig, dtype: torch.dtype, device: torch.device) -> TalkerParts:
     """Read the parts. Raises BadCheckpoint for a missing weight, ValueError for an ill-shaped one."""
 
     def need(name: str, *shape: int) -> torch.Tensor:
@@ -127,7 +127,7 @@ def read_parts(weights: Weights, config: TalkerConfig, dtype: torch.dtype, devic
     others, _ = build_exact(lambda linear: [linear(head) for head in heads[1:]], dtype, device)
     table = need(f"{_PREFIX}model.codec_embedding.weight", config.nothing, width)
     first = torch.cat((table, table.new_zeros(2, width)))
-    return Parts(_decoder(weights, config, first, further), first, predictor, (predictor.logits, *others))
+    return TalkerParts(_decoder(weights, config, first, further), first, predictor, (predictor.logits, *others))
 
 
 def _decoder(weights: Weights, config: TalkerConfig, first: torch.Tensor, further: torch.Tensor) -> PackedDecoder:

@@ -12,19 +12,19 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from omnistage.models.common.encoders.features import Extent, Layout
+from omnistage.models.common.encoders.features import MediumExtent, PromptLayout
 from omnistage.models.common.encoders.prompt import PromptRows
 from omnistage.models.qwen3_omni.config import SpeechSource, ThinkerConfig
 from omnistage.models.qwen3_omni.ports import MEDIUM_ROW, TEXT_ROW
 
 
-def lay_out(ids: Sequence[int], extents: Sequence[Extent], config: ThinkerConfig) -> Layout:
+def lay_out(ids: Sequence[int], extents: Sequence[MediumExtent], config: ThinkerConfig) -> PromptLayout:
     """See PromptRows.lay_out."""
     return _Rows(config).lay_out(ids, extents)
 
 
 class _Rows(PromptRows):
-    def film_with_sound(self, extent: Extent) -> None:
+    def film_with_sound(self, extent: MediumExtent) -> None:
         """Add the rows of a film and its sound: a picture stands before the sound from its time on. The marks around the sound stand within
         those around the film."""
         ids = self._sizes.ids
@@ -41,7 +41,7 @@ class _Rows(PromptRows):
 
 
 @dataclass(frozen=True, slots=True)
-class Spoken:
+class TalkerPrompt:
     """The part of a prompt that the Talker gets: the users' turns and, last, the ids that open the answer. slots: slots of these rows in
     the whole prompt, int64. places: their places, [PLACE, rows]."""
 
@@ -50,8 +50,13 @@ class Spoken:
 
 
 def spoken_part(
-    ids: Sequence[int], extents: Sequence[Extent], whole: Layout, config: ThinkerConfig, speech: SpeechSource, opens: int | None = None
-) -> Spoken:
+    ids: Sequence[int],
+    extents: Sequence[MediumExtent],
+    whole: PromptLayout,
+    config: ThinkerConfig,
+    speech: SpeechSource,
+    opens: int | None = None,
+) -> TalkerPrompt:
     """The spoken part of a prompt. ids, extents: those from which `lay_out` made `whole`. opens: the id with which the prompt begins a
     thought, which is not spoken; None: it begins none."""
     written, kinds = np.array(ids, np.int64), [*config.ids.kinds]
@@ -59,7 +64,7 @@ def spoken_part(
     seen = [extent for extent, is_kept in zip(extents, kept[np.isin(written, kinds)], strict=True) if is_kept]
     alone = lay_out(written[kept].tolist(), seen, config)
     rows = np.where(np.isin(alone.ids, kinds), MEDIUM_ROW, TEXT_ROW)
-    return Spoken(np.flatnonzero(_is_heard(whole.ids, speech, opens)), np.concatenate((alone.positions, rows[None])))
+    return TalkerPrompt(np.flatnonzero(_is_heard(whole.ids, speech, opens)), np.concatenate((alone.positions, rows[None])))
 
 
 def _is_heard(ids: NDArray[np.int64], speech: SpeechSource, opens: int | None) -> NDArray[np.bool_]:

@@ -12,7 +12,7 @@ import torch
 from omnistage.models.common.arrays import array_of
 from omnistage.models.common.chat import ChatTokenizer
 from omnistage.models.common.checkpoint import BadCheckpoint
-from omnistage.models.common.encoders.features import Extent, Layout
+from omnistage.models.common.encoders.features import MediumExtent, PromptLayout
 from omnistage.models.common.encoders.starting import Ready
 from omnistage.models.common.encoders.thinker import Handed, MediaThinker, rows_known
 from omnistage.models.common.speech.ports import PLACES
@@ -33,11 +33,11 @@ class Qwen3Thinker(MediaThinker):
         super().__init__(ready, tokenizer, partial(_row, embedding, ready.engine.spec.dtype))
         self.config = config
 
-    def lay_out(self, prompt_ids: Sequence[int], extents: Sequence[Extent]) -> Layout:
+    def lay_out(self, prompt_ids: Sequence[int], extents: Sequence[MediumExtent]) -> PromptLayout:
         """See MediaThinker.lay_out."""
         return lay_out(prompt_ids, extents, self.config)
 
-    def hand_over(self, prompt_ids: Sequence[int], extents: Sequence[Extent], layout: Layout, wanted: Wanted) -> Handed:
+    def hand_over(self, prompt_ids: Sequence[int], extents: Sequence[MediumExtent], layout: PromptLayout, wanted: Wanted) -> Handed:
         """See MediaThinker.hand_over."""
         if self.config.speech is None or wanted.keys() <= {TEXT}:
             return Handed()

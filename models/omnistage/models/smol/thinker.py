@@ -49,7 +49,7 @@ _UNUSED = ("audio_tower.", "visual.")
 
 
 @dataclass(frozen=True, slots=True)
-class Prepared(Tokenized):
+class PreparedAnswer(Tokenized):
     """begun: the answer as far as its history, and the request to the engine; None: no request, because the text is verbatim, or was
     finished."""
 
@@ -67,7 +67,7 @@ class SmolTokenizer(TextTokenizer):
         self.ends = frozenset({self.end})
 
 
-class SmolThinker(EngineThinker[Prepared]):
+class SmolThinker(EngineThinker[PreparedAnswer]):
     """Implements `ThinkerModel`. Build it with `load_thinker`."""
 
     tokenizer: SmolTokenizer
@@ -88,9 +88,9 @@ class SmolThinker(EngineThinker[Prepared]):
 
     def _prepared(
         self, request: TextRequest, prompt_ids: tuple[int, ...], said_ids: tuple[int, ...], grammar: Constraint | None
-    ) -> Prepared:
+    ) -> PreparedAnswer:
         if said_ids or request.finished is not None:
-            return Prepared(request, prompt_ids, said_ids, None)
+            return PreparedAnswer(request, prompt_ids, said_ids, None)
         answer = AnswerAssembler(Detokenizer(self.tokenizer.piece, request.stop), {TEXT: len(request.history)}, history=request.history)
         if answer.ended:
             raise BadRequest("resume.history", "the answer ended in its history, with a stop string")
@@ -98,9 +98,11 @@ class SmolThinker(EngineThinker[Prepared]):
             prompt = Prompt.of_tokens(prompt_ids, request.scope.encode())
             asked = self._asked(request, grammar, prompt, min(request.max_tokens, self._context - len(prompt_ids)))
             self.engine.check(asked)
-        return Prepared(request, prompt_ids, said_ids, (answer, asked))
+        return PreparedAnswer(request, prompt_ids, said_ids, (answer, asked))
 
-    async def _begun(self, prepared: Prepared, inputs: AsyncIterator[Piece], wanted: Wanted) -> tuple[AnswerAssembler, SequenceRequest]:
+    async def _begun(
+        self, prepared: PreparedAnswer, inputs: AsyncIterator[Piece], wanted: Wanted
+    ) -> tuple[AnswerAssembler, SequenceRequest]:
         assert prepared.begun is not None, "a finished answer has no port that anybody could want"
         return prepared.begun
 

@@ -40,7 +40,7 @@ class TooCostly(ValueError):
     """A job that does not even fit alone."""
 
 
-class Work(NamedTuple):
+class JobWork(NamedTuple):
     """The declared work of a job. cost: cost of a step, in a unit of the model, such as latent tokens, including those of guidance. steps:
     approximate number of steps. client: the job's client."""
 
@@ -86,7 +86,7 @@ class Fair(Generic[J]):
     def admitted(self) -> int:
         return len(self._admitted)
 
-    def submit(self, job: J, asked: Work) -> None:
+    def submit(self, job: J, asked: JobWork) -> None:
         """Let a job wait for admission. Raises TooCostly."""
         cost, steps, client = asked
         if cost > self._budget:

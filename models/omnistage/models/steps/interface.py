@@ -64,7 +64,7 @@ class Order(Protocol[J, Asked]):
         """Whether a step of jobs of this key is worth a second, idle thread."""
 
 
-class Worker(Protocol):
+class StepWorker(Protocol):
     """Computes steps."""
 
     def run(self, call: Callable[[], T], /) -> Awaitable[T]:

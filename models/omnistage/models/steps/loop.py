@@ -17,7 +17,7 @@ from functools import partial
 from typing import Any, Generic, TypeVar
 
 from omnistage.models.interface import Batches, Load
-from omnistage.models.steps.interface import Aside, Order, Steps, Worker, settable
+from omnistage.models.steps.interface import Aside, Order, Steps, StepWorker, settable
 
 J = TypeVar("J", bound=Hashable)
 A = TypeVar("A")
@@ -45,7 +45,7 @@ class _NoKey(Exception):
 class Loop(Generic[J, A, T]):
     """All jobs of one model. Used from one event loop at a time."""
 
-    def __init__(self, steps: Steps[J, T], order: Order[J, A], workers: Sequence[Worker], *, ahead: bool = False) -> None:
+    def __init__(self, steps: Steps[J, T], order: Order[J, A], workers: Sequence[StepWorker], *, ahead: bool = False) -> None:
         """ahead: a worker may go on by itself."""
         self._steps, self._order, self._ahead = steps, order, ahead
         self._idle = list(reversed(workers))
@@ -167,7 +167,7 @@ class Loop(Generic[J, A, T]):
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _together(self, group: Sequence[J], workers: Sequence[Worker]) -> None:
+    async def _together(self, group: Sequence[J], workers: Sequence[StepWorker]) -> None:
         """Run one step. If something other than a job's error ends it, its jobs end."""
         try:
             await self._step_all(group, workers)
@@ -180,14 +180,14 @@ class Loop(Generic[J, A, T]):
             self._leave(group, workers)
             self._wake()
 
-    def _leave(self, group: Sequence[J], workers: Sequence[Worker]) -> None:
+    def _leave(self, group: Sequence[J], workers: Sequence[StepWorker]) -> None:
         """Note that no step has these jobs any more."""
         self._idle.extend(reversed(workers))
         self._stepping.difference_update(group)
         self._step_ended.set()
         self._step_ended = asyncio.Event()
 
-    async def _step_all(self, group: Sequence[J], workers: Sequence[Worker]) -> None:
+    async def _step_all(self, group: Sequence[J], workers: Sequence[StepWorker]) -> None:
         """Step all jobs at once; if that fails, each alone."""
         group = [job for job in group if not self._entries[job].over.done()]
         if not group:
@@ -203,7 +203,7 @@ class Loop(Generic[J, A, T]):
         for job in group:
             await self._step_all([job], workers)
 
-    async def _step(self, group: Sequence[J], workers: Sequence[Worker]) -> None:
+    async def _step(self, group: Sequence[J], workers: Sequence[StepWorker]) -> None:
         worker, *others = workers
         self._may_go_on = self._ahead and len(group) == len(self._entries)
         work = partial(self._work, group, others[0].aside if others else None, asyncio.get_running_loop())

@@ -13,9 +13,9 @@ from collections import deque
 from collections.abc import AsyncGenerator, Generator, Hashable, Sequence
 from typing import Generic, Protocol, TypeVar
 
-from omnistage.models.interface import Drawn, Load, Progress
-from omnistage.models.steps.fair import Fair, Work
-from omnistage.models.steps.interface import Aside, Steps, Worker
+from omnistage.models.interface import Drawn, Load, StepsDone
+from omnistage.models.steps.fair import Fair, JobWork
+from omnistage.models.steps.interface import Aside, Steps, StepWorker
 from omnistage.models.steps.loop import Loop
 
 J = TypeVar("J")
@@ -29,7 +29,7 @@ class Drawing(Steps[Job, Sequence[Drawn]], Protocol[Job]):
     """The interface of a family whose jobs become pieces. `take` shows progress and previews."""
 
     def cost(self, job: Job) -> int:
-        """See fair.Work. Constant."""
+        """See fair.JobWork. Constant."""
 
     def steps(self, job: Job) -> int:
         """The approximate number of steps in all. Constant."""
@@ -56,7 +56,7 @@ class _Session(Generic[J]):
     def put(self, pieces: Sequence[Drawn]) -> bool:
         """Add pieces; returns whether there is room for more."""
         for piece in pieces:
-            if isinstance(piece, Progress) and self._unread and isinstance(self._unread[-1], Progress):
+            if isinstance(piece, StepsDone) and self._unread and isinstance(self._unread[-1], StepsDone):
                 self._unread.pop()
             self._unread.append(piece)
         self._changed.set()
@@ -80,12 +80,12 @@ class Sessions(Generic[J]):
     """All drawings of one model; implements `Steps` of sessions. Any number of tasks of one event loop may call `draw`."""
 
     def __init__(
-        self, drawing: Drawing[J], workers: Sequence[Worker], *, budget: int, step_budget: int, most: int = 0, ahead: bool = False
+        self, drawing: Drawing[J], workers: Sequence[StepWorker], *, budget: int, step_budget: int, most: int = 0, ahead: bool = False
     ) -> None:
         """budget, step_budget, most: see Fair. ahead: see Loop."""
         self._drawing = drawing
         self._order = Fair[_Session[J]](budget, step_budget, most)
-        self._loop: Loop[_Session[J], Work, Sequence[Drawn]] = Loop(self, self._order, workers, ahead=ahead)
+        self._loop: Loop[_Session[J], JobWork, Sequence[Drawn]] = Loop(self, self._order, workers, ahead=ahead)
 
     @property
     def load(self) -> Load:
@@ -105,7 +105,7 @@ class Sessions(Generic[J]):
         """The pieces of a job as they come. client: see DrawRequest. When closed, it returns after all work for the job has ended. Raises
         TooCostly, and the error of a step of this job."""
         session = _Session(job)
-        over = self._loop.submit(session, Work(self._drawing.cost(job), self._drawing.steps(job), client), session.put)
+        over = self._loop.submit(session, JobWork(self._drawing.cost(job), self._drawing.steps(job), client), session.put)
         over.add_done_callback(session.wake)
         try:
             while (piece := await session.take(over)) is not None:

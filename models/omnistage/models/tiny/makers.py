@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import cast
 
 from omnistage.models.common.owned import LOCK, OwnFolder, sweep
-from omnistage.models.common.progress import Progress, unseen
+from omnistage.models.common.progress import ShowProgress, unseen
 from omnistage.models.errors import LoadError
 
 TOKENIZERS = ("built", "qwen")
@@ -24,7 +24,7 @@ class MakeError(LoadError):
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
+class CheckpointOrder:
     """A checkpoint to be made. size: one of its maker's. tokenizer: "built", trained in place, or "qwen", the real vocabulary. dtype: ""
     takes that of the size."""
 
@@ -42,7 +42,7 @@ class Maker:
     sizes: tuple[str, ...]
 
 
-Make = Callable[[Path, Order, Progress], None]
+Make = Callable[[Path, CheckpointOrder, ShowProgress], None]
 """Fills an empty folder."""
 
 MAKERS: Mapping[str, Maker] = {
@@ -66,7 +66,7 @@ MAKERS: Mapping[str, Maker] = {
 }
 
 
-def make_tiny(name: str, directory: Path, order: Order, progress: Progress | None = None) -> None:
+def make_tiny(name: str, directory: Path, order: CheckpointOrder, progress: ShowProgress | None = None) -> None:
     """Make a checkpoint. Its folder must be empty or missing. Raises MakeError, FetchError, OSError."""
     maker = MAKERS.get(name)
     if maker is None:

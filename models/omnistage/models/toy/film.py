@@ -25,8 +25,8 @@ from omnistage.models.interface import (
     Piece,
     PortSpec,
     Preview,
-    Progress,
-    Rows,
+    StepsDone,
+    TensorRows,
     Wanted,
 )
 from omnistage.models.options import LoadOptions, check_counts, checked_options
@@ -34,7 +34,7 @@ from omnistage.models.steps.interface import Aside
 from omnistage.models.steps.session import Sessions
 from omnistage.models.toy import formulas
 from omnistage.models.toy.files import Unreadable, pixels_of, png
-from omnistage.models.toy.products import IMAGE, NAME, STILL, Film, Noise, Pictures, Scene
+from omnistage.models.toy.products import IMAGE, NAME, STILL, Noise, ToyFilm, ToyPictures, ToyScene
 from omnistage.models.toy.stages import MAX_SESSIONS, Toy, ToyOptions
 
 T = TypeVar("T")
@@ -69,10 +69,10 @@ class FilmOptions:
         return made
 
 
-class Job:
+class ToyFilmJob:
     """latent: after `step` steps. before: the model's result in the last of them. made: its result in the step that is not taken yet."""
 
-    def __init__(self, scene: Scene, wanted: Wanted) -> None:
+    def __init__(self, scene: ToyScene, wanted: Wanted) -> None:
         self.scene, self.wanted, self.step = scene, wanted, 0
         places = (range(scene.planes), range(scene.height), range(scene.width))
         self.latent = formulas.noise(scene.request.seed, *map(np.array, places))
@@ -101,7 +101,7 @@ class FilmMaker(Toy):
 
     def __init__(self, options: FilmOptions) -> None:
         super().__init__(ToyOptions(options.interval_s, options.max_chunk))
-        self._pictures, self._film, self._sound = Pictures(), Film(self._cut), Noise(self._cut)
+        self._pictures, self._film, self._sound = ToyPictures(), ToyFilm(self._cut), Noise(self._cut)
         self._options = options
         self.info = ModelInfo(
             NAME,
@@ -116,19 +116,19 @@ class FilmMaker(Toy):
             inputs=("text", "image"),
         )
         workers = [Pauses(options.interval_s) for _ in range(options.workers)]
-        self.sessions = Sessions[Job](self, workers, budget=options.budget, step_budget=options.step_budget)
+        self.sessions = Sessions[ToyFilmJob](self, workers, budget=options.budget, step_budget=options.step_budget)
         self.groups: list[int] = []
         """How many jobs stepped together, step for step."""
 
     def load(self) -> Load:
         return self.sessions.load
 
-    def products(self, request: DrawRequest) -> tuple[Pictures | Film | Noise, ...]:
+    def products(self, request: DrawRequest) -> tuple[ToyPictures | ToyFilm | Noise, ...]:
         """The products that a request asks for: pictures, or film and sound."""
         film, sound = (self._film,) if request.frames else (), (self._sound,) if request.seconds else ()
         return (*film, *sound) or (self._pictures,)
 
-    async def prepare(self, request: DrawRequest) -> Scene:
+    async def prepare(self, request: DrawRequest) -> ToyScene:
         check_plain_drawing(request, NAME)
         products = self.products(request)
         for product in products:
@@ -141,7 +141,7 @@ class FilmMaker(Toy):
             raise BadRequest("diffusion.guidance_scale", f"{NAME} counts in whole numbers; ask for {round(scale)}")
         shown = sum(int(self._read(image).sum()) for image in request.images)
         steer = formulas.steer(request.prompt, request.negative_prompt, int(scale), shown)
-        scene = Scene(request, request.width or SIDE, request.height or SIDE, request.steps or STEPS, steer)
+        scene = ToyScene(request, request.width or SIDE, request.height or SIDE, request.steps or STEPS, steer)
         if self._cost(scene) > self._options.budget:
             raise BadRequest(
                 "diffusion.width", f"ask for fewer or smaller pictures: it costs {self._cost(scene)} of {self._options.budget}"
@@ -157,14 +157,14 @@ class FilmMaker(Toy):
         except Unreadable as error:
             raise BadRequest("diffusion.images", str(error)) from None
 
-    def items(self, prepared: Scene) -> Mapping[str, int]:
+    def items(self, prepared: ToyScene) -> Mapping[str, int]:
         counts = {port.name: 0 for product in (self._pictures, self._film, self._sound) for port in product.ports}
         for product in self.products(prepared.request):
             counts |= product.items(prepared)
         return counts
 
-    async def draw(self, prepared: Scene, inputs: AsyncIterator[Piece], wanted: Wanted) -> AsyncGenerator[Drawn, None]:
-        job = Job(prepared, wanted)
+    async def draw(self, prepared: ToyScene, inputs: AsyncIterator[Piece], wanted: Wanted) -> AsyncGenerator[Drawn, None]:
+        job = ToyFilmJob(prepared, wanted)
         self._restore(job)
         async with aclosing(self.sessions.draw(job, prepared.request.client)) as pieces:
             async for piece in pieces:
@@ -172,62 +172,62 @@ class FilmMaker(Toy):
 
     # A Drawing -------------------------------------------------------------------------------------------------------------------------
 
-    def _cost(self, scene: Scene) -> int:
+    def _cost(self, scene: ToyScene) -> int:
         return 2 * scene.planes * -(-scene.height * scene.width // PATCH_PIXELS)
 
-    def cost(self, job: Job) -> int:
+    def cost(self, job: ToyFilmJob) -> int:
         return self._cost(job.scene)
 
-    def steps(self, job: Job) -> int:
+    def steps(self, job: ToyFilmJob) -> int:
         return job.scene.steps
 
-    def _expert(self, job: Job) -> int:
+    def _expert(self, job: ToyFilmJob) -> int:
         return job.step * self._options.experts // job.scene.steps
 
-    def key(self, job: Job) -> Hashable:
+    def key(self, job: ToyFilmJob) -> Hashable:
         return job.scene.height, job.scene.width, self._expert(job)
 
-    def step(self, jobs: Sequence[Job], aside: Aside | None) -> None:
+    def step(self, jobs: Sequence[ToyFilmJob], aside: Aside | None) -> None:
         """Compute all planes of all jobs in one multiplication, as a model would in one product."""
         self.groups.append(len(jobs))
         made = formulas.expert(self._expert(jobs[0])) * np.concatenate([job.latent for job in jobs])
         for job, part in zip(jobs, np.split(made, np.cumsum([len(job.latent) for job in jobs])[:-1]), strict=True):
             job.made = part
 
-    def take(self, job: Job) -> Sequence[Drawn]:
+    def take(self, job: ToyFilmJob) -> Sequence[Drawn]:
         scene, previews = job.scene, job.scene.request.previews
         job.step += 1
         job.latent = (job.made + self._options.multistep * job.before + scene.steer + job.step) % 256
         job.before = job.made % 256
-        shown: list[Drawn] = [Progress(job.step, scene.steps)] if PROGRESS in job.wanted else []
+        shown: list[Drawn] = [StepsDone(job.step, scene.steps)] if PROGRESS in job.wanted else []
         if IMAGE in job.wanted and job.step * previews // scene.steps > (job.step - 1) * previews // scene.steps:
             shown.append(Preview(png((job.latent[0] // 16 * 16).astype(np.uint8)), STILL, job.step))
         if job.step == scene.steps // 2 and job.wanted.get(CHECKPOINT, MOST_KEPT) < self._kept(scene):
-            shown.append(Rows(CHECKPOINT, self._state(job)[job.wanted[CHECKPOINT] :]))
+            shown.append(TensorRows(CHECKPOINT, self._state(job)[job.wanted[CHECKPOINT] :]))
         return shown
 
-    def is_done(self, job: Job) -> bool:
+    def is_done(self, job: ToyFilmJob) -> bool:
         return job.step == job.scene.steps
 
-    def give_up(self, job: Job) -> None:
+    def give_up(self, job: ToyFilmJob) -> None:
         """A job holds nothing besides itself."""
 
-    def decode(self, job: Job) -> Generator[Drawn, None, None]:
+    def decode(self, job: ToyFilmJob) -> Generator[Drawn, None, None]:
         for product in self.products(job.scene.request):
             yield from product.decode(job.scene, job.latent, job.wanted)
 
     # The state from which another replica goes on in the middle of the steps -----------------------------------------------------------
 
-    def _kept(self, scene: Scene) -> int:
+    def _kept(self, scene: ToyScene) -> int:
         """Rows of a state; 0 if none is kept."""
         values = (1 + self._options.multistep) * scene.planes * scene.height * scene.width
         return values if values <= MOST_KEPT and scene.steps > 1 else 0
 
-    def _state(self, job: Job) -> NDArray[np.uint32]:
+    def _state(self, job: ToyFilmJob) -> NDArray[np.uint32]:
         parts = (job.latent, job.before) if self._options.multistep else (job.latent,)
         return np.stack(parts).astype(np.uint32).reshape(-1, 1)
 
-    def _restore(self, job: Job) -> None:
+    def _restore(self, job: ToyFilmJob) -> None:
         history = job.scene.request.history
         if history is None or not len(history) or len(history) < self._kept(job.scene):
             return

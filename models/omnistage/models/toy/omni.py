@@ -33,8 +33,8 @@ from omnistage.models.interface import (
     ModelInfo,
     Piece,
     PortSpec,
-    Rows,
     SpeechRequest,
+    TensorRows,
     TextPiece,
     TextRequest,
     Wanted,
@@ -95,7 +95,7 @@ class _Omni(Toy):
 
 
 @dataclass(frozen=True, slots=True)
-class Prepared:
+class PreparedToy:
     """A request whose media were read. The name of a port stands in the place of sound that is still to come."""
 
     request: TextRequest
@@ -119,7 +119,7 @@ class OmniThinker(_Omni):
         )
         self._spool = Spool()
 
-    async def prepare(self, request: TextRequest) -> Prepared:
+    async def prepare(self, request: TextRequest) -> PreparedToy:
         check_parts(request, self.info)
         check_constraint(request, self.info)
         check_bias(request, formulas.VOCABULARY)
@@ -134,7 +134,9 @@ class OmniThinker(_Omni):
     def _length(self, request: TextRequest) -> int:
         return request.max_tokens if request.ignore_eos else min(self.omni.length, request.max_tokens)
 
-    async def generate(self, prepared: Prepared, inputs: AsyncIterator[Piece], wanted: Wanted) -> AsyncGenerator[TextPiece | Rows, None]:
+    async def generate(
+        self, prepared: PreparedToy, inputs: AsyncIterator[Piece], wanted: Wanted
+    ) -> AsyncGenerator[TextPiece | TensorRows, None]:
         """Prompt rows come first; the row of a token comes a step after the token."""
         request, total = prepared.request, self._length(prepared.request)
         streamed = await self._streamed(prepared, inputs)
@@ -169,7 +171,7 @@ class OmniThinker(_Omni):
     def _files(self, parts: Iterable[object]) -> Files:
         return self._spool.files((part for part in parts if isinstance(part, Streamed) and part.port != MICROPHONE.name), _most_bytes)
 
-    async def _streamed(self, prepared: Prepared, inputs: AsyncIterator[Piece]) -> dict[str, formulas.Seen]:
+    async def _streamed(self, prepared: PreparedToy, inputs: AsyncIterator[Piece]) -> dict[str, formulas.Seen]:
         """The media of ports, by port, once they are complete."""
         sound = [np.empty(0, np.int16)]
         silent = not any(isinstance(one, Streamed) and one.port == MICROPHONE.name for one in prepared.seen)
@@ -183,26 +185,26 @@ class OmniThinker(_Omni):
             read = {port: await asyncio.to_thread(_seen_in, medium) for port, medium in files.whole.items()}
         return {MICROPHONE.name: np.concatenate(sound), **read}
 
-    def _read_through(self, seen: Sequence[formulas.Seen], seed: int, wanted: Wanted) -> tuple[int, list[Rows]]:
+    def _read_through(self, seen: Sequence[formulas.Seen], seed: int, wanted: Wanted) -> tuple[int, list[TensorRows]]:
         """The first token, and the rows of the prompt."""
         prompt = formulas.items(seen)
         return formulas.omni_token(seed, prompt, 0), list(self._prompt(prompt, wanted))
 
-    def _prompt(self, prompt: NDArray[np.int64], wanted: Wanted) -> Iterator[Rows]:
+    def _prompt(self, prompt: NDArray[np.int64], wanted: Wanted) -> Iterator[TensorRows]:
         """Make only the wanted rows."""
         for port, made in ((PROMPT.name, formulas.prompt_rows), (PLACES.name, lambda items: items)):
             if port in wanted:
                 check_place(wanted, port, len(prompt), "items of the prompt")
                 rows: Array = made(prompt[wanted[port] :])
                 if half := len(rows) // 2:
-                    yield Rows(port, rows[:half])
-                yield Rows(port, rows[half:], last=True)
+                    yield TensorRows(port, rows[:half])
+                yield TensorRows(port, rows[half:], last=True)
 
 
-def _prepared(request: TextRequest) -> Prepared:
+def _prepared(request: TextRequest) -> PreparedToy:
     numbers = map(str, count(1))
     seen = ((turn.role[0], *(_read(part, numbers) for part in turn.parts)) for turn in request.turns)
-    return Prepared(request, tuple(chain.from_iterable(seen)))
+    return PreparedToy(request, tuple(chain.from_iterable(seen)))
 
 
 def _read(part: Part, numbers: Iterator[str]) -> formulas.Seen | Streamed:

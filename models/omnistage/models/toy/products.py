@@ -8,7 +8,18 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from omnistage.models.interface import MAX_CLIP_BYTES, BadRequest, Clip, Content, Drawn, DrawRequest, Picture, PortSpec, Sound, Wanted
+from omnistage.models.interface import (
+    MAX_CLIP_BYTES,
+    BadRequest,
+    Clip,
+    Content,
+    Drawn,
+    DrawRequest,
+    EncodedPicture,
+    PortSpec,
+    Sound,
+    Wanted,
+)
 from omnistage.models.toy import formulas
 from omnistage.models.toy.files import png
 
@@ -24,7 +35,7 @@ Latent = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
-class Scene:
+class ToyScene:
     """A request with its defaults filled in. steer: the number that guidance, images and prompts add in each step."""
 
     request: DrawRequest
@@ -45,7 +56,7 @@ def check_most(field: str, value: float, most: float) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Pictures:
+class ToyPictures:
     """Implements `Product`: some results, each in layers."""
 
     ports = (PortSpec(IMAGE, Content.IMAGE),)
@@ -55,18 +66,18 @@ class Pictures:
         check_most("width", request.width, MAX_SIDE)
         check_most("height", request.height, MAX_SIDE)
 
-    def items(self, scene: Scene) -> Mapping[str, int]:
+    def items(self, scene: ToyScene) -> Mapping[str, int]:
         return {IMAGE: scene.request.results * max(scene.request.layers, 1)}
 
-    def decode(self, scene: Scene, latent: Latent, wanted: Wanted) -> Generator[Drawn, None, None]:
+    def decode(self, scene: ToyScene, latent: Latent, wanted: Wanted) -> Generator[Drawn, None, None]:
         count, layers = self.items(scene)[IMAGE], max(scene.request.layers, 1)
         for number in range(wanted.get(IMAGE, count), count):
             result, layer = divmod(number, layers)
-            yield Picture(png(formulas.layer(latent[result], layer)), STILL, layer)
+            yield EncodedPicture(png(formulas.layer(latent[result], layer)), STILL, layer)
 
 
 @dataclass(frozen=True, slots=True)
-class Film:
+class ToyFilm:
     """Implements `Product`. cut: frames of the next piece."""
 
     cut: Callable[[], int]
@@ -80,10 +91,10 @@ class Film:
         if request.layers or request.results > 1:
             raise BadRequest("diffusion.frames", "one film at a time, without layers: leave results and layers out")
 
-    def items(self, scene: Scene) -> Mapping[str, int]:
+    def items(self, scene: ToyScene) -> Mapping[str, int]:
         return {VIDEO: scene.request.frames}
 
-    def decode(self, scene: Scene, latent: Latent, wanted: Wanted) -> Generator[Drawn, None, None]:
+    def decode(self, scene: ToyScene, latent: Latent, wanted: Wanted) -> Generator[Drawn, None, None]:
         most, frames = MAX_CLIP_BYTES // (scene.height * scene.width), scene.request.frames
         frame = wanted.get(VIDEO, frames)
         while frame < frames:
@@ -103,10 +114,10 @@ class Noise:
     def check(self, request: DrawRequest) -> None:
         check_most("duration_s", request.seconds, MAX_SECONDS)
 
-    def items(self, scene: Scene) -> Mapping[str, int]:
+    def items(self, scene: ToyScene) -> Mapping[str, int]:
         return {AUDIO: round(scene.request.seconds * formulas.SAMPLE_RATE_HZ)}
 
-    def decode(self, scene: Scene, latent: Latent, wanted: Wanted) -> Generator[Drawn, None, None]:
+    def decode(self, scene: ToyScene, latent: Latent, wanted: Wanted) -> Generator[Drawn, None, None]:
         samples = self.items(scene)[AUDIO]
         sample = wanted.get(AUDIO, samples)
         while sample < samples:

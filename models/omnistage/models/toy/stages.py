@@ -21,18 +21,18 @@ from omnistage.models.interface import (
     BadRequest,
     Content,
     DrawRequest,
+    EncodedPicture,
     FinishReason,
     Frames,
     Load,
     ModelInfo,
-    Picture,
     Piece,
     PortSpec,
     Preview,
-    Progress,
-    Rows,
     Sound,
     SpeechRequest,
+    StepsDone,
+    TensorRows,
     TextPiece,
     TextRequest,
     Unspoken,
@@ -156,7 +156,9 @@ class ToyThinker(Toy):
         natural = len(spoken) if spoken else self.options.length
         return request.max_tokens if request.ignore_eos and not spoken else min(natural, request.max_tokens)
 
-    async def generate(self, prepared: TextRequest, inputs: AsyncIterator[Piece], wanted: Wanted) -> AsyncGenerator[TextPiece | Rows, None]:
+    async def generate(
+        self, prepared: TextRequest, inputs: AsyncIterator[Piece], wanted: Wanted
+    ) -> AsyncGenerator[TextPiece | TensorRows, None]:
         """The words of `formulas.text`, or those of `verbatim`; ends after `length` tokens or at max_tokens, whichever is less."""
         request, total = prepared, self._length(prepared)
         thinks = 0 if request.verbatim else self.options.thinks
@@ -198,7 +200,7 @@ class ToyThinker(Toy):
         spoken = request.verbatim.split()
         return self._length(request) != (len(spoken) if spoken else self.options.length)
 
-    def _earlier(self, history: Sequence[int], answer: AnswerAssembler, wanted: Wanted) -> Iterator[TextPiece | Rows]:
+    def _earlier(self, history: Sequence[int], answer: AnswerAssembler, wanted: Wanted) -> Iterator[TextPiece | TensorRows]:
         """The rows of the history again, without a pause: like a prefill they cost next to nothing."""
         left = tuple(history[wanted["hidden"] :]) if "hidden" in wanted else ()
         while left:
@@ -361,16 +363,16 @@ class ToyDiffusion(Toy):
 
     async def draw(
         self, prepared: DrawRequest, inputs: AsyncIterator[Piece], wanted: Wanted
-    ) -> AsyncGenerator[Progress | Preview | Picture, None]:
+    ) -> AsyncGenerator[StepsDone | Preview | EncodedPicture, None]:
         request = prepared
         width, height, steps = request.width or 64, request.height or 64, request.steps or 4
         for step in range(1, steps + 1):
             await asyncio.sleep(self.options.interval_s)
-            yield Progress(step, steps)
+            yield StepsDone(step, steps)
             if step * request.previews // steps > (step - 1) * request.previews // steps:
                 yield Preview(png(self._pixels(request.seed, width, height) // 16 * 16), "image/png", step)
         for n in range(wanted.get("image", request.results), request.results):
-            yield Picture(png(self._pixels(request.seed + n, width, height)), "image/png")
+            yield EncodedPicture(png(self._pixels(request.seed + n, width, height)), "image/png")
 
     def _pixels(self, seed: int, width: int, height: int) -> NDArray[np.uint8]:
         return ((seed % 256 + np.add.outer(np.arange(height), np.arange(width))) % 256).astype(np.uint8)

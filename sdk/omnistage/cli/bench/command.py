@@ -18,7 +18,7 @@ from omnistage.cli.report import errors_reported
 
 if TYPE_CHECKING:
     from omnistage.cli.bench.question import Task
-    from omnistage.cli.bench.run import Plan, Result
+    from omnistage.cli.bench.run import BenchPlan, Result
     from omnistage.cli.output import OutputFile
     from omnistage.client.options import Options
 
@@ -127,7 +127,7 @@ def bench(
     from omnistage.cli.bench import typed
     from omnistage.cli.bench.objectives import Objectives
     from omnistage.cli.bench.question import Questions
-    from omnistage.cli.bench.run import Plan
+    from omnistage.cli.bench.run import BenchPlan
 
     loads = typed.loads_of(concurrency, rate, arrivals, burst_size, max_open)
     tokens = None if output_tokens is None else typed.span_of("--output-tokens", output_tokens, MOST_TOKENS)
@@ -146,7 +146,7 @@ def bench(
         questions = Questions(task, typed.prompts_of(prompts, input_words, seed, to_draw=draw), options, seed, tokens)
         where = must_run(address, api_key)
         extent = partial(typed.extent_of, requests=requests, seconds=seconds)
-        _run(Plan(where, questions, loads, extent, warmup, timeout, objectives, json), out, plot, verbose)
+        _run(BenchPlan(where, questions, loads, extent, warmup, timeout, objectives, json), out, plot, verbose)
 
 
 def _check_together(*, say: bool, draw: bool, text_only: bool, sound: object, drawn: object) -> None:
@@ -163,7 +163,7 @@ def _check_finite(option: str, value: float) -> None:
         raise typer.BadParameter(f"{option} {value}: this is no number; give one, such as 60")
 
 
-def _run(plan: Plan, out: Path | None, plot: Path | None, verbose: bool) -> None:
+def _run(plan: BenchPlan, out: Path | None, plot: Path | None, verbose: bool) -> None:
     """Measure, print and write. Exits with 1 if nothing was completed, and with the signal's code if one ended it early."""
     from contextlib import ExitStack
 
@@ -176,7 +176,7 @@ def _run(plan: Plan, out: Path | None, plot: Path | None, verbose: bool) -> None
         # Open the files before anything is asked: figures that cannot be kept are lost.
         out_file = files.enter_context(OutputFile(out, "--out", {".json": "JSON"})) if out is not None else None
         plot_file = files.enter_context(OutputFile(plot, "--plot", KINDS)) if plot is not None else None
-        screen = None if plan.is_quiet else table.Screen()
+        screen = None if plan.is_quiet else table.BenchScreen()
         result = asyncio.run(run(plan, screen, verbose))
         if screen is not None:
             screen.end(result)

@@ -74,7 +74,7 @@ MOST_LINES = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
-class Prompt:
+class BenchPrompt:
     """max_tokens: of the answer; None: the prompt does not set it."""
 
     text: str
@@ -88,26 +88,26 @@ class Prompts(Protocol):
     def told(self) -> str:
         """A description of the prompts, for people."""
 
-    def at(self, number: int) -> Prompt: ...
+    def at(self, number: int) -> BenchPrompt: ...
 
 
 @dataclass(frozen=True, slots=True)
 class Listed:
     """A list of prompts that is used again and again."""
 
-    prompts: Sequence[Prompt]
+    prompts: Sequence[BenchPrompt]
     source: str
 
     @property
     def told(self) -> str:
         return f"{len(self.prompts)} {self.source}"
 
-    def at(self, number: int) -> Prompt:
+    def at(self, number: int) -> BenchPrompt:
         return self.prompts[number % len(self.prompts)]
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class NumberRange:
     """A number between two bounds, both included, each as likely as the others."""
 
     low: int
@@ -125,21 +125,21 @@ class RandomWords:
     """So many words of `WORDS`, which depend only on the seed and the number of the request: hardly any prompt finds its beginning in a
     server's cache."""
 
-    count: Span
+    count: NumberRange
     seed: int
 
     @property
     def told(self) -> str:
         return f"prompts of {self.count} random words"
 
-    def at(self, number: int) -> Prompt:
+    def at(self, number: int) -> BenchPrompt:
         rng = np.random.default_rng([self.seed, number])
-        return Prompt(" ".join(WORDS[place] for place in rng.integers(len(WORDS), size=self.count.draw(rng))))
+        return BenchPrompt(" ".join(WORDS[place] for place in rng.integers(len(WORDS), size=self.count.draw(rng))))
 
 
 def built_in(*, to_draw: bool) -> Listed:
     """Questions, or scenes of pictures."""
-    return Listed([Prompt(text) for text in (SCENES if to_draw else QUESTIONS)], "built-in prompts")
+    return Listed([BenchPrompt(text) for text in (SCENES if to_draw else QUESTIONS)], "built-in prompts")
 
 
 def of_file(path: Path) -> Listed:
@@ -152,7 +152,7 @@ def of_file(path: Path) -> Listed:
         raise RequestError(f"{OPTION} {path}: this is no text in UTF-8", hint="Give a prompt a line.") from error
     except OSError as error:
         raise RequestError(f"{OPTION} {path}: cannot be read: {error.strerror or error}") from error
-    read = _of_object if path.suffix.lower() == ".jsonl" else Prompt
+    read = _of_object if path.suffix.lower() == ".jsonl" else BenchPrompt
     prompts = [_numbered(path, number, line, read) for number, line in enumerate(lines, 1) if line.strip()]
     if not 1 <= len(prompts) <= MOST_LINES:
         told = f"it has {len(prompts)} prompts" if prompts else "there is no prompt in it"
@@ -160,16 +160,16 @@ def of_file(path: Path) -> Listed:
     return Listed(prompts, f"prompts of {path.name}")
 
 
-def _numbered(path: Path, number: int, line: str, read: Any) -> Prompt:
+def _numbered(path: Path, number: int, line: str, read: Any) -> BenchPrompt:
     try:
-        prompt: Prompt = read(line)
+        prompt: BenchPrompt = read(line)
     except BadRequestError as error:
         hint = 'A line is such as {"prompt": "Why?", "max_tokens": 64}.'
         raise RequestError(f"{OPTION} {path}: line {number}: {error.message}", hint=hint) from error
     return prompt
 
 
-def _of_object(line: str) -> Prompt:
+def _of_object(line: str) -> BenchPrompt:
     """The prompt in a line of JSON. Raises BadRequestError."""
     try:
         given = json.loads(line)
@@ -180,4 +180,4 @@ def _of_object(line: str) -> Prompt:
     most = given.get("max_tokens")
     if most is not None and (isinstance(most, bool) or not isinstance(most, int) or not 1 <= most <= 32768):
         raise BadRequestError.of("max_tokens", f"is {most!r}; give a number from 1 to 32768, or leave it out")
-    return Prompt(given["prompt"], most)
+    return BenchPrompt(given["prompt"], most)

@@ -8,7 +8,7 @@ from typing import Literal, cast
 
 import numpy as np
 
-from omnistage.cli.bench.prompts import Prompts, Span
+from omnistage.cli.bench.prompts import NumberRange, Prompts
 from omnistage.client.async_omni import AsyncOmni
 from omnistage.client.events import Event
 from omnistage.client.options import Options
@@ -22,7 +22,7 @@ _LENGTHS = 1
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
+class BenchQuestion:
     """number: of the request, counted over all levels and warm-ups."""
 
     number: int
@@ -55,9 +55,9 @@ class Questions:
     prompts: Prompts
     options: Options
     seed: int = 0
-    tokens: Span | None = None
+    tokens: NumberRange | None = None
 
-    def at(self, number: int) -> Question:
+    def at(self, number: int) -> BenchQuestion:
         prompt = self.prompts.at(number)
         options = cast("Options", {**self.options, "seed": (self.seed + number) % LAST_SEED})
         if prompt.max_tokens is not None and self.task == "ask":
@@ -66,4 +66,4 @@ class Questions:
             count = self.tokens.draw(np.random.default_rng([self.seed, number, _LENGTHS]))
             options["max_tokens"] = options["min_tokens"] = count
             options["ignore_eos"] = True
-        return Question(number, self.task, prompt.text, options)
+        return BenchQuestion(number, self.task, prompt.text, options)

@@ -27,7 +27,7 @@ LISTED_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class BenchPlan:
     """The plan of a benchmark. extent_of: how long each level goes on. warmup: requests before each level that no figure counts. timeout_s:
     of each request."""
 
@@ -42,7 +42,7 @@ class Plan:
 
 
 @dataclass(frozen=True, slots=True)
-class Stage:
+class MeasuredStage:
     """Replicas of a stage that served when the benchmark began. settings: of the first of them."""
 
     pipeline: str
@@ -56,8 +56,8 @@ class Stage:
 class Result:
     """The measurements so far. interrupted_by: number of the signal that ended it early; 0: none did."""
 
-    plan: Plan
-    stages: tuple[Stage, ...]
+    plan: BenchPlan
+    stages: tuple[MeasuredStage, ...]
     levels: list[Summary]
     interrupted_by: int = 0
 
@@ -76,7 +76,7 @@ class Audience(Protocol):
         """One more level is over."""
 
 
-async def run(plan: Plan, audience: Audience | None, verbose: bool) -> Result:
+async def run(plan: BenchPlan, audience: Audience | None, verbose: bool) -> Result:
     """Measure level after level. Raises OmniError if nothing can be measured, Interrupted by a second signal, or by one before anything was
     measured."""
     stop = Stop()
@@ -89,7 +89,7 @@ async def run(plan: Plan, audience: Audience | None, verbose: bool) -> Result:
         raise Interrupted(stop.number) from None
 
 
-async def _measure(plan: Plan, omni: AsyncOmni, stop: Stop, audience: Audience | None) -> Result:
+async def _measure(plan: BenchPlan, omni: AsyncOmni, stop: Stop, audience: Audience | None) -> Result:
     await _check_pipeline(omni, plan.questions.options.get("pipeline", ""))
     result = Result(plan, _stages(await omni.replicas(timeout_s=LISTED_S)), [])
     if audience is not None:
@@ -116,13 +116,13 @@ async def _measure(plan: Plan, omni: AsyncOmni, stop: Stop, audience: Audience |
     return result
 
 
-async def _level(plan: Plan, omni: AsyncOmni, level: Level, first: int) -> None:
+async def _level(plan: BenchPlan, omni: AsyncOmni, level: Level, first: int) -> None:
     at_once = level.load.concurrency if isinstance(level.load, Closed) else 1
     await _warm_up(plan, omni, range(first, first + plan.warmup), at_once)
     await level.measure()
 
 
-async def _warm_up(plan: Plan, omni: AsyncOmni, numbers: range, at_once: int) -> None:
+async def _warm_up(plan: BenchPlan, omni: AsyncOmni, numbers: range, at_once: int) -> None:
     """Send requests that no figure counts. Raises RequestError if the router refuses them, because it would refuse all of the load. Other
     errors are ignored here."""
     left: Iterator[int] = iter(numbers)
@@ -150,8 +150,8 @@ async def _check_pipeline(omni: AsyncOmni, name: str) -> None:
         raise UnknownModelError(f"--pipeline {name}: this router has no such pipeline", hint=f"It has {', '.join(served) or 'none'}.")
 
 
-def _stages(replicas: Sequence[Replica]) -> tuple[Stage, ...]:
+def _stages(replicas: Sequence[Replica]) -> tuple[MeasuredStage, ...]:
     serving = [replica for replica in replicas if replica.state == "serving"]
     counts = Counter((replica.pipeline, replica.stage, replica.model) for replica in serving)
     settings = {(replica.pipeline, replica.stage, replica.model): dict(replica.settings) for replica in reversed(serving)}
-    return tuple(Stage(*which, count, settings[which]) for which, count in counts.items())
+    return tuple(MeasuredStage(*which, count, settings[which]) for which, count in counts.items())

@@ -7,7 +7,7 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from itertools import pairwise
 
-from omnistage.cli.bench.question import Question
+from omnistage.cli.bench.question import BenchQuestion
 from omnistage.cli.wording import word_error
 from omnistage.client.async_omni import AsyncOmni
 from omnistage.client.errors import OmniError, ProtocolError, RequestError, UnavailableError
@@ -91,7 +91,7 @@ class Sample:
         return self.begun_s - self.due_s
 
 
-async def take(omni: AsyncOmni, question: Question, due_s: float, t0: float) -> Sample:
+async def take(omni: AsyncOmni, question: BenchQuestion, due_s: float, t0: float) -> Sample:
     """Ask, and measure the answer. t0: time.perf_counter() at the beginning of the level. An error of the client or a server is a result,
     and is not raised."""
     begun_s = time.perf_counter() - t0
@@ -103,7 +103,7 @@ async def take(omni: AsyncOmni, question: Question, due_s: float, t0: float) -> 
     return Sample(question.number, question.seed, due_s, begun_s, time.perf_counter() - t0, outcome)
 
 
-async def _measured(omni: AsyncOmni, question: Question) -> Measured:
+async def _measured(omni: AsyncOmni, question: BenchQuestion) -> Measured:
     pieces: list[TokenArrival] = []
     steps = pictures = 0
     async with aclosing(question.stream(omni)) as events:

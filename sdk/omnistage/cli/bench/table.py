@@ -25,7 +25,7 @@ DROPPED = ("e2e p99", "ttft p99", "audio s/s", "tok/s")
 """Columns of the last table that a narrow terminal leaves out, in this order."""
 
 
-class Screen:
+class BenchScreen:
     """Prints on stdout, as wide as the terminal, or 100 columns without one."""
 
     def __init__(self) -> None:

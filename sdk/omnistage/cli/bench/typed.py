@@ -9,7 +9,7 @@ import typer
 
 from omnistage.cli.bench.arrivals import Process
 from omnistage.cli.bench.level import Closed, Extent, Load, Open
-from omnistage.cli.bench.prompts import Prompts, RandomWords, Span, built_in, of_file
+from omnistage.cli.bench.prompts import NumberRange, Prompts, RandomWords, built_in, of_file
 
 MOST_LEVELS, MOST_AT_ONCE, HIGHEST_RATE = 32, 4096, 10_000.0
 MOST_WORDS = 100_000
@@ -58,14 +58,14 @@ def _numbers(option: str, text: str, most: float, example: str) -> list[float]:
     return values
 
 
-def span_of(option: str, text: str, most: int) -> Span:
+def span_of(option: str, text: str, most: int) -> NumberRange:
     """The span in a text such as 100, or 100-900."""
     match = re.fullmatch(r"(\d{1,7})(?:-(\d{1,7}))?", text)
     low = int(match[1]) if match else 0
     high = int(match[2] or match[1]) if match else 0
     if not 1 <= low <= high <= most:
         raise typer.BadParameter(f"{option} {text}: give a number from 1 to {most}, or two such as 100-900")
-    return Span(low, high)
+    return NumberRange(low, high)
 
 
 def prompts_of(file: Path | None, input_words: str | None, seed: int, *, to_draw: bool) -> Prompts:

@@ -6,7 +6,7 @@ GRACE_S = 0.02
 """Nobody notices a sound that is late by less: the way to the listener takes as long."""
 
 
-class Player:
+class Playhead:
     """Plays in real time, beginning `prebuffer_s` after the first sound. Times are seconds of one clock."""
 
     def __init__(self) -> None:

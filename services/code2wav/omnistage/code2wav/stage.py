@@ -8,10 +8,10 @@ from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing, asynccontextmanager
 from functools import partial
 
-from omnistage.code2wav.player import Player
+from omnistage.code2wav.player import Playhead
 from omnistage.code2wav.resampling import Conversion, convert_sounds, warm_up
 from omnistage.models.interface import USUAL_PROFILE, Code2WavModel, P, Piece, Profile, Sound, WaveRequest
-from omnistage.stage.logic import Input, Kept, Output, Start, Timing, Work
+from omnistage.stage.logic import Input, Kept, Output, SessionTiming, Start, Work
 from omnistage.stage.model import ModelStage
 from omnistage.stage.params import bad_request, check_kind, refusals
 from omnistage.stage.pieces import pieces, sound_outputs
@@ -57,7 +57,7 @@ class Code2WavStage(ModelStage[Code2WavModel[P]]):
         encoding: chunk_pb2.AudioEncoding,
         conversion: Conversion | None,
         inputs: AsyncIterator[Input],
-        timing: Timing,
+        timing: SessionTiming,
         start: Start,
     ) -> AsyncGenerator[Output | Kept, None]:
         timing.drew = self._model.info.draws
@@ -67,7 +67,7 @@ class Code2WavStage(ModelStage[Code2WavModel[P]]):
         first = wanted[self._output.name]
         kept = self._first_frame(prepared, conversion, first)
         rate_hz = self._rate_hz if conversion is None else conversion.rate_hz
-        player = Player()
+        player = Playhead()
         with refusals():
             async with self._sounds(prepared, conversion, pieces(inputs, [self._input]), first) as made:
                 async for sound in made:

@@ -20,15 +20,15 @@ from omnistage.models.interface import (
     DiffusionModel,
     Drawn,
     DrawRequest,
+    EncodedPicture,
     Note,
     P,
-    Picture,
     Preview,
-    Progress,
-    Rows,
     Sound,
+    StepsDone,
+    TensorRows,
 )
-from omnistage.stage.logic import Input, Output, Start, Timing, Work
+from omnistage.stage.logic import Input, Output, SessionTiming, Start, Work
 from omnistage.stage.model import ModelStage
 from omnistage.stage.params import POSITIONS, bad_request, check_kind, made_type_of, media_of, refusals
 from omnistage.stage.pieces import code_outputs, codes_of, pieces, row_outputs, sound_outputs
@@ -81,7 +81,7 @@ class DiffusionStage(ModelStage[DiffusionModel[P]]):
             if (first := start.first.get(port, 0)) > count:
                 raise bad_request(POSITIONS, f"port {port!r} cannot go on at {first}: there are only {count} items")
 
-    async def _run(self, prepared: P, inputs: AsyncIterator[Input], timing: Timing, start: Start) -> AsyncGenerator[Output, None]:
+    async def _run(self, prepared: P, inputs: AsyncIterator[Input], timing: SessionTiming, start: Start) -> AsyncGenerator[Output, None]:
         """Progress begins anew with a resumed session, and is made of nothing else. Where rows of a port begin is known only now."""
         self._check_places(prepared, start)
         timing.drew = self._model.info.draws is not False
@@ -101,18 +101,18 @@ class DiffusionStage(ModelStage[DiffusionModel[P]]):
 
     def _outputs(self, drawn: Drawn) -> Iterator[Output]:
         match drawn:
-            case Progress(step, steps):
+            case StepsDone(step, steps):
                 if Content.PROGRESS in self._ports:
                     yield Output(self._ports[Content.PROGRESS].name, 0, chunk_pb2.ProgressChunk(done=step, total=steps))
             case Preview(data, media_type, step):
                 yield from self._image(data, chunk_pb2.ImageChunk(media_type=media_type, preview_step=step), 0)
-            case Picture(data, media_type, layer):
+            case EncodedPicture(data, media_type, layer):
                 yield from self._image(data, chunk_pb2.ImageChunk(media_type=media_type, layer=layer), 1)
             case Clip(data, media_type, frames, codecs):
                 if not frames or len(data) > MAX_CLIP_BYTES:
                     raise TypeError(f"a piece of a film has {frames} frames and {len(data)} bytes; see interface.Clip")
                 yield Output(self._ports[Content.VIDEO].name, frames, chunk_pb2.VideoChunk(data=data, media_type=media_type, codecs=codecs))
-            case Rows(name, rows):
+            case TensorRows(name, rows):
                 if self._rows[name].content is Content.TENSOR:
                     yield from row_outputs(self._rows[name], rows, last=False)
                 else:

@@ -14,7 +14,7 @@ from omnistage.models.interface import Load, PortSpec
 from omnistage.v1 import chunk_pb2, stage_pb2
 from omnistage.wire.ports import Output
 
-__all__ = ["Input", "InputPayload", "Kept", "Output", "StageLogic", "Start", "Timing", "Work"]
+__all__ = ["Input", "InputPayload", "Kept", "Output", "SessionTiming", "StageLogic", "Start", "Work"]
 
 InputPayload = (
     chunk_pb2.TextChunk
@@ -43,7 +43,7 @@ MOST_UNSPOKEN, MOST_NOTES, NOTE_CHARACTERS = 64, 4, 200
 
 
 @dataclass(slots=True)
-class Timing:
+class SessionTiming:
     """Figures that only the logic knows of a session. queued_s: time that it waited before its first step. cached_tokens: tokens found in
     the prefix cache. prompt_tokens: tokens of the whole prompt; None: not known. audio_underruns, audio_starved_s: how often, and for how
     long in all, a listener would have had nothing to play. unspoken, unspoken_runs: how many characters were not spoken, and the first of
@@ -99,7 +99,7 @@ class Start:
         return {port.name: self.first.get(port.name, 0) for port in ports if port.name not in self.ended}
 
 
-Transform = Callable[[AsyncIterator[Input], Timing, Start], AsyncGenerator[Output | Kept, None]]
+Transform = Callable[[AsyncIterator[Input], SessionTiming, Start], AsyncGenerator[Output | Kept, None]]
 
 
 @dataclass(frozen=True, slots=True)

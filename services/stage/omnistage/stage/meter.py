@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Mapping
 
-from omnistage.stage.logic import Timing
+from omnistage.stage.logic import SessionTiming
 from omnistage.v1 import stage_pb2
 from omnistage.wire.durations import duration
 from omnistage.wire.ports import Output
@@ -21,7 +21,7 @@ class Meter:
         self._last_output_at = 0.0
         self._items = dict.fromkeys(ports, 0)
         self._on_made = on_made
-        self.timing = Timing()
+        self.timing = SessionTiming()
 
     def opened(self) -> None:
         """The session can begin."""

@@ -11,7 +11,7 @@ from prometheus_client.registry import Collector
 from omnistage.connector.arena import Arena
 from omnistage.host.registry import new_registry
 from omnistage.models.interface import Load
-from omnistage.stage.logic import Timing
+from omnistage.stage.logic import SessionTiming
 from omnistage.v1 import stage_pb2
 
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.2, 0.3, 0.5, 1, 2, 5, 10, 30, 60, 300)
@@ -95,7 +95,7 @@ class StageMetrics:
         """Count a session. reason: OK, CANCELLED, INTERNAL or a name in ErrorReason."""
         self._ended.labels(**self._labels, reason=reason).inc()
 
-    def heard(self, timing: Timing) -> None:
+    def heard(self, timing: SessionTiming) -> None:
         """Count, once at the end of a session, its figures about the listener and about what the listener does not hear."""
         if self._unspoken is not None:
             self._unspoken.inc(timing.unspoken)

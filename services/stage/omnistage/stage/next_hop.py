@@ -11,7 +11,7 @@ from omnistage.link.link import Link
 from omnistage.link.route import FixedRoute
 from omnistage.link.stream import Metadata
 from omnistage.stage.credit_behind import CreditBehind
-from omnistage.stage.opening import Opening
+from omnistage.stage.opening import CheckedOpen
 from omnistage.stage.outbox import Outbox
 from omnistage.v1 import chunk_pb2, stage_pb2
 from omnistage.wire.batches import chunks_of
@@ -25,7 +25,7 @@ class NextHop:
     def __init__(
         self,
         channels: Channels,
-        opening: Opening,
+        opening: CheckedOpen,
         own_ports: Set[str],
         *,
         sender: Callable[[], Sender],

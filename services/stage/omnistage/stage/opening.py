@@ -19,7 +19,7 @@ _SESSION_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 
 @dataclass(frozen=True, slots=True)
-class Opening:
+class CheckedOpen:
     """An Open that was checked. takes: ports of this stage that go to the next hop. checkpoints: ports of this stage that go to the caller
     before anything that is made from them. unwanted: ports of this stage that go to nobody."""
 
@@ -44,7 +44,7 @@ class Opening:
         return replace(self.resumption.start(needs), ended=self.ended)
 
 
-async def check_open(request: stage_pb2.Open, description: stage_pb2.DescribeResponse, allow_list: AllowList) -> Opening:
+async def check_open(request: stage_pb2.Open, description: stage_pb2.DescribeResponse, allow_list: AllowList) -> CheckedOpen:
     """Check an Open. Raises UNKNOWN_MODEL, REVISION_MISMATCH, or BAD_REQUEST with the bad field."""
     if _SESSION_ID.fullmatch(request.session_id) is None:
         raise bad_request("open.session_id", "must be 1 to 64 characters of A-Z a-z 0-9 _ -")
@@ -63,7 +63,7 @@ async def check_open(request: stage_pb2.Open, description: stage_pb2.DescribeRes
     for name in request.unwanted:
         if name not in produced or name in takes or name in request.checkpoints:
             raise bad_request("open.unwanted", f"{name[:32]!r} is not an output port of this stage that goes to nobody")
-    opening = Opening(
+    opening = CheckedOpen(
         request,
         takes=takes,
         checkpoints=frozenset(request.checkpoints),

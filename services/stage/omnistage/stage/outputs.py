@@ -11,7 +11,7 @@ import numpy as np
 from omnistage.connector.transport import Sender
 from omnistage.stage.credit_behind import OUT_OF_CREDIT
 from omnistage.stage.next_hop import NextHop
-from omnistage.stage.opening import Opening
+from omnistage.stage.opening import CheckedOpen
 from omnistage.stage.outbox import Outbox
 from omnistage.v1 import chunk_pb2, stage_pb2, tensor_pb2
 from omnistage.wire.ports import Allowance, Output
@@ -26,7 +26,7 @@ class Outputs:
     def __init__(
         self,
         ports: Iterable[stage_pb2.Port],
-        opening: Opening,
+        opening: CheckedOpen,
         sender: Sender,
         outbox: Outbox,
         next_hop: NextHop | None,

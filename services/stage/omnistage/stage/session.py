@@ -27,7 +27,7 @@ from omnistage.stage.inputs import Inputs
 from omnistage.stage.logic import Kept, Start, Work
 from omnistage.stage.meter import Meter
 from omnistage.stage.next_hop import NextHop
-from omnistage.stage.opening import Opening
+from omnistage.stage.opening import CheckedOpen
 from omnistage.stage.outputs import Outputs
 from omnistage.stage.trace import SessionTrace
 from omnistage.v1 import stage_pb2
@@ -45,7 +45,7 @@ PASSED = "the deadline of the session has passed"
 class Session:
     """A `Run` whose Open was checked: `prepare`, `run`, and `close` in any case."""
 
-    def __init__(self, environment: SessionEnvironment, caller: Caller, opening: Opening, trace: SessionTrace) -> None:
+    def __init__(self, environment: SessionEnvironment, caller: Caller, opening: CheckedOpen, trace: SessionTrace) -> None:
         description = environment.description
         ports = [port.name for port in description.produces]
         new_sender = environment.new_senders()

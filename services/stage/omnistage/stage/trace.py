@@ -8,7 +8,7 @@ from typing import Protocol
 
 from omnistage.host.spans import Span, Value
 from omnistage.stage.meter import Meter
-from omnistage.stage.opening import Opening
+from omnistage.stage.opening import CheckedOpen
 from omnistage.v1 import stage_pb2
 from omnistage.wire.kinds import kind_name
 
@@ -16,7 +16,7 @@ from omnistage.wire.kinds import kind_name
 class Traced(Protocol):
     """Facts about a session for its trace."""
 
-    opening: Opening
+    opening: CheckedOpen
     meter: Meter
 
     def report(self) -> stage_pb2.Report: ...

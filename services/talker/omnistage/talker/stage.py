@@ -9,7 +9,7 @@ from dataclasses import replace
 from functools import partial
 
 from omnistage.models.interface import Alignment, Content, Frames, P, SpeechRequest, TalkerModel, Unspoken
-from omnistage.stage.logic import Input, Output, Start, Timing, Work
+from omnistage.stage.logic import Input, Output, SessionTiming, Start, Work
 from omnistage.stage.model import ModelStage
 from omnistage.stage.params import bad_request, check_kind, refusals, sampling_of
 from omnistage.stage.pieces import codes_of, pieces, row_outputs
@@ -41,7 +41,7 @@ class TalkerStage(ModelStage[TalkerModel[P]]):
         return Work(partial(self._run, prepared, drew=self._drew(speech.sampling.temperature)))
 
     async def _run(
-        self, prepared: P, inputs: AsyncIterator[Input], timing: Timing, start: Start, *, drew: bool
+        self, prepared: P, inputs: AsyncIterator[Input], timing: SessionTiming, start: Start, *, drew: bool
     ) -> AsyncGenerator[Output, None]:
         timing.drew = drew
         wanted = start.wanted(self._model.info.produces)

@@ -7,9 +7,9 @@ from contextlib import aclosing
 from dataclasses import replace
 from functools import partial
 
-from omnistage.models.conversation import Constraint, Part, Streamed, Turn
-from omnistage.models.interface import Content, FinishReason, P, Rows, TextPiece, TextRequest, ThinkerModel
-from omnistage.stage.logic import Input, Output, Start, Timing, Work
+from omnistage.models.conversation import Part, Streamed, TextConstraint, Turn
+from omnistage.models.interface import Content, FinishReason, P, TensorRows, TextPiece, TextRequest, ThinkerModel
+from omnistage.stage.logic import Input, Output, SessionTiming, Start, Work
 from omnistage.stage.model import ModelStage
 from omnistage.stage.params import HISTORY, MAX_TOP_LOGPROBS, bad_request, check_kind, media_of, refusals, sampling_of, streamed_of
 from omnistage.stage.pieces import pieces, row_outputs
@@ -52,7 +52,7 @@ class ThinkerStage(ModelStage[ThinkerModel[P]]):
         return Work(partial(self._run, prepared, drew=self._drew(0.0 if asked.verbatim else asked.sampling.temperature)))
 
     async def _run(
-        self, prepared: P, inputs: AsyncIterator[Input], timing: Timing, start: Start, *, drew: bool
+        self, prepared: P, inputs: AsyncIterator[Input], timing: SessionTiming, start: Start, *, drew: bool
     ) -> AsyncGenerator[Output, None]:
         timing.drew = drew
         wanted = start.wanted(self._model.info.produces)
@@ -68,7 +68,7 @@ class ThinkerStage(ModelStage[ThinkerModel[P]]):
                             if piece.prompt_tokens is not None:
                                 timing.prompt_tokens = piece.prompt_tokens
                             yield Output(self._text, len(piece.token_ids), _text(piece), piece.finish_reason is not None)
-                        case Rows():
+                        case TensorRows():
                             for output in row_outputs(self._produces[piece.port], piece.rows, last=piece.last):
                                 yield output
 
@@ -140,15 +140,15 @@ def _says_something(turn: Turn) -> bool:
     return any(part.strip() if isinstance(part, str) else True for part in turn.parts)
 
 
-def _constraint(params: stage_pb2.ThinkerParams) -> Constraint | None:
+def _constraint(params: stage_pb2.ThinkerParams) -> TextConstraint | None:
     form = params.constraint.WhichOneof("form")
     if form is None:
         return None
     if form == "choice":
         choices = tuple(params.constraint.choice.texts)
-        constraint, texts = Constraint(form, choices=choices), choices
+        constraint, texts = TextConstraint(form, choices=choices), choices
     else:
-        constraint = Constraint(form, getattr(params.constraint, form))
+        constraint = TextConstraint(form, getattr(params.constraint, form))
         texts = (constraint.text,)
     field = f"thinker.constraint.{form}"
     if params.verbatim:

@@ -26,7 +26,7 @@ class Grid:
 
 
 @dataclass(frozen=True, slots=True)
-class Extent:
+class MediumExtent:
     """The part of a prompt that a medium takes. grid: that of a picture or film, before rows are merged. seconds: length of one frame of
     the grid. sound: rows of sound, including the sound of a film."""
 
@@ -40,7 +40,7 @@ class Features:
     """A medium as a Thinker takes it. rows: [rows, width], rows of pictures before those of sound. digest: digest of everything that they
     were made from."""
 
-    extent: Extent
+    extent: MediumExtent
     rows: torch.Tensor
     digest: bytes
 
@@ -59,7 +59,7 @@ class Placed:
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class PromptLayout:
     """A prompt. ids: int64 [rows]. positions: int64 [axes, rows]. delta: position minus slot of the rows after the prompt. media: in
     order."""
 

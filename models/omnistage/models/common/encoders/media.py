@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from omnistage.models.common.encoders.encoder import AudioEncoder, MediaSizes, VisionEncoder
-from omnistage.models.common.encoders.features import Extent, Pixels
+from omnistage.models.common.encoders.features import MediumExtent, Pixels
 from omnistage.models.common.encoders.patches import Normalization, grid_of, patches_of
 from omnistage.models.common.encoders.pictures import FILM_RATE_HZ, PictureSettings
 from omnistage.models.common.encoders.queue import EncoderQueue
@@ -33,7 +33,7 @@ def preprocessing_of(config: MediaSizes, pictures: PictureSettings, rate_hz: int
     return MediaPreprocessing(picture, SoundPreprocessing(rate_hz), film).within(most_rows, context)
 
 
-def rows_of(extent: Extent, config: MediaSizes) -> int:
+def rows_of(extent: MediumExtent, config: MediaSizes) -> int:
     """Rows of a prompt that a medium takes."""
     seen = 0 if extent.grid is None else extent.grid.patches // config.vision.unit
     return seen + extent.sound + 2 * bool(seen and extent.sound)

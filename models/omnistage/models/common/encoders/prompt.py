@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from omnistage.models.common.checkpoint import BadCheckpoint
 from omnistage.models.common.encoders.encoder import MediaSizes
-from omnistage.models.common.encoders.features import Extent, Layout, Placed
+from omnistage.models.common.encoders.features import MediumExtent, Placed, PromptLayout
 
 Run = tuple[NDArray[np.int64], NDArray[np.int64]]
 """Ids [rows] and positions [3, rows] of consecutive rows."""
@@ -69,7 +69,7 @@ class PromptRows(ABC):
         self._most = 0
         self._count = 0
 
-    def lay_out(self, ids: Sequence[int], extents: Sequence[Extent]) -> Layout:
+    def lay_out(self, ids: Sequence[int], extents: Sequence[MediumExtent]) -> PromptLayout:
         """The prompt of token ids; each id of a medium stands for all of its rows. extents: those of the media, in order."""
         written = np.array(ids, np.int64)
         indices = np.flatnonzero(np.isin(written, [*self._sizes.ids.kinds]))
@@ -79,13 +79,13 @@ class PromptRows(ABC):
             self._medium(extent)
             start = index + 1
         self._text(written[start:])
-        return Layout(np.concatenate(self._ids), np.concatenate(self._positions, 1), self._most + 1 - self._count, tuple(self._media))
+        return PromptLayout(np.concatenate(self._ids), np.concatenate(self._positions, 1), self._most + 1 - self._count, tuple(self._media))
 
     def _text(self, token_ids: NDArray[np.int64]) -> None:
         if len(token_ids):
             self.add(token_ids, self._counted(len(token_ids)))
 
-    def _medium(self, extent: Extent) -> None:
+    def _medium(self, extent: MediumExtent) -> None:
         if extent.grid is None:
             self.run(*self.heard(extent.sound))
         elif not extent.sound:
@@ -94,7 +94,7 @@ class PromptRows(ABC):
             self.film_with_sound(extent)
 
     @abstractmethod
-    def film_with_sound(self, extent: Extent) -> None:
+    def film_with_sound(self, extent: MediumExtent) -> None:
         """Add the rows of a film with its sound, ordered by time, with the marks around the sound."""
 
     def heard(self, rows: int) -> Run:
@@ -104,7 +104,7 @@ class PromptRows(ABC):
         """Positions that count on, equal on all axes."""
         return np.broadcast_to(np.arange(rows) + self.next, (3, rows))
 
-    def seen(self, extent: Extent) -> Run:
+    def seen(self, extent: MediumExtent) -> Run:
         grid, config = extent.grid, self._sizes
         assert grid is not None
         merge = config.vision.merge

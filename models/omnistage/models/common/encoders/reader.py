@@ -15,11 +15,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from omnistage.models.common.encoders.features import Extent, Features, Grid, Pixels
+from omnistage.models.common.encoders.features import Features, Grid, MediumExtent, Pixels
 from omnistage.models.common.encoders.queue import EncoderQueue
 from omnistage.models.common.lru import LruCache
 from omnistage.models.conversation import Media, Streamed
-from omnistage.models.media.decoded import Sound
+from omnistage.models.media.decoded import DecodedSound
 from omnistage.models.media.decoder import MediaDecoder, Source
 from omnistage.models.media.errors import BadMedia, NoRoom
 from omnistage.models.media.preprocessing import (
@@ -31,7 +31,7 @@ from omnistage.models.media.preprocessing import (
     check_room,
     grown_to,
 )
-from omnistage.models.media.turns import Turns
+from omnistage.models.media.turns import WaitingPlaces
 
 FILMS, OTHERS = 4, 16
 """Most films, and most pictures and sounds, that are read at once, from decoding to the last row: this bounds the pixels and samples in
@@ -45,7 +45,7 @@ MAX_WAITING = 256
 
 
 @dataclass(frozen=True, slots=True)
-class Medium:
+class RequestMedium:
     """One medium of a request. kind: image, audio or video. preprocessing: how the medium is prepared. digest: digest of everything that
     its rows are made from. client: the client that asks."""
 
@@ -132,30 +132,30 @@ class MediaReader:
         preprocessing: MediaPreprocessing,
         pictures: PictureEncoding,
         sounds: SoundEncoding,
-        rows_of: Callable[[Extent], int],
+        rows_of: Callable[[MediumExtent], int],
         cache: LruCache[Features],
         digest: bytes,
     ) -> None:
         self._decoder, self._preprocessing, self._pictures, self._sounds = decoder, preprocessing, pictures, sounds
         self.rows_of, self._cache, self._digest = rows_of, cache, digest
         self._read_now: dict[bytes, _Reading] = {}
-        self._films, self._others = Turns(FILMS, MAX_WAITING), Turns(OTHERS, MAX_WAITING)
+        self._films, self._others = WaitingPlaces(FILMS, MAX_WAITING), WaitingPlaces(OTHERS, MAX_WAITING)
 
     async def close(self) -> None:
         await self._decoder.close()
 
-    def medium(self, part: Media | Streamed, source: Source, sha256: bytes, *, scope: str, client: str) -> Medium:
+    def medium(self, part: Media | Streamed, source: Source, sha256: bytes, *, scope: str, client: str) -> RequestMedium:
         """The medium of a request's part. sha256: that of its bytes. scope: rows that are kept are used only for requests of the same
         scope."""
         ask, own = self._preprocessing.of(part.kind, use_audio=part.use_audio, background=part.background), scope.encode()
         known = (self._digest, len(own).to_bytes(8, "big"), own, f"{part.kind} {ask} ".encode(), sha256)
-        return Medium(part.kind, source, ask, hashlib.sha256(b"".join(known)).digest(), client)
+        return RequestMedium(part.kind, source, ask, hashlib.sha256(b"".join(known)).digest(), client)
 
     def most_bytes(self, kind: str) -> int:
         """Most bytes of one medium of this kind: image, audio or video."""
         return self._decoder.limits.of(kind)[0]
 
-    async def features(self, medium: Medium, most_rows: int) -> Features:
+    async def features(self, medium: RequestMedium, most_rows: int) -> Features:
         """The rows of a medium. most_rows: rows that there is room for. A medium that several requests ask for at once is read once.
         Clients take turns, and no picture or sound waits for a film. Raises BadMedia, DecoderFull or DecoderFailed."""
         while (found := self._cache.find(medium.digest)) is None:
@@ -181,7 +181,7 @@ class MediaReader:
         self._check_room(found.extent, most_rows)
         return found
 
-    async def _read(self, medium: Medium, most_rows: int) -> Features:
+    async def _read(self, medium: RequestMedium, most_rows: int) -> Features:
         digest = medium.digest
         match ask := medium.preprocessing:
             case PicturePreprocessing():
@@ -193,18 +193,18 @@ class MediaReader:
                 return await self._seen(film.frames, seconds, film.sound, digest, most_rows)
             case _:
                 sound = await self._decoder.sound(medium.source, ask, client=medium.client)
-                extent = Extent(sound=self._heard_rows(sound))
+                extent = MediumExtent(sound=self._heard_rows(sound))
                 self._check_room(extent, most_rows)
                 return Features(extent, await self._joined(await self._heard(sound)), digest)
 
-    async def _seen(self, frames: Pixels, seconds: float, sound: Sound | None, digest: bytes, most_rows: int) -> Features:
+    async def _seen(self, frames: Pixels, seconds: float, sound: DecodedSound | None, digest: bytes, most_rows: int) -> Features:
         each = self._pictures.frames
-        extent = Extent(self._pictures.grid(frames), seconds, 0 if sound is None else self._heard_rows(sound))
+        extent = MediumExtent(self._pictures.grid(frames), seconds, 0 if sound is None else self._heard_rows(sound))
         self._check_room(extent, most_rows)
         rows = await self._pictures.queue.rows([frames[first : first + each] for first in range(0, len(frames), each)])
         return Features(extent, await self._joined(rows if sound is None else rows + await self._heard(sound)), digest)
 
-    def _heard_rows(self, sound: Sound) -> int:
+    def _heard_rows(self, sound: DecodedSound) -> int:
         rows = self._sounds.rows(len(sound.samples))
         if not rows:
             lasts_ms, least_ms = len(sound.samples) / sound.rate_hz * 1000, self._sounds.least_ms
@@ -215,9 +215,9 @@ class MediaReader:
         """Join rows on a thread: those of a long film are hundreds of megabytes."""
         return await self._pictures.queue.worker.run(partial(torch.cat, rows))
 
-    async def _heard(self, sound: Sound) -> list[torch.Tensor]:
+    async def _heard(self, sound: DecodedSound) -> list[torch.Tensor]:
         spectrogram = await self._sounds.queue.worker.run(partial(self._sounds.spectrogram, sound.samples))
         return await self._sounds.queue.rows(self._sounds.pieces(spectrogram))
 
-    def _check_room(self, extent: Extent, most_rows: int) -> None:
+    def _check_room(self, extent: MediumExtent, most_rows: int) -> None:
         check_room(self.rows_of(extent), most_rows)

@@ -52,7 +52,7 @@ from omnistage.models.options import LoadOptions
 
 
 @dataclass(frozen=True, slots=True)
-class Parts:
+class ThinkerParts:
     """The parts of a Thinker. products: how the encoders multiply, and why."""
 
     decoder: PackedDecoder
@@ -83,7 +83,7 @@ class ThinkerWeights(Generic[Sized]):
     decoder: Callable[[Weights, Sized, torch.dtype, torch.device, Group], PackedDecoder]
     encoders: Callable[[Weights, Sized, torch.dtype, torch.device, LinearMaker], tuple[VisionEncoder, AudioEncoder]]
 
-    def read_parts(self, folder: Path, config: Sized, dtype: torch.dtype, device: torch.device, group: Group = ALONE) -> Parts:
+    def read_parts(self, folder: Path, config: Sized, dtype: torch.dtype, device: torch.device, group: Group = ALONE) -> ThinkerParts:
         """The parts of a rank: its part of the decoder, and all of the encoders. Raises BadCheckpoint for a weight that is missing or that
         nobody reads; ValueError for an ill-shaped one."""
         with Weights(folder, self.others, RENAMED, computed=dtype) as weights:
@@ -91,7 +91,7 @@ class ThinkerWeights(Generic[Sized]):
             decoder = self.decoder(weights, config, dtype, device, group)
             (vision, audio), products = _built(partial(self.encoders, weights, config, dtype, device), dtype, device)
             weights.check_read()
-        return Parts(decoder, vision, audio, products)
+        return ThinkerParts(decoder, vision, audio, products)
 
     def read_decoder(self, folder: Path, options: LoadOptions, group: Group) -> PackedDecoder:
         """The part that a `rank.Reader` reads."""
@@ -175,7 +175,7 @@ class Ready:
 
 
 def _reader(
-    config: MediaSizes, parts: Parts, preparation: Preparation, sizes: Sizes, encoders: Worker, revision: str, *, together: bool
+    config: MediaSizes, parts: ThinkerParts, preparation: Preparation, sizes: Sizes, encoders: Worker, revision: str, *, together: bool
 ) -> MediaReader:
     pictures, spectrograms = preparation.pictures, preparation.spectrograms
     return MediaReader(
@@ -214,7 +214,7 @@ def weights_below(weights: Weights, prefix: str, dtype: torch.dtype, device: tor
     return need
 
 
-def encoded_rows(parts: Parts, colours: Normalization) -> tuple[bool, list[torch.Tensor]]:
+def encoded_rows(parts: ThinkerParts, colours: Normalization) -> tuple[bool, list[torch.Tensor]]:
     """The rows of random pictures and sounds, with sizes that give whole and partial windows and chunks; and whether the rows have the same
     bits alone and together."""
     random = np.random.default_rng(0)

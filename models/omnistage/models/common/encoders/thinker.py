@@ -18,15 +18,15 @@ from omnistage.engine.detokenizer import Detokenizer
 from omnistage.engine.request import Given, Prompt, SequenceRequest
 from omnistage.models.common.answer import AnswerAssembler
 from omnistage.models.common.chat import ChatTokenizer
-from omnistage.models.common.encoders.features import Extent, Features, Layout
-from omnistage.models.common.encoders.reader import Medium
+from omnistage.models.common.encoders.features import Features, MediumExtent, PromptLayout
+from omnistage.models.common.encoders.reader import RequestMedium
 from omnistage.models.common.encoders.starting import Ready
 from omnistage.models.common.requests import check_place, refuse_unfit
 from omnistage.models.common.speech.ports import HIDDEN, PLACES, PROMPT
 from omnistage.models.common.spool import Files, Spool, Spooled
 from omnistage.models.common.thinker import EngineThinker, Tokenized
 from omnistage.models.conversation import Media, Streamed, Turn
-from omnistage.models.interface import Array, BadRequest, Failed, Full, Load, Piece, Rows, TextRequest, Wanted
+from omnistage.models.interface import Array, BadRequest, Failed, Full, Load, Piece, TensorRows, TextRequest, Wanted
 from omnistage.models.media.decoder import Source
 from omnistage.models.media.errors import BadMedia, DecoderBroken, DecoderFailed, DecoderFull
 
@@ -39,11 +39,11 @@ USUAL_TOKENS = 512
 
 
 @dataclass(frozen=True, slots=True)
-class Prepared(Tokenized):
+class PreparedConversation(Tokenized):
     """A conversation with one token for each medium. media: in order; the bytes of streamed media are still to come, into files. grammar:
     constraint of the text."""
 
-    media: tuple[Medium | Streamed, ...]
+    media: tuple[RequestMedium | Streamed, ...]
     files: Files
     grammar: Constraint | None
 
@@ -53,11 +53,11 @@ class Handed:
     """The part of a prompt that a Talker gets. ready: rows that are known before anything is computed. slots: slots of the prompt, int64,
     whose taps the Talker gets; None: all."""
 
-    ready: tuple[Rows, ...] = ()
+    ready: tuple[TensorRows, ...] = ()
     slots: NDArray[np.int64] | None = None
 
 
-class MediaThinker(EngineThinker[Prepared]):
+class MediaThinker(EngineThinker[PreparedConversation]):
     """Implements `ThinkerModel`, except how a family lays out the rows of a prompt."""
 
     tokenizer: ChatTokenizer
@@ -100,16 +100,16 @@ class MediaThinker(EngineThinker[Prepared]):
         return tuple(self.tokenizer.template.token_ids(turns, [part.kind for part in _media(turns)]))
 
     @abstractmethod
-    def lay_out(self, prompt_ids: Sequence[int], extents: Sequence[Extent]) -> Layout:
+    def lay_out(self, prompt_ids: Sequence[int], extents: Sequence[MediumExtent]) -> PromptLayout:
         """The rows of a prompt in which one token stands for each medium. extents: those of the media, in order."""
 
-    def hand_over(self, prompt_ids: Sequence[int], extents: Sequence[Extent], layout: Layout, wanted: Wanted) -> Handed:
+    def hand_over(self, prompt_ids: Sequence[int], extents: Sequence[MediumExtent], layout: PromptLayout, wanted: Wanted) -> Handed:
         """The rows that a Talker gets. prompt_ids, extents: those from which `lay_out` made `layout`. Raises BadRequest."""
         return Handed(rows_known(PLACES, layout.positions.T, wanted))
 
     def _prepared(
         self, request: TextRequest, prompt_ids: tuple[int, ...], said_ids: tuple[int, ...], grammar: Constraint | None
-    ) -> Prepared:
+    ) -> PreparedConversation:
         if request.finished is None and prompt_ids:  # Verbatim text for a model without rows has no prompt, and needs no engine.
             with refuse_unfit("thinker"):
                 # Without the rows of the media: faults of the request itself are told before anything is read.
@@ -119,18 +119,22 @@ class MediaThinker(EngineThinker[Prepared]):
         streamed = [part for part in parts if isinstance(part, Streamed)]
         files = self._spool.files(streamed, lambda part: self.reader.most_bytes(part.kind))
         media = tuple(part if isinstance(part, Streamed) else self._medium(part, part.data, part.digest, request) for part in parts)
-        return Prepared(request, prompt_ids, said_ids, media, files, grammar)
+        return PreparedConversation(request, prompt_ids, said_ids, media, files, grammar)
 
-    def _medium(self, part: Media | Streamed, source: Source, sha256: bytes, request: TextRequest) -> Medium:
+    def _medium(self, part: Media | Streamed, source: Source, sha256: bytes, request: TextRequest) -> RequestMedium:
         return self.reader.medium(part, source, sha256, scope=request.scope, client=request.client)
 
     # The run ---------------------------------------------------------------------------------------------------------------------------
 
-    async def _begun(self, prepared: Prepared, inputs: AsyncIterator[Piece], wanted: Wanted) -> tuple[AnswerAssembler, SequenceRequest]:
+    async def _begun(
+        self, prepared: PreparedConversation, inputs: AsyncIterator[Piece], wanted: Wanted
+    ) -> tuple[AnswerAssembler, SequenceRequest]:
         features = await self._read(prepared, inputs)
         return await self._worker.run(partial(self._placed, prepared, features, wanted))
 
-    def _placed(self, prepared: Prepared, features: Sequence[Features], wanted: Wanted) -> tuple[AnswerAssembler, SequenceRequest]:
+    def _placed(
+        self, prepared: PreparedConversation, features: Sequence[Features], wanted: Wanted
+    ) -> tuple[AnswerAssembler, SequenceRequest]:
         """See _begun; the media are read already. Raises BadRequest."""
         request, said_ids = prepared.request, prepared.said_ids
         extents = [each.extent for each in features]
@@ -157,14 +161,15 @@ class MediaThinker(EngineThinker[Prepared]):
             asked = self._asked(request, prepared.grammar, prompt, answer.items, said_ids=said_ids, taps_from=taps_from)
         return answer, asked
 
-    async def _read(self, prepared: Prepared, inputs: AsyncIterator[Piece]) -> list[Features]:
+    async def _read(self, prepared: PreparedConversation, inputs: AsyncIterator[Piece]) -> list[Features]:
         """The features of all media, one after the other. Streamed media are files until then."""
         if not prepared.media:
             return []
         async with prepared.files as files:
             await files.take_all(inputs)
             media = [
-                part if isinstance(part, Medium) else self._of_spooled(files.whole[part.port], prepared.request) for part in prepared.media
+                part if isinstance(part, RequestMedium) else self._of_spooled(files.whole[part.port], prepared.request)
+                for part in prepared.media
             ]
             self._unread += 1
             try:
@@ -172,17 +177,17 @@ class MediaThinker(EngineThinker[Prepared]):
             finally:
                 self._unread -= 1
 
-    def _of_spooled(self, spooled: Spooled, request: TextRequest) -> Medium:
+    def _of_spooled(self, spooled: Spooled, request: TextRequest) -> RequestMedium:
         return self._medium(spooled.streamed, spooled.file, spooled.digest, request)
 
-    async def _features(self, media: Sequence[Medium], room: int) -> list[Features]:
+    async def _features(self, media: Sequence[RequestMedium], room: int) -> list[Features]:
         features = list[Features]()
         for number, medium in enumerate(media, 1):
             features.append(await self._features_of(medium, room, number))
             room -= self.reader.rows_of(features[-1].extent) - 1
         return features
 
-    async def _features_of(self, medium: Medium, room: int, number: int) -> Features:
+    async def _features_of(self, medium: RequestMedium, room: int, number: int) -> Features:
         """The features of one medium. number: its number in the request, for errors."""
         try:
             return await self.reader.features(medium, room)
@@ -196,19 +201,19 @@ class MediaThinker(EngineThinker[Prepared]):
         raise refusal()
 
 
-def rows_known(port: str, rows: NDArray[np.int64], wanted: Wanted) -> tuple[Rows, ...]:
+def rows_known(port: str, rows: NDArray[np.int64], wanted: Wanted) -> tuple[TensorRows, ...]:
     """Rows of a prompt that are whole numbers, int32 [n, width], for a port; none if nobody wants them. Raises BadRequest."""
     if port not in wanted:
         return ()
     check_place(wanted, port, len(rows), "rows of the prompt")
-    return (Rows(port, np.ascontiguousarray(rows[wanted[port] :], np.int32), last=True),)
+    return (TensorRows(port, np.ascontiguousarray(rows[wanted[port] :], np.int32), last=True),)
 
 
 def _media(turns: Sequence[Turn]) -> list[Media | Streamed]:
     return [part for turn in turns for part in turn.parts if not isinstance(part, str)]
 
 
-def _given(layout: Layout, features: Sequence[Features]) -> tuple[Given, ...]:
+def _given(layout: PromptLayout, features: Sequence[Features]) -> tuple[Given, ...]:
     """The rows of a prompt's media."""
     return tuple(
         Given(placed.first, each.rows if placed.order is None else each.rows[torch.from_numpy(placed.order)], each.digest)

@@ -17,7 +17,7 @@ LEARNED = 0.1
 """Weight of one window in the known pace."""
 
 
-class Pace:
+class WindowPace:
     """How long windows take now, relative to their time at load, when nothing else ran: learned from all windows. The first window of a
     speech says little about it: meanwhile the machine also reads the question and begins to speak."""
 
@@ -38,7 +38,7 @@ class Forecast:
 
     def __init__(self, code_s: float, seconds: Mapping[Hashable, float], form: Callable[[Window], Hashable]) -> None:
         self._code_s, self._seconds, self._form = code_s, seconds, form
-        self._pace, self._computing = Pace(), 0
+        self._pace, self._computing = WindowPace(), 0
 
     @contextmanager
     def watching(self, window: Window, *, learning: bool) -> Iterator[None]:

@@ -27,7 +27,7 @@ from omnistage.engine.types import Unfit
 from omnistage.models.common.arrays import array_of
 from omnistage.models.common.cache_size import CacheSize
 from omnistage.models.common.engine_model import EngineModel
-from omnistage.models.common.feed import Feed, next_rows
+from omnistage.models.common.feed import PortFeed, next_rows
 from omnistage.models.common.real_time import computing_s, speakers_text
 from omnistage.models.common.requests import refuse_unfit
 from omnistage.models.common.speech.blocks import Blocks
@@ -69,7 +69,7 @@ class AddedRows:
 
 
 @dataclass(frozen=True, slots=True)
-class Prepared:
+class PreparedSpeaker:
     """A request, and the name of its voice."""
 
     request: SpeechRequest
@@ -109,18 +109,18 @@ class RowTalker(EngineModel):
         async with aclosing(self.speak(await self.prepare(request), _in_turn(pieces), {self._manner.codes.name: 0})) as frames:
             return sum([len(made.rows) async for made in frames])
 
-    async def prepare(self, request: SpeechRequest) -> Prepared:
+    async def prepare(self, request: SpeechRequest) -> PreparedSpeaker:
         """See TalkerModel.prepare."""
         voice = choose_voice(self._added.between, request.voice, "talker.voice")
         if request.speed != 1:
             raise BadRequest("talker.speed", "this voice speaks at its own pace: leave it out, or give 1")
-        prepared = Prepared(request, voice)
+        prepared = PreparedSpeaker(request, voice)
         with refuse_unfit("talker"):
             # Faults of the request itself are told before anything is read.
             self.engine.check(self.sequence(prepared, np.zeros((self._manner.place, 0), np.int64)))
         return prepared
 
-    async def speak(self, prepared: Prepared, inputs: AsyncIterator[Piece], wanted: Wanted) -> AsyncGenerator[Frames, None]:
+    async def speak(self, prepared: PreparedSpeaker, inputs: AsyncIterator[Piece], wanted: Wanted) -> AsyncGenerator[Frames, None]:
         """See TalkerModel.speak. An answer whose only token is its end has no row, and no speech."""
         request, width = prepared.request, self._manner.codes.width
         async with AsyncExitStack() as held:
@@ -130,7 +130,7 @@ class RowTalker(EngineModel):
                     raise BadRequest("resume.history", "there is nothing to speak, and frames are there already")
                 yield Frames(np.empty((0, width), np.uint32), FinishReason.STOP)
                 return
-            feed = Feed(stream, inputs, HIDDEN, self._added.behind)
+            feed = PortFeed(stream, inputs, HIDDEN, self._added.behind)
             feed.give(torch.cat(opening.reply)[1:], last=opening.ended)
             blocks = Blocks(self._manner.block, len(request.history_items))
             async with feed.feeding():
@@ -143,7 +143,9 @@ class RowTalker(EngineModel):
                     if reason is not None:
                         return
 
-    async def _begun(self, prepared: Prepared, inputs: AsyncIterator[Piece], held: AsyncExitStack) -> tuple[Opening, SequenceStream | None]:
+    async def _begun(
+        self, prepared: PreparedSpeaker, inputs: AsyncIterator[Piece], held: AsyncExitStack
+    ) -> tuple[Opening, SequenceStream | None]:
         """A speech up to its first frame, read while it comes: a Thinker sends the rows of a long conversation long before it answers.
         held: gets the stream, to close it. None: there is nothing to speak. Raises BadRequest, EngineFull or EngineClosed."""
         stream = None
@@ -161,7 +163,7 @@ class RowTalker(EngineModel):
                 stream.give(rows, digest)
         return opening, stream if opening.reply else None
 
-    def sequence(self, prepared: Prepared, places: NDArray[np.int64]) -> SequenceRequest:
+    def sequence(self, prepared: PreparedSpeaker, places: NDArray[np.int64]) -> SequenceRequest:
         """The request to the engine for a speech after a conversation; the rows of its prompt are given later. places: as in `lay_out`.
         Raises Unfit.
 

@@ -21,14 +21,14 @@ from omnistage.models.common.worker import Worker
 from omnistage.models.interface import Array, ModelInfo, Piece, Sound, Wanted, WaveRequest
 from omnistage.models.qwen2_5_omni.wave.config import WaveConfig
 from omnistage.models.qwen2_5_omni.wave.speaker import Speaker
-from omnistage.models.qwen2_5_omni.wave.speech import Prepared, Speech, sound
+from omnistage.models.qwen2_5_omni.wave.speech import PreparedSpeech, Speech, sound
 from omnistage.models.qwen2_5_omni.wave.trial import form
 from omnistage.models.qwen2_5_omni.wave.window import Job, Vocoding, Windows
 from omnistage.models.steps.listeners import Listeners
 from omnistage.models.steps.loop import Loop
 
 
-class FlowCode2Wav(WindowedCode2Wav[Prepared]):
+class FlowCode2Wav(WindowedCode2Wav[PreparedSpeech]):
     """Implements `Code2WavModel`. Build it with `loading.load_code2wav`."""
 
     def __init__(
@@ -48,17 +48,17 @@ class FlowCode2Wav(WindowedCode2Wav[Prepared]):
         super().__init__(info, Loop(windows, Listeners[Job](trial.most, self._halving.worth), workers), workers)
         self._forecast = Forecast(config.code_samples / config.sample_rate_hz, trial.seconds, form)
 
-    async def prepare(self, request: WaveRequest) -> Prepared:
+    async def prepare(self, request: WaveRequest) -> PreparedSpeech:
         """See Code2WavModel.prepare."""
         voice = choose_voice(self._speakers, request.voice, "code2wav.voice")
-        return Prepared(request.seed, self._schedules[request.profile], self._speakers[voice])
+        return PreparedSpeech(request.seed, self._schedules[request.profile], self._speakers[voice])
 
-    def first_frame(self, prepared: Prepared, sample: int) -> int:
+    def first_frame(self, prepared: PreparedSpeech, sample: int) -> int:
         """See Code2WavModel.first_frame: the frame at which the last refresh before the sample begins."""
         schedule = prepared.schedule
         return schedule.first_code(schedule.entry(sample // self.config.code_samples))
 
-    async def decode(self, prepared: Prepared, inputs: AsyncIterator[Piece], wanted: Wanted) -> AsyncGenerator[Sound, None]:
+    async def decode(self, prepared: PreparedSpeech, inputs: AsyncIterator[Piece], wanted: Wanted) -> AsyncGenerator[Sound, None]:
         """See Code2WavModel.decode. If no codes come, there is no sound. While the sound of a window is on its way, that of the next one is
         made, and the flow of the one after that is solved."""
         arrivals, speech = Arrivals(), Speech(self.config, self.windows, prepared, wanted[AUDIO])
@@ -70,7 +70,7 @@ class FlowCode2Wav(WindowedCode2Wav[Prepared]):
                 yield each
 
     async def _solved(
-        self, speech: Speech, prepared: Prepared, inputs: AsyncIterator[Piece], arrivals: Arrivals
+        self, speech: Speech, prepared: PreparedSpeech, inputs: AsyncIterator[Piece], arrivals: Arrivals
     ) -> AsyncGenerator[tuple[float, Vocoding], None]:
         """The chunks that are to become sound, each with the time by which it is due: when its listener has heard the sound before it, or
         at once."""
@@ -111,6 +111,6 @@ class FlowCode2Wav(WindowedCode2Wav[Prepared]):
                 made = replace(made, prebuffer_s=0.0 if last else self._forecast.prebuffer_s(schedule, arrivals, begun, now))
             yield made
 
-    def usual_codes(self, prepared: Prepared) -> Array:
+    def usual_codes(self, prepared: PreparedSpeech) -> Array:
         """Codes of one second."""
         return np.zeros((len(prepared.schedule.sizes) * 4 * self.config.block_codes, 1), np.uint32)

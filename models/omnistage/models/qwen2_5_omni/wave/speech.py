@@ -19,7 +19,7 @@ from omnistage.models.qwen2_5_omni.wave.window import PIECE_FRAMES, Flow, Vocodi
 
 
 @dataclass(frozen=True, slots=True)
-class Prepared:
+class PreparedSpeech:
     """The parameters of a speech."""
 
     seed: int
@@ -33,7 +33,7 @@ class Speech:
     first_sample: earlier samples are computed only if the rest depends on them.
     """
 
-    def __init__(self, config: WaveConfig, windows: Windows, prepared: Prepared, first_sample: int = 0) -> None:
+    def __init__(self, config: WaveConfig, windows: Windows, prepared: PreparedSpeech, first_sample: int = 0) -> None:
         self._config, self._windows, self._prepared = config, windows, prepared
         self._first_sample = first_sample
         self.window: Window | None = None

@@ -18,14 +18,14 @@ from omnistage.models.common.speech.trial import Trial
 from omnistage.models.common.worker import Worker
 from omnistage.models.interface import Array, ModelInfo, Piece, Profile, Sound, Wanted, WaveRequest
 from omnistage.models.qwen3_omni.wave.config import SAMPLE_RATE_HZ, WaveConfig
-from omnistage.models.qwen3_omni.wave.speech import Prepared, Speech, first_frame
+from omnistage.models.qwen3_omni.wave.speech import PreparedSpeech, Speech, first_frame
 from omnistage.models.qwen3_omni.wave.trial import form
-from omnistage.models.qwen3_omni.wave.window import Job, Windows
+from omnistage.models.qwen3_omni.wave.window import WindowJob, Windows
 from omnistage.models.steps.listeners import Listeners
 from omnistage.models.steps.loop import Loop
 
 
-class CausalCode2Wav(WindowedCode2Wav[Prepared]):
+class CausalCode2Wav(WindowedCode2Wav[PreparedSpeech]):
     """Implements `Code2WavModel`. Build it with `loading.load_code2wav`."""
 
     def __init__(
@@ -37,19 +37,19 @@ class CausalCode2Wav(WindowedCode2Wav[Prepared]):
         info: ModelInfo,
         trial: Trial,
     ) -> None:
-        super().__init__(info, Loop(windows, Listeners[Job](trial.most, lambda key: False), workers), workers)
+        super().__init__(info, Loop(windows, Listeners[WindowJob](trial.most, lambda key: False), workers), workers)
         self.config, self.windows, self._schedules = config, windows, schedules
         self._forecast = Forecast(1 / config.frame_rate_hz, trial.seconds, form)
 
-    async def prepare(self, request: WaveRequest) -> Prepared:
+    async def prepare(self, request: WaveRequest) -> PreparedSpeech:
         """See Code2WavModel.prepare. The Talker's codes already have their voice."""
-        return Prepared(self._schedules[request.profile], request.profile != Profile.OFFLINE)
+        return PreparedSpeech(self._schedules[request.profile], request.profile != Profile.OFFLINE)
 
-    def first_frame(self, prepared: Prepared, sample: int) -> int:
+    def first_frame(self, prepared: PreparedSpeech, sample: int) -> int:
         """See Code2WavModel.first_frame: the beginning of a window, as far back as any sound from the sample on depends on."""
         return prepared.schedule.first_code(prepared.schedule.entry(first_frame(self.config, sample)))
 
-    async def decode(self, prepared: Prepared, inputs: AsyncIterator[Piece], wanted: Wanted) -> AsyncGenerator[Sound, None]:
+    async def decode(self, prepared: PreparedSpeech, inputs: AsyncIterator[Piece], wanted: Wanted) -> AsyncGenerator[Sound, None]:
         """See Code2WavModel.decode. If no frames come, there is no sound. While the sound of a window is on its way, the next one is
         made."""
         speech = Speech(self.config, self.windows.net, prepared.schedule, wanted[AUDIO])
@@ -57,7 +57,7 @@ class CausalCode2Wav(WindowedCode2Wav[Prepared]):
             async for each in sounds:
                 yield each
 
-    async def _sounds(self, speech: Speech, prepared: Prepared, inputs: AsyncIterator[Piece]) -> AsyncGenerator[Sound, None]:
+    async def _sounds(self, speech: Speech, prepared: PreparedSpeech, inputs: AsyncIterator[Piece]) -> AsyncGenerator[Sound, None]:
         """The sounds. Each window is due when its listener has heard the sound before it, or at once; if nobody listens, after all windows
         that others hear."""
         clock, arrivals, due, heard = asyncio.get_running_loop().time, Arrivals(), 0.0, False
@@ -81,6 +81,6 @@ class CausalCode2Wav(WindowedCode2Wav[Prepared]):
                 yield sound
                 due = max(clock(), due) + len(sound.samples) / SAMPLE_RATE_HZ
 
-    def usual_codes(self, prepared: Prepared) -> Array:
+    def usual_codes(self, prepared: PreparedSpeech) -> Array:
         """See WindowedCode2Wav.usual_codes."""
         return np.zeros((sum(prepared.schedule.sizes) + prepared.schedule.sizes[-1], self.config.codebooks), np.uint32)

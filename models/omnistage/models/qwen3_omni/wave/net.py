@@ -21,7 +21,7 @@ import torch.nn.functional as functional
 from omnistage.engine.linear import Linear, LinearMaker, whole
 from omnistage.models.common.weights import ShapedNeed
 from omnistage.models.qwen3_omni.wave.config import DILATIONS, KERNEL, WaveConfig
-from omnistage.models.qwen3_omni.wave.state import Inputs, State
+from omnistage.models.qwen3_omni.wave.state import ConvolutionInputs, WaveState
 
 NEXT_EPSILON = 1e-6
 """Epsilon in the norm of a ConvNeXt block."""
@@ -49,14 +49,14 @@ class CausalNet:
     def device(self) -> torch.device:
         return self._codes.device
 
-    def start(self, place: int = 0) -> State:
+    def start(self, place: int = 0) -> WaveState:
         """The state before a frame. place: place of the frame. If it is above 0, samples are those of the speech `WaveConfig.frames_before`
         frames after it."""
         config = self.config
         keys = self._codes.new_zeros(config.layers, 2, config.kv_heads, config.window - 1, config.head_size)
-        return State(place, 0, keys, tuple(self._codes.new_zeros(*shape) for shape in self._kept(first=place == 0)))
+        return WaveState(place, 0, keys, tuple(self._codes.new_zeros(*shape) for shape in self._kept(first=place == 0)))
 
-    def step(self, codes: torch.Tensor, states: Sequence[State], *, silent: bool = False) -> tuple[torch.Tensor, list[State]]:
+    def step(self, codes: torch.Tensor, states: Sequence[WaveState], *, silent: bool = False) -> tuple[torch.Tensor, list[WaveState]]:
         """Compute samples. codes: int64 [speeches, frames, codebooks]; either all speeches or none are at their first frame. silent: nobody
         needs the samples, nor any that depend on them: none are made. Returns float32 [speeches, samples] in -1..1, and the states after
         them."""
@@ -66,13 +66,13 @@ class CausalNet:
         if silent:
             samples, inputs = hidden.new_empty(len(states), 0), [state.inputs for state in states]
         else:
-            before = Inputs(states)
+            before = ConvolutionInputs(states)
             samples = self._sounded(hidden, before)
             inputs = [tuple(before.left(speech)) for speech in range(len(states))]
         after = zip(states, seen, keys, inputs, strict=True)
-        return samples, [State(state.place + frames, count, kept, left) for state, count, kept, left in after]
+        return samples, [WaveState(state.place + frames, count, kept, left) for state, count, kept, left in after]
 
-    def _attended(self, x: torch.Tensor, states: Sequence[State]) -> tuple[torch.Tensor, list[torch.Tensor]]:
+    def _attended(self, x: torch.Tensor, states: Sequence[WaveState]) -> tuple[torch.Tensor, list[torch.Tensor]]:
         """Rows after all layers, and the keys that each speech keeps."""
         frames, kept = x.shape[1], self.config.window - 1
         places = torch.tensor([state.place for state in states])[:, None] + torch.arange(frames)
@@ -97,7 +97,7 @@ class CausalNet:
         there = key >= kept - torch.tensor(seen)[:, None, None, None]
         return there & (key >= frame) & (key <= frame + kept)
 
-    def _sounded(self, x: torch.Tensor, before: Inputs) -> torch.Tensor:
+    def _sounded(self, x: torch.Tensor, before: ConvolutionInputs) -> torch.Tensor:
         for widen, block in self._widening:
             x = block(widen(x), before)
         x = self._enter(x.transpose(1, 2), before)
@@ -178,7 +178,7 @@ class _Convolution:
     dilation: int = 1
     groups: int = 1
 
-    def __call__(self, x: torch.Tensor, before: Inputs) -> torch.Tensor:
+    def __call__(self, x: torch.Tensor, before: ConvolutionInputs) -> torch.Tensor:
         if past := self.dilation * (self.weight.shape[2] - 1):
             x = before.joined(x, past)
         if x.device.type == "cpu" and x.dtype == torch.float32 and torch._C._has_mkldnn:
@@ -207,7 +207,7 @@ class _Upsampling:
     pair: _Convolution
     rate: int
 
-    def __call__(self, x: torch.Tensor, before: Inputs) -> torch.Tensor:
+    def __call__(self, x: torch.Tensor, before: ConvolutionInputs) -> torch.Tensor:
         made = self.pair(self.snake(x), before)
         return made.view(len(x), self.rate, -1, made.shape[2]).permute(0, 2, 3, 1).flatten(2)
 
@@ -234,7 +234,7 @@ class _Next:
     out: Linear
     scale: torch.Tensor
 
-    def __call__(self, x: torch.Tensor, before: Inputs) -> torch.Tensor:
+    def __call__(self, x: torch.Tensor, before: ConvolutionInputs) -> torch.Tensor:
         made = self.along(x.transpose(1, 2), before).transpose(1, 2)
         made = functional.layer_norm(made, self.norm.shape, self.norm, self.norm_bias, NEXT_EPSILON)
         return torch.addcmul(x, self.scale, _rows(self.out, functional.gelu(_rows(self.into, made))))
@@ -249,7 +249,7 @@ class _Unit:
     second: _Snake
     near: _Convolution
 
-    def __call__(self, x: torch.Tensor, before: Inputs) -> torch.Tensor:
+    def __call__(self, x: torch.Tensor, before: ConvolutionInputs) -> torch.Tensor:
         return x + self.near(self.second(self.far(self.first(x), before)), before)
 
 

@@ -12,11 +12,11 @@ from omnistage.models.common.speech.schedule import Schedule, Window
 from omnistage.models.interface import Array, BadRequest, Sound
 from omnistage.models.qwen3_omni.wave.config import WaveConfig
 from omnistage.models.qwen3_omni.wave.net import CausalNet
-from omnistage.models.qwen3_omni.wave.window import Job
+from omnistage.models.qwen3_omni.wave.window import WindowJob
 
 
 @dataclass(frozen=True, slots=True)
-class Prepared:
+class PreparedSpeech:
     """heard: somebody listens while the sound is made."""
 
     schedule: Schedule
@@ -54,15 +54,15 @@ class Speech:
         if self._ended and samples < self._first_sample:
             raise BadRequest("resume.positions", f"the sound has {samples} samples: it cannot go on at sample {self._first_sample}")
 
-    def next(self) -> Job | None:
+    def next(self) -> WindowJob | None:
         """The next window, if all of its frames are there and the window before it was `made`."""
         self.window = self._schedule.window(self._number, self._codes.past, ended=self._ended)
         if self.window is None:
             return None
         codes = torch.from_numpy(self._codes.between(self.window.begin, self.window.end))
-        return Job(codes, self._state, silent=self.window.end <= self._sounding)
+        return WindowJob(codes, self._state, silent=self.window.end <= self._sounding)
 
-    def made(self, job: Job) -> Sound:
+    def made(self, job: WindowJob) -> Sound:
         """The sound of the window returned last by `next`, without samples that were heard before, and the frame that a replacement needs
         after it."""
         assert self.window is not None and job.after is not None and job.samples is not None

@@ -9,7 +9,7 @@ import torch
 
 
 @dataclass(frozen=True, slots=True)
-class State:
+class WaveState:
     """place: place of the next frame in its speech. seen: how many of the keys belong to frames; those before them are empty. keys: keys of
     the last frames, and their values, [layers, 2, kv_heads, window - 1, head_size]. inputs: last inputs of each convolution, in the order
     in which the net comes to them, [channels, count] each; zeros are what Transformers has before the first one.
@@ -26,10 +26,10 @@ class State:
         return sum(tensor.nbytes for tensor in (self.keys, *self.inputs))
 
 
-class Inputs:
+class ConvolutionInputs:
     """Inputs of the convolutions of one step, in order: each convolution's inputs of the last time stand before its new ones."""
 
-    def __init__(self, states: Sequence[State]) -> None:
+    def __init__(self, states: Sequence[WaveState]) -> None:
         self._before = iter([torch.stack(each) for each in zip(*(state.inputs for state in states), strict=True)])
         self._left: list[torch.Tensor] = []
 

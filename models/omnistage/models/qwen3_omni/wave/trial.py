@@ -8,7 +8,7 @@ from dataclasses import replace
 import torch
 
 from omnistage.models.common.speech.schedule import Window
-from omnistage.models.qwen3_omni.wave.window import Job, Windows
+from omnistage.models.qwen3_omni.wave.window import WindowJob, Windows
 from omnistage.models.steps.interface import Aside
 
 WINDOW = "window"
@@ -31,7 +31,7 @@ class WindowTrials:
         self.device = windows.net.device
         self.code_s = 1 / windows.net.config.frame_rate_hz
 
-    def random_job(self, stage: str, window: Window, seed: int) -> Job:
+    def random_job(self, stage: str, window: Window, seed: int) -> WindowJob:
         config, generator = self._windows.net.config, torch.Generator().manual_seed(seed)
 
         def random(like: torch.Tensor) -> torch.Tensor:
@@ -43,9 +43,9 @@ class WindowTrials:
             # At any phase of their speeches.
             seen = int(torch.randint(config.window, (), generator=generator))
             state = replace(state, seen=seen, keys=random(state.keys), inputs=tuple(map(random, state.inputs)))
-        return Job(codes, state)
+        return WindowJob(codes, state)
 
-    def step(self, jobs: Sequence[Job], aside: Aside | None) -> list[torch.Tensor]:
+    def step(self, jobs: Sequence[WindowJob], aside: Aside | None) -> list[torch.Tensor]:
         self._windows.step(jobs, aside)
         made = []
         for job in jobs:

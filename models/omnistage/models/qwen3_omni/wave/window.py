@@ -8,20 +8,20 @@ from dataclasses import dataclass
 import torch
 
 from omnistage.models.qwen3_omni.wave.net import CausalNet
-from omnistage.models.qwen3_omni.wave.state import State
+from omnistage.models.qwen3_omni.wave.state import WaveState
 from omnistage.models.steps.interface import Aside
 
 
 @dataclass(eq=False, slots=True)
-class Job:
+class WindowJob:
     """codes: int64 [frames, codebooks]. state: state before them. after: state after them, when the job is done. silent: see
     CausalNet.step."""
 
     codes: torch.Tensor
-    state: State
+    state: WaveState
     silent: bool = False
     samples: torch.Tensor | None = None
-    after: State | None = None
+    after: WaveState | None = None
 
 
 class Windows:
@@ -30,11 +30,11 @@ class Windows:
     def __init__(self, net: CausalNet) -> None:
         self.net = net
 
-    def key(self, job: Job) -> Hashable:
+    def key(self, job: WindowJob) -> Hashable:
         """Jobs of equal shapes can step together, wherever in their speeches they are; first frames have other shapes."""
         return len(job.codes), job.state.place == 0, job.silent
 
-    def step(self, jobs: Sequence[Job], aside: Aside | None = None) -> None:
+    def step(self, jobs: Sequence[WindowJob], aside: Aside | None = None) -> None:
         """See Steps. jobs: jobs of one key. Leaves no work to a second thread."""
         with torch.inference_mode():
             codes = torch.stack([job.codes for job in jobs]).to(self.net.device)
@@ -43,11 +43,11 @@ class Windows:
         for job, own, state in zip(jobs, samples, after, strict=True):
             job.samples, job.after = own.clone(), state
 
-    def take(self, job: Job) -> None:
+    def take(self, job: WindowJob) -> None:
         """Nothing to do: the step has taken the job."""
 
-    def is_done(self, job: Job) -> bool:
+    def is_done(self, job: WindowJob) -> bool:
         return job.after is not None
 
-    def give_up(self, job: Job) -> None:
+    def give_up(self, job: WindowJob) -> None:
         """A job holds nothing besides itself."""

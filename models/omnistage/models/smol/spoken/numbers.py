@@ -38,7 +38,7 @@ _IRREGULAR = {
 _GROUPED = re.compile(r"[1-9]\d{0,2}(?:,\d{2,3})*,\d{3}")
 
 
-class Written(NamedTuple):
+class WrittenNumber(NamedTuple):
     """A written number: the digits before its point, those after it, and whether marks group them."""
 
     whole: str
@@ -50,7 +50,7 @@ class Written(NamedTuple):
         return self.whole == "1" and not self.part
 
 
-def parse_number(number: str) -> Written:
+def parse_number(number: str) -> WrittenNumber:
     """Parse a number by the marks between its digits: the last of two different marks is the point; a comma before three digits groups, and
     so does a point that comes twice."""
     plain = number.replace(GROUP, "").replace(" ", "").replace("'", "")
@@ -64,12 +64,12 @@ def parse_number(number: str) -> Written:
     else:
         mark, grouped = ".", grouped or comma >= 0
         if plain.count(".") > 1:
-            return Written(plain.replace(".", ""), "", True)
+            return WrittenNumber(plain.replace(".", ""), "", True)
     whole, _, part = plain.replace("." if mark == "," else ",", "").partition(mark)
-    return Written(whole, part, grouped)
+    return WrittenNumber(whole, part, grouped)
 
 
-def amount(number: str | Written) -> str:
+def amount(number: str | WrittenNumber) -> str:
     """1,234.50 as "one thousand two hundred thirty four point five zero"; 007 digit by digit."""
     whole, part, grouped = parse_number(number) if isinstance(number, str) else number
     words = ""

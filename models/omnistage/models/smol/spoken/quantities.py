@@ -8,7 +8,18 @@ from omnistage.models.smol.spoken.characters import FRACTIONS
 from omnistage.models.smol.spoken.currencies import CURRENCIES
 from omnistage.models.smol.spoken.form import Form, alternatives, before, behind, form, in_equation
 from omnistage.models.smol.spoken.mistaken import are_seconds, awaits_letter, is_many, is_mistaken
-from omnistage.models.smol.spoken.numbers import NUMBER, Written, amount, bare, cardinal, count_words, name, ordinal, parse_number, plural
+from omnistage.models.smol.spoken.numbers import (
+    NUMBER,
+    WrittenNumber,
+    amount,
+    bare,
+    cardinal,
+    count_words,
+    name,
+    ordinal,
+    parse_number,
+    plural,
+)
 from omnistage.models.smol.spoken.units import UNIT, unit_names
 
 _SCALES = {"k": "thousand", "m": "million", "mm": "million", "mn": "million", "mio": "million", "b": "billion", "bn": "billion"}
@@ -107,7 +118,7 @@ _ACCOUNT = re.compile(
 )
 
 
-def _with_coins(number: Written, names: tuple[str, str, str, str]) -> str:
+def _with_coins(number: WrittenNumber, names: tuple[str, str, str, str]) -> str:
     """5.50 as "five dollars and fifty cents", 0.99 as "ninety nine cents"."""
     one, many, small_one, small_many = names
     coins = int(number.part)

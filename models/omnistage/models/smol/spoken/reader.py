@@ -81,7 +81,7 @@ _PUNCTUATION = re.compile(r"[,.;:!?]+")
 
 
 @dataclass(frozen=True, slots=True)
-class Spoken:
+class SpokenText:
     """words: the spoken words, with their punctuation. borders: places between words of the text that no form covers; each is the number of
     words of the text and of `words` before it. The first is the beginning and the last the end. unspoken: characters of the text that are
     not spoken."""
@@ -106,12 +106,12 @@ class _Reading:
         self._segment: list[str] = []
         self._apart = False
 
-    def result(self, unspoken: tuple[str, ...]) -> Spoken:
+    def result(self, unspoken: tuple[str, ...]) -> SpokenText:
         at, text = 0, self._text
         while at < len(text):
             at = self._step(at)
         self._end_segment()
-        return Spoken(tuple(self._words), tuple(self._borders), unspoken)
+        return SpokenText(tuple(self._words), tuple(self._borders), unspoken)
 
     def _step(self, at: int) -> int:
         """Read the form or text that begins at a place; returns the place after it."""
@@ -177,7 +177,7 @@ def _forms(character: str) -> Sequence[Form]:
     return _DIGIT_FORMS if character.isdecimal() else _SIGN_FORMS.get(character, ())
 
 
-def spoken(text: str) -> Spoken:
+def spoken(text: str) -> SpokenText:
     """Read a text aloud. Linear in its length."""
     cleaned = clean(text)
     return _Reading(cleaned.text).result(cleaned.unspoken)

@@ -15,7 +15,7 @@ import diffusers
 import torch
 import transformers
 
-from omnistage.models.common.progress import Progress
+from omnistage.models.common.progress import ShowProgress
 from omnistage.models.diffusers.quiet import quiet
 from omnistage.models.tiny.diffusers.sizes import (
     DESIGNS,
@@ -26,15 +26,15 @@ from omnistage.models.tiny.diffusers.sizes import (
     VIDEO_PREPROCESSOR,
     Design,
 )
-from omnistage.models.tiny.diffusers.tokenizer import TEMPLATE, VISION_TEMPLATE, Ids, build_vocabulary, write_tokenizer
+from omnistage.models.tiny.diffusers.tokenizer import TEMPLATE, VISION_TEMPLATE, WordIds, build_vocabulary, write_tokenizer
 from omnistage.models.tiny.files import write_json
-from omnistage.models.tiny.makers import MakeError, Order
+from omnistage.models.tiny.makers import CheckpointOrder, MakeError
 from omnistage.models.tiny.random_weights import noise
 
 PROCESSOR = "Qwen2VLProcessor"
 
 
-def make(name: str, directory: Path, order: Order, progress: Progress) -> None:
+def make(name: str, directory: Path, order: CheckpointOrder, progress: ShowProgress) -> None:
     """Fill an existing empty folder with the checkpoint of one of DESIGNS. Raises MakeError for the real vocabulary, which would need an
     embedding larger than all the rest."""
     check_tokenizer(name, order)
@@ -60,7 +60,7 @@ def make(name: str, directory: Path, order: Order, progress: Progress) -> None:
     write_json(directory / "model_index.json", _index(design, parts))
 
 
-def check_tokenizer(name: str, order: Order) -> None:
+def check_tokenizer(name: str, order: CheckpointOrder) -> None:
     """Raises MakeError for a vocabulary that does not fit the pipeline."""
     if order.tokenizer != "built":
         raise MakeError(f"tokenizer {order.tokenizer!r}: a checkpoint of {name} can have built")
@@ -75,7 +75,7 @@ longcat_image = partial(make, "longcat-image")
 longcat_image_edit = partial(make, "longcat-image-edit")
 
 
-def _models(design: Design, size: str, ids: Ids) -> dict[str, Any]:
+def _models(design: Design, size: str, ids: WordIds) -> dict[str, Any]:
     """The parts with weights, which have no memory yet."""
     transformer = getattr(diffusers, design.transformer)
     vae = getattr(diffusers, design.vae)
@@ -87,7 +87,7 @@ def _models(design: Design, size: str, ids: Ids) -> dict[str, Any]:
         }
 
 
-def _text_encoder(design: Design, ids: Ids) -> Any:
+def _text_encoder(design: Design, ids: WordIds) -> Any:
     tokens: dict[str, Any] = {"vocab_size": ids.rows, "bos_token_id": ids.pad, "eos_token_id": ids.im_end, "pad_token_id": ids.pad}
     if not design.sees:
         return transformers.Qwen3Model(transformers.Qwen3Config(**QWEN3, **tokens))

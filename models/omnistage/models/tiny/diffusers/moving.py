@@ -11,19 +11,19 @@ import diffusers
 import torch
 import transformers
 
-from omnistage.models.common.progress import Progress
+from omnistage.models.common.progress import ShowProgress
 from omnistage.models.diffusers.quiet import quiet
 from omnistage.models.tiny.diffusers.checkpoint import check_tokenizer, fill
-from omnistage.models.tiny.diffusers.moving_sizes import MOVING_DESIGNS, MovingDesign, Part
+from omnistage.models.tiny.diffusers.moving_sizes import MOVING_DESIGNS, MovingDesign, PipelinePart
 from omnistage.models.tiny.diffusers.t5 import write_t5
 from omnistage.models.tiny.files import write_json
-from omnistage.models.tiny.makers import Order
+from omnistage.models.tiny.makers import CheckpointOrder
 
 MULTIPLE = 64
 """Rows of an embedding are a multiple of it, some of which no token has."""
 
 
-def make(name: str, directory: Path, order: Order, progress: Progress) -> None:
+def make(name: str, directory: Path, order: CheckpointOrder, progress: ShowProgress) -> None:
     """Fill an existing empty folder with the checkpoint of one of MOVING_DESIGNS. Raises MakeError."""
     check_tokenizer(name, order)
     design, dtype = MOVING_DESIGNS[name], getattr(torch, order.dtype or "float32")
@@ -59,7 +59,7 @@ def _models(design: MovingDesign, size: str, rows: int) -> list[tuple[str, Any]]
         ]
 
 
-def _kind(part: Part) -> Any:
+def _kind(part: PipelinePart) -> Any:
     library = part.library if part.library == "diffusers" else f"diffusers.pipelines.{part.library}"
     return getattr(importlib.import_module(library), part.kind)
 

@@ -17,7 +17,7 @@ SIZES = ("tiny", "small", "odd")
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class PipelinePart:
     """A model of a pipeline. kind: its class. library: the library that has the class: Transformers, Diffusers or a pipeline of Diffusers.
     values: arguments that all sizes have; sizes: those of each."""
 
@@ -36,7 +36,7 @@ class MovingDesign:
     encoder: str
     encoders: Mapping[str, Values]
     tokens: int
-    parts: Mapping[str, Part]
+    parts: Mapping[str, PipelinePart]
     scheduler: str
     schedule: Values
     nothing: tuple[str, ...] = ()
@@ -86,9 +86,9 @@ def _wan(pipeline: str, boundary: float, special: Mapping[str, Values]) -> Movin
         encoders=UMT5,
         tokens=512,
         parts={
-            "transformer": Part("WanTransformer3DModel", sizes),
-            "transformer_2": Part("WanTransformer3DModel", sizes),
-            "vae": Part("AutoencoderKLWan", vaes),
+            "transformer": PipelinePart("WanTransformer3DModel", sizes),
+            "transformer_2": PipelinePart("WanTransformer3DModel", sizes),
+            "vae": PipelinePart("AutoencoderKLWan", vaes),
         },
         scheduler="UniPCMultistepScheduler",
         schedule={**FLOW, "flow_shift": 3.0},
@@ -118,8 +118,8 @@ def _expanding() -> MovingDesign:
         encoders=UMT5,
         tokens=512,
         parts={
-            "transformer": Part("WanTransformer3DModel", sizes),
-            "vae": Part("AutoencoderKLWan", vaes, {"is_residual": True, "in_channels": 12, "out_channels": 12, "patch_size": 2}),
+            "transformer": PipelinePart("WanTransformer3DModel", sizes),
+            "vae": PipelinePart("AutoencoderKLWan", vaes, {"is_residual": True, "in_channels": 12, "out_channels": 12, "patch_size": 2}),
         },
         scheduler="UniPCMultistepScheduler",
         schedule={**FLOW, "flow_shift": 5.0},
@@ -170,14 +170,14 @@ def _stable_audio() -> MovingDesign:
         encoders=T5,
         tokens=128,
         parts={
-            "projection_model": Part(
+            "projection_model": PipelinePart(
                 "StableAudioProjectionModel",
                 {size: {"text_encoder_dim": WIDTHS[size], "conditioning_dim": CONDITIONED[size]} for size in SIZES},
                 {"min_value": 0, "max_value": 512},
                 library="stable_audio",
             ),
-            "transformer": Part("StableAudioDiTModel", transformers),
-            "vae": Part("AutoencoderOobleck", OOBLECK),
+            "transformer": PipelinePart("StableAudioDiTModel", transformers),
+            "vae": PipelinePart("AutoencoderOobleck", OOBLECK),
         },
         scheduler="CosineDPMSolverMultistepScheduler",
         schedule={

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from omnistage.models.common.thought import CLOSES, OPENS
-from omnistage.models.tiny.tokenizer import ORDINARY, TRAINING, VISION_SPECIAL, TokenizerDesign, Vocabulary, train, write_files
+from omnistage.models.tiny.tokenizer import ORDINARY, TRAINING, VISION_SPECIAL, ByteVocabulary, TokenizerDesign, train, write_files
 
 MAX_TOKENS = 131072
 VOCABULARY = 800
@@ -63,7 +63,7 @@ VISION_TEMPLATE = "{%- set system_prompt = 'You are a helpful assistant.' -%}\n"
 
 
 @dataclass(frozen=True, slots=True)
-class Ids:
+class WordIds:
     """Ids that configs must name. rows: of the embedding, some of which no token has."""
 
     pad: int
@@ -76,16 +76,16 @@ class Ids:
     rows: int
 
 
-def build_vocabulary() -> Vocabulary:
+def build_vocabulary() -> ByteVocabulary:
     """A small vocabulary that knows the words of the instructions."""
     return train([*INSTRUCTIONS.splitlines() * REPEATS, *PROMPTS.splitlines(), *TRAINING.splitlines()], VOCABULARY)
 
 
-def write_tokenizer(directory: Path, vocabulary: Vocabulary, template: str, processor: str = "") -> Ids:
+def write_tokenizer(directory: Path, vocabulary: ByteVocabulary, template: str, processor: str = "") -> WordIds:
     """Write the files of a tokenizer in the published layout. processor: the class of the processor it belongs to, if any."""
     added = write_files(directory, vocabulary, TokenizerDesign(VISION_SPECIAL, MAX_TOKENS, (*ORDINARY, OPENS, CLOSES), processor=processor))
     (directory / "chat_template.jinja").write_text(template, encoding="utf-8")
-    return Ids(
+    return WordIds(
         pad=added["<|endoftext|>"],
         im_start=added["<|im_start|>"],
         im_end=added["<|im_end|>"],

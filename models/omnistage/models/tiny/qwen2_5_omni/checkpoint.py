@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from omnistage.models.common.progress import Progress
-from omnistage.models.tiny.makers import Order
+from omnistage.models.common.progress import ShowProgress
+from omnistage.models.tiny.makers import CheckpointOrder
 from omnistage.models.tiny.omni import with_tokenizer, write_settings
 from omnistage.models.tiny.qwen2_5_omni import weights
 from omnistage.models.tiny.qwen2_5_omni.sizes import MEL_BINS, SIZES, Ids, Size, config
@@ -23,7 +23,7 @@ PREPROCESSOR = {
 """Values beside those of both families."""
 
 
-def make(directory: Path, order: Order, progress: Progress) -> None:
+def make(directory: Path, order: CheckpointOrder, progress: ShowProgress) -> None:
     """Fill an existing empty folder. Raises FetchError if the vocabulary of Qwen cannot be fetched."""
     size = SIZES[order.size]
     dtype = order.dtype or size.dtype

@@ -9,7 +9,7 @@ from omnistage.models.tiny.files import write_json
 from omnistage.models.tiny.omni import QWEN_ROWS, template_of
 from omnistage.models.tiny.qwen2_5_omni.sizes import Ids
 from omnistage.models.tiny.qwen_vocabulary import QWEN_ENTRIES
-from omnistage.models.tiny.tokenizer import TokenizerDesign, Vocabulary, write_files
+from omnistage.models.tiny.tokenizer import ByteVocabulary, TokenizerDesign, write_files
 
 SPECIAL = (
     *("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|AUDIO|>", "<|audio_bos|>", "<|audio_eos|>", "<|box_end|>", "<|quad_start|>"),
@@ -40,7 +40,7 @@ MAX_TOKENS = 32768
 DESIGN = TokenizerDesign(SPECIAL, MAX_TOKENS, roles=ROLES, template=TEMPLATE, processor="Qwen2_5OmniProcessor")
 
 
-def write_tokenizer(directory: Path, vocabulary: Vocabulary) -> Ids:
+def write_tokenizer(directory: Path, vocabulary: ByteVocabulary) -> Ids:
     """Write the tokenizer's files in the published layout. Returns the ids that the config must name."""
     added = write_files(directory, vocabulary, DESIGN)
     write_json(directory / "chat_template.json", {"chat_template": TEMPLATE})

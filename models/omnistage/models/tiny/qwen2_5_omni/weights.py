@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from transformers import Qwen2_5OmniConfig, Qwen2_5OmniForConditionalGeneration
 
-from omnistage.models.common.progress import Progress
+from omnistage.models.common.progress import ShowProgress
 from omnistage.models.tiny.omni import added_gains, published_name
 from omnistage.models.tiny.random_weights import noise
 from omnistage.models.tiny.weights import state_of, write_weights
@@ -41,7 +41,7 @@ def shapes(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
     return {published_name(name): tuple(value.shape) for name, value in state.items()}
 
 
-def write(directory: Path, config: Mapping[str, Any], seed: int, dtype: torch.dtype, progress: Progress) -> None:
+def write(directory: Path, config: Mapping[str, Any], seed: int, dtype: torch.dtype, progress: ShowProgress) -> None:
     """Write the weights as shards with their index. Code2Wav is always float32, as published. Ids of the heads that are no token or no code
     are as likely as any other, as in published checkpoints: a server must ban them."""
     wanted = shapes(config)

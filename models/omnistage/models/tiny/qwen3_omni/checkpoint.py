@@ -14,8 +14,8 @@ from typing import Any
 
 import torch
 
-from omnistage.models.common.progress import Progress
-from omnistage.models.tiny.makers import Order
+from omnistage.models.common.progress import ShowProgress
+from omnistage.models.tiny.makers import CheckpointOrder
 from omnistage.models.tiny.omni import added_gains, with_tokenizer, write_settings
 from omnistage.models.tiny.qwen3_omni import code2wav, talker, thinker
 from omnistage.models.tiny.qwen3_omni.sizes import SIZES, Size
@@ -45,23 +45,23 @@ Configured = Callable[[Size, Ids, str], dict[str, Any]]
 """Makes a config.json; see `config`."""
 
 
-def make(directory: Path, order: Order, progress: Progress) -> None:
+def make(directory: Path, order: CheckpointOrder, progress: ShowProgress) -> None:
     """Fill an existing empty folder. Raises FetchError if the vocabulary of Qwen cannot be fetched."""
     _make(directory, order, progress, config, TEMPLATE)
 
 
-def make_thinking(directory: Path, order: Order, progress: Progress) -> None:
+def make_thinking(directory: Path, order: CheckpointOrder, progress: ShowProgress) -> None:
     """As `make`, for a checkpoint that thinks before it answers, and does not speak."""
     _make(directory, order, progress, thinking_config, THINKING_TEMPLATE)
 
 
-def _make(directory: Path, order: Order, progress: Progress, config: Configured, template: str) -> None:
+def _make(directory: Path, order: CheckpointOrder, progress: ShowProgress, config: Configured, template: str) -> None:
     size, dtype = SIZES[order.size], order.dtype or "float32"
     ids = with_tokenizer(directory, order, progress, partial(write_tokenizer, template=template))
     fill(directory, config(size, ids, dtype), order.seed, getattr(torch, dtype), progress)
 
 
-def fill(directory: Path, values: Mapping[str, Any], seed: int, dtype: torch.dtype, progress: Progress) -> None:
+def fill(directory: Path, values: Mapping[str, Any], seed: int, dtype: torch.dtype, progress: ShowProgress) -> None:
     """Write all files but those of the tokenizer. values: of config.json."""
     write_settings(directory, values, PREPROCESSOR)
     write(directory, values, seed, dtype, progress)
@@ -97,7 +97,7 @@ def thinking_config(size: Size, ids: Ids, dtype: str) -> dict[str, Any]:
     return {name: value for name, value in whole.items() if name not in ("talker_config", "code2wav_config")}
 
 
-def write(directory: Path, config: Mapping[str, Any], seed: int, dtype: torch.dtype, progress: Progress) -> None:
+def write(directory: Path, config: Mapping[str, Any], seed: int, dtype: torch.dtype, progress: ShowProgress) -> None:
     """Write the weights as shards with their index. Ids of the heads that are no token or no code are as likely as any other, as in
     published checkpoints: a server must ban them."""
     parts = (("thinker", thinker.weights), ("talker", talker.weights), ("code2wav", code2wav.weights))

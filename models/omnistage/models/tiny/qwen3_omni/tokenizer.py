@@ -9,7 +9,7 @@ from omnistage.models.common.thought import CLOSES, OPENS
 from omnistage.models.tiny.files import write_json
 from omnistage.models.tiny.omni import QWEN_ROWS, template_of
 from omnistage.models.tiny.qwen_vocabulary import QWEN_ENTRIES
-from omnistage.models.tiny.tokenizer import ORDINARY, VISION_SPECIAL, TokenizerDesign, Vocabulary, write_files
+from omnistage.models.tiny.tokenizer import ORDINARY, VISION_SPECIAL, ByteVocabulary, TokenizerDesign, write_files
 
 WRITTEN = (*ORDINARY, "<tool_response>", "</tool_response>", OPENS, CLOSES)
 SPOKEN = (*("<|audio_start|>", "<|audio_end|>", "<tts_pad>", "<tts_text_bos>", "<tts_text_eod>", "<tts_text_bos_single>", "<|audio_pad|>"),)
@@ -69,7 +69,7 @@ class Ids:
     rows: int
 
 
-def write_tokenizer(directory: Path, vocabulary: Vocabulary, template: str = TEMPLATE) -> Ids:
+def write_tokenizer(directory: Path, vocabulary: ByteVocabulary, template: str = TEMPLATE) -> Ids:
     """Write the tokenizer's files in the published layout. Returns the ids that the config must name."""
     added = write_files(directory, vocabulary, replace(DESIGN, template=template))
     write_json(directory / "chat_template.json", {"chat_template": template})
