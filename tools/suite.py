@@ -61,7 +61,7 @@ SERIAL = SuitePart("serial", "serial")
 
 CRASHED = "???"
 """xdist's message of a test whose process ended."""
-LIMIT_S = 4800
+LIMIT_S = 4200
 """A part that takes longer hangs: the others and CI itself end before."""
 SHOWN = 300
 """Most characters of a message."""

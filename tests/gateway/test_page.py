@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
+import sys
 import wave
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,7 +15,7 @@ import pytest
 from playwright.async_api import Page, expect
 
 from helpers import servers
-from helpers.browser import ask, browser, heard, needs_chromium, opened, serious_faults
+from helpers.browser import LAUNCHER, ask, browser, heard, needs_chromium, opened, serious_faults
 from helpers.gateway import gateway
 from omnistage.client.wav import to_pcm16
 from omnistage.gateway.page import FILES, FOLDER, HEADERS
@@ -67,6 +70,16 @@ def slow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[servers.ServerPro
     """A chain that says a word in each second."""
     with servers.stack(tmp_path_factory.mktemp("slow"), options_of={"thinker": {"interval_s": 1.0, "max_chunk": 1}}) as stack:
         yield stack
+
+
+def test_a_browser_may_not_run_in_real_time(tmp_path: Path) -> None:
+    """Otherwise its threads of sound could keep a machine of two cores from everything else."""
+    asking = tmp_path / "chromium"
+    asking.write_text(f"#!{sys.executable}\nimport os\nos.sched_setscheduler(0, os.SCHED_RR, os.sched_param(1))\n", encoding="utf-8")
+    asking.chmod(0o755)
+    path = f"{tmp_path}:{os.environ['PATH']}"
+    ended = subprocess.run([LAUNCHER], env={**os.environ, "PATH": path}, capture_output=True, text=True, check=False)
+    assert "PermissionError" in ended.stderr
 
 
 @needs_chromium

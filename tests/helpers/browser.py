@@ -18,6 +18,7 @@ from playwright.async_api import BrowserContext, ConsoleMessage, Page, Request, 
 from tools.languages import BUILT, install_modules
 
 CHROMIUM = shutil.which("chromium")
+LAUNCHER = Path(__file__).with_name("chromium.sh")
 
 needs_chromium = pytest.mark.skipif(CHROMIUM is None, reason="needs Debian's chromium")
 
@@ -101,7 +102,7 @@ class BrowserPage:
 async def browser(*flags: str, **options: Any) -> AsyncIterator[BrowserContext]:
     """One, without anything of an earlier one. options: of playwright's `new_context`, such as viewport."""
     async with async_playwright() as playwright:
-        running = await playwright.chromium.launch(executable_path=CHROMIUM, args=[*FLAGS, *flags], timeout=WAIT_MS)
+        running = await playwright.chromium.launch(executable_path=LAUNCHER, args=[*FLAGS, *flags], timeout=WAIT_MS)
         try:
             context = await running.new_context(**options)
             context.set_default_timeout(WAIT_MS)
