@@ -48,7 +48,7 @@ class EventArrivals:
 
 
 class RawClient:
-    """One synchronous channel with nothing set."""
+    """A client with one synchronous channel and no option set."""
 
     def __init__(self, address: str) -> None:
         self._channel = grpc.insecure_channel(address)

@@ -1,5 +1,5 @@
-"""A recogniser to check what a voice said: Whisper tiny.en. The text is judged by the words that the voice reads in it; what was heard
-has the numbers of the recogniser, which have a normaliser of their own."""
+"""A recogniser to check what a voice said: Whisper tiny.en. The text is judged by the words that the voice reads in it. The recogniser
+writes numbers in its own form, and has a normaliser for them."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def recogniser() -> WhisperModel:
 
 
 def heard(model: WhisperModel, samples: NDArray[np.float32], rate_hz: int) -> str:
-    """The words that the recogniser hears in mono samples [n] or [n, 1] at `rate_hz`, greedy."""
+    """The text that the recogniser hears in mono samples [n] or [n, 1] at `rate_hz`, greedy."""
     mono = samples.reshape(-1)
     places = np.arange(int(len(mono) * RATE_HZ / rate_hz)) * (rate_hz / RATE_HZ)
     resampled = np.interp(places, np.arange(len(mono)), mono).astype(np.float32)

@@ -1,7 +1,7 @@
 """The floor below the chain: the same messages through as many processes that only read bytes and write them on, with gRPC alone.
 
-Without link, shell or protobuf. The cost of a wake-up differs from machine to machine by more than all that we add to it, so figures of
-the chain are given as ratios to these, measured in the same run.
+There is no link, shell or protobuf in them. The cost of a wake-up differs from machine to machine by more than all that we add to it, so
+figures of the chain are given as ratios to these, measured in the same run.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Steps of an engine by hand, on the calling thread: what they cost without the engine's own thread, which has not begun."""
+"""Steps of an engine by hand, on the calling thread: their cost without the engine's own thread, which is not started."""
 
 from __future__ import annotations
 
@@ -24,5 +24,5 @@ def ended(engine: Engine, sequence: Sequence) -> None:
 
 
 def run(engine: Engine, runs: Many[Run]) -> None:
-    """One step. In inference mode."""
+    """Runs one step, in inference mode."""
     engine._runner.run(runs)

@@ -157,14 +157,14 @@ class Chain:
 
 
 def _asked2_5(config: Any) -> Mapping[str, Any]:
-    """Random weights draw what is no code, which their vocoder has no row for."""
+    """Random weights draw items that are no codes, for which the vocoder has no row."""
     others = range(config.token2wav_config.dit_config.num_embeds, config.talker_config.vocab_size)
     count = CHAINS["qwen2_5_omni"].frames
     return {"talker_max_new_tokens": count, "talker_min_new_tokens": count, "talker_bad_words_ids": [[number] for number in others]}
 
 
 def _asked3(config: Any) -> Mapping[str, Any]:
-    """It makes one frame less than so many new tokens."""
+    """From so many new tokens the Talker makes one frame less."""
     count = CHAINS["qwen3_omni"].frames + 1
     return {"talker_max_new_tokens": count, "talker_min_new_tokens": count}
 

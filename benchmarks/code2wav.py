@@ -104,7 +104,7 @@ async def sounded(model: Code2WavModel[Any], request: WaveRequest, items: Array)
 
 
 def decibels(made: NDArray[np.float32], whole: NDArray[np.float32]) -> float:
-    """The signal over the difference; 150 where there is no difference."""
+    """Ratio of the signal to the difference; 150 if there is no difference."""
     noise = ((made.astype(np.float64) - whole) ** 2).mean()
     return min(float(10 * np.log10((whole.astype(np.float64) ** 2).mean() / max(noise, 1e-30))), 150.0)
 

@@ -162,7 +162,8 @@ def by_hand(studio: Studio, plan: DrawingPlan) -> None:
 
 
 async def overhead(studio: Studio, side: int, *, guided: bool, clock: Callable[[], float]) -> tuple[float, str]:
-    """The time that the engine adds to a step, as a share of it, and both times in milliseconds; pictures are drawn by both in turn."""
+    """The time that the engine adds to a step, as a share of the step, and both in milliseconds: for pictures in turn, each drawn by
+    both."""
     with_engine, without = list[float](), list[float]()
 
     async def drawn(engine: bool, request: DrawRequest) -> None:
@@ -203,7 +204,7 @@ async def engine_overhead(report: Report, folder: Path, side: int = SIDES[-1]) -
 
 
 async def prompt_cache(report: Report, folder: Path) -> None:
-    """The time that a prompt saves that was asked before, under another seed."""
+    """The time that is saved for a prompt that was asked before, under another seed."""
     for name in ("qwen-image", "z-image", "qwen-image-edit"):
         studio = Studio(name, folder, family={"condition_area": EDITED_AREA})
         saved, kept = list[float](), list[int]()

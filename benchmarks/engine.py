@@ -57,7 +57,7 @@ def isa() -> str:
 
 
 def prompt(rows: int, ids: range = IDS) -> Prompt:
-    """One that no other begins like."""
+    """A prompt whose beginning no other prompt has."""
     return Prompt.of_tokens(_ids.choice(ids) for _ in range(rows))
 
 

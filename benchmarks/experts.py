@@ -1,5 +1,5 @@
-"""The cost of a layer of experts at the published widths of Qwen3-Omni's Thinker, beside a dense layer of as many columns as a row is given
-to. Random weights: each expert has memory of its own, though all have the same numbers."""
+"""The cost of a layer of experts at the published widths of Qwen3-Omni's Thinker, beside a dense layer with as many columns as the experts
+of one row have. Random weights: each expert has memory of its own, though all have the same numbers."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class MeasuredSteps:
         return cls(engine, running(engine, requests, range(CONFIG.vocab_size)))
 
     def seconds(self) -> float:
-        """Seconds of this thread's processor for one step: others on the machine do not count."""
+        """Seconds of this thread's processor for one step: other programs on the machine do not count."""
         begun = time.thread_time()
         by_hand.run(self.engine, self.runs)
         return time.thread_time() - begun

@@ -222,8 +222,8 @@ async def memory(report: Report, folder: Path) -> None:
 
 
 def _measured(made: Path, frames: int, streamed: bool) -> int:
-    """In a process of its own, so that no one finds memory of another one. Freed memory goes back to the system at once there: else the
-    figure shows how the C library keeps it."""
+    """Runs in a process of its own, so that no measurement finds memory of another one. Freed memory goes back to the system at once: else
+    the figure would show how the C library keeps memory."""
     freed = {"MALLOC_MMAP_THRESHOLD_": str(128 << 10)}
     with patch.dict(os.environ, freed), ProcessPoolExecutor(1, get_context("spawn")) as pool:
         return pool.submit(peak_of, made, frames, streamed).result()

@@ -1,5 +1,5 @@
-"""The transformer of Z-Image in its full size on a GPU, with random weights, which say nothing of beauty and all of time: what a step costs
-for pictures of one and of many requests, and what stands around it."""
+"""The transformer of Z-Image in its full size on a GPU, with random weights, which draw no beauty but take the same time: the cost of a
+step for pictures of one and of many requests, and the cost of the work around it."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class Easel:
         return time.perf_counter() - begun
 
     async def step_s(self, count: int, side: int, seed: int) -> float:
-        """Seconds of a step of that many pictures through the model."""
+        """Seconds of a step with so many pictures in the model."""
         with looked_at(self.studio.painter, "velocities", time.perf_counter) as calls:
             await self.studio.together([self.request(seed + n, side) for n in range(count)])
         return median(calls.between_s)

@@ -48,7 +48,7 @@ SPEAKS = {"modalities": ["text", "audio"], "audio": {"voice": "alloy", "format":
 
 @dataclass
 class StreamTimes:
-    """Times of one streamed answer, in seconds from its question."""
+    """The times of one streamed answer, in seconds from its question."""
 
     ttft_s: float = 0.0
     ttfa_s: float = 0.0
@@ -59,7 +59,7 @@ class StreamTimes:
 
 
 class Http:
-    """A client that is bare, so that its own work is not what is measured. One connection, one question at a time."""
+    """A bare client, so that its own work is not measured. One connection, one question at a time."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader, self._writer = reader, writer

@@ -1,7 +1,7 @@
 """How often the processes of a stack wake up while nobody asks, beside as many that only speak gRPC.
 
-A wake-up is a time that a thread went to sleep by itself, whatever it waited for: the kernel counts them. The bare processes are grpc.aio
-as it comes: a server with nothing registered, a channel that is connected to the next one's, no option set, no call.
+A wake-up is counted when a thread went to sleep by itself, for any reason: the kernel counts them. The bare processes are grpc.aio as it
+comes: a server with nothing registered, a channel that is connected to the next one's, no option set, no call.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ BEHIND = {"thinker": ("text", "audio"), "talker": ("audio",), "code2wav": ("audi
 
 @dataclass(frozen=True, slots=True)
 class LossCase:
-    """The deed: signal to the replica of a kind that has the session, when so many chunks of a port have come."""
+    """A loss: a signal to the replica of a kind that has the session, when so many chunks of a port have come."""
 
     kind: str
     number: signal.Signals
@@ -41,11 +41,11 @@ class LossCase:
 
 @dataclass(slots=True)
 class MeasuredLoss:
-    """The events after the signal. closed_s: the kernel closed the connections of the process; infinite for one that was frozen. noticed_s:
-    the caller's link saw it. reopened_s: the next replica was open and had what it needs. resumed_s: the client read the first chunk made
+    """The events after a loss. closed_s: the kernel closed the connections of the process; infinite for a frozen process. noticed_s: the
+    caller's link saw it. reopened_s: the next replica was open and had all that it needs. resumed_s: the client read the first chunk made
     after that. delay_s: how much later than in the undisturbed answer this chunk came. gap_s: silence of a player that starts with half a
     second of sound. held_s: sound that the player had not played yet at the signal. sound_s: when the first sound came that was made after
-    the loss; more than held_s of it is heard, whoever noticed the loss."""
+    the loss; if that is later than held_s, a listener hears a gap, no matter which part noticed the loss."""
 
     case: LossCase
     victim: str
@@ -79,7 +79,7 @@ class Hearing:
 
     @property
     def tokens(self) -> int:
-        """Tokens of text that have come."""
+        """Number of tokens of text that have come."""
         return sum(event.chunk.count for _, event in self.events if event.HasField("chunk") and event.chunk.port == "text")
 
     @property

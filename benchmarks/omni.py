@@ -173,7 +173,7 @@ async def pictures(model: MediaThinker, report: Report) -> None:
 
 
 async def overhead(model: MediaThinker, report: Report) -> None:
-    """The time between the calls of the model, as a part of the time of the steps."""
+    """The share of the steps' time that passes between the calls of the model."""
     source = random.Random(2)
     runner = model.engine._runner
     spent = {"calls": 0.0}

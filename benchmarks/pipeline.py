@@ -38,8 +38,8 @@ SOUND_S = 5.0
 
 @dataclass
 class SpeechTimes:
-    """Times of one answer, in seconds after it was asked for. waited_s: that the server told a player to wait. late_s: by how much sound
-    came too late for who did."""
+    """The times of one answer, in seconds after its question. waited_s: the time that the server told a player to wait. late_s: by how much
+    sound came too late for a player that waited so long."""
 
     first_s: float = 0.0
     total_s: float = 0.0

@@ -115,7 +115,7 @@ async def _house(model: MeasuredPipeline) -> AsyncIterator[tuple[Fleet, Stub]]:
 
 
 async def _loss(house: Fleet, stub: Stub, model: MeasuredPipeline, case: LossCase, number: int) -> MeasuredLoss:
-    """One loss; the answer must be the undisturbed one, and then everything is as before."""
+    """One loss; the answer must be the undisturbed one, and afterwards the stack is as before."""
     undisturbed = await hear(stub, model.request(number))
     try:
         loss, hearing = await lose(house, stub, model.request(number), case, undisturbed)
@@ -142,7 +142,7 @@ def _check_cadence(undisturbed: Hearing, case: LossCase) -> None:
 
 
 def _kill_figures(model: MeasuredPipeline, losses: Sequence[MeasuredLoss]) -> list[Figure]:
-    """The figures that a client notices when one kind is killed at one moment."""
+    """The effect on a client when one kind is killed at one moment."""
     case = losses[0].case
     name = f"{model.name}_{case.kind}_killed_in_mid_{'text' if case.port == 'text' else 'speech'}"
     goal = "<= 300" if model.name == "smol" else ""
@@ -214,7 +214,8 @@ async def _throughput(report: Report, house: Fleet, stub: Stub, model: MeasuredP
 
 
 async def _requests_per_second(stub: Stub, model: MeasuredPipeline, loop_s: float) -> float:
-    """The requests of a closed loop. A request that is under way when the time is over counts by the part of it that fell into the time."""
+    """Requests per second of a closed loop. A request that is under way when the time is over counts by the part of it that fell into the
+    time."""
     begun = time.monotonic()
     end = begun + loop_s
 

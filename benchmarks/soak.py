@@ -1,5 +1,5 @@
-"""`python -m benchmarks.soak`: memory of the default stack in half an hour of questions of all lengths, as benchmarks/out/soak.json
-and as a table. Other work on the machine costs questions, not memory."""
+"""`python -m benchmarks.soak`: memory of the default stack in half an hour of questions of all lengths, as benchmarks/out/soak.json and as
+a table. Other programs on the machine make the questions fewer, and do not change the memory."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ class RequestTimes:
 
 @dataclass(slots=True)
 class Calls:
-    """The calls of a method that is looked at: when each of them began and ended."""
+    """The calls of a method that is watched: when each call began and ended."""
 
     begun_s: list[float] = field(default_factory=list)
     ended_s: list[float] = field(default_factory=list)
@@ -171,6 +171,6 @@ class DiffusersPipeline:
 
 
 def most_apart(data: bytes, image: Image) -> int:
-    """The difference of 255 where two pictures differ most."""
+    """The largest difference between two pictures, of 255."""
     ours = np.asarray(pillow.open(io.BytesIO(data)).convert("RGB"), np.int16)
     return int(np.abs(ours - np.asarray(image.convert("RGB"), np.int16)).max())

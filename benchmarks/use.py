@@ -1,4 +1,4 @@
-"""`python -m benchmarks.use`: what a person waits for before the answer begins, and what a stack costs while nobody asks, as
+"""`python -m benchmarks.use`: the time that a person waits before the answer begins, and the cost of a stack without requests, as
 benchmarks/out/use.json and as a table. Nothing else should run beside it."""
 
 from __future__ import annotations

@@ -54,7 +54,7 @@ class PipelineCall:
         """Set when it has ended."""
 
     def resume(self) -> None:
-        """Go on up to the next step, or to the end after the last one. Raises what the pipeline raises."""
+        """Go on up to the next step, or to the end after the last one. Raises the errors of the pipeline."""
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="pipeline", daemon=True)
             self._thread.start()
@@ -69,8 +69,8 @@ class PipelineCall:
 
     @property
     def _cpu_s(self) -> float:
-        """Seconds of a CPU that the thread has used. A thread that hangs is found by the watch of the thread that waits for it: that one
-        rests then too."""
+        """Processor time of the thread. A thread that hangs is found by the watcher of the thread that waits for it, for that one rests
+        then too."""
         thread = self._thread
         assert thread is not None and thread.ident is not None
         return time.clock_gettime(time.pthread_getcpuclockid(thread.ident)) if thread.is_alive() else 0.0

@@ -1,8 +1,8 @@
-"""States of drawings on the way, kept by the caller, so that a replica which takes over goes on at a step and not at the first one.
+"""Unfinished drawings as states that the caller keeps, so that a replica which takes over goes on at a step and not at the first one.
 
-They are bits of float32 values, as codes, for codes are what callers keep. A few times for a picture, and only as many as fit into the
-message that opens the next session. Each picture has there its latents, the history of its sampler, filled up to the most that it ever
-does, and the state of its noise.
+States are the bits of float32 values, as codes, for codes are what callers keep. A picture gets a few states, and only as many as fit into
+the message that opens the next session. The state of a picture holds its latents, the tensors that its sampler remembers, filled up to the
+most that it ever remembers, and the state of its noise.
 """
 
 from __future__ import annotations

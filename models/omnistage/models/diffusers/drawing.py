@@ -80,7 +80,7 @@ class StepDrawing:
             self._layout(plan).check(plan.history)
 
     def give_up(self, job: DrawingJob) -> None:
-        """It holds nothing but its latents, which go with it."""
+        """A job holds nothing but its latents, which are freed with it."""
 
     def cost(self, job: DrawingJob) -> int:
         return job.cost
@@ -90,7 +90,7 @@ class StepDrawing:
         return 1 + job.plan.steps
 
     def key(self, job: DrawingJob) -> Hashable | None:
-        """A job that is encoded is encoded alone."""
+        """Each job is encoded alone."""
         return ("step", self._painter.group(job.canvases[0])) if job.encoded and job.canvases else None
 
     @torch.inference_mode()

@@ -1,5 +1,6 @@
-"""The memory that films take above their weights, known before any of it is taken: what a film keeps from its first step to its last, what
-a step computes with, and what the decoder holds for a frame and remembers of those before it."""
+"""The memory that films take above their weights, known before any of it is taken: the tensors that a film keeps from its first step to its
+last, the memory that a step computes with, and the memory that the decoder holds for a frame and for what it remembers of earlier
+frames."""
 
 from __future__ import annotations
 
@@ -53,7 +54,7 @@ class Taken:
 
 
 class FilmMemory:
-    """The memory of the films of one painter. budget: bytes that a film may take above the weights."""
+    """The memory of one painter's films. budget: bytes that a film may take above the weights."""
 
     def __init__(self, painter: FilmPainter, budget: int) -> None:
         self._painter, self.budget = painter, budget
@@ -76,7 +77,7 @@ class FilmMemory:
 
     @cached_property
     def _decoding(self) -> tuple[int, int]:
-        """Bytes whatever the size is, and of each place of the latents."""
+        """The constant bytes of decoding, and the bytes of each place of the latents."""
         sizes = [height * width for height, width in GRIDS]
         with torch.inference_mode():
             first, second = (_decoded_bytes(self._painter.pipe.vae, height, width) for height, width in GRIDS)

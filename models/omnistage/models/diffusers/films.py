@@ -41,7 +41,7 @@ class FilmPainter(Painter):
     """A loop of films. Latents: [1, channels, frames, height, width], of a causal VAE."""
 
     def frames(self, plan: DrawingPlan) -> int:
-        """Frames of the latents: the first is one frame of the film, each other one some together."""
+        """Frames of the latents: the first stands for one frame of the film, each other one for several."""
         return 1 + (plan.frames - 1) // int(self.pipe.vae_scale_factor_temporal)
 
     def grid_places(self, plan: DrawingPlan) -> int:
@@ -61,7 +61,8 @@ class FilmPainter(Painter):
 
     @abstractmethod
     def decoded(self, latents: Tensor) -> Iterator[Tensor]:
-        """[1, 3, frames, height, width], -1 to 1: what the VAE makes of the latents, one after the other, as soon as it is there."""
+        """Yields [1, 3, frames, height, width], -1 to 1: the VAE's frames of the latents, one after the other, each as soon as it is
+        there."""
 
     def shown(self, latents: Tensor) -> Iterator[Frame]:
         """Raises Failed for a film that is no number: it would be flat, and pass for a film."""
@@ -110,7 +111,8 @@ class Films:
                 yield from self._film(plan, made, wanted)
 
     def _film(self, plan: DrawingPlan, latents: Tensor, wanted: Wanted) -> Generator[Drawn, None, None]:
-        """Pixels of a frame leave before it is encoded. The file is one stream, made from its beginning also for who has some of it."""
+        """Pixels of a frame leave before it is encoded. The file is one stream, made from its beginning even for a client that has some of
+        it."""
         clips = Clips(plan, plan.rate_hz, wanted[VIDEO]) if VIDEO in wanted else None
         size = plan.height * plan.width
         for number, frame in enumerate(self._painter.shown(latents)):
@@ -134,8 +136,9 @@ class Clips:
         self._data, self._frames = bytearray(), 0
 
     def with_frame(self, frame: Frame) -> Iterator[Clip]:
-        """The pieces that there are with the next frame. A large frame waits for others, for each message has one: a piece without any
-        would come twice in a session that goes on elsewhere. Raises Failed for a film whose frames are so large that this does not help."""
+        """Yields the clips that are complete with the next frame. A large clip waits for more frames, because each message must have a
+        frame of its own: a message without one would come twice in a session that goes on elsewhere. Raises Failed for a film whose frames
+        are so large that waiting does not help."""
         self._left -= 1
         joins = self._first > 0 and self._place >= self._first and not self._data
         if joins:
@@ -175,8 +178,9 @@ def check_rate(rate_hz: float, field: str) -> None:
 
 
 def decoded_in_turn(vae: Any, latents: Tensor) -> Iterator[Tensor]:
-    """[1, 3, frames, height, width] of each frame of [1, channels, frames, height, width]: what a causal VAE (Wan et al. 2025) makes of
-    them together. The past of its convolutions is kept here and not in the VAE, so several films can be decoded in turns."""
+    """Decodes each frame of [1, channels, frames, height, width] to [1, 3, frames, height, width], equal to the output of a causal VAE (Wan
+    et al. 2025) for all frames together. The past of its convolutions is kept here and not in the VAE, so several films can be decoded in
+    turns."""
     if hasattr(getattr(vae, "_hf_hook", None), "pre_forward"):  # As its `decode` does: where whole models are elsewhere, it is fetched.
         vae._hf_hook.pre_forward(vae)
     past: list[Any] = [None] * vae._cached_conv_counts["decoder"]

@@ -239,7 +239,8 @@ def _check_tokens(folder: Path, tokenizer: Any, encoder: Any) -> None:
 
 
 def _check_files(folder: Path, weights: str) -> dict[str, Stored]:
-    """The headers of the files, of which no more is read. Raises BadCheckpoint for the first file that is missing or not whole."""
+    """Returns what the headers of the files say; nothing else of the files is read. Raises BadCheckpoint for the first file that is missing
+    or not whole."""
     header: dict[str, Stored] = {}
     for path, names in _files(folder, weights).items():
         if not path.is_file():
@@ -275,8 +276,8 @@ def _shards(index: Path) -> dict[Path, frozenset[str]]:
 
 
 def _check_weights(folder: Path, model: torch.nn.Module, report: Mapping[str, Any]) -> None:
-    """Raises BadCheckpoint if any weight did not come from the files, or some layers in them have no place. Both libraries would go
-    on: with whatever is in memory, or without those layers."""
+    """Raises BadCheckpoint if any weight did not come from the files, or some layers in them have no place. Both libraries would go on:
+    with random memory as weights, or without those layers."""
     wrong = sorted(f"{name} is {list(found)}, not {list(wanted)}" for name, found, wanted in report["mismatched_keys"])
     if wrong:
         raise BadCheckpoint(f"{folder} has weights of other shapes than its config.json wants: {_listed(wrong)}")
@@ -311,7 +312,8 @@ def _tensors(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
 
 @contextmanager
 def _translated(place: Path) -> Iterator[None]:
-    """Whatever the libraries raise of the files at a place, as BadCheckpoint. They raise every kind of error, those of the system too."""
+    """Turns all errors that the libraries raise about the files at a place into BadCheckpoint. The libraries raise every kind of error,
+    those of the system too."""
     try:
         yield
     except (BadCheckpoint, MemoryError):
@@ -321,7 +323,7 @@ def _translated(place: Path) -> Iterator[None]:
 
 
 def _line(error: Exception) -> str:
-    """The text of an error, in one line that is not endless."""
+    """The text of an error, in one line of bounded length."""
     text = " ".join(str(error).split())
     return f"{text[:300]}…" if len(text) > 300 else text or type(error).__name__
 

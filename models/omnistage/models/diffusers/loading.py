@@ -207,7 +207,7 @@ def _is_shown(limits: DrawingLimits) -> bool:
 
 
 def _loras(folder: Path, chosen: DiffusersOptions) -> tuple[tuple[Lora, ...], list[str]]:
-    """Those that were chosen, and those in the folder that were not."""
+    """The chosen LoRA, and the ones in the folder that were not chosen."""
     loras = read_loras(chosen.lora)
     read = {path.resolve() for path in (*weights_of(folder), *(lora.path for lora in loras))}
     unused = [f"{path}: {why}" for path, why in loras_beside(folder, read).items()]
@@ -225,8 +225,8 @@ def _kept_told(chosen: DiffusersOptions, options: LoadOptions) -> str:
 def _trial_plan(
     artist: StepDrawing | WholeDrawing, name: str, *, side: int = 0, steps: int = 0, count: int = 0, is_smallest: bool = False
 ) -> DrawingPlan:
-    """The plan of a picture of these sides in so many steps, from so many others; 0: as usual. A picture that is edited is grey, and as
-    large as what is drawn where that can be asked for. is_smallest: see `smallest`."""
+    """The plan of a picture with these sides, steps and edited pictures; 0: as usual. An edited picture is grey, and as large as the drawn
+    one if a size can be asked for. is_smallest: see `smallest`."""
     limits = artist.limits
     count = count or limits.images[0]
     request = DrawRequest(seed=0, prompt="a red circle", images=(Media(PNG, b"-"),) * count, steps=steps)
@@ -243,14 +243,14 @@ def _trial_plan(
 
 
 def _largest_plan(artist: StepDrawing | WholeDrawing, name: str) -> DrawingPlan:
-    """The plan of one picture of as many pixels as may be asked for, from as many others, with guidance."""
+    """The plan of one picture of as many pixels as may be asked for, from as many others as may be edited, with guidance."""
     limits = artist.limits
     side = max(min(math.isqrt(limits.max_pixels), limits.max_side) // limits.multiple * limits.multiple, limits.min_side)
     return replace(_trial_plan(artist, name, side=side, steps=limits.min_steps, count=limits.images[1]), negative="")
 
 
 def _trial(artist: StepDrawing | WholeDrawing, name: str) -> list[NDArray[np.generic] | Tensor]:
-    """The results of the smallest picture after the fewest steps that there are."""
+    """The arrays of the smallest picture, drawn in the fewest steps that are allowed."""
     return _tried(artist, _smallest_plan(artist, name))
 
 

@@ -41,8 +41,8 @@ class LongCatPainter(PicturePainter):
         return DrawingLimits(multiple=multiple, width=1024, height=1024, steps=50, guidance=4.5, min_steps=min_steps(self.pipe.scheduler))
 
     def text_tokens(self, text: str) -> tuple[int, int]:
-        """Text in quotation marks is read letter by letter. Each is a token at least: of a text with too many of them they are all
-        that is counted."""
+        """Text in quotation marks is read letter by letter. Each letter is at least one token: if a text has too many of them, only they
+        are counted."""
         most = int(self.pipe.tokenizer_max_length)
         parts = Counter(part for words, quoted in split_quotation(text) for part in (words if quoted else [words]))
         if parts.total() > most:
@@ -64,7 +64,7 @@ class LongCatPainter(PicturePainter):
         return Conditions(*self.texts(plan), self._image_latents(plan), (self._shape(plan),))
 
     def text(self, plan: DrawingPlan, text: str) -> Tensor:
-        """[512, width]: the rows of what it is filled up with are seen by the transformer too."""
+        """[512, width], with the rows of the padding, for the transformer sees them too."""
         rows: Tensor = self.pipe._encode_prompt([text])[0]
         return rows
 
@@ -160,7 +160,7 @@ class LongCatEditPainter(LongCatPainter):
         return [(int(width), int(height))]
 
     def text(self, plan: DrawingPlan, text: str) -> Tensor:
-        """The text encoder gets half of each side, of what the VAE gets."""
+        """The text encoder gets half of each side of the picture that the VAE gets."""
         image = plan.images[0].resized[0]
         rows: Tensor = self.pipe._encode_prompt([text], self.pipe.image_processor.resize(image, image.height // 2, image.width // 2))[0]
         return rows

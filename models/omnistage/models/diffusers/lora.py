@@ -1,8 +1,9 @@
 """LoRA (Hu et al. 2021): small files that change the weights of a pipeline, chosen when it is loaded, by the loader of Diffusers.
 
-A file may be anybody's. Only safetensors are read, and of what a file says of itself only sizes, scales and names: the loader would
-pass on whatever stands there. The loader also turns the names of other tools into its own. Diffusers goes on without what fits nowhere,
-with a line in its log; here that is refused, by what the models were given and what they have afterwards.
+A file may come from anyone. Only safetensors are read, and from a file's own metadata only sizes, scales and names: the loader would pass
+on all of the metadata. The loader also turns the names of other tools into its own. Diffusers goes on without weights that fit nowhere, and
+writes a line to its log; here such files are refused, by comparing the weights that the models were given with those that they have
+afterwards.
 """
 
 from __future__ import annotations
@@ -72,7 +73,7 @@ class Lora:
 
 
 def read_loras(text: str) -> tuple[Lora, ...]:
-    """The LoRAs of a text FILE[@PART][=SCALE], with commas between several. Raises LoadError."""
+    """Reads FILE[@PART][=SCALE], with commas between several. Raises LoadError."""
     loras = []
     for word in filter(None, text.split(",")):
         name, _, scale = word.rpartition("=") if "=" in word and not Path(word).is_file() else (word, "", "1")
@@ -90,7 +91,7 @@ def read_loras(text: str) -> tuple[Lora, ...]:
 
 
 def add_loras(pipe: Any, loras: Sequence[Lora]) -> None:
-    """Change a pipeline on the CPU. Raises BadCheckpoint, with the file and what of it does not fit."""
+    """Change a pipeline on the CPU. Raises BadCheckpoint, with the file and the part of it that does not fit."""
     if not loras:
         return
     if not hasattr(pipe, "load_lora_weights"):
@@ -112,7 +113,7 @@ def add_loras(pipe: Any, loras: Sequence[Lora]) -> None:
 
 
 def _check_part(pipe: Any, lora: Lora) -> None:
-    """Raises LoadError where a pipeline of two models is not told which of them, and where it has not the one that is told."""
+    """Raises LoadError if a pipeline has two models and none is named, or if it lacks the named one."""
     parts = [part for part in PARTS if getattr(pipe, part, None) is not None]
     if lora.part and lora.part not in parts:
         raise LoadError(f"option lora {lora.path}@{lora.part}: {type(pipe).__name__} has no {lora.part}; leave it out")
@@ -128,7 +129,7 @@ def loras_beside(folder: Path, read: Collection[Path]) -> dict[Path, str]:
 
 
 def _why_unused(path: Path) -> str:
-    """Empty for what is no LoRA."""
+    """The reason; empty for a file that is no LoRA."""
     if path.suffix in PICKLED:
         return NOT_SAFE if "lora" in path.stem.lower() else ""
     names = _names(path) if path.suffix == ".safetensors" else []
@@ -188,7 +189,7 @@ def _is_rank(value: object, ranks: Collection[int]) -> bool:
 
 
 def _are_names(value: object, ranks: Collection[int]) -> bool:
-    """Whether the value is a list of names of layers. One text would be a regular expression."""
+    """Whether the value lists names of layers. A single text would be a regular expression."""
     return isinstance(value, list) and all(isinstance(name, str) and PLAIN.fullmatch(name) for name in value)
 
 
@@ -210,9 +211,9 @@ def _by_layer(value: object, ranks: Collection[int], is_fit: Any) -> bool:
 
 @dataclass(slots=True)
 class _Given:
-    """The loader's reading of a file. names: all of it. values: marks of its weights. alphas: by which numbers changes are scaled, of files
-    that have them beside their weights. passed: those of the names that it gave to models. models: what each got, by its own names, and the
-    alphas of its layers."""
+    """The loader's reading of a file. names: all its names. values: marks of its weights. alphas: the numbers that scale the changes, of
+    files that have them beside their weights. passed: the names that the loader gave to models. models: the weights that each model got, by
+    the model's own names, and the alphas of its layers."""
 
     names: set[str] = field(default_factory=set)
     values: set[bytes] = field(default_factory=set)
@@ -221,7 +222,7 @@ class _Given:
     models: dict[torch.nn.Module, tuple[Mapping[str, torch.Tensor], list[float]]] = field(default_factory=dict)
 
     def note(self, model: torch.nn.Module, prefix: str, weights: Mapping[str, torch.Tensor]) -> None:
-        """That a model was given them, which are all that begins with the prefix."""
+        """Note that a model was given the weights, which are all whose names begin with the prefix."""
         self.passed.update(name for name in self.names if name.startswith(prefix))
         self.models[model] = weights, [alpha for name, alpha in self.alphas.items() if name.startswith(prefix)]
 
@@ -239,7 +240,7 @@ def _load(pipe: Any, lora: Lora, name: str) -> None:
 
 @contextmanager
 def _watched(pipe: Any) -> Iterator[_Given]:
-    """The loader of the pipeline, which notes what it gives to which model, and passes on little of what a file says of itself."""
+    """The loader of the pipeline, which notes the weights that it gives to each model, and passes on little of a file's metadata."""
     given = _Given()
     models = {part: model for part, model in pipe.components.items() if isinstance(model, torch.nn.Module)}
     watched = [(pipe, "lora_state_dict", _confined(pipe.lora_state_dict, given))]
@@ -320,7 +321,7 @@ def _mark(value: torch.Tensor) -> bytes:
 
 def _check_loaded(model: torch.nn.Module, path: Path, name: str, weights: Mapping[str, torch.Tensor]) -> None:
     """Raises BadCheckpoint unless a model has just the weights of the file, and numbers in them. The libraries would make up weights that
-    are not in the file."""
+    the file lacks."""
     kind, given = type(model).__name__, {weight.removesuffix(".weight"): values for weight, values in weights.items()}
     loaded = {
         weight.replace(f".{name}.", ".").removesuffix(".weight"): values

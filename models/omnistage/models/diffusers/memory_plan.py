@@ -55,7 +55,7 @@ class MemoryPlan:
 
     @classmethod
     def of(cls, chosen: DiffusersOptions, options: LoadOptions, dtype: torch.dtype) -> MemoryPlan:
-        """Raises LoadError for what this device, or what is installed here, cannot do."""
+        """Raises LoadError for a choice that this device, or an installed library, cannot follow."""
         plan = cls(chosen, options.device, dtype, options.tensor_parallel_size)
         if chosen.context_parallel and plan.ranks == 1:
             raise LoadError(f"option context_parallel {chosen.context_parallel}: give tensor_parallel_size, the number of ranks, with it")
@@ -201,8 +201,8 @@ class MemoryPlan:
 
 
 def untie(model: torch.nn.Module) -> None:
-    """Give each module weights of its own, where some share them (T5: the embedding of its encoder). Diffusers writes those of a module to
-    the disk and lets go of them, so what it writes for the next one is no weight any more."""
+    """Give each module weights of its own if some share them (T5: the embedding of its encoder). Diffusers writes the weights of a module
+    to the disk and lets go of them, so the next module that shares them would have none to write."""
     seen = set[torch.nn.Parameter]()
     for module in model.modules():
         for name, weight in list(module.named_parameters(recurse=False)):
@@ -217,7 +217,7 @@ def is_tiled(vae: Any, latents: torch.Tensor) -> bool:
 
 
 def _decoded(vae: Any, decode: Any, latents: torch.Tensor, *others: Any, **more: Any) -> Any:
-    """The VAE's result for latents, in tiles where those are wanted. Tiles are set for these latents alone: the next ones may be small."""
+    """Decodes latents with a VAE, in tiles if it shall use tiles. The tiles are set for this call alone: the next latents may be small."""
     if vae.use_tiling or not is_tiled(vae, latents):
         return decode(latents, *others, **more)
     vae.enable_tiling()

@@ -65,7 +65,7 @@ J = TypeVar("J")
 
 
 class Artist(Drawing[J], Protocol[J]):
-    """The one that draws: step by step with a loop of its own, or by a whole call of the pipeline."""
+    """The part that draws: step by step with a loop of its own, or by a whole call of the pipeline."""
 
     @property
     def limits(self) -> DrawingLimits: ...
@@ -76,11 +76,11 @@ class Artist(Drawing[J], Protocol[J]):
         """With the size that follows from its images."""
 
     def edited(self, plan: DrawingPlan, image: Image) -> EditedPicture:
-        """The kept form of a picture that is edited, RGB or RGBA. It may be called on any thread. Raises BadMedia."""
+        """Returns the form in which a picture that is edited is kept, RGB or RGBA. May be called on any thread. Raises BadMedia."""
 
     @property
     def draws_its_image(self) -> bool:
-        """Whether what comes out is as large as the picture that is edited, whatever its size."""
+        """Whether the result is always as large as the picture that is edited."""
 
     def tokens(self, plan: DrawingPlan) -> int: ...
 
@@ -135,7 +135,7 @@ class DrawnModel(Generic[J]):
         return self.sessions.load
 
     async def prepare(self, request: DrawRequest) -> DrawingPlan:
-        """See DiffusionModel.prepare. Whatever could make a picture fail is looked at here, before any of it is drawn."""
+        """See DiffusionModel.prepare. Everything that could make a picture fail is checked here, before any of it is drawn."""
         limits, cased = self._artist.limits, self._vocabulary.cased
         request = replace(request, prompt=cased(request.prompt), negative_prompt=cased(request.negative_prompt))
         self._artist.product.check(request)
@@ -181,7 +181,8 @@ class DrawnModel(Generic[J]):
     async def _fitted(
         self, image: Media, client: str, field: str, number: int, edit: Callable[[Image], EditedPicture], *, alpha: bool = False
     ) -> EditedPicture:
-        """One at a time is as large as it was sent. number: of all media of the request, the first is 1."""
+        """Decodes a picture; only one at a time is held in the size in which it was sent. number: among all media of the request, from 1
+        on."""
         check_medium(image, self._info, field, medium=str(number))
         alpha, most = alpha or bool(self._artist.limits.max_layers), self._image_pixels
         ask = PicturePreprocessing(factor=1, min_pixels=1, max_pixels=most, alpha=alpha, background=image.background)
@@ -199,7 +200,7 @@ class DrawnModel(Generic[J]):
         return given
 
     def _hold(self, given: EditedPicture) -> None:
-        """Until it is encoded, or nobody wants it any more. Raises Full."""
+        """Hold the picture until it is encoded, or no request needs it any more. Raises Full."""
         with self._held_lock:
             if self._held and self._held + given.bytes > HELD_BYTES:
                 raise Full(f"{self._held >> 20} MiB of pictures wait to be edited, and {HELD_BYTES >> 20} MiB may")
@@ -228,7 +229,7 @@ class DrawnModel(Generic[J]):
                 yield piece
 
     async def warm_up(self) -> None:
-        """Draw a picture in the fewest steps, which also shows what a preview is to look like."""
+        """Draw a picture in the fewest steps, which also teaches the look of previews."""
         limits = self._artist.limits
         image = Media(PNG, encoded(pillow.new("RGB", (64, 64), (90, 120, 200)), PNG))
         request = DrawRequest(seed=0, prompt="a circle", images=(image,) * limits.images[0], steps=limits.min_steps)

@@ -1,4 +1,4 @@
-"""Pictures as files, which say what they were drawn from."""
+"""Pictures as files, which contain the parameters that they were drawn from."""
 
 from __future__ import annotations
 

@@ -76,9 +76,9 @@ class OwnOption:
 
 
 def own_options(call: Callable[..., Any], guidance: str | None, followed: Mapping[str, Range] | None = None) -> tuple[OwnOption, ...]:
-    """The own options of a pipeline's `__call__`. guidance: its parameter that the request's guidance_scale sets. followed: those that a
-    loop here follows, with their bounds; None: all, by a whole call of the pipeline. A count costs memory, so it is bounded by what is
-    usual for it."""
+    """Options of a pipeline's `__call__`. guidance: its parameter that the request's guidance_scale sets. followed: parameters that a loop
+    here follows, with their bounds; None: all, by a whole call of the pipeline. A count costs memory, so its bound follows from its usual
+    value."""
     try:
         hints = typing.get_type_hints(call)
     except (NameError, TypeError):  # Types that a module imports for type checkers alone are not there.
@@ -122,7 +122,7 @@ def _instead(name: str, options: Collection[str]) -> str:
 
 
 def _kind(annotation: Any, default: Any) -> type | None:
-    """The type of the values that a parameter takes, as far as a request can say them; None: it takes other values alone."""
+    """The type of a parameter's values, as far as a request can carry them; None: it takes only other values."""
     union = typing.get_origin(annotation) in (typing.Union, types.UnionType)
     able: tuple[Any, ...] = typing.get_args(annotation) if union else (annotation,)
     if annotation is inspect.Parameter.empty or isinstance(annotation, str):

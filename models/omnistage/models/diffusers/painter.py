@@ -1,4 +1,4 @@
-"""A family's own loop around the modules of Diffusers: what is computed once for a request, once for a step, and at the end.
+"""A family's own loop around the modules of Diffusers: the work for each request, for each step, and at the end.
 
 A pipeline of Diffusers draws one batch from its first step to its last. Here each picture has a scheduler of its own, so that pictures join
 and leave at any step: those of one step share a forward pass whatever their steps, seeds, guidance and prompts are.
@@ -54,11 +54,11 @@ def check_followed(pipe: Any, followed: Container[str]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Conditions:
-    """The encoded words and pictures of a plan.
+    """The words and pictures of a plan, encoded.
 
     positive, negative: [tokens, width], rows of the text encoder; negative is None without guidance. images: [tokens, channels], latents of
-    the pictures that are edited, packed as the transformer takes them; of a film, see its painter. shapes: of what is drawn and of those,
-    (frames, height, width) in tokens each. seen: [pictures, tokens, width], rows of an encoder of pictures.
+    the pictures that are edited, packed as the transformer takes them; for a film, see its painter. shapes: (frames, height, width) in
+    tokens of the result and of each edited picture. seen: [pictures, tokens, width], rows of an encoder of pictures.
     """
 
     positive: Tensor
@@ -99,7 +99,7 @@ class CanvasProduct(Product[DrawingPlan, Sequence[Canvas]], Protocol):
     """A product of steps; latents are canvases, one for each result that is not there yet."""
 
     def first(self, plan: DrawingPlan, wanted: Wanted) -> int:
-        """The first result that is still to be drawn: those before it are with whoever asks."""
+        """The first result that is still to be drawn: the client has the earlier ones."""
 
     def preview(self, canvas: Canvas) -> Sequence[Preview]:
         """The previews of the step that was taken, if one is due."""
@@ -148,7 +148,7 @@ class Painter(ABC):
         return self._limits
 
     def _default(self, name: str) -> Any:
-        """The pipeline's value for a parameter of its `__call__` that is left out; its other functions may have other defaults."""
+        """The pipeline's default for a parameter of its `__call__`; its other functions may have other defaults."""
         return inspect.signature(type(self.pipe).__call__).parameters[name].default
 
     @abstractmethod
@@ -156,8 +156,8 @@ class Painter(ABC):
         """As the pipeline has them, before anybody chose others."""
 
     def check_text(self, text: str) -> None:
-        """Raises ValueError for words that the text encoder would get only a part of, with how long they may be, and for its special
-        tokens: those stand for what is no text."""
+        """Raises ValueError for words of which the text encoder would get only a part, with the length that they may have, and for its
+        special tokens, which stand for things that are no text."""
         if found := next((token for token in self._special if token in text), None):
             raise ValueError(f"it has {found}, a special token of the text encoder: leave it out")
         with self._counts:
@@ -188,7 +188,7 @@ class Painter(ABC):
 
     @abstractmethod
     def tokens(self, plan: DrawingPlan) -> int:
-        """Latent tokens of one row: what is drawn and what is edited."""
+        """Latent tokens of one row, of the result and of the edited pictures."""
 
     # 2: preprocess
 
@@ -292,7 +292,7 @@ class Painter(ABC):
 
     @abstractmethod
     def velocities(self, rows: Sequence[BatchRow]) -> list[Tensor]:
-        """The transformer's result for each row, in the shape of its latents: the way from the picture to the noise."""
+        """The transformer's output for each row, in the shape of its latents: the way from the picture to the noise."""
 
     def guided(self, positive: Tensor, negative: Tensor, canvas: Canvas) -> Tensor:
         """The velocity to go on with, from both velocities (Ho and Salimans 2022, classifier-free guidance)."""
@@ -340,11 +340,11 @@ class Painter(ABC):
 
     @abstractmethod
     def product(self, model: str) -> CanvasProduct:
-        """The product of its latents. model: its name, for what files say of themselves."""
+        """The result made of its latents. model: its name, which files state about themselves."""
 
 
 def with_images(row: BatchRow) -> Tensor:
-    """[1, tokens, channels] of packed latents: what is drawn, and after it what is edited."""
+    """[1, tokens, channels] of packed latents: the result's, and after them the edited pictures'."""
     images = row.canvas.conditions.images
     return row.canvas.scaled if images is None else torch.cat([row.canvas.scaled, images[None]], dim=1)
 

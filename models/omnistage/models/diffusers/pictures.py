@@ -61,7 +61,7 @@ class PicturePainter(Painter):
 
     @property
     def samples(self) -> int:
-        """Samples of a pixel: 3, or 4 where it says how opaque it is."""
+        """Samples of a pixel: 3, or 4 with opacity."""
         return 4 if self.pipe.vae.config.get("input_channels") == 4 else 3
 
     def frames(self, plan: DrawingPlan) -> int:
@@ -95,7 +95,7 @@ class PicturePainter(Painter):
 
     @abstractmethod
     def decoded(self, grid: Tensor) -> Tensor:
-        """[1, samples, height, width], -1 to 1: what the VAE makes of [1, channels, height, width]."""
+        """[1, samples, height, width], -1 to 1: the VAE's picture of [1, channels, height, width]."""
 
     def product(self, model: str) -> Pictures:
         return Pictures(self, model)
@@ -125,7 +125,7 @@ class Pictures:
         return {IMAGE: count, LATENTS: count * self._painter.grid_places(plan), PIXELS: count * plan.height * plan.width}
 
     def first(self, plan: DrawingPlan, wanted: Wanted) -> int:
-        """The first result that is still to be drawn: those before it are with whoever asks."""
+        """The first result that is still to be drawn: the client has the earlier ones."""
         counts = self.items(plan)
         return min((wanted[port] * plan.results // count for port, count in counts.items() if port in wanted), default=0)
 

@@ -1,4 +1,4 @@
-"""The request to a pipeline of pictures, checked whole before anything of it runs: the first of the four phases.
+"""A request to a pipeline of pictures, checked whole before anything of it runs: the first of the four phases.
 
     DrawRequest --planned--> DrawingPlan --encode--> Conditions --step, step, ...--> Canvas --decode--> pictures
 
@@ -40,21 +40,20 @@ WEBP_SIDE = 16383
 
 @dataclass(frozen=True, slots=True)
 class DrawingLimits:
-    """The bounds of requests to one pipeline, and its usual values.
+    """The values that one pipeline can be asked for, and its defaults.
 
-    multiple: of the sides, in pixels. width, height: 0 where the size follows from the picture that is edited. min_side, max_side,
-    max_pixels: of one picture. min_steps to max_steps: where nobody says how strong; scheduled_steps: fewest that its scheduler can be set
-    to, however many of them the strength leaves. guidance: a scale above guided_above costs a second pass a step, away from the
-    negative prompt; negative: what that is where none is given. images: fewest and most that are edited. layers: of every picture, and
-    most; 0: it knows no layers. sides: where not empty, the size is one of these and the aspect is that of the picture. guidable,
+    multiple: of the sides, in pixels. width, height: 0 if the size follows from the picture that is edited. min_side, max_side, max_pixels:
+    of one picture. min_steps to max_steps: if no strength is given; scheduled_steps: fewest that its scheduler can be set to, however many
+    of them the strength leaves. guidance: a scale above guided_above costs a second pass a step, away from the negative prompt; negative:
+    the prompt that stands in for one that is not given. images: fewest and most that are edited. layers: usual and largest number for every
+    picture; 0: it knows no layers. sides: if not empty, the size is one of these and the aspect is that of the picture. guidable,
     negatable, previewed, step_cached, sized: whether it knows guidance, negative prompts, previews, the step cache and sizes. max_work:
-    pixels times steps of all pictures, layers too. prompt_tokens: of a longer prompt only so many are drawn; 0: all that are taken.
-    second_guidance: whether it knows a scale of its own for a second transformer. rate_hz: frames a second of a film, where nobody says.
-    shifted: whether its schedule can be shifted by a request. begins: whether a sound may begin late.
-    max_sigma: the largest that may be given; 0: none may. strength: what it takes where none is given; None: it knows none. masked,
-    controlled: whether it wants a mask and a control image. options: of its own. frames, seconds: of a film and of sound; 0: it makes none.
-    frame_multiple: of the difference between the frames of two films. shaped: whether, beside a picture and where no size is asked for,
-    the size follows from that picture.
+    pixels times steps of all pictures, layers too. prompt_tokens: a longer prompt is cut to so many; 0: all tokens that are taken are
+    drawn. second_guidance: whether it knows a scale of its own for a second transformer. rate_hz: usual frames a second of a film. shifted:
+    whether its schedule can be shifted by a request. begins: whether a sound may begin late. max_sigma: the largest that may be given; 0:
+    none may. strength: its default; None: it knows none. masked, controlled: whether it wants a mask and a control image. options: the
+    pipeline's own. frames, seconds: of a film and of sound; 0: it makes none. frame_multiple: of the difference between the frames of two
+    films. shaped: whether the size follows from a given picture if no size is asked for.
     """
 
     multiple: int
@@ -117,15 +116,15 @@ class EditedPicture:
 
 
 def mask_of(image: Image) -> EditedPicture:
-    """A mask: white where to draw. image: RGBA; where any of it is more transparent than opaque, that is where to draw, as editors of
-    pictures save it; else what is white. Programs leave an alpha of 254 in pictures that nobody made transparent."""
+    """A mask: white where to draw. image: RGBA; if some of it is more transparent than opaque, the transparent part is where to draw, as
+    editors of pictures save it; else the white part is. Some programs leave an alpha of 254 in pictures that are meant to be opaque."""
     alpha = image.getchannel("A")
     where = ImageChops.invert(alpha) if np.asarray(alpha).min() < MIDDLE else image.convert("RGB").convert("L")
     return EditedPicture(image.width, image.height, (where,))
 
 
 def draws_nothing(mask: EditedPicture) -> bool:
-    """Pipelines take what is darker than grey for black."""
+    """Pipelines take all that is darker than grey for black."""
     return bool(np.asarray(mask.resized[0]).max() < MIDDLE)
 
 
@@ -185,11 +184,11 @@ class DrawingPlan:
         return self.media_type or PNG
 
     def seed_of(self, number: int) -> int:
-        """The seed of the picture with that number: a request for three pictures gives those of three requests with a seed each."""
+        """The seed of the picture with that number: a request for three pictures gets the same ones as three requests with a seed each."""
         return (self.seed + number) % SEEDS
 
     def option(self, name: str, usual: Value) -> Value:
-        """The value of an option of the pipeline's own; the usual one where none was given."""
+        """The value of one of the pipeline's own options; the usual value if none was given."""
         return dict(self.options).get(name, usual)
 
 
@@ -237,8 +236,8 @@ def planned(request: DrawRequest, limits: DrawingLimits, name: str) -> DrawingPl
 
 
 def check_size(plan: DrawingPlan, limits: DrawingLimits, name: str, decided_by: str = "") -> None:
-    """Check sides, pixels, and pixels times steps; once more where the size is known only from the images. decided_by: the field that a
-    wrong size comes from, if it is not the longer side itself. Raises BadRequest."""
+    """Check sides, pixels, and pixels times steps; once more if the size is known only from the images. decided_by: the field that a wrong
+    size comes from, if it is not the longer side itself. Raises BadRequest."""
     width, height = plan.width, plan.height
     field = decided_by or ("width" if width >= height else "height")
     if max(width, height) > limits.max_side:
@@ -256,7 +255,8 @@ def check_size(plan: DrawingPlan, limits: DrawingLimits, name: str, decided_by: 
 
 
 def _less_film(plan: DrawingPlan, limits: DrawingLimits, name: str, side: str) -> tuple[str, str]:
-    """For a film that is too much work: the field that is furthest above the usual, with how low it has to be. side: field of its size."""
+    """For a film that is too much work: the field that is furthest above its usual value, and the value that it must be lowered to. side:
+    field of its size."""
     pixels, usual = plan.width * plan.height, limits.width * limits.height
     work = pixels * plan.frames * plan.steps
     asked = {"frames": plan.frames / limits.frames, side: pixels / usual if usual else 1.0, "steps": plan.steps / limits.steps}
@@ -428,7 +428,7 @@ def _layers(request: DrawRequest, limits: DrawingLimits, name: str) -> int:
 
 
 def _guidance(request: DrawRequest, limits: DrawingLimits, name: str) -> tuple[float, str | None]:
-    """The scale, and what it leads away from."""
+    """The scale, and the prompt that guidance leads away from."""
     if request.guidance_scale is not None and not limits.guidable:
         raise _bad("guidance_scale", f"{name} knows none: leave it out")
     if request.negative_prompt and not limits.negatable:

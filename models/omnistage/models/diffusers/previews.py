@@ -1,8 +1,8 @@
 """Pictures of how far a drawing is, without the VAE.
 
-A preview shows the estimate x0 = x - sigma v of the picture without its noise, not the noisy latents, which are noise until the last steps
-through any map. Each place of the latents becomes one pixel by a linear map, which is fitted to the pictures that were served: latents in,
-mean colours of the pixels under them out. Until there is one picture the VAE decodes the estimate, which costs as much as a picture.
+A preview shows the estimate x0 = x - sigma v of the picture without its noise, not the noisy latents, which stay noise through any map
+until the last steps. Each place of the latents becomes one pixel by a linear map, which is fitted to the pictures that were served: latents
+in, mean colours of the pixels under them out. Until there is one picture the VAE decodes the estimate, which costs as much as a picture.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""The processor that prepares text and pictures for Qwen2.5-VL: Transformers' own processor of Qwen2-VL wants Torchvision for films, which
-no pipeline here is given."""
+"""Preparation of text and pictures for Qwen2.5-VL: Transformers' own processor of Qwen2-VL wants Torchvision for films, which no pipeline
+here is given."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ class PictureProcessor(transformers.ProcessorMixin):
         super().__init__(image_processor, tokenizer, chat_template=chat_template)  # type: ignore[no-untyped-call]
 
     def replace_image_token(self, image_inputs: dict[str, Any], image_idx: int, **kwargs: Any) -> str:
-        """The text that stands for the picture of that index. image_inputs: with image_grid_thw, rows of frames, height and width in
-        patches."""
+        """The part of the text that stands for the picture of that index. image_inputs: with image_grid_thw, rows of frames, height and
+        width in patches."""
         return IMAGE_TOKEN * int(image_inputs["image_grid_thw"][image_idx].prod() // self.image_processor.merge_size**2)
 
     @property

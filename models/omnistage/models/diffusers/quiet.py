@@ -1,4 +1,4 @@
-"""Loading and saving without a word: Diffusers and Transformers report what they do on the terminal of whoever runs the service."""
+"""Loading and saving without a word: Diffusers and Transformers write their reports to the terminal of the service."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ weights begin."""
 
 
 def silence() -> None:
-    """For the life of a process that serves: what they warn of are requests, whose words are nobody's but the client's."""
+    """Silences both libraries for the life of a serving process: their warnings quote requests, whose words belong to the client alone."""
     for library in LIBRARIES:
         library.set_verbosity_error()
 
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Whatever both libraries do in it shows no progress and warns of nothing. One thread at a time; afterwards all is as it was."""
+    """In this context both libraries show no progress and no warnings. One thread at a time; afterwards all settings are as before."""
     with _lock, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         before = [(library.get_verbosity(), library.is_progress_bar_enabled()) for library in LIBRARIES]

@@ -1,8 +1,8 @@
-"""The parts of a prompt in quotation marks, which LongCat-Image reads letter by letter: it is to be written in the picture.
+"""The quoted parts of a prompt, which LongCat-Image reads letter by letter, because they shall be written in the picture.
 
-Instead of the function of the same name in Diffusers. That one puts each word with an apostrophe aside under a name that is a part of the
-next one's: of "it's a dog that doesn't bark" it makes "it's a dog that it'sit's bark", in an order that differs between processes, and 800
-such words take it five seconds. Both make the same of a text with one such word or none.
+This module replaces the function of the same name in Diffusers. That function puts each word with an apostrophe aside under a name that is
+part of the next word's name: it turns "it's a dog that doesn't bark" into "it's a dog that it'sit's bark", in an order that differs between
+processes, and 800 such words take it five seconds. For a text with at most one such word both functions agree.
 """
 
 from __future__ import annotations

@@ -151,7 +151,7 @@ class QwenImagePainter(PicturePainter):
 
 
 class _FromPictures(QwenImagePainter):
-    """With pictures to begin from: what the VAE makes of them stands behind what is drawn."""
+    """Drawing that begins from pictures: the VAE's latents of them stand behind those of the result."""
 
     def _sizes(self, plan: DrawingPlan) -> list[tuple[int, int]]:
         """Width and height of each picture for the VAE."""
@@ -178,12 +178,12 @@ class _FromPictures(QwenImagePainter):
 
 
 class QwenImageEditPainter(_FromPictures):
-    """One picture edited. The result has its shape and about AREA pixels where nothing else is asked for."""
+    """One picture edited. The result has its shape and about AREA pixels if no other size is asked for."""
 
     follows: ClassVar[Mapping[str, Range]] = {}
 
     def _own_limits(self) -> DrawingLimits:
-        """The pipelines cut nothing of a prompt beside a picture."""
+        """The pipelines cut no prompt that has a picture beside it."""
         return replace(super()._own_limits(), width=0, height=0, images=(1, 1), prompt_tokens=0)
 
     def sized(self, plan: DrawingPlan) -> DrawingPlan:
@@ -213,7 +213,7 @@ class QwenImageEditPlusPainter(QwenImageEditPainter):
 
 
 class QwenImageLayeredPainter(_FromPictures):
-    """A picture taken apart into layers with transparency. The drawing has one frame more: the whole picture, which comes first."""
+    """A picture taken apart into layers with transparency. The latents have one frame more: the whole picture, which comes first."""
 
     follows: ClassVar[Mapping[str, Range]] = {CUT: (1, MOST_TOKENS), "cfg_normalize": (0, 1)}
 

@@ -1,5 +1,5 @@
-"""The results of whole calls of a pipeline, as products: pictures, a film, or sound. Which one, its parameters say; its parts, whether a
-film has sound."""
+"""Products made from what whole calls of a pipeline return: pictures, a film, or sound. The parameters of the pipeline tell which one; its
+parts tell whether a film has sound."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ PIECE_S = 0.5
 
 
 class Results(Product[DrawingPlan, Sequence[Any]], Protocol):
-    """A product of whole calls; latents are what the call returned for a plan."""
+    """A product of whole calls; latents are the call's return value for a plan."""
 
     output_type: str
     """For the pipeline."""
@@ -69,8 +69,8 @@ class Results(Product[DrawingPlan, Sequence[Any]], Protocol):
 
 
 def results_of(pipe: DiffusionPipeline, takes: Mapping[str, Any], model: str) -> Results:
-    """The results of a pipeline. takes: parameters of its call. model: its name, for what is told. Raises LoadError for one that makes
-    nothing from words."""
+    """The results of a pipeline. takes: parameters of its call. model: its name, for messages. Raises LoadError for one that makes nothing
+    from words."""
     if "prompt" not in takes:
         raise LoadError(f"{type(pipe).__name__} makes nothing from words: it cannot be served here")
     if count := next((name for name in COUNTS if name in takes), None):
@@ -154,7 +154,7 @@ class WholeFilm:
         return list(zip(films, _field(output, "audio") if self._sound else [None] * len(films), strict=True))
 
     def decode(self, plan: DrawingPlan, latents: Sequence[tuple[Sequence[Image], Any]], wanted: Wanted) -> Generator[Drawn, None, None]:
-        """Samples leave with the frames that they belong to: who takes both at the same pace waits for neither."""
+        """Samples leave with the frames that they belong to: a reader of both at the same pace waits for neither."""
         ((frames, made),) = latents
         if len(frames) != plan.frames:
             raise Failed(f"the pipeline made {len(frames)} frames, and {plan.frames} were asked for: ask for so many")
@@ -211,8 +211,8 @@ class WholeSound:
 
 
 def _sound_of_film(pipe: DiffusionPipeline) -> PortSpec | None:
-    """The port for the sound of a pipeline that has a vocoder. Raises LoadError where it does not say its rate, or has more channels than
-    the file of a film."""
+    """The port for the sound of a pipeline that has a vocoder. Raises LoadError if the vocoder does not state its rate, or has more
+    channels than the file of a film."""
     if getattr(pipe, "vocoder", None) is None:
         return None
     rate_hz, channels = _sound_rate_hz(pipe, ("vocoder", "audio_vae")), int(_config(pipe, "vocoder").get("out_channels") or 1)
@@ -237,8 +237,8 @@ def _config(pipe: DiffusionPipeline, part: str) -> Mapping[str, Any]:
 
 
 def _samples(made: Any, channels: int, count: int) -> NDArray[np.float32]:
-    """[count, channels] of [channels, samples] or [samples]. A longer sound is cut, a shorter one ends in silence: a model makes whole
-    latents. Raises Failed for other channels than were told, and for what is no number."""
+    """Turns [channels, samples] or [samples] into [count, channels]. Longer sound is cut and shorter sound ends in silence, because a model
+    makes whole latents. Raises Failed for another number of channels than announced, and for values that are no numbers."""
     rows = np.atleast_2d(made.float().cpu().numpy() if isinstance(made, Tensor) else np.asarray(made, np.float32))[:, :count]
     if len(rows) != channels:
         raise Failed(f"the pipeline made {len(rows)} channels of sound, and its parts say {channels}: it cannot be drawn")

@@ -1,10 +1,10 @@
-"""The sampler of one picture: a scheduler of Diffusers, what it remembers of its steps, and what its noise is drawn from.
+"""The sampler of one picture: a scheduler of Diffusers, its memory of its steps, and the generator of its noise.
 
     latents, what the model made of them --advance--> latents a step further, and the estimate of the picture without noise
 
-Together with the latents that is the state of a drawing: what another replica goes on from. Which attributes of a scheduler are its
-history is found out by stepping one: those that a step changes. How many steps it has, and how large its numbers are, follows from the
-plan, so only numbers that depend on the picture are kept.
+Together with the latents that is the state of a drawing: what another replica goes on from. Which attributes of a scheduler are its history
+is found out by stepping one: those that a step changes. How many steps it has, and how large its numbers are, follows from the plan, so
+only numbers that depend on the picture are kept.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ NOISE_BYTES = 5056
 
 @dataclass(frozen=True, slots=True)
 class SamplerState:
-    """The state of one picture after so many steps. history: tensors that the scheduler remembers and that depend on the picture, in a
-    fixed order. noise: uint8 [NOISE_BYTES], of the generator that draws the noise of the next steps; None where they draw none."""
+    """The sampler's state of one picture after so many steps. history: tensors that the scheduler remembers and that depend on the picture,
+    in a fixed order. noise: uint8 [NOISE_BYTES], of the generator that draws the noise of the next steps; None if they draw none."""
 
     step: int
     latents: Tensor
@@ -46,7 +46,7 @@ class SamplerState:
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """The memory of a kind of scheduler. tensors: most of the size of latents. draws: whether its steps draw noise."""
+    """The memory of a kind of scheduler. tensors: most tensors of the size of latents. draws: whether its steps draw noise."""
 
     tensors: int
     draws: bool
@@ -75,8 +75,8 @@ def min_steps(scheduler: Any) -> int:
 
 
 def memory_of(scheduler: Any, device: torch.device | str = "cpu") -> Memory:
-    """The memory of a scheduler, found out by steps with few numbers. scheduler: with `tried_steps` timesteps set on the device, for
-    nothing else. Raises ValueError for one whose steps make no number."""
+    """The memory of a scheduler, found out by steps with few numbers. scheduler: with `tried_steps` timesteps set on the device, used for
+    nothing else. Raises ValueError for a scheduler whose steps make no number."""
     sampler, latents, most = PictureSampler(scheduler, torch.Generator("cpu").manual_seed(0)), torch.zeros(1, 3, 5, device=device), 0
     before = sampler.generator.get_state()
     while not sampler.is_done:
@@ -88,7 +88,7 @@ def memory_of(scheduler: Any, device: torch.device | str = "cpu") -> Memory:
 
 
 class PictureSampler:
-    """One picture's. scheduler: with its timesteps set; nobody else has it."""
+    """The sampler of one picture. scheduler: with its timesteps set, and used by nothing else."""
 
     def __init__(self, scheduler: Any, generator: torch.Generator, *, draws: bool = True) -> None:
         """draws: see Memory."""
@@ -125,7 +125,7 @@ class PictureSampler:
         return float(getattr(self.scheduler, "init_noise_sigma", 1.0))
 
     def scaled(self, latents: Tensor) -> Tensor:
-        """As the model takes them in the next step: a scheduler that is no flow makes them as large as what it was trained on."""
+        """The latents as the model takes them in the next step: a scheduler that is no flow scales them to the size of its training."""
         scale = getattr(self.scheduler, "scale_model_input", None)
         made: Tensor = latents if scale is None else scale(latents, self.timestep)
         return made
@@ -157,7 +157,7 @@ class PictureSampler:
             self.generator.set_state(state.noise)
 
     def remembered(self, shape: torch.Size) -> Iterator[Tensor]:
-        """The tensors of its history that have this shape."""
+        """The tensors of the sampler's history that have this shape."""
         for _, value in self._history():
             yield from (
                 each for each in (value if isinstance(value, list) else [value]) if isinstance(each, Tensor) and each.shape == shape

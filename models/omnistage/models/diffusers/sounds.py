@@ -161,8 +161,8 @@ def check_sound(request: DrawRequest, model: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Convolution:
-    """One of those that decode. reach: from the first value that it looks at to the last. padding: of zeros, on each side. is_transposed:
-    whether it makes `stride` values of each one; else one of each."""
+    """A convolution of the decoder. reach: from the first value that it looks at to the last. padding: of zeros, on each side.
+    is_transposed: whether it turns each value into `stride` values; else into one."""
 
     reach: int
     padding: int
@@ -198,8 +198,8 @@ class Upsampling:
         return count
 
     def latents(self, first: int, end: int) -> tuple[int, int]:
-        """For the samples from one to behind another: the first latent that has a part in them, and the one behind the last. Some lie
-        outside of what there is."""
+        """For the samples from one to behind another: the first latent that has a part in them, and the one behind the last. Both may lie
+        outside of the latents that exist."""
         last = end - 1
         for each in reversed(self._chain):
             if each.is_transposed:

@@ -1,7 +1,7 @@
 """A transformer over several processes: each has a part of its weights, cut as Diffusers says, or all of them and a part of the tokens.
 
-Only the first rank has encoders, VAE, schedulers and latents. Before each pass it sends what the transformer is called with to the others.
-Diffusers would cut weights itself, on accelerators only, by sums that lose an error of another rank; here they are those of the engine.
+Only the first rank has encoders, VAE, schedulers and latents. Before each pass it sends the transformer's arguments to the others.
+Diffusers can cut weights itself, but only on accelerators, and its sums lose an error of another rank; here the engine's sums are used.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class Spread:
     """Passes of a transformer, computed by all ranks: it takes the place of its `forward`."""
 
     def __init__(self, transformer: Any, team: Team, least: int) -> None:
-        """The transformer of the first rank, whose team is connected. least: tokens of words, and of pictures, that a pass has."""
+        """The transformer of the first rank, whose team is connected. least: fewest tokens of words, and of pictures, that a pass has."""
         self._forward, self._team, self._least = transformer.forward, team, least
         self._apart = ""
         transformer.forward = self

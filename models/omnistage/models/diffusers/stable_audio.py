@@ -1,7 +1,7 @@
 """Sound by Stable Audio Open (Evans et al. 2024): a transformer that knows from where to where its sound goes on.
 
-Latents are those of the longest sound there is; behind the seconds that are asked for lies what the model was taught to leave silent. So
-sounds of all lengths share a pass, and each is cut to its own.
+The latents always have the length of the longest sound; the model was taught to leave the part behind the requested seconds silent. So
+sounds of all lengths share a pass, and each is cut to its own length.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class StableAudioPainter(SoundPainter):
         return self.latent_length + 1
 
     def _conditions(self, plan: DrawingPlan) -> Conditions:
-        """Guidance leads away from nothing at all where no negative prompt is given: not even from a length."""
+        """Without a negative prompt, guidance leads away from nothing at all: not even a length."""
         times = torch.cat(self.pipe.encode_duration(plan.begin_s, plan.begin_s + plan.seconds, self.device, False, 1), dim=1)[0]
         positive = torch.cat([self._words(plan, plan.prompt), times])
         if plan.negative is None:
@@ -101,7 +101,7 @@ class StableAudioPainter(SoundPainter):
         return steps
 
     def shift(self, plan: DrawingPlan) -> float:
-        """A shift has no use here: this is no flow."""
+        """Unused, for this is no flow."""
         return 0.0
 
     def _scheduled(self, sigmas: Any, mu: float, device: torch.device | str) -> Any:

@@ -1,12 +1,12 @@
 """Steps that change little are not computed whole: each row of a batch decides for itself.
 
-The first block of a transformer is always computed. Where what it adds to a row, its residual, is nearly that of the last step which was
-computed, the other blocks would add nearly what they added then; that is added instead, and they see the row no more. Rows of one pass
-that need the other blocks go through them together without the rest. The hooks of Diffusers that do the like keep one state for a whole
-module, where pictures that join and leave would get each other's.
+The first block of a transformer is always computed. Its residual is what the block adds to a row. If the residual is nearly that of the
+last step which was computed whole, the other blocks would add nearly the same as they did then; the row gets that sum again, and skips
+these blocks. Rows of one pass that need the other blocks go through them together without the rest. The hooks of Diffusers that do the like
+keep one state for a whole module, where pictures that join and leave would get each other's state.
 
-Whoever wants it says how much the residual may change, in parts of itself; the more, the fewer blocks are computed and the further is the
-picture from the one without. The steps that were left out are told with the picture.
+A request that wants the cache says how much the residual may change, in parts of itself; the more it may change, the fewer blocks are
+computed and the further is the picture from the one without the cache. The skipped steps are reported with the picture.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from torch import Tensor, nn
 
 @dataclass(eq=False, slots=True)
 class Residuals:
-    """The residuals of one row, over its steps. threshold: largest change at which a step is not computed whole; 0: all are. first: what
-    the first block added in the last step that was computed whole, rest: what the others did, both [tokens, width]. reused: so many steps
-    were not computed whole, largest: the largest change among those."""
+    """The residuals of one row, over its steps. threshold: largest change at which a step is not computed whole; 0: all steps are. first:
+    the sum that the first block added in the last step that was computed whole, rest: the sum of the other blocks, both [tokens, width].
+    reused: number of steps that were not computed whole, largest: the largest change among those."""
 
     threshold: float
     first: Tensor | None = None
@@ -33,7 +33,7 @@ class Residuals:
     largest: float = 0.0
 
     def change(self, first: Tensor) -> float:
-        """The change of the first block's residual, in parts of the last one; infinite where there was none."""
+        """The change of the first block's residual, in parts of the last one; infinite if there was none."""
         if self.first is None or self.rest is None:
             return float("inf")
         return float((first - self.first).abs().mean() / self.first.abs().mean().clamp(min=1e-12))
@@ -41,9 +41,9 @@ class Residuals:
 
 @dataclass(slots=True)
 class _Pass:
-    """lengths: tokens of each row that are its own, from the first on; what it was filled up with tells nothing. base: the rows after the
-    first block; added, changes: what it added to each, and how much that changed; kept: those that go on; reused: of the others,
-    with the change; computed: what will be first and rest of those that went on."""
+    """lengths: tokens of each row that are its own, from the first on; its padding does not count. base: the rows after the first block;
+    added, changes: the sum that the first block added to each row, and how much that changed; kept: rows that go through the other blocks;
+    reused: the others, with the change; computed: the new first and rest of the kept rows."""
 
     residuals: Sequence[Residuals]
     lengths: Sequence[int | None]
@@ -60,7 +60,7 @@ class _Pass:
 
 
 class StepCache:
-    """The step cache of one transformer. Outside of `applied` its blocks compute as ever.
+    """The step cache of one transformer. Outside of `applied` the blocks compute as ever.
 
     blocks: all of them, in order; each gets the rows first, by position or as `hidden_states`, and returns them, or what its pipeline has
     beside them and then them. batched: names and positions of its other arguments that have a row for each row, or two.

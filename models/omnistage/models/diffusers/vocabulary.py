@@ -62,7 +62,7 @@ def _none_of(words: Sequence[str]) -> str:
 
 
 def _names_one(prompt: str, words: Collection[str]) -> bool:
-    """Whether a prompt has one of these words, or several of what it names."""
+    """Whether a prompt has one of these words, or a plural of one."""
     said = map(str.casefold, _WORD.findall(prompt))
     return any(not {word, word.removesuffix("s"), word.removesuffix("es")}.isdisjoint(words) for word in said)
 

@@ -1,9 +1,9 @@
 """Films by Wan 2.1 and 2.2 (Wan et al. 2025): from words, from a picture and words, by one transformer or two.
 
-With two transformers, the first one has the steps of much noise and the second one those of little (`boundary_ratio`). A picture is the
+With two transformers the first one draws the steps of much noise and the second one those of little (`boundary_ratio`). A picture is the
 first frame. A checkpoint of `expand_timesteps` (TI2V) draws with it or without: its latents are then the first frame in every step, which
-has no noise. Others (I2V) see it beside what is drawn, as channels: which frames are given, and the latents of a film of those and of
-grey. Some of them see it through an encoder of pictures too.
+has no noise. Others (I2V) see it beside what is drawn, as channels: which frames are given, and the latents of a film of those and of grey.
+Some of them see it through an encoder of pictures too.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ ALIKE = ("patch_size", "in_channels", "out_channels", "text_dim", "image_dim")
 
 
 class WanPainter(FilmPainter):
-    """The loop of films from words, and from a picture or two. Conditions.images: latents [1, channels, frames, height, width], of TI2V the
-    first frame alone, of I2V all frames with their mask before them."""
+    """Draws films from words, and from one picture or two. Conditions.images: latents [1, channels, frames, height, width], for TI2V the
+    first frame alone, for I2V all frames with their mask before them."""
 
     followed: ClassVar[frozenset[str]] = frozenset(
         (
@@ -117,7 +117,7 @@ class WanPainter(FilmPainter):
 
     @property
     def _adds_channels(self) -> bool:
-        """Whether pictures are beside what is drawn."""
+        """Whether channels of pictures are added to the latents."""
         return type(self.pipe).__name__ == FROM_PICTURES and not self._expands
 
     @property
@@ -189,8 +189,8 @@ class WanPainter(FilmPainter):
         return mean, std
 
     def _mask(self, latents: Tensor, count: int) -> Tensor:
-        """The mask of so many pictures, as channels: 1 in each frame of the film that is given. The first frame of the latents is one of
-        those, four times; others are four together."""
+        """The mask of so many pictures, as channels: 1 in each frame of the film that is given. The first frame of the latents stands for
+        one frame of the film, four times; each other frame stands for four together."""
         mask = latents.new_zeros(1, int(self.pipe.vae_scale_factor_temporal), *latents.shape[2:])
         mask[:, :, 0] = 1
         if count > 1:
@@ -269,7 +269,7 @@ class WanPainter(FilmPainter):
         return [each[None] for each in made.float()]
 
     def _entered(self, canvas: Canvas) -> Tensor:
-        """The input of the transformer for it."""
+        """The transformer's input for the canvas."""
         images = canvas.conditions.images
         return torch.cat([canvas.latents, images], dim=1) if self._adds_channels and images is not None else self.finished(canvas)
 
@@ -310,7 +310,8 @@ class WanPainter(FilmPainter):
 
 
 def check_parts(pipe: Any) -> None:
-    """Raises BadCheckpoint for what the pipeline would fail with at a step or at its end, and for what the loop here does not follow."""
+    """Raises BadCheckpoint for parts that would make the pipeline fail at a step or at its end, and for values that the loop here does not
+    follow."""
     first, second, vae = pipe.transformer, pipe.transformer_2, pipe.vae
     if first is None:
         raise BadCheckpoint("model_index.json: transformer is left out, and the first steps are its; give a checkpoint with it")

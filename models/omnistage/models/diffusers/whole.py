@@ -134,8 +134,8 @@ class WholeDrawing:
 
     @cached_property
     def _multiple(self) -> int:
-        """The multiple of the sides: as the pipeline's processor of pictures says, or the VAE's scale, of films times the patch of their
-        model."""
+        """The number that the sides must be a multiple of: as the pipeline's processor of pictures says, or the VAE's scale, for films
+        times the patch of their model."""
         pipe = self._pipe
         if (processor := getattr(pipe, "image_processor", None)) is not None:
             return int(processor.config.vae_scale_factor)
@@ -192,7 +192,7 @@ class WholeDrawing:
         return *self.product.ports, PortSpec(PROGRESS, Content.PROGRESS)
 
     def check(self, plan: DrawingPlan) -> None:
-        """It has no port for a history, and its pipeline alone knows what steps become: see `PipelineCall`."""
+        """There is no port for a history, and only the pipeline knows the results of its steps: see `PipelineCall`."""
 
     def job(self, plan: DrawingPlan, wanted: Wanted) -> CallJob:
         return CallJob(plan, wanted)
@@ -214,7 +214,7 @@ class WholeDrawing:
         return ("new", *size, plan.steps, plan.sigmas, plan.guidance, plan.negative is None, plan.options)
 
     def step(self, jobs: Sequence[CallJob], aside: Aside | None) -> None:
-        """Those of one call; it goes on where nobody is behind it."""
+        """Does a step for the jobs of one call. The call goes on alone if no job is behind it."""
         still_working()
         call = jobs[0].call
         if call is None:
@@ -283,7 +283,7 @@ class WholeDrawing:
         return job.results is not None
 
     def give_up(self, job: CallJob) -> None:
-        """A call that nobody waits for any more ends at its step."""
+        """A call ends at its step when no job waits for it any more."""
         call = job.call
         if call is None or call not in self._calls:
             return

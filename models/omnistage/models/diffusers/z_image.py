@@ -89,7 +89,7 @@ class ZImagePainter(PicturePainter):
         return self.tokens(row.canvas.plan) + -(-len(row.text) // PAD) * PAD
 
     def velocities(self, rows: Sequence[BatchRow]) -> list[Tensor]:
-        """The transformer takes lists, and fills up what is shorter."""
+        """The transformer takes lists, and fills up the shorter rows."""
         latents = [row.canvas.scaled[0, :, None].to(self.dtype) for row in rows]
         times = torch.stack([(1000 - row.canvas.sampler.timestep) / 1000 for row in rows])
         made = self.pipe.transformer(latents, times, [row.text for row in rows], return_dict=False)[0]

@@ -1,8 +1,8 @@
 """The process that decodes: `python -m omnistage.models.media.child DESCRIPTOR PARENT LIMITS`.
 
-One medium after another comes on a socket of packets: what is asked as JSON, and two descriptors: of the file, and of an empty one for what
-is made. It says that it has taken it, then decodes it, and answers in JSON. It ends when its parent does, when that closes the socket, when
-memory is short, or when a medium takes more processor time than one of its size may.
+One medium after another comes on a socket of packets: the request as JSON, and two descriptors: of the file, and of an empty file for the
+result. The process says that it has taken the medium, then decodes it, and answers in JSON. The process ends when its parent ends or closes
+the socket, when memory is short, or when a medium takes more processor time than one of its size may.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def serve(channel: socket.socket, limits: MediaLimits, *, confined: bool) -> Non
 
 
 def answer(request: dict[str, Any], file: BinaryIO, output: BoundedFile, limits: MediaLimits) -> dict[str, Any]:
-    """The description of the result, or the reason why there is none."""
+    """Returns the description of the decoded medium, or the reason why there is none."""
     try:
         try:
             check_whole(file, limits.of(request["kind"])[0])
@@ -115,8 +115,8 @@ def _allow(seconds: float) -> None:
 
 
 def load() -> None:
-    """Load all that libraries load or take when they first need it. Once the process is confined they would fail, and the medium be
-    blamed."""
+    """Loads or takes everything that libraries load or take when they first need it. Once the process is confined this would fail, and the
+    medium would be blamed."""
     Image.init()
     read_few_notes()
     AvifImagePlugin.DEFAULT_MAX_THREADS = 1
@@ -127,8 +127,7 @@ def load() -> None:
 
 
 def main() -> None:
-    """All that is needed is loaded, then the limits close behind it. Words that libraries print are not shown: they would be a stranger's
-    words in our log."""
+    """Loads all that is needed, then closes the limits behind it. Text that libraries print would be a stranger's words in our log."""
     descriptor, parent, words = sys.argv[1:]
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != int(parent):

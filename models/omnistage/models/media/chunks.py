@@ -37,9 +37,9 @@ MARK_BYTES = 5
 
 @dataclass(frozen=True, slots=True)
 class ChunkLayout:
-    """The layout of a format. first: where its first chunk is. name_bytes: of a chunk's name. size: form of its size, and own: bytes of the
-    chunk's head that its size includes. align: chunks begin at multiples of it. whole: where the size of the file
-    is, 0 for nowhere. samples: name of the chunk that has them."""
+    """The layout of a format. first: place of its first chunk. name_bytes: of a chunk's name. size: form of its size, and own: bytes of the
+    chunk's head that its size includes. align: chunks begin at multiples of it. whole: place of the size of the file, 0 for nowhere.
+    samples: name of the chunk that has them."""
 
     first: int
     name_bytes: int
@@ -100,8 +100,8 @@ def layout(file: BinaryIO, at: int) -> ChunkLayout | None:
 
 
 def extent(file: BinaryIO, form: ChunkLayout, most_bytes: int, search: HeadSearch) -> SoundExtent:
-    """The extent of the first sound in a file that begins with this layout. most_bytes: that a file may have at all. Raises BadMedia for
-    one that was cut off."""
+    """The extent of the first sound in a file that begins with a sound of this layout. most_bytes: largest size of a file. Raises BadMedia
+    for one that was cut off."""
     end = file.seek(0, io.SEEK_END)
     samples = next((chunk for chunk in _chunks(file, form.first, end, form) if chunk.name == form.samples), None)
     if samples is None:
@@ -130,7 +130,8 @@ def extent(file: BinaryIO, form: ChunkLayout, most_bytes: int, search: HeadSearc
 
 
 def _said(file: BinaryIO, form: ChunkLayout, samples: Chunk) -> tuple[int, int, dict[int, bytes]]:
-    """Where the file ends and how many bytes of samples there are, as it says; and what it has to say to be read with sizes of 32 bits."""
+    """The end of the file and the number of bytes of samples, as the file says; and the bytes that must replace its own so that it can be
+    read with sizes of 32 bits."""
     file.seek(0)
     head = file.read(40).ljust(40, b"\0")
     if head.startswith(WIDE) and head[12:16] == b"ds64":
@@ -158,8 +159,8 @@ def _following(file: BinaryIO, stop: int, end: int, form: ChunkLayout, *, few: b
 
 
 def _searched(file: BinaryIO, start: int, end: int, form: ChunkLayout, search: HeadSearch) -> tuple[int, int]:
-    """Bytes of samples that begin there, and where the next sound does or the file ends. They end at another file, or at chunks that
-    lead to one or to the end."""
+    """Number of bytes of the samples that begin there, and the place where the next sound begins or the file ends. Samples end at another
+    file, or at chunks that lead to one or to the end."""
     seen = start
     for at in search.candidates(file, start, MARKS, MARK_BYTES):
         if at < seen:  # Among chunks that led to nothing.
@@ -171,14 +172,14 @@ def _searched(file: BinaryIO, start: int, end: int, form: ChunkLayout, search: H
 
 
 def _behind(file: BinaryIO, at: int, end: int, form: ChunkLayout) -> int:
-    """Where the chunks that follow each other from there on end, and what is no chunk begins."""
+    """End of the chunks that follow each other from there on; the bytes behind it are no chunk."""
     for chunk in _chunks(file, at, end, form):
         at = _aligned(chunk.end, form) if layout(file, chunk.end) is None else chunk.end
     return at
 
 
 def _chunks(file: BinaryIO, at: int, end: int, form: ChunkLayout) -> Iterator[Chunk]:
-    """Those that follow each other from there on, as far as they are whole; of samples it may be a part, and is the last."""
+    """Yields the chunks that follow each other from there on, as far as they are whole; samples may be cut off, and are the last then."""
     for _ in range(MOST):
         file.seek(at)
         head = file.read(form.head_bytes)

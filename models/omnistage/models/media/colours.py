@@ -52,8 +52,8 @@ def laid(colours: Image.Image, opacity: Image.Image, background: Colour) -> Imag
 
 
 def shown(image: ImageFile.ImageFile, file: BinaryIO) -> ColoursAndOpacity:
-    """The look of a picture that was opened from the file and not loaded yet. Raises BadMedia, or whatever Pillow raises for what is
-    damaged."""
+    """The shown form of a picture that was opened from the file and not loaded yet. Raises BadMedia, or any error that Pillow raises for
+    damaged files."""
     tiles = list(image.tile)
     image.load()
     opacity = _opacity(image, str(tiles[0].args) if tiles else "", file)
@@ -151,7 +151,7 @@ def _by_table(grey: NDArray[np.uint16], bits: int) -> NDArray[np.uint8]:
 
 
 def _by_range(samples: NDArray[np.generic], low: float, high: float) -> NDArray[np.uint8]:
-    """Levels of samples between low and high. A sample that is no number is black."""
+    """A sample that is no number becomes black."""
     scaled = np.nan_to_num(samples.astype(np.float64), copy=False, nan=low, posinf=high, neginf=low)
     scaled -= low
     scaled *= 255 / (high - low)

@@ -88,7 +88,7 @@ def confine() -> bool:
 
 
 def _filter() -> list[Instruction]:
-    """The program that the kernel runs before every call. Numbers of the x32 ABI have a bit that none here has."""
+    """The filter that the kernel runs before every call. Numbers of the x32 ABI have a bit that no number here has."""
     code = [
         (LOAD, 0, 0, 4),  # which kind of machine the call is for: the others' numbers mean something else
         (JUMP_EQUAL, 1, 0, AUDIT_ARCH_X86_64),

@@ -133,7 +133,8 @@ def frames(container: InputContainer, stream: Any, beside: Any = None) -> Iterat
 
 
 def _decoder(stream: Any) -> Any:
-    """One that was checked. The transparency of VP8 and VP9 lies beside each packet, where FFmpeg's own decoders do not look."""
+    """A decoder for a stream that was checked. The transparency of VP8 and VP9 lies beside each packet, where FFmpeg's own decoders do not
+    look."""
     checked = stream.codec_context
     seeing = ALPHA_DECODERS.get(checked.name) if stream.metadata.get("alpha_mode") == "1" else None
     if seeing is None:
@@ -144,7 +145,7 @@ def _decoder(stream: Any) -> Any:
 
 
 def check_listed(container: InputContainer, file: BinaryIO) -> None:
-    """Raises BadMedia if some of what it lists lies behind its end. A format without a list of everything is not checked."""
+    """Raises BadMedia if some of what the file lists lies behind its end. Formats without a list of all their parts are not checked."""
     if container.format.name not in LISTING:
         return
     place = file.tell()  # FFmpeg goes on reading there.

@@ -147,7 +147,7 @@ class MediaDecoder:
                 self._retire(process).add_done_callback(lambda _: self._turns.leave(client))
 
     def _alive(self) -> DecodingProcess:
-        """One that lives: that one died idle, killed by whom ever, is no fault of the next medium."""
+        """A process that lives. If the idle one has died or was killed, that is no fault of the next medium."""
         while self._idle:
             process = self._idle.pop()
             if process.is_alive():
@@ -178,7 +178,7 @@ def _check_size(source: Source, most: int) -> None:
 
 @asynccontextmanager
 async def _files(source: Source) -> AsyncIterator[tuple[int, int]]:
-    """Two descriptors: of the source, and of an empty file in memory for what is made of it. Raises DecoderFailed."""
+    """Two descriptors: of the source, and of an empty file in memory for the result. Raises DecoderFailed."""
     with ExitStack() as closing:
         try:
             file = await _file(source)
@@ -207,7 +207,7 @@ async def _file(source: Source) -> int:
 
 @contextmanager
 def _distrust() -> Iterator[None]:
-    """The process that decodes is fed by strangers: what makes no sense of what it says is no fault of this one."""
+    """Strangers' files feed the process that decodes: an answer of it that makes no sense is no fault of this process."""
     try:
         yield
     except BadMedia:
@@ -217,7 +217,7 @@ def _distrust() -> Iterator[None]:
 
 
 def _refusal(said: dict[str, Any]) -> Exception | None:
-    """The error for an answer of the process in place of a medium."""
+    """The error that the process answers in place of a medium."""
     if "no_room" in said:
         return NoRoom(str(said["no_room"]))
     if "bad" in said:

@@ -1,6 +1,6 @@
 """How a frame of a film is shown: upright, as wide as it is meant to be, and on a ground where it is transparent.
 
-This module does what containers say of it as FFmpeg's command and players do.
+This module follows a container's words about it as FFmpeg's command and players do.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ def pixel_aspect(stream: Any) -> float:
 
 
 def picture(frame: Any, aspect: float, background: Colour) -> tuple[Image.Image, tuple[int, int]]:
-    """Its pixels, upright, and the height and width in which they are shown: pixels may be wider than high. background:
-    what is transparent lies on it."""
+    """The frame's pixels, upright, and the height and width in which they are shown: pixels may be wider than high. background: the colour
+    that lies under transparent pixels."""
     pixels = _laid(frame, background)
     shown = pixels.shape[0], max(round(pixels.shape[1] * aspect), 1)
     across, along = _matrix(frame)
@@ -60,7 +60,7 @@ def _flipped(pixels: NDArray[np.uint8], down: int, right: int) -> NDArray[np.uin
 
 
 def _laid(frame: Any, background: Colour) -> NDArray[np.uint8]:
-    """[height, width, 3] in the colours that its numbers mean; what is transparent lies on the background."""
+    """[height, width, 3] in the colours that the frame's numbers mean; transparent pixels lie on the background."""
     if not (frame.format.has_palette or any(component.is_alpha for component in frame.format.components)):
         return np.asarray(frame.to_ndarray(format="rgb24", threads=1))
     seen = Image.fromarray(frame.to_ndarray(format="rgba", threads=1))

@@ -1,4 +1,4 @@
-"""The errors of a medium, and with the process that decodes it."""
+"""The errors of a medium, and of the process that decodes it."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ class BadMedia(ValueError):
 
 
 class NoRoom(BadMedia):
-    """It has more tokens than its conversation has room for; another one may take it."""
+    """A medium has more tokens than its conversation has room for; another conversation may take it."""
 
 
 class UnknownFormat(BadMedia):
-    """It is in none of the formats that are known for its kind."""
+    """A medium is in none of the formats that are known for its kind."""
 
 
 class DecoderFull(RuntimeError):

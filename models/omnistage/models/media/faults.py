@@ -33,7 +33,7 @@ def is_shortage(error: BaseException) -> bool:
 
 
 def is_refusal(error: BaseException) -> bool:
-    """Whether this process lacks what the medium needs: a call that is refused, or a module that it could not load."""
+    """Whether this process lacks something that the medium needs: a refused call, or a module that it could not load."""
     return any(
         isinstance(one, ImportError)
         or getattr(one, "errno", None) == REFUSED
@@ -44,7 +44,8 @@ def is_refusal(error: BaseException) -> bool:
 
 
 def words(error: BaseException) -> str:
-    """The words of a library for damaged bytes. Some decoders of FFmpeg answer -1, which is the number of a call that is not permitted."""
+    """The words of a library about damaged bytes. Some decoders of FFmpeg answer -1, which is the number of a call that is not
+    permitted."""
     if isinstance(error, av.error.FFmpegError) and error.errno == errno.EPERM:
         return "a decoder makes no sense of it"
     return getattr(error, "strerror", None) or str(error) or type(error).__name__

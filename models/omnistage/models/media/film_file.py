@@ -89,7 +89,7 @@ KINDS = (VP9, AV1, H264)
 
 
 def film_kind(media_type: str) -> FilmKind | None:
-    """The kind of a media type as clients ask for it. None for a type that is not made."""
+    """The kind of film for a media type as clients ask for it. None for a type that is not made."""
     if not media_type:
         return KINDS[0]
     asked = ASKED.fullmatch(media_type.strip().lower())
@@ -121,13 +121,13 @@ def encoders() -> str:
 
 
 def told_kinds() -> str:
-    """Those that are there, for whoever asked for another."""
+    """The kinds that exist, for the error about another one."""
     return ", ".join(f"{kind.asked} ({kind.name})" for kind in KINDS if kind.is_there) or "none, for FFmpeg has no encoder of films here"
 
 
 class FilmWriter:
     """Frames in, bytes out: the file can be cut after each piece, and plays up to there. The same frames make the same pieces on the same
-    machine. Its memory does not grow with the film."""
+    machine. The memory in use does not grow with the film."""
 
     def __init__(self, kind: FilmKind, rate_hz: float, frames: int, track: Track | None = None) -> None:
         """rate_hz: MIN_RATE_HZ to MAX_RATE_HZ. frames: that there will be, at least one. Raises ValueError for a missing encoder."""
@@ -145,13 +145,14 @@ class FilmWriter:
 
     @property
     def codecs(self) -> str:
-        """The codecs, which a browser has to know beside the media type before the first piece (RFC 6381), such as "av01.0.04M.08, opus";
+        """The codecs, such as "av01.0.04M.08, opus", which a browser has to know beside the media type before the first piece (RFC 6381);
         known with the first frame."""
         return ", ".join([self._word] + ["opus"] * (self._audio is not None))
 
     def write(self, pixels: NDArray[np.uint8], *, is_key: bool = False) -> FilmPiece | None:
-        """Encode the next frame, and return the bytes that there are with it; with the last frame, all. pixels: [height, width, 3], RGB;
-        all of a size. is_key: whether the frame has to be shown without those before it, as others are at times."""
+        """Encode the next frame, and return the piece of the file that is complete with it; with the last frame, all that is left. pixels:
+        [height, width, 3], RGB; all frames have one size. is_key: whether a player must be able to show the frame without the earlier ones,
+        as is needed at times."""
         pixels = self._padded(pixels)
         if self._video is None:
             self._open(*pixels.shape[:2])

@@ -1,7 +1,7 @@
-"""A film decoded, by FFmpeg: read once for the times of its frames, which headers tell wrong or not at all, then decoded, frame by frame.
+"""A film decoded by FFmpeg: read once for the times of its frames, which headers state wrongly or not at all, then decoded frame by frame.
 
-Which frames are taken: of a film with an even rate those with the numbers that `sampled_frames` says, in the order in which they are shown.
-Without an even rate, those that are shown at the same number of evenly spaced moments.
+From a film with an even rate the frames with the numbers of `sampled_frames` are taken, in the order in which they are shown. From other
+films those frames are taken that are shown at the same number of evenly spaced moments.
 """
 
 from __future__ import annotations
@@ -69,7 +69,8 @@ class FilmSamples:
 
 
 def decode(file: BinaryIO, ask: FilmPreprocessing, limits: MediaLimits, output: BoundedFile) -> FilmSamples:
-    """Puts out the frames, and the samples of the sound if asked for. Raises BadMedia, or whatever FFmpeg raises for what is damaged."""
+    """Puts out the frames, and the samples of the sound if asked for. Raises BadMedia, or any error that FFmpeg raises for damaged
+    files."""
     heard_at = _first_heard(file, limits) if ask.use_audio else None
     with _opened(file, limits) as container:
         stream = _stream(container, limits)
@@ -157,8 +158,7 @@ def _times(container: Any, stream: Any, ask: FilmPreprocessing, limits: MediaLim
 
 
 def _check_goes_on(orders: list[int | None], unit: Fraction) -> None:
-    """Raises BadMedia where times go back so far that another film begins. `containers.packets` knows the formats of which that is no
-    harm."""
+    """Raises BadMedia if times go back so far that another film begins. `containers.packets` knows the formats in which that is no harm."""
     before, last = ([None, *orders])[-2:]
     if before is not None and last is not None and (before - last) * unit > BACK_S:
         raise BadMedia("its times go back in the middle, as where films were joined: send each of them by itself")

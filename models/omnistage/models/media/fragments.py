@@ -16,8 +16,7 @@ EBML_KEY = 0x80
 
 
 class EncodedSample(NamedTuple):
-    """The bytes that an encoder made of a frame, or of some sound. track: from 1 on, as in the head of the file. time, duration: in its
-    ticks."""
+    """A frame or some sound as an encoder made it. track: from 1 on, as in the head of the file. time, duration: in ticks of the track."""
 
     track: int
     time: int

@@ -1,4 +1,4 @@
-"""How many parts a picture's file has, counted before it is decoded: work of which a header with width and height tells nothing.
+"""How many parts a picture's file has, counted before it is decoded: a header with width and height does not show this work.
 
 Each walk is linear in the bytes of the file and ends at its bound, which is far above what programs write. Runs in the decoding process.
 """

@@ -1,8 +1,8 @@
 """The sounds of which a file consists, each as a file of its own whose lengths are right. Runs in the decoding process.
 
 Sounds that are made piece by piece are sent as files one behind the other. FFmpeg goes on by itself where frames follow frames, as in ADTS,
-and in MP3 with the silence that encoders put around each. It would play the first alone of WAV, M4A and the like, and Ogg and FLAC wrongly
-where the rate changes.
+and in MP3 with the silence that encoders put around each. It would play only the first of several WAV, M4A and similar files, and would
+play Ogg and FLAC wrongly where the rate changes.
 """
 
 from __future__ import annotations
@@ -81,7 +81,8 @@ def _behind_tags(file: BinaryIO) -> int:
 
 
 def _extent(file: BinaryIO, most_bytes: int, search: HeadSearch) -> chunks.SoundExtent:
-    """The extent of the first sound. Where a format has an order, the bytes behind the sound are looked at, else all that may be a head."""
+    """The extent of the first sound. If a format has an order, the bytes behind the sound are looked at, else all bytes that may be a
+    head."""
     if (layout := chunks.layout(file, 0)) is not None:
         return chunks.extent(file, layout, most_bytes, search)
     end = file.seek(0, io.SEEK_END)
@@ -115,7 +116,8 @@ def _next_matroska(file: BinaryIO, end: int) -> int:
 
 
 def _mended_au(head: bytes, end: int) -> Mapping[int, bytes]:
-    """The word for an unknown length, for an AU whose samples are not as many as it says: FFmpeg takes no other word for that."""
+    """The bytes of an unknown length, for an AU whose number of samples is not the one that it states: FFmpeg takes no other length then.
+    Empty for all other files."""
     mark, before, count = struct.unpack(">4sII", head)
     return {8: b"\xff" * 4} if mark == b".snd" and not 0 < count <= end - before else {}
 

@@ -14,11 +14,11 @@ class MediaLimits:
 
     Sizes of files: picture_bytes, sound_bytes, film_bytes. picture_pixels: of a picture as it is stored. sound_s: of a sound, and of the
     sound of a film, which is as much as the feature extractor of a Whisper-like encoder is built for. sound_rate_hz: of its samples;
-    sound_channels. film_s, film_frames, film_pixels: seconds and frames of a film, and pixels of one frame, as it is stored.
-    result_bytes: of what comes out. memory_bytes: address space of the process that decodes, libraries included. picture_time_s,
-    sound_time_s, film_time_s: of the clock, from the moment at which decoding begins. picture_least_s, megapixel_s, picture_mebibyte_s:
-    processor time that a picture may take, whatever its size, and more for its size: five times or more what the slowest format took on
-    a core of today. sound_least_s, sound_mebibyte_s: the same for sounds.
+    sound_channels. film_s, film_frames, film_pixels: seconds and frames of a film, and pixels of one frame, as it is stored. result_bytes:
+    of the decoded result. memory_bytes: address space of the process that decodes, libraries included. picture_time_s, sound_time_s,
+    film_time_s: of the clock, from the moment at which decoding begins. picture_least_s, megapixel_s, picture_mebibyte_s: processor time
+    that a picture may take, whatever its size, and more for its size: five times or more what the slowest format took on a core of today.
+    sound_least_s, sound_mebibyte_s: the same for sounds.
     """
 
     picture_bytes: int = 64 * _MIB

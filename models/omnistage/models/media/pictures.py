@@ -46,7 +46,7 @@ def checked(file: BinaryIO, limits: MediaLimits) -> ImageFile.ImageFile:
 
 
 def decoded(file: BinaryIO, image: ImageFile.ImageFile, ask: PicturePreprocessing) -> NDArray[np.uint8]:
-    """[height, width, 3], or 4 with `alpha`. image: of this file, checked. Raises what Pillow does for what is damaged, and BadMedia."""
+    """[height, width, 3], or 4 with `alpha`. image: of this file, checked. Raises the errors of Pillow for damaged files, and BadMedia."""
     shown = colours.shown(image, file)
     if ask.alpha and not ask.background:
         made = shown.colours.copy()
@@ -71,7 +71,7 @@ def opened(file: BinaryIO) -> ImageFile.ImageFile | None:
 
 
 def _turn(image: Image.Image) -> Image.Transpose | None:
-    """That makes it upright, where a camera noted how it was held."""
+    """The turn that makes the picture upright, if a camera noted how it was held."""
     try:
         return UPRIGHT.get(image.getexif().get(ExifTags.Base.Orientation, 1))
     except (ArithmeticError, LookupError, StructError, SyntaxError, TypeError, ValueError):

@@ -1,7 +1,7 @@
 """The parts of a PNG that are read beside its pixels. Texts and profiles are packed: a small file may have gigabytes of them. Those that
-change how the picture looks are read, each once, and all else is passed over.
+change the look of the picture are read, each once, and all others are passed over.
 
-`read_few_notes` puts this in the place of what Pillow does. Runs in the decoding process.
+`read_few_notes` replaces the functions of Pillow that read notes. Runs in the decoding process.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Chunks(PngImagePlugin.PngStream):
             return b""
 
     def crc(self, cid: bytes, data: bytes) -> None:
-        """The sums of notes have been looked at, and a chunk that is passed over may have any sum."""
+        """Checks only chunks of the picture: notes have been checked already, and chunks that are passed over may be wrong."""
         if cid in PICTURE:
             super().crc(cid, data)
         else:

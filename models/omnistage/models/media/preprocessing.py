@@ -1,4 +1,4 @@
-"""How a medium is to be prepared, which bounds what comes out of it; and the two formulas of Qwen2-VL that this goes by."""
+"""The way in which a medium is to be prepared, which bounds the size of the result; and the two formulas of Qwen2-VL for it."""
 
 from __future__ import annotations
 
@@ -24,8 +24,9 @@ FLOOR_SHARE = 1.05
 
 @dataclass(frozen=True, slots=True)
 class PicturePreprocessing:
-    """Pixels of the resized picture between min_pixels and max_pixels, sides multiples of `factor`: `smart_resize`. background: what is
-    transparent lies on it; None: on white. alpha: how opaque each pixel is, too, after its colours: on no ground where none is named."""
+    """Pixels of the resized picture between min_pixels and max_pixels, sides multiples of `factor`: `smart_resize`. background: the colour
+    under transparent pixels; None: white. alpha: the result has the opacity of each pixel too, after its colours, and no ground if none is
+    named."""
 
     factor: int = FACTOR
     min_pixels: int = 4 * FACTOR * FACTOR
@@ -142,9 +143,9 @@ def grown_to(most: int, factor: int) -> int:
 def sampled_frames(frames: int, rate_hz: float, ask: FilmPreprocessing) -> list[int]:
     """Which of so many frames are taken: evenly from the first on, `fps` a second of a film with rate_hz.
 
-    As `Qwen2VLVideoProcessor.sample_frames` of Transformers, in whole numbers: that one rounds in single precision, and for some lengths
-    returns one frame more than it meant to. A film with fewer frames than frames_multiple, which that one divides by zero for, gives its
-    last frame again.
+    As `Qwen2VLVideoProcessor.sample_frames` of Transformers, in whole numbers: that function rounds in single precision, and for some
+    lengths returns one frame more than it meant to. A film with fewer frames than frames_multiple, for which that function divides by zero,
+    gives its last frame again.
     """
     step = ask.frames_multiple
     most = min(ask.max_frames, frames) // step * step

@@ -46,7 +46,7 @@ ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THRE
 
 
 class DecodingProcess:
-    """Started at once, ready later. One medium at a time. `end` it, whatever happened."""
+    """One process, started at once, ready later, for one medium at a time. Call `end` in every case."""
 
     def __init__(self, limits: MediaLimits) -> None:
         self._ready = False
@@ -82,8 +82,8 @@ class DecodingProcess:
         return self._decoded >= LIFE
 
     async def decode(self, request: dict[str, Any], file: int, result: int, limit_s: float) -> bytes:
-        """The answer of the process, as JSON; its result is written into `result`. Raises BadMedia when the process dies or time is up,
-        NotTaken when that was so before it began; then, and when this is cancelled, it is of no use any more."""
+        """Returns the process's answer, as JSON; the process writes the decoded data into `result`. Raises BadMedia when the process dies
+        or time is up, NotTaken when that was so before it began; then, and when this is cancelled, the process is of no use any more."""
         await self._start()
         await self._give(json.dumps(request | {"limit_s": limit_s}).encode(), file, result)
         try:
@@ -139,7 +139,7 @@ class DecodingProcess:
             raise NotTaken("the process that decodes media ended while it had nothing to do: ask again")
 
     async def _received(self) -> bytes:
-        """One packet, without descriptors that it may have; nothing when the process has closed the socket, which it does by dying."""
+        """One packet, without descriptors that it may have; nothing when the process has closed the socket, as it does when it dies."""
         while True:
             try:
                 return self._channel.recv(MESSAGE_BYTES)
@@ -158,7 +158,7 @@ class DecodingProcess:
             loop.remove_reader(descriptor)
 
     def _fatal(self) -> str:
-        """The fault of the medium that ended the process."""
+        """The fault of the medium that the process decoded. The process has ended."""
         match self._process.wait():
             case status if status == OUT_OF_MEMORY:
                 return f"decoding it takes more memory than the {bytes_told(self._memory_bytes)} there are: send a smaller one"
@@ -167,7 +167,7 @@ class DecodingProcess:
         return f"decoding it ended the process that does it ({self._death()}): it is damaged or too large, encode it anew"
 
     def _death(self) -> str:
-        """How it ended. It has."""
+        """The way in which the process ended. It has ended."""
         status = self._process.wait()
         return f"signal {signal.Signals(-status).name}" if status < 0 else f"status {status}"
 

@@ -29,7 +29,7 @@ GAP_S = 0.1
 
 
 def decoded(file: BinaryIO, ask: SoundPreprocessing, limits: MediaLimits) -> NDArray[np.float32]:
-    """[n] mono. Raises BadMedia, or whatever the libraries raise for what is damaged."""
+    """[n] mono. Raises BadMedia, or any error that the libraries raise for damaged files."""
     mixer = Mixer(ask.rate_hz, limits)
     known = False
     for part in joined_sounds(file, limits.sound_bytes):
@@ -126,7 +126,7 @@ class Mixer:
 
     @property
     def seconds(self) -> float:
-        """That came so far."""
+        """Seconds of the sound that came so far."""
         return self._before_s + (self._count / self._source_hz if self._count else 0.0)
 
     def add(self, block: NDArray[np.float32], source_hz: int) -> None:
@@ -168,7 +168,7 @@ class Mixer:
             raise BadMedia(f"its sound lasts {seconds:.0f} s or more, and at most {self._limits.sound_s:g} s may be: send a part of it")
 
     def _begin(self, source_hz: int) -> None:
-        """Begin samples of another rate than those before."""
+        """Called when the next sound has another rate than the one before."""
         if not 0 < source_hz <= self._limits.sound_rate_hz:
             most = self._limits.sound_rate_hz
             raise BadMedia(f"it has {source_hz} samples per second, and at most {most} may be: convert it to {self._rate_hz}")
@@ -178,7 +178,7 @@ class Mixer:
             self._resampler = soxr.ResampleStream(source_hz, self._rate_hz, 1, dtype="float32", quality="HQ")
 
     def _end(self) -> None:
-        """End the samples of one rate."""
+        """Ends a run of sound that has one rate."""
         if not self._count:
             return
         if self._resampler:

@@ -1,4 +1,4 @@
-"""The order in which clients are served: in turn, and each client's media as they came."""
+"""The order in which clients are served: in turn, each client's own requests in the order in which they came."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from omnistage.models.media.errors import DecoderFull
 
 
 class WaitingPlaces:
-    """So many places, and so many that may wait for one. If there are several places, one client holds all but one at most, so that one
-    client alone keeps nobody waiting. Where all wait that may, the end of the longest line gives way to a client with a shorter one."""
+    """So many places, and so many that may wait for one. If there are several places, a client holds at most all but one, so that one
+    client alone keeps nobody waiting. When all waiting places are taken, the end of the longest line gives way to a client with a shorter
+    one."""
 
     def __init__(self, places: int, max_waiting: int) -> None:
         self._free = places

@@ -1,9 +1,8 @@
 """Whether all of a file came, by what its own header says of its length. Runs in the decoding process.
 
-Decoders take a part for the whole: half of a film is one of half the length. Nothing can be said of formats that
-have no length, such as MPEG-TS and ADTS. This module compares bytes. Other signs are looked at where they are known: sizes of chunks, as in
-WAV, in `chunks`; the last page of an Ogg in `joined`; frames of an MP3 and samples of a FLAC in `sounds`; the list of an MP4 or AVI in
-`containers`.
+Decoders take a part for the whole: half of a film is one of half the length. Formats without a length, such as MPEG-TS and ADTS, cannot be
+checked. This module compares bytes. Other signs are checked where they are known: sizes of chunks, as in WAV, in `chunks`; the last page of
+an Ogg in `joined`; frames of an MP3 and samples of a FLAC in `sounds`; the list of an MP4 or AVI in `containers`.
 """
 
 from __future__ import annotations
@@ -63,7 +62,8 @@ def _said(file: BinaryIO, most_bytes: int) -> int:
 
 
 def _known(before: int, count: int, most_bytes: int) -> int:
-    """The length; 0 for unknown. A program that writes into a pipe cannot know it, and writes none, or one that no file may have."""
+    """The length; 0 for unknown. A program that writes into a pipe cannot know the length: it writes none, or one that is larger than any
+    file may be."""
     return before + count if count <= most_bytes else 0
 
 
