@@ -59,23 +59,23 @@ _LEAST_PRODUCT = 16**3
 
 
 class AttentionBackend(Protocol):
-    """One way to attend."""
+    """One way to compute attention."""
 
     @property
     def name(self) -> str: ...
 
     @property
     def is_exact(self) -> bool:
-        """Whether it claims that a row does not depend on its neighbours. A backend without a claim may be used, and the settings say
-        so."""
+        """Whether the backend claims that a row does not depend on its neighbours. A backend without a claim may be used, and the settings
+        say so."""
 
     @property
     def failures(self) -> tuple[type[Exception], ...]:
-        """Errors that it raises if its kernels cannot be made. A backend that makes kernels on this machine is also tried for its
+        """Errors that the backend raises if its kernels cannot be made. A backend that makes kernels on this machine is also tried for its
         numbers."""
 
     def is_viable(self, spec: DecoderSpec) -> bool:
-        """Whether it can be used for these heads on this device."""
+        """Whether the backend can be used for these heads on this device."""
 
     def bind(self, cache: KVCache, spec: DecoderSpec, plan: StepPlan) -> Attention:
         """Attention for the rows of a plan."""
@@ -164,7 +164,7 @@ ATTENTION: tuple[Callable[[], AttentionBackend], ...] = (
 
 
 class _Bound(ABC):
-    """The common part of all forms: they store rows first, and neither store nor attend padding."""
+    """The common part of all bound backends: each stores rows first, and neither stores nor attends padding."""
 
     def __init__(self, cache: KVCache, spec: DecoderSpec, plan: StepPlan) -> None:
         self._cache, self._spec, self._plan = cache, spec, plan
@@ -382,7 +382,7 @@ def numbers_agree(backend: AttentionBackend, spec: DecoderSpec) -> bool:
     """Measure whether rows equal SDPA's result for the same numbers in float32, as near as their own dtype allows: rows of whole pages at
     several numbers of pages, with single rows among them."""
     bench, exact = _Bench(backend, spec), _Bench(SdpaAttention(), spec, torch.float32)
-    with sdpa_kernel(SDPBackend.MATH):  # Its other kernels may cut float32 short.
+    with sdpa_kernel(SDPBackend.MATH):  # Other kernels of SDPA may cut float32 short.
         expected = tuple(exact.rows())
     return all(
         bool(((mine.float() - other).norm(dim=-1) <= _NEAR[spec.dtype] * other.norm(dim=-1)).all())

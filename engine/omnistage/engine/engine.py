@@ -226,7 +226,7 @@ class Engine:
             found.clear()
 
     def _fresh(self, sequence: Sequence, taps: Taps) -> Taps:
-        """The taps that were not put out before."""
+        """The taps that have not been put out yet."""
         fresh = taps.beginning_at(sequence.taps_out or 0)
         sequence.taps_out = taps.first + len(taps.rows)
         return fresh
@@ -251,8 +251,8 @@ class Engine:
         return done
 
     def _compute_runs(self, runs: list[Run]) -> list[Computed]:
-        """Run them in one pass. If that fails, one of them is the cause: run each again by itself, which writes the same values to the same
-        places."""
+        """Compute the runs in one pass. If that fails, one of the runs is the cause: each is computed again by itself, which writes the
+        same values to the same places."""
         try:
             return self._runner.run(runs)
         except _STEP_ERRORS as error:

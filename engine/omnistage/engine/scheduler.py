@@ -1,4 +1,4 @@
-"""Chooses the sequences of the next step. It is policy only: no tensor is touched here.
+"""The scheduler chooses the sequences of the next step. It is policy only: no tensor is touched here.
 
 A step runs one row of every sequence that has exactly one left, as decoding sequences have, and runs of those that have more, as prompts
 and histories have, up to a budget. Runs never cross a page, and the result of a run does not depend on its step: the budget decides when a
@@ -68,7 +68,7 @@ class Run:
 
     @property
     def wants_taps(self) -> bool:
-        """Whether taps of some of the rows are still to be put out."""
+        """Whether taps of some of the rows have not been put out yet."""
         first = self.sequence.taps_out
         return first is not None and self.start + self.count > first
 
@@ -88,12 +88,12 @@ class Step:
 
     @property
     def sequences(self) -> int:
-        """How many sequences have rows in it."""
+        """The number of sequences that have rows in the step."""
         return len({run.sequence for run in self.runs})
 
     @property
     def decoding(self) -> int:
-        """Rows of sequences that have no more than one left."""
+        """Rows of sequences that have no more than one row left."""
         return sum(run.count == 1 and run.draws for run in self.runs)
 
 
@@ -169,8 +169,8 @@ class Scheduler:
     # Admission --------------------------------------------------------------------------------------------------------------------
 
     def admit(self) -> list[Sequence]:
-        """Admit the waiting sequences that fit, and return them; some were admitted before. Pages that were found for them are theirs;
-        others are taken as they fill."""
+        """Admit the waiting sequences that fit, and return them; some were admitted before. Each holds the pages that were found for it;
+        other pages are taken as they fill."""
         admitted: list[Sequence] = []
         refused: list[Sequence] = []
         while len(refused) < MAX_TRIED and (sequence := self._choose_next(refused)) is not None:
@@ -208,7 +208,8 @@ class Scheduler:
         return _Room(pages, taps, leaving)
 
     def _find_pages(self, sequence: Sequence, first: int) -> tuple[list[int], list[Taps]]:
-        """Pages of a sequence that are there already, from the `first` one on, held for it; and those taps beside them that it wants."""
+        """Hold and return the pages of a sequence that are there already, from the `first` one on; and the taps beside these pages that the
+        sequence wants."""
         # At least one row is computed: the next item is drawn from it.
         keys = sequence.page_keys(sequence.known - 1)
         pages, taps = self._prefixes.find(keys, sequence.taps_out, first)
@@ -234,7 +235,7 @@ class Scheduler:
         return needed + promised + spare <= self._pool.free + self._pool.only_kept + self._only_held_by(leaving)
 
     def _only_held_by(self, sequences: list[Sequence]) -> int:
-        """Pages that only these sequences hold, or they and the cache."""
+        """Pages that nobody holds but these sequences and the cache."""
         held = Counter(page for sequence in sequences for page in sequence.pages)
         return sum(self._pool.holders(page) == count + self._pool.is_kept(page) for page, count in held.items())
 
@@ -244,7 +245,7 @@ class Scheduler:
         idle = max((other for other in staying if other.idle and now - other.idle_since_s >= IDLE_S), key=_arrival, default=None)
         if idle is not None:
             return idle
-        # With two more than the client of this one, the other client still has as many when one of its own has left.
+        # A client with two more sequences than the client of this one still has as many as it when one of its sequences has left.
         placed = Counter(other.request.client for other in staying if not other.idle)
         client, most = max(placed.items(), key=lambda counted: counted[1], default=("", 0))
         if most - placed[sequence.request.client] < 2:

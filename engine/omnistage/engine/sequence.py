@@ -127,8 +127,8 @@ class Sequence:
 
     @property
     def able(self) -> bool:
-        """Whether it can go on once it is admitted. A prompt that is still coming begins with the rows that are there; after it has lost
-        its pages once because of that, it waits for all of its rows."""
+        """Whether the sequence can go on once it is admitted. A prompt that is still coming begins with the rows that are there; after it
+        has lost its pages once because of that, it waits for all of its rows."""
         return self.ready == self.known or (0 < self.ready < len(self.request.prompt) and not self.begun)
 
     @property
@@ -138,12 +138,12 @@ class Sequence:
 
     @property
     def parked(self) -> bool:
-        """Nobody reads its output."""
+        """Whether nobody reads the output of the sequence."""
         return self.unread >= MAX_UNREAD
 
     @property
     def starved(self) -> bool:
-        """Its next row has not come yet."""
+        """Whether the sequence's next row has not come yet."""
         return self.left == 0
 
     @property
@@ -175,7 +175,7 @@ class Sequence:
         self._given_rows += len(given.rows)
 
     def append(self, rows: torch.Tensor, end: bool) -> None:
-        """rows: [n, given_width] for the next items; end: the last one serves every further item."""
+        """rows: [n, given_width] for the next items; end: the last row serves every further item."""
         self._appended.extend(rows)
         self._appended_all = end
 
@@ -222,7 +222,7 @@ class Sequence:
     # Taps of full pages, until the pages are kept for others -----------------------------------------------------------------------
 
     def keep_taps(self, taps: Taps) -> None:
-        """Remember taps of the next rows, all in one page. Those of the answer are not kept."""
+        """Remember taps of the next rows, all in one page. Taps of the answer are not kept."""
         if taps.first < len(self.request.prompt):
             self._taps.setdefault(taps.first // PAGE_ROWS, []).append(taps.rows)
 
@@ -237,8 +237,8 @@ class Sequence:
     # Keys of pages ----------------------------------------------------------------------------------------------------------------
 
     def page_keys(self, rows: int) -> list[bytes]:
-        """A key for each full page among the first `rows` rows: a hash of everything that their bits depend on, including the pages before
-        them. Ends early at a row that depends on a vector without a digest."""
+        """A key for each full page among the first `rows` rows: a hash of everything that the page's bits depend on, including the pages
+        before them. Ends early at a row that depends on a vector without a digest."""
         count = min(rows, self._keyed_rows) // PAGE_ROWS
         while len(self._keys) < count:
             self._keys.append(self._key(len(self._keys)))

@@ -119,7 +119,8 @@ class FoundCheckpoint:
 
 @dataclass(frozen=True, slots=True)
 class RemoteFile:
-    """One file of a commit. sha256: that of its content; empty if the hub does not tell it. git: its name in git; empty likewise."""
+    """One file of a commit. sha256: SHA-256 of its content; empty if the hub does not tell it. git: its name in git; empty if the hub does
+    not tell it."""
 
     path: str
     size: int

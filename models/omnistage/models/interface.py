@@ -95,7 +95,7 @@ class ElementType(enum.Enum):
 class PortSpec:
     """One input or output port of a model.
 
-    rate_hz: frames (codes, tensors that are frames) or samples (audio) per second; 0 where a rate means nothing. width: size of a row
+    rate_hz: frames (codes, tensors that are frames) or samples (audio) per second; 0 if a rate means nothing. width: size of a row
     (tensor), codebooks (codes) or channels (audio). element_type: that of a tensor. compact: small enough for the caller to keep as a
     checkpoint. window: input only; a replacement replica needs only a window of it.
     """
@@ -156,7 +156,7 @@ class Load:
 
 
 class Model(Protocol):
-    """The part that every kind has."""
+    """The part of a model that every kind has."""
 
     @property
     def info(self) -> ModelInfo: ...
@@ -530,7 +530,7 @@ class DiffusionModel(Model, Protocol[P]):
         """The prepared run for `draw`. Raises BadRequest."""
 
     def items(self, prepared: P) -> Mapping[str, int]:
-        """How many items will come on each port in all; not for a port of progress or one that keeps states."""
+        """The number of items that will come on each port in all, without ports of progress and ports that keep states."""
 
     def draw(self, prepared: P, inputs: AsyncIterator[Piece], wanted: Wanted) -> AsyncGenerator[Drawn, None]:
         """Yield the results: pictures, frames and samples from the wanted item of their ports on. Progress begins anew in a session that

@@ -203,8 +203,8 @@ with the name of a family in the table is ignored."""
 
 
 def family_of(name: str) -> Family | None:
-    """A family of the table or of an installed package; None: there is none of that name. Raises LoadError for a package that lacks the
-    family it names."""
+    """The family of that name, from the table or an installed package; None: there is no such family. Raises LoadError for a package that
+    lacks the family it names."""
     points = () if name in FAMILIES else tuple(entry_points(group=GROUP, name=name))
     return _brought(points) if points else FAMILIES.get(name)
 
@@ -278,8 +278,8 @@ def voices(family: str, kind: str) -> tuple[str, ...]:
 
 
 def uses(family: str, kind: str, setting: str, device: str) -> bool:
-    """Whether a family's model of a kind takes a setting of options.OPTIONAL on a device: it uses the setting, or `loading_texts` says that
-    the setting means nothing there. Raises UnknownFamily."""
+    """Whether a family's model of a kind takes a setting of options.OPTIONAL on a device: the model uses the setting, or `loading_texts`
+    says that the setting means nothing there. Raises UnknownFamily."""
     return setting in _entry(family, kind).uses or (setting == GPU_MEMORY and device == "cpu")
 
 
@@ -402,7 +402,7 @@ def recognise(path: Path, among: Mapping[str, Family] | None = None, called: str
     called = called or str(path)
     among, broken = _sound_and_broken() if among is None else (among, [])
     borne = {name: marks for name, family in among.items() for marks in family.marks if all(_bears(path, mark) for mark in marks)}
-    # A family that takes every checkpoint of a kind leaves to others those that they know by name.
+    # A family that takes every checkpoint of a kind leaves a checkpoint to other families that know it by name.
     found = [name for name, marks in borne.items() if all(mark.values for mark in marks)] or list(borne)
     if len(found) == 1:
         return found[0]

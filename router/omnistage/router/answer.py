@@ -168,7 +168,7 @@ class Generation:
             await link.grant(port, most)
 
     def _most(self, port: str) -> int:
-        """Chunks of a port that the stage may send in all, as of now."""
+        """The number of chunks of a port that the stage may send in all, as of now."""
         given = None if self._room is None else self._room.of(port)
         window = self._written[port] + WINDOW
         return window if given is None else min(window, given)
@@ -190,7 +190,7 @@ class Generation:
         try:
             yield
         finally:
-            let_go(passing)  # It fails only if the stream is over, which the stream's reader tells.
+            let_go(passing)  # The grant fails only if the stream is over; the stream's reader reports that.
             self._dry_since = None
             self._tell_place()
 
@@ -278,7 +278,7 @@ class Generation:
 
 
 def trace_metadata(given: Metadata) -> Metadata:
-    """The client's W3C trace context, or a new one where it has none that is well-formed."""
+    """The client's W3C trace context, or a new one if the client sent none that is well-formed."""
     return incoming_trace(given) or [("traceparent", f"00-{secrets.token_hex(16)}-{secrets.token_hex(8)}-01")]
 
 

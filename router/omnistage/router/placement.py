@@ -1,4 +1,4 @@
-"""Which replica of each stage takes a session: the router watches every replica, and the least loaded one is best."""
+"""The choice of a replica of each stage for a session: the router watches every replica, and the least loaded one is best."""
 
 from __future__ import annotations
 

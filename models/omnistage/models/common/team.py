@@ -165,7 +165,7 @@ class Team:
 
     @contextmanager
     def together(self, message: object) -> Iterator[None]:
-        """All ranks compute while the context is open; the others do because of the message. Raises RanksApart for any failure."""
+        """All ranks compute while the context is open: a message tells the others to. Raises RanksApart for any failure."""
         with self._together():
             self._tell(message)
             yield
@@ -229,7 +229,7 @@ class Team:
             raise error(self._first_end() or f"a rank of {self.group.size} was lost: {lost!r}") from lost
 
     def _first_end(self) -> str:
-        """How the first of the ended ranks ended; empty if none does."""
+        """How the first of the ended ranks ended; empty if no rank has ended."""
         ends = select.poll()
         for rank in self._ranks:
             ends.register(rank.ended, select.POLLIN)

@@ -90,7 +90,7 @@ class Weights:
 
     def read(self, name: str, index: int | None = None) -> torch.Tensor | None:
         """The weight of a name; None if there is none. index: reads one weight of several, such as those of all experts. Raises
-        BadCheckpoint for a weight that is damaged or cannot be computed with."""
+        BadCheckpoint for a weight that is damaged or of a type that cannot be computed with."""
         packed = self._packed.get(name)
         if packed is None and name not in self._stored:
             return None

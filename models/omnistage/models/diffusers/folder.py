@@ -1,4 +1,5 @@
-"""A drawing pipeline from a folder in the published layout, which may be anybody's: no code in it is run, and no weight is made up."""
+"""A drawing pipeline from a folder in the published layout. The folder may come from anyone: no code in it is run, and no weight is made
+up."""
 
 from __future__ import annotations
 
@@ -77,7 +78,8 @@ class Index:
 
 
 def read_index(folder: Path) -> Index:
-    """Raises BadCheckpoint for an index that is missing, damaged, or names anything but classes of both libraries that fit."""
+    """Read the index. Raises BadCheckpoint for an index that is missing or damaged, or names anything but fitting classes of both
+    libraries."""
     path = folder / INDEX
     if not path.is_file():
         raise BadCheckpoint(f"{path} is missing: give the folder of a complete pipeline of Diffusers")
@@ -116,7 +118,7 @@ def load_pipeline(
     folder: Path, dtype: torch.dtype, more: Mapping[str, Mapping[str, Any]] = NONE, beside: Collection[Path] = ()
 ) -> diffusers.DiffusionPipeline:
     """The pipeline on the CPU, with all its weights from the files, as `dtype`. more: other arguments for loading some of its models, by
-    the name of the part. beside: files that somebody else reads. Raises BadCheckpoint with what is wrong and where."""
+    the name of the part. beside: files that another part of the program reads. Raises BadCheckpoint with the fault and its place."""
     index = read_index(folder)
     with quiet():
         parts = {part: _part(folder / part, *kind, dtype, more.get(part, NONE)) for part, kind in index.components.items()}
@@ -130,12 +132,12 @@ def load_pipeline(
 
 
 def weights_of(folder: Path) -> list[Path]:
-    """Files with weights of its parts."""
+    """The files with weights of the pipeline's parts."""
     return [file for part in read_index(folder).components for name in WEIGHTS.values() for file in _files(folder / part, name)]
 
 
 def load_part(folder: Path, part: str, dtype: torch.dtype) -> Any:
-    """One part of a pipeline that has it, on the CPU. Raises BadCheckpoint."""
+    """One part on the CPU, of a pipeline that has it. Raises BadCheckpoint."""
     library, name = read_index(folder).components[part]
     with quiet():
         return _part(folder / part, library, name, dtype)
@@ -158,17 +160,18 @@ def _checked(place: str, value: list[Any]) -> tuple[str, str]:
 
 
 def _is_of_pipelines(library: str) -> bool:
-    """Whether it is how Diffusers calls parts that only one kind of pipeline has, such as the safety checker of `stable_diffusion`."""
+    """Whether the name is Diffusers' name for parts that only one kind of pipeline has, such as the safety checker of
+    `stable_diffusion`."""
     return library.isidentifier() and not library.startswith("_") and find_spec(f"{PIPELINES}.{library}") is not None
 
 
 def _named(library: str, name: str) -> type | None:
-    """A public class of a library; None where it has none of that name, or only one for which a package is missing."""
+    """A public class of a library; None if the library has no class of that name, or lacks a package for it."""
     if not name.isidentifier() or name.startswith("_"):
         return None
     try:
         found = getattr(importlib.import_module(library if library in KINDS else f"{PIPELINES}.{library}"), name)
-    except Exception:  # both libraries import when they are asked, and anything can come of that
+    except Exception:  # both libraries import a class when it is asked for, and an import may raise anything
         return None
     return found if inspect.isclass(found) else None
 
@@ -199,7 +202,7 @@ def _part(folder: Path, library: str, name: str, dtype: torch.dtype, more: Mappi
         with _translated(folder), bounded(header, folder):
             model, report = kind.from_pretrained(folder, **SAFE_WEIGHTS, **word, **more)
     except BadCheckpoint:
-        check_unpacked(header, folder)  # A library says of packed weights what it stumbled over, not what they are.
+        check_unpacked(header, folder)  # For packed weights a library names the symptom, not the packing.
         raise
     check_stored(header, model, report, folder)
     _check_weights(folder, model, report)
@@ -208,7 +211,8 @@ def _part(folder: Path, library: str, name: str, dtype: torch.dtype, more: Mappi
 
 
 def _config(folder: Path, files: tuple[str, ...]) -> dict[str, Any]:
-    """A description. Raises BadCheckpoint for one that is missing or damaged, or that names code of a hub. files: where it may be."""
+    """The config of a part. Raises BadCheckpoint for a config that is missing or damaged, or names code of a hub. files: paths at which it
+    may be."""
     path = next((folder / file for file in files if (folder / file).is_file()), None)
     if path is None:
         raise BadCheckpoint(f"{folder / files[0]} is missing: give the folder of a complete pipeline of Diffusers")
@@ -249,7 +253,7 @@ def _check_files(folder: Path, weights: str) -> dict[str, Stored]:
             with safe_open(path, "pt") as file:
                 header |= stored_in(file)
                 absent = sorted(names.difference(file.keys()))
-        except Exception as error:  # its errors have no base of their own but Exception
+        except Exception as error:  # the library's errors have no other base than Exception
             raise BadCheckpoint(f"{path} is damaged: {_line(error)}") from None
         if absent:
             raise BadCheckpoint(f"{path} lacks {_listed(absent)}, which {weights}.index.json says it has")
@@ -257,13 +261,13 @@ def _check_files(folder: Path, weights: str) -> dict[str, Stored]:
 
 
 def _files(folder: Path, weights: str) -> dict[Path, frozenset[str]]:
-    """Where the weights of a part are: in one file, or in the shards of its index. File -> names that it must have."""
+    """The files with the weights of a part: one file, or the shards of its index. File -> names that the file must have."""
     index = folder / f"{weights}.index.json"
     return _shards(index) if index.is_file() else {folder / weights: frozenset()}
 
 
 def _shards(index: Path) -> dict[Path, frozenset[str]]:
-    """File -> names of the weights in it, as an index has them. Raises BadCheckpoint for files that are not beside it."""
+    """File -> names of its weights, as an index lists them. Raises BadCheckpoint for files that are not beside the index."""
     table = json_object(index).get("weight_map")
     if not isinstance(table, dict) or not table:
         raise BadCheckpoint(f"{index} lacks the object 'weight_map'")

@@ -1,4 +1,4 @@
-"""From the folder of a published pipeline to a model that draws."""
+"""Loading: from the folder of a published pipeline to a model that draws."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ IMAGE_AREAS = 4
 
 
 def load_pictures(folder: Path, options: LoadOptions) -> DrawnModel[Any]:
-    """Raises LoadError."""
+    """Load a pipeline as a model. Raises LoadError."""
     with ExitStack() as undo:
         if team := team_of(folder, options):
             undo.callback(team.close)
@@ -102,7 +102,7 @@ def load_pictures(folder: Path, options: LoadOptions) -> DrawnModel[Any]:
         except Failed as error:
             raise BadCheckpoint(f"{folder} was tried: {error}") from error
         except (ArithmeticError, AttributeError, LookupError, TypeError) as error:
-            # Whatever a config says that no class looked at when it was made: a scale that is nothing, a table of no rows.
+            # Faults of a config that no class checked when it was built: a scale of zero, a table without rows.
             raise BadCheckpoint(f"{folder} does not draw: {type(error).__name__}: {error}; see its configs") from error
         undo.pop_all()
     return model
@@ -135,7 +135,7 @@ def _loaded(folder: Path, options: LoadOptions, team: Team | None) -> DrawnModel
             device=hardware(options.device),
             threads=options.threads,
             results=computed(partial(_trial, artist, name), options.threads),
-            # In bfloat16 results so small are the same on processors whose larger ones differ.
+            # In bfloat16 results of this small size are equal on processors that differ in larger ones.
             settings=f"{artist.limits} {chosen.condition_area} {get_cpu_capability()} {memory.settings}".strip()
             + "".join(f" lora {lora.digest}{lora.part}={lora.scale:g}" for lora in loras)
             + (f" {encoders()}" if makes_films else ""),
@@ -202,7 +202,7 @@ def _size_told(plan: DrawingPlan) -> str:
 
 
 def _is_shown(limits: DrawingLimits) -> bool:
-    """Whether it is ever given a picture."""
+    """Whether the pipeline is ever given a picture."""
     return limits.images[1] > 0 or limits.masked or limits.controlled
 
 

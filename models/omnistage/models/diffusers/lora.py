@@ -56,7 +56,7 @@ SHOWN = 3
 
 @dataclass(frozen=True, slots=True)
 class Lora:
-    """scale: how much of the change is made. part: which model of a pipeline of several it changes; empty: the only one."""
+    """scale: the factor of the change. part: the model that the file changes, in a pipeline of several; empty: the only one."""
 
     path: Path
     scale: float = 1.0
@@ -106,7 +106,7 @@ def add_loras(pipe: Any, loras: Sequence[Lora]) -> None:
                 _load(pipe, lora, name)
         except (BadCheckpoint, MemoryError):
             raise
-        except Exception as error:  # the loader raises every kind of error of what stands in a file
+        except Exception as error:  # the loader raises every kind of error for a bad file
             told = " ".join(str(error).split())[:300]
             raise BadCheckpoint(f"{lora.path} does not fit {type(pipe).__name__}; is it a LoRA of another model? {told}") from error
     pipe.set_adapters(names, [lora.scale for lora in loras])
@@ -123,8 +123,8 @@ def _check_part(pipe: Any, lora: Lora) -> None:
 
 
 def loras_beside(folder: Path, read: Collection[Path]) -> dict[Path, str]:
-    """The LoRA in a folder that nobody reads, each with why. Known by the names in them; pickled ones, which
-    are not opened, by their own."""
+    """The LoRA files in a folder that nothing reads, each with the reason. Safetensors files are recognised by the names in them; pickled
+    files, which are not opened, by their file names."""
     return {path: why for path in sorted(folder.rglob("*")) if path.resolve() not in read and (why := _why_unused(path))}
 
 
@@ -142,12 +142,12 @@ def _names(path: Path) -> list[str]:
     try:
         with safe_open(path, "pt") as file:
             return list(file.keys())
-    except Exception:  # its errors have no base of their own but Exception; a damaged file that nobody reads is no LoRA
+    except Exception:  # the library's errors have no other base than Exception; a damaged file that nobody reads is no LoRA
         return []
 
 
 def _check_file(path: Path) -> None:
-    """Raises BadCheckpoint for one that is missing, damaged or none, or has more than a LoRA has."""
+    """Raises BadCheckpoint for a file that is missing, damaged or no LoRA, or holds more than a LoRA."""
     if path.suffix != ".safetensors" or not path.is_file():
         raise BadCheckpoint(f"{path} is no file of safetensors: give a LoRA as FILE.safetensors, nothing else is read")
     try:
@@ -277,7 +277,7 @@ def _noted(model: Any, given: _Given) -> Callable[..., None]:
         mine = {name.removeprefix(f"{prefix}."): value for name, value in weights.items() if name.startswith(f"{prefix}.")}
         if mine and "lora_A" not in next(iter(mine)):  # as the method itself does
             mine = convert_unet_state_dict_to_peft(mine)
-            if named.get("network_alphas"):  # which the method leaves as they are, so it would not find the layers of some
+            if named.get("network_alphas"):  # the method leaves these names as they are, so it would not find some layers
                 named["network_alphas"] = convert_unet_state_dict_to_peft(named["network_alphas"])
         given.note(model, f"{prefix}.", mine)
         published({f"{prefix}.{name}": value for name, value in mine.items()}, prefix=prefix, **named)
@@ -296,7 +296,7 @@ def _noted_encoder(part: str, model: Any, given: _Given) -> Callable[..., None]:
 
 
 def _check_passed(pipe: Any, path: Path, given: _Given) -> None:
-    """Raises BadCheckpoint for what no model was given."""
+    """Raises BadCheckpoint for weights that no model was given."""
     left, kind = given.names - given.passed, type(pipe).__name__
     prefixes = [f"{part}." for part in pipe._lora_loadable_modules if part != PARTS[1]]
     if nameless := [name for name in left if not name.startswith(tuple(prefixes))]:
@@ -307,7 +307,7 @@ def _check_passed(pipe: Any, path: Path, given: _Given) -> None:
 
 
 def _check_differences(pipe: Any, path: Path, given: _Given) -> None:
-    """Raises BadCheckpoint for whole weights and biases that the loader left out, unless they are nothing."""
+    """Raises BadCheckpoint for whole weights and biases that the loader left out, unless they change nothing."""
     with safe_open(path, "pt") as file:
         differences = {name: file.get_tensor(name) for name in file.keys() if DIFFERENCE.search(name)}  # noqa: SIM118  # It is no mapping.
     if left := [name for name, value in differences.items() if value.any() and _mark(value) not in given.values]:
@@ -315,7 +315,7 @@ def _check_differences(pipe: Any, path: Path, given: _Given) -> None:
 
 
 def _mark(value: torch.Tensor) -> bytes:
-    """Equal for equal weights."""
+    """A mark that is equal for equal weights."""
     return hashlib.sha256(value.detach().contiguous().flatten().view(torch.uint8).numpy().tobytes()).digest()
 
 

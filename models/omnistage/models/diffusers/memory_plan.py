@@ -1,4 +1,4 @@
-"""Where the weights of a pipeline are and in how many bits, and from which size on pictures are decoded in tiles."""
+"""The place of a pipeline's weights, their number of bits, and the size from which on pictures are decoded in tiles."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ ENCODERS = ("text_encoder", "text_encoder_2", "text_encoder_3")
 
 
 class Quantizer(NamedTuple):
-    """module: that it imports. package: that brings it."""
+    """module: the module to import. package: the package that brings it."""
 
     module: str
     package: str
@@ -46,7 +46,7 @@ QUANTIZERS: Mapping[str, Quantizer] = {
 
 @dataclass(frozen=True, slots=True)
 class MemoryPlan:
-    """The choices for a device. dtype: that is computed in. ranks: processes that the transformer is spread over."""
+    """The choices for a device. dtype: the type of computing. ranks: number of processes that share the transformer."""
 
     chosen: DiffusersOptions
     device: str
@@ -73,15 +73,15 @@ class MemoryPlan:
 
     @property
     def tiles_above(self) -> int:
-        """Pixels; 0: never. Decoding takes memory for every pixel, on a GPU beside the weights and whatever is drawn meanwhile; what is
-        larger than the models' usual pictures would be the one that does not fit. A CPU has memory for that, and no seams are worth it."""
+        """Pixels; 0: never. Decoding takes memory for every pixel, on a GPU beside the weights and the pictures that are drawn meanwhile; a
+        picture larger than the models' usual ones might not fit. A CPU has memory for that, so no seams are worth it."""
         if self.chosen.vae_tiling_above != UNSAID:
             return self.chosen.vae_tiling_above
         return 0 if self.device == "cpu" else AREA
 
     @property
     def settings(self) -> str:
-        """For the revision of a model; empty where nothing was chosen."""
+        """The choices as text for the revision of a model; empty if nothing was chosen."""
         words = [self.chosen.offload, self.chosen.storage, self.chosen.quantization]
         if self.tiles_above:
             words.append(f"tiles above {self.tiles_above}")
@@ -90,7 +90,7 @@ class MemoryPlan:
         return " ".join(filter(None, words))
 
     def told(self) -> dict[str, str]:
-        """For humans."""
+        """The choices for humans."""
         offload, kept = self.chosen.offload, self.chosen.storage or self.chosen.quantization
         where = {"": self.device, "group": "CPU", "disk": "disk", "model": "CPU"}[offload]
         weights = f"{kept} in the transformer" if kept else "as computed (default)"
@@ -104,14 +104,14 @@ class MemoryPlan:
         }
 
     def arguments(self) -> Mapping[str, Mapping[str, Any]]:
-        """For loading the parts of a pipeline."""
+        """The arguments for loading the parts of a pipeline."""
         if not self.chosen.quantization:
             return {}
         quantization = self._quantization()
         return {name: {"quantization_config": quantization} for name in DENOISERS}
 
     def placed(self, pipe: diffusers.DiffusionPipeline) -> diffusers.DiffusionPipeline:
-        """A pipeline that was loaded on the CPU, as it was chosen. Raises LoadError where it has no part for that."""
+        """A pipeline that was loaded on the CPU, placed as the plan says. Raises LoadError if the pipeline lacks a part for that."""
         parts: Mapping[str, Any] = pipe.components
         inner = [parts[name] for name in DENOISERS if parts.get(name) is not None]
         if not inner and (self.chosen.offload or self.chosen.storage or self.chosen.quantization):
@@ -145,7 +145,7 @@ class MemoryPlan:
                 if name in DENOISERS:
                     stream = self.device != "cpu" and folder is None
                     part.enable_group_offload(offload_type="block_level", num_blocks_per_group=1, use_stream=stream, **said)
-                else:  # Its layers are not where groups of blocks are looked for, and which of them are used depends on the request.
+                else:  # The search for groups of blocks does not find its layers, and the request decides which of them are used.
                     apply_group_offloading(part, offload_type="leaf_level", **said)
             except (OSError, SafetensorError) as error:
                 raise LoadError(f"offload {self.chosen.offload}: weights cannot be written to {folder}: {error}") from error

@@ -73,7 +73,7 @@ class Artist(Drawing[J], Protocol[J]):
     def check_text(self, text: str) -> None: ...
 
     def sized(self, plan: DrawingPlan) -> DrawingPlan:
-        """With the size that follows from its images."""
+        """The plan with the size that follows from its images."""
 
     def edited(self, plan: DrawingPlan, image: Image) -> EditedPicture:
         """Returns the form in which a picture that is edited is kept, RGB or RGBA. May be called on any thread. Raises BadMedia."""
@@ -87,7 +87,8 @@ class Artist(Drawing[J], Protocol[J]):
     def job(self, plan: DrawingPlan, wanted: Wanted) -> J: ...
 
     def check(self, plan: DrawingPlan) -> None:
-        """Raises BadRequest for steps that cannot be taken, and for a history that the plan cannot have. On any thread. plan: whole."""
+        """Raises BadRequest for steps that cannot be taken, and for a history that the plan cannot have. Runs on any thread. plan: with its
+        images."""
 
     @property
     def ports(self) -> tuple[PortSpec, ...]: ...
@@ -112,9 +113,9 @@ class DrawnModel(Generic[J]):
         max_batch_size: int = 0,
         vocabulary: Vocabulary | None = None,
     ) -> None:
-        """image_pixels: of a picture that is drawn as large as it is; larger ones are made smaller. max_tokens, step_tokens: latent tokens
-        of all drawings, and of those of one step. max_batch_size: drawings in one step; 0: as many as fit.
-        vocabulary: which words it knows, of a model that says so."""
+        """image_pixels: the most pixels of a picture that keeps its size; larger pictures are made smaller. max_tokens, step_tokens: latent
+        tokens of all drawings, and of those of one step. max_batch_size: drawings in one step; 0: as many as fit. vocabulary: the words
+        that the model knows, if its checkpoint lists them."""
         self._vocabulary = vocabulary or Vocabulary()
         self._artist, self._worker, self._decoder, self._info = artist, worker, decoder, info
         self._image_pixels = image_pixels if artist.draws_its_image else UNBOUNDED
@@ -166,7 +167,7 @@ class DrawnModel(Generic[J]):
         return await self._fitted(image, client, "diffusion.images", number, lambda decoded: self._artist.edited(plan, decoded))
 
     async def _guide(self, request: DrawRequest, plan: DrawingPlan, field: str, images: Sequence[EditedPicture]) -> EditedPicture | None:
-        """A mask, or a control image, as the pipeline takes it; it resizes both by itself."""
+        """A mask, or a control image, in the form of the pipeline, which resizes both by itself."""
         image: Media | None = getattr(request, field)
         if image is None:
             return None

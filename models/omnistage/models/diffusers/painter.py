@@ -1,7 +1,7 @@
 """A family's own loop around the modules of Diffusers: the work for each request, for each step, and at the end.
 
 A pipeline of Diffusers draws one batch from its first step to its last. Here each picture has a scheduler of its own, so that pictures join
-and leave at any step: those of one step share a forward pass whatever their steps, seeds, guidance and prompts are.
+and leave at any step. Pictures of one step share a forward pass even if their steps, seeds, guidance and prompts differ.
 """
 
 from __future__ import annotations
@@ -40,8 +40,9 @@ ACTED_ON = re.compile(r"self\.(transformer|vae|text_encoder)\.config(?:\.get\(|,
 
 
 def check_followed(pipe: Any, followed: Container[str]) -> None:
-    """Raises BadCheckpoint for a config by which the pipeline of Diffusers would do something that the loop here does not: what its source
-    acts on, of those values that are not the usual ones. followed: what the loop does as the pipeline does it, as part.name."""
+    """Raises BadCheckpoint for a config that would make the pipeline of Diffusers do something that the loop here does not do. The check
+    reads the values on which the source of the pipeline acts, if they are not the usual ones. followed: names, as part.name, of values that
+    the loop follows as the pipeline does."""
     for part, name in sorted(set(ACTED_ON.findall(inspect.getsource(type(pipe))))):
         model: Any = getattr(pipe, part, None)
         if model is None or f"{part}.{name}" in followed or name not in model.config:
@@ -70,8 +71,8 @@ class Conditions:
 
 @dataclass(eq=False, slots=True)
 class Canvas:
-    """One picture while it is drawn, all its layers together. latents: after the steps of the sampler, as the family has them. velocity:
-    what the last pass made for them; estimate: what they would become without noise if it led on straight."""
+    """One picture while it is drawn, all its layers together. latents: after the steps of the sampler, in the family's form. velocity: the
+    result of the last pass for the latents; estimate: the latents without noise, if the velocity led on straight."""
 
     plan: DrawingPlan
     conditions: Conditions
@@ -91,18 +92,18 @@ class Canvas:
 
     @property
     def scaled(self) -> Tensor:
-        """Its latents, as the transformer takes them."""
+        """The latents as the transformer takes them."""
         return self.sampler.scaled(self.latents)
 
 
 class CanvasProduct(Product[DrawingPlan, Sequence[Canvas]], Protocol):
-    """A product of steps; latents are canvases, one for each result that is not there yet."""
+    """A product of steps; latents are canvases, one for each result that has not been made yet."""
 
     def first(self, plan: DrawingPlan, wanted: Wanted) -> int:
         """The first result that is still to be drawn: the client has the earlier ones."""
 
     def preview(self, canvas: Canvas) -> Sequence[Preview]:
-        """The previews of the step that was taken, if one is due."""
+        """The previews of the last step, if one is due."""
 
 
 class BatchRow(NamedTuple):
@@ -114,8 +115,8 @@ class BatchRow(NamedTuple):
 
 
 class Painter(ABC):
-    """The loop of one pipeline. All but `limits`, `tokens`, `check_text` and `group` runs on the thread of the model; `check_text` on any,
-    but on no event loop: a long text takes its time."""
+    """The loop of one pipeline. `limits`, `tokens`, `check_text` and `group` may run on other threads, everything else runs on the thread
+    of the model. `check_text` runs on no event loop: a long text takes its time."""
 
     followed: ClassVar[frozenset[str]]
     """Values of configs that the loop follows as the pipeline does, as part.name. Schedulers are those of Diffusers with all they
@@ -124,16 +125,16 @@ class Painter(ABC):
     """Options of the pipeline's own that its loop here follows exactly, with the least and the most of each number."""
 
     def __init__(self, pipe: DiffusionPipeline, texts: TensorCache, pictures: TensorCache, defaults: Defaults) -> None:
-        """texts, pictures: what is kept of encoders."""
+        """texts, pictures: caches of the encoders' results."""
         check_scheduler(pipe.scheduler, type(pipe).__name__)
         check_followed(pipe, self.followed)
         self.pipe: Any = pipe
         self._texts, self._pictures = texts, pictures
-        self.device, self.dtype = self.pipe._execution_device, self.pipe.transformer.dtype  # Where weights are is another matter.
+        self.device, self.dtype = self.pipe._execution_device, self.pipe.transformer.dtype  # The place of weights does not matter here.
         self.memory = self._tried_memory()
         self._area = defaults.options.condition_area
         limits = replace(defaults.applied(self._own_limits()), options=own_options(type(pipe).__call__, None, self.follows))
-        # Blocks that this rank leaves out are computed by the others, which would wait for it.
+        # The other ranks compute the blocks that this rank leaves out, and would wait for this one.
         self._limits = replace(limits, step_cached=limits.step_cached and not is_spread(self.pipe.transformer))
         self._step_cache = self.own_step_cache()
         self.counting = copy.deepcopy(self.pipe.tokenizer)
@@ -153,7 +154,7 @@ class Painter(ABC):
 
     @abstractmethod
     def _own_limits(self) -> DrawingLimits:
-        """As the pipeline has them, before anybody chose others."""
+        """The limits of the pipeline, before anybody chose others."""
 
     def check_text(self, text: str) -> None:
         """Raises ValueError for words of which the text encoder would get only a part, with the length that they may have, and for its
@@ -167,15 +168,15 @@ class Painter(ABC):
 
     @abstractmethod
     def text_tokens(self, text: str) -> tuple[int, int]:
-        """How many tokens words have, and how many they may have."""
+        """The number of tokens that words have, and the number that they may have."""
 
     def sized(self, plan: DrawingPlan) -> DrawingPlan:
-        """With the size that follows from its images, where the family takes it from them."""
+        """The plan with the size that follows from its images, if the family takes the size from them."""
         return plan
 
     def edited(self, plan: DrawingPlan, image: Image) -> EditedPicture:
-        """A picture that is edited, RGB or RGBA, in the sizes that encoders take. On any thread. Raises BadMedia for one that they cannot
-        look at."""
+        """A picture that is edited, RGB or RGBA, in the sizes that encoders take. Runs on any thread. Raises BadMedia for a picture that
+        the encoders cannot look at."""
         sizes = self._fits(plan, image.width / image.height)
         if min(map(min, sizes)) < 1:
             raise BadMedia("it is too long and thin to be looked at: send one that is less long")
@@ -183,7 +184,7 @@ class Painter(ABC):
         return EditedPicture(image.width, image.height, resized)
 
     def _fits(self, plan: DrawingPlan, ratio: float) -> list[tuple[int, int]]:
-        """Widths and heights that encoders take of a picture. ratio: of its width to its height."""
+        """Widths and heights that encoders take for a picture. ratio: its width by its height."""
         raise NotImplementedError
 
     @abstractmethod
@@ -193,7 +194,7 @@ class Painter(ABC):
     # 2: preprocess
 
     def encode(self, plan: DrawingPlan) -> Conditions:
-        """Words and pictures through their encoders."""
+        """Encode words and pictures."""
         return self._conditions(plan)
 
     @abstractmethod
@@ -201,7 +202,7 @@ class Painter(ABC):
 
     @abstractmethod
     def text(self, plan: DrawingPlan, text: str) -> Tensor:
-        """[tokens, width] of some words, with the pictures of the plan where the encoder sees those too."""
+        """[tokens, width] of some words, with the pictures of the plan if the encoder sees them too."""
 
     def texts(self, plan: DrawingPlan) -> tuple[Tensor, Tensor | None]:
         """The rows of the prompt, and of the text that guidance leads away from; both are kept for later requests."""
@@ -213,7 +214,7 @@ class Painter(ABC):
         return positive, negative
 
     def words_drawn(self, plan: DrawingPlan) -> int:
-        """Tokens that the pipeline reads at most, where that can be asked for."""
+        """The most tokens that the pipeline reads, if that can be asked for."""
         return int(plan.option(CUT, self._default(CUT))) if CUT in self.follows else 0
 
     @abstractmethod
@@ -226,25 +227,25 @@ class Painter(ABC):
 
     @abstractmethod
     def shift(self, plan: DrawingPlan) -> float:
-        """mu: how far the schedule of a picture of this size is shifted to its noise, where the config says that it is."""
+        """mu: how far the schedule of a picture of this size is shifted to its noise, if the config asks for a shift."""
 
     def _scheduled(self, sigmas: Any, mu: float, device: torch.device | str) -> Any:
-        """A new scheduler with its timesteps set, as the pipeline does it."""
+        """A new scheduler with its timesteps set in the way of the pipeline."""
         scheduler = type(self.pipe.scheduler).from_config(self.pipe.scheduler.config)
         scheduler.set_timesteps(sigmas=sigmas, device=device, mu=mu)
         return scheduler
 
     def _scheduled_for(self, plan: DrawingPlan, device: torch.device | str) -> Any:
-        # As an array: UniPC computes with what it is given.
+        # An array, because UniPC computes with the argument itself.
         return self._scheduled(np.array(plan.sigmas) if plan.sigmas else self.sigmas(plan.steps), self.shift(plan), device)
 
     def check_steps(self, plan: DrawingPlan) -> None:
-        """Raises BadRequest for steps of which the scheduler makes no noise levels that fall. On any thread. plan: with its size."""
+        """Raises BadRequest if the scheduler makes no falling noise levels of the steps. Runs on any thread. plan: with its size."""
         try:
             with np.errstate(all="ignore"):
                 scheduler = self._scheduled_for(plan, "cpu")
             sigmas = 1 - scheduler.sigmas if scheduler.config.get("invert_sigmas") else scheduler.sigmas
-            levels = sigmas[:-1]  # The one behind them is where the last step ends: 0, or the last of them again.
+            levels = sigmas[:-1]  # The level behind them is the end of the last step: 0, or the last level again.
             does_fall = bool(torch.isfinite(sigmas).all() and (levels > 0).all() and (levels.diff() < 0).all())
         except (ArithmeticError, ValueError):  # Such as the logarithm of 0.
             does_fall = False
@@ -260,7 +261,7 @@ class Painter(ABC):
         """Raises BadCheckpoint for a scheduler that the pipeline cannot use."""
         try:
             return memory_of(self._scheduled(self.sigmas(tried_steps(self.pipe.scheduler)), 1.0, self.device), self.device)
-        except Exception as error:  # a scheduler raises every kind of error of what its config says
+        except Exception as error:  # a scheduler raises every kind of error for a bad config
             told = f"{type(self.pipe).__name__} cannot step with {type(self.pipe.scheduler).__name__}: {' '.join(str(error).split())[:200]}"
             raise BadCheckpoint(f"scheduler/scheduler_config.json: {told}") from error
 
@@ -272,7 +273,7 @@ class Painter(ABC):
         return Canvas(plan, conditions, latents * sampler.noise_scale, sampler)
 
     def go_on(self, canvas: Canvas, state: SamplerState) -> None:
-        """With what was drawn elsewhere."""
+        """Take in the state that a drawing reached elsewhere."""
         canvas.sampler.restore(state)
         canvas.latents = state.latents
 
@@ -284,10 +285,10 @@ class Painter(ABC):
 
     @abstractmethod
     def own_step_cache(self) -> StepCache:
-        """Around the blocks of the transformer."""
+        """The step cache around the blocks of the transformer."""
 
     def length(self, row: BatchRow) -> int | None:
-        """Tokens of a row inside the transformer, where rows of a pass have different ones; None: all alike."""
+        """The number of tokens of a row inside the transformer, if rows of a pass may differ; None: all rows are equally long."""
         return None
 
     @abstractmethod
@@ -299,11 +300,11 @@ class Painter(ABC):
         return negative + canvas.plan.guidance * (positive - negative)
 
     def is_guided(self, canvas: Canvas) -> bool:
-        """In its next step."""
+        """Whether the next step of the canvas is guided."""
         return canvas.conditions.negative is not None
 
     def forward(self, canvases: Sequence[Canvas]) -> None:
-        """One pass for one step of all of them; only `velocity` is changed."""
+        """One pass for one step of all canvases; only `velocity` is changed."""
         rows = list[BatchRow]()
         for canvas in canvases:
             rows.append(BatchRow(canvas, canvas.conditions.positive, canvas.residuals[0]))
@@ -317,7 +318,7 @@ class Painter(ABC):
             canvas.velocity = self.guided(positive, next(made), canvas) if self.is_guided(canvas) else positive
 
     def advance(self, canvas: Canvas) -> None:
-        """Take the step. Raises Failed for a picture that became something that is no number."""
+        """Take the step. Raises Failed for a picture with values that are no numbers."""
         assert canvas.velocity is not None
         latents, estimate = canvas.sampler.advance(canvas.velocity, canvas.latents)
         if canvas.plan.previews:
@@ -350,7 +351,7 @@ def with_images(row: BatchRow) -> Tensor:
 
 
 def padded(texts: Sequence[Tensor]) -> tuple[Tensor, Tensor | None]:
-    """[n, most tokens, width], and bool [n, most tokens], which is None where all are equally long."""
+    """[n, most tokens, width], and bool [n, most tokens], which is None if all are equally long."""
     most = max(len(text) for text in texts)
     if all(len(text) == most for text in texts):
         return torch.stack(list(texts)), None
@@ -359,10 +360,10 @@ def padded(texts: Sequence[Tensor]) -> tuple[Tensor, Tensor | None]:
 
 
 def linear_shift(scheduler: Any, tokens: int) -> float:
-    """mu of a picture of so many tokens, as all pipelines of this kind have it: linear between two lengths of the config."""
+    """mu of a picture of so many tokens, by the formula of all pipelines of this kind: linear between two lengths of the config."""
     config = scheduler.config
     base, most = config.get("base_image_seq_len", 256), config.get("max_image_seq_len", 4096)
     low, high = config.get("base_shift", 0.5), config.get("max_shift", 1.15)
-    # In this order of operations: another one is another mu by a bit.
+    # The order of operations matters: another order changes mu by a bit.
     slope = (high - low) / (most - base)
     return float(tokens * slope + (low - slope * base))

@@ -101,8 +101,8 @@ class DrawingLimits:
 
 @dataclass(frozen=True, slots=True, weakref_slot=True)
 class EditedPicture:
-    """A picture that is edited. width, height: as it was sent. resized: it in each size that the family needs;
-    nothing else of it is kept. digest: SHA-256 of its file, of a mask or a control image."""
+    """A picture that is edited. width, height: as it was sent. resized: the picture in each size that the family needs; no other form of it
+    is kept. digest: SHA-256 of the file of a mask or a control image."""
 
     width: int
     height: int
@@ -111,7 +111,7 @@ class EditedPicture:
 
     @property
     def bytes(self) -> int:
-        """In memory: Pillow has four a pixel."""
+        """Bytes in memory: Pillow takes four for a pixel."""
         return sum(4 * each.width * each.height for each in self.resized)
 
 
@@ -129,7 +129,8 @@ def draws_nothing(mask: EditedPicture) -> bool:
 
 
 class SourcePicture(NamedTuple):
-    """Which picture is edited. digest: SHA-256 of its file. background: the colour under what is transparent; None: the usual one."""
+    """The identity of an edited picture. digest: SHA-256 of its file. background: the colour under transparent pixels; None: the usual
+    one."""
 
     digest: bytes
     background: tuple[int, int, int] | None = None
@@ -137,12 +138,12 @@ class SourcePicture(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class DrawingPlan:
-    """A request with its defaults filled in. width, height: of the pictures that come out. images: that are edited. sources: which
-    pictures those are; caches know them by it. negative: None where there is no guidance. layers: 0 is none. step_cache: see
-    stepcache.Residuals. sigmas: empty where they follow from the steps. strength: None where the pipeline has its own. mask: white where
-    to draw. options: of the pipeline's own, those that were given. frames, seconds: 0 where it makes none. guidance_2: in the
-    steps of a second transformer. rate_hz: frames a second of a film. flow_shift: 0 is the checkpoint's. begin_s: of a longer sound, before
-    what is made. history: see checkpoints. media_type: empty where the model decides."""
+    """A request with its defaults filled in. width, height: of the pictures that come out. images: the pictures that are edited. sources:
+    the identity of each of them, by which caches know it. negative: None without guidance. layers: 0 is none. step_cache: see
+    stepcache.Residuals. sigmas: empty if they follow from the steps. strength: None if the pipeline has its own. mask: white where to draw.
+    options: those of the pipeline's own options that were given. frames, seconds: 0 if the pipeline makes none. guidance_2: the scale in
+    the steps of a second transformer. rate_hz: frames a second of a film. flow_shift: 0 is the checkpoint's. begin_s: seconds of a longer
+    sound before the part that is made. history: see checkpoints. media_type: empty if the model decides."""
 
     prompt: str
     negative: str | None
@@ -175,7 +176,7 @@ class DrawingPlan:
 
     @property
     def pictures(self) -> int:
-        """How many come out, all layers counted."""
+        """The number of pictures that come out, all layers counted."""
         return self.results * max(self.layers, 1)
 
     @property
@@ -296,7 +297,7 @@ def _size(request: DrawRequest, limits: DrawingLimits, name: str) -> tuple[int, 
 
 
 def in_shape(plan: DrawingPlan, multiple: int) -> DrawingPlan:
-    """With both sides: of one that is asked for alone, the other follows from the shape of the last picture."""
+    """The plan with both sides: if only one is asked for, the other follows from the shape of the last picture."""
     if bool(plan.width) == bool(plan.height):
         return plan
     last = plan.images[-1]
@@ -306,18 +307,18 @@ def in_shape(plan: DrawingPlan, multiple: int) -> DrawingPlan:
 
 
 def _multiple(side: float, multiple: int) -> int:
-    """The nearest one that is not 0."""
+    """The nearest multiple that is not 0."""
     return max(round(side / multiple), 1) * multiple
 
 
 def with_guides(request: DrawRequest, limits: DrawingLimits, image: Media) -> DrawRequest:
-    """With a mask and a control image where the pipeline wants them."""
+    """The plan with a mask and a control image, if the pipeline wants them."""
     mask, control = (image if wanted else None for wanted in (limits.masked, limits.controlled))
     return replace(request, mask_image=mask, control_image=control)
 
 
 def _check_pictures(request: DrawRequest, limits: DrawingLimits, name: str) -> None:
-    """How many there are to begin from, and what goes with them."""
+    """Check how many pictures there are to begin from, and the fields that go with them."""
     fewest, most = limits.images
     if not fewest <= len(request.images) <= most:
         wanted = "one picture" if most == 1 else f"{fewest} to {most} pictures"
@@ -360,7 +361,8 @@ def _steps(request: DrawRequest, limits: DrawingLimits, name: str) -> int:
         _check_sigmas(request, limits, name)
     steps = len(request.sigmas) or request.steps or limits.steps
     if request.strength is not None:
-        # Those that begin from a picture leave out the first steps, in which it would be lost: of too few none is left.
+        # A pipeline that begins from a picture leaves out the first steps, in which the picture would be lost: of too few steps none is
+        # left.
         if int(min(steps * request.strength, steps)) < 1:
             raise _bad("strength", f"{request.strength:g} of {steps} steps is none: give a larger one, or more steps")
         limits = replace(limits, min_steps=limits.scheduled_steps)
@@ -370,7 +372,7 @@ def _steps(request: DrawRequest, limits: DrawingLimits, name: str) -> int:
 
 
 def smallest(request: DrawRequest, limits: DrawingLimits) -> DrawRequest:
-    """With as little film or sound as shows how one is made."""
+    """The plan with as little film or sound as shows how one is made."""
     frames = min(limits.frames, (limits.frames - 1) % limits.frame_multiple + 1 + limits.frame_multiple)
     return replace(request, frames=frames, seconds=min(limits.seconds, SMALLEST_S))
 
@@ -391,7 +393,7 @@ def _frames(request: DrawRequest, limits: DrawingLimits, name: str) -> int:
 
 
 def _frames_of_seconds(request: DrawRequest, limits: DrawingLimits, name: str) -> int:
-    """As many as fit into the seconds of a film without sound; one at least. 0: they say nothing of frames."""
+    """The number of frames that fit into the seconds of a film without sound; at least one. 0: the seconds say nothing of frames."""
     if not request.seconds or not limits.frames or limits.max_seconds:
         return 0
     if not limits.rate_hz:

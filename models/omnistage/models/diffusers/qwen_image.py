@@ -34,7 +34,7 @@ LAYERED_SHIFT_TOKENS = 256
 
 
 class QwenImagePainter(PicturePainter):
-    """From words alone, and what all four have in common."""
+    """Draws from words alone; the base of the other three."""
 
     follows: ClassVar[Mapping[str, Range]] = {CUT: (1, MOST_TOKENS)}
 
@@ -73,8 +73,8 @@ class QwenImagePainter(PicturePainter):
         return self._encoded(text, plan)
 
     def _encoded(self, text: str, plan: DrawingPlan, **seen: Any) -> Tensor:
-        """As `__call__` of the pipeline asks for it: left to itself, `encode_prompt` gives rows of twice as many words. Beside a picture
-        it cuts nothing."""
+        """The rows of the text encoder, asked for as `__call__` of the pipeline asks: without these arguments `encode_prompt` gives rows of
+        twice as many words. Beside a picture it cuts nothing."""
         cut = {} if seen else {CUT: self.words_drawn(plan)}
         rows: Tensor = self.pipe.encode_prompt(text, **cut, **seen)[0][0]
         return rows
@@ -101,14 +101,14 @@ class QwenImagePainter(PicturePainter):
     # 3: execute
 
     def group(self, canvas: Canvas) -> Hashable:
-        """The transformer computes where a token stands once for a whole batch."""
+        """Pictures of a group have equal shapes: the transformer computes the places of tokens once for a whole batch."""
         return canvas.conditions.shapes
 
     def own_step_cache(self) -> StepCache:
         return StepCache(self.pipe.transformer.transformer_blocks, ("encoder_hidden_states_mask", "temb", "modulate_index"))
 
     def velocities(self, rows: Sequence[BatchRow]) -> list[Tensor]:
-        """Words are filled up and masked; pictures of a group are equally long."""
+        """Words are padded and masked; pictures of a group are equally long."""
         texts, mask = padded([row.text for row in rows])
         made: Tensor = self.pipe.transformer(
             hidden_states=torch.cat([with_images(row) for row in rows]),
@@ -122,11 +122,11 @@ class QwenImagePainter(PicturePainter):
         return list(torch.split(made[:, : rows[0].canvas.latents.shape[1]], 1))
 
     def _more(self, count: int) -> dict[str, Tensor]:
-        """Other arguments of the transformer, for so many rows."""
+        """The other arguments of the transformer, for so many rows."""
         return {}
 
     def guided(self, positive: Tensor, negative: Tensor, canvas: Canvas) -> Tensor:
-        """As far as the prompt alone would lead, in the direction that guidance gives."""
+        """The velocity of guidance, scaled to the length of the prompt's own velocity."""
         both = negative + canvas.plan.guidance * (positive - negative)
         there, led = (torch.linalg.vector_norm(each, dim=-1, keepdim=True) for each in (positive, both))
         scaled: Tensor = both * (there / led)
@@ -154,7 +154,7 @@ class _FromPictures(QwenImagePainter):
     """Drawing that begins from pictures: the VAE's latents of them stand behind those of the result."""
 
     def _sizes(self, plan: DrawingPlan) -> list[tuple[int, int]]:
-        """Width and height of each picture for the VAE."""
+        """The width and height of each picture for the VAE."""
         return [image.resized[0].size for image in plan.images]
 
     def _fits(self, plan: DrawingPlan, ratio: float) -> list[tuple[int, int]]:
@@ -207,7 +207,7 @@ class QwenImageEditPlusPainter(QwenImageEditPainter):
         return self._encoded(text, plan, image=[image.resized[1] for image in plan.images])
 
     def _fits(self, plan: DrawingPlan, ratio: float) -> list[tuple[int, int]]:
-        """For the text encoder a smaller one."""
+        """The text encoder gets a smaller picture."""
         width, height = calculate_dimensions(self._area * SEEN_AREA // AREA, ratio)
         return [*super()._fits(plan, ratio), (int(width), int(height))]
 
@@ -221,7 +221,7 @@ class QwenImageLayeredPainter(_FromPictures):
         return replace(super()._own_limits(), width=0, height=0, images=(1, 1), layers=LAYERS, max_layers=MOST_LAYERS, sides=self._sides())
 
     def _sides(self) -> tuple[int, ...]:
-        """In proportion to the area that was chosen."""
+        """The sides in proportion to the area that was chosen."""
         share = (self._area / AREA) ** 0.5
         return tuple(round(side * share) for side in SIDES)
 
@@ -253,7 +253,7 @@ class QwenImageLayeredPainter(_FromPictures):
         return np.linspace(1.0, 0, steps + 1)[:-1]
 
     def shift(self, plan: DrawingPlan) -> float:
-        """By the picture that is taken apart, which is as large as each layer."""
+        """The shift for the picture that is taken apart, which is as large as each layer."""
         return float((math.prod(self._shape(plan.width, plan.height)) / LAYERED_SHIFT_TOKENS) ** 0.5)
 
     def _more(self, count: int) -> dict[str, Tensor]:

@@ -59,18 +59,18 @@ class Results(Product[DrawingPlan, Sequence[Any]], Protocol):
     """For the pipeline."""
 
     def applied(self, limits: DrawingLimits) -> DrawingLimits:
-        """The limits of the pipeline with its own."""
+        """The limits of the pipeline with those of the product."""
 
     def arguments(self, plan: DrawingPlan) -> Mapping[str, Any]:
-        """For the call, beside those that all products have."""
+        """The arguments of the call, beside the arguments that all products have."""
 
     def listed(self, output: Any) -> list[Any]:
-        """All results of a call, in the order in which they were asked for. Raises TypeError for an output of something else."""
+        """All results of a call, in the order of the request. Raises TypeError for an output of another kind."""
 
 
 def results_of(pipe: DiffusionPipeline, takes: Mapping[str, Any], model: str) -> Results:
-    """The results of a pipeline. takes: parameters of its call. model: its name, for messages. Raises LoadError for one that makes nothing
-    from words."""
+    """The results of a pipeline. takes: parameters of its call. model: its name, for messages. Raises LoadError for a pipeline that makes
+    nothing from words."""
     if "prompt" not in takes:
         raise LoadError(f"{type(pipe).__name__} makes nothing from words: it cannot be served here")
     if count := next((name for name in COUNTS if name in takes), None):
@@ -110,8 +110,8 @@ class WholePictures:
 
 
 class WholeFilm:
-    """Implements `Results`: one film, as a file that can be played while it comes. Where the pipeline has a vocoder, sound is in the file,
-    and comes by itself too. count: the parameter of its frames."""
+    """Implements `Results`: one film, as a file that can be played while it comes. If the pipeline has a vocoder, sound is in the file, and
+    comes on a port of its own too. count: the parameter of its frames."""
 
     output_type = "pil"
 
@@ -132,11 +132,12 @@ class WholeFilm:
         return replace(limits, frames=frames, frame_multiple=multiple, max_frames=MAX_FRAMES, max_results=1, rate_hz=self._rate_hz)
 
     def arguments(self, plan: DrawingPlan) -> Mapping[str, Any]:
-        """The rate also where the pipeline draws by it."""
+        """The arguments, with the rate if the pipeline draws by it."""
         return {self._count: plan.frames, **({self._rate: plan.rate_hz} if self._rate else {}), **self._said}
 
     def check(self, request: DrawRequest) -> None:
-        """And for a film of so few frames a second that it has more sound than other pipelines may be asked for: a step makes all of it."""
+        """Also raises BadRequest for a film of so few frames a second that it has more sound than other pipelines may be asked for: a step
+        makes all of the sound."""
         check_film(request, self._model)
         seconds = request.seconds or (request.frames or self._usual) / (request.frames_per_second or self._rate_hz)
         if self._sound and seconds > MAX_SECONDS:
@@ -172,7 +173,7 @@ class WholeFilm:
 
 
 class WholeSound:
-    """Implements `Results`: sound of a length, at most as long as the model's latents where they say it. length: the parameter of its
+    """Implements `Results`: sound of a length, at most as long as the model's latents if they tell a length. length: the parameter of its
     seconds."""
 
     output_type = "np"
@@ -222,7 +223,7 @@ def _sound_of_film(pipe: DiffusionPipeline) -> PortSpec | None:
 
 
 def _sound_rate_hz(pipe: DiffusionPipeline, parts: Sequence[str]) -> int:
-    """Samples a second, of the first of these parts that says it. Raises LoadError where none does."""
+    """Samples a second, from the first of these parts that states a rate. Raises LoadError if none does."""
     configs = [_config(pipe, part) for part in parts]
     rate_hz = next((config[name] for config in configs for name in SOUND_RATES if config.get(name) is not None), 0)
     if not isinstance(rate_hz, int) or rate_hz <= 0:
@@ -231,7 +232,7 @@ def _sound_rate_hz(pipe: DiffusionPipeline, parts: Sequence[str]) -> int:
 
 
 def _config(pipe: DiffusionPipeline, part: str) -> Mapping[str, Any]:
-    """Empty where there is no such part."""
+    """The config of a part; empty if there is no such part."""
     found: Mapping[str, Any] = getattr(getattr(pipe, part, None), "config", {})
     return found
 
@@ -255,5 +256,5 @@ def _field(output: Any, name: str) -> Any:
 
 
 def _number(usual: Any, otherwise: float) -> float:
-    """A parameter's default, where it is one."""
+    """A parameter's default, if it is a number."""
     return float(usual) if isinstance(usual, int | float) and usual > 0 else float(otherwise)

@@ -1,9 +1,10 @@
 """Films by Wan 2.1 and 2.2 (Wan et al. 2025): from words, from a picture and words, by one transformer or two.
 
 With two transformers the first one draws the steps of much noise and the second one those of little (`boundary_ratio`). A picture is the
-first frame. A checkpoint of `expand_timesteps` (TI2V) draws with it or without: its latents are then the first frame in every step, which
-has no noise. Others (I2V) see it beside what is drawn, as channels: which frames are given, and the latents of a film of those and of grey.
-Some of them see it through an encoder of pictures too.
+first frame. A checkpoint of `expand_timesteps` (TI2V) draws with or without a picture: the latents of the picture are the first frame in
+every step, and have no noise. Other checkpoints (I2V) see the picture as channels beside the latents: the channels say which frames are
+given, and hold the latents of a film of the given frames and of grey. Some I2V checkpoints see the picture through an encoder of pictures
+too.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ class WanPainter(FilmPainter):
     follows: ClassVar[Mapping[str, Range]] = {CUT: (1, MOST_TOKENS)}
 
     def __init__(self, pipe: Any, *others: Any) -> None:
-        """Raises BadCheckpoint for parts that do not go together."""
+        """Raises BadCheckpoint for parts that do not fit each other."""
         check_parts(pipe)
         super().__init__(pipe, *others)
 
@@ -94,7 +95,7 @@ class WanPainter(FilmPainter):
 
     @property
     def _images(self) -> tuple[int, int]:
-        """Fewest and most that a film begins from, or begins and ends with."""
+        """The fewest and the most pictures that a film takes: to begin from, or to begin and end with."""
         if self._expands:
             return 0, 1
         if not self._adds_channels:
@@ -122,7 +123,7 @@ class WanPainter(FilmPainter):
 
     @property
     def _sees(self) -> bool:
-        """Whether it has pictures through an encoder too."""
+        """Whether an encoder sees the pictures too."""
         return self._adds_channels and self.pipe.transformer.config.image_dim is not None
 
     def text_tokens(self, text: str) -> tuple[int, int]:
@@ -135,8 +136,8 @@ class WanPainter(FilmPainter):
     # Pictures
 
     def edited(self, plan: DrawingPlan, image: Image) -> EditedPicture:
-        """In the size of the film, and as the encoder of pictures takes it. As large as `sized` says where this is the only one. Raises
-        BadMedia for one of which too large a film would come."""
+        """The picture in the size of the film, and as the encoder of pictures takes it; in the size of `sized` if it is the only picture.
+        Raises BadMedia for a picture that would make the film too large."""
         alone = EditedPicture(image.width, image.height, ())
         width, height = self._size(replace(plan, images=(alone,)))
         if max(width, height) > self.limits.max_side or width * height > self.limits.max_pixels:
@@ -148,7 +149,7 @@ class WanPainter(FilmPainter):
         return replace(alone, resized=tuple(resized))
 
     def sized(self, plan: DrawingPlan) -> DrawingPlan:
-        """In the shape of the picture, with as many pixels as usual, where no size is asked for."""
+        """The plan in the shape of the picture, with the usual number of pixels, if no size is asked for."""
         if not plan.images:
             return plan
         sizes = {image.resized[0].size for image in plan.images}
@@ -170,7 +171,8 @@ class WanPainter(FilmPainter):
         return width, height
 
     def _latents_of(self, plan: DrawingPlan) -> Tensor:
-        """[1, channels, frames, height, width], float32, of a film that is grey where no picture is; of TI2V, of the picture alone."""
+        """[1, channels, frames, height, width], float32: the latents of a film that is grey except for its pictures; for TI2V, of the
+        picture alone."""
         first, *last = (
             self.pipe.video_processor.preprocess(image.resized[0], plan.height, plan.width).unsqueeze(2) for image in plan.images
         )
@@ -217,8 +219,8 @@ class WanPainter(FilmPainter):
         return Conditions(positive, negative, latents, seen=seen)
 
     def text(self, plan: DrawingPlan, text: str) -> Tensor:
-        """[tokens, width], zeros behind the words: the transformer looks at those too. As both pipelines have it, but that only the one of
-        words can do without ftfy."""
+        """[tokens, width], with zeros behind the words, for the transformer looks at those too. This is the pipelines' own encoding; of the
+        two pipelines only that of words can do it without ftfy."""
         rows: Tensor = WanPipeline._get_t5_prompt_embeds(self.pipe, text, 1, self.words_drawn(plan), self.device)[0]
         return rows.to(self.dtype)
 
@@ -228,14 +230,14 @@ class WanPainter(FilmPainter):
         return torch.randn(shape, generator=generator, dtype=torch.float32).to(self.device)
 
     def sigmas(self, steps: int) -> int:
-        """The pipeline leaves them to the scheduler, and says how many."""
+        """None of our own: the pipeline tells the scheduler only their number."""
         return steps
 
     def shift(self, plan: DrawingPlan) -> float:
         return plan.flow_shift
 
     def _scheduled(self, sigmas: Any, mu: float, device: torch.device | str) -> Any:
-        """sigmas: the number of steps. mu: of the flow, 0 as the config has it."""
+        """sigmas: the number of steps. mu: shift of the flow; 0 is the config's."""
         kind, config = type(self.pipe.scheduler), self.pipe.scheduler.config
         name = "flow_shift" if "flow_shift" in config else "shift"
         scheduler = kind.from_config(config, **({name: mu} if mu else {}))
@@ -243,7 +245,7 @@ class WanPainter(FilmPainter):
         return scheduler
 
     def _expert(self, canvas: Canvas) -> tuple[Any, float]:
-        """The transformer of its next step, and the scale of guidance."""
+        """The transformer of the canvas's next step, and the scale of guidance."""
         boundary = self._boundary
         if boundary is None or canvas.sampler.timestep >= boundary:
             return self.pipe.transformer, canvas.plan.guidance
@@ -274,7 +276,7 @@ class WanPainter(FilmPainter):
         return torch.cat([canvas.latents, images], dim=1) if self._adds_channels and images is not None else self.finished(canvas)
 
     def _times(self, canvas: Canvas) -> Tensor:
-        """0-dimensional, or [tokens] where each has its own: nothing of a frame that is given is noise."""
+        """0-dimensional, or [tokens] if each token has a time of its own: a given frame has no noise."""
         time = canvas.sampler.timestep
         if not self._expands:
             return time
@@ -293,12 +295,12 @@ class WanPainter(FilmPainter):
         return int(self.pipe.vae.config.z_dim)
 
     def finished(self, canvas: Canvas) -> Tensor:
-        """With the picture for its first frame, where that is so in every step."""
+        """The latents with the picture as their first frame, if the picture is the first frame in every step."""
         images = canvas.conditions.images
         return torch.cat([images, canvas.latents[:, :, 1:]], dim=2) if self._expands and images is not None else canvas.latents
 
     def decoded(self, latents: Tensor) -> Iterator[Tensor]:
-        """In tiles only the whole film can be decoded: then no frame is there before all are."""
+        """Yields the decoded frames. Only the whole film can be decoded in tiles: then no frame is ready before all are."""
         vae = self.pipe.vae
         latents = latents.to(vae.dtype)
         mean, std = self._spread(latents)
@@ -350,6 +352,6 @@ def _check_shapes(pipe: Any) -> None:
 
 
 def _positions(pipe: Any) -> int:
-    """Most places of a film that transformers know, in time as well as in height and width."""
+    """The most places of a film that the transformers know, in time as well as in height and width."""
     experts = (pipe.transformer, pipe.transformer_2)
     return min(int(expert.config.rope_max_seq_len) for expert in experts if expert is not None)

@@ -1,5 +1,5 @@
-"""Drawings by whole calls of any pipeline that Diffusers has, of pictures, films or sound, without a loop of our own: progress and
-cancelling at every step, requests that are alike in one call; no previews, and nobody joins a call that has begun."""
+"""Drawings by whole calls of any pipeline of Diffusers, for pictures, films or sound, without a loop of our own. Every step reports
+progress and can be cancelled, and similar requests share a call. There are no previews, and no request joins a call that has begun."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ ANY_SIGMA = 1e6
 
 
 class CallJob:
-    """A plan, and its place in a call that it may share. step: that it was told of."""
+    """A plan, and its place in a call that other jobs may share. step: the last step that the job was told of."""
 
     def __init__(self, plan: DrawingPlan, wanted: Wanted) -> None:
         self.plan, self.wanted = plan, wanted
@@ -52,7 +52,7 @@ class CallJob:
 
 
 class WholeDrawing:
-    """Implements `Drawing` of the sessions, and `Artist` of the model. model: its name, for what pictures say of themselves."""
+    """Implements `Drawing` of the sessions, and `Artist` of the model. model: its name, which pictures state in their files."""
 
     def __init__(self, pipe: DiffusionPipeline, defaults: Defaults, model: str, threads: int) -> None:
         self._pipe, self._threads = pipe, threads
@@ -95,14 +95,14 @@ class WholeDrawing:
 
     @property
     def _unheard(self) -> set[str]:
-        """Options that are for the step of the scheduler, where it has none such: the pipeline leaves them out without a word."""
+        """Options for the step of the scheduler that the scheduler does not have: the pipeline drops them without a word."""
         passed = getattr(self._pipe, "prepare_extra_step_kwargs", None)
         step = inspect.signature(self._pipe.scheduler.step).parameters
         return set(inspect.signature(passed).parameters) - set(step) if passed else set()
 
     def leave_out(self, plan: DrawingPlan) -> Mapping[str, str]:
-        """Offer no longer the options that the pipeline cannot follow. Returns them, each with why. plan: that is tried with each, up to
-        its first step; options that have a value of their own are in every drawing."""
+        """Stop offering the options that the pipeline cannot follow. Returns them, each with the reason. plan: tried with each option, up
+        to the first step; options that have a default are in every drawing."""
         unable = {}
         for option in self._limits.options:
             if self._takes[option.name].default is not None:
@@ -111,7 +111,7 @@ class WholeDrawing:
             call = PipelineCall(self._pipe, self._arguments([tried]), self.product.listed, self._threads)
             try:
                 call.resume()
-            except Exception as error:  # what is not of the option is of this value: it may have others
+            except Exception as error:  # any other error comes from this value: the option may have other values
                 if isinstance(error, UNABLE):
                     unable[option.name] = " ".join(str(error).split())[:300]
             finally:
@@ -128,7 +128,8 @@ class WholeDrawing:
         return float(usual) if isinstance(usual, int | float) else None
 
     def _min_steps(self) -> int:
-        """Those that begin from a picture leave out the first steps, in which it would be lost: of too few none is left."""
+        """The fewest steps. A pipeline that begins from a picture leaves out the first steps, in which the picture would be lost: of too
+        few steps none is left."""
         strength = self._strength
         return max(math.ceil(1 / strength) if strength is not None and 0 < strength <= 1 else 1, min_steps(self._pipe.scheduler))
 
@@ -152,29 +153,29 @@ class WholeDrawing:
 
     @property
     def _inner(self) -> Any:
-        """The model that each step asks."""
+        """The model that each step calls."""
         return getattr(self._pipe, "unet", None) or getattr(self._pipe, "transformer", None)
 
     @property
     def _scale(self) -> str | None:
-        """The parameter that means guidance."""
+        """The parameter for the scale of guidance."""
         return next((name for name in GUIDANCE if name in self._takes), None)
 
     def _usual_side(self, name: str) -> int:
-        """The call's default, or the side that its model was made for. name: of its parameter."""
+        """The call's default, or the side that the pipeline's model was made for. name: of the parameter."""
         if name in self._takes and isinstance(usual := self._takes[name].default, int):
             return usual
         size = getattr(self._pipe, "default_sample_size", None) or (self._inner and self._inner.config.get("sample_size"))
         return size * int(getattr(self._pipe, "vae_scale_factor", 8)) if isinstance(size, int) else USUAL_SIDE
 
     def check_text(self, text: str) -> None:
-        """The pipeline cuts what its text encoder cannot read, as it does everywhere."""
+        """Checks nothing: the pipeline cuts text that its encoder cannot read, as it does everywhere."""
 
     def sized(self, plan: DrawingPlan) -> DrawingPlan:
         return in_shape(plan, self._multiple)
 
     def edited(self, plan: DrawingPlan, image: Image) -> EditedPicture:
-        """As it is: the pipeline resizes it by itself, or its processor of pictures in `PipelineCall`."""
+        """The picture unchanged: the pipeline resizes it by itself, or its processor of pictures does so in `PipelineCall`."""
         return EditedPicture(image.width, image.height, (image,))
 
     @property
@@ -182,7 +183,7 @@ class WholeDrawing:
         return not self._limits.sized
 
     def tokens(self, plan: DrawingPlan) -> int:
-        """Counted as if latents were 8 times smaller and packed by two, which most are."""
+        """The number of latent tokens if latents were 8 times smaller and packed by two, as most are."""
         limits = self._limits
         latents = 1 + (plan.frames - 1) // limits.frame_multiple if plan.frames else 1
         return -(-plan.width * plan.height // 256) * latents * plan.results * (1 if plan.negative is None else 2)
@@ -235,7 +236,7 @@ class WholeDrawing:
                 raise
 
     def _chosen(self, plan: DrawingPlan, error: BaseException) -> str:
-        """The field that only the pipeline can check, and refuses by this error; empty where there is none."""
+        """The field that only the pipeline can check, and refuses by this error; empty if there is no such field."""
         limits = self._limits
         if isinstance(error, FAULTS) or NO_MEMORY.search(str(error)):
             return ""

@@ -43,12 +43,12 @@ Taken = Callable[[dict[str, Any], mmap.mmap], T]
 class MediaDecoder:
     """Decodes so many media at once, in as many processes, which start when they are needed and stay.
 
-    Call it from one event loop, on a thread that lives as long as it: the processes end with the thread that started them. Where several
-    media wait, clients take turns, and each is served first come, first served. Where there are several processes, all films together take
-    all but one, and so do the pictures and sounds of one client: none of those waits for a film, or for many of another client. Cancelling
-    ends the work. All of its methods raise BadMedia for a medium, DecoderFull when max_waiting films or max_waiting others wait,
-    DecoderFailed when no process can be started, or the machine has no descriptor or disk left, and DecoderBroken when a process is not
-    let do what it has to.
+    Call it from one event loop, on a thread that lives as long as the decoder: the processes end with the thread that started them. If
+    several media wait, clients take turns, and the media of each client are decoded in the order in which they came. If there are several
+    processes, all films together take all but one, and so do the pictures and sounds of one client: no picture or sound waits for a film,
+    or for many media of another client. Cancelling ends the work. All methods raise BadMedia for a faulty medium, DecoderFull when
+    max_waiting films or max_waiting others wait, DecoderFailed when no process can be started, or the machine has no descriptor or disk
+    left, and DecoderBroken when the system refuses a process something that decoding needs.
     """
 
     def __init__(self, limits: MediaLimits | None = None, *, processes: int = 1, max_waiting: int = 256) -> None:
@@ -61,12 +61,12 @@ class MediaDecoder:
 
     @property
     def waiting(self) -> int:
-        """Media that wait for a process."""
+        """The number of media that wait for a process."""
         return self._turns.waiting + self._films.waiting
 
     @property
     def pids(self) -> list[int]:
-        """The ids of the processes that there are."""
+        """The ids of the decoding processes that exist."""
         return [process.pid for process in (*self._busy, *self._idle)]
 
     async def picture(self, source: Source, ask: PicturePreprocessing | None = None, *, client: str = "") -> DecodedPicture:
@@ -102,17 +102,17 @@ class MediaDecoder:
             await asyncio.wait(self._ending)
 
     async def _decode(self, kind: Kind, source: Source, ask: Preprocessing, client: str, taken: Taken[T]) -> T:
-        """taken: of what the process says that it made, and of the memory in which that is."""
+        """taken: makes the result from the description that the process answers, and from the memory that holds the decoded data."""
         _check_size(source, self.limits.of(kind)[0])
         try:
             return await self._asked(kind, source, ask, client, taken)
-        except NotTaken:  # once more: what happened to a process that had no medium yet is no fault of this one
+        except NotTaken:  # once more: the fault of a process that had not taken the medium yet is not the medium's fault
             while self._idle:
                 self._retire(self._idle.pop())
             return await self._asked(kind, source, ask, client, taken)
 
     async def _asked(self, kind: Kind, source: Source, ask: Preprocessing, client: str, taken: Taken[T]) -> T:
-        """As a process decodes it, which is another one from then on if it makes no sense."""
+        """The result of one process. A process whose answer makes no sense is replaced by another one."""
         request = {"kind": kind, "ask": asdict(ask)}
         films = self._films.taken(client) if kind == "video" else nullcontext()
         async with films, self._process((client, kind == "video")) as process, _files(source) as (file, result):
@@ -125,8 +125,8 @@ class MediaDecoder:
 
     @asynccontextmanager
     async def _process(self, client: Hashable) -> AsyncIterator[DecodingProcess]:
-        """A process for one medium, when it is the client's turn. It is kept if all goes well, and else replaced by the next one, once its
-        memory is free."""
+        """A process for one medium, when it is the client's turn. Afterwards the process is kept if all went well; if not, the next one
+        replaces it, once its memory is free."""
         await self._turns.enter(client)
         try:
             process = self._alive()
@@ -199,7 +199,7 @@ async def _file(source: Source) -> int:
         data = memoryview(source)
         for start in range(0, len(data), _PIECE):
             os.write(file, data[start : start + _PIECE])
-            await asyncio.sleep(0)  # others run between the pieces of a large file
+            await asyncio.sleep(0)  # other tasks run between the pieces of a large file
         return os.open(f"/proc/self/fd/{file}", os.O_RDONLY | os.O_CLOEXEC)
     finally:
         os.close(file)
@@ -232,7 +232,7 @@ def _refusal(said: dict[str, Any]) -> Exception | None:
 
 
 def _sealed(file: int, most: int) -> mmap.mmap:
-    """A private view of what was made, which the process that made it can neither change any more nor cut short."""
+    """A private view of the decoded data, which the process that made them can neither change nor cut short any more."""
     try:
         fcntl.fcntl(file, fcntl.F_ADD_SEALS, SEALS)
     except OSError as error:

@@ -31,9 +31,10 @@ ASKED = re.compile(r'(video/[a-z0-9.+-]+)\s*(?:;\s*codecs\s*=\s*(?:"([^"]*)"|([^
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FilmKind:
-    """media_type: of the file. asked: the same, by which just this kind is asked for. name: of its codec, for people. codecs: how words of
-    media types begin that mean it (RFC 6381). multiple: of pixels that a side must have; edges are repeated up to it. encoder, options: of
-    FFmpeg; a frame is encoded without any that comes later. packed: a frame as the container has it. wrap: makes a piece."""
+    """media_type: of the file. asked: media types of requests that mean just this kind. name: of the codec, for people. codecs: beginnings
+    of the codec names in media types that mean it (RFC 6381). multiple: each side is a multiple of so many pixels; edges are repeated up to
+    it. encoder, options: of FFmpeg; a frame is encoded without any that comes later. packed: turns a frame into the form of the container.
+    wrap: makes a piece."""
 
     media_type: str
     asked: str
@@ -47,7 +48,7 @@ class FilmKind:
 
     @property
     def is_there(self) -> bool:
-        """Whether this FFmpeg can encode it."""
+        """Whether this FFmpeg can encode the kind."""
         return self.encoder in av.codecs_available
 
 
@@ -109,7 +110,7 @@ class Track(NamedTuple):
 
 
 class FilmPiece(NamedTuple):
-    """Bytes of the file, one after the other. frames: that become showable with it, one at least."""
+    """The next bytes of the file. frames: frames that become showable with the piece, at least one."""
 
     data: bytes
     frames: int
@@ -130,7 +131,7 @@ class FilmWriter:
     machine. The memory in use does not grow with the film."""
 
     def __init__(self, kind: FilmKind, rate_hz: float, frames: int, track: Track | None = None) -> None:
-        """rate_hz: MIN_RATE_HZ to MAX_RATE_HZ. frames: that there will be, at least one. Raises ValueError for a missing encoder."""
+        """rate_hz: MIN_RATE_HZ to MAX_RATE_HZ. frames: frames of the whole film, at least one. Raises ValueError for a missing encoder."""
         if not kind.is_there:
             raise ValueError(f"FFmpeg has no {kind.encoder} here, which {kind.name} needs")
         self._kind, self._frames, self._track = kind, frames, track
@@ -185,12 +186,12 @@ class FilmWriter:
         container: Any = av.open(
             file, "w", format=form, container_options={"movflags": "empty_moov+default_base_moof", "fflags": "+bitexact"}
         )
-        container.metadata["DURATION"] = _clock(self._frames / self._rate)  # Otherwise a file that grows does not say it.
+        container.metadata["DURATION"] = _clock(self._frames / self._rate)  # Otherwise a file that grows does not state it.
         self._video = stream = container.add_stream(self._kind.encoder, rate=self._rate, options=dict(self._kind.options))
         stream.height, stream.width, stream.pix_fmt, stream.time_base = height, width, "yuv420p", 1 / self._rate
         context = stream.codec_context
         context.thread_count = 1
-        context.gop_size = max(round(self._rate), 1)  # Players go to key frames alone.
+        context.gop_size = max(round(self._rate), 1)  # Players can only jump to key frames.
         context.flags |= av.codec.context.Flags.bitexact
         context.colorspace, context.color_range = Colorspace.ITU709, ColorRange.MPEG
         context.color_trc, context.color_primaries = ColorTrc.BT709, ColorPrimaries.BT709
@@ -203,14 +204,15 @@ class FilmWriter:
         self._word = _codec_word(self._kind, self._head)
 
     def _sample(self, packet: Any, stream: Any, track: int, packed: Callable[[bytes], bytes]) -> EncodedSample:
-        """In ticks of the container, which are not those of the encoder. Encoders of frames do not say how long one is shown."""
+        """The sample with its times in ticks of the container, which differ from the encoder's. Encoders of frames do not say how long a
+        frame is shown."""
         time_s, length_s = packet.pts * packet.time_base, packet.duration * packet.time_base or 1 / self._rate
         begin, end = round(time_s / stream.time_base), round((time_s + length_s) / stream.time_base)
         return EncodedSample(track, begin, end - begin, packet.is_keyframe, packed(bytes(packet)))
 
     def _sounds(self, is_last: bool) -> list[EncodedSample]:
-        """Up to the end of the frames that were given. The encoder begins with silence, at times below 0, which pieces cannot have; the
-        head says how long it is."""
+        """The sound up to the end of the frames so far. The encoder begins with silence, at times below 0, which pieces cannot have; the
+        head states the length of that silence."""
         if self._track is None:
             return []
         samples, rate_hz = self._track
@@ -236,7 +238,7 @@ class FilmWriter:
 
 
 class _Head(io.RawIOBase):
-    """A file that cannot go back: FFmpeg writes the head as that of one which grows."""
+    """A file that cannot go back, so that FFmpeg writes the head of a file that grows."""
 
     def __init__(self) -> None:
         self.data = bytearray()
@@ -255,7 +257,8 @@ def _clock(seconds: Fraction) -> str:
 
 
 def _codec_word(kind: FilmKind, head: bytes) -> str:
-    """Boxes of MP4 say profile and level. The head of WebM does not, so there it is the name alone, which browsers take."""
+    """The name of the codec as media types have it. Boxes of MP4 state profile and level. The head of WebM does not, so there the name
+    stands alone, which browsers take."""
     if found := re.search(rb"avcC\x01(...)", head, re.DOTALL):
         return f"avc1.{found[1].hex()}"
     if found := re.search(rb"av1C\x81(.)(.)", head, re.DOTALL):

@@ -34,8 +34,9 @@ COMPLETE = 0.9
 
 @dataclass(frozen=True, slots=True)
 class Times:
-    """When each frame is shown, rising, in units of so many seconds. told: by the frames themselves; else they are those of the frames in
-    their order. rate_hz: frames per second as the header says, 0 if it does not. sound_end_s: where the sound ends on the same clock."""
+    """The moments at which the frames are shown, rising, in units of so many seconds. told: whether the frames themselves state them; else
+    the moments follow from the order of the frames. rate_hz: frames per second as the header says, 0 if it does not. sound_end_s: end of
+    the sound on the same clock."""
 
     shown: list[int]
     told: bool
@@ -45,7 +46,7 @@ class Times:
 
     @property
     def gap(self) -> float:
-        """Units from one frame to the next, on the average."""
+        """The units from one frame to the next, on the average."""
         if len(self.shown) > 1 and self.shown[-1] > self.shown[0]:
             return (self.shown[-1] - self.shown[0]) / (len(self.shown) - 1)
         return float(1 / (self.unit * Fraction(self.rate_hz or USUAL_RATE_HZ)))
@@ -61,7 +62,7 @@ class FramePlan:
 
 @dataclass(frozen=True, slots=True)
 class FilmSamples:
-    """Shape of the frames and number of samples that were put out, one behind the other; frame_s as in FramePlan."""
+    """The shape of the frames, and the number of samples that were put out, one behind the other; frame_s as in FramePlan."""
 
     shape: tuple[int, int, int, int]
     frame_s: float
@@ -79,7 +80,7 @@ def decode(file: BinaryIO, ask: FilmPreprocessing, limits: MediaLimits, output: 
         begin_s = float(times.shown[0] * times.unit)
         begin_s = begin_s if heard_at is None else min(begin_s, heard_at)
         lasting = _from(times, begin_s, limits)
-        # A file may not say how large it is: then as few tokens as there may be.
+        # A file need not state its size: then the fewest possible tokens are assumed.
         height, width = stream.height or 1, round((stream.width or 1) * display.pixel_aspect(stream)) or 1
         sound_s = max(times.sound_end_s - begin_s, 0.0) if ask.use_audio else 0.0
         ask = ask.fitting(height, width, sound_s)
@@ -100,7 +101,7 @@ def decode(file: BinaryIO, ask: FilmPreprocessing, limits: MediaLimits, output: 
 
 
 def _first_heard(file: BinaryIO, limits: MediaLimits) -> float:
-    """The moment of the first sample of its sound, on the clock of the file."""
+    """The moment of the first sample of the film's sound, on the clock of the file."""
     with _opened(file, limits) as container:
         stream = containers.sound_stream(container)
         if stream is None:
@@ -120,7 +121,7 @@ def _opened(file: BinaryIO, limits: MediaLimits) -> Any:
 
 
 def _stream(container: Any, limits: MediaLimits) -> Any:
-    """Its film, as far as the header tells within the limits."""
+    """The stream of the film, as far as the header tells, within the limits."""
     stream = containers.video_stream(container)
     if stream is None:
         raise BadMedia("there are no pictures in it: if it is a sound, send it as audio/*")
@@ -129,8 +130,8 @@ def _stream(container: Any, limits: MediaLimits) -> Any:
 
 
 def _times(container: Any, stream: Any, ask: FilmPreprocessing, limits: MediaLimits) -> Times:
-    """Reads all of the file and decodes nothing of it. A frame that is not shown has no time: an edit list leaves it out, or a recorder
-    lost it."""
+    """Reads all of the file and decodes none of it. A frame that is not shown has no time: an edit list leaves it out, or a recorder lost
+    it."""
     moments: list[int | None] = []
     orders: list[int | None] = []
     sound_end_s = 0.0
@@ -165,7 +166,7 @@ def _check_goes_on(orders: list[int | None], unit: Fraction) -> None:
 
 
 def _from(times: Times, begin_s: float, limits: MediaLimits) -> list[int]:
-    """The times from that moment on: before its first frame a film shows that one, as often as it would have shown others."""
+    """The times from that moment on. Before its first frame a film shows that frame, as often as it would have shown others."""
     first, gap = times.shown[0], times.gap
     before = float(first * times.unit) - begin_s
     _check_seconds(float((times.shown[-1] - first) * times.unit) + before, limits)
@@ -193,7 +194,7 @@ def planned(times: list[int], unit: Fraction, rate_hz: float, ask: FilmPreproces
 
 
 def _decoded(container: Any, stream: Any, beside: Any, order: Sequence[int] | None) -> Iterator[tuple[int, Any]]:
-    """When each frame is shown, and the frame. order: of the times, where frames do not tell theirs."""
+    """Yields the moment of each frame, and the frame. order: the times, if the frames do not state theirs."""
     for number, frame in enumerate(containers.frames(container, stream, beside)):
         if order is not None:
             yield order[min(number, len(order) - 1)], frame
@@ -202,7 +203,7 @@ def _decoded(container: Any, stream: Any, beside: Any, order: Sequence[int] | No
 
 
 def _shown(decoded: Iterable[tuple[int, Any]], moments: Sequence[int]) -> Iterator[Any]:
-    """The frame that is shown at each of the moments; holds one at a time."""
+    """Yields the frame that is shown at each of the moments; holds one frame at a time."""
     shown = None
     shown_at = taken = 0
     for moment, frame in decoded:

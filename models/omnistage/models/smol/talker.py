@@ -73,7 +73,7 @@ class SmolTalker:
         return Load(queued=self._worker.queued)
 
     async def prepare(self, request: SpeechRequest) -> SpeechRequest:
-        """Raises BadRequest for a voice this model does not have. Every speed of the contract is possible."""
+        """Raises BadRequest for a voice that this model does not have. Every speed of the contract is possible."""
         choose_voice(self.info.voices, request.voice, "talker.voice")
         return request
 

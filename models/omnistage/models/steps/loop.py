@@ -188,7 +188,7 @@ class Loop(Generic[J, A, T]):
         self._step_ended = asyncio.Event()
 
     async def _step_all(self, group: Sequence[J], workers: Sequence[StepWorker]) -> None:
-        """Step all jobs at once; if that fails, each alone."""
+        """Step all jobs at once; if that fails, each job alone."""
         group = [job for job in group if not self._entries[job].over.done()]
         if not group:
             return

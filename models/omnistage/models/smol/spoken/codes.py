@@ -1,4 +1,4 @@
-"""Digits that are no amount: telephone numbers, addresses of machines, versions, models, codes; and plain numbers, read by their
+"""Digits that are no amount: telephone numbers, addresses of machines, versions, models, codes; and plain numbers, which are read by their
 surroundings."""
 
 from __future__ import annotations

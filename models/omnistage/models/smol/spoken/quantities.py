@@ -259,7 +259,7 @@ _SPEECH_BEHIND = re.compile(r",? (?:[A-Za-z]+ ){0,2}(?:said|says|asked|told|repl
 
 
 def is_sized(text: str, begin: int, end: int) -> bool:
-    """Whether the text around a mark after a number tells of a size."""
+    """Whether the text around a mark after a number is about a size."""
     front, rest = text[max(begin - 60, 0) : begin], text[end : end + 40]
     return bool(
         _SIZE_BEFORE.search(re.sub(r"[\d.]+$", "", front))
