@@ -1,5 +1,5 @@
-"""`python -m benchmarks.frame`: what a frame of the Talker of Qwen3-Omni costs, in the published widths with random weights: its code
-predictor beside its own products alone, and its part of the frame. CPU time of one thread, in turns."""
+"""`python -m benchmarks.frame`: the cost of a frame of Qwen3-Omni's Talker, in the published widths with random weights: its code predictor
+beside the predictor's own products alone, and the predictor's part of the frame. CPU time of one thread, in turns."""
 
 from __future__ import annotations
 

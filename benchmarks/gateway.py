@@ -1,7 +1,8 @@
-"""`python -m benchmarks.gateway`: what HTTP adds to gRPC, as benchmarks/out/gateway.json and as a table: the same questions over both in
-turn, the processor time of the gateway beside the router's, many streams at once, a gateway that nobody asks, and when the page is heard.
+"""`python -m benchmarks.gateway`: the cost of HTTP above gRPC, as benchmarks/out/gateway.json and as a table. It asks the same questions
+over both in turn, compares the processor time of the gateway with the router's, opens many streams at once, watches an idle gateway, and
+measures when the page plays its first sound.
 
-Needs the folder of the tests on the path, for their browser."""
+It needs the folder of the tests on the path, for their browser."""
 
 from __future__ import annotations
 

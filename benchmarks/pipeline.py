@@ -1,6 +1,6 @@
 """`python -m benchmarks.pipeline [--family qwen3_omni]`: an Omni model from a question to sound, beside Transformers, which runs the same
-stages one after the other. Random weights of size small; an answer of 40 tokens, and of as many frames as `benchmarks.chains` says. It is
-asked with text, and with a sound alone; and with two replicas of Talker and Code2Wav beside one of each."""
+stages one after the other. The weights are random, of size small; an answer has 40 tokens, and as many frames as `benchmarks.chains` says.
+The model is asked with text, and with a sound alone; and with two replicas of Talker and Code2Wav beside one of each."""
 
 from __future__ import annotations
 

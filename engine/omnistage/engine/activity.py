@@ -37,16 +37,16 @@ class Activity:
         self.thread_id = threading.get_native_id()
 
     def begin(self) -> None:
-        """There is work."""
+        """Note that there is work."""
         if not self.busy:
             self.busy = True
             if self._tell is not None:
                 self._tell()
 
     def step(self) -> None:
-        """A step was done."""
+        """Note that a step was done."""
         self.steps += 1
 
     def rest(self) -> None:
-        """There is no work."""
+        """Note that there is no work."""
         self.busy = False

@@ -12,11 +12,11 @@ class Walk(Protocol):
 
     @property
     def complete(self) -> bool:
-        """The answer is known to be complete: only an end may follow. This costs nothing."""
+        """Whether the answer is known to be complete: only an end may follow. This costs nothing."""
 
     @property
     def must_end(self) -> bool:
-        """Only an end may come next. This may become known only when `allowed` is asked."""
+        """Whether only an end may come next. This may become known only when `allowed` is asked."""
 
     def allowed(self) -> torch.Tensor:
         """The tokens that may come next, including an end if the answer may end: int32 [ceil(vocabulary / 32)] on the CPU, a bit for each

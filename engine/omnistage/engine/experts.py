@@ -2,8 +2,8 @@
 
 All rows are gathered once, so that those of an expert lie together, and go through its products like any other rows, in exact numbers of
 rows (`engine.linear`). The results of a row's experts are added up in the order of the experts. So the bits of a row do not depend on which
-rows chose the same expert. A step costs two products for each expert that some row chose, and a few operations whatever their number:
-padding chooses none. Each rank has some whole experts: it adds up the results of its own, and the ranks add up their sums.
+rows chose the same expert. A step costs two products for each expert that some row chose, and a few operations besides; padding chooses no
+expert. Each rank has some whole experts: it adds up the results of its own, and the ranks add up their sums.
 """
 
 from __future__ import annotations

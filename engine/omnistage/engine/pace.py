@@ -1,5 +1,5 @@
-"""How many rows of long runs a step takes, so that decoding sequences do not wait long. It decides when rows are computed, never their
-values.
+"""The pace of long runs: how many of their rows a step takes, so that decoding sequences do not wait long. It decides when rows are
+computed, never their values.
 
 A step costs the same as its decoding rows alone, mostly for reading the weights, and an extra for each row of long runs. That extra is next
 to nothing if a processor multiplies 32 rows as fast as one, and nearly everything if it does not. Both costs are learned from past steps. A

@@ -34,9 +34,9 @@ class Prompt:
 
     items: int64 [rows, codebooks]. given: in order, not overlapping. positions: int64 [axes, rows]; None: a row's position is its slot, on
     every axis. delta: a row after the prompt has the position slot + delta, on every axis. scope: prompts of different scopes share
-    nothing. given_later: each row behind those of `given` needs a vector too, which comes by `SequenceStream.give`; rows that have theirs
-    are computed meanwhile. encoded: the prompt begins with this number of rows of an encoder, filled up to whole pages, to which a decoder
-    with cross-attention attends: `beside_encoder` makes such a prompt.
+    nothing. given_later: each row behind those of `given` needs a vector too, which comes by `SequenceStream.give`; rows that have their
+    vector are computed meanwhile. encoded: the prompt begins with this number of rows of an encoder, filled up to whole pages, to which a
+    decoder with cross-attention attends: `beside_encoder` makes such a prompt.
     """
 
     items: NDArray[np.int64]
@@ -115,8 +115,8 @@ class SequenceRequest:
     never to be drawn. top_logprobs: with `logprobs`, also the logprobs of this many of the likeliest tokens. tokenless: ids of the head
     that are not tokens, and so never among the likeliest. history: the beginning of the answer, made earlier by an equal request; it is
     computed again exactly as it was, and the answer goes on after it. seen: ids that count as seen for the repetition penalty, before the
-    answer; None: the text of the prompt. constraint: limits the text; when it lets nothing follow, the answer ends, whatever min_items and
-    ignore_end say.
+    answer; None: the text of the prompt. constraint: limits the text; when the constraint lets nothing follow, the answer ends, whatever
+    min_items and ignore_end say.
 
     appended: the row of each item of the answer also needs a vector that comes by `SequenceStream.append`: the n-th for the n-th item, and
     after their end the last one for every further item. taps_from: taps are wanted of the rows from this slot on; None: of none. client:

@@ -27,7 +27,7 @@ class _Entry(Generic[T]):
 
 
 class ExpiringCache(Generic[T]):
-    """Keeps at most so many bytes of values, each for so many seconds; the oldest go first."""
+    """A cache of at most so many bytes, which keeps each value for so many seconds; the oldest values go first."""
 
     def __init__(self, most_bytes: int, kept_s: float = KEPT_S) -> None:
         self._most_bytes, self._kept_s = most_bytes, kept_s
@@ -35,8 +35,8 @@ class ExpiringCache(Generic[T]):
         self._bytes = 0
 
     def put(self, value: T, size: int, prefix: str = "", name: str = "") -> tuple[str, int]:
-        """Keep a value. Returns its name, and until when it is kept, as Unix time. A value larger than all that may be kept is dropped at
-        once. name: from `new_name`, where the name had to be known before."""
+        """Keep a value. Returns its name, and the end of its time as Unix time. A value larger than the whole cache is dropped at once.
+        name: from `new_name`, if the name had to be known before."""
         self._clear(size)
         name, expires_at = name or new_name(prefix), time.time() + self._kept_s
         self._entries[name] = _Entry(value, size, expires_at)

@@ -1,4 +1,4 @@
-"""The account of a request: when the request ends, one line in the log (docs/logs.md) and one span (docs/tracing.md) say how."""
+"""The account of a request: when the request ends, one line in the log (docs/logs.md) and one span (docs/tracing.md) describe it."""
 
 from __future__ import annotations
 
@@ -44,28 +44,29 @@ class Account:
         self.tally = Tally()
 
     def asks(self, pipeline: str, request_id: str) -> None:
-        """The request asks for this pipeline. pipeline, request_id: as far as the request was checked; empty if unknown."""
+        """Note that the request asks for this pipeline. pipeline, request_id: as far as the request was checked; empty if unknown."""
         self._pipeline, self._request_id = pipeline, request_id
 
     def waits(self) -> None:
-        """The request asks for a place now."""
+        """Note that the request asks for a place now."""
         self._waits_since = time.monotonic()
 
     def placed(self, place: Place) -> None:
-        """The request has a place: it is an answer from now on."""
+        """Note that the request has a place: it is an answer from now on."""
         self._place = place
         self.tally = Tally()
 
     def answers(self, session_id: str) -> None:
-        """The stages are asked in this session."""
+        """Note that the stages are asked in this session."""
         self._session_id = session_id
 
     def ended(self) -> None:
-        """The whole answer was sent."""
+        """Note that the whole answer was sent."""
         self._error = {"reason": "OK"}
 
     def failed(self, error: StageError | None) -> None:
-        """The request ended with this error; None: it ended by a bug. The account keeps texts only, nothing that leads to a frame."""
+        """Note that the request ended with this error; None: it ended by a bug. The account keeps texts only, nothing that leads to a
+        frame."""
         self._error = BUG if error is None else error.for_log()
 
     @property

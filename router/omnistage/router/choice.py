@@ -1,5 +1,5 @@
-"""Which pipeline answers a request: the named one, else the one that fits what the request gives and wants. Also whether a prompt becomes a
-drawing."""
+"""The choice of the pipeline that answers a request: the named one, else the one that fits the request's inputs and outputs. Also whether a
+prompt becomes a drawing."""
 
 from __future__ import annotations
 

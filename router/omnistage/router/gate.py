@@ -1,4 +1,4 @@
-"""Which calls a router takes: each client has a share of them, health checks have a share of their own, and a request must arrive in time.
+"""The gate of a router: each client has a share of the calls, health checks have a share of their own, and a request must arrive in time.
 
 gRPC bounds the calls of a server, but only those of all clients together. Calls that stay open, such as a watch over the health or a call
 whose request never comes, would soon take all of them.

@@ -106,7 +106,7 @@ class Intake:
             await self._link.feed.send(Output(chunk.port, chunk.count, payload, chunk.last))
 
     async def interrupt(self, interrupt: stage_pb2.Interrupt) -> None:
-        """The client wants no more of this answer."""
+        """Note that the client wants no more of this answer."""
         self._interrupt = interrupt
         if self._link is not None:
             await self._link.interrupt(interrupt)

@@ -1,4 +1,4 @@
-"""Pipelines: which stages answer a model name. Pipelines are read from YAML and checked against what the stages say of themselves."""
+"""Pipelines: the stages that answer a model name. Pipelines are read from YAML and checked against what the stages say of themselves."""
 
 from __future__ import annotations
 
@@ -92,7 +92,8 @@ class PipelineFile(BaseModel):
         return self.outputs + self.on_request
 
     def lacking(self, outputs: Collection[str]) -> list[str]:
-        """Those of the outputs that a request names which it does not give. How far it is comes with something else where it is told."""
+        """The outputs that a request names and the pipeline does not give. Progress counts only if it is named alone: it comes beside other
+        outputs, if the pipeline reports it."""
         named = {*outputs}
         return sorted(named - {*self.offered} - ({PROGRESS} if named != {PROGRESS} else set()))
 
@@ -123,7 +124,7 @@ class PipelineFile(BaseModel):
 
     @property
     def only_draws(self) -> bool:
-        """Whether the pipeline does nothing but draw: whatever a client says to it can only be meant as a description of a drawing."""
+        """Whether the pipeline does nothing but draw: every text of a client can only be meant as a description of a drawing."""
         return self.draws and "thinker" not in self.kinds
 
     @property

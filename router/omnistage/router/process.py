@@ -46,13 +46,13 @@ class ReplicaProcess:
         self._proven = -1
 
     def is_at(self, pid: int, boot_id: str) -> None:
-        """The replica says that it is this process, on the host with this boot id."""
+        """Note the process that the replica says it is, on the host with this boot id."""
         pid = pid if boot_id == locality.boot_id() else 0
         if pid != self._pid:
             self._pid, self._heard, self._proven = pid, None, -1
 
     def heard(self) -> None:
-        """The replica gave a sign of life: `since_s` counts from here."""
+        """Note a sign of life of the replica: `since_s` counts from here."""
         self._heard = _sample(self._pid)
 
     def known(self) -> dict[str, object]:

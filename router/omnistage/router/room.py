@@ -46,7 +46,7 @@ class OutputRoom:
         return None if total is None or port not in self._unended else max(total - self._before.get(port, 0), 0)
 
     def wrote(self, port: str, *, last: bool) -> None:
-        """A chunk went to the client."""
+        """Note that a chunk went to the client."""
         self._written[port] += 1
         if last:
             self._unended.discard(port)

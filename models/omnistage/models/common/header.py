@@ -1,4 +1,4 @@
-"""Whether a model can compute with its weights, judged by the files' headers before a weight is read, and by the numbers when it is
+"""The check whether a model can compute with its weights, by the files' headers before a weight is read, and by the numbers when it is
 read."""
 
 from __future__ import annotations

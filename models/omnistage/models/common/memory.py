@@ -1,4 +1,4 @@
-"""How much memory is free, measured."""
+"""The free memory, measured."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Wheels by exact version and hash, from the index that pip is configured for.
 
 pip is asked where a wheel is, and the wheel is downloaded here, so that the download goes on where it stopped, in the next process too. pip
-itself downloads, from the start each time, any wheel that cannot be had that way: from a server that wants credentials, by a proxy or
-certificates that only pip knows, from an index that tells the place only with the whole wheel.
+itself downloads, from the start each time, any wheel that cannot be downloaded here: from a server that wants credentials, by a proxy or
+certificates that only pip knows, or from an index that tells the place only with the whole wheel.
 """
 
 from __future__ import annotations
@@ -153,7 +153,7 @@ def _offer(package: Package, scratch: Path) -> WheelPlace | None:
             words = ["install", "--dry-run", "--ignore-installed", "--report", str(report), package.requirement, *more]
             return _pip(words, Path(folder), ASK_LIMIT_S, lambda: not _wheels(Path(folder)))
 
-        # If the index does not tell beside the wheel what pip must know, pip reads the end of the wheel, if the server lets it.
+        # If the index has no metadata beside the wheel, pip reads the end of the wheel, if the server allows that.
         ended = asked("--use-feature=fast-deps")
         if ended is not None and ended.returncode == _FAULT:
             ended = asked()

@@ -1,4 +1,4 @@
-"""The revision of a loaded model: it differs wherever equal input could give other output, because no answer may go on there.
+"""The revision of a loaded model: two revisions differ if equal input could give other output, because no answer may go on there.
 
 The computing machine has no complete name: torch gives a CPU with AMX and one without it the same name, and their results differ. So a
 revision is made of everything that can be named (files, code, torch, dtype, device, threads) and of results: what this machine computes

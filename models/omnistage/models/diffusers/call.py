@@ -1,8 +1,8 @@
 """A whole call of a pipeline of Diffusers, taken step by step from outside.
 
-It runs on a thread of its own, which goes on only while somebody waits in `resume` for its next step: so a pipeline whose loop is closed
-shows its progress, can be given up between two steps, and takes turns with others. Each call has a shallow copy of the pipeline and a
-scheduler of its own, since both keep where they are in themselves; the models are shared, and no two calls compute at once.
+The call runs on a thread of its own, which goes on only while a caller waits in `resume` for the next step. So a pipeline with a closed
+loop shows its progress, can be given up between two steps, and takes turns with others. Each call has a shallow copy of the pipeline and a
+scheduler of its own, since both hold the state of the call; the models are shared, and no two calls compute at once.
 """
 
 from __future__ import annotations
@@ -27,11 +27,12 @@ REST_S = 5.0
 
 
 class _GivenUp(BaseException):
-    """Nobody waits for the call. No Exception: a pipeline that catches those must not go on."""
+    """Nobody waits for the call. This is no Exception: a pipeline that catches every Exception must not go on."""
 
 
 class PipelineCall:
-    """listed: the results in what the pipeline returns. threads: that torch may use for it. Not begun before the first `resume`."""
+    """listed: takes the results from the pipeline's return value. threads: number of threads that torch may use. The call begins with the
+    first `resume`."""
 
     def __init__(self, pipe: DiffusionPipeline, arguments: dict[str, Any], listed: Callable[[Any], list[Any]], threads: int) -> None:
         self._pipe, self._arguments, self._listed, self._threads = copy.copy(pipe), arguments, listed, threads
@@ -69,14 +70,14 @@ class PipelineCall:
 
     @property
     def _cpu_s(self) -> float:
-        """Processor time of the thread. A thread that hangs is found by the watcher of the thread that waits for it, for that one rests
-        then too."""
+        """Processor time of the thread. A thread that hangs is found by the watcher of the thread that waits for it, for the waiting thread
+        rests then too."""
         thread = self._thread
         assert thread is not None and thread.ident is not None
         return time.clock_gettime(time.pthread_getcpuclockid(thread.ident)) if thread.is_alive() else 0.0
 
     def close(self) -> None:
-        """Give it up, if it has not ended. Not while it is resumed."""
+        """Give the call up, if it has not ended. Do not call this while the call is resumed."""
         if self._thread is None or not self._thread.is_alive():
             return
         self._closed = True
@@ -91,7 +92,7 @@ class PipelineCall:
                 self.results = self._listed(self._pipe(**self._arguments))
         except _GivenUp:
             pass
-        except BaseException as error:  # not handled here: it belongs to whoever resumes
+        except BaseException as error:  # not handled here: it belongs to the caller of `resume`
             self._error = error
         finally:
             # A pipeline that did not reach its end has not done this.
@@ -110,7 +111,7 @@ class PipelineCall:
 
 
 def _tapped(scheduler: Any, stepped: Callable[[Any], None]) -> Any:
-    """The scheduler, which tells of every step. Wrapped, for pipelines look at the parameters of `step`."""
+    """The scheduler, which now reports every step. `step` is wrapped, for pipelines look at its parameters."""
     step = scheduler.step
 
     @functools.wraps(step)
@@ -127,7 +128,7 @@ def _tapped(scheduler: Any, stepped: Callable[[Any], None]) -> Any:
 
 
 def _watched(scheduler: Any) -> Any:
-    """The scheduler, which raises ValueError before its first step for sigmas of which it makes no steps that can be taken."""
+    """The scheduler, which now raises ValueError before its first step if it makes no possible steps of the sigmas."""
     step, set_timesteps = scheduler.step, scheduler.set_timesteps
 
     def check(can_be_taken: bool) -> None:
@@ -137,7 +138,7 @@ def _watched(scheduler: Any) -> Any:
     @functools.wraps(set_timesteps)
     def checked(*arguments: Any, **named: Any) -> None:
         if isinstance(named.get("sigmas"), list):
-            named["sigmas"] = np.array(named["sigmas"])  # Each takes a list but UniPC, which computes with what it is given.
+            named["sigmas"] = np.array(named["sigmas"])  # UniPC computes with the argument itself; the others also take a list.
         with np.errstate(all="ignore"):  # A value that becomes no number is refused below.
             set_timesteps(*arguments, **named)
         levels = torch.as_tensor(scheduler.sigmas)
@@ -145,7 +146,7 @@ def _watched(scheduler: Any) -> Any:
 
     @functools.wraps(step)
     def begun(*arguments: Any, **named: Any) -> Any:
-        if getattr(scheduler, "begin_index", None) is None:  # It finds its first step by the timestep, which of two alike is the second.
+        if getattr(scheduler, "begin_index", None) is None:  # It finds its first step by the timestep, the second of two equal ones.
             check(len(scheduler.timesteps.unique()) == len(scheduler.timesteps))
         return step(*arguments, **named)
 
@@ -154,7 +155,7 @@ def _watched(scheduler: Any) -> Any:
 
 
 def _copied(scheduler: Any, memo: dict[int, Any]) -> Any:
-    """A copy as it is now, which steps by itself and tells nobody: pipelines take one for the sound beside a film."""
+    """A copy of the present state, which steps by itself and reports no step: pipelines take one for the sound beside a film."""
     plain = copy.copy(scheduler)
     for name in ("step", "set_timesteps", "__deepcopy__"):
         vars(plain).pop(name, None)
@@ -162,8 +163,9 @@ def _copied(scheduler: Any, memo: dict[int, Any]) -> Any:
 
 
 def _fitting(processor: Any, arguments: Mapping[str, Any]) -> Any:
-    """The processor of pictures, which makes the picture that is sent as large as what is drawn where the pipeline tells it no size, and
-    then draws nothing of another size. arguments: of the pipeline. A picture that the pipeline has changed is another one."""
+    """The processor of pictures. If the pipeline tells the processor no size, and would draw in no other size than the picture's, the
+    processor resizes the sent picture to the size of the result. arguments: of the pipeline. A picture that the pipeline has changed is
+    left alone."""
     preprocess, sides = processor.preprocess, {side: arguments[side] for side in ("width", "height") if side in arguments}
     if len(sides) < 2 or not sides.keys() <= inspect.signature(preprocess).parameters.keys():
         return processor

@@ -27,8 +27,8 @@ NOISE_WORDS = NOISE_BYTES // 4
 
 
 class StateLayout:
-    """How the states of the pictures of a plan are written. values: of the latents of one picture. width: of a row; rows: of all
-    pictures."""
+    """The form in which the states of the pictures of a plan are written. values: of the latents of one picture. width: of a row; rows: of
+    all pictures."""
 
     def __init__(self, plan: DrawingPlan, values: int, width: int, memory: Memory) -> None:
         self.width, self._values, self._memory, self._pictures = width, values, memory, plan.results
@@ -40,7 +40,7 @@ class StateLayout:
         """After which states are kept, evenly spread. The knowledge of a step cache is not kept: with a cache there are no states."""
 
     def check(self, history: NDArray[np.uint32]) -> None:
-        """Raises BadRequest for what this plan cannot have put out."""
+        """Raises BadRequest for a history that this plan cannot have made."""
         most = self.rows * len(self.steps)
         if history.ndim != 2 or history.shape[1] != self.width or len(history) > most:
             raise BadRequest("resume.history", f"port {CHECKPOINT!r} has at most {most} rows of {self.width} for this request")
@@ -66,7 +66,7 @@ class StateLayout:
         return words.reshape(-1, self.width)
 
     def read(self, history: NDArray[np.uint32], like: Tensor) -> list[SamplerState]:
-        """The last states in it, one of each picture; none where it has none. like: latents of the same shape and type."""
+        """The last states in the history, one of each picture; none if it has none. like: latents of the same shape and type."""
         if not (reached := len(history) // self.rows):
             return []
         step, last = self.steps[reached - 1], history[(reached - 1) * self.rows : reached * self.rows]

@@ -1,4 +1,4 @@
-"""Drawings of a family that has its own loop, step by step: what sessions ask of it."""
+"""Drawings of a family that has its own loop, step by step, in the form that sessions need."""
 
 from __future__ import annotations
 
@@ -20,8 +20,9 @@ PROGRESS = "progress"
 
 
 class DrawingJob:
-    """A plan and how far it is. canvases: its pictures, none before its words and images are encoded; those that its reader has already are
-    not drawn. first: of those that are. layout: of what is kept on the way. Its images are dropped when they are encoded."""
+    """A plan and its progress. canvases: its pictures, none before its words and images are encoded; pictures that the reader has already
+    are not drawn. first: number of the first picture that is drawn. layout: layout of the states that are kept on the way. The plan's
+    images are dropped when they are encoded."""
 
     def __init__(self, plan: DrawingPlan, wanted: Wanted, cost: int, first: int, layout: StateLayout) -> None:
         self.plan, self.wanted, self.cost, self.first, self.layout = plan, wanted, cost, first, layout
@@ -30,8 +31,8 @@ class DrawingJob:
 
 
 class StepDrawing:
-    """Implements `Drawing` of the sessions, and `Artist` of the model. model: its name, for what pictures say of themselves. memory: what
-    films take, where they are known."""
+    """Implements `Drawing` of the sessions, and `Artist` of the model. model: its name, which pictures state in their files. memory: the
+    memory that films take, if it is known."""
 
     def __init__(self, painter: Painter, model: str, memory: FilmMemory | None = None) -> None:
         self._painter, self.memory = painter, memory
@@ -58,7 +59,7 @@ class StepDrawing:
         return False
 
     def tokens(self, plan: DrawingPlan) -> int:
-        """Latent tokens of a step, guidance counted."""
+        """Latent tokens of a step, guidance included."""
         return self._painter.tokens(plan) * plan.results * (1 if plan.negative is None else 2)
 
     @property
@@ -86,7 +87,7 @@ class StepDrawing:
         return job.cost
 
     def steps(self, job: DrawingJob) -> int:
-        """And one to encode it."""
+        """The steps of the plan, and one step to encode it."""
         return 1 + job.plan.steps
 
     def key(self, job: DrawingJob) -> Hashable | None:

@@ -41,7 +41,7 @@ WORDS = 512
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """Bytes. kept: of one film as long as it is drawn. step: of a pass, with guidance. frame: of decoding."""
+    """Bytes. kept: for one film as long as it is drawn. step: for a pass, with guidance. frame: for decoding."""
 
     kept: int
     step: int
@@ -49,7 +49,7 @@ class Taken:
 
     @property
     def total(self) -> int:
-        """A film is not decoded while a pass is computed: both are done by one thread."""
+        """The most bytes at one time: a film is not decoded while a pass is computed, because one thread does both."""
         return self.kept + max(self.step, self.frame)
 
 
@@ -66,7 +66,7 @@ class FilmMemory:
         token = (BLOCK_ROWS * width + INNER_ROWS * int(config.ffn_dim)) * painter.dtype.itemsize
         constant, place = self._decoding
         pixels, vae = plan.width * plan.height, painter.pipe.vae
-        # From a picture a film is encoded that is grey behind it, and in tiles only a whole one can be decoded.
+        # A film from a picture is encoded whole, grey behind the picture, and only a whole film can be decoded in tiles.
         is_whole = bool(plan.images) or painter.grid_places(plan) > getattr(vae, "tiled_above", math.inf)
         frames = plan.frames if is_whole else int(painter.pipe.vae_scale_factor_temporal)
         return Taken(
@@ -85,7 +85,7 @@ class FilmMemory:
         return max(first - place * sizes[0], 0), place
 
     def check(self, plan: DrawingPlan, limits: DrawingLimits) -> None:
-        """Raises BadRequest for a film that takes more than it may, with what fits."""
+        """Raises BadRequest, with the values that fit, for a film that takes more than it may."""
         if (taken := self.taken(plan).total) <= self.budget:
             return
         field, told = self._fitting(plan, limits)
@@ -94,7 +94,7 @@ class FilmMemory:
         raise BadRequest(f"diffusion.{field}", f"{film} take {bytes_told(taken)} of memory above the weights, and {most}: {told}")
 
     def _fitting(self, plan: DrawingPlan, limits: DrawingLimits) -> tuple[str, str]:
-        """The field to lower, and how far: frames, or the size where no film of it fits."""
+        """The field to lower, and how far: frames, or the size if no film of that size fits."""
         fewest = (plan.frames - 1) % limits.frame_multiple + 1
         able = [count for count in range(fewest, plan.frames, limits.frame_multiple) if self._fits(replace(plan, frames=count))]
         if able:
@@ -105,7 +105,7 @@ class FilmMemory:
         return self.taken(plan).total <= self.budget
 
     def told(self, plan: DrawingPlan) -> str:
-        """For humans, of the usual film."""
+        """The memory of the usual film, for humans."""
         taken = self.taken(plan)
         kept, step, frame = map(bytes_told, (taken.kept, taken.step, taken.frame))
         parts = f"{kept} as long as it is drawn, {step} in a step, {frame} while it is decoded"
@@ -113,8 +113,8 @@ class FilmMemory:
 
 
 def budget_of(options: LoadOptions, chosen: int) -> int:
-    """Bytes that a film may take, after the weights are loaded. chosen: by somebody; 0: by what is free, as a power of two, for replicas
-    whose free memory differs a little have to come to the same one."""
+    """Bytes that a film may take, after the weights are loaded. chosen: the user's value; 0: a power of two below the free memory, so that
+    replicas whose free memory differs a little come to the same value."""
     if chosen:
         return chosen
     free = free_bytes(options.device, options.gpu_memory_utilization, options.memory_share)
@@ -122,7 +122,7 @@ def budget_of(options: LoadOptions, chosen: int) -> int:
 
 
 def _decoded_bytes(vae: Any, height: int, width: int) -> int:
-    """The most that decoding latents of so many places takes, on a device that computes nothing and has no memory."""
+    """The most bytes that decoding latents of so many places takes, found on a device that computes nothing and has no memory."""
     with torch.device("meta"), quiet():
         empty = type(vae).from_config(vae.config).to(vae.dtype)
         latents = torch.empty(1, vae.config.z_dim, LATENT_FRAMES, height, width, dtype=vae.dtype)
@@ -133,7 +133,7 @@ def _decoded_bytes(vae: Any, height: int, width: int) -> int:
 
 
 class TensorBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]  # Torch does not say what it is.
-    """Bytes of tensors that are made, as long as somebody has them. most: at one time."""
+    """Counts the bytes of tensors that are made, as long as they are held. most: the most bytes at one time."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -147,7 +147,7 @@ class TensorBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]  # Torch 
         return made
 
     def _hold(self, tensor: Tensor) -> None:
-        """Views have the memory of another one: it is held as long as any of them."""
+        """Count a tensor's memory. Views share the memory of another tensor: it is held as long as any of them."""
         storage = tensor.untyped_storage()
         key = storage._cdata
         if key not in self._held:

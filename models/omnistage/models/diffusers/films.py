@@ -1,4 +1,4 @@
-"""Films as what comes of a drawing: frames that leave while the VAE still decodes, as a file that can be played while it comes."""
+"""Films as the product of a drawing: frames leave while the VAE still decodes, in a file that can be played while it comes."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ Frame = NDArray[np.uint8]
 
 
 class FilmPainter(Painter):
-    """A loop of films. Latents: [1, channels, frames, height, width], of a causal VAE."""
+    """The loop of films. Latents: [1, channels, frames, height, width], of a causal VAE."""
 
     def frames(self, plan: DrawingPlan) -> int:
         """Frames of the latents: the first stands for one frame of the film, each other one for several."""
@@ -56,7 +56,7 @@ class FilmPainter(Painter):
         return Films(self, model)
 
     def finished(self, canvas: Canvas) -> Tensor:
-        """Its latents after the last step, float32."""
+        """The canvas's latents after the last step, float32."""
         return canvas.latents
 
     @abstractmethod
@@ -65,7 +65,7 @@ class FilmPainter(Painter):
         there."""
 
     def shown(self, latents: Tensor) -> Iterator[Frame]:
-        """Raises Failed for a film that is no number: it would be flat, and pass for a film."""
+        """Raises Failed for a film with values that are no numbers: it would be flat, and pass for a film."""
         for part in self.decoded(latents):
             if not torch.isfinite(part).all():
                 raise Failed("the VAE makes no number of the film: with these weights it cannot be drawn")
@@ -74,14 +74,14 @@ class FilmPainter(Painter):
 
 
 class Films:
-    """Implements `CanvasProduct`. model: its name, for what is told."""
+    """Implements `CanvasProduct`. model: its name, for messages."""
 
     def __init__(self, painter: FilmPainter, model: str) -> None:
         self._painter, self._model = painter, model
 
     @property
     def ports(self) -> tuple[PortSpec, ...]:
-        """Rows of latents are places of the VAE's grid, row by row from the top, one frame after the other; those of pixels are pixels."""
+        """Rows of latents are places of the VAE's grid, row by row from the top, one frame after the other; rows of pixels are pixels."""
         return (
             PortSpec(VIDEO, Content.VIDEO),
             PortSpec(LATENTS, Content.TENSOR, width=self._painter.channels, element_type=ElementType.FLOAT32),
@@ -97,7 +97,7 @@ class Films:
 
     def first(self, plan: DrawingPlan, wanted: Wanted) -> int:
         have = [wanted[port] >= count for port, count in self.items(plan).items() if port in wanted]
-        return int(bool(have) and all(have))  # Where only what is kept on the way is wanted, it has to be drawn.
+        return int(bool(have) and all(have))  # Kept states alone may be wanted: these have to be drawn.
 
     def preview(self, canvas: Canvas) -> Sequence[Preview]:
         return []
@@ -124,13 +124,13 @@ class Films:
 
 
 class Clips:
-    """Pieces of the file of a film, as messages. rate_hz: of its frames. first: the frame from which on they are wanted. The wanted part
-    begins with a key frame, for the frames that the reader has may have been drawn in other company,
-    and a level of one pixel is enough to make a decoder read everything behind it wrong."""
+    """Pieces of the file of a film, as messages. rate_hz: of its frames. first: the first frame that is wanted. The wanted part begins with
+    a key frame: the reader's frames may have been drawn beside other films, and one level of one pixel is enough to make a decoder read
+    everything behind it wrong."""
 
     def __init__(self, plan: DrawingPlan, rate_hz: float, first: int, track: Track | None = None) -> None:
         kind = film_kind(plan.media_type)
-        assert kind is not None  # `check_film` has looked.
+        assert kind is not None  # `check_film` has checked it.
         self._kind, self._first, self._left, self._place = kind, first, plan.frames, 0
         self._writer = FilmWriter(kind, rate_hz, plan.frames, track)
         self._data, self._frames = bytearray(), 0
@@ -161,7 +161,7 @@ class Clips:
 
 
 def check_film(request: DrawRequest, model: str) -> None:
-    """Raises BadRequest for a request of something else than a film. model: its name."""
+    """Raises BadRequest for a request for another product than a film. model: its name."""
     if request.frames_per_second:
         check_rate(request.frames_per_second, "diffusion.frames_per_second")
     kind = film_kind(request.media_type)
@@ -172,7 +172,7 @@ def check_film(request: DrawRequest, model: str) -> None:
 
 
 def check_rate(rate_hz: float, field: str) -> None:
-    """Raises BadRequest for frames a second that no file has. NaN is none."""
+    """Raises BadRequest for a number of frames a second that no file can have, NaN among them."""
     if not MIN_RATE_HZ <= rate_hz <= MAX_RATE_HZ:
         raise BadRequest(field, f"films have {MIN_RATE_HZ:g} to {MAX_RATE_HZ:g} frames a second, {rate_hz:g} were asked for")
 
@@ -181,7 +181,7 @@ def decoded_in_turn(vae: Any, latents: Tensor) -> Iterator[Tensor]:
     """Decodes each frame of [1, channels, frames, height, width] to [1, 3, frames, height, width], equal to the output of a causal VAE (Wan
     et al. 2025) for all frames together. The past of its convolutions is kept here and not in the VAE, so several films can be decoded in
     turns."""
-    if hasattr(getattr(vae, "_hf_hook", None), "pre_forward"):  # As its `decode` does: where whole models are elsewhere, it is fetched.
+    if hasattr(getattr(vae, "_hf_hook", None), "pre_forward"):  # As `decode` does it: a VAE that is offloaded whole is fetched.
         vae._hf_hook.pre_forward(vae)
     past: list[Any] = [None] * vae._cached_conv_counts["decoder"]
     rows = vae.post_quant_conv(latents)

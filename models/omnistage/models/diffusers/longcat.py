@@ -32,7 +32,7 @@ CHANNELS = 16
 
 
 class LongCatPainter(PicturePainter):
-    """From words alone. The pipeline would let its text encoder write the prompt anew first, up to 512 tokens: that is not done here."""
+    """Draws from words alone. The pipeline would first let its text encoder rewrite the prompt, up to 512 tokens: that is not done here."""
 
     follows: ClassVar[Mapping[str, Range]] = {"enable_cfg_renorm": (0, 1), "cfg_renorm_min": (0, 1)}
 
@@ -54,7 +54,7 @@ class LongCatPainter(PicturePainter):
         return 1, plan.height // side, plan.width // side
 
     def tokens(self, plan: DrawingPlan) -> int:
-        """The words as well, for they are filled up to hundreds of rows, and all of those are computed."""
+        """Latent tokens and tokens of the words: words are padded to hundreds of rows, and all of these are computed."""
         _, height, width = self._shape(plan)
         return height * width * (1 + len(plan.images)) + int(self.pipe.tokenizer_max_length)
 
@@ -90,11 +90,11 @@ class LongCatPainter(PicturePainter):
     # 3: execute
 
     def group(self, canvas: Canvas) -> Hashable:
-        """Where a token stands is computed once for a batch."""
+        """Pictures of a group have equal shapes: the places of tokens are computed once for a batch."""
         return canvas.conditions.shapes
 
     def own_step_cache(self) -> StepCache:
-        """Blocks with two streams, and after them those with one."""
+        """The step cache around the blocks with two streams, and the blocks with one stream behind these."""
         transformer = self.pipe.transformer
         return StepCache([*transformer.transformer_blocks, *transformer.single_transformer_blocks], ("temb",))
 
@@ -111,14 +111,14 @@ class LongCatPainter(PicturePainter):
         return list(torch.split(made[:, :drawn], 1))
 
     def _places(self, row: BatchRow) -> Tensor:
-        """[tokens, 3]: where they stand, behind the words."""
+        """[tokens, 3]: the places of the tokens, behind the words."""
         _, height, width = row.canvas.conditions.shapes[0]
         start = (self.pipe.tokenizer_max_length,) * 2
         places: Tensor = prepare_pos_ids(modality_id=1, type="image", start=start, height=height, width=width)
         return places
 
     def guided(self, positive: Tensor, negative: Tensor, canvas: Canvas) -> Tensor:
-        """At most as far as the prompt alone would lead."""
+        """The velocity of guidance, no longer than the prompt's own velocity."""
         both = super().guided(positive, negative, canvas)
         if not canvas.plan.option("enable_cfg_renorm", True):
             return both

@@ -151,8 +151,8 @@ class MemoryPlan:
                 raise LoadError(f"offload {self.chosen.offload}: weights cannot be written to {folder}: {error}") from error
 
     def _folder(self, pipe: diffusers.DiffusionPipeline) -> Path:
-        """A new one, which goes with the pipeline or, after a kill, with the next one: files of another would be taken for its own, and it
-        holds gigabytes."""
+        """A new folder, which is removed with the pipeline or, after a kill, by the next process: the files of another process would be
+        taken for its own, and the folder holds gigabytes."""
         try:
             folder = OwnFolder("offload", Path(self.chosen.offload_folder) if self.chosen.offload_folder else None)
         except OSError as error:
@@ -161,7 +161,8 @@ class MemoryPlan:
         return folder.path
 
     def _tile(self, pipe: Any) -> None:
-        """By default not of a VAE that makes films frame by frame: long ones take no more memory there, and tiles are of whole films."""
+        """Decode large pictures in tiles. By default this leaves out a VAE that makes films frame by frame: long films take no more memory
+        there, and tiles are cut from whole films."""
         vae: Any = getattr(pipe, "vae", None)
         if not self.tiles_above or (isinstance(vae, diffusers.AutoencoderKLWan) and self.chosen.vae_tiling_above == UNSAID):
             return
@@ -186,7 +187,7 @@ class MemoryPlan:
             raise LoadError(f"quantization {name}: needs a GPU, and device is cpu; take {able}, or option storage")
 
     def _quantization(self) -> Any:
-        """Raises LoadError for a package that is there and cannot be imported."""
+        """Raises LoadError for a package that is installed and cannot be imported."""
         name = self.chosen.quantization
         try:
             if name == "torchao_int8":
@@ -228,8 +229,8 @@ def _decoded(vae: Any, decode: Any, latents: torch.Tensor, *others: Any, **more:
 
 
 def _is_there(module: str) -> bool:
-    """Whether a module is installed; without importing it."""
+    """Whether a module is installed. Does not import it."""
     try:
         return find_spec(module) is not None
-    except ModuleNotFoundError:  # The package above it is missing.
+    except ModuleNotFoundError:  # The package that holds the module is missing.
         return False

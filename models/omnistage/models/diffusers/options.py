@@ -1,4 +1,4 @@
-"""Options of pipelines of pictures beside those of all models. No torch."""
+"""Options of pipelines of pictures, beside the options of all models. No torch."""
 
 from __future__ import annotations
 
@@ -50,17 +50,18 @@ UNSAID = -1
 
 @dataclass(frozen=True, slots=True)
 class DiffusersOptions:
-    """width, height, steps: of a request that says nothing; 0: as the checkpoint says. guidance: the same; below 0: as the checkpoint says.
+    """width, height, steps: defaults for a request without them; 0: as the checkpoint says. guidance: likewise; below 0: as the checkpoint
+    says.
 
-    condition_area: pixels that a picture which is edited is resized to, and the result with it where its size is not asked for.
-    max_pixels: of one picture that comes out, or of a frame. max_steps. max_frames, max_seconds: of a film and of sound; 0: as many as the
-    model can make. max_work: pixels times frames times steps; 0: see `Defaults.applied`. film_bytes: of memory above the weights that one
-    film may take; 0: see `film_memory.budget_of`. max_tokens: latent tokens of all that is drawn at once, guidance counted as well;
-    0: those of some steps. text_cache_bytes, picture_cache_bytes: of what encoders made, kept for who asks again.
+    condition_area: pixels to which an edited picture is resized, and the result with it if no size is asked for. max_pixels: of one picture
+    that comes out, or of a frame. max_steps: the most steps of a request. max_frames, max_seconds: of a film and of sound; 0: as many as
+    the model can make. max_work: pixels times frames times steps; 0: see `Defaults.applied`. film_bytes: memory above the weights that one
+    film may take; 0: see `film_memory.budget_of`. max_tokens: latent tokens of all drawings at once, guidance included; 0: those of some
+    steps. text_cache_bytes, picture_cache_bytes: results of encoders that are kept for later requests.
 
-    offload, storage, quantization, context_parallel: one of CHOICES, or nothing; see `MemoryPlan` and `spread`. offload_folder: where a
-    folder is made for what is offloaded to the disk. vae_tiling_above: pixels of one picture above which it is decoded in tiles; 0: never.
-    lora: files that change its weights, FILE[=SCALE] with commas between them; see `lora`.
+    offload, storage, quantization, context_parallel: one of CHOICES, or nothing; see `MemoryPlan` and `spread`. offload_folder: the folder
+    in which a folder is made for parts that are offloaded to the disk. vae_tiling_above: pixels of one picture above which it is decoded in
+    tiles; 0: never. lora: files that change the weights, FILE[=SCALE] with commas between them; see `lora`.
     """
 
     width: int = 0
@@ -99,7 +100,7 @@ class DiffusersOptions:
         return made
 
     def _check_choices(self) -> None:
-        """Raises LoadError for words that are no choice, and for those that exclude each other."""
+        """Raises LoadError for values that are no choice, and for choices that exclude each other."""
         for name, able in CHOICES.items():
             value = getattr(self, name)
             if value and value not in able:
@@ -115,13 +116,13 @@ class DiffusersOptions:
 
 @dataclass(frozen=True, slots=True)
 class Defaults:
-    """The options, and what the folder says of itself under them."""
+    """The options, completed by the defaults that the folder states."""
 
     options: DiffusersOptions
 
     @classmethod
     def of(cls, folder: Path, options: DiffusersOptions) -> Defaults:
-        """Raises BadCheckpoint for a file that says something else."""
+        """Read the folder's defaults. Raises BadCheckpoint for a file with a value of another kind."""
         if not (folder / DEFAULTS_FILE).is_file():
             return cls(options)
         said = json_object(folder / DEFAULTS_FILE)
@@ -137,12 +138,12 @@ class Defaults:
         return cls(options)
 
     def applied(self, limits: DrawingLimits) -> DrawingLimits:
-        """Limits of a pipeline with these for its own. Where nobody says how much work a request may be, it is the largest picture, or the
-        usual film of a million pixels, in the most steps. Raises LoadError for what it cannot draw."""
+        """The limits of a pipeline with these options applied. The default of the most work of a request is the largest picture, or the
+        usual film of a million pixels, in the most steps. Raises LoadError for options that the pipeline cannot follow."""
         told = self.options
         most = told.max_frames or limits.max_frames
         frames = limits.frames
-        if frames > most:  # Fewer by so many as the model can have fewer.
+        if frames > most:  # The model can only have fewer frames by whole multiples.
             frames -= -(-(frames - most) // limits.frame_multiple) * limits.frame_multiple
         seconds = min(told.max_seconds or limits.max_seconds, limits.max_seconds)
         usual = min(told.max_pixels, AREA) * frames if frames else told.max_pixels
@@ -176,5 +177,5 @@ class Defaults:
 
 
 def _is_fit(name: str, value: float) -> bool:
-    """Finite and not below 0; whole, but for guidance."""
+    """Whether the value is finite and not below 0, and whole unless it is guidance."""
     return math.isfinite(value) and value >= 0 and (name == "guidance" or int(value) == value)

@@ -25,9 +25,9 @@ FASTER = 4
 
 
 def parameters(plan: DrawingPlan, number: int, model: str, reused: int = 0, largest: float = 0.0) -> str:
-    """As JSON: with these, and the pictures that it was drawn from, the same model draws the picture with that number again. images: what
-    SHA-256 says of their files. backgrounds: the colours that they lie on, where one was named; empty: the usual. reused, largest: see
-    stepcache.Residuals."""
+    """The parameters of a picture as JSON: with these, and the pictures that it was drawn from, the same model draws the picture with that
+    number again. images: SHA-256 of their files. backgrounds: the colours under them, if one was named; empty: the usual. reused, largest:
+    see stepcache.Residuals."""
     backgrounds = [f"#{bytes(source.background).hex()}" if source.background else "" for source in plan.sources]
     said = {
         "prompt": plan.prompt,
@@ -56,7 +56,7 @@ def parameters(plan: DrawingPlan, number: int, model: str, reused: int = 0, larg
 
 
 def encoded(image: Image, media_type: str, said: str = "") -> bytes:
-    """The file. JPEG has no transparency: what is transparent becomes white. said: see `parameters`."""
+    """The file. JPEG has no transparency: transparent pixels become white. said: see `parameters`."""
     file = io.BytesIO()
     if media_type == PNG:
         text = PngImagePlugin.PngInfo()
@@ -77,7 +77,7 @@ def encoded(image: Image, media_type: str, said: str = "") -> bytes:
 
 
 def _short(said: str) -> str:
-    """All of it with shorter words where it would not fit into EXIF, which has 64 KiB."""
+    """The parameters, with shorter words if they would not fit into EXIF, which has 64 KiB."""
     if len(said) <= MOST_SAID:
         return said
     told = json.loads(said)

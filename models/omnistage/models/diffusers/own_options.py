@@ -1,4 +1,4 @@
-"""Options that only some pipelines have. Which those are, and of what type, the signature of the pipeline's `__call__` says. No torch."""
+"""Options that only some pipelines have. The signature of the pipeline's `__call__` tells their names and types. No torch."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class OwnOption:
         return f"{KINDS[self.kind]} from {self.least:g} to {self.most:g}" if bounded else KINDS[self.kind]
 
     def read(self, text: str) -> Value:
-        """Raises ValueError for a text that is no such value."""
+        """The value in a text. Raises ValueError for a text that is no such value."""
         if self.kind is str:
             return text
         if self.kind is bool:
@@ -69,7 +69,7 @@ class OwnOption:
             value: int | float = self.kind(text)
         except ValueError:
             value = float(text)  # A whole number may be written as 2.0.
-        # Bounds first: no whole number can be made of NaN, and no float of every whole number.
+        # Bounds first: NaN has no whole number, and not every whole number has a float.
         if not self.least <= value <= self.most or (self.kind is int and value != int(value)):
             _fail(self)
         return self.kind(value)  # type: ignore[no-any-return]
@@ -81,7 +81,7 @@ def own_options(call: Callable[..., Any], guidance: str | None, followed: Mappin
     value."""
     try:
         hints = typing.get_type_hints(call)
-    except (NameError, TypeError):  # Types that a module imports for type checkers alone are not there.
+    except (NameError, TypeError):  # Types that a module imports only for type checkers are missing at run time.
         hints = {}
     found = list[OwnOption]()
     for name, parameter in inspect.signature(call).parameters.items():
@@ -91,7 +91,7 @@ def own_options(call: Callable[..., Any], guidance: str | None, followed: Mappin
         option = OwnOption(name, kind)
         if kind is int:
             usual = parameter.default if isinstance(parameter.default, int) else 0
-            # No pipeline is made for 0 of things that are counted from 1.
+            # No pipeline takes 0 for a count that begins at 1.
             option = replace(option, least=1 if usual > 0 else usual, most=max(2 * usual, MOST_COUNT))
         if followed is None:
             found.append(option)
@@ -101,7 +101,7 @@ def own_options(call: Callable[..., Any], guidance: str | None, followed: Mappin
 
 
 def read_options(said: Mapping[str, str], known: Collection[OwnOption], model: str) -> tuple[tuple[str, Value], ...]:
-    """By name. Raises BadRequest for one that the model does not know, or whose value is none of its type."""
+    """The options' values, ordered by name. Raises BadRequest for an option that the model does not know, or a value of another type."""
     options = {option.name: option for option in known}
     read = []
     for name, text in sorted(said.items()):

@@ -1,4 +1,4 @@
-"""Pictures as what comes of a drawing: their ports, previews, and the way from latents to files and rows."""
+"""Pictures as the product of a drawing: their ports, previews, and the way from latents to files and rows."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ BLANK_SIDE, BLANK_LEVELS = 16, 24
 
 
 def check_kind(request: DrawRequest, name: str) -> None:
-    """Raises BadRequest for a request of something else than pictures. name: of the model."""
+    """Raises BadRequest for a request for another product than pictures. name: of the model."""
     if request.frames:
         raise BadRequest("diffusion.frames", f"{name} draws pictures, no films: leave it out")
     if request.seconds:
@@ -50,7 +50,8 @@ def check_kind(request: DrawRequest, name: str) -> None:
 
 
 class PicturePainter(Painter):
-    """A loop of pictures: all but `samples`, `values` and `grid_places` of what stands here runs on the thread of the model."""
+    """The loop of pictures. Its `samples`, `values` and `grid_places` run on any thread; everything else here runs on the thread of the
+    model."""
 
     followed: ClassVar[frozenset[str]] = frozenset(
         (
@@ -65,14 +66,14 @@ class PicturePainter(Painter):
         return 4 if self.pipe.vae.config.get("input_channels") == 4 else 3
 
     def frames(self, plan: DrawingPlan) -> int:
-        """Grids that are drawn together for one picture."""
+        """The number of grids that are drawn together for one picture."""
         return 1
 
     def values(self, plan: DrawingPlan) -> int:
         return self.channels * self.grid_places(plan) * self.frames(plan)
 
     def grid_places(self, plan: DrawingPlan) -> int:
-        """Places of the latents of one picture or layer."""
+        """The number of places in the latents of one picture or layer."""
         side = self.pipe.vae_scale_factor
         return int(plan.height // side * (plan.width // side))
 
@@ -82,11 +83,11 @@ class PicturePainter(Painter):
 
     @abstractmethod
     def grids(self, latents: Tensor, plan: DrawingPlan) -> Tensor:
-        """[layers or 1, channels, height, width]: latents as the VAE has them, but for mean and scale."""
+        """[layers or 1, channels, height, width]: latents in the layout of the VAE, before its mean and scale are applied."""
 
     def images(self, grids: Tensor) -> Iterator[Image]:
-        """[n, channels, height, width] through the VAE, one after the other. Raises Failed for a picture that is no number: it would be
-        flat, and pass for a picture."""
+        """Yields the VAE's pictures of [n, channels, height, width], one after the other. Raises Failed for a picture with values that are
+        no numbers: it would be flat, and pass for a picture."""
         for grid in torch.split(grids, 1):
             decoded = self.decoded(grid)
             if not torch.isfinite(decoded).all():
@@ -102,7 +103,7 @@ class PicturePainter(Painter):
 
 
 class Pictures:
-    """Implements `CanvasProduct`. model: its name, for what pictures say of themselves."""
+    """Implements `CanvasProduct`. model: its name, which pictures state in their files."""
 
     def __init__(self, painter: PicturePainter, model: str) -> None:
         self._painter, self._model = painter, model
@@ -110,7 +111,7 @@ class Pictures:
 
     @property
     def ports(self) -> tuple[PortSpec, ...]:
-        """Rows of latents are places of the VAE's grid, row by row from the top, one layer after the other; those of pixels are pixels."""
+        """Rows of latents are places of the VAE's grid, row by row from the top, one layer after the other; rows of pixels are pixels."""
         return (
             PortSpec(IMAGE, Content.IMAGE),
             PortSpec(LATENTS, Content.TENSOR, width=self._painter.channels, element_type=ElementType.FLOAT32),
@@ -147,7 +148,7 @@ class Pictures:
             yield from self._pictures(plan, wanted, number, canvas, grids)
 
     def _pictures(self, plan: DrawingPlan, wanted: Wanted, number: int, canvas: Canvas, grids: Tensor) -> Generator[Drawn, None, None]:
-        """With their pixels, of those layers of a result that are wanted."""
+        """Yields the wanted layers of a result as files, with their pixels."""
         layers, counts = len(grids), self.items(plan)
         asked = {port: wanted[port] * plan.pictures // counts[port] - number * layers for port in (IMAGE, PIXELS) if port in wanted}
         first = max(min(asked.values(), default=layers), 0)
@@ -165,7 +166,8 @@ class Pictures:
     def _rows(
         self, plan: DrawingPlan, wanted: Wanted, port: str, parts: int, place: int, made: Callable[[], Array]
     ) -> Generator[TensorRows, None, None]:
-        """Those of a part of the plan on a tensor port from the wanted one on, if that wants any. place: of all parts."""
+        """Yields the rows of a part of the plan on a tensor port from the wanted row on, if the port is wanted. place: the part's number
+        among all parts."""
         count = self.items(plan)[port] // parts
         if port in wanted and (skipped := max(wanted[port] - place * count, 0)) < count:
             yield TensorRows(port, made()[skipped:])

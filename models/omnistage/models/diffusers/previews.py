@@ -1,4 +1,4 @@
-"""Pictures of how far a drawing is, without the VAE.
+"""Previews: pictures of an unfinished drawing, made without the VAE.
 
 A preview shows the estimate x0 = x - sigma v of the picture without its noise, not the noisy latents, which stay noise through any map
 until the last steps. Each place of the latents becomes one pixel by a linear map, which is fitted to the pictures that were served: latents
@@ -22,7 +22,7 @@ SIDE = 256
 
 
 class LinearMap:
-    """From latents to colours, by least squares over the pictures that were drawn."""
+    """A linear map from latents to colours, by least squares over the pictures that were drawn."""
 
     def __init__(self) -> None:
         self._squares: Tensor | None = None
@@ -34,7 +34,7 @@ class LinearMap:
         return self._map is not None
 
     def fit(self, grid: Tensor, image: Image) -> None:
-        """grid: [channels, height, width], and the picture that the VAE made of it."""
+        """Learn from a grid, [channels, height, width], and the picture that the VAE made of it."""
         channels, height, width = grid.shape
         small = image.resize((width, height), pillow.Resampling.BOX)
         colours = torch.from_numpy(np.asarray(small, dtype=np.float64).reshape(height * width, -1) / 255)
@@ -46,7 +46,7 @@ class LinearMap:
         self._map = torch.linalg.solve(squares + RIDGE * torch.eye(channels + 1, dtype=torch.float64), products)
 
     def show(self, grid: Tensor) -> Image:
-        """A pixel for each place of [channels, height, width]."""
+        """A picture with one pixel for each place of [channels, height, width]."""
         assert self._map is not None
         _, height, width = grid.shape
         colours = (_with_one(grid) @ self._map).clamp(0, 1).mul(255).round().to(torch.uint8)
@@ -60,15 +60,15 @@ def _with_one(grid: Tensor) -> Tensor:
 
 
 def sized(image: Image, side: int, width: int, height: int) -> Image:
-    """Resized so that its longer side is `side`, or SIDE for 0, but not above that of the picture it stands for."""
+    """The preview, resized so that its longer side is `side`, or SIDE for 0, but no longer than the picture's own."""
     longest = min(side or SIDE, max(width, height))
     scale = longest / max(width, height)
     return image.resize((max(round(width * scale), 1), max(round(height * scale), 1)), pillow.Resampling.BICUBIC)
 
 
 def is_due(step: int, steps: int, previews: int) -> bool:
-    """Whether a preview is shown after a step: each in the middle of its share of the steps before the last, which shows none, for the
-    picture itself follows."""
+    """Whether a preview is shown after a step. Each preview comes in the middle of its share of the steps before the last; the last step
+    shows none, for the picture itself follows."""
     most = steps - 1
     shown = min(previews, most)
     return step <= most and (2 * step * shown + most) // (2 * most) > (2 * (step - 1) * shown + most) // (2 * most)

@@ -17,8 +17,8 @@ SAFE: Mapping[str, Any] = {"local_files_only": True, "trust_remote_code": False}
 
 
 class PictureProcessor(transformers.ProcessorMixin):
-    """Qwen2VLProcessor but for films: the same tokens, pixels and grids. Each picture's token becomes as many as its grid has merged
-    patches."""
+    """Qwen2VLProcessor without films: the same tokens, pixels and grids. The token of a picture is repeated once for each merged patch of
+    its grid."""
 
     return_mm_token_type_ids = True
 

@@ -1,10 +1,10 @@
 """The sampler of one picture: a scheduler of Diffusers, its memory of its steps, and the generator of its noise.
 
-    latents, what the model made of them --advance--> latents a step further, and the estimate of the picture without noise
+    latents, the model's result for them --advance--> latents a step further, and the estimate of the picture without noise
 
-Together with the latents that is the state of a drawing: what another replica goes on from. Which attributes of a scheduler are its history
-is found out by stepping one: those that a step changes. How many steps it has, and how large its numbers are, follows from the plan, so
-only numbers that depend on the picture are kept.
+Together with the latents that is the state of a drawing, from which another replica goes on. A trial finds the attributes of a scheduler
+that are its history: a step changes them. The number of steps, and the size of a scheduler's numbers, follow from the plan, so only numbers
+that depend on the picture are kept.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Memory:
 
 
 def check_scheduler(scheduler: Any, pipeline: str) -> None:
-    """Raises BadCheckpoint for a scheduler that steps are not taken with here."""
+    """Raises BadCheckpoint for a scheduler that is not supported here."""
     name = type(scheduler).__name__
     if name not in TAKEN:
         raise BadCheckpoint(f"scheduler: {pipeline} is drawn here with {', '.join(TAKEN)}, not {name}; give a checkpoint with one of these")
@@ -65,12 +65,12 @@ def check_scheduler(scheduler: Any, pipeline: str) -> None:
 
 
 def tried_steps(scheduler: Any) -> int:
-    """More than it remembers."""
+    """A number of steps larger than the number that the scheduler remembers."""
     return max(TRIED_STEPS, int(scheduler.config.get("solver_order", 1)) + 2)
 
 
 def min_steps(scheduler: Any) -> int:
-    """A schedule that is stretched to end at a given sigma divides by zero for one step."""
+    """The fewest steps: a schedule that is stretched to end at a given sigma divides by zero for one step."""
     return 2 if scheduler.config.get("shift_terminal") else 1
 
 
@@ -100,7 +100,7 @@ class PictureSampler:
 
     @property
     def steps(self) -> int:
-        """In all. Not always as many as were asked for."""
+        """The number of all steps. It may differ from the number that was asked for."""
         return len(self.scheduler.timesteps)
 
     @property
@@ -131,8 +131,8 @@ class PictureSampler:
         return made
 
     def advance(self, made: Tensor, latents: Tensor) -> tuple[Tensor, Callable[[], Tensor]]:
-        """Latents after one more step, and a way to what they would become without noise if it led on straight. made: by the model, of
-        `latents`."""
+        """The latents after one more step, and the estimate of the latents without noise, if the step led on straight. made: the model's
+        result for `latents`."""
         sigma = self.sigma
         output = self.scheduler.step(made, self.timestep, latents, **self._told)
         self.step += 1
@@ -148,7 +148,8 @@ class PictureSampler:
         return SamplerState(self.step, latents, tuple(self.remembered(latents.shape)), noise)
 
     def restore(self, state: SamplerState) -> None:
-        """Go on behind steps that were taken elsewhere. Before the first step. Raises RuntimeError for what no generator can be in."""
+        """Go on behind steps that were taken elsewhere. Call it before the first step. Raises RuntimeError for a state that no generator
+        can be in."""
         self._rehearse(state.step, state.latents)
         kept = iter(state.history)
         for name, value in self._history():
@@ -164,13 +165,14 @@ class PictureSampler:
             )
 
     def _rehearse(self, step: int, latents: Tensor) -> None:
-        """Take steps of zeros: afterwards the scheduler has counted as it would, and only what depends on the picture is another."""
+        """Take steps of zeros: afterwards the scheduler has the same counts as after real steps, and only values that depend on the picture
+        differ."""
         zeros = torch.zeros_like(latents)
         while self.step < step:
             self.advance(zeros, zeros)
 
     def _history(self) -> Iterator[tuple[str, Any]]:
-        """Attributes that steps have changed."""
+        """The attributes that steps have changed."""
         for name, value in sorted(vars(self.scheduler).items()):
             fresh = self._fresh.get(name)
             if value is not fresh and not (isinstance(value, list) and all(map(operator.is_, value, fresh or ()))):
@@ -178,7 +180,7 @@ class PictureSampler:
 
 
 def _filled(value: Any, shape: torch.Size, kept: Iterator[Tensor]) -> Any:
-    """The same with kept tensors in the place of those of that shape."""
+    """The history with kept tensors in the place of its tensors of that shape."""
     if isinstance(value, list):
         return [_filled(each, shape, kept) for each in value]
     return next(kept).to(value) if isinstance(value, Tensor) and value.shape == shape else value

@@ -1,4 +1,4 @@
-"""Sounds as what comes of a drawing: samples that leave while the VAE still decodes, and only those that were asked for are decoded."""
+"""Sounds as the product of a drawing: samples leave while the VAE still decodes, and only requested samples are decoded."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ FIRST_LATENTS, MOST_LATENTS = 8, 64
 
 
 class SoundPainter(Painter):
-    """A loop of sounds. Latents: [1, channels, length], as many for each sound."""
+    """The loop of sounds. Latents: [1, channels, length], equally many for each sound."""
 
     @property
     @abstractmethod
@@ -59,7 +59,7 @@ class SoundPainter(Painter):
 
     @abstractmethod
     def samples(self, latents: Tensor) -> Tensor:
-        """[1, channels of sound, samples], float32, of the latents, as the VAE decodes them."""
+        """[1, channels of sound, samples], float32: the VAE's samples of the latents."""
 
     def window(self, plan: DrawingPlan) -> tuple[int, int]:
         """The first sample that is asked for, and the one behind the last."""
@@ -68,7 +68,7 @@ class SoundPainter(Painter):
         return first, end
 
     def check_steps(self, plan: DrawingPlan) -> None:
-        """And for so little sound that it has no sample."""
+        """Also raises BadRequest for so little sound that it has no sample."""
         super().check_steps(plan)
         first, end = self.window(plan)
         if first == end:
@@ -83,14 +83,14 @@ class SoundPainter(Painter):
 
 
 class Sounds:
-    """Implements `CanvasProduct`. model: its name, for what is told."""
+    """Implements `CanvasProduct`. model: its name, for messages."""
 
     def __init__(self, painter: SoundPainter, model: str) -> None:
         self._painter, self._model = painter, model
 
     @property
     def ports(self) -> tuple[PortSpec, ...]:
-        """Rows of latents are all that the model has, also of a shorter sound."""
+        """The port of latents has all rows that the model has, even for a shorter sound."""
         painter = self._painter
         return (
             PortSpec(AUDIO, Content.AUDIO, rate_hz=painter.rate_hz, width=painter.sound_channels),
@@ -106,7 +106,7 @@ class Sounds:
 
     def first(self, plan: DrawingPlan, wanted: Wanted) -> int:
         have = [wanted[port] >= count for port, count in self.items(plan).items() if port in wanted]
-        return int(bool(have) and all(have))  # Where only what is kept on the way is wanted, it has to be drawn.
+        return int(bool(have) and all(have))  # Kept states alone may be wanted: these have to be drawn.
 
     def preview(self, canvas: Canvas) -> Sequence[Preview]:
         return []
@@ -128,8 +128,8 @@ class SoundPieces:
         self._samples, self._upsampling = samples, upsampling
 
     def decoded(self, latents: Tensor, first: int, end: int, skipped: int = 0) -> Iterator[NDArray[np.float32]]:
-        """[samples, channels] from the first one on, without those that are skipped: in the same pieces, for others have some other bits.
-        Raises Failed for a sound that is no number: it would be silent."""
+        """Yields [samples, channels] from the first sample on, without the skipped ones. The pieces have fixed borders, because other
+        pieces give some other bits. Raises Failed for a sound with values that are no numbers: it would be silent."""
         count, wanted = FIRST_LATENTS, first + skipped
         while first < end:
             until = min(first + count * self._upsampling.hop, end)
@@ -141,7 +141,7 @@ class SoundPieces:
             first, count = until, min(2 * count, MOST_LATENTS)
 
     def _part(self, latents: Tensor, first: int, end: int) -> Tensor:
-        """[channels, samples] from the first one to that behind the last."""
+        """[channels, samples] from the first sample to the one behind the last."""
         low, high = self._upsampling.latents(first, end)
         low, high = max(low, 0), min(high, latents.shape[2])
         offset = low * self._upsampling.hop
@@ -149,7 +149,7 @@ class SoundPieces:
 
 
 def check_sound(request: DrawRequest, model: str) -> None:
-    """Raises BadRequest for a request of something else than a sound. model: its name."""
+    """Raises BadRequest for a request for another product than a sound. model: its name."""
     if request.frames:
         raise BadRequest("diffusion.frames", f"{model} makes sound and no films: leave it out, and say how long the sound is")
     for field in ("width", "height"):
@@ -170,19 +170,19 @@ class Convolution:
     is_transposed: bool = False
 
     def made_of(self, count: int) -> int:
-        """How many come of so many."""
+        """The number of values that come of so many inputs."""
         if self.is_transposed:
             return (count - 1) * self.stride + self.reach + 1 - 2 * self.padding
         return count + 2 * self.padding - self.reach
 
 
 class Upsampling:
-    """Which latents the samples of a decoder are made of. It is a chain of convolutions, each of which looks at some neighbours: with these
-    beside them, samples can be made of a part of the latents as they are of all."""
+    """The latents that the samples of a decoder depend on. A decoder is a chain of convolutions, each of which looks at some neighbours:
+    with these beside them, a part of the latents gives the same samples as all latents."""
 
     def __init__(self, decoder: nn.Module) -> None:
-        """decoder: whose convolutions stand in the order in which they are used; what lies beside the chain looks no further than it.
-        Raises BadCheckpoint for one of another kind."""
+        """decoder: its convolutions stand in the order in which they are used, and no part beside the chain looks further than the chain.
+        Raises BadCheckpoint for a decoder of another kind."""
         self._chain = tuple(_convolution(each) for each in decoder.modules() if isinstance(each, nn.Conv1d | nn.ConvTranspose1d))
 
     @property
@@ -191,7 +191,7 @@ class Upsampling:
         return math.prod(each.stride for each in self._chain)
 
     def samples(self, latents: int) -> int:
-        """How many come of so many latents."""
+        """The number of samples that come of so many latents."""
         count = latents
         for each in self._chain:
             count = each.made_of(count)

@@ -42,7 +42,7 @@ TRANSFORMER = "transformer"
 
 @dataclass(frozen=True, slots=True)
 class Forward:
-    """Message: call the transformer with these."""
+    """Message: call the transformer with these arguments."""
 
     arguments: Mapping[str, Any]
 
@@ -71,7 +71,7 @@ class FollowerOfDrawing:
 
 
 class Spread:
-    """Passes of a transformer, computed by all ranks: it takes the place of its `forward`."""
+    """Passes of a transformer, computed by all ranks: it replaces the transformer's `forward`."""
 
     def __init__(self, transformer: Any, team: Team, least: int) -> None:
         """The transformer of the first rank, whose team is connected. least: fewest tokens of words, and of pictures, that a pass has."""
@@ -80,8 +80,8 @@ class Spread:
         transformer.forward = self
 
     def __call__(self, **arguments: Any) -> Any:
-        """Raises RanksApart, also for every pass after the one that failed: the others might be in the middle of that. Raises ValueError,
-        and nothing is sent, for fewer tokens than there are ranks to share them."""
+        """Raises RanksApart, also for every pass after a failed one: the other ranks might be in the middle of the failed pass. Raises
+        ValueError, and sends nothing, for fewer tokens than there are ranks to share them."""
         if self._apart:
             raise RanksApart(self._apart)
         for name in ("hidden_states", "encoder_hidden_states"):
@@ -102,7 +102,7 @@ def is_spread(transformer: Any) -> bool:
 
 
 def placed(pipe: Any, memory: MemoryPlan, team: Team | None) -> Any:
-    """A pipeline that was loaded on the CPU, where it computes; of several ranks with those. Raises LoadError."""
+    """A pipeline that was loaded on the CPU, moved to where it computes; with several ranks, together with the others. Raises LoadError."""
     if team is None:
         return memory.placed(pipe)
     sharing = memory.ranks if memory.chosen.context_parallel else 1
@@ -115,7 +115,8 @@ def placed(pipe: Any, memory: MemoryPlan, team: Team | None) -> Any:
 
 
 def team_of(folder: Path, options: LoadOptions) -> Team | None:
-    """The other ranks, which load at once; None where there is one. Raises LoadError for a pipeline or a number of ranks that cannot be."""
+    """The other ranks, which load at once; None for a single rank. Raises LoadError for a pipeline or a number of ranks that is
+    impossible."""
     size = options.tensor_parallel_size
     if size == 1:
         return None
@@ -144,7 +145,7 @@ def read_part(folder: Path, options: LoadOptions, group: Group) -> FollowerOfDra
 
 
 def cut(transformer: Any, group: Group) -> None:
-    """Leave the part of a rank of the weights that the plan of Diffusers names; others stay whole."""
+    """Keep a rank's part of the weights that the plan of Diffusers names; other weights stay whole."""
     plan: Mapping[str, str] = type(transformer)._tp_plan
     part = weights_of_part(transformer.state_dict().get, plan, group)
     for name, module in list(transformer.named_modules()):
@@ -162,14 +163,15 @@ def cut(transformer: Any, group: Group) -> None:
 
 
 def share_tokens(transformer: Any, size: int) -> None:
-    """Compute a part of the tokens in each of several ranks, all of them only for attention (Jacobs et al. 2023). The ranks meet in this.
+    """Compute a part of the tokens in each of several ranks, all tokens only for attention (Jacobs et al. 2023). The ranks meet in this
+    call.
 
-    As `enable_parallelism` of Diffusers does it, which wants an accelerator."""
+    `enable_parallelism` of Diffusers does the same, but only on an accelerator."""
     if size == 1:
         return
     device: torch.device = transformer.device
     mesh = init_device_mesh(device.type, (1, size), mesh_dim_names=("ring", "ulysses"))
-    # Any number of tokens: prompts are as long as they are.
+    # Any number of tokens, because prompts have any length.
     config = ContextParallelConfig(ulysses_degree=size, ulysses_anything=True, mesh=mesh)
     both = ParallelConfig(context_parallel_config=config)
     both.setup(mesh.get_rank(), size, device, mesh=mesh)
@@ -178,12 +180,12 @@ def share_tokens(transformer: Any, size: int) -> None:
         if hasattr(processor, "_parallel_config"):
             processor._parallel_config = both
     apply_context_parallel(transformer, config, transformer._cp_plan)
-    distributed.barrier()  # Groups were made, through what may be gone when all have met.
+    distributed.barrier()  # The groups were made through a store that may be gone when all have met.
 
 
 @contextmanager
 def _exchanged() -> Iterator[None]:
-    """A rank that is lost in an exchange of Diffusers, which has no error of its own for it, as RanksApart."""
+    """Turns the error of a rank that is lost in an exchange of Diffusers into RanksApart: Diffusers has no error of its own for that."""
     try:
         yield
     except torch.OutOfMemoryError:
@@ -193,7 +195,8 @@ def _exchanged() -> Iterator[None]:
 
 
 class _Summed(torch.nn.Module):
-    """A product of some columns of a weight with those of its input, added up over all ranks. bias: of the first rank only."""
+    """A product of some columns of a weight with the same columns of its input, added up over all ranks. bias: only the first rank has
+    one."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None, group: Group) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Sound by Stable Audio Open (Evans et al. 2024): a transformer that knows from where to where its sound goes on.
+"""Sound by Stable Audio Open (Evans et al. 2024): its transformer is told the begin and the end of the sound.
 
 The latents always have the length of the longest sound; the model was taught to leave the part behind the requested seconds silent. So
 sounds of all lengths share a pass, and each is cut to its own length.
@@ -27,7 +27,7 @@ from omnistage.models.diffusers.stepcache import StepCache
 USUAL_S = 10.0
 """Usual seconds of a model that can make more: the pipeline makes the most, which takes its time."""
 
-# The first level of noise, the last one and the 0 behind it lie beside the ends of the tree of noise, which takes its ends for them.
+# The first and the last level of noise, and the 0 behind, lie outside the tree of noise, which uses its ends for them.
 warnings.filterwarnings("ignore", "Should have t[ab]", UserWarning, "torchsde")
 
 
@@ -43,7 +43,7 @@ class StableAudioPainter(SoundPainter):
     follows: ClassVar[Mapping[str, Range]] = {}
 
     def __init__(self, pipe: Any, *others: Any) -> None:
-        """Raises BadCheckpoint for parts that do not go together."""
+        """Raises BadCheckpoint for parts that do not fit each other."""
         if not isinstance(pipe.vae, AutoencoderOobleck):
             raise BadCheckpoint(f"model_index.json: vae is {type(pipe.vae).__name__}; give AutoencoderOobleck")
         latents, drawn = pipe.vae.config.decoder_input_channels, pipe.transformer.config.in_channels
@@ -97,7 +97,7 @@ class StableAudioPainter(SoundPainter):
         return torch.randn((1, self.channels, self.latent_length), generator=generator, dtype=torch.float32).to(self.device)
 
     def sigmas(self, steps: int) -> int:
-        """The pipeline leaves them to the scheduler, and says how many."""
+        """None of our own: the pipeline tells the scheduler only their number."""
         return steps
 
     def shift(self, plan: DrawingPlan) -> float:
@@ -111,7 +111,7 @@ class StableAudioPainter(SoundPainter):
         return scheduler
 
     def group(self, canvas: Canvas) -> Hashable:
-        """All alike: words are filled up to one length."""
+        """All sounds are in one group: words are padded to one length."""
         return canvas.latents.shape, len(canvas.conditions.positive)
 
     def own_step_cache(self) -> StepCache:

@@ -1,4 +1,4 @@
-"""Steps that change little are not computed whole: each row of a batch decides for itself.
+"""The step cache: steps that change little are not computed whole, and each row of a batch decides for itself.
 
 The first block of a transformer is always computed. Its residual is what the block adds to a row. If the residual is nearly that of the
 last step which was computed whole, the other blocks would add nearly the same as they did then; the row gets that sum again, and skips
@@ -76,7 +76,7 @@ class StepCache:
 
     @contextmanager
     def applied(self, residuals: Sequence[Residuals], lengths: Sequence[int | None]) -> Iterator[None]:
-        """For one pass of so many rows."""
+        """In this context the cache serves one pass of so many rows."""
         if not any(each.threshold for each in residuals):
             yield
             return
@@ -85,7 +85,7 @@ class StepCache:
             yield
         finally:
             self._pass = None
-        # Nothing of a pass that failed, which each picture takes again alone.
+        # A failed pass leaves nothing here: each picture takes it again alone.
         for each, change in now.reused:
             each.reused += 1
             each.largest = max(each.largest, change)
@@ -111,7 +111,7 @@ class StepCache:
             now.added.append(added[row, :length])
             change = residuals.change(now.added[row]) if residuals.threshold else float("inf")
             now.changes.append(change)
-            if not change < residuals.threshold:  # Also of a change that is no number.
+            if not change < residuals.threshold:  # This also holds for a change that is no number.
                 now.kept.append(row)
         return made
 
@@ -120,7 +120,7 @@ class StepCache:
         rows = arguments[0] if arguments else named["hidden_states"]
         beside = named.get("encoder_hidden_states")
         if now.kept:
-            # All that is between the first block and the last has the rows that are kept, and no others.
+            # Between the first block and the last there are only the kept rows.
             picked = [self._picked(now, place, value, count) for place, value in enumerate(arguments)]
             made = forward(*picked, **{name: self._picked(now, name, value, count) for name, value in named.items()})
         else:

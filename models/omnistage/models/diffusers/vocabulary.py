@@ -1,5 +1,5 @@
-"""The description of a checkpoint of few words in its `omnistage.json`: what it draws, which words it knows, and whether its size can be
-changed. No torch."""
+"""The words of a checkpoint that knows few of them, from its `omnistage.json`: the things that it draws, the words that it knows, and
+whether its size can be changed. No torch."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ _WORD = re.compile(r"[^\W\d_]+")
 
 @dataclass(frozen=True, slots=True)
 class Vocabulary:
-    """what: it draws, in words; empty: a checkpoint that says nothing of this. words: that it knows, by what they name, first the things
-    that can be drawn, as in {"shape": ["circle", ...], "colour": ["red", ...]}. lower_case: it was taught in small letters, and prompts are
-    given to it so. one_size: it draws well in its own size alone."""
+    """what: the things that the checkpoint draws, in words; empty: it says nothing of this. words: the words that it knows, by their
+    subject, first the things that can be drawn, as in {"shape": ["circle", ...], "colour": ["red", ...]}. lower_case: it was taught in
+    small letters, and prompts are given to it so. one_size: it draws well only in its own size."""
 
     what: str = ""
     words: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
@@ -31,7 +31,7 @@ class Vocabulary:
 
     @classmethod
     def of(cls, folder: Path) -> Vocabulary:
-        """Raises BadCheckpoint for a file that says it in another form."""
+        """Read the file. Raises BadCheckpoint for a file of another form."""
         path = folder / DEFAULTS_FILE
         said = json_object(path).get("draws") if path.is_file() else None
         if said is None:
@@ -43,7 +43,7 @@ class Vocabulary:
         return cls(said["what"], words, said.get("lower_case", False), said.get("one_size", False))
 
     def cased(self, prompt: str) -> str:
-        """A prompt as the model was taught."""
+        """A prompt in the letters that the model was taught."""
         return prompt.lower() if self.lower_case else prompt
 
     def notes(self, prompt: str, size: tuple[int, int], usual: tuple[int, int]) -> Iterator[str]:
@@ -57,7 +57,8 @@ class Vocabulary:
 
 
 def _none_of(words: Sequence[str]) -> str:
-    """True of a prompt that has no such word, and of one that has a word of which the checkpoint says nothing."""
+    """The part of a note that lists words. The note is true of a prompt without these words, and of a prompt with a word that the
+    checkpoint does not mention."""
     return f"none of: {', '.join(words[:MOST_WORDS])}{', ...' if len(words) > MOST_WORDS else ''}"
 
 

@@ -38,7 +38,8 @@ class ZImagePainter(PicturePainter):
         )
 
     def text_tokens(self, text: str) -> tuple[int, int]:
-        """With their template. The transformer has a table of places, for words first and then for each side of the picture."""
+        """The tokens of the words with their template. The transformer has a table of places, for words first and then for each side of the
+        picture."""
         placed = (self.pipe.transformer.axes_lens[0] - 2) // PAD * PAD
         return len(self._ids(self.counting, text)), min(MOST_TOKENS, placed)
 
@@ -81,11 +82,12 @@ class ZImagePainter(PicturePainter):
         return None
 
     def own_step_cache(self) -> StepCache:
-        """Without its refiners, which see words and pictures apart. A layer gets the rows, their mask, places and times."""
+        """The step cache around the layers, without the refiners, which see words and pictures apart. A layer gets the rows, their mask,
+        places and times."""
         return StepCache(self.pipe.transformer.layers, (1, 2, 3))
 
     def length(self, row: BatchRow) -> int:
-        """Picture and words, each filled up."""
+        """The tokens of the picture and of the words, each padded."""
         return self.tokens(row.canvas.plan) + -(-len(row.text) // PAD) * PAD
 
     def velocities(self, rows: Sequence[BatchRow]) -> list[Tensor]:
@@ -98,13 +100,13 @@ class ZImagePainter(PicturePainter):
     def guided(self, positive: Tensor, negative: Tensor, canvas: Canvas) -> Tensor:
         both = positive + canvas.plan.guidance * (positive - negative)
         if canvas.plan.option("cfg_normalization", False):
-            # At most as far as the prompt alone would lead, of all places together.
+            # No longer than the prompt's own velocity, over all places together.
             there, led = torch.linalg.vector_norm(positive), torch.linalg.vector_norm(both)
             return both * (there / led) if led > there else both
         return both
 
     def is_guided(self, canvas: Canvas) -> bool:
-        """The last steps can be left out, see cfg_truncation."""
+        """Whether the next step is guided: a request may leave the last steps unguided, see cfg_truncation."""
         gone = float((1000 - canvas.sampler.timestep.float()) / 1000)
         return super().is_guided(canvas) and gone <= float(canvas.plan.option("cfg_truncation", 1.0))
 

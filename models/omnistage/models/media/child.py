@@ -55,7 +55,7 @@ GRACE_S = 5.0
 
 
 def serve(channel: socket.socket, limits: MediaLimits, *, confined: bool) -> None:
-    """Until the parent has gone, or memory is short."""
+    """Decode media until the parent has gone, or memory is short."""
     os.write(channel.fileno(), READY if confined else UNCONFINED)
     while True:
         message, descriptors, _, _ = socket.recv_fds(channel, MESSAGE_BYTES, 2, socket.MSG_CMSG_CLOEXEC)
@@ -81,9 +81,9 @@ def answer(request: dict[str, Any], file: BinaryIO, output: BoundedFile, limits:
         return {"no_room": str(error)}
     except BadMedia as error:
         return {"bad": str(error)}
-    except Exception as error:  # whatever a decoder makes of damaged bytes; a mistake of ours would be no better for the caller
+    except Exception as error:  # a decoder may raise anything for damaged bytes; a mistake of ours would be no better for the caller
         if faults.is_memory(error):
-            os._exit(OUT_OF_MEMORY)  # what a library held when it failed is gone with the process
+            os._exit(OUT_OF_MEMORY)  # memory that a failed library held is freed with the process
         if faults.is_shortage(error):
             return {"short": faults.told(error)}
         if faults.is_refusal(error):
@@ -110,7 +110,8 @@ def _made(kind: str, ask: dict[str, Any], file: BinaryIO, output: BoundedFile, l
 
 
 def _allow(seconds: float) -> None:
-    """So much processor time from now on. Then the system ends the process, however busy the machine is and whether its parent lives."""
+    """Allow so much processor time from now on. Then the system ends the process, however busy the machine is, and even if its parent has
+    ended."""
     signal.setitimer(signal.ITIMER_PROF, seconds)
 
 

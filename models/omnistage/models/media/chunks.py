@@ -64,7 +64,7 @@ WIDE = (b"RF64", b"BW64")
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """start: where its content begins. size: of that, as it says."""
+    """start: place of its content. size: bytes of the content, as the chunk says."""
 
     name: bytes
     start: int
@@ -77,7 +77,7 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True)
 class SoundExtent:
-    """stop: where a sound ends. then: where the next one begins, or the end of the file. other: what its head has to say, by place."""
+    """stop: end of a sound. then: place of the next sound, or the end of the file. other: bytes that must stand in its head, by place."""
 
     stop: int
     then: int
@@ -101,7 +101,7 @@ def layout(file: BinaryIO, at: int) -> ChunkLayout | None:
 
 def extent(file: BinaryIO, form: ChunkLayout, most_bytes: int, search: HeadSearch) -> SoundExtent:
     """The extent of the first sound in a file that begins with a sound of this layout. most_bytes: largest size of a file. Raises BadMedia
-    for one that was cut off."""
+    for a sound that was cut off."""
     end = file.seek(0, io.SEEK_END)
     samples = next((chunk for chunk in _chunks(file, form.first, end, form) if chunk.name == form.samples), None)
     if samples is None:
@@ -116,7 +116,7 @@ def extent(file: BinaryIO, form: ChunkLayout, most_bytes: int, search: HeadSearc
         if few and left - said > SLACK and (another := search.next_head(file, samples.start, stop)) is not None:
             raise cut_off(stop, another)
     elif said <= most_bytes and stop > end + SLACK and abs(whole - end) > form.first:
-        # A whole that ends where the file does was not cut off, whatever its chunk says.
+        # A whole that ends with the file was not cut off, even if its chunk says so.
         raise cut_off(stop, end)
     else:
         size, then = _searched(file, samples.start, end, form, search)
@@ -142,8 +142,8 @@ def _said(file: BinaryIO, form: ChunkLayout, samples: Chunk) -> tuple[int, int, 
 
 
 def _following(file: BinaryIO, stop: int, end: int, form: ChunkLayout, *, few: bool) -> int:
-    """Where the next sound begins behind samples that end at `stop`, or the end of the file; 0 where more samples seem to follow. few: so
-    few bytes are left that they are no samples."""
+    """The place of the next sound behind samples that end at `stop`, or the end of the file; 0 if more samples seem to follow. few: so few
+    bytes are left that they are no samples."""
     for at in dict.fromkeys((_aligned(stop, form), stop)):
         if begins(file, at):
             return at
@@ -192,7 +192,7 @@ def _chunks(file: BinaryIO, at: int, end: int, form: ChunkLayout) -> Iterator[Ch
         if chunk.name == form.samples:
             return
         file.seek(_aligned(chunk.end, form))
-        # Some leave out the byte that makes an odd size even.
+        # Some programs leave out the byte that makes an odd size even.
         at = _aligned(chunk.end, form) if _is_name(file.read(4)) else chunk.end
 
 

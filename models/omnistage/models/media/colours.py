@@ -34,18 +34,19 @@ SAME_LEVELS = 3
 
 @dataclass(frozen=True, slots=True)
 class ColoursAndOpacity:
-    """colours: RGB. opacity: L, 255 for opaque; None where all is."""
+    """colours: RGB. opacity: L, 255 for opaque; None if all pixels are opaque."""
 
     colours: Image.Image
     opacity: Image.Image | None
 
     def laid_on(self, background: Colour) -> Image.Image:
-        """RGB: what lies over a ground of that colour."""
+        """RGB: the picture over a ground of that colour."""
         return self.colours if self.opacity is None else laid(self.colours, self.opacity, background)
 
 
 def laid(colours: Image.Image, opacity: Image.Image, background: Colour) -> Image.Image:
-    """As viewers and qwen-omni-utils do it, before anything is resized: what hides under transparency is mixed into nothing."""
+    """The picture on a ground, as viewers and qwen-omni-utils lay it, before anything is resized: colours under transparent pixels never
+    mix into the result."""
     ground = Image.new("RGB", colours.size, background)
     ground.paste(colours, mask=opacity)
     return ground
@@ -70,7 +71,7 @@ def _opacity(image: Image.Image, stored: str, file: BinaryIO) -> Image.Image | N
     if image.mode.startswith("I;16"):
         return Image.fromarray((np.asarray(image) != key) * np.uint8(255))
     if image.mode == "RGB" and stored.startswith("RGB;16"):
-        # Pillow keeps the upper bytes of the samples: a colour is that one if the lower ones are the same, too.
+        # Pillow keeps only the upper bytes of the samples: two colours are equal only if the lower bytes agree too.
         lower = Image.open(_rewound(file), formats=[str(image.format)])
         lower.tile = [tile._replace(args="RGB;16L") for tile in lower.tile]
         lower.load()
@@ -83,7 +84,7 @@ def _opacity(image: Image.Image, stored: str, file: BinaryIO) -> Image.Image | N
 
 
 def _straight(image: Image.Image) -> Image.Image:
-    """With colours that are not multiplied by how opaque they are."""
+    """The picture with colours that are not multiplied by its opacity."""
     return image.convert(STRAIGHT[image.mode]) if image.mode in STRAIGHT else image
 
 
@@ -98,7 +99,8 @@ def _rewound(file: BinaryIO) -> BinaryIO:
 
 
 def _drawn_part(image: Image.Image, box: tuple[int, int, int, int] | None, opacity: Image.Image | None) -> Image.Image | None:
-    """The first picture of a GIF may be smaller than its screen: around it nothing is drawn, where Pillow fills in a colour."""
+    """The opacity, with nothing opaque outside the drawn part: the first picture of a GIF may be smaller than its screen, and Pillow fills
+    the rest with a colour."""
     if box is None or box == (0, 0, *image.size):
         return opacity
     part = Image.new("L", image.size, 0)
@@ -107,8 +109,7 @@ def _drawn_part(image: Image.Image, box: tuple[int, int, int, int] | None, opaci
 
 
 def _base(image: Image.Image) -> Image.Image:
-    """L, RGB or CMYK, without what says how opaque it is. Pillow would cut off greys of more bits at 255, where nearly all of them are
-    white."""
+    """L, RGB or CMYK, without opacity. Pillow would cut off greys of more bits at 255, and nearly all of them would be white."""
     if image.mode in ("L", "RGB", "CMYK"):
         return image
     if image.mode.startswith("I;16") or image.mode in ("I", "F"):
@@ -130,28 +131,28 @@ def _grey(image: Image.Image) -> Image.Image:
             )
         samples = np.asarray(image)
         if image.mode == "I" and tags.get(SAMPLE_FORMAT, (1,))[0] == 1:
-            samples = samples.view(np.uint32)  # Pillow has no other whole numbers of 32 bits than those with a sign.
+            samples = samples.view(np.uint32)  # Pillow has only signed whole numbers of 32 bits.
         grey = _by_range(samples, low, high)
-    # In some TIFFs the smallest sample is white: Pillow turns those of 8 bits and less around, and no others.
+    # In some TIFFs the smallest sample is white: Pillow inverts samples of 8 bits and less, and no others.
     return Image.fromarray(255 - grey if tags.get(PHOTOMETRIC) == 0 else grey)
 
 
 def _number(value: object) -> float:
-    """The value of an entry, of its first sample if it has one for each; NaN for none."""
+    """The value of an entry, of its first sample if the entry has a value for each sample; NaN if there is no value."""
     first = value[0] if isinstance(value, tuple) and value else value
     number = float(first) if isinstance(first, int | float) else math.nan
     return number if math.isfinite(number) else math.nan
 
 
 def _by_table(grey: NDArray[np.uint16], bits: int) -> NDArray[np.uint8]:
-    """By a table, which needs no memory for products."""
+    """8-bit levels by a table, which needs no memory for products."""
     top = (1 << bits) - 1
     table = (np.arange(top + 1, dtype=np.uint32) * 255 + top // 2) // top
     return table.astype(np.uint8)[grey]
 
 
 def _by_range(samples: NDArray[np.generic], low: float, high: float) -> NDArray[np.uint8]:
-    """A sample that is no number becomes black."""
+    """8-bit levels of samples between low and high. A sample that is no number becomes black."""
     scaled = np.nan_to_num(samples.astype(np.float64), copy=False, nan=low, posinf=high, neginf=low)
     scaled -= low
     scaled *= 255 / (high - low)
@@ -159,12 +160,12 @@ def _by_range(samples: NDArray[np.generic], low: float, high: float) -> NDArray[
 
 
 def _in_srgb(base: Image.Image, profile: bytes | None) -> Image.Image:
-    """RGB. Without a profile, or with one that is broken or of another kind of colours, the numbers are taken for those of sRGB."""
+    """RGB. Without a profile, or with a broken profile or one for another kind of colours, the numbers are taken for sRGB."""
     transform = None
     if profile and len(profile) <= PROFILE_BYTES:
         try:
             transform = _transform(profile, base.mode)
-        except (OSError, ImageCms.PyCMSError):  # How LittleCMS says that it makes no sense of it, which is no fault of the pixels.
+        except (OSError, ImageCms.PyCMSError):  # LittleCMS raises this for a profile that it cannot read, which is no fault of the pixels.
             transform = None
     converted = base if transform is None else ImageCms.applyTransform(base, transform)
     assert converted is not None
@@ -172,7 +173,7 @@ def _in_srgb(base: Image.Image, profile: bytes | None) -> Image.Image:
 
 
 def _transform(profile: bytes, mode: str) -> ImageCms.ImageCmsTransform | None:
-    """From the colours of a profile to sRGB; None for a profile that is sRGB already, or is not for such samples."""
+    """The transform from the colours of a profile to sRGB; None for a profile that is sRGB already, or is made for other samples."""
     source = ImageCms.ImageCmsProfile(io.BytesIO(profile))
     if PROFILE_MODES.get(source.profile.xcolor_space) != mode:
         return None

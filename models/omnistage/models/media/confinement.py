@@ -1,4 +1,4 @@
-"""A process that may do nothing any more but compute and answer: the kernel refuses the rest. For Linux on x86-64."""
+"""Confinement of a process: from then on it may only compute and answer, and the kernel refuses everything else. For Linux on x86-64."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ CALLS = (
     *(0, 1, 3, 5, 7, 8, 17, 18, 19),  # read write close fstat poll lseek pread64 pwrite64 readv
     *(11, 12, 25),  # munmap brk mremap
     *(13, 14, 15, 131, 219, 60, 231),  # rt_sigaction rt_sigprocmask rt_sigreturn sigaltstack restart_syscall exit exit_group
-    47,  # recvmsg: a file comes by it. Nothing is sent but by write, which sends no descriptor
+    47,  # recvmsg: receives the files. Only write sends anything, and write sends no descriptor
     *(24, 204, 309),  # sched_yield sched_getaffinity getcpu
     *(35, 230, 228, 96, 201),  # nanosleep clock_nanosleep clock_gettime gettimeofday time
     *(39, 186, 98, 99, 318),  # getpid gettid getrusage sysinfo getrandom
@@ -45,8 +45,8 @@ each acts on this process and on the descriptors that it was given."""
 
 @dataclass(frozen=True, slots=True)
 class Only:
-    """A call that is let through only with some values of an argument, counted from 0: none of the bits `without`, or one of `values`.
-    The kernel takes all of these arguments as 32 bits, or asks for bits that stand there."""
+    """A call that is allowed only with some values of an argument: none of the bits `without`, or one of `values`. argument: its number,
+    from 0. The kernel reads all of these arguments as 32 bits, or tests only bits among the lower 32."""
 
     call: int
     argument: int
@@ -58,21 +58,21 @@ _WAIT_AND_WAKE = tuple(one | flags for one in (0, 1, 9, 10) for flags in (0, 128
 """Operations of futex, with and without a set of bits; flags: for one process, by the clock of the day."""
 
 LIMITED = (
-    # Memory that runs as code is what was there before. Memory that is shared is not freed with the addresses that it had, so that the
-    # limit of addresses would be none; and a result that is mapped for writing cannot be sealed.
+    # Only memory that was there before runs as code. Shared memory is not freed with its addresses, so it would escape the limit of
+    # addresses; and a result that is mapped for writing cannot be sealed.
     Only(9, 2, without=mmap.PROT_EXEC),  # mmap
     Only(9, 3, without=mmap.MAP_SHARED),
     Only(10, 2, without=mmap.PROT_EXEC),  # mprotect
-    Only(28, 2, values=(mmap.MADV_DONTNEED, mmap.MADV_FREE, mmap.MADV_HUGEPAGE)),  # madvise: for root it knows how to break memory
+    Only(28, 2, values=(mmap.MADV_DONTNEED, mmap.MADV_FREE, mmap.MADV_HUGEPAGE)),  # madvise: root can break memory with it
     Only(38, 0, values=(signal.ITIMER_PROF,)),  # setitimer
-    Only(202, 1, values=_WAIT_AND_WAKE),  # futex: all that locks of one process need, without the parts in which kernels had their holes
+    Only(202, 1, values=_WAIT_AND_WAKE),  # futex: the operations for locks of one process, without those that had security holes
 )
 """Calls of which decoding needs a part. There is no fcntl and no ioctl: by both the kernel sends signals to any process of the user."""
 
 
 def confine() -> bool:
-    """From here on only CALLS and LIMITED, for as long as the process lives and for all of its threads. Every other call fails with
-    REFUSED, as if the machine had refused it. False where the kernel has no such filters."""
+    """Allow only CALLS and LIMITED from here on, as long as the process lives and for all of its threads. Every other call fails with
+    REFUSED, as if the machine had refused it. Returns False if the kernel has no such filters."""
     code = _filter()
     words = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *one) for one in code))
     program = ctypes.create_string_buffer(struct.pack("HxxxxxxQ", len(code), ctypes.addressof(words)))
@@ -90,7 +90,7 @@ def confine() -> bool:
 def _filter() -> list[Instruction]:
     """The filter that the kernel runs before every call. Numbers of the x32 ABI have a bit that no number here has."""
     code = [
-        (LOAD, 0, 0, 4),  # which kind of machine the call is for: the others' numbers mean something else
+        (LOAD, 0, 0, 4),  # the architecture of the call: numbers of other architectures mean other calls
         (JUMP_EQUAL, 1, 0, AUDIT_ARCH_X86_64),
         REFUSE,
         (LOAD, 0, 0, 0),
@@ -104,8 +104,8 @@ def _filter() -> list[Instruction]:
 
 
 def _looked_at(one: Only) -> list[Instruction]:
-    """Refuses, or goes on behind it."""
-    load = (LOAD, 0, 0, 16 + 8 * one.argument)  # the lower half: this machine has it first
+    """The instructions that check an argument: they refuse the call, or go on behind themselves."""
+    load = (LOAD, 0, 0, 16 + 8 * one.argument)  # the lower half, which this machine stores first
     if one.without:
         return [load, (JUMP_ANY, 0, 1, one.without), REFUSE]
     left = range(len(one.values), 0, -1)

@@ -1,4 +1,4 @@
-"""Files of sound and film opened by FFmpeg, which may read nothing but them. Runs in the decoding process."""
+"""Files of sound and film opened by FFmpeg, which may read no other file. Runs in the decoding process."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from fractions import Fraction
 from typing import Any, BinaryIO, NoReturn, cast
 
 import av
-import av.subtitles.stream  # PyAV loads it when it is first needed, and then no file can be opened any more
+import av.subtitles.stream  # PyAV would load this module at its first use, when no file can be opened any more
 from av.container import InputContainer
 from av.format import Flags
 
@@ -50,7 +50,7 @@ UNDECODED = 0.1
 
 
 def opened(file: BinaryIO, limits: MediaLimits) -> InputContainer | None:
-    """The file from its beginning, None for one that is of no format here. Close it."""
+    """The file from its beginning; None for a file of no known format. Close the result."""
     file.seek(0)
     options = {
         "protocol_whitelist": "none",
@@ -72,14 +72,15 @@ LISTING = ("mov,mp4,m4a,3gp,3g2,mj2", "avi")
 
 
 def video_stream(container: InputContainer) -> Any:
-    """The film in it, None if there is none: of several the one that is meant to be shown, then the largest. The cover of a record is no
-    film."""
+    """The film in the file; None if there is none. The film that is meant to be shown comes before others, then the largest one. The cover
+    of a record is no film."""
     films = [stream for stream in container.streams.video if not stream.disposition & av.stream.Disposition.attached_pic]
     return max(films, key=lambda stream: (_is_default(stream), stream.width * stream.height), default=None)
 
 
 def sound_stream(container: InputContainer) -> Any:
-    """The sound in it, None if there is none: of several the one that is meant to be heard, then the one with the most channels."""
+    """The sound in the file; None if there is none. The sound that is meant to be heard comes before others, then the one with the most
+    channels."""
     return max(container.streams.audio, key=lambda stream: (_is_default(stream), stream.channels), default=None)
 
 
@@ -109,14 +110,14 @@ def packets(container: InputContainer, *streams: Any) -> Iterator[Any]:
 
 
 def frames(container: InputContainer, stream: Any, beside: Any = None) -> Iterator[Any]:
-    """All that it shows or plays, on one clock with the stream beside it. A file that was cut off may end within a packet,
-    which cannot be decoded then and is left out; before others such a one is damage, and FFmpeg's error is raised, or BadMedia where some
-    may be so and these are too many."""
+    """Yields all frames that the stream shows or plays, on one clock with the stream beside it. A file that was cut off may end within a
+    packet: the last packet cannot be decoded then, and is left out. Such a packet before others is damage: FFmpeg's error is raised, or
+    BadMedia for a format that allows some such packets and has too many of them."""
     decoder = _decoder(stream)
     count = undecoded = 0
     broken = None
     for packet in packets(container, stream, *([beside] if beside else [])):
-        if packet.stream.index != stream.index:  # the last, empty one has no number of its own
+        if packet.stream.index != stream.index:  # the last, empty packet has no number of its own
             continue
         if broken and packet.size:
             raise broken
@@ -158,7 +159,7 @@ def check_listed(container: InputContainer, file: BinaryIO) -> None:
 
 
 def checked_decoder(stream: Any, known: tuple[str, ...], limits: MediaLimits) -> None:
-    """Before the first frame is decoded: by one thread, and by nothing that is not looked after. Raises BadMedia."""
+    """Set the stream up before its first frame is decoded, for one thread, with a decoder that is known and maintained. Raises BadMedia."""
     context = stream.codec_context
     if context is None or context.name not in known:
         name = "unknown" if context is None else context.name

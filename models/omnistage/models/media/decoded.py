@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-# The arrays are views of one private mapping each, writable, and free their memory with the last of them.
+# Each array is a writable view of a private mapping, whose memory is freed with its last view.
 
 
 @dataclass(frozen=True, slots=True)

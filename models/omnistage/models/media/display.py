@@ -1,4 +1,4 @@
-"""How a frame of a film is shown: upright, as wide as it is meant to be, and on a ground where it is transparent.
+"""The display of a frame of a film: upright, as wide as it is meant to be, and on a ground where it is transparent.
 
 This module follows a container's words about it as FFmpeg's command and players do.
 """
@@ -24,7 +24,7 @@ FINEST_ASPECT = 200
 
 
 def pixel_aspect(stream: Any) -> float:
-    """How wide a pixel of it is shown, for its height."""
+    """The width in which a pixel of the film is shown, divided by its height."""
     aspect = float(stream.sample_aspect_ratio or 1)
     return aspect if 1 / FINEST_ASPECT <= aspect <= FINEST_ASPECT else 1.0
 
@@ -44,18 +44,18 @@ def picture(frame: Any, aspect: float, background: Colour) -> tuple[Image.Image,
 
 
 def _matrix(frame: Any) -> tuple[tuple[int, int], tuple[int, int]]:
-    """Where one step across the stored picture leads, and one step down it: each as far to the right and down."""
+    """The directions of one step across the stored picture and of one step down, each as (right, down) in the shown picture."""
     said = frame.side_data.get(Type.DISPLAYMATRIX)
     if said is None:
         return (1, 0), (0, 1)
     a, b, _, c, d, *_ = (int(value) for value in np.frombuffer(bytes(said), np.int32))
     if not (a or c) or not (b or d):
-        return (1, 0), (0, 1)  # all of it on one line, which nobody means
+        return (1, 0), (0, 1)  # all pixels on one line, which nobody means
     return (a, b), (c, d)
 
 
 def _flipped(pixels: NDArray[np.uint8], down: int, right: int) -> NDArray[np.uint8]:
-    """Upside down where a step down leads up, mirrored where a step to the right leads to the left."""
+    """The pixels, upside down if a step down leads up, mirrored if a step to the right leads to the left."""
     return np.ascontiguousarray(pixels[:: -1 if down < 0 else 1, :: -1 if right < 0 else 1])
 
 

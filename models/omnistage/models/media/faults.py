@@ -1,4 +1,4 @@
-"""Whose fault an error is: the medium's, or that of the process that decodes and of its machine. Runs in the decoding process."""
+"""The fault behind an error: the medium's, or that of the decoding process and its machine. Runs in the decoding process."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ MOST_TOLD = 1000
 
 
 def is_memory(error: BaseException) -> bool:
-    """Pillow says it in words only."""
+    """Whether memory is short. Pillow says so only in words."""
     return isinstance(error, MemoryError) or getattr(error, "errno", None) == errno.ENOMEM or "out of memory" in str(error)
 
 
 def is_shortage(error: BaseException) -> bool:
-    """Whether the machine is short of something else."""
+    """Whether the machine is short of something other than memory."""
     return any(_of_system(one) in SHORTAGES for one in _chain(error))
 
 
@@ -52,7 +52,7 @@ def words(error: BaseException) -> str:
 
 
 def told(error: BaseException) -> str:
-    """Which error, and the calls that led to it, the last one first."""
+    """The error, and the calls that led to it, the last one first."""
     frames = reversed(list(traceback.walk_tb(error.__traceback__)))
     calls = (f"{frame.f_code.co_name} ({PurePath(frame.f_code.co_filename).name}:{line})" for frame, line in frames)
     return f"{type(error).__name__}: {getattr(error, 'strerror', None) or error}, in {' < '.join(calls)}"[:MOST_TOLD]
@@ -63,7 +63,7 @@ def _of_system(error: BaseException) -> int | None:
 
 
 def _chain(error: BaseException | None) -> Iterator[BaseException]:
-    """It, and those that led to it. A library may say what went wrong in words of its own."""
+    """The error, and the errors that led to it. A library may hide the cause behind an error of its own."""
     while error is not None:
         yield error
         error = error.__cause__ or error.__context__

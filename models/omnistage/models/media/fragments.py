@@ -1,5 +1,5 @@
-"""Pieces of a film's file that follow its head: fragments of MP4 (ISO/IEC 14496-12) and clusters of WebM (RFC 9559). FFmpeg's own are there
-only with the frame that comes next, and have wrong times where sound lies between frames."""
+"""Pieces of a film's file that follow its head: fragments of MP4 (ISO/IEC 14496-12) and clusters of WebM (RFC 9559). FFmpeg's own pieces
+are complete only with the next frame, and have wrong times if sound lies between frames."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def fragment(number: int, samples: Sequence[EncodedSample]) -> bytes:
 
 
 def _moof(number: int, tracks: Sequence[tuple[int, Sequence[EncodedSample]]], offset: int) -> bytes:
-    """offset: of the first sample, from the beginning of this box on."""
+    """The box before the samples. offset: place of the first sample, from the beginning of this box on."""
     parts = [_box(b"mfhd", struct.pack(">II", 0, number))]
     for track, samples in tracks:
         head = struct.pack(">II", MOOF_IS_BASE, track)
@@ -70,11 +70,11 @@ def _element(name: int, body: bytes) -> bytes:
 
 
 def without_delimiter(data: bytes) -> bytes:
-    """A frame of AV1 as MP4 has it: without the mark between frames, which the container is."""
+    """A frame of AV1 as MP4 has it: without the mark between frames, because the container separates them."""
     return data[2:] if data.startswith(b"\x12\x00") else data
 
 
 def with_lengths(data: bytes) -> bytes:
-    """A frame of H.264 as MP4 has it: before each unit its length, in place of a mark (three bytes, which no unit has in it)."""
+    """A frame of H.264 as MP4 has it: each unit begins with its length, in place of a mark (three bytes that no unit contains)."""
     units = [unit.rstrip(b"\x00") for unit in data.split(b"\x00\x00\x01")]
     return b"".join(struct.pack(">I", len(unit)) + unit for unit in units if unit)

@@ -1,4 +1,4 @@
-"""How sounds in files begin: heads that are so long that no samples look like one. Runs in the decoding process."""
+"""The heads with which sounds in files begin, which are so long that no samples look like one. Runs in the decoding process."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from omnistage.models.media.wholeness import ASF_HEAD
 
 HEAD = re.compile(
     rb"(?:RIF[FX]|RF64|BW64).{4}WAVE|FORM.{4}AIF[FC]|riff\x2e\x91\xcf\x11|caff\x00\x01"
-    rb"|fLaC[\x00\x80]\x00\x00\x22"  # RFC 9639: and the head of its first block, whose size never differs.
+    rb"|fLaC[\x00\x80]\x00\x00\x22"  # RFC 9639: with the head of its first block, whose size never differs.
     rb"|OggS\x00\x02|\x00\x00[\x00-\x03].ftyp|\x1a\x45\xdf\xa3(?:[\x80-\xff]|\x01.{7})\x42\x86"
-    rb"|\.snd\x00\x00.{6}\x00\x00\x00[\x01-\x1f]"  # AU: its numbers are of 32 bits and small, but for one.
+    rb"|\.snd\x00\x00.{6}\x00\x00\x00[\x01-\x1f]"  # AU: all of its numbers but one are small, in 32 bits.
     rb"|#!AMR(?:-WB)?\n|Creative Voice File\x1a|FLV\x01[\x01\x04\x05]\x00\x00\x00\x09\x00\x00\x00\x00|" + re.escape(ASF_HEAD),
     re.DOTALL,
 )
@@ -37,7 +37,7 @@ def begins(file: BinaryIO, at: int) -> bool:
 
 
 class HeadSearch:
-    """Where sounds begin in one file. However many there are, the work has a bound."""
+    """A search for the beginnings of sounds in one file. The work has a bound, however many sounds there are."""
 
     def __init__(self) -> None:
         self._left = MOST
@@ -51,7 +51,7 @@ class HeadSearch:
         return next((at for at in self.candidates(file, begin, HEAD, HEAD_BYTES) if at < end), None)
 
     def candidates(self, file: BinaryIO, begin: int, head: re.Pattern[bytes], most_bytes: int) -> Iterator[int]:
-        """Where something begins so, which has so many bytes at most, until enough of them were looked at."""
+        """Yields places that match a head, until enough of them were looked at. most_bytes: most bytes of a match."""
         for at in found(file, begin, head, most_bytes):
             if not self._left:
                 return
@@ -60,7 +60,7 @@ class HeadSearch:
 
 
 def found(file: BinaryIO, begin: int, head: re.Pattern[bytes], most_bytes: int) -> Iterator[int]:
-    """Where something begins so, which has so many bytes at most."""
+    """Yields places that match a head. most_bytes: most bytes of a match."""
     block = FIRST_BLOCK
     while True:
         file.seek(begin)

@@ -1,4 +1,4 @@
-"""How many parts a picture's file has, counted before it is decoded: a header with width and height does not show this work.
+"""The number of parts in a picture's file, counted before it is decoded: a header with width and height does not show this work.
 
 Each walk is linear in the bytes of the file and ends at its bound, which is far above what programs write. Runs in the decoding process.
 """
@@ -71,7 +71,8 @@ def _check(count: int, most: int, what: str) -> None:
 
 def _check_jpeg(file: BinaryIO) -> None:
     """ISO/IEC 10918-1, annex B: a marker, and for most of them a length and so many bytes; samples come behind the start of a scan. Pillow
-    reads on behind an end before any scan, and takes some markers to have no length: so it is done here, to find all that it finds."""
+    reads on behind an end before any scan, and takes some markers to have no length: this check does the same, to find every part that
+    Pillow finds."""
     file.seek(0)
     data = file.read(MOST_READ)
     at = scans = segments = exif = fill = 0
@@ -93,7 +94,7 @@ def _check_jpeg(file: BinaryIO) -> None:
 
 
 def _has_length(marker: int) -> bool:
-    """Whether Pillow reads a length behind it."""
+    """Whether Pillow reads a length behind the marker."""
     _, _, handler = MARKER.get(0xFF00 | marker, ("", "", None))
     return handler is not None
 
@@ -111,7 +112,7 @@ def _check_png(file: BinaryIO) -> None:
 
 
 def _check_gif(file: BinaryIO) -> None:
-    """An extension has its kind, and blocks of a length and so many bytes, up to one of none."""
+    """An extension has its kind, and blocks of a length and so many bytes, up to an empty block."""
     file.seek(10)
     flags = file.read(1)
     at = 13 + (3 << (flags[0] & 7) + 1 if flags and flags[0] & 128 else 0)

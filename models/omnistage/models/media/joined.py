@@ -59,7 +59,7 @@ class Stretch(io.RawIOBase):
 
 
 def joined_sounds(file: BinaryIO, most_bytes: int) -> Iterator[BinaryIO]:
-    """most_bytes: that a file may have at all. Raises BadMedia for one that was cut off."""
+    """most_bytes: largest size of a file. Raises BadMedia for a sound that was cut off."""
     end = file.seek(0, io.SEEK_END)
     search = HeadSearch()
     begin = count = 0
@@ -74,7 +74,7 @@ def joined_sounds(file: BinaryIO, most_bytes: int) -> Iterator[BinaryIO]:
 
 
 def _behind_tags(file: BinaryIO) -> int:
-    """Where a sound begins that has tags in front though it is no MP3: FFmpeg passes over them in front of few others."""
+    """The place of a sound that has tags in front and is no MP3; 0 for others. FFmpeg passes over tags in front of few other formats."""
     at = mp3.behind_tags(file)
     file.seek(at)
     return at if at and HEAD.match(file.read(HEAD_BYTES)) else 0
@@ -100,7 +100,7 @@ def _extent(file: BinaryIO, most_bytes: int, search: HeadSearch) -> chunks.Sound
 
 
 def _next_boxes(file: BinaryIO, end: int) -> int:
-    """Where the second of some MP4s begins, or another sound, or the file ends."""
+    """The place of the second MP4 or of another sound, or the end of the file."""
     last = 0
     for kind, at, behind in boxes(file):
         if at and kind == b"ftyp":
@@ -110,7 +110,7 @@ def _next_boxes(file: BinaryIO, end: int) -> int:
 
 
 def _next_matroska(file: BinaryIO, end: int) -> int:
-    """Where another sound begins, or the file ends."""
+    """The place of another sound, or the end of the file."""
     last = matroska_bytes(file)
     return last if 0 < last < end and begins(file, last) else end
 
@@ -123,7 +123,7 @@ def _mended_au(head: bytes, end: int) -> Mapping[int, bytes]:
 
 
 def _next_ogg(file: BinaryIO, end: int) -> int:
-    """Where the second one begins, or the file ends. Raises BadMedia if it ends in the middle of a page."""
+    """The place of the second sound, or the end of the file. Raises BadMedia if the file ends in the middle of a page."""
     at, begun, ended = 0, False, False
     while at < end:
         file.seek(at)

@@ -1,4 +1,4 @@
-"""How many frames an MP3 says it has, in the header that encoders put into its first frame. Runs in the decoding process."""
+"""The number of frames that an MP3 states in the header that encoders put into its first frame. Runs in the decoding process."""
 
 from __future__ import annotations
 
@@ -33,21 +33,21 @@ TAGGED = re.compile(rb"ID3[\x02-\x04]\x00[\x00-\xf0][\x00-\x7f]{4}")
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """frames: of sound, the first one, which the header is in, not counted. place: in the file, of that number. end: of the file as far as
-    the header tells, 0 if it does not."""
+    """frames: frames of sound without the first frame, which holds the header. place: place of that number in the file. end: end of the
+    file as the header tells it, 0 if it does not."""
 
     frames: int
     place: int
     end: int
 
     def tells(self, there: int, most_bytes: int) -> bool:
-        """Whether the end of a file of so many bytes may be missing, where it has fewer frames than it says. If the header says a number of
+        """Whether the end of a file of so many bytes may be missing, if it has fewer frames than it says. If the header says a number of
         bytes, that decides. A number that no file of most_bytes can have tells nothing."""
         return there < self.end <= most_bytes if self.end else self.frames * LEAST_FRAME <= most_bytes
 
 
 def header(file: BinaryIO) -> Header | None:
-    """None where the file has none, or that does not say how many frames there are."""
+    """The header; None if the file has none, or the header does not state the number of frames."""
     at = behind_tags(file)
     file.seek(at)
     head = file.read(FIRST_BYTES)
@@ -74,7 +74,7 @@ def begins(file: BinaryIO, at: int) -> bool:
 
 
 def behind_tags(file: BinaryIO, at: int = 0, *, most: int = TAGS) -> int:
-    """Where a file begins that has tags of ID3 in front."""
+    """The place behind the tags of ID3 in front of a file."""
     for _ in range(most):
         file.seek(at)
         head = file.read(10).ljust(10, b"\0")

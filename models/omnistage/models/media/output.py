@@ -30,7 +30,7 @@ class BoundedFile:
         self._size = 0
 
     def expect(self, size: int) -> None:
-        """So many bytes will be put in. Raises BadMedia if that is too much."""
+        """Note that so many bytes will be put in. Raises BadMedia if that is too much."""
         if size > self._most:
             raise BadMedia(
                 f"{bytes_told(size)} would come out of it, and at most {bytes_told(self._most)} may: send a part of it, or a smaller one"

@@ -29,11 +29,11 @@ UPRIGHT = {
 }
 """How a picture is turned to be upright, by what EXIF calls its orientation."""
 
-Image.MAX_IMAGE_PIXELS = None  # the limit is ours, and an error where Pillow's would be a warning
+Image.MAX_IMAGE_PIXELS = None  # our own limit replaces Pillow's, which is only a warning for some sizes
 
 
 def checked(file: BinaryIO, limits: MediaLimits) -> ImageFile.ImageFile:
-    """A picture that may be decoded, as far as its header and its parts tell. Close it. Raises BadMedia."""
+    """A picture that may be decoded, as far as its header and its parts tell. Close the result. Raises BadMedia."""
     image = opened(file)
     if image is None:
         raise UnknownFormat(f"it is no picture in a format that is known here ({', '.join(FORMATS)}): convert it to PNG or JPEG")
@@ -75,7 +75,7 @@ def _turn(image: Image.Image) -> Image.Transpose | None:
     try:
         return UPRIGHT.get(image.getexif().get(ExifTags.Base.Orientation, 1))
     except (ArithmeticError, LookupError, StructError, SyntaxError, TypeError, ValueError):
-        return None  # Pillow raises these for broken notes. The pixels are not broken, and nobody sees the notes.
+        return None  # Pillow raises these for broken notes. The pixels are whole, and nobody sees the notes.
 
 
 def resized(image: Image.Image, height: int, width: int) -> NDArray[np.uint8]:

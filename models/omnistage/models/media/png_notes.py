@@ -35,7 +35,7 @@ class Chunks(PngImagePlugin.PngStream):
         """That have been read."""
 
     def call(self, cid: bytes, pos: int, length: int) -> bytes:
-        """Take one. AttributeError is how Pillow is told that a chunk is unknown: it goes on behind it."""
+        """Take one chunk. AttributeError tells Pillow that a chunk is unknown: Pillow then passes over it."""
         if cid in PICTURE:
             return super().call(cid, pos, length)
         note = self._note(cid, pos, length)
@@ -44,7 +44,7 @@ class Chunks(PngImagePlugin.PngStream):
         self._notes.add(note)
         try:
             return super().call(cid, pos, length)
-        except (LookupError, SyntaxError, ValueError):  # How Pillow says that a note is broken, or too long.
+        except (LookupError, SyntaxError, ValueError):  # Pillow raises these for a note that is broken or too long.
             return b""
 
     def crc(self, cid: bytes, data: bytes) -> None:
@@ -64,7 +64,7 @@ class Chunks(PngImagePlugin.PngStream):
         return keyword if keyword in TURNING_TEXTS else b""
 
     def _is_whole(self, cid: bytes, pos: int, length: int) -> bool:
-        """Whether a note has the checksum that it says. Raises OSError where the file ends within it."""
+        """Whether a note has the checksum that it states. Raises OSError if the file ends within the note."""
         assert self.fp is not None
         data = ImageFile._safe_read(self.fp, length)
         stored = self.fp.read(4)
@@ -73,6 +73,6 @@ class Chunks(PngImagePlugin.PngStream):
 
 
 def read_few_notes() -> None:
-    """From now on this process reads PNGs so."""
+    """From now on this process reads PNGs in this way."""
     PngImagePlugin.MAX_TEXT_CHUNK = NOTE_BYTES
     PngImagePlugin.PngStream = Chunks  # type: ignore[misc, assignment]

@@ -37,7 +37,7 @@ class PicturePreprocessing:
 
 @dataclass(frozen=True, slots=True)
 class SoundPreprocessing:
-    """Mono at rate_hz."""
+    """The sound becomes mono at rate_hz."""
 
     rate_hz: int = 16_000
 
@@ -47,11 +47,11 @@ class FilmPreprocessing:
     """fps: frames taken per second, but at least min_frames, at most max_frames, and a multiple of frames_multiple.
 
     min_pixels, max_pixels, factor, background: of a frame, as of a picture. total_pixels: of all frames together, counted once for
-    frames_multiple frames as tokens are; frames share it evenly, but none goes below min_pixels for its sake. use_audio: its sound too, at
-    rate_hz.
+    frames_multiple frames as tokens are; frames share it evenly, but none goes below min_pixels for its sake. use_audio: include its sound,
+    at rate_hz.
 
     Tokens are factor * factor pixels of frames_multiple frames, and sound_tokens_hz of sound a second. most_tokens: a film that would have
-    more gives fewer frames. room: one that still has more is refused before it is decoded.
+    more tokens gives fewer frames. room: a film that still has more tokens is refused before it is decoded.
     """
 
     factor: int = FACTOR
@@ -76,7 +76,8 @@ class FilmPreprocessing:
         return seen + int(sound_s * self.sound_tokens_hz)
 
     def fitting(self, height: int, width: int, sound_s: float) -> Self:
-        """With frames so small, and then so few, that such a film has most_tokens at most; frames_multiple of them stay in any case."""
+        """The preprocessing with frames so small, and then so few, that such a film has most_tokens at most; at least frames_multiple
+        frames stay."""
         left = max(self.most_tokens - int(sound_s * self.sound_tokens_hz), 1)
         smaller = replace(self, total_pixels=min(self.total_pixels, left * self.factor**2))
         counts = range(self.max_frames, self.frames_multiple, -self.frames_multiple)
@@ -89,8 +90,8 @@ class FilmPreprocessing:
         return max(min(self.max_pixels, share), int(self.min_pixels * FLOOR_SHARE))
 
     def told_frame_s(self, frames: int, frame_s: float) -> float:
-        """Seconds from one of so many frames to the next, as a model is told them: 1 / fps, as the published processor counts, but the real
-        ones, `frame_s`, of a film that gave fewer frames than fps asks for, because it is slow or long."""
+        """Seconds from one of so many frames to the next, as the model is told: 1 / fps, as the published processor counts. A slow or long
+        film gives fewer frames than fps asks for: the model is then told the real seconds, `frame_s`."""
         return frame_s if frames * frame_s * self.fps >= frames + self.frames_multiple else 1 / self.fps
 
 
@@ -104,13 +105,13 @@ Preprocessing = PicturePreprocessing | SoundPreprocessing | FilmPreprocessing
 
 
 def check_room(tokens: int, room: int) -> None:
-    """Raises NoRoom."""
+    """Raises NoRoom if a medium has more tokens than there is room for."""
     if tokens > room:
         raise NoRoom(f"it takes {tokens} tokens, and the conversation has room for {max(room, 0)}: send less, or a smaller or shorter one")
 
 
 def check_aspect(height: int, width: int) -> None:
-    """Raises BadMedia. It does not matter which way up the picture is."""
+    """Raises BadMedia for a picture that is too long for its width. Either side may be the longer one."""
     if max(height, width) > MOST_ASPECT * min(height, width):
         raise BadMedia(f"it is {width}x{height} pixels, more than {MOST_ASPECT} times longer one way than the other: send a part of it")
 

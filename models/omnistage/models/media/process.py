@@ -78,7 +78,7 @@ class DecodingProcess:
         return self._process.poll() is None
 
     def is_spent(self) -> bool:
-        """Whether another one is to decode the next medium."""
+        """Whether another process is to decode the next medium."""
         return self._decoded >= LIFE
 
     async def decode(self, request: dict[str, Any], file: int, result: int, limit_s: float) -> bytes:
@@ -99,12 +99,12 @@ class DecodingProcess:
         return answer
 
     async def end(self) -> None:
-        """Kill it and wait until its memory is free."""
+        """Kill the process and wait until its memory is free."""
         with contextlib.suppress(ProcessLookupError):
             self._process.kill()
         try:
             await self._readable(self._ended)
-        finally:  # Where an event loop that ends cancels this, nobody else waits for what was killed.
+        finally:  # If an event loop that ends cancels this, nobody else waits for the killed process.
             self._process.wait()
             self._channel.close()
             os.close(self._ended)

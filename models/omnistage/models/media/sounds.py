@@ -1,4 +1,4 @@
-"""A sound decoded, by FFmpeg, to its end: how long it is, is counted and not believed. Runs in the decoding process."""
+"""A sound decoded by FFmpeg to its end: its length is counted, and a header is not believed. Runs in the decoding process."""
 
 from __future__ import annotations
 
@@ -50,8 +50,8 @@ def decoded(file: BinaryIO, ask: SoundPreprocessing, limits: MediaLimits) -> NDA
 
 
 def _counted(part: BinaryIO, limits: MediaLimits) -> BinaryIO:
-    """Where an MP3 says how many frames it has: the same with the number that are there, since FFmpeg leaves out samples where it takes the
-    end to be. Raises BadMedia for one that was cut off."""
+    """The file with the real number of frames in its header, if it is an MP3 that states a number: FFmpeg leaves out samples behind the
+    stated end. Raises BadMedia for a file that was cut off."""
     said = mp3.header(part)
     container = containers.opened(part, limits) if said else None
     if said is None or container is None:
@@ -67,21 +67,21 @@ def _counted(part: BinaryIO, limits: MediaLimits) -> BinaryIO:
 def track(
     container: Any, ask: SoundPreprocessing | FilmPreprocessing, limits: MediaLimits, *, quiet_s: float = 0.0, film: Any = None
 ) -> NDArray[np.float32]:
-    """[n] mono of the sound in a container. quiet_s: of silence before it. film: that it belongs to, on whose clock it is: where its times
-    leave gaps it is silent. Raises BadMedia if there is none."""
+    """[n] mono of the sound in a container. quiet_s: seconds of silence before it. film: the stream of the film to which the sound belongs,
+    for their common clock: the sound is silent in gaps of its times. Raises BadMedia if there is no sound."""
     mixer = Mixer(ask.rate_hz, limits)
     _add(container, mixer, limits, quiet_s=quiet_s, film=film)
     return mixer.result()
 
 
 def _add(container: Any, mixer: Mixer, limits: MediaLimits, *, quiet_s: float = 0.0, film: Any = None) -> None:
-    """As in `track`."""
+    """Add the sound of a container to a mixer. Arguments as in `track`."""
     stream = containers.sound_stream(container)
     if stream is None:
         raise BadMedia("there is no sound in it: of a film, ask without use_audio")
     containers.checked_decoder(stream, containers.AUDIO_DECODERS, limits)
     if container.format.name == "caf" and stream.codec_context.name == "alac":
-        # FFmpeg takes from the last packet what that does not have.
+        # FFmpeg would take more samples from the last packet than it has.
         stream.codec_context.flags2 |= av.codec.context.Flags2.skip_manual
     samples = 0
     begin_s = None
@@ -130,7 +130,7 @@ class Mixer:
         return self._before_s + (self._count / self._source_hz if self._count else 0.0)
 
     def add(self, block: NDArray[np.float32], source_hz: int) -> None:
-        """[n, channels]."""
+        """Add a block, [n, channels]."""
         if not len(block):
             return
         if source_hz != self._source_hz:
@@ -149,7 +149,7 @@ class Mixer:
         self._out.append(self._resampler.resample_chunk(mono) if self._resampler else mono)
 
     def add_silence(self, seconds: float, source_hz: int) -> None:
-        """Before the next block, which has this rate."""
+        """Add silence before the next block, which has this rate."""
         self._check(self.seconds + seconds)
         left = round(seconds * source_hz)
         while left > 0:
@@ -157,7 +157,7 @@ class Mixer:
             left -= BLOCK
 
     def result(self) -> NDArray[np.float32]:
-        """All of it. Nothing more can be added."""
+        """All samples. Nothing more can be added."""
         self._end()
         if not self._whole:
             raise BadMedia("it has no samples, or was cut off before the first: send all of a sound that lasts")

@@ -24,12 +24,12 @@ class WaitingPlaces:
 
     @property
     def waiting(self) -> int:
-        """How many wait, of all clients."""
+        """The number of waiting requests of all clients."""
         return sum(map(len, self._lines.values()))
 
     @asynccontextmanager
     async def taken(self, client: Hashable) -> AsyncIterator[None]:
-        """In a place, which is waited for. Raises DecoderFull."""
+        """Wait for a place, and hold it in this context. Raises DecoderFull."""
         await self.enter(client)
         try:
             yield
@@ -49,19 +49,19 @@ class WaitingPlaces:
             await place
         except asyncio.CancelledError:
             if not place.cancelled() and not place.exception():
-                self.leave(client)  # it was given in the same turn of the loop
+                self.leave(client)  # the place was given in the same turn of the loop
             elif client in self._lines and place in self._lines[client]:
                 self._drop(client, place)
             raise
 
     def leave(self, client: Hashable) -> None:
-        """The place goes to the client that was served longest ago, of those that may have it."""
+        """Give the place to the client that was served longest ago, among those that may have it."""
         self._free += 1
         self._held[client] -= 1
         if not self._held[client]:
             del self._held[client]
         if client in self._lines:
-            self._lines[client] = self._lines.pop(client)  # behind all others, who wait for this one medium only
+            self._lines[client] = self._lines.pop(client)  # behind all others, which wait for this one medium only
         while (following := next(filter(self._may_enter, self._lines), None)) is not None:
             line = self._lines.pop(following)
             place = line.popleft()
@@ -79,7 +79,7 @@ class WaitingPlaces:
         self._held[client] += 1
 
     def _make_room(self, client: Hashable) -> None:
-        """For one of a client. Raises DecoderFull where nobody has a longer line than it would have."""
+        """Make room for one more request of a client. Raises DecoderFull if no client has a longer line than this client would have."""
         full = DecoderFull(f"{self.waiting} media wait to be decoded: ask again later")
         longest = max(self._lines, key=lambda one: len(self._lines[one]), default=client)
         if len(self._lines.get(longest, ())) <= len(self._lines.get(client, ())) + 1:

@@ -1,4 +1,4 @@
-"""Whether all of a file came, by what its own header says of its length. Runs in the decoding process.
+"""The check whether all of a file came, by the length that its own header states. Runs in the decoding process.
 
 Decoders take a part for the whole: half of a film is one of half the length. Formats without a length, such as MPEG-TS and ADTS, cannot be
 checked. This module compares bytes. Other signs are checked where they are known: sizes of chunks, as in WAV, in `chunks`; the last page of
@@ -33,7 +33,7 @@ ASF_LIVE = 1
 
 
 def check_whole(file: BinaryIO, most_bytes: int) -> None:
-    """Raises BadMedia for a file that was cut off. most_bytes: that it may have at all."""
+    """Raises BadMedia for a file that was cut off. most_bytes: largest size of a file."""
     there = file.seek(0, io.SEEK_END)
     said = _said(file, most_bytes)
     if there + SLACK < said:
@@ -41,12 +41,12 @@ def check_whole(file: BinaryIO, most_bytes: int) -> None:
 
 
 def cut_off(said: int, there: int) -> BadMedia:
-    """The error of a file that says it has so many bytes."""
+    """The error for a file that states so many bytes."""
     return BadMedia(f"it says that it has {said} bytes, and {there} are there: it was cut off, send all of it")
 
 
 def _said(file: BinaryIO, most_bytes: int) -> int:
-    """Bytes of the whole, 0 where the file does not tell."""
+    """Bytes of the whole file; 0 if the file does not tell."""
     file.seek(0)
     head = file.read(64).ljust(64, b"\0")
     if head.startswith(b"RIFF") and head[8:12] != b"WAVE":
@@ -68,7 +68,7 @@ def _known(before: int, count: int, most_bytes: int) -> int:
 
 
 def _of_asf(file: BinaryIO) -> int:
-    """Objects have a name of 16 bytes and their size; one in the header says the size of all."""
+    """The bytes of an ASF file. Objects have a name of 16 bytes and their size; one object in the header states the size of the file."""
     file.seek(0)
     head = file.read(ASF_BYTES)
     at = head.find(ASF_FILE)
@@ -82,8 +82,8 @@ def _of_boxes(file: BinaryIO) -> int:
 
 
 def boxes(file: BinaryIO) -> Iterator[tuple[bytes, int, int]]:
-    """Type, beginning and end of those that follow each other. ISO/IEC 14496-12: a box has its size, its type, and its size again where 32
-    bits are too few; 0 is to the end of the file."""
+    """Yields type, beginning and end of the boxes that follow each other. ISO/IEC 14496-12: a box has its size, its type, and its size
+    again if 32 bits are too few; 0 means up to the end of the file."""
     at = 0
     for _ in range(BOXES):
         file.seek(at)
@@ -108,7 +108,8 @@ def matroska_bytes(file: BinaryIO) -> int:
 
 
 def _size(file: BinaryIO) -> int | None:
-    """A number of 1 to 8 bytes, as many as it has leading zeros and one; None where all of its bits are set, which is an unknown size."""
+    """A number of 1 to 8 bytes: one byte more than it has leading zero bits. None if all of its bits are set, which means an unknown
+    size."""
     first = file.read(1)
     length = 9 - first[0].bit_length() if first and first[0] else 0
     if not length:

@@ -82,7 +82,8 @@ class DiffusionStage(ModelStage[DiffusionModel[P]]):
                 raise bad_request(POSITIONS, f"port {port!r} cannot go on at {first}: there are only {count} items")
 
     async def _run(self, prepared: P, inputs: AsyncIterator[Input], timing: SessionTiming, start: Start) -> AsyncGenerator[Output, None]:
-        """Progress begins anew with a resumed session, and is made of nothing else. Where rows of a port begin is known only now."""
+        """Progress begins anew with a resumed session, and depends on no input. The place at which rows of a port begin is known only
+        now."""
         self._check_places(prepared, start)
         timing.drew = self._model.info.draws is not False
         wanted = start.wanted(self._model.info.produces)
@@ -129,7 +130,7 @@ class DiffusionStage(ModelStage[DiffusionModel[P]]):
 
 
 def _parts(data: bytes) -> Iterator[tuple[tensor_pb2.InlinePart, bool]]:
-    """Parts of at most 1 MiB, and whether each is the last: only that one counts as items."""
+    """Parts of at most 1 MiB, and whether each is the last: only the last part counts as items."""
     size = len(data)
     for offset in range(0, size, MAX_PART_BYTES):
         part = data[offset : offset + MAX_PART_BYTES]
@@ -199,7 +200,7 @@ def _picture(params: stage_pb2.DiffusionParams, name: str) -> Media | None:
 def _check_sigmas(sigmas: Sequence[float]) -> None:
     if not all(MIN_SIGMA <= sigma <= MAX_SIGMA for sigma in sigmas):
         raise bad_request("diffusion.sigmas", f"each must be from {MIN_SIGMA:g} to {MAX_SIGMA:g}")
-    if any(one <= other for one, other in pairwise(np.array(sigmas, np.float32))):  # As schedulers take them.
+    if any(one <= other for one, other in pairwise(np.array(sigmas, np.float32))):  # The form that schedulers take.
         raise bad_request("diffusion.sigmas", "each must be below the one before it: give the noisiest first")
 
 

@@ -1,4 +1,4 @@
-"""How much the hops behind a stage may still send up to its caller."""
+"""The credit of the hops behind a stage: how much they may still send up to its caller."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Which calls a stage takes: calls that show the token of the stack. Health and reflection are for everybody who reaches the port, up to a
-number of calls.
+"""The guard of a stage: it takes calls that show the token of the stack. Health and reflection are for everybody who reaches the port, up
+to a number of calls.
 
 A stage without a token is open, and then it listens on loopback addresses only. Every call is served as wire/calls.py does.
 """

@@ -67,8 +67,8 @@ class Inputs:
         return [stage_pb2.Credit(port=port, total=reader.granted) for port, reader in self._readers.items()]
 
     def go_on_from(self, needs: Mapping[str, int]) -> None:
-        """The session was begun on another replica. needs: the first item that this replica needs of each port; earlier items are cut
-        off."""
+        """Note that the session was begun on another replica. needs: the first item that this replica needs of each port; earlier items are
+        cut off."""
         self._needs = dict.fromkeys(self._readers, 0) | dict(needs)
 
     def put(self, chunk: chunk_pb2.Chunk) -> None:
@@ -98,13 +98,13 @@ class Inputs:
         self._began.add(chunk.port)
 
     def half_close(self) -> None:
-        """The caller sends nothing more. The iteration raises HALF_CLOSED if it would wait for a port that has not ended."""
+        """Note that the caller sends nothing more. The iteration raises HALF_CLOSED if it would wait for a port that has not ended."""
         self._half_closed = True
         self._arrived.set()
 
     def interrupt(self) -> None:
-        """The caller wants no more output: the iteration ends as if every port had ended after the inputs taken so far; waiting inputs are
-        dropped."""
+        """Note that the caller wants no more output: the iteration ends as if every port had ended after the inputs taken so far; waiting
+        inputs are dropped."""
         self._interrupted = True
         self._drop()
         self._arrived.set()

@@ -24,11 +24,11 @@ class Meter:
         self.timing = SessionTiming()
 
     def opened(self) -> None:
-        """The session can begin."""
+        """Note that the session can begin."""
         self._opened_at = self._last_output_at = time.monotonic()
 
     def made(self, output: Output) -> None:
-        """The logic made a piece."""
+        """Note that the logic made a piece."""
         self._last_output_at = time.monotonic()
         if not self._first_output_at:
             self._first_output_at = self._last_output_at

@@ -92,7 +92,7 @@ def media_type_of(text: str, field: str, example: str) -> str:
 
 
 def made_type_of(text: str, field: str, example: str) -> str:
-    """The same of what a model is to make, which may name codecs: video/mp4; codecs="avc1"."""
+    """The same for the type that a model is to make, which may name codecs: video/mp4; codecs="avc1"."""
     plain, named, codecs = text.lower().partition(";")
     if named and not _CODECS.fullmatch(codecs):
         raise bad_request(

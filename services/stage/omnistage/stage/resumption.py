@@ -1,4 +1,4 @@
-"""Where a session begins: at the start, or after all that the caller holds of a session that was lost elsewhere."""
+"""The point at which a session begins: the start, or the end of everything that the caller holds of a session that was lost elsewhere."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How long a player should wait before it plays, so that it never runs dry: a forecast from the known pace of codes and windows."""
+"""A forecast, from the known pace of codes and windows, of how long a player should wait before it plays, so that it never runs dry."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ LEARNED = 0.1
 
 
 class WindowPace:
-    """How long windows take now, relative to their time at load, when nothing else ran: learned from all windows. The first window of a
-    speech says little about it: meanwhile the machine also reads the question and begins to speak."""
+    """The time that windows take now, relative to their time at load, when nothing else ran: learned from all windows. The first window of
+    a speech says little about it: meanwhile the machine also reads the question and begins to speak."""
 
     def __init__(self) -> None:
         self._slowness = 1.0

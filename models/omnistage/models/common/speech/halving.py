@@ -1,5 +1,5 @@
-"""Whether a second thread is worth it now. On a busy machine each half waits for a core, and the step for the later half; two threads with
-little to do wait for each other, for Python's lock."""
+"""The decision whether a second thread is worth it now. On a busy machine each half waits for a core, and the step for the later half; two
+threads with little to do wait for each other, for Python's lock."""
 
 from __future__ import annotations
 

@@ -1,11 +1,11 @@
-"""Which codes become sound together: a function of a window's number alone, never of the time at which codes came. No torch.
+"""The codes that become sound together: a function of a window's number alone, never of the time at which codes came. No torch.
 
 A window is a chunk of whole blocks that becomes sound, and the codes behind it that the window looks ahead at. The session keeps the state
 that earlier blocks leave to a window. A replica that takes over has no such state, and begins early enough to make the same bits:
 
-- where each window depends on all before it, some are refreshed: these have some blocks of context before their chunk instead of the
+- if each window depends on all before it, some are refreshed: these have some blocks of context before their chunk instead of the
   state, computed once more in the first run too. Sound from there on depends on nothing before them, and a replica begins there;
-- where a window depends on a known number of blocks before it, nothing is computed twice in the first run. A replica begins with a window
+- if a window depends on a known number of blocks before it, nothing is computed twice in the first run. A replica begins with a window
   that many blocks before the one whose sound is wanted, without state, and gives no sound before that one.
 """
 

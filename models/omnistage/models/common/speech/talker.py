@@ -189,7 +189,7 @@ class RowTalker(EngineModel):
 
 
 def positions_behind(positions: NDArray[np.int64], count: int) -> NDArray[np.int64]:
-    """Positions [axes, rows] of a conversation, and of `count` rows after it: each stands one behind all before it."""
+    """Positions [axes, rows] of a conversation, and of `count` rows after it: each position is one behind all before it."""
     after = int(positions[:, -1].max()) + 1 if positions.shape[1] else 0
     return np.concatenate((positions, np.broadcast_to(np.arange(after, after + count), (len(positions), count))), axis=1)
 

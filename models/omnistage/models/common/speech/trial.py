@@ -1,5 +1,5 @@
-"""A trial of a Code2Wav at load, with random windows: how many windows may be computed together, what the model makes of fixed input, and
-how fast it is."""
+"""A trial of a Code2Wav at load, with random windows: it finds how many windows may be computed together, the model's results for fixed
+input, and its speed."""
 
 from __future__ import annotations
 

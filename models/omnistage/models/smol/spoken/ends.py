@@ -1,4 +1,4 @@
-"""Whether the end of a text is read the same whatever follows, so that a voice may rest there."""
+"""The check whether the end of a text is read the same with any text behind it, so that a voice may rest there."""
 
 from __future__ import annotations
 
