@@ -1,4 +1,4 @@
-"""Attention over paged keys and values. A row has the same bits whatever its neighbours are and however many rows run with it.
+"""Attention over paged keys and values. A row has the same bits beside any neighbours and in any number of rows.
 
 All rows of a run lie in one page, so each of them sees equally many pages, and the slots behind it in its own page are masked. Its scores
 are one product over those pages, its weights one softmax, its sum one more product: their sizes depend on the place of the row alone. The

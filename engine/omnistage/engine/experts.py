@@ -96,14 +96,14 @@ class Experts:
         between = apply_gate(torch.cat([expert.gate_up(part) for (expert, _), part in zip(in_use, parts, strict=True)]))
         made = [expert.down(part) for (expert, _), part in zip(in_use, torch.split(between, sizes), strict=True)]
         weighed = torch.cat([*made, x.new_zeros(1, x.shape[1])])[places] * weights.gather(1, in_order)[:, :, None]
-        # In order: a sum of the library may add in another order where there are more rows.
+        # In order: a sum of the library may add in another order if there are more rows.
         return reduce(torch.add, weighed.unbind(1))
 
     def _route(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Numbers and weights of the chosen experts, [rows, chosen] each."""
         weights, chosen = functional.softmax(self._router(x), -1, dtype=torch.float32).topk(self._sizes.chosen, -1)
         if self._sizes.normalized:
-            # In order: a sum of the library may add in another order where there are more rows.
+            # In order: a sum of the library may add in another order if there are more rows.
             weights = weights / reduce(torch.add, weights.unbind(-1))[:, None]
         return weights.to(x.dtype), chosen
 

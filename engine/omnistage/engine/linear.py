@@ -1,8 +1,8 @@
 """Matrix products whose rows do not depend on the other rows of the batch.
 
-A row of `x @ W.T` is the same number whatever the batch only if the library runs it in one way for every batch size. A `LinearProduct` is a
-way to run products, together with the sizes for which that holds; the table `PRODUCTS` has one for each library, best first. The claim of
-an entry is checked for every weight when it is loaded; if a claim fails, `build_exact` takes the next entry for all weights.
+A row of `x @ W.T` has the same bits in every batch only if the library runs it in one way for every batch size. A `LinearProduct` is a way
+to run products, together with the sizes for which that holds; the table `PRODUCTS` has one for each library, best first. The claim of an
+entry is checked for every weight when it is loaded; if a claim fails, `build_exact` takes the next entry for all weights.
 """
 
 from __future__ import annotations

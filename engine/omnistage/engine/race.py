@@ -112,7 +112,7 @@ class Filters:
 
 
 def floors_of_min_p(scores: Scores, filters: Filters) -> torch.Tensor:
-    """The least score that passes min-p, float64 [rows, 1]; -inf where it is 0."""
+    """The least score that passes min-p, float64 [rows, 1]; -inf if min-p is 0."""
     return scores.tops + filters.min_p.log() * filters.temperature
 
 

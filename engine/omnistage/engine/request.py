@@ -115,8 +115,8 @@ class SequenceRequest:
     never to be drawn. top_logprobs: with `logprobs`, also the logprobs of this many of the likeliest tokens. tokenless: ids of the head
     that are not tokens, and so never among the likeliest. history: the beginning of the answer, made earlier by an equal request; it is
     computed again exactly as it was, and the answer goes on after it. seen: ids that count as seen for the repetition penalty, before the
-    answer; None: the text of the prompt. constraint: limits the text; when the constraint lets nothing follow, the answer ends, whatever
-    min_items and ignore_end say.
+    answer; None: the text of the prompt. constraint: limits the text; when the constraint lets nothing follow, the answer ends, even
+    against min_items and ignore_end.
 
     appended: the row of each item of the answer also needs a vector that comes by `SequenceStream.append`: the n-th for the n-th item, and
     after their end the last one for every further item. taps_from: taps are wanted of the rows from this slot on; None: of none. client:

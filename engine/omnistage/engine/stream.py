@@ -85,7 +85,7 @@ class Mailbox:
             self._wake()
 
     def left_queue(self, count: int) -> None:
-        """This many requests were admitted, or ended before."""
+        """Note that this many requests were admitted, or ended before."""
         with self._changed:
             self._waiting -= count
 

@@ -283,7 +283,7 @@ class Fetch:
         return sum(file.size - self._begun(file) for file in self._files if not self._is_there(file))
 
     def _begun(self, file: RemoteFile) -> int:
-        """How many bytes of a file are in the cache under another name."""
+        """The number of a file's bytes that are in the cache under another name."""
         if file.blob and _has_size(self._blob(file), file.size):
             return file.size
         begun = size_of(self._partial(file)) if file.sha256 else 0

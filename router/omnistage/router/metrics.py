@@ -1,5 +1,5 @@
-"""Prometheus metrics of the router, explained in docs/metrics.md. The label is the pipeline, with the stage and the model where a metric
-joins those of stages; never a request."""
+"""Prometheus metrics of the router, explained in docs/metrics.md. The label is the pipeline, with the stage and the model if a metric joins
+those of stages; never a request."""
 
 from __future__ import annotations
 

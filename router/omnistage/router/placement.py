@@ -224,7 +224,7 @@ class Placement:
         return [replica for replicas in self._replicas.values() for replica in replicas]
 
     def count(self, kind: str, state: omni_pb2.ReplicaState) -> int:
-        """How many replicas of a kind are in a state, by their last reports. Any thread may call this."""
+        """The number of replicas of a kind in a state, by their last reports. Any thread may call this."""
         return sum(replica.state == state for replica in list(self._replicas[kind]))
 
     def _serving(self, kind: str, revision: str) -> list[PlacedReplica]:

@@ -45,8 +45,7 @@ class ValidRequest:
 async def parse(data: bytes, turn: Callable[[], AbstractAsyncContextManager[None]]) -> omni_pb2.GenerateRequest:
     """The request in these bytes. turn: held while a large request is read.
 
-    Raises BAD_REQUEST for bytes that are no request, or that hold more of something than limits.py allows; raises whatever `turn`
-    raises."""
+    Raises BAD_REQUEST for bytes that are no request, or that hold more of something than limits.py allows; raises the errors of `turn`."""
     try:
         return await decode(data, omni_pb2.GenerateRequest, turn)
     except TooLarge as error:

@@ -1,6 +1,6 @@
 """The text of a checkpoint with a chat template: its tokenizer, its template, the tokens that end an answer and those that occur in none.
 
-The checkpoint's own chat template writes the conversation; a user's words stay text in it, whatever they look like.
+The checkpoint's own chat template writes the conversation; a user's words always stay text in it.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ from omnistage.models.common.worker import LOOK_S, still_working
 from omnistage.models.interface import Failed
 
 REST_S = 5.0
-"""Between two looks at a thread that did nothing since the last one."""
+"""Seconds between two looks at a thread that did nothing since the last look."""
 
 
 class _GivenUp(BaseException):
@@ -50,9 +50,9 @@ class PipelineCall:
         self._error: BaseException | None = None
         self.step = 0
         self.steps = 0
-        """So many there will be, known after the first."""
+        """The number of all steps, known after the first one."""
         self.results: list[Any] | None = None
-        """Set when it has ended."""
+        """The results, once the call has ended."""
 
     def resume(self) -> None:
         """Go on up to the next step, or to the end after the last one. Raises the errors of the pipeline."""

@@ -37,7 +37,8 @@ class StateLayout:
         self.rows = -(-words // width) * plan.results
         count = 0 if plan.step_cache else min(MOST, WORDS // (self.rows * width), plan.steps - 1)
         self.steps = tuple(-(-plan.steps * number // (count + 1)) for number in range(1, count + 1))
-        """After which states are kept, evenly spread. The knowledge of a step cache is not kept: with a cache there are no states."""
+        """The steps after which states are kept, evenly spread. The memory of a step cache is not kept: with a cache there are no
+        states."""
 
     def check(self, history: NDArray[np.uint32]) -> None:
         """Raises BadRequest for a history that this plan cannot have made."""

@@ -1,6 +1,5 @@
 """The memory that films take above their weights, known before any of it is taken: the tensors that a film keeps from its first step to its
-last, the memory that a step computes with, and the memory that the decoder holds for a frame and for what it remembers of earlier
-frames."""
+last, the memory that a step computes with, and the memory that the decoder holds for a frame and for its memory of earlier frames."""
 
 from __future__ import annotations
 
@@ -26,17 +25,17 @@ from omnistage.models.options import LoadOptions
 SHARE = {"cpu": 0.5, "cuda": 0.9}
 """Part of the free memory that one film may take. On a CPU others compute too."""
 GRIDS = ((6, 6), (10, 10))
-"""Places of the latents of which decoding is measured: what it takes is a constant and so much for each place."""
+"""Sizes of latents for which decoding is measured: its memory is a constant and so much for each place."""
 LATENT_FRAMES = 3
-"""After which the decoder remembers as much as it ever does."""
+"""The number of frames of latents after which the decoder remembers as much as it ever does."""
 COPIES = 4
-"""Copies of latents in float32: as they are, what the transformer is given and what it makes of them, and one as the VAE takes them."""
+"""Copies of latents in float32: the latents, the input and the output of the transformer, and a copy for the VAE."""
 FRAME_BYTES = 3 * (3 * 4 + 1)
-"""Bytes of a pixel on its way out: as the VAE has it, from 0 to 1, times 255, and as a byte."""
+"""Bytes of a pixel on its way out: the VAE's value, the value from 0 to 1, the value times 255, and the byte."""
 BLOCK_ROWS, INNER_ROWS = 8, 2
 """Rows as wide as the transformer, and as its MLP, that a block has of each token at most: some of them in float32."""
 WORDS = 512
-"""Tokens of words, which a pass has beside those of the film."""
+"""Tokens of words that a pass has beside the tokens of the film."""
 
 
 @dataclass(frozen=True, slots=True)

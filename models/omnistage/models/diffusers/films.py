@@ -32,7 +32,7 @@ from omnistage.models.media.film_file import MAX_RATE_HZ, MIN_RATE_HZ, FilmWrite
 
 VIDEO, LATENTS, PIXELS = "video", "latents", "pixels"
 MAX_HELD = 16
-"""Messages of a film that wait for frames to go with."""
+"""Messages of a film that wait for frames."""
 Frame = NDArray[np.uint8]
 """[height, width, 3], RGB."""
 

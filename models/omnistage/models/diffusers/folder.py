@@ -29,9 +29,9 @@ from omnistage.models.diffusers.quiet import quiet
 INDEX = "model_index.json"
 PIPELINES = "diffusers.pipelines"
 PROCESSORS = ("Qwen2VLProcessor", "Qwen2_5_VLProcessor", "AutoProcessor")
-"""Instead of which ours is taken."""
+"""Processors that are replaced by our own."""
 SHOWN = 3
-"""How many names of weights an error shows."""
+"""The number of names of weights that an error shows."""
 
 KINDS: Mapping[str, tuple[type, ...]] = {
     "diffusers": (diffusers.ModelMixin, diffusers.SchedulerMixin),
@@ -43,7 +43,7 @@ KINDS: Mapping[str, tuple[type, ...]] = {
         ImageProcessingMixin,
     ),
 }
-"""Classes that a part may be of, by the library that has its class."""
+"""The classes that a part may be of, by the library that has the class."""
 WEIGHTS = {"diffusers": "diffusion_pytorch_model.safetensors", "transformers": "model.safetensors"}
 PREPROCESSOR = ("preprocessor_config.json", "processor_config.json")
 CONFIGS: tuple[tuple[type, tuple[str, ...]], ...] = (
@@ -54,7 +54,7 @@ CONFIGS: tuple[tuple[type, tuple[str, ...]], ...] = (
     (FeatureExtractionMixin, PREPROCESSOR),
     (ImageProcessingMixin, PREPROCESSOR),
 )
-"""The file by which each kind of part is described: the published one, and what newer versions write instead."""
+"""The files that describe each kind of part: the published file, and the one that newer versions write instead."""
 LAYER = re.compile(r"\.\d+\.")
 ATTENTION = ("attn_implementation", "_attn_implementation")
 SAFE_WEIGHTS: Mapping[str, Any] = {
@@ -63,7 +63,7 @@ SAFE_WEIGHTS: Mapping[str, Any] = {
     "output_loading_info": True,
     "ignore_mismatched_sizes": True,
 }
-"""Wrong shapes are told below: the libraries write most of it to the log."""
+"""Wrong shapes are reported below: the libraries would write most of that to the log."""
 NONE: Mapping[str, Any] = {}
 
 

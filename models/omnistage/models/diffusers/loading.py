@@ -68,21 +68,22 @@ PAINTERS: Mapping[str, type[Painter]] = {
     "WanPipeline": WanPainter,
     "WanImageToVideoPipeline": WanPainter,
 }
-"""By the class that model_index.json names."""
+"""The painters, by the class that model_index.json names."""
 
 log = logging.getLogger(__name__)
 
 CODE_REVISION = "5"
-"""Raised with every change of what is drawn."""
+"""Raise it with every change of the code that changes drawings."""
 
 DTYPES: Mapping[str, torch.dtype] = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 ADMITTED_STEPS = 4
-"""All that is drawn at once has so many times the latent tokens of one step, or those of the largest picture that may be asked for: latents
-are small beside what a step computes."""
+"""All drawings at once have at most so many times the latent tokens of one step, or the tokens of the largest picture that may be asked
+for: latents are small beside the memory of a step."""
 BATCH = 8
-"""Pictures of the usual size, with guidance, that share a step where nobody says otherwise."""
+"""Pictures of the usual size, with guidance, that share a step by default."""
 CPU_STEP_TOKENS = 256
-"""On a CPU a step of more is hardly cheaper for each picture in it, and they end all together, and late, instead of one after another."""
+"""On a CPU a step of more tokens is hardly cheaper for each picture in it, and the pictures end all together, and late, instead of one
+after another."""
 PASS_LIMIT_S = 1800.0
 """The limit of one pass, or of the VAE: a processor takes minutes for a large picture. A process that hangs and computes nothing is found
 in seconds."""

@@ -35,16 +35,17 @@ SECOND = "load_into_transformer_2"
 """The name of the second part for Diffusers' loader."""
 MOST_SCALE = 100.0
 DOWN = re.compile(r"[._]lora(_A|_down|\d*\.down|_linear_layer\.down)\b")
-"""In names of weights that lead from a layer to few numbers, as many as the rank; the first of their two sides in all ways to write it."""
+"""Matches names of weights that lead from a layer to few numbers, as many as the rank: the first of a LoRA's two sides, in all
+spellings."""
 KNOWN = re.compile(
     r"[._]lora(_[AB]|(_|\d*\.|_linear_layer\.)(down|up))(\.\w+)?\.(weight|bias)$|\.lora_magnitude_vector\b|\.alpha$|\.diff(_b)?$"
 )
-"""In names of all that a LoRA has: two sides, lengths of columns (DoRA as peft writes it), by which number a change is scaled, and, beside
-those, whole weights and biases (files that were made of the difference of two models)."""
+"""Matches names of everything that a LoRA may hold: two sides, lengths of columns (DoRA as peft writes it), the number that scales a
+change, and, beside these, whole weights and biases (in files made of the difference of two models)."""
 DIFFERENCE = re.compile(r"\.diff(_b)?$")
-"""In names of whole weights and biases."""
+"""Matches names of whole weights and biases."""
 OTHER_KIND = re.compile(r"\.(hada|lokr)_")
-"""In names of weights of LoHa and LoKr."""
+"""Matches names of weights of LoHa and LoKr."""
 PICKLED = (".bin", ".pt", ".pth", ".ckpt")
 NOT_CHOSEN = "to draw with it, give --lora FILE, or the option lora of the stage"
 NOT_READ = "LoHa and LoKr are not read; give a LoRA"
@@ -201,7 +202,7 @@ SAID: Mapping[str, Any] = {
     "target_modules": _are_names,
     **dict.fromkeys(("lora_bias", "use_rslora", "use_dora"), lambda value, ranks: isinstance(value, bool)),
 }
-"""Values that a file can say of itself, as a LoraConfig of peft has them; all others are left out, for some of it changes other weights
+"""Values that a file's metadata may hold, as a LoraConfig of peft has them; all others are left out, for some of them change other weights
 too."""
 
 

@@ -23,7 +23,7 @@ from omnistage.models.errors import LoadError
 from omnistage.models.options import LoadOptions
 
 DENOISERS = ("transformer", "transformer_2", "unet")
-"""Parts that have most of the weights and are used in every step: what is kept in fewer bits is kept so there."""
+"""Parts that have most of the weights and are used in every step: only these are kept in fewer bits."""
 ENCODERS = ("text_encoder", "text_encoder_2", "text_encoder_3")
 """Parts that are offloaded as well: they are used once for a picture."""
 

@@ -14,8 +14,8 @@ from omnistage.models.errors import LoadError
 from omnistage.models.options import checked_options
 
 DEFAULTS_FILE = "omnistage.json"
-"""In the folder of a checkpoint: what it draws where nothing is said, such as {"width": 128, "height": 128, "steps": 16}. Published
-checkpoints have none; then it is what the pipeline of Diffusers says."""
+"""A file in the folder of a checkpoint with the defaults of drawings, such as {"width": 128, "height": 128, "steps": 16}. Published
+checkpoints have none; their defaults are those of the pipeline of Diffusers."""
 
 AREA = 1024 * 1024
 
@@ -25,14 +25,14 @@ CHOICES: Mapping[str, tuple[str, ...]] = {
     "quantization": ("bitsandbytes_4bit", "bitsandbytes_8bit", "torchao_int8", "quanto_int8"),
     "context_parallel": ("ulysses",),
 }
-"""Values of options that are words; an option may be empty too."""
+"""The possible values of options that are words; an option may be empty too."""
 
 REFUSED: Mapping[str, str] = {
     "ring": "its attention has to tell how much weight it gave, which that of torch does not, and it takes no prompts of unequal lengths",
     "gguf": "it is one file, and this is the folder of a pipeline",
     **dict.fromkeys(("modelopt", "nunchaku_lite", "auto-round", "sdnq"), "it is for checkpoints that somebody has prepared for it"),
 }
-"""Why words are no choice that Diffusers knows."""
+"""The reasons why some words that Diffusers knows are no choice here."""
 
 EXCLUSIONS = (
     ("quantization", "storage", "both say what weights are kept in"),
@@ -45,7 +45,7 @@ EXCLUSIONS = (
 """Options that cannot be chosen together, and why."""
 
 UNSAID = -1
-"""The value of vae_tiling_above that stands for: as the device wants it."""
+"""The value of vae_tiling_above that leaves the choice to the device."""
 
 
 @dataclass(frozen=True, slots=True)

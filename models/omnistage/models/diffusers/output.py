@@ -12,13 +12,13 @@ from PIL.Image import Image
 from omnistage.models.diffusers.plan import JPEG, PNG, WEBP, DrawingPlan
 
 KEY = "parameters"
-"""The keyword of a PNG's text chunk, where people look for it."""
+"""The keyword of a PNG's text chunk, under which people look for the parameters."""
 DESCRIPTION = 0x010E
 """EXIF's ImageDescription, for the formats that have no such chunk."""
 MOST_SAID = 60_000
-"""Bytes there, all of them ASCII."""
+"""Most bytes of the parameters in EXIF, all of them ASCII."""
 SHORT = 2000
-"""Characters of a prompt where there are too many: 12 bytes each at most."""
+"""Characters that stay of a prompt that is too long: at most 12 bytes each."""
 QUALITY = 92
 FASTER = 4
 """zlib's level: at 6 a PNG takes twice as long and is hardly smaller."""

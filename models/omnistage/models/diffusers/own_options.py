@@ -40,9 +40,9 @@ SAID_ELSEWHERE: Mapping[str, str] = {
 }
 """Parameters of pipelines that a field of the request sets."""
 GUIDANCE = ("true_cfg_scale", "guidance_scale")
-"""The first of them that a pipeline has is the guidance_scale of requests."""
+"""The first of these that a pipeline has is set by the guidance_scale of requests."""
 SERVERS = frozenset({"self", "return_dict", "callback_steps", "enable_prompt_rewrite", "sample_audio"})
-"""Parameters that only a server sets, beside all that are no number and no text, such as latents."""
+"""Parameters that only a server sets, besides all parameters that are no number and no text, such as latents."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,7 +35,7 @@ from omnistage.models.media.errors import BadMedia
 from omnistage.models.steps.product import Product
 
 CUT = "max_sequence_length"
-"""An option of some pipelines: tokens of a prompt that are drawn."""
+"""An option of some pipelines: the number of tokens of a prompt that are drawn."""
 ACTED_ON = re.compile(r"self\.(transformer|vae|text_encoder)\.config(?:\.get\(|, |\.)[\"']?(\w+)")
 
 
@@ -119,10 +119,10 @@ class Painter(ABC):
     of the model. `check_text` runs on no event loop: a long text takes its time."""
 
     followed: ClassVar[frozenset[str]]
-    """Values of configs that the loop follows as the pipeline does, as part.name. Schedulers are those of Diffusers with all they
-    say."""
+    """Values of configs that the loop follows as the pipeline does, as part.name. Schedulers are Diffusers' own, so all values of their
+    configs are followed."""
     follows: ClassVar[Mapping[str, Range]] = {}
-    """Options of the pipeline's own that its loop here follows exactly, with the least and the most of each number."""
+    """The pipeline's own options that the loop here follows exactly, with the least and the most of each number."""
 
     def __init__(self, pipe: DiffusionPipeline, texts: TensorCache, pictures: TensorCache, defaults: Defaults) -> None:
         """texts, pictures: caches of the encoders' results."""
@@ -138,7 +138,7 @@ class Painter(ABC):
         self._limits = replace(limits, step_cached=limits.step_cached and not is_spread(self.pipe.transformer))
         self._step_cache = self.own_step_cache()
         self.counting = copy.deepcopy(self.pipe.tokenizer)
-        """A tokenizer of `text_tokens` alone: one serves one thread at a time."""
+        """A tokenizer for `text_tokens` alone: a tokenizer serves one thread at a time."""
         self._counts = threading.Lock()
         self._special = tuple(token.content for token in self.counting.added_tokens_decoder.values() if token.special)
 
@@ -230,7 +230,7 @@ class Painter(ABC):
         """mu: how far the schedule of a picture of this size is shifted to its noise, if the config asks for a shift."""
 
     def _scheduled(self, sigmas: Any, mu: float, device: torch.device | str) -> Any:
-        """A new scheduler with its timesteps set in the way of the pipeline."""
+        """A new scheduler with its timesteps set as the pipeline sets them."""
         scheduler = type(self.pipe.scheduler).from_config(self.pipe.scheduler.config)
         scheduler.set_timesteps(sigmas=sigmas, device=device, mu=mu)
         return scheduler

@@ -28,14 +28,14 @@ GUIDES = {
     "mask_image": "where to draw: give a picture that is white or transparent there",
     "control_image": "what the picture keeps to: give a picture that shows it",
 }
-"""Fields of pictures that only some pipelines want, and then always, and what they tell."""
+"""Fields of pictures that only some pipelines take; these pipelines always need them. Each has a text that tells its meaning."""
 NOTHING = DrawRequest(seed=0, prompt="")
 MIDDLE = 128
-"""A level of a channel: from here on it is white, and opaque."""
+"""A level of a channel: from this level on it counts as white, and as opaque."""
 SMALLEST_S = 1.0
 MAX_SIDE = 16384
 WEBP_SIDE = 16383
-"""The most that the format can say."""
+"""The longest side that the format can state."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,9 +14,9 @@ from PIL.Image import Image
 from torch import Tensor
 
 RIDGE = 1e-3
-"""Added to the squares: latents of one flat picture alone would tell nothing of a map."""
+"""Added to the squares: a map cannot be fitted to the latents of one flat picture alone."""
 MEMORY = 0.9
-"""The weight of all pictures before one, against that one."""
+"""The weight of all earlier pictures against the newest one."""
 SIDE = 256
 """The longer side of a preview, unless somebody asks for another; never more than the picture's."""
 

@@ -13,7 +13,7 @@ from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLIm
 IMAGE_TOKEN = "<|image_pad|>"
 
 SAFE: Mapping[str, Any] = {"local_files_only": True, "trust_remote_code": False}
-"""For whatever is loaded from a folder: that nothing is fetched and nothing in it is run."""
+"""Arguments for everything that is loaded from a folder: nothing is fetched, and no code in the folder is run."""
 
 
 class PictureProcessor(transformers.ProcessorMixin):

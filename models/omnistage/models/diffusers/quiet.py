@@ -15,8 +15,8 @@ import transformers.utils.logging
 LIBRARIES: tuple[Any, ...] = (diffusers.utils.logging, transformers.utils.logging)
 
 _lock = threading.RLock()
-"""The state that it changes belongs to the process, as does the state that the libraries change while they load: the default dtype, how
-weights begin."""
+"""The state that `quiet` changes belongs to the process. So does the state that the libraries change while they load: the default dtype,
+and the way in which weights begin."""
 
 
 def silence() -> None:

@@ -25,7 +25,7 @@ from omnistage.models.diffusers.stepcache import StepCache
 MOST_TOKENS = 1024
 """Most tokens of a prompt, without its template: its text encoder gets no more. A drawing may get less, see DrawingLimits.prompt_tokens."""
 SEEN_AREA = 384 * 384
-"""Pixels of a picture that EditPlus shows its text encoder, for AREA of those that its transformer gets."""
+"""Pixels of a picture that EditPlus shows its text encoder; its transformer gets AREA pixels."""
 MOST_IMAGES = 8
 LAYERS, MOST_LAYERS = 4, 16
 SIDES = (640, 1024)

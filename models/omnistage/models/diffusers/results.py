@@ -34,14 +34,14 @@ from omnistage.models.media.film_file import Track
 from omnistage.models.steps.product import Product
 
 COUNTS = ("num_frames", "video_length")
-"""The first of them that a pipeline has is how many frames its film has."""
+"""The first of these that a pipeline has is the number of its film's frames."""
 LENGTHS = ("audio_length_in_s", "audio_end_in_s", "audio_duration_s", "audio_duration", "duration")
-"""The same of the seconds of its sound."""
+"""The first of these that a pipeline has is the length of its sound in seconds."""
 RATES = ("frame_rate", "fps")
 SOUNDING = "sample_audio"
-"""Whether a pipeline makes sound with its film, where it may be loaded without what that takes."""
+"""The parameter that decides whether a pipeline makes sound with its film, for pipelines that may be loaded without the parts for sound."""
 USUAL_RATE_HZ = 16.0
-"""Frames a second of a pipeline that does not say; that of Wan."""
+"""Frames a second of a pipeline that states no rate: the rate of Wan."""
 SOUND_RATES = ("output_sampling_rate", "sampling_rate", "sample_rate")
 """Names in the config of a VAE or vocoder: samples a second."""
 MAX_CHANNELS = 2
@@ -56,7 +56,7 @@ class Results(Product[DrawingPlan, Sequence[Any]], Protocol):
     """A product of whole calls; latents are the call's return value for a plan."""
 
     output_type: str
-    """For the pipeline."""
+    """The output type that the pipeline is asked for."""
 
     def applied(self, limits: DrawingLimits) -> DrawingLimits:
         """The limits of the pipeline with those of the product."""

@@ -25,7 +25,7 @@ TAKEN = (
     *("FlowMatchEulerDiscreteScheduler", "FlowMatchLCMScheduler", "UniPCMultistepScheduler", "DPMSolverMultistepScheduler"),
     *("EulerDiscreteScheduler", "EDMEulerScheduler", "EDMDPMSolverMultistepScheduler", "CosineDPMSolverMultistepScheduler"),
 )
-"""With one output of the model for each step, and compared with Diffusers in tests."""
+"""Schedulers that ask the model once for each step, and are compared with Diffusers in tests."""
 
 TRIED_STEPS = 6
 

@@ -35,7 +35,7 @@ from omnistage.models.errors import LoadError
 from omnistage.models.options import LoadOptions
 
 ABLE: Mapping[str, str] = {"QwenImageTransformer2DModel": "Qwen-Image"}
-"""Transformers that Diffusers has a plan for to cut both weights and tokens, and what they are called."""
+"""Transformers for which Diffusers has plans to cut both weights and tokens, and their names for people."""
 PIPELINES = ("QwenImagePipeline", "QwenImageEditPipeline", "QwenImageEditPlusPipeline", "QwenImageLayeredPipeline")
 TRANSFORMER = "transformer"
 

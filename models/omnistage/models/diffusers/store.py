@@ -10,11 +10,11 @@ from omnistage.models.errors import FetchError
 
 PACKAGE = "omnistage_pictures"
 FOLDER = "coloured-shapes"
-"""Also how the model is called."""
+"""The name of the folder, and of the model."""
 
 
 def model_directory(cache: Path | None = None, progress: ShowProgress | None = None) -> Path:
-    """The folder of the pipeline. Nothing is fetched or converted. Raises FetchError where the package is not installed."""
+    """The folder of the pipeline. Nothing is fetched or converted. Raises FetchError if the package is not installed."""
     spec = find_spec(PACKAGE)
     if spec is None or not spec.submodule_search_locations:
         raise FetchError(

@@ -39,12 +39,12 @@ RATE_HZ, EXPANDED_RATE_HZ = 16.0, 24.0
 """Frames a second, as published: no file says it. The second one is that of TI2V."""
 MAX_FRAMES = 1024
 ENCODED_FRAMES = 4
-"""That the VAE takes together, whatever it makes of them."""
+"""The number of frames that the VAE takes together."""
 SIDES = 16
-"""The pipelines refuse sides that are no multiple of it."""
+"""The pipelines refuse sides that are no multiple of this number."""
 FROM_PICTURES = "WanImageToVideoPipeline"
 ALIKE = ("patch_size", "in_channels", "out_channels", "text_dim", "image_dim")
-"""Values of their configs that both transformers have in common."""
+"""Values that the configs of both transformers have in common."""
 
 
 class WanPainter(FilmPainter):

@@ -29,15 +29,15 @@ from omnistage.models.steps.interface import Aside
 SCALES = ("vae_scale_factor_spatial", "vae_spatial_compression_ratio", "vae_scale_factor")
 USUAL_SIDE = 512
 REFUSALS = (ArithmeticError, AssertionError, AttributeError, ImportError, LookupError, RuntimeError, TypeError, ValueError)
-"""That pipelines raise for arguments that they cannot use, before their first step."""
+"""Errors that pipelines raise before their first step for arguments that they cannot use."""
 UNABLE = (AttributeError, ImportError, NameError, TypeError)
-"""That a pipeline raises for an option which it cannot follow, whatever its value is."""
+"""Errors that a pipeline raises for an option which it cannot follow with any value."""
 TRIED: Mapping[type, Value] = {bool: False, int: 0, float: 0.0, str: "a"}
 FAULTS = (Failed, torch.OutOfMemoryError, torch.AcceleratorError)
 NO_MEMORY = re.compile(r"allocate memory|CUDA error|CUBLAS|CUDNN", re.IGNORECASE)
 """Words of errors that torch has no type for."""
 ANY_SIGMA = 1e6
-"""Schedulers that are no flow have large ones."""
+"""The largest sigma of schedulers that are no flow: they have large ones."""
 
 
 class CallJob:

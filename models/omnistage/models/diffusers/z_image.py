@@ -18,7 +18,7 @@ from omnistage.models.diffusers.stepcache import StepCache
 MOST_TOKENS = 512
 """Most tokens of a prompt with its template, as the pipeline has it."""
 PAD = 32
-"""The transformer rounds numbers of tokens up to it."""
+"""The transformer rounds numbers of tokens up to a multiple of this number."""
 
 
 class ZImagePainter(PicturePainter):

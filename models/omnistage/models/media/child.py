@@ -37,18 +37,18 @@ from omnistage.models.media.wholeness import check_whole
 
 PR_SET_PDEATHSIG = 1
 OUT_OF_MEMORY = errno.ENOMEM
-"""Status with which it ends when memory is short."""
+"""The exit status of the process if memory is short."""
 
 MESSAGE_BYTES = 1 << 16
 READY, UNCONFINED = b"ready", b"unconfined"
-"""The words by which the process says that it can take a medium. It says the second one where the kernel has no filter of calls: the
-process can do more than it should."""
+"""The words by which the process says that it can take a medium. The second one means that the kernel has no filter of calls: the process
+can do more than it should."""
 
 TAKEN = b"taken"
-"""Whatever happens from here on is the medium's doing."""
+"""Faults from here on are the medium's."""
 
 FILES = 32
-"""Descriptors that it may have."""
+"""Most descriptors of the process."""
 
 GRACE_S = 5.0
 """Processor time beyond the time on the clock, for kinds of media without a limit of their own."""

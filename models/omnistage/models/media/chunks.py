@@ -1,8 +1,8 @@
-"""Sounds in files of chunks, WAV, RF64, W64, AIFF and CAF: where their samples end. Runs in the decoding process.
+"""The end of the samples in files of chunks: WAV, RF64, W64, AIFF and CAF. Runs in the decoding process.
 
 A program that writes into a pipe cannot go back, so such a file says any length: none, the largest, or that of a first block. FFmpeg and
-libsndfile believe most of them. Here the bytes that are there decide: samples end where the file or other known chunks say so too, else
-they go on to the end.
+libsndfile believe most of them. Here the bytes that are there decide: samples end at the stated place if the file or other known chunks
+confirm it, else at the end of the file.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ from omnistage.models.media.heads import HeadSearch, begins
 from omnistage.models.media.wholeness import SLACK, cut_off
 
 MOST = 100
-"""Chunks that follow each other, of which any is looked at."""
+"""The most chunks in a row that are looked at."""
 
 FEW = 1.0
-"""A part of the samples: unknown bytes behind the samples, if they are so few, are no samples where the file says twice that it ended
-before. A writer that writes sizes before it knows them writes those of a first block, which is far less."""
+"""A part of the samples. If the file says twice that its samples end before unknown bytes, and these are so few, they are no samples. A
+writer that writes sizes before it knows them writes those of a first block, which is far less."""
 
 CHUNKS = (b"LIST", b"id3 ", b"ID3 ", b"bext", b"iXML", b"_PMX", b"PEAK", b"cue ", b"smpl", b"inst", b"JUNK", b"NAME", b"ANNO", b"info")
 TAGS = (b"ID3", b"TAG", b"APETAGEX", b"LYRICSBEGIN")
-"""Names of things that are put behind samples: chunks, which may be cut off, and tags, which are no chunks."""
+"""Names of things that stand behind samples: chunks, which may be cut off, and tags, which are no chunks."""
 
 MARKS = re.compile(b"|".join((*CHUNKS, b"RIFF", b"RF64", b"BW64", b"RIFX", b"FORM", b"riff\x2e", b"caff\0")))
-"""So begins whatever may follow samples of which nobody says how many they are."""
+"""Matches everything that may follow samples of unknown number."""
 
 MARK_BYTES = 5
-"""Bytes of the longest of them."""
+"""Bytes of the longest mark."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,7 @@ AIFF = ChunkLayout(12, 4, ">I", 0, 2, 4, b"SSND")
 W64 = ChunkLayout(40, 16, "<Q", 24, 8, 16)
 CAF = ChunkLayout(8, 4, ">q", 0, 1, 0)
 WIDE = (b"RF64", b"BW64")
-"""Their sizes of 64 bits are in a chunk of their own."""
+"""Formats that have their sizes of 64 bits in a chunk of their own."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,18 +18,17 @@ PHOTOMETRIC, BITS_PER_SAMPLE, SAMPLE_FORMAT, LEAST_SAMPLE, LARGEST_SAMPLE = 262,
 """Numbers of entries in a TIFF."""
 
 STRAIGHT = {"La": "LA", "RGBa": "RGBA", "PA": "RGBA"}
-"""Modes that Pillow makes others of in one step alone."""
+"""Modes of Pillow, and the only modes that it converts them to in one step."""
 
 KEY_BITS = {"L;2": 2, "L;4": 4}
-"""Bits of a grey that is transparent, by the form of samples in the file. Pillow spreads samples over 8 bits, and leaves this one as it
-is."""
+"""Bits of the transparent grey, by the form of samples in the file. Pillow spreads samples over 8 bits, but not this grey."""
 
 PROFILE_BYTES = 4 << 20
 """Most bytes of a colour profile that is used. Profiles of printers have two million."""
 
 PROFILE_MODES = {"RGB ": "RGB", "GRAY": "L", "CMYK": "CMYK"}
 SAME_LEVELS = 3
-"""Profiles that say sRGB in other words differ by less: such a picture keeps its bits, which are those of the published processors."""
+"""Profiles that are sRGB under another name differ by less than this: such a picture keeps its bits, as in the published processors."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,19 +13,19 @@ PR_SET_NO_NEW_PRIVS = 38
 SECCOMP_CALL = 317
 SECCOMP_SET_MODE_FILTER = 1
 SECCOMP_FILTER_FLAG_TSYNC = 1
-"""The filter is for all threads that there are, not only for the one that asks."""
+"""The filter counts for all threads of the process, not only for the calling one."""
 
 AUDIT_ARCH_X86_64 = 0xC000003E
 SECCOMP_RET_ALLOW = 0x7FFF0000
 SECCOMP_RET_ERRNO = 0x00050000
 LOAD, JUMP_EQUAL, JUMP_ANY, RETURN = 0x20, 0x15, 0x45, 0x06
-"""Codes of the kernel's packet filters: load 32 bits, compare with a constant, look for any bit of one, return one."""
+"""Codes of the kernel's packet filters: load 32 bits, compare with a constant, test for any bit of a constant, return a constant."""
 
 Instruction = tuple[int, int, int, int]
-"""The code, how many instructions to skip if it is so and if it is not, and the constant."""
+"""The code, the numbers of instructions to skip if the test holds and if it does not, and the constant."""
 
 REFUSED = errno.EACCES
-"""The error of a call that is not let through. Nothing else here fails with it: FFmpeg says EPERM, which is 1, of much that is damaged."""
+"""The error of a refused call. Nothing else here fails with it: FFmpeg uses EPERM, which is 1, for many kinds of damage."""
 
 ALLOW: Instruction = (RETURN, 0, 0, SECCOMP_RET_ALLOW)
 REFUSE: Instruction = (RETURN, 0, 0, SECCOMP_RET_ERRNO | REFUSED)
@@ -39,8 +39,8 @@ CALLS = (
     *(35, 230, 228, 96, 201),  # nanosleep clock_nanosleep clock_gettime gettimeofday time
     *(39, 186, 98, 99, 318),  # getpid gettid getrusage sysinfo getrandom
 )
-"""Calls that decoding needs, whatever is asked of it. None of them opens or names a file, begins a process or a thread, or sends a signal;
-each acts on this process and on the descriptors that it was given."""
+"""Calls that decoding needs for every medium. None of them opens or names a file, begins a process or a thread, or sends a signal; each
+acts on this process and on the descriptors that it was given."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +67,8 @@ LIMITED = (
     Only(38, 0, values=(signal.ITIMER_PROF,)),  # setitimer
     Only(202, 1, values=_WAIT_AND_WAKE),  # futex: the operations for locks of one process, without those that had security holes
 )
-"""Calls of which decoding needs a part. There is no fcntl and no ioctl: by both the kernel sends signals to any process of the user."""
+"""Calls of which decoding needs only a part. fcntl and ioctl are not among them: through both the kernel sends signals to any process of
+the user."""
 
 
 def confine() -> bool:

@@ -20,14 +20,14 @@ FORMATS = (
     *("mov", "mp4", "m4a", "3gp", "matroska", "webm", "avi", "mpegts", "mpeg", "flv", "ogg", "asf", "gif"),
     *("wav", "w64", "aiff", "au", "caf", "flac", "mp3", "aac", "ac3", "eac3", "amr", "voc", "nistsphere"),
 )
-"""No playlists: those name other files."""
+"""Formats that are read. Playlists are not among them: they name other files."""
 
 VIDEO_DECODERS = (
     *("h264", "hevc", "libdav1d", "av1", "vp8", "vp9", "mpeg4", "mpeg2video", "mpeg1video", "mjpeg", "flv", "h263", "theora", "gif"),
     *("prores", "wmv1", "wmv2", "wmv3", "vc1", "msmpeg4", "msmpeg4v1", "msmpeg4v2", "rawvideo", "png", "ffv1"),
 )
 ALPHA_DECODERS = {"vp8": "libvpx", "vp9": "libvpx-vp9"}
-"""Decoders of these codecs where a film says that it has transparency."""
+"""Decoders of these codecs for a film that says that it has transparency."""
 AUDIO_DECODERS = (
     *("aac", "mp3float", "mp3", "mp2float", "mp2", "opus", "libopus", "vorbis", "libvorbis", "flac", "alac", "ac3", "eac3"),
     *("wmav1", "wmav2", "amrnb", "amrwb", "libopencore_amrnb", "libopencore_amrwb", "gsm", "gsm_ms", "speex", "libspeex"),
@@ -38,15 +38,15 @@ AUDIO_DECODERS = (
 
 
 STEP_BACK, LEAP = Fraction(1, 10), Fraction(10)
-"""Seconds by which times may go back or jump before they are those of another recording that was joined to the first: FFmpeg's command has
-the same two."""
+"""Seconds by which times may go back or jump. Beyond them a second recording begins that was joined to the first: FFmpeg's command has the
+same two limits."""
 
 FOUND_BY_A_MARK = ("mp3float", "mp3", "mp2float", "mp2", "aac", "ac3", "eac3")
-"""Decoders of frames that are found by a mark, which other bytes can have too, and that lean on the frames before: where such sounds were
-joined, or a recording begins, some frames cannot be decoded though nothing is damaged."""
+"""Decoders of frames that are found by a mark, which other bytes may contain too, and that need the frames before. At a joint of such
+sounds, or at the beginning of a recording, some frames cannot be decoded though nothing is damaged."""
 
 UNDECODED = 0.1
-"""The part of their frames that may be so."""
+"""The part of such frames that may fail."""
 
 
 def opened(file: BinaryIO, limits: MediaLimits) -> InputContainer | None:
@@ -66,7 +66,7 @@ def opened(file: BinaryIO, limits: MediaLimits) -> InputContainer | None:
 
 
 UNTOLD = ("avi",)
-"""Formats that have a time for each place in the order of frames, and none that is a frame's own: FFmpeg guesses one."""
+"""Formats that state a time for each place in the order of frames, and none for a frame itself: FFmpeg guesses it."""
 
 LISTING = ("mov,mp4,m4a,3gp,3g2,mj2", "avi")
 

@@ -20,7 +20,7 @@ STRAIGHT = math.tan(math.radians(1.0))
 """A camera that was held askew by less than a degree was held straight."""
 
 FINEST_ASPECT = 200
-"""The longest shape of a pixel: a file that says more cannot mean it."""
+"""The longest shape of a pixel: a larger value in a file is a mistake."""
 
 
 def pixel_aspect(stream: Any) -> float:

@@ -16,10 +16,10 @@ SHORTAGES = (errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.EIO)
 """Errors of the machine: the same medium may go through later."""
 
 OF_SYSTEM = (errno.EPERM, errno.ENOSYS, errno.EFBIG, errno.EROFS)
-"""Errors of calls of the system alone: FFmpeg says the same numbers of what is in a file."""
+"""Errors that count only from calls of the system: FFmpeg uses the same numbers for contents of a file."""
 
 MOST_TOLD = 1000
-"""Characters."""
+"""Most characters of the text."""
 
 
 def is_memory(error: BaseException) -> bool:

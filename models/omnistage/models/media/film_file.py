@@ -22,7 +22,7 @@ os.environ.setdefault("SVT_LOG", "0")
 """The encoder of AV1 prints its settings otherwise, past every log, and errors for a film that is given up."""
 
 RATE_TICKS = 1001
-"""Rates are fractions of it at most, as those of television are."""
+"""Rates are fractions with at most this denominator, as the rates of television are."""
 MIN_RATE_HZ, MAX_RATE_HZ = 0.1, 120.0
 OPUS_HZ = 48_000
 WEBM, MP4 = "video/webm", "video/mp4"
@@ -86,7 +86,7 @@ H264 = FilmKind(
     fragment,
 )
 KINDS = (VP9, AV1, H264)
-"""The first of a media type is meant where a request names no codec, the first of all where it names no type."""
+"""The first kind of a media type is meant if a request names no codec; the first kind of all if it names no type."""
 
 
 def film_kind(media_type: str) -> FilmKind | None:

@@ -20,13 +20,13 @@ from omnistage.models.media.pictures import resized
 from omnistage.models.media.preprocessing import FilmPreprocessing, check_room, ground, sampled_frames, smart_resize
 
 USUAL_RATE_HZ = 25.0
-"""The rate of frames where a file says nothing about time."""
+"""The rate of frames if a file says nothing about time."""
 
 CLOSE = 0.01
-"""The rate in the header counts where it is so close to the one that was found: times in a file are rounded."""
+"""The rate in the header counts if it is so close to the measured one: times in a file are rounded."""
 
 BACK_S = 1
-"""Less than that is a mistake of the program that wrote it."""
+"""A smaller step back in time is a mistake of the program that wrote the file."""
 
 COMPLETE = 0.9
 """The part of the wanted frames that must be decoded: a film with fewer is damaged."""

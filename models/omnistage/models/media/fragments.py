@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 MOOF_IS_BASE = 0x020000
 RUN_SAYS = 0x000701
-"""Where its data begin; of each sample duration, size and flags."""
+"""The contents of a run: the place of its data, and for each sample its duration, size and flags."""
 KEY, DEPENDENT = 0x02000000, 0x01010000
 EBML_KEY = 0x80
 
@@ -26,7 +26,7 @@ class EncodedSample(NamedTuple):
 
 
 Wrap = Callable[[int, Sequence[EncodedSample]], bytes]
-"""number: of the piece, from 1 on. samples: by track, and by time."""
+"""Makes a piece. number: of the piece, from 1 on. samples: by track, and by time."""
 
 
 def fragment(number: int, samples: Sequence[EncodedSample]) -> bytes:

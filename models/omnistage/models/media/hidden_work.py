@@ -16,30 +16,30 @@ from omnistage.models.humans import bytes_told
 from omnistage.models.media.errors import BadMedia
 
 JPEG_SCANS = 100
-"""Each goes over all pixels. Encoders write about ten."""
+"""Most scans of a JPEG. Each goes over all pixels; encoders write about ten."""
 
 JPEG_SEGMENTS = 1000
 JPEG_EXIF_SEGMENTS = 100
-"""They are put together one by one, each time with all of those before. The standard has one."""
+"""Most segments of EXIF. Pillow joins them one by one, and copies all earlier ones each time. The standard has one."""
 
 JPEG_FILL_BYTES = 1 << 16
-"""Between segments, where nothing should be."""
+"""Most bytes between segments, where nothing should be."""
 
 PNG_CHUNKS = 100_000
 GIF_BLOCKS = 20_000
-"""Before the first picture."""
+"""Most blocks before the first picture."""
 
 TIFF_PIECES = 1 << 16
-"""Strips or tiles."""
+"""Most strips or tiles."""
 
 BMP_RUN_BYTES = 8 << 20
 """Most bytes of a compressed BMP, which is unpacked run by run."""
 
 MOST_READ = 64 << 20
-"""Most bytes of a JPEG that are read. A film may be sent as a JPEG; its header is looked at, to say what it is."""
+"""Most bytes of a JPEG that are read. A film may be sent as a JPEG: its header is read, for the error to name its format."""
 
 _MARKER = re.compile(rb"\xff[^\x00\xff\xd0-\xd7]")
-"""Not a byte of the samples, nor a mark between them."""
+"""Matches a marker, but no byte of the samples and no mark between them."""
 
 _EOI, _SOS, _EXIF = 0xD9, 0xDA, 0xE1
 _STRIPS, _TILES = 273, 324

@@ -2,7 +2,7 @@
 
 Sounds that are made piece by piece are sent as files one behind the other. FFmpeg goes on by itself where frames follow frames, as in ADTS,
 and in MP3 with the silence that encoders put around each. It would play only the first of several WAV, M4A and similar files, and would
-play Ogg and FLAC wrongly where the rate changes.
+play Ogg and FLAC wrongly if the rate changes.
 """
 
 from __future__ import annotations

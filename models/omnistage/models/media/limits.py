@@ -17,7 +17,7 @@ class MediaLimits:
     sound_channels. film_s, film_frames, film_pixels: seconds and frames of a film, and pixels of one frame, as it is stored. result_bytes:
     of the decoded result. memory_bytes: address space of the process that decodes, libraries included. picture_time_s, sound_time_s,
     film_time_s: of the clock, from the moment at which decoding begins. picture_least_s, megapixel_s, picture_mebibyte_s: processor time
-    that a picture may take, whatever its size, and more for its size: five times or more what the slowest format took on a core of today.
+    that a picture of any size may take, and more for its size: at least five times the time of the slowest format on a core of today.
     sound_least_s, sound_mebibyte_s: the same for sounds.
     """
 

@@ -16,7 +16,7 @@ from omnistage.models.media.limits import MediaLimits
 from omnistage.models.media.preprocessing import PicturePreprocessing, check_aspect, ground, smart_resize
 
 FORMATS = ("AVIF", "BMP", "GIF", "JPEG", "PNG", "TIFF", "WEBP")
-"""Pillow knows more: some run other programs, some are scarcely looked after."""
+"""Formats that are read. Pillow knows more: some run other programs, some are hardly maintained."""
 
 UPRIGHT = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,

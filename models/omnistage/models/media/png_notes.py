@@ -15,7 +15,7 @@ NOTE_BYTES = 4 << 20
 """Most bytes of a note, unpacked. A longer note is passed over, too."""
 
 PICTURE = frozenset((b"IHDR", b"PLTE", b"tRNS", b"IDAT", b"IEND", b"acTL", b"fcTL", b"fdAT"))
-"""Without these there is no picture, or another one: what is wrong with them is told."""
+"""Chunks without which there is no picture, or another one: faults in them are reported."""
 
 WHOLE_NOTES = (b"iCCP", b"eXIf")
 TEXTS = (b"tEXt", b"zTXt", b"iTXt")
@@ -23,7 +23,7 @@ TURNING_TEXTS = (b"XML:com.adobe.xmp", b"Raw profile type exif")
 """Keywords of texts in which programs note how a camera was held."""
 
 KEYWORD_BYTES = 79
-"""By the standard (ISO/IEC 15948, 11.3.4)."""
+"""Most bytes of a keyword by the standard (ISO/IEC 15948, 11.3.4)."""
 
 
 class Chunks(PngImagePlugin.PngStream):
@@ -32,7 +32,7 @@ class Chunks(PngImagePlugin.PngStream):
     def __init__(self, file: IO[bytes]) -> None:
         super().__init__(file)
         self._notes: set[bytes] = set()
-        """That have been read."""
+        """The notes that have been read."""
 
     def call(self, cid: bytes, pos: int, length: int) -> bytes:
         """Take one chunk. AttributeError tells Pillow that a chunk is unknown: Pillow then passes over it."""

@@ -15,7 +15,7 @@ FACTOR = 28
 Colour = tuple[int, int, int]
 """Red, green and blue, 0 to 255 each, of sRGB."""
 WHITE: Colour = (255, 255, 255)
-"""The ground of transparent pictures where no other one is asked for: so a page shows them, and so Qwen's own tools do."""
+"""The ground of transparent pictures by default: pages show them so, and so do Qwen's own tools."""
 
 MOST_ASPECT = 200
 UNBOUNDED = 1 << 40

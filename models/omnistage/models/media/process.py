@@ -24,10 +24,10 @@ log = structlog.get_logger(__name__)
 
 START_LIMIT_S = 60.0
 TAKE_LIMIT_S = 5.0
-"""For a process that has nothing to do, to take what it is given."""
+"""Seconds in which an idle process must take a medium."""
 
 OUT_OF_MEMORY = errno.ENOMEM
-"""Status with which it ends when memory is short; child.py, which loads what only decoding needs, says the same."""
+"""The exit status of a process whose memory is short; child.py, which loads only modules that decoding needs, has the same."""
 
 TIME_IS_UP = signal.SIGPROF
 """The signal that ends the process when it has used the processor time that its medium may have."""
@@ -37,10 +37,10 @@ LIFE = 200
 
 MESSAGE_BYTES = 1 << 16
 UNCONFINED = b"unconfined"
-"""The word that it says in place of "ready" where the kernel has no filter of calls; child.py has the same."""
+"""The word that the process sends in place of "ready" if the kernel has no filter of calls; child.py has the same."""
 
 KEPT_ENVIRONMENT = ("PATH", "HOME", "PYTHONPATH", "LD_LIBRARY_PATH", "LANG", "LC_ALL")
-"""Variables that it needs to find its code. Tokens and keys of the stage are not for it."""
+"""Variables that the process needs to find its code. It gets no tokens and keys of the stage."""
 
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 

@@ -19,7 +19,7 @@ from omnistage.models.media.limits import MediaLimits
 from omnistage.models.media.preprocessing import FilmPreprocessing, SoundPreprocessing
 
 LOUDEST = 64.0
-"""A recording in floating point may be above full scale, which is 1, and not so much."""
+"""A recording in floating point may be louder than full scale, which is 1, but not louder than this."""
 
 BLOCK = 1 << 18
 """Samples of silence that are added at once."""

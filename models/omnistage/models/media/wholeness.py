@@ -15,7 +15,7 @@ from typing import BinaryIO
 from omnistage.models.media.errors import BadMedia
 
 SLACK = 64
-"""Bytes that may be missing: some count a head twice."""
+"""Bytes that may be missing: some programs count a head twice."""
 
 BOXES = 10_000
 """Most boxes of an MP4 that are looked at: each fragment of a film has some."""
@@ -29,7 +29,7 @@ ASF_BYTES = 1 << 16
 """Bytes of the beginning in which the head is looked for."""
 
 ASF_LIVE = 1
-"""Flag of one that was sent while it was made: what it says of its size is nothing."""
+"""The flag of a file that was sent while it was made: the size that it states means nothing."""
 
 
 def check_whole(file: BinaryIO, most_bytes: int) -> None:

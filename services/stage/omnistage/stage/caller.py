@@ -38,7 +38,7 @@ class Caller:
     """
 
     def __init__(self, context: Context, limit_s: float) -> None:
-        """limit_s: longest time of a call, whatever its caller asks for."""
+        """limit_s: longest time of a call, even if its caller asks for more."""
         self._context = context
         self._reader: asyncio.Task[None] | None = None
         self.ended_well = False

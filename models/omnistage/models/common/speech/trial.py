@@ -157,7 +157,7 @@ class _Trying(Generic[Job]):
         return self._trials.step([self._job(number) for number in range(size)], aside)
 
     def exact(self, sizes: Sequence[int]) -> tuple[int, ...]:
-        """Those of the sizes, descending, at which each window has the same bits as alone."""
+        """The sizes, descending, at which each window has the same bits as alone."""
         alone = [self._trials.step([self._job(number)], None)[0] for number in range(max(sizes, default=0))]
         return tuple(size for size in sizes if all(map(torch.equal, self.step(size), alone)))
 

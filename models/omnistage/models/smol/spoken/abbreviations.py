@@ -154,7 +154,7 @@ def _dotted(match: re.Match[str]) -> str | None:
 
 
 def _numbered(match: re.Match[str]) -> str | None:
-    """None where a sentence ends: "He said no. 3 of us left.", "No. I do not." """
+    """None if a sentence ends here: "He said no. 3 of us left.", "No. I do not." """
     short, text = match["short"], match.string
     numeral = re.compile(r"[IVXivx]*\b").match(text, match.end())
     if numeral and numeral.group():
