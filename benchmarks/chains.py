@@ -1,4 +1,5 @@
-"""The Omni families as `benchmarks.pipeline` asks them: what they and Transformers are asked, and which calls the first sound needs."""
+"""The Omni families as `benchmarks.pipeline` asks them: the requests to them and to Transformers, and the calls that the first sound
+needs."""
 
 from __future__ import annotations
 
@@ -42,7 +43,7 @@ TOKENS, CHARACTERS = 40, 80
 
 
 class SoundPath(ABC):
-    """The longest chain of calls of which each needs the one before it, from a question to the first sound: of models in this process."""
+    """The longest chain of calls from a question to the first sound, each of which needs the one before it, for models in this process."""
 
     frames: ClassVar[int]
     """Frames of the first sound."""
@@ -135,8 +136,8 @@ class CausalPath(SoundPath):
 @dataclass(frozen=True, slots=True)
 class Chain:
     """maker, family: names of the maker of its checkpoint, of its pipeline and its models. suffix: of its figures. frames, samples: of an
-    answer. profile, sampling: of Code2Wav and Talker. reference: Transformers' model. asked: what its `generate` is asked beside what all
-    are, by its config. path: to the first sound. goal, relays: of `ttfa_over_hf_e2e` and `ttfa_relays`."""
+    answer. profile, sampling: of Code2Wav and Talker. reference: Transformers' model. asked: further arguments of its `generate`, by its
+    config. path: to the first sound. goal, relays: of `ttfa_over_hf_e2e` and `ttfa_relays`."""
 
     maker: str
     family: str
@@ -152,7 +153,7 @@ class Chain:
     relays: str = ""
 
     def figure(self, name: str, value: float, unit: str, goal: str, note: str) -> Figure:
-        """One of this family."""
+        """A figure of this family."""
         return Figure(f"{name}{self.suffix}", value, unit, goal, note)
 
 
@@ -170,7 +171,7 @@ def _asked3(config: Any) -> Mapping[str, Any]:
 
 
 class _Speaking(Qwen3Reference):
-    """With its Talker."""
+    """The model of Transformers with its Talker."""
 
     loading: ClassVar = {}
 

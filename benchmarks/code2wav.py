@@ -1,5 +1,5 @@
-"""`python -m benchmarks.code2wav`: what sound costs that is made while it is still being spoken, and how it differs from sound that is made
-of the whole. Code2Wav of Qwen2.5-Omni and of Qwen3-Omni with random weights; and the default voice, which is real, with its word error
+"""`python -m benchmarks.code2wav`: the cost of sound that is made while it is still being spoken, and its difference from sound that is
+made of the whole. Code2Wav of Qwen2.5-Omni and of Qwen3-Omni with random weights; and the default voice, which is real, with its word error
 rate."""
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ Array = NDArray[Any]
 
 @dataclass(frozen=True, slots=True)
 class Sounded:
-    """Sound of all items. first_items: that had come when the first sound was there. first_s: what was computed until then, cost_s: in all,
-    seconds of a CPU. first_sound_s: how long the first sound is."""
+    """The sound of all items. first_items: items that had come when the first sound was there. first_s, cost_s: seconds of a CPU until
+    then, and in all. first_sound_s: length of the first sound."""
 
     samples: NDArray[np.float32]
     first_items: int
@@ -81,7 +81,7 @@ class ProfileFigures:
 
 
 async def sounded(model: Code2WavModel[Any], request: WaveRequest, items: Array) -> Sounded:
-    """Items come one by one, each when nothing is left to do with those before it."""
+    """Items come one by one, each when all work on the earlier ones is done."""
     prepared, port, came = await model.prepare(request), model.info.accepts[0].name, 0
     rate_hz = model.info.produces[0].rate_hz
 
@@ -89,7 +89,7 @@ async def sounded(model: Code2WavModel[Any], request: WaveRequest, items: Array)
         nonlocal came
         for came in range(1, len(items) + 1):
             yield Piece(port, came - 1, came == len(items), items[came - 1 : came].copy())
-            while True:  # Sound that is computed ahead of the listener is computed here too before the next piece comes.
+            while True:  # Sound ahead of the listener is computed here too before the next piece comes.
                 await asyncio.sleep(LOOK_S)
                 if not model.load().queued:
                     break
@@ -151,9 +151,9 @@ async def lines(
 
 
 async def flow(report: Report, folder: Path) -> list[ProfileFigures]:
-    """Qwen2.5-Omni's."""
+    """The figures of Qwen2.5-Omni's Code2Wav."""
     make_tiny("qwen2.5-omni", folder, CheckpointOrder(size="small"))
-    # One thread: what streaming costs is asked, not on how many cores it is paid.
+    # One thread: the figure is the cost of streaming, on any number of cores.
     model = load_code2wav(folder, LoadOptions(path=folder, family={"workers": 1}))
     source = np.random.default_rng(0)
     codes = source.integers(0, 8192, (CODES, 1)).astype(np.uint32)
@@ -188,8 +188,8 @@ async def flow(report: Report, folder: Path) -> list[ProfileFigures]:
 
 
 def causal(report: Report) -> None:
-    """Qwen3-Omni's: what it is worth to keep what frames leave, over computing the frames before each chunk again with it, as far as
-    Transformers' chunked_decode looks back. That is not the same sound: attention looks farther."""
+    """The figures of Qwen3-Omni's Code2Wav: the gain of keeping the state that frames leave, over computing the frames before each chunk
+    again, as far as Transformers' chunked_decode looks back. The latter gives another sound: attention looks farther."""
     net, frames = shrunk(CAUSAL_SCALE), 48
     source = np.random.default_rng(0)
     codes = torch.from_numpy(source.integers(0, net.config.codes, (1, AGAIN_FRAMES + frames, net.config.codebooks)))
@@ -262,7 +262,7 @@ def table(found: Sequence[ProfileFigures]) -> str:
 
 
 def draw(path: Path, found: Sequence[ProfileFigures]) -> None:
-    """First sound against cost, with how near it is to the whole."""
+    """A drawing of first sound against cost, with the nearness to the whole."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure as Drawing
 

@@ -1,8 +1,8 @@
 """`python -m benchmarks.diffusion`: pictures drawn step by step, many at once, beside the pipelines of Diffusers; checkpoints with random
 weights of size small, one thread.
 
-Seconds are those of a CPU of this process, where nothing else is said: from the first request to the last picture it is never idle. With
-`--device cuda` only what a GPU has to show: the transformer of Z-Image in its full size.
+Seconds are those of a CPU of this process, unless something else is said: the process is never idle from the first request to the last
+picture. With `--device cuda` only the transformer of Z-Image in its full size is measured.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ SAME = 2
 
 
 def one_by_one_s(arrived: Sequence[float], durations: Sequence[float]) -> list[float]:
-    """How long each takes from its arrival, when each waits for all before it."""
+    """The seconds that each request takes from its arrival, if each waits for all before it."""
     free, latencies = 0.0, list[float]()
     for at, duration in zip(arrived, durations, strict=True):
         free = max(free, at) + duration
@@ -57,7 +57,7 @@ def one_by_one_s(arrived: Sequence[float], durations: Sequence[float]) -> list[f
 
 
 class SpeedUp(NamedTuple):
-    """How many times the throughput is, and how many times shorter the mean latency and that of the last request are."""
+    """The factors by which throughput is higher, and by which the mean latency and the latency of the last request are shorter."""
 
     speed: float
     latency: float

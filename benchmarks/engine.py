@@ -86,7 +86,7 @@ async def tokens_per_s(engine: Engine, concurrent: int) -> float:
 async def throughput(engine: Engine, report: Report) -> None:
     goals = THROUGHPUT[isa()]
     rates: dict[int, list[float]] = {1: [], **{concurrent: [] for concurrent in goals}}
-    for _ in range(ROUNDS):  # Interleaved, so that other load on the machine touches all of them alike.
+    for _ in range(ROUNDS):  # The rounds are interleaved, so that other load on the machine touches all of them alike.
         for concurrent, measured in rates.items():
             measured.append(await tokens_per_s(engine, concurrent))
     note = f"median of {ROUNDS}; {PROMPT} + {ANSWER} tokens each, prompts included; {isa()}, {dtype_of('cpu')}"
@@ -136,7 +136,7 @@ def steps(decoder: PackedDecoder, weights: Sequence[torch.Tensor], report: Repor
 
 
 def drawing(decoder: PackedDecoder, report: Report) -> None:
-    """Drawing from a large vocabulary, over the products of a step of as many rows of the default model."""
+    """The time of drawing from a large vocabulary, over the products of a step of as many rows of the default model."""
     generator = torch.Generator().manual_seed(0)
     rows = StepRows(torch.zeros(32, 1, dtype=torch.int64), torch.zeros(1, 32, dtype=torch.int64))
 
@@ -157,7 +157,7 @@ def drawing(decoder: PackedDecoder, report: Report) -> None:
 
 
 async def bystander(engine: Engine, report: Report) -> None:
-    """How fast an answer goes on while a long prompt is read beside it."""
+    """The pace of an answer while a long prompt is read beside it."""
     shares = []
     for _ in range(ROUNDS):
         stream = engine.submit(request(PROMPT, 4000))

@@ -24,7 +24,7 @@ GOAL = re.compile(r"(<=|>=) (\d+(?:\.\d+)?)")
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """One measured number. goal: what it should be, `<= NUMBER` or `>= NUMBER`; empty where it is only stated. note: how it was made."""
+    """One measured number. goal: `<= NUMBER` or `>= NUMBER`; empty if the figure has none. note: how the number was made."""
 
     figure: str
     value: float
@@ -38,7 +38,7 @@ class Figure:
 
     @property
     def missed(self) -> bool:
-        """Whether there is a goal and the value is not there; one that is not a number is not."""
+        """Whether there is a goal and the value misses it; NaN misses every goal."""
         found = GOAL.fullmatch(self.goal)
         if found is None:
             return False
@@ -48,7 +48,8 @@ class Figure:
 
 @dataclass
 class Report:
-    """The figures of one run, in `folder`/`name`.json. The file is whole at every moment, so what was measured stays whatever happens."""
+    """The figures of one run, in `folder`/`name`.json. The file is whole at every moment, so all measured figures stay, even after a
+    crash."""
 
     name: str
     folder: Path = OUT
@@ -69,17 +70,17 @@ class Report:
 
     @contextmanager
     def part(self, name: str) -> Iterator[None]:
-        """A part of the run that the others do not need: when it fails, that is told, and the run goes on after it."""
+        """A part of the run that the other parts do not need: its failure is reported, and the run goes on after it."""
         try:
             yield
-        except Exception as error:  # As at the edge of a process: whatever a part does, the figures of the others count.
+        except Exception as error:  # As at the edge of a process: figures of the other parts count after any fault.
             self.failed[name] = f"{type(error).__name__}: {error}"
             print(f"{name} FAILED", file=sys.stderr)
             traceback.print_exc()
             self._write()
 
     def finish(self, *, judge: bool = True) -> int:
-        """Print the table and what was missed. Exit status: 1 when a part failed, or when `judge` and a goal was missed."""
+        """Print the table and the missed goals. Exit status: 1 when a part failed, or when `judge` and a goal was missed."""
         Console(width=150).print(self._table())
         missed = [figure.figure for figure in self.figures if figure.missed]
         if missed:

@@ -1,7 +1,6 @@
-"""Films of Wan: how soon the first frame leaves, many at once beside the pipeline of Diffusers, and what memory decoding takes.
+"""Films of Wan: the time to the first frame, many films at once beside the pipeline of Diffusers, and the memory of decoding.
 
-
-Weights are random; the transformer is small. Where decoding is measured, the VAE has its published width.
+Weights are random; the transformer is small. For measurements of decoding the VAE has its published width.
 """
 
 from __future__ import annotations
@@ -61,7 +60,7 @@ Frames = NDArray[np.uint8]
 
 @dataclass(slots=True)
 class FilmTimes:
-    """When what happened to a film, in seconds of a CPU of this process, and its frames."""
+    """The times of a film's events, in seconds of a CPU of this process, and its frames."""
 
     arrived_s: float
     drawn_s: float = 0.0
@@ -78,7 +77,7 @@ class Camera:
         self.model = cast(DrawnModel[Any], load("diffusers", "diffusion", options))
 
     async def film(self, request: DrawRequest, after_s: float = 0.0) -> FilmTimes:
-        """Its frames, as they leave the model before they are encoded. Asked for after so many seconds."""
+        """The frames of a film, as they leave the model before they are encoded. The film is asked for after so many seconds."""
         await asyncio.sleep(after_s)
         seen, rows = FilmTimes(time.process_time()), list[Any]()
         prepared = await self.model.prepare(request)
@@ -93,7 +92,7 @@ class Camera:
         return seen
 
     async def frames_only(self, request: DrawRequest) -> int:
-        """How many frames there were: none of them is kept."""
+        """The number of frames; none of them is kept."""
         prepared, count = await self.model.prepare(request), 0
         async for piece in self.model.draw(prepared, no_inputs(), {PIXELS: 0}):
             count += len(piece.rows) if isinstance(piece, TensorRows) else 0
@@ -115,7 +114,7 @@ def asked(seed: int, side: int, frames: int, *, guided: bool = False, steps: int
 
 
 def called(pipe: Any, request: DrawRequest) -> tuple[float, Frames]:
-    """Seconds of a CPU, and what the pipeline of Diffusers makes."""
+    """Seconds of a CPU, and the result of the pipeline of Diffusers."""
     begun = time.process_time()
     frames = pipe(
         prompt=request.prompt,
@@ -184,7 +183,7 @@ async def first_frame(report: Report, folder: Path) -> None:
 
 
 async def first_fragment(made: Path, folder: Path) -> float:
-    """From the last step on, by the clock."""
+    """Seconds from the last step to the first fragment, by the clock."""
     flags = ("--checkpoint", str(made), "--dtype", "float32")
     pipeline = folder / "film.yaml"
     pipeline.write_text(PIPELINE)

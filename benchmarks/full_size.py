@@ -25,7 +25,7 @@ COUNTS = (1, 2, 4, 8)
 
 
 def transformer(device: str, dtype: torch.dtype, values: Mapping[str, Any]) -> Any:
-    """With arguments that are not the published ones. Made as `dtype`, for twice that may not fit."""
+    """A transformer with arguments that differ from the published ones. It is made as `dtype`, for twice its bytes may not fit."""
     before = torch.get_default_dtype()
     torch.set_default_dtype(dtype)
     try:
@@ -35,7 +35,7 @@ def transformer(device: str, dtype: torch.dtype, values: Mapping[str, Any]) -> A
         torch.set_default_dtype(before)
     for name, weight in made.named_parameters():
         if name.endswith("pad_token"):
-            torch.nn.init.normal_(weight)  # The class leaves it as the memory was.
+            torch.nn.init.normal_(weight)  # The class leaves the memory as it was.
     return made.eval().requires_grad_(False)
 
 
@@ -65,7 +65,7 @@ class Easel:
         return made
 
     def pass_s(self, canvases: Sequence[Canvas]) -> float:
-        """One pass for all of them."""
+        """Seconds of one pass for all pictures."""
         _wait(self._device)
         begun = time.perf_counter()
         with torch.inference_mode():

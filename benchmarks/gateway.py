@@ -113,7 +113,7 @@ class Http:
 
 
 async def by_grpc(omni: AsyncOmni, seed: int, **options: Any) -> StreamTimes:
-    """The same by the Python client."""
+    """A streamed answer by the Python client."""
     heard, begun = StreamTimes(), time.perf_counter()
     async for event in omni.stream_chat([{"role": "user", "content": QUESTION}], seed=seed, **options):
         now = time.perf_counter() - begun
@@ -187,7 +187,8 @@ def _toys(options: Mapping[str, object]) -> Layout:
 
 
 async def _first(report: Report, omni: AsyncOmni, http: Http, name: str, **options: Any) -> None:
-    """Pairs, one over gRPC and one over HTTP, of which each is first in turn. The toy takes nearly no time: what is left is the way."""
+    """Pairs of one answer over gRPC and one over HTTP, which are first in turn. The toy takes nearly no time, so the times are those of the
+    way."""
     fields = {"model": "toy", "messages": [{"role": "user", "content": QUESTION}], "max_tokens": 8, **(SPEAKS if name == "ttfa" else {})}
     times: dict[str, list[float]] = {"grpc": [], "http": []}
     for number in range(WARM_UPS + PAIRS):

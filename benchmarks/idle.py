@@ -1,4 +1,4 @@
-"""How often the processes of a stack wake up while nobody asks, beside as many that only speak gRPC.
+"""The wake-ups of a stack's processes while nobody asks, beside as many processes that only speak gRPC.
 
 A wake-up is counted when a thread went to sleep by itself, for any reason: the kernel counts them. The bare processes are grpc.aio as it
 comes: a server with nothing registered, a channel that is connected to the next one's, no option set, no call.

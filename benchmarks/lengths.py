@@ -1,6 +1,7 @@
-"""A stage is killed late in an answer, while others talk: does it take longer the longer the answer is?
+"""Kills of a stage late in an answer, while others talk: they show whether the gap grows with the answer.
 
-The replica that has the answer is found while it has no other; then the others begin, and each of them checks that its answers stay alike.
+The replica that has the answer is found while it has no other one; then the other clients begin, and each of them checks that its answers
+stay alike.
 """
 
 from __future__ import annotations

@@ -98,7 +98,7 @@ async def ours(model: MediaThinker, asked: Sequence[Sequence[int]], items: Seque
 
 
 def theirs(reference: Any, asked: Sequence[Sequence[int]], items: int) -> tuple[float, Answers]:
-    """The same of one batch, padded on the left."""
+    """Seconds and tokens of Transformers for all as one batch, padded on the left."""
     longest = max(map(len, asked))
     ids = torch.tensor([[0] * (longest - len(prompt)) + list(prompt) for prompt in asked])
     mask = torch.tensor([[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in asked])

@@ -100,14 +100,14 @@ async def answered(stub: omni_pb2_grpc.OmniServiceAsyncStub, chain: Chain, seed:
 
 
 class Sequential:
-    """Transformers' own `generate`, with sound, on so many threads as are faster."""
+    """Transformers' own `generate`, with sound, on the faster number of threads."""
 
     def __init__(self, chain: Chain, folder: Path) -> None:
         self._chain, self._reference = chain, chain.reference(folder)
         self.threads = min((1, 2), key=lambda threads: self._answer_s(0, conversation(0), ([], []), threads))
 
     async def answer_s(self, seed: int, asked: Sequence[Turn]) -> float:
-        """Seconds of an answer. A sound is decoded before, which is not counted."""
+        """Seconds of an answer. A sound is decoded before that, outside the measured time."""
         return self._answer_s(seed, asked, await self._reference.read(asked), self.threads)
 
     def _answer_s(self, seed: int, asked: Sequence[Turn], seen: Seen, threads: int) -> float:
@@ -168,14 +168,14 @@ async def in_turns(
 
 
 async def at_once(stub: omni_pb2_grpc.OmniServiceAsyncStub, chain: Chain) -> tuple[float, list[SpeechTimes]]:
-    """Seconds of several answers at once, and these."""
+    """Several answers at once: their seconds, and the answers."""
     begun = time.perf_counter()
     together = await asyncio.gather(*(answered(stub, chain, 100 + n) for n in range(AT_ONCE)))
     return time.perf_counter() - begun, together
 
 
 def told(chain: Chain, sequential: Sequential, theirs: float) -> str:
-    """How figures beside Transformers are made."""
+    """The note of figures beside Transformers: how they are made."""
     size = f"{TOKENS} tokens, {chain.frames} frames; small"
     return f"{size}; median of {ROUNDS}; Transformers: {theirs:.1f} s on {sequential.threads} threads"
 
@@ -191,7 +191,7 @@ def over_transformers(chain: Chain, asked: str, mine: Sequence[SpeechTimes], oth
 
 
 async def critical_path(chain: Chain, running: Fleet, folder: Path, report: Report) -> None:
-    """The first sound beside what must be computed for it, as calls of the models in this process."""
+    """The first sound beside the calls that it needs, made on the models in this process."""
     path, ratios, paths = chain.path(folder), list[float](), list[float]()
     await path.seconds(199)
     async with omni_stub(running.address("router")) as stub:

@@ -1,4 +1,4 @@
-"""`python -m benchmarks.qwen3`: Qwen3-Omni's Thinker beside Transformers, and what its experts cost at published widths."""
+"""`python -m benchmarks.qwen3`: Qwen3-Omni's Thinker beside Transformers, and the cost of its experts at published widths."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""`python -m benchmarks.resilience`: what a listener notices of a lost stage, as benchmarks/out/resilience.json and as a table.
+"""`python -m benchmarks.resilience`: the effect of a lost stage on a listener, as benchmarks/out/resilience.json and as a table.
 
-Two replicas of every stage, one router. Needs the folder of the tests on the path, for their processes that can be killed.
+It uses two replicas of every stage and one router. It needs the folder of the tests on the path, for their processes that can be killed.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ async def measure(report: Report, model: MeasuredPipeline, kinds: Sequence[str],
 async def measure_lengths(report: Report, kinds: Sequence[str], answers: Sequence[int], kills: int) -> None:
     """Kills late in answers of these many tokens, with company."""
     model = MODELS["toy"]
-    # The others must not take all cores, or it is them that is measured.
+    # The others must not take all cores, or the figure would measure them.
     slow = replace(model, options={**model.options, "interval_s": LONG_INTERVAL_S})
     async with _house(slow) as (house, stub):
         for tokens in answers:

@@ -80,7 +80,7 @@ def _kind(pid: int) -> str:
 
 
 def _soak(address: str, pids: dict[str, int], seconds: float) -> tuple[int, dict[str, list[float]]]:
-    """How many questions were answered, and the memory of each process, look by look."""
+    """The number of answered questions, and the memory of each process at each look."""
     end = time.monotonic() + seconds
     counts = [0] * ASKERS
     failures: list[BaseException] = []

@@ -1,4 +1,4 @@
-"""Sound of a drawing: how soon its first samples leave, beside the whole of its decoding."""
+"""Sound of a drawing: the time to its first samples, beside the time of its whole decoding."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ROUNDS = 3
 
 
 async def first_sound(report: Report, folder: Path) -> None:
-    """10 s that are asked of a model of 47 s."""
+    """The figures of 10 s of sound by a model of 47 s."""
     with quiet():
         vae: Any = AutoencoderOobleck(decoder_channels=CHANNELS, decoder_input_channels=LATENTS).eval()
     latents = torch.randn(1, LATENTS, LONGEST, generator=torch.Generator().manual_seed(0))

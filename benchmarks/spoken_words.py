@@ -1,4 +1,5 @@
-"""Do the words in the sound match the words on the screen? Word error rate of spoken answers, by a recogniser from a package."""
+"""The match of the words in the sound with the words on the screen: the word error rate of spoken answers, by a recogniser from a
+package."""
 
 from __future__ import annotations
 

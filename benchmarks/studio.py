@@ -38,7 +38,7 @@ Clock = Callable[[], float]
 
 @dataclass(slots=True)
 class RequestTimes:
-    """When what happened to one request, by the clock that it was watched with."""
+    """The times of one request's events, by the clock that it was watched with."""
 
     arrived_s: float
     first_preview_s: float = 0.0
@@ -63,7 +63,7 @@ class Calls:
 
     @property
     def between_s(self) -> list[float]:
-        """From the beginning of a call to that of the next."""
+        """Seconds from the beginning of each call to the beginning of the next."""
         return [after - before for before, after in zip(self.begun_s, self.begun_s[1:], strict=False)]
 
 
@@ -83,7 +83,7 @@ def looked_at(owner: object, method: str, clock: Clock = time.process_time) -> I
 
 
 class Studio:
-    """name: see make-tiny; its checkpoint of size small is made in `folder` where there is none. family: options of ours."""
+    """name: see make-tiny; its checkpoint of size small is made in `folder` if there is none. family: options of ours."""
 
     def __init__(
         self, name: str, folder: Path, device: str = "cpu", dtype: str = "float32", family: Mapping[str, Any] | None = None
@@ -97,7 +97,8 @@ class Studio:
         self.painter = cast(PicturePainter, self.drawing._painter)
 
     def request(self, seed: int, side: int, *, guided: bool, prompt: str = "", previews: int = 0) -> DrawRequest:
-        """With a prompt of its own for every seed, of several lengths, unless one is given; every seed is a client of its own."""
+        """A request with a prompt of its own for every seed, of several lengths, unless a prompt is given; every seed is a client of its
+        own."""
         return DrawRequest(
             seed=seed,
             prompt=prompt or f"picture {seed}: a {'very ' * (seed % 4)}small house on a hill beside the sea",
@@ -111,7 +112,7 @@ class Studio:
         )
 
     def editing(self, seed: int, side: int) -> DrawRequest:
-        """The same of any family, guided: with a picture where it edits one, and the size that follows from it."""
+        """A guided request to any family: with a picture if the family edits one, in the size that follows from it."""
         limits = self.painter.limits
         request = self.request(seed, 0 if limits.images[0] else side, guided=limits.guidable)
         pixels = np.random.default_rng(seed).integers(0, 256, (96, 96, 3), np.uint8)
@@ -122,7 +123,7 @@ class Studio:
     # Ours
 
     async def watched(self, request: DrawRequest, after_s: float = 0.0, clock: Clock = time.process_time) -> RequestTimes:
-        """Ask after so many seconds."""
+        """Send a request after so many seconds, and watch it."""
         await asyncio.sleep(after_s)
         seen = RequestTimes(clock())
         prepared = await self.model.prepare(request)
@@ -135,7 +136,7 @@ class Studio:
         return seen
 
     async def together(self, requests: Sequence[DrawRequest], apart_s: float = 0.0) -> list[RequestTimes]:
-        """Each comes so many seconds after the one before it."""
+        """Draw several requests, each of which comes so many seconds after the one before it."""
         return list(await asyncio.gather(*(self.watched(request, n * apart_s) for n, request in enumerate(requests))))
 
     # Diffusers'

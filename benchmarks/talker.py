@@ -78,7 +78,7 @@ async def timed(call: Callable[[], Awaitable[object]]) -> float:
 
 
 class StageAlone:
-    """Each stage by itself: a caller in the place of its neighbours."""
+    """A stage by itself, with a caller in the place of its neighbours."""
 
     def __init__(self, running: Fleet) -> None:
         self._addresses = {kind: running.address(f"{kind}-0") for kind in ("thinker", "talker")}
@@ -163,8 +163,8 @@ async def first_code_s(running: Fleet, seed: int) -> float:
 
 
 async def first_code(running: Fleet, folder: Path, report: Report) -> None:
-    """Beside what must be computed for it, as calls of the model in this process: the prompt, two steps of the Thinker, the same prompt and
-    one step of the Talker."""
+    """The first code beside the calls that it needs, made on the models in this process: the prompt and two steps of the Thinker, the same
+    prompt and one step of the Talker."""
     options = LoadOptions(path=folder)
     thinker, talker = load_thinker(folder, options), load_talker(folder, options)
     await first_code_s(running, 99)
@@ -185,7 +185,7 @@ async def first_code(running: Fleet, folder: Path, report: Report) -> None:
 
 
 def speech_of(config: TalkerConfig, rows: int, seed: int) -> SequenceRequest:
-    """As the Talker asks for it. rows: of the prompt, whose vectors come later."""
+    """The request of a speech, as the Talker makes it. rows: of the prompt, whose vectors come later."""
     codec = config.codec
     items = np.full((rows, 1), config.nothing, np.int64)
     items[-2:, 0] = codec.pad, codec.bos

@@ -27,7 +27,7 @@ ROUNDS = 5
 
 @dataclass(frozen=True, slots=True)
 class AnswerTimes:
-    """Seconds from the question to the first text and to the end, and how many tokens there were."""
+    """Seconds from the question to the first text and to the end, and the number of tokens."""
 
     first_s: float
     whole_s: float

@@ -69,7 +69,7 @@ def _install(report: Report) -> None:
 
 
 def _asks(report: Report) -> None:
-    """The first question starts a stack of its own; the others find one."""
+    """Seconds of questions: the first question starts a stack of its own; the others find a running one."""
     firsts = [_run(*QUESTION) for _ in range(ASKS)]
     first_tokens = [_run(*QUESTION, *ONE_TOKEN) for _ in range(ASKS)]
     smol, bare = _starts()
@@ -106,7 +106,7 @@ def _asks(report: Report) -> None:
 
 
 def _starts() -> tuple[list[float], list[float]]:
-    """Seconds of starts in turns: of the pipeline that answers alone, and of all default ones, one start fewer."""
+    """Seconds of starts in turns: of the answering pipeline alone, and of all default pipelines, with one start fewer."""
     smol, bare = [], []
     for number in range(STARTS):
         with stack("smol") as (_, _, seconds):
@@ -118,7 +118,7 @@ def _starts() -> tuple[list[float], list[float]]:
 
 
 def _wait_ready(address: str) -> None:
-    """Until all its pipelines are. Raises RuntimeError where one is not within the limit."""
+    """Wait until all pipelines of the stack are ready. Raises RuntimeError if one is not ready within the limit."""
     with Omni(address=address) as omni:
         until = time.monotonic() + LIMIT_S
         while starting := [pipeline.name for pipeline in omni.pipelines() if pipeline.state != "ready"]:
@@ -128,7 +128,7 @@ def _wait_ready(address: str) -> None:
 
 
 def _found(address: str, *words: str) -> float:
-    """Median of a question to a running stack."""
+    """The median seconds of a question to a running stack."""
     return _median_of((*QUESTION, *words), address)
 
 

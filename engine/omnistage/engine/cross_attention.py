@@ -32,12 +32,12 @@ def bind(backend: AttentionBackend, cache: KVCache, spec: DecoderSpec, plan: Ste
 
 
 class Crossing:
-    """Implements `Attention` of rows to each other, and `across`. Both are a backend's attention over pages: the first of a run over the
-    pages behind those of the encoder, the second of each row by itself over those of the encoder, where it sees all rows."""
+    """Implements `Attention` of rows to each other, and `across`. Both are a backend's attention over pages. The first attends a run to the
+    pages behind the encoder's. The second attends each row by itself to the encoder's pages, of which it sees all rows."""
 
     def __init__(self, backend: AttentionBackend, cache: KVCache, spec: DecoderSpec, plan: StepPlan) -> None:
         self._own = backend.bind(cache, spec, replace(plan, runs=tuple(_own(plan.runs))))
-        # It stores nothing: its keys and values were stored with the encoder's rows.
+        # This attention stores nothing: its keys and values were stored with the encoder's rows.
         self._across = backend.bind(
             cache, spec, replace(plan, runs=tuple(_across(plan.runs)), pages=plan.pages[:0], places=plan.places[:0])
         )

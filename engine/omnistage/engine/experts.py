@@ -1,6 +1,6 @@
 """A feed-forward of experts; each row goes to a few of them (Shazeer et al. 2017, Fedus et al. 2022).
 
-All rows are gathered once, so that those of an expert lie together, and go through its products like any other rows, in exact numbers of
+All rows are gathered once, so that the rows of an expert lie together, and go through its products like any other rows, in exact numbers of
 rows (`engine.linear`). The results of a row's experts are added up in the order of the experts. So the bits of a row do not depend on which
 rows chose the same expert. A step costs two products for each expert that some row chose, and a few operations besides; padding chooses no
 expert. Each rank has some whole experts: it adds up the results of its own, and the ranks add up their sums.
@@ -41,7 +41,7 @@ class ExpertSizes:
 
     @property
     def cut(self) -> dict[str, int]:
-        """The sizes that must divide evenly among ranks: for `config_of_part`. The number of experts need not: one rank may have one
+        """The sizes that must divide evenly among ranks: for `config_of_part`. The number of experts need not divide: one rank may have one
         more."""
         return {"columns of the shared expert": self.shared} if self.shared else {}
 

@@ -31,10 +31,10 @@ _LEAST_WIDTH = 16
 
 
 def tiles(runs: Sequence[PlannedRun], group: int) -> tuple[torch.Tensor, int]:
-    """The numbers that the programs of one head read, and how many programs there are.
+    """The numbers that the programs of one head read, and the number of programs.
 
-    int32, for each tile: the first row of its run in the step, the rows of the run, the slot of the first, where the list of the run's
-    pages begins, and the first query of the tile, counted in the run. Then the pages.
+    int32, for each tile: the first row of its run in the step, the number of the run's rows, the slot of the first row, the beginning of
+    the list of the run's pages, and the first query of the tile, counted in the run. The pages follow.
     """
     counts = [-(-run.count * group // TILE) for run in runs]
     total = sum(counts)

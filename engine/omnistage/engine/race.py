@@ -2,8 +2,8 @@
 
 Only few tokens of a vocabulary are looked at. It is cut into blocks that are known by their peaks: the n largest scores lie in the n blocks
 with the highest peaks, and a block whose peak would not win even with the block's first time needs no other noise. Filters are floors: the
-least score that passes. Top-k and top-p look for theirs in a window of the largest scores, and report for which rows that was enough; the
-floors of the others come from all of their scores, in order.
+least score that passes. Top-k and top-p look for their floors in a window of the largest scores, and report the rows for which that was
+enough; the floors of other rows come from all of their scores, in order.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ row is computed and never its value.
   fit even then. Later requests may pass one that does not fit MAX_PASSED times; from then on it is overdue, and only overdue requests are
   admitted.
 * A prompt whose vectors come later is admitted when some of them are there, with room for all of it, and starves like any other sequence
-  while the next ones have not come. As it goes on, it finds pages of it that are kept for others.
+  while the next ones have not come. As the prompt goes on, it finds those of its pages that are kept for others.
 * Duration. A request that fits begins with the next step, unless one is overdue, or MAX_TRIED that do not fit are looked at before it.
   While one is overdue, the running sequences and the other overdue ones only get fewer rows, at least one in a step, and idle ones give up
   their pages after IDLE_S: so the overdue one begins within as many steps as the others have rows left. A small request beside a prompt

@@ -57,9 +57,9 @@ def embedding_or_hidden(index: int) -> Callable[[Materials], Tap]:
 
 
 def hidden_state(index: int) -> Callable[[Materials], Tap]:
-    """`hidden_states[index]` of Transformers: 0 is the input of the first layer, another one is the output of the layer before it, ahead of
-    anything that is added behind that; the one behind all layers has gone through the last norm. Raises ValueError for an index that does
-    not exist."""
+    """`hidden_states[index]` of Transformers: 0 is the input of the first layer. Any other index is the output of the layer before it,
+    without additions behind that layer; the last index has gone through the last norm. Raises ValueError for an index that does not
+    exist."""
 
     def build(materials: Materials) -> Tap:
         width = materials.config.hidden_size

@@ -1,4 +1,4 @@
-"""How many cores this process may compute on at once."""
+"""The number of cores on which this process may compute at once."""
 
 from __future__ import annotations
 

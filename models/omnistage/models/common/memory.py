@@ -35,8 +35,8 @@ def free_bytes(device: str, filled: float = 0.0, share: float = 1.0) -> int:
 
 
 def part_of_gpu(free: int, total: int, own: int, filled: float, share: float) -> int:
-    """The rest of a share of the part that is filled. own: bytes that this process has taken. The share is one of the whole, not of the
-    free part: else the first of two equal servers would get more than the second, which sees what the first has taken."""
+    """The bytes that are left of a share of the filled part. own: bytes that this process has taken. The share counts from the whole memory
+    and not from the free part: else the second of two equal servers, which finds less free memory, would get less than the first."""
     return max(min(int(free - (1 - filled) * total), int(share * filled * total) - own), 0)
 
 

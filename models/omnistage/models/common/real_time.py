@@ -1,4 +1,4 @@
-"""How many speakers a machine carries in real time: the seconds of sound made in a second of computing."""
+"""The number of speakers that a machine carries in real time: the seconds of sound made in a second of computing."""
 
 from __future__ import annotations
 

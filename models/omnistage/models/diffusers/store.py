@@ -1,4 +1,4 @@
-"""Where the default picture model lies: in a package of its own, which has nothing but its files."""
+"""The place of the default picture model: a package of its own, which has nothing but the model's files."""
 
 from __future__ import annotations
 

@@ -142,11 +142,11 @@ def grown_to(most: int, factor: int) -> int:
 
 
 def sampled_frames(frames: int, rate_hz: float, ask: FilmPreprocessing) -> list[int]:
-    """Which of so many frames are taken: evenly from the first on, `fps` a second of a film with rate_hz.
+    """The numbers of the frames that are taken of so many: evenly from the first on, `fps` a second of a film with rate_hz.
 
-    As `Qwen2VLVideoProcessor.sample_frames` of Transformers, in whole numbers: that function rounds in single precision, and for some
-    lengths returns one frame more than it meant to. A film with fewer frames than frames_multiple, for which that function divides by zero,
-    gives its last frame again.
+    It follows `Qwen2VLVideoProcessor.sample_frames` of Transformers, in whole numbers: that function rounds in single precision, and for
+    some lengths returns one frame more than it meant to. A film with fewer frames than frames_multiple, for which that function divides by
+    zero, gives its last frame again.
     """
     step = ask.frames_multiple
     most = min(ask.max_frames, frames) // step * step

@@ -1,7 +1,7 @@
 """The prompt of Qwen3-Omni: `get_rope_index` of Transformers' `Qwen3OmniMoeThinker`; and the part of it that goes to the Talker.
 
-Transformers counts the time of a film in fractions; here the fraction is cut off. At two frames a second, and so for all but slow and long
-films, there is none.
+Transformers counts the time of a film in fractions; here the fraction is cut off. At two frames a second there is no fraction, so only slow
+and long films differ.
 """
 
 from __future__ import annotations

@@ -7,9 +7,9 @@ budget there is a reserve for one job of each client that has none admitted, if 
 small one for a step, and not until the large one ends. The job that is due first leads a step, and others of its group step with it, in the
 order in which they are due, as far as the budget of a step allows.
 
-**When a job is due.** By weighted fair queueing (Demers, Keshav and Shenker 1989; Parekh and Gallager 1993) with jobs for packets: at the
-time when it would end if clients shared the model evenly, each with one job after another. The work of a job is its cost times its steps,
-and virtual time is work for each client: a step that costs w while c clients have jobs takes w / c of it. So
+**When a job is due.** The order is weighted fair queueing (Demers, Keshav and Shenker 1989; Parekh and Gallager 1993) with jobs for
+packets: a job is due at the time when it would end if clients shared the model evenly, each with one job after another. The work of a job
+is its cost times its steps, and virtual time is work for each client: a step that costs w while c clients have jobs takes w / c of it. So
 
     due = max(now, when the job before it of its client is due) + its work
 
@@ -18,8 +18,8 @@ client with many jobs waits for itself.
 
 **The bound.** A job with work w, whose client still has work w' before it, is due w + w' after it came. A job that comes later and steps
 before it is due before it: that is at most w + w' of each other client, however many jobs they have. Time goes on with every step. While
-the job waits for room, jobs in the reserve step too. A job that takes more steps than it said, such as decoded pieces, is due later by each
-of them, as if that step were another job of its client.
+the job waits for room, jobs in the reserve step too. If a job takes more steps than it said, such as decoded pieces, each further step
+makes it due later, as if that step were another job of its client.
 """
 
 from __future__ import annotations

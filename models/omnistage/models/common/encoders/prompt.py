@@ -1,7 +1,8 @@
 """From the token ids of a conversation to the rows of its prompt, and their positions on three axes.
 
-A row has a time, a height and a width. Those of text are equal and count on; those of a picture count rows and columns; those of a film and
-its sound count time, a fixed number in a second, so that picture and sound of one moment have the same time (TMRoPE, Xu et al. 2025).
+A row has a time, a height and a width. In a row of text all three are equal and count on; rows of a picture count rows and columns; rows of
+a film and its sound count time, a fixed number in a second, so that picture and sound of one moment have the same time (TMRoPE, Xu et al.
+2025).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How many codes of a speech are sent at once."""
+"""The number of codes of a speech that are sent at once."""
 
 from __future__ import annotations
 

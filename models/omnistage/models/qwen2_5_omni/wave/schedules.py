@@ -1,4 +1,4 @@
-"""Which codes of Qwen2.5-Omni become sound together, by profile. No torch."""
+"""The codes of Qwen2.5-Omni that become sound together, by profile. No torch."""
 
 from __future__ import annotations
 

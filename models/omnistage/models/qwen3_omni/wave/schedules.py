@@ -1,4 +1,4 @@
-"""Which frames of Qwen3-Omni become sound together, by profile. No torch.
+"""The frames of Qwen3-Omni that become sound together, by profile. No torch.
 
 The net is exact for every schedule: a profile decides only how soon there is sound and how much it costs. The first window can be one
 frame, because no window looks ahead. Sizes grow slowly: a player that is told to wait before it plays waits for the largest step between
