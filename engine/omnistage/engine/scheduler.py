@@ -245,7 +245,7 @@ class Scheduler:
         idle = max((other for other in staying if other.idle and now - other.idle_since_s >= IDLE_S), key=_arrival, default=None)
         if idle is not None:
             return idle
-        # A client with two more sequences than the client of this one still has as many as it when one of its sequences has left.
+        # The other client has at least two sequences more than this one's client: after the exchange it still has no fewer.
         placed = Counter(other.request.client for other in staying if not other.idle)
         client, most = max(placed.items(), key=lambda counted: counted[1], default=("", 0))
         if most - placed[sequence.request.client] < 2:

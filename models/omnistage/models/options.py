@@ -39,8 +39,8 @@ USUAL_SESSIONS = 64
 
 
 def with_resumed(sessions: int) -> int:
-    """How many sessions a replica for this many takes when it replaces another one. Sessions that go on come above its own limit: they must
-    not be turned away while there is memory for them."""
+    """The number of sessions that a replica for this many takes when it replaces another one. Resumed sessions come above its own limit:
+    they must not be turned away while there is memory for them."""
     return 2 * sessions
 
 

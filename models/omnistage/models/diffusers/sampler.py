@@ -65,7 +65,7 @@ def check_scheduler(scheduler: Any, pipeline: str) -> None:
 
 
 def tried_steps(scheduler: Any) -> int:
-    """A number of steps larger than the number that the scheduler remembers."""
+    """The number of steps of a trial: more than the scheduler remembers."""
     return max(TRIED_STEPS, int(scheduler.config.get("solver_order", 1)) + 2)
 
 

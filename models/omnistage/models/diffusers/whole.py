@@ -37,7 +37,7 @@ FAULTS = (Failed, torch.OutOfMemoryError, torch.AcceleratorError)
 NO_MEMORY = re.compile(r"allocate memory|CUDA error|CUBLAS|CUDNN", re.IGNORECASE)
 """Words of errors that torch has no type for."""
 ANY_SIGMA = 1e6
-"""The largest sigma of schedulers that are no flow: they have large ones."""
+"""The largest sigma that may be given. It is large because schedulers that are no flow have large sigmas."""
 
 
 class CallJob:

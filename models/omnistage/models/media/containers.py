@@ -111,8 +111,8 @@ def packets(container: InputContainer, *streams: Any) -> Iterator[Any]:
 
 def frames(container: InputContainer, stream: Any, beside: Any = None) -> Iterator[Any]:
     """Yields all frames that the stream shows or plays, on one clock with the stream beside it. A file that was cut off may end within a
-    packet: the last packet cannot be decoded then, and is left out. Such a packet before others is damage: FFmpeg's error is raised, or
-    BadMedia for a format that allows some such packets and has too many of them."""
+    packet: the last packet cannot be decoded then, and is left out. Such a packet before others is damage, for which FFmpeg's error is
+    raised. Decoders of FOUND_BY_A_MARK may lose some packets: BadMedia is raised if they lose too many."""
     decoder = _decoder(stream)
     count = undecoded = 0
     broken = None

@@ -31,10 +31,10 @@ ASKED = re.compile(r'(video/[a-z0-9.+-]+)\s*(?:;\s*codecs\s*=\s*(?:"([^"]*)"|([^
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FilmKind:
-    """media_type: of the file. asked: media types of requests that mean just this kind. name: of the codec, for people. codecs: beginnings
-    of the codec names in media types that mean it (RFC 6381). multiple: each side is a multiple of so many pixels; edges are repeated up to
-    it. encoder, options: of FFmpeg; a frame is encoded without any that comes later. packed: turns a frame into the form of the container.
-    wrap: makes a piece."""
+    """media_type: of the file. asked: the media type by which a request asks for just this kind. name: of the codec, for people. codecs:
+    beginnings of the codec names in media types that mean it (RFC 6381). multiple: each side is a multiple of so many pixels; edges are
+    repeated up to it. encoder, options: of FFmpeg; a frame is encoded without any that comes later. packed: turns a frame into the form of
+    the container. wrap: makes a piece."""
 
     media_type: str
     asked: str

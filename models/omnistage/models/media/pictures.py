@@ -27,9 +27,9 @@ UPRIGHT = {
     7: Image.Transpose.TRANSVERSE,
     8: Image.Transpose.ROTATE_90,
 }
-"""How a picture is turned to be upright, by what EXIF calls its orientation."""
+"""The turn that makes a picture upright, by its orientation in EXIF."""
 
-Image.MAX_IMAGE_PIXELS = None  # our own limit replaces Pillow's, which is only a warning for some sizes
+Image.MAX_IMAGE_PIXELS = None  # our own limit is an error; Pillow's would only be a warning for some sizes
 
 
 def checked(file: BinaryIO, limits: MediaLimits) -> ImageFile.ImageFile:

@@ -24,7 +24,7 @@ ORDINARY = (
 """Added to the vocabulary too, but as text: a decoder that drops special tokens keeps them."""
 
 SPLIT = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-"""How Qwen2 splits text before it merges."""
+"""The pattern by which Qwen2 splits text before it merges."""
 
 TRAINING = """\
 system

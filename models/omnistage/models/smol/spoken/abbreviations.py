@@ -22,7 +22,7 @@ TITLES = {
     "Cpl": "Corporal",
     "Msgr": "Monsignor",
 }
-"""Before a name, with a full stop or without."""
+"""Titles that stand before a name, with a full stop or without."""
 DOTTED_TITLES = {
     "Ft": "Fort",
     "Gen": "General",
@@ -92,7 +92,7 @@ NUMBERED = _table(_NUMBERED)
 WORDS_TOO = frozenset(table("no fig art app tab ex op sec No Fig Art App Tab Ex Op Sec"))
 """Abbreviations that may end a sentence, because they are words too."""
 _LETTERED = frozenset(table("vol Vol vols Vols ch Ch pt Pt para Para pp"))
-"""After these, I may be a number, before a mark or the end."""
+"""Words after which I may be a number, before a mark or the end."""
 SAYS = frozenset(
     table(
         "say says said answer answers answered reply replies replied shouted cried screamed whispered thought think voted vote meant means"
