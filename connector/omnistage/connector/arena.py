@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 SEGMENT_BYTES = 64 << 20
 SMALLEST_CLASS = 4096
 _DEFAULT_CAP = 1 << 30
-_SHARE = 8  # a chain has four stage processes; half of the mount stays free for others
+_SHARE = 8  # the part of the free memory that one process takes: the four stages of a chain leave half of it to others
 _SPARE_DEDICATED = 2
 _GROWTH_PAUSE_S = 1.0
 _STREAMS = 4
@@ -42,14 +42,14 @@ def class_bytes(length: int) -> int:
 
 @dataclass(slots=True, eq=False)
 class Share:
-    """How much of an arena one stream may have, so that a slow reader or a long log does not force all other streams inline."""
+    """Limits the bytes of an arena that one stream takes, so that a slow reader or a long log does not force all other streams inline."""
 
     limit: int
     used: int = 0
     """Bytes of its blocks that are not free, for any reason."""
 
     def allows(self, length: int) -> bool:
-        """Whether a tensor of `length` bytes fits. The first one always does, however large it is."""
+        """Whether a tensor of `length` bytes fits. The first tensor always fits, however large it is."""
         return not self.used or self.used + class_bytes(length) <= self.limit
 
 
@@ -57,9 +57,9 @@ class Share:
 class Block:
     """A piece of the arena. `generation` is 0 while the block is free, and unique in the arena while it is handed out.
 
-    holders: number of those that must give it back before it is free: every stream whose reader may look at it, and the log that may send
-    it again. doomed: how many of them are gone without a word and only wait for the end of their grace. share: the share that counts its
-    bytes.
+    offset: of its header in the segment. capacity, length: payload bytes that it can hold, and that it holds. holders: how many have still
+    to give it back before it is free: one for every stream whose reader may look at it, and one for the log that may send it again. doomed:
+    how many of these holders are gone without giving it back and count until their grace ends. share: the share that counts its bytes.
     """
 
     segment: ProducerSegment
@@ -82,7 +82,7 @@ class Arena:
 
     Free blocks are kept per size class and taken last in, first out, because the block given back last is still in the processor's cache.
     If a class has none, free blocks of all classes are joined with their free neighbours and cut anew. Nothing here waits: a full arena
-    raises ArenaFull. Other threads may read `bytes_used` and `leases`, and must call nothing.
+    raises ArenaFull. Other threads may read `bytes_used` and `leases` alone.
     """
 
     @classmethod
@@ -161,13 +161,13 @@ class Arena:
         return self._leases
 
     def settle(self) -> None:
-        """Free blocks that were kept for readers whose grace has ended, or who are dead. `allocate` does it too; an idle arena needs
-        this."""
+        """Free the blocks in quarantine whose grace has ended or whose reader is dead. `allocate` does so too: call this for an arena that
+        may be idle."""
         if self._quarantine:
             self._end_quarantine()
 
     def share(self) -> Share:
-        """The share of one more stream: a quarter of the arena."""
+        """A share for one more stream: a quarter of the arena."""
         return Share(self.max_bytes // _STREAMS)
 
     def allocate(self, length: int, share: Share | None = None) -> Block:
@@ -192,7 +192,7 @@ class Arena:
         return block
 
     def publish(self, block: Block) -> None:
-        """Let readers in: the payload is written."""
+        """Let readers in. Call it once the payload is written."""
         block.segment.publish(block.offset, block.generation, block.length)
 
     def hold(self, block: Block) -> None:
@@ -228,8 +228,8 @@ class Arena:
             self._trim_dedicated()
 
     def quarantine(self, block: Block, reader: Peer | None = None) -> None:
-        """One holder is gone without a word: give its hold back after the grace, because its reader may still be reading, or as soon as the
-        reader is known to be dead. If nobody else holds the block, no new reader is let in."""
+        """Give a block back for a holder that is gone without doing so: after the grace, because its reader may still read, or as soon as
+        the reader is known to be dead. If all holders of the block are gone in this way, no new reader is let in."""
         if not self._removal.alive:
             return
         block.doomed += 1
@@ -252,7 +252,7 @@ class Arena:
         self._bytes_used = self._leases = 0
 
     def _end_quarantine(self) -> None:
-        """Free blocks that have waited long enough, or wait for a reader that has died since; one look per reader, a few times a second."""
+        """Give back the blocks in quarantine whose grace has ended or whose reader is dead. Readers are looked at a few times a second."""
         now = self._clock()
         look = now >= self._next_look
         if look:
@@ -267,7 +267,7 @@ class Arena:
                 del self._quarantine[reader]
 
     def _find(self, capacity: int) -> Block:
-        """A block of a class that has no free one. The steps go from cheap to expensive; each avoids taking memory that others hold."""
+        """A block of a class in which none is free. The steps go from cheap to expensive. Raises ArenaFull if none of them helps."""
         dedicated = self._is_dedicated(capacity)
         block = None if dedicated else self._cut_extent(capacity) or self._carve(capacity) or self._recut(capacity)
         block = block or self._grow(capacity, dedicated)
@@ -287,7 +287,7 @@ class Arena:
         return None
 
     def _recut(self, capacity: int) -> Block | None:
-        """Forget how a segment with no block in use was cut, and cut it anew."""
+        """Take a segment with no block in use, forget how it was cut, and cut a block off its start."""
         for segment in self._segments.values():
             if not segment.dedicated and segment.live_blocks == 0:
                 self._forget_free(segment)
@@ -296,7 +296,7 @@ class Arena:
         return None
 
     def _grow(self, capacity: int, dedicated: bool) -> Block | None:
-        """Cut a block off a new segment."""
+        """Cut a block off a new segment; None if the arena may not grow, or cannot."""
         size = self._segment_size(capacity, dedicated)
         taken = reservation(PAGE + BLOCK_HEADER + capacity, size)
         if not self._may_take(taken):
@@ -348,8 +348,8 @@ class Arena:
         return None
 
     def _give_extent(self, segment: ProducerSegment, start: int, end: int) -> int:
-        """Take in a free range. Return the size of the range that contains it now. A range at the end of the carved part belongs to the
-        rest again."""
+        """Note that the bytes from `start` to `end` are free. Return the size of the free range that they are part of now. A range at the
+        end of the carved part becomes part of the uncarved rest again."""
         start, end = self._extents.add(segment.number, start, end)
         if end < segment.carved:
             return end - start
@@ -358,6 +358,7 @@ class Arena:
         return segment.size - start
 
     def _cut(self, segment: ProducerSegment, capacity: int) -> Block | None:
+        """Cut a block off the uncarved rest of a segment; None if the rest is too small, or the mount gives no memory for it."""
         end = segment.carved + BLOCK_HEADER + capacity
         taken = segment.reserve_cost(end)
         if end > segment.size or (taken and not self._may_take(taken)):
@@ -369,13 +370,14 @@ class Arena:
         return block
 
     def _may_take(self, size: int) -> bool:
+        """Whether the arena may grow by `size` bytes: its limit allows that, and the mount has not just refused as much."""
         if self.bytes_total + size > self.max_bytes:
             return False
         return size < self._refused_bytes or self._clock() >= self._refused_until
 
     def _take(self, size: int, take: Callable[[], _Taken]) -> _Taken | None:
-        """Take memory from the mount. If the mount refuses, remove what dead processes left there and try again. None if that does not
-        help."""
+        """Call `take`, which takes `size` bytes from the mount, and return its result. If the mount refuses, remove what dead processes
+        left there and call it once more. None if that does not help."""
         try:
             return take()
         except OSError as error:
@@ -391,7 +393,7 @@ class Arena:
         return None
 
     def _hold_growth(self, error: OSError, size: int) -> None:
-        """The mount is full: a reservation that fails is slow, so this does not try as much again with every tensor."""
+        """Do not try to take `size` bytes again for a while: a reservation that fails is slow, and each tensor would try it anew."""
         self._refused_bytes = size
         self._refused_until = self._clock() + _GROWTH_PAUSE_S
         logger.warning("connector.mount_full: %s; tensors go inline until there is room", error.strerror)

@@ -4,7 +4,7 @@ from bisect import bisect_left, insort
 
 
 class Extents:
-    """Ranges by segment, found by size in O(log n) and by their ends at once. Offsets and sizes are in bytes."""
+    """The free ranges of all segments. A range is found by its size in O(log n) and by its start or end in O(1). All numbers are bytes."""
 
     def __init__(self) -> None:
         self._by_size: list[tuple[int, int, int]] = []  # size, segment, start
@@ -12,7 +12,7 @@ class Extents:
         self._start_of: dict[tuple[int, int], int] = {}  # by segment and end
 
     def add(self, segment: int, start: int, end: int) -> tuple[int, int]:
-        """Take in a free range that overlaps none of these. Return start and end of the range that contains it now."""
+        """Add a free range, which overlaps none that is here, and join it with its neighbours. Return start and end of the joined range."""
         before = self._start_of.get((segment, start))
         if before is not None:
             self.remove(segment, before)
@@ -38,7 +38,7 @@ class Extents:
         return segment, start
 
     def remove(self, segment: int, start: int) -> int:
-        """Remove the range that begins there. Return its end."""
+        """Remove the range that begins at `start`. Return its end."""
         end = self._end_of.pop((segment, start))
         del self._start_of[segment, end]
         del self._by_size[bisect_left(self._by_size, (end - start, segment, start))]

@@ -24,7 +24,7 @@ def split(raw: Raw, layout: TensorLayout) -> Iterator[tensor_pb2.Tensor]:
 
 
 class Assembly:
-    """One tensor of which some parts have come. Each part is copied once, to its place."""
+    """One tensor, some parts of which have come. Each part is copied once, to its place in the tensor."""
 
     def __init__(self, layout: TensorLayout) -> None:
         self._layout = layout
@@ -37,7 +37,8 @@ class Assembly:
         return self._layout.size
 
     def add(self, layout: TensorLayout, offset: int, data: bytes) -> Raw | None:
-        """Take the next part. Return the whole tensor as uint8 in one dimension after the last part, otherwise None.
+        """Add the next part, whose `data` begins at byte `offset`. Return the whole tensor, uint8 in one dimension, after the last part,
+        otherwise None.
 
         Raises InvalidReference for a part of another tensor, or one that leaves a gap, comes again or runs over the end.
         """

@@ -70,8 +70,8 @@ class Peer:
         weakref.finalize(self, os.close, descriptor)
 
     def is_dead(self) -> bool:
-        """Whether its lock is gone. Then the process reads nothing any more: a process that ends loses its memory first and its locks after
-        that."""
+        """Whether the process is dead: its lock is gone. It reads nothing any more then, because a process that ends loses its memory first
+        and its locks afterwards."""
         asked = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
         # F_GETLK only asks. Taking the lock would make a sweep, or another process that asks, believe that the peer lives.
         kind: int = _FLOCK.unpack(fcntl.fcntl(self._fd, fcntl.F_GETLK, asked))[0]
@@ -82,8 +82,8 @@ _peers: weakref.WeakValueDictionary[bytes, Peer] = weakref.WeakValueDictionary()
 
 
 def find_peer(arena: bytes) -> Peer | None:
-    """The process that has this arena, if it can be seen alive now. None if its death could not be seen later: it has no liveness file
-    here, or one of another user, or one that nobody holds, or it is this very process."""
+    """The process that owns this arena, if its liveness file shows that it is alive. None if the arena belongs to this process, or its
+    liveness file is missing, belongs to another user, or is not locked."""
     if len(arena) != ARENA_ID_BYTES or arena in OWN:
         return None
     peer = _peers.get(arena)

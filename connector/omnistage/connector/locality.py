@@ -1,4 +1,4 @@
-"""Do two processes see the same shared memory? These two facts are compared first; the probe proves it."""
+"""Two facts that are equal for all processes that see the same shared memory. Only the probe of an offer (transport.py) proves it."""
 
 import functools
 from pathlib import Path

@@ -41,7 +41,7 @@ class TensorLayout(NamedTuple):
 
 
 def layout_of(array: Array, element_type: tensor_pb2.ElementType | None = None) -> TensorLayout:
-    """Say how `array` travels; `element_type` is needed only for uint16 arrays, which are sent as BFLOAT16.
+    """The layout in which `array` is sent; `element_type` is needed only for uint16 arrays, which are sent as BFLOAT16.
 
     Raises ConnectorError for a dtype that the contract does not know or more than 8 dimensions.
     """
@@ -60,7 +60,7 @@ def layout_of(array: Array, element_type: tensor_pb2.ElementType | None = None) 
 
 
 def header_of(layout: TensorLayout) -> tensor_pb2.Tensor:
-    """A Tensor message without a place."""
+    """A Tensor message that says the element type and the shape, and does not yet say where the bytes are."""
     return tensor_pb2.Tensor(element_type=layout.element_type, shape=layout.shape)
 
 
@@ -82,7 +82,7 @@ def parse_layout(tensor: tensor_pb2.Tensor) -> TensorLayout:
 
 
 def view_bytes(raw: Raw, layout: TensorLayout) -> Array:
-    """See `layout.size` bytes (uint8, one dimension) as their tensor; no copy, always read-only.
+    """View `layout.size` bytes (uint8, one dimension) as the tensor that they hold: without a copy, always read-only.
 
     Raises InvalidReference for a BOOL tensor with a byte other than 0 and 1, which NumPy would accept unchecked.
     """

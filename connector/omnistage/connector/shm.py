@@ -67,7 +67,7 @@ def unlink(name: str) -> None:
 
 
 def reservation(end: int, size: int) -> int:
-    """Bytes of memory that a segment of `size` has to take from the mount for use up to `end`."""
+    """Bytes of memory that a segment of `size` bytes takes from the mount when it is used up to `end`: whole steps."""
     return min(-(-end // _STEP) * _STEP, size)
 
 
@@ -75,6 +75,7 @@ class ProducerSegment:
     """A segment of this process's own arena. Address space is mapped at once, memory is reserved as blocks are carved.
 
     `posix_fallocate` before the first touch makes a full mount an OSError here; without it the write would kill the process (SIGBUS).
+    dedicated: it holds one large block alone. carved: the offset up to which it is cut into blocks. live_blocks: how many are in use.
     """
 
     def __init__(self, arena: bytes, number: int, size: int) -> None:
@@ -109,7 +110,7 @@ class ProducerSegment:
         return max(reservation(end, self.size) - self._reserved, 0)
 
     def reserve(self, end: int) -> int:
-        """Make sure that bytes up to `end` have memory behind them. Return `reserved`. Raises OSError (ENOSPC) with nothing taken."""
+        """Reserve memory for the bytes up to `end`. Return `reserved`. Raises OSError (ENOSPC) with nothing taken."""
         target = reservation(end, self.size)
         if target > self._reserved:
             os.posix_fallocate(self._fd, self._reserved, target - self._reserved)
@@ -121,7 +122,7 @@ class ProducerSegment:
         """Let readers in: write the header of the block at `offset`."""
         _store(self.map, offset, _BLOCK_MAGIC)
         _store(self.map, offset + _LENGTH_AT, length)
-        _store(self.map, offset + _GENERATION_AT, generation)  # The last: a reader that finds it finds the others.
+        _store(self.map, offset + _GENERATION_AT, generation)  # Written last: a reader that sees it sees the others.
 
     def retract(self, offset: int) -> None:
         """Let no new reader in."""
@@ -175,13 +176,14 @@ def _open(arena: bytes, number: int, owners: Collection[int] = ()) -> int:
 
 
 def _unreadable(number: int, done: str, error: OSError) -> InvalidReference | StaleReference:
-    """A fault of the sender, unless this process has no room for more: then the same tensor comes inline."""
+    """The error for a segment that could not be opened or mapped (`done`): StaleReference if this process has no room for it, so that the
+    tensor comes inline instead; otherwise InvalidReference, a fault of the sender."""
     kind = StaleReference if error.errno in _NO_ROOM else InvalidReference
     return kind(f"segment {number} of the sender's arena cannot be {done}: {error.strerror}")
 
 
 def _read_reserved(header: bytes, arena: bytes, number: int, size: int) -> int:
-    """Bytes with memory behind them, from the header of a segment of `size` bytes. Raises InvalidReference for another segment's header."""
+    """How many bytes of a segment have memory, as its header says. size: bytes of its file. Raises InvalidReference for a wrong header."""
     reserved: int
     magic, version, named, owner, said, reserved = _SEGMENT.unpack(header)
     if (magic, version, named, owner, said) != (_MAGIC, _VERSION, number, arena, size):
@@ -190,6 +192,7 @@ def _read_reserved(header: bytes, arena: bytes, number: int, size: int) -> int:
 
 
 def _check_place(offset: int, length: int, generation: int, end: int) -> None:
+    """Raise InvalidReference unless a block of `length` payload bytes can lie at `offset` of a segment with memory up to `end`."""
     if offset % BLOCK_HEADER or offset < PAGE or generation == 0:
         raise InvalidReference("a block begins at a multiple of 64 behind the first page and has a generation above 0")
     if offset + BLOCK_HEADER + length > end:
@@ -197,6 +200,7 @@ def _check_place(offset: int, length: int, generation: int, end: int) -> None:
 
 
 def _check_block(header: bytes, length: int, generation: int) -> None:
+    """Raise StaleReference if a block's header names another generation, InvalidReference if it names another length or is no header."""
     magic, found, size = _BLOCK.unpack(header)
     if magic != _BLOCK_MAGIC:
         raise InvalidReference("there is no block at this offset")
@@ -207,10 +211,10 @@ def _check_block(header: bytes, length: int, generation: int) -> None:
 
 
 def copy_block(arena: bytes, number: int, offset: int, length: int, generation: int, owners: Collection[int] = ()) -> bytes:
-    """Copy the payload of a block, reading it without a mapping: if a producer cuts its file short, that is then an error, not a signal.
-    owners: further users who may have the file, besides our own.
+    """Copy the payload of a block by reading the file, without a mapping: a file that its producer cut short gives an error, not a signal.
+    owners: ids of further users to whom the file may belong, apart from our own.
 
-    Raises StaleReference, InvalidReference (as ReaderSegment does), also if the block was given back while it was read.
+    Raises StaleReference and InvalidReference as ReaderSegment does, also if the block was given back while it was read.
     """
     descriptor = _open(arena, number, owners)
     try:
@@ -241,7 +245,7 @@ class ReaderSegment:
     """
 
     def __init__(self, arena: bytes, number: int) -> None:
-        """Open and check it. Raises StaleReference if there is none or no room for it, InvalidReference if it may not be used."""
+        """Open and check it. Raises StaleReference if it is gone or there is no room to map it, InvalidReference if it may not be used."""
         self._path = _path(arena, number)
         descriptor = _open(arena, number)
         try:
@@ -291,7 +295,7 @@ class ReaderCache:
         return len(self._segments)
 
     def get(self, arena: bytes, number: int) -> ReaderSegment:
-        """The mapped segment. Raises StaleReference, InvalidReference (see ReaderSegment, or when too many are in use)."""
+        """The mapped segment. Raises what ReaderSegment raises, and StaleReference if too many segments are in use."""
         key = (arena, number)
         segment = self._segments.pop(key, None)
         if segment is None:
@@ -302,12 +306,13 @@ class ReaderCache:
         return segment
 
     def drop_gone(self) -> None:
-        """Unmap segments that no view uses and their producer unlinked."""
+        """Unmap the segments that their producer has unlinked and no view uses."""
         for key, segment in list(self._segments.items()):
             if segment.is_gone() and segment.close_if_unused():
                 del self._segments[key]
 
     def _make_room(self) -> None:
+        """Unmap the least recently used segment that no view uses. Raises StaleReference if views use all of them."""
         for key, segment in self._segments.items():
             if segment.close_if_unused():
                 del self._segments[key]

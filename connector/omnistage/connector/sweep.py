@@ -1,11 +1,11 @@
-"""Removes the shared memory of producers that died without a chance to do it themselves (kill -9, power of the container).
+"""Removes the shared memory of producers that died without a chance to do it themselves (kill -9, a container that is killed).
 
 Which files are orphans:
     of an arena with a liveness file    all, if the record lock on that file can be taken: its producer is dead
     a segment without a liveness file   if the producer's flock on the segment itself can be taken
 
-The second happens if somebody removes the liveness file, or a sweep is cut short. A child that a dead producer had forked keeps the flock
-until it ends, so such a segment may be removed late, but never while its producer lives.
+A segment has no liveness file if somebody removed that file, or a sweep was cut short. A child that a dead producer had forked keeps the
+flock until it ends, so such a segment may be removed late, but never while its producer lives.
 
 Only regular files of this user with our names are removed. A file that is judged by its lock must be at least ten seconds old: a younger
 one may belong to a process that has created it and not locked it yet.
@@ -46,7 +46,8 @@ def sweep(*, limit_s: float = math.inf) -> int:
 
 
 def _arenas(deadline: float) -> dict[str, list[str]]:
-    """List the mount: arena to "live" and segment numbers."""
+    """The arenas with files on the mount, by name in hex: for each file its ending, "live" or the number of a segment. deadline: the time
+    (time.monotonic()) after which the list may be left incomplete."""
     found: dict[str, list[str]] = {}
     try:
         with os.scandir(MOUNT) as entries:
@@ -62,7 +63,8 @@ def _arenas(deadline: float) -> dict[str, list[str]]:
 
 
 def _bury_arena(arena: str, kinds: list[str]) -> bool:
-    """Remove an arena if its producer is dead. The liveness file goes last, so that the next sweep repeats one that was killed."""
+    """Remove the files of an arena if its producer is dead; return whether it is. kinds: endings of the files. The liveness file goes last,
+    so that the next sweep can finish what a killed sweep has begun."""
 
     def remove() -> None:
         for kind in kinds:
@@ -74,7 +76,7 @@ def _bury_arena(arena: str, kinds: list[str]) -> bool:
 
 
 def _bury_segments(arena: str, numbers: list[str]) -> bool:
-    """Remove segments without a liveness file if their producer is dead."""
+    """Remove segments without a liveness file if their producer is dead. Return whether any was removed."""
     paths = [_path(arena, number) for number in numbers]
     return sum(_if_unlocked(path, fcntl.flock, partial(_unlink_own, path)) for path in paths) > 0
 

@@ -1,13 +1,13 @@
 """The two ends of one direction of one stream: a Sender hands tensors over, a Receiver takes them.
 
     sender                         receiver
-    offers()        --Offer-->     answer()        once, at the start; until then and without proof everything goes inline
+    offers()        --Offer-->     answer()        once, at the start; until shared memory is proven, all goes inline
     accept()        <--Answer--
     store(), post() --Tensor-->    unpack()        the array is a view of the sender's memory, or of the message
     release()       <--Release--   take_release()  after the last use of the view
     close()                        close()         at the end of the stream
 
-All calls of one process come from one thread. Only the last use of an array may be on any thread: NumPy and torch free it where they like.
+One process makes all its calls from one thread. Only the arrays may die on any thread: NumPy and torch free them where they like.
 """
 
 import secrets
@@ -32,7 +32,8 @@ _Key = tuple[int, int, int]  # segment, offset, generation: names one block of o
 
 
 class _Lease(weakref.ref[Raw]):
-    """A block of the sender, or a copy of one, that is in use here as long as any alias of its bytes is alive."""
+    """A weak reference to the bytes of one received tensor, a view of the sender's block or a copy. It calls back when their last alias is
+    gone. key: names the block. size: in bytes."""
 
     __slots__ = ("key", "size")
     key: _Key
@@ -40,8 +41,8 @@ class _Lease(weakref.ref[Raw]):
 
 
 class Parcel:
-    """One tensor in the memory of its producer, to be posted on any number of streams, one after the other. It belongs to the code that
-    stored it, until `drop`: its block has one holder for that, and one for every stream whose reader has not given it back."""
+    """One tensor in the memory of its producer, to be posted on any number of streams, one after the other. Its block has
+    one holder until `drop`, for the code that stored the tensor, and one holder for every stream whose reader has not given it back."""
 
     __slots__ = ("_arena", "_block", "_layout", "_messages")
 
@@ -96,9 +97,9 @@ class Sender:
     ) -> None:
         """arena: this process's memory, or None for inline only.
         inline_limit: tensors of fewer bytes go inline; 0 sends every tensor that has a byte through shared memory.
-        share: counts the blocks stored here until they are free; beyond it tensors go inline. By default a new one of the arena; a stream
-            that replaces a broken one, with its log, goes on with the old share.
-        on_post: called with the transport and the bytes of every tensor that is posted.
+        share: limits the bytes of shared memory that tensors stored here take at once; more tensors go inline. By default a new share of
+            the arena. A stream that replaces a broken stream and takes over its log goes on with the old share.
+        on_post: called for every tensor that is posted, with the name of its transport and its size in bytes.
         """
         self._arena = arena
         self.share = share or (Share(0) if arena is None else arena.share())
@@ -133,7 +134,8 @@ class Sender:
         return len(self._blocks)
 
     def offers(self) -> list[tensor_pb2.Offer]:
-        """The offers for Open or Opened: empty without an arena, or if it is full."""
+        """The offers for Open or Opened: one of shared memory, with a block of secret bytes (the probe) that the other end has to read.
+        Empty without an arena, or if the arena is full."""
         if self._arena is None or self._closed:
             return []
         if self._probe is None:
@@ -160,9 +162,9 @@ class Sender:
         ]
 
     def accept(self, answer: tensor_pb2.Answer, offers: Iterable[tensor_pb2.Offer] = ()) -> None:
-        """Take the other end's choice. Shared memory needs the bytes of the probe; with any other answer all tensors go inline from now on.
+        """Set the transport that the other end chose: shared memory if its answer has the bytes of the probe, otherwise inline.
 
-        offers: those of the other end, for its own tensors. They tell which process reads here, so that its death frees its blocks at once.
+        offers: the other end's offers for its own tensors. They name its arena and so its process, whose death frees its blocks at once.
         """
         probe, self._probe = self._probe, None
         self._transport = tensor_pb2.TRANSPORT_KIND_INLINE
@@ -191,8 +193,8 @@ class Sender:
     def store(self, array: Array, *, element_type: tensor_pb2.ElementType | None = None) -> Parcel:
         """Put `array` where this stream can send it from; the bytes are copied, so the array may be changed afterwards.
 
-        It makes one reference, or one message per MiB inline if the tensor is small, the stream is inline, or the arena or the share is
-        full. element_type: needed for uint16 arrays only, which travel as BFLOAT16. Raises ConnectorError for an array that the contract
+        The parcel is one reference, or one message per MiB inline if the tensor is small, the stream is inline, or the arena or the share
+        is full. element_type: needed for uint16 arrays only, which travel as BFLOAT16. Raises ConnectorError for an array that the contract
         cannot carry.
         """
         layout = layout_of(array, element_type)
@@ -233,6 +235,7 @@ class Sender:
         return Parcel(layout, [tensor], self._arena, block)
 
     def _place(self, tensor: tensor_pb2.Tensor, block: Block) -> None:
+        """Make `tensor` a reference to `block`."""
         assert self._arena is not None
         slot = tensor.shared_memory
         slot.arena = self._arena.uuid
@@ -251,7 +254,7 @@ class Sender:
                 self._arena.free(block)
 
     def close(self, *, clean: bool) -> None:
-        """The stream is over. clean: the other end has confirmed that it holds no view, so the blocks are free at once. Otherwise they are
+        """End the stream. clean: the other end has confirmed that it holds no view, so the blocks are free at once. Otherwise they are
         kept from reuse for the arena's grace, or until the reader is known to be dead, because it may still be reading. Idempotent."""
         self._closed = True
         self._transport = tensor_pb2.TRANSPORT_KIND_INLINE
@@ -271,7 +274,7 @@ class Sender:
 
 
 def transport_name(kind: tensor_pb2.TransportKind) -> str:
-    """The name for people and metrics, such as shared_memory."""
+    """The name of a transport in metrics and in texts, such as shared_memory."""
     return tensor_pb2.TransportKind.Name(kind).removeprefix("TRANSPORT_KIND_").lower()
 
 
@@ -285,7 +288,7 @@ class TensorView:
 
     @property
     def array(self) -> Array:
-        """The values, read-only (torch does not know that: a write through a torch tensor of it is a segmentation fault).
+        """The values, read-only (torch does not know that: to write into a torch tensor made of them is a segmentation fault).
 
         Raises ConnectorError once released.
         """
@@ -304,10 +307,10 @@ class Receiver:
     def __init__(
         self, *, byte_limit: int = 1 << 30, accept_shared_memory: bool = True, copy: bool = False, owners: Collection[int] = ()
     ) -> None:
-        """byte_limit: most bytes of tensors that may be held here at once: views of the sender's memory, copies of it and unfinished ones.
-        copy: read the sender's memory as a file and give it back at once, whoever owns it. That costs a copy. But if a sender
-            cuts its file short, which kills processes that have it mapped, a copying reader gets a typed error.
-        owners: further user ids, besides our own, whose memory is taken, by copies; the memory of all others is refused.
+        """byte_limit: most bytes of tensors that may be held here at once: views, copies and unfinished tensors.
+        copy: copy every tensor out of the sender's file and give its block back at once. If a sender cuts its file short, a reader that
+            copies gets a typed error; a reader that has the file mapped is killed.
+        owners: ids of further users whose memory is read, always by copies. The memory of all other users but our own is refused.
         """
         self._owners = frozenset(owners)
         self._byte_limit = byte_limit
@@ -316,9 +319,9 @@ class Receiver:
         self._arena: bytes | None = None
         self._assemblies: dict[str, inline.Assembly] = {}
         self._held: dict[_Key, _Lease] = {}
-        self._copies: dict[int, _Lease] = {}  # by id: a hostile sender may refer to one block again and again
+        self._copies: dict[int, _Lease] = {}  # by id, not by key: a hostile sender may refer to one block again and again
         self._held_bytes = 0
-        self._dropped: deque[weakref.ref[Raw]] = deque()  # filled in whatever thread the last alias dies; append is atomic
+        self._dropped: deque[weakref.ref[Raw]] = deque()  # leases without an alias; any thread may append one
         self._to_release: list[_Key] = []
         self._closed = False
 
@@ -362,6 +365,8 @@ class Receiver:
         return ""
 
     def _read_probe(self, offer: tensor_pb2.Offer) -> bytes:
+        """The secret bytes of an offer's probe. If its memory belongs to another user, all tensors are copied from now on, or, without
+        `owners`, it raises ForeignSegment. Raises ConnectorError."""
         probe = offer.probe
         layout = parse_layout(probe)
         if probe.WhichOneof("place") != "shared_memory" or layout.size != PROBE_BYTES or probe.shared_memory.length != PROBE_BYTES:
@@ -403,6 +408,7 @@ class Receiver:
         return TensorView(view_bytes(raw, layout), layout.element_type)
 
     def _unpack_inline(self, tensor: tensor_pb2.Tensor, layout: TensorLayout, port: str) -> Raw | None:
+        """Add one part to the tensor that comes on a port. Return the tensor's bytes after its last part, otherwise None."""
         assembly = self._assemblies.pop(port, None)  # a wrong part ends its tensor
         part = tensor.inline
         data = part.data  # read once: every access copies
@@ -418,6 +424,7 @@ class Receiver:
         return whole
 
     def _unpack_shared(self, slot: tensor_pb2.SharedMemorySlot, layout: TensorLayout) -> Raw:
+        """The bytes of a block of the sender: a view, or a copy if this receiver copies."""
         arena = slot.arena
         if self._arena is None or arena != self._arena:
             raise InvalidReference("the reference is not into the arena that this stream agreed on")
@@ -444,7 +451,7 @@ class Receiver:
         return raw
 
     def _lease(self, raw: Raw, key: _Key) -> _Lease:
-        # Every alias of the array (slices, torch tensors) keeps `raw` alive, so this runs when the last of them is gone.
+        # Every alias of the array (slices, torch tensors) keeps `raw` alive, so the lease calls `append` when the last alias is gone.
         lease = _Lease(raw, self._dropped.append)
         lease.key, lease.size = key, raw.nbytes
         self._held_bytes += lease.size
@@ -456,6 +463,7 @@ class Receiver:
             raise InvalidReference(f"more than {self._byte_limit} bytes of tensors are held at once on this stream")
 
     def _collect(self) -> None:
+        """Stop counting tensors whose last alias is gone, and note which blocks to give back."""
         while self._dropped:
             lease = self._dropped.popleft()
             assert isinstance(lease, _Lease)
